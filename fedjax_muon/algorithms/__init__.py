@@ -1,0 +1,185 @@
+"""`ALL`: every algorithm by name, with its paper, its published grid and its cost.
+
+A method that is another one with other arguments is a row here, not a file.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_muon import lmo
+from fedjax_muon.algorithms.diloco import diloco
+from fedjax_muon.algorithms.fedavg import fedavg
+from fedjax_muon.algorithms.fedmuon import fedmuon
+from fedjax_muon.algorithms.fedmuon_align import fedmuon_align
+from fedjax_muon.algorithms.fedmuon_correct import fedmuon_correct
+from fedjax_muon.algorithms.fedprox import fedprox
+from fedjax_muon.algorithms.local_muon_persistent import local_muon_persistent
+from fedjax_muon.algorithms.scaffold import scaffold
+from fedjax_muon.core import Algorithm, GradFn
+from fedjax_muon.transforms import (
+    muon,
+    scale_by_fedadagrad,
+    scale_by_fedadam,
+    scale_by_fedyogi,
+    scale_by_lmo,
+    spectral,
+)
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Method(NamedTuple):
+    """An algorithm ready to be given a gradient: `method(grad_fn, **hyper)`."""
+
+    label: str  # as tables and legends call it
+    paper: str
+    factory: Callable[..., Algorithm]
+    settings: Mapping[str, Any] = NOTHING  # where it differs from the factory's defaults
+    grid: Mapping[str, tuple[float, ...]] = NOTHING  # as published
+
+    def __call__(self, grad_fn: GradFn, **hyper) -> Algorithm:
+        return self.factory(grad_fn, **{**self.settings, **hyper})
+
+
+MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
+REDDI = "Reddi et al. 2021, arXiv:2003.00295"
+KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
+LIU = "Liu et al. 2025, arXiv:2510.27403"
+TAKEZAWA = "Takezawa et al. 2025, arXiv:2509.26337"
+ZHANG = "Zhang and Gao, On provable benefits of Muon in federated learning"
+
+TAKEZAWA_GRID = {"lr": (0.1, 0.01, 0.001)}
+LIU_SGD_GRID = {"lr": (0.01, 0.03, 0.05, 0.1, 0.3)}
+LIU_ADAM_GRID = {"lr": (1e-4, 3e-4, 5e-4, 8e-4, 1e-3)}
+LIU_MUON_GRID = {"lr": (0.03, 0.02, 0.003)}
+SERVER_GRID = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
+
+_adamw = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.01))
+_decayed_muon = optax.chain(muon(0.98), optax.add_decayed_weights(0.01))
+_muloco = muon(0.9, shape_scale=spectral, rest=optax.scale_by_adam(0.9, 0.99))
+
+ALL: dict[str, Method] = {
+    "fedavg": Method("FedAvg", MCMAHAN, fedavg, grid=LIU_SGD_GRID),
+    "fedavg_momentum": Method(
+        "FedAvg(momentum)",
+        TAKEZAWA,
+        fedavg,
+        {"rule": optax.trace(0.9)},
+        TAKEZAWA_GRID,
+    ),
+    "fedavg_adam": Method(
+        "FedAvg(Adam)",
+        TAKEZAWA,
+        fedavg,
+        {"rule": optax.scale_by_adam(), "lr": 0.001},
+        TAKEZAWA_GRID,
+    ),
+    "local_adamw": Method(
+        "Local AdamW", LIU, fedavg, {"rule": _adamw, "lr": 0.0005}, LIU_ADAM_GRID
+    ),
+    "fedadam": Method(
+        "FedAdam",
+        REDDI,
+        fedavg,
+        {"server_rule": scale_by_fedadam(), "server_lr": 0.01},
+        SERVER_GRID,
+    ),
+    "fedyogi": Method(
+        "FedYogi",
+        REDDI,
+        fedavg,
+        {"server_rule": scale_by_fedyogi(), "server_lr": 0.01},
+        SERVER_GRID,
+    ),
+    "fedadagrad": Method(
+        "FedAdagrad",
+        REDDI,
+        fedavg,
+        {"server_rule": scale_by_fedadagrad(), "server_lr": 0.1},
+        SERVER_GRID,
+    ),
+    "fedprox": Method(
+        "FedProx",
+        "Li et al. 2020, arXiv:1812.06127",
+        fedprox,
+        grid={"mu": (0.001, 0.01, 0.1, 1.0)},
+    ),
+    "scaffold": Method("SCAFFOLD", KARIMIREDDY, scaffold, grid=TAKEZAWA_GRID),
+    "scaffold_momentum": Method(
+        "SCAFFOLD(momentum)",
+        TAKEZAWA,
+        scaffold,
+        {"rule": optax.trace(0.9)},
+        TAKEZAWA_GRID,
+    ),
+    "scaffold_adam": Method(
+        "SCAFFOLD(Adam)",
+        TAKEZAWA,
+        scaffold,
+        {"rule": optax.scale_by_adam(), "lr": 0.001},
+        TAKEZAWA_GRID,
+    ),
+    "local_muon": Method(
+        "Local Muon", LIU, fedavg, {"rule": _decayed_muon, "lr": 0.03}, LIU_MUON_GRID
+    ),
+    "local_muon_persistent": Method(
+        "LocalMuon(persistent)",
+        TAKEZAWA,
+        local_muon_persistent,
+        grid={"lr": (0.001, 0.0001)},
+    ),
+    "fedmuon": Method(
+        "FedMuon",
+        ZHANG,
+        fedmuon,
+        grid={"lr": (0.001, 0.002, 0.005, 0.01, 0.05)},
+    ),
+    "fedmuon_unsynced": Method(
+        "FedMuon(unsynced start)", ZHANG, fedmuon, {"synced": False}
+    ),
+    "fedmuon_align": Method(
+        "FedMuon(alignment)",
+        LIU,
+        fedmuon_align,
+        grid={**LIU_MUON_GRID, "align": (0.0, 0.25, 0.5, 0.75, 0.9)},
+    ),
+    "fedmuon_align_reset": Method(
+        "FedMuon(alignment, own momentum)", LIU, fedmuon_align, {"carry": ()}
+    ),
+    "local_muon_averaged": Method(
+        "Local Muon(averaged momentum)",
+        LIU,
+        fedavg,
+        {"rule": _decayed_muon, "lr": 0.03, "carry": ("trace",)},
+        LIU_MUON_GRID,
+    ),
+    "fedmuon_correct": Method(
+        "FedMuon(bias correction)",
+        TAKEZAWA,
+        fedmuon_correct,
+        grid={"lr": (0.001, 0.0001)},
+    ),
+    "fedmuon_correct_euclidean": Method(
+        "FedMuon(bias correction, Euclidean)",
+        TAKEZAWA,
+        fedmuon_correct,
+        {"rule": scale_by_lmo(lmo.euclidean), "lr": 0.01},
+    ),
+    "fedmuon_correct_max_norm": Method(
+        "FedMuon(bias correction, max norm)",
+        TAKEZAWA,
+        fedmuon_correct,
+        {"rule": scale_by_lmo(lmo.max_norm)},
+    ),
+    "diloco": Method("DiLoCo", "Douillard et al. 2023, arXiv:2311.08105", diloco),
+    "muloco": Method(
+        "MuLoCo",
+        "Therien et al. 2025, arXiv:2505.23725",
+        diloco,
+        {"rule": _muloco, "lr": 0.02},
+        {"server_lr": (0.5, 0.7, 0.9, 1.0)},
+    ),
+}

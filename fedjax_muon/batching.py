@@ -1,0 +1,122 @@
+"""Which examples a client trains on: local batches as rows of indices, drawn inside jit.
+
+Examples lie on the device once. A client owns a segment of `order`, and what its local
+steps scan is an int32 array [K, batch] of example ids, -1 where a batch has a gap; the
+examples themselves are gathered step by step (`on`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon.core import GradFn
+from fedjax_muon.tasks import Batch
+
+Sampler = Callable[[jax.Array, jax.Array, int, int, int], jax.Array]
+# (key, size, steps, batch_size, longest) -> int32 [steps, batch], places below `size`
+# among a client's examples or -1; `longest` bounds the size of every client
+
+
+class Clients(NamedTuple):
+    """All clients' training examples: whose they are, as segments of `order`."""
+
+    x: jax.Array  # [n, ...]
+    y: jax.Array  # [n]
+    order: jax.Array  # int32, ids of examples, client by client
+    start: jax.Array  # int32 [N], where a client's segment begins
+    size: jax.Array  # int32 [N], its length, at least 1
+
+
+def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
+    """Puts the examples on the device, divided as in `parts`.
+
+    `parts` holds for every client the ids of its examples; ids may occur with several
+    clients. Raises `ValueError` for no clients, a client without examples, or ids that
+    do not exist.
+    """
+    if not parts:
+        raise ValueError("a partition needs at least one client, got none")
+    sizes = [len(part) for part in parts]
+    if 0 in sizes:
+        raise ValueError(
+            f"client {sizes.index(0)} has no examples; use fewer clients, a larger "
+            "alpha or min_size of at least 1"
+        )
+    order = np.concatenate([np.asarray(part) for part in parts])
+    if order.min() < 0 or order.max() >= len(x):
+        raise ValueError(
+            f"the partition names example {order.max()}, but there are {len(x)} "
+            "examples, from 0"
+        )
+    start = np.cumsum([0, *sizes[:-1]])
+    as_ids = lambda a: jnp.asarray(a, jnp.int32)
+    return Clients(
+        jnp.asarray(x), jnp.asarray(y), as_ids(order), as_ids(start), as_ids(sizes)
+    )
+
+
+def shuffled_epochs(key, size, steps: int, batch_size: int, longest: int) -> jax.Array:
+    """Epochs over a client's examples, each shuffled anew, cut into K batches.
+
+    A batch may reach from one epoch into the next. The result depends on the key and
+    the client's size only, not on `longest`.
+    """
+    count = steps * batch_size
+    first_key, rest_key = jax.random.split(key)
+    at = jnp.arange(count + min(count, longest), dtype=jnp.int32)
+    draw = jax.random.bits(rest_key, at.shape)
+    # every epoch that is used is whole, if the client has fewer than `count` examples
+    _, _, place = jax.lax.sort((at // size, draw, at % size), num_keys=2)
+    place = place[:count]
+    if longest >= count:
+        # one epoch is enough for larger clients: its first places are the largest of
+        # random numbers, and finding these is much faster than sorting all
+        bits = jax.random.bits(first_key, (longest,)) >> 2
+        mark = jax.lax.bitcast_convert_type(bits + jnp.uint32(1 << 23), jnp.float32)
+        mark = jnp.where(jnp.arange(longest) < size, mark, 0)  # marks are positive
+        top = jax.lax.top_k(mark, count)[1]
+        place = jnp.where(size >= count, top, place)
+    return place.reshape(steps, batch_size)
+
+
+def with_replacement(key, size, steps: int, batch_size: int, longest: int) -> jax.Array:
+    """Every example of every batch drawn independently and uniformly."""
+    del longest
+    return jax.random.randint(key, (steps, batch_size), 0, size)
+
+
+def full_batch(key, size, steps: int, batch_size: int, longest: int) -> jax.Array:
+    """All of a client's examples in every local step; deterministic gradients."""
+    del key, batch_size
+    place = jnp.arange(longest, dtype=jnp.int32)
+    return jnp.broadcast_to(jnp.where(place < size, place, -1), (steps, longest))
+
+
+def draw_rows(
+    clients: Clients, sampler: Sampler, steps: int, batch_size: int, longest: int
+):
+    """`(client id, key) -> ids of the examples of its K batches`, for the engine."""
+
+    def draw(client, key):
+        place = sampler(key, clients.size[client], steps, batch_size, longest)
+        ids = clients.order[clients.start[client] + jnp.maximum(place, 0)]
+        return jnp.where(place < 0, -1, ids)
+
+    return draw
+
+
+def on(clients: Clients, grad: GradFn) -> GradFn:
+    """A gradient of batches as a gradient of rows of example ids.
+
+    Call it, and the algorithm's factory, inside the jitted function that has `clients`
+    as an argument: closing over concrete data costs compilation time and memory.
+    """
+
+    def grad_fn(params, rows, key):
+        weight = (rows >= 0).astype(jnp.float32)
+        return grad(params, Batch(clients.x[rows], clients.y[rows], weight), key)
+
+    return grad_fn

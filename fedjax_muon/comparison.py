@@ -1,0 +1,60 @@
+"""What several runs say together: one line per method, over seeds."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+History = Mapping[str, np.ndarray]  # columns, as `history.read` returns them
+
+
+class Summary(NamedTuple):
+    """One method over its seeds. Rounds and megabytes are nan where the target was not
+    reached; a megabyte is 10^6 bytes, up and down of all clients together."""
+
+    method: str
+    accuracy_mean: float  # test accuracy after the last round
+    accuracy_std: float  # over seeds, with n - 1; nan for one seed
+    rounds_to_target: float  # first evaluated round whose mean accuracy reaches it
+    megabytes_to_target: float
+    bytes_per_round: float  # mean, up and down of the whole cohort
+    seconds: float  # mean wall clock of a run
+
+
+def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
+    """Mean of a column over seeds, at the rounds that all runs evaluated."""
+    return np.mean([run[column] for run in runs], axis=0)
+
+
+def target_accuracy(
+    methods: Mapping[str, Sequence[History]], share: float = 0.9
+) -> float:
+    """`share` of the best mean test accuracy that any method reached at any round."""
+    best = max(np.max(mean_curve(runs, "test_accuracy")) for runs in methods.values())
+    return float(share * best)
+
+
+def summarize(
+    methods: Mapping[str, Sequence[History]], target: float
+) -> list[Summary]:
+    """One `Summary` for every method, in the given order."""
+    return [_summary(name, runs, target) for name, runs in methods.items()]
+
+
+def _summary(name, runs, target):
+    final = np.array([run["test_accuracy"][-1] for run in runs])
+    curve = mean_curve(runs, "test_accuracy")
+    rounds = runs[0]["round"]
+    total = runs[0]["bytes_down"] + runs[0]["bytes_up"]
+    reached = np.flatnonzero(curve >= target)
+    first = reached[0] if len(reached) else None
+    played = max(int(rounds[-1]), 1)
+    return Summary(
+        method=name,
+        accuracy_mean=float(final.mean()),
+        accuracy_std=float(final.std(ddof=1)) if len(final) > 1 else np.nan,
+        rounds_to_target=np.nan if first is None else float(rounds[first]),
+        megabytes_to_target=np.nan if first is None else float(total[first]) / 1e6,
+        bytes_per_round=float(total[-1] - total[0]) / played,
+        seconds=float(np.mean([run["seconds"][-1] for run in runs])),
+    )

@@ -1,0 +1,148 @@
+"""The interface of a federated algorithm, and the local loop that all of them share.
+
+A round is a sequence of exchanges. In each, the server broadcasts a pytree, every
+sampled client answers with a message and keeps a private state, and the server folds
+the weighted mean of the messages into its own state. Nothing else crosses the network,
+which is what lets the engine own the mean, the mapping over clients, the byte counts
+and whatever happens to a message on its way.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_muon import tree
+
+Params = Any  # a pytree of arrays
+GradFn = Callable[[Params, Any, jax.Array], Params]  # (params, batch, key) -> gradient
+Schedule = Callable[[jax.Array], Any]  # round index -> number
+Hyper = float | jax.Array | Schedule  # what a hyper-parameter may be
+
+
+class Round(NamedTuple):
+    """What everyone knows of a round besides their own state."""
+
+    index: jax.Array  # int32 [], from 0
+    key: jax.Array  # typed key; another one for the server and for every client
+    steps: int  # K, the batches that each client works through
+    clients: int | jax.Array  # S, how many take part
+    fraction: float | jax.Array  # S / N
+
+
+class Exchange(NamedTuple):
+    """One broadcast, the clients' answers to it, and what the server makes of them."""
+
+    broadcast: Callable[[Any, Round], Any]
+    # (server state, round) -> what every sampled client receives
+    client: Callable[[Any, Any, Any, Round], tuple[Any, Any]]
+    # (shared, mine, batches, round) -> (message to be averaged, mine)
+    server: Callable[[Any, Any, Round], Any]
+    # (state, mean message, round) -> state
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm: how states begin, and what is exchanged in a round."""
+
+    init: Callable[[Params], Any]  # params -> server state, which has `.params`
+    init_client: Callable[[Params], Any]  # params -> private state, () if none
+    exchanges: tuple[Exchange, ...]
+    prologue: tuple[Exchange, ...] = ()  # played once, by all clients, before round 0
+    uniform: bool = False  # True: its identities hold for the unweighted mean only
+
+
+def map_exchanges(
+    change: Callable[[Exchange], Exchange], algorithm: Algorithm
+) -> Algorithm:
+    """The one way to wrap an algorithm: no message escapes, the prologue's neither."""
+    return algorithm._replace(
+        exchanges=tuple(map(change, algorithm.exchanges)),
+        prologue=tuple(map(change, algorithm.prologue)),
+    )
+
+
+def everything(state, round: Round):
+    """`broadcast` of an algorithm whose server has no secrets."""
+    del round
+    return state
+
+
+def stateless(params: Params):
+    """`init_client` of an algorithm whose clients keep nothing between rounds."""
+    del params
+    return ()
+
+
+def at(value: Hyper, round: Round):
+    """A hyper-parameter's value in this round."""
+    return value(round.index) if callable(value) else value
+
+
+def after_first(value: Hyper, first: float = 1.0) -> Schedule:
+    """`first` in round 0 and `value` later: the weight of an average without a past."""
+
+    def schedule(index):
+        later = value(index) if callable(value) else value
+        return jnp.where(index == 0, first, later)
+
+    return schedule
+
+
+def check_range(
+    name: str,
+    value: Hyper,
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+) -> None:
+    """Refuses a concrete number outside [low, high], or (low, high] if `open_low`.
+
+    Schedules and tracers pass: their values are not known when a factory is called.
+    """
+    if callable(value) or isinstance(value, jax.core.Tracer):
+        return
+    if not isinstance(value, (int, float)) and jnp.ndim(value) != 0:
+        raise TypeError(f"{name} must be a number or a schedule, got {value!r}")
+    above = value > low if open_low else value >= low
+    if not (above and value <= high and math.isfinite(value)):
+        bracket = "(" if open_low else "["
+        end = "infinity)" if math.isinf(high) else f"{high:g}]"
+        raise ValueError(f"{name} must lie in {bracket}{low:g}, {end}, got {value}")
+
+
+def move(params, lr, rule: optax.GradientTransformation, opt, direction):
+    """`params - lr * rule(direction)`, and the rule's new state.
+
+    Local rules begin anew in every round unless an algorithm says otherwise; what
+    must outlive a round travels as the algorithm's own state.
+    """
+    updates, opt = rule.update(direction, opt, params)
+    return tree.add_scaled(params, -lr, updates), opt
+
+
+def local_steps(step, carry, batches, key):
+    """Scans `step(carry, batch, key) -> (carry, seen)` over the K batches.
+
+    Returns the last carry and the mean of all `seen` (gradients for control variates,
+    or `()`), of which never more than one is stored.
+    """
+    keys = jax.random.split(key, jax.tree.leaves(batches)[0].shape[0])
+    one = jax.tree.map(lambda x: x[0], (batches, keys))
+    total = tree.zeros_like(jax.eval_shape(step, carry, *one)[1])
+
+    def body(state, row):
+        carry, total = state
+        carry, seen = step(carry, *row)
+        return (carry, tree.add(total, seen)), None
+
+    (carry, total), _ = jax.lax.scan(body, (carry, total), (batches, keys))
+    return carry, tree.scale(1 / len(keys), total)
+
+
+def mean_gradient(grad_fn: GradFn, params, batches, key):
+    """The mean gradient over all of `batches`, at one point: what prologues measure."""
+    return local_steps(lambda _, *row: ((), grad_fn(params, *row)), (), batches, key)[1]

@@ -1,0 +1,10 @@
+"""Flax modules from a batch of examples to logits, without batch statistics.
+
+`ALL` names each constructor; all take `classes`, all else has a default.
+"""
+
+from fedjax_muon.models.emnist_cnn import EmnistCNN
+from fedjax_muon.models.lenet import LeNet
+from fedjax_muon.models.mlp import MLP
+
+ALL = {"mlp": MLP, "lenet": LeNet, "emnist_cnn": EmnistCNN}

@@ -1,0 +1,189 @@
+"""The operations of convolutional networks in forms that stay fast inside a scan.
+
+XLA:CPU brings convolutions to its fast layout (NHWC data, HWIO kernels) only in the
+entry computation of a program (https://github.com/jax-ml/jax/issues/12868). JAX writes
+the gradients of a convolution in other layouts, so inside a scan, that is in every loop
+over local steps, they run as naive loops, up to 20 times slower. `convolution` writes
+them in the fast layout instead. Likewise `max_pool_2x2` has a gradient of comparisons
+and products where `flax.linen.max_pool` has XLA's slow select-and-scatter.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def convolution(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides,
+    padding,
+    *,
+    lhs_dilation=None,
+    rhs_dilation=None,
+    dimension_numbers=None,
+    feature_group_count: int = 1,
+    precision=None,
+    **options,
+) -> jax.Array:
+    """`lax.conv_general_dilated` with faster gradients, for every `flax.linen.Conv`:
+
+        nn.Conv(32, (3, 3), conv_general_dilated=convolution)
+
+    Takes the arguments of `lax.conv_general_dilated` and returns the same numbers; its
+    gradients are the same up to rounding. What flax's plain convolutions ask for, data
+    [B, *space, I] and kernels [*space, I, O] with any strides, padding and kernel
+    dilation, gets the gradients written here; all else (groups, dilated inputs, other
+    layouts, further options, empty results) is handed to lax as it is.
+
+    Reverse mode can be repeated (`grad` of `grad`). Forward mode (`jax.jvp`,
+    `jax.hessian`, which is forward over reverse) raises JAX's TypeError about
+    `custom_vjp`: where it is needed, build the model with a plain `nn.Conv`.
+    """
+
+    def reference(x, w):
+        return lax.conv_general_dilated(
+            x,
+            w,
+            window_strides,
+            padding,
+            lhs_dilation=lhs_dilation,
+            rhs_dilation=rhs_dilation,
+            dimension_numbers=dimension_numbers,
+            feature_group_count=feature_group_count,
+            precision=precision,
+            **options,
+        )
+
+    result = jax.eval_shape(reference, lhs, rhs)  # lax judges the arguments first
+    plain = (
+        lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+        == _dimension_numbers(lhs.ndim)
+        and all(dilation == 1 for dilation in lhs_dilation or ())
+        and feature_group_count == 1
+        and not options
+        and result.size > 0
+    )
+    if not plain:
+        return reference(lhs, rhs)
+    strides = tuple(window_strides)
+    dilation = tuple(rhs_dilation or (1,) * len(strides))
+    if isinstance(padding, str):
+        space = lhs.shape[1:-1]
+        window = [r + 1 for r in _reach(rhs.shape[:-2], dilation)]
+        padding = lax.padtype_to_pads(space, window, strides, padding)
+    padding = tuple((int(low), int(high)) for low, high in padding)
+    lhs, rhs = _equally_varying(lhs, rhs)
+    return _convolution(lhs, rhs, strides, padding, dilation, precision)
+
+
+def max_pool_2x2(x: jax.Array) -> jax.Array:
+    """The largest of each 2 x 2 square: [B, H, W, C] to [B, H // 2, W // 2, C].
+
+    Equals `flax.linen.max_pool(x, (2, 2), strides=(2, 2))`, which also leaves out the
+    last row and column of odd sizes. Where several entries of a square are the largest,
+    each gets an equal part of the gradient, not the first one all of it.
+    """
+    batch, height, width, channels = x.shape
+    height, width = height // 2, width // 2
+    x = x[:, : 2 * height, : 2 * width]
+    return jnp.max(x.reshape(batch, height, 2, width, 2, channels), axis=(2, 4))
+
+
+def _dimension_numbers(ndim: int) -> lax.ConvDimensionNumbers:
+    space = range(1, ndim - 1)
+    data = (0, ndim - 1, *space)  # places of batch, features, space: NHWC
+    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # of O, I, space: HWIO
+    return lax.ConvDimensionNumbers(data, kernel, data)
+
+
+def _reach(kernel, dilation):
+    """The distance between a kernel's first and last entry, in places of the input."""
+    return [(size - 1) * d for size, d in zip(kernel, dilation, strict=True)]
+
+
+def _equally_varying(*arrays):
+    """Inside `jax.shard_map`: each array varying over every axis that one varies over.
+
+    JAX does it for its own operations; a `custom_vjp` must, or its gradients would vary
+    where its arguments do not. Outside of `shard_map` nothing varies.
+    """
+    axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
+    everywhere = frozenset().union(*axes)
+    return [
+        lax.pcast(a, tuple(sorted(everywhere - own)), to="varying")
+        for a, own in zip(arrays, axes, strict=True)
+    ]
+
+
+def _run(x, w, strides, padding, spread=None, dilation=None, *, precision):
+    return lax.conv_general_dilated(
+        x,
+        w,
+        strides,
+        padding,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        dimension_numbers=_dimension_numbers(x.ndim),
+        precision=precision,
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _convolution(x, w, strides, padding, dilation, precision):
+    return _run(x, w, strides, padding, dilation=dilation, precision=precision)
+
+
+def _forward(x, w, *how):
+    return _convolution(x, w, *how), (x, w)
+
+
+def _backward(strides, padding, dilation, precision, saved, g):
+    """The one place that chooses by backend, of the platform the code is lowered for.
+
+    CPU: measured, see the module. Elsewhere nothing has been measured; there XLA itself
+    assigns layouts inside loops too, so lax's own gradients stay as they are.
+    """
+    how = (strides, padding, dilation, precision)
+    return lax.platform_dependent(
+        *saved,
+        g,
+        cpu=partial(_canonical_gradients, *how),
+        default=partial(_lax_gradients, *how),
+    )
+
+
+def _lax_gradients(strides, padding, dilation, precision, x, w, g):
+    run = partial(_run, precision=precision, dilation=dilation)
+    _, pullback = jax.vjp(lambda x, w: run(x, w, strides, padding), x, w)
+    return pullback(g)
+
+
+def _canonical_gradients(strides, padding, dilation, precision, x, w, g):
+    low, padded_high = zip(*padding, strict=True)
+    del padded_high  # may be more than the windows cover
+    reach = _reach(w.shape[:-2], dilation)
+    # how far the windows start, first to last, in places of the input
+    span = _reach(g.shape[1:-1], strides)
+    covered = [r + s + 1 for r, s in zip(reach, span, strict=True)]
+    space = x.shape[1:-1]
+    high = [c - n - p for c, n, p in zip(covered, space, low, strict=True)]
+
+    # dw[k] = sum over o of x[o stride + k dilation] g[o]: a convolution with kernel g,
+    # which sums over the batch and has the channels of x for its batch.
+    outer = (*range(1, x.ndim - 1), 0, x.ndim - 1)  # the batch behind space
+    pads = list(zip(low, high, strict=True))
+    x, kernel = x.swapaxes(0, -1), g.transpose(outer)
+    dw = _run(x, kernel, dilation, pads, dilation=strides, precision=precision)
+
+    # dx: g, spread by the strides, against the mirrored kernel
+    mirror = lax.rev(w, range(w.ndim - 2)).swapaxes(-1, -2)
+    pads = [(r - p, r - h) for r, p, h in zip(reach, low, high, strict=True)]
+    one = (1,) * len(strides)
+    dx = _run(g, mirror, one, pads, strides, dilation, precision=precision)
+    return dx, dw.transpose(outer)
+
+
+_convolution.defvjp(_forward, _backward)

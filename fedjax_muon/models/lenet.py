@@ -1,0 +1,41 @@
+"""LeNet-5 with ReLU and max pooling, as used today on MNIST and Fashion-MNIST."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_muon.models.convolution import convolution, max_pool_2x2
+
+
+class LeNet(nn.Module):
+    """Two 5 x 5 convolutions (6 and 16 channels), then layers of 120, 84 and `classes`.
+
+    Takes images [B, H, W, C] of at least 12 x 12, returns logits [B, classes]; 28 x 28
+    x 1 and 10 classes make 61,706 parameters. The first convolution keeps the size, so
+    that 28 x 28 images give the 5 x 5 x 16 features of the original with its padded
+    32 x 32 ones; 32 x 32 images are taken as they are and give 6 x 6 x 16.
+
+    From "Gradient-Based Learning Applied to Document Recognition" (LeCun, Bottou,
+    Bengio, Haffner, 1998), whose sigmoids, trained averages, partial connections and
+    radial basis outputs have given way to ReLU, maxima and dense layers.
+
+    Raises ValueError for other ranks and for smaller images.
+    """
+
+    classes: int = 10
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if x.ndim != 4 or min(x.shape[1:3]) < 12:
+            raise ValueError(
+                "LeNet takes images [B, H, W, C] of at least 12 x 12, got shape "
+                f"{x.shape}; for smaller images use EmnistCNN or MLP"
+            )
+        x = nn.Conv(6, (5, 5), padding="SAME", conv_general_dilated=convolution)(x)
+        # ReLU after the pooling: the same numbers, from a quarter of the entries.
+        x = nn.relu(max_pool_2x2(x))
+        x = nn.Conv(16, (5, 5), padding="VALID", conv_general_dilated=convolution)(x)
+        x = nn.relu(max_pool_2x2(x))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(120)(x))
+        x = nn.relu(nn.Dense(84)(x))
+        return nn.Dense(self.classes)(x)

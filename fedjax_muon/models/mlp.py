@@ -1,0 +1,25 @@
+"""The multilayer perceptron."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+
+
+class MLP(nn.Module):
+    """ReLU layers of the given widths on the flattened example, then one logit a class.
+
+    Takes [B, ...], returns logits [B, classes]. The default widths are the "2NN" of
+    "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    (arXiv:1602.05629): 199,210 parameters for 784 inputs and 10 classes.
+    """
+
+    classes: int = 10
+    features: Sequence[int] = (200, 200)
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], -1)
+        for width in self.features:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.classes)(x)

@@ -1,0 +1,99 @@
+"""Figures, drawn from numbers alone: curves of runs, and who has which labels."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_muon.comparison import History
+
+TITLES = {
+    "test_accuracy": "test accuracy",
+    "train_loss": "training loss",
+    "test_loss": "test loss",
+    "train_accuracy": "training accuracy",
+}
+STYLE = {
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "legend.frameon": False,
+}
+LINES = ("-", "--", "-.", ":")
+
+
+def _band(axis, x, runs, column, **style):
+    values = np.array([run[column] for run in runs], float)
+    mean, spread = values.mean(0), values.std(0)
+    (line,) = axis.plot(x, mean, **style)
+    if len(runs) > 1:
+        edges = mean - spread, mean + spread
+        axis.fill_between(x, *edges, color=line.get_color(), alpha=0.15, lw=0)
+
+
+def curves(
+    methods: Mapping[str, Sequence[History]],
+    path: Path,
+    *,
+    title: str = "",
+    target: float | None = None,
+) -> None:
+    """Test accuracy against rounds and against megabytes, and training loss.
+
+    Lines are means over seeds, bands one standard deviation to either side. `target`
+    draws a horizontal line in the accuracy panels. The format follows from the suffix
+    of `path`.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 3.8), layout="constrained")
+        accuracy, traffic, loss = figure.subplots(1, 3)
+        colors = matplotlib.colormaps["tab10"].colors
+        for i, (name, runs) in enumerate(methods.items()):
+            style = {"color": colors[i % 10], "ls": LINES[i // 10 % 4], "lw": 1.6}
+            rounds = runs[0]["round"]
+            megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
+            _band(accuracy, rounds, runs, "test_accuracy", label=name, **style)
+            _band(traffic, megabytes, runs, "test_accuracy", **style)
+            _band(loss, rounds, runs, "train_loss", **style)
+        for axis in (accuracy, traffic):
+            axis.set_ylabel(TITLES["test_accuracy"])
+            if target is not None:
+                axis.axhline(target, color="0.5", lw=0.8, ls=":")
+        loss.set_yscale("log")
+        loss.set_ylabel(TITLES["train_loss"])
+        accuracy.set_xlabel("round")
+        loss.set_xlabel("round")
+        traffic.set_xlabel("megabytes sent and received")
+        traffic.set_xscale("log")
+        figure.suptitle(title)
+        figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
+        figure.savefig(path, dpi=150)
+
+
+def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None:
+    """How many examples of every class each client has, `counts` [clients, classes].
+
+    Areas of the discs are proportional to the counts, as partitions are drawn in the
+    federated literature; the bars give the clients' sizes.
+    """
+    clients, labels = np.nonzero(counts)
+    amount = counts[clients, labels]
+    with matplotlib.rc_context(STYLE):
+        width = min(14.0, 3 + 0.3 * len(counts))
+        figure = Figure(figsize=(width, 5.5), layout="constrained")
+        sizes, discs = figure.subplots(
+            2, 1, sharex=True, gridspec_kw={"height_ratios": (1, 3)}
+        )
+        sizes.bar(np.arange(len(counts)), counts.sum(1), color="0.6")
+        sizes.set_ylabel("examples")
+        area = 260 * amount / counts.max()
+        discs.scatter(clients, labels, s=area, c=labels, cmap="tab10", lw=0)
+        discs.set_xlabel("client")
+        discs.set_ylabel("class")
+        if len(classes) <= 30:
+            discs.set_yticks(np.arange(len(classes)), classes)
+        figure.savefig(path, dpi=150)

@@ -1,0 +1,340 @@
+"""Federated training of a task on divided data: compiled once, all on the device.
+
+    simulation = simulate(algorithm, task, dataset, parts, cohort_size=8, ...)
+    state = simulation.init(jax.random.key(0))
+    state, metrics = simulation.train_round(state)
+
+`training.run` goes on from here to the end.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon import engine
+from fedjax_muon.batching import (
+    Clients,
+    Sampler,
+    clients_of,
+    draw_rows,
+    on,
+    shuffled_epochs,
+)
+from fedjax_muon.core import Algorithm, GradFn
+from fedjax_muon.data import Dataset
+from fedjax_muon.engine import Plan
+from fedjax_muon.tasks import Task
+
+Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
+EVALUATION_BATCH = 512
+
+
+def uniform(sizes: jax.Array) -> jax.Array:
+    """Every client counts the same, as in the papers."""
+    return jnp.ones(sizes.shape, jnp.float32)
+
+
+def by_examples(sizes: jax.Array) -> jax.Array:
+    """Every client counts as many times as it has examples, as in FedAvg's paper."""
+    return sizes.astype(jnp.float32)
+
+
+class State(NamedTuple):
+    """All that training needs to go on; donated to every call that trains."""
+
+    training: engine.State
+    key: jax.Array  # the same in every round
+
+    @property
+    def params(self):
+        """The server's current parameters."""
+        return self.training.server.params
+
+    @property
+    def round(self) -> int:
+        """Rounds played."""
+        return int(self.training.index)
+
+
+class Metrics(NamedTuple):
+    """What went wrong in some rounds: messages left out because not finite."""
+
+    lost: jax.Array  # int32 [N], how many of each client's
+    lost_round: jax.Array  # int32 [N], the round of the first, -1 if none
+
+
+class Evaluation(NamedTuple):
+    """Means over examples; the spread is over clients' own training examples."""
+
+    train_loss: jax.Array
+    train_accuracy: jax.Array
+    test_loss: jax.Array
+    test_accuracy: jax.Array
+    client_accuracy_std: jax.Array
+
+
+class NonFiniteMessage(ArithmeticError):
+    """A client sent a message, or kept a state, with a NaN or an infinity."""
+
+    def __init__(self, round: int, clients: list[int]):
+        who = ", ".join(map(str, clients[:5])) + (", ..." if len(clients) > 5 else "")
+        super().__init__(
+            f"round {round}: not a finite message from client {who}; lower the "
+            "learning rate, or leave such messages out of the mean (drop_nonfinite)"
+        )
+
+
+class _Setup(NamedTuple):
+    algorithm: Callable[[GradFn], Algorithm]
+    task: Task
+    num_clients: int
+    cohort_size: int
+    local_steps: int
+    batch_size: int
+    plan: Plan
+    sampler: Sampler
+    weighting: Weighting
+    dropout: float
+
+
+class _Programs(NamedTuple):
+    begin: Callable
+    rounds: Callable
+    score: Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """A prepared simulation: compiled programs, and the data that they are given."""
+
+    setup: _Setup
+    clients: Clients
+    test: tuple[jax.Array, jax.Array]
+    programs: _Programs
+    longest: int  # bounds the size of every client
+
+    def init(self, key: jax.Array) -> State:
+        """The state before round 0, the algorithm's prologue played.
+
+        Raises `NonFiniteMessage` if a client's part in the prologue is not finite.
+        """
+        setup = self.setup
+        init_key, key = jax.random.split(key)
+        algorithm = setup.algorithm(setup.task.grad)
+        state = engine.init(algorithm, setup.task.init(init_key), setup.num_clients)
+        if algorithm.prologue:
+            state, heard = self.programs.begin(state, self.clients, key, self.longest)
+            if not np.all(heard):
+                silent = np.flatnonzero(~np.asarray(heard)).tolist()
+                raise NonFiniteMessage(0, silent)
+        return State(state, key)
+
+    def train_round(self, state: State) -> tuple[State, Metrics]:
+        """Plays one round; the given state is donated."""
+        return self.train_rounds(state, 1)
+
+    def train_rounds(self, state: State, count: int) -> tuple[State, Metrics]:
+        """Plays `count` rounds in one call of the same program, whatever their number."""
+        return self.programs.rounds(state, self.clients, count, self.longest)
+
+    def evaluate(self, state: State) -> Evaluation:
+        """Scores the server's parameters on all training and test examples."""
+        return self.programs.score(state.params, self.clients, self.test)
+
+    def bytes_after(self, rounds: int) -> engine.Traffic:
+        """Bytes that all clients together received and sent until now.
+
+        Every sampled client counts, whether or not it answered.
+        """
+        setup = self.setup
+        algorithm = setup.algorithm(on(self.clients, setup.task.grad))
+        params = jax.eval_shape(setup.task.init, jax.random.key(0))
+        draw = _draw(setup, self.clients, setup.local_steps, self.longest)
+        batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
+        first = engine.traffic(algorithm.prologue, algorithm, params, batches)
+        each = engine.traffic(algorithm.exchanges, algorithm, params, batches)
+        total = lambda a, b: setup.num_clients * a + rounds * setup.cohort_size * b
+        return engine.Traffic(*map(total, first, each))
+
+    def repartition(self, parts: Sequence[np.ndarray]) -> "Simulation":
+        """The same simulation on other clients, with the programs compiled so far.
+
+        They serve again if the sizes of the data are the same. Raises `ValueError` for
+        another number of clients, or as `simulate` does.
+        """
+        if len(parts) != self.setup.num_clients:
+            raise ValueError(
+                f"this simulation has {self.setup.num_clients} clients, got "
+                f"{len(parts)} parts"
+            )
+        clients = clients_of(self.clients.x, self.clients.y, parts)
+        return dataclasses.replace(self, clients=clients, longest=_longest(parts))
+
+
+def simulate(
+    algorithm: Callable[[GradFn], Algorithm],
+    task: Task,
+    dataset: Dataset,
+    parts: Sequence[np.ndarray],
+    *,
+    cohort_size: int,
+    local_steps: int,
+    batch_size: int,
+    plan: Plan | None = None,
+    sampler: Sampler = shuffled_epochs,
+    weighting: Weighting = uniform,
+    dropout: float = 0.0,
+) -> Simulation:
+    """Prepares federated training; nothing is compiled yet.
+
+    Args:
+      algorithm: an algorithm's factory but for its gradient, as
+        `partial(fedavg, lr=0.1)` or `algorithms.ALL["fedavg"]`.
+      task: what is trained.
+      dataset: training and test examples.
+      parts: for every client, the ids of its training examples.
+      cohort_size: S, how many clients are sampled each round, without replacement.
+      local_steps: K, batches that each of them works through.
+      batch_size: examples in a batch.
+      plan: how a cohort is executed; by default as measured best on this backend.
+      sampler: how a client's batches are drawn from its examples.
+      weighting: weights of the mean over clients.
+      dropout: probability that a sampled client does not answer.
+
+    Raises `ValueError` for sizes out of range, clients without examples, and
+    weights that the algorithm refuses.
+    """
+    clients = clients_of(dataset.x_train, dataset.y_train, parts)
+    setup = _Setup(
+        algorithm=algorithm,
+        task=task,
+        num_clients=len(parts),
+        cohort_size=cohort_size,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        plan=plan or engine.default_plan(),
+        sampler=sampler,
+        weighting=weighting,
+        dropout=dropout,
+    )
+    _check(setup)
+    programs = _Programs(
+        begin=jax.jit(partial(_begin, setup), donate_argnums=0, static_argnums=3),
+        rounds=jax.jit(partial(_rounds, setup), donate_argnums=0, static_argnums=3),
+        score=jax.jit(partial(_score, setup.task)),
+    )
+    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    return Simulation(setup, clients, test, programs, _longest(parts))
+
+
+def _check(setup: _Setup) -> None:
+    if not 1 <= setup.cohort_size <= setup.num_clients:
+        raise ValueError(
+            f"cohort_size must lie between 1 and the {setup.num_clients} clients there "
+            f"are, got {setup.cohort_size}"
+        )
+    if setup.local_steps < 1:
+        raise ValueError(f"local_steps must be at least 1, got {setup.local_steps}")
+    if setup.batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {setup.batch_size}")
+    if not 0 <= setup.dropout < 1:
+        raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
+    algorithm = setup.algorithm(setup.task.grad)
+    if algorithm.uniform and setup.weighting is not uniform:
+        raise ValueError(
+            "this algorithm has control variates, whose mean is kept by uniform weights "
+            "only; use weighting=uniform"
+        )
+
+
+def _longest(parts) -> int:
+    # rounded up, so that partitions of similar sizes share a program
+    return 1 << (max(map(len, parts)) - 1).bit_length()
+
+
+def _draw(setup: _Setup, clients: Clients, steps: int, longest: int):
+    return draw_rows(clients, setup.sampler, steps, setup.batch_size, longest)
+
+
+def _begin(setup: _Setup, state, clients: Clients, key, longest: int):
+    algorithm = setup.algorithm(on(clients, setup.task.grad))
+    draw = _draw(setup, clients, 1, longest)
+    play = engine.make_prologue(algorithm, setup.num_clients, setup.plan, draw)
+    everyone = jnp.arange(setup.num_clients, dtype=jnp.int32)
+    engine_key = jax.random.fold_in(key, 0)
+    return play(state, everyone, everyone, setup.weighting(clients.size), engine_key)
+
+
+def _round(setup: _Setup, state: State, clients: Clients, longest: int):
+    training, key = state
+    engine_key, cohort_key, dropout_key = (jax.random.fold_in(key, i) for i in range(3))
+    cohort = jax.random.choice(
+        jax.random.fold_in(cohort_key, training.index),
+        jnp.arange(setup.num_clients, dtype=jnp.int32),
+        (setup.cohort_size,),
+        replace=False,
+    )
+    answers = jax.random.bernoulli(
+        jax.random.fold_in(dropout_key, training.index),
+        1 - setup.dropout,
+        cohort.shape,
+    )
+    weights = jnp.where(answers, setup.weighting(clients.size[cohort]), 0)
+    algorithm = setup.algorithm(on(clients, setup.task.grad))
+    draw = _draw(setup, clients, setup.local_steps, longest)
+    play = engine.make_round(algorithm, setup.num_clients, setup.plan, draw)
+    training, heard = play(training, cohort, cohort, weights, engine_key)
+    return State(training, key), cohort, answers & ~heard
+
+
+def _rounds(setup: _Setup, state: State, clients: Clients, count, longest: int):
+    def body(_, carry):
+        state, metrics = carry
+        index = state.training.index
+        state, cohort, silent = _round(setup, state, clients, longest)
+        first = metrics.lost_round[cohort]
+        first = jnp.where(silent & (first < 0), index, first)
+        lost = metrics.lost.at[cohort].add(silent)
+        return state, Metrics(lost, metrics.lost_round.at[cohort].set(first))
+
+    nothing = jnp.zeros(setup.num_clients, jnp.int32)
+    none = Metrics(nothing, jnp.full_like(nothing, -1))
+    return jax.lax.fori_loop(0, count, body, (state, none))
+
+
+def _score(task: Task, params, clients: Clients, test) -> Evaluation:
+    loss, correct = _scores(task, params, clients.x, clients.y)
+    test_loss, test_correct = _scores(task, params, *test)
+    used = lambda values: jnp.mean(values[clients.order])
+    return Evaluation(
+        train_loss=used(loss),
+        train_accuracy=used(correct),
+        test_loss=jnp.mean(test_loss),
+        test_accuracy=jnp.mean(test_correct),
+        client_accuracy_std=jnp.std(_client_means(clients, correct)),
+    )
+
+
+def _scores(task: Task, params, x, y):
+    """Loss and correctness of every example, a batch at a time."""
+    count = len(x)
+    batch = min(count, EVALUATION_BATCH)
+    places = jnp.arange(-(-count // batch) * batch).reshape(-1, batch) % count
+    scores = jax.lax.map(lambda at: task.evaluate(params, x[at], y[at]), places)
+    loss, correct = (s.reshape(-1)[:count] for s in scores)
+    return loss, correct.astype(jnp.float32)
+
+
+def _client_means(clients: Clients, values):
+    """The mean of a value per example over each client's own."""
+    number = len(clients.size)
+    owner = jnp.repeat(
+        jnp.arange(number), clients.size, total_repeat_length=len(clients.order)
+    )
+    sums = jax.ops.segment_sum(values[clients.order], owner, number)
+    return sums / clients.size

@@ -1,0 +1,108 @@
+"""What is learned: parameters, a loss to differentiate, and scores to report.
+
+A `Task` is three pure functions, and all that the rest of the library knows of a model.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class Batch(NamedTuple):
+    """B examples. Those with weight 0 are padding: any finite x, any valid y."""
+
+    x: jax.Array  # [B, ...]
+    y: jax.Array  # [B], integers from 0: the classes
+    weight: jax.Array  # [B], float32, not negative
+
+
+class Scores(NamedTuple):
+    """One entry an example, to be averaged by whoever knows the weights."""
+
+    loss: jax.Array  # [B], nats
+    correct: jax.Array  # [B], bool
+
+
+class Task(NamedTuple):
+    init: Callable[[jax.Array], Any]  # key -> params
+    # (params, batch, key) -> gradient of the weighted mean loss over the batch
+    grad: Callable[[Any, Batch, jax.Array], Any]
+    evaluate: Callable[[Any, jax.Array, jax.Array], Scores]  # (params, x, y) -> scores
+
+
+def classification(model: nn.Module, example_shape: tuple[int, ...]) -> Task:
+    """Softmax cross-entropy of `model`, which maps [B, *example_shape] to [B, classes].
+
+    The mean over a batch is sum(w l) / sum(w), and 0 for a batch of padding alone.
+    `grad` hands its key to the model as the stream "dropout"; `init` and `evaluate`
+    have no such stream. So a model drops where it is given a key if it says
+
+        nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
+
+    Raises ValueError for a model with variables other than its parameters (such as
+    batch statistics, which are not a function of the parameters), or whose output is
+    not one logit for each of two or more classes; `grad` and `evaluate` raise it for
+    labels that are not integers and for arrays that do not agree on B.
+    """
+    _check_model(model, example_shape)
+    apply: Callable[..., Any] = model.apply
+
+    def init(key):
+        return model.init(key, jnp.zeros((1, *example_shape)))["params"]
+
+    def logits_of(params, x, **streams):
+        logits = apply({"params": params}, x, rngs=streams)
+        # half precision is enough for logits, not for their log-softmax
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    def losses(logits, y):
+        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
+
+    def mean_loss(params, batch, key):
+        logits = logits_of(params, batch.x, dropout=key)
+        total = jnp.sum(batch.weight)
+        weighted = jnp.sum(batch.weight * losses(logits, batch.y))
+        return weighted / jnp.where(total > 0, total, 1)
+
+    def grad(params, batch, key):
+        _check_batch(batch.x, batch.y, batch.weight)
+        return jax.grad(mean_loss)(params, batch, key)
+
+    def evaluate(params, x, y):
+        _check_batch(x, y)
+        logits = logits_of(params, x)
+        correct = jnp.argmax(logits, axis=-1) == y
+        return Scores(loss=losses(logits, y), correct=correct)
+
+    return Task(init=init, grad=grad, evaluate=evaluate)
+
+
+def _check_model(model, example_shape):
+    batch = 3  # not 1, which would hide a model that loses or adds an axis
+    x = jax.ShapeDtypeStruct((batch, *example_shape), jnp.float32)
+    logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
+    if set(variables) != {"params"}:
+        raise ValueError(
+            "a model must have the variables 'params' and no others, got "
+            f"{sorted(variables)}; use GroupNorm or LayerNorm for BatchNorm"
+        )
+    shape = getattr(logits, "shape", None)
+    if shape is None or len(shape) != 2 or shape[0] != batch or shape[1] < 2:
+        raise ValueError(
+            f"a model must map {x.shape} to logits ({batch}, classes), two or more "
+            f"classes, got {type(logits).__name__ if shape is None else shape}"
+        )
+
+
+def _check_batch(x, y, *weight):
+    if not jnp.issubdtype(y.dtype, jnp.integer):
+        raise ValueError(f"labels must be integers from 0, got dtype {y.dtype}")
+    shapes = [a.shape for a in (y, *weight)]
+    if any(shape != x.shape[:1] for shape in shapes):
+        raise ValueError(
+            f"labels and weights must have shape [B] = {x.shape[:1]}, got {shapes}"
+        )

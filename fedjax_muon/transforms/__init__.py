@@ -1,0 +1,38 @@
+"""Local and server rules: optax transformations of an ascent direction, without
+learning rate. Whatever optax offers in this form serves as well."""
+
+from fedjax_muon.transforms.fedopt import (
+    scale_by_fedadagrad,
+    scale_by_fedadam,
+    scale_by_fedyogi,
+)
+from fedjax_muon.transforms.layout import muon_dimension_numbers
+from fedjax_muon.transforms.muon import (
+    by_rank,
+    jordan,
+    moonlight,
+    muon,
+    orthogonalize,
+    scale_by_lmo,
+    scale_by_muon,
+    scale_by_shape,
+    spectral,
+    unscaled,
+)
+
+__all__ = [
+    "by_rank",
+    "jordan",
+    "moonlight",
+    "muon",
+    "muon_dimension_numbers",
+    "orthogonalize",
+    "scale_by_fedadagrad",
+    "scale_by_fedadam",
+    "scale_by_fedyogi",
+    "scale_by_lmo",
+    "scale_by_muon",
+    "scale_by_shape",
+    "spectral",
+    "unscaled",
+]

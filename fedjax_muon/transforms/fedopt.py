@@ -1,0 +1,70 @@
+"""Adaptive server rules of Reddi et al. 2021, arXiv:2003.00295, Algorithm 2.
+
+On the pseudo-gradient g: `m <- b1 m + (1 - b1) g`, a second moment v that tells the
+three apart, and `m / (sqrt(v) + tau)`. As in the paper, and unlike optax's own Adam and
+Yogi, no bias is corrected and v begins at tau^2.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class MomentsState(NamedTuple):
+    """Moments of the pseudo-gradient, of the shapes of the parameters."""
+
+    mu: optax.Updates
+    nu: optax.Updates
+
+
+def _adaptive(
+    second: Callable[[jax.Array, jax.Array], jax.Array], b1: float, tau: float
+) -> optax.GradientTransformation:
+    if not 0 <= b1 < 1:
+        raise ValueError(f"b1 must lie in [0, 1), got {b1}")
+    if not tau > 0:
+        raise ValueError(f"tau must be positive, got {tau}")
+
+    def init(params):
+        start = jax.tree.map(lambda x: jnp.full_like(x, tau**2), params)
+        return MomentsState(jax.tree.map(jnp.zeros_like, params), start)
+
+    def update(updates, state, params=None):
+        del params
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
+        nu = jax.tree.map(lambda v, g: second(v, g**2), state.nu, updates)
+        step = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + tau), mu, nu)
+        return step, MomentsState(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _check_b2(b2):
+    if not 0 <= b2 < 1:
+        raise ValueError(f"b2 must lie in [0, 1), got {b2}")
+
+
+def scale_by_fedadam(
+    b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
+) -> optax.GradientTransformation:
+    """FedAdam: `v <- b2 v + (1 - b2) g^2`."""
+    _check_b2(b2)
+    return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
+
+
+def scale_by_fedyogi(
+    b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
+) -> optax.GradientTransformation:
+    """FedYogi: `v <- v - (1 - b2) g^2 sign(v - g^2)`."""
+    _check_b2(b2)
+    return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
+
+
+def scale_by_fedadagrad(
+    b1: float = 0.0, tau: float = 1e-3
+) -> optax.GradientTransformation:
+    """FedAdagrad: `v <- v + g^2`."""
+    return _adaptive(lambda v, g2: v + g2, b1, tau)

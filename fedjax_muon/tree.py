@@ -1,0 +1,70 @@
+"""Arithmetic on pytrees. The scalars may be tracers of any float type: leaves keep
+the dtype they came with, so that a schedule in float32 never widens bfloat16 state."""
+
+import jax
+import jax.numpy as jnp
+
+map = jax.tree.map
+
+
+def add(a, b):
+    return jax.tree.map(jnp.add, a, b)
+
+
+def sub(a, b):
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(s, a):
+    return jax.tree.map(lambda x: (s * x).astype(x.dtype), a)
+
+
+def add_scaled(a, s, b):
+    """a + s b"""
+    return jax.tree.map(lambda x, y: (x + s * y).astype(x.dtype), a, b)
+
+
+def mix(old, weight, new):
+    """(1 - weight) old + weight new"""
+    return jax.tree.map(
+        lambda x, y: ((1 - weight) * x + weight * y).astype(x.dtype), old, new
+    )
+
+
+def zeros_like(a):
+    """Zeros of the shapes and dtypes of `a`, which may be `ShapeDtypeStruct`s."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), a)
+
+
+def where(condition, a, b):
+    """`a` if the scalar `condition` holds, else `b`."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
+def all_finite(a):
+    """Whether no leaf holds a NaN or an infinity; typed keys and integers never do."""
+    leaves = [x for x in jax.tree.leaves(a) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves], bool))
+
+
+def nbytes(a) -> int:
+    """Bytes of a pytree of arrays or `ShapeDtypeStruct`s."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(a))
+
+
+def _named(path, names):
+    return any(getattr(key, "name", None) in names for key in path)
+
+
+def pick(a, names):
+    """The leaves of `a` under attributes called `names`, as `"trace"` of an optax
+    state, through chains and partitions. `optax.tree.get` takes one such leaf only."""
+    return [x for p, x in jax.tree_util.tree_leaves_with_path(a) if _named(p, names)]
+
+
+def put(a, names, leaves):
+    """`a` with the leaves that `pick(a, names)` finds replaced."""
+    leaves = iter(leaves)
+    return jax.tree_util.tree_map_with_path(
+        lambda p, x: next(leaves) if _named(p, names) else x, a
+    )

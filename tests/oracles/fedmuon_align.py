@@ -1,0 +1,71 @@
+"""FedMuon of Liu et al.: local-global alignment and momentum aggregation."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .problem import (
+    Moments,
+    Params,
+    Play,
+    Rate,
+    adam,
+    add,
+    direct,
+    mean,
+    polar,
+    rate,
+    sub,
+    times,
+    zeros,
+)
+
+
+def fedmuon_align(
+    x: Params,
+    play: Play,
+    lr: Rate,
+    momentum: float = 0.98,
+    align: float = 0.5,
+    decay: float = 0.01,
+    ratio: float = 1.0,
+    carry: bool = True,
+    direction: Callable[[np.ndarray], np.ndarray] = polar,
+) -> list[Params]:
+    """FedMuon (Liu et al. 2025, arXiv 2510.27403), Algorithm 2.
+
+    Lines 6-9: ``M <- momentum M + g``; ``x <- x - lr [(1-align) U V^T + align Delta_G
+    + decay x]``. Lines 13-15: ``Delta_G = -mean(x_i - x)/(K lr)`` with the lr of the
+    round that made the displacement, ``x += mean(x_i - x)``, ``M_bar = mean M_i``.
+    M_bar = Delta_G = 0 at first. (The printed indices of M and Delta_G are slips;
+    a round is exactly K steps, and the Delta_G of a round serves the next one.)
+
+    Vectors: ``ratio`` times Adam(.9, .95, 1e-10), started anew every round, never
+    averaged, aligned with Delta_G as the matrices are (the authors' code). Without
+    ``carry`` M starts every round at 0 ("w/o m-bar" of Table 5).
+    """
+    m_bar, delta_g = zeros(x), zeros(x)
+    history = []
+    for r, (_, data) in enumerate(play.rounds):
+        eta = rate(lr, r)
+        K = len(data[0])
+        deltas, last = [], []
+        for batches in data:
+            xi = x
+            m = m_bar if carry else zeros(x)
+            moments = Moments(zeros(x), zeros(x), 0)
+            for batch in batches:
+                g = play.grad(xi, batch)
+                m = add(times(momentum, m), g)
+                by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
+                mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
+                local = times(1 - align, direct(mixed, direction, ratio))
+                step = add(add(local, times(align, delta_g)), times(decay, xi))
+                xi = sub(xi, times(eta, step))
+            deltas.append(sub(xi, x))
+            last.append(m)
+        delta_g = times(-1 / (K * eta), mean(deltas))
+        x = add(x, mean(deltas))
+        m_bar = mean(last)
+        history.append(x)
+    return history

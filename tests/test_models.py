@@ -1,0 +1,489 @@
+"""The convolution against lax, the networks against torch."""
+
+import itertools
+import math
+import re
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from fedjax_muon import models
+from fedjax_muon.models.convolution import convolution, max_pool_2x2
+
+LAYOUT = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC")}
+LAYOUT[3] = ("NHWDC", "HWDIO", "NHWDC")
+
+
+def whole_numbers(seed, *shape):
+    """Small integers: float32 sums of their products are exact in any order."""
+    draw = np.random.default_rng(seed).integers(-4, 5, shape)
+    return jnp.asarray(draw, jnp.float32)
+
+
+def outputs(convolve, x, w, strides, padding, **options):
+    """Value and both gradients, for a cotangent of whole numbers."""
+    y, pullback = jax.vjp(
+        lambda x, w: convolve(x, w, strides, padding, **options), x, w
+    )
+    return y, *pullback(whole_numbers(9, *y.shape).astype(y.dtype))
+
+
+def primitives(convolve, x, w, strides, padding, **options):
+    jaxpr = jax.make_jaxpr(lambda x, w: convolve(x, w, strides, padding, **options))(
+        x, w
+    )
+    return [equation.primitive.name for equation in jaxpr.eqns]
+
+
+SHAPES = [((3, 7, 6, 2), (3, 2, 2, 4)), ((2, 9, 8, 1), (2, 3, 1, 3))]
+PADDINGS = ["SAME", "VALID", "SAME_LOWER", ((1, 3), (0, 2)), ((-1, 0), (2, -1))]
+STRIDES = [(1, 1), (2, 1), (2, 3)]
+DILATIONS = [(1, 1), (2, 1), (1, 3)]
+
+
+@pytest.mark.parametrize("dilation", DILATIONS)
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_convolution_equals_lax(shape, strides, dilation):
+    x, w = whole_numbers(0, *shape[0]), whole_numbers(1, *shape[1])
+    options = {"rhs_dilation": dilation, "dimension_numbers": LAYOUT[2]}
+
+    def all_paddings(convolve, x, w):
+        return [outputs(convolve, x, w, strides, p, **options) for p in PADDINGS]
+
+    ours, theirs = (
+        jax.jit(partial(all_paddings, f))(x, w)
+        for f in (convolution, lax.conv_general_dilated)
+    )
+    for padding, mine, reference in zip(PADDINGS, ours, theirs, strict=True):
+        names = primitives(convolution, x, w, strides, padding, **options)
+        assert names == ["custom_vjp_call"], "the case does not reach the new code"
+        for a, b in zip(mine, reference, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("ndim", "padding"), [(1, ((2, 0),)), (3, "SAME")])
+def test_convolution_in_one_and_three_dimensions(ndim, padding):
+    x = whole_numbers(0, 2, *(7, 5, 6)[:ndim], 3)
+    w = whole_numbers(1, *(3, 2, 3)[:ndim], 3, 2)
+    case = (x, w, (2, 1, 2)[:ndim], padding)
+    options = {"dimension_numbers": LAYOUT[ndim], "rhs_dilation": (2, 3, 1)[:ndim]}
+    assert primitives(convolution, *case, **options) == ["custom_vjp_call"]
+    ours = outputs(convolution, *case, **options)
+    for a, b in zip(
+        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+HANDED_TO_LAX = {
+    "groups": ((2, 6, 6, 4), (3, 3, 2, 4), {"feature_group_count": 2}),
+    "dilated input": ((2, 6, 6, 2), (3, 3, 2, 4), {"lhs_dilation": (2, 1)}),
+    "channels first": ((2, 2, 6, 6), (4, 2, 3, 3), {"dimension_numbers": None}),
+    "batch groups": ((2, 6, 6, 2), (3, 3, 2, 4), {"batch_group_count": 2}),
+    "nothing comes out": ((2, 2, 6, 2), (3, 3, 2, 4), {}),
+}
+
+
+@pytest.mark.parametrize("name", HANDED_TO_LAX)
+def test_other_convolutions_go_to_lax_as_they_are(name):
+    x, w, options = HANDED_TO_LAX[name]
+    case = (whole_numbers(0, *x), whole_numbers(1, *w), (1, 1), [(0, 0), (0, 0)])
+    options = {"dimension_numbers": LAYOUT[2], **options}
+    assert "custom_vjp_call" not in primitives(convolution, *case, **options)
+    ours = outputs(convolution, *case, **options)
+    for a, b in zip(
+        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_bad_arguments_get_the_errors_of_lax():
+    x, w = jnp.ones((2, 6, 6, 2)), jnp.ones((3, 3, 2, 4))
+    with pytest.raises(TypeError, match="window_strides"):
+        convolution(x, w, (1,), "VALID", dimension_numbers=LAYOUT[2])
+    with pytest.raises(ValueError, match="feature_group_count"):
+        convolution(x, w[:, :, :1], (1, 1), "VALID", dimension_numbers=LAYOUT[2])
+
+
+def test_half_precision_and_precision():
+    x, w = whole_numbers(0, 2, 6, 6, 2), whole_numbers(1, 3, 3, 2, 4)
+    case = (x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), (2, 1), "SAME")
+    options = {"dimension_numbers": LAYOUT[2], "precision": lax.Precision.HIGHEST}
+    assert primitives(convolution, *case, **options) == ["custom_vjp_call"]
+    ours = outputs(convolution, *case, **options)
+    for a, b in zip(
+        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
+    ):
+        assert a.dtype == jnp.bfloat16
+        # sums up to 9 x 2 x 16 or 2 x 6 x 3 x 16 round in bfloat16: 8 bits
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2.0**-7
+        )
+
+
+FLAX = {
+    "1-D causal": ((2, 9, 3), {"kernel_size": (3,), "padding": "CAUSAL"}),
+    "1-D strides": ((2, 9, 3), {"kernel_size": (4,), "strides": 3}),
+    "2-D circular": ((2, 6, 7, 3), {"kernel_size": (3, 2), "padding": "CIRCULAR"}),
+    "2-D reflect": ((2, 6, 7, 3), {"kernel_size": (3, 3), "padding": "REFLECT"}),
+    "2-D dilated": ((2, 9, 7, 3), {"kernel_size": (3, 3), "kernel_dilation": 2}),
+    "2-D batches": ((2, 3, 6, 6, 3), {"kernel_size": (3, 3), "padding": "VALID"}),
+    "one example": ((6, 6, 3), {"kernel_size": (3, 3)}),
+    "half": ((2, 6, 6, 3), {"kernel_size": (3, 3), "dtype": jnp.bfloat16}),
+}
+
+
+@pytest.mark.parametrize("name", FLAX)
+def test_through_flax(name):
+    shape, options = FLAX[name]
+    x = whole_numbers(0, *shape)
+    plain = nn.Conv(4, **options)
+    ours = nn.Conv(4, **options, conv_general_dilated=convolution)
+    params = jax.tree.map(
+        lambda p: whole_numbers(1, *p.shape), plain.init(jax.random.key(0), x)
+    )
+
+    def value_and_gradient(module):
+        def loss(params, x):
+            return jnp.sum(module.apply(params, x) * jnp.arange(4.0, dtype=x.dtype))
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+
+    with jax.numpy_rank_promotion("allow"):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            value_and_gradient(ours),
+            value_and_gradient(plain),
+        )
+
+
+def squares(convolve, w, x):
+    y = convolve(x, w, (1, 1), "SAME", dimension_numbers=LAYOUT[2])
+    return jnp.mean(jnp.tanh(y) ** 2)
+
+
+def random_case(*lead):
+    keys = jax.random.split(jax.random.key(0))
+    w = jax.random.normal(keys[0], (*lead, 3, 3, 2, 4))
+    return w, jax.random.normal(keys[1], (*lead, 2, 6, 5, 2))
+
+
+def through_scan(gradient):
+    def step(w, x):
+        return w - 0.1 * gradient(w, x), None
+
+    return lambda w, xs: lax.scan(step, w, xs)[0]
+
+
+def reverse_through_scan(gradient):
+    """The gradient of the last loss with respect to the first weights."""
+    return jax.grad(lambda w, xs: jnp.sum(through_scan(gradient)(w, xs) ** 2))
+
+
+TRANSFORMATIONS = {
+    "vmap over weights": ((3,), jax.vmap),
+    "gradient in a scan": ((3,), lambda g: lambda w, x: through_scan(g)(w[0], x)),
+    "gradient of a scan": (
+        (3,),
+        lambda g: lambda w, x: reverse_through_scan(g)(w[0], x),
+    ),
+    "map": ((3,), lambda g: lambda w, x: lax.map(lambda both: g(*both), (w, x))),
+    "remat": ((), jax.remat),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_under_transformations(name):
+    lead, transform = TRANSFORMATIONS[name]
+    case = random_case(*lead)
+    ours, theirs = (
+        jax.jit(transform(jax.grad(partial(squares, f))))(*case)
+        for f in (convolution, lax.conv_general_dilated)
+    )
+    assert jnp.abs(theirs).max() > 0.01
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_forward_mode_is_refused():
+    w, x = random_case()
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(lambda w: squares(convolution, w, x), (w,), (w,))
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("shared", ["nothing", "weights", "data"])
+def test_inside_shard_map(shared, check):
+    """Weights and data varying over devices or not: the gradients that lax has."""
+    mesh = jax.make_mesh((4,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
+    w, x = random_case(4)
+
+    def gradients(convolve):
+        def body(w, x):
+            dw, dx = jax.grad(partial(squares, convolve), argnums=(0, 1))(w[0], x[0])
+            # a gradient that does not vary is made to, so that it can be gathered
+            lift = jax.lax.axis_index("clients") * 0.0
+            return dw[None] + lift, dx[None] + lift
+
+        split, whole = P("clients"), P()
+        in_specs = (
+            whole if shared == "weights" else split,
+            whole if shared == "data" else split,
+        )
+        f = jax.shard_map(
+            body, mesh=mesh, in_specs=in_specs, out_specs=split, check_vma=check
+        )
+        return jax.jit(f)(w, x)
+
+    ours, theirs = gradients(convolution), gradients(lax.conv_general_dilated)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), ours, theirs)
+
+
+def scanned_gradient(module, x):
+    """A jitted loop over gradient steps and the shapes of its arguments."""
+    params = jax.eval_shape(module.init, jax.random.key(0), x[0])
+
+    def loss(params, x):
+        return jnp.sum(module.apply(params, x) ** 2)
+
+    return jax.jit(through_scan_of_trees(jax.grad(loss))), params
+
+
+def through_scan_of_trees(gradient):
+    def step(params, x):
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient(params, x))
+        return new, None
+
+    return lambda params, xs: lax.scan(step, params, xs)[0]
+
+
+def layouts(module):
+    x = jnp.ones((2, 3, 12, 12, 1))
+    run, params = scanned_gradient(module, x)
+    text = run.lower(params, x).compile().as_text()
+    return re.findall(r"convolution\(.*dim_labels=(\w+->\w+)", text)
+
+
+class PlainCNN(nn.Module):
+    """The two convolutions of EmnistCNN as flax has them."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(32, (3, 3), padding="VALID")(x)
+        return nn.Conv(64, (3, 3), padding="VALID")(nn.relu(x))
+
+
+@pytest.mark.parametrize("model", [models.EmnistCNN(), models.LeNet()])
+def test_every_convolution_in_a_scan_is_canonical(model):
+    # two forward, two of weights, one of data: none for the images themselves
+    assert layouts(model) == 5 * ["b01f_01io->b01f"]
+
+
+def test_plain_convolutions_in_a_scan_are_not():
+    """The premise of the module: where it fails, `convolution` can be retired."""
+    assert set(layouts(PlainCNN())) != {"b01f_01io->b01f"}
+
+
+def test_other_backends_get_the_gradients_of_lax(monkeypatch):
+    w, x = random_case()
+    traced = jax.jit(jax.grad(partial(squares, convolution), argnums=(0, 1))).trace(
+        w, x
+    )
+    of_lax = jax.jit(jax.grad(partial(squares, lax.conv_general_dilated)))
+
+    def written(traced, platform):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        return set(re.findall(r"dim_numbers = (\S+)", text))
+
+    batch_of_channels = written(of_lax.trace(w, x), "cuda") - written(traced, "cpu")
+    assert batch_of_channels, "lax now writes canonical gradients itself"
+    assert batch_of_channels <= written(traced, "cuda")
+
+    monkeypatch.setattr(
+        lax, "platform_dependent", lambda *args, default, **_: default(*args)
+    )
+    ours = jax.grad(partial(squares, convolution))(w, x)
+    np.testing.assert_allclose(ours, of_lax(w, x), atol=1e-7)
+
+
+def flax_pool(x):
+    return nn.max_pool(x, (2, 2), strides=(2, 2))
+
+
+@pytest.mark.parametrize("size", [(6, 4), (7, 5)])
+def test_pooling_equals_flax(size):
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (2, *size, 3))
+    g = jax.random.normal(keys[1], (2, size[0] // 2, size[1] // 2, 3))
+    for a, b in zip(
+        jax.vjp(max_pool_2x2, x)[1](g), jax.vjp(flax_pool, x)[1](g), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(max_pool_2x2(x), flax_pool(x))
+
+
+def test_equal_maxima_share_the_gradient():
+    x = jnp.array([[3.0, 1.0], [3.0, 2.0]])[None, :, :, None]
+    gradient = jax.grad(lambda x: jnp.sum(max_pool_2x2(x)))(x)
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[0.5, 0.0], [0.5, 0.0]])
+
+
+LAYERS = {  # name: (weights and biases of each layer, for 28 x 28 x 1 and 10 classes)
+    "mlp": [784 * 200 + 200, 200 * 200 + 200, 200 * 10 + 10],
+    "lenet": [
+        5 * 5 * 1 * 6 + 6,  # 28 x 28, pooled to 14 x 14
+        5 * 5 * 6 * 16 + 16,  # 10 x 10, pooled to 5 x 5
+        5 * 5 * 16 * 120 + 120,
+        120 * 84 + 84,
+        84 * 10 + 10,
+    ],
+    "emnist_cnn": [
+        3 * 3 * 1 * 32 + 32,  # 26 x 26
+        3 * 3 * 32 * 64 + 64,  # 24 x 24, pooled to 12 x 12
+        12 * 12 * 64 * 128 + 128,
+        128 * 10 + 10,
+    ],
+}
+TOTALS = {"mlp": 199_210, "lenet": 61_706, "emnist_cnn": 1_199_882}
+
+
+def shapes(model, example_shape):
+    x = jax.ShapeDtypeStruct((2, *example_shape), jnp.float32)
+    logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
+    assert set(variables) == {"params"}
+    return logits.shape, variables["params"]
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_parameters_of_each_layer(name):
+    logits, params = shapes(models.ALL[name](classes=10), (28, 28, 1))
+    counts = [sum(p.size for p in jax.tree.leaves(layer)) for layer in params.values()]
+    assert logits == (2, 10)
+    assert sorted(counts) == sorted(LAYERS[name])
+    assert sum(counts) == TOTALS[name]
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_classes(name):
+    assert shapes(models.ALL[name](classes=62), (28, 28, 1))[0] == (2, 62)
+
+
+def test_features_of_the_mlp():
+    _, params = shapes(models.MLP(features=(7,), classes=3), (4, 2))
+    kernels = [layer["kernel"].shape for layer in params.values()]
+    assert kernels == [(8, 7), (7, 3)]
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "width"),
+    [
+        (models.LeNet(), 32, 6 * 6 * 16),
+        (models.LeNet(), 12, 1 * 1 * 16),
+        (models.EmnistCNN(), 8, 2 * 2 * 64),  # scikit-learn's digits
+        (models.EmnistCNN(), 6, 1 * 1 * 64),
+    ],
+)
+def test_other_image_sizes(model, size, width):
+    logits, params = shapes(model, (size, size, 3))
+    assert logits == (2, 10)
+    assert params["Dense_0"]["kernel"].shape[0] == width
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (28, 11, 1), (28, 28)])
+def test_lenet_refuses_other_data(shape):
+    with pytest.raises(ValueError, match="at least 12 x 12, got shape"):
+        shapes(models.LeNet(), shape)
+
+
+@pytest.mark.parametrize("shape", [(5, 8, 1), (784,)])
+def test_emnist_cnn_refuses_other_data(shape):
+    with pytest.raises(ValueError, match="at least 6 x 6, got shape"):
+        shapes(models.EmnistCNN(), shape)
+
+
+def torch_network(name, params, x):
+    """The network by torch's own operations, from our parameters, in float64."""
+    functional = torch.nn.functional
+
+    def conv(layer, x, padding):
+        return functional.conv2d(
+            x, layer["kernel"].permute(3, 2, 0, 1), layer["bias"], padding=padding
+        )
+
+    def dense(layer, x):
+        return x @ layer["kernel"] + layer["bias"]
+
+    def pooled(x):
+        return functional.max_pool2d(functional.relu(x), 2)
+
+    if name != "mlp":
+        x = x.permute(0, 3, 1, 2)
+    if name == "lenet":
+        x = pooled(conv(params["Conv_0"], x, "same"))
+        x = pooled(conv(params["Conv_1"], x, "valid")).permute(0, 2, 3, 1)
+    if name == "emnist_cnn":
+        x = functional.relu(conv(params["Conv_0"], x, "valid"))
+        x = pooled(conv(params["Conv_1"], x, "valid")).permute(0, 2, 3, 1)
+    x = x.reshape(len(x), -1)
+    count = sum(layer.startswith("Dense") for layer in params)
+    for i in range(count - 1):
+        x = functional.relu(dense(params[f"Dense_{i}"], x))
+    return dense(params[f"Dense_{count - 1}"], x)
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_networks_equal_torch(name):
+    model = models.ALL[name](classes=4)
+    x = np.random.default_rng(0).normal(size=(3, 15, 14, 2))
+    with jax.enable_x64(True):
+        params = model.init(jax.random.key(0), jnp.asarray(x))["params"]
+        params = jax.tree.map(lambda p: p.astype(jnp.float64), params)
+
+        def loss(params):
+            logits = model.apply({"params": params}, jnp.asarray(x))
+            return jnp.sum(jnp.sin(logits)), logits
+
+        gradient, logits = jax.grad(loss, has_aux=True)(params)
+        gradient, logits = jax.tree.map(np.asarray, (gradient, logits))
+
+    leaves = jax.tree.map(lambda p: torch.tensor(np.asarray(p)), params)
+    for leaf in jax.tree.leaves(leaves):
+        leaf.requires_grad_()
+    reference = torch_network(name, leaves, torch.tensor(x))
+    torch.sin(reference).sum().backward()
+    np.testing.assert_allclose(logits, reference.detach().numpy(), atol=1e-12)
+    jax.tree.map(
+        lambda g, leaf: np.testing.assert_allclose(g, leaf.grad.numpy(), atol=1e-12),
+        gradient,
+        leaves,
+    )
+
+
+def test_work_of_a_step_of_the_emnist_cnn():
+    """1.43 GFLOP for 20 examples: two for each product, forward and two gradients."""
+    first = 26 * 26 * 32 * (3 * 3 * 1)
+    second = 24 * 24 * 64 * (3 * 3 * 32)
+    dense = 12 * 12 * 64 * 128 + 128 * 10
+    products = 20 * (2 * first + 3 * second + 3 * dense)  # images have no gradient
+    assert math.isclose(2 * products, 1.43e9, rel_tol=0.01)
+
+    model = models.EmnistCNN()
+    x = jax.ShapeDtypeStruct((20, 28, 28, 1), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    step = jax.jit(jax.grad(lambda p, x: jnp.sum(model.apply(p, x))))
+    counted = step.lower(params, x).compile().cost_analysis()["flops"]
+    # what XLA counts beyond it are biases, maxima, comparisons
+    assert 2 * products <= counted < 1.02 * 2 * products
+
+
+def test_no_two_models_have_one_name():
+    constructors = list(models.ALL.values())
+    for a, b in itertools.combinations(constructors, 2):
+        assert a is not b

@@ -1,0 +1,400 @@
+"""The oracles among themselves: theorems, identities and independent optimisers.
+
+An oracle that is wrong makes a wrong library look right, so each is held here against
+something that is neither the library nor another copy of the same loop.
+"""
+
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import fedavg as avg
+from oracles.cases import (
+    ALONE,
+    COSINE,
+    FULL,
+    ONE_STEP,
+    ONE_STEP_PARTIAL,
+    ORACLES,
+    PARTIAL,
+    SIZES,
+    X,
+    identity,
+    matrix_only,
+    two_parabolas,
+)
+from oracles.fedmuon import fedmuon
+from oracles.fedmuon_align import fedmuon_align
+from oracles.fedmuon_correct import (
+    fedmuon_correct,
+    fedmuon_correct_states,
+    local_muon_persistent,
+)
+from oracles.fedprox import fedprox
+from oracles.muloco import muloco
+from oracles.problem import Play, draw_play, mean, normalise, polar, toy_grad, toy_loss
+from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum, scaffold_states
+
+
+def assert_same(a, b, atol=1e-12):
+    """Equal at every round, up to rounding."""
+    assert len(a) == len(b) > 0
+    for u, v in zip(a, b, strict=True):
+        assert u.keys() == v.keys()
+        for name in u:
+            np.testing.assert_allclose(u[name], v[name], rtol=0, atol=atol)
+
+
+def apart(a, b):
+    """The largest entry of the difference after the last round."""
+    return max(np.max(np.abs(a[-1][k] - b[-1][k])) for k in a[-1])
+
+
+# ------------------------------------------------------------------- the toy problem
+
+
+def test_toy_gradient_is_that_of_finite_differences():
+    for _, data in PARTIAL.rounds[:2]:
+        batch = data[0][0]
+        weighted = (batch[0], batch[1], np.linspace(0.0, 2.0, len(batch[2])))
+        for b, name in product((batch, weighted), X):
+            for at in np.ndindex(X[name].shape):
+                h = np.zeros_like(X[name])
+                h[at] = 1e-5
+                up = toy_loss({**X, name: X[name] + h}, b)
+                down = toy_loss({**X, name: X[name] - h}, b)
+                assert abs(toy_grad(X, b)[name][at] - (up - down) / 2e-5) < 1e-9
+
+
+def test_polar_is_the_maximiser_over_the_spectral_ball():
+    rng = np.random.default_rng(0)
+    for shape in [(4, 3), (3, 4), (3, 3), (1, 5)]:
+        m = rng.standard_normal(shape)
+        nuclear = np.sum(np.linalg.svd(m, compute_uv=False))
+        assert np.sum(m * polar(m)) == pytest.approx(nuclear, rel=1e-12)
+        assert np.linalg.norm(polar(m), 2) == pytest.approx(1.0, rel=1e-12)
+    low = rng.standard_normal((4, 1)) @ rng.standard_normal((1, 3))
+    np.testing.assert_allclose(polar(low), low / np.linalg.norm(low), atol=1e-12)
+    assert np.array_equal(polar(np.zeros((4, 3))), np.zeros((4, 3)))
+    assert np.array_equal(normalise(np.zeros(3)), np.zeros(3))
+
+
+def test_play_is_what_it_says():
+    assert [len(batches) for batches in PARTIAL.first] == [1] * 5
+    assert any(ids != sorted(ids) for ids, _ in PARTIAL.rounds)
+    assert len({tuple(sorted(ids)) for ids, _ in PARTIAL.rounds}) > 1
+    for ids, data in PARTIAL.rounds:
+        assert len(set(ids)) == len(ids) == 3 == len(data)
+        for i, batches in zip(ids, data, strict=True):
+            assert len(batches) == 4
+            for x, y, weight in batches:
+                assert x.shape == (6, 4)
+                assert y.shape == (6, 3)
+                assert weight.sum() == min(6, SIZES[i])
+    again = draw_play(1, 5, 3, 4, 6, 5, SIZES)
+    assert all(a[0] == b[0] for a, b in zip(again.rounds, PARTIAL.rounds, strict=True))
+    assert np.array_equal(again.rounds[4][1][2][3][0], PARTIAL.rounds[4][1][2][3][0])
+
+
+# ------------------------------------------ LocalMuon stalls (Takezawa et al. 2025)
+
+
+@pytest.mark.parametrize("b", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("lr", [0.01, 0.25])
+def test_local_muon_stalls_where_the_lmo_votes_cancel(b, lr):
+    a = 2.0
+    play = two_parabolas(a, 50)
+    start = {"w": np.full((1, 1), -a / 4)}
+    stalled = [
+        local_muon_persistent(start, play, lr, b),
+        local_muon_persistent(start, play, lr, b, np.sign, everywhere=True),
+        muloco(start, play, lr, momentum=1 - b),
+        avg.local_muon(start, play, lr, momentum=1 - b, decay=0.0),
+    ]
+    for history in stalled:
+        assert_same(history, [start] * 50)
+    zeta = np.mean([(-a / 2) ** 2, (a / 2) ** 2])  # at the minimiser -a/2
+    assert (-a / 4 + a / 2) ** 2 == pytest.approx(zeta / 4)
+
+
+def test_bias_correction_reaches_the_minimiser():
+    a, lr = 2.0, 0.05
+    start = {"w": np.full((1, 1), -a / 4)}
+    history = fedmuon_correct(start, two_parabolas(a, 200), lr, b=0.5, warm_start=True)
+    tail = np.array([x["w"].item() for x in history[100:]])
+    assert np.max(np.abs(tail + a / 2)) < 2 * lr
+    assert abs(history[0]["w"].item() - start["w"].item()) == pytest.approx(lr)
+
+
+# ------------------------------------------------------------------------ invariants
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+@pytest.mark.parametrize("f", [fedmuon_correct_states, scaffold_states])
+def test_the_servers_control_is_the_mean_of_all_clients_controls(f, warm_start):
+    states = f(X, PARTIAL, 0.05, warm_start=warm_start)
+    for state in states:
+        assert_same([state.c], [mean(state.c_i)])
+        assert np.max(np.abs(state.c["w"])) > 1e-3
+    later = zip(pairwise(states), PARTIAL.rounds[1:], strict=True)
+    for (before, after), (ids, _) in later:
+        for i in range(5):
+            same = np.array_equal(before.c_i[i]["w"], after.c_i[i]["w"])
+            assert same == (i not in ids)
+
+
+def test_correct_moves_at_most_a_share_of_the_local_steps():
+    # Takezawa et al., Lemma 5, in the norm of the LMO: (eta S / n)(r - r') K
+    history = [X, *fedmuon_correct(X, PARTIAL, 0.05)]
+    steps = [np.linalg.norm(v["w"] - u["w"], 2) for u, v in pairwise(history)]
+    assert max(steps) <= 0.05 * 3 / 5 * 4 + 1e-12
+    assert max(steps) > 0.5 * 0.05 * 3 / 5 * 4
+
+
+@pytest.mark.parametrize("play", [PARTIAL, FULL])
+@pytest.mark.parametrize("align", [0.0, 0.5, 0.75])
+def test_alignment_is_momentum_on_directions(play, align):
+    # Delta_G' = align Delta_G + (1-align) mean direction, also when lr is scheduled
+    seen = []
+
+    def record(m):
+        seen.append(polar(m))
+        return seen[-1]
+
+    history = fedmuon_align(X, play, COSINE, align=align, decay=0.0, direction=record)
+    per_round = np.array(seen).reshape(5, -1, 4, 3)
+    assert per_round.shape[1] == 4 * len(play.rounds[0][0])
+    before, delta_g = X["w"], np.zeros((4, 3))
+    for r, x in enumerate(history):
+        delta_g = align * delta_g + (1 - align) * per_round[r].mean(axis=0)
+        moved, before = before - x["w"], x["w"]
+        np.testing.assert_allclose(moved, COSINE(r) * 4 * delta_g, 0, 1e-12)
+
+
+def test_alignment_alone_never_moves():
+    assert_same(fedmuon_align(X, PARTIAL, 0.05, align=1.0, decay=0.0), [X] * 5, 0)
+
+
+# ----------------------------------------------------------------------- reductions
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_correct_without_lmo_and_momentum_is_scaffold_for_one_step(warm_start):
+    for play, server_lr in ((ONE_STEP, 1.0), (ONE_STEP_PARTIAL, 3 / 5)):
+        ours = fedmuon_correct(X, play, 0.2, 1.0, identity, warm_start=warm_start)
+        assert_same(ours, scaffold(X, play, 0.2, server_lr, warm_start))
+    ours = fedmuon_correct(X, FULL, 0.2, 1.0, identity, warm_start=warm_start)
+    assert apart(ours, scaffold(X, FULL, 0.2, 1.0, warm_start)) > 1e-3
+
+
+@pytest.mark.parametrize("play", [PARTIAL, FULL])
+def test_align_without_its_mechanisms_is_local_muon(play):
+    for decay in (0.0, 0.1):
+        local = avg.local_muon(X, play, COSINE, decay=decay)
+        ours = fedmuon_align(X, play, COSINE, align=0.0, decay=decay, carry=False)
+        assert_same(ours, local)
+        kept = avg.local_muon_momentum(X, play, COSINE, decay=decay)
+        assert_same(fedmuon_align(X, play, COSINE, align=0.0, decay=decay), kept)
+        assert apart(kept, local) > 1e-3
+
+
+def test_local_muon_without_lmo_and_momentum_is_fedavg():
+    ours = local_muon_persistent(X, PARTIAL, 0.2, 1.0, identity)
+    assert_same(ours, avg.fedavg(X, PARTIAL, 0.2, server_lr=3 / 5))
+
+
+def centralised_muon(play, b, lr, decay, ratio):
+    """One worker, whose gradient is the mean over the play's clients (Zhang & Gao)."""
+    gradient = lambda x, batches: mean([toy_grad(x, batch) for batch in batches])
+    x, m, path = X, gradient(X, [batches[0] for batches in play.first]), []
+    for _, data in play.rounds:
+        for batches in zip(*data, strict=True):
+            w = (1 - lr * decay) * x["w"] - lr * polar(m["w"])
+            x = {"w": w, "b": (1 - lr * decay) * x["b"] - lr * ratio * m["b"]}
+            g = gradient(x, batches)
+            m = {name: (1 - b) * m[name] + b * g[name] for name in m}
+        path.append(x)
+    return path
+
+
+def test_synced_fedmuon_is_centralised_muon_for_one_step_or_one_client():
+    hyper: dict[str, Any] = {"b": 0.3, "lr": 0.05, "decay": 0.1, "ratio": 2.0}
+    path = centralised_muon(ONE_STEP, **hyper)
+    assert_same(fedmuon(X, ONE_STEP, synced=True, **hyper), path)
+    assert apart(fedmuon(X, ONE_STEP, **hyper), path) > 1e-3
+    assert_same(fedmuon(X, ALONE, **hyper), centralised_muon(ALONE, **hyper))
+
+
+def test_shared_momentum_is_heavy_ball_on_the_mean_gradient():
+    # without U V^T and for one step the mean of the M_i is what the server needs
+    m, w, path = 0 * X["w"], X["w"], []
+    play = matrix_only(ONE_STEP)
+    for _, data in play.rounds:
+        g = mean([play.grad({"w": w}, batches[0]) for batches in data])["w"]
+        m = 0.9 * m + g
+        w = w - 0.05 * m
+        path.append({"w": w})
+    hyper: dict[str, Any] = {"momentum": 0.9, "decay": 0.0, "direction": identity}
+    x = {"w": X["w"]}
+    assert_same(fedmuon_align(x, play, 0.05, align=0.0, **hyper), path)
+    assert_same(avg.local_muon_momentum(x, play, 0.05, **hyper), path)
+
+
+def test_muloco_with_a_trivial_server_is_persistent_local_muon():
+    # heavy ball and the moving average point the same way, as U V^T ignores scale
+    play, x = matrix_only(FULL), {"w": X["w"]}
+    local = local_muon_persistent(x, play, 0.05, b=0.1)
+    assert_same(muloco(x, play, 0.05, outer_lr=1.0, outer_momentum=0.0), local)
+    assert apart(muloco(x, play, 0.05, outer_lr=1.0), local) > 1e-3
+    scale = lambda rows, cols: 1.5 * rows / cols  # 2 for the 4 by 3 leaf
+    twice = muloco(x, play, 0.025, 0.9, 0.0, 1.0, 0.0, scale)
+    assert_same(twice, local)
+    alone = matrix_only(ALONE)
+    carried = avg.local_muon_momentum(x, alone, 0.05, momentum=0.9, decay=0.0)
+    assert_same(local_muon_persistent(x, alone, 0.05, b=0.1), carried)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_identical_clients_are_one_client(name):
+    rounds = [([2, 0, 1], data * 3) for _, data in ALONE.rounds]
+    crowd = Play(toy_grad, 3, ALONE.first * 3, rounds, [9] * 3)
+    history = ORACLES[name](X, crowd)
+    assert_same(history, ORACLES[name](X, ALONE))
+    assert apart(history, [X]) > 1e-3
+
+
+def descent(play, share):
+    """Gradient descent on the cohort's gradients, averaged by the clients' shares."""
+    x, path = X, []
+    for ids, data in play.rounds:
+        present = share[ids] / np.sum(share[ids])
+        g = [toy_grad(x, batches[0]) for batches in data]
+        x = {k: x[k] - 0.2 * np.tensordot(present, [u[k] for u in g], 1) for k in x}
+        path.append(x)
+    return path
+
+
+@pytest.mark.parametrize("play", [ONE_STEP, ONE_STEP_PARTIAL])
+def test_fedavg_of_one_step_is_gradient_descent_on_the_mean(play):
+    plain, by_size = descent(play, np.ones(5)), descent(play, np.array(SIZES))
+    assert_same(avg.fedavg(X, play, 0.2), plain)
+    assert_same(avg.fedavg_weighted(X, play, 0.2), by_size)
+    assert apart(by_size, plain) > 1e-3
+
+
+def test_fedprox_without_the_proximal_term_is_fedavg():
+    plain = avg.fedavg(X, PARTIAL, 0.2)
+    assert_same(fedprox(X, PARTIAL, 0.2, 0.0), plain)
+    # two steps by hand: the pull begins at the second one
+    two = draw_play(8, 1, 1, 2, 6, 1, [9])
+    a, b = two.rounds[0][1][0]
+    x1 = {k: X[k] - 0.2 * toy_grad(X, a)[k] for k in X}
+    x2 = {k: x1[k] - 0.2 * (toy_grad(x1, b)[k] + 0.5 * (x1[k] - X[k])) for k in X}
+    assert_same(fedprox(X, two, 0.2, 0.5), [x2])
+
+
+def test_scaffold_variants_agree_where_the_optimiser_is_sgd():
+    # for SGD the mean of the raw gradients is what option II computes
+    for lr in (0.2, COSINE):
+        literal = scaffold(X, PARTIAL, lr, server_lr=0.7)
+        assert_same(scaffold_momentum(X, PARTIAL, lr, 0.0, server_lr=0.7), literal)
+        assert apart(literal, avg.fedavg(X, PARTIAL, lr, server_lr=0.7)) > 1e-3
+    # an eps far above the gradients turns Adam into SGD with the rate lr / eps
+    literal = scaffold(X, PARTIAL, 0.2)
+    assert_same(scaffold_adam(X, PARTIAL, 0.2e13, 0.0, 0.0, 1e13), literal)
+
+
+# ------------------------------------------------------------ independent optimisers
+
+
+def by_torch(make, play):
+    """One client alone, a fresh torch optimiser per round, in float64."""
+    path, x = [], X
+    for _, data in play.rounds:
+        leaves = {k: torch.tensor(v, requires_grad=True) for k, v in x.items()}
+        optimiser = make(leaves.values())
+        for batch in data[0]:
+            g = toy_grad({k: v.detach().numpy() for k, v in leaves.items()}, batch)
+            for k, leaf in leaves.items():
+                leaf.grad = torch.tensor(g[k])
+            optimiser.step()
+        x = {k: v.detach().numpy().copy() for k, v in leaves.items()}
+        path.append(x)
+    return path
+
+
+def test_local_optimisers_are_those_of_torch():
+    adamw = lambda leaves: torch.optim.AdamW(leaves, lr=0.02, weight_decay=0.1)
+    assert_same(avg.local_adamw(X, ALONE, 0.02, decay=0.1), by_torch(adamw, ALONE))
+    adam = lambda leaves: torch.optim.Adam(leaves, lr=0.02)
+    assert_same(avg.fedavg_adam(X, ALONE, 0.02), by_torch(adam, ALONE))
+    ball = lambda leaves: torch.optim.SGD(leaves, lr=0.1, momentum=0.9)
+    assert_same(avg.fedavg_momentum(X, ALONE, 0.1), by_torch(ball, ALONE))
+    # local Muon moves its vectors alone where U V^T is replaced by zero
+    adam = lambda leaves: torch.optim.Adam([*leaves][1:], 0.02, (0.9, 0.95), 1e-10)
+    ours = avg.local_muon(X, ALONE, 0.02, decay=0.0, direction=np.zeros_like)
+    assert_same(ours, by_torch(adam, ALONE))
+
+
+def test_muloco_inner_and_outer_optimisers_are_those_of_torch():
+    # sign instead of U V^T leaves heavy ball, persistent AdamW, and Nesterov SGD
+    play = draw_play(7, 2, 2, 3, 6, 5, [9, 4])
+    outer = [torch.tensor(X["w"]), torch.tensor(X["b"])]
+    nesterov = torch.optim.SGD(outer, lr=0.7, momentum=0.9, nesterov=True)
+    own = [[torch.tensor(X["w"]), torch.tensor(X["b"])] for _ in range(2)]
+    inner = [torch.optim.AdamW(p[1:], 0.02, (0.9, 0.99), 1e-8, 0.1) for p in own]
+    m, path = [np.zeros((4, 3))] * 2, []
+    for ids, data in play.rounds:
+        for i, batches in zip(ids, data, strict=True):
+            for mine, shared in zip(own[i], outer, strict=True):
+                mine.data.copy_(shared.data)
+            for batch in batches:
+                w, b = own[i]
+                g = toy_grad({"w": w.numpy(), "b": b.numpy()}, batch)
+                m[i] = 0.9 * m[i] + g["w"]
+                w.data.sub_(0.02 * (0.5 * torch.tensor(np.sign(m[i])) + 0.1 * w))
+                b.grad = torch.tensor(g["b"])
+                inner[i].step()
+        for at, leaf in enumerate(outer):
+            leaf.grad = leaf - (own[0][at] + own[1][at]) / 2
+        nesterov.step()
+        path.append({"w": outer[0].numpy().copy(), "b": outer[1].numpy().copy()})
+    half = lambda rows, cols: 0.5
+    ours = muloco(X, play, 0.02, decay=0.1, scale=half, direction=np.sign)
+    assert_same(ours, path)
+
+
+def test_adaptive_servers_unrolled():
+    # the sums that the recursions stand for, on displacements recomputed from x
+    lr, tau = 0.1, 0.01  # so that Yogi meets both signs of v - d^2
+    means = lambda d, w: sum(c * u for c, u in zip(w, d, strict=True))
+
+    def v_yogi(d):
+        v = np.full_like(d[0], tau**2)
+        for u in d:
+            v = np.where(v > u**2, v - 0.01 * u**2, v + 0.01 * u**2)
+        return v
+
+    def v_adam(d):
+        t = len(d)
+        w = [0.01 * 0.99 ** (t - 1 - s) for s in range(t)]
+        return 0.99**t * tau**2 + means([u**2 for u in d], w)
+
+    v_adagrad = lambda d: tau**2 + sum(u**2 for u in d)
+    for f, b1, v in (
+        (avg.fedadam, 0.9, v_adam),
+        (avg.fedyogi, 0.9, v_yogi),
+        (avg.fedadagrad, 0.0, v_adagrad),
+    ):
+        history = [X, *f(X, ONE_STEP, lr, 0.05, tau=tau)]
+        for name in X:
+            d = []
+            for r, (_, data) in enumerate(ONE_STEP.rounds):
+                g = mean([toy_grad(history[r], batches[0]) for batches in data])
+                d.append(-lr * g[name])
+                m = means(d, [(1 - b1) * b1 ** (r - s) for s in range(r + 1)])
+                step = 0.05 * m / (np.sqrt(v(d)) + tau)
+                now = history[r + 1][name]
+                np.testing.assert_allclose(now, history[r][name] + step, 0, 1e-12)

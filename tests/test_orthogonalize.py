@@ -1,0 +1,332 @@
+"""Values of the kernel against SVD in float64, SciPy, optax and linear programming."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax.contrib._muon as optax_muon
+import pytest
+import scipy.linalg
+import scipy.optimize
+
+from fedjax_muon.orthogonalize import (
+    CUBIC,
+    DION,
+    JORDAN,
+    POLAR_EXPRESS,
+    QUINTIC,
+    frobenius,
+    gram,
+    orthogonalize,
+    plain,
+    polar,
+    rows,
+    schatten8,
+)
+
+
+def gaussian(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def with_spectrum(values, long, seed=0):
+    """A matrix of len(values) rows and `long` columns with these singular values."""
+    n = len(values)
+    u, _ = np.linalg.qr(gaussian((n, n), seed))
+    v, _ = np.linalg.qr(gaussian((long, n), seed + 1))
+    return (u * values) @ v.T
+
+
+def scalar_map(s, schedule):
+    for a, b, c in schedule:
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+def exact(x, schedule, power):
+    """U p(S / ||S||_power) V^T in float64."""
+    u, s, vt = np.linalg.svd(np.asarray(x, np.float64), full_matrices=False)
+    return (u * scalar_map(s / np.linalg.norm(s, power), schedule)) @ vt
+
+
+def distance(a, b):
+    return np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64), 2)
+
+
+def scipy_polar(x):
+    x = np.asarray(x, np.float64)
+    wide = x.shape[0] < x.shape[1]
+    return scipy.linalg.polar(x.T)[0].T if wide else scipy.linalg.polar(x)[0]
+
+
+# ------------------------------------------------------------------ exact results
+
+
+@pytest.mark.parametrize(
+    ("shape", "form", "tolerance"),
+    # five times the worst error seen; the square one is nearly singular
+    [
+        ((64, 576), gram, 3e-6),
+        ((576, 64), plain, 3e-6),
+        ((33, 7), gram, 3e-6),
+        ((1, 5), plain, 3e-6),
+        ((5, 1), gram, 3e-6),
+        ((128, 128), plain, 2e-5),
+    ],
+)
+def test_many_quintic_steps_give_the_polar_factor(shape, form, tolerance):
+    x = jnp.asarray(gaussian(shape), jnp.float32)
+    found = orthogonalize(x, coefficients=QUINTIC, steps=25, form=form)
+    assert distance(found, scipy_polar(x)) <= tolerance
+
+
+def test_twenty_five_cubic_steps_give_the_polar_factor():
+    x = jnp.asarray(gaussian((20, 30)), jnp.float32)
+    found = orthogonalize(x, coefficients=CUBIC, steps=25)
+    assert distance(found, scipy_polar(x)) <= 3e-6
+
+
+SPECTRA = {
+    "gaussian": gaussian((48, 160)),
+    "1 to 1e-2": with_spectrum(np.logspace(0, -2, 48), 160),
+    "1 to 1e-8": with_spectrum(np.logspace(0, -8, 48), 160),
+    "half rank": with_spectrum(np.repeat([1.0, 0.0], 24), 160),
+    "rank one": with_spectrum(np.eye(48)[0], 160),
+}
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "form", "normalization", "tolerance"),
+    [
+        (JORDAN, plain, frobenius, 1e-4),
+        (DION, plain, frobenius, 1e-4),
+        (QUINTIC, plain, frobenius, 1e-5),
+        (CUBIC, plain, frobenius, 1e-5),
+        (JORDAN, gram, frobenius, 1e-3),
+        (DION, gram, frobenius, 1e-3),
+        (POLAR_EXPRESS, gram, frobenius, 1e-3),
+        (CUBIC, gram, frobenius, 2e-5),
+        (JORDAN, plain, schatten8, 1e-4),
+        (POLAR_EXPRESS, gram, schatten8, 1e-3),
+        (QUINTIC, gram, schatten8, 2e-5),
+    ],
+)
+def test_the_polynomial_acts_on_the_singular_values(
+    coefficients, form, normalization, tolerance
+):
+    power = {frobenius: 2, schatten8: 8}[normalization]
+    batch = np.stack([x.astype(np.float32) for x in SPECTRA.values()])
+    found = orthogonalize(
+        batch, coefficients=coefficients, form=form, normalization=normalization
+    )
+    for x, y in zip(batch, found, strict=True):
+        assert distance(y, exact(x, rows(coefficients, 5), power)) <= tolerance
+
+
+def test_eight_polar_express_steps_in_the_gram_form():
+    x = SPECTRA["gaussian"].astype(np.float32)
+    found = orthogonalize(x, coefficients=POLAR_EXPRESS, steps=8, form=gram)
+    assert distance(found, exact(x, POLAR_EXPRESS, 2)) <= 1e-3
+    assert distance(found, scipy_polar(x)) <= 1e-3
+
+
+@pytest.mark.parametrize("form", [plain, gram])
+def test_float64_is_computed_in_float64(form):
+    with jax.enable_x64(True):
+        x = SPECTRA["1 to 1e-2"]
+        found = orthogonalize(jnp.asarray(x), form=form)
+        assert found.dtype == jnp.float64
+        assert distance(found, exact(x, JORDAN * 5, 2)) <= 1e-11
+
+
+@pytest.mark.parametrize(
+    ("shape", "form", "tolerance"),
+    [
+        ((64, 576), plain, 5e-6),
+        ((64, 576), gram, 5e-5),
+        ((33, 7), plain, 5e-6),
+        ((64, 64), plain, 5e-6),
+    ],
+)
+def test_equals_optax(shape, form, tolerance):
+    x = jnp.asarray(gaussian(shape), jnp.float32)
+    theirs = optax_muon.orthogonalize_via_newton_schulz(x, jnp.asarray(JORDAN[0]))
+    np.testing.assert_allclose(orthogonalize(x, form=form), theirs, atol=tolerance)
+
+
+def test_zero_steps_only_normalise():
+    x = jnp.asarray(gaussian((3, 5, 4)), jnp.float32)
+    norms = np.linalg.norm(x, axis=(-2, -1), keepdims=True)
+    np.testing.assert_allclose(orthogonalize(x, steps=0), x / norms, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (12, 7), (6, 6)])
+def test_polar_equals_scipy(shape):
+    x = jnp.asarray(gaussian((2, *shape)), jnp.float32)
+    for matrix, found in zip(x, polar(x), strict=True):
+        assert distance(found, scipy_polar(matrix)) <= 3e-6
+
+
+def test_polar_of_a_rank_deficient_matrix_is_a_partial_isometry():
+    with jax.enable_x64(True):
+        x = gaussian((8, 3)) @ gaussian((3, 10), 1)
+        found = np.asarray(polar(x))
+        kept = np.sort(np.linalg.svd(found, compute_uv=False))
+        np.testing.assert_allclose(kept, [0] * 5 + [1] * 3, atol=1e-12)
+        np.testing.assert_allclose(
+            np.sum(found * x), np.linalg.norm(x, "nuc"), rtol=1e-12
+        )
+    assert not np.any(polar(jnp.zeros((2, 3))))
+    assert polar(jnp.zeros((0, 3))).shape == (0, 3)
+
+
+def test_the_derivative_is_that_of_the_function():
+    options = {"form": gram, "normalization": schatten8, "steps": 2}
+    with jax.enable_x64(True):
+        x, direction = jnp.asarray(gaussian((2, 3, 5)))
+
+        @jax.jit
+        def along(t, x):
+            y = orthogonalize(x + t * direction, **options)
+            return jnp.sum(y * jnp.sin(jnp.arange(15.0).reshape(3, 5)))
+
+        difference = (along(1e-5, x) - along(-1e-5, x)) / 2e-5
+        slope, gradient = jax.jit(jax.grad(along, argnums=(0, 1)))(0.0, x)
+        np.testing.assert_allclose(slope, difference, rtol=1e-7)
+        np.testing.assert_allclose(jnp.sum(gradient * direction), slope, rtol=1e-12)
+        at_zero = jax.grad(along, argnums=1)(0.0, 0 * x)
+        assert np.all(np.isfinite(at_zero))
+
+
+# ------------------------------------------------------------------ precision
+
+
+def relative(a, b):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form", "tolerance"),
+    [
+        (jnp.bfloat16, plain, 0.06),
+        (jnp.bfloat16, gram, 0.02),
+        (jnp.float16, plain, 0.01),
+        (jnp.float16, gram, 0.01),
+    ],
+)
+def test_sixteen_bits_stay_near_float32(dtype, form, tolerance):
+    x = jnp.asarray(gaussian((64, 256)), jnp.float32)
+    found = orthogonalize(x, dtype=dtype, form=form)
+    assert found.dtype == jnp.float32
+    error = relative(found, orthogonalize(x))
+    assert 1e-4 < error <= tolerance  # the lower bound: 16 bits were used at all
+
+
+def test_small_matrices_of_the_gram_form_are_never_rounded_to_sixteen_bits():
+    # Q and X X^T in bfloat16 give spectral norms of 40 here.
+    x = with_spectrum(np.logspace(0, -8, 64), 256).astype(np.float32)
+    found = orthogonalize(x, coefficients=POLAR_EXPRESS, dtype=jnp.bfloat16, form=gram)
+    assert np.linalg.norm(found, 2) < 1.4
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_sixteen_bit_matrices_are_computed_in_float32_by_default(dtype):
+    x = jnp.asarray(gaussian((6, 20)), dtype)
+    found = orthogonalize(x)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(
+        found, orthogonalize(x.astype(jnp.float32)).astype(dtype)
+    )
+
+
+# ------------------------------------------------------------------ coefficients
+
+
+def test_dion_is_optax_preset():
+    preset = optax_muon._NS_COEFFS_PRESET_DICT
+    assert np.array_equal(DION, preset["dion"])
+    assert np.array_equal(JORDAN[0], preset["standard"])
+
+
+def minimax_quintic(low, high):
+    """The odd quintic nearest to 1 on [low, high], by linear programming."""
+    s = np.linspace(low, high, 4000)
+    powers = np.stack([s, s**3, s**5], axis=1)
+    error = np.ones((len(s), 1))
+    result = scipy.optimize.linprog(
+        [0, 0, 0, 1],
+        A_ub=np.block([[powers, -error], [-powers, -error]]),
+        b_ub=np.concatenate([np.ones(len(s)), -np.ones(len(s))]),
+        bounds=[(None, None)] * 4,
+    )
+    return result.x[:3]
+
+
+def test_polar_express_rows_are_the_minimax_polynomials():
+    # arXiv:2505.16932, Algorithm 1 with l = 1e-3: each row is optimal on the interval
+    # that the previous ones map to, cushioned below (Section 3.4) and then centred.
+    low, high = 1e-3, 1.0
+    for row in POLAR_EXPRESS[:5]:
+        best = minimax_quintic(max(low, 0.02407327424182761 * high), high)
+        ends = scalar_map(np.array([low, high]), [best])
+        best *= 2 / ends.sum()
+        np.testing.assert_allclose(
+            np.multiply(row, 1.01 ** np.arange(1, 6, 2)), best, 1e-3
+        )
+        low = ends[0] * 2 / ends.sum()
+        high = 2 - low
+    # Nearly converged, the optimum is the quintic that is flat at 1.
+    np.testing.assert_allclose(
+        np.multiply(POLAR_EXPRESS[6], 1.01 ** np.arange(1, 6, 2)), QUINTIC[0], 1e-5
+    )
+    assert POLAR_EXPRESS[7] == QUINTIC[0]
+
+
+def test_rows():
+    assert rows(JORDAN, 3) == JORDAN * 3
+    assert rows(JORDAN, 0) == ()
+    assert rows(DION, 5) == DION
+    assert rows(POLAR_EXPRESS, 3) == POLAR_EXPRESS[:3]
+    assert rows(POLAR_EXPRESS, np.int64(10)) == POLAR_EXPRESS + QUINTIC * 2
+    assert rows([np.array(JORDAN[0])], 1) == JORDAN
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "steps", "message"),
+    [
+        (DION, 4, "exactly 5 steps, got steps=4"),
+        (DION, 6, "exactly 5 steps, got steps=6"),
+        (JORDAN, -1, "integer >= 0, got -1"),
+        (JORDAN, 2.0, "integer >= 0, got 2.0"),
+        ((), 5, "three finite numbers"),
+        (JORDAN[0], 5, "three finite numbers"),
+        (((1.0, 2.0),), 5, "three finite numbers"),
+        (((1.0, 2.0, float("nan")),), 5, "three finite numbers"),
+    ],
+)
+def test_bad_coefficients(coefficients, steps, message):
+    with pytest.raises(ValueError, match=message):
+        orthogonalize(jnp.ones((2, 2)), coefficients=coefficients, steps=steps)
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("function", [orthogonalize, polar])
+def test_bad_matrices(function):
+    with pytest.raises(ValueError, match=r"got shape \(3,\); reshape it"):
+        function(jnp.ones(3))
+    with pytest.raises(TypeError, match="got int32"):
+        function(jnp.ones((3, 3), jnp.int32))
+    with pytest.raises(TypeError, match="got complex64"):
+        function(jnp.ones((3, 3), jnp.complex64))
+
+
+def test_bad_dtype():
+    with pytest.raises(TypeError, match="got int8"):
+        orthogonalize(jnp.ones((3, 3)), dtype=jnp.int8)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 2, 3), (2, 0, 0)])
+def test_empty_matrices_are_returned(shape):
+    assert orthogonalize(jnp.ones(shape)).shape == shape

@@ -1,0 +1,304 @@
+"""What orthogonalization does not depend on: scale, layout, batch, devices, form."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from fedjax_muon.orthogonalize import (
+    CUBIC,
+    DION,
+    JORDAN,
+    POLAR_EXPRESS,
+    QUINTIC,
+    frobenius,
+    gram,
+    orthogonalize,
+    plain,
+    rows,
+    schatten8,
+)
+
+FORMS = [plain, gram]
+
+
+def gaussian(shape, seed=0):
+    values = np.random.default_rng(seed).normal(size=shape)
+    return jnp.asarray(values, jnp.float32)
+
+
+def rotation(n, seed):
+    return np.linalg.qr(gaussian((n, n), seed))[0]
+
+
+def distance(a, b):
+    return np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64), 2)
+
+
+# ------------------------------------------------------------------ invariances
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalization", [frobenius, schatten8])
+def test_powers_of_two_change_no_bit(form, normalization):
+    apply = functools.partial(orthogonalize, form=form, normalization=normalization)
+    x = gaussian((24, 40))
+    expected = apply(x)
+    # 126: the largest entry is near the end of float32, its inverse no normal number.
+    for exponent in (-100, -60, -20, 20, 60, 100, 120, 126):
+        scaled = jnp.ldexp(x, exponent)
+        assert np.all(np.isfinite(scaled))
+        np.testing.assert_array_equal(apply(scaled), expected)
+
+
+def test_powers_of_two_change_no_bit_of_float64():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 8)))
+        for exponent in (-1000, 1000, 1022):
+            scaled = jnp.ldexp(x, exponent)
+            np.testing.assert_array_equal(orthogonalize(scaled), orthogonalize(x))
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-30, 3.7])
+def test_no_scale_overflows_or_vanishes(scale):
+    # The quintic, since Jordan's slope of 485 at zero amplifies the rounding of scale x.
+    apply = functools.partial(orthogonalize, coefficients=QUINTIC)
+    x = gaussian((24, 40))
+    assert distance(apply(scale * x), apply(x)) <= 2e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equivariance(form):
+    apply = functools.partial(orthogonalize, form=form)
+    x = gaussian((24, 40))
+    y = apply(x)
+    u, v = rotation(24, 1), rotation(40, 2)
+    np.testing.assert_array_equal(apply(-x), -y)
+    assert distance(apply(x.T), y.T) <= 2e-6
+    assert distance(apply(u @ x @ v), u @ y @ v) <= 5e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_with_zeros_changes_nothing(form):
+    apply = functools.partial(orthogonalize, form=form, coefficients=QUINTIC)
+    x = gaussian((24, 40))
+    y = apply(x)
+    wider = apply(jnp.pad(x, ((0, 0), (0, 9))))
+    assert distance(wider[:, :40], y) <= 1e-6
+    assert not np.any(wider[:, 40:])
+    higher = apply(jnp.pad(x, ((0, 6), (0, 0))))
+    assert distance(higher[:24], y) <= 5e-6
+    assert not np.any(higher[24:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalization", [frobenius, schatten8])
+@pytest.mark.parametrize("steps", [0, 5])
+def test_zero_stays_zero(form, normalization, steps):
+    zeros = jnp.zeros((2, 3, 5))
+    found = orthogonalize(zeros, form=form, normalization=normalization, steps=steps)
+    np.testing.assert_array_equal(found, zeros)
+
+
+# ------------------------------------------------------------------ batches
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batch_equals_loop_equals_vmap(form):
+    apply = functools.partial(orthogonalize, form=form)
+    x = gaussian((3, 2, 8, 20))
+    batched = apply(x)
+    loop = np.stack([np.stack([apply(matrix) for matrix in row]) for row in x])
+    np.testing.assert_allclose(batched, loop, atol=1e-6)
+    np.testing.assert_array_equal(batched, jax.vmap(apply)(x))
+    np.testing.assert_array_equal(batched, jax.vmap(jax.vmap(apply))(x))
+    last = jax.vmap(apply, in_axes=-1, out_axes=-1)(jnp.moveaxis(x[0], 0, -1))
+    np.testing.assert_array_equal(batched[0], jnp.moveaxis(last, -1, 0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalization", [frobenius, schatten8])
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_non_finite_matrix_is_lost_alone(form, normalization, steps):
+    apply = functools.partial(
+        orthogonalize, form=form, normalization=normalization, steps=steps
+    )
+    x = gaussian((4, 8, 20))
+    expected = apply(x)
+    found = apply(
+        x.at[0, 2, 3].set(jnp.nan).at[1, 7, 0].set(jnp.inf).at[2, 0, 0].set(-jnp.inf)
+    )
+    assert not np.any(np.isfinite(found[:3]))
+    np.testing.assert_array_equal(found[3], expected[3])
+
+
+def test_clients_on_devices_need_no_communication():
+    mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
+    sharded = jax.jit(
+        jax.shard_map(
+            functools.partial(orthogonalize, form=gram),
+            mesh=mesh,
+            in_specs=P("clients"),
+            out_specs=P("clients"),
+        )
+    )
+    x = gaussian((8, 8, 20))
+    expected = orthogonalize(x, form=gram)
+    np.testing.assert_allclose(sharded(x), expected, atol=2e-6)
+    program = sharded.lower(x).compile().as_text()
+    for collective in ("all-reduce", "all-gather", "all-to-all", "collective"):
+        assert collective not in program
+
+
+# ------------------------------------------------------------------ structure
+
+
+def products(x, **options):
+    traced = jax.make_jaxpr(functools.partial(orthogonalize, **options))(x)
+    return str(traced).count("dot_general[")
+
+
+def one_stage(schedule, dtype):
+    del dtype
+    return (schedule,)
+
+
+# T steps with r fresh starts: 3 T products one by one, 4 T - 3 - 3 r + 2 (1 + r) else.
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"form": plain}, 15),
+        ({"form": gram}, 18),
+        ({"form": one_stage}, 19),
+        ({"form": gram, "dtype": jnp.bfloat16}, 17),
+        ({"form": gram, "steps": 2}, 7),
+        ({"form": gram, "steps": 8}, 4 * 8 - 3 - 3 * 3 + 2 * 4),
+        ({"form": plain, "coefficients": CUBIC}, 10),
+        ({"steps": 0}, 1),
+    ],
+)
+def test_number_of_matrix_products(options, expected):
+    assert products(jnp.ones((16, 40)), **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "form"),
+    [
+        ((16, 25), jnp.float32, gram),
+        ((25, 16), jnp.float32, gram),
+        ((16, 24), jnp.float32, plain),
+        ((16, 16), jnp.float32, plain),
+        ((16, 64), jnp.bfloat16, plain),
+    ],
+)
+def test_the_form_is_chosen_by_shape_and_precision(shape, dtype, form):
+    x = jnp.ones(shape)
+    assert products(x, dtype=dtype) == products(x, dtype=dtype, form=form)
+    assert products(x, form=plain) != products(x, form=gram)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_schatten8_costs_no_matrix_product(form):
+    def operations(normalization):
+        function = functools.partial(
+            orthogonalize, form=form, normalization=normalization
+        )
+        compiled = jax.jit(function).lower(jnp.ones((64, 192))).compile()
+        return compiled.cost_analysis()["flops"]
+
+    one_product = 2 * 64**3
+    assert operations(schatten8) - operations(frobenius) < one_product / 10
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_stages_are_a_partition_of_the_schedule(dtype):
+    for steps in range(12):
+        schedule = rows(POLAR_EXPRESS, steps)
+        for form in FORMS:
+            stages = form(schedule, jnp.dtype(dtype))
+            assert sum(stages, ()) == schedule
+            assert all(stages)
+
+
+# ------------------------------------------------------------------ bounds
+
+
+def test_quintic_and_cubic_never_leave_the_spectral_ball():
+    wide = gaussian((12, 30))
+    batch = jnp.stack([wide, jnp.ones((12, 30)), jnp.eye(12, 30)])
+    for coefficients in (QUINTIC, CUBIC):
+        for steps in (0, 1, 4, 9):
+            for form in FORMS:
+                found = orthogonalize(
+                    batch,
+                    coefficients=coefficients,
+                    steps=steps,
+                    form=form,
+                    normalization=schatten8,
+                )
+                assert np.linalg.norm(found, 2, axis=(-2, -1)).max() <= 1 + 1e-5
+
+
+def test_jordan_leaves_the_spectral_ball_but_not_far():
+    # Identities of many sizes run through all singular values 1 / sqrt(n).
+    norms = [np.linalg.norm(orthogonalize(jnp.eye(n)), 2) for n in (2, 3, 4, 11, 12)]
+    assert max(norms) > 1.1
+    assert max(norms) <= 1.2025
+    rank_one = jnp.zeros((4, 6)).at[0, 0].set(1.0)
+    a, b, c = JORDAN[0]
+    s = 1.0
+    for _ in range(5):
+        s = a * s + b * s**3 + c * s**5
+    np.testing.assert_allclose(orthogonalize(rank_one)[0, 0], s, atol=1e-6)
+    found = orthogonalize(rank_one, coefficients=QUINTIC)
+    np.testing.assert_allclose(found, rank_one, atol=1e-6)
+
+
+def test_dion_brings_singular_values_above_a_hundredth_near_one():
+    x = rotation(40, 0) @ np.diag(np.logspace(0, -1.3, 40)) @ rotation(40, 1)
+    s = np.linalg.svd(x, compute_uv=False)
+    assert s.min() / np.linalg.norm(s) >= 1e-2
+    found = orthogonalize(jnp.asarray(x), coefficients=DION)
+    kept = np.linalg.svd(found, compute_uv=False)
+    assert kept.min() >= 0.968
+    assert kept.max() <= 1.032
+
+
+def test_schatten8_bounds_the_spectral_norm_tightly():
+    for x in (
+        gaussian((16, 144)),
+        jnp.abs(gaussian((16, 4096))),
+        jnp.ones((16, 144)),
+        jnp.ones((1, 1)),
+        gaussian((16, 1)) * gaussian((1, 4096)),
+        jnp.eye(16),
+        jnp.full((64, 64), 2.0**15),
+    ):
+        largest = np.linalg.norm(np.asarray(x, np.float64), 2)
+        ratio = float(schatten8(x @ x.T)) * largest
+        assert ratio <= 1
+        assert ratio >= 16**-0.125 - 1e-5  # attained by the identity
+
+
+def test_schatten8_saves_steps():
+    x = gaussian((512, 4608))
+    options = {"coefficients": QUINTIC, "steps": 4}
+    slow = orthogonalize(x, **options)
+    fast = orthogonalize(x, normalization=schatten8, **options)
+
+    def least(y):
+        return np.sqrt(np.linalg.eigvalsh(np.asarray(y @ y.T, np.float64))[0])
+
+    assert least(fast) >= 0.999
+    assert least(slow) < 0.5
+    assert np.linalg.norm(np.asarray(fast @ fast.T), 2) <= 1 + 1e-5
+
+
+def test_the_result_is_a_descent_direction():
+    x = gaussian((32, 96))
+    aligned = float(jnp.sum(x * orthogonalize(x)))
+    assert 0.75 <= aligned / np.linalg.norm(x, "nuc") <= 0.85

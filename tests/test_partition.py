@@ -1,0 +1,351 @@
+"""The splits of examples over clients: who owns what, how much of it, and when."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.datasets import load_digits
+from sklearn.metrics import confusion_matrix
+from sklearn.model_selection import train_test_split
+
+from fedjax_muon import partition
+
+LABELS = np.random.default_rng(7).integers(0, 10, 4000)
+NUM_CLIENTS = 8
+PARTITIONS = {
+    "iid": lambda labels, clients, key: partition.iid(labels, clients, key=key),
+    "dirichlet": lambda labels, clients, key: partition.dirichlet(
+        labels, clients, 0.5, key=key
+    ),
+    "dirichlet_per_client": lambda labels, clients, key: partition.dirichlet_per_client(
+        labels, clients, 0.5, key=key
+    ),
+    "shards": lambda labels, clients, key: partition.shards(
+        labels, clients, 10, key=key
+    ),
+}
+EXACT_COVERS = ("iid", "dirichlet", "shards")
+
+
+def keys(number):
+    return [jax.random.key(seed) for seed in range(number)]
+
+
+@pytest.mark.parametrize("name", EXACT_COVERS)
+@pytest.mark.parametrize("num_clients", [1, 7, 40])
+def test_every_example_has_one_owner(name, num_clients):
+    parts = PARTITIONS[name](LABELS, num_clients, jax.random.key(3))
+    assert len(parts) == num_clients
+    assert min(len(part) for part in parts) >= 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(4000))
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_key_determines_the_partition(name):
+    split = lambda key: PARTITIONS[name](LABELS, NUM_CLIENTS, key)
+    first, again, other = map(split, (*[jax.random.key(5)] * 2, jax.random.key(6)))
+    assert all(part.dtype == np.int32 for part in first)
+    for part, same in zip(first, again, strict=True):
+        np.testing.assert_array_equal(part, same)
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_both_words_of_a_key_count(name):
+    # Folded keys differ from their parent in both words, hand-made ones in one.
+    made = [
+        jax.random.wrap_key_data(jnp.array(words, jnp.uint32))
+        for words in ((0, 1), (1, 0), (1, 1))
+    ]
+    first = [PARTITIONS[name](LABELS, NUM_CLIENTS, key)[0] for key in made]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert not np.array_equal(first[i], first[j])
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_the_numbers_that_stand_for_classes_do_not_matter(name):
+    parts = PARTITIONS[name](LABELS, NUM_CLIENTS, jax.random.key(1))
+    renamed = PARTITIONS[name](
+        (13 * LABELS - 40).astype(np.int8), NUM_CLIENTS, jax.random.key(1)
+    )
+    for part, same in zip(parts, renamed, strict=True):
+        np.testing.assert_array_equal(part, same)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_client_holds_its_examples_in_random_order(name):
+    # With sorted labels, an order by class would also be an order by index. A random
+    # permutation of m numbers has (m - 1) / 2 ascents with variance (m + 1) / 12
+    # (Eulerian numbers).
+    (part,) = PARTITIONS[name](np.sort(LABELS), 1, jax.random.key(0))
+    ascents = np.count_nonzero(np.diff(part) > 0)
+    assert abs(ascents - (len(part) - 1) / 2) < 5 * np.sqrt((len(part) + 1) / 12)
+    assert not np.array_equal(part, np.roll(part, 1))
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    sizes = [len(part) for part in partition.iid(LABELS, 7, key=jax.random.key(0))]
+    assert sorted(set(sizes)) == [571, 572]  # 4000 = 7 * 571 + 3
+
+
+def test_iid_counts_are_hypergeometric():
+    size = len(LABELS) // NUM_CLIENTS
+    law = stats.hypergeom(len(LABELS), np.count_nonzero(LABELS == 4), size)
+    draws = [
+        np.count_nonzero(LABELS[partition.iid(LABELS, NUM_CLIENTS, key=key)[2]] == 4)
+        for key in keys(300)
+    ]
+    assert abs(np.mean(draws) - law.mean()) < 5 * law.std() / np.sqrt(300)
+    # The variance of a sample variance is about 2 var^2 / n (nearly normal draws).
+    assert abs(np.var(draws) / law.var() - 1) < 5 * np.sqrt(2 / 300)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 3.0])
+def test_dirichlet_shares_have_the_moments_of_the_law(alpha):
+    clients, per_class, num_keys = 4, 400, 100
+    labels = np.repeat(np.arange(10), per_class)
+    # With ten classes of 400, no client is ever empty, so min_size=1 rejects nothing.
+    shares = np.concatenate(
+        [
+            partition.label_counts(
+                labels,
+                partition.dirichlet(labels, clients, alpha, key=key, min_size=1),
+                10,
+            ).T
+            for key in keys(num_keys)
+        ]
+    )  # [classes of all keys, clients], independent rows
+    shares = shares / per_class
+    law = stats.dirichlet(np.full(clients, alpha))
+    marginal = stats.beta(alpha, (clients - 1) * alpha)
+    samples = len(shares)
+    cut = 1 / per_class  # the cuts move a share by less than one example
+    spread = 5 * np.sqrt(law.var() / samples)
+    assert np.all(abs(shares.mean(axis=0) - law.mean()) < spread + cut)
+    second = marginal.moment(2)
+    spread = 5 * np.sqrt((marginal.moment(4) - second**2) / samples)
+    assert np.all(abs((shares**2).mean(axis=0) - second) < spread + 2 * cut)
+    # Shares of two clients are products in [0, 1/4]; their mean is known exactly.
+    product = shares[:, 0] * shares[:, 3]
+    expected = law.cov()[0, 3] + law.mean()[0] * law.mean()[3]
+    spread = 5 * product.std() / np.sqrt(samples)
+    assert abs(product.mean() - expected) < spread + 2 * cut
+
+
+def test_dirichlet_classes_are_split_independently():
+    labels = np.repeat(np.arange(2), 1000)
+    pairs = np.array(
+        [
+            partition.label_counts(
+                labels, partition.dirichlet(labels, 3, 1.0, key=key, min_size=1), 2
+            )[0]
+            for key in keys(400)
+        ]
+    )
+    # Correlation of n independent pairs has standard deviation 1 / sqrt(n). A split
+    # that drew one p for all classes would give 1.
+    assert abs(np.corrcoef(pairs.T)[0, 1]) < 5 / np.sqrt(400)
+
+
+def test_dirichlet_limits():
+    labels = np.repeat(np.arange(5), 60)
+    even = partition.dirichlet(labels, 3, 1e12, key=jax.random.key(0))
+    # Equal shares of 20, moved by at most one example at either cut.
+    assert np.all(abs(partition.label_counts(labels, even, 5) - 20) <= 1)
+    alone = partition.dirichlet(labels, 3, 1e-9, key=jax.random.key(0))
+    assert set(partition.label_counts(labels, alone, 5).ravel()) == {0, 60}
+
+
+@pytest.fixture(scope="module")
+def digit_labels():
+    labels = load_digits().target
+    return train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[0]
+
+
+def test_dirichlet_meets_its_default_minimum_on_digits(digit_labels):
+    assert len(digit_labels) == 1437
+    for key in keys(21):
+        parts = partition.dirichlet(digit_labels, 16, 0.1, key=key)
+        assert min(len(part) for part in parts) >= 10
+
+
+def test_dirichlet_repeats_until_the_minimum_is_met(digit_labels):
+    # 32 clients: one draw in several hundred fits, so the first rarely does.
+    parts = partition.dirichlet(digit_labels, 32, 0.1, key=jax.random.key(0))
+    assert min(len(part) for part in parts) >= 10
+    longer = partition.dirichlet(
+        digit_labels, 32, 0.1, key=jax.random.key(0), max_tries=1_000_000
+    )
+    for part, same in zip(parts, longer, strict=True):
+        np.testing.assert_array_equal(part, same)
+    with pytest.raises(ValueError, match=r"none of 1 Dirichlet.* raise alpha"):
+        partition.dirichlet(digit_labels, 32, 0.1, key=jax.random.key(0), max_tries=1)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+def test_dirichlet_per_client_has_the_moments_of_the_law(alpha):
+    size, num_keys = 250, 100
+    labels = np.repeat(np.arange(5), [100, 200, 300, 400, 1000])
+    shares = np.concatenate(
+        [
+            partition.label_counts(
+                labels,
+                partition.dirichlet_per_client(labels, 8, alpha, key=key, size=size),
+                5,
+            )
+            for key in keys(num_keys)
+        ]
+    )  # [clients of all keys, classes], independent rows
+    shares = shares / size
+    law = stats.dirichlet(np.full(5, alpha))
+    # Every class has the same law, however large it is; the multinomial draw of the
+    # counts adds E[p (1 - p)] / size to the variance of p.
+    mean, var = law.mean()[0], law.var()[0]
+    total = var + (mean - var - mean**2) / size
+    assert np.all(abs(shares.mean(axis=0) - mean) < 5 * np.sqrt(total / len(shares)))
+    squares = (shares - mean) ** 2
+    spread = 5 * squares.std(axis=0) / np.sqrt(len(shares))
+    assert np.all(abs(squares.mean(axis=0) - total) < spread)
+
+
+def test_dirichlet_per_client_sizes_are_equal():
+    parts = partition.dirichlet_per_client(LABELS, 7, 0.1, key=jax.random.key(0))
+    assert [len(part) for part in parts] == [571] * 7  # 4000 // 7
+    parts = partition.dirichlet_per_client(
+        LABELS, 7, 0.1, key=jax.random.key(0), size=33
+    )
+    assert [len(part) for part in parts] == [33] * 7
+
+
+def test_dirichlet_per_client_uses_a_class_up_before_it_repeats():
+    labels = np.repeat(np.arange(4), [5, 50, 500, 5000])
+    parts = partition.dirichlet_per_client(
+        labels, 6, 0.5, key=jax.random.key(2), size=700
+    )
+    times = np.bincount(np.concatenate(parts), minlength=len(labels))
+    for k in range(4):
+        assert np.ptp(times[labels == k]) <= 1
+    assert times[labels == 0].min() > 1  # so the pool did start anew
+
+
+def test_shards_are_runs_of_the_sorted_labels():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
+    parts = partition.shards(labels, 10, 2, key=jax.random.key(4))
+    counts = partition.label_counts(labels, parts, 10)
+    # 20 shards of 50 divide classes of 100 exactly: two runs each, of one class each.
+    assert set(counts.ravel()) <= {0, 50, 100}
+    np.testing.assert_array_equal(counts.sum(axis=1), 100)
+    assert set((counts > 0).sum(axis=1)) <= {1, 2}
+    # And shards are dealt evenly: 20 shards, any of them equally likely to be with
+    # client 0, so its examples' mean label is that of two draws without replacement.
+    means = [
+        labels[partition.shards(labels, 10, 2, key=key)[0]].mean() for key in keys(300)
+    ]
+    shard_labels = np.repeat(np.arange(10), 2)
+    deviation = np.sqrt(shard_labels.var() / 2 * (20 - 2) / (20 - 1))
+    assert abs(np.mean(means) - 4.5) < 5 * deviation / np.sqrt(300)
+
+
+def test_shards_of_unequal_size_differ_by_at_most_one():
+    parts = partition.shards(np.zeros(103, int), 10, 1, key=jax.random.key(0))
+    assert sorted({len(part) for part in parts}) == [10, 11]
+
+
+def test_label_counts_equal_a_confusion_matrix():
+    parts = partition.dirichlet(LABELS, NUM_CLIENTS, 0.3, key=jax.random.key(9))
+    owner = np.empty(len(LABELS), int)
+    for client, part in enumerate(parts):
+        owner[part] = client
+    everyone = confusion_matrix(owner, LABELS, labels=range(10))[:NUM_CLIENTS]
+    np.testing.assert_array_equal(partition.label_counts(LABELS, parts, 10), everyone)
+
+
+def test_label_counts_of_nobody_and_of_absent_classes():
+    counts = partition.label_counts(
+        [0, 2, 2], [np.array([], int), np.array([1, 2, 2])], 4
+    )
+    np.testing.assert_array_equal(counts, [[0, 0, 0, 0], [0, 0, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[0, 1]], r"shape \(1, 2\)"),
+        ([0.0, 1.0], "dtype float64"),
+        ([True, False], "dtype bool"),
+        (np.zeros(0, int), r"non-empty.*shape \(0,\)"),
+    ],
+)
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_labels_must_be_integers_on_one_axis(name, labels, message):
+    with pytest.raises(ValueError, match=message):
+        PARTITIONS[name](labels, 1, jax.random.key(0))
+
+
+@pytest.mark.parametrize("num_clients", [0, -3, 4001, 2.0, True])
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_number_of_clients_must_fit_the_examples(name, num_clients):
+    with pytest.raises(ValueError, match=r"num_clients must be .* in 1\.\.4000"):
+        PARTITIONS[name](LABELS, num_clients, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "key", [0, jax.random.key_data(jax.random.key(0)), np.zeros(2, np.uint32)]
+)
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_key_must_be_typed(name, key):
+    with pytest.raises(TypeError, match=r"one typed key such as jax\.random\.key"):
+        PARTITIONS[name](LABELS, NUM_CLIENTS, key)
+
+
+def test_key_must_be_one():
+    with pytest.raises(TypeError, match="one typed key"):
+        partition.iid(LABELS, 2, key=jax.random.split(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("split", [partition.dirichlet, partition.dirichlet_per_client])
+def test_alpha_must_be_positive_and_finite(split, alpha):
+    with pytest.raises(ValueError, match="alpha must be positive and finite"):
+        split(LABELS, 2, alpha, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda key: partition.dirichlet(LABELS, 2, 1.0, key=key, min_size=0), "min_"),
+        (lambda key: partition.dirichlet(LABELS, 2, 1.0, key=key, max_tries=0), "max_"),
+        (
+            lambda key: partition.dirichlet_per_client(LABELS, 2, 1.0, key=key, size=0),
+            "size",
+        ),
+        (lambda key: partition.shards(LABELS, 2, 0, key=key), "shards_per_client"),
+        (lambda key: partition.label_counts(LABELS, [], 0), "num_classes"),
+    ],
+)
+def test_other_counts_must_be_positive(call, message):
+    with pytest.raises(ValueError, match=message + ".*at least 1, got 0"):
+        call(jax.random.key(0))
+
+
+def test_impossible_minimum():
+    with pytest.raises(ValueError, match="401 clients cannot hold min_size=10 of 4000"):
+        partition.dirichlet(LABELS, 401, 1.0, key=jax.random.key(0))
+
+
+def test_more_shards_than_examples():
+    with pytest.raises(ValueError, match=r"40 clients x 101 shards.*got 4000"):
+        partition.shards(LABELS, 40, 101, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0]])
+def test_label_counts_refuse_labels_outside_the_classes(labels):
+    with pytest.raises(ValueError, match=r"labels must be in 0\.\.2, got"):
+        partition.label_counts(labels, [np.array([0])], 3)
+
+
+@pytest.mark.parametrize("part", [[0, 2], [-1]])
+def test_label_counts_refuse_indices_of_other_labels(part):
+    with pytest.raises(ValueError, match=r"client 1 holds.*only 0\.\.1"):
+        partition.label_counts([0, 1], [np.array([0]), np.array(part)], 3)
