@@ -1,6 +1,8 @@
 """What several runs say together: one line per method, over seeds."""
 
+import csv
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +36,7 @@ def target_accuracy(
     return float(share * best)
 
 
-def summarize(
-    methods: Mapping[str, Sequence[History]], target: float
-) -> list[Summary]:
+def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[Summary]:
     """One `Summary` for every method, in the given order."""
     return [_summary(name, runs, target) for name, runs in methods.items()]
 
@@ -58,3 +58,21 @@ def _summary(name, runs, target):
         bytes_per_round=float(total[-1] - total[0]) / played,
         seconds=float(np.mean([run["seconds"][-1] for run in runs])),
     )
+
+
+def write(summaries: Sequence[Summary], path: Path) -> None:
+    """The summaries as a CSV file, one line each."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Summary._fields)
+        writer.writerows(summaries)
+
+
+def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:
+    """Raises `ValueError` unless the runs of each method were evaluated alike."""
+    for name, runs in methods.items():
+        if any(not np.array_equal(run["round"], runs[0]["round"]) for run in runs):
+            raise ValueError(
+                f"the runs of {name} were evaluated at different rounds and have no "
+                "mean; draw them apart, or finish the unfinished ones with resume"
+            )

@@ -112,8 +112,9 @@ def gram(schedule: Coefficients, dtype: np.dtype) -> tuple[Coefficients, ...]:
 
     Within a stage rounding makes A indefinite and Q amplifies that by the product of
     the a_t. Starting afresh from X after two steps, then (beyond five steps) after
-    every second one, keeps float32 within 2e-3 of the exact result for all sets of
-    coefficients here; 16-bit matrices start afresh after one step and two by two.
+    every second one, keeps float32 within 1e-3 of the exact result in spectral norm
+    for up to eight steps of all sets of coefficients here; 16-bit matrices start
+    afresh after one step and then after every second one.
     """
     low_precision = jnp.finfo(dtype).bits < 32
     first = 1 if low_precision else 2
@@ -159,7 +160,7 @@ def orthogonalize(
 
     Zero singular values stay zero, so a zero matrix gives zeros and padding with zeros
     changes nothing. The result does not depend on the scale of a matrix: to the bit
-    for powers of two, as long as its largest entry is a normal number. A NaN or an
+    for powers of two, as long as no entry overflows or is subnormal. A NaN or an
     infinity makes its own matrix NaN and leaves the others of the batch untouched.
 
     Args:
@@ -259,9 +260,12 @@ def _prescaled(x: jax.Array) -> jax.Array:
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    _, exponent = jnp.frexp(largest)
-    limit = -jnp.finfo(x.dtype).minexp  # the factor itself must be a normal number
-    factor = jnp.ldexp(jnp.ones_like(largest), -jnp.clip(exponent, -limit, limit))
+    # By its bits, since no device promises an exact power or quotient.
+    info = jnp.finfo(x.dtype)
+    bits = jax.lax.bitcast_convert_type(largest, jnp.dtype(f"int{info.bits}"))
+    exponent = 2 * (info.maxexp - 1) - (bits >> info.nmant)
+    normal = jnp.maximum(exponent, 1) << info.nmant
+    factor = jax.lax.bitcast_convert_type(normal, x.dtype)
     factor = jnp.where(jnp.isfinite(largest), factor, jnp.nan)
     return x * jax.lax.stop_gradient(factor)
 

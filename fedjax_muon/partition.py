@@ -45,9 +45,9 @@ def dirichlet(
 
     The n_k shuffled examples of class k are cut at floor(n_k cumsum(p_k)), and the draw
     of all p_k is repeated until the smallest client holds `min_size` examples (Li et
-    al., arXiv:2102.02079, section 4.1, without the balancing heuristic of its code;
-    Flower's DirichletPartitioner). Each example has exactly one owner. Small alpha
-    means few classes per client; alpha to infinity is a stratified, equal split.
+    al., arXiv:2102.02079, without the balancing heuristic of its code; Flower's
+    DirichletPartitioner). Each example has exactly one owner. Small alpha means few
+    classes per client; alpha to infinity is a stratified, equal split.
 
     Raises:
       ValueError: also if alpha is not positive and finite, if `min_size` cannot be met

@@ -78,7 +78,7 @@ class Evaluation(NamedTuple):
     client_accuracy_std: jax.Array
 
 
-class NonFiniteMessage(ArithmeticError):
+class NonFiniteError(ArithmeticError):
     """A client sent a message, or kept a state, with a NaN or an infinity."""
 
     def __init__(self, round: int, clients: list[int]):
@@ -121,7 +121,7 @@ class Simulation:
     def init(self, key: jax.Array) -> State:
         """The state before round 0, the algorithm's prologue played.
 
-        Raises `NonFiniteMessage` if a client's part in the prologue is not finite.
+        Raises `NonFiniteError` if a client's part in the prologue is not finite.
         """
         setup = self.setup
         init_key, key = jax.random.split(key)
@@ -131,7 +131,7 @@ class Simulation:
             state, heard = self.programs.begin(state, self.clients, key, self.longest)
             if not np.all(heard):
                 silent = np.flatnonzero(~np.asarray(heard)).tolist()
-                raise NonFiniteMessage(0, silent)
+                raise NonFiniteError(0, silent)
         return State(state, key)
 
     def train_round(self, state: State) -> tuple[State, Metrics]:

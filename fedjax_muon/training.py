@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_muon.simulation import Metrics, NonFiniteMessage, Simulation, State
+from fedjax_muon.simulation import Metrics, NonFiniteError, Simulation, State
 
 Row = dict[str, Any]
 
@@ -26,7 +26,7 @@ def evaluations(
 
     A yielded state is donated when the iteration goes on: save it, or copy it. `tick`
     is told of rounds as they are played, a few times a second. Raises
-    `NonFiniteMessage` as soon as a client sends one, unless `drop_nonfinite`, which
+    `NonFiniteError` as soon as a client sends one, unless `drop_nonfinite`, which
     counts it in the column `dropped`.
     """
     if evaluate_every < 1:
@@ -53,10 +53,10 @@ def evaluations(
             tick(count)
 
 
-def _lost(metrics: Metrics) -> NonFiniteMessage:
+def _lost(metrics: Metrics) -> NonFiniteError:
     rounds = np.asarray(metrics.lost_round)
     first = rounds[rounds >= 0].min()
-    return NonFiniteMessage(int(first), np.flatnonzero(rounds == first).tolist())
+    return NonFiniteError(int(first), np.flatnonzero(rounds == first).tolist())
 
 
 def run(simulation: Simulation, state: State, **how) -> tuple[State, list[Row]]:

@@ -3,6 +3,7 @@
 A method that is another one with other arguments is a row here, not a file.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,7 +38,9 @@ class Method(NamedTuple):
     label: str  # as tables and legends call it
     paper: str
     factory: Callable[..., Algorithm]
-    settings: Mapping[str, Any] = NOTHING  # where it differs from the factory's defaults
+    settings: Mapping[str, Any] = (
+        NOTHING  # where it differs from the factory's defaults
+    )
     grid: Mapping[str, tuple[float, ...]] = NOTHING  # as published
 
     def __call__(self, grad_fn: GradFn, **hyper) -> Algorithm:
@@ -183,3 +186,14 @@ ALL: dict[str, Method] = {
         {"server_lr": (0.5, 0.7, 0.9, 1.0)},
     ),
 }
+
+
+def find(name: str) -> Method:
+    """The method of that name; `ValueError` with the nearest names if there is none."""
+    if name in ALL:
+        return ALL[name]
+    nearest = difflib.get_close_matches(name, ALL, n=3, cutoff=0.0)
+    raise ValueError(
+        f"unknown algorithm {name!r}; did you mean {', '.join(nearest)}? "
+        "`fedjax-muon list` shows all"
+    )

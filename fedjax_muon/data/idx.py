@@ -109,11 +109,12 @@ def _locate(name: str, directory: Path) -> list[Path]:
     """The four files, all in one folder."""
     folders = (directory / name, directory)
     for folder in folders:
-        pairs = [(folder / file, folder / f"{file}.gz") for file in FILES]
-        found = [path for pair in pairs for path in pair if path.is_file()]
-        paths = [next(iter(p for p in pair if p in found), None) for pair in pairs]
-        if None not in paths:
-            return [path for path in paths if path is not None]
+        found = [
+            [p for p in (folder / file, folder / f"{file}.gz") if p.is_file()]
+            for file in FILES
+        ]
+        if all(found):
+            return [paths[0] for paths in found]
     raise FileNotFoundError(
         f"{name}: neither {folders[0]} nor {folders[1]} has all of "
         f"{', '.join(FILES)} (.gz or not); download them from {SETS[name].url}, or run "

@@ -40,8 +40,7 @@ def read_prepared(name: str, directory: Path) -> Dataset:
     _check_layout(builder, folder, tfds)
     try:
         train, test = _read_split(builder, "train"), _read_split(builder, "test")
-    # What the readers of records and images raise on damaged files.
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # of records and of images
         raise ValueError(_damaged(folder, error)) from error
     x_train, y_train = _stack(train, folder)
     x_test, y_test = _stack(test, folder)

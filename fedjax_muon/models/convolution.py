@@ -8,6 +8,7 @@ them in the fast layout instead. Likewise `max_pool_2x2` has a gradient of compa
 and products where `flax.linen.max_pool` has XLA's slow select-and-scatter.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -131,9 +132,40 @@ def _run(x, w, strides, padding, spread=None, dilation=None, *, precision):
     )
 
 
+def _run_canonical(x, w, strides, padding, spread=None, dilation=None, *, precision):
+    """`_run`, kept in the fast layout where the kernel has more places than the data.
+
+    There XLA would swap the two, out of the layout. Data padded beforehand has no fewer
+    places than the kernel, and the barrier keeps XLA from taking the padding back.
+    """
+    if math.prod(w.shape[:-2]) > math.prod(x.shape[1:-1]):
+        inner = [d - 1 for d in spread or (1,) * len(strides)]
+        space = [(*p, i) for p, i in zip(padding, inner, strict=True)]
+        none = (0, 0, 0)
+        x = lax.pad(x, jnp.zeros((), x.dtype), [none, *space, none])
+        x = lax.optimization_barrier(x)
+        padding, spread = [(0, 0)] * len(strides), None
+    return _run(x, w, strides, padding, spread, dilation, precision=precision)
+
+
+def _by_backend(canonical, plain, *arrays):
+    """The one place that chooses: by the platform that the code is lowered for.
+
+    CPU: measured, see the module. Nothing has been measured elsewhere, so there lax's
+    own convolutions and gradients stay as they are.
+    """
+    return lax.platform_dependent(*arrays, cpu=canonical, default=plain)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _convolution(x, w, strides, padding, dilation, precision):
-    return _run(x, w, strides, padding, dilation=dilation, precision=precision)
+    how = {
+        "strides": strides,
+        "padding": padding,
+        "dilation": dilation,
+        "precision": precision,
+    }
+    return _by_backend(partial(_run_canonical, **how), partial(_run, **how), x, w)
 
 
 def _forward(x, w, *how):
@@ -141,17 +173,9 @@ def _forward(x, w, *how):
 
 
 def _backward(strides, padding, dilation, precision, saved, g):
-    """The one place that chooses by backend, of the platform the code is lowered for.
-
-    CPU: measured, see the module. Elsewhere nothing has been measured; there XLA itself
-    assigns layouts inside loops too, so lax's own gradients stay as they are.
-    """
     how = (strides, padding, dilation, precision)
-    return lax.platform_dependent(
-        *saved,
-        g,
-        cpu=partial(_canonical_gradients, *how),
-        default=partial(_lax_gradients, *how),
+    return _by_backend(
+        partial(_canonical_gradients, *how), partial(_lax_gradients, *how), *saved, g
     )
 
 
@@ -176,13 +200,14 @@ def _canonical_gradients(strides, padding, dilation, precision, x, w, g):
     outer = (*range(1, x.ndim - 1), 0, x.ndim - 1)  # the batch behind space
     pads = list(zip(low, high, strict=True))
     x, kernel = x.swapaxes(0, -1), g.transpose(outer)
-    dw = _run(x, kernel, dilation, pads, dilation=strides, precision=precision)
+    run = partial(_run_canonical, precision=precision)
+    dw = run(x, kernel, dilation, pads, dilation=strides)
 
     # dx: g, spread by the strides, against the mirrored kernel
     mirror = lax.rev(w, range(w.ndim - 2)).swapaxes(-1, -2)
     pads = [(r - p, r - h) for r, p, h in zip(reach, low, high, strict=True)]
     one = (1,) * len(strides)
-    dx = _run(g, mirror, one, pads, strides, dilation, precision=precision)
+    dx = run(g, mirror, one, pads, spread=strides, dilation=dilation)
     return dx, dw.transpose(outer)
 
 

@@ -20,12 +20,17 @@ class MomentsState(NamedTuple):
     nu: optax.Updates
 
 
+def check_decay(name: str, value) -> None:
+    """Refuses a concrete number outside [0, 1); the values of tracers are not known."""
+    if not isinstance(value, jax.core.Tracer) and not 0 <= value < 1:
+        raise ValueError(f"{name} must lie in [0, 1), got {value}")
+
+
 def _adaptive(
     second: Callable[[jax.Array, jax.Array], jax.Array], b1: float, tau: float
 ) -> optax.GradientTransformation:
-    if not 0 <= b1 < 1:
-        raise ValueError(f"b1 must lie in [0, 1), got {b1}")
-    if not tau > 0:
+    check_decay("b1", b1)
+    if not isinstance(tau, jax.core.Tracer) and not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
 
     def init(params):
@@ -42,16 +47,11 @@ def _adaptive(
     return optax.GradientTransformation(init, update)
 
 
-def _check_b2(b2):
-    if not 0 <= b2 < 1:
-        raise ValueError(f"b2 must lie in [0, 1), got {b2}")
-
-
 def scale_by_fedadam(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
     """FedAdam: `v <- b2 v + (1 - b2) g^2`."""
-    _check_b2(b2)
+    check_decay("b2", b2)
     return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
 
 
@@ -59,7 +59,7 @@ def scale_by_fedyogi(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
     """FedYogi: `v <- v - (1 - b2) g^2 sign(v - g^2)`."""
-    _check_b2(b2)
+    check_decay("b2", b2)
     return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
 
 

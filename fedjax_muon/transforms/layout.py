@@ -5,6 +5,7 @@ one tree of them serves both libraries. A leaf of any rank is seen as a stack of
 matrices of shape (fan_in, fan_out): reduction axes, output axes, and the rest a batch.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,9 @@ import jax
 from optax.contrib import MuonDimensionNumbers
 
 Layout = Callable[[Any], Any]  # params -> tree of MuonDimensionNumbers, None: no matrix
+
+# Where Flax's attention keeps the kernels that map (in) to (heads, width).
+PROJECTIONS = {(name, "kernel") for name in ("query", "key", "value")}
 
 
 def _name(key) -> str:
@@ -30,15 +34,20 @@ def muon_dimension_numbers(
     than two axes, and all under a name in `exclude`, are no matrices: `None`. Add
     "embedding" or the name of the head to `exclude` to keep those from Muon.
 
-    Call it on one client's parameters, never on a stack of clients.
+    Call it on one client's parameters, never on a stack of clients; layers that
+    `nn.scan` stacks need a layout of their own. Raises `TypeError` if `exclude` is one
+    string, whose letters would be taken for names.
     """
+    if isinstance(exclude, str):
+        raise TypeError(f"exclude must be a sequence of names, got {exclude!r}")
 
     def numbers(path, leaf):
         names = [_name(key) for key in path]
         if leaf.ndim < 2 or any(name in exclude for name in names):
             return None
         last = leaf.ndim - 1
-        if leaf.ndim == 3 and {"query", "key", "value"} & set(names[-2:-1]):
+        # Not the last two names: boxed parameters have one more, "value", at the end.
+        if leaf.ndim == 3 and PROJECTIONS & set(itertools.pairwise(names)):
             return MuonDimensionNumbers(0, (1, 2))
         return MuonDimensionNumbers(tuple(range(last)), last)
 

@@ -12,6 +12,7 @@ import jax
 import optax
 
 from fedjax_muon import orthogonalize as kernel
+from fedjax_muon.transforms.fedopt import check_decay
 from fedjax_muon.transforms.layout import (
     Layout,
     as_matrices,
@@ -68,7 +69,11 @@ def scale_by_shape(
 
     def update(updates, params=None):
         del params
-        one = lambda numbers, leaf: scale(*fans(numbers, leaf)) * leaf
+
+        def one(numbers, leaf):
+            # A NumPy scalar would make a 16-bit leaf a 32-bit one.
+            return (scale(*fans(numbers, leaf)) * leaf).astype(leaf.dtype)
+
         return map_matrices(one, layout(updates), updates)
 
     return optax.stateless(update)
@@ -100,8 +105,7 @@ def scale_by_muon(
     All leaves are taken for matrices as far as `layout` says so; the momentum of the
     others passes unchanged. Raises `ValueError` for a momentum outside [0, 1).
     """
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
+    check_decay("momentum", momentum)
     return optax.chain(
         optax.trace(momentum, nesterov),
         orthogonalize(polar, layout=layout),

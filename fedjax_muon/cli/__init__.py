@@ -1,0 +1,36 @@
+"""The command `fedjax-muon`."""
+
+import sys
+from typing import Annotated, Any, Union
+
+import tyro
+from tyro.conf import subcommand
+
+from fedjax_muon.cli import arguments, commands
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the command line and runs one command; exits with 2 for bad input."""
+    argv = sys.argv[1:] if argv is None else argv
+    name = arguments.algorithm_in(argv) if argv[:1] == ["train"] else arguments.DEFAULT
+    with commands.refusing():
+        train = arguments.train_class(name)
+    runners: dict[type, tuple[str, Any]] = {
+        arguments.Compare: ("compare", commands.compare),
+        train: ("train", commands.train),
+        arguments.Resume: ("resume", commands.resume),
+        arguments.List: ("list", commands.show),
+        arguments.Plot: ("plot", commands.plot),
+        arguments.Partition: ("partition", commands.partition),
+        arguments.Prepare: ("prepare", commands.prepare),
+    }
+    kinds: Any = Union[  # noqa: UP007 - made from a list
+        tuple(Annotated[k, subcommand(n)] for k, (n, _) in runners.items())
+    ]
+    args = tyro.cli(
+        kinds,
+        args=argv,
+        prog="fedjax-muon",
+        description="Federated optimization built around Muon.",
+    )
+    runners[type(args)][1](args)

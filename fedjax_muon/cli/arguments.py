@@ -1,0 +1,151 @@
+"""The command line as frozen dataclasses, which tyro turns into options with help."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import docstring_parser
+import tyro
+from tyro.conf import Positional
+
+from fedjax_muon import algorithms
+from fedjax_muon.cli.config import Config, hyper_parameters
+
+MAIN_JOB = (
+    "fedavg",
+    "fedavg_adam",
+    "scaffold",
+    "local_muon",
+    "fedmuon",
+    "fedmuon_align",
+    "fedmuon_correct",
+)
+Flat = Annotated[Config, tyro.conf.arg(name="")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """Train several algorithms on several seeds; a table, curves, and a directory.
+
+    Without arguments: the three FedMuons beside FedAvg, FedAvg(Adam), SCAFFOLD and
+    Local Muon on handwritten digits, divided over 16 clients by Dirichlet(0.1).
+    """
+
+    algorithms: Positional[tuple[str, ...]] = MAIN_JOB
+    """Names of the algorithms; `fedjax-muon list` shows all."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each seed has its own partition, initial parameters, cohorts and batches."""
+    lr: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`; the others are tuned for
+    the digits."""
+    output: Path | None = None
+    """Run directory, new or empty; by default one in runs/ with the time in its name."""
+    config: Flat = Config()
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Continue an interrupted run or comparison in its directory."""
+
+    directory: Positional[Path]
+    """The run directory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class List:
+    """Show every algorithm with its options, every data set and every model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draw runs and comparisons together, from their metrics.csv alone."""
+
+    directories: Positional[tuple[Path, ...]]
+    """Run directories."""
+    output: Path = Path("curves.png")
+    """The figure's file; its suffix (png, pdf, svg) is its format."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Divide a data set over clients, and show who gets which labels."""
+
+    output: Path = Path("partition.png")
+    """The figure's file; its suffix (png, pdf, svg) is its format."""
+    seed: int = 0
+    """Seed of the partition, as in train."""
+    config: Flat = Config()
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepare:
+    """Download a set of tensorflow-datasets and convert it, once.
+
+    Needs TensorFlow: pip install "fedjax-muon[prepare]".
+    """
+
+    name: Positional[str]
+    """Name of the set, as in tensorflow-datasets' catalogue."""
+    data_dir: Path | None = None
+    """Where to put it; by default the environment variable FEDJAX_MUON_DATA."""
+
+
+def _options(method: algorithms.Method) -> type:
+    """The plain options of a method as a frozen dataclass, with its docstring's help."""
+    text = docstring_parser.parse(inspect.getdoc(method.factory) or "")
+    help_of = {p.arg_name: p.description for p in text.params}
+    fields: list[Any] = []
+    for name, default in hyper_parameters(method).items():
+        kind: Any = Annotated[type(default), tyro.conf.arg(help=help_of.get(name, ""))]
+        fields.append((name, kind, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass("Options", fields, frozen=True)
+
+
+def train_class(name: str) -> type:
+    """`train` for one algorithm, whose own options it has under `--algorithm.`."""
+    method = algorithms.find(name)
+    options = _options(method)
+
+    Flag = lambda kind, default, **about: (
+        Annotated[kind, tyro.conf.arg(**about)],
+        dataclasses.field(default=default),
+    )
+    fields = {
+        "algorithm": Flag(
+            str, name, help="Name of the algorithm; `fedjax-muon list` shows all."
+        ),
+        "hyper": Flag(options, options(), name="algorithm"),
+        "seed": Flag(
+            int, 0, help="Seed of partition, initial parameters, cohorts and batches."
+        ),
+        "output": Flag(
+            Path | None,
+            None,
+            help="Run directory, new or empty; by default one in runs/ with the time "
+            "in its name.",
+        ),
+        "config": Flag(Config, Config(), name=""),
+    }
+    return dataclasses.make_dataclass(
+        "Train",
+        [(key, *flag) for key, flag in fields.items()],
+        frozen=True,
+        namespace={
+            "__doc__": f"Train one algorithm, here {method.label} ({method.paper}).\n\n"
+            "Name another one with --algorithm to see its options."
+        },
+    )
+
+
+DEFAULT = "fedmuon_align"
+
+
+def algorithm_in(arguments: list[str]) -> str:
+    """The value of --algorithm, which decides what other options there are."""
+    for i, word in enumerate(arguments):
+        if word.startswith("--algorithm="):
+            return word.removeprefix("--algorithm=")
+        if word == "--algorithm" and i + 1 < len(arguments):
+            return arguments[i + 1]
+    return DEFAULT

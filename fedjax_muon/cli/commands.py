@@ -1,0 +1,297 @@
+"""What the commands do, once their arguments are known to make sense."""
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedjax_muon import algorithms, comparison, data, history, models, plots
+from fedjax_muon.checkpoint import CheckpointError
+from fedjax_muon.cli import arguments, directory
+from fedjax_muon.cli.config import (
+    Comparison,
+    Run,
+    hyper_parameters,
+    parts_of,
+    simulation_of,
+)
+from fedjax_muon.partition import label_counts
+from fedjax_muon.simulation import NonFiniteError
+
+# Best of 0.001, 0.003, 0.01, ..., 0.3 by mean test accuracy over the rounds of the main
+# job with seeds 100 and 101, which it does not use itself.
+DIGITS_LR: Mapping[str, float] = {}
+SHARE_OF_BEST = 0.9
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Turns an error about what was asked for into one line and exit status 2."""
+    try:
+        yield
+    except (ValueError, OSError, CheckpointError) as error:
+        text = " ".join(str(error).split())
+        Console(stderr=True, soft_wrap=True).print(
+            f"fedjax-muon: error: {text}", style="red", markup=False, highlight=False
+        )
+        sys.exit(2)
+
+
+def _new_directory(given: Path | None, name: str) -> Path:
+    return given or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+@contextlib.contextmanager
+def _resumable(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; continue with: fedjax-muon resume {place}")
+        sys.exit(130)
+
+
+def train(args) -> None:
+    """`fedjax-muon train`."""
+    hyper = dataclasses.asdict(args.hyper)
+    run = Run(args.algorithm, hyper, args.seed, args.config)
+    place = _new_directory(args.output, run.algorithm)
+    with refusing():
+        dataset = data.load(run.config.dataset, run.config.data_dir)
+        simulation = simulation_of(run, dataset)
+        directory.create(place, run)
+    _train(run, simulation, place)
+
+
+def _train(run, simulation, place) -> None:
+    console = Console()
+    with _resumable(place), _bar(console) as bar, refusing():
+        task = bar.add_task(
+            algorithms.ALL[run.algorithm].label, total=run.config.rounds
+        )
+        try:
+            directory.play(run, simulation, place, lambda n: bar.advance(task, n))
+        except NonFiniteError as error:
+            bar.stop()
+            console.print(str(error), style="red")
+            sys.exit(1)
+    columns = history.read(place / directory.METRICS)
+    plots.curves({algorithms.ALL[run.algorithm].label: [columns]}, place / "curves.png")
+    console.print(
+        f"test accuracy {columns['test_accuracy'][-1]:.4f} after "
+        f"{columns['round'][-1]} rounds; metrics and figure in {place}"
+    )
+
+
+def compare(args: arguments.Compare) -> None:
+    """`fedjax-muon compare`."""
+    for name in args.lr:
+        if name not in args.algorithms:
+            with refusing():
+                raise ValueError(
+                    f"--lr names {name!r}, which is not compared; the algorithms are "
+                    f"{', '.join(args.algorithms)}"
+                )
+    tuned = {n: lr for n, lr in DIGITS_LR.items() if n in args.algorithms}
+    what = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
+    place = _new_directory(args.output, "compare")
+    with refusing():
+        dataset = _check_cells(what)
+        directory.create(place, what)
+    _compare(what, dataset, place)
+
+
+def _check_cells(what: Comparison) -> data.Dataset:
+    for name, values in (("algorithms", what.algorithms), ("seeds", what.seeds)):
+        if not values or len(set(values)) != len(values):
+            raise ValueError(f"{name} must be one or more, each once, got {values}")
+    dataset = data.load(what.config.dataset, what.config.data_dir)
+    for algorithm in what.algorithms:
+        simulation_of(what.cell(algorithm, what.seeds[0]), dataset)
+    for seed in what.seeds[1:]:
+        parts_of(what.config, dataset, seed)
+    return dataset
+
+
+def _compare(what: Comparison, dataset, place: Path) -> None:
+    console = Console()
+    cells = directory.cells(place, what)
+    diverged: dict[str, str] = {}
+    with _resumable(place), _bar(console) as bar, refusing():
+        total = len(cells) * what.config.rounds
+        everything = bar.add_task("all", total=total)
+        for algorithm in what.algorithms:
+            simulation = None
+            for seed in what.seeds:
+                cell = place / algorithm / f"seed{seed}"
+                run = cells[cell]
+                label = algorithms.ALL[algorithm].label
+                bar.update(everything, description=f"{label}, seed {seed}")
+                if not cell.exists():
+                    directory.create(cell, run)
+                directory.check_same(cell, run)
+                if directory.is_complete(cell, run):
+                    bar.advance(everything, what.config.rounds)
+                    continue
+                if simulation is None:
+                    simulation = simulation_of(run, dataset)
+                parts = parts_of(what.config, dataset, seed)
+                try:
+                    directory.play(
+                        run,
+                        simulation.repartition(parts),
+                        cell,
+                        lambda n: bar.advance(everything, n),
+                    )
+                except NonFiniteError as error:
+                    diverged[algorithm] = f"seed {seed}, {error}"
+        bar.update(everything, description="done")
+    _report(what, place, diverged, console)
+
+
+def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
+    runs = {
+        algorithms.ALL[name].label: [
+            history.read(place / name / f"seed{seed}" / directory.METRICS)
+            for seed in what.seeds
+        ]
+        for name in what.algorithms
+        if name not in diverged
+    }
+    for name, why in diverged.items():
+        console.print(f"{algorithms.ALL[name].label} diverged: {why}", style="red")
+    if not runs:
+        sys.exit(1)
+    target = comparison.target_accuracy(runs, SHARE_OF_BEST)
+    summaries = comparison.summarize(runs, target)
+    comparison.write(summaries, place / "summary.csv")
+    config = what.config
+    title = (
+        f"{config.dataset}, {config.num_clients} clients by {config.partition}"
+        + (f"({config.alpha:g})" if "dirichlet" in config.partition else "")
+        + f", {config.cohort_size} a round, {config.local_steps} local steps"
+    )
+    figure = place / "comparison.png"
+    plots.curves(runs, figure, title=title, target=target)
+    console.print(_table(summaries, target, title, len(what.seeds)))
+    console.print(f"metrics, checkpoints and {figure.name} in {place}")
+
+
+def _table(summaries, target, title, seeds) -> Table:
+    table = Table(title=title)
+    table.add_column("algorithm")
+    share = f"{SHARE_OF_BEST:.0%} of the best ({target:.1%})"
+    for column in (
+        f"test accuracy\n(mean ± std of {seeds})",
+        f"rounds to\n{share}",
+        "MB to\nthe same",
+        "kB a\nround",
+        "seconds\na run",
+    ):
+        table.add_column(column, justify="right")
+    number = lambda value, form: "-" if np.isnan(value) else format(value, form)
+    for row in summaries:
+        table.add_row(
+            row.method,
+            f"{row.accuracy_mean:.2%} ± {number(row.accuracy_std, '.2%')}",
+            number(row.rounds_to_target, ".0f"),
+            number(row.megabytes_to_target, ".1f"),
+            f"{row.bytes_per_round / 1e3:,.0f}",
+            f"{row.seconds:.1f}",
+        )
+    return table
+
+
+def resume(args: arguments.Resume) -> None:
+    """`fedjax-muon resume`."""
+    place = args.directory
+    with refusing():
+        what = directory.read(place)
+        dataset = data.load(what.config.dataset, what.config.data_dir)
+        if isinstance(what, Run):
+            simulation = simulation_of(what, dataset)
+        else:
+            _check_cells(what)
+    if isinstance(what, Run):
+        _train(what, simulation, place)
+    else:
+        _compare(what, dataset, place)
+
+
+def show(args: arguments.List) -> None:
+    """`fedjax-muon list`."""
+    del args
+    console = Console()
+    table = Table("name", "algorithm", "options", "paper")
+    for name, method in algorithms.ALL.items():
+        options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
+        table.add_row(name, method.label, " ".join(options), method.paper)
+    console.print(table)
+    console.print(f"data sets: {', '.join(data.NAMES)}, tfds:NAME", highlight=False)
+    console.print(f"models: {', '.join(models.ALL)}", highlight=False)
+
+
+def plot(args: arguments.Plot) -> None:
+    """`fedjax-muon plot`."""
+    with refusing():
+        if not args.directories:
+            raise ValueError("plot needs at least one run directory")
+        runs: dict[str, list] = {}
+        for place in args.directories:
+            what = directory.read(place)
+            several = isinstance(what, Comparison)
+            cells = directory.cells(place, what) if several else {place: what}
+            for cell, run in cells.items():
+                label = algorithms.find(run.algorithm).label
+                columns = history.read(cell / directory.METRICS)
+                runs.setdefault(label, []).append(columns)
+        comparison.check_rounds(runs)
+        plots.curves(runs, args.output)
+    print(args.output)
+
+
+def partition(args: arguments.Partition) -> None:
+    """`fedjax-muon partition`."""
+    with refusing():
+        dataset = data.load(args.config.dataset, args.config.data_dir)
+        parts = parts_of(args.config, dataset, args.seed)
+        counts = label_counts(dataset.y_train, parts, len(dataset.classes))
+        plots.label_counts(counts, dataset.classes, args.output)
+    sizes = counts.sum(1)
+    classes = (counts > 0).sum(1)
+    print(
+        f"{len(parts)} clients with {sizes.min()} to {sizes.max()} examples (median "
+        f"{np.median(sizes):g}) and {classes.min()} to {classes.max()} classes; "
+        f"drawn in {args.output}"
+    )
+
+
+def prepare(args: arguments.Prepare) -> None:
+    """`fedjax-muon prepare`."""
+    with refusing():
+        print(data.prepare(args.name, args.data_dir))

@@ -1,0 +1,148 @@
+"""Run directories: what a run leaves behind, and how it goes on from there.
+
+config.json      what was asked for
+versions.json    of everything that computes, and the git revision
+metrics.csv      one row an evaluation
+checkpoints/     the last two states
+*.png            figures, drawn from metrics.csv alone
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from fedjax_muon import checkpoint, history
+from fedjax_muon.cli.config import Comparison, Run, from_json, start_key, to_json
+from fedjax_muon.simulation import Simulation
+from fedjax_muon.training import evaluations
+
+CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
+PACKAGES = (
+    "fedjax-muon",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+)
+SECONDS_BETWEEN_CHECKPOINTS = 5.0
+
+
+def create(directory: Path, what: Run | Comparison) -> None:
+    """Makes a new run directory. Raises `ValueError` if something is there already,
+    and `OSError` if it can't be written."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(
+            f"{directory} is already used; choose another --output, or continue it "
+            f"with: fedjax-muon resume {directory}"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
+    (directory / CONFIG).write_text(to_json(what))
+
+
+def read(directory: Path) -> Run | Comparison:
+    """What a run directory was made for. Raises `ValueError` if it is none."""
+    path = directory / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a run directory: it has no {CONFIG}")
+    try:
+        return from_json(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of the packages that compute, of the source, and the device."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    here = Path(__file__).parent
+    git = subprocess.run(
+        ["git", "-C", str(here), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "python": platform.python_version(),
+        **found,
+        "git_revision": git.stdout.strip() if git.returncode == 0 else "unknown",
+        "device": jax.devices()[0].device_kind,
+        "machine": platform.platform(),
+    }
+
+
+def _mark(run: Run, state) -> str:
+    return checkpoint.fingerprint(json.loads(to_json(run)), state)
+
+
+def play(
+    run: Run,
+    simulation: Simulation,
+    directory: Path,
+    tick: Callable[[int], None] = lambda rounds: None,
+) -> None:
+    """Trains a run in its directory, from its newest checkpoint if there is one.
+
+    Rows are on disk before the checkpoint that covers them; rows that no checkpoint
+    covers are dropped first. `tick` hears of rounds as they are played, those that
+    were played before at once. Raises `CheckpointError` and `NonFiniteError`.
+    """
+    metrics = directory / METRICS
+    state = simulation.init(start_key(run.seed))
+    mark = _mark(run, state)
+    with checkpoint.open_checkpoints(directory / "checkpoints") as checkpoints:
+        found = checkpoint.restore(checkpoints, state, mark)
+        state = state if found is None else found
+        last = history.truncate(metrics, state.round)
+        tick(state.round)
+        saved = time.monotonic()
+        rows = evaluations(
+            simulation,
+            state,
+            rounds=run.config.rounds,
+            evaluate_every=run.config.evaluate_every,
+            drop_nonfinite=run.config.drop_nonfinite,
+            tick=tick,
+        )
+        for state, row in rows:
+            if row["round"] <= last.get("round", -1):
+                continue
+            for column in ("dropped", "seconds"):
+                row[column] += last.get(column, 0)
+            history.append(metrics, row)
+            due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
+            if due or row["round"] == run.config.rounds:
+                checkpoint.save(checkpoints, row["round"], state, mark)
+                saved = time.monotonic()
+
+
+def is_complete(directory: Path, run: Run) -> bool:
+    """Whether the run's last row and checkpoint are there."""
+    done = directory / "checkpoints" / str(run.config.rounds)
+    return done.is_dir() and (directory / METRICS).is_file()
+
+
+def cells(directory: Path, comparison: Comparison) -> dict[Path, Run]:
+    """Where each run of a comparison lies."""
+    return {
+        directory / algorithm / f"seed{seed}": comparison.cell(algorithm, seed)
+        for algorithm in comparison.algorithms
+        for seed in comparison.seeds
+    }
+
+
+def check_same(directory: Path, run: Run) -> None:
+    """Raises `ValueError` if a directory holds another run than `run`."""
+    if dataclasses.asdict(read(directory)) != dataclasses.asdict(run):
+        raise ValueError(
+            f"{directory / CONFIG} is not what the comparison's own config says; "
+            "start anew in another directory"
+        )

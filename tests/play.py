@@ -1,0 +1,85 @@
+"""The JAX side of a play: how the library runs what an oracle transcribes.
+
+A `Play` fixes the clients and batches of every round, so that an algorithm and its
+oracle must reach the same parameters, round after round.
+"""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from oracles.problem import Play
+
+from fedjax_muon import engine
+
+
+def grad_fn(params, batch, key):
+    """The gradient of `oracles.problem.toy_loss`, by automatic differentiation."""
+    del key
+    x, y, weight = batch
+
+    def loss(p):
+        out = jnp.tanh(x @ p["w"] + p["b"][None, :])
+        return jnp.sum(weight * jnp.mean((out - y) ** 2, axis=1)) / jnp.sum(weight)
+
+    return jax.grad(loss)(params)
+
+
+def fixed_bias(params, batch, key):
+    """`grad_fn` for w alone, the play of `oracles.cases.matrix_only`."""
+    bias = jnp.array([0.1, -0.2, 0.3], params["w"].dtype)
+    return {"w": grad_fn({**params, "b": bias}, batch, key)["w"]}
+
+
+def stack(data):
+    """Lists over clients of lists over steps of batches as arrays [S, K, ...]."""
+    rows = [[np.stack(leaf) for leaf in zip(*one, strict=True)] for one in data]
+    return tuple(np.stack(leaf) for leaf in zip(*rows, strict=True))
+
+
+def precision(dtype):
+    """The context in which arrays of `dtype` exist."""
+    return jax.enable_x64(True) if dtype == jnp.float64 else contextlib.nullcontext()
+
+
+def run(
+    algorithm, params, play: Play, *, plan=engine.mapped, dtype=jnp.float64, weigh=None
+) -> list[engine.State]:
+    """The states after each round, in float64 NumPy, from one compiled round.
+
+    `weigh` maps the cohort's ids to weights; by default all are 1.
+    """
+    with precision(dtype):
+        cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
+        N, key = play.num_clients, jax.random.key(0)
+        state = engine.init(algorithm, cast(params), N)
+        if algorithm.prologue:
+            start = jax.jit(engine.make_prologue(algorithm, N, plan))
+            first = cast(stack(play.first))
+            state, _ = start(state, jnp.arange(N), first, jnp.ones(N, dtype), key)
+        step = jax.jit(engine.make_round(algorithm, N, plan))
+        states = []
+        for ids, data in play.rounds:
+            cohort = jnp.array(ids, jnp.int32)
+            weights = cast(np.ones(len(ids)) if weigh is None else weigh(ids))
+            state, heard = step(state, cohort, cast(stack(data)), weights, key)
+            assert bool(heard.all())
+            states.append(jax.tree.map(lambda a: np.asarray(a, np.float64), state))
+        assert step._cache_size() == 1
+    return states
+
+
+def path(algorithm, params, play: Play, **options):
+    """The parameters after each round."""
+    return [s.server.params for s in run(algorithm, params, play, **options)]
+
+
+def farthest(a, b) -> float:
+    """The largest entry of the difference of two equally long paths of parameters."""
+    assert len(a) == len(b) > 0
+    return max(
+        float(np.max(np.abs(u[name] - v[name])))
+        for u, v in zip(a, b, strict=True)
+        for name in u
+    )
