@@ -1,4 +1,4 @@
-"""Which examples a client trains on: local batches as rows of indices, drawn inside jit.
+"""What a client trains on: batches as rows of example ids, drawn inside jit.
 
 Examples lie on the device once. A client owns a segment of `order`, and what its local
 steps scan is an int32 array [K, batch] of example ids, -1 where a batch has a gap; the
@@ -35,7 +35,7 @@ def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
 
     `parts` holds for every client the ids of its examples; ids may occur with several
     clients. Raises `ValueError` for no clients, a client without examples, or ids that
-    do not exist.
+    are not integers or do not exist.
     """
     if not parts:
         raise ValueError("a partition needs at least one client, got none")
@@ -46,10 +46,13 @@ def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
             "alpha or min_size of at least 1"
         )
     order = np.concatenate([np.asarray(part) for part in parts])
-    if order.min() < 0 or order.max() >= len(x):
+    if order.dtype.kind not in "iu":
+        raise ValueError(f"a partition holds ids of examples, got {order.dtype}")
+    unknown = order[(order < 0) | (order >= len(x))]
+    if len(unknown):
         raise ValueError(
-            f"the partition names example {order.max()}, but there are {len(x)} "
-            "examples, from 0"
+            f"the partition names example {unknown[0]}, but there are only 0 to "
+            f"{len(x) - 1}"
         )
     start = np.cumsum([0, *sizes[:-1]])
     as_ids = lambda a: jnp.asarray(a, jnp.int32)

@@ -1,7 +1,8 @@
 """Checkpoints of a simulation's state: atomic, on disk, equal to the bit when restored.
 
 Orbax keeps the last two. Its default policy skips saves in silence while one is under
-way; every save here is forced and waited for.
+way; every save here is forced and waited for. It has no checksums of large arrays
+either, so a digest of all values is stored, and compared when they are read.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from orbax.checkpoint.experimental import v1 as orbax
 
 KEPT = 2
@@ -29,12 +31,33 @@ def fingerprint(config: Mapping[str, Any], state) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _digest(state) -> str:
+    """Of all values, in order; shapes and dtypes are in the fingerprint."""
+    total = hashlib.sha256()
+    for leaf in jax.tree.leaves(state):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        values = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        total.update(np.ascontiguousarray(values).view(np.uint8).data)
+    return total.hexdigest()
+
+
 def open_checkpoints(directory: Path) -> orbax.training.Checkpointer:
-    """The checkpoints of a run; create or continue. Close it when done."""
+    """The checkpoints of a run; create or continue. Close it when done.
+
+    Raises `CheckpointError` if one that is there cannot be told what it is.
+    """
     policy = orbax.training.preservation_policies.LatestN(KEPT)
-    return orbax.training.Checkpointer(
-        directory.absolute(), preservation_policy=policy, cleanup_tmp_directories=True
-    )
+    try:
+        return orbax.training.Checkpointer(
+            directory.absolute(),
+            preservation_policy=policy,
+            cleanup_tmp_directories=True,
+        )
+    except Exception as error:  # as in `restore`
+        raise CheckpointError(
+            f"the checkpoints in {directory} cannot be opened ({error}); delete the "
+            "damaged one, or start anew in another directory"
+        ) from error
 
 
 def save(checkpoints, round: int, state, mark: str) -> None:
@@ -42,9 +65,8 @@ def save(checkpoints, round: int, state, mark: str) -> None:
 
     Raises `CheckpointError` if it was not written.
     """
-    written = checkpoints.save(
-        round, state, force=True, custom_metadata={"fingerprint": mark}
-    )
+    about = {"fingerprint": mark, "digest": _digest(state)}
+    written = checkpoints.save(round, state, force=True, custom_metadata=about)
     if not written:
         raise CheckpointError(f"round {round} was not saved in {checkpoints.directory}")
 
@@ -59,19 +81,21 @@ def restore(checkpoints, template, mark: str):
     if newest is None:
         return None
     place = Path(checkpoints.directory) / str(newest.step)
+    damaged = CheckpointError(
+        f"the checkpoint {place} is damaged; delete it to continue from the one "
+        "before, or start anew in another directory"
+    )
     try:
-        found = (checkpoints.metadata(newest.step).custom_metadata or {}).get(
-            "fingerprint"
-        )
-        state = checkpoints.load(newest.step, template) if found == mark else None
+        about = checkpoints.metadata(newest.step).custom_metadata
+        same = about["fingerprint"] == mark
+        state = checkpoints.load(newest.step, template) if same else None
     except Exception as error:  # orbax names no common type for what damage raises
-        raise CheckpointError(
-            f"the checkpoint {place} is damaged; delete it to continue from the one "
-            "before, or start anew in another directory"
-        ) from error
-    if state is None:
+        raise damaged from error
+    if not same:
         raise CheckpointError(
             f"the checkpoint {place} was written by another configuration or version; "
             "resume it with its own config.json, or start anew in another directory"
         )
+    if _digest(state) != about.get("digest"):
+        raise damaged
     return state

@@ -1,4 +1,4 @@
-"""The metrics of a run as a CSV file: appended durably, truncated on resume, read back."""
+"""The metrics of a run as a CSV file: appended durably, cut on resume, read back."""
 
 import csv
 import os
@@ -21,18 +21,31 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def _lines(path: Path) -> list[str]:
+    """All lines, as they are, but a last one that was cut off."""
+    with path.open(newline="") as file:
+        lines = file.readlines()
+    commas = lines[0].count(",") if lines else 0
+    cut = lines and (not lines[-1].endswith("\n") or lines[-1].count(",") != commas)
+    return lines[:-1] if cut else lines
+
+
 def read(path: Path) -> dict[str, np.ndarray]:
     """The columns of a metrics file; a last line that was cut off is left out.
 
     `pandas.DataFrame(read(path))` makes a table of them. Raises `ValueError` for a file
     that is not one of ours.
     """
-    with path.open(newline="") as file:
-        header, *lines = list(csv.reader(file)) or [[]]
+    header, *rows = list(csv.reader(_lines(path))) or [[]]
     if "round" not in header:
         raise ValueError(f"{path} has no column 'round'; it is not a metrics file")
-    whole = [line for line in lines if len(line) == len(header)]
-    columns = zip(*whole, strict=True) if whole else [()] * len(header)
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise ValueError(
+                f"line {number} of {path} has {len(row)} values for {len(header)} "
+                "columns; repair it or delete it"
+            )
+    columns = zip(*rows, strict=True) if rows else [()] * len(header)
     kind = lambda name: int if name in INTEGERS else float
     return {
         name: np.array([kind(name)(value) for value in column], kind(name))
@@ -50,13 +63,15 @@ def truncate(path: Path, last_round: int) -> dict[str, Any]:
     """
     if not path.exists():
         return {}
+    lines = _lines(path)
+    if not lines:  # a run that ended while it wrote the header
+        path.unlink()
+        return {}
     columns = read(path)
     keep = int(np.sum(columns["round"] <= last_round))
-    with path.open(newline="") as file:
-        lines = file.readlines()[: keep + 1]
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", newline="") as file:
-        file.writelines(lines)
+        file.writelines(lines[: keep + 1])
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

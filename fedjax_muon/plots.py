@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,8 +16,9 @@ TITLES = {
     "test_loss": "test loss",
     "train_accuracy": "training accuracy",
 }
-STYLE = {
+STYLE: Any = {
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.3,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -51,7 +53,7 @@ def curves(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         accuracy, traffic, loss = figure.subplots(1, 3)
-        colors = matplotlib.colormaps["tab10"].colors
+        colors = matplotlib.color_sequences["tab10"]
         for i, (name, runs) in enumerate(methods.items()):
             style = {"color": colors[i % 10], "ls": LINES[i // 10 % 4], "lw": 1.6}
             rounds = runs[0]["round"]

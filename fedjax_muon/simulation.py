@@ -139,7 +139,7 @@ class Simulation:
         return self.train_rounds(state, 1)
 
     def train_rounds(self, state: State, count: int) -> tuple[State, Metrics]:
-        """Plays `count` rounds in one call of the same program, whatever their number."""
+        """Plays `count` rounds in one call of one program, whatever their number."""
         return self.programs.rounds(state, self.clients, count, self.longest)
 
     def evaluate(self, state: State) -> Evaluation:
@@ -247,8 +247,8 @@ def _check(setup: _Setup) -> None:
     algorithm = setup.algorithm(setup.task.grad)
     if algorithm.uniform and setup.weighting is not uniform:
         raise ValueError(
-            "this algorithm has control variates, whose mean is kept by uniform weights "
-            "only; use weighting=uniform"
+            "this algorithm has control variates, whose mean only uniform weights "
+            "keep; use weighting=uniform"
         )
 
 

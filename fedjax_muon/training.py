@@ -65,6 +65,7 @@ def run(simulation: Simulation, state: State, **how) -> tuple[State, list[Row]]:
     `pandas.DataFrame(rows)` makes a table of them.
     """
     rows = []
-    for state, row in evaluations(simulation, state, **how):
+    last = state
+    for last, row in evaluations(simulation, state, **how):  # noqa: B007 - returned
         rows.append(row)
-    return state, rows
+    return last, rows

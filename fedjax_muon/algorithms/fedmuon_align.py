@@ -2,7 +2,8 @@
 
 arXiv:2510.27403, Algorithm 2. From the broadcast (x, m, delta), for each batch s
 
-    u = rule(grad_i(x_i; s));    x_i <- x_i - lr ((1 - align) u + align delta + decay x_i)
+    u = rule(grad_i(x_i; s))
+    x_i <- x_i - lr ((1 - align) u + align delta + decay x_i)
 
 where the parts of the rule's state called `carry` start at the mean of the clients'
 last ones (m), and the rest anew; then delta <- mean_i (x - x_i) / (K lr), x <- mean_i

@@ -27,10 +27,11 @@ def main(argv: list[str] | None = None) -> None:
     kinds: Any = Union[  # noqa: UP007 - made from a list
         tuple(Annotated[k, subcommand(n)] for k, (n, _) in runners.items())
     ]
-    args = tyro.cli(
-        kinds,
-        args=argv,
-        prog="fedjax-muon",
-        description="Federated optimization built around Muon.",
-    )
+    with commands.refusing():
+        args = tyro.cli(
+            kinds,
+            args=argv,
+            prog="fedjax-muon",
+            description="Federated optimization built around Muon.",
+        )
     runners[type(args)][1](args)

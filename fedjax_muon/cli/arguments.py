@@ -22,6 +22,7 @@ MAIN_JOB = (
     "fedmuon_correct",
 )
 Flat = Annotated[Config, tyro.conf.arg(name="")]
+CONFIG = Config()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Compare:
     """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`; the others are tuned for
     the digits."""
     output: Path | None = None
-    """Run directory, new or empty; by default one in runs/ with the time in its name."""
-    config: Flat = Config()
+    """Run directory, new or empty; by default one in runs/, named after the time."""
+    config: Flat = CONFIG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Partition:
     """The figure's file; its suffix (png, pdf, svg) is its format."""
     seed: int = 0
     """Seed of the partition, as in train."""
-    config: Flat = Config()
+    config: Flat = CONFIG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Prepare:
 
 
 def _options(method: algorithms.Method) -> type:
-    """The plain options of a method as a frozen dataclass, with its docstring's help."""
+    """The plain options of a method as a dataclass, with its docstring's help."""
     text = docstring_parser.parse(inspect.getdoc(method.factory) or "")
     help_of = {p.arg_name: p.description for p in text.params}
     fields: list[Any] = []

@@ -247,7 +247,9 @@ def show(args: arguments.List) -> None:
     """`fedjax-muon list`."""
     del args
     console = Console()
-    table = Table("name", "algorithm", "options", "paper")
+    table = Table()
+    for column in ("name", "algorithm", "options", "paper"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
     for name, method in algorithms.ALL.items():
         options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
         table.add_row(name, method.label, " ".join(options), method.paper)
@@ -264,8 +266,9 @@ def plot(args: arguments.Plot) -> None:
         runs: dict[str, list] = {}
         for place in args.directories:
             what = directory.read(place)
-            several = isinstance(what, Comparison)
-            cells = directory.cells(place, what) if several else {place: what}
+            cells = (
+                {place: what} if isinstance(what, Run) else directory.cells(place, what)
+            )
             for cell, run in cells.items():
                 label = algorithms.find(run.algorithm).label
                 columns = history.read(cell / directory.METRICS)

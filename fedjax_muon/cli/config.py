@@ -157,7 +157,7 @@ def algorithm_of(run: Run) -> partial:
     if run.config.lr_schedule == "cosine":
         rounds = run.config.rounds
         hyper["lr"] = optax.cosine_decay_schedule(hyper["lr"], rounds)
-    return partial(method, **hyper)
+    return partial(method.__call__, **hyper)
 
 
 def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
@@ -194,7 +194,7 @@ def _plan(config: Config) -> engine.Plan:
 
 
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
-    """Prepares a run; nothing is compiled. Raises `ValueError` for what does not fit."""
+    """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
     model = models.ALL[config.model](classes=len(dataset.classes))
     return simulation.simulate(

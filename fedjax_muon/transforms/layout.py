@@ -98,7 +98,7 @@ def as_matrices(function, numbers: MuonDimensionNumbers, leaf):
 
 
 def map_matrices(function, numbers, updates):
-    """`function(numbers, leaf)` on every matrix of `updates`; other leaves as they are."""
+    """`function(numbers, leaf)` on every matrix of `updates`; other leaves pass."""
     one = lambda n, leaf: leaf if n is None else function(n, leaf)
     special = lambda n: n is None or isinstance(n, MuonDimensionNumbers)
     return jax.tree.map(one, numbers, updates, is_leaf=special)

@@ -1,0 +1,101 @@
+"""The published files themselves, where FEDJAX_MUON_DATA says that they lie."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_muon import data
+from fedjax_muon.data import idx, npz
+
+
+def real(*files):
+    """Paths of files that are too large, or not free, to be part of the tests."""
+    directory = os.environ.get("FEDJAX_MUON_DATA")
+    if directory is None:
+        return pytest.mark.skip(reason="FEDJAX_MUON_DATA names no directory of data")
+    missing = [file for file in files if not (Path(directory) / file).is_file()]
+    return pytest.mark.skipif(
+        bool(missing), reason=f"no {', '.join(missing)} in {directory}"
+    )
+
+
+REAL = Path(os.environ.get("FEDJAX_MUON_DATA", "."))
+# As published with the data set (zalandoresearch/fashion-mnist, README).
+FASHION_MD5 = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+
+
+def assert_moments(x, mean, std, places):
+    """Mean and deviation of the pixels over 255, from exact counts of each value."""
+    half = 0.5 * 10.0**-places
+    value = np.arange(256) / 255
+    for channel in range(x.shape[-1]):
+        share = np.bincount(x[..., channel].ravel(), minlength=256) / x[..., 0].size
+        center = share @ value
+        assert abs(center - mean[channel]) < half
+        assert abs(np.sqrt(share @ (value - center) ** 2) - std[channel]) < half
+
+
+@real(*(f"fashion_mnist/{file}" for file in FASHION_MD5))
+def test_real_fashion_mnist():
+    for file, md5 in FASHION_MD5.items():
+        content = (REAL / "fashion_mnist" / file).read_bytes()
+        assert hashlib.md5(content).hexdigest() == md5
+    raw = idx.read_idx_set("fashion_mnist", REAL)
+    assert_moments(raw.x_train, [0.2860], [0.3530], 4)  # published
+    loaded = data.load("fashion_mnist", REAL)
+    assert loaded.x_train.shape == (60000, 28, 28, 1)
+    assert loaded.x_test.shape == (10000, 28, 28, 1)
+    np.testing.assert_array_equal(np.bincount(loaded.y_train), [6000] * 10)
+    np.testing.assert_array_equal(np.bincount(loaded.y_test), [1000] * 10)
+    with pytest.raises(ValueError, match="found the labels of fashion_mnist"):
+        data.load("mnist", REAL / "fashion_mnist")
+
+
+@real(*(f"mnist/{file}.gz" for file in idx.FILES))
+def test_real_mnist():
+    raw = idx.read_idx_set("mnist", REAL)
+    assert (len(raw.x_train), len(raw.x_test)) == (60000, 10000)
+    assert_moments(raw.x_train, [0.1307], [0.3081], 4)  # published
+    with pytest.raises(ValueError, match="found the labels of mnist"):
+        data.load("fashion_mnist", REAL / "mnist")
+
+
+@real("cifar100.npz")
+def test_real_cifar100():
+    raw = npz.read_npz("cifar100", REAL, num_classes=100, tfds_name="cifar100")
+    # As used since weiaicunzai/pytorch-cifar100 (conf/global_settings.py), rounded.
+    published = ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
+    assert_moments(raw.x_train, *published, 4)
+    loaded = data.load("cifar100", REAL)
+    assert loaded.x_train.shape == (50000, 32, 32, 3)
+    assert loaded.x_test.shape == (10000, 32, 32, 3)
+    np.testing.assert_array_equal(np.bincount(loaded.y_train), [500] * 100)
+    assert (loaded.classes[0], loaded.classes[99]) == ("apple", "worm")
+    # Published means and deviations are off by up to 0.5e-4, deviations are above 0.25
+    # and results below 3: (0.5e-4 + 3 * 0.5e-4) / 0.25.
+    mean, std = np.array(published)
+    np.testing.assert_allclose(
+        loaded.x_test[:500],
+        (raw.x_test[:500] / 255 - mean) / std,
+        atol=4 * 0.5e-4 / 0.25,
+    )
+
+
+@real("cifar10_subset.npz")
+def test_real_cifar10_subset():
+    raw = npz.read_npz("cifar10_subset", REAL, num_classes=10, tfds_name="cifar10")
+    assert (len(raw.x_train), len(raw.x_test)) == (10000, 2000)
+    # A random fifth of CIFAR-10: its mean is the published one of the whole to the
+    # sampling error of 10000 image means.
+    means = raw.x_train.mean((1, 2)) / 255
+    error = means.std(axis=0) / np.sqrt(len(means))
+    assert np.all(abs(means.mean(axis=0) - [0.4914, 0.4822, 0.4465]) < 5 * error)
+    assert data.load("cifar10_subset", REAL).classes[0] == "airplane"

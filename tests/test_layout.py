@@ -1,0 +1,244 @@
+"""Which leaves of real Flax models are matrices, and which way up they are."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from flax import nnx
+from optax.contrib import MuonDimensionNumbers
+
+from fedjax_muon import models
+from fedjax_muon.orthogonalize import polar
+from fedjax_muon.transforms import by_rank, muon_dimension_numbers, orthogonalize
+from fedjax_muon.transforms.layout import as_matrices, fans, leaf_axes, map_matrices
+
+DENSE = MuonDimensionNumbers((0,), 1)
+CONV = MuonDimensionNumbers((0, 1, 2), 3)
+PROJECTION = MuonDimensionNumbers(0, (1, 2))
+MERGE = MuonDimensionNumbers((0, 1), 2)
+
+
+def gaussian(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def scipy_polar(x):
+    """The polar factor of one matrix, in float64 by another algorithm."""
+    return scipy.linalg.polar(np.asarray(x, np.float64))[0]
+
+
+def is_numbers(node):
+    return node is None or isinstance(node, MuonDimensionNumbers)
+
+
+def by_path(tree, is_leaf=None):
+    """{"path/to/leaf": leaf}"""
+    pairs = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    return {name(path): leaf for path, leaf in pairs}
+
+
+class Transformer(nn.Module):
+    """All kinds of leaves: 7 tokens, width 12 in 4 heads of 3."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(7, 12)(tokens)
+        x = nn.Conv(12, (3,))(x)
+        x = nn.MultiHeadDotProductAttention(4, normalize_qk=True)(x)
+        return nn.Dense(5, name="head")(nn.LayerNorm()(x))
+
+
+class ConvNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.GroupNorm(2)(nn.Conv(8, (3, 5))(x))
+        x = nn.ConvTranspose(6, (2, 2))(nn.Conv(8, (3, 3), feature_group_count=4)(x))
+        return nn.Dense(10)(x.reshape(len(x), -1))
+
+
+def params_of(model, *inputs):
+    """Shapes suffice: nothing here depends on values."""
+    return jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+
+
+def test_leaves_of_a_transformer():
+    params = params_of(Transformer(), jnp.zeros((2, 9), int))
+    matrices = {
+        "Embed_0/embedding": ((7, 12), DENSE),
+        "Conv_0/kernel": ((3, 12, 12), MERGE),
+        "head/kernel": ((12, 5), DENSE),
+    }
+    attention = "MultiHeadDotProductAttention_0"
+    for name in ("query", "key", "value"):
+        matrices[f"{attention}/{name}/kernel"] = (12, 4, 3), PROJECTION
+    matrices[f"{attention}/out/kernel"] = (4, 3, 12), MERGE
+    numbers = by_path(muon_dimension_numbers(params), is_numbers)
+    leaves = by_path(params)
+    assert numbers.keys() == leaves.keys()
+    assert leaves[f"{attention}/query/bias"].ndim == 2  # the trap for rules by rank
+    found = {k: (leaves[k].shape, n) for k, n in numbers.items() if n is not None}
+    assert found == matrices
+
+
+def test_leaves_of_a_convolutional_net():
+    params = params_of(ConvNet(), jnp.zeros((2, 4, 4, 3)))
+    numbers = by_path(muon_dimension_numbers(params), is_numbers)
+    found = {k: n for k, n in numbers.items() if n is not None}
+    names = ("Conv_0/kernel", "Conv_1/kernel", "ConvTranspose_0/kernel")
+    assert found == dict.fromkeys(names, CONV) | {"Dense_0/kernel": DENSE}
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_kernels_and_only_kernels_of_our_models(name):
+    image = jnp.zeros((1, 28, 28, 1))
+    params = params_of(models.ALL[name](classes=10), image)
+    numbers = by_path(muon_dimension_numbers(params), is_numbers)
+    for path, n in numbers.items():
+        assert (n is not None) == path.endswith("/kernel")
+    for path, leaf in by_path(params).items():
+        if numbers[path] is not None:
+            assert fans(numbers[path], leaf) == (
+                math.prod(leaf.shape[:-1]),
+                leaf.shape[-1],
+            )
+
+
+def test_exclude():
+    params = params_of(Transformer(), jnp.zeros((2, 9), int))
+    every = by_path(muon_dimension_numbers(params), is_numbers)
+    exclude = ("bias", "scale", "embedding", "head")
+    fewer = by_path(muon_dimension_numbers(params, exclude=exclude), is_numbers)
+    gone = {k for k in every if every[k] is not None and fewer[k] is None}
+    assert gone == {"Embed_0/embedding", "head/kernel"}
+    biases = by_path(muon_dimension_numbers(params, exclude=()), is_numbers)
+    more = {k for k in every if every[k] is None and biases[k] is not None}
+    assert {k.rsplit("/", 2)[1] for k in more} == {"query", "key", "value"}
+
+
+def test_exclude_is_no_string():
+    with pytest.raises(TypeError, match="sequence of names, got 'embedding'"):
+        muon_dimension_numbers({"b": jnp.zeros((2, 3))}, exclude="embedding")
+
+
+def test_nnx_and_boxed_parameters_have_the_same_matrices():
+    model = nn.MultiHeadDotProductAttention(
+        4,
+        kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), ("a", "b")),
+    )
+    boxed = params_of(model, jnp.zeros((2, 5, 12)))
+    plain = nn.unbox(boxed)
+    attention = nnx.MultiHeadAttention(4, 12, decode=False, rngs=nnx.Rngs(0))
+    state = nnx.state(attention, nnx.Param)
+    expected = by_path(muon_dimension_numbers(plain), is_numbers)
+    for params in (boxed, state):
+        found = by_path(muon_dimension_numbers(params), is_numbers)
+        assert {k.removesuffix("/value"): n for k, n in found.items()} == expected
+
+    tx = by_rank(orthogonalize(polar))
+    updates, _ = tx.update(state, tx.init(state), state)
+    assert jax.tree.structure(updates) == jax.tree.structure(state)
+    np.testing.assert_allclose(
+        updates["query"]["kernel"][...].reshape(12, 12),
+        scipy_polar(state["query"]["kernel"][...].reshape(12, 12)),
+        atol=3e-5,
+    )
+
+
+def applied(function, x, numbers):
+    rule = orthogonalize(function, layout=lambda _: {"x": numbers})
+    return np.asarray(rule.update({"x": x}, rule.init(None))[0]["x"])
+
+
+def test_convolutions_agree_with_the_layout_of_torch():
+    x = gaussian(3, 5, 4, 7)  # height, width, in, out
+    rule = orthogonalize(polar)
+    ours = rule.update({"kernel": x}, rule.init(None))[0]["kernel"]
+    torch_kernel = x.transpose(3, 2, 0, 1)  # out, in, height, width
+    theirs = scipy_polar(torch_kernel.reshape(7, -1)).reshape(torch_kernel.shape)
+    np.testing.assert_allclose(ours, theirs.transpose(2, 3, 1, 0), atol=3e-6)
+
+
+def test_attention_projects_all_heads_at_once():
+    params = {"query": {"kernel": gaussian(5, 4, 3)}, "out": gaussian(4, 3, 5)}
+    rule = orthogonalize(polar)
+    ours = rule.update(params, rule.init(None))[0]
+    query = scipy_polar(params["query"]["kernel"].reshape(5, 12)).reshape(5, 4, 3)
+    out = scipy_polar(params["out"].reshape(12, 5)).reshape(4, 3, 5)
+    np.testing.assert_allclose(ours["query"]["kernel"], query, atol=3e-6)
+    np.testing.assert_allclose(ours["out"], out, atol=3e-6)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (-2, -1), ((1,), (-1,))])
+def test_a_stack_of_layers_is_a_batch(numbers):
+    stack = gaussian(3, 6, 4)
+    ours = applied(polar, stack, MuonDimensionNumbers(*numbers))
+    np.testing.assert_allclose(ours, [scipy_polar(x) for x in stack], atol=3e-6)
+
+
+def test_batch_axes_anywhere():
+    x = gaussian(2, 6, 3, 4)
+    ours = applied(polar, x, MuonDimensionNumbers(3, 1))  # (4, 6) for each (2, 3)
+    for i, j in np.ndindex(2, 3):
+        one = scipy_polar(x[i, :, j, :].T).T
+        np.testing.assert_allclose(ours[i, :, j, :], one, atol=3e-6)
+
+
+def test_axes_are_taken_in_the_order_given():
+    """Row (l, k) of the matrix is x[k, :, l]: the last reduction axis is the inner."""
+    x = gaussian(2, 5, 3)
+    seen = []
+
+    def spy(matrices):
+        seen.append(np.asarray(matrices))
+        return matrices
+
+    back = as_matrices(spy, MuonDimensionNumbers((2, 0), 1), jnp.asarray(x))
+    np.testing.assert_array_equal(back, x)
+    assert seen[0].shape == (6, 5)
+    for k, l in np.ndindex(2, 3):
+        np.testing.assert_array_equal(seen[0][2 * l + k], x[k, :, l])
+
+
+def test_fans_and_axes():
+    x = jnp.zeros((2, 3, 4, 5))
+    numbers = MuonDimensionNumbers((-1, 0), -2)
+    assert leaf_axes(numbers, x) == ((1,), (3, 0), (2,))
+    assert fans(numbers, x) == (10, 4)
+    # A grouped convolution has in / groups inputs.
+    assert fans(CONV, jnp.zeros((3, 3, 64, 128))) == (576, 128)
+
+
+@pytest.mark.parametrize("numbers", [(0, 2), (-3, 1), ((0, 5), 1)])
+def test_axes_that_do_not_exist(numbers):
+    with pytest.raises(ValueError, match=r"axes that a leaf \(2, 3\) does not have"):
+        applied(polar, jnp.zeros((2, 3)), MuonDimensionNumbers(*numbers))
+
+
+def test_scalars_have_no_axes():
+    with pytest.raises(ValueError, match=r"a leaf \(\) does not have"):
+        fans(MuonDimensionNumbers(), jnp.zeros(()))
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (1, -1), ((0, 0), 1), ((0, -2), 1)])
+def test_axes_named_twice(numbers):
+    with pytest.raises(ValueError, match=r"name an axis twice for a leaf \(2, 3\)"):
+        applied(polar, jnp.zeros((2, 3)), MuonDimensionNumbers(*numbers))
+
+
+def test_other_leaves_are_left_alone():
+    """None may stand for a whole subtree, and parameters may be absent (None)."""
+    leaves = {"a": jnp.ones((2, 3)), "b": {"c": jnp.ones(4), "d": None}, "e": None}
+    numbers = {"a": DENSE, "b": None, "e": None}
+    mapped = map_matrices(lambda n, x: (n, -x), numbers, leaves)
+    assert mapped["b"] is leaves["b"]
+    assert mapped["e"] is None
+    given, negative = mapped["a"]
+    assert given == DENSE
+    np.testing.assert_array_equal(negative, -leaves["a"])
+    derived = muon_dimension_numbers(leaves)
+    assert derived == {"a": DENSE, "b": {"c": None, "d": None}, "e": None}

@@ -1,0 +1,196 @@
+"""Every method against its NumPy transcription, after every round.
+
+Five unequal clients of which three take part (the smallest pad their batches with
+weight zero), four local steps, five rounds. The transcriptions are float64 and share
+no code with the library.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles import fedavg as avg
+from oracles.cases import PARTIAL, SIZES, X
+from oracles.diloco import diloco
+from oracles.fedmuon import fedmuon
+from oracles.fedmuon_align import fedmuon_align
+from oracles.fedmuon_correct import fedmuon_correct, local_muon_persistent
+from oracles.fedprox import fedprox
+from oracles.muloco import muloco
+from oracles.problem import normalise, polar
+from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
+from play import farthest, grad_fn, path
+
+from fedjax_muon import orthogonalize as kernel
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.transforms import by_rank, muon, orthogonalize, spectral
+
+
+def newton_schulz(m):
+    """Five steps of Jordan et al. 2024, literally: X <- a X + b (XX')X + c (XX')^2 X."""
+    x = m / np.sqrt(np.sum(m**2))
+    for _ in range(5):
+        xx = x @ x.T
+        x = 3.4445 * x - 4.7750 * xx @ x + 2.0315 * xx @ xx @ x
+    return x
+
+
+class Case(NamedTuple):
+    """An oracle, what the preset stands for in its terms, and how to move visibly."""
+
+    oracle: Callable[..., Any]
+    settings: Mapping[str, Any]  # of the preset
+    faster: Mapping[str, Any] = {}  # noqa: RUF012 - replaces them on both sides
+    # a preset that orthogonalises: its rule with the exact polar factor
+    rule: optax.GradientTransformation | None = None
+
+
+EXACT = orthogonalize(kernel.polar)
+DECAYED = optax.chain(muon(0.98, polar=kernel.polar), optax.add_decayed_weights(0.01))
+TENFOLD = by_rank(EXACT, optax.scale(10.0))
+ALIGNED = muon(0.98, polar=kernel.polar)
+MULOCO = muon(
+    0.9,
+    polar=kernel.polar,
+    shape_scale=spectral,
+    rest=optax.scale_by_adam(0.9, 0.99),
+)
+# MuLoCo's factor sqrt(rows/cols) is for weights (out, in); these are (in, out)
+MULOCO_SCALE = lambda rows, cols: np.sqrt(cols / rows)
+SIGN = {"direction": np.sign, "everywhere": True}
+UNIT = {"direction": normalise, "everywhere": True}
+
+CASES = {
+    "fedavg": Case(avg.fedavg, {"lr": 0.1}),
+    "fedavg_momentum": Case(avg.fedavg_momentum, {"lr": 0.1}),
+    "fedavg_adam": Case(avg.fedavg_adam, {"lr": 0.001}, {"lr": 0.02}),
+    "local_adamw": Case(avg.local_adamw, {"lr": 0.0005}, {"lr": 0.02}),
+    "fedadam": Case(avg.fedadam, {"lr": 0.1, "server_lr": 0.01}),
+    "fedyogi": Case(avg.fedyogi, {"lr": 0.1, "server_lr": 0.01}),
+    "fedadagrad": Case(avg.fedadagrad, {"lr": 0.1, "server_lr": 0.1}),
+    "fedprox": Case(fedprox, {"lr": 0.1, "proximal": 0.01}),
+    "scaffold": Case(scaffold, {"lr": 0.1}),
+    "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.1}),
+    "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),
+    "local_muon": Case(avg.local_muon, {"lr": 0.03}, rule=DECAYED),
+    "local_muon_persistent": Case(
+        local_muon_persistent, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, TENFOLD
+    ),
+    "fedmuon": Case(fedmuon, {"lr": 0.01, "synced": True}, rule=by_rank(EXACT)),
+    "fedmuon_unsynced": Case(fedmuon, {"lr": 0.01}, rule=by_rank(EXACT)),
+    "fedmuon_align": Case(fedmuon_align, {"lr": 0.03}, rule=ALIGNED),
+    "fedmuon_align_reset": Case(
+        fedmuon_align, {"lr": 0.03, "carry": False}, rule=ALIGNED
+    ),
+    "local_muon_averaged": Case(avg.local_muon_momentum, {"lr": 0.03}, rule=DECAYED),
+    "fedmuon_correct": Case(
+        fedmuon_correct, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, TENFOLD
+    ),
+    "fedmuon_correct_euclidean": Case(
+        fedmuon_correct, {"lr": 0.01, **UNIT}, {"lr": 0.03}
+    ),
+    "fedmuon_correct_max_norm": Case(
+        fedmuon_correct, {"lr": 0.001, **SIGN}, {"lr": 0.01}
+    ),
+    "diloco": Case(diloco, {"lr": 0.001}, {"lr": 0.01}),
+    "muloco": Case(muloco, {"lr": 0.02, "scale": MULOCO_SCALE}, rule=MULOCO),
+}
+
+
+def cosine(module):
+    """Half a period over six rounds, for either side."""
+    return lambda r: 0.05 * 0.5 * (1 + module.cos(module.pi * r / 6))
+
+
+def assert_follows(got, want, tolerance):
+    moved = farthest(want[-1:], [X])
+    error = farthest(got, want)
+    assert moved >= 1e-2
+    assert error <= tolerance, f"off by {error:.1e}, moved {moved:.1e}"
+
+
+def test_every_method_has_an_oracle():
+    assert CASES.keys() == ALL.keys()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(jnp.float64, 1e-10), (jnp.float32, 1e-5)]
+)
+@pytest.mark.parametrize("name", ALL)
+def test_follows_its_oracle(name, dtype, tolerance):
+    case = CASES[name]
+    exact = {} if case.rule is None else {"rule": case.rule}
+    algorithm = ALL[name](grad_fn, **case.faster, **exact)
+    want = case.oracle(X, PARTIAL, **{**case.settings, **case.faster})
+    assert_follows(path(algorithm, X, PARTIAL, dtype=dtype), want, tolerance)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if CASES[n].faster or CASES[n].rule])
+def test_the_preset_is_what_it_says(name):
+    case = CASES[name]
+    inexact = {} if case.rule is None else {"direction": newton_schulz}
+    want = case.oracle(X, PARTIAL, **case.settings, **inexact)
+    error = farthest(path(ALL[name](grad_fn), X, PARTIAL), want)
+    assert error <= 1e-7 * farthest(want[-1:], [X])
+    if case.rule is not None:
+        exact = case.oracle(X, PARTIAL, **case.settings, direction=polar)
+        assert farthest(want, exact) >= 1e-4
+
+
+VARIANTS = {
+    "fedmuon, cosine and decay": (
+        "fedmuon",
+        {"rule": optax.chain(by_rank(EXACT), optax.add_decayed_weights(0.1))},
+        lambda lr: fedmuon(X, PARTIAL, lr, decay=0.1, synced=True),
+    ),
+    "fedmuon, a fresh weight and vectors of their own": (
+        "fedmuon_unsynced",
+        {"fresh": 0.6, "rule": by_rank(EXACT, optax.scale(2.0))},
+        lambda lr: fedmuon(X, PARTIAL, lr, b=0.6, ratio=2.0),
+    ),
+    "fedmuon_align, cosine": (
+        "fedmuon_align",
+        {"rule": muon(0.9, polar=kernel.polar), "align": 0.3, "decay": 0.1},
+        lambda lr: fedmuon_align(X, PARTIAL, lr, 0.9, 0.3, 0.1),
+    ),
+    "scaffold, server rate": (
+        "scaffold",
+        {"server_lr": 0.7},
+        lambda lr: scaffold(X, PARTIAL, lr, server_lr=0.7),
+    ),
+    "fedmuon_correct, fresh weight": (
+        "fedmuon_correct",
+        {"rule": by_rank(EXACT, optax.scale(3.0)), "fresh": 0.5},
+        lambda lr: fedmuon_correct(X, PARTIAL, lr, 0.5, ratio=3.0),
+    ),
+    "fedprox, a strong pull": (
+        "fedprox",
+        {"mu": 2.0},
+        lambda lr: fedprox(X, PARTIAL, lr, 2.0),
+    ),
+    "diloco, decay and server rate": (
+        "diloco",
+        {
+            "rule": optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1)),
+            "server_lr": 0.9,
+        },
+        lambda lr: diloco(X, PARTIAL, lr, decay=0.1, outer_lr=0.9),
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_schedules_and_options_follow_too(variant):
+    name, hyper, oracle = VARIANTS[variant]
+    algorithm = ALL[name](grad_fn, lr=cosine(jnp), **hyper)
+    assert_follows(path(algorithm, X, PARTIAL), oracle(cosine(np)), 1e-10)
+
+
+def test_weights_by_examples_are_those_of_mcmahan():
+    by_size = lambda ids: np.array(SIZES, float)[ids]
+    got = path(ALL["fedavg"](grad_fn), X, PARTIAL, weigh=by_size)
+    assert_follows(got, avg.fedavg_weighted(X, PARTIAL, 0.1), 1e-10)
+    assert farthest(got, avg.fedavg(X, PARTIAL, 0.1)) >= 1e-3

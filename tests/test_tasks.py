@@ -1,0 +1,235 @@
+"""Gradients against NumPy and finite differences, scores against scikit-learn."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+
+from fedjax_muon import models, tasks
+
+KEY = jax.random.key(0)
+
+
+def draw(shape_of_example, classes, size=6):
+    """A batch with unequal weights, one of them zero."""
+    rng = np.random.default_rng(0)
+    return tasks.Batch(
+        x=rng.normal(size=(size, *shape_of_example)).astype(np.float32),
+        y=rng.integers(0, classes, size).astype(np.int32),
+        weight=np.array([1.0, 0.5, 0.0, 2.0, 1.0, 0.25], np.float32)[:size],
+    )
+
+
+def softmax(z):
+    z = np.exp(z - z.max(axis=1, keepdims=True))
+    return z / z.sum(axis=1, keepdims=True)
+
+
+def mlp_gradient(params, batch):
+    """Back-propagation by hand, float64."""
+    x, weight = np.float64(batch.x).reshape(len(batch.x), -1), np.float64(batch.weight)
+    w1, b1 = (np.float64(params["Dense_0"][n]) for n in ("kernel", "bias"))
+    w2, b2 = (np.float64(params["Dense_1"][n]) for n in ("kernel", "bias"))
+    hidden = np.maximum(x @ w1 + b1, 0)
+    error = softmax(hidden @ w2 + b2) - np.eye(len(b2))[batch.y]
+    error *= weight[:, None] / weight.sum()
+    back = (error @ w2.T) * (hidden > 0)
+    return {
+        "Dense_0": {"kernel": x.T @ back, "bias": back.sum(axis=0)},
+        "Dense_1": {"kernel": hidden.T @ error, "bias": error.sum(axis=0)},
+    }
+
+
+def test_gradient_of_an_mlp_by_hand():
+    task = tasks.classification(models.MLP(features=(7,), classes=4), (3, 2))
+    batch, params = draw((3, 2), 4), task.init(KEY)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, atol=1e-6),
+        jax.jit(task.grad)(params, batch, KEY),
+        mlp_gradient(params, batch),
+    )
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_gradient_by_finite_differences(name):
+    task = tasks.classification(models.ALL[name](classes=3), (12, 12, 1))
+    batch = draw((12, 12, 1), 3, size=4)
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(task.init, KEY)
+
+    def normal(p):
+        return rng.normal(size=p.shape) / np.sqrt(p.size / p.shape[-1])
+
+    with jax.enable_x64(True):
+        batch = batch._replace(x=batch.x.astype(np.float64))
+        params, direction = (jax.tree.map(normal, shapes) for _ in range(2))
+        grad = jax.jit(task.grad)(params, batch, KEY)
+        slope = sum(
+            np.vdot(g, d)
+            for g, d in zip(
+                jax.tree.leaves(grad), jax.tree.leaves(direction), strict=True
+            )
+        )
+        evaluate = jax.jit(task.evaluate)
+
+        def loss(step):
+            moved = jax.tree.map(lambda p, d: p + step * d, params, direction)
+            loss = np.asarray(evaluate(moved, batch.x, batch.y).loss)
+            assert loss.dtype == np.float64
+            return np.average(loss, weights=batch.weight)
+
+        h = 1e-6  # error about h^2 + 1e-16 / h
+        np.testing.assert_allclose(slope, (loss(h) - loss(-h)) / (2 * h), rtol=1e-7)
+
+
+def test_padding_changes_nothing():
+    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
+    params, batch = task.init(KEY), draw((4,), 3)
+    padded = tasks.Batch(
+        x=np.concatenate([batch.x, 1e3 * np.ones((3, 4), np.float32)]),
+        y=np.concatenate([batch.y, np.int32([2, 0, 1])]),
+        weight=np.concatenate([batch.weight, np.zeros(3, np.float32)]),
+    )
+    grad = jax.jit(task.grad)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
+        grad(params, padded, KEY),
+        grad(params, batch, KEY),
+    )
+
+
+def test_gradient_of_padding_alone_is_zero():
+    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
+    batch = draw((4,), 3)._replace(weight=np.zeros(6, np.float32))
+    for leaf in jax.tree.leaves(task.grad(task.init(KEY), batch, KEY)):
+        np.testing.assert_array_equal(leaf, np.zeros(leaf.shape))
+
+
+def test_scores_equal_scikit_learn():
+    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
+    params, batch = task.init(KEY), draw((4,), 3)
+    scores = task.evaluate(params, batch.x, batch.y)
+    assert scores.loss.shape == scores.correct.shape == batch.y.shape
+    assert scores.correct.dtype == bool
+    probabilities = softmax(
+        np.float64(models.MLP(3, (5,)).apply({"params": params}, batch.x))
+    )
+    assert 0 < scores.correct.sum() < 6, "a case in which all scores are alike"
+    for loss, correct, p, label in zip(*scores, probabilities, batch.y, strict=True):
+        expected = log_loss([label], [p], labels=[0, 1, 2])
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+        assert correct == accuracy_score([label], [p.argmax()])
+
+
+def test_parameters_are_a_plain_dict_drawn_from_the_key():
+    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
+    kernels = [task.init(jax.random.key(i))["Dense_0"]["kernel"] for i in (0, 0, 1)]
+    assert type(task.init(KEY)) is dict
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert jnp.abs(kernels[0] - kernels[2]).max() > 0.01
+
+
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
+        return nn.Dense(3, use_bias=False)(x)
+
+
+def test_dropout_takes_the_key_of_the_gradient():
+    task = tasks.classification(Dropping(), (8,))
+    params, batch = task.init(KEY), draw((8,), 3)
+    first, again, other = (
+        task.grad(params, batch, jax.random.key(i))["Dense_0"]["kernel"]
+        for i in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert jnp.abs(first - other).max() > 0.01
+    whole = batch.x @ params["Dense_0"]["kernel"]
+    expected = -np.log(softmax(np.float64(whole)))[np.arange(6), batch.y]
+    loss = task.evaluate(params, batch.x, batch.y).loss
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+class Half(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, dtype=jnp.bfloat16)(x)
+
+
+def test_the_loss_of_half_precision_logits_is_float32():
+    task = tasks.classification(Half(), (4,))
+    params, batch = task.init(KEY), draw((4,), 3)
+    logits = np.float64(Half().apply({"params": params}, batch.x))
+    expected = -np.log(softmax(logits))[np.arange(6), batch.y]
+    loss = task.evaluate(params, batch.x, batch.y).loss
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)  # bfloat16 has 2^-8
+    grads = task.grad(params, batch, KEY)
+    assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(grads))
+
+
+class Broken(nn.Module):
+    """Whatever `output` makes of an ordinary layer."""
+
+    output: object
+
+    @nn.compact
+    def __call__(self, x):
+        return self.output(nn.Dense(4)(x))
+
+
+def normalized(x):
+    return nn.BatchNorm(use_running_average=False)(x)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (normalized, r"got \['batch_stats', 'params'\]; use GroupNorm"),
+        (lambda x: x[0], r"map \(3, 5\) to logits \(3, classes\).* got \(4,\)"),
+        (lambda x: x[:1], r"got \(1, 4\)"),
+        (lambda x: x[:, :1], r"two or more classes, got \(3, 1\)"),
+        (lambda x: x[:, None], r"got \(3, 1, 4\)"),
+        (lambda x: (x, x), "got tuple"),
+    ],
+)
+def test_models_that_are_no_classifiers(output, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.classification(Broken(output), (5,))
+
+
+class Parameterless(nn.Module):
+    def __call__(self, x):
+        return x
+
+
+def test_a_model_without_parameters():
+    with pytest.raises(ValueError, match=r"'params' and no others, got \[\]"):
+        tasks.classification(Parameterless(), (5,))
+
+
+def test_a_model_that_refuses_the_shape():
+    with pytest.raises(ValueError, match="at least 12 x 12"):
+        tasks.classification(models.LeNet(), (8, 8, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": np.ones(6, np.float32)}, "integers from 0, got dtype float32"),
+        ({"y": np.ones((6, 1), np.int32)}, r"\[B\] = \(6,\), got \[\(6, 1\), \(6,\)\]"),
+        ({"weight": np.ones(5, np.float32)}, r"got \[\(6,\), \(5,\)\]"),
+    ],
+)
+def test_batches_that_do_not_fit(change, message):
+    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
+    params, batch = task.init(KEY), draw((4,), 3)._replace(**change)
+    with pytest.raises(ValueError, match=message):
+        task.grad(params, batch, KEY)
+    if "y" in change:
+        with pytest.raises(ValueError, match=message.split(r", \(6,")[0]):
+            task.evaluate(params, batch.x, batch.y)

@@ -1,0 +1,411 @@
+"""The rules against optax, PyTorch and float64 NumPy."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from fedjax_muon import lmo
+from fedjax_muon.orthogonalize import JORDAN, polar
+from fedjax_muon.transforms import (
+    by_rank,
+    jordan,
+    moonlight,
+    muon,
+    muon_dimension_numbers,
+    orthogonalize,
+    scale_by_fedadagrad,
+    scale_by_fedadam,
+    scale_by_fedyogi,
+    scale_by_lmo,
+    scale_by_muon,
+    scale_by_shape,
+    spectral,
+    unscaled,
+)
+
+SHAPES = {"tall": (48, 20), "wide": (20, 48), "conv": (3, 3, 4, 10)}
+MATRICES = {name: SHAPES[name] for name in ("tall", "wide")}
+MIXED = {
+    "conv": {"kernel": (3, 3, 4, 6), "bias": (6,)},
+    "query": {"kernel": (6, 2, 3), "bias": (2, 3)},
+    "layers": [(6, 4)],
+    "scale": (),
+}
+
+
+def draw(shapes, seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    normal = lambda shape: np.asarray(rng.normal(size=shape), dtype)
+    return jax.tree.map(normal, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def sequence(shapes, steps=6, dtype=np.float32):
+    return [draw(shapes, seed, dtype) for seed in range(steps)]
+
+
+def run(tx, gradients, params=None, compiled=True):
+    """The updates of every step; `params` do not move.
+
+    Not `compiled`, tests share the compiled orthogonalization of equal shapes.
+    """
+    params = gradients[0] if params is None else params
+    state, updates = tx.init(params), []
+    update = jax.jit(tx.update) if compiled else tx.update
+    for g in gradients:
+        u, state = update(g, state, params)
+        updates.append(u)
+    return updates
+
+
+def distance(a, b):
+    return np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b)
+
+
+def check_close(ours, theirs, tolerance):
+    """Relative in the Frobenius norm, leaf by leaf and step by step."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert jax.tree.structure(a) == jax.tree.structure(b)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            assert distance(x, y) <= tolerance
+
+
+# ------------------------------------------------------------------ against optax
+
+
+def test_scale_by_muon_is_that_of_optax_without_nesterov():
+    gradients = sequence(SHAPES)
+    theirs = optax.contrib.scale_by_muon(
+        nesterov=False, weight_dimension_numbers=muon_dimension_numbers
+    )
+    ours = run(scale_by_muon(), gradients, compiled=False)
+    check_close(ours, run(theirs, gradients), 5e-5)
+
+
+@pytest.mark.parametrize(("scale", "rms"), [(jordan, None), (moonlight, 0.2)])
+def test_training_rule_of_optax(scale, rms):
+    """Weight decay on matrices only, Adam for the rest, through their own layout."""
+    params, gradients = draw(MIXED, 9), sequence(MIXED)
+    theirs = optax.contrib.muon(
+        0.1,
+        nesterov=False,
+        weight_decay=0.3,
+        consistent_rms=rms,
+        muon_weight_dimension_numbers=muon_dimension_numbers,
+    )
+    matrices = optax.chain(
+        scale_by_muon(shape_scale=scale), optax.add_decayed_weights(0.3)
+    )
+    ours = optax.chain(
+        by_rank(matrices, optax.scale_by_adam()), optax.scale_by_learning_rate(0.1)
+    )
+    check_close(run(ours, gradients, params), run(theirs, gradients, params), 5e-5)
+
+
+def test_default_rule_of_the_other_leaves():
+    params, gradients = draw(MIXED, 9), sequence(MIXED)
+    ours = run(muon(), gradients, params)
+    theirs = run(optax.scale_by_adam(0.9, 0.95, 1e-10), gradients, params)
+    others = lambda tree: (tree["conv"]["bias"], tree["query"]["bias"], tree["scale"])
+    check_close(list(map(others, ours)), list(map(others, theirs)), 1e-6)
+
+
+# ------------------------------------------------------- against float64 and PyTorch
+
+
+def newton_schulz(x):
+    """Jordan's five steps on the singular values, in float64."""
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    s = s / np.linalg.norm(s)
+    ((a, b, c),) = JORDAN
+    for _ in range(5):
+        s = a * s + b * s**3 + c * s**5
+    return (u * s) @ vt
+
+
+def lerp(gradients, beta, nesterov):
+    """Muon of its authors and of PyTorch: an exponential average, mixed once more."""
+    average = 0.0
+    for g in gradients:
+        average = beta * average + (1 - beta) * g
+        yield newton_schulz((1 - beta) * g + beta * average if nesterov else average)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.7, 0.95])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_trajectories_of_an_exponential_average(nesterov, beta, dtype):
+    tolerance = {"float32": 5e-5, "float64": 1e-11}[dtype]
+    with jax.enable_x64(dtype == "float64"):
+        gradients = sequence(MATRICES, dtype=dtype)
+        tx = scale_by_muon(beta, nesterov=nesterov)
+        ours = run(tx, gradients, compiled=False)
+        for name in MATRICES:
+            leaf = [g[name].astype(np.float64) for g in gradients]
+            theirs = list(lerp(leaf, beta, nesterov))
+            check_close([u[name] for u in ours], theirs, tolerance)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_heavy_ball_points_where_the_average_does(debias):
+    with jax.enable_x64(True):
+        gradients = sequence(SHAPES, dtype=np.float64)
+        average = optax.chain(optax.ema(0.9, debias=debias), orthogonalize())
+        ours, theirs = (
+            run(tx, gradients, compiled=False) for tx in (scale_by_muon(0.9), average)
+        )
+        check_close(ours, theirs, 1e-10)
+
+
+def torch_muon(params, gradients, **options):
+    """How PyTorch moves transposed weights, step by step: a list of differences."""
+    weights = {k: torch.nn.Parameter(torch.tensor(v.T)) for k, v in params.items()}
+    optimizer = torch.optim.Muon(weights.values(), **options)
+    path = [params]
+    for g in gradients:
+        for k, weight in weights.items():
+            weight.grad = torch.tensor(g[k].T)
+        optimizer.step()
+        path.append({k: w.detach().numpy().T.copy() for k, w in weights.items()})
+    return [jax.tree.map(np.subtract, b, a) for a, b in itertools.pairwise(path)]
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(
+    ("name", "scale"), [("original", jordan), ("match_rms_adamw", moonlight)]
+)
+def test_steps_of_torch(name, scale, nesterov):
+    """Decay so strong that it shows whether the shape scales it, and its order.
+
+    PyTorch orthogonalizes in bfloat16, which alone makes a difference of 0.017.
+    """
+    params, gradients = draw(MATRICES, 9), sequence(MATRICES)
+    theirs = torch_muon(
+        params,
+        gradients,
+        lr=1.0,
+        weight_decay=0.2,
+        nesterov=nesterov,
+        adjust_lr_fn=name,
+    )
+    tx = optax.chain(
+        scale_by_muon(0.95, nesterov=nesterov, shape_scale=scale),
+        optax.add_decayed_weights(0.2),
+        optax.scale_by_learning_rate(1.0),
+    )
+    state, ours = tx.init(params), []
+    for g in gradients:
+        u, state = tx.update(g, state, params)
+        params = optax.apply_updates(params, u)
+        ours.append(u)
+    check_close(ours, theirs, 0.03)
+
+
+# ------------------------------------------------------------------- parts of Muon
+
+RULES = (unscaled, jordan, moonlight, spectral)
+TABLE = {  # shape: name of the leaf's owner, factors in the order of RULES
+    (64, 256): ("dense", 1, 2, 0.2 * 16, 2),
+    (256, 64): ("dense", 1, 1, 0.2 * 16, 1 / 2),
+    (3, 3, 64, 128): ("conv", 1, 1, 0.2 * 24, math.sqrt(128 / 576)),
+    (3, 64, 768): ("conv", 1, 2, 0.2 * math.sqrt(768), 2),
+    (16, 8, 32): ("query", 1, 4, 0.2 * 16, 4),
+    (8, 32, 16): ("out", 1, 1, 0.2 * 16, 1 / 4),
+}
+
+
+@pytest.mark.parametrize("shape", TABLE)
+def test_scale_by_shape(shape):
+    owner, *factors = TABLE[shape]
+    params = {owner: {"kernel": np.ones(shape), "bias": np.ones((2, 2))}}
+    for scale, factor in zip(RULES, factors, strict=True):
+        rule = scale_by_shape(scale)
+        scaled = rule.update(params, rule.init(params))[0][owner]
+        np.testing.assert_allclose(scaled["kernel"], factor, rtol=1e-6)
+        np.testing.assert_array_equal(scaled["bias"], 1)
+    rule = scale_by_shape()
+    default = rule.update(params, rule.init(params))[0][owner]["kernel"]
+    np.testing.assert_allclose(default, factors[RULES.index(jordan)], rtol=1e-6)
+
+
+def test_meaning_of_the_scales():
+    """Of orthogonal steps: unit norm, RMS 0.2, and unit RMS in to unit RMS out."""
+    g = draw(SHAPES)
+    for scale, measure in (
+        (unscaled, lambda u: np.linalg.norm(u, 2)),
+        (moonlight, lambda u: np.sqrt(np.mean(u**2)) / 0.2),
+        (spectral, lambda u: np.linalg.norm(u, 2) * math.sqrt(len(u) / len(u.T))),
+    ):
+        (updates,) = run(scale_by_muon(polar=polar, shape_scale=scale), [g])
+        for u in updates.values():
+            u = np.asarray(u).reshape(-1, u.shape[-1])
+            np.testing.assert_allclose(measure(u), 1, rtol=1e-5)
+
+
+def test_numpy_scales_keep_the_dtype():
+    rule = scale_by_shape(lambda fan_in, fan_out: np.sqrt(fan_out / fan_in))
+    x = jnp.ones((4, 16), jnp.bfloat16)
+    scaled = rule.update(x, rule.init(x))[0]
+    assert scaled.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(scaled.astype(np.float32), 2)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_of_other_leaves_passes(nesterov):
+    gradients = sequence({"kernel": (4, 3), "bias": (3,)})
+    ours = run(scale_by_muon(0.9, nesterov=nesterov, shape_scale=jordan), gradients)
+    m = 0.0
+    for g, u in zip(gradients, ours, strict=True):
+        m = 0.9 * m + g["bias"]
+        expected = g["bias"] + 0.9 * m if nesterov else m
+        np.testing.assert_allclose(u["bias"], expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", [scale_by_muon, muon])
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5, math.nan])
+def test_momentum_out_of_range(rule, momentum):
+    with pytest.raises(
+        ValueError, match=rf"momentum must lie in \[0, 1\), got {momentum}"
+    ):
+        rule(momentum)
+
+
+def test_scale_by_lmo():
+    g = draw(MIXED)
+    (unit,) = run(scale_by_lmo(lmo.euclidean), [g])
+    (sign,) = run(scale_by_lmo(lmo.max_norm), [g])
+    check_close([unit], [jax.tree.map(lambda x: x / np.linalg.norm(x), g)], 1e-6)
+    jax.tree.map(np.testing.assert_array_equal, sign, jax.tree.map(np.sign, g))
+
+
+# ------------------------------------------------------------------------- routing
+
+
+def test_by_rank_keeps_no_state_for_the_leaves_of_others():
+    params = draw(MIXED)
+    state = by_rank(optax.trace(0.9), optax.scale_by_adam()).init(params)
+    shapes = lambda tree: sorted(x.shape for x in jax.tree.leaves(tree))
+    kernels = [(3, 3, 4, 6), (6, 2, 3), (6, 4)]
+    others = [(), (2, 3), (6,)]
+    assert shapes(state.inner_states["matrix"]) == kernels
+    assert shapes(state.inner_states["rest"]) == sorted([*others, *others, ()])
+    # Plain steps keep nothing.
+    plain = by_rank(orthogonalize()).init(params)
+    assert jax.tree.leaves(plain) == []
+
+
+def collect(sign):
+    """A rule with a memory that spans leaves: the sum of the squares it has seen."""
+
+    def update(updates, state, params=None):
+        del params
+        seen = state + sum(jnp.sum(x**2) for x in jax.tree.leaves(updates))
+        return jax.tree.map(lambda x: sign * x, updates), seen
+
+    return optax.GradientTransformation(lambda params: jnp.zeros(()), update)
+
+
+def test_each_rule_sees_its_own_leaves_alone():
+    gradients = sequence({"kernel": (4, 3), "bias": (3,), "scale": (2, 2)}, 3)
+    tx = by_rank(collect(-1.0), collect(2.0))
+    state = tx.init(gradients[0])
+    for g in gradients:
+        u, state = tx.update(g, state)
+        factors = {"kernel": -1, "bias": 2, "scale": 2}
+        for name, factor in factors.items():
+            np.testing.assert_array_equal(u[name], factor * g[name])
+    sums = {k: sum(np.sum(g[k] ** 2) for g in gradients) for k in gradients[0]}
+    seen = {k: v.inner_state for k, v in state.inner_states.items()}
+    np.testing.assert_allclose(seen["matrix"], sums["kernel"], rtol=1e-6)
+    np.testing.assert_allclose(seen["rest"], sums["bias"] + sums["scale"], rtol=1e-6)
+
+
+def test_by_rank_passes_other_leaves_by_default():
+    g = draw(MIXED)
+    (updates,) = run(by_rank(optax.scale(0.0)), [g])
+    np.testing.assert_array_equal(updates["query"]["bias"], g["query"]["bias"])
+    np.testing.assert_array_equal(updates["scale"], g["scale"])
+    assert not np.any(updates["query"]["kernel"])
+
+
+@pytest.mark.parametrize("names", [(), ("out",), ("hidden", "out")])
+def test_layout_routes_in_every_part(names):
+    """What the layout excludes goes to `rest`, and no part of Muon touches it."""
+    g = draw({"hidden": {"kernel": (4, 5)}, "out": {"kernel": (5, 3)}})
+    layout = functools.partial(muon_dimension_numbers, exclude=names)
+    tx = muon(polar=polar, shape_scale=moonlight, rest=optax.scale(3), layout=layout)
+    (updates,) = run(tx, [g])
+    for owner, leaf in g.items():
+        u, _, vt = np.linalg.svd(leaf["kernel"], full_matrices=False)
+        step = 0.2 * math.sqrt(5) * u @ vt
+        expected = 3 * leaf["kernel"] if owner in names else step
+        np.testing.assert_allclose(updates[owner]["kernel"], expected, atol=5e-6)
+
+
+# --------------------------------------------------------- adaptive rules of servers
+
+
+def adaptive(second, gradients, b1, tau):
+    """Algorithm 2 of Reddi et al., lines 9 to 13, of one leaf in float64."""
+    m, v = np.zeros_like(gradients[0]), np.full_like(gradients[0], tau**2)
+    for g in gradients:
+        m = b1 * m + (1 - b1) * g
+        v = second(v, g**2)
+        yield m / (np.sqrt(v) + tau)
+
+
+SECOND = {
+    scale_by_fedadagrad: lambda v, g2, b2: v + g2,
+    scale_by_fedadam: lambda v, g2, b2: b2 * v + (1 - b2) * g2,
+    scale_by_fedyogi: lambda v, g2, b2: (
+        v - (1 - b2) * np.where(v > g2, g2, np.where(v < g2, -g2, 0))
+    ),
+}
+DEFAULTS = {"b1": 0.9, "b2": 0.99, "tau": 1e-3}
+BETAS = {"b1": 0.8, "b2": 0.6, "tau": 0.5}  # a start of v that is felt for long
+
+
+@pytest.mark.parametrize("factory", SECOND)
+@pytest.mark.parametrize("given", [{}, BETAS])
+def test_adaptive_rules(factory, given):
+    values = DEFAULTS | given
+    if factory is scale_by_fedadagrad:
+        values = {"b1": 0.0} | given | {"b2": None, "tau": values["tau"]}
+        given = {k: v for k, v in given.items() if k != "b2"}
+    second = lambda v, g2: SECOND[factory](v, g2, values["b2"])
+    with jax.enable_x64(True):
+        gradients = sequence(MIXED, dtype=np.float64)
+        gradients[0] = jax.tree.map(np.zeros_like, gradients[0])
+        ours = run(factory(**given), gradients)
+        leaves = zip(*map(jax.tree.leaves, gradients), strict=True)
+        columns = [
+            list(adaptive(second, g, values["b1"], values["tau"])) for g in leaves
+        ]
+        for t, updates in enumerate(ours):
+            for u, column in zip(jax.tree.leaves(updates), columns, strict=True):
+                np.testing.assert_allclose(u, column[t], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("factory", "name", "value", "allowed"),
+    [
+        (factory, name, value, allowed)
+        for factory in SECOND
+        for name, values, allowed in (
+            ("b1", (-0.1, 1.0, math.nan), r"lie in \[0, 1\)"),
+            ("b2", (-0.1, 1.0, math.nan), r"lie in \[0, 1\)"),
+            ("tau", (0.0, -1.0, math.nan), "be positive"),
+        )
+        for value in values
+        if (factory, name) != (scale_by_fedadagrad, "b2")
+    ],
+)
+def test_adaptive_rules_refuse(factory, name, value, allowed):
+    with pytest.raises(ValueError, match=f"{name} must {allowed}, got {value}"):
+        factory(**{name: value})
