@@ -30,13 +30,11 @@ from fedjax_muon.transforms import (
     unscaled,
 )
 
-SHAPES = {"tall": (48, 20), "wide": (20, 48), "conv": (3, 3, 4, 10)}
-MATRICES = {name: SHAPES[name] for name in ("tall", "wide")}
+MATRICES = {"tall": (48, 20), "wide": (20, 48)}
 MIXED = {
     "conv": {"kernel": (3, 3, 4, 6), "bias": (6,)},
     "query": {"kernel": (6, 2, 3), "bias": (2, 3)},
-    "layers": [(6, 4)],
-    "scale": (),
+    "list": [(), (3,)],
 }
 
 
@@ -80,7 +78,7 @@ def check_close(ours, theirs, tolerance):
 
 
 def test_scale_by_muon_is_that_of_optax_without_nesterov():
-    gradients = sequence(SHAPES)
+    gradients = sequence(MATRICES)
     theirs = optax.contrib.scale_by_muon(
         nesterov=False, weight_dimension_numbers=muon_dimension_numbers
     )
@@ -112,7 +110,7 @@ def test_default_rule_of_the_other_leaves():
     params, gradients = draw(MIXED, 9), sequence(MIXED)
     ours = run(muon(), gradients, params)
     theirs = run(optax.scale_by_adam(0.9, 0.95, 1e-10), gradients, params)
-    others = lambda tree: (tree["conv"]["bias"], tree["query"]["bias"], tree["scale"])
+    others = lambda tree: (tree["conv"]["bias"], tree["query"]["bias"], tree["list"])
     check_close(list(map(others, ours)), list(map(others, theirs)), 1e-6)
 
 
@@ -138,7 +136,7 @@ def lerp(gradients, beta, nesterov):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 0.7, 0.95])
+@pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_trajectories_of_an_exponential_average(nesterov, beta, dtype):
     tolerance = {"float32": 5e-5, "float64": 1e-11}[dtype]
@@ -155,7 +153,7 @@ def test_trajectories_of_an_exponential_average(nesterov, beta, dtype):
 @pytest.mark.parametrize("debias", [False, True])
 def test_heavy_ball_points_where_the_average_does(debias):
     with jax.enable_x64(True):
-        gradients = sequence(SHAPES, dtype=np.float64)
+        gradients = sequence(MATRICES, dtype=np.float64)
         average = optax.chain(optax.ema(0.9, debias=debias), orthogonalize())
         ours, theirs = (
             run(tx, gradients, compiled=False) for tx in (scale_by_muon(0.9), average)
@@ -236,15 +234,15 @@ def test_scale_by_shape(shape):
 
 def test_meaning_of_the_scales():
     """Of orthogonal steps: unit norm, RMS 0.2, and unit RMS in to unit RMS out."""
-    g = draw(SHAPES)
+    g = draw(MATRICES)
     for scale, measure in (
         (unscaled, lambda u: np.linalg.norm(u, 2)),
         (moonlight, lambda u: np.sqrt(np.mean(u**2)) / 0.2),
         (spectral, lambda u: np.linalg.norm(u, 2) * math.sqrt(len(u) / len(u.T))),
     ):
-        (updates,) = run(scale_by_muon(polar=polar, shape_scale=scale), [g])
+        tx = scale_by_muon(polar=polar, shape_scale=scale)
+        (updates,) = run(tx, [g], compiled=False)
         for u in updates.values():
-            u = np.asarray(u).reshape(-1, u.shape[-1])
             np.testing.assert_allclose(measure(u), 1, rtol=1e-5)
 
 
@@ -291,8 +289,8 @@ def test_by_rank_keeps_no_state_for_the_leaves_of_others():
     params = draw(MIXED)
     state = by_rank(optax.trace(0.9), optax.scale_by_adam()).init(params)
     shapes = lambda tree: sorted(x.shape for x in jax.tree.leaves(tree))
-    kernels = [(3, 3, 4, 6), (6, 2, 3), (6, 4)]
-    others = [(), (2, 3), (6,)]
+    kernels = [(3, 3, 4, 6), (6, 2, 3)]
+    others = [(), (2, 3), (3,), (6,)]
     assert shapes(state.inner_states["matrix"]) == kernels
     assert shapes(state.inner_states["rest"]) == sorted([*others, *others, ()])
     # Plain steps keep nothing.
@@ -330,7 +328,7 @@ def test_by_rank_passes_other_leaves_by_default():
     g = draw(MIXED)
     (updates,) = run(by_rank(optax.scale(0.0)), [g])
     np.testing.assert_array_equal(updates["query"]["bias"], g["query"]["bias"])
-    np.testing.assert_array_equal(updates["scale"], g["scale"])
+    np.testing.assert_array_equal(updates["list"][1], g["list"][1])
     assert not np.any(updates["query"]["kernel"])
 
 

@@ -1,0 +1,279 @@
+"""A battery that every method of `ALL` must pass, whatever it computes."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.cases import PARTIAL, X
+from play import grad_fn, stack
+
+from fedjax_muon import engine, tree
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.core import Algorithm
+
+N, S = 5, 3
+KEY = jax.random.key(7)
+
+
+def close(a, b):
+    """Equal up to float32 sums in another order, which Adam's division by the root of
+    a small second moment, and U V' of a momentum far from orthogonal, magnify."""
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, 1e-5, 1e-5), a, b)
+
+
+def identical(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def copy(state):
+    """The rounds here consume the state that they are given."""
+    return jax.tree.map(jnp.copy, state)
+
+
+def arguments(r):
+    """Cohort, batches, weights and key of a round of the play."""
+    ids, data = PARTIAL.rounds[r]
+    batches = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), stack(data))
+    return jnp.array(ids, jnp.int32), batches, jnp.ones(S), KEY
+
+
+class Warm(NamedTuple):
+    """A method in the middle of its work."""
+
+    name: str
+    algorithm: Algorithm
+    step: Any  # a compiled round, all clients at once
+    state: engine.State  # after two rounds
+    given: tuple  # the arguments of the third
+
+    def third(self, **changes):
+        names = ("cohort", "batches", "weights", "key")
+        given = {**dict(zip(names, self.given, strict=True)), **changes}
+        return self.step(copy(self.state), *given.values())
+
+
+@pytest.fixture(scope="module", params=ALL)
+def warm(request):
+    algorithm = ALL[request.param](grad_fn)
+    cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
+    state = engine.init(algorithm, cast(X), N)
+    if algorithm.prologue:
+        start = jax.jit(engine.make_prologue(algorithm, N, engine.vmapped))
+        first = cast(stack(PARTIAL.first))
+        state, _ = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
+    step = jax.jit(engine.make_round(algorithm, N, engine.vmapped), donate_argnums=0)
+    for r in range(2):
+        given = copy(state)
+        state, heard = step(given, *arguments(r))
+        assert bool(heard.all())
+        assert all(x.is_deleted() for x in jax.tree.leaves(given.server))
+    assert step._cache_size() == 1
+    return Warm(request.param, algorithm, step, state, arguments(2))
+
+
+# ------------------------------------------------------------------------ execution
+
+PLANS = {
+    "mapped": engine.mapped,
+    "chunked(2)": engine.chunked(2),
+    "chunked(5)": engine.chunked(5),
+}
+
+
+def by_hand(warm, state, cohort, batches, weights, key):
+    """The same round in plain Python, one client after the other, nothing compiled."""
+    with jax.disable_jit():
+        round = engine.make_round(warm.algorithm, N, engine.loop)
+        return round(state, cohort, batches, weights, key)
+
+
+def test_plans_agree(warm):
+    want, heard = by_hand(warm, warm.state, *warm.given)
+    close(warm.third(), (want, heard))
+    for plan in PLANS.values():
+        step = jax.jit(engine.make_round(warm.algorithm, N, plan))
+        close(step(warm.state, *warm.given), (want, heard))
+    moved = tree.sub(want.server.params, warm.state.server.params)
+    assert max(float(jnp.max(jnp.abs(u))) for u in jax.tree.leaves(moved)) > 1e-3
+
+
+def test_a_round_is_a_function_of_its_arguments_and_compiled_once(warm):
+    identical(warm.third(), warm.third())
+    assert warm.step._cache_size() == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_round_keeps_structure_shapes_and_dtypes(warm, dtype):
+    # with a float32 learning rate from a schedule, which must not widen the state
+    algorithm = ALL[warm.name](grad_fn, lr=lambda index: 0.1 / (1.0 + index))
+    cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
+    before = engine.init(algorithm, cast(X), N)
+    cohort, batches, weights, key = warm.given
+    for make in (engine.make_prologue, engine.make_round):
+        play = make(algorithm, N, engine.chunked(2))
+        after, heard = jax.eval_shape(play, before, cohort, cast(batches), weights, key)
+        form = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype), t)
+        assert form(after) == form(before)
+        assert (heard.shape, heard.dtype) == ((S,), bool)
+    assert {x.dtype for x in jax.tree.leaves(before.server.params)} == {
+        jnp.dtype(dtype)
+    }
+
+
+# -------------------------------------------------------------------- who takes part
+
+
+def test_the_order_of_the_cohort_is_irrelevant(warm):
+    cohort, batches, weights, _ = warm.given
+    flip = jnp.array([2, 0, 1])
+    batches = jax.tree.map(lambda a: a[flip], batches)
+    weights = jnp.array([0.5, 1.0, 2.0])
+    state, heard = warm.third(weights=weights)
+    flipped = warm.third(cohort=cohort[flip], batches=batches, weights=weights[flip])
+    close(state, flipped[0])
+    identical(state.pool, flipped[0].pool)  # nothing is summed here
+    identical(heard[flip], flipped[1])
+
+
+def test_absent_clients_keep_their_state(warm):
+    after, _ = warm.third()
+    away = np.setdiff1d(np.arange(N), warm.given[0])
+    identical(*(tree.map(lambda v: v[away], s.pool) for s in (after, warm.state)))
+    for before, now in zip(
+        *map(jax.tree.leaves, (warm.state.pool, after.pool)), strict=True
+    ):
+        moved = [not np.array_equal(before[i], now[i]) for i in warm.given[0]]
+        assert all(moved) or warm.name == "fedmuon_unsynced"  # it keeps the first ones
+
+
+def test_a_client_that_drops_out_was_never_sampled(warm):
+    dropped, heard = warm.third(weights=jnp.array([1.0, 0.0, 1.0]))
+    assert heard.tolist() == [True, False, True]
+    left = jnp.array([0, 2])
+    cohort, batches, weights, key = warm.given
+    fewer = jax.tree.map(lambda a: a[left], (cohort, batches, weights))
+    close(dropped, by_hand(warm, warm.state, *fewer, key)[0])
+
+
+@pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
+def test_a_client_that_sends_nonsense_was_never_sampled(warm, poison):
+    x, y, weight = warm.given[1]
+    state, heard = warm.third(batches=(x, y.at[1, 3, 0].set(poison), weight))
+    assert heard.tolist() == [True, False, True]
+    dropped, _ = warm.third(weights=jnp.array([1.0, 0.0, 1.0]))
+    identical(state, dropped)
+    assert bool(tree.all_finite(state))
+
+
+def test_a_round_that_nobody_is_heard_in_changes_nothing(warm):
+    x, y, weight = warm.given[1]
+    for changes in ({"weights": jnp.zeros(S)}, {"batches": (x, y * jnp.nan, weight)}):
+        state, heard = warm.third(**changes)
+        assert not heard.any()
+        identical(state, warm.state._replace(index=jnp.int32(3)))
+
+
+# ------------------------------------------------------------------- communication
+
+# (down, up) in models of 15 numbers, 12 of them in the matrix: only matrices have a
+# momentum that travels
+MATRIX = 12 / 15
+COST = {
+    "scaffold": (2, 2),
+    "scaffold_momentum": (2, 2),
+    "scaffold_adam": (2, 2),
+    "fedmuon": (2, 2),
+    "fedmuon_unsynced": (2, 2),
+    "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
+    "fedmuon_align_reset": (2, 1),
+    "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
+    "fedmuon_correct": (2, 2),
+    "fedmuon_correct_euclidean": (2, 2),
+    "fedmuon_correct_max_norm": (2, 2),
+}
+BEFORE = {"fedmuon": (1, 1), "fedmuon_unsynced": (1, 1)}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", ALL)
+def test_traffic_is_the_papers(name, dtype):
+    algorithm = ALL[name](grad_fn)
+    shaped = lambda a: jax.ShapeDtypeStruct(np.shape(a), dtype)
+    params = jax.tree.map(shaped, X)
+    batches = jax.tree.map(lambda a: shaped(a[0]), arguments(0)[1])
+    for exchanges, models in (
+        (algorithm.exchanges, COST.get(name, (1, 1))),
+        (algorithm.prologue, BEFORE.get(name, (0, 0))),
+    ):
+        sent = engine.traffic(exchanges, algorithm, params, batches)
+        np.testing.assert_allclose(np.array(sent) / tree.nbytes(params), models)
+        assert all(type(count) is int for count in sent)
+
+
+# ------------------------------------------------------------------------- the rows
+
+
+def test_labels_are_unique_and_cost_rows_exist():
+    assert len({method.label for method in ALL.values()}) == len(ALL)
+    assert ALL.keys() >= COST.keys()
+    assert ALL.keys() >= BEFORE.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_published_values_are_accepted(name):
+    method = ALL[name]
+    for hyper, values in method.grid.items():
+        assert len(set(values)) == len(values) > 1
+        for value in values:
+            assert isinstance(method(grad_fn, **{hyper: value}), Algorithm)
+    assert method.paper
+    uniform = method(grad_fn).uniform
+    assert uniform == name.startswith(("scaffold", "fedmuon_correct"))
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "value", "message"),
+    [
+        *((name, "lr", -0.1, r"lr must lie in \[0, infinity\)") for name in
+          ("fedavg", "fedprox", "scaffold", "fedmuon", "fedmuon_correct",
+           "local_muon_persistent", "diloco")),
+        ("fedmuon_align", "lr", 0.0, r"lr must lie in \(0, infinity\)"),
+        ("fedmuon_align", "align", 1.5, r"align must lie in \[0, 1\], got 1.5"),
+        ("fedmuon_align", "decay", -1.0, "decay must lie in"),
+        ("fedavg", "server_lr", float("inf"), "server_lr must lie in"),
+        ("scaffold", "server_lr", -1.0, "server_lr must lie in"),
+        ("diloco", "server_lr", float("nan"), "server_lr must lie in"),
+        ("fedprox", "mu", -1e-3, "mu must lie in"),
+        ("fedmuon", "fresh", 1.1, "fresh must lie in"),
+        ("fedmuon_correct", "fresh", -0.1, "fresh must lie in"),
+        ("local_muon_persistent", "fresh", 2.0, "fresh must lie in"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(name, hyper, value, message):
+    with pytest.raises(ValueError, match=message):
+        ALL[name](grad_fn, **{hyper: value})
+
+
+# ------------------------------------------------------------------- differentiation
+
+
+def test_a_round_can_be_differentiated_by_its_learning_rate():
+    x, y, weight = (a.reshape(-1, *a.shape[3:]) for a in arguments(0)[1])
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), X)
+
+    def loss(lr):
+        algorithm = ALL["fedavg"](grad_fn, lr=lr)
+        state = engine.init(algorithm, params, N)
+        round = engine.make_round(algorithm, N, engine.mapped)
+        p = round(state, *arguments(0))[0].server.params
+        error = jnp.tanh(x @ p["w"] + p["b"][None, :]) - y
+        return jnp.sum(weight[:, None] * error**2)
+
+    both = jax.jit(jax.value_and_grad(loss))
+    slope = both(0.2)[1]
+    h = 1e-2
+    differences = (both(0.2 + h)[0] - both(0.2 - h)[0]) / (2 * h)
+    np.testing.assert_allclose(slope, differences, rtol=1e-3)
+    assert abs(float(slope)) > 1e-2

@@ -1,0 +1,330 @@
+"""The convolution against lax: values, gradients, layouts, transformations."""
+
+import re
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from fedjax_muon import models
+from fedjax_muon.models.convolution import convolution
+
+LAYOUT = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC")}
+LAYOUT[3] = ("NHWDC", "HWDIO", "NHWDC")
+
+
+def whole_numbers(seed, *shape):
+    """Small integers: float32 sums of their products are exact in any order."""
+    draw = np.random.default_rng(seed).integers(-4, 5, shape)
+    return jnp.asarray(draw, jnp.float32)
+
+
+@partial(jax.jit, static_argnames=("convolve", "strides", "padding", "options"))
+def compiled_outputs(convolve, x, w, strides, padding, options):
+    """Value and both gradients, for a cotangent of whole numbers."""
+
+    def run(x, w):
+        return convolve(x, w, strides, padding, **dict(options))
+
+    y, pullback = jax.vjp(run, x, w)
+    return y, *pullback(whole_numbers(9, *y.shape).astype(y.dtype))
+
+
+def outputs(convolve, x, w, strides, padding, **options):
+    return compiled_outputs(convolve, x, w, strides, padding, tuple(options.items()))
+
+
+def primitives(convolve, x, w, strides, padding, **options):
+    jaxpr = jax.make_jaxpr(lambda x, w: convolve(x, w, strides, padding, **options))(
+        x, w
+    )
+    return [equation.primitive.name for equation in jaxpr.eqns]
+
+
+SHAPES = [
+    ((3, 7, 6, 2), (3, 2, 2, 4)),
+    ((2, 9, 8, 1), (2, 3, 1, 3)),
+    ((2, 3, 4, 2), (4, 4, 2, 3)),  # a kernel larger than the data
+]
+PADDINGS = ["SAME", "VALID", "SAME_LOWER", ((1, 3), (0, 2)), ((-1, 0), (2, -1))]
+STRIDES = [(1, 1), (2, 3)]
+DILATIONS = [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("dilation", DILATIONS)
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_convolution_equals_lax(shape, strides, dilation):
+    x, w = whole_numbers(0, *shape[0]), whole_numbers(1, *shape[1])
+    options = {"rhs_dilation": dilation, "dimension_numbers": LAYOUT[2]}
+
+    def all_paddings(convolve, x, w):
+        return [outputs(convolve, x, w, strides, p, **options) for p in PADDINGS]
+
+    ours, theirs = (
+        jax.jit(partial(all_paddings, f))(x, w)
+        for f in (convolution, lax.conv_general_dilated)
+    )
+    for padding, mine, reference in zip(PADDINGS, ours, theirs, strict=True):
+        names = primitives(convolution, x, w, strides, padding, **options)
+        reached = ["custom_vjp_call"] if mine[0].size else ["conv_general_dilated"]
+        assert names == reached, "the case does not reach the new code"
+        for a, b in zip(mine, reference, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("ndim", "padding"), [(1, ((2, 0),)), (3, "SAME")])
+def test_convolution_in_one_and_three_dimensions(ndim, padding):
+    x = whole_numbers(0, 2, *(7, 5, 6)[:ndim], 3)
+    w = whole_numbers(1, *(3, 2, 3)[:ndim], 3, 2)
+    case = (x, w, (2, 1, 2)[:ndim], padding)
+    options = {"dimension_numbers": LAYOUT[ndim], "rhs_dilation": (2, 3, 1)[:ndim]}
+    assert primitives(convolution, *case, **options) == ["custom_vjp_call"]
+    ours = outputs(convolution, *case, **options)
+    for a, b in zip(
+        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+HANDED_TO_LAX = {
+    "groups": ((2, 6, 6, 4), (3, 3, 2, 4), {"feature_group_count": 2}),
+    "dilated input": ((2, 6, 6, 2), (3, 3, 2, 4), {"lhs_dilation": (2, 1)}),
+    "channels first": ((2, 2, 6, 6), (4, 2, 3, 3), {"dimension_numbers": None}),
+    "batch groups": ((2, 6, 6, 2), (3, 3, 2, 4), {"batch_group_count": 2}),
+    "nothing comes out": ((2, 2, 6, 2), (3, 3, 2, 4), {}),
+}
+
+
+@pytest.mark.parametrize("name", HANDED_TO_LAX)
+def test_other_convolutions_go_to_lax_as_they_are(name):
+    x, w, options = HANDED_TO_LAX[name]
+    case = (whole_numbers(0, *x), whole_numbers(1, *w), (1, 1), ((0, 0), (0, 0)))
+    options = {"dimension_numbers": LAYOUT[2], **options}
+    assert "custom_vjp_call" not in primitives(convolution, *case, **options)
+    ours = outputs(convolution, *case, **options)
+    for a, b in zip(
+        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_bad_arguments_get_the_errors_of_lax():
+    x, w = jnp.ones((2, 6, 6, 2)), jnp.ones((3, 3, 2, 4))
+    with pytest.raises(ValueError, match="window_strides"):
+        convolution(x, w, (1,), "VALID", dimension_numbers=LAYOUT[2])
+    with pytest.raises(ValueError, match="feature_group_count"):
+        convolution(x, w[:, :, :1], (1, 1), "VALID", dimension_numbers=LAYOUT[2])
+
+
+def test_half_precision_and_precision():
+    x, w = whole_numbers(0, 2, 6, 6, 2), whole_numbers(1, 3, 3, 2, 4)
+    case = (x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), (2, 1), "SAME")
+    options = {"dimension_numbers": LAYOUT[2], "precision": lax.Precision.HIGHEST}
+    assert primitives(convolution, *case, **options) == ["custom_vjp_call"]
+    ours = outputs(convolution, *case, **options)
+    for a, b in zip(
+        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
+    ):
+        assert a.dtype == jnp.bfloat16
+        # sums up to 9 x 2 x 16 or 2 x 6 x 3 x 16 round in bfloat16: 8 bits
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2.0**-7
+        )
+
+
+FLAX = {
+    "1-D causal": ((2, 9, 3), {"kernel_size": (3,), "padding": "CAUSAL"}),
+    "1-D strides": ((2, 9, 3), {"kernel_size": (4,), "strides": 3}),
+    "2-D circular": ((2, 6, 7, 3), {"kernel_size": (3, 2), "padding": "CIRCULAR"}),
+    "2-D reflect": ((2, 6, 7, 3), {"kernel_size": (3, 3), "padding": "REFLECT"}),
+    "2-D dilated": ((2, 9, 7, 3), {"kernel_size": (3, 3), "kernel_dilation": 2}),
+    "2-D batches": ((2, 3, 6, 6, 3), {"kernel_size": (3, 3), "padding": "VALID"}),
+    "one example": ((6, 6, 3), {"kernel_size": (3, 3)}),
+    "half": ((2, 6, 6, 3), {"kernel_size": (3, 3), "dtype": jnp.bfloat16}),
+}
+
+
+@pytest.mark.parametrize("name", FLAX)
+def test_through_flax(name):
+    shape, options = FLAX[name]
+    x = whole_numbers(0, *shape)
+    plain = nn.Conv(4, **options)
+    ours = nn.Conv(4, **options, conv_general_dilated=convolution)
+    shapes = jax.eval_shape(plain.init, jax.random.key(0), x)
+    params = jax.tree.map(lambda p: whole_numbers(1, *p.shape), shapes)
+
+    def value_and_gradient(module):
+        def loss(params, x):
+            return jnp.sum(module.apply(params, x) * jnp.arange(4.0, dtype=x.dtype))
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x)
+
+    with jax.numpy_rank_promotion("allow"):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            value_and_gradient(ours),
+            value_and_gradient(plain),
+        )
+
+
+def squares(convolve, w, x):
+    y = convolve(x, w, (1, 1), "SAME", dimension_numbers=LAYOUT[2])
+    return jnp.mean(jnp.tanh(y) ** 2)
+
+
+def random_case(*lead, size=6):
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(*lead, 3, 3, 2, 4)), rng.normal(size=(*lead, 2, 6, 5, 2))
+    return w, x[..., :size, :size, :]
+
+
+def through_scan(gradient):
+    def step(w, x):
+        return w - 0.1 * gradient(w, x), None
+
+    return lambda w, xs: lax.scan(step, w, xs)[0]
+
+
+def reverse_through_scan(gradient):
+    """The gradient of the last loss with respect to the first weights."""
+    return jax.grad(lambda w, xs: jnp.sum(through_scan(gradient)(w, xs) ** 2))
+
+
+TRANSFORMATIONS = {
+    "vmap over weights": ((3,), jax.vmap),
+    "second derivative": ((), lambda g: jax.grad(lambda w, x: jnp.sum(g(w, x) ** 2))),
+    "gradient in a scan": ((3,), lambda g: lambda w, x: through_scan(g)(w[0], x)),
+    "gradient of a scan": (
+        (3,),
+        lambda g: lambda w, x: reverse_through_scan(g)(w[0], x),
+    ),
+    "map": ((3,), lambda g: lambda w, x: lax.map(lambda both: g(*both), (w, x))),
+    "remat": ((), jax.remat),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 6) for name in TRANSFORMATIONS),
+        ("vmap over weights", 2),  # a kernel larger than the data
+        ("second derivative", 2),
+    ],
+)
+def test_under_transformations(name, size):
+    lead, transform = TRANSFORMATIONS[name]
+    with jax.enable_x64(True):
+        ours, theirs = (
+            jax.jit(transform(jax.grad(partial(squares, f))))(
+                *random_case(*lead, size=size)
+            )
+            for f in (convolution, lax.conv_general_dilated)
+        )
+        assert ours.dtype == jnp.float64
+    scale = np.abs(theirs).max()
+    assert scale > 0
+    np.testing.assert_allclose(ours, theirs, atol=1e-13 * scale)
+
+
+def test_forward_mode_is_refused():
+    w, x = map(jnp.asarray, random_case())
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(lambda w: squares(convolution, w, x), (w,), (w,))
+
+
+@pytest.mark.parametrize(
+    ("shared", "check", "size"),
+    [
+        ("nothing", True, 6),
+        ("weights", True, 6),
+        ("data", True, 6),
+        ("nothing", False, 6),
+        ("weights", True, 2),  # a kernel larger than the data
+    ],
+)
+def test_inside_shard_map(shared, check, size):
+    """Weights and data varying over devices or not: the gradients that lax has."""
+    mesh = jax.make_mesh((4,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
+    w, x = (jnp.asarray(a, jnp.float32) for a in random_case(4, size=size))
+
+    def gradients(convolve):
+        def body(w, x):
+            dw, dx = jax.grad(partial(squares, convolve), argnums=(0, 1))(w[0], x[0])
+            # a gradient that does not vary is made to, so that it can be gathered
+            lift = jax.lax.axis_index("clients") * 0.0
+            return dw[None] + lift, dx[None] + lift
+
+        split, whole = P("clients"), P()
+        in_specs = (
+            whole if shared == "weights" else split,
+            whole if shared == "data" else split,
+        )
+        f = jax.shard_map(
+            body, mesh=mesh, in_specs=in_specs, out_specs=split, check_vma=check
+        )
+        return jax.jit(f)(w, x)
+
+    ours, theirs = gradients(convolution), gradients(lax.conv_general_dilated)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), ours, theirs)
+
+
+def layouts(module):
+    """The layout of every convolution in a compiled loop over gradient steps."""
+    xs = jnp.ones((2, 3, 12, 12, 1))
+    params = jax.eval_shape(module.init, jax.random.key(0), xs[0])
+    gradient = jax.grad(lambda params, x: jnp.sum(module.apply(params, x) ** 2))
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - g, params, gradient(params, x)), None
+
+    run = jax.jit(lambda params, xs: lax.scan(step, params, xs)[0])
+    text = run.lower(params, xs).compile().as_text()
+    return re.findall(r"convolution\(.*dim_labels=(\w+->\w+)", text)
+
+
+class PlainCNN(nn.Module):
+    """The two convolutions of EmnistCNN as flax has them."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(32, (3, 3), padding="VALID")(x)
+        return nn.Conv(64, (3, 3), padding="VALID")(nn.relu(x))
+
+
+@pytest.mark.parametrize("model", [models.EmnistCNN(), models.LeNet()])
+def test_every_convolution_in_a_scan_is_canonical(model):
+    # two forward, two of weights, one of data: none for the images themselves. The
+    # second result of LeNet is 2 x 2, less than its kernel.
+    assert layouts(model) == 5 * ["b01f_01io->b01f"]
+
+
+def test_plain_convolutions_in_a_scan_are_not():
+    """The premise of the module: where it fails, `convolution` can be retired."""
+    assert set(layouts(PlainCNN())) != {"b01f_01io->b01f"}
+
+
+def test_other_backends_get_the_gradients_of_lax(monkeypatch):
+    w, x = map(jnp.asarray, random_case())
+    of_ours = jax.jit(jax.grad(partial(squares, convolution)))
+    of_lax = jax.jit(jax.grad(partial(squares, lax.conv_general_dilated)))
+
+    def written(traced, platform):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        return set(re.findall(r"dim_numbers = (\S+)", text))
+
+    ours, plain = of_ours.trace(w, x), of_lax.trace(w, x)
+    other_layouts = written(plain, "cuda") - written(ours, "cpu")
+    assert other_layouts, "lax now writes canonical gradients itself"
+    assert other_layouts <= written(ours, "cuda")
+
+    monkeypatch.setattr(
+        lax, "platform_dependent", lambda *args, default, **_: default(*args)
+    )
+    jax.clear_caches()  # of functions traced before the patch
+    np.testing.assert_allclose(of_ours(w, x), of_lax(w, x), atol=1e-7)
