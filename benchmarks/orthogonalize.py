@@ -9,31 +9,20 @@ wall time it hardly depends on what else the machine does, and threads do not hi
 
 import argparse
 import json
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import optax
 
 # Not exported by optax; what `optax.contrib.scale_by_muon` calls for every matrix.
 from optax.contrib._muon import orthogonalize_via_newton_schulz
 
+from benchmarks.machine import machine
 from fedjax_muon.orthogonalize import JORDAN, orthogonalize
 
 SHAPES = ((512, 4608), (4096, 300), (512, 512), (1024, 1024))
 STEPS = 5
-
-
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor()
 
 
 def least_cpu_seconds(
@@ -69,16 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=9, help="turns each")
     repeats = parser.parse_args().repeats
-    context = {
-        "cpu": cpu_model(),
-        "backend": jax.default_backend(),
-        "jax": jax.__version__,
-        "optax": optax.__version__,
-        "python": platform.python_version(),
-        "command": shlex.join(
-            ["python", "-m", "benchmarks.orthogonalize", *sys.argv[1:]]
-        ),
-    }
+    context = machine("benchmarks.orthogonalize")
     for shape in SHAPES:
         print(json.dumps(compare(shape, repeats) | context), flush=True)
 

@@ -267,7 +267,7 @@ def _prescaled(x: jax.Array) -> jax.Array:
     normal = jnp.maximum(exponent, 1) << info.nmant
     factor = jax.lax.bitcast_convert_type(normal, x.dtype)
     factor = jnp.where(jnp.isfinite(largest), factor, jnp.nan)
-    return x * jax.lax.stop_gradient(factor)
+    return x * factor
 
 
 def _polynomial(
@@ -280,7 +280,7 @@ def _polynomial(
     for a, b, c in stage:
         if factors:
             outer = _small_product(factors[-1], _small_product(outer, factors[-1]))
-            outer = (outer + outer.mT) / 2
+            outer = (outer + outer.mT) / 2  # halves the error of long stages
             scale = 1.0
         # p(r s) = (a r) s + (b r^3) s^3 + (c r^5) s^5: no pass over X to scale it.
         factor = a * scale * identity + b * scale**3 * outer

@@ -30,9 +30,10 @@ LINES = ("-", "--", "-.", ":")
 
 def _band(axis, x, runs, column, **style):
     values = np.array([run[column] for run in runs], float)
-    mean, spread = values.mean(0), values.std(0)
+    mean = values.mean(0)
     (line,) = axis.plot(x, mean, **style)
     if len(runs) > 1:
+        spread = values.std(0, ddof=1)  # as in `comparison.Summary`
         edges = mean - spread, mean + spread
         axis.fill_between(x, *edges, color=line.get_color(), alpha=0.15, lw=0)
 
@@ -65,12 +66,14 @@ def curves(
             axis.set_ylabel(TITLES["test_accuracy"])
             if target is not None:
                 axis.axhline(target, color="0.5", lw=0.8, ls=":")
-        loss.set_yscale("log")
+        if np.isfinite(loss.yaxis.get_minpos()):  # infinite without positive values
+            loss.set_yscale("log")
         loss.set_ylabel(TITLES["train_loss"])
         accuracy.set_xlabel("round")
         loss.set_xlabel("round")
         traffic.set_xlabel("megabytes sent and received")
-        traffic.set_xscale("log")
+        if np.isfinite(traffic.xaxis.get_minpos()):
+            traffic.set_xscale("log")
         figure.suptitle(title)
         figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
         figure.savefig(path, dpi=150)

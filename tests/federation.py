@@ -43,7 +43,10 @@ DATA, TASK = blobs(), tasks.classification(Linear(3), (5,))
 PARTS = cut([3, 20, 9, 6, 25, 12])
 
 
-def federation(algorithm=partial(fedavg, lr=0.3), parts=PARTS, data=DATA, **changes):
+SGD = partial(fedavg, lr=0.3)
+
+
+def federation(algorithm=SGD, parts=PARTS, data=DATA, **changes):
     """Six clients with 3 to 25 examples, three of them a round, two batches of four."""
     sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
     return simulation.simulate(algorithm, TASK, data, parts, **sizes | changes)

@@ -260,20 +260,22 @@ def test_values_out_of_range_are_refused(name, hyper, value, message):
 
 
 def test_a_round_can_be_differentiated_by_its_learning_rate():
-    x, y, weight = (a.reshape(-1, *a.shape[3:]) for a in arguments(0)[1])
-    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), X)
+    with jax.enable_x64(True):
+        given = jax.tree.map(jnp.asarray, (*stack(PARTIAL.rounds[0][1]), X))
+        *batches, params = given
+        cohort = jnp.array(PARTIAL.rounds[0][0], jnp.int32)
+        x, y, weight = (a.reshape(-1, *a.shape[3:]) for a in batches)
 
-    def loss(lr):
-        algorithm = ALL["fedavg"](grad_fn, lr=lr)
-        state = engine.init(algorithm, params, N)
-        round = engine.make_round(algorithm, N, engine.mapped)
-        p = round(state, *arguments(0))[0].server.params
-        error = jnp.tanh(x @ p["w"] + p["b"][None, :]) - y
-        return jnp.sum(weight[:, None] * error**2)
+        def loss(lr):
+            algorithm = ALL["fedavg"](grad_fn, lr=lr)
+            state = engine.init(algorithm, params, N)
+            round = engine.make_round(algorithm, N, engine.mapped)
+            p = round(state, cohort, tuple(batches), jnp.ones(S), KEY)[0].server.params
+            error = jnp.tanh(x @ p["w"] + p["b"][None, :]) - y
+            return jnp.sum(weight[:, None] * error**2)
 
-    both = jax.jit(jax.value_and_grad(loss))
-    slope = both(0.2)[1]
-    h = 1e-2
-    differences = (both(0.2 + h)[0] - both(0.2 - h)[0]) / (2 * h)
-    np.testing.assert_allclose(slope, differences, rtol=1e-3)
-    assert abs(float(slope)) > 1e-2
+        both = jax.jit(jax.value_and_grad(loss))
+        slope, h = both(0.2)[1], 1e-5
+        differences = (both(0.2 + h)[0] - both(0.2 - h)[0]) / (2 * h)
+        np.testing.assert_allclose(slope, differences, rtol=1e-7)
+        assert abs(float(slope)) > 1

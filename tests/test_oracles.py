@@ -30,7 +30,7 @@ from fedjax_muon.transforms import by_rank, muon, orthogonalize, spectral
 
 
 def newton_schulz(m):
-    """Five steps of Jordan et al. 2024, literally: X <- a X + b (XX')X + c (XX')^2 X."""
+    """Five steps X <- a X + b (X X') X + c (X X')^2 X of Jordan et al. 2024."""
     x = m / np.sqrt(np.sum(m**2))
     for _ in range(5):
         xx = x @ x.T
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
     oracle: Callable[..., Any]
     settings: Mapping[str, Any]  # of the preset
-    faster: Mapping[str, Any] = {}  # noqa: RUF012 - replaces them on both sides
+    faster: Mapping[str, Any] = {}  # replaces them on both sides
     # a preset that orthogonalises: its rule with the exact polar factor
     rule: optax.GradientTransformation | None = None
 
@@ -134,7 +134,7 @@ def test_the_preset_is_what_it_says(name):
     inexact = {} if case.rule is None else {"direction": newton_schulz}
     want = case.oracle(X, PARTIAL, **case.settings, **inexact)
     error = farthest(path(ALL[name](grad_fn), X, PARTIAL), want)
-    assert error <= 1e-7 * farthest(want[-1:], [X])
+    assert error <= 1e-10 < 1e-2 <= farthest(want[-1:], [X])
     if case.rule is not None:
         exact = case.oracle(X, PARTIAL, **case.settings, direction=polar)
         assert farthest(want, exact) >= 1e-4

@@ -240,6 +240,22 @@ def test_stages_are_a_partition_of_the_schedule(dtype):
             assert all(stages)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "steps", "lengths"),
+    [
+        (jnp.float32, 2, [2]),
+        (jnp.float32, 5, [2, 3]),
+        (jnp.float64, 5, [2, 3]),
+        (jnp.float32, 8, [2, 2, 2, 2]),
+        (jnp.bfloat16, 5, [1, 2, 2]),
+        (jnp.float16, 5, [1, 2, 2]),
+    ],
+)
+def test_where_the_gram_form_starts_afresh(dtype, steps, lengths):
+    stages = gram(rows(JORDAN, steps), jnp.dtype(dtype))
+    assert [len(stage) for stage in stages] == lengths
+
+
 # ------------------------------------------------------------------ bounds
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 from oracles.cases import ALONE, FULL, ONE_STEP, ONE_STEP_PARTIAL, PARTIAL, X
 from oracles.problem import Play, mean, polar, toy_grad
-from play import farthest, fixed_bias, grad_fn, path, run, stack
+from play import farthest, fixed_bias, grad_fn, path, precision, run
 
 from fedjax_muon import engine, lmo
 from fedjax_muon import orthogonalize as kernel
@@ -135,15 +135,14 @@ def mean_gradient(x, data):
 
 def test_one_step_of_fedavg_is_descent_on_the_mean_gradient():
     optimiser, x, central = optax.sgd(0.2), X, []
-    state = optimiser.init(x)
-    for _, data in ONE_STEP.rounds:
-        updates, state = optimiser.update(mean_gradient(x, data), state)
-        x = {
-            k: x[k] + np.float64(0.2) * np.asarray(u) / 0.2 for k, u in updates.items()
-        }
-        central.append(x)
-    got = path(fedavg(grad_fn, lr=0.2), X, ONE_STEP, dtype=jnp.float32)
-    assert farthest(got, central) <= 1e-6
+    with precision(jnp.float64):
+        state = optimiser.init(x)
+        for _, data in ONE_STEP.rounds:
+            updates, state = optimiser.update(mean_gradient(x, data), state)
+            x = jax.tree.map(np.asarray, optax.apply_updates(x, updates))
+            central.append(x)
+    got = path(fedavg(grad_fn, lr=0.2), X, ONE_STEP)
+    assert farthest(got, central) <= 1e-12
 
 
 def test_one_step_of_synced_fedmuon_is_centralised_muon():
@@ -194,9 +193,9 @@ def test_alignment_is_momentum_on_directions(align):
     for r, state in enumerate(run(algorithm, W, play)):
         directions = [polar(g) for one in data[r] for g in one]
         delta = align * delta + (1 - align) * np.mean(directions, axis=0)
-        x = x - float(cosine(np.float64(r))) * 4 * delta
-        np.testing.assert_allclose(state.server.delta["w"], delta, 0, 1e-6)
-        np.testing.assert_allclose(state.server.params["w"], x, 0, 1e-6)
+        x = x - 0.05 * 0.5 * (1 + np.cos(np.pi * r / 6)) * 4 * delta
+        np.testing.assert_allclose(state.server.delta["w"], delta, 0, 1e-12)
+        np.testing.assert_allclose(state.server.params["w"], x, 0, 1e-12)
 
 
 def test_alignment_alone_never_moves():
@@ -209,7 +208,6 @@ def test_alignment_alone_never_moves():
 A = 2.0  # f_1 = x^2 / 2, f_2 = (x + A)^2 / 2, minimiser of the mean -A / 2
 RULES = {
     "spectral": orthogonalize(kernel.polar),
-    "newton_schulz": orthogonalize(),
     "euclidean": scale_by_lmo(lmo.euclidean),
     "max_norm": scale_by_lmo(lmo.max_norm),
 }
@@ -244,7 +242,7 @@ def test_local_muon_stalls_where_the_votes_cancel(rule):
     np.testing.assert_array_equal(stuck, np.full((8, 40), -A / 4))
 
 
-@pytest.mark.parametrize("rule", ["spectral", "euclidean", "max_norm"])
+@pytest.mark.parametrize("rule", RULES)
 def test_bias_correction_reaches_the_minimiser(rule):
     moving = np.asarray(parabolas(fedmuon_correct, RULES[rule], 200))
     fresh, lr = np.asarray(GRID)
@@ -309,11 +307,8 @@ def consensus(synced):
         state = state._replace(
             index=state.index + 1, server=jax.tree.map(mean_of, each.server)
         )
-    return (
-        np.array(x),
-        np.array(m),
-        np.sqrt(np.mean(np.sum((targets - targets.mean(0)) ** 2, (1, 2, 3)))),
-    )
+    away = targets - targets.mean(0)
+    return np.array(x), np.array(m), np.sqrt(np.mean(np.sum(away**2, (1, 2, 3))))
 
 
 def test_consensus_errors_stay_below_the_lemmas():

@@ -1,0 +1,354 @@
+"""Plans, keys, weights, draws and memory, on algorithms written for the purpose."""
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_muon import engine, tree
+from fedjax_muon.algorithms import fedavg, scaffold
+from fedjax_muon.core import Algorithm, Exchange, everything, stateless
+
+N, S = 7, 5
+KEY = jax.random.key(11)
+PLANS = {
+    "loop": engine.loop,
+    "mapped": engine.mapped,
+    "vmapped": engine.vmapped,
+    "chunked(1)": engine.chunked(1),
+    "chunked(2)": engine.chunked(2),
+    "chunked(5)": engine.chunked(5),
+    "chunked(8)": engine.chunked(8),
+}
+every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+
+
+class Server(NamedTuple):
+    params: Any
+    seen: Any  # whatever a test wants to look at
+
+
+# ------------------------------------------------------------------------------ keys
+
+
+def note_keys(slot):
+    """An exchange in which everybody writes down the keys that they were given."""
+    data = jax.random.key_data
+
+    def client(shared, mine, batches, round):
+        given = {slot: data(round.key), f"{slot} draw": batches[0]}
+        return jnp.zeros(()), {**mine, **given}
+
+    def server(state, mean, round):
+        return state._replace(seen={**state.seen, slot: data(round.key)})
+
+    return Exchange(everything, client, server)
+
+
+FEW = 4
+
+
+def keys_of(plan, cohort, rounds):
+    """All keys of some rounds: those of the clients, and those of the server."""
+    nothing = jnp.zeros(2, jnp.uint32)
+    slots = ("before", "one", "two")
+    empty = {name: nothing for slot in slots for name in (slot, f"{slot} draw")}
+    algorithm = Algorithm(
+        lambda params: Server(params, dict.fromkeys(slots, nothing)),
+        lambda params: empty,
+        (note_keys("one"), note_keys("two")),
+        (note_keys("before"),),
+    )
+    draw = lambda entry, key: jax.random.key_data(key)[None]
+    start = jax.jit(engine.make_prologue(algorithm, N, plan, draw))
+    step = jax.jit(engine.make_round(algorithm, N, plan, draw))
+    state = engine.init(algorithm, jnp.zeros(2), N)
+    state, _ = start(state, jnp.arange(N), jnp.zeros(N), jnp.ones(N), KEY)
+    states = []
+    for _ in range(rounds):
+        state, _ = step(
+            state, cohort, jnp.zeros(len(cohort)), jnp.ones(len(cohort)), KEY
+        )
+        states.append(jax.tree.map(np.asarray, state))
+    return states
+
+
+def test_no_two_keys_are_alike():
+    pool, server = [], []
+    states = keys_of(engine.vmapped, jnp.arange(FEW), 2)
+    for state in states:
+        np.testing.assert_array_equal(state.pool["one draw"], state.pool["two draw"])
+        pool += [state.pool[name] for name in ("one", "two", "one draw")]
+        server += [state.server.seen[name] for name in ("one", "two")]
+    pool += [states[0].pool[name] for name in ("before", "before draw")]
+    server += [states[0].server.seen["before"]]
+    keys = np.concatenate([*pool, server]).tolist()
+    assert (
+        len({tuple(key) for key in keys}) == len(keys) == (2 * 3 + 2) * FEW + 2 * 2 + 1
+    )
+
+
+@every_plan
+def test_keys_depend_on_the_round_and_the_client_alone(plan):
+    want = keys_of(engine.vmapped, jnp.arange(FEW), 2)
+    cohort = jnp.array([3, 0, 2])
+    for state, all_clients in zip(keys_of(plan, cohort, 2), want, strict=True):
+        for name in state.pool:
+            got, given = state.pool[name][cohort], all_clients.pool[name][cohort]
+            np.testing.assert_array_equal(got, given)
+        jax.tree.map(
+            np.testing.assert_array_equal, state.server.seen, all_clients.server.seen
+        )
+
+
+# --------------------------------------------------- two exchanges, weights, dropouts
+
+
+def newton():
+    """x <- x - (mean Hessian)^-1 (mean gradient) of f_i = x' A_i x / 2 - b_i' x."""
+
+    def slope(x, mine, batches, round):
+        (a,), (b,) = batches
+        return a @ x - b, {**mine, "asked": mine["asked"] + 1}
+
+    def curvature(shared, mine, batches, round):
+        return batches[0][0], {**mine, "gradient": shared, "asked": mine["asked"] + 1}
+
+    begin = lambda params: {"gradient": params, "asked": jnp.int32(0)}
+    sent = lambda state, round: state.params
+    keep = lambda state, mean, round: state._replace(seen=mean)
+    solve = lambda state, mean, round: state._replace(
+        params=state.params - jnp.linalg.solve(mean, state.seen)
+    )
+    exchanges = (
+        Exchange(sent, slope, keep),
+        Exchange(lambda state, round: state.seen, curvature, solve),
+    )
+    return Algorithm(lambda p: Server(p, p), begin, exchanges)
+
+
+def quadratics():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(S, 1, 3, 3)) + 4 * np.eye(3)
+    return a, rng.normal(size=(S, 1, 3)), np.array([0.5, 2.0, 0.0, 1.0, 3.0])
+
+
+COHORT = jnp.array([6, 0, 3, 2, 5])
+
+
+@every_plan
+def test_two_exchanges_and_weighted_means(plan):
+    a, b, weights = quadratics()
+    as_float32 = lambda *arrays: tuple(jnp.asarray(x, jnp.float32) for x in arrays)
+    algorithm = newton()
+    play = jax.jit(engine.make_round(algorithm, N, plan))
+    state = engine.init(algorithm, jnp.ones(3), N)
+    given = as_float32(a, b), *as_float32(weights), KEY
+    state, heard = play(state, COHORT, *given)
+    gradients = np.einsum("skij,j->ski", a, np.ones(3)) - b
+    mean = np.average(gradients[:, 0], axis=0, weights=weights)
+    np.testing.assert_allclose(state.server.seen, mean, rtol=1e-5)
+    total = lambda leaf: np.einsum("s,s...->...", weights, leaf[:, 0])
+    minimiser = np.linalg.solve(total(a), total(b))
+    np.testing.assert_allclose(state.server.params, minimiser, rtol=1e-4, atol=1e-5)
+    assert heard.tolist() == [True, True, False, True, True]
+    expected = np.zeros(N)
+    expected[np.asarray(COHORT)] = [2, 2, 0, 2, 2]
+    np.testing.assert_array_equal(state.pool["asked"], expected)
+    np.testing.assert_allclose(state.pool["gradient"][6], mean, rtol=1e-5)
+    np.testing.assert_array_equal(state.pool["gradient"][3], np.ones(3))
+    assert int(state.index) == 1
+
+
+@every_plan
+def test_who_is_lost_in_one_exchange_is_not_asked_in_the_next(plan):
+    a, b, weights = quadratics()
+    play = jax.jit(engine.make_round(newton(), N, plan))
+    state = engine.init(newton(), jnp.ones(3), N)
+    batches = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
+    ill = batches[0], batches[1].at[1].set(jnp.nan)
+    weights = jnp.asarray(weights, jnp.float32)
+    without, _ = play(state, COHORT, batches, weights.at[1].set(0), KEY)
+    after, heard = play(state, COHORT, ill, weights, KEY)
+    assert heard.tolist() == [True, False, False, True, True]
+    jax.tree.map(np.testing.assert_array_equal, after, without)
+
+
+def census():
+    """Everybody writes down what they are told of the round."""
+    told = lambda round: jnp.stack(
+        [
+            jnp.float32(v)
+            for v in (round.index, round.steps, round.clients, round.fraction)
+        ]
+    )
+    client = lambda shared, mine, batches, round: (batches[0] * shared, told(round))
+    server = lambda state, mean, round: state._replace(seen=told(round))
+    exchange = Exchange(lambda state, round: state.params, client, server)
+    nobody = jnp.zeros(4)
+    return Algorithm(lambda p: Server(p, nobody), lambda p: nobody, (exchange,))
+
+
+@every_plan
+def test_everyone_knows_how_many_take_part(plan):
+    play = jax.jit(engine.make_round(census(), N, plan))
+    state = engine.init(census(), jnp.float32(1), N)
+    batches = jnp.ones((S, 3)).at[4].set(jnp.nan)
+    state, heard = play(state, COHORT, batches, jnp.ones(S).at[0].set(0), KEY)
+    assert heard.tolist() == [False, True, True, True, False]
+    # the clients are told who was asked, the server who answered
+    np.testing.assert_allclose(state.pool[3], [0, 3, 4, 4 / N], rtol=1e-6)
+    np.testing.assert_allclose(state.server.seen, [0, 3, 3, 3 / N], rtol=1e-6)
+    np.testing.assert_array_equal(state.pool[5], np.zeros(4))
+
+
+def test_chunks_run_without_compilation_too():
+    algorithm = fedavg(lambda p, batch, key: p - batch)
+    state = engine.init(algorithm, jnp.zeros(2), N)
+    given = COHORT, jnp.ones((S, 3, 2)), jnp.ones(S), KEY
+    plans = engine.vmapped, engine.chunked(2)
+    a, b = (engine.make_round(algorithm, N, plan)(state, *given) for plan in plans)
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-6), a, b)
+
+
+# ------------------------------------------------------------------- draws and memory
+
+FEATURES, CLASSES, BATCH, STEPS = 8, 4, 4, 2
+MODEL = nn.Sequential([nn.Dense(32), nn.relu, nn.Dense(CLASSES)])
+
+
+def mlp_grad(params, batch, key):
+    x, y = batch
+
+    def loss(p):
+        logits = MODEL.apply({"params": p}, x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    return jax.grad(loss)(params)
+
+
+def compiled(algorithm, plan, clients, donate=False):
+    """A round of all of so many clients, who draw their batches by themselves."""
+
+    def play(state, cohort, weights, key, x, y):
+        def draw(client, key):
+            rows = (client + jax.random.randint(key, (STEPS, BATCH), 0, 50)) % len(x)
+            return x[rows], y[rows]
+
+        round = engine.make_round(algorithm, clients, plan, draw)
+        return round(state, cohort, cohort, weights, key)
+
+    example = jnp.zeros((1, FEATURES))
+    params = jax.eval_shape(MODEL.init, KEY, example)["params"]
+    state = jax.eval_shape(lambda p: engine.init(algorithm, p, clients), params)
+    shaped = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
+    given = (
+        shaped(jnp.int32, clients),
+        shaped(jnp.float32, clients),
+        jax.eval_shape(lambda: KEY),
+        shaped(jnp.float32, 1000, FEATURES),
+        shaped(jnp.int32, 1000),
+    )
+    jitted = jax.jit(play, donate_argnums=0 if donate else ())
+    memory = jitted.lower(state, *given).compile().memory_analysis()
+    return memory, tree.nbytes(params), tree.nbytes(state)
+
+
+def test_memory_does_not_grow_with_the_cohort():
+    # A client costs its id, its weight and two keys of 8 bytes, its note, and all of
+    # that once more where the cohort is cut into chunks: tens of bytes, not a model.
+    plan, sizes = engine.chunked(10), (100, 1000, 10_000)
+    runs = [compiled(fedavg(mlp_grad), plan, size) for size in sizes]
+    model = runs[0][1]
+    assert model == 4 * (FEATURES * 32 + 32 + 32 * CLASSES + CLASSES)
+    temporary = [memory.temp_size_in_bytes for memory, _, _ in runs]
+    for (n, small), (m, large) in pairwise(zip(sizes, temporary, strict=True)):
+        assert (large - small) / (m - n) <= 80
+    whole = [
+        compiled(fedavg(mlp_grad), engine.vmapped, size)[0].temp_size_in_bytes
+        for size in sizes[:2]
+    ]
+    assert (whole[1] - whole[0]) / 900 > model
+
+
+def test_private_rows_are_streamed_and_the_state_is_reused():
+    memory, model, state = compiled(
+        scaffold(mlp_grad), engine.chunked(10), 10_000, donate=True
+    )
+    pool = 10_000 * model
+    assert memory.temp_size_in_bytes < 80 * 10_000 + 200 * model < pool / 10
+    assert memory.alias_size_in_bytes >= pool
+    assert state - pool <= 3 * model
+
+
+@pytest.mark.parametrize("plan", ["mapped", "vmapped", "chunked(2)"])
+def test_the_donated_state_is_reused(plan):
+    memory, _, state = compiled(scaffold(mlp_grad), PLANS[plan], N, donate=True)
+    assert memory.alias_size_in_bytes >= state
+
+
+def test_draws_are_made_anew_in_every_round():
+    draw = lambda entry, key: entry + jax.random.normal(key, (STEPS, 2))
+    algorithm = fedavg(lambda p, batch, key: batch, lr=1.0)
+    play = jax.jit(engine.make_round(algorithm, N, engine.chunked(2), draw))
+    state = engine.init(algorithm, jnp.zeros(2), N)
+    moves = []
+    for _ in range(3):
+        before = state.server.params
+        state, _ = play(state, COHORT, 100.0 * jnp.ones(S), jnp.ones(S), KEY)
+        moves.append(np.asarray(before - state.server.params))
+    assert np.all(np.abs(np.array(moves) - 100 * STEPS) < 5)
+    assert len({float(m[0]) for m in moves}) == 3
+
+
+# ----------------------------------------------------------------- beginnings and ends
+
+
+def test_init_copies_the_parameters():
+    params = {"w": jnp.ones(2)}
+    algorithm = scaffold(lambda p, batch, key: p)
+    state = engine.init(algorithm, params, N)
+    assert jax.tree.map(jnp.shape, state.pool) == {"w": (N, 2)}
+    play = jax.jit(engine.make_round(algorithm, N, engine.vmapped), donate_argnums=0)
+    play(state, COHORT, jnp.ones((S, 1)), jnp.ones(S), KEY)
+    np.testing.assert_array_equal(params["w"], [1, 1])
+    assert engine.init(algorithm, {"w": np.ones(2)}, 1).server.params["w"].shape == (2,)
+
+
+@every_plan
+def test_without_a_prologue_nothing_happens_before_round_0(plan):
+    algorithm = fedavg(lambda p, batch, key: p)
+    state = engine.init(algorithm, jnp.ones(2), N)
+    start = jax.jit(engine.make_prologue(algorithm, N, plan))
+    given = jnp.arange(N), jnp.ones((N, 1)), jnp.ones(N).at[2].set(0), KEY
+    after, heard = start(state, *given)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    assert heard.tolist() == [i != 2 for i in range(N)]
+
+
+def test_stateless_clients_have_an_empty_pool():
+    assert engine.init(fedavg(mlp_grad), jnp.ones(2), 3).pool == stateless(None)
+
+
+def test_the_plan_of_cpus_is_mapped():
+    assert jax.default_backend() == "cpu"
+    assert engine.default_plan() is engine.mapped
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_chunk_holds_a_client(size):
+    message = f"^a chunk holds at least one client, got size {size}$"
+    with pytest.raises(ValueError, match=message):
+        engine.chunked(size)
+
+
+@pytest.mark.parametrize("clients", [0, -1])
+def test_there_is_a_client(clients):
+    message = f"^num_clients must be at least 1, got {clients}$"
+    with pytest.raises(ValueError, match=message):
+        engine.init(fedavg(mlp_grad), jnp.ones(2), clients)

@@ -1,0 +1,302 @@
+"""What remains of a run: the CSV, what several of them say together, the figures."""
+
+import os
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from fedjax_muon import comparison, history, plots
+
+ROW = {"round": 0, "bytes_down": 2**40, "bytes_up": 7, "dropped": 0, "loss": 0.1}
+
+
+def rows(*rounds):
+    """Rows that differ, with numbers that only full precision brings back."""
+    return [ROW | {"round": r, "loss": np.sqrt(2) / (r + 1)} for r in rounds]
+
+
+def written(path, *rounds):
+    for row in rows(*rounds):
+        history.append(path, row)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.csv"
+
+
+# -------------------------------------------------------------------- history
+
+
+def test_what_is_written_is_read_back_to_the_bit(path):
+    columns = history.read(written(path, 0, 10, 20))
+    assert list(columns) == list(ROW)
+    for name, column in columns.items():
+        expected = [row[name] for row in rows(0, 10, 20)]
+        assert column.dtype == (np.float64 if name == "loss" else np.int64)
+        assert column.tolist() == expected
+
+
+def test_a_row_is_on_disk_when_append_returns(path, monkeypatch):
+    synced = []
+    sync = lambda number: synced.append(os.fstat(number).st_size)
+    monkeypatch.setattr(os, "fsync", sync)
+    for row in rows(0, 1, 2):
+        history.append(path, row)
+        assert synced[-1] == path.stat().st_size  # all of it was flushed before
+    assert len(synced) == 3
+
+
+def test_no_rows_are_empty_columns(path):
+    path.write_text("round,loss,dropped\r\n")
+    columns = history.read(path)
+    assert {name: column.size for name, column in columns.items()} == {
+        "round": 0,
+        "loss": 0,
+        "dropped": 0,
+    }
+    assert columns["round"].dtype == np.int64
+
+
+@pytest.mark.parametrize("end", range(1, 31))
+def test_a_last_line_that_was_cut_off_is_left_out(path, end):
+    written(path, 0, 10, 20)
+    whole = path.read_bytes()
+    last = whole.rindex(b"20,")
+    assert len(whole) - last > 30
+    path.write_bytes(whole[:-end])
+    assert history.read(path)["round"].tolist() == [0, 10]
+    assert history.truncate(path, 100)["round"] == 10
+    assert path.read_bytes() == whole[:last]
+    history.append(path, rows(20)[0])
+    assert path.read_bytes() == whole
+
+
+def test_a_last_line_with_too_few_values_is_left_out(path):
+    written(path, 0, 10)
+    with path.open("a") as file:
+        file.write("20,5\n")
+    assert history.read(path)["round"].tolist() == [0, 10]
+
+
+@pytest.mark.parametrize("content", ["", "loss,accuracy\n1,2\n", "hello\n"])
+def test_other_files_are_refused(path, content):
+    path.write_text(content)
+    with pytest.raises(ValueError, match="no column 'round'; it is not a metrics"):
+        history.read(path)
+
+
+def test_damage_in_the_middle_is_refused(path):
+    written(path, 0, 10, 20)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], "10,5\n", lines[3]]))
+    with pytest.raises(ValueError, match=r"line 3 of .* has 2 values for 5 columns"):
+        history.read(path)
+    path.write_text("".join([*lines[:2], "10,5,x,0,1\n", lines[3]]))
+    with pytest.raises(ValueError, match="'x'"):
+        history.read(path)
+
+
+@pytest.mark.parametrize(
+    ("last_round", "kept"), [(-1, []), (0, [0]), (19, [0, 10]), (20, [0, 10, 20])]
+)
+def test_truncate_drops_the_rows_beyond(path, last_round, kept):
+    last = history.truncate(written(path, 0, 10, 20), last_round)
+    assert history.read(path)["round"].tolist() == kept
+    assert last == (rows(*kept)[-1] if kept else {})
+    assert all(type(value) in (int, float) for value in last.values())
+    assert os.listdir(path.parent) == ["metrics.csv"]
+    history.append(path, rows(30)[0])
+    assert history.read(path)["round"].tolist() == [*kept, 30]
+
+
+def test_truncate_of_nothing(path):
+    assert history.truncate(path, 5) == {}
+    assert not path.exists()
+    for content in ("", "round,by"):  # ended while it wrote the header
+        path.write_text(content)
+        assert history.truncate(path, 5) == {}
+        history.append(path, ROW)
+        assert history.read(path)["round"].tolist() == [0]
+        path.unlink()
+
+
+def test_truncate_is_atomic(path, monkeypatch):
+    written(path, 0, 10, 20)
+    before, synced = path.read_bytes(), []
+
+    def crash(self, target):
+        assert target == path
+        assert synced == [self.stat().st_size]  # durable before it takes the place
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.fstat(n).st_size))
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        history.truncate(path, 10)
+    assert path.read_bytes() == before
+
+
+# ----------------------------------------------------------------- comparison
+
+
+def run(accuracy, down, up, seconds, every=5):
+    return {
+        "round": every * np.arange(len(accuracy)),
+        "bytes_down": np.array(down),
+        "bytes_up": np.array(up),
+        "test_accuracy": np.array(accuracy),
+        "train_loss": 2 - np.array(accuracy),
+        "seconds": np.array(seconds),
+    }
+
+
+# Two seeds of one method: means 0.1, 0.5, 0.75, 0.7. One seed of another, with a
+# prologue of 100 + 200 bytes.
+FAST = [
+    run([0.1, 0.4, 0.7, 0.8], [0, 1e6, 2e6, 3e6], [0, 5e5, 1e6, 15e5], [0, 1, 2, 4]),
+    run([0.1, 0.6, 0.8, 0.6], [0, 1e6, 2e6, 3e6], [0, 5e5, 1e6, 15e5], [0, 2, 4, 8]),
+]
+SLOW = [run([0.2, 0.3, 0.6], [100, 1100, 2100], [200, 2200, 4200], [0, 3, 5])]
+METHODS = {"fast": FAST, "slow": SLOW}
+
+
+def test_the_target_is_a_share_of_the_best_mean():
+    assert comparison.target_accuracy(METHODS) == pytest.approx(0.9 * 0.75)
+    assert comparison.target_accuracy({"slow": SLOW}, 0.5) == pytest.approx(0.3)
+
+
+def test_mean_curves_by_hand():
+    curve = comparison.mean_curve(FAST, "test_accuracy")
+    np.testing.assert_allclose(curve, [0.1, 0.5, 0.75, 0.7])
+
+
+def test_summaries_by_hand():
+    fast, slow = comparison.summarize(METHODS, target=0.5)
+    assert fast == comparison.Summary(
+        method="fast",
+        accuracy_mean=pytest.approx(0.7),
+        accuracy_std=pytest.approx(np.sqrt(0.02)),  # (0.1^2 + 0.1^2) / (2 - 1)
+        rounds_to_target=5,
+        megabytes_to_target=pytest.approx(1.5),
+        bytes_per_round=pytest.approx(4.5e6 / 15),
+        seconds=pytest.approx(6),
+    )
+    assert slow == comparison.Summary(
+        method="slow",
+        accuracy_mean=pytest.approx(0.6),
+        accuracy_std=pytest.approx(np.nan, nan_ok=True),
+        rounds_to_target=10,
+        megabytes_to_target=pytest.approx(6300 / 1e6),
+        bytes_per_round=pytest.approx(6000 / 10),  # the prologue is no round
+        seconds=pytest.approx(5),
+    )
+
+
+def test_a_target_that_was_not_reached_is_nan():
+    fast, slow = comparison.summarize(METHODS, target=0.7)
+    assert fast.rounds_to_target == 10
+    assert np.isnan([slow.rounds_to_target, slow.megabytes_to_target]).all()
+
+
+def test_a_target_reached_at_the_start_costs_nothing():
+    (fast,) = comparison.summarize({"fast": FAST}, target=0.1)
+    assert (fast.rounds_to_target, fast.megabytes_to_target) == (0, 0)
+
+
+def test_summaries_as_a_file(tmp_path):
+    summaries = comparison.summarize(METHODS, target=0.7)
+    comparison.write(summaries, tmp_path / "summary.csv")
+    header, *lines = (tmp_path / "summary.csv").read_text().splitlines()
+    assert header.split(",") == list(comparison.Summary._fields)
+    for line, (name, *numbers) in zip(lines, summaries, strict=True):
+        first, *rest = line.split(",")
+        assert first == name
+        np.testing.assert_array_equal([float(value) for value in rest], numbers)
+
+
+def test_runs_of_different_lengths_have_no_mean():
+    comparison.check_rounds(METHODS)
+    shorter = {name: column[:2] for name, column in FAST[0].items()}
+    with pytest.raises(ValueError, match="runs of fast were evaluated at different"):
+        comparison.check_rounds({"slow": SLOW, "fast": [FAST[0], shorter]})
+
+
+# ---------------------------------------------------------------------- plots
+
+
+def pixels(draw, path):
+    draw(path)
+    image = matplotlib.image.imread(path)
+    assert min(image.shape[:2]) > 200
+    return image
+
+
+def differ(a, b):
+    return a.shape != b.shape or bool(np.any(a != b))
+
+
+def test_curves_show_what_they_are_given(tmp_path):
+    def draw(methods, **how):
+        show = lambda path: plots.curves(methods, path, **how)
+        return pixels(show, tmp_path / "curves.png")
+
+    first = draw(METHODS)
+    assert not differ(first, draw(METHODS))
+    later = run([0.2, 0.3, 0.7], [100, 1100, 2100], [200, 2200, 4200], [0, 3, 5])
+    dearer = run([0.2, 0.3, 0.6], [100, 9100, 92100], [200, 2200, 4200], [0, 3, 5])
+    lossier = {**SLOW[0], "train_loss": np.array([1.8, 1.9, 1.95])}
+    for other in (later, dearer, lossier):
+        assert differ(first, draw({"fast": FAST, "slow": [other]}))
+    assert differ(first, draw({"quick": FAST, "slow": SLOW}))
+    assert differ(first, draw(METHODS, title="title"))
+    assert differ(first, draw(METHODS, target=0.6))
+
+
+def test_bands_are_one_standard_deviation(tmp_path, monkeypatch):
+    bands = []
+    fill = lambda axis, x, low, high, **style: bands.append((x, low, high))
+    monkeypatch.setattr(Axes, "fill_between", fill)
+    plots.curves(METHODS, tmp_path / "curves.png")
+    accuracy, traffic, loss = bands  # of the one method with several seeds
+    mean, std = np.array([0.1, 0.5, 0.75, 0.7]), np.sqrt([0, 0.02, 0.005, 0.02])
+    np.testing.assert_allclose(accuracy, [FAST[0]["round"], mean - std, mean + std])
+    np.testing.assert_allclose(traffic[0], [0, 1.5, 3, 4.5])
+    np.testing.assert_allclose(traffic[1:], accuracy[1:])
+    np.testing.assert_allclose(loss[1:], [2 - mean - std, 2 - mean + std])
+
+
+def test_curves_before_the_first_round(tmp_path):
+    start = {name: column[:1] for name, column in FAST[0].items()}
+    one = pixels(lambda path: plots.curves({"a": [start]}, path), tmp_path / "a.png")
+    other = start | {"test_accuracy": np.array([0.9])}
+    show = lambda path: plots.curves({"a": [other], "b": [start]}, path)
+    assert differ(one, pixels(show, tmp_path / "b.png"))
+
+
+def test_label_counts_show_what_they_are_given(tmp_path):
+    def draw(counts, classes="ab"):
+        show = lambda path: plots.label_counts(np.array(counts), list(classes), path)
+        return pixels(show, tmp_path / "counts.png")
+
+    first = draw([[3, 1], [0, 4]])
+    assert not differ(first, draw([[3, 1], [0, 4]]))
+    for other in ([[2, 1], [0, 4]], [[3, 1], [4, 0]], [[0, 4], [3, 1]]):
+        assert differ(first, draw(other))
+    assert differ(first, draw([[3, 1], [0, 4]], "xy"))
+    assert differ(draw([[3, 1]]), draw([[1, 3]]))  # one client
+    assert differ(draw([[3, 0]]), draw([[0, 3]]))  # one class
+
+
+def test_figures_have_the_format_of_their_suffix(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # the date that a file states
+    path, contents = tmp_path / "figure.pdf", []
+    for counts in ([[3, 1]], [[3, 1]], [[1, 3]]):
+        plots.label_counts(np.array(counts), "ab", path)
+        contents.append(path.read_bytes())
+        assert contents[-1].startswith(b"%PDF-")
+    assert contents[0] == contents[1] != contents[2]

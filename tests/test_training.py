@@ -1,0 +1,159 @@
+"""Training: when it evaluates, what the rows say, going on, and numbers that blow up."""
+
+from functools import partial
+
+import federation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federation import DATA, PARTS, assert_same_bits
+
+from fedjax_muon import simulation, training
+from fedjax_muon.algorithms import fedavg
+
+COLUMNS = [
+    "round",
+    "bytes_down",
+    "bytes_up",
+    *simulation.Evaluation._fields,
+    "dropped",
+    "seconds",
+]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return federation.federation()
+
+
+def start(prepared):
+    return prepared.init(jax.random.key(8))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "expected"),
+    [
+        (23, 10, [0, 10, 20, 23]),
+        (20, 10, [0, 10, 20]),
+        (3, 10, [0, 3]),
+        (2, 1, [0, 1, 2]),
+        (0, 5, [0]),
+    ],
+)
+def test_rows_are_at_multiples_and_at_the_end(plain, rounds, every, expected):
+    ticks = []
+    state, rows = training.run(
+        plain, start(plain), rounds=rounds, evaluate_every=every, tick=ticks.append
+    )
+    assert [row["round"] for row in rows] == expected
+    assert state.round == rounds == sum(ticks)
+    assert min(ticks, default=1) >= 1
+    assert all(list(row) == COLUMNS for row in rows)
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= 0
+
+
+def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
+    pairs = training.evaluations(plain, start(plain), rounds=7, evaluate_every=3)
+    other = start(plain)
+    for state, row in pairs:
+        other, _ = plain.train_rounds(other, row["round"] - other.round)
+        assert_same_bits(state, other)
+        scores = plain.evaluate(other)._asdict()
+        assert {name: row[name] for name in scores} == jax.tree.map(float, scores)
+        assert (row["bytes_down"], row["bytes_up"]) == plain.bytes_after(row["round"])
+        assert row["dropped"] == 0
+        assert all(type(value) in (int, float) for value in row.values())
+
+
+def test_going_on_from_the_middle_gives_the_same_rows(plain):
+    how = {"rounds": 23, "evaluate_every": 5}
+    last, rows = training.run(plain, start(plain), **how)
+    middle, _ = plain.train_rounds(start(plain), 13)
+    resumed, later = training.run(plain, middle, **how)
+    assert_same_bits(resumed, last)
+    assert [row["round"] for row in later] == [13, 15, 20, 23]
+    untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
+    assert list(map(untimed, later[1:])) == list(map(untimed, rows[-3:]))
+
+
+def test_a_finished_state_is_evaluated_once(plain):
+    state, _ = plain.train_rounds(start(plain), 4)
+    kept = jax.tree.map(jnp.copy, state)
+    ticks = []
+    state, rows = training.run(plain, state, rounds=4, tick=ticks.append)
+    assert_same_bits(state, kept)
+    assert [row["round"] for row in rows] == [4]
+    assert ticks == []
+
+
+@pytest.mark.parametrize("every", [0, -3])
+def test_evaluations_need_a_cadence(plain, every):
+    with pytest.raises(ValueError, match=f"evaluate_every must be at least 1, got {ev"
+                       f"ery}"):
+        training.run(plain, start(plain), rounds=1, evaluate_every=every)
+
+
+# ------------------------------------------------------------- not finite
+
+GREEDY, FIRST = 4, 5  # whose message overflows, from which round on
+
+
+@pytest.fixture(scope="module")
+def overflowing():
+    """Client 4's gradients are about 1e30, and from round 5 on lr is 1e10.
+
+    Before, lr is 0; the others' parameters become 1e10 or so, which is finite. With
+    one local step only the message overflows.
+    """
+    x = DATA.x_train.copy()
+    x[PARTS[GREEDY]] *= 1e30
+    lr = lambda index: jnp.where(index < FIRST, 0.0, 1e10)
+    return federation.federation(
+        partial(fedavg, lr=lr), data=DATA._replace(x_train=x), local_steps=1
+    )
+
+
+def rounds_with(prepared, key, client, rounds):
+    return [r for r in range(rounds) if client in federation.cohort(prepared, key, r)]
+
+
+def test_the_error_names_the_round_and_the_client(overflowing):
+    state = start(overflowing)
+    there = rounds_with(overflowing, state.key, GREEDY, 40)
+    first = next(r for r in there if r >= FIRST)
+    assert there[0] < FIRST  # while its messages were finite
+    ticks = []
+    with pytest.raises(
+        simulation.NonFiniteError,
+        match=rf"round {first}: not a finite message from client {GREEDY}; lower the",
+    ):
+        training.run(
+            overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append
+        )
+    assert sum(ticks) <= first
+
+
+def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
+    state = start(overflowing)
+    key = jax.random.clone(state.key)
+    pairs = training.evaluations(
+        overflowing, state, rounds=40, evaluate_every=8, drop_nonfinite=True
+    )
+    for state, row in pairs:
+        there = rounds_with(overflowing, key, GREEDY, row["round"])
+        assert row["dropped"] == sum(r >= FIRST for r in there)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    assert row["dropped"] > 5
+
+
+def test_metrics_name_the_first_loss_of_every_client(overflowing):
+    state = start(overflowing)
+    key = jax.random.clone(state.key)
+    state, metrics = overflowing.train_rounds(state, 30)
+    lost = [r for r in rounds_with(overflowing, key, GREEDY, 30) if r >= FIRST]
+    only = np.arange(6) == GREEDY
+    np.testing.assert_array_equal(metrics.lost, np.where(only, len(lost), 0))
+    np.testing.assert_array_equal(metrics.lost_round, np.where(only, lost[0], -1))
