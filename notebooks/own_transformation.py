@@ -17,7 +17,7 @@ from fedjax_muon.algorithms.fedavg import fedavg
 
 def sign_of_average(decay=0.9):
     def update(grads, average, params=None):
-        average = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, average, grads)
+        average = optax.tree.update_moment(grads, average, decay, order=1)
         return jax.tree.map(jnp.sign, average), average
 
     return optax.GradientTransformation(optax.tree.zeros_like, update)

@@ -5,6 +5,7 @@ oracle must reach the same parameters, round after round.
 """
 
 import contextlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,11 @@ def precision(dtype):
     return jax.enable_x64(True) if dtype == jnp.float64 else contextlib.nullcontext()
 
 
+def compilations(jitted: Any) -> int:
+    """How often a jitted function has been compiled."""
+    return jitted._cache_size()
+
+
 def run(
     algorithm, params, play: Play, *, plan=engine.mapped, dtype=jnp.float64, weigh=None
 ) -> list[engine.State]:
@@ -66,7 +72,7 @@ def run(
             state, heard = step(state, cohort, cast(stack(data)), weights, key)
             assert bool(heard.all())
             states.append(jax.tree.map(lambda a: np.asarray(a, np.float64), state))
-        assert step._cache_size() == 1
+        assert compilations(step) == 1
     return states
 
 

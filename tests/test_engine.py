@@ -65,39 +65,39 @@ def keys_of(plan, cohort, rounds):
         (note_keys("before"),),
     )
     draw = lambda entry, key: jax.random.key_data(key)[None]
-    start = jax.jit(engine.make_prologue(algorithm, N, plan, draw))
-    step = jax.jit(engine.make_round(algorithm, N, plan, draw))
-    state = engine.init(algorithm, jnp.zeros(2), N)
-    state, _ = start(state, jnp.arange(N), jnp.zeros(N), jnp.ones(N), KEY)
-    states = []
+    start = jax.jit(engine.make_prologue(algorithm, FEW, plan, draw))
+    step = jax.jit(engine.make_round(algorithm, FEW, plan, draw))
+    state = engine.init(algorithm, jnp.zeros(2), FEW)
+    state, _ = start(state, jnp.arange(FEW), jnp.zeros(FEW), jnp.ones(FEW), KEY)
+    states, size = [], len(cohort)
     for _ in range(rounds):
-        state, _ = step(
-            state, cohort, jnp.zeros(len(cohort)), jnp.ones(len(cohort)), KEY
-        )
+        state, _ = step(state, cohort, jnp.zeros(size), jnp.ones(size), KEY)
         states.append(jax.tree.map(np.asarray, state))
     return states
 
 
-def test_no_two_keys_are_alike():
+@pytest.fixture(scope="module")
+def all_keys():
+    return keys_of(engine.vmapped, jnp.arange(FEW), 2)
+
+
+def test_no_two_keys_are_alike(all_keys):
     pool, server = [], []
-    states = keys_of(engine.vmapped, jnp.arange(FEW), 2)
-    for state in states:
+    for state in all_keys:
         np.testing.assert_array_equal(state.pool["one draw"], state.pool["two draw"])
         pool += [state.pool[name] for name in ("one", "two", "one draw")]
         server += [state.server.seen[name] for name in ("one", "two")]
-    pool += [states[0].pool[name] for name in ("before", "before draw")]
-    server += [states[0].server.seen["before"]]
+    pool += [all_keys[0].pool[name] for name in ("before", "before draw")]
+    server += [all_keys[0].server.seen["before"]]
     keys = np.concatenate([*pool, server]).tolist()
-    assert (
-        len({tuple(key) for key in keys}) == len(keys) == (2 * 3 + 2) * FEW + 2 * 2 + 1
-    )
+    assert len(keys) == (2 * 3 + 2) * FEW + 2 * 2 + 1
+    assert len({tuple(key) for key in keys}) == len(keys)
 
 
 @every_plan
-def test_keys_depend_on_the_round_and_the_client_alone(plan):
-    want = keys_of(engine.vmapped, jnp.arange(FEW), 2)
+def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
-    for state, all_clients in zip(keys_of(plan, cohort, 2), want, strict=True):
+    for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
         for name in state.pool:
             got, given = state.pool[name][cohort], all_clients.pool[name][cohort]
             np.testing.assert_array_equal(got, given)

@@ -56,9 +56,9 @@ class Transformer(nn.Module):
 class ConvNet(nn.Module):
     @nn.compact
     def __call__(self, x):
-        x = nn.GroupNorm(2)(nn.Conv(8, (3, 5))(x))
+        x = nn.LayerNorm(feature_axes=(-2, -1))(nn.Conv(8, (3, 5))(x))
         x = nn.ConvTranspose(6, (2, 2))(nn.Conv(8, (3, 3), feature_group_count=4)(x))
-        return nn.Dense(10)(x.reshape(len(x), -1))
+        return nn.Dense(10, name="query")(x.reshape(len(x), -1))
 
 
 def params_of(model, *inputs):
@@ -87,10 +87,11 @@ def test_leaves_of_a_transformer():
 
 def test_leaves_of_a_convolutional_net():
     params = params_of(ConvNet(), jnp.zeros((2, 4, 4, 3)))
+    assert params["LayerNorm_0"]["scale"].ndim == 2
     numbers = by_path(muon_dimension_numbers(params), is_numbers)
     found = {k: n for k, n in numbers.items() if n is not None}
     names = ("Conv_0/kernel", "Conv_1/kernel", "ConvTranspose_0/kernel")
-    assert found == dict.fromkeys(names, CONV) | {"Dense_0/kernel": DENSE}
+    assert found == dict.fromkeys(names, CONV) | {"query/kernel": DENSE}
 
 
 @pytest.mark.parametrize("name", models.ALL)

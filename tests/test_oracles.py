@@ -134,7 +134,7 @@ def test_the_preset_is_what_it_says(name):
     inexact = {} if case.rule is None else {"direction": newton_schulz}
     want = case.oracle(X, PARTIAL, **case.settings, **inexact)
     error = farthest(path(ALL[name](grad_fn), X, PARTIAL), want)
-    assert error <= 1e-10 < 1e-2 <= farthest(want[-1:], [X])
+    assert error <= 1e-10 < 5e-3 <= farthest(want[-1:], [X])
     if case.rule is not None:
         exact = case.oracle(X, PARTIAL, **case.settings, direction=polar)
         assert farthest(want, exact) >= 1e-4

@@ -179,12 +179,9 @@ def test_alignment_is_momentum_on_directions(align):
     # the gradient is the batch itself, so that every local direction is known
     rng = np.random.default_rng(0)
     data = rng.normal(size=(5, 3, 4, 4, 3))  # rounds, S, K
-    rounds = [([4, 0, 2], [list(one) for one in now]) for now in data]
-    play = Play(lambda p, batch: batch, 5, [], rounds, [1] * 5)
+    rounds: Any = [([4, 0, 2], [[(b,) for b in one] for one in now]) for now in data]
+    play = PARTIAL._replace(rounds=rounds)
     given = lambda params, batch, key: {"w": batch[0]}
-    play = play._replace(
-        rounds=[(i, [[(b,) for b in o] for o in d]) for i, d in rounds]
-    )
     rule = orthogonalize(kernel.polar)
     algorithm = fedmuon_align(
         given, lr=cosine, align=align, decay=0.0, rule=rule, carry=()

@@ -1,4 +1,4 @@
-"""Training: when it evaluates, what the rows say, going on, and numbers that blow up."""
+"""Training: when it evaluates, what the rows say, going on, messages that overflow."""
 
 from functools import partial
 
@@ -91,8 +91,8 @@ def test_a_finished_state_is_evaluated_once(plain):
 
 @pytest.mark.parametrize("every", [0, -3])
 def test_evaluations_need_a_cadence(plain, every):
-    with pytest.raises(ValueError, match=f"evaluate_every must be at least 1, got {ev"
-                       f"ery}"):
+    message = f"evaluate_every must be at least 1, got {every}"
+    with pytest.raises(ValueError, match=message):
         training.run(plain, start(plain), rounds=1, evaluate_every=every)
 
 

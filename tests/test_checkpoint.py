@@ -1,0 +1,274 @@
+"""Checkpoints: the same bits back, or an error that says what is wrong; kills."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import killed
+import pytest
+from federation import assert_same_bits
+
+from fedjax_muon import checkpoint
+
+
+class Inner(NamedTuple):
+    moment: jax.Array
+    nothing: tuple
+
+
+class State(NamedTuple):
+    index: jax.Array
+    params: dict[str, jax.Array]
+    opt: Any
+    key: jax.Array
+
+
+def made(seed: int) -> State:
+    """What a simulation may hold: keys, one by one and stacked, bfloat16, nothing."""
+    draw = jax.random.normal(jax.random.key(seed), (100, 130))  # not small
+    return State(
+        index=jnp.int32(seed),
+        params={"w": draw, "b": jnp.array([jnp.nan, -0.0, 1e-40, seed])},
+        opt=(Inner(draw[:3, :5].astype(jnp.bfloat16), ()), ()),
+        key=jax.random.split(jax.random.key(seed), (2, 3)),
+    )
+
+
+MARK = "of these tests"
+
+
+def save_all(directory: Path, seeds, mark=MARK):
+    with checkpoint.open_checkpoints(directory) as checkpoints:
+        for seed in seeds:
+            checkpoint.save(checkpoints, seed, made(seed), mark)
+
+
+def restored(directory: Path, template, mark=MARK):
+    with checkpoint.open_checkpoints(directory) as checkpoints:
+        return checkpoint.restore(checkpoints, template, mark)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """Checkpoints of rounds 2 and 3, of which there were four."""
+    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    save_all(directory, range(4))
+    return directory
+
+
+@pytest.fixture
+def copy(saved, tmp_path) -> Path:
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+# ------------------------------------------------------------------ as it should be
+
+
+def test_every_bit_comes_back(saved):
+    got = restored(saved, made(9))
+    assert_same_bits(got, made(3))
+    assert type(got) is State
+    assert type(got.opt[0]) is Inner
+
+
+def test_nothing_yet(tmp_path):
+    assert restored(tmp_path / "new", made(0)) is None
+
+
+def test_the_last_two_are_kept_and_the_newest_counts(copy):
+    assert sorted(path.name for path in copy.iterdir()) == ["2", "3"]
+    shutil.rmtree(copy / "3")
+    assert_same_bits(restored(copy, made(9)), made(2))
+    save_all(copy, [10, 11])  # newest by number, not by name
+    assert sorted(path.name for path in copy.iterdir()) == ["10", "11"]
+    shutil.rmtree(copy / "10")
+    save_all(copy, [9])
+    assert_same_bits(restored(copy, made(0)), made(11))
+
+
+def test_the_simulation_goes_on_with_the_same_program(tmp_path):
+    prepared = killed.federation.federation()
+    state, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), 3)
+    kept = jax.tree.map(jnp.copy, state)
+    mark = checkpoint.fingerprint({"lr": 0.3}, state)
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        checkpoint.save(checkpoints, 3, state, mark)
+        expected, _ = prepared.train_rounds(state, 4)  # donates what was saved
+        got = checkpoint.restore(checkpoints, expected, mark)
+    assert_same_bits(got, kept)
+    assert_same_bits(prepared.train_rounds(got, 4)[0], expected)
+
+
+# ------------------------------------------------------------------- as it is not
+
+
+def test_a_save_that_was_not_made_is_an_error(tmp_path):
+    class Refusing:
+        directory = tmp_path
+        save = staticmethod(lambda *_, **options: False)
+
+    with pytest.raises(checkpoint.CheckpointError, match="round 5 was not saved in"):
+        checkpoint.save(Refusing, 5, made(0), MARK)
+
+
+def test_fingerprints_tell_configurations_and_states_apart():
+    config, state = {"lr": 0.1, "steps": 5}, made(0)
+    wide = state._replace(index=jnp.zeros(3, jnp.int32))
+    double = state._replace(index=jnp.float32(0))
+    renamed = state._replace(params={"w": state.params["w"], "c": state.params["b"]})
+    raw = state._replace(key=jax.random.key_data(state.key))
+    marks = [
+        checkpoint.fingerprint(config, state),
+        checkpoint.fingerprint(config | {"lr": 0.2}, state),
+        *(checkpoint.fingerprint(config, s) for s in (wide, double, renamed, raw)),
+    ]
+    assert len(set(marks)) == len(marks)
+    same = checkpoint.fingerprint({"steps": 5, "lr": 0.1}, made(7))
+    assert same == marks[0]  # neither values nor the order of names
+
+
+def test_another_configuration_is_refused(saved):
+    message = r"checkpoints/3 was written by another configuration or version; resume"
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        restored(saved, made(0), "of another")
+
+
+def reshaped(state):
+    return state._replace(params=state.params | {"b": jnp.zeros(5)})
+
+
+def retyped(state):
+    return state._replace(params=state.params | {"b": jnp.zeros(4, jnp.bfloat16)})
+
+
+def extended(state):
+    return state._replace(params=state.params | {"c": jnp.zeros(4)})
+
+
+@pytest.mark.parametrize("change", [reshaped, retyped, extended])
+def test_states_of_other_shapes_are_refused(saved, tmp_path, change):
+    template = change(made(0))
+    with pytest.raises(checkpoint.CheckpointError, match="another configuration"):
+        restored(saved, template, checkpoint.fingerprint({}, template))
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged; delete it"):
+        restored(saved, template)  # even if the fingerprint says nothing
+
+
+# ------------------------------------------------------------------------- damage
+
+
+def files(directory: Path):
+    return sorted(p.relative_to(directory) for p in directory.rglob("*") if p.is_file())
+
+
+def outcome(directory: Path):
+    """ "right", or "refused" with the one error that is allowed."""
+    message = None
+    try:
+        got = restored(directory, made(9))
+    except checkpoint.CheckpointError as error:
+        message = str(error)
+    if message is None:
+        assert_same_bits(got, made(3))
+        return "right"
+    assert "\n" not in message
+    assert str(directory) in message
+    assert "delete" in message
+    return "refused"
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :]
+
+
+DAMAGE = {
+    "deleted": lambda path, content: path.unlink(),
+    "empty": lambda path, content: path.write_bytes(b""),
+    "half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
+    "one byte less": lambda path, content: path.write_bytes(content[:-1]),
+    "zeros": lambda path, content: path.write_bytes(bytes(len(content))),
+    "flipped": lambda path, content: path.write_bytes(
+        flipped(content, len(content) // 2)
+    ),
+    "flipped later": lambda path, content: path.write_bytes(
+        flipped(content, len(content) * 3 // 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_files_give_the_right_bits_or_an_error(copy, damage):
+    seen = {}
+    for name in files(copy):
+        content = (copy / name).read_bytes()
+        damage(copy / name, content)
+        seen[name] = outcome(copy)
+        (copy / name).write_bytes(content)
+    newest = {result for name, result in seen.items() if name.parts[0] == "3"}
+    assert "refused" in newest  # the files are those that are read
+    assert outcome(copy) == "right"
+
+
+def test_a_step_without_files_is_refused(copy):
+    (copy / "4").mkdir()
+    assert outcome(copy) == "refused"
+
+
+def test_a_half_written_checkpoint_is_ignored(copy):
+    half = copy / "4.orbax-checkpoint-tmp"
+    shutil.copytree(copy / "3", half)
+    shutil.rmtree(half / "state" / "d")
+    assert outcome(copy) == "right"
+    save_all(copy, [4])
+    assert_same_bits(restored(copy, made(9)), made(4))
+    assert not half.exists()
+
+
+# -------------------------------------------------------------------------- kills
+
+
+def kill_in_a_save(directory: Path, rounds: int, saves: int, delay: float):
+    """Starts a training, kills it `delay` seconds into its n-th save.
+
+    Returns the round it started from.
+    """
+    child = subprocess.Popen(
+        [sys.executable, killed.__file__, str(directory), str(rounds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    with child:
+        word, start = child.stdout.readline().split()
+        assert word == "starts"
+        while saves:
+            saves -= child.stdout.readline().startswith("saves")
+        time.sleep(delay)
+        os.kill(child.pid, signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    print("left", sorted(path.name for path in directory.iterdir()))
+    return int(start)
+
+
+def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path):
+    rounds, directory = 60, tmp_path / "checkpoints"
+    kills = (5, 0.004), (4, 0.012), (6, 0.02)
+    starts = [kill_in_a_save(directory, rounds, *when) for when in kills]
+    last = []
+    state = killed.train(directory, rounds, lambda *said: last.append(said))
+    starts.append(dict(last[:1])["starts"])
+    assert starts[0] == 0
+    assert starts == sorted(set(starts))  # each went on from a later round
+    assert starts[1] >= 4  # saves that had returned are there
+    prepared = killed.federation.federation()
+    expected, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), rounds)
+    assert_same_bits(state, expected)
+    newest = max(int(path.name) for path in directory.iterdir())
+    assert newest == rounds

@@ -1,0 +1,52 @@
+"""What the README shows is what the code does."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from fedjax_muon.algorithms import ALL
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+NOTEBOOK = (ROOT / "notebooks" / "own_transformation.py").read_text()
+
+
+def lines(code: str) -> list[str]:
+    return [line for line in code.splitlines() if line.strip()]
+
+
+def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines():
+    code = BLOCKS[0]
+    assert code == NOTEBOOK.split("# %%\n")[1]
+    assert len(lines(code)) < 20
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(code, "README.md", "exec"), {})
+    shown = re.search(r"test accuracy after 50 rounds: (\d\.\d+)", README)
+    printed = re.search(r"test accuracy after 50 rounds: (\d\.\d+)", output.getvalue())
+    # equal to the digit on one kind of processor; others round differently
+    assert float(printed[1]) == pytest.approx(float(shown[1]), abs=0.03)
+
+
+def test_the_algorithm_shown_is_the_one_in_the_package():
+    path = ROOT / "fedjax_muon" / "algorithms" / "fedprox.py"
+    source = re.sub(r'    """.*?"""\n', "", path.read_text(), flags=re.DOTALL)
+    assert lines(BLOCKS[1]) == lines(source[source.index("class State") :])
+
+
+def test_every_algorithm_is_in_the_table():
+    shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", README, re.MULTILINE)
+    assert shown == [(name, row.label, row.paper) for name, row in ALL.items()]
+
+
+def test_the_files_of_the_map_exist():
+    section = README[README.index("## Map") :]
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", section)
+    assert len(names) > 10
+    for name in names:
+        places = (ROOT / name, ROOT / "fedjax_muon" / name)
+        assert any(place.exists() for place in places), name
