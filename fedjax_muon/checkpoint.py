@@ -32,9 +32,11 @@ def fingerprint(config: Mapping[str, Any], state) -> str:
 
 
 def _digest(state) -> str:
-    """Of all values, in order; shapes and dtypes are in the fingerprint."""
+    """Of all values in order, with their shapes and dtypes: orbax reads a typed key as
+    plain numbers if a file that says otherwise is missing."""
     total = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
+        total.update(f"{leaf.shape} {leaf.dtype};".encode())
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         values = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         total.update(np.ascontiguousarray(values).view(np.uint8).data)

@@ -7,7 +7,6 @@ which is what lets the engine own the mean, the mapping over clients, the byte c
 and whatever happens to a message on its way.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,29 +89,6 @@ def after_first(value: Hyper, first: float = 1.0) -> Schedule:
         return jnp.where(index == 0, first, later)
 
     return schedule
-
-
-def check_range(
-    name: str,
-    value: Hyper,
-    low: float = 0.0,
-    high: float = math.inf,
-    *,
-    open_low: bool = False,
-) -> None:
-    """Refuses a concrete number outside [low, high], or (low, high] if `open_low`.
-
-    Schedules and tracers pass: their values are not known when a factory is called.
-    """
-    if callable(value) or isinstance(value, jax.core.Tracer):
-        return
-    if not isinstance(value, (int, float)) and jnp.ndim(value) != 0:
-        raise TypeError(f"{name} must be a number or a schedule, got {value!r}")
-    above = value > low if open_low else value >= low
-    if not (above and value <= high and math.isfinite(value)):
-        bracket = "(" if open_low else "["
-        end = "infinity)" if math.isinf(high) else f"{high:g}]"
-        raise ValueError(f"{name} must lie in {bracket}{low:g}, {end}, got {value}")
 
 
 def move(params, lr, rule: optax.GradientTransformation, opt, direction):

@@ -1,5 +1,6 @@
 """Checkpoints: the same bits back, or an error that says what is wrong; kills."""
 
+import gc
 import os
 import shutil
 import signal
@@ -93,7 +94,7 @@ def test_the_last_two_are_kept_and_the_newest_counts(copy):
     assert_same_bits(restored(copy, made(0)), made(11))
 
 
-def test_the_simulation_goes_on_with_the_same_program(tmp_path):
+def test_a_simulation_goes_on_from_what_was_saved(tmp_path):
     prepared = killed.federation.federation()
     state, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), 3)
     kept = jax.tree.map(jnp.copy, state)
@@ -104,6 +105,20 @@ def test_the_simulation_goes_on_with_the_same_program(tmp_path):
         got = checkpoint.restore(checkpoints, expected, mark)
     assert_same_bits(got, kept)
     assert_same_bits(prepared.train_rounds(got, 4)[0], expected)
+
+
+# Orbax leaves coroutines behind when a file fails it; "never awaited", says Python.
+UNRAISABLE = pytest.mark.filterwarnings(
+    "ignore:coroutine .* was never awaited:RuntimeWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
+
+
+@pytest.fixture
+def forsaken():
+    """Collects them before another test can be blamed."""
+    yield
+    gc.collect()
 
 
 # ------------------------------------------------------------------- as it is not
@@ -152,6 +167,8 @@ def extended(state):
     return state._replace(params=state.params | {"c": jnp.zeros(4)})
 
 
+@pytest.mark.usefixtures("forsaken")
+@UNRAISABLE
 @pytest.mark.parametrize("change", [reshaped, retyped, extended])
 def test_states_of_other_shapes_are_refused(saved, tmp_path, change):
     template = change(made(0))
@@ -180,7 +197,7 @@ def outcome(directory: Path):
         return "right"
     assert "\n" not in message
     assert str(directory) in message
-    assert "delete" in message
+    assert "another directory" in message  # what to do
     return "refused"
 
 
@@ -203,6 +220,8 @@ DAMAGE = {
 }
 
 
+@pytest.mark.usefixtures("forsaken")
+@UNRAISABLE
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_files_give_the_right_bits_or_an_error(copy, damage):
     seen = {}
@@ -216,6 +235,17 @@ def test_damaged_files_give_the_right_bits_or_an_error(copy, damage):
     assert outcome(copy) == "right"
 
 
+def test_directories_that_orbax_cannot_open_are_refused(copy):
+    path = copy / "2" / "_CHECKPOINT_METADATA"  # not even the newest
+    path.write_text(path.read_text().replace("performance_metrics", "performance"))
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"cannot be opened \(.*performance.*delete"
+    ):
+        restored(copy, made(9))
+
+
+@pytest.mark.usefixtures("forsaken")
+@UNRAISABLE
 def test_a_step_without_files_is_refused(copy):
     (copy / "4").mkdir()
     assert outcome(copy) == "refused"
@@ -253,7 +283,6 @@ def kill_in_a_save(directory: Path, rounds: int, saves: int, delay: float):
         time.sleep(delay)
         os.kill(child.pid, signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
-    print("left", sorted(path.name for path in directory.iterdir()))
     return int(start)
 
 

@@ -15,7 +15,6 @@ from fedjax_muon.core import (
     Round,
     after_first,
     at,
-    check_range,
     everything,
     local_steps,
     map_exchanges,
@@ -23,6 +22,7 @@ from fedjax_muon.core import (
     move,
     stateless,
 )
+from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms import muon, orthogonalize
 
 KEY = jax.random.key(3)
@@ -130,6 +130,7 @@ def test_after_first():
         (1.5, {"high": 1.0}, r"^lr must lie in \[0, 1\], got 1.5$"),
         (0.5, {"low": 1.0, "high": 2.5}, r"^lr must lie in \[1, 2.5\], got 0.5$"),
         (-0.1, {"high": 1, "open_low": True}, r"^lr must lie in \(0, 1\], got -0.1$"),
+        (1.0, {"high": 1.0, "open_high": True}, r"^lr must lie in \[0, 1\), got 1.0$"),
         (np.float32(-1), {}, r"^lr must lie in \[0, infinity\), got -1.0$"),
         (jnp.float32(2), {"high": 1.0}, r"^lr must lie in \[0, 1\], got 2.0$"),
     ],
@@ -151,6 +152,7 @@ def test_what_is_in_range_or_unknown_passes():
     for value in (0, 1, 0.5, True, np.float64(0.1), jnp.float32(1), lambda index: -1):
         check_range("lr", value, 0.0, 1.0)
     check_range("lr", 1e-30, open_low=True)
+    check_range("lr", 1 - 1e-9, 0.0, 1.0, open_high=True)
 
     @jax.jit
     def traced(lr):

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
-    {"tree", "orthogonalize", "partition", "models"},
+    {"tree", "ranges", "orthogonalize", "partition", "models"},
     {"lmo", "data"},
     {"transforms", "tasks"},
     {"core"},

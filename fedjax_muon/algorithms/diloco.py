@@ -19,10 +19,10 @@ from fedjax_muon.core import (
     GradFn,
     Hyper,
     at,
-    check_range,
     local_steps,
     move,
 )
+from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):

@@ -21,11 +21,11 @@ from fedjax_muon.core import (
     GradFn,
     Hyper,
     at,
-    check_range,
     local_steps,
     move,
     stateless,
 )
+from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):

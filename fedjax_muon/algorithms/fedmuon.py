@@ -22,13 +22,13 @@ from fedjax_muon.core import (
     GradFn,
     Hyper,
     at,
-    check_range,
     everything,
     local_steps,
     mean_gradient,
     move,
     stateless,
 )
+from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms import by_rank, orthogonalize
 
 

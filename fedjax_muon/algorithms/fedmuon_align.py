@@ -25,11 +25,11 @@ from fedjax_muon.core import (
     GradFn,
     Hyper,
     at,
-    check_range,
     everything,
     local_steps,
     stateless,
 )
+from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms import muon
 
 

@@ -17,12 +17,12 @@ from fedjax_muon.core import (
     GradFn,
     Hyper,
     at,
-    check_range,
     everything,
     local_steps,
     move,
     stateless,
 )
+from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):

@@ -18,11 +18,11 @@ from fedjax_muon.core import (
     GradFn,
     Hyper,
     at,
-    check_range,
     everything,
     local_steps,
     move,
 )
+from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms import by_rank, orthogonalize
 
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_muon.ranges import check_range
+
 
 class MomentsState(NamedTuple):
     """Moments of the pseudo-gradient, of the shapes of the parameters."""
@@ -20,18 +22,11 @@ class MomentsState(NamedTuple):
     nu: optax.Updates
 
 
-def check_decay(name: str, value) -> None:
-    """Refuses a concrete number outside [0, 1); the values of tracers are not known."""
-    if not isinstance(value, jax.core.Tracer) and not 0 <= value < 1:
-        raise ValueError(f"{name} must lie in [0, 1), got {value}")
-
-
 def _adaptive(
     second: Callable[[jax.Array, jax.Array], jax.Array], b1: float, tau: float
 ) -> optax.GradientTransformation:
-    check_decay("b1", b1)
-    if not isinstance(tau, jax.core.Tracer) and not tau > 0:
-        raise ValueError(f"tau must be positive, got {tau}")
+    check_range("b1", b1, 0.0, 1.0, open_high=True)
+    check_range("tau", tau, open_low=True)
 
     def init(params):
         start = jax.tree.map(lambda x: jnp.full_like(x, tau**2), params)
@@ -51,7 +46,7 @@ def scale_by_fedadam(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
     """FedAdam: `v <- b2 v + (1 - b2) g^2`."""
-    check_decay("b2", b2)
+    check_range("b2", b2, 0.0, 1.0, open_high=True)
     return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
 
 
@@ -59,7 +54,7 @@ def scale_by_fedyogi(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
     """FedYogi: `v <- v - (1 - b2) g^2 sign(v - g^2)`."""
-    check_decay("b2", b2)
+    check_range("b2", b2, 0.0, 1.0, open_high=True)
     return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
 
 

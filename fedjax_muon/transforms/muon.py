@@ -12,7 +12,7 @@ import jax
 import optax
 
 from fedjax_muon import orthogonalize as kernel
-from fedjax_muon.transforms.fedopt import check_decay
+from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms.layout import (
     Layout,
     as_matrices,
@@ -105,7 +105,7 @@ def scale_by_muon(
     All leaves are taken for matrices as far as `layout` says so; the momentum of the
     others passes unchanged. Raises `ValueError` for a momentum outside [0, 1).
     """
-    check_decay("momentum", momentum)
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True)
     return optax.chain(
         optax.trace(momentum, nesterov),
         orthogonalize(polar, layout=layout),
