@@ -113,7 +113,7 @@ def chunked(size: int) -> Plan:
     def plan(client, shared, pool, rows):
         count = len(rows.weight)
         missing = -count % size
-        last = jax.tree.map(lambda x: x[-1:].repeat(missing, 0), rows)
+        last = jax.tree.map(lambda x: jnp.repeat(x[-1:], missing, 0), rows)
         nobody = jnp.full(missing, jnp.iinfo(jnp.int32).max, jnp.int32)
         padding = last._replace(id=nobody, weight=jnp.zeros_like(last.weight))
         rows = jax.tree.map(lambda *xs: jnp.concatenate(xs), rows, padding)

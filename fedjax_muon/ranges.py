@@ -3,7 +3,6 @@
 import math
 
 import jax
-import jax.numpy as jnp
 
 
 def check_range(
@@ -14,17 +13,19 @@ def check_range(
     *,
     open_low: bool = False,
     open_high: bool = False,
+    schedules: bool = True,
 ) -> None:
     """Refuses a concrete number outside [low, high], whose ends may be left out.
 
-    Schedules and tracers pass: their values are not known when a factory is called.
-    Raises `ValueError` for a number out of range or not finite, and `TypeError` for
-    what is no number.
+    Tracers pass, and so do functions of the round index where `schedules` are allowed:
+    their values are not known when a factory is called. Raises `ValueError` for a
+    number out of range or not finite, and `TypeError` for what is no number.
     """
-    if callable(value) or isinstance(value, jax.core.Tracer):
+    if isinstance(value, jax.core.Tracer) or (schedules and callable(value)):
         return
-    if not isinstance(value, (int, float)) and jnp.ndim(value) != 0:
-        raise TypeError(f"{name} must be a number or a schedule, got {value!r}")
+    if not isinstance(value, (int, float)) and getattr(value, "shape", None) != ():
+        allowed = "a number or a schedule" if schedules else "a number"
+        raise TypeError(f"{name} must be {allowed}, got {value!r}")
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if not (above and below and math.isfinite(value)):

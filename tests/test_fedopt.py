@@ -68,7 +68,7 @@ def test_adaptive_rules(factory, given):
         for name, values, allowed in (
             ("b1", (-0.1, 1.0, math.nan), r"lie in \[0, 1\)"),
             ("b2", (-0.1, 1.0, math.nan), r"lie in \[0, 1\)"),
-            ("tau", (0.0, -1.0, math.nan), "be positive"),
+            ("tau", (0.0, -1.0, math.nan), r"lie in \(0, infinity\)"),
         )
         for value in values
         if (factory, name) != (scale_by_fedadagrad, "b2")
@@ -77,3 +77,8 @@ def test_adaptive_rules(factory, given):
 def test_adaptive_rules_refuse(factory, name, value, allowed):
     with pytest.raises(ValueError, match=f"{name} must {allowed}, got {value}"):
         factory(**{name: value})
+
+
+def test_no_schedules_inside_a_rule():
+    with pytest.raises(TypeError, match="b1 must be a number, got <function"):
+        scale_by_fedadam(b1=lambda index: 0.9)

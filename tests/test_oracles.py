@@ -95,7 +95,7 @@ CASES = {
     "fedmuon_correct_max_norm": Case(
         fedmuon_correct, {"lr": 0.001, **SIGN}, {"lr": 0.01}
     ),
-    "diloco": Case(diloco, {"lr": 0.001}, {"lr": 0.01}),
+    "diloco": Case(diloco, {"lr": 0.0004, "decay": 0.1}, {"lr": 0.01}),
     "muloco": Case(muloco, {"lr": 0.02, "scale": MULOCO_SCALE}, rule=MULOCO),
 }
 

@@ -33,8 +33,10 @@ class State(NamedTuple):
 def diloco(
     grad_fn: GradFn,
     *,
-    lr: Hyper = 0.001,
-    rule: optax.GradientTransformation = optax.scale_by_adam(),
+    lr: Hyper = 0.0004,
+    rule: optax.GradientTransformation = optax.chain(
+        optax.scale_by_adam(), optax.add_decayed_weights(0.1)
+    ),
     server_lr: Hyper = 0.7,
     server_rule: optax.GradientTransformation = optax.trace(0.9, nesterov=True),
 ) -> Algorithm:

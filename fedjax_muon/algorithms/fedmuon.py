@@ -62,11 +62,11 @@ def fedmuon(
 
     def first(x, mine, batches, round):
         m = mean_gradient(grad_fn, x, batches, round.key)
-        return m, mine if synced else m
+        return (m, mine) if synced else ((), m)
 
     def start(state, mean, round):
         del round
-        return State(state.params, mean)
+        return State(state.params, mean) if synced else state
 
     def client(shared, mine, batches, round):
         x, m = shared

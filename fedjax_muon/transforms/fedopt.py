@@ -25,8 +25,8 @@ class MomentsState(NamedTuple):
 def _adaptive(
     second: Callable[[jax.Array, jax.Array], jax.Array], b1: float, tau: float
 ) -> optax.GradientTransformation:
-    check_range("b1", b1, 0.0, 1.0, open_high=True)
-    check_range("tau", tau, open_low=True)
+    check_range("b1", b1, 0.0, 1.0, open_high=True, schedules=False)
+    check_range("tau", tau, open_low=True, schedules=False)
 
     def init(params):
         start = jax.tree.map(lambda x: jnp.full_like(x, tau**2), params)
@@ -46,7 +46,7 @@ def scale_by_fedadam(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
     """FedAdam: `v <- b2 v + (1 - b2) g^2`."""
-    check_range("b2", b2, 0.0, 1.0, open_high=True)
+    check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
 
 
@@ -54,7 +54,7 @@ def scale_by_fedyogi(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
     """FedYogi: `v <- v - (1 - b2) g^2 sign(v - g^2)`."""
-    check_range("b2", b2, 0.0, 1.0, open_high=True)
+    check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
 
 

@@ -105,7 +105,7 @@ def scale_by_muon(
     All leaves are taken for matrices as far as `layout` says so; the momentum of the
     others passes unchanged. Raises `ValueError` for a momentum outside [0, 1).
     """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True)
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.chain(
         optax.trace(momentum, nesterov),
         orthogonalize(polar, layout=layout),
