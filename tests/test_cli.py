@@ -72,8 +72,8 @@ def test_a_run_leaves_its_config_versions_metrics_and_figure(trained):
     columns = history.read(trained / "metrics.csv")
     assert columns["round"].tolist() == [0, 2, 4, 6, 7]
     assert (np.diff(columns["seconds"]) > 0).all()
-    # 64 x 200 + 200, 200 x 200 + 200, 200 x 10 + 10 numbers of four bytes, 3 clients
-    assert columns["bytes_up"].tolist() == [r * 3 * 4 * 55210 for r in (0, 2, 4, 6, 7)]
+    # 64 x 64 + 64 twice and 64 x 10 + 10 numbers of four bytes, 3 clients
+    assert columns["bytes_up"].tolist() == [r * 3 * 4 * 8970 for r in (0, 2, 4, 6, 7)]
     assert (trained / "curves.png").stat().st_size > 10_000
 
 
@@ -263,6 +263,7 @@ BAD = {
         *("train", "--cohort-size", "17")
     ],
     "local_steps must be at least 1, got 0": ["train", "--local-steps", "0"],
+    "hidden widths must be at least 1, got (64, 0)": ["train", "--hidden", "64", "0"],
     "batch_size must be at least 1, got -1": ["train", "--batch-size", "-1"],
     "dropout must lie in [0, 1), got 1.0": ["train", "--dropout", "1"],
     "alpha": ["train", "--alpha", "0"],

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
@@ -52,6 +53,8 @@ class Config:
     """How many label shards each client gets."""
     model: Literal["mlp", "lenet", "emnist_cnn"] = "mlp"
     """Model that is trained."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the mlp's hidden layers."""
     cohort_size: int = 8
     """S, clients sampled each round without replacement."""
     local_steps: int = 5
@@ -85,6 +88,8 @@ class Config:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}"
                 )
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden widths must be at least 1, got {self.hidden}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +131,7 @@ def from_json(text: str) -> Run | Comparison:
         config = fields.pop("config")
         if config["data_dir"] is not None:
             config["data_dir"] = Path(config["data_dir"])
+        config["hidden"] = tuple(config["hidden"])
         lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
         return kind(**{**fields, **lists, "config": Config(**config)})
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
@@ -193,13 +199,18 @@ def _plan(config: Config) -> engine.Plan:
     return plans[config.plan]()
 
 
+def _model(config: Config, classes: int) -> nn.Module:
+    if config.model == "mlp":
+        return models.MLP(classes, config.hidden)
+    return models.ALL[config.model](classes)
+
+
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
-    model = models.ALL[config.model](classes=len(dataset.classes))
     return simulation.simulate(
         algorithm_of(run),
-        classification(model, dataset.x_train.shape[1:]),
+        classification(_model(config, len(dataset.classes)), dataset.x_train.shape[1:]),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,
