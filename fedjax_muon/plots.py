@@ -28,14 +28,11 @@ STYLE: Any = {
 LINES = ("-", "--", "-.", ":")
 
 
-def _band(axis, x, runs, column, **style):
+def _band(axis, x, runs, column, *, label=None, **style):
     values = np.array([run[column] for run in runs], float)
-    mean = values.mean(0)
-    (line,) = axis.plot(x, mean, **style)
-    if len(runs) > 1:
-        spread = values.std(0, ddof=1)  # as in `comparison.Summary`
-        edges = mean - spread, mean + spread
-        axis.fill_between(x, *edges, color=line.get_color(), alpha=0.15, lw=0)
+    axis.plot(x, values.mean(0), label=label, **style)
+    lowest, highest = values.min(0), values.max(0)
+    axis.fill_between(x, lowest, highest, color=style["color"], alpha=0.13, lw=0)
 
 
 def curves(
@@ -47,7 +44,7 @@ def curves(
 ) -> None:
     """Test accuracy against rounds and against megabytes, and training loss.
 
-    Lines are means over seeds, bands one standard deviation to either side. `target`
+    Lines are means over seeds, bands reach from the lowest to the highest. `target`
     draws a horizontal line in the accuracy panels. The format follows from the suffix
     of `path`.
     """
@@ -60,7 +57,9 @@ def curves(
             rounds = runs[0]["round"]
             megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
             _band(accuracy, rounds, runs, "test_accuracy", label=name, **style)
-            _band(traffic, megabytes, runs, "test_accuracy", **style)
+            sent = [{k: v[megabytes > 0] for k, v in run.items()} for run in runs]
+            after = megabytes[megabytes > 0]  # zero has no place on a logarithmic axis
+            _band(traffic, after, sent, "test_accuracy", **style)
             _band(loss, rounds, runs, "train_loss", **style)
         for axis in (accuracy, traffic):
             axis.set_ylabel(TITLES["test_accuracy"])

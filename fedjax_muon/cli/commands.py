@@ -200,8 +200,9 @@ def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
     comparison.write(summaries, place / "summary.csv")
     config = what.config
     title = (
-        f"{config.dataset}, {config.num_clients} clients by {config.partition}"
-        + (f"({config.alpha:g})" if "dirichlet" in config.partition else "")
+        f"{config.dataset}, {config.num_clients} clients by "
+        + config.partition.replace("_", " ")
+        + (f" ({config.alpha:g})" if "dirichlet" in config.partition else "")
         + f", {config.cohort_size} a round, {config.local_steps} local steps"
     )
     figure = place / "comparison.png"
@@ -211,22 +212,26 @@ def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
 
 
 def _table(summaries, target, title, seeds) -> Table:
-    table = Table(title=title)
-    table.add_column("algorithm")
-    share = f"{SHARE_OF_BEST:.0%} of the best ({target:.1%})"
+    caption = (
+        f"accuracy on the test set: mean ± standard deviation of {seeds} seeds; "
+        f"target: {target:.1%}, {SHARE_OF_BEST:.0%} of the best; MB, kB: of all clients"
+    )
+    table = Table(title=title, caption=caption)
+    table.add_column("algorithm", no_wrap=True)
     for column in (
-        f"test accuracy\n(mean ± std of {seeds})",
-        f"rounds to\n{share}",
-        "MB to\nthe same",
+        "accuracy, %",
+        "rounds to\ntarget",
+        "MB to\ntarget",
         "kB a\nround",
-        "seconds\na run",
+        "s a\nrun",
     ):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     number = lambda value, form: "-" if np.isnan(value) else format(value, form)
+    percent = lambda value: number(100 * value, ".2f")
     for row in summaries:
         table.add_row(
             row.method,
-            f"{row.accuracy_mean:.2%} ± {number(row.accuracy_std, '.2%')}",
+            f"{percent(row.accuracy_mean)} ± {percent(row.accuracy_std)}",
             number(row.rounds_to_target, ".0f"),
             number(row.megabytes_to_target, ".1f"),
             f"{row.bytes_per_round / 1e3:,.0f}",
