@@ -10,12 +10,6 @@ from matplotlib.figure import Figure
 
 from fedjax_muon.comparison import History
 
-TITLES = {
-    "test_accuracy": "test accuracy",
-    "train_loss": "training loss",
-    "test_loss": "test loss",
-    "train_accuracy": "training accuracy",
-}
 STYLE: Any = {
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -62,12 +56,12 @@ def curves(
             _band(traffic, after, sent, "test_accuracy", **style)
             _band(loss, rounds, runs, "train_loss", **style)
         for axis in (accuracy, traffic):
-            axis.set_ylabel(TITLES["test_accuracy"])
+            axis.set_ylabel("test accuracy")
             if target is not None:
                 axis.axhline(target, color="0.5", lw=0.8, ls=":")
         if np.isfinite(loss.yaxis.get_minpos()):  # infinite without positive values
             loss.set_yscale("log")
-        loss.set_ylabel(TITLES["train_loss"])
+        loss.set_ylabel("training loss")
         accuracy.set_xlabel("round")
         loss.set_xlabel("round")
         traffic.set_xlabel("megabytes sent and received")
