@@ -8,6 +8,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -149,20 +150,25 @@ class Simulation:
         """Scores the server's parameters on test and training examples."""
         return self.programs.score(state.params, self.clients, self.test)
 
-    def bytes_after(self, rounds: int) -> engine.Traffic:
-        """Bytes that all clients together received and sent until now.
-
-        Every sampled client counts, whether or not it answered.
-        """
+    @functools.cached_property
+    def _traffic(self) -> tuple[engine.Traffic, engine.Traffic]:
+        """Of the prologue and of a round, per client."""
         setup = self.setup
         algorithm = setup.algorithm(on(self.clients, setup.task.grad))
         params = jax.eval_shape(setup.task.init, jax.random.key(0))
         draw = _draw(setup, self.clients, setup.local_steps, self.longest)
         batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
-        first = engine.traffic(algorithm.prologue, algorithm, params, batches)
-        each = engine.traffic(algorithm.exchanges, algorithm, params, batches)
-        total = lambda a, b: setup.num_clients * a + rounds * setup.cohort_size * b
-        return engine.Traffic(*map(total, first, each))
+        count = lambda parts: engine.traffic(parts, algorithm, params, batches)
+        return count(algorithm.prologue), count(algorithm.exchanges)
+
+    def bytes_after(self, rounds: int) -> engine.Traffic:
+        """Bytes that all clients together received and sent until now.
+
+        Every sampled client counts, whether or not it answered.
+        """
+        everyone, sampled = self.setup.num_clients, rounds * self.setup.cohort_size
+        total = lambda first, each: everyone * first + sampled * each
+        return engine.Traffic(*map(total, *self._traffic))
 
     def repartition(self, parts: Sequence[np.ndarray]) -> "Simulation":
         """The same simulation on other clients, with the programs compiled so far.

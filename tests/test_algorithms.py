@@ -191,8 +191,28 @@ COST = {
     "fedmuon_correct": (2, 2),
     "fedmuon_correct_euclidean": (2, 2),
     "fedmuon_correct_max_norm": (2, 2),
+    "fedcm": (2, 1),
+    "fedavg_m": (2, 1),
+    "fedavg_vr": (3, 1),
+    "scaffold_m": (2, 2),
+    "scaffold_vr": (3, 2),
+    "padamfed": (2, 2),
+    "padamfed_vr": (3, 3),
+    "fedlada": (3, 2),
+    "fafed": (3, 3),
+    "stem": (2, 2),
+    "local_sgdm": (2, 2),
+    "adam_biclip": (1, 1),
+    "bi2clip": (1, 1),
+    "local_sgd_align": (3, 2),
+    "local_adamw_align": (3, 2),
 }
-BEFORE = {"fedmuon": (1, 1), "fedmuon_unsynced": (1, 0)}
+BEFORE = {
+    "fedmuon": (1, 1),
+    "fedmuon_unsynced": (1, 0),
+    "fafed": (1, 2),
+    "stem": (1, 1),
+}
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -229,7 +249,7 @@ def test_published_values_are_accepted(name):
             assert isinstance(method(grad_fn, **{hyper: value}), Algorithm)
     assert method.paper
     uniform = method(grad_fn).uniform
-    assert uniform == name.startswith(("scaffold", "fedmuon_correct"))
+    assert uniform == name.startswith(("scaffold", "fedmuon_correct", "padamfed"))
 
 
 @pytest.mark.parametrize(

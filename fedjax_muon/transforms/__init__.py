@@ -1,6 +1,7 @@
 """Local and server rules: optax transformations of an ascent direction, without
 learning rate. Whatever optax offers in this form serves as well."""
 
+from fedjax_muon.transforms.directions import biclip, normalize
 from fedjax_muon.transforms.fedopt import (
     scale_by_fedadagrad,
     scale_by_fedadam,
@@ -21,11 +22,13 @@ from fedjax_muon.transforms.muon import (
 )
 
 __all__ = [
+    "biclip",
     "by_rank",
     "jordan",
     "moonlight",
     "muon",
     "muon_dimension_numbers",
+    "normalize",
     "orthogonalize",
     "scale_by_fedadagrad",
     "scale_by_fedadam",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .problem import (
+    Batch,
     Moments,
     Params,
     Play,
@@ -275,5 +276,102 @@ def local_muon_momentum(
             last.append(m)
         x = add(x, mean(deltas))
         m_bar = mean(last)
+        history.append(x)
+    return history
+
+
+# ------------------------------------------------- averaged momentum, clipped steps
+
+
+def local_sgdm(x: Params, play: Play, lr: Rate, momentum: float = 0.9) -> list[Params]:
+    """Local SGD with momentum (Yu et al. 2019, arXiv 1905.03817; from memory).
+
+    ``m <- momentum m + g; x_i <- x_i - lr m`` (heavy ball); after the K steps of a
+    round x and m are both averaged, and m is carried on.
+    """
+    m_bar = zeros(x)
+    history = []
+    for r, (_, data) in enumerate(play.rounds):
+        eta = rate(lr, r)
+        points, last = [], []
+        for batches in data:
+            xi, m = x, m_bar
+            for batch in batches:
+                m = add(times(momentum, m), play.grad(xi, batch))
+                xi = sub(xi, times(eta, m))
+            points.append(xi)
+            last.append(m)
+        x, m_bar = mean(points), mean(last)
+        history.append(x)
+    return history
+
+
+def biclip(g: Params, low: float, high: float) -> Params:
+    """Coordinate-wise BiClip: ``sign(g) clamp(|g|, low, high)``; 0 stays 0.
+
+    Lee, Zaheer & Li, ICML 2025 (arXiv 2502.04164).
+    """
+    return each(lambda u: np.sign(u) * np.clip(np.abs(u), low, high), g)
+
+
+def _biclip_displacement(
+    x: Params, data: list[list[Batch]], play: Play, eta: float, low: float, high: float
+) -> Params:
+    """The mean of x_i - x after local steps ``x_i <- x_i - eta BiClip(g)``."""
+    deltas = []
+    for batches in data:
+        xi = x
+        for batch in batches:
+            xi = sub(xi, times(eta, biclip(play.grad(xi, batch), low, high)))
+        deltas.append(sub(xi, x))
+    return mean(deltas)
+
+
+def adam_biclip(
+    x: Params,
+    play: Play,
+    lr: Rate,
+    low: float,
+    high: float,
+    server_lr: float,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    tau: float = 1e-3,
+) -> list[Params]:
+    """Adam-BiClip (TailOPT; Lee, Zaheer & Li, ICML 2025, arXiv 2502.04164).
+
+    BiClip inside with constant thresholds; outside FedAdam's step (Reddi et al. 2021,
+    Algorithm 2): v_{-1} = tau^2, no bias correction.
+    """
+    m, v = zeros(x), each(lambda leaf: np.full_like(leaf, tau**2), x)
+    history = []
+    for r, (_, data) in enumerate(play.rounds):
+        delta = _biclip_displacement(x, data, play, rate(lr, r), low, high)
+        m = each(lambda m, d: b1 * m + (1 - b1) * d, m, delta)
+        v = each(lambda v, d: b2 * v + (1 - b2) * d**2, v, delta)
+        step = each(lambda m, v: m / (np.sqrt(v) + tau), m, v)
+        x = add(x, times(server_lr, step))
+        history.append(x)
+    return history
+
+
+def bi2clip(
+    x: Params,
+    play: Play,
+    lr: Rate,
+    low: float,
+    high: float,
+    server_low: float,
+    server_high: float,
+    server_lr: float,
+) -> list[Params]:
+    """Bi^2Clip (Lee, Zaheer & Li, ICML 2025): BiClip inside and outside.
+
+    ``x <- x + server_lr BiClip(mean(x_i - x), server_low, server_high)``.
+    """
+    history = []
+    for r, (_, data) in enumerate(play.rounds):
+        delta = _biclip_displacement(x, data, play, rate(lr, r), low, high)
+        x = add(x, times(server_lr, biclip(delta, server_low, server_high)))
         history.append(x)
     return history

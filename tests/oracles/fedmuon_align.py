@@ -69,3 +69,76 @@ def fedmuon_align(
         m_bar = mean(last)
         history.append(x)
     return history
+
+
+def local_sgd_align(
+    x: Params,
+    play: Play,
+    lr: Rate,
+    momentum: float = 0.9,
+    align: float = 0.5,
+    decay: float = 0.0,
+) -> list[Params]:
+    """Local SGD with averaged momentum and alignment (Liu et al. 2025, Table 5).
+
+    ``m <- momentum m + (g + decay x)``, the decay coupled as in torch's SGD; ``x <- x -
+    lr [(1-align) m + align Delta_G]`` on all leaves; m and Delta_G as in
+    `fedmuon_align`.
+    """
+    m_bar, delta_g = zeros(x), zeros(x)
+    history = []
+    for r, (_, data) in enumerate(play.rounds):
+        eta = rate(lr, r)
+        K = len(data[0])
+        deltas, last = [], []
+        for batches in data:
+            xi, m = x, m_bar
+            for batch in batches:
+                g = add(play.grad(xi, batch), times(decay, xi))
+                m = add(times(momentum, m), g)
+                step = add(times(1 - align, m), times(align, delta_g))
+                xi = sub(xi, times(eta, step))
+            deltas.append(sub(xi, x))
+            last.append(m)
+        delta_g = times(-1 / (K * eta), mean(deltas))
+        x = add(x, mean(deltas))
+        m_bar = mean(last)
+        history.append(x)
+    return history
+
+
+def local_adamw_align(
+    x: Params,
+    play: Play,
+    lr: Rate,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    align: float = 0.5,
+    decay: float = 0.01,
+) -> list[Params]:
+    """Local AdamW with averaged momentum and alignment (Liu et al. 2025, Table 5).
+
+    ``x <- x - lr [(1-align) m_hat/(sqrt(v_hat)+eps) + align Delta_G + decay x]`` on all
+    leaves. The first moment is averaged and carried; the second moment and the count
+    that corrects both biases start anew every round (a choice: the paper is silent).
+    """
+    m_bar, delta_g = zeros(x), zeros(x)
+    history = []
+    for r, (_, data) in enumerate(play.rounds):
+        eta = rate(lr, r)
+        K = len(data[0])
+        deltas, last = [], []
+        for batches in data:
+            xi, state = x, Moments(m_bar, zeros(x), 0)
+            for batch in batches:
+                by_adam, state = adam(play.grad(xi, batch), state, b1, b2, eps)
+                step = add(times(1 - align, by_adam), times(align, delta_g))
+                xi = sub(xi, times(eta, add(step, times(decay, xi))))
+            deltas.append(sub(xi, x))
+            last.append(state.m)
+        delta_g = times(-1 / (K * eta), mean(deltas))
+        x = add(x, mean(deltas))
+        m_bar = mean(last)
+        history.append(x)
+    return history

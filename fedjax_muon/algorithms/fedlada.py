@@ -1,0 +1,93 @@
+"""FedLADA: amended local AMSGrad, mixed with the last round's mean direction.
+
+Sun et al. 2023, arXiv:2308.00522, Algorithm 3. From the broadcast (x, v, d), with m = 0
+and v_i = w = v, for each batch's gradient g
+
+    m <- b1 m + (1 - b1) g;    v_i <- b2 v_i + (1 - b2) g^2;    w <- max(w, v_i)
+    x_i <- x_i - lr (amend m / sqrt(w) + (1 - amend) d)
+
+then v <- mean_i w_i, d <- mean_i (x - x_i) / (K lr). No bias is corrected; v begins at
+eps^2, the only place of eps.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_muon import tree
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    GradFn,
+    Hyper,
+    at,
+    everything,
+    local_steps,
+    stateless,
+)
+from fedjax_muon.ranges import check_range
+
+
+class State(NamedTuple):
+    params: Any
+    square: Any  # v
+    delta: Any  # d
+
+
+def fedlada(
+    grad_fn: GradFn,
+    *,
+    lr: Hyper = 0.001,
+    server_lr: Hyper = 1.0,
+    amend: Hyper = 0.1,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    eps: float = 1e-8,
+) -> Algorithm:
+    """Local adaptive steps with locally amended directions.
+
+    Args:
+      lr: local learning rate.
+      server_lr: server learning rate; 1 is plain averaging.
+      amend: weight of the adaptive direction, alpha in the paper.
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      eps: square root of the first second moment.
+    """
+    check_range("lr", lr, open_low=True)
+    check_range("server_lr", server_lr)
+    check_range("amend", amend, 0.0, 1.0)
+    check_range("b1", b1, 0.0, 1.0, open_high=True, schedules=False)
+    check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
+    check_range("eps", eps, open_low=True, schedules=False)
+
+    def init(params):
+        square = tree.map(lambda x: jnp.full_like(x, eps**2), params)
+        return State(params, square, tree.zeros_like(params))
+
+    def client(shared, mine, batches, round):
+        start, square, delta = shared
+        a = at(amend, round)
+
+        def step(carry, batch, key):
+            x, m, v, w = carry
+            g = grad_fn(x, batch, key)
+            m, v = tree.mix(m, 1 - b1, g), tree.mix(v, 1 - b2, tree.map(jnp.square, g))
+            w = tree.map(jnp.maximum, w, v)
+            d = tree.map(lambda m, w, d: a * m / jnp.sqrt(w) + (1 - a) * d, m, w, delta)
+            return (tree.add_scaled(x, -at(lr, round), d), m, v, w), ()
+
+        carry = start, tree.zeros_like(start), square, square
+        (x, _, _, w), _ = local_steps(step, carry, batches, round.key)
+        return (tree.sub(x, start), w), mine
+
+    def server(state, mean, round):
+        dx, square = mean
+        return State(
+            params=tree.add_scaled(state.params, at(server_lr, round), dx),
+            square=square,
+            delta=tree.scale(-1 / (round.steps * at(lr, round)), dx),
+        )
+
+    main = Exchange(everything, client, server)
+    return Algorithm(init, stateless, (main,))

@@ -1,0 +1,61 @@
+"""FAFED: STORM momentum with a shared adaptive preconditioner."""
+
+import numpy as np
+
+from .problem import (
+    Params,
+    Play,
+    Rate,
+    add,
+    each,
+    first_gradient,
+    mean,
+    rate,
+    sub,
+    times,
+)
+
+
+def fafed(
+    x: Params,
+    play: Play,
+    lr: Rate,
+    a: float = 0.1,
+    beta: float = 0.99,
+    rho: float = 0.01,
+) -> list[Params]:
+    """FAFED (Wu et al., AAAI 2023, arXiv 2212.00974, Algorithm 2), a round per K steps.
+
+    Full participation. Before round 0: ``m = mean g_i``, ``v = mean g_i^2`` at x^0, and
+    the first move ``x^1 = x^0 - lr m`` has no preconditioner. Each step: ``m_i <-
+    grad(x_i; xi) + (1-a)(m_i - grad(x_i^prev; xi))``; ``v_i <- beta v_i + (1-beta)
+    grad(x_i; xi)^2``; ``x_i <- x_i - lr m_i/(sqrt(v) + rho)`` with the v of the round's
+    start. In place of the round's last move the server averages x_i, m_i and v_i and
+    sets ``x <- x_bar - lr m_bar/(sqrt(v_bar) + rho)``; x_i^prev stays a client's own.
+    """
+    N = play.num_clients
+    g0 = [first_gradient(play, x, i) for i in range(N)]
+    m, v = mean(g0), mean([each(np.square, g) for g in g0])
+    x_prev = [x] * N
+    x = sub(x, times(rate(lr, 0), m))
+    precondition = lambda m, v: m / (np.sqrt(v) + rho)
+    history = []
+    for r, (ids, data) in enumerate(play.rounds):
+        eta = rate(lr, r)
+        xs, ms, vs = [], [], []
+        for i, batches in zip(ids, data, strict=True):
+            xi, mi, vi = x, m, v
+            for k, batch in enumerate(batches):
+                new, old = play.grad(xi, batch), play.grad(x_prev[i], batch)
+                mi = add(new, times(1 - a, sub(mi, old)))
+                vi = each(lambda v, g: beta * v + (1 - beta) * g**2, vi, new)
+                x_prev[i] = xi
+                if k < len(batches) - 1:
+                    xi = sub(xi, times(eta, each(precondition, mi, v)))
+            xs.append(xi)
+            ms.append(mi)
+            vs.append(vi)
+        m, v = mean(ms), mean(vs)
+        x = sub(mean(xs), times(eta, each(precondition, m, v)))
+        history.append(x)
+    return history
