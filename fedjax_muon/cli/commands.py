@@ -160,7 +160,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
                 run = cells[cell]
                 label = algorithms.ALL[algorithm].label
                 bar.update(everything, description=f"{label}, seed {seed}")
-                if not cell.exists():
+                if not (cell / directory.CONFIG).exists():
                     directory.create(cell, run)
                 directory.check_same(cell, run)
                 if directory.is_complete(cell, run):

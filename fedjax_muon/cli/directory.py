@@ -45,8 +45,8 @@ def create(directory: Path, what: Run | Comparison) -> None:
             f"with: fedjax-muon resume {directory}"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
     (directory / CONFIG).write_text(to_json(what))
+    (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
 
 
 def read(directory: Path) -> Run | Comparison:
