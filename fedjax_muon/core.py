@@ -52,6 +52,7 @@ class Algorithm(NamedTuple):
     exchanges: tuple[Exchange, ...]
     prologue: tuple[Exchange, ...] = ()  # played once, by all clients, before round 0
     uniform: bool = False  # True: its identities hold for the unweighted mean only
+    everyone: bool = False  # True: it is defined for full participation only
 
 
 def map_exchanges(

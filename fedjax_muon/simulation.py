@@ -254,6 +254,12 @@ def _check(setup: _Setup) -> None:
     if not 0 <= setup.dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
     algorithm = setup.algorithm(setup.task.grad)
+    full = setup.cohort_size == setup.num_clients and not setup.dropout
+    if algorithm.everyone and not full:
+        raise ValueError(
+            "this algorithm is defined for full participation only; use a cohort_size "
+            f"of all {setup.num_clients} clients and no dropout"
+        )
     if algorithm.uniform and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates, whose mean only uniform weights "

@@ -248,6 +248,7 @@ def test_published_values_are_accepted(name):
         for value in values:
             assert isinstance(method(grad_fn, **{hyper: value}), Algorithm)
     assert method.paper
+    assert method(grad_fn).everyone == (name in ("stem", "fafed"))
     uniform = method(grad_fn).uniform
     assert uniform == name.startswith(("scaffold", "fedmuon_correct", "padamfed"))
 

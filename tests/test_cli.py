@@ -272,6 +272,9 @@ BAD = {
     "lr must lie in [0, infinity), got nan": [
         *("train", "--algorithm", "fedavg", "--algorithm.lr", "nan")
     ],
+    "full participation only; use a cohort_size of all 16": [
+        *("train", "--algorithm", "stem")
+    ],
     "has control variates": [
         *("train", "--algorithm", "scaffold", "--weighting", "examples")
     ],

@@ -91,4 +91,5 @@ def fafed(
 
     prologue = Exchange(lambda state, round: state.params, first, start)
     main = Exchange(everything, client, server)
-    return Algorithm(init, lambda params: params, (main,), (prologue,))
+    init_client = lambda params: params  # x_
+    return Algorithm(init, init_client, (main,), (prologue,), everyone=True)

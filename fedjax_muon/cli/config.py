@@ -123,17 +123,19 @@ def to_json(what: Run | Comparison) -> str:
     return json.dumps(kind | dataclasses.asdict(what), indent=2, default=str) + "\n"
 
 
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+
 def from_json(text: str) -> Run | Comparison:
     """Reads what `to_json` wrote; raises `ValueError` for anything else."""
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, object_hook=_with_tuples)
         kind = {"run": Run, "comparison": Comparison}[fields.pop("kind")]
         config = fields.pop("config")
         if config["data_dir"] is not None:
             config["data_dir"] = Path(config["data_dir"])
-        config["hidden"] = tuple(config["hidden"])
-        lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
-        return kind(**{**fields, **lists, "config": Config(**config)})
+        return kind(**fields, config=Config(**config))
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"config.json is not one of ours: {error!r}") from error
 
