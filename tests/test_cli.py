@@ -141,7 +141,7 @@ def test_killed_in_the_middle_and_resumed_equals_uninterrupted(tmp_path):
 
 def test_an_interrupt_leaves_a_resumable_run_and_says_how(tmp_path):
     place = tmp_path / "run"
-    process = spawn(*LONG, "--output", place)
+    process = spawn(*LONG, "--rounds", 10**6, "--output", place)
     metrics = place / "metrics.csv"
     wait_for(lambda: metrics.exists() and len(metrics.read_text()) > 300, process)
     process.send_signal(signal.SIGINT)

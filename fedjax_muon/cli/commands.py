@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +78,33 @@ def _bar(console: Console) -> Progress:
 
 
 @contextlib.contextmanager
-def _resumable(place: Path) -> Iterator[None]:
+def _resumable(place: Path) -> Iterator[Callable[[], None]]:
+    """Ends with the command to resume if the user presses Ctrl-C.
+
+    Yields a function to be called between rounds, which is where the run stops: an
+    interrupt anywhere else could be lost in a library's callback. A second Ctrl-C stops
+    at once.
+    """
+    pressed = threading.Event()
+
+    def press(number, frame):
+        del number, frame
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    def between_rounds():
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, press)
     try:
-        yield
+        yield between_rounds
     except KeyboardInterrupt:
         print(f"\ninterrupted; continue with: fedjax-muon resume {place}")
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def train(args) -> None:
@@ -98,12 +121,17 @@ def train(args) -> None:
 
 def _train(run, simulation, place) -> None:
     console = Console()
-    with _resumable(place), _bar(console) as bar, refusing():
+    with _resumable(place) as pause, _bar(console) as bar, refusing():
         task = bar.add_task(
             algorithms.ALL[run.algorithm].label, total=run.config.rounds
         )
+
+        def tick(rounds: int) -> None:
+            bar.advance(task, rounds)
+            pause()
+
         try:
-            directory.play(run, simulation, place, lambda n: bar.advance(task, n))
+            directory.play(run, simulation, place, tick)
         except NonFiniteError as error:
             bar.stop()
             console.print(str(error), style="red")
@@ -150,9 +178,14 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
     console = Console()
     cells = directory.cells(place, what)
     diverged: dict[str, str] = {}
-    with _resumable(place), _bar(console) as bar, refusing():
+    with _resumable(place) as pause, _bar(console) as bar, refusing():
         total = len(cells) * what.config.rounds
         everything = bar.add_task("all", total=total)
+
+        def tick(rounds: int) -> None:
+            bar.advance(everything, rounds)
+            pause()
+
         for algorithm in what.algorithms:
             simulation = None
             for seed in what.seeds:
@@ -174,7 +207,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
                         run,
                         simulation.repartition(parts),
                         cell,
-                        lambda n: bar.advance(everything, n),
+                        tick,
                     )
                 except NonFiniteError as error:
                     diverged[algorithm] = f"seed {seed}, {error}"
