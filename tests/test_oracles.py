@@ -166,7 +166,10 @@ def test_the_preset_is_what_it_says(name):
     inexact = {} if case.rule is None else {"direction": newton_schulz}
     want = case.oracle(X, case.play, **case.settings, **inexact)
     error = farthest(path(ALL[name](grad_fn), X, case.play), want)
-    assert error <= 1e-10 < 1e-3 <= farthest(want[-1:], [X])
+    moved = farthest(want[-1:], [X])
+    # FedLADA's published rate moves the toy model by 0.0047 in five rounds
+    assert moved >= (4e-3 if name == "fedlada" else 5e-3)
+    assert error <= min(1e-10, 1e-8 * moved)
     if case.rule is not None:
         exact = case.oracle(X, case.play, **case.settings, direction=polar)
         assert farthest(want, exact) >= 1e-4
