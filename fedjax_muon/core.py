@@ -25,8 +25,8 @@ Hyper = float | jax.Array | Schedule  # what a hyper-parameter may be
 class Round(NamedTuple):
     """What everyone knows of a round besides their own state."""
 
-    # int32 [], from 0; hides tuple's own `index`, which nobody calls
-    index: jax.Array  # type: ignore[assignment]  # see above
+    # int32 [], from 0
+    index: jax.Array  # type: ignore[assignment]  # hides tuple.index
     key: jax.Array  # typed key; another one for the server and for every client
     steps: int  # K, the batches that each client works through
     clients: int | jax.Array  # S, how many take part

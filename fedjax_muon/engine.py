@@ -32,8 +32,8 @@ Draw = Callable[
 class State(NamedTuple):
     """The state of an algorithm between rounds."""
 
-    # int32 [], rounds played; hides tuple's own `index`, which nobody calls
-    index: jax.Array  # type: ignore[assignment]  # see above
+    # int32 [], rounds played
+    index: jax.Array  # type: ignore[assignment]  # hides tuple.index
     server: Any  # the algorithm's server state; has `.params`
     pool: Any  # private states of all N clients, stacked on axis 0
 
