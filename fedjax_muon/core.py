@@ -7,7 +7,8 @@ which is what lets the engine own the mean, the mapping over clients, the byte c
 and whatever happens to a message on its way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,11 @@ class Round(NamedTuple):
     fraction: float | jax.Array  # S / N
 
 
+def as_sent(message):
+    """`decode` of an exchange whose messages are averaged as they are."""
+    return message
+
+
 class Exchange(NamedTuple):
     """One broadcast, the clients' answers to it, and what the server makes of them."""
 
@@ -42,6 +48,8 @@ class Exchange(NamedTuple):
     # (shared, mine, batches, round) -> (message to be averaged, mine)
     server: Callable[[Any, Any, Round], Any]
     # (state, mean message, round) -> state
+    decode: Callable[[Any], Any] = as_sent
+    # message -> what the mean is taken of, where a message travels in another form
 
 
 class Algorithm(NamedTuple):
@@ -56,13 +64,49 @@ class Algorithm(NamedTuple):
 
 
 def map_exchanges(
-    change: Callable[[Exchange], Exchange], algorithm: Algorithm
+    change: Callable[[int, Exchange], Exchange], algorithm: Algorithm
 ) -> Algorithm:
-    """The one way to wrap an algorithm: no message escapes, the prologue's neither."""
+    """The one way to wrap an algorithm: no message escapes, the prologue's neither.
+
+    `change(number, exchange)` is called for all exchanges, which are numbered from 0 at
+    the prologue's first.
+    """
+    first = len(algorithm.prologue)
+    changed = [
+        change(i, e) for i, e in enumerate((*algorithm.prologue, *algorithm.exchanges))
+    ]
     return algorithm._replace(
-        exchanges=tuple(map(change, algorithm.exchanges)),
-        prologue=tuple(map(change, algorithm.prologue)),
+        prologue=tuple(changed[:first]), exchanges=tuple(changed[first:])
     )
+
+
+class Parcel(NamedTuple):
+    """The shapes of what one exchange sends to and receives from one client."""
+
+    down: Any
+    up: Any
+
+
+def parcels(
+    exchanges: Iterable[Exchange], algorithm: Algorithm, params, batches
+) -> list[Parcel]:
+    """What some exchanges of an algorithm send, as `ShapeDtypeStruct`s.
+
+    Read off the interface, without running anything. `batches` are one client's,
+    [K, ...]; all arrays may be `ShapeDtypeStruct`s.
+    """
+    state = jax.eval_shape(algorithm.init, params)
+    mine = jax.eval_shape(algorithm.init_client, params)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    steps = jax.tree.leaves(batches)[0].shape[0]
+
+    def sent(exchange, state, mine, batches, key):
+        round = Round(jnp.int32(0), key, steps, 1, 1.0)
+        shared = exchange.broadcast(state, round)
+        return Parcel(shared, exchange.client(shared, mine, batches, round)[0])
+
+    look = lambda e: jax.eval_shape(partial(sent, e), state, mine, batches, key)
+    return [look(exchange) for exchange in exchanges]
 
 
 def everything(state, round: Round):

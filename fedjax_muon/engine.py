@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_muon import tree
-from fedjax_muon.core import Algorithm, Exchange, Params, Round
+from fedjax_muon.core import Algorithm, Exchange, Params, Round, parcels
 
 Plan = Callable[..., tuple[Any, Any, Any]]
 Draw = Callable[
@@ -157,18 +157,19 @@ def _exchange(exchange: Exchange, plan: Plan, draw: Draw, about, server_key):
     """Builds `play(server, pool, rows) -> (server, pool, heard)` for one exchange."""
 
     def play(server, pool, rows):
-        sent = about(key=server_key, present=rows.weight > 0)
+        asked = about(key=server_key, present=rows.weight > 0)
 
         def client(shared, mine, row):
-            round = sent._replace(key=row.key)
+            round = asked._replace(key=row.key)
             batches = draw(row.batches, row.draw_key)
-            message, kept = exchange.client(shared, mine, batches, round)
+            sent, kept = exchange.client(shared, mine, batches, round)
+            message = exchange.decode(sent)
             heard = (row.weight > 0) & tree.all_finite((message, kept))
             weigh = lambda m: jnp.where(heard, row.weight.astype(m.dtype) * m, 0)
             addend = jax.tree.map(weigh, message), jnp.where(heard, row.weight, 0)
             return addend, tree.where(heard, kept, mine), heard
 
-        shared = exchange.broadcast(server, sent)
+        shared = exchange.broadcast(server, asked)
         (total, weight), pool, heard = plan(client, shared, pool, rows)
         safe = jnp.where(weight > 0, weight, 1)
         mean = jax.tree.map(lambda t: t / safe.astype(t.dtype), total)
@@ -255,18 +256,5 @@ def traffic(exchanges, algorithm: Algorithm, params, batches) -> Traffic:
     Read off the interface by shapes, without running anything. `batches` are one
     client's, [K, ...]; arrays may be `ShapeDtypeStruct`s.
     """
-    state = jax.eval_shape(algorithm.init, params)
-    mine = jax.eval_shape(algorithm.init_client, params)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    steps = jax.tree.leaves(batches)[0].shape[0]
-    down = up = 0
-    for exchange in exchanges:
-
-        def both(state, mine, batches, key, exchange=exchange):
-            round = Round(jnp.int32(0), key, steps, 1, 1.0)
-            shared = exchange.broadcast(state, round)
-            return shared, exchange.client(shared, mine, batches, round)[0]
-
-        shared, message = jax.eval_shape(both, state, mine, batches, key)
-        down, up = down + tree.nbytes(shared), up + tree.nbytes(message)
-    return Traffic(down, up)
+    seen = parcels(exchanges, algorithm, params, batches)
+    return Traffic(*(tree.nbytes([p[way] for p in seen]) for way in (0, 1)))

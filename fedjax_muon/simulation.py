@@ -29,11 +29,10 @@ from fedjax_muon.batching import (
 from fedjax_muon.core import Algorithm, GradFn
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import Plan
+from fedjax_muon.evaluation import Evaluation, evaluate
 from fedjax_muon.tasks import Task
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
-EVALUATION_BATCH = 512
-EVALUATED = 10_000  # training examples, at most
 
 
 def uniform(sizes: jax.Array) -> jax.Array:
@@ -70,18 +69,6 @@ class Metrics(NamedTuple):
     lost_round: jax.Array  # int32 [N], the round of the first, -1 if none
 
 
-class Evaluation(NamedTuple):
-    """Means over examples: all test examples, and the clients' own training examples,
-    of which, if they have more, 10,000 are taken at equal distances in the order of
-    clients. The spread is that of the clients' accuracies on these."""
-
-    train_loss: jax.Array
-    train_accuracy: jax.Array
-    test_loss: jax.Array
-    test_accuracy: jax.Array
-    client_accuracy_std: jax.Array
-
-
 class NonFiniteError(ArithmeticError):
     """A client sent a message, or kept a state, with a NaN or an infinity."""
 
@@ -93,7 +80,9 @@ class NonFiniteError(ArithmeticError):
         )
 
 
-class _Setup(NamedTuple):
+class Setup(NamedTuple):
+    """What is simulated, but for the data."""
+
     algorithm: Callable[[GradFn], Algorithm]
     task: Task
     num_clients: int
@@ -116,7 +105,7 @@ class _Programs(NamedTuple):
 class Simulation:
     """A prepared simulation: compiled programs, and the data that they are given."""
 
-    setup: _Setup
+    setup: Setup
     clients: Clients
     test: tuple[jax.Array, jax.Array]
     programs: _Programs
@@ -127,16 +116,12 @@ class Simulation:
 
         Raises `NonFiniteError` if a client's part in the prologue is not finite.
         """
-        setup = self.setup
-        init_key, key = jax.random.split(key)
-        algorithm = setup.algorithm(setup.task.grad)
-        state = engine.init(algorithm, setup.task.init(init_key), setup.num_clients)
-        if algorithm.prologue:
-            state, heard = self.programs.begin(state, self.clients, key, self.longest)
-            if not np.all(heard):
-                silent = np.flatnonzero(~np.asarray(heard)).tolist()
-                raise NonFiniteError(0, silent)
-        return State(state, key)
+        state, heard = self.programs.begin(
+            untrained(self.setup, key), self.clients, self.longest
+        )
+        if not np.all(heard):
+            raise NonFiniteError(0, np.flatnonzero(~np.asarray(heard)).tolist())
+        return state
 
     def train_round(self, state: State) -> tuple[State, Metrics]:
         """Plays one round; the given state is donated."""
@@ -219,7 +204,7 @@ def simulate(
     weights that the algorithm refuses.
     """
     clients = clients_of(dataset.x_train, dataset.y_train, parts)
-    setup = _Setup(
+    setup = Setup(
         algorithm=algorithm,
         task=task,
         num_clients=len(parts),
@@ -233,15 +218,17 @@ def simulate(
     )
     _check(setup)
     programs = _Programs(
-        begin=jax.jit(partial(_begin, setup), donate_argnums=0, static_argnums=3),
-        rounds=jax.jit(partial(_rounds, setup), donate_argnums=0, static_argnums=3),
-        score=jax.jit(partial(_score, setup.task)),
+        begin=jax.jit(
+            partial(play_prologue, setup), donate_argnums=0, static_argnums=2
+        ),
+        rounds=jax.jit(partial(play_rounds, setup), donate_argnums=0, static_argnums=3),
+        score=jax.jit(partial(evaluate, setup.task)),
     )
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
     return Simulation(setup, clients, test, programs, _longest(parts))
 
 
-def _check(setup: _Setup) -> None:
+def _check(setup: Setup) -> None:
     if not 1 <= setup.cohort_size <= setup.num_clients:
         raise ValueError(
             f"cohort_size must lie between 1 and the {setup.num_clients} clients there "
@@ -272,20 +259,34 @@ def _longest(parts) -> int:
     return 1 << (max(map(len, parts)) - 1).bit_length()
 
 
-def _draw(setup: _Setup, clients: Clients, steps: int, longest: int):
+def _draw(setup: Setup, clients: Clients, steps: int, longest: int):
     return draw_rows(clients, setup.sampler, steps, setup.batch_size, longest)
 
 
-def _begin(setup: _Setup, state, clients: Clients, key, longest: int):
+def untrained(setup: Setup, key: jax.Array) -> State:
+    """The state before the prologue."""
+    init_key, key = jax.random.split(key)
+    algorithm = setup.algorithm(setup.task.grad)
+    params = setup.task.init(init_key)
+    return State(engine.init(algorithm, params, setup.num_clients), key)
+
+
+def play_prologue(setup: Setup, state: State, clients: Clients, longest: int):
+    """The state before round 0, and which clients were heard."""
+    training, key = state
     algorithm = setup.algorithm(on(clients, setup.task.grad))
+    if not algorithm.prologue:
+        return state, jnp.ones(setup.num_clients, bool)
     draw = _draw(setup, clients, 1, longest)
     play = engine.make_prologue(algorithm, setup.num_clients, setup.plan, draw)
     everyone = jnp.arange(setup.num_clients, dtype=jnp.int32)
+    weights = setup.weighting(clients.size)
     engine_key = jax.random.fold_in(key, 0)
-    return play(state, everyone, everyone, setup.weighting(clients.size), engine_key)
+    training, heard = play(training, everyone, everyone, weights, engine_key)
+    return State(training, key), heard
 
 
-def _round(setup: _Setup, state: State, clients: Clients, longest: int):
+def _round(setup: Setup, state: State, clients: Clients, longest: int):
     training, key = state
     engine_key, cohort_key, dropout_key = (jax.random.fold_in(key, i) for i in range(3))
     cohort = jax.random.choice(
@@ -307,7 +308,9 @@ def _round(setup: _Setup, state: State, clients: Clients, longest: int):
     return State(training, key), cohort, answers & ~heard
 
 
-def _rounds(setup: _Setup, state: State, clients: Clients, count, longest: int):
+def play_rounds(setup: Setup, state: State, clients: Clients, count, longest: int):
+    """Plays `count` rounds, which may be traced."""
+
     def body(_, carry):
         state, metrics = carry
         index = state.training.index
@@ -320,39 +323,3 @@ def _rounds(setup: _Setup, state: State, clients: Clients, count, longest: int):
     nothing = jnp.zeros(setup.num_clients, jnp.int32)
     none = Metrics(nothing, jnp.full_like(nothing, -1))
     return jax.lax.fori_loop(0, count, body, (state, none))
-
-
-def _score(task: Task, params, clients: Clients, test) -> Evaluation:
-    count = len(clients.order)
-    sampled = np.linspace(0, count - 1, min(count, EVALUATED), dtype=np.int32)
-    owned = clients.order[sampled]
-    loss, correct = _scores(task, params, clients.x[owned], clients.y[owned])
-    test_loss, test_correct = _scores(task, params, *test)
-    return Evaluation(
-        train_loss=jnp.mean(loss),
-        train_accuracy=jnp.mean(correct),
-        test_loss=jnp.mean(test_loss),
-        test_accuracy=jnp.mean(test_correct),
-        client_accuracy_std=_client_spread(clients, sampled, correct),
-    )
-
-
-def _scores(task: Task, params, x, y):
-    """Loss and correctness of every example, a batch at a time."""
-    count = len(x)
-    batch = min(count, EVALUATION_BATCH)
-    places = jnp.arange(-(-count // batch) * batch).reshape(-1, batch) % count
-    scores = jax.lax.map(lambda at: task.evaluate(params, x[at], y[at]), places)
-    loss, correct = (s.reshape(-1)[:count] for s in scores)
-    return loss, correct.astype(jnp.float32)
-
-
-def _client_spread(clients: Clients, sampled, values):
-    """The standard deviation over clients of their mean of a value per example."""
-    number = len(clients.size)
-    total = len(clients.order)
-    owner = jnp.repeat(jnp.arange(number), clients.size, total_repeat_length=total)
-    summed = lambda v: jax.ops.segment_sum(v, owner[sampled], number)
-    counts = summed(jnp.ones_like(values))
-    means = summed(values) / jnp.maximum(counts, 1)
-    return jnp.std(means, where=counts > 0)

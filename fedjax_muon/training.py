@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,6 +10,42 @@ import numpy as np
 from fedjax_muon.simulation import Metrics, NonFiniteError, Simulation, State
 
 Row = dict[str, Any]
+
+
+def check_every(evaluate_every: int) -> None:
+    """Raises `ValueError` unless some rounds lie between two evaluations."""
+    if evaluate_every < 1:
+        raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+
+
+class Call(NamedTuple):
+    """Some rounds that were played by one call."""
+
+    state: Any
+    metrics: Metrics
+    rounds: int  # how many
+    total: int  # since the beginning
+    due: bool  # whether it is time to evaluate
+
+
+def calls(
+    train_rounds: Callable[[Any, int], tuple[Any, Metrics]],
+    state: Any,
+    index: int,
+    *,
+    rounds: int,
+    evaluate_every: int,
+) -> Iterator[Call]:
+    """Plays until `rounds` are played, in calls of about a tenth of a second."""
+    pace = 1
+    while index < rounds:
+        stop = min(rounds, (index // evaluate_every + 1) * evaluate_every)
+        began, count = time.perf_counter(), min(pace, stop - index)
+        state, metrics = train_rounds(state, count)
+        jax.block_until_ready(metrics)
+        index += count
+        pace = 2 * pace if time.perf_counter() - began < 0.1 else max(1, pace // 2)
+        yield Call(state, metrics, count, index, index == stop)
 
 
 def evaluations(
@@ -29,28 +65,32 @@ def evaluations(
     `NonFiniteError` as soon as a client sends one, unless `drop_nonfinite`, which
     counts it in the column `dropped`.
     """
-    if evaluate_every < 1:
-        raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
-    start, dropped, index, pace = time.perf_counter(), 0, state.round, 1
-    while True:
+    check_every(evaluate_every)
+    start, dropped, index = time.perf_counter(), 0, state.round
+
+    def row(state, index) -> Row:
         down, up = simulation.bytes_after(index)
         scores = jax.tree.map(float, simulation.evaluate(state))
         row = {"round": index, "bytes_down": down, "bytes_up": up}
         row |= scores._asdict() | {"dropped": dropped}
-        yield state, row | {"seconds": time.perf_counter() - start}
-        if index >= rounds:
-            return
-        stop = min(rounds, (index // evaluate_every + 1) * evaluate_every)
-        while index < stop:
-            began, count = time.perf_counter(), min(pace, stop - index)
-            state, metrics = simulation.train_rounds(state, count)
-            lost = np.asarray(metrics.lost)
-            if lost.any() and not drop_nonfinite:
-                raise _lost(metrics)
-            dropped += int(lost.sum())
-            index += count
-            pace = 2 * pace if time.perf_counter() - began < 0.1 else max(1, pace // 2)
-            tick(count)
+        return row | {"seconds": time.perf_counter() - start}
+
+    played = calls(
+        simulation.train_rounds,
+        state,
+        index,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+    )
+    yield state, row(state, index)
+    for call in played:
+        lost = np.asarray(call.metrics.lost)
+        if lost.any() and not drop_nonfinite:
+            raise _lost(call.metrics)
+        dropped += int(lost.sum())
+        tick(call.rounds)
+        if call.due:
+            yield call.state, row(call.state, call.total)
 
 
 def _lost(metrics: Metrics) -> NonFiniteError:

@@ -171,17 +171,18 @@ def test_map_exchanges_wraps_the_prologue_too():
     main = Exchange(everything, client, lambda state, mean, round: mean)
     algorithm = Algorithm(lambda p: p, stateless, (main, main), (main,), uniform=True)
 
-    def double(exchange):
+    def times(number, exchange):
         def twice(*args):
             message, mine = exchange.client(*args)
-            return 2 * message, mine
+            return (2 + number) * message, mine
 
         return exchange._replace(client=twice)
 
-    wrapped = map_exchanges(double, algorithm)
+    wrapped = map_exchanges(times, algorithm)
     assert (len(wrapped.exchanges), len(wrapped.prologue)) == (2, 1)
-    for exchange in (*wrapped.exchanges, *wrapped.prologue):
-        assert exchange.client(3.0, (), None, in_round(0)) == (6.0, ())
+    for number, exchange in enumerate((*wrapped.prologue, *wrapped.exchanges)):
+        sent = exchange.client(3.0, (), None, in_round(0))
+        assert sent == (3.0 * (2 + number), ())
         assert exchange.server is main.server
     assert wrapped[:2] == algorithm[:2]
     assert wrapped.uniform

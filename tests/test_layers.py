@@ -9,13 +9,16 @@ ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
     {"tree", "ranges", "orthogonalize", "partition", "models"},
     {"lmo", "data"},
-    {"transforms", "tasks"},
+    {"transforms", "tasks", "compressors"},
     {"core"},
+    {"compression", "noise"},
     {"algorithms"},
     {"engine"},
     {"batching"},
+    {"evaluation"},
     {"simulation"},
     {"training", "checkpoint", "history"},
+    {"sweep"},
     {"comparison"},
     {"plots"},
     {"cli"},
@@ -23,7 +26,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
-GENERIC = ("core", "engine", "batching", "simulation")
+GENERIC = ("core", "compression", "engine", "batching", "simulation", "sweep")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -27,6 +27,8 @@ from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
+from fedjax_muon.compression import compress
+from fedjax_muon.compressors import memory_share, truncated_svd
 from fedjax_muon.core import Algorithm, GradFn
 from fedjax_muon.transforms import (
     biclip,
@@ -162,6 +164,12 @@ ALL: dict[str, Method] = {
         LIU,
         fedmuon_align,
         grid={**LIU_MUON_GRID, "align": (0.0, 0.25, 0.5, 0.75, 0.9)},
+    ),
+    "fedmuon_svd": Method(
+        "FedMuon(SVD)",
+        LIU,
+        compress(fedmuon_align, truncated_svd(memory_share(0.05)), parts=("momentum",)),
+        grid=LIU_MUON_GRID,
     ),
     "fedmuon_align_reset": Method(
         "FedMuon(alignment, own momentum)", LIU, fedmuon_align, {"carry": ()}

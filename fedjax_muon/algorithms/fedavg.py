@@ -34,6 +34,11 @@ class State(NamedTuple):
     opt: optax.OptState  # of the server rule
 
 
+class Message(NamedTuple):
+    params: Any  # x - x_i: optax descends
+    carried: Any
+
+
 def fedavg(
     grad_fn: GradFn,
     *,
@@ -68,7 +73,7 @@ def fedavg(
 
         now = start, tree.put(rule.init(start), carry, carried)
         (x, opt), _ = local_steps(step, now, batches, round.key)
-        return (tree.sub(start, x), tree.pick(opt, carry)), mine  # optax descends
+        return Message(tree.sub(start, x), tree.pick(opt, carry)), mine
 
     def server(state, mean, round):
         g, carried = mean

@@ -34,6 +34,11 @@ class State(NamedTuple):
     delta: Any  # d
 
 
+class Message(NamedTuple):
+    params: Any  # x_i - x
+    square: Any  # w_i
+
+
 def fedlada(
     grad_fn: GradFn,
     *,
@@ -79,7 +84,7 @@ def fedlada(
 
         carry = start, tree.zeros_like(start), square, square
         (x, _, _, w), _ = local_steps(step, carry, batches, round.key)
-        return (tree.sub(x, start), w), mine
+        return Message(tree.sub(x, start), w), mine
 
     def server(state, mean, round):
         dx, square = mean

@@ -39,6 +39,11 @@ class State(NamedTuple):
     delta: Any  # the mean local direction of the last round
 
 
+class Message(NamedTuple):
+    params: Any  # x_i - x
+    momentum: Any
+
+
 def fedmuon_align(
     grad_fn: GradFn,
     *,
@@ -77,7 +82,7 @@ def fedmuon_align(
 
         now = start, tree.put(rule.init(start), carry, momentum)
         (x, opt), _ = local_steps(step, now, batches, round.key)
-        return (tree.sub(x, start), tree.pick(opt, carry)), mine
+        return Message(tree.sub(x, start), tree.pick(opt, carry)), mine
 
     def server(state, mean, round):
         dx, momentum = mean

@@ -36,6 +36,12 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
+class Message(NamedTuple):
+    params: Any  # x_i - x
+    control: Any  # change of c_i
+    direction: Any  # mean of d
+
+
 def padamfed_vr(
     grad_fn: GradFn,
     *,
@@ -78,7 +84,7 @@ def padamfed_vr(
 
         carry = start, rule.init(start)
         (x, _), (seen, d) = local_steps(step, carry, batches, round.key)
-        return (tree.sub(x, start), tree.sub(seen, control), d), seen
+        return Message(tree.sub(x, start), tree.sub(seen, control), d), seen
 
     def server(state, mean, round):
         dx, dc, d = mean

@@ -34,6 +34,11 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
+class Message(NamedTuple):
+    params: Any  # x_i - x
+    control: Any  # change of c_i
+
+
 def scaffold_m(
     grad_fn: GradFn,
     *,
@@ -73,7 +78,7 @@ def scaffold_m(
 
         carry = start, rule.init(start)
         (x, _), seen = local_steps(step, carry, batches, round.key)
-        return (tree.sub(x, start), tree.sub(seen, control)), seen
+        return Message(tree.sub(x, start), tree.sub(seen, control)), seen
 
     def server(state, mean, round):
         dx, dc = mean

@@ -31,6 +31,11 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
+class Message(NamedTuple):
+    params: Any  # x_i - x
+    control: Any  # change of c_i
+
+
 def scaffold_vr(
     grad_fn: GradFn,
     *,
@@ -69,7 +74,7 @@ def scaffold_vr(
             return tree.add_scaled(x, -at(lr, round), d), new
 
         x, seen = local_steps(step, start, batches, round.key)
-        return (tree.sub(x, start), tree.sub(seen, control)), seen
+        return Message(tree.sub(x, start), tree.sub(seen, control)), seen
 
     def server(state, mean, round):
         dx, dc = mean

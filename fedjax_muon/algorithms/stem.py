@@ -65,7 +65,7 @@ def stem(
 
         x, d = shared
         (_, last, d), _ = local_steps(step, (x, previous, d), batches, round.key)
-        return (tree.sub(last, x), d), last
+        return State(tree.sub(last, x), d), last
 
     def server(state, mean, round):
         dx, d = mean

@@ -1,0 +1,201 @@
+"""Compressors: how one array crosses the network in fewer bytes.
+
+They know nothing of algorithms; `compression.compress` puts them to use.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_muon.ranges import check_range
+
+Rank = int | Callable[[int, int], int]  # or of the numbers of rows and columns
+
+
+class Compressor(NamedTuple):
+    """How one array crosses the network; pure functions, to be used inside jit."""
+
+    encode: Callable[[jax.Array, jax.Array], Any]  # (array, key) -> what travels
+    decode: Callable[[Any, jax.ShapeDtypeStruct], jax.Array]
+    # (what travelled, shape and dtype of the array) -> array
+
+
+def identity() -> Compressor:
+    """Arrays travel as they are."""
+    return Compressor(lambda x, key: x, lambda sent, like: sent)
+
+
+# ----------------------------------------------------------------------- low rank
+
+
+def memory_share(share: float = 0.05) -> Rank:
+    """The largest rank whose factors U, s, V have at most `share` of the entries.
+
+    floor(share m n / (m + n + 1)), at least 1: Liu et al. 2025, arXiv:2510.27403, as in
+    their code, whose factor of a small matrix may have rank 0.
+    """
+    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+    return lambda m, n: max(1, math.floor(share * m * n / (m + n + 1)))
+
+
+def rank_share(share: float = 0.05) -> Rank:
+    """ceil(share min(m, n)): Liu et al. 2025, arXiv:2510.27403, as in their text."""
+    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+    return lambda m, n: max(1, math.ceil(share * min(m, n)))
+
+
+def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
+    """The nearest matrix of rank q, sent as U [m, q], s [q] and V [n, q].
+
+    All axes of an array but the last are its rows, as in `muon_dimension_numbers`.
+
+    Args:
+      rank: q, or `memory_share`, or `rank_share`.
+      rest: for arrays of fewer than two axes; without it they are refused.
+
+    Raises `ValueError` for a rank below 1; and when it is used, for a rank that a
+    matrix cannot have.
+    """
+
+    def encode(matrix, key):
+        del key
+        q = _rank(rank, matrix)
+        u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
+        return u[:, :q], s[:q], vt[:q].T
+
+    def decode(sent):
+        u, s, v = sent
+        return (u * s[None, :]) @ v.T
+
+    _check_rank(rank)
+    return _of_matrices(encode, decode, rest)
+
+
+def power_iteration(
+    rank: Rank, *, iterations: int = 2, rest: Compressor | None = None
+) -> Compressor:
+    """An almost nearest matrix of rank q, sent as P [m, q] and Q [n, q].
+
+    P is an orthonormal basis of (M M^T)^(iterations - 1) M G, with G [n, q] drawn anew
+    every time, and Q = M^T P: Halko, Martinsson and Tropp 2011, arXiv:0909.4061,
+    algorithm 4.4. Products with M and QR of q columns, where `truncated_svd` decomposes
+    all of M.
+
+    Args:
+      rank: as for `truncated_svd`.
+      iterations: how often M M^T or M is applied, at least 1.
+      rest: as for `truncated_svd`.
+
+    Raises `ValueError` as `truncated_svd`, and for fewer than 1 iterations.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+
+    def encode(matrix, key):
+        q = _rank(rank, matrix)
+        basis = lambda x: jnp.linalg.qr(x)[0]
+        start = jax.random.normal(key, (matrix.shape[1], q), matrix.dtype)
+        p = basis(matrix @ start)
+        for _ in range(iterations - 1):
+            p = basis(matrix @ basis(matrix.T @ p))
+        return p, matrix.T @ p
+
+    def decode(sent):
+        p, q = sent
+        return p @ q.T
+
+    _check_rank(rank)
+    return _of_matrices(encode, decode, rest)
+
+
+def _check_rank(rank: Rank) -> None:
+    if not callable(rank) and rank < 1:
+        raise ValueError(f"rank must be at least 1, got {rank}")
+
+
+def _rank(rank: Rank, matrix) -> int:
+    q = rank(*matrix.shape) if callable(rank) else rank
+    if not 1 <= q <= min(matrix.shape):
+        raise ValueError(f"a matrix {matrix.shape} has no rank {q}")
+    return q
+
+
+def _of_matrices(encode, decode, rest) -> Compressor:
+    def encode_array(x, key):
+        if x.ndim >= 2:
+            return encode(x.reshape(-1, x.shape[-1]), key)
+        if rest is None:
+            raise ValueError(
+                f"an array {x.shape} is no matrix; give a compressor for the `rest`"
+            )
+        return rest.encode(x, key)
+
+    def decode_array(sent, like):
+        if len(like.shape) >= 2:
+            return decode(sent).reshape(like.shape)
+        assert rest is not None  # encode_array refused it otherwise
+        return rest.decode(sent, like)
+
+    return Compressor(encode_array, decode_array)
+
+
+# ------------------------------------------------------------ sparse and quantized
+
+
+def top_k(share: float) -> Compressor:
+    """The entries of largest magnitude, and where they are; the others become 0.
+
+    Of every array round(share size) entries are sent, at least one, in its own dtype,
+    each with an int32 place.
+
+    Raises `ValueError` for a share outside (0, 1].
+    """
+    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+
+    def encode(x, key):
+        del key
+        flat = x.reshape(-1)
+        count = max(1, round(share * flat.size))
+        places = jax.lax.top_k(jnp.abs(flat), count)[1]
+        return flat[places], places
+
+    def decode(sent, like):
+        values, places = sent
+        zeros = jnp.zeros(math.prod(like.shape), like.dtype)
+        return zeros.at[places].set(values).reshape(like.shape)
+
+    return Compressor(encode, decode)
+
+
+def quantize(bits: int) -> Compressor:
+    """Each entry rounded to one of 2^bits values, evenly spaced from least to largest.
+
+    The linear quantization of Therien et al. 2025, arXiv:2505.23725, one scale for an
+    array. The codes are packed: ceil(bits size / 8) bytes and two numbers.
+
+    Raises `ValueError` unless bits is an integer from 1 to 8.
+    """
+    if bits not in range(1, 9):
+        raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")
+    levels = 2**bits - 1
+    places = jnp.arange(bits, dtype=jnp.uint8)
+
+    def encode(x, key):
+        del key
+        low, high = jnp.min(x), jnp.max(x)
+        step = (high - low) / levels
+        code = jnp.round((x.reshape(-1) - low) / jnp.where(step > 0, step, 1))
+        code = jnp.clip(code, 0, levels).astype(jnp.uint8)
+        return jnp.packbits(code[:, None] >> places & 1), low, step
+
+    def decode(sent, like):
+        packed, low, step = sent
+        count = bits * math.prod(like.shape)
+        code = jnp.unpackbits(packed, count=count).reshape(-1, bits)
+        code = jnp.sum(code.astype(jnp.int32) << places, axis=1)
+        return (low + code * step).astype(like.dtype).reshape(like.shape)
+
+    return Compressor(encode, decode)
