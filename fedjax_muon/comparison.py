@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+SHARE_OF_BEST = 0.9
 History = Mapping[str, np.ndarray]  # columns, as `history.read` returns them
 
 
@@ -29,7 +30,7 @@ def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
 
 
 def target_accuracy(
-    methods: Mapping[str, Sequence[History]], share: float = 0.9
+    methods: Mapping[str, Sequence[History]], share: float = SHARE_OF_BEST
 ) -> float:
     """`share` of the best mean test accuracy that any method reached at any round."""
     best = max(np.max(mean_curve(runs, "test_accuracy")) for runs in methods.values())
@@ -58,6 +59,36 @@ def _summary(name, runs, target):
         bytes_per_round=float(total[-1] - total[0]) / played,
         seconds=float(np.mean([run["seconds"][-1] for run in runs])),
     )
+
+
+class Point(NamedTuple):
+    """Some hyper-parameters of a method, run on several seeds."""
+
+    hyper: Mapping[str, float]
+    runs: Sequence[History]  # those that did not diverge
+    diverged: int  # how many did
+
+    def last(self, column: str) -> tuple[float, float]:
+        """Mean and deviation over seeds (n - 1) of a column's last value, nan if a
+        seed diverged."""
+        values = np.array([run[column][-1] for run in self.runs])
+        if self.diverged or not len(values):
+            return np.nan, np.nan
+        spread = values.std(ddof=1) if len(values) > 1 else np.nan
+        return float(values.mean()), float(spread)
+
+
+def best(points: Sequence[Point]) -> Point | None:
+    """The point of highest mean validation accuracy after the last round, of lowest
+    validation loss among equals; points with a diverged seed are out."""
+
+    def score(point):
+        accuracy, loss = (
+            point.last(f"validation_{c}")[0] for c in ("accuracy", "loss")
+        )
+        return accuracy, -np.nan_to_num(loss, nan=np.inf)
+
+    return max((p for p in points if not p.diverged), key=score, default=None)
 
 
 def write(summaries: Sequence[Summary], path: Path) -> None:

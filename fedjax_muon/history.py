@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,21 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         writer.writerow(row.values())
         file.flush()
         os.fsync(file.fileno())
+
+
+def extend(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Adds several rows, all or none; on disk when it returns."""
+    old = _lines(path) if path.exists() else []
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="") as file:
+        file.writelines(old)
+        writer = csv.writer(file)
+        if not old and rows:
+            writer.writerow(rows[0])
+        writer.writerows(row.values() for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def _lines(path: Path) -> list[str]:
@@ -53,7 +68,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-INTEGERS = {"round", "bytes_down", "bytes_up", "dropped"}
+INTEGERS = {"round", "bytes_down", "bytes_up", "dropped", "seed", "diverged"}
 
 
 def truncate(path: Path, last_round: int) -> dict[str, Any]:

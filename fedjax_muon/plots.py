@@ -7,8 +7,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
-from fedjax_muon.comparison import History
+from fedjax_muon.comparison import History, Point, Summary
 
 STYLE: Any = {
     "axes.grid": True,
@@ -70,6 +71,82 @@ def curves(
         figure.suptitle(title)
         figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
         figure.savefig(path, dpi=150)
+
+
+def ranking(summaries: Sequence[Summary], path: Path, *, title: str = "") -> None:
+    """Last test accuracy and megabytes to the target, a line for every method.
+
+    Bars reach one standard deviation over seeds to both sides. Methods that did not
+    reach the target have no mark on the right.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 1.4 + 0.2 * len(summaries)), layout="constrained")
+        accuracy, traffic = figure.subplots(1, 2, sharey=True)
+        places = np.arange(len(summaries))
+        means = [row.accuracy_mean for row in summaries]
+        spreads = np.nan_to_num([row.accuracy_std for row in summaries])
+        accuracy.errorbar(means, places, xerr=spreads, fmt="o", ms=4, lw=1)
+        accuracy.set_yticks(places, [row.method for row in summaries])
+        accuracy.invert_yaxis()
+        accuracy.set_xlabel("test accuracy")
+        megabytes = [row.megabytes_to_target for row in summaries]
+        traffic.plot(megabytes, places, "o", ms=4, color="C1")
+        traffic.set_xlabel("megabytes to the target")
+        if np.nanmax([0.0, *megabytes]) > 0:
+            traffic.set_xscale("log")
+            traffic.xaxis.set_major_formatter("{x:g}")
+            traffic.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        figure.suptitle(title)
+        figure.savefig(path, dpi=150)
+
+
+def grids(
+    methods: Mapping[str, Sequence[Point]], path: Path, *, title: str = ""
+) -> None:
+    """Last test accuracy against the first hyper-parameter of each method's grid.
+
+    A panel for every method with a grid, a line for every combination of its other
+    hyper-parameters, bars of one standard deviation over seeds. Diverged points are
+    crosses at the bottom.
+    """
+    shown = {name: points for name, points in methods.items() if len(points) > 1}
+    columns = min(6, max(1, len(shown)))
+    rows = max(1, -(-len(shown) // columns))
+    with matplotlib.rc_context(STYLE):
+        size = (2.2 * columns + 0.6, 1.9 * rows + 0.5)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+        for axis, (name, points) in zip(panels, shown.items(), strict=False):
+            _grid(axis, points)
+            axis.set_title(name, fontsize=7)
+        for axis in list(panels)[len(shown) :]:
+            axis.set_visible(False)
+        figure.supylabel("test accuracy", fontsize=9)
+        figure.suptitle(title)
+        figure.savefig(path, dpi=150)
+
+
+def _grid(axis, points: Sequence[Point]) -> None:
+    swept = next(iter(points[0].hyper))
+    lines: dict[tuple, list[Point]] = {}
+    for point in points:
+        others = tuple((k, v) for k, v in point.hyper.items() if k != swept)
+        lines.setdefault(others, []).append(point)
+    for others, line in lines.items():
+        line = sorted(line, key=lambda point: point.hyper[swept])
+        x = [point.hyper[swept] for point in line]
+        mean, spread = np.array([point.last("test_accuracy") for point in line]).T
+        name = ", ".join(f"{k}={v:g}" for k, v in others)
+        spread = np.nan_to_num(spread)
+        axis.errorbar(x, mean, spread, fmt="o-", ms=3, lw=1, label=name or None)
+        lost = [v for v, point in zip(x, line, strict=True) if point.diverged]
+        axis.plot(lost, [0] * len(lost), "kx", ms=4)
+    if min(point.hyper[swept] for point in points) > 0:
+        axis.set_xscale("log")
+    axis.set_xlabel(swept, fontsize=7)
+    axis.tick_params(labelsize=6)
+    if len(lines) > 1:
+        axis.legend(fontsize=5)
 
 
 def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None:

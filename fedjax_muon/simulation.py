@@ -200,8 +200,8 @@ def simulate(
       weighting: weights of the mean over clients.
       dropout: probability that a sampled client does not answer.
 
-    Raises `ValueError` for sizes out of range, clients without examples, and
-    weights that the algorithm refuses.
+    Raises `ValueError` for sizes out of range, clients without examples, weights that
+    the algorithm refuses, and parameters that it does.
     """
     clients = clients_of(dataset.x_train, dataset.y_train, parts)
     setup = Setup(
@@ -241,6 +241,7 @@ def _check(setup: Setup) -> None:
     if not 0 <= setup.dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
     algorithm = setup.algorithm(setup.task.grad)
+    jax.eval_shape(partial(untrained, setup), jax.random.key(0))  # may refuse params
     full = setup.cohort_size == setup.num_clients and not setup.dropout
     if algorithm.everyone and not full:
         raise ValueError(

@@ -6,18 +6,19 @@ from typing import Annotated, Any, Union
 import tyro
 from tyro.conf import subcommand
 
-from fedjax_muon.cli import arguments, commands
+from fedjax_muon.cli import arguments, commands, session, sweeping
 
 
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line and runs one command; exits with 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
     name = arguments.algorithm_in(argv) if argv[:1] == ["train"] else arguments.DEFAULT
-    with commands.refusing():
+    with session.refusing():
         train = arguments.train_class(name)
     runners: dict[type, tuple[str, Any]] = {
         arguments.Compare: ("compare", commands.compare),
         train: ("train", commands.train),
+        arguments.Sweep: ("sweep", sweeping.command),
         arguments.Resume: ("resume", commands.resume),
         arguments.List: ("list", commands.show),
         arguments.Plot: ("plot", commands.plot),
@@ -27,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     kinds: Any = Union[  # noqa: UP007 - made from a list
         tuple(Annotated[k, subcommand(n)] for k, (n, _) in runners.items())
     ]
-    with commands.refusing():
+    with session.refusing():
         args = tyro.cli(
             kinds,
             args=argv,

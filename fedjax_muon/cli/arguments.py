@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import docstring_parser
 import tyro
 from tyro.conf import Positional
+from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjax_muon import algorithms
 from fedjax_muon.cli.config import Config, hyper_parameters
@@ -25,6 +26,22 @@ Flat = Annotated[Config, tyro.conf.arg(name="")]
 CONFIG = Config()
 
 
+def _listed(kind: type, metavar: str):
+    """Values of a tuple, apart by commas or spaces."""
+    split = lambda words: [v for word in words for v in word.split(",") if v]
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=lambda words: tuple(map(kind, split(words))),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda values: list(map(str, values)),
+    )
+
+
+Names = Annotated[tuple[str, ...], _listed(str, "NAME,...")]
+Seeds = Annotated[tuple[int, ...], _listed(int, "INT,...")]
+
+
 @dataclasses.dataclass(frozen=True)
 class Compare:
     """Train several algorithms on several seeds; a table, curves, and a directory.
@@ -35,7 +52,7 @@ class Compare:
 
     algorithms: Positional[tuple[str, ...]] = MAIN_JOB
     """Names of the algorithms; `fedjax-muon list` shows all."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Seeds = (0, 1, 2)
     """Each seed has its own partition, initial parameters, cohorts and batches."""
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
     """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`; the others are tuned for
@@ -46,8 +63,34 @@ class Compare:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Train algorithms on grids of hyper-parameters and seeds; report each one's best.
+
+    The hyper-parameters of an algorithm that are best on validation examples are
+    reported with their test accuracy. All cells of an algorithm's grid are one compiled
+    program. STEM and FAFED, which are not defined for some of the clients, play with
+    all of them.
+    """
+
+    algorithms: Names = ("all",)
+    """Names of the algorithms, or all; `fedjax-muon list` shows all."""
+    grid: tuple[str, ...] = ("paper",)
+    """Each algorithm's published grid (paper), or values for all, as
+    `--grid lr=0.01,0.1 align=0.5`."""
+    seeds: Seeds = (42, 43, 44, 45, 46)
+    """Each seed has its own partition, initial parameters, cohorts and batches."""
+    validation: float = 0.1
+    """Share of the training examples that no client has."""
+    cells_at_once: int | None = None
+    """Cells of a grid in one program; by default what should fit in half the memory."""
+    output: Path | None = None
+    """Run directory, new or empty; by default one in runs/, named after the time."""
+    config: Flat = CONFIG
+
+
+@dataclasses.dataclass(frozen=True)
 class Resume:
-    """Continue an interrupted run or comparison in its directory."""
+    """Continue an interrupted run, comparison or sweep in its directory."""
 
     directory: Positional[Path]
     """The run directory."""

@@ -1,35 +1,29 @@
 """What the commands do, once their arguments are known to make sense."""
 
-import contextlib
 import dataclasses
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from fedjax_muon import algorithms, comparison, data, history, models, plots
-from fedjax_muon.checkpoint import CheckpointError
-from fedjax_muon.cli import arguments, directory
+from fedjax_muon.cli import arguments, directory, sweeping, tables
 from fedjax_muon.cli.config import (
     Comparison,
     Run,
+    Sweep,
     hyper_parameters,
     parts_of,
     simulation_of,
+)
+from fedjax_muon.cli.session import (
+    new_directory,
+    progress_bar,
+    refusing,
+    resumable,
 )
 from fedjax_muon.partition import label_counts
 from fedjax_muon.simulation import NonFiniteError
@@ -45,73 +39,13 @@ DIGITS_LR: Mapping[str, float] = {
     "fedmuon_align": 0.03,
     "fedmuon_correct": 0.1,
 }
-SHARE_OF_BEST = 0.9
-
-
-@contextlib.contextmanager
-def refusing() -> Iterator[None]:
-    """Turns an error about what was asked for into one line and exit status 2."""
-    try:
-        yield
-    except (ValueError, OSError, CheckpointError) as error:
-        text = " ".join(str(error).split())
-        Console(stderr=True, soft_wrap=True).print(
-            f"fedjax-muon: error: {text}", style="red", markup=False, highlight=False
-        )
-        sys.exit(2)
-
-
-def _new_directory(given: Path | None, name: str) -> Path:
-    return given or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-@contextlib.contextmanager
-def _resumable(place: Path) -> Iterator[Callable[[], None]]:
-    """Ends with the command to resume if the user presses Ctrl-C.
-
-    Yields a function to be called between rounds, which is where the run stops: an
-    interrupt anywhere else could be lost in a library's callback. A second Ctrl-C stops
-    at once.
-    """
-    pressed = threading.Event()
-
-    def press(number, frame):
-        del number, frame
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    def between_rounds():
-        if pressed.is_set():
-            raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGINT, press)
-    try:
-        yield between_rounds
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; continue with: fedjax-muon resume {place}")
-        sys.exit(130)
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def train(args) -> None:
     """`fedjax-muon train`."""
     hyper = dataclasses.asdict(args.hyper)
     run = Run(args.algorithm, hyper, args.seed, args.config)
-    place = _new_directory(args.output, run.algorithm)
+    place = new_directory(args.output, run.algorithm)
     with refusing():
         dataset = data.load(run.config.dataset, run.config.data_dir)
         simulation = simulation_of(run, dataset)
@@ -121,7 +55,7 @@ def train(args) -> None:
 
 def _train(run, simulation, place) -> None:
     console = Console()
-    with _resumable(place) as pause, _bar(console) as bar, refusing():
+    with resumable(place) as pause, progress_bar(console) as bar, refusing():
         task = bar.add_task(
             algorithms.ALL[run.algorithm].label, total=run.config.rounds
         )
@@ -155,7 +89,7 @@ def compare(args: arguments.Compare) -> None:
                 )
     tuned = {n: lr for n, lr in DIGITS_LR.items() if n in args.algorithms}
     what = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
-    place = _new_directory(args.output, "compare")
+    place = new_directory(args.output, "compare")
     with refusing():
         dataset = _check_cells(what)
         directory.create(place, what)
@@ -178,7 +112,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
     console = Console()
     cells = directory.cells(place, what)
     diverged: dict[str, str] = {}
-    with _resumable(place) as pause, _bar(console) as bar, refusing():
+    with resumable(place) as pause, progress_bar(console) as bar, refusing():
         total = len(cells) * what.config.rounds
         everything = bar.add_task("all", total=total)
 
@@ -228,49 +162,15 @@ def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
         console.print(f"{algorithms.ALL[name].label} diverged: {why}", style="red")
     if not runs:
         sys.exit(1)
-    target = comparison.target_accuracy(runs, SHARE_OF_BEST)
+    target = comparison.target_accuracy(runs)
     summaries = comparison.summarize(runs, target)
     comparison.write(summaries, place / "summary.csv")
-    config = what.config
-    title = (
-        f"{config.dataset}, {config.num_clients} clients by "
-        + config.partition.replace("_", " ")
-        + (f" ({config.alpha:g})" if "dirichlet" in config.partition else "")
-        + f", {config.cohort_size} a round, {config.local_steps} local steps"
-    )
+    title = tables.title(what.config)
     figure = place / "comparison.png"
     plots.curves(runs, figure, title=title, target=target)
-    console.print(_table(summaries, target, title, len(what.seeds)))
+    table = tables.compared(summaries, target, title, len(what.seeds))
+    console.print(tables.for_terminal(table))
     console.print(f"metrics, checkpoints and {figure.name} in {place}")
-
-
-def _table(summaries, target, title, seeds) -> Table:
-    caption = (
-        f"accuracy on the test set: mean ± standard deviation of {seeds} seeds; "
-        f"target: {target:.1%}, {SHARE_OF_BEST:.0%} of the best; MB, kB: of all clients"
-    )
-    table = Table(title=title, caption=caption)
-    table.add_column("algorithm", no_wrap=True)
-    for column in (
-        "accuracy, %",
-        "rounds to\ntarget",
-        "MB to\ntarget",
-        "kB a\nround",
-        "s a\nrun",
-    ):
-        table.add_column(column, justify="right", no_wrap=True)
-    number = lambda value, form: "-" if np.isnan(value) else format(value, form)
-    percent = lambda value: number(100 * value, ".2f")
-    for row in summaries:
-        table.add_row(
-            row.method,
-            f"{percent(row.accuracy_mean)} ± {percent(row.accuracy_std)}",
-            number(row.rounds_to_target, ".0f"),
-            number(row.megabytes_to_target, ".1f"),
-            f"{row.bytes_per_round / 1e3:,.0f}",
-            f"{row.seconds:.1f}",
-        )
-    return table
 
 
 def resume(args: arguments.Resume) -> None:
@@ -278,15 +178,19 @@ def resume(args: arguments.Resume) -> None:
     place = args.directory
     with refusing():
         what = directory.read(place)
-        dataset = data.load(what.config.dataset, what.config.data_dir)
         if isinstance(what, Run):
+            dataset = data.load(what.config.dataset, what.config.data_dir)
             simulation = simulation_of(what, dataset)
+        elif isinstance(what, Comparison):
+            dataset = _check_cells(what)
         else:
-            _check_cells(what)
+            sweeping.check(what)
     if isinstance(what, Run):
         _train(what, simulation, place)
-    else:
+    elif isinstance(what, Comparison):
         _compare(what, dataset, place)
+    else:
+        sweeping.play(what, place)
 
 
 def show(args: arguments.List) -> None:
@@ -312,6 +216,11 @@ def plot(args: arguments.Plot) -> None:
         runs: dict[str, list] = {}
         for place in args.directories:
             what = directory.read(place)
+            if isinstance(what, Sweep):
+                for method, point in sweeping.best(what, place).items():
+                    if point is not None:
+                        runs.setdefault(method, []).extend(point.runs)
+                continue
             cells = (
                 {place: what} if isinstance(what, Run) else directory.cells(place, what)
             )

@@ -6,8 +6,9 @@ The names of data sets, partitions, plans and so on are strings here and nowhere
 
 import dataclasses
 import inspect
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,16 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_muon import algorithms, batching, engine, models, partition, simulation
+from fedjax_muon import (
+    algorithms,
+    batching,
+    compressors,
+    engine,
+    models,
+    partition,
+    simulation,
+)
+from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
 from fedjax_muon.tasks import classification
 
@@ -77,6 +87,19 @@ class Config:
     """How many rounds to train."""
     evaluate_every: int = 5
     """Rounds between two evaluations, which are the rows of metrics.csv."""
+    compressor: Literal["none", "svd", "power_iteration", "top_k", "quantize"] = "none"
+    """How messages to the server are compressed; low-rank ones leave vectors alone."""
+    compressor_share: float = 0.05
+    """What is left by svd and power_iteration (of a matrix's numbers) and top_k (of an
+    array's entries)."""
+    compressor_bits: int = 4
+    """Bits of a number under quantize."""
+    compressed_parts: tuple[str, ...] = ()
+    """Names of the parts of messages that are compressed, such as momentum; by default
+    all."""
+    error_feedback: float | None = None
+    """Decay of the compression's error that a client keeps and sends later; None
+    forgets it."""
     plan: Literal["default", "loop", "mapped", "vmapped", "chunked"] = "default"
     """How a cohort is executed; by default what was measured best on this backend."""
     chunk_size: int = 8
@@ -117,7 +140,41 @@ class Comparison:
         return Run(algorithm, hyper, seed, self.config)
 
 
-def to_json(what: Run | Comparison) -> str:
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Several algorithms, each on a grid of hyper-parameters and several seeds."""
+
+    algorithms: tuple[str, ...]
+    grids: Mapping[str, Mapping[str, tuple[float, ...]]]
+    seeds: tuple[int, ...]
+    validation: float  # share of the training examples
+    cells_at_once: int | None
+    config: Config
+
+    def points(self, algorithm: str) -> list[dict[str, float]]:
+        """All combinations of the values in an algorithm's grid."""
+        grid = self.grids[algorithm]
+        return [
+            dict(zip(grid, p, strict=True)) for p in itertools.product(*grid.values())
+        ]
+
+    def cell(self, algorithm: str, hyper: Mapping[str, float], seed: int) -> Run:
+        """One run of the sweep."""
+        return Run(algorithm, hyper, seed, self.config_of(algorithm))
+
+    def config_of(self, algorithm: str) -> Config:
+        """The config, with all clients in every round where an algorithm needs them."""
+        built = algorithms.find(algorithm)(lambda params, batch, key: params)
+        everyone = (
+            self.config.num_clients if built.everyone else self.config.cohort_size
+        )
+        return dataclasses.replace(self.config, cohort_size=everyone)
+
+
+What = Run | Comparison | Sweep
+
+
+def to_json(what: What) -> str:
     """The text of config.json."""
     kind = {"kind": type(what).__name__.lower()}
     return json.dumps(kind | dataclasses.asdict(what), indent=2, default=str) + "\n"
@@ -127,11 +184,12 @@ def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
-def from_json(text: str) -> Run | Comparison:
+def from_json(text: str) -> What:
     """Reads what `to_json` wrote; raises `ValueError` for anything else."""
     try:
         fields = json.loads(text, object_hook=_with_tuples)
-        kind = {"run": Run, "comparison": Comparison}[fields.pop("kind")]
+        kinds = {"run": Run, "comparison": Comparison, "sweep": Sweep}
+        kind = kinds[fields.pop("kind")]
         config = fields.pop("config")
         if config["data_dir"] is not None:
             config["data_dir"] = Path(config["data_dir"])
@@ -161,11 +219,34 @@ def algorithm_of(run: Run) -> partial:
         raise ValueError(
             f"{run.algorithm} has no option {unknown[0]!r}; it has {', '.join(plain)}"
         )
-    hyper = plain | dict(run.hyper)
-    if run.config.lr_schedule == "cosine":
-        rounds = run.config.rounds
-        hyper["lr"] = optax.cosine_decay_schedule(hyper["lr"], rounds)
-    return partial(method.__call__, **hyper)
+    factory: Callable[..., Any] = partial(_scheduled, method, run.config)
+    if run.config.compressor != "none":
+        factory = compress(
+            factory,
+            _compressor(run.config),
+            parts=run.config.compressed_parts,
+            feedback=run.config.error_feedback,
+        )
+    return partial(factory, **plain | dict(run.hyper))
+
+
+def _scheduled(method: algorithms.Method, config: Config, grad_fn, **hyper):
+    if config.lr_schedule == "cosine":
+        hyper["lr"] = optax.cosine_decay_schedule(hyper["lr"], config.rounds)
+    return method(grad_fn, **hyper)
+
+
+def _compressor(config: Config) -> compressors.Compressor:
+    rank, rest = compressors.memory_share, compressors.identity()
+    kinds = {
+        "svd": lambda share: compressors.truncated_svd(rank(share), rest=rest),
+        "power_iteration": lambda share: compressors.power_iteration(
+            rank(share), rest=rest
+        ),
+        "top_k": compressors.top_k,
+        "quantize": lambda share: compressors.quantize(config.compressor_bits),
+    }
+    return kinds[config.compressor](config.compressor_share)
 
 
 def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 
 from fedjax_muon import checkpoint, history
-from fedjax_muon.cli.config import Comparison, Run, from_json, start_key, to_json
+from fedjax_muon.cli.config import Comparison, Run, What, from_json, start_key, to_json
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.training import evaluations
 
@@ -36,7 +36,7 @@ PACKAGES = (
 SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
 
-def create(directory: Path, what: Run | Comparison) -> None:
+def create(directory: Path, what: What) -> None:
     """Makes a new run directory. Raises `ValueError` if something is there already,
     and `OSError` if it can't be written."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -49,7 +49,7 @@ def create(directory: Path, what: Run | Comparison) -> None:
     (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
 
 
-def read(directory: Path) -> Run | Comparison:
+def read(directory: Path) -> What:
     """What a run directory was made for. Raises `ValueError` if it is none."""
     path = directory / CONFIG
     if not path.is_file():

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from sklearn.model_selection import train_test_split
 
 
 class Dataset(NamedTuple):
@@ -99,3 +100,22 @@ def standardise(dataset: Dataset) -> Dataset:
     x_test = dataset.x_test - mean
     x_test /= std
     return dataset._replace(x_train=x_train, x_test=x_test)
+
+
+def hold_out(
+    dataset: Dataset, share: float
+) -> tuple[Dataset, tuple[np.ndarray, np.ndarray]]:
+    """The data set without some training examples, and these, for validation.
+
+    The same examples every time, from all classes in proportion.
+
+    Raises:
+      ValueError: if `share` is not in (0, 1), or leaves either side without examples
+        of some class.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share to hold out must be in (0, 1), got {share}")
+    x, y = dataset.x_train, dataset.y_train
+    split = train_test_split(x, y, test_size=share, stratify=y, random_state=0)
+    x, x_validation, y, y_validation = split
+    return dataset._replace(x_train=x, y_train=y), (x_validation, y_validation)

@@ -1,0 +1,80 @@
+"""What every command that works for a while needs: refusals, progress, Ctrl-C."""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedjax_muon.checkpoint import CheckpointError
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Turns an error about what was asked for into one line and exit status 2."""
+    try:
+        yield
+    except (ValueError, OSError, CheckpointError) as error:
+        text = " ".join(str(error).split())
+        Console(stderr=True, soft_wrap=True).print(
+            f"fedjax-muon: error: {text}", style="red", markup=False, highlight=False
+        )
+        sys.exit(2)
+
+
+def new_directory(given: Path | None, name: str) -> Path:
+    return given or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+def progress_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+@contextlib.contextmanager
+def resumable(place: Path) -> Iterator[Callable[[], None]]:
+    """Ends with the command to resume if the user presses Ctrl-C.
+
+    Yields a function to be called between rounds, which is where the run stops: an
+    interrupt anywhere else could be lost in a library's callback. A second Ctrl-C stops
+    at once.
+    """
+    pressed = threading.Event()
+
+    def press(number, frame):
+        del number, frame
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    def between_rounds():
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, press)
+    try:
+        yield between_rounds
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; continue with: fedjax-muon resume {place}")
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGINT, previous)

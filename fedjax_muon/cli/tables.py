@@ -1,0 +1,126 @@
+"""Tables of results, for the terminal and as Markdown."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+from fedjax_muon.cli.config import Config
+from fedjax_muon.comparison import SHARE_OF_BEST, Point, Summary
+
+
+class Cells(NamedTuple):
+    """A table as text."""
+
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+NUMBERS = (
+    "accuracy, %",
+    "rounds to target",
+    "MB to target",
+    "kB a round",
+)
+TEXT = ("algorithm", "best of its grid")
+
+
+def title(config: Config) -> str:
+    """What was trained on, in a line."""
+    return (
+        f"{config.dataset}, {config.num_clients} clients by "
+        + config.partition.replace("_", " ")
+        + (f" ({config.alpha:g})" if "dirichlet" in config.partition else "")
+        + f", {config.cohort_size} a round, {config.local_steps} local steps"
+    )
+
+
+def hyper_text(point: Point) -> str:
+    """The hyper-parameters of a point, as `lr=0.1 align=0.5`."""
+    return " ".join(f"{name}={value:g}" for name, value in point.hyper.items()) or "-"
+
+
+def compared(
+    summaries: Sequence[Summary], target: float, heading: str, seeds: int
+) -> Cells:
+    """The table of a comparison."""
+    rows = [(row.method, *_numbers(row), f"{row.seconds:.1f}") for row in summaries]
+    columns = ("algorithm", *NUMBERS, "s a run")
+    return Cells(heading, _caption(target, seeds), columns, rows)
+
+
+def swept(
+    summaries: Sequence[tuple[Summary, Point]],
+    diverged: Sequence[str],
+    target: float,
+    heading: str,
+    seeds: int,
+) -> Cells:
+    """The table of a sweep: every method at its best point, and those without one."""
+    rows = [
+        (row.method, hyper_text(point), _validation(point), *_numbers(row))
+        for row, point in summaries
+    ]
+    nothing = ("-",) * (len(NUMBERS) - 1)
+    rows += [(method, "-", "-", "diverged", *nothing) for method in diverged]
+    columns = ("algorithm", "best of its grid", "validation, %", *NUMBERS)
+    caption = (
+        f"{_caption(target, seeds)}; hyper-parameters: best on validation examples"
+    )
+    return Cells(heading, caption, columns, rows)
+
+
+def _caption(target: float, seeds: int) -> str:
+    return (
+        f"accuracy on the test set: mean ± standard deviation of {seeds} seeds; "
+        f"target: {target:.1%}, {SHARE_OF_BEST:.0%} of the best; MB, kB: of all clients"
+    )
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if np.isnan(value) else format(value, form)
+
+
+def _percent(mean: float, spread: float) -> str:
+    return f"{_number(100 * mean, '.2f')} ± {_number(100 * spread, '.2f')}"
+
+
+def _validation(point: Point) -> str:
+    return _number(100 * point.last("validation_accuracy")[0], ".2f")
+
+
+def _numbers(row: Summary) -> tuple[str, ...]:
+    return (
+        _percent(row.accuracy_mean, row.accuracy_std),
+        _number(row.rounds_to_target, ".0f"),
+        _number(row.megabytes_to_target, ".1f"),
+        f"{row.bytes_per_round / 1e3:,.0f}",
+    )
+
+
+def for_terminal(cells: Cells) -> Table:
+    """The table as `rich` prints it, in 80 columns if need be."""
+    table = Table(title=cells.title, caption=cells.caption, padding=(0, 0, 0, 1))
+    for column in cells.columns:
+        if column in TEXT:
+            table.add_column(column, overflow="fold")
+        else:
+            heading = re.sub(r" (to|a) |, ", lambda m: f"{m[0].rstrip()}\n", column)
+            table.add_column(heading, justify="right", no_wrap=True)
+    for row in cells.rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown(cells: Cells) -> str:
+    """The table in Markdown, its caption below."""
+    line = lambda values: f"| {' | '.join(values)} |\n"
+    rule = ["---" if c in TEXT else "---:" for c in cells.columns]
+    body = "".join(map(line, [cells.columns, rule, *cells.rows]))
+    return (
+        f"# {cells.title}\n\n{body}\n{cells.caption[0].upper()}{cells.caption[1:]}.\n"
+    )
