@@ -1,0 +1,110 @@
+"""A sweep of 5 learning rates and 5 seeds, beside its 25 runs one by one: one core, one
+thread, in one process and in turns.
+
+    python -m benchmarks.sweep             # about three minutes
+
+The work is the MLP's of benchmarks.rounds with FedAvg. The runs one by one share the
+seeds' data but are what a user without sweeps has: a simulation of its own for every
+learning rate, whose program is compiled anew. Prints JSON lines.
+"""
+
+import json
+import os
+import time
+from functools import partial
+
+import jax
+import numpy as np
+
+from benchmarks.machine import machine, one_thread
+from benchmarks.rounds import (
+    BATCH,
+    CLIENTS,
+    COHORT,
+    EXAMPLES,
+    MODELS,
+    STEPS,
+    examples,
+)
+from fedjax_muon import simulation, tasks, training
+from fedjax_muon.algorithms import fedavg
+from fedjax_muon.sweep import Cell, sweep
+
+RATES, SEEDS = (0.01, 0.03, 0.05, 0.1, 0.3), range(5)
+ROUNDS = 20
+
+
+def prepare(dataset, lr: float) -> simulation.Simulation:
+    """The work with one learning rate."""
+    return simulation.simulate(
+        partial(fedavg, lr=lr),
+        tasks.classification(MODELS["mlp"], (28, 28, 1)),
+        dataset,
+        parts(0),
+        cohort_size=COHORT,
+        local_steps=STEPS,
+        batch_size=BATCH,
+        weighting=simulation.by_examples,
+    )
+
+
+def parts(seed: int) -> list[np.ndarray]:
+    """Another partition for every seed."""
+    order = np.random.default_rng(seed).permutation(CLIENTS * EXAMPLES)
+    return np.split(order, CLIENTS)
+
+
+def one_by_one(dataset) -> tuple[float, float]:
+    """CPU seconds of all runs without their first calls, and of these calls."""
+    compiled = run = 0.0
+    for lr in RATES:
+        began = time.process_time()
+        prepared = prepare(dataset, lr)
+        training.run(prepared, prepared.init(jax.random.key(0)), rounds=1)
+        compiled += time.process_time() - began
+        for seed in SEEDS:
+            here = prepared.repartition(parts(seed))
+            began = time.process_time()
+            state = here.init(jax.random.key(seed))
+            training.run(here, state, rounds=ROUNDS, evaluate_every=ROUNDS)
+            run += time.process_time() - began
+    return run, compiled
+
+
+def at_once(dataset, rounds: int) -> float:
+    """CPU seconds of the sweep, its compilation included."""
+    cells = [
+        Cell({"lr": lr}, jax.random.key(seed), parts(seed))
+        for lr in RATES
+        for seed in SEEDS
+    ]
+    began = time.process_time()
+    prepared = prepare(dataset, RATES[0])
+    for _ in sweep(prepared, cells, rounds=rounds, evaluate_every=ROUNDS):
+        pass
+    return time.process_time() - began
+
+
+def main() -> None:
+    """Measures both, twice."""
+    print(json.dumps(machine("benchmarks.sweep") | {"load": os.getloadavg()[0]}))
+    dataset = examples()
+    for _ in range(2):
+        run, compiled = one_by_one(dataset)
+        total = at_once(dataset, ROUNDS)
+        row = {
+            "cells": len(RATES) * len(SEEDS),
+            "rounds": ROUNDS,
+            "runs_cpu_seconds": round(run, 2),
+            "compilation_of_one_run_cpu_seconds": round(compiled / len(RATES), 2),
+            "sweep_cpu_seconds": round(total, 2),
+            "sweep_over_runs_and_one_compilation": round(
+                total / (run + compiled / len(RATES)), 3
+            ),
+        }
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    one_thread()
+    main()

@@ -1,0 +1,286 @@
+"""A cell of a sweep is what a simulation of its own would be."""
+
+import dataclasses
+import functools
+import itertools
+import os
+from functools import partial
+from typing import Any
+
+import chex
+import federation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federation import DATA, PARTS, cut
+from play import grad_fn
+
+from fedjax_muon import engine, simulation, sweep, training
+from fedjax_muon.algorithms import ALL, fedavg
+from fedjax_muon.cli.config import hyper_parameters
+from fedjax_muon.sweep import Cell
+
+SIZES = [3, 20, 9, 6, 25, 12]
+ROUNDS, EVERY = 7, 3
+
+
+def cell(lr, seed):
+    """Every seed has its own clients."""
+    parts = cut(np.roll(SIZES, seed), seed)
+    return Cell({"lr": lr}, jax.random.key(seed), parts)
+
+
+def outcomes(prepared, cells, **how):
+    how = {"rounds": ROUNDS, "evaluate_every": EVERY} | how
+    groups = list(sweep.sweep(prepared, cells, **how))
+    return [outcome for group in groups for outcome in group]
+
+
+@functools.cache
+def prepared_alone(name, lr, **changes):
+    """The same run, prepared and compiled by itself."""
+    method: Any = ALL[name]
+    return federation.federation(partial(method, lr=lr), **changes)
+
+
+def alone(name, cell, **changes):
+    """Its rows."""
+    one = prepared_alone(name, cell.hyper["lr"], **changes).repartition(cell.parts)
+    how = {"rounds": ROUNDS, "evaluate_every": EVERY}
+    return training.run(one, one.init(cell.key), **how)[1]
+
+
+def assert_same_rows(some, others):
+    assert len(some) == len(others) > 1
+    for a, b in zip(some, others, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"seconds"}:
+            np.testing.assert_allclose(a[name], b[name], atol=1e-6, err_msg=name)
+
+
+# with private states, a prologue and full participation, several messages
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("fedavg", {"dropout": 0.3, "weighting": simulation.by_examples}),
+        ("stem", {"cohort_size": 6}),
+        ("fedmuon_svd", {"plan": engine.chunked(2)}),
+    ],
+)
+def test_every_cell_equals_a_run_of_its_own(name, changes):
+    cells = [cell(0.03, 0), cell(0.3, 0), cell(0.3, 1)]
+    prepared = federation.federation(ALL[name], **changes)
+    found = outcomes(prepared, cells)
+    assert [outcome.diverged for outcome in found] == [None] * 3
+    # the first cell's rate is what tells it from the second
+    for one, outcome in zip(cells[1:], found[1:], strict=True):
+        assert_same_rows(outcome.rows, alone(name, one, **changes))
+    losses = [outcome.rows[-1]["train_loss"] for outcome in found]
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_number_of_every_algorithm_may_be_traced(name):
+    """So that a grid over it is one program."""
+    numbers = {
+        key: value
+        for key, value in hyper_parameters(ALL[name]).items()
+        if not isinstance(value, bool)
+    }
+    params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
+    batches = jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 3)), jnp.ones((1, 2, 5))
+
+    def two_rounds(hyper):
+        algorithm = ALL[name](grad_fn, **hyper)
+        state = engine.init(algorithm, params, 1)
+        cohort, weights, key = jnp.arange(1), jnp.ones(1), jax.random.key(0)
+        rest = cohort, batches, weights, key
+        start = engine.make_prologue(algorithm, 1, engine.mapped)
+        play = engine.make_round(algorithm, 1, engine.mapped)
+        return play(start(state, *rest)[0], *rest)[0].server.params
+
+    assert "lr" in numbers
+    hyper = {key: jnp.float32(value) for key, value in numbers.items()}
+    found = jax.eval_shape(two_rounds, hyper)
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, params)
+
+
+CELLS = [cell(lr, 4) for lr in (0.03, 0.1, 0.3, 1.0, 2.0)]
+TEST = DATA.x_test, DATA.y_test
+HALF = DATA.x_test[::2], DATA.y_test[::2]
+
+
+@pytest.fixture(scope="module")
+def together():
+    """Five cells in one group."""
+    return outcomes(federation.federation(fedavg), CELLS, validation=HALF)
+
+
+def test_groups_play_the_same_cells_in_the_same_programs(together, monkeypatch):
+    compiled: list[Any] = []
+
+    def remember(*args):
+        compiled.append(programs(*args))
+        return compiled[-1]
+
+    programs = sweep._programs
+    monkeypatch.setattr(sweep, "_programs", remember)
+    ticks: list[int] = []
+    groups = list(
+        sweep.sweep(
+            federation.federation(fedavg),
+            CELLS,
+            rounds=ROUNDS,
+            evaluate_every=EVERY,
+            validation=HALF,
+            cells_at_once=2,
+            tick=ticks.append,
+        )
+    )
+    assert [len(group) for group in groups] == [2, 2, 1]
+    assert sum(ticks) == ROUNDS * len(CELLS)
+    assert [program._cache_size() for program in compiled[0]] == [1, 1, 1]
+    for one, other in zip(itertools.chain(*groups), together, strict=True):
+        assert_same_rows(one.rows, other.rows)
+
+
+def test_cells_at_once_are_as_cells_one_by_one(together):
+    prepared = federation.federation(fedavg)
+    at_once = outcomes(prepared, CELLS, over=sweep.at_once, validation=TEST)
+    for one, other in zip(at_once, together, strict=True):
+        for row, expected in zip(one.rows, other.rows, strict=True):
+            for name in row.keys() - {"seconds", *VALIDATION}:
+                assert row[name] == pytest.approx(expected[name], abs=1e-6)
+            # these had the test examples for validation
+            loss, accuracy = (row[name] for name in VALIDATION)
+            assert loss == pytest.approx(row["test_loss"], rel=1e-6)
+            assert accuracy == pytest.approx(row["test_accuracy"])
+
+
+VALIDATION = "validation_loss", "validation_accuracy"
+
+
+def test_validation_examples_are_those_that_were_given(together):
+    prepared = prepared_alone("fedavg", 0.3)
+    half = dataclasses.replace(prepared, test=tuple(map(jnp.asarray, HALF)))
+    state = half.repartition(CELLS[2].parts).init(CELLS[2].key)
+    expected = half.evaluate(state)
+    row = together[2].rows[0]
+    assert row["validation_loss"] == pytest.approx(float(expected.test_loss))
+    assert row["validation_accuracy"] == pytest.approx(float(expected.test_accuracy))
+    assert row["validation_loss"] != pytest.approx(row["test_loss"])
+
+
+# ------------------------------------------------------------- not finite
+
+FIRST = 3  # the round from which client 4 sends what is not finite, if it is sampled
+
+
+@pytest.fixture(scope="module")
+def fragile():
+    """Client 4's gradients are about 1e30; `lr` counts from round 3 on."""
+    x = DATA.x_train.copy()
+    x[PARTS[4]] *= 1e30
+
+    def late(grad_fn, lr=0.0):
+        return fedavg(grad_fn, lr=lambda index: jnp.where(index < FIRST, 0.0, lr))
+
+    return federation.federation(
+        late, data=DATA._replace(x_train=x), local_steps=1, cohort_size=6
+    )
+
+
+def with_rates(*rates):
+    return [Cell({"lr": lr}, jax.random.key(0), PARTS) for lr in rates]
+
+
+def test_a_diverging_cell_ends_and_the_others_go_on(fragile):
+    lost, kept = outcomes(fragile, with_rates(1e10, 0.0))
+    assert (lost.diverged, kept.diverged) == (FIRST, None)
+    assert [row["round"] for row in lost.rows] == [0, 3]
+    assert [row["round"] for row in kept.rows] == [0, 3, 6, 7]
+    one = federation.federation(
+        partial(fragile.setup.algorithm, lr=0.0), local_steps=1, cohort_size=6
+    )
+    state, _ = one.train_rounds(one.init(jax.random.key(0)), 3)
+    expected = float(one.evaluate(state).test_accuracy)
+    assert kept.rows[1]["test_accuracy"] == pytest.approx(expected)
+
+
+def test_messages_that_are_not_finite_can_be_left_out_and_are_counted(fragile):
+    lost, kept = outcomes(fragile, with_rates(1e10, 0.0), drop_nonfinite=True)
+    assert (lost.diverged, kept.diverged) == (None, None)
+    assert [row["dropped"] for row in lost.rows] == [0, 0, 3, 4]
+    assert [row["dropped"] for row in kept.rows] == [0, 0, 0, 0]
+
+
+def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
+    ticks: list[int] = []
+    found = outcomes(
+        fragile,
+        with_rates(1e10, 1e11),
+        rounds=10**7,
+        evaluate_every=10**7,
+        tick=ticks.append,
+    )
+    assert [outcome.diverged for outcome in found] == [FIRST, FIRST]
+    assert sum(ticks) == 2 * 10**7
+
+
+def test_a_prologue_that_is_not_finite_is_divergence_before_round_0():
+    x = DATA.x_train.copy()
+    x[PARTS[4]] = np.finfo(np.float32).max
+    prepared = federation.federation(
+        ALL["stem"], data=DATA._replace(x_train=x), cohort_size=6
+    )
+    (found,) = outcomes(prepared, with_rates(0.1))
+    assert found.diverged == 0
+    assert [row["round"] for row in found.rows] == [0]
+
+
+# --------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cells": []}, "at least one cell"),
+        ({"cells_at_once": 0}, "cells_at_once must be at least 1, got 0"),
+        ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
+        (
+            {"cells": [*with_rates(0.1), Cell({}, jax.random.key(0), PARTS)]},
+            r"cell 1 has the hyper-parameters \[\], the first has \['lr'\]",
+        ),
+        (
+            {"cells": [*with_rates(0.1), with_rates(0.1)[0]._replace(parts=PARTS[:5])]},
+            "examples",
+        ),
+        (
+            {"cells": [with_rates(0.1)[0]._replace(parts=cut([25, 25, 25]))]},
+            "6 clients, got 3 parts",
+        ),
+        ({"cells": with_rates(0.1, -1.0)}, r"lr must lie in \[0, infinity\), got -1"),
+    ],
+)
+def test_what_is_no_sweep_is_refused_before_anything_is_compiled(
+    change, message, monkeypatch
+):
+    monkeypatch.setattr(sweep, "_programs", None)
+    how = {"cells": with_rates(0.1), "rounds": 3} | change
+    with pytest.raises(ValueError, match=message):
+        next(sweep.sweep(federation.federation(fedavg), **how))
+
+
+def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
+    prepared = federation.federation(fedavg)
+    floats = 5 * 3 + 3
+    # state, new state and one more; three clients at work; the order of 75 examples
+    one = 3 * (4 * floats + 4) + 3 * 4 * 4 * floats + 4 * 75
+    memory = {"SC_PAGE_SIZE": 2, "SC_PHYS_PAGES": 3 * one}
+    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    assert sweep._fitting(prepared) == 3
+    memory["SC_PHYS_PAGES"] -= 1
+    assert sweep._fitting(prepared) == 2
+    memory["SC_PHYS_PAGES"] = 1
+    assert sweep._fitting(prepared) == 1
