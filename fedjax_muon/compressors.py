@@ -189,13 +189,13 @@ def quantize(bits: int) -> Compressor:
         step = (high - low) / levels
         code = jnp.round((x.reshape(-1) - low) / jnp.where(step > 0, step, 1))
         code = jnp.clip(code, 0, levels).astype(jnp.uint8)
-        return jnp.packbits(code[:, None] >> places & 1), low, step
+        return jnp.packbits(code[:, None] >> places[None, :] & 1), low, step
 
     def decode(sent, like):
         packed, low, step = sent
         count = bits * math.prod(like.shape)
         code = jnp.unpackbits(packed, count=count).reshape(-1, bits)
-        code = jnp.sum(code.astype(jnp.int32) << places, axis=1)
+        code = jnp.sum(code.astype(jnp.int32) << places[None, :], axis=1)
         return (low + code * step).astype(like.dtype).reshape(like.shape)
 
     return Compressor(encode, decode)

@@ -4,9 +4,13 @@ import contextlib
 import io
 import re
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from fedjax_muon import engine, tasks
 from fedjax_muon.algorithms import ALL
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +40,20 @@ def test_the_algorithm_shown_is_the_one_in_the_package():
     path = ROOT / "fedjax_muon" / "algorithms" / "fedprox.py"
     source = re.sub(r'    """.*?"""\n', "", path.read_text(), flags=re.DOTALL)
     assert lines(BLOCKS[1]) == lines(source[source.index("class State") :])
+
+
+def test_the_wrappers_shown_wrap():
+    names: dict[str, Any] = {}
+    exec(compile(BLOCKS[2], "README.md", "exec"), names)
+    assert len(lines(BLOCKS[2])) < 20
+    params = {"w": jnp.ones((40, 30)), "b": jnp.ones(30)}
+    for name in ("svd", "four_bits", "sparse"):
+        algorithm = names[name](lambda params, batch, key: params)
+        assert engine.init(algorithm, params, 2).server.params["w"].shape == (40, 30)
+    still: Any = lambda params, batch, key: params
+    task = tasks.Task(still, still, still)
+    noisy = names["heavy_tailed"](task).grad(params, None, jax.random.key(0))
+    assert (noisy["w"] != params["w"]).all()
 
 
 def test_every_algorithm_is_in_the_table():
