@@ -20,7 +20,8 @@ from fedjax_muon import tree
 Params = Any  # a pytree of arrays
 GradFn = Callable[[Params, Any, jax.Array], Params]  # (params, batch, key) -> gradient
 Schedule = Callable[[jax.Array], Any]  # round index -> number
-Hyper = float | jax.Array | Schedule  # what a hyper-parameter may be
+# what a hyper-parameter may be: also a prefix of the parameters' tree, see `tree`
+Hyper = float | jax.Array | Schedule | tuple["Hyper", ...]
 
 
 class Round(NamedTuple):
@@ -123,27 +124,35 @@ def stateless(params: Params):
 
 def at(value: Hyper, round: Round):
     """A hyper-parameter's value in this round."""
-    return value(round.index) if callable(value) else value
+    return tree.map(lambda v: v(round.index) if callable(v) else v, value)
 
 
-def after_first(value: Hyper, first: float = 1.0) -> Schedule:
+def after_first(value: Hyper, first: float = 1.0) -> Hyper:
     """`first` in round 0 and `value` later: the weight of an average without a past."""
 
-    def schedule(index):
-        later = value(index) if callable(value) else value
-        return jnp.where(index == 0, first, later)
+    def schedule(value):
+        later = value if callable(value) else lambda index: value
+        return lambda index: jnp.where(index == 0, first, later(index))
 
-    return schedule
+    return tree.map(schedule, value)
 
 
 def move(params, lr, rule: optax.GradientTransformation, opt, direction):
     """`params - lr * rule(direction)`, and the rule's new state.
 
     Local rules begin anew in every round unless an algorithm says otherwise; what
-    must outlive a round travels as the algorithm's own state.
+    must outlive a round travels as the algorithm's own state. A rule that has a
+    `project` (see `pair.projected`) has it applied to the result.
     """
     updates, opt = rule.update(direction, opt, params)
-    return tree.add_scaled(params, -lr, updates), opt
+    moved = tree.sub_scaled(params, lr, updates)
+    return getattr(rule, "project", lambda params: params)(moved), opt
+
+
+def mean_direction(lr: Hyper, round: Round, dx):
+    """-dx / (K lr): the mean of the directions whose K moves add up to dx."""
+    weight = lambda lr: -1 / (round.steps * lr)
+    return tree.scale(tree.map(weight, at(lr, round)), dx)
 
 
 def local_steps(step, carry, batches, key):

@@ -1,5 +1,6 @@
 """Ranges of hyper-parameters, checked where they are given."""
 
+import functools
 import math
 
 import jax
@@ -18,9 +19,18 @@ def check_range(
     """Refuses a concrete number outside [low, high], whose ends may be left out.
 
     Tracers pass, and so do functions of the round index where `schedules` are allowed:
-    their values are not known when a factory is called. Raises `ValueError` for a
-    number out of range or not finite, and `TypeError` for what is no number.
+    their values are not known when a factory is called. A prefix of a tree has its
+    entries checked. Raises `ValueError` for a number out of range or not finite, and
+    `TypeError` for what is no number.
     """
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", range(len(value)))
+        check = functools.partial(
+            check_range, open_low=open_low, open_high=open_high, schedules=schedules
+        )
+        for part, entry in zip(names, value, strict=True):
+            check(f"{name}.{part}", entry, low, high)
+        return
     if isinstance(value, jax.core.Tracer) or (schedules and callable(value)):
         return
     if not isinstance(value, (int, float)) and getattr(value, "shape", None) != ():

@@ -1,5 +1,10 @@
-"""Arithmetic on pytrees. The scalars may be tracers of any float type: leaves keep
-the dtype they came with, so that a schedule in float32 never widens bfloat16 state."""
+"""Arithmetic on pytrees.
+
+A scalar may also be a prefix of the tree, as `in_axes` of `jax.vmap`: `Pair(0.1, 0.01)`
+scales all leaves of x by 0.1 and all of y by 0.01. Scalars may be tracers of any float
+type: leaves keep the dtype they came with, so that a schedule in float32 never widens
+bfloat16 state.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +20,38 @@ def sub(a, b):
     return jax.tree.map(jnp.subtract, a, b)
 
 
+def _with_prefix(function, prefix, *trees):
+    """`function(scalar, *leaves)`, where a scalar belongs to all leaves below it."""
+
+    def below(scalar, *parts):
+        keep = lambda x, *rest: function(scalar, x, *rest).astype(x.dtype)
+        return jax.tree.map(keep, *parts)
+
+    return jax.tree.map(below, prefix, *trees)
+
+
 def scale(s, a):
-    return jax.tree.map(lambda x: (s * x).astype(x.dtype), a)
+    return _with_prefix(lambda s, x: s * x, s, a)
 
 
 def add_scaled(a, s, b):
     """a + s b"""
-    return jax.tree.map(lambda x, y: (x + s * y).astype(x.dtype), a, b)
+    return _with_prefix(lambda s, x, y: x + s * y, s, a, b)
+
+
+def sub_scaled(a, s, b):
+    """a - s b"""
+    return _with_prefix(lambda s, x, y: x - s * y, s, a, b)
 
 
 def mix(old, weight, new):
     """(1 - weight) old + weight new"""
-    return jax.tree.map(
-        lambda x, y: ((1 - weight) * x + weight * y).astype(x.dtype), old, new
-    )
+    return _with_prefix(lambda w, x, y: (1 - w) * x + w * y, weight, old, new)
+
+
+def fade(weight, a):
+    """(1 - weight) a"""
+    return _with_prefix(lambda w, x: (1 - w) * x, weight, a)
 
 
 def zeros_like(a):

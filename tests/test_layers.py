@@ -9,10 +9,11 @@ ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
     {"tree", "ranges", "orthogonalize", "partition", "models"},
     {"lmo", "data"},
-    {"transforms", "tasks", "compressors"},
+    {"transforms", "tasks", "compressors", "pair"},
     {"core"},
-    {"compression", "noise"},
+    {"compression", "noise", "methods"},
     {"algorithms"},
+    {"minimax"},
     {"engine"},
     {"batching"},
     {"evaluation"},

@@ -3,11 +3,6 @@
 A method that is another one with other arguments is a row here, not a file.
 """
 
-import difflib
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
-
 import optax
 
 from fedjax_muon import lmo
@@ -29,7 +24,7 @@ from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.compression import compress
 from fedjax_muon.compressors import memory_share, truncated_svd
-from fedjax_muon.core import Algorithm, GradFn
+from fedjax_muon.methods import Method
 from fedjax_muon.transforms import (
     biclip,
     muon,
@@ -40,24 +35,6 @@ from fedjax_muon.transforms import (
     scale_by_lmo,
     spectral,
 )
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class Method(NamedTuple):
-    """An algorithm ready to be given a gradient: `method(grad_fn, **hyper)`."""
-
-    label: str  # as tables and legends call it
-    paper: str
-    factory: Callable[..., Algorithm]
-    settings: Mapping[str, Any] = (
-        NOTHING  # where it differs from the factory's defaults
-    )
-    grid: Mapping[str, tuple[float, ...]] = NOTHING  # as published
-
-    def __call__(self, grad_fn: GradFn, **hyper) -> Algorithm:
-        return self.factory(grad_fn, **{**self.settings, **hyper})
-
 
 MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
 REDDI = "Reddi et al. 2021, arXiv:2003.00295"
@@ -254,14 +231,3 @@ ALL: dict[str, Method] = {
         LIU_ADAM_GRID,
     ),
 }
-
-
-def find(name: str) -> Method:
-    """The method of that name; `ValueError` with the nearest names if there is none."""
-    if name in ALL:
-        return ALL[name]
-    nearest = difflib.get_close_matches(name, ALL, n=3, cutoff=0.0)
-    raise ValueError(
-        f"unknown algorithm {name!r}; did you mean {', '.join(nearest)}? "
-        "`fedjax-muon list` shows all"
-    )

@@ -68,16 +68,15 @@ def fafed(
 
     def start(state, mean, round):
         m, v = mean
-        return State(tree.add_scaled(state.params, -at(lr, round), m), m, v)
+        return State(tree.sub_scaled(state.params, at(lr, round), m), m, v)
 
     def client(shared, previous, batches, round):
         def step(carry, batch, key):
             x, previous, m, v = carry
             new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            a = at(fresh, round)
-            m = tree.map(lambda n, m, o: n + (1 - a) * (m - o), new, m, old)
+            m = tree.add(new, tree.fade(at(fresh, round), tree.sub(m, old)))
             v = tree.mix(v, 1 - beta, tree.map(jnp.square, new))
-            moved = tree.add_scaled(x, -at(lr, round), precondition(m, shared.square))
+            moved = tree.sub_scaled(x, at(lr, round), precondition(m, shared.square))
             return (moved, x, m, v), ()
 
         carry = shared.params, previous, shared.mean, shared.square
@@ -87,7 +86,7 @@ def fafed(
     def server(state, mean, round):
         dx, m, v = mean
         x = tree.add(state.params, dx)
-        return State(tree.add_scaled(x, -at(lr, round), precondition(m, v)), m, v)
+        return State(tree.sub_scaled(x, at(lr, round), precondition(m, v)), m, v)
 
     prologue = Exchange(lambda state, round: state.params, first, start)
     main = Exchange(everything, client, server)

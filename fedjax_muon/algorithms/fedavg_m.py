@@ -23,6 +23,7 @@ from fedjax_muon.core import (
     at,
     everything,
     local_steps,
+    mean_direction,
     move,
     stateless,
 )
@@ -71,7 +72,7 @@ def fedavg_m(
     def server(state, dx, round):
         return State(
             params=tree.add_scaled(state.params, at(server_lr, round), dx),
-            momentum=tree.scale(-1 / (round.steps * at(lr, round)), dx),
+            momentum=mean_direction(lr, round, dx),
         )
 
     main = Exchange(everything, client, server)

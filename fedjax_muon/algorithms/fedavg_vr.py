@@ -20,6 +20,7 @@ from fedjax_muon.core import (
     at,
     everything,
     local_steps,
+    mean_direction,
     stateless,
 )
 from fedjax_muon.ranges import check_range
@@ -54,12 +55,11 @@ def fedavg_vr(
 
     def client(shared, mine, batches, round):
         start, previous, g = shared
-        b = at(fresh, round)
 
         def step(x, batch, key):
             new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            d = tree.map(lambda n, g, o: n + (1 - b) * (g - o), new, g, old)
-            return tree.add_scaled(x, -at(lr, round), d), ()
+            d = tree.add(new, tree.fade(at(fresh, round), tree.sub(g, old)))
+            return tree.sub_scaled(x, at(lr, round), d), ()
 
         x, _ = local_steps(step, start, batches, round.key)
         return tree.sub(x, start), mine
@@ -68,7 +68,7 @@ def fedavg_vr(
         return State(
             params=tree.add_scaled(state.params, at(server_lr, round), dx),
             previous=state.params,
-            momentum=tree.scale(-1 / (round.steps * at(lr, round)), dx),
+            momentum=mean_direction(lr, round, dx),
         )
 
     main = Exchange(everything, client, server)

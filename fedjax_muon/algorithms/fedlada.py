@@ -23,6 +23,7 @@ from fedjax_muon.core import (
     at,
     everything,
     local_steps,
+    mean_direction,
     stateless,
 )
 from fedjax_muon.ranges import check_range
@@ -79,8 +80,8 @@ def fedlada(
             g = grad_fn(x, batch, key)
             m, v = tree.mix(m, 1 - b1, g), tree.mix(v, 1 - b2, tree.map(jnp.square, g))
             w = tree.map(jnp.maximum, w, v)
-            d = tree.map(lambda m, w, d: a * m / jnp.sqrt(w) + (1 - a) * d, m, w, delta)
-            return (tree.add_scaled(x, -at(lr, round), d), m, v, w), ()
+            d = tree.mix(delta, a, tree.map(lambda m, w: m / jnp.sqrt(w), m, w))
+            return (tree.sub_scaled(x, at(lr, round), d), m, v, w), ()
 
         carry = start, tree.zeros_like(start), square, square
         (x, _, _, w), _ = local_steps(step, carry, batches, round.key)
@@ -91,7 +92,7 @@ def fedlada(
         return State(
             params=tree.add_scaled(state.params, at(server_lr, round), dx),
             square=square,
-            delta=tree.scale(-1 / (round.steps * at(lr, round)), dx),
+            delta=mean_direction(lr, round, dx),
         )
 
     main = Exchange(everything, client, server)

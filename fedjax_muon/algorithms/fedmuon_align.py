@@ -27,6 +27,7 @@ from fedjax_muon.core import (
     at,
     everything,
     local_steps,
+    mean_direction,
     stateless,
 )
 from fedjax_muon.ranges import check_range
@@ -77,8 +78,8 @@ def fedmuon_align(
         def step(now, batch, key):
             x, opt = now
             u, opt = rule.update(grad_fn(x, batch, key), opt, x)
-            d = tree.map(lambda u, d, x: (1 - a) * u + a * d + wd * x, u, delta, x)
-            return (tree.add_scaled(x, -at(lr, round), d), opt), ()
+            d = tree.add_scaled(tree.mix(u, a, delta), wd, x)
+            return (tree.sub_scaled(x, at(lr, round), d), opt), ()
 
         now = start, tree.put(rule.init(start), carry, momentum)
         (x, opt), _ = local_steps(step, now, batches, round.key)
@@ -89,7 +90,7 @@ def fedmuon_align(
         return State(
             params=tree.add(state.params, dx),
             momentum=momentum,
-            delta=tree.scale(-1 / (round.steps * at(lr, round)), dx),
+            delta=mean_direction(lr, round, dx),
         )
 
     main = Exchange(everything, client, server)

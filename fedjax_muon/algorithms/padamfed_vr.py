@@ -77,9 +77,7 @@ def padamfed_vr(
         def step(carry, batch, key):
             x, opt = carry
             new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            d = tree.map(
-                lambda n, c, h, o: n - b * c + h - (1 - b) * o, new, control, h, old
-            )
+            d = tree.sub(tree.add(new, h), tree.mix(old, b, control))
             return move(x, at(lr, round), rule, opt, d), (new, d)
 
         carry = start, rule.init(start)

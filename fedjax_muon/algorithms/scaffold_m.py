@@ -73,7 +73,7 @@ def scaffold_m(
         def step(carry, batch, key):
             x, opt = carry
             g = grad_fn(x, batch, key)
-            d = tree.map(lambda g, ci, h: b * (g - ci) + h, g, control, h)
+            d = tree.add_scaled(h, b, tree.sub(g, control))
             return move(x, at(lr, round), rule, opt, d), g
 
         carry = start, rule.init(start)

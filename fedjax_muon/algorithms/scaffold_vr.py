@@ -20,6 +20,7 @@ from fedjax_muon.core import (
     after_first,
     at,
     local_steps,
+    mean_direction,
 )
 from fedjax_muon.ranges import check_range
 
@@ -68,10 +69,8 @@ def scaffold_vr(
 
         def step(x, batch, key):
             new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            d = tree.map(
-                lambda n, c, h, o: n - b * c + h - (1 - b) * o, new, control, h, old
-            )
-            return tree.add_scaled(x, -at(lr, round), d), new
+            d = tree.sub(tree.add(new, h), tree.mix(old, b, control))
+            return tree.sub_scaled(x, at(lr, round), d), new
 
         x, seen = local_steps(step, start, batches, round.key)
         return Message(tree.sub(x, start), tree.sub(seen, control)), seen
@@ -82,7 +81,7 @@ def scaffold_vr(
             params=tree.add_scaled(state.params, at(server_lr, round), dx),
             previous=state.params,
             control=tree.add_scaled(state.control, round.fraction, dc),
-            momentum=tree.scale(-1 / (round.steps * at(lr, round)), dx),
+            momentum=mean_direction(lr, round, dx),
         )
 
     main = Exchange(broadcast, client, server)

@@ -5,12 +5,14 @@ for full participation. With x_ the client's own previous iterate, for each of K
 batches s
 
     d_i <- grad_i(x_i; s) + (1 - fresh) (d_i - grad_i(x_; s))
-    x_ <- x_i;    x_i <- x_i - lr d_i
+    x_ <- x_i;    x_i <- x_i - lr rule(d_i)
 
 but the last move is the server's, on the means: clients send x_, not x_i.
 """
 
 from typing import Any, NamedTuple
+
+import optax
 
 from fedjax_muon import tree
 from fedjax_muon.core import (
@@ -22,6 +24,7 @@ from fedjax_muon.core import (
     everything,
     local_steps,
     mean_gradient,
+    move,
 )
 from fedjax_muon.ranges import check_range
 
@@ -36,12 +39,14 @@ def stem(
     *,
     lr: Hyper = 0.1,
     fresh: Hyper = 0.1,
+    rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
     """Stochastic two-sided momentum.
 
     Args:
       lr: learning rate.
       fresh: weight of the fresh gradient in the momentum, a in the paper.
+      rule: what is done to the momentum, stateless, without learning rate.
     """
     check_range("lr", lr)
     check_range("fresh", fresh, 0.0, 1.0)
@@ -49,19 +54,21 @@ def stem(
     def init(params):
         return State(params, tree.zeros_like(params))
 
+    def step_along(x, d, round):
+        return move(x, at(lr, round), rule, rule.init(x), d)[0]
+
     def first(x, mine, batches, round):
         return mean_gradient(grad_fn, x, batches, round.key), mine
 
     def start(state, d, round):
-        return State(tree.add_scaled(state.params, -at(lr, round), d), d)
+        return State(step_along(state.params, d, round), d)
 
     def client(shared, previous, batches, round):
         def step(carry, batch, key):
             x, previous, d = carry
             new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            a = at(fresh, round)
-            d = tree.map(lambda n, d, o: n + (1 - a) * (d - o), new, d, old)
-            return (tree.add_scaled(x, -at(lr, round), d), x, d), ()
+            d = tree.add(new, tree.fade(at(fresh, round), tree.sub(d, old)))
+            return (step_along(x, d, round), x, d), ()
 
         x, d = shared
         (_, last, d), _ = local_steps(step, (x, previous, d), batches, round.key)
@@ -70,7 +77,7 @@ def stem(
     def server(state, mean, round):
         dx, d = mean
         x = tree.add(state.params, dx)
-        return State(tree.add_scaled(x, -at(lr, round), d), d)
+        return State(step_along(x, d, round), d)
 
     prologue = Exchange(lambda state, round: state.params, first, start)
     main = Exchange(everything, client, server)

@@ -10,8 +10,8 @@ import tyro
 from tyro.conf import Positional
 from tyro.constructors import PrimitiveConstructorSpec
 
-from fedjax_muon import algorithms
-from fedjax_muon.cli.config import Config, hyper_parameters
+from fedjax_muon.cli.config import METHODS, Config, hyper_parameters
+from fedjax_muon.methods import Method, find
 
 MAIN_JOB = (
     "fedavg",
@@ -135,7 +135,7 @@ class Prepare:
     """Where to put it; by default the environment variable FEDJAX_MUON_DATA."""
 
 
-def _options(method: algorithms.Method) -> type:
+def _options(method: Method) -> type:
     """The plain options of a method as a dataclass, with its docstring's help."""
     text = docstring_parser.parse(inspect.getdoc(method.factory) or "")
     help_of = {p.arg_name: p.description for p in text.params}
@@ -148,7 +148,7 @@ def _options(method: algorithms.Method) -> type:
 
 def train_class(name: str) -> type:
     """`train` for one algorithm, whose own options it has under `--algorithm.`."""
-    method = algorithms.find(name)
+    method = find(name, METHODS)
     options = _options(method)
 
     Flag = lambda kind, default, **about: (

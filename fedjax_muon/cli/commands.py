@@ -9,9 +9,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon import algorithms, comparison, data, history, models, plots
+from fedjax_muon import comparison, data, history, models, plots
 from fedjax_muon.cli import arguments, directory, sweeping, tables
 from fedjax_muon.cli.config import (
+    METHODS,
     Comparison,
     Run,
     Sweep,
@@ -56,9 +57,7 @@ def train(args) -> None:
 def _train(run, simulation, place) -> None:
     console = Console()
     with resumable(place) as pause, progress_bar(console) as bar, refusing():
-        task = bar.add_task(
-            algorithms.ALL[run.algorithm].label, total=run.config.rounds
-        )
+        task = bar.add_task(METHODS[run.algorithm].label, total=run.config.rounds)
 
         def tick(rounds: int) -> None:
             bar.advance(task, rounds)
@@ -71,7 +70,7 @@ def _train(run, simulation, place) -> None:
             console.print(str(error), style="red")
             sys.exit(1)
     columns = history.read(place / directory.METRICS)
-    plots.curves({algorithms.ALL[run.algorithm].label: [columns]}, place / "curves.png")
+    plots.curves({METHODS[run.algorithm].label: [columns]}, place / "curves.png")
     console.print(
         f"test accuracy {columns['test_accuracy'][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {place}"
@@ -125,7 +124,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
             for seed in what.seeds:
                 cell = place / algorithm / f"seed{seed}"
                 run = cells[cell]
-                label = algorithms.ALL[algorithm].label
+                label = METHODS[algorithm].label
                 bar.update(everything, description=f"{label}, seed {seed}")
                 if not (cell / directory.CONFIG).exists():
                     directory.create(cell, run)
@@ -151,7 +150,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
 
 def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
     runs = {
-        algorithms.ALL[name].label: [
+        METHODS[name].label: [
             history.read(place / name / f"seed{seed}" / directory.METRICS)
             for seed in what.seeds
         ]
@@ -159,7 +158,7 @@ def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
         if name not in diverged
     }
     for name, why in diverged.items():
-        console.print(f"{algorithms.ALL[name].label} diverged: {why}", style="red")
+        console.print(f"{METHODS[name].label} diverged: {why}", style="red")
     if not runs:
         sys.exit(1)
     target = comparison.target_accuracy(runs)
@@ -200,7 +199,7 @@ def show(args: arguments.List) -> None:
     table = Table()
     for column in ("name", "algorithm", "options", "paper"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for name, method in algorithms.ALL.items():
+    for name, method in METHODS.items():
         options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
         table.add_row(name, method.label, " ".join(options), method.paper)
     console.print(table)
@@ -225,7 +224,7 @@ def plot(args: arguments.Plot) -> None:
                 {place: what} if isinstance(what, Run) else directory.cells(place, what)
             )
             for cell, run in cells.items():
-                label = algorithms.find(run.algorithm).label
+                label = METHODS[run.algorithm].label
                 columns = history.read(cell / directory.METRICS)
                 runs.setdefault(label, []).append(columns)
         comparison.check_rounds(runs)

@@ -23,12 +23,14 @@ from fedjax_muon import (
     batching,
     compressors,
     engine,
+    minimax,
     models,
     partition,
     simulation,
 )
 from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
+from fedjax_muon.methods import Method, find
 from fedjax_muon.tasks import classification
 
 SAMPLERS = {
@@ -36,6 +38,7 @@ SAMPLERS = {
     "with_replacement": batching.with_replacement,
     "full_batch": batching.full_batch,
 }
+METHODS = {**algorithms.ALL, **minimax.ALL}
 WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
 
 
@@ -43,6 +46,9 @@ WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
 class Config:
     """Everything about a run but its algorithm and its seed."""
 
+    problem: Literal["classification", "auc"] = "classification"
+    """What is optimized: cross-entropy, or the area under the ROC curve of two classes,
+    a minimax problem."""
     dataset: str = "digits"
     """Data set: digits, mnist, fashion_mnist, cifar10, cifar10_subset, cifar100, or
     tfds:NAME for one that `prepare` has made."""
@@ -164,7 +170,7 @@ class Sweep:
 
     def config_of(self, algorithm: str) -> Config:
         """The config, with all clients in every round where an algorithm needs them."""
-        built = algorithms.find(algorithm)(lambda params, batch, key: params)
+        built = find(algorithm, METHODS)(lambda params, batch, key: params)
         everyone = (
             self.config.num_clients if built.everyone else self.config.cohort_size
         )
@@ -198,7 +204,12 @@ def from_json(text: str) -> What:
         raise ValueError(f"config.json is not one of ours: {error!r}") from error
 
 
-def hyper_parameters(method: algorithms.Method) -> dict[str, Any]:
+def methods_for(config: Config) -> Mapping[str, Method]:
+    """The methods made for a problem; those of minimisation serve any."""
+    return algorithms.ALL if config.problem == "classification" else minimax.ALL
+
+
+def hyper_parameters(method: Method) -> dict[str, Any]:
     """The plain options of a method, by name, with their defaults: numbers and flags,
     not transformations."""
     found = {}
@@ -212,7 +223,13 @@ def hyper_parameters(method: algorithms.Method) -> dict[str, Any]:
 def algorithm_of(run: Run) -> partial:
     """The run's algorithm but for its gradient. Raises `ValueError` for an unknown
     name or option."""
-    method = algorithms.find(run.algorithm)
+    method = find(run.algorithm, METHODS)
+    minimising = run.config.problem == "classification"
+    if minimising and run.algorithm not in algorithms.ALL:
+        raise ValueError(
+            f"{run.algorithm} is a method for minimax problems; choose one with "
+            "--problem"
+        )
     plain = hyper_parameters(method)
     unknown = sorted(set(run.hyper) - set(plain))
     if unknown:
@@ -230,7 +247,7 @@ def algorithm_of(run: Run) -> partial:
     return partial(factory, **plain | dict(run.hyper))
 
 
-def _scheduled(method: algorithms.Method, config: Config, grad_fn, **hyper):
+def _scheduled(method: Method, config: Config, grad_fn, **hyper):
     if config.lr_schedule == "cosine":
         hyper["lr"] = optax.cosine_decay_schedule(hyper["lr"], config.rounds)
     return method(grad_fn, **hyper)

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedjax_muon import algorithms, comparison, data, history, plots
+from fedjax_muon import comparison, data, history, plots
 from fedjax_muon.cli import arguments, directory, tables
 from fedjax_muon.cli.config import (
+    METHODS,
     Sweep,
     algorithm_of,
     hyper_parameters,
+    methods_for,
     parts_of,
     simulation_of,
     start_key,
@@ -34,6 +36,7 @@ from fedjax_muon.cli.session import (
     resumable,
 )
 from fedjax_muon.comparison import History, Point
+from fedjax_muon.methods import find
 from fedjax_muon.sweep import Cell, Outcome, sweep
 
 DRAWN = 10  # methods whose curves are drawn, the best
@@ -42,9 +45,9 @@ DRAWN = 10  # methods whose curves are drawn, the best
 def command(args: arguments.Sweep) -> None:
     """`fedjax-muon sweep`."""
     with refusing():
-        names = (
-            tuple(algorithms.ALL) if args.algorithms == ("all",) else args.algorithms
-        )
+        names = args.algorithms
+        if names == ("all",):
+            names = tuple(methods_for(args.config))
         grids = {name: _grid(name, args.grid) for name in names}
         what = Sweep(
             names, grids, args.seeds, args.validation, args.cells_at_once, args.config
@@ -57,7 +60,7 @@ def command(args: arguments.Sweep) -> None:
 
 def _grid(name: str, given: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
     """Of one algorithm. Raises `ValueError` for what is no grid."""
-    method = algorithms.find(name)
+    method = find(name, METHODS)
     if given == ("paper",):
         return method.grid
     grid: dict[str, tuple[float, ...]] = {}
@@ -80,7 +83,7 @@ def check(what: Sweep) -> None:
     if what.cells_at_once is not None and what.cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {what.cells_at_once}")
     for name in what.algorithms:
-        plain = hyper_parameters(algorithms.find(name))
+        plain = hyper_parameters(find(name, METHODS))
         for option, values in what.grids[name].items():
             known = [n for n, default in plain.items() if not isinstance(default, bool)]
             if option not in known:
@@ -124,7 +127,7 @@ def play(what: Sweep, place: Path) -> None:
             pause()
 
         for name in what.algorithms:
-            bar.update(everything, description=algorithms.ALL[name].label)
+            bar.update(everything, description=METHODS[name].label)
             path = place / "cells" / f"{name}.csv"
             todo = list(_unfinished(what, name, path))
             cells = len(what.points(name)) * len(what.seeds)
@@ -193,7 +196,7 @@ def points(what: Sweep, name: str, place: Path) -> list[Point]:
 def label(what: Sweep, name: str) -> str:
     """The method's, marked if all clients play where others don't."""
     everyone = what.config_of(name) != what.config
-    return algorithms.ALL[name].label + (" (all clients)" if everyone else "")
+    return METHODS[name].label + (" (all clients)" if everyone else "")
 
 
 def best(what: Sweep, place: Path) -> dict[str, Point | None]:

@@ -1,7 +1,7 @@
 """Local and server rules: optax transformations of an ascent direction, without
 learning rate. Whatever optax offers in this form serves as well."""
 
-from fedjax_muon.transforms.directions import biclip, normalize
+from fedjax_muon.transforms.directions import biclip, normalize, sign_scalars
 from fedjax_muon.transforms.fedopt import (
     scale_by_fedadagrad,
     scale_by_fedadam,
@@ -36,6 +36,7 @@ __all__ = [
     "scale_by_lmo",
     "scale_by_muon",
     "scale_by_shape",
+    "sign_scalars",
     "spectral",
     "unscaled",
 ]

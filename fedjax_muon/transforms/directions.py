@@ -19,6 +19,11 @@ def normalize() -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
+def sign_scalars() -> optax.GradientTransformation:
+    """Replaces every leaf without axes by its sign; arrays pass."""
+    return optax.stateless_with_tree_map(lambda g, _: g if g.ndim else jnp.sign(g))
+
+
 def biclip(low: float, high: float) -> optax.GradientTransformation:
     """Brings the size of every coordinate into [low, high]; zero stays zero.
 
