@@ -1,8 +1,8 @@
 """What a client trains on: batches as rows of example ids, drawn inside jit.
 
 Examples lie on the device once. A client owns a segment of `order`, and what its local
-steps scan is an int32 array [K, batch] of example ids, -1 where a batch has a gap; the
-examples themselves are gathered step by step (`on`).
+steps scan are `Rows`: ids of examples, not examples, which are gathered step by step
+(`on`).
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +28,14 @@ class Clients(NamedTuple):
     order: jax.Array  # int32, ids of examples, client by client
     start: jax.Array  # int32 [N], where a client's segment begins
     size: jax.Array  # int32 [N], its length, at least 1
+    shares: jax.Array  # float32 [N, classes], of the classes in a client's examples
+
+
+class Rows(NamedTuple):
+    """The examples of K batches, or of one without the leading axis."""
+
+    ids: jax.Array  # int32 [K, B], -1 where a batch has a gap
+    client: jax.Array  # int32 [K], whose they are
 
 
 def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
@@ -55,9 +63,17 @@ def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
             f"{len(x) - 1}"
         )
     start = np.cumsum([0, *sizes[:-1]])
+    labels = np.asarray(y)
+    classes = np.arange(labels.max() + 1)
+    counts = [(labels[part][:, None] == classes).sum(0) for part in parts]
     as_ids = lambda a: jnp.asarray(a, jnp.int32)
     return Clients(
-        jnp.asarray(x), jnp.asarray(y), as_ids(order), as_ids(start), as_ids(sizes)
+        x=jnp.asarray(x),
+        y=jnp.asarray(y),
+        order=as_ids(order),
+        start=as_ids(start),
+        size=as_ids(sizes),
+        shares=jnp.asarray(np.array(counts) / np.array(sizes)[:, None], jnp.float32),
     )
 
 
@@ -101,25 +117,29 @@ def full_batch(key, size, steps: int, batch_size: int, longest: int) -> jax.Arra
 def draw_rows(
     clients: Clients, sampler: Sampler, steps: int, batch_size: int, longest: int
 ):
-    """`(client id, key) -> ids of the examples of its K batches`, for the engine."""
+    """`(client id, key) -> Rows` of its K batches, for the engine."""
 
     def draw(client, key):
         place = sampler(key, clients.size[client], steps, batch_size, longest)
         ids = clients.order[clients.start[client] + jnp.maximum(place, 0)]
-        return jnp.where(place < 0, -1, ids)
+        ids = jnp.where(place < 0, -1, ids)
+        return Rows(ids, jnp.full(len(ids), client, jnp.int32))
 
     return draw
 
 
 def on(clients: Clients, grad: GradFn) -> GradFn:
-    """A gradient of batches as a gradient of rows of example ids.
+    """A gradient of batches as a gradient of `Rows`.
 
     Call it, and the algorithm's factory, inside the jitted function that has `clients`
     as an argument: closing over concrete data costs compilation time and memory.
     """
 
     def grad_fn(params, rows, key):
-        weight = (rows >= 0).astype(jnp.float32)
-        return grad(params, Batch(clients.x[rows], clients.y[rows], weight), key)
+        ids, client = rows
+        weight = (ids >= 0).astype(jnp.float32)
+        shares = clients.shares[client]
+        batch = Batch(clients.x[ids], clients.y[ids], weight, client, shares)
+        return grad(params, batch, key)
 
     return grad_fn

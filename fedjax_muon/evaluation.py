@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.batching import Clients
+from fedjax_muon.metrics import roc_auc
 from fedjax_muon.tasks import Task
 
 BATCH = 512
@@ -23,6 +24,8 @@ class Evaluation(NamedTuple):
     test_loss: jax.Array
     test_accuracy: jax.Array
     client_accuracy_std: jax.Array
+    train_auc: jax.Array | None = None  # of tasks that score two classes
+    test_auc: jax.Array | None = None
 
 
 def evaluate(task: Task, params, clients: Clients, test) -> Evaluation:
@@ -30,25 +33,43 @@ def evaluate(task: Task, params, clients: Clients, test) -> Evaluation:
     count = len(clients.order)
     sampled = np.linspace(0, count - 1, min(count, EVALUATED), dtype=np.int32)
     owned = clients.order[sampled]
-    loss, correct = scores(task, params, clients.x[owned], clients.y[owned])
-    test_loss, test_correct = scores(task, params, *test)
+    train = means(task, params, clients.x[owned], clients.y[owned])
+    tested = means(task, params, *test)
     return Evaluation(
-        train_loss=jnp.mean(loss),
-        train_accuracy=jnp.mean(correct),
-        test_loss=jnp.mean(test_loss),
-        test_accuracy=jnp.mean(test_correct),
-        client_accuracy_std=_client_spread(clients, sampled, correct),
+        train_loss=train.loss,
+        train_accuracy=train.accuracy,
+        test_loss=tested.loss,
+        test_accuracy=tested.accuracy,
+        client_accuracy_std=_client_spread(clients, sampled, train.correct),
+        train_auc=train.auc,
+        test_auc=tested.auc,
     )
 
 
+class Means(NamedTuple):
+    """Of some examples."""
+
+    loss: jax.Array
+    accuracy: jax.Array
+    correct: jax.Array  # [n], 1 or 0
+    auc: jax.Array | None
+
+
+def means(task: Task, params, x, y) -> Means:
+    """Scores parameters on examples."""
+    loss, correct, score = scores(task, params, x, y)
+    auc = None if score is None else roc_auc(score, y)
+    return Means(jnp.mean(loss), jnp.mean(correct), correct, auc)
+
+
 def scores(task: Task, params, x, y):
-    """Loss and correctness of every example, a batch at a time."""
+    """Loss, correctness and rank score of every example, a batch at a time."""
     count = len(x)
     batch = min(count, BATCH)
     places = jnp.arange(-(-count // batch) * batch).reshape(-1, batch) % count
-    scores = jax.lax.map(lambda at: task.evaluate(params, x[at], y[at]), places)
-    loss, correct = (s.reshape(-1)[:count] for s in scores)
-    return loss, correct.astype(jnp.float32)
+    found = jax.lax.map(lambda at: task.evaluate(params, x[at], y[at]), places)
+    found = jax.tree.map(lambda s: s.reshape(-1)[:count], found)
+    return found._replace(correct=found.correct.astype(jnp.float32))
 
 
 def _client_spread(clients: Clients, sampled, values):

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_muon import tree
 from fedjax_muon.batching import Clients
-from fedjax_muon.evaluation import evaluate, scores
+from fedjax_muon.evaluation import evaluate, means
 from fedjax_muon.simulation import (
     Metrics,
     Setup,
@@ -75,6 +75,7 @@ class _Stacked(NamedTuple):
     order: jax.Array  # the clients' segments
     start: jax.Array
     size: jax.Array
+    shares: jax.Array
 
 
 class _Data(NamedTuple):
@@ -178,10 +179,11 @@ def _programs(setup: Setup, over: Over, longest: int) -> _Programs:
         def one(own, state, clients):
             found = evaluate(own.task, state.params, clients, data.test)._asdict()
             if data.validation is not None:
-                loss, correct = scores(own.task, state.params, *data.validation)
-                found["validation_loss"] = jnp.mean(loss)
-                found["validation_accuracy"] = jnp.mean(correct)
-            return found
+                other = means(own.task, state.params, *data.validation)
+                found["validation_loss"] = other.loss
+                found["validation_accuracy"] = other.accuracy
+                found["validation_auc"] = other.auc
+            return {name: value for name, value in found.items() if value is not None}
 
         return each(one, states, stacked, data)
 
@@ -200,7 +202,7 @@ def _stack(simulation: Simulation, cells: Sequence[Cell]):
         states.append(untrained(simulation.setup._replace(algorithm=algorithm), key))
         clients = simulation.repartition(parts).clients
         numbers = {name: jnp.float32(value) for name, value in hyper.items()}
-        rest.append(_Stacked(numbers, clients.order, clients.start, clients.size))
+        rest.append(_Stacked(numbers, *clients[2:]))
     stack = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
     return stack(states), stack(rest)
 

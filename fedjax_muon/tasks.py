@@ -18,6 +18,8 @@ class Batch(NamedTuple):
     x: jax.Array  # [B, ...]
     y: jax.Array  # [B], integers from 0: the classes
     weight: jax.Array  # [B], float32, not negative
+    client: jax.Array | None = None  # int32 [], whose batch it is
+    shares: jax.Array | None = None  # float32 [classes], in all examples of that client
 
 
 class Scores(NamedTuple):
@@ -25,6 +27,7 @@ class Scores(NamedTuple):
 
     loss: jax.Array  # [B], nats
     correct: jax.Array  # [B], bool
+    score: jax.Array | None = None  # [B], what ranks examples of two classes, if any
 
 
 class Task(NamedTuple):

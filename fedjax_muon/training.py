@@ -70,9 +70,10 @@ def evaluations(
 
     def row(state, index) -> Row:
         down, up = simulation.bytes_after(index)
-        scores = jax.tree.map(float, simulation.evaluate(state))
+        scores = jax.tree.map(float, simulation.evaluate(state)._asdict())
         row = {"round": index, "bytes_down": down, "bytes_up": up}
-        row |= scores._asdict() | {"dropped": dropped}
+        row |= {name: value for name, value in scores.items() if value is not None}
+        row["dropped"] = dropped
         return row | {"seconds": time.perf_counter() - start}
 
     played = calls(

@@ -98,7 +98,7 @@ def rows(prepared, key, index, ids, steps=None, prologue=0):
     stream = jax.random.fold_in(jax.random.fold_in(key, 0), index)
     stream = jax.random.fold_in(jax.random.split(stream)[1], prologue)
     each = lambda client: draw(client, jax.random.fold_in(stream, client))
-    return np.asarray(jax.vmap(each)(jnp.asarray(ids)))
+    return np.asarray(jax.vmap(each)(jnp.asarray(ids)).ids)
 
 
 def gradient(params, x, y):

@@ -148,6 +148,8 @@ def test_clients_are_segments_of_one_order():
     for part, start, size in zip(PARTS, clients.start, clients.size, strict=True):
         np.testing.assert_array_equal(clients.order[start : start + size], part)
     assert len(clients.order) == 9
+    shares = [[np.mean(Y[part] == c) for c in range(3)] for part in PARTS]
+    np.testing.assert_allclose(clients.shares, shares)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,8 @@ def test_rows_are_the_clients_own_examples(sampler):
     clients = batching.clients_of(X, Y, PARTS)
     draw = batching.draw_rows(clients, sampler, steps=4, batch_size=5, longest=8)
     for client, part in enumerate(PARTS):
-        rows = np.asarray(jax.jit(draw)(client, jax.random.key(client)))
+        rows, owners = map(np.asarray, jax.jit(draw)(client, jax.random.key(client)))
+        np.testing.assert_array_equal(owners, [client] * 4)
         gaps = {-1} if sampler is batching.full_batch else set()
         assert set(rows.ravel().tolist()) == set(part.tolist()) | gaps
         place = np.asarray(
@@ -189,8 +192,10 @@ def test_rows_are_the_clients_own_examples(sampler):
 def test_the_gradient_sees_the_rows_and_no_padding():
     clients = batching.clients_of(X, Y, PARTS)
     seen = lambda params, batch, key: (params, batch, key)
-    rows = jnp.array([7, -1, 0, -1])
+    rows = batching.Rows(jnp.array([7, -1, 0, -1]), jnp.int32(2))
     params, batch, key = batching.on(clients, seen)("params", rows, "key")
+    assert batch.client == 2
+    np.testing.assert_allclose(batch.shares, [2 / 5, 1 / 5, 2 / 5])  # 2 7 3 9 5 mod 3
     assert (params, key) == ("params", "key")
     np.testing.assert_array_equal(batch.weight, [1, 0, 1, 0])
     assert batch.weight.dtype == jnp.float32

@@ -1,0 +1,38 @@
+"""Statistics of scores and of gradients."""
+
+import jax
+import jax.numpy as jnp
+
+
+def roc_auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """The area under the ROC curve: the share of pairs of a positive and a negative
+    example in which the positive has the larger score, ties counting one half.
+
+    Exact: by ranks, not by a grid of thresholds. scores [n], labels [n] in {0, 1}; nan
+    if one label does not occur, or a score is nan.
+    """
+    order = jnp.argsort(scores)
+    scores, labels = scores[order], labels[order]
+    below = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(labels == 0)])
+    first = jnp.searchsorted(scores, scores, side="left")
+    last = jnp.searchsorted(scores, scores, side="right")
+    positives, negatives = jnp.sum(labels == 1), jnp.sum(labels == 0)
+    # halves of integers up to n, as shares so that no sum is large
+    beaten = (below[first] + below[last]) / (2 * negatives)
+    found = jnp.sum(jnp.where(labels == 1, beaten, 0)) / positives
+    return jnp.where(jnp.isnan(scores).any(), jnp.nan, found)
+
+
+def hill(values: jax.Array, tail: int) -> jax.Array:
+    """Hill's estimate of the tail index of |values|, from their `tail` largest.
+
+    The inverse of the mean of log(|v|_(i) / |v|_(tail + 1)), i = 1..tail: about s for
+    P(|v| > t) ~ t^-s, with standard error s / sqrt(tail); above 2 the variance is
+    finite. values: any shape, of more than `tail` entries; zeros do not belong to a
+    tail. Raises `ValueError` unless 1 <= tail < the number of values.
+    """
+    size = values.size
+    if not 1 <= tail < size:
+        raise ValueError(f"tail must lie between 1 and {size - 1}, got {tail}")
+    largest = jax.lax.top_k(jnp.abs(values.reshape(-1)), tail + 1)[0]
+    return 1 / jnp.mean(jnp.log(largest[:tail] / largest[tail]))

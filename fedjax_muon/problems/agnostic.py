@@ -1,0 +1,68 @@
+"""Agnostic federated learning: the worst mixture of clients.
+
+Mohri et al. 2019, arXiv:1902.00146: min over x, max over w in the simplex of
+
+    sum_i w_i f_i(x) - strength / 2 |w - 1/N|^2,
+
+whose i-th share, of which the clients' mean is taken, is N w_i f_i(x) and the second
+term.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import optax
+
+from fedjax_muon import tree
+from fedjax_muon.pair import Pair, on_y
+from fedjax_muon.ranges import check_range
+from fedjax_muon.tasks import Task, classification
+
+# for `pair.projected`: keeps the weights of clients in the simplex
+project_weights = on_y(optax.projections.projection_simplex)
+
+
+def agnostic(
+    model: nn.Module,
+    example_shape: tuple[int, ...],
+    num_clients: int,
+    *,
+    strength: float = 0.0,
+) -> Task:
+    """The task of classifying well for the worst mixture of clients.
+
+    Args:
+      model: as for `tasks.classification`.
+      example_shape: of one example.
+      num_clients: N.
+      strength: of the pull of the weights towards 1/N each.
+
+    Give the algorithm's rule to `pair.projected(rule, project_weights)`; weights do not
+    leave the simplex then. Scores are those of `classification`.
+
+    Raises `ValueError` for fewer than 1 clients or a negative strength, and, when it is
+    used, for a gradient whose batch does not say its client.
+    """
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    check_range("strength", strength, schedules=False)
+    plain = classification(model, example_shape)
+
+    def init(key):
+        return Pair(plain.init(key), jnp.full(num_clients, 1 / num_clients))
+
+    def grad(params, batch, key):
+        if batch.client is None:
+            raise ValueError("a batch must say whose it is")
+        weight = num_clients * params.y[batch.client]
+        x = tree.scale(weight, plain.grad(params.x, batch, key))
+        loss = jnp.sum(batch.weight * plain.evaluate(params.x, batch.x, batch.y).loss)
+        total = jnp.sum(batch.weight)
+        mean = loss / jnp.where(total > 0, total, 1)
+        y = -strength * (params.y - 1 / num_clients)
+        y = y.at[batch.client].add(num_clients * mean)
+        return Pair(x, -y)
+
+    def evaluate(params, x, y):
+        return plain.evaluate(params.x, x, y)
+
+    return Task(init, grad, evaluate)
