@@ -52,36 +52,51 @@ def classification(model: nn.Module, example_shape: tuple[int, ...]) -> Task:
     labels that are not integers and for arrays that do not agree on B.
     """
     _check_model(model, example_shape)
-    apply: Callable[..., Any] = model.apply
+    loss = cross_entropy(model)
 
     def init(key):
         return model.init(key, jnp.zeros((1, *example_shape)))["params"]
 
-    def logits_of(params, x, **streams):
-        logits = apply({"params": params}, x, rngs=streams)
-        # half precision is enough for logits, not for their log-softmax
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-
-    def losses(logits, y):
-        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
-
-    def mean_loss(params, batch, key):
-        logits = logits_of(params, batch.x, dropout=key)
-        total = jnp.sum(batch.weight)
-        weighted = jnp.sum(batch.weight * losses(logits, batch.y))
-        return weighted / jnp.where(total > 0, total, 1)
-
     def grad(params, batch, key):
         _check_batch(batch.x, batch.y, batch.weight)
-        return jax.grad(mean_loss)(params, batch, key)
+        return jax.grad(loss)(params, batch, key)
 
     def evaluate(params, x, y):
         _check_batch(x, y)
-        logits = logits_of(params, x)
+        logits = logits_of(model, params, x)
         correct = jnp.argmax(logits, axis=-1) == y
-        return Scores(loss=losses(logits, y), correct=correct)
+        return Scores(loss=_cross_entropies(logits, y), correct=correct)
 
     return Task(init=init, grad=grad, evaluate=evaluate)
+
+
+def cross_entropy(model: nn.Module) -> Callable[[Any, Batch, jax.Array], jax.Array]:
+    """(params, batch, key) -> the mean cross-entropy over the batch."""
+
+    def loss(params, batch, key):
+        losses = _cross_entropies(logits_of(model, params, batch.x, key), batch.y)
+        return weighted_mean(losses, batch.weight)
+
+    return loss
+
+
+def logits_of(model: nn.Module, params, x, key: jax.Array | None = None) -> jax.Array:
+    """The model's output [B, classes]; it drops only if it is given a key."""
+    apply: Callable[..., Any] = model.apply
+    streams = {} if key is None else {"dropout": key}
+    logits = apply({"params": params}, x, rngs=streams)
+    # half precision is enough for logits, not for their log-softmax
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def weighted_mean(values, weight):
+    """sum(w v) / sum(w), and 0 if all weights are."""
+    total = jnp.sum(weight)
+    return jnp.sum(weight * values) / jnp.where(total > 0, total, 1)
+
+
+def _cross_entropies(logits, y):
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
 def _check_model(model, example_shape):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_muon.pair import Pair, descent_ascent
 from fedjax_muon.ranges import check_range
-from fedjax_muon.tasks import Scores, Task, classification
+from fedjax_muon.tasks import Scores, Task, classification, logits_of, weighted_mean
 
 
 class Primal(NamedTuple):
@@ -88,28 +88,25 @@ def auc(
     plain = classification(model, example_shape)
     _check_two(model, example_shape)
 
-    def score(params, x, **streams):
-        logits = model.apply({"params": params}, x, rngs=streams)
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        return jax.nn.softmax(logits)[:, 1]
+    def score(params, x, key=None):
+        return jax.nn.softmax(logits_of(model, params, x, key))[:, 1]
 
     def init(key):
         zero = jnp.zeros(())
         return Pair(Primal(plain.init(key), zero, zero), zero)
 
     def objective(params: Pair, batch, key):
-        h = score(params.x.model, batch.x, dropout=key)
+        h = score(params.x.model, batch.x, key)
         p = batch.shares[1] if share is None else share
         y = batch.y.astype(h.dtype)
         losses = auc_losses(h, y, p, params.x.w1, params.x.w2, params.y)
-        total = jnp.sum(batch.weight)
-        return jnp.sum(batch.weight * losses) / jnp.where(total > 0, total, 1)
+        return weighted_mean(losses, batch.weight)
 
     def grad(params, batch, key):
         if share is None and getattr(batch.shares, "shape", None) != (2,):
             raise ValueError(
-                "a batch must say its client's shares of two classes, labelled 0 and 1; "
-                f"got {getattr(batch.shares, 'shape', None)}; or give `share`"
+                "a batch must say its client's shares of two classes, 0 and 1, got "
+                f"{getattr(batch.shares, 'shape', None)}; or give `share`"
             )
         return jax.grad(objective)(params, batch, key)
 

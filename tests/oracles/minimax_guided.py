@@ -1,7 +1,7 @@
 """Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip: control variates, momentum, a direction.
 
-All three are Algorithm 1 of "Federated Minimax Optimization under Heavy-Tailed
-Noises" and differ in step 6 alone.
+All three are Algorithm 1 of "Federated Stochastic Minimax Optimization under
+Heavy-Tailed Noises" (Zhang & Gao) and differ in step 6 alone.
 """
 
 from collections.abc import Callable
