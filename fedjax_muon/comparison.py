@@ -16,12 +16,19 @@ class Summary(NamedTuple):
     reached; a megabyte is 10^6 bytes, up and down of all clients together."""
 
     method: str
-    accuracy_mean: float  # test accuracy after the last round
-    accuracy_std: float  # over seeds, with n - 1; nan for one seed
-    rounds_to_target: float  # first evaluated round whose mean accuracy reaches it
+    score_mean: float  # after the last round, see `score_column`
+    score_std: float  # over seeds, with n - 1; nan for one seed
+    rounds_to_target: float  # first evaluated round whose mean score reaches it
     megabytes_to_target: float
     bytes_per_round: float  # mean, up and down of the whole cohort
     seconds: float  # mean wall clock of a run
+
+
+def score_column(run: History, examples: str = "test") -> str:
+    """What runs are ranked by, on test or validation examples: the AUC where there is
+    one, else the accuracy."""
+    kind = "auc" if "test_auc" in run else "accuracy"
+    return f"{examples}_{kind}"
 
 
 def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
@@ -29,12 +36,12 @@ def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
     return np.mean([run[column] for run in runs], axis=0)
 
 
-def target_accuracy(
+def target_score(
     methods: Mapping[str, Sequence[History]], share: float = SHARE_OF_BEST
 ) -> float:
-    """`share` of the best mean test accuracy that any method reached at any round."""
-    best = max(np.max(mean_curve(runs, "test_accuracy")) for runs in methods.values())
-    return float(share * best)
+    """`share` of the best mean test score that any method reached at any round."""
+    curves = [mean_curve(runs, score_column(runs[0])) for runs in methods.values()]
+    return float(share * max(map(np.max, curves)))
 
 
 def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[Summary]:
@@ -43,8 +50,9 @@ def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[S
 
 
 def _summary(name, runs, target):
-    final = np.array([run["test_accuracy"][-1] for run in runs])
-    curve = mean_curve(runs, "test_accuracy")
+    column = score_column(runs[0])
+    final = np.array([run[column][-1] for run in runs])
+    curve = mean_curve(runs, column)
     rounds = runs[0]["round"]
     total = runs[0]["bytes_down"] + runs[0]["bytes_up"]
     reached = np.flatnonzero(curve >= target)
@@ -52,8 +60,8 @@ def _summary(name, runs, target):
     played = max(int(rounds[-1]), 1)
     return Summary(
         method=name,
-        accuracy_mean=float(final.mean()),
-        accuracy_std=float(final.std(ddof=1)) if len(final) > 1 else np.nan,
+        score_mean=float(final.mean()),
+        score_std=float(final.std(ddof=1)) if len(final) > 1 else np.nan,
         rounds_to_target=np.nan if first is None else float(rounds[first]),
         megabytes_to_target=np.nan if first is None else float(total[first]) / 1e6,
         bytes_per_round=float(total[-1] - total[0]) / played,
@@ -79,14 +87,13 @@ class Point(NamedTuple):
 
 
 def best(points: Sequence[Point]) -> Point | None:
-    """The point of highest mean validation accuracy after the last round, of lowest
+    """The point of highest mean validation score after the last round, of lowest
     validation loss among equals; points with a diverged seed are out."""
 
     def score(point):
-        accuracy, loss = (
-            point.last(f"validation_{c}")[0] for c in ("accuracy", "loss")
-        )
-        return accuracy, -np.nan_to_num(loss, nan=np.inf)
+        score, _ = point.last(score_column(point.runs[0], "validation"))
+        loss, _ = point.last("validation_loss")
+        return score, -np.nan_to_num(loss, nan=np.inf)
 
     return max((p for p in points if not p.diverged), key=score, default=None)
 

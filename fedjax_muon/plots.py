@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from fedjax_muon.comparison import History, Point, Summary
+from fedjax_muon.comparison import History, Point, Summary, score_column
 
 STYLE: Any = {
     "axes.grid": True,
@@ -20,6 +20,7 @@ STYLE: Any = {
     "font.size": 9,
     "legend.frameon": False,
 }
+NAMES = {"test_accuracy": "test accuracy", "test_auc": "test AUC"}
 LINES = ("-", "--", "-.", ":")
 
 
@@ -37,7 +38,7 @@ def curves(
     title: str = "",
     target: float | None = None,
 ) -> None:
-    """Test accuracy against rounds and against megabytes, and training loss.
+    """Test scores against rounds and against megabytes, and training loss.
 
     Lines are means over seeds, bands reach from the lowest to the highest. `target`
     draws a horizontal line in the accuracy panels. The format follows from the suffix
@@ -51,13 +52,14 @@ def curves(
             style = {"color": colors[i % 10], "ls": LINES[i // 10 % 4], "lw": 1.6}
             rounds = runs[0]["round"]
             megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
-            _band(accuracy, rounds, runs, "test_accuracy", label=name, **style)
+            column = score_column(runs[0])
+            _band(accuracy, rounds, runs, column, label=name, **style)
             sent = [{k: v[megabytes > 0] for k, v in run.items()} for run in runs]
             after = megabytes[megabytes > 0]  # zero has no place on a logarithmic axis
-            _band(traffic, after, sent, "test_accuracy", **style)
+            _band(traffic, after, sent, column, **style)
             _band(loss, rounds, runs, "train_loss", **style)
         for axis in (accuracy, traffic):
-            axis.set_ylabel("test accuracy")
+            axis.set_ylabel(NAMES[column])
             if target is not None:
                 axis.axhline(target, color="0.5", lw=0.8, ls=":")
         if np.isfinite(loss.yaxis.get_minpos()):  # infinite without positive values
@@ -73,8 +75,14 @@ def curves(
         figure.savefig(path, dpi=150)
 
 
-def ranking(summaries: Sequence[Summary], path: Path, *, title: str = "") -> None:
-    """Last test accuracy and megabytes to the target, a line for every method.
+def ranking(
+    summaries: Sequence[Summary],
+    path: Path,
+    *,
+    title: str = "",
+    score: str = "test accuracy",
+) -> None:
+    """Last test score and megabytes to the target, a line for every method.
 
     Bars reach one standard deviation over seeds to both sides. Methods that did not
     reach the target have no mark on the right.
@@ -83,12 +91,12 @@ def ranking(summaries: Sequence[Summary], path: Path, *, title: str = "") -> Non
         figure = Figure(figsize=(9, 1.4 + 0.2 * len(summaries)), layout="constrained")
         accuracy, traffic = figure.subplots(1, 2, sharey=True)
         places = np.arange(len(summaries))
-        means = [row.accuracy_mean for row in summaries]
-        spreads = np.nan_to_num([row.accuracy_std for row in summaries])
+        means = [row.score_mean for row in summaries]
+        spreads = np.nan_to_num([row.score_std for row in summaries])
         accuracy.errorbar(means, places, xerr=spreads, fmt="o", ms=4, lw=1)
         accuracy.set_yticks(places, [row.method for row in summaries])
         accuracy.invert_yaxis()
-        accuracy.set_xlabel("test accuracy")
+        accuracy.set_xlabel(score)
         megabytes = [row.megabytes_to_target for row in summaries]
         traffic.plot(megabytes, places, "o", ms=4, color="C1")
         traffic.set_xlabel("megabytes to the target")
@@ -103,7 +111,7 @@ def ranking(summaries: Sequence[Summary], path: Path, *, title: str = "") -> Non
 def grids(
     methods: Mapping[str, Sequence[Point]], path: Path, *, title: str = ""
 ) -> None:
-    """Last test accuracy against the first hyper-parameter of each method's grid.
+    """Last test score against the first hyper-parameter of each method's grid.
 
     A panel for every method with a grid, a line for every combination of its other
     hyper-parameters, bars of one standard deviation over seeds. Diverged points are
@@ -121,7 +129,8 @@ def grids(
             axis.set_title(name, fontsize=7)
         for axis in list(panels)[len(shown) :]:
             axis.set_visible(False)
-        figure.supylabel("test accuracy", fontsize=9)
+        runs = [run for points in methods.values() for p in points for run in p.runs]
+        figure.supylabel(NAMES[score_column(runs[0])] if runs else "", fontsize=9)
         figure.suptitle(title)
         figure.savefig(path, dpi=150)
 
@@ -135,7 +144,8 @@ def _grid(axis, points: Sequence[Point]) -> None:
     for others, line in lines.items():
         line = sorted(line, key=lambda point: point.hyper[swept])
         x = [point.hyper[swept] for point in line]
-        mean, spread = np.array([point.last("test_accuracy") for point in line]).T
+        ends = [p.last(score_column(p.runs[0])) if p.runs else NOTHING for p in line]
+        mean, spread = np.array(ends).T
         name = ", ".join(f"{k}={v:g}" for k, v in others)
         spread = np.nan_to_num(spread)
         axis.errorbar(x, mean, spread, fmt="o-", ms=3, lw=1, label=name or None)
@@ -147,6 +157,9 @@ def _grid(axis, points: Sequence[Point]) -> None:
     axis.tick_params(labelsize=6)
     if len(lines) > 1:
         axis.legend(fontsize=5)
+
+
+NOTHING = (np.nan, np.nan)
 
 
 def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None:

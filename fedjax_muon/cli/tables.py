@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from fedjax_muon.cli.config import Config
-from fedjax_muon.comparison import SHARE_OF_BEST, Point, Summary
+from fedjax_muon.comparison import SHARE_OF_BEST, Point, Summary, score_column
 
 
 class Cells(NamedTuple):
@@ -21,7 +21,6 @@ class Cells(NamedTuple):
 
 
 NUMBERS = (
-    "accuracy, %",
     "rounds to target",
     "MB to target",
     "kB a round",
@@ -45,12 +44,16 @@ def hyper_text(point: Point) -> str:
 
 
 def compared(
-    summaries: Sequence[Summary], target: float, heading: str, seeds: int
+    summaries: Sequence[Summary],
+    target: float,
+    heading: str,
+    seeds: int,
+    score: str = "accuracy",
 ) -> Cells:
     """The table of a comparison."""
     rows = [(row.method, *_numbers(row), f"{row.seconds:.1f}") for row in summaries]
-    columns = ("algorithm", *NUMBERS, "s a run")
-    return Cells(heading, _caption(target, seeds), columns, rows)
+    columns = ("algorithm", f"{score}, %", *NUMBERS, "s a run")
+    return Cells(heading, _caption(target, seeds, score), columns, rows)
 
 
 def swept(
@@ -59,24 +62,23 @@ def swept(
     target: float,
     heading: str,
     seeds: int,
+    score: str = "accuracy",
 ) -> Cells:
     """The table of a sweep: every method at its best point, and those without one."""
     rows = [
         (row.method, hyper_text(point), _validation(point), *_numbers(row))
         for row, point in summaries
     ]
-    nothing = ("-",) * (len(NUMBERS) - 1)
+    nothing = ("-",) * len(NUMBERS)
     rows += [(method, "-", "-", "diverged", *nothing) for method in diverged]
-    columns = ("algorithm", "best of its grid", "validation, %", *NUMBERS)
-    caption = (
-        f"{_caption(target, seeds)}; hyper-parameters: best on validation examples"
-    )
+    columns = (*TEXT, "validation, %", f"{score}, %", *NUMBERS)
+    caption = f"{_caption(target, seeds, score)}; hyper-parameters: best on validation examples"
     return Cells(heading, caption, columns, rows)
 
 
-def _caption(target: float, seeds: int) -> str:
+def _caption(target: float, seeds: int, score: str) -> str:
     return (
-        f"accuracy on the test set: mean ± standard deviation of {seeds} seeds; "
+        f"{score} on the test set: mean ± standard deviation of {seeds} seeds; "
         f"target: {target:.1%}, {SHARE_OF_BEST:.0%} of the best; MB, kB: of all clients"
     )
 
@@ -90,12 +92,14 @@ def _percent(mean: float, spread: float) -> str:
 
 
 def _validation(point: Point) -> str:
-    return _number(100 * point.last("validation_accuracy")[0], ".2f")
+    return _number(
+        100 * point.last(score_column(point.runs[0], "validation"))[0], ".2f"
+    )
 
 
 def _numbers(row: Summary) -> tuple[str, ...]:
     return (
-        _percent(row.accuracy_mean, row.accuracy_std),
+        _percent(row.score_mean, row.score_std),
         _number(row.rounds_to_target, ".0f"),
         _number(row.megabytes_to_target, ".1f"),
         f"{row.bytes_per_round / 1e3:,.0f}",

@@ -14,7 +14,7 @@ import optax
 
 from fedjax_muon.pair import Pair, descent_ascent, on_y
 from fedjax_muon.ranges import check_range
-from fedjax_muon.tasks import Task, classification
+from fedjax_muon.tasks import Task, classification, cross_entropy
 
 
 def project_perturbation(radius: float):
@@ -38,22 +38,16 @@ def adversarial(
     strength.
     """
     check_range("strength", strength, schedules=False)
-    plain = classification(model, example_shape)
+    plain, loss = classification(model, example_shape), cross_entropy(model)
 
     def init(key):
         return Pair(plain.init(key), jnp.zeros(example_shape))
 
-    def grad(params, batch, key):
-        def mean_loss(x, delta):
-            moved = batch.x + delta[None]
-            losses = plain.evaluate(x, moved, batch.y).loss
-            total = jnp.sum(batch.weight)
-            mean = jnp.sum(batch.weight * losses) / jnp.where(total > 0, total, 1)
-            return mean - strength / 2 * jnp.sum(delta**2)
-
-        return Pair(*jax.grad(mean_loss, argnums=(0, 1))(*params))
+    def objective(params, batch, key):
+        moved = batch._replace(x=batch.x + params.y[None])
+        return loss(params.x, moved, key) - strength / 2 * jnp.sum(params.y**2)
 
     def evaluate(params, x, y):
         return plain.evaluate(params.x, x + params.y[None], y)
 
-    return Task(init, descent_ascent(grad), evaluate)
+    return Task(init, descent_ascent(jax.grad(objective)), evaluate)

@@ -9,13 +9,13 @@ term.
 """
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon import tree
-from fedjax_muon.pair import Pair, on_y
+from fedjax_muon.pair import Pair, descent_ascent, on_y
 from fedjax_muon.ranges import check_range
-from fedjax_muon.tasks import Task, classification
+from fedjax_muon.tasks import Task, classification, cross_entropy
 
 # for `pair.projected`: keeps the weights of clients in the simplex
 project_weights = on_y(optax.projections.projection_simplex)
@@ -45,7 +45,7 @@ def agnostic(
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     check_range("strength", strength, schedules=False)
-    plain = classification(model, example_shape)
+    plain, loss = classification(model, example_shape), cross_entropy(model)
 
     def init(key):
         return Pair(plain.init(key), jnp.full(num_clients, 1 / num_clients))
@@ -53,16 +53,13 @@ def agnostic(
     def grad(params, batch, key):
         if batch.client is None:
             raise ValueError("a batch must say whose it is")
-        weight = num_clients * params.y[batch.client]
-        x = tree.scale(weight, plain.grad(params.x, batch, key))
-        loss = jnp.sum(batch.weight * plain.evaluate(params.x, batch.x, batch.y).loss)
-        total = jnp.sum(batch.weight)
-        mean = loss / jnp.where(total > 0, total, 1)
-        y = -strength * (params.y - 1 / num_clients)
-        y = y.at[batch.client].add(num_clients * mean)
-        return Pair(x, -y)
+        return jax.grad(objective)(params, batch, key)
+
+    def objective(params, batch, key):
+        mine = num_clients * params.y[batch.client] * loss(params.x, batch, key)
+        return mine - strength / 2 * jnp.sum((params.y - 1 / num_clients) ** 2)
 
     def evaluate(params, x, y):
         return plain.evaluate(params.x, x, y)
 
-    return Task(init, grad, evaluate)
+    return Task(init, descent_ascent(grad), evaluate)

@@ -1,0 +1,337 @@
+"""The minimax oracles among themselves: theorems, identities, known minimisers."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles import fedavg as avg
+from oracles import minimax as plain
+from oracles import minimax_guided as guided
+from oracles.fedmuon import fedmuon
+from oracles.fedmuon_correct import fedmuon_correct
+from oracles.problem import Params, Play, add, mean, sub, times, toy_grad
+from oracles.saddle import CURVATURE, Saddle, draw_saddle, saddle_grad, saddle_loss
+from oracles.saddle_cases import (
+    ALONE,
+    COSINE_X,
+    COSINE_Y,
+    COSINES,
+    FRESH,
+    FULL,
+    FULL_ONLY,
+    ONE_STEP,
+    ORACLES,
+    PARTIAL,
+    RATES,
+    SERVER,
+    START,
+    apart,
+    assert_same,
+    mirrored,
+    norm,
+    recorded,
+    separable,
+)
+from oracles.scaffold import scaffold
+from oracles.scaffold_m import normalise_whole, padamfed, scaffold_m
+from oracles.stem import stem
+
+PLAYS = pytest.mark.parametrize("play", [PARTIAL, FULL], ids=["partial", "full"])
+
+
+# ------------------------------------------------------------------- the toy problem
+
+
+def test_saddle_gradient_is_that_of_finite_differences():
+    for _, data in PARTIAL.rounds[:2]:
+        batch = data[0][0]
+        weighted = (batch[0], batch[1], np.linspace(0.0, 2.0, len(batch[2])))
+        for b, part in product((batch, weighted), ("x", "y")):
+            gradient = saddle_grad(START, b)[part]
+            for name, leaf in START[part].items():
+                assert gradient[name].shape == leaf.shape
+                for at in np.ndindex(leaf.shape):
+                    h = np.zeros_like(leaf)
+                    h[at] = 1e-5
+                    up = {**START, part: {**START[part], name: leaf + h}}
+                    down = {**START, part: {**START[part], name: leaf - h}}
+                    slope = (saddle_loss(up, b) - saddle_loss(down, b)) / 2e-5
+                    assert abs(gradient[name][at] - slope) < 1e-9
+
+
+def test_saddle_is_nonconvex_in_x_and_strongly_concave_in_y():
+    batch = PARTIAL.rounds[0][1][0][0]
+    bends: dict[str, list[float]] = {
+        "x": [],
+        "y": [],
+    }  # second differences over squared distances
+    for seed, part in product(range(60), bends):
+        a, b = draw_saddle(2 * seed), draw_saddle(2 * seed + 1)
+        ends = [{**a, part: e} for e in (a[part], b[part], mean([a[part], b[part]]))]
+        up, down, middle = (saddle_loss(end, batch) for end in ends)
+        gap = norm(sub(a[part], b[part])) ** 2
+        bends[part].append(4 * (up + down - 2 * middle) / gap)
+    assert min(bends["x"]) < -0.01
+    assert max(bends["x"]) > 0.01
+    assert max(bends["y"]) <= -CURVATURE + 1e-9
+
+
+def test_saddle_play_is_what_it_says():
+    assert [len(batches) for batches in PARTIAL.first] == [2] * 5
+    assert len({tuple(sorted(ids)) for ids, _ in PARTIAL.rounds}) > 1
+    assert any(batch[2].min() == 0 for _, d in PARTIAL.rounds for c in d for batch in c)
+    for play, cohort in ((PARTIAL, 3), (FULL, 5)):
+        for ids, data in play.rounds:
+            assert len(set(ids)) == len(ids) == cohort == len(data)
+            assert [len(batches) for batches in data] == [4] * cohort
+
+
+# --------------------------------------------------- signs, and one variable at a time
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_swapping_the_variables_swaps_the_path(name):
+    # f(x, y) and -f(y, x) are one game; with rho > 0 FESS-GDA smooths x alone
+    f, hyper = ORACLES[name]
+    if name == "fess_gda":
+        hyper = {**hyper, "rho": 0.0}
+    other = {"x": "y", "y": "x"}
+    swapped = {k[:-1] + other.get(k[-1], k[-1]): v for k, v in hyper.items()}
+    for play in [FULL] if name in FULL_ONLY else [PARTIAL, FULL]:
+        path = f(START, play, **hyper)
+        turned = f({"x": START["y"], "y": START["x"]}, mirrored(play), **swapped)
+        assert_same(path, [{"x": s["y"], "y": s["x"]} for s in turned])
+        assert min(norm(sub(path[-1][v], START[v])) for v in "xy") > 0.01
+
+
+def both(minimiser, x, y, play, lr_x, lr_y, server_lr_x=1.0, server_lr_y=1.0, **rest):
+    """Two runs of a minimiser, as the two variables of one path."""
+    b_x, b_y = rest.get("b_x"), rest.get("b_y")
+    paths = [
+        minimiser(start, play, lr, *([] if b is None else [b]), server_lr)
+        for start, lr, b, server_lr in (
+            (x, lr_x, b_x, server_lr_x),
+            (y, lr_y, b_y, server_lr_y),
+        )
+    ]
+    return [{"x": x, "y": y} for x, y in zip(*paths, strict=True)]
+
+
+@PLAYS
+@pytest.mark.parametrize("rates", [RATES, COSINES], ids=["constant", "cosine"])
+@pytest.mark.parametrize("name", ["fed_nsgda_m", "fedsgda_clip", "sagda", "fsgda"])
+def test_separable_problems_are_two_minimisations(name, rates, play):
+    cases: dict[str, Any] = {
+        "fed_nsgda_m": (guided.fed_nsgda_m, padamfed, FRESH, {}),
+        "fedsgda_clip": (guided.fedsgda_clip, scaffold_m, FRESH, {"tau": np.inf}),
+        "sagda": (plain.sagda, scaffold, {}, {}),
+        "fsgda": (plain.fsgda, avg.fedavg, {}, {}),
+    }
+    f, minimiser, weights, extra = cases[name]
+    two, start = separable(play)
+    one = Play(toy_grad, *play[1:])
+    expected = both(minimiser, **start, play=one, **rates, **weights, **SERVER)
+    assert_same(f(start, two, **rates, **weights, **SERVER, **extra), expected)
+
+
+@PLAYS
+@pytest.mark.parametrize("own", [False, True])
+def test_separable_momentum_is_fedmuon_without_the_polar_factor(own, play):
+    two, start = separable(play)
+    one = Play(toy_grad, *play[1:])
+    runs = [
+        fedmuon(
+            start[v],
+            one,
+            COSINES[f"lr_{v}"],
+            FRESH[f"b_{v}"],
+            synced=not own,
+            direction=lambda leaf: leaf,
+        )
+        for v in "xy"
+    ]
+    expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
+    ours = plain.local_sgdam(start, two, **COSINES, **FRESH, own_start=own)
+    assert_same(ours, expected)
+    other = plain.local_sgdam(start, two, **COSINES, **FRESH, own_start=not own)
+    assert apart(other, expected) > 1e-4
+
+
+def test_separable_storm_is_stem():
+    two, start = separable(FULL)
+    one = Play(toy_grad, *FULL[1:])
+    runs = [stem(start["x"], one, COSINE_X, 0.3), stem(start["y"], one, COSINE_Y, 0.2)]
+    expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
+    assert_same(plain.fedsgda_m(start, two, **COSINES, a_x=0.3, a_y=0.2), expected)
+
+
+def test_separable_polar_steps_are_those_of_bias_corrected_fedmuon():
+    # for one step and fresh gradients alone; its server averages over all N = S
+    two, start = separable(ONE_STEP)
+    one = Play(toy_grad, *ONE_STEP[1:])
+    runs = [
+        fedmuon_correct(start[v], one, RATES[f"lr_{v}"], 1.0, ratio=2.0) for v in "xy"
+    ]
+    expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
+    ours = guided.fedmuon_da(start, two, **RATES, b_x=1.0, b_y=1.0, ratio=2.0)
+    assert_same(ours, expected)
+
+
+# --------------------------------------------------------- both variables, one machine
+
+
+def descend_ascend(point, g, lr_x, lr_y):
+    """x - lr_x g_x and y + lr_y g_y."""
+    x, y = times(lr_x, g["x"]), times(lr_y, g["y"])
+    return {"x": sub(point["x"], x), "y": add(point["y"], y)}
+
+
+def mean_gradient(play, point, batches):
+    """The mean of the gradients at one point, one batch for each client."""
+    seen = [play.grad(point, batch) for batch in batches]
+    return {v: mean([g[v] for g in seen]) for v in "xy"}
+
+
+def centralised(play, step, state):
+    """The paths of ``state <- step(state, mean gradient's batches)``, per round."""
+    history = []
+    for _, data in play.rounds:
+        for batches in zip(*data, strict=True):
+            state = step(state, batches)
+        history.append(state)
+    return history
+
+
+@pytest.mark.parametrize("play", [ONE_STEP, ALONE], ids=["one step", "one client"])
+def test_one_step_or_one_client_is_centralised_sgda(play):
+    step = lambda at, batches: descend_ascend(
+        at, mean_gradient(play, at, batches), **RATES
+    )
+    path = centralised(play, step, START)
+    for f in (plain.local_sgda, plain.fsgda, plain.sagda):
+        assert_same(f(START, play, **RATES), path)
+    assert_same(plain.fess_gda(START, play, **RATES, rho=0.0), path)
+
+    def alternating(at, batches):
+        x = descend_ascend(at, mean_gradient(play, at, batches), **RATES)["x"]
+        g = mean_gradient(play, {"x": x, "y": at["y"]}, batches)
+        return {"x": x, "y": descend_ascend(at, g, **RATES)["y"]}
+
+    assert apart(centralised(play, alternating, START), path) > 1e-4
+
+
+@pytest.mark.parametrize("play", [ONE_STEP, ALONE], ids=["one step", "one client"])
+def test_storm_is_centralised(play):
+    def step(state, batches):
+        at, before, d = state
+        new = mean_gradient(play, at, batches)
+        old = mean_gradient(play, before, batches)
+        keep = {"x": 0.7, "y": 0.8}
+        d = {v: add(new[v], times(keep[v], sub(d[v], old[v]))) for v in "xy"}
+        return descend_ascend(at, d, **RATES), at, d
+
+    seen = [[client[j] for client in play.first] for j in range(2)]
+    halves = [mean_gradient(play, START, batches) for batches in seen]
+    d = {v: mean([half[v] for half in halves]) for v in "xy"}
+    state = (descend_ascend(START, d, **RATES), START, d)
+    path = [at for at, _, _ in centralised(play, step, state)]
+    assert_same(plain.fedsgda_m(START, play, **RATES, a_x=0.3, a_y=0.2), path)
+
+
+def test_storm_without_memory_is_local_sgda_after_the_first_step():
+    seen = [mean_gradient(FULL, START, [c[j] for c in FULL.first]) for j in range(2)]
+    d = {v: mean([g[v] for g in seen]) for v in "xy"}
+    expected = plain.local_sgda(descend_ascend(START, d, **RATES), FULL, **RATES)
+    assert_same(plain.fedsgda_m(START, FULL, **RATES, a_x=1.0, a_y=1.0), expected)
+
+
+def test_momentum_without_memory_is_sgda_one_batch_late():
+    at, g, path = START, mean_gradient(ALONE, START, ALONE.first[0]), []
+    for _, data in ALONE.rounds:
+        for batch in data[0]:
+            at = descend_ascend(at, g, **RATES)
+            g = ALONE.grad(at, batch)
+        path.append(at)
+    assert_same(plain.local_sgdam(START, ALONE, **RATES, b_x=1.0, b_y=1.0), path)
+
+
+def test_alone_the_guided_methods_have_a_momentum_of_round_means():
+    # g = g_i cancels, and u is constant in a round; K = 4, one client
+    fresh = {"x": 0.3, "y": 0.2}
+    at, path = START, []
+    memory: Saddle = {}
+    for r, (_, data) in enumerate(ALONE.rounds):
+        raw: dict[str, list[Params]] = {"x": [], "y": []}
+        for batch in data[0]:
+            g, d = ALONE.grad(at, batch), {}
+            for v, b in fresh.items():
+                raw[v].append(g[v])
+                old = memory[v] if r else g[v]
+                d[v] = normalise_whole(add(times(b, g[v]), times(1 - b, old)))
+            at = descend_ascend(at, d, **RATES)
+        for v, b in fresh.items():
+            old = memory[v] if r else mean(raw[v])
+            memory[v] = add(times(b, mean(raw[v])), times(1 - b, old))
+        path.append(at)
+    assert_same(guided.fed_nsgda_m(START, ALONE, **RATES, **FRESH), path)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_identical_clients_are_one_client(name):
+    f, hyper = ORACLES[name]
+    rounds = [([2, 0, 1], data * 3) for _, data in ALONE.rounds]
+    crowd = ALONE._replace(num_clients=3, first=ALONE.first * 3, rounds=rounds)
+    history = f(START, crowd, **hyper)
+    assert_same(history, f(START, ALONE, **hyper))
+    assert apart(history, [START]) > 1e-2
+
+
+def test_sagda_is_fsgda_before_its_controls_count():
+    controlled = plain.sagda(START, FULL, **RATES, **SERVER)
+    free = plain.fsgda(START, FULL, **RATES, **SERVER)
+    assert_same(controlled[:1], free[:1])
+    assert apart(controlled, free) > 1e-3
+
+
+# -------------------------------------------------------------------------- FESS-GDA
+
+
+@PLAYS
+def test_smoothed_server_reduces_to_local_sgda(play):
+    free = plain.fess_gda(START, play, **RATES, rho=0.0)
+    assert_same(free, plain.local_sgda(START, play, **RATES))
+    # beta = 1: z is x itself, whatever rho
+    two_sided = plain.fess_gda(START, play, **COSINES, **SERVER, rho=3.0, beta=1.0)
+    assert_same(two_sided, plain.fsgda(START, play, **COSINES, **SERVER))
+    smoothed = plain.fess_gda(START, play, **COSINES, **SERVER, rho=3.0, beta=0.5)
+    assert apart(smoothed, two_sided) > 1e-3
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_smoothed_server_descends_on_the_proximal_function(beta):
+    # K = 1, S = N: SGDA on f(x, y) + rho/2 |x - z|^2, z a moving average of x
+    def step(state, batches):
+        at, z = state
+        g = mean_gradient(ONE_STEP, at, batches)
+        g["x"] = add(g["x"], times(2.0, sub(at["x"], z)))
+        at = descend_ascend(at, g, 1.2 * RATES["lr_x"], 0.7 * RATES["lr_y"])
+        return at, add(times(1 - beta, z), times(beta, at["x"]))
+
+    path = [at for at, _ in centralised(ONE_STEP, step, (START, START["x"]))]
+    ours = plain.fess_gda(START, ONE_STEP, **RATES, **SERVER, rho=2.0, beta=beta)
+    assert_same(ours, path)
+
+
+def test_projection_holds_locally_and_on_the_server():
+    radius = 0.5
+    ball = lambda y: times(min(1.0, radius / norm(y)), y)
+    start = {"x": START["x"], "y": ball(START["y"])}
+    noting, points = recorded(PARTIAL)
+    hyper: dict[str, Any] = {"lr_x": 0.05, "lr_y": 0.5, "server_lr_y": 3.0}
+    inside = plain.fess_gda(start, noting, **hyper, project=ball)
+    assert max(norm(at["y"]) for at in [*points, *inside]) <= radius + 1e-12
+    assert sum(norm(at["y"]) > radius - 1e-9 for at in points) > 10
+    wide = lambda y: times(min(1.0, 100 / norm(y)), y)
+    free = plain.fess_gda(start, PARTIAL, **hyper)
+    assert_same(plain.fess_gda(start, PARTIAL, **hyper, project=wide), free)
