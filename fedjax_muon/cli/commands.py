@@ -26,6 +26,7 @@ from fedjax_muon.cli.session import (
     refusing,
     resumable,
 )
+from fedjax_muon.comparison import score_column
 from fedjax_muon.partition import label_counts
 from fedjax_muon.simulation import NonFiniteError
 
@@ -72,7 +73,7 @@ def _train(run, simulation, place) -> None:
     columns = history.read(place / directory.METRICS)
     plots.curves({METHODS[run.algorithm].label: [columns]}, place / "curves.png")
     console.print(
-        f"test accuracy {columns['test_accuracy'][-1]:.4f} after "
+        f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {place}"
     )
 
@@ -161,13 +162,14 @@ def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
         console.print(f"{METHODS[name].label} diverged: {why}", style="red")
     if not runs:
         sys.exit(1)
-    target = comparison.target_accuracy(runs)
+    target = comparison.target_score(runs)
     summaries = comparison.summarize(runs, target)
     comparison.write(summaries, place / "summary.csv")
     title = tables.title(what.config)
     figure = place / "comparison.png"
     plots.curves(runs, figure, title=title, target=target)
-    table = tables.compared(summaries, target, title, len(what.seeds))
+    seeds, score = len(what.seeds), what.config.score
+    table = tables.compared(summaries, target, title, seeds, score)
     console.print(tables.for_terminal(table))
     console.print(f"metrics, checkpoints and {figure.name} in {place}")
 

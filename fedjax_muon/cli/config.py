@@ -111,6 +111,11 @@ class Config:
     chunk_size: int = 8
     """Clients at a time under the plan chunked."""
 
+    @property
+    def score(self) -> str:
+        """What methods are ranked by, as tables call it."""
+        return "AUC" if self.problem == "auc" else "accuracy"
+
     def __post_init__(self):
         for name in ("num_clients", "rounds", "evaluate_every"):
             if getattr(self, name) < 1:

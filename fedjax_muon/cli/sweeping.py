@@ -211,22 +211,24 @@ def _grids(what: Sweep, place: Path) -> dict[str, list[Point]]:
 
 def _report(what: Sweep, place: Path, console: Console) -> None:
     grids, found = _grids(what, place), best(what, place)
-    _write_points(grids, found, place / "points.csv")
+    _write_points(grids, found, place / "points.csv", what.config.score.lower())
     heading = f"{tables.title(what.config)}, {what.config.rounds} rounds"
     plots.grids(grids, place / "grids.png", title=heading)
     chosen = {method: point for method, point in found.items() if point is not None}
     target, ranked = np.nan, []
     if chosen:
         runs = {method: point.runs for method, point in chosen.items()}
-        target = comparison.target_accuracy(runs)
+        target = comparison.target_score(runs)
         summaries = comparison.summarize(runs, target)
-        ranked = sorted(summaries, key=lambda row: -row.accuracy_mean)
-        plots.ranking(ranked, place / "ranking.png", title=heading)
+        ranked = sorted(summaries, key=lambda row: -row.score_mean)
+        name = f"test {what.config.score}"
+        plots.ranking(ranked, place / "ranking.png", title=heading, score=name)
         drawn = {row.method: runs[row.method] for row in ranked[:DRAWN]}
         plots.curves(drawn, place / "curves.png", title=heading, target=target)
     pairs = [(row, chosen[row.method]) for row in ranked]
     diverged = [method for method, point in found.items() if point is None]
-    table = tables.swept(pairs, diverged, target, heading, len(what.seeds))
+    seeds, score = len(what.seeds), what.config.score
+    table = tables.swept(pairs, diverged, target, heading, seeds, score)
     (place / "summary.md").write_text(tables.markdown(table))
     with (place / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -237,8 +239,8 @@ def _report(what: Sweep, place: Path, console: Console) -> None:
     console.print(f"all cells, summary and figures in {place}")
 
 
-def _write_points(grids, found: Mapping[str, Point | None], path: Path) -> None:
-    columns = ("validation_accuracy", "test_accuracy", "train_loss")
+def _write_points(grids, found: Mapping[str, Point | None], path, kind: str) -> None:
+    columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
     header = ["method", "hyper", "diverged", "best"]
     header += [f"{column}_{which}" for column in columns for which in ("mean", "std")]
     with path.open("w", newline="") as file:

@@ -72,7 +72,8 @@ def swept(
     nothing = ("-",) * len(NUMBERS)
     rows += [(method, "-", "-", "diverged", *nothing) for method in diverged]
     columns = (*TEXT, "validation, %", f"{score}, %", *NUMBERS)
-    caption = f"{_caption(target, seeds, score)}; hyper-parameters: best on validation examples"
+    caption = _caption(target, seeds, score)
+    caption += "; best of its grid: on validation examples"
     return Cells(heading, caption, columns, rows)
 
 
