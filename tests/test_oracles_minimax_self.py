@@ -323,6 +323,17 @@ def test_smoothed_server_descends_on_the_proximal_function(beta):
     assert_same(ours, path)
 
 
+@PLAYS
+def test_smoothed_round_is_one_of_fsgda_less_k_pulls(play):
+    path = plain.fess_gda(START, play, **RATES, **SERVER, rho=2.0, beta=0.3)
+    at, z = START, START["x"]
+    for now, one in zip(path, play.rounds, strict=True):
+        free = plain.fsgda(at, play._replace(rounds=[one]), **RATES, **SERVER)[0]
+        pull = times(4 * RATES["lr_x"] * 1.2 * 2.0, sub(at["x"], z))
+        assert_same([now], [{"x": sub(free["x"], pull), "y": free["y"]}])
+        at, z = now, add(times(0.7, z), times(0.3, now["x"]))
+
+
 def test_projection_holds_locally_and_on_the_server():
     radius = 0.5
     ball = lambda y: times(min(1.0, radius / norm(y)), y)
