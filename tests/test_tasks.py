@@ -119,7 +119,9 @@ def test_scores_equal_scikit_learn():
         np.float64(models.MLP(3, (5,)).apply({"params": params}, batch.x))
     )
     assert 0 < scores.correct.sum() < 6, "a case in which all scores are alike"
-    for loss, correct, p, label in zip(*scores[:2], probabilities, batch.y, strict=True):
+    for loss, correct, p, label in zip(
+        *scores[:2], probabilities, batch.y, strict=True
+    ):
         expected = log_loss([label], [p], labels=[0, 1, 2])
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         assert correct == accuracy_score([label], [p.argmax()])

@@ -12,7 +12,7 @@ from fedjax_muon.pair import per_variable
 from fedjax_muon.transforms import by_rank, normalize, orthogonalize, sign_scalars
 
 ZHANG = "Zhang and Gao, Federated stochastic minimax under heavy-tailed noises"
-YANG = "Yang et al. 2022, SAGDA, NeurIPS"
+YANG = "Yang et al. 2022, arXiv:2210.00611"
 
 GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}  # the ends of Zhang and Gao's range
 

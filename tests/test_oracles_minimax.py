@@ -1,0 +1,154 @@
+"""Every minimax method against its NumPy transcription, after every round.
+
+Five unequal clients of which three take part (all where a method is defined so), four
+local steps, five rounds; every setting of x differs from that of y.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles.saddle import CURVATURE
+from oracles.saddle_cases import FULL, FULL_ONLY, ORACLES, PARTIAL, START, flat
+from play import path
+
+from fedjax_muon import orthogonalize as kernel
+from fedjax_muon.core import after_first
+from fedjax_muon.minimax import ALL
+from fedjax_muon.pair import Pair, descent_ascent, on_y, projected
+from fedjax_muon.transforms import by_rank, orthogonalize, sign_scalars
+
+
+def loss(params, batch):
+    """`oracles.saddle.saddle_loss`, to be differentiated automatically."""
+    a, target, weight = batch
+    x, y = params
+    error = jnp.tanh(x["s"] * (a @ x["w"]) + x["b"][None, :]) - target
+    z = error @ y["v"] + y["t"]
+    payoff = jnp.sum(target[:, :2] * z - 0.5 * z**2, axis=1)
+    mean = jnp.sum(weight * (jnp.mean(error**2, axis=1) + payoff)) / jnp.sum(weight)
+    return mean - 0.5 * CURVATURE * (jnp.sum(y["v"] ** 2) + y["t"] ** 2)
+
+
+def gradient(params, batch, key):
+    del key
+    return jax.grad(loss)(params, batch)
+
+
+grad_fn = descent_ascent(gradient)
+EXACT = by_rank(orthogonalize(kernel.polar), sign_scalars())
+
+# what the oracles' settings are called here, as pairs
+NAMES = {
+    "lr_x": "lr",
+    "server_lr_x": "server_lr",
+    "b_x": "fresh",
+    "a_x": "fresh",
+    "rho": "pull",
+    "beta": "follow",
+}
+GUIDED = {"fed_nsgda_m", "fedmuon_da", "fedsgda_clip"}
+
+
+def hyper(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The oracle's settings as those of the library's method."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in NAMES:
+            other = key.removesuffix("_x") + "_y"
+            pair = Pair(value, settings[other]) if other in settings else value
+            found[NAMES[key]] = pair
+    if name in GUIDED:
+        found["fresh"] = after_first(found["fresh"])
+    if name == "fedmuon_da":
+        found["rule"] = EXACT
+    if name == "fess_gda":
+        found = {"pull": 1.0, "follow": 0.5} | found
+    return found
+
+
+def as_history(points: list[Pair]):
+    return flat([{"x": p.x, "y": p.y} for p in points])
+
+
+def farthest(a, b) -> float:
+    assert len(a) == len(b) > 0
+    return max(
+        float(np.max(np.abs(u[k] - v[k])))
+        for u, v in zip(a, b, strict=True)
+        for k in u.keys() | v.keys()
+    )
+
+
+def both_paths(name, settings, dtype, **changes):
+    play = FULL if name in FULL_ONLY else PARTIAL
+    expected = flat(ORACLES[name][0](START, play, **settings))
+    algorithm = ALL[name](grad_fn, **hyper(name, settings) | changes)
+    found = path(algorithm, Pair(START["x"], START["y"]), play, dtype=dtype)  # type: ignore[arg-type]
+    return as_history(found), expected
+
+
+def test_every_method_has_an_oracle():
+    assert ORACLES.keys() == ALL.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_methods_equal_their_transcriptions(name, dtype, bound):
+    settings = ORACLES[name][1]
+    found, expected = both_paths(name, settings, jnp.dtype(dtype))
+    assert farthest(found, expected) <= bound
+    start = flat([START])[0]
+    for key in start:
+        moves = [np.max(np.abs(point[key] - start[key])) for point in expected]
+        assert max(moves) > 5e-3, key
+
+
+@pytest.mark.parametrize("name", ["local_sgda", "fess_gda", "fed_nsgda_m"])
+def test_schedules_may_differ_too(name):
+    settings = dict(ORACLES[name][1])
+    settings["lr_x"] = lambda r: 0.05 / (1 + r)
+    settings["lr_y"] = lambda r: 0.15 / (2 + r)
+    found, expected = both_paths(name, settings, jnp.dtype("float64"))
+    assert farthest(found, expected) <= 1e-10
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_presets_as_they_are(name):
+    """One value for both variables, the published clip and Newton-Schulz."""
+    settings = {"lr_x": 0.03, "lr_y": 0.03, "b_x": 0.1, "b_y": 0.1}
+    bound = 1e-10
+    if name == "fedmuon_da":  # its polar factor is five Newton-Schulz steps
+        settings |= {"lr_x": 0.003, "lr_y": 0.003}
+        bound = 0.003 * 20 * 0.35  # singular values end within 0.35 of 1
+    play_hyper = {"lr": settings["lr_x"]}
+    expected = flat(ORACLES[name][0](START, PARTIAL, **settings))
+    start = Pair(START["x"], START["y"])
+    found = path(ALL[name](grad_fn, **play_hyper), start, PARTIAL)  # type: ignore[arg-type]
+    assert farthest(as_history(found), expected) <= bound
+
+
+def test_fess_gda_projects_y_after_every_move():
+    box = lambda array: np.clip(array, -0.12, 0.12)
+    settings = ORACLES["fess_gda"][1] | {"rho": 0.7, "beta": 0.4}
+    start = {"x": START["x"], "y": {k: box(v) for k, v in START["y"].items()}}
+    inside = lambda y: {k: box(v) for k, v in y.items()}
+    oracle = ORACLES["fess_gda"][0](start, PARTIAL, **settings, project=inside)
+    rule = projected(optax.identity(), on_y(lambda array: jnp.clip(array, -0.12, 0.12)))
+    algorithm = ALL["fess_gda"](grad_fn, **hyper("fess_gda", settings), rule=rule)
+    found = path(algorithm, Pair(start["x"], start["y"]), PARTIAL)  # type: ignore[arg-type]
+    assert farthest(as_history(found), flat(oracle)) <= 1e-10
+    assert any(np.max(np.abs(p.y["v"])) == pytest.approx(0.12) for p in found)
+
+
+def test_local_sgdam_may_start_from_each_clients_own_gradient():
+    settings = ORACLES["local_sgdam"][1]
+    expected = ORACLES["local_sgdam"][0](START, PARTIAL, **settings, own_start=True)
+    algorithm = ALL["local_sgdam"](
+        grad_fn, **hyper("local_sgdam", settings), synced=False
+    )
+    found = path(algorithm, Pair(START["x"], START["y"]), PARTIAL)  # type: ignore[arg-type]
+    assert farthest(as_history(found), flat(expected)) <= 1e-10
