@@ -62,7 +62,7 @@ def _grid(name: str, given: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
     """Of one algorithm. Raises `ValueError` for what is no grid."""
     method = find(name, METHODS)
     if given == ("paper",):
-        return method.grid
+        return dict(method.grid)
     grid: dict[str, tuple[float, ...]] = {}
     for words in given:
         option, _, numbers = words.partition("=")

@@ -1,0 +1,207 @@
+"""Momentum methods off their published settings: rates, options, keys, bad input."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles import fedavg as avg
+from oracles.cases import COSINE, FULL, ONE_STEP, PARTIAL, SIZES, X
+from oracles.fafed import fafed
+from oracles.fedavg_m import fedavg_m
+from oracles.fedavg_vr import fedavg_vr
+from oracles.fedlada import fedlada
+from oracles.padamfed_vr import padamfed_vr
+from oracles.problem import Play, draw_play, times
+from oracles.scaffold import scaffold_momentum
+from oracles.scaffold_m import scaffold_m
+from oracles.scaffold_vr import scaffold_vr
+from oracles.stem import stem
+from play import farthest, grad_fn, path, run
+
+from fedjax_muon import tree
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.core import after_first
+
+FIRST = ONE_STEP._replace(rounds=ONE_STEP.rounds[:1])
+# three batches before round 0, where the other plays have one
+PREPARED = draw_play(6, 5, 5, 4, 6, 5, SIZES, first=3)
+cosine = lambda r: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * r / 6))  # as `COSINE`
+
+
+def assert_follows(got, want):
+    assert farthest(want[-1:], [X]) >= 1e-2
+    assert farthest(got, want) <= 1e-10
+
+
+# ------------------------------------------------------------- schedules and options
+
+GUIDED = {
+    "fedavg_m": (fedavg_m, 0.3),
+    "fedavg_vr": (fedavg_vr, after_first(0.3)),
+    "scaffold_m": (scaffold_m, after_first(0.3)),
+    "scaffold_vr": (scaffold_vr, after_first(0.3)),
+    "padamfed_vr": (padamfed_vr, after_first(0.3)),
+}
+# what the library and what the oracle calls the options, none at its default
+ADAPTIVE: dict[str, tuple[dict[str, float], Any, Play]] = {
+    "fedlada": (
+        {"amend": 0.4, "b1": 0.8, "b2": 0.9, "eps": 0.1, "server_lr": 0.7},
+        partial(fedlada, alpha=0.4, b1=0.8, b2=0.9, eps=0.1, server_lr=0.7),
+        PARTIAL,
+    ),
+    "fafed": (
+        {"fresh": 0.4, "beta": 0.8, "floor": 0.2},
+        partial(fafed, a=0.4, beta=0.8, rho=0.2),
+        PREPARED,
+    ),
+    "stem": ({"fresh": 0.4}, partial(stem, a=0.4), PREPARED),
+}
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_schedules_and_server_rates_follow(name):
+    oracle, fresh = GUIDED[name]
+    algorithm = ALL[name](grad_fn, lr=cosine, server_lr=0.7, fresh=fresh)
+    want = oracle(X, PARTIAL, COSINE, b=0.3, server_lr=0.7)
+    assert_follows(path(algorithm, X, PARTIAL), want)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_schedules_and_options_follow(name):
+    hyper, oracle, play = ADAPTIVE[name]
+    got = path(ALL[name](grad_fn, lr=cosine, **hyper), X, play)
+    assert_follows(got, oracle(X, play, COSINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"),
+    [
+        ("fedavg_m", avg.fedavg_momentum),
+        ("scaffold_m", scaffold_momentum),
+        ("padamfed_vr", scaffold_momentum),
+    ],
+)
+def test_local_rules_keep_their_state_through_a_round(name, oracle):
+    algorithm = ALL[name](grad_fn, lr=0.05, fresh=1.0, rule=optax.trace(0.9))
+    assert_follows(path(algorithm, X, PARTIAL), oracle(X, PARTIAL, 0.05))
+
+
+# --------------------------------------------------- both ends of both intervals
+
+CLIPPED = {
+    "adam_biclip": lambda play, lr: avg.adam_biclip(X, play, lr, 1e-5, 0.1, 0.01),
+    "bi2clip": lambda play, lr: avg.bi2clip(X, play, lr, 1e-5, 0.1, 1e-5, 0.1, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_small_gradients_and_moves_are_lifted(name):
+    """Gradients of about 1e-5: the toy's own lie above it, and so do its moves."""
+    small = lambda params, *given: tree.scale(1e-4, grad_fn(params, *given))
+    play = PARTIAL._replace(grad=lambda p, batch: times(1e-4, PARTIAL.grad(p, batch)))
+    want = CLIPPED[name](play, 0.1)
+    assert farthest(want[-1:], [X]) >= 1e-6
+    assert farthest(path(ALL[name](small), X, PARTIAL), want) <= 1e-13
+
+
+def test_large_moves_of_bi2clip_are_cut():
+    """Four local steps of 0.1 move by 0.04 at the preset's rate, by 0.8 at this."""
+    want = CLIPPED["bi2clip"](PARTIAL, 2.0)
+    assert_follows(path(ALL["bi2clip"](grad_fn, lr=2.0), X, PARTIAL), want)
+
+
+# ------------------------------------------------- two gradients at one sample
+
+
+@pytest.mark.parametrize("name", ["fedavg_vr", "scaffold_vr"])
+def test_a_first_step_is_the_fresh_share_of_the_gradient(name):
+    """x_ begins at x, so that the old gradient is the new one, and g at 0."""
+    algorithm = ALL[name](grad_fn, lr=0.2, fresh=0.3)
+    want = avg.fedavg(X, FIRST, 0.3 * 0.2)
+    assert farthest(want, [X]) >= 1e-3
+    assert farthest(path(algorithm, X, FIRST), want) <= 1e-12
+
+
+def test_a_first_normalised_step_has_the_direction_of_the_gradient():
+    algorithm = ALL["padamfed_vr"](grad_fn, lr=0.05, fresh=0.3)
+    want = padamfed_vr(X, FIRST, 0.05, b=1.0)
+    assert farthest(want, [X]) >= 1e-3
+    assert farthest(path(algorithm, X, FIRST), want) <= 1e-12
+
+
+def noise(params, batch, key):
+    """A gradient of the sample alone, the sample being the key: no point is in it."""
+    del batch
+    words = jax.random.key_data(key)
+    return jax.tree.map(lambda p: jnp.full_like(p, jnp.sin(words % 1000).sum()), params)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("fedavg_vr", "fedavg_m"),
+        ("scaffold_vr", "scaffold_m"),
+        ("padamfed_vr", "padamfed"),
+    ],
+)
+def test_both_gradients_have_one_key(name, other):
+    """The old gradient is the new one then: the method of one gradient is left."""
+    hyper = {"lr": 0.01, "fresh": after_first(0.3)}
+    want = path(ALL[other](noise, **hyper), X, PARTIAL)
+    assert farthest(want[-1:], [X]) >= 1e-2
+    assert farthest(path(ALL[name](noise, **hyper), X, PARTIAL), want) <= 1e-12
+
+
+def test_both_gradients_of_stem_have_one_key():
+    """d <- d + grad(x) - grad(x_) never changes then: steps of one length."""
+    states = run(ALL["stem"](noise, lr=0.01, fresh=0.0), X, FULL)
+    d = states[0].server.momentum
+    for r, state in enumerate(states, start=1):
+        want = {k: X[k] - 0.01 * (4 * r + 1) * d[k] for k in X}
+        assert farthest([state.server.momentum], [d]) <= 1e-12
+        assert farthest([state.server.params], [want]) <= 1e-12
+    assert np.max(np.abs(d["w"])) > 0.1
+
+
+def test_both_gradients_of_fafed_have_one_key():
+    """m never changes then; v does, since the samples differ."""
+    states = run(ALL["fafed"](noise, lr=0.01, fresh=0.0), X, FULL)
+    means = [s.server.mean for s in states]
+    assert farthest(means, means[:1] * len(means)) <= 1e-12
+    assert farthest([states[0].server.square], [states[1].server.square]) >= 1e-3
+    assert np.max(np.abs(means[0]["w"])) > 0.1
+
+
+# ------------------------------------------------------------------------- bad input
+
+POSITIVE = ("fedavg_m", "fedavg_vr", "scaffold_vr", "fedlada")
+OTHERS = ("scaffold_m", "padamfed_vr", "fafed", "stem")
+FRESH = ("fedavg_m", "fedavg_vr", "scaffold_vr", *OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "value", "message"),
+    [
+        *((name, "lr", 0.0, r"lr must lie in \(0, infinity\), got 0") for name in
+          POSITIVE),
+        *((name, "lr", -0.1, r"lr must lie in \[0, infinity\), got -0.1") for name in
+          OTHERS),
+        *((name, "server_lr", -1.0, r"server_lr must lie in \[0, infinity\), got -1")
+          for name in (*POSITIVE, "scaffold_m", "padamfed_vr")),
+        *((name, "fresh", 1.5, r"fresh must lie in \[0, 1\], got 1.5") for name in
+          FRESH),
+        ("fedlada", "amend", -0.1, r"amend must lie in \[0, 1\], got -0.1"),
+        ("fedlada", "b1", 1.0, r"b1 must lie in \[0, 1\), got 1"),
+        ("fedlada", "b2", 1.0, r"b2 must lie in \[0, 1\), got 1"),
+        ("fedlada", "eps", 0.0, r"eps must lie in \(0, infinity\), got 0"),
+        ("fafed", "beta", 1.1, r"beta must lie in \[0, 1\], got 1.1"),
+        ("fafed", "floor", 0.0, r"floor must lie in \(0, infinity\), got 0"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(name, hyper, value, message):
+    with pytest.raises(ValueError, match=message):
+        ALL[name](grad_fn, **{hyper: value})
