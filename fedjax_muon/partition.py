@@ -26,9 +26,9 @@ def iid(labels, num_clients: int, *, key) -> list[np.ndarray]:
       ValueError, TypeError: as every function here, if `labels` are not one axis of
         integers, `num_clients` is not in 1..n, or `key` is not one typed key.
     """
-    labels = _checked_labels(labels)
+    labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
-    order = _generator(key).permutation(len(labels))
+    order = generator(key).permutation(len(labels))
     return [_indices(part) for part in np.array_split(order, num_clients)]
 
 
@@ -53,7 +53,7 @@ def dirichlet(
       ValueError: also if alpha is not positive and finite, if `min_size` cannot be met
         by any split, or was not met by `max_tries` draws.
     """
-    labels = _checked_labels(labels)
+    labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
     _check_alpha(alpha)
     _check_count("max_tries", max_tries)
@@ -63,7 +63,7 @@ def dirichlet(
             f"{num_clients} clients cannot hold min_size={min_size} of {len(labels)} "
             "examples each; lower min_size or num_clients"
         )
-    rng = _generator(key)
+    rng = generator(key)
     # All shuffling comes before the tries: their number must not change it.
     dealt = rng.permutation(len(labels))
     dealt = dealt[np.argsort(labels[dealt], kind="stable")]
@@ -116,12 +116,12 @@ def dirichlet_per_client(
     Raises:
       ValueError: also if alpha is not positive and finite, or `size` is below 1.
     """
-    labels = _checked_labels(labels)
+    labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
     _check_alpha(alpha)
     size = len(labels) // num_clients if size is None else size
     _check_count("size", size)
-    rng = _generator(key)
+    rng = generator(key)
     classes = np.unique(labels)
     p = rng.dirichlet(np.full(len(classes), float(alpha)), num_clients)
     wanted = rng.multinomial(size, p)  # [clients, classes]
@@ -148,7 +148,7 @@ def shards(
     Raises:
       ValueError: also if there are more shards than examples.
     """
-    labels = _checked_labels(labels)
+    labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
     _check_count("shards_per_client", shards_per_client)
     num_shards = num_clients * shards_per_client
@@ -157,7 +157,7 @@ def shards(
             f"{num_clients} clients x {shards_per_client} shards need as many "
             f"examples, got {len(labels)}; lower num_clients or shards_per_client"
         )
-    rng = _generator(key)
+    rng = generator(key)
     pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
     hands = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
     return [
@@ -172,7 +172,7 @@ def label_counts(labels, parts: Sequence[np.ndarray], num_classes: int) -> np.nd
     Raises:
       ValueError: if a label is not in 0..num_classes-1 or an index not in 0..n-1.
     """
-    labels = _checked_labels(labels)
+    labels = checked_labels(labels)
     _check_count("num_classes", num_classes)
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(
@@ -195,7 +195,7 @@ def _indices(part: np.ndarray) -> np.ndarray:
     return part.astype(np.int32)
 
 
-def _generator(key) -> np.random.Generator:
+def generator(key) -> np.random.Generator:
     """A NumPy generator seeded by all words of one typed JAX key."""
     typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(
         key.dtype, jax.dtypes.prng_key
@@ -207,7 +207,7 @@ def _generator(key) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
 
 
-def _checked_labels(labels) -> np.ndarray:
+def checked_labels(labels) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise ValueError(

@@ -6,11 +6,12 @@ import struct
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardised
 
 from fedjax_muon import data
-from fedjax_muon.data import embedded, idx, names
+from fedjax_muon.data import embedded, idx, names, text
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,39 @@ def test_digits_are_standardised():
     assert loaded.y_train.dtype == loaded.y_test.dtype == np.int32
 
 
+# ----------------------------------------------------------- breast cancer
+
+
+def test_breast_cancer_is_scikit_learns_with_1_for_malignant():
+    raw, source = embedded.breast_cancer(), load_breast_cancer()
+    malignant = list(source.target_names).index("malignant")
+    rows = {
+        row.astype(np.float32).tobytes(): label == malignant
+        for row, label in zip(source.data, source.target, strict=True)
+    }
+    assert len(rows) == len(source.target) == 569  # no tumour occurs twice
+    x = np.concatenate([raw.x_train, raw.x_test])
+    y = np.concatenate([raw.y_train, raw.y_test])
+    assert {row.tobytes(): label == 1 for row, label in zip(x, y, strict=True)} == rows
+    assert y.sum() == 212  # as published
+    assert raw.classes == ("benign", "malignant")
+
+
+def test_breast_cancer_is_split_and_standardised():
+    loaded, again = data.load("breast_cancer"), data.load("breast_cancer")
+    assert (loaded.x_train.shape, loaded.x_test.shape) == ((455, 30), (114, 30))
+    np.testing.assert_array_equal(loaded.x_test, again.x_test)
+    assert abs(loaded.y_test.sum() - 0.2 * 212) < 1
+    raw = embedded.breast_cancer()
+    scaler = StandardScaler().fit(raw.x_train.astype(np.float64))
+    for got, x in ((loaded.x_train, raw.x_train), (loaded.x_test, raw.x_test)):
+        assert got.dtype == np.float32
+        expected = scaler.transform(x.astype(np.float64))
+        # x, mean, their difference and the quotient: each rounds once, in float32
+        error = 4 * np.finfo(np.float32).eps * (abs(x) + scaler.mean_) / scaler.scale_
+        assert np.all(abs(got - expected) <= error)
+
+
 # --------------------------------------------------- any data set at the edge
 
 
@@ -75,6 +109,38 @@ def test_check_returns_the_same_data_with_int32_labels():
     np.testing.assert_array_equal(checked.y_test, LABELS[TEST])
     assert checked.y_train.dtype == checked.y_test.dtype == np.int32
     assert checked.classes == tuple("abcdefghij")
+
+
+def sentences():
+    x = np.arange(120, dtype=np.int32).reshape(40, 3)
+    return sound()._replace(x_train=x[TRAIN], x_test=x[TEST])
+
+
+def test_token_ids_stay_as_they_are():
+    loaded = data.standardise(data.check(sentences()))
+    for x, expected in (
+        (loaded.x_train, sentences().x_train),
+        (loaded.x_test, sentences().x_test),
+    ):
+        assert x.dtype == np.int32
+        np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x - 1, "x_train: token ids must not be negative, got -1"),
+        (lambda x: x[:, None], r"int32\[30, 1, 3\]; or int32 token ids \[n, length\]"),
+        (lambda x: x[:, 0], r"int32\[30\]; or int32 token ids"),
+        (lambda x: x[:, :0], r"non-empty.*int32\[30, 0\]"),
+        (lambda x: x.astype(np.int64), r"int64\[30, 3\]; or int32 token ids"),
+    ],
+)
+def test_check_refuses_other_token_ids(change, message):
+    raw = sentences()
+    x_train, x_test = change(raw.x_train), change(raw.x_test)
+    with pytest.raises(ValueError, match=message):
+        data.check(raw._replace(x_train=x_train, x_test=x_test))
 
 
 def poisoned(value):
@@ -143,7 +209,11 @@ def test_unknown_names_list_the_nearest_first(typo, nearest):
     assert set(data.NAMES) <= set(listed)
 
 
-FROM_FILES = [*(name for name in data.NAMES if name != "digits"), "tfds:tiny_images"]
+EMBEDDED = ("digits", "breast_cancer")
+FROM_FILES = [
+    *(name for name in data.NAMES if name not in EMBEDDED),
+    "tfds:tiny_images",
+]
 
 
 @pytest.mark.parametrize("name", FROM_FILES)
@@ -154,7 +224,7 @@ def test_sets_in_files_need_a_directory(name):
         data.load(name)
 
 
-@pytest.mark.parametrize("name", FROM_FILES)
+@pytest.mark.parametrize("name", [name for name in FROM_FILES if name not in text.SETS])
 def test_missing_files_name_the_paths_and_the_remedy(name, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         data.load(name, tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data
-from fedjax_muon.data import idx, npz
+from fedjax_muon.data import idx, npz, text
 
 
 def real(*files):
@@ -99,3 +99,21 @@ def test_real_cifar10_subset():
     error = means.std(axis=0) / np.sqrt(len(means))
     assert np.all(abs(means.mean(axis=0) - [0.4914, 0.4822, 0.4465]) < 5 * error)
     assert data.load("cifar10_subset", REAL).classes[0] == "airplane"
+
+
+TEXT_FILES = [
+    f"{row.folders[0]}/{file}" for row in text.SETS.values() for file in row.files
+]
+
+
+@real(*TEXT_FILES)
+def test_real_sentences():
+    # Sizes as published with GLUE, CoLA and the UCI set; positives of the latter too.
+    sizes = {"sst2": (67349, 872), "cola": (8551, 1043), "yelp_labelled": (800, 200)}
+    for name, (train, test) in sizes.items():
+        loaded = data.load(name, REAL)
+        assert (len(loaded.x_train), len(loaded.x_test)) == (train, test)
+        for x in (loaded.x_train, loaded.x_test):
+            assert x.dtype == np.int32
+            assert np.all(x[:, 0] != text.PADDING)
+    assert (loaded.y_train.sum(), loaded.y_test.sum()) == (400, 100)

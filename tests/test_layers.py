@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
     {"tree", "ranges", "orthogonalize", "partition", "models"},
-    {"lmo", "data"},
+    {"lmo", "data", "imbalance"},
     {"transforms", "tasks", "compressors", "pair"},
     {"problems"},
     {"core"},

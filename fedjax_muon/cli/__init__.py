@@ -12,9 +12,9 @@ from fedjax_muon.cli import arguments, commands, session, sweeping
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line and runs one command; exits with 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
-    name = arguments.algorithm_in(argv) if argv[:1] == ["train"] else arguments.DEFAULT
+    algorithm = arguments.algorithm_in(argv)
     with session.refusing():
-        train = arguments.train_class(name)
+        train = arguments.train_class(algorithm)
     runners: dict[type, tuple[str, Any]] = {
         arguments.Compare: ("compare", commands.compare),
         train: ("train", commands.train),
@@ -25,8 +25,12 @@ def main(argv: list[str] | None = None) -> None:
         arguments.Partition: ("partition", commands.partition),
         arguments.Prepare: ("prepare", commands.prepare),
     }
+    problem = arguments.problem_in(argv)
     kinds: Any = Union[  # noqa: UP007 - made from a list
-        tuple(Annotated[k, subcommand(n)] for k, (n, _) in runners.items())
+        tuple(
+            Annotated[kind, subcommand(name, **arguments.defaults(kind, problem))]
+            for kind, (name, _) in runners.items()
+        )
     ]
     with session.refusing():
         args = tyro.cli(

@@ -10,7 +10,8 @@ import tyro
 from tyro.conf import Positional
 from tyro.constructors import PrimitiveConstructorSpec
 
-from fedjax_muon.cli.config import METHODS, Config, hyper_parameters
+from fedjax_muon import minimax
+from fedjax_muon.cli.config import DEFAULTS, METHODS, Config, hyper_parameters
 from fedjax_muon.methods import Method, find
 
 MAIN_JOB = (
@@ -23,7 +24,7 @@ MAIN_JOB = (
     "fedmuon_correct",
 )
 Flat = Annotated[Config, tyro.conf.arg(name="")]
-CONFIG = Config()
+CONFIG = DEFAULTS["classification"]
 
 
 def _listed(kind: type, metavar: str):
@@ -47,11 +48,14 @@ class Compare:
     """Train several algorithms on several seeds; a table, curves, and a directory.
 
     Without arguments: the three FedMuons beside FedAvg, FedAvg(Adam), SCAFFOLD and
-    Local Muon on handwritten digits, divided over 16 clients by Dirichlet(0.1).
+    Local Muon on handwritten digits, divided over 16 clients by Dirichlet(0.1). With
+    `--problem auc`: all minimax methods on breast cancer cells, of which one in ten is
+    malignant, divided over 8 clients.
     """
 
     algorithms: Positional[tuple[str, ...]] = MAIN_JOB
-    """Names of the algorithms; `fedjax-muon list` shows all."""
+    """Names of the algorithms; `fedjax-muon list` shows all. All minimax methods with
+    --problem auc."""
     seeds: Seeds = (0, 1, 2)
     """Each seed has its own partition, initial parameters, cohorts and batches."""
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -182,14 +186,32 @@ def train_class(name: str) -> type:
     )
 
 
-DEFAULT = "fedmuon_align"
+def _value(arguments: list[str], option: str, default: str) -> str:
+    """What follows an option, before the arguments are parsed."""
+    for i, word in enumerate(arguments):
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}=")
+        if word == option and i + 1 < len(arguments):
+            return arguments[i + 1]
+    return default
+
+
+def problem_in(arguments: list[str]) -> str:
+    """The value of --problem, which decides what the other options' defaults are."""
+    return _value(arguments, "--problem", "classification")
 
 
 def algorithm_in(arguments: list[str]) -> str:
-    """The value of --algorithm, which decides what other options there are."""
-    for i, word in enumerate(arguments):
-        if word.startswith("--algorithm="):
-            return word.removeprefix("--algorithm=")
-        if word == "--algorithm" and i + 1 < len(arguments):
-            return arguments[i + 1]
-    return DEFAULT
+    """The algorithm of train, which decides what other options there are."""
+    usual = "fed_nsgda_m" if problem_in(arguments) == "auc" else "fedmuon_align"
+    return _value(arguments, "--algorithm", usual) if arguments[:1] == ["train"] else usual
+
+
+def defaults(kind: type, problem: str) -> dict[str, Any]:
+    """The default instance of a command, if a problem has its own."""
+    if problem not in DEFAULTS or "config" not in kind.__dataclass_fields__:
+        return {}
+    changes: dict[str, Any] = {"config": DEFAULTS[problem]}
+    if kind is Compare and problem == "auc":
+        changes["algorithms"] = tuple(minimax.ALL)
+    return {"default": kind(**changes)}

@@ -23,6 +23,7 @@ from fedjax_muon import (
     batching,
     compressors,
     engine,
+    imbalance,
     minimax,
     models,
     partition,
@@ -31,6 +32,7 @@ from fedjax_muon import (
 from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
 from fedjax_muon.methods import Method, find
+from fedjax_muon.problems import auc
 from fedjax_muon.tasks import classification
 
 SAMPLERS = {
@@ -56,11 +58,17 @@ class Config:
     """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
     num_clients: int = 16
     """N, how many clients the training examples are divided over."""
-    partition: Literal["dirichlet", "dirichlet_per_client", "shards", "iid"] = (
-        "dirichlet"
-    )
+    partition: Literal[
+        "dirichlet", "dirichlet_per_client", "shards", "iid", "ratios"
+    ] = "dirichlet"
     """How they are divided: per class by Dirichlet(alpha) over clients, per client by
-    Dirichlet(alpha) over classes, by shards of sorted labels, or at random."""
+    Dirichlet(alpha) over classes, by shards of sorted labels, at random, or of two
+    classes with a share of positives for each client."""
+    positives: float | None = None
+    """Of two classes: so many positives are left out, at random, that the others are
+    this share of the training examples."""
+    ratios: tuple[float, ...] = (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
+    """Each client's share of positives in the partition ratios."""
     alpha: float = 0.1
     """Dirichlet concentration; the smaller, the less alike the clients."""
     min_client_size: int = 10
@@ -124,6 +132,21 @@ class Config:
                 )
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden widths must be at least 1, got {self.hidden}")
+
+
+DEFAULTS = {
+    "classification": Config(),
+    "auc": Config(
+        problem="auc",
+        dataset="breast_cancer",
+        num_clients=8,
+        partition="iid",
+        positives=0.1,
+        cohort_size=8,
+        local_steps=4,
+        batch_size=16,
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,8 +296,16 @@ def _compressor(config: Config) -> compressors.Compressor:
 
 def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
     """Which examples each client has; another partition for every seed."""
-    labels, number = dataset.y_train, config.num_clients
     key = jax.random.fold_in(jax.random.key(seed), 0)
+    if config.positives is None:
+        return _parts(config, dataset.y_train, key)
+    drop_key = jax.random.fold_in(key, 0)
+    kept = imbalance.drop_positives(dataset.y_train, config.positives, key=drop_key)
+    return [kept[part] for part in _parts(config, dataset.y_train[kept], key)]
+
+
+def _parts(config: Config, labels: np.ndarray, key: jax.Array) -> list[np.ndarray]:
+    number = config.num_clients
     match config.partition:
         case "dirichlet":
             return partition.dirichlet(
@@ -286,6 +317,13 @@ def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
             return partition.shards(labels, number, config.shards_per_client, key=key)
         case "iid":
             return partition.iid(labels, number, key=key)
+        case "ratios":
+            if len(config.ratios) != number:
+                raise ValueError(
+                    f"ratios must be one for each of the {number} clients, got "
+                    f"{len(config.ratios)}"
+                )
+            return imbalance.with_ratios(labels, config.ratios, key=key)
 
 
 def start_key(seed: int) -> jax.Array:
@@ -313,9 +351,10 @@ def _model(config: Config, classes: int) -> nn.Module:
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
+    task = {"classification": classification, "auc": auc}[config.problem]
     return simulation.simulate(
         algorithm_of(run),
-        classification(_model(config, len(dataset.classes)), dataset.x_train.shape[1:]),
+        task(_model(config, len(dataset.classes)), dataset.x_train.shape[1:]),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,

@@ -2,5 +2,15 @@
 
 from fedjax_muon.data.dataset import Dataset, check, hold_out, standardise
 from fedjax_muon.data.names import NAMES, load, prepare
+from fedjax_muon.data.text import vocabulary_size
 
-__all__ = ["NAMES", "Dataset", "check", "hold_out", "load", "prepare", "standardise"]
+__all__ = [
+    "NAMES",
+    "Dataset",
+    "check",
+    "hold_out",
+    "load",
+    "prepare",
+    "standardise",
+    "vocabulary_size",
+]

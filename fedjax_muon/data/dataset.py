@@ -7,9 +7,12 @@ from sklearn.model_selection import train_test_split
 
 
 class Dataset(NamedTuple):
-    """Examples lead; images are NHWC. What `load` returns is float32 and int32."""
+    """Examples lead; images are NHWC, texts int32 token ids [n, length], 0 for padding.
 
-    x_train: np.ndarray  # [n, ..., channels]
+    What `load` returns is float32 or token ids, with int32 labels.
+    """
+
+    x_train: np.ndarray  # [n, ..., channels] or [n, length]
     y_train: np.ndarray  # [n], in 0..len(classes)-1
     x_test: np.ndarray
     y_test: np.ndarray
@@ -19,13 +22,13 @@ class Dataset(NamedTuple):
 def check(dataset: Dataset) -> Dataset:
     """The same data with int32 labels, or an error that names what is wrong with it.
 
-    Inputs may be float32, or uint8 pixels that are not yet standardised; labels any
-    integers.
+    Inputs may be float32, uint8 pixels that are not yet standardised, or int32 token
+    ids; labels any integers.
 
     Raises:
       ValueError: if a split is empty; inputs are not [n, ..., channels] of float32 or
-        uint8, alike in both splits and finite; or labels are not one integer in
-        0..len(classes)-1 for each input.
+        uint8 or [n, length] of int32, alike in both splits, finite, and as token ids
+        not negative; or labels are not one integer in 0..len(classes)-1 for each input.
     """
     x_train, x_test = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
     if (x_train.shape[1:], x_train.dtype) != (x_test.shape[1:], x_test.dtype):
@@ -45,11 +48,15 @@ def check(dataset: Dataset) -> Dataset:
 
 
 def _checked_inputs(name: str, x: np.ndarray) -> np.ndarray:
-    if x.ndim < 2 or not x.size or x.dtype not in (np.uint8, np.float32):
+    tokens = x.dtype == np.int32 and x.ndim == 2
+    plain = x.dtype in (np.uint8, np.float32) and x.ndim >= 2
+    if not x.size or not (tokens or plain):
         raise ValueError(
             f"{name} must be non-empty float32 or uint8 [n, ..., channels], got "
-            f"{x.dtype}{list(x.shape)}"
+            f"{x.dtype}{list(x.shape)}; or int32 token ids [n, length]"
         )
+    if tokens and x.min() < 0:
+        raise ValueError(f"{name}: token ids must not be negative, got {x.min()}")
     if x.dtype == np.float32 and not np.isfinite(x).all():
         axes = tuple(range(1, x.ndim))
         bad = np.flatnonzero(~np.isfinite(x).all(axis=axes))
@@ -78,11 +85,14 @@ def _checked_labels(name: str, labels, num_examples: int, num_classes: int):
 def standardise(dataset: Dataset) -> Dataset:
     """(x - mean) / std per channel, float32, with mean and std of the training set.
 
-    The last axis holds the channels. `dataset` is one that `check` returned.
+    The last axis holds the channels. `dataset` is one that `check` returned. Token ids
+    stay as they are.
 
     Raises:
       ValueError: if a channel is constant in the training set.
     """
+    if dataset.x_train.dtype == np.int32:
+        return dataset
     axes = tuple(range(dataset.x_train.ndim - 1))
     mean = dataset.x_train.mean(axes, dtype=np.float64).astype(np.float32)
     x_train = dataset.x_train - mean

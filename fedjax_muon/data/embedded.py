@@ -13,20 +13,38 @@ def digits() -> Dataset:
     """
     # Imported here: scikit-learn takes a second, and other sets do not need it.
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     source = load_digits()
-    train, test = train_test_split(
-        np.arange(len(source.target)),
-        test_size=0.2,
-        stratify=source.target,
-        random_state=0,
-    )
     images = (source.images / 16).astype(np.float32)[..., None]
+    names = tuple(str(name) for name in source.target_names)
+    return _split(images, source.target, names)
+
+
+def breast_cancer() -> Dataset:
+    """scikit-learn's 569 tumours, each a vector of 30 measurements: 1 is malignant.
+
+    The UCI "Breast Cancer Wisconsin (Diagnostic)", 212 malignant and 357 benign ones;
+    the labels of scikit-learn are the other way round. The split is fixed: 455 to train
+    on, 114 to test on, stratified.
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    source = load_breast_cancer()
+    benign, malignant = 1, 0  # there
+    names = (str(source.target_names[k]) for k in (benign, malignant))
+    return _split(source.data.astype(np.float32), 1 - source.target, tuple(names))
+
+
+def _split(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:
+    from sklearn.model_selection import train_test_split
+
+    train, test = train_test_split(
+        np.arange(len(y)), test_size=0.2, stratify=y, random_state=0
+    )
     return Dataset(
-        x_train=images[train],
-        y_train=source.target[train],
-        x_test=images[test],
-        y_test=source.target[test],
-        classes=tuple(str(name) for name in source.target_names),
+        x_train=x[train],
+        y_train=y[train],
+        x_test=x[test],
+        y_test=y[test],
+        classes=classes,
     )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from fedjax_muon.data import prepared
 from fedjax_muon.data.dataset import Dataset, check, standardise
-from fedjax_muon.data.embedded import digits
+from fedjax_muon.data.embedded import breast_cancer, digits
 from fedjax_muon.data.idx import read_idx_set
 from fedjax_muon.data.npz import read_npz
+from fedjax_muon.data.text import read_text_set
 
 DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"
 PREPARED = "tfds:"  # prefix of the names of tensorflow-datasets
@@ -25,6 +26,7 @@ def _from_files(read: Callable[[str, Path], Dataset]) -> Reader:
 
 NAMES: dict[str, Reader] = {
     "digits": lambda name, data_dir: digits(),
+    "breast_cancer": lambda name, data_dir: breast_cancer(),
     "mnist": _from_files(read_idx_set),
     "fashion_mnist": _from_files(read_idx_set),
     "cifar10": _from_files(partial(read_npz, num_classes=10, tfds_name="cifar10")),
@@ -32,6 +34,9 @@ NAMES: dict[str, Reader] = {
         partial(read_npz, num_classes=10, tfds_name="cifar10")
     ),
     "cifar100": _from_files(partial(read_npz, num_classes=100, tfds_name="cifar100")),
+    "sst2": _from_files(read_text_set),
+    "cola": _from_files(read_text_set),
+    "yelp_labelled": _from_files(read_text_set),
 }
 
 
@@ -45,8 +50,13 @@ def load(name: str, data_dir: Directory = None) -> Dataset:
     * mnist, fashion_mnist: the four original IDX files, .gz or not, in
       data_dir/name or data_dir itself;
     * cifar10, cifar10_subset, cifar100: data_dir/name.npz (see `read_npz`);
+    * sst2, cola: train.tsv and dev.tsv of GLUE in data_dir/glue/SST-2 or
+      data_dir/glue/CoLA, with or without glue (see `read_text_set`);
+    * yelp_labelled: data_dir/yelp_labelled_uci/yelp_labelled.txt;
     * tfds:name: data_dir/name (see `read_prepared`);
-    * digits: none, it comes with scikit-learn.
+    * digits, breast_cancer: none, they come with scikit-learn.
+
+    Sentences are not standardised, they are token ids (see `text.encode`).
 
     Raises:
       ValueError: for an unknown name, a missing `data_dir`, or damaged data.

@@ -1,4 +1,4 @@
-"""Image sets that tensorflow-datasets prepared, read without TensorFlow.
+"""Images and texts that tensorflow-datasets prepared, read without TensorFlow.
 
 Preparing (once: download, convert to array_record) needs TensorFlow for most sets;
 reading what is prepared does not.
@@ -11,22 +11,25 @@ from typing import Any
 import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.text import Sentences, tokenised
 
 INFO = "dataset_info.json"  # marks the folder of one version of a prepared set
 
 
 def read_prepared(name: str, directory: Path) -> Dataset:
-    """The prepared set in directory/name, pixels as stored.
+    """The prepared set in directory/name, pixels as stored, texts as token ids.
 
     `name` is as in the catalog of tensorflow-datasets, with configuration and version
     where there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2". The set
-    needs splits "train" and "test", a feature "image" of one shape and a feature
-    "label" with class names.
+    needs splits "train" and "test", a feature "image" of one shape or else "text" (see
+    `tokenised`), and a feature "label" with class names. Texts may have a "polarity"
+    instead, as those of Sentiment140: 0 is negative and 4 positive; the neutral ones,
+    2, are left out (139 of its 498 test tweets; there are none to train on).
 
     Raises:
       FileNotFoundError: if it is not there.
       ValueError: if several versions are, or the set is damaged, not in array_record or
-        has other features or splits.
+        has other features, splits or polarities.
     """
     # Imported here: it takes a while, and no other set needs it.
     import tensorflow_datasets as tfds
@@ -38,10 +41,21 @@ def read_prepared(name: str, directory: Path) -> Dataset:
     except (OSError, ValueError, json_format.ParseError) as error:
         raise ValueError(_damaged(folder, error)) from error
     _check_layout(builder, folder, tfds)
+    x, y = _features(builder, folder, tfds)
     try:
-        train, test = _read_split(builder, "train"), _read_split(builder, "test")
-    except (OSError, RuntimeError, ValueError) as error:  # of records and of images
+        train = _read_split(builder, "train", x, y)
+        test = _read_split(builder, "test", x, y)
+    except (OSError, RuntimeError, ValueError) as error:  # of records, images, texts
         raise ValueError(_damaged(folder, error)) from error
+    if y == "polarity":
+        return tokenised(
+            _without_neutral(train, folder),
+            _without_neutral(test, folder),
+            ("negative", "positive"),
+        )
+    classes = tuple(builder.info.features[y].names)
+    if x == "text":
+        return tokenised(Sentences(*train), Sentences(*test), classes)
     x_train, y_train = _stack(train, folder)
     x_test, y_test = _stack(test, folder)
     return Dataset(
@@ -49,7 +63,7 @@ def read_prepared(name: str, directory: Path) -> Dataset:
         y_train=y_train,
         x_test=x_test,
         y_test=y_test,
-        classes=tuple(builder.info.features["label"].names),
+        classes=classes,
     )
 
 
@@ -115,24 +129,50 @@ def _check_layout(builder: Any, folder: Path, tfds: Any):
             f"{folder}: expected examples in splits train and test, found "
             f"{found or 'no splits'}; choose a set that has both"
         )
-    features = dict(info.features)
-    label = features.get("label")
-    if "image" not in features or not isinstance(label, tfds.features.ClassLabel):
-        raise ValueError(
-            f"{folder}: expected features image and label (a ClassLabel), found "
-            f"{', '.join(features)}; choose a set for image classification"
-        )
 
 
-def _read_split(builder: Any, split: str) -> list[tuple[np.ndarray, int]]:
+def _features(builder: Any, folder: Path, tfds: Any) -> tuple[str, str]:
+    """The names of the inputs and of the labels."""
+    features = dict(builder.info.features)
+    text = isinstance(features.get("text"), tfds.features.Text)
+    if isinstance(features.get("label"), tfds.features.ClassLabel):
+        if "image" in features:
+            return "image", "label"
+        if text:
+            return "text", "label"
+    if text and "polarity" in features:
+        return "text", "polarity"
+    raise ValueError(
+        f"{folder}: expected features image and label (a ClassLabel), or text and "
+        f"label or polarity, found {', '.join(features)}; choose a set for the "
+        "classification of images or texts"
+    )
+
+
+def _read_split(builder: Any, split: str, x: str, y: str) -> tuple[list, list]:
     source = builder.as_data_source(split=split)
-    return [(example["image"], example["label"]) for example in source]
+    pairs = ((example[x], example[y]) for example in source)
+    inputs, labels = zip(*pairs, strict=True)
+    if x == "text":
+        return [text.decode() for text in inputs], list(labels)
+    return list(inputs), list(labels)
 
 
-def _stack(
-    examples: list[tuple[np.ndarray, int]], folder: Path
-) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = zip(*examples, strict=True)
+def _without_neutral(split: tuple[list, list], folder: Path) -> Sentences:
+    other = sorted({int(polarity) for polarity in split[1]} - {0, 2, 4})
+    if other:
+        raise ValueError(
+            f"{folder}: expected polarities 0, 2 and 4, found {other[0]}; choose a set "
+            "with these"
+        )
+    kept = [
+        (text, label // 4) for text, label in zip(*split, strict=True) if label != 2
+    ]
+    return Sentences([text for text, _ in kept], [label for _, label in kept])
+
+
+def _stack(split: tuple[list, list], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = split
     shapes = sorted({image.shape for image in images})
     if len(shapes) > 1:
         raise ValueError(

@@ -1,0 +1,258 @@
+"""The recurrent network against a NumPy loop, and where federated learning runs it."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_muon import models, tasks
+from fedjax_muon.data import text
+from fedjax_muon.transforms.layout import muon_dimension_numbers
+
+KEY = jax.random.key(0)
+V, E, H = 11, 5, 7
+# one token, padding behind, padding between, no padding, nothing but padding
+IDS = np.array(
+    [
+        [3, 0, 0, 0, 0],
+        [1, 2, 10, 0, 0],
+        [4, 0, 5, 0, 0],
+        [6, 7, 8, 9, 1],
+        [0, 0, 0, 0, 0],
+    ],
+    np.int32,
+)
+LENGTHS = [1, 3, 3, 5, 1]
+
+
+def model_of(layers):
+    return models.RNN(3, V, E, H, layers)
+
+
+def drawn(model, seed=0):
+    """Parameters in float64, biases not zero."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(model.init, KEY, jnp.zeros((1, 4)))["params"]
+    return jax.tree.map(lambda p: rng.normal(size=p.shape) / 2, shapes)
+
+
+def numpy_logits(params, ids, lengths, layers):
+    """Token by token and sentence by sentence, float64."""
+    logits = []
+    for sentence, length in zip(ids, lengths, strict=True):
+        states = [params["Embed_0"]["embedding"][token] for token in sentence[:length]]
+        for layer in range(layers):
+            cell = params[f"SimpleCell_{layer}"]
+            h, outputs = np.zeros(H), []
+            for x in states:
+                h = np.tanh(
+                    x @ cell["i"]["kernel"]
+                    + cell["i"]["bias"]
+                    + h @ cell["h"]["kernel"]
+                )
+                outputs.append(h)
+            states = outputs
+        head = params["Dense_0"]
+        logits.append(states[-1] @ head["kernel"] + head["bias"])
+    return np.array(logits)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_logits_equal_a_numpy_loop(layers):
+    model = model_of(layers)
+    params = drawn(model)
+    expected = numpy_logits(params, IDS, LENGTHS, layers)
+    with jax.enable_x64(True):
+        logits = jax.jit(model.apply)({"params": params}, IDS)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-13)
+        as_floats = model.apply({"params": params}, IDS.astype(np.float32))
+        np.testing.assert_allclose(as_floats, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_gradients_equal_differences_of_the_numpy_loop(layers):
+    model = model_of(layers)
+    params = drawn(model)
+    with jax.enable_x64(True):
+        loss = lambda p: jnp.sum(jnp.sin(model.apply({"params": p}, IDS)))
+        gradient = jax.tree.map(np.asarray, jax.jit(jax.grad(loss))(params))
+    step = 1e-5
+    for seed in range(3):
+        direction = drawn(model, seed + 1)
+        ends = [
+            np.sum(np.sin(numpy_logits(moved, IDS, LENGTHS, layers)))
+            for sign in (1, -1)
+            for moved in [
+                jax.tree.map(lambda p, d, s=sign: p + s * step * d, params, direction)
+            ]
+        ]
+        slope = sum(
+            np.vdot(g, d)
+            for g, d in zip(
+                jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True
+            )
+        )
+        # the third derivative, of order 100, times step^2 / 6, and 1e-15 / step
+        np.testing.assert_allclose((ends[0] - ends[1]) / (2 * step), slope, atol=1e-7)
+
+
+def test_more_padding_changes_nothing():
+    model = model_of(2)
+    params = jax.tree.map(np.float32, drawn(model))
+    longer = np.pad(IDS, ((0, 0), (0, 20)))
+
+    def results(ids):
+        loss = lambda p: jnp.sum(jnp.sin(model.apply({"params": p}, ids)))
+        return model.apply({"params": params}, ids), jax.grad(loss)(params)
+
+    results = jax.jit(results)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6),
+        results(longer),
+        results(IDS),
+    )
+
+
+def test_padding_and_absent_words_have_no_gradient():
+    model = model_of(2)
+    ids = IDS[[0, 1, 3]]  # whose padding is all behind
+    loss = lambda p: jnp.sum(model.apply({"params": p}, ids) ** 2)
+    gradient = jax.jit(jax.grad(loss))(jax.tree.map(np.float32, drawn(model)))
+    rows = np.any(np.asarray(gradient["Embed_0"]["embedding"]) != 0, axis=1)
+    assert set(np.flatnonzero(rows)) == set(ids.ravel().tolist()) - {0}
+
+
+def test_stacks_of_parameters_inside_a_scan_compile_once():
+    """Clients as in a cohort: vmap over parameters and data, scan over steps."""
+    model = model_of(2)
+    task = tasks.classification(model, (5,))
+    clients = [jax.tree.map(np.float32, drawn(model, seed)) for seed in range(3)]
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, V, (3, 4, 6, 5)).astype(np.int32)  # [clients, steps, B, length]
+    x[..., 3:] = 0
+    y = rng.integers(0, 3, x.shape[:-1])
+    weight = jnp.ones(6)
+
+    def step(params, data):
+        gradient = task.grad(params, tasks.Batch(*data, weight), KEY)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+    @jax.jit
+    def cohort(params, x, y):
+        run = lambda p, x, y: jax.lax.scan(lambda p, d: (step(p, d), None), p, (x, y))[
+            0
+        ]
+        return jax.vmap(run)(params, x, y)
+
+    stack = jax.tree.map(lambda *p: jnp.stack(p), *clients)
+    stack = cohort(cohort(stack, x, y), x, y)
+    assert cohort._cache_size() == 1
+    one = jax.jit(step)
+    for i, params in enumerate(clients):
+        for _ in range(2):
+            for k in range(4):
+                params = one(params, (x[i, k], y[i, k]))
+        jax.tree.map(
+            lambda p, all_of, i=i: np.testing.assert_allclose(all_of[i], p, atol=1e-5),
+            params,
+            stack,
+        )
+
+
+def test_inside_shard_map():
+    model = model_of(2)
+    params = jax.tree.map(np.float32, drawn(model))
+    ids = IDS[:4]
+    gradient = jax.grad(lambda p, ids: jnp.sum(model.apply({"params": p}, ids) ** 2))
+    mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("b")
+    sharded = jax.jit(
+        jax.shard_map(gradient, mesh=mesh, in_specs=(whole, split), out_specs=whole)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        sharded(params, ids),
+        jax.jit(gradient)(params, ids),
+    )
+
+
+def test_it_learns_which_word_came_first():
+    """What no bag of words can tell; the first token is the class, 2 or 3."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(0, 2, 64)
+    x = np.stack([2 + first, 3 - first, *rng.integers(4, V, (4, 64))], axis=1)
+    x = x.astype(np.int32)
+    task = tasks.classification(models.RNN(2, V, 8, 16, 1), (6,))
+    batch = tasks.Batch(jnp.asarray(x), jnp.asarray(first), jnp.ones(64))
+
+    @jax.jit
+    def train(params):
+        def step(params, key):
+            gradient = task.grad(params, batch, key)
+            return jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient), None
+
+        return jax.lax.scan(step, params, jax.random.split(KEY, 200))[0]
+
+    params = train(jax.jit(task.init)(KEY))
+    scores = jax.jit(task.evaluate)(params, batch.x, batch.y)
+    assert np.all(scores.correct)
+
+
+def test_default_sizes_are_the_papers():
+    params = jax.eval_shape(models.ALL["rnn"]().init, KEY, jnp.zeros((1, 4)))["params"]
+    shapes = jax.tree.map(lambda p: p.shape, params)
+    cell = lambda width: {
+        "i": {"kernel": (width, 4096), "bias": (4096,)},
+        "h": {"kernel": (4096, 4096)},
+    }
+    assert shapes == {
+        "Embed_0": {"embedding": (text.VOCABULARY_SIZE, 300)},
+        "SimpleCell_0": cell(300),
+        "SimpleCell_1": cell(4096),
+        "Dense_0": {"kernel": (4096, 2), "bias": (2,)},
+    }
+    assert sum(p.size for p in jax.tree.leaves(params)) == 61_407_234
+
+
+def test_recurrent_kernels_are_orthogonal_at_first():
+    params = jax.jit(model_of(2).init)(KEY, jnp.zeros((1, 4)))["params"]
+    for layer in range(2):
+        u = np.float64(params[f"SimpleCell_{layer}"]["h"]["kernel"])
+        # float32 rounds each of the H products and sums
+        error = 4 * H * np.finfo(np.float32).eps
+        np.testing.assert_allclose(u.T @ u, np.eye(H), atol=error)
+    assert not np.allclose(*(params[f"SimpleCell_{i}"]["h"]["kernel"] for i in (0, 1)))
+
+
+def test_matrices_of_the_network():
+    params = drawn(model_of(2))
+    flat = jax.tree_util.tree_leaves_with_path(
+        muon_dimension_numbers(params, exclude=("bias", "embedding")),
+        is_leaf=lambda n: not isinstance(n, dict),
+    )
+    matrices = {jax.tree_util.keystr(path, simple=True) for path, n in flat if n}
+    assert len(matrices) == 5
+    assert all("kernel" in name for name in matrices)
+
+
+def test_ids_beyond_the_vocabulary_give_nan():
+    model = model_of(1)
+    ids = np.array([[1, V, 2], [1, 2, V - 1]])
+    logits = jax.jit(model.apply)({"params": drawn(model)}, ids)
+    np.testing.assert_array_equal(np.all(np.isnan(logits), axis=1), [True, False])
+    assert math.isfinite(logits[1, 0])
+
+
+@pytest.mark.parametrize("shape", [(2, 28, 28, 1), (5,), (2, 0)])
+def test_other_data_is_refused(shape):
+    with pytest.raises(ValueError, match=r"takes token ids \[B, length\].*got shape"):
+        jax.eval_shape(model_of(1).init, KEY, jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("name", ["vocabulary_size", "embedding", "hidden", "layers"])
+def test_sizes_are_positive(name):
+    model = models.RNN(**{name: 0})
+    with pytest.raises(ValueError, match=f"RNN's {name} must be at least 1, got 0"):
+        jax.eval_shape(model.init, KEY, jnp.zeros((1, 4)))

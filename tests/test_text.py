@@ -1,0 +1,272 @@
+"""Sentences: vocabulary and ids against plain Python, files written and damaged."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fedjax_muon import data
+from fedjax_muon.data import names, text
+
+
+@pytest.fixture(autouse=True)
+def no_data_directory(monkeypatch):
+    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+
+
+TRAIN = [
+    "It's a GOOD film , isn't it ?",
+    "a bad film",
+    "does n't bore , a film",
+    "...",
+    "Überall good; x2 \u00e9t\u00e9",
+]
+
+
+def words_of(sentence):
+    """Letter by letter: word characters, and apostrophes between two of them."""
+    line = f" {sentence.lower()} "
+    inside = lambda c: c.isalnum() or c == "_"
+    kept = ""
+    for before, c, after in zip(line, line[1:], line[2:], strict=False):
+        between = c == "'" and inside(before) and inside(after)
+        kept += c if inside(c) or between else " "
+    return kept.split()
+
+
+def test_vocabulary_has_the_most_frequent_words_first():
+    words = [word for sentence in TRAIN for word in words_of(sentence)]
+    assert {"it's", "isn't", "n't", "a", "x2", "\u00fcberall"} <= set(words)
+    expected = sorted(set(words), key=lambda word: (-words.count(word), word))
+    every = text.build_vocabulary(TRAIN, 100).ids
+    assert every == {word: i + 2 for i, word in enumerate(expected)}
+    few = text.build_vocabulary(TRAIN, 5).ids
+    assert few == {word: i + 2 for i, word in enumerate(expected[:3])}
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 12])
+def test_ids_are_padded_and_cut(length):
+    vocabulary = text.build_vocabulary(TRAIN, 6)
+    sentences = [*TRAIN, "a new good word of a film", ""]
+    encoded = text.encode(vocabulary, sentences, length)
+    assert encoded.dtype == np.int32
+    assert encoded.shape == (len(sentences), length)
+    for row, sentence in zip(encoded, sentences, strict=True):
+        ids = [vocabulary.ids.get(word, 1) for word in words_of(sentence)] or [1]
+        ids = ids[:length]
+        assert row.tolist() == ids + [0] * (length - len(ids))
+
+
+def test_every_example_has_a_token():
+    vocabulary = text.build_vocabulary(TRAIN, 6)
+    encoded = text.encode(vocabulary, ["", " ", "?!", "unheard"], 4)
+    np.testing.assert_array_equal(encoded, [[text.UNKNOWN, 0, 0, 0]] * 4)
+
+
+def test_no_sentences_give_no_rows():
+    assert text.encode(text.build_vocabulary(TRAIN, 6), [], 4).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "size", "message"),
+    [
+        (TRAIN, 2, "size must be 3 or more, got 2"),
+        (["...", ""], 9, "no word in 2 training sentences"),
+        ([], 9, "no word in 0 training sentences"),
+    ],
+)
+def test_impossible_vocabularies(sentences, size, message):
+    with pytest.raises(ValueError, match=message):
+        text.build_vocabulary(sentences, size)
+
+
+def test_length_is_positive():
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        text.encode(text.build_vocabulary(TRAIN, 6), TRAIN, 0)
+
+
+def test_vocabulary_and_length_come_from_the_training_texts():
+    train = text.Sentences(["one two three", "two", "three two"], [0, 1, 1])
+    test = text.Sentences(["four four four four five", "three"], [1, 0])
+    tokens = text.tokenised(train, test, ("no", "yes"))
+    ids = {"two": 2, "three": 3, "one": 4}
+    np.testing.assert_array_equal(
+        tokens.x_train,
+        [
+            [ids["one"], ids["two"], ids["three"]],
+            [ids["two"], 0, 0],
+            [ids["three"], ids["two"], 0],
+        ],
+    )
+    np.testing.assert_array_equal(tokens.x_test, [[1, 1, 1], [ids["three"], 0, 0]])
+    np.testing.assert_array_equal(tokens.y_train, [0, 1, 1])
+    assert data.vocabulary_size(tokens) == 5
+    assert tokens.classes == ("no", "yes")
+
+
+def test_long_texts_are_cut():
+    train = text.Sentences(["word " * (text.LONGEST + 1)], [1])
+    tokens = text.tokenised(train, train, ("no", "yes"))
+    assert tokens.x_train.shape == (1, text.LONGEST)
+    assert np.all(tokens.x_train == 2)
+
+
+def test_vocabulary_size_is_of_sentences():
+    with pytest.raises(ValueError, match=r"got float32\[455, 30\]; this is no set"):
+        data.vocabulary_size(data.load("breast_cancer"))
+
+
+# ---------------------------------------------------------------------- files
+
+# A quote that is never closed and one around a comma belong to the sentence in GLUE.
+GLUE_TRAIN = [
+    ('"good , film', 1),
+    ("bad film", 0),
+    ('so "good , very" good', 1),
+    ("", 0),
+]
+GLUE_TEST = [("a good film", 1), ("bad", 0)]
+
+
+def sst2_lines(rows):
+    return ["sentence\tlabel", *(f"{sentence} \t{label}" for sentence, label in rows)]
+
+
+def cola_lines(rows):
+    return [f"gj04\t{label}\t{'' if label else '*'}\t{s}" for s, label in rows]
+
+
+def write(path, lines, end="\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(line + end for line in lines).encode())
+
+
+def write_glue(name, folder, **options):
+    lines = {"sst2": sst2_lines, "cola": cola_lines}[name]
+    write(folder / "train.tsv", lines(GLUE_TRAIN), **options)
+    write(folder / "dev.tsv", lines(GLUE_TEST), **options)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("sst2", "glue/SST-2"),
+        ("sst2", "SST-2"),
+        ("cola", "glue/CoLA"),
+        ("cola", "CoLA"),
+    ],
+)
+def test_glue_round_trip(tmp_path, name, folder, end):
+    write_glue(name, tmp_path / folder, end=end)
+    loaded = data.load(name, tmp_path)
+    ids = {"good": 2, "film": 3, "bad": 4, "so": 5, "very": 6}
+    expected = [["good", "film"], ["bad", "film"], ["so", "good", "very", "good"], []]
+    for row, words in zip(loaded.x_train, expected, strict=True):
+        tokens = [ids[word] for word in words] or [text.UNKNOWN]
+        assert row.tolist() == tokens + [0] * (4 - len(tokens))
+    np.testing.assert_array_equal(loaded.x_test, [[1, 2, 3, 0], [4, 0, 0, 0]])
+    assert loaded.y_train.tolist() == [1, 0, 1, 0]
+    assert loaded.y_test.tolist() == [1, 0]
+    assert loaded.y_train.dtype == np.int32
+    assert loaded.classes[1] in ("positive", "acceptable")
+
+
+YELP = [
+    (f"sentence {word}, number {word}", i % 2) for i, word in enumerate("abcdefghij")
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r"])
+@pytest.mark.parametrize("quoted", [True, False])
+@pytest.mark.parametrize("folder", text.SETS["yelp_labelled"].folders)
+def test_yelp_labelled_round_trip(tmp_path, folder, quoted, end):
+    quote = '"' if quoted else ""
+    lines = [f"{quote}{s}{quote}\t{label}" for s, label in YELP]
+    write(tmp_path / folder / "yelp_labelled.txt", lines, end)
+    loaded, again = (data.load("yelp_labelled", tmp_path) for _ in range(2))
+    np.testing.assert_array_equal(loaded.x_train, again.x_train)
+    np.testing.assert_array_equal(loaded.y_test, again.y_test)
+    assert loaded.x_train.shape == (8, 4)  # sentence, letter, number, letter
+    assert loaded.y_train.sum() == 4  # stratified
+    assert loaded.y_test.sum() == 1
+    assert len({row[1] for row in loaded.x_train.tolist()}) == 8  # nobody twice
+    assert np.all(loaded.x_test[:, 1] == text.UNKNOWN)  # nobody in both
+
+
+@pytest.mark.parametrize("name", text.SETS)
+def test_missing_files(tmp_path, name):
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load(name, tmp_path)
+    message = str(caught.value)
+    row = text.SETS[name]
+    assert "\n" not in message
+    for word in (*row.files, *(str(tmp_path / each) for each in row.folders), row.url):
+        assert word in message
+
+
+def test_both_files_are_needed(tmp_path):
+    write_glue("sst2", tmp_path / "SST-2")
+    (tmp_path / "SST-2" / "dev.tsv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has train\.tsv and dev\.tsv; down"):
+        data.load("sst2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "line", "message"),
+    [
+        ("sst2", 2, "good film", "expected 2 columns between tabs, found 1"),
+        ("sst2", 3, "good\tfilm\t1", "expected 2 columns between tabs, found 3"),
+        ("sst2", 3, "", "expected 2 columns between tabs, found 0"),
+        ("sst2", 3, "good\t2", "expected the label 0 or 1, found '2'"),
+        ("sst2", 3, "good\tlabel", "expected the label 0 or 1, found 'label'"),
+        ("sst2", 1, "index\tsentence", "expected the columns sentence, label"),
+        ("cola", 1, "gj04\t1\tgood", "expected 4 columns between tabs, found 3"),
+        ("cola", 2, "gj04\tx\t\tgood", "expected the label 0 or 1, found 'x'"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path, name, number, line, message):
+    path = tmp_path / text.SETS[name].folders[0] / "train.tsv"
+    write_glue(name, path.parent)
+    lines = path.read_text().splitlines()
+    lines[number - 1] = line
+    write(path, lines)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        data.load(name, tmp_path)
+    assert str(path) in str(caught.value)
+    assert f"line {number}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_open_quote_does_not_join_lines(tmp_path):
+    path = tmp_path / "yelp_labelled_uci" / "yelp_labelled.txt"
+    write(path, ["fine\t1", '"open\t0', 'closed"\t1'])
+    with pytest.raises(ValueError, match=r"line 2: expected 2 columns.*found 1"):
+        data.load("yelp_labelled", tmp_path)
+
+
+def test_files_without_sentences(tmp_path):
+    write_glue("sst2", tmp_path / "SST-2")
+    write_glue("cola", tmp_path / "CoLA")
+    write(tmp_path / "SST-2" / "dev.tsv", ["sentence\tlabel"])
+    with pytest.raises(ValueError, match=r"dev\.tsv: expected sentences, found none"):
+        data.load("sst2", tmp_path)
+    write(tmp_path / "CoLA" / "train.tsv", [])
+    with pytest.raises(ValueError, match=r"train\.tsv: expected sentences, found non"):
+        data.load("cola", tmp_path)
+    write(tmp_path / "SST-2" / "dev.tsv", [])
+    with pytest.raises(ValueError, match=r"dev\.tsv: expected the columns sentence"):
+        data.load("sst2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"caf\xe9\t1\n", b"long" * 50_000 + b"\t1\n"], ids=["latin-1", "huge"]
+)
+def test_damaged_files(tmp_path, content):
+    path = tmp_path / "SST-2" / "train.tsv"
+    write_glue("sst2", path.parent)
+    path.write_bytes(path.read_bytes() + content)
+    with pytest.raises(ValueError, match=r"expected text in UTF-8.*damaged") as caught:
+        data.load("sst2", tmp_path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
