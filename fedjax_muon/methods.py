@@ -1,24 +1,24 @@
 """An algorithm by its name: what tables of methods hold."""
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_muon.core import Algorithm, GradFn
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-
-class Method(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Method:
     """An algorithm ready to be given a gradient: `method(grad_fn, **hyper)`."""
 
     label: str  # as tables and legends call it
     paper: str
     factory: Callable[..., Algorithm]
     # where it differs from the factory's defaults
-    settings: Mapping[str, Any] = NOTHING
-    grid: Mapping[str, tuple[float, ...]] = NOTHING  # as published
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    # `grid` is as published
 
     def __call__(self, grad_fn: GradFn, **hyper) -> Algorithm:
         return self.factory(grad_fn, **{**self.settings, **hyper})

@@ -204,12 +204,16 @@ def problem_in(arguments: list[str]) -> str:
 def algorithm_in(arguments: list[str]) -> str:
     """The algorithm of train, which decides what other options there are."""
     usual = "fed_nsgda_m" if problem_in(arguments) == "auc" else "fedmuon_align"
-    return _value(arguments, "--algorithm", usual) if arguments[:1] == ["train"] else usual
+    return (
+        _value(arguments, "--algorithm", usual) if arguments[:1] == ["train"] else usual
+    )
 
 
 def defaults(kind: type, problem: str) -> dict[str, Any]:
     """The default instance of a command, if a problem has its own."""
-    if problem not in DEFAULTS or "config" not in kind.__dataclass_fields__:
+    if problem not in DEFAULTS or "config" not in getattr(
+        kind, "__dataclass_fields__", ()
+    ):
         return {}
     changes: dict[str, Any] = {"config": DEFAULTS[problem]}
     if kind is Compare and problem == "auc":

@@ -30,7 +30,7 @@ from fedjax_muon import (
     simulation,
 )
 from fedjax_muon.compression import compress
-from fedjax_muon.data import Dataset
+from fedjax_muon.data import Dataset, vocabulary_size
 from fedjax_muon.methods import Method, find
 from fedjax_muon.problems import auc
 from fedjax_muon.tasks import classification
@@ -75,10 +75,12 @@ class Config:
     """Fewest examples of a client that the per-class Dirichlet partition accepts."""
     shards_per_client: int = 2
     """How many label shards each client gets."""
-    model: Literal["mlp", "lenet", "emnist_cnn"] = "mlp"
-    """Model that is trained."""
+    model: Literal["mlp", "lenet", "emnist_cnn", "rnn"] = "mlp"
+    """Model that is trained; rnn is for text, and text is for rnn."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""
+    rnn: tuple[int, int, int] = (32, 64, 1)
+    """Widths of the rnn's embedding and state, and its layers; 300 4096 2 in papers."""
     cohort_size: int = 8
     """S, clients sampled each round without replacement."""
     local_steps: int = 5
@@ -130,8 +132,11 @@ class Config:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}"
                 )
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden widths must be at least 1, got {self.hidden}")
+        for name in ("hidden", "rnn"):
+            if any(width < 1 for width in getattr(self, name)):
+                raise ValueError(
+                    f"{name} widths must be at least 1, got {getattr(self, name)}"
+                )
 
 
 DEFAULTS = {
@@ -342,9 +347,17 @@ def _plan(config: Config) -> engine.Plan:
     return plans[config.plan]()
 
 
-def _model(config: Config, classes: int) -> nn.Module:
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    classes, is_text = len(dataset.classes), dataset.x_train.dtype == np.int32
+    if is_text != (config.model == "rnn"):
+        raise ValueError(
+            f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
+            "and for nothing else"
+        )
     if config.model == "mlp":
         return models.MLP(classes, config.hidden)
+    if config.model == "rnn":
+        return models.RNN(classes, vocabulary_size(dataset), *config.rnn)
     return models.ALL[config.model](classes)
 
 
@@ -354,7 +367,7 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     task = {"classification": classification, "auc": auc}[config.problem]
     return simulation.simulate(
         algorithm_of(run),
-        task(_model(config, len(dataset.classes)), dataset.x_train.shape[1:]),
+        task(_model(config, dataset), dataset.x_train.shape[1:]),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,
