@@ -8,7 +8,8 @@ methods are run on one nonconvex-PL family (`problems.quadratic`, 8 clients, all
 in every round, 4 local steps, 300 rounds), with symmetric Pareto noise of tail index
 1.5 and with Gaussian noise on every gradient. For every method the learning rate is the
 best of one grid, by the median over 10 seeds of the primal gradient's norm, averaged
-over the last 30 rounds. Prints a Markdown table, writes it and a figure to docs/minimax.
+over the last 30 rounds. Prints a Markdown table, and writes it to docs/minimax with a
+figure.
 """
 
 import time

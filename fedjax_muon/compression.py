@@ -6,7 +6,6 @@
 The engine averages what a compressor gives back, and counts the bytes of what travels.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple
@@ -23,13 +22,19 @@ Factory = Callable[..., Algorithm]  # (grad_fn, **hyper) -> Algorithm
 STREAM = 1 << 20  # of a client's key, which compressors draw from
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["sent"], meta_fields=["like"])
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """One array on its way."""
+class Encoded(NamedTuple):
+    """One array on its way. Its insides have no names, and so are no parts."""
 
     sent: Any
     like: jax.ShapeDtypeStruct
+    by: object  # the call of `compress` that made it, which alone decodes it
+
+
+jax.tree_util.register_pytree_node(
+    Encoded,
+    lambda encoded: ((encoded.sent,), encoded[1:]),
+    lambda rest, sent: Encoded(*sent, *rest),
+)
 
 
 class Private(NamedTuple):
@@ -68,6 +73,8 @@ def compress(
     if feedback is not None:
         check_range("feedback", feedback, 0.0, 1.0, schedules=False)
 
+    mark = object()
+
     def compressed(grad_fn, **hyper) -> Algorithm:
         algorithm = factory(grad_fn, **hyper)
         # messages have the same shapes for any gradient, so that none is computed here
@@ -94,13 +101,13 @@ def compress(
                 arrays = _chosen(message, parts)
                 if number in errors:
                     arrays = tree.add_scaled(arrays, feedback, errors[number])
-                encoded = _encode(compressor, arrays, round.key)
+                encoded = _encode(compressor, mark, arrays, round.key)
                 if number in errors:
-                    lost = tree.sub(arrays, _decode(compressor, encoded))
+                    lost = tree.sub(arrays, _decode(compressor, mark, encoded))
                     errors = {**errors, number: lost}
                 return _replaced(message, parts, encoded), Private(mine, errors)
 
-            decode = lambda sent: exchange.decode(_decode(compressor, sent))
+            decode = lambda sent: exchange.decode(_decode(compressor, mark, sent))
             return exchange._replace(client=client, decode=decode)
 
         changed = map_exchanges(change, algorithm)
@@ -131,17 +138,17 @@ def _replaced(message, parts, encoded):
     return jax.tree_util.tree_map_with_path(one, message)
 
 
-def _encode(compressor: Compressor, arrays, key) -> list[Encoded]:
+def _encode(compressor: Compressor, mark, arrays, key) -> list[Encoded]:
     key = jax.random.fold_in(key, STREAM)
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     encode = lambda i, x: compressor.encode(x, jax.random.fold_in(key, i))
-    return [Encoded(encode(i, x), like(x)) for i, x in enumerate(arrays)]
+    return [Encoded(encode(i, x), like(x), mark) for i, x in enumerate(arrays)]
 
 
-def _decode(compressor: Compressor, sent):
-    is_encoded = lambda node: isinstance(node, Encoded)
-    one = lambda x: compressor.decode(x.sent, x.like) if is_encoded(x) else x
-    return jax.tree.map(one, sent, is_leaf=is_encoded)
+def _decode(compressor: Compressor, mark, sent):
+    is_ours = lambda node: isinstance(node, Encoded) and node.by is mark
+    one = lambda x: compressor.decode(x.sent, x.like) if is_ours(x) else x
+    return jax.tree.map(one, sent, is_leaf=is_ours)
 
 
 def _check(compressor: Compressor, parts, messages) -> None:

@@ -5,6 +5,7 @@ They know nothing of algorithms; `compression.compress` puts them to use.
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -38,13 +39,14 @@ def memory_share(share: float = 0.05) -> Rank:
     their code, whose factor of a small matrix may have rank 0.
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
-    return lambda m, n: max(1, math.floor(share * m * n / (m + n + 1)))
+    exact = Fraction(str(share))  # as it is written, not as it is stored
+    return lambda m, n: max(1, exact * m * n // (m + n + 1))
 
 
 def rank_share(share: float = 0.05) -> Rank:
     """ceil(share min(m, n)): Liu et al. 2025, arXiv:2510.27403, as in their text."""
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
-    return lambda m, n: max(1, math.ceil(share * min(m, n)))
+    return lambda m, n: math.ceil(Fraction(str(share)) * min(m, n))
 
 
 def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
@@ -62,9 +64,10 @@ def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
 
     def encode(matrix, key):
         del key
-        q = _rank(rank, matrix)
-        u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
-        return u[:, :q], s[:q], vt[:q].T
+        q, wide = _rank(rank, matrix), _wide(matrix)
+        wide = jnp.where(jnp.isfinite(wide), wide, jnp.nan)  # LAPACK hangs on infinity
+        u, s, vt = jnp.linalg.svd(wide, full_matrices=False)
+        return tuple(x.astype(matrix.dtype) for x in (u[:, :q], s[:q], vt[:q].T))
 
     def decode(sent):
         u, s, v = sent
@@ -91,17 +94,16 @@ def power_iteration(
 
     Raises `ValueError` as `truncated_svd`, and for fewer than 1 iterations.
     """
-    if iterations < 1:
+    if type(iterations) is not int or iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
 
     def encode(matrix, key):
-        q = _rank(rank, matrix)
+        q, wide = _rank(rank, matrix), _wide(matrix)
         basis = lambda x: jnp.linalg.qr(x)[0]
-        start = jax.random.normal(key, (matrix.shape[1], q), matrix.dtype)
-        p = basis(matrix @ start)
+        p = basis(wide @ jax.random.normal(key, (wide.shape[1], q), wide.dtype))
         for _ in range(iterations - 1):
-            p = basis(matrix @ basis(matrix.T @ p))
-        return p, matrix.T @ p
+            p = basis(wide @ basis(wide.T @ p))
+        return p.astype(matrix.dtype), (wide.T @ p).astype(matrix.dtype)
 
     def decode(sent):
         p, q = sent
@@ -111,6 +113,11 @@ def power_iteration(
     return _of_matrices(encode, decode, rest)
 
 
+def _wide(matrix):
+    """In a precision that matrices can be decomposed in."""
+    return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
+
+
 def _check_rank(rank: Rank) -> None:
     if not callable(rank) and rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}")
@@ -118,7 +125,7 @@ def _check_rank(rank: Rank) -> None:
 
 def _rank(rank: Rank, matrix) -> int:
     q = rank(*matrix.shape) if callable(rank) else rank
-    if not 1 <= q <= min(matrix.shape):
+    if q not in range(1, min(matrix.shape) + 1):
         raise ValueError(f"a matrix {matrix.shape} has no rank {q}")
     return q
 
@@ -178,7 +185,7 @@ def quantize(bits: int) -> Compressor:
 
     Raises `ValueError` unless bits is an integer from 1 to 8.
     """
-    if bits not in range(1, 9):
+    if type(bits) is not int or bits not in range(1, 9):
         raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")
     levels = 2**bits - 1
     places = jnp.arange(bits, dtype=jnp.uint8)

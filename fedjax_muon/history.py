@@ -1,6 +1,7 @@
 """The metrics of a run as a CSV file: appended durably, cut on resume, read back."""
 
 import csv
+import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,13 +25,24 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 def extend(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Adds several rows, all or none; on disk when it returns."""
     old = _lines(path) if path.exists() else []
+    new = io.StringIO(newline="")
+    writer = csv.writer(new)
+    if not old and rows:
+        writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
+    _replace(path, [*old, new.getvalue()])
+
+
+def keep(path: Path, rows: Sequence[int]) -> None:
+    """Drops all rows but those at `rows`, counted from 0, atomically."""
+    header, *lines = _lines(path)
+    _replace(path, [header, *(lines[row] for row in rows)])
+
+
+def _replace(path: Path, lines: Sequence[str]) -> None:
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", newline="") as file:
-        file.writelines(old)
-        writer = csv.writer(file)
-        if not old and rows:
-            writer.writerow(rows[0])
-        writer.writerows(row.values() for row in rows)
+        file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -83,11 +95,6 @@ def truncate(path: Path, last_round: int) -> dict[str, Any]:
         path.unlink()
         return {}
     columns = read(path)
-    keep = int(np.sum(columns["round"] <= last_round))
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        file.writelines(lines[: keep + 1])
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    return {name: column[keep - 1].item() for name, column in columns.items() if keep}
+    count = int(np.sum(columns["round"] <= last_round))
+    _replace(path, lines[: count + 1])
+    return {name: column[count - 1].item() for name, column in columns.items() if count}

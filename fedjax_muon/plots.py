@@ -1,5 +1,6 @@
 """Figures, drawn from numbers alone: curves of runs, and who has which labels."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_muon.comparison import History, Point, Summary, score_column
 
@@ -29,6 +30,16 @@ def _band(axis, x, runs, column, *, label=None, **style):
     axis.plot(x, values.mean(0), label=label, **style)
     lowest, highest = values.min(0), values.max(0)
     axis.fill_between(x, lowest, highest, color=style["color"], alpha=0.13, lw=0)
+
+
+def _logarithmic(axis, values) -> None:
+    """A logarithmic x axis whose labels do not overlap; `values` are what it shows."""
+    decades = np.log10(max(values) / min(values))
+    steps = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=steps))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def curves(
@@ -69,7 +80,7 @@ def curves(
         loss.set_xlabel("round")
         traffic.set_xlabel("megabytes sent and received")
         if np.isfinite(traffic.xaxis.get_minpos()):
-            traffic.set_xscale("log")
+            _logarithmic(traffic, traffic.dataLim.intervalx)
         figure.suptitle(title)
         figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
         figure.savefig(path, dpi=150)
@@ -101,9 +112,7 @@ def ranking(
         traffic.plot(megabytes, places, "o", ms=4, color="C1")
         traffic.set_xlabel("megabytes to the target")
         if np.nanmax([0.0, *megabytes]) > 0:
-            traffic.set_xscale("log")
-            traffic.xaxis.set_major_formatter("{x:g}")
-            traffic.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+            _logarithmic(traffic, [value for value in megabytes if value > 0])
         figure.suptitle(title)
         figure.savefig(path, dpi=150)
 
@@ -112,22 +121,25 @@ def grids(
     methods: Mapping[str, Sequence[Point]], path: Path, *, title: str = ""
 ) -> None:
     """Last test score against the first hyper-parameter of each method's grid.
+    Nothing is drawn if no method has a grid.
 
     A panel for every method with a grid, a line for every combination of its other
     hyper-parameters, bars of one standard deviation over seeds. Diverged points are
     crosses at the bottom.
     """
     shown = {name: points for name, points in methods.items() if len(points) > 1}
-    columns = min(6, max(1, len(shown)))
-    rows = max(1, -(-len(shown) // columns))
+    if not shown:
+        return
+    columns = min(6, len(shown))
+    rows = -(-len(shown) // columns)
     with matplotlib.rc_context(STYLE):
-        size = (2.2 * columns + 0.6, 1.9 * rows + 0.5)
+        size = (max(6.5, 2.2 * columns + 0.6), 2 * rows + 0.6)
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
         for axis, (name, points) in zip(panels, shown.items(), strict=False):
             _grid(axis, points)
-            axis.set_title(name, fontsize=7)
-        for axis in list(panels)[len(shown) :]:
+            axis.set_title(textwrap.fill(name, 26), fontsize=7)
+        for axis in figure.axes[len(shown) :]:
             axis.set_visible(False)
         runs = [run for points in methods.values() for p in points for run in p.runs]
         figure.supylabel(NAMES[score_column(runs[0])] if runs else "", fontsize=9)
@@ -151,8 +163,11 @@ def _grid(axis, points: Sequence[Point]) -> None:
         axis.errorbar(x, mean, spread, fmt="o-", ms=3, lw=1, label=name or None)
         lost = [v for v, point in zip(x, line, strict=True) if point.diverged]
         axis.plot(lost, [0] * len(lost), "kx", ms=4)
-    if min(point.hyper[swept] for point in points) > 0:
+    values = sorted({point.hyper[swept] for point in points})
+    if min(values) > 0:
         axis.set_xscale("log")
+    axis.set_xticks(values, [f"{value:g}" for value in values])
+    axis.minorticks_off()
     axis.set_xlabel(swept, fontsize=7)
     axis.tick_params(labelsize=6)
     if len(lines) > 1:

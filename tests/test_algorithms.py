@@ -179,6 +179,7 @@ def test_a_round_that_nobody_is_heard_in_changes_nothing(warm):
 # (down, up) in models of 15 numbers, 12 of them in the matrix: only matrices have a
 # momentum that travels
 MATRIX = 12 / 15
+FACTORS = (4 + 1 + 3) / 15  # of that matrix of 4 x 3, at the least rank
 COST = {
     "scaffold": (2, 2),
     "scaffold_momentum": (2, 2),
@@ -186,6 +187,7 @@ COST = {
     "fedmuon": (2, 2),
     "fedmuon_unsynced": (2, 2),
     "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
+    "fedmuon_svd": (2 + MATRIX, 1 + FACTORS),
     "fedmuon_align_reset": (2, 1),
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
     "fedmuon_correct": (2, 2),

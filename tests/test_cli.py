@@ -168,8 +168,8 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
         history.read(place / "fedavg" / f"seed{s}" / "metrics.csv")["test_accuracy"][-1]
         for s in (3, 4)
     ]
-    assert float(rows["FedAvg"]["accuracy_mean"]) == pytest.approx(np.mean(final))
-    assert float(rows["FedAvg"]["accuracy_std"]) == pytest.approx(np.std(final, ddof=1))
+    assert float(rows["FedAvg"]["score_mean"]) == pytest.approx(np.mean(final))
+    assert float(rows["FedAvg"]["score_std"]) == pytest.approx(np.std(final, ddof=1))
     cell = json.loads((place / "fedavg" / "seed3" / "config.json").read_text())
     assert cell["hyper"] == {"lr": 0.2}
     assert (place / "comparison.png").stat().st_size > 10_000

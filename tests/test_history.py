@@ -166,8 +166,8 @@ METHODS = {"fast": FAST, "slow": SLOW}
 
 
 def test_the_target_is_a_share_of_the_best_mean():
-    assert comparison.target_accuracy(METHODS) == pytest.approx(0.9 * 0.75)
-    assert comparison.target_accuracy({"slow": SLOW}, 0.5) == pytest.approx(0.3)
+    assert comparison.target_score(METHODS) == pytest.approx(0.9 * 0.75)
+    assert comparison.target_score({"slow": SLOW}, 0.5) == pytest.approx(0.3)
 
 
 def test_mean_curves_by_hand():
@@ -179,8 +179,8 @@ def test_summaries_by_hand():
     fast, slow = comparison.summarize(METHODS, target=0.5)
     assert fast == comparison.Summary(
         method="fast",
-        accuracy_mean=pytest.approx(0.7),
-        accuracy_std=pytest.approx(np.sqrt(0.02)),  # (0.1^2 + 0.1^2) / (2 - 1)
+        score_mean=pytest.approx(0.7),
+        score_std=pytest.approx(np.sqrt(0.02)),  # (0.1^2 + 0.1^2) / (2 - 1)
         rounds_to_target=5,
         megabytes_to_target=pytest.approx(1.5),
         bytes_per_round=pytest.approx(4.5e6 / 15),
@@ -188,8 +188,8 @@ def test_summaries_by_hand():
     )
     assert slow == comparison.Summary(
         method="slow",
-        accuracy_mean=pytest.approx(0.6),
-        accuracy_std=pytest.approx(np.nan, nan_ok=True),
+        score_mean=pytest.approx(0.6),
+        score_std=pytest.approx(np.nan, nan_ok=True),
         rounds_to_target=10,
         megabytes_to_target=pytest.approx(6300 / 1e6),
         bytes_per_round=pytest.approx(6000 / 10),  # the prologue is no round

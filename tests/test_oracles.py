@@ -14,6 +14,7 @@ import optax
 import pytest
 from oracles import fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
+from oracles.compression import by_memory, fedmuon_svd
 from oracles.diloco import diloco
 from oracles.fafed import fafed
 from oracles.fedavg_m import fedavg_m, fedcm
@@ -96,6 +97,9 @@ CASES = {
     "fedmuon": Case(fedmuon, {"lr": 0.01, "synced": True}, rule=by_rank(EXACT)),
     "fedmuon_unsynced": Case(fedmuon, {"lr": 0.01}, rule=by_rank(EXACT)),
     "fedmuon_align": Case(fedmuon_align, {"lr": 0.03}, rule=ALIGNED),
+    "fedmuon_svd": Case(
+        fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, rule=ALIGNED
+    ),
     "fedmuon_align_reset": Case(
         fedmuon_align, {"lr": 0.03, "carry": False}, rule=ALIGNED
     ),

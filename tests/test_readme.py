@@ -30,10 +30,10 @@ def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines():
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(code, "README.md", "exec"), {})
-    shown = re.search(r"test accuracy after 50 rounds: (\d\.\d+)", README)
-    printed = re.search(r"test accuracy after 50 rounds: (\d\.\d+)", output.getvalue())
+    found = re.compile(r"test accuracy after 50 rounds: (\d\.\d+)").findall
+    (shown,), (printed,) = found(README), found(output.getvalue())
     # equal to the digit on one kind of processor; others round differently
-    assert float(printed[1]) == pytest.approx(float(shown[1]), abs=0.03)
+    assert float(printed) == pytest.approx(float(shown), abs=0.03)
 
 
 def test_the_algorithm_shown_is_the_one_in_the_package():

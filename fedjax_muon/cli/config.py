@@ -190,6 +190,13 @@ class Sweep:
     cells_at_once: int | None
     config: Config
 
+    def __post_init__(self):
+        if set(self.grids) != set(self.algorithms):
+            raise ValueError(
+                f"grids must be those of {', '.join(self.algorithms)}, got "
+                f"{', '.join(self.grids)}"
+            )
+
     def points(self, algorithm: str) -> list[dict[str, float]]:
         """All combinations of the values in an algorithm's grid."""
         grid = self.grids[algorithm]
@@ -269,21 +276,28 @@ def algorithm_of(run: Run) -> partial:
         raise ValueError(
             f"{run.algorithm} has no option {unknown[0]!r}; it has {', '.join(plain)}"
         )
+    hyper = plain | dict(run.hyper)
+    method(lambda params, *_: params, **hyper)  # a schedule would hide what is refused
     factory: Callable[..., Any] = partial(_scheduled, method, run.config)
-    if run.config.compressor != "none":
-        factory = compress(
-            factory,
-            _compressor(run.config),
-            parts=run.config.compressed_parts,
-            feedback=run.config.error_feedback,
-        )
-    return partial(factory, **plain | dict(run.hyper))
+    return partial(_compressed(factory, run.config), **hyper)
 
 
 def _scheduled(method: Method, config: Config, grad_fn, **hyper):
     if config.lr_schedule == "cosine":
         hyper["lr"] = optax.cosine_decay_schedule(hyper["lr"], config.rounds)
     return method(grad_fn, **hyper)
+
+
+def _compressed(factory: Callable[..., Any], config: Config) -> Callable[..., Any]:
+    parts, feedback = config.compressed_parts, config.error_feedback
+    if config.compressor != "none":
+        return compress(factory, _compressor(config), parts=parts, feedback=feedback)
+    if parts or feedback is not None:
+        raise ValueError(
+            "compressed_parts and error_feedback need a compressor; choose one with "
+            "--compressor"
+        )
+    return factory
 
 
 def _compressor(config: Config) -> compressors.Compressor:
@@ -296,12 +310,15 @@ def _compressor(config: Config) -> compressors.Compressor:
         "top_k": compressors.top_k,
         "quantize": lambda share: compressors.quantize(config.compressor_bits),
     }
-    return kinds[config.compressor](config.compressor_share)
+    try:
+        return kinds[config.compressor](config.compressor_share)
+    except ValueError as error:
+        raise ValueError(f"compressor {config.compressor}: {error}") from error
 
 
 def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
     """Which examples each client has; another partition for every seed."""
-    key = jax.random.fold_in(jax.random.key(seed), 0)
+    key = jax.random.fold_in(_key(seed), 0)
     if config.positives is None:
         return _parts(config, dataset.y_train, key)
     drop_key = jax.random.fold_in(key, 0)
@@ -333,7 +350,13 @@ def _parts(config: Config, labels: np.ndarray, key: jax.Array) -> list[np.ndarra
 
 def start_key(seed: int) -> jax.Array:
     """The key that a run's parameters, cohorts and batches come from."""
-    return jax.random.fold_in(jax.random.key(seed), 1)
+    return jax.random.fold_in(_key(seed), 1)
+
+
+def _key(seed: int) -> jax.Array:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"a seed must lie in [0, 2^32), got {seed}")
+    return jax.random.key(seed)
 
 
 def _plan(config: Config) -> engine.Plan:

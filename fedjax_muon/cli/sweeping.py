@@ -10,6 +10,7 @@ summary.csv, .md   every algorithm at the point that is best on validation
 
 import csv
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,15 @@ def _grid(name: str, given: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
     method = find(name, METHODS)
     if given == ("paper",):
         return dict(method.grid)
+    if not given:
+        raise ValueError(
+            "a grid is the word paper, or NAME=NUMBER,NUMBER,...; got none"
+        )
     grid: dict[str, tuple[float, ...]] = {}
     for words in given:
         option, _, numbers = words.partition("=")
+        if option in grid:
+            raise ValueError(f"the grid names {option!r} twice")
         try:
             grid[option] = tuple(map(float, numbers.split(",")))
         except ValueError as error:
@@ -82,6 +89,12 @@ def check(what: Sweep) -> None:
             raise ValueError(f"{kind} must be one or more, each once, got {given}")
     if what.cells_at_once is not None and what.cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {what.cells_at_once}")
+    train, _ = _data(what)
+    for name in what.algorithms:
+        try:
+            simulation_of(what.cell(name, {}, what.seeds[0]), train)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     for name in what.algorithms:
         plain = hyper_parameters(find(name, METHODS))
         for option, values in what.grids[name].items():
@@ -98,9 +111,6 @@ def check(what: Sweep) -> None:
                 algorithm_of(what.cell(name, point, 0))(lambda params, *_: params)
             except ValueError as error:
                 raise ValueError(f"the grid of {name}: {error}") from error
-    train, _ = _data(what)
-    for name in what.algorithms:
-        simulation_of(what.cell(name, {}, what.seeds[0]), train)
     for seed in what.seeds:
         parts_of(what.config, train, seed)
 
@@ -129,6 +139,7 @@ def play(what: Sweep, place: Path) -> None:
         for name in what.algorithms:
             bar.update(everything, description=METHODS[name].label)
             path = place / "cells" / f"{name}.csv"
+            _drop_unfinished(what, name, path)
             todo = list(_unfinished(what, name, path))
             cells = len(what.points(name)) * len(what.seeds)
             tick((cells - len(todo)) * what.config.rounds)
@@ -167,24 +178,49 @@ def _rows(cell: tuple[dict, int], outcome: Outcome) -> list[dict[str, Any]]:
     return [about | row for row in outcome.rows]
 
 
+def _places(what: Sweep, name: str, path: Path) -> dict[tuple, list[int]]:
+    """The lines of every finished cell, by the values of its point and its seed.
+
+    Raises `ValueError` for a file that is not one of ours.
+    """
+    columns = history.read(path)
+    names = (*what.grids[name], "seed")
+    for column in (*names, "diverged"):
+        if column not in columns:
+            raise ValueError(f"{path} has no column {column!r}; delete it")
+    places: dict[tuple, list[int]] = {}
+    for row, key in enumerate(zip(*(columns[c] for c in names), strict=True)):
+        places.setdefault(key, []).append(row)
+    ended = (columns["round"] == what.config.rounds) | (columns["diverged"] >= 0)
+    return {key: rows for key, rows in places.items() if ended[rows[-1]]}
+
+
 def _finished(what: Sweep, name: str, path: Path) -> dict[tuple, History]:
-    """The rows of every finished cell, by the values of its point and its seed."""
+    """The rows of every finished cell."""
     if not path.exists():
         return {}
     columns = history.read(path)
-    keys = zip(*(columns[c] for c in (*what.grids[name], "seed")), strict=True)
-    places: dict[tuple, list[int]] = {}
-    for row, key in enumerate(keys):
-        places.setdefault(key, []).append(row)
     return {
         key: {column: values[rows] for column, values in columns.items()}
-        for key, rows in places.items()
+        for key, rows in _places(what, name, path).items()
     }
 
 
+def _drop_unfinished(what: Sweep, name: str, path: Path) -> None:
+    """Leaves out the rows of cells that something cut short."""
+    if path.exists():
+        finished = _places(what, name, path).values()
+        history.keep(path, sorted(row for rows in finished for row in rows))
+
+
 def points(what: Sweep, name: str, place: Path) -> list[Point]:
-    """Every point of an algorithm's grid, with its runs."""
+    """Every point of an algorithm's grid, with its runs. Raises `ValueError` if some
+    are not finished."""
     finished = _finished(what, name, place / "cells" / f"{name}.csv")
+    if len(finished) < len(what.points(name)) * len(what.seeds):
+        raise ValueError(
+            f"{place} is not finished; continue with: fedjax-muon resume {place}"
+        )
     found = []
     for hyper in what.points(name):
         runs = [finished[*hyper.values(), seed] for seed in what.seeds]
@@ -232,16 +268,22 @@ def _report(what: Sweep, place: Path, console: Console) -> None:
     (place / "summary.md").write_text(tables.markdown(table))
     with (place / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("hyper", *comparison.Summary._fields))
-        writer.writerows((tables.hyper_text(point), *row) for row, point in pairs)
-        writer.writerows(("", method, "diverged") for method in diverged)
+        first, *others = comparison.Summary._fields
+        writer.writerow((first, "status", "hyper", *others))
+        for (method, *numbers), point in pairs:
+            hyper = tables.hyper_text(point)
+            writer.writerow((method, "finished", hyper, *numbers))
+        nothing = [""] * (1 + len(others))
+        writer.writerows((method, "diverged", *nothing) for method in diverged)
     console.print(tables.for_terminal(table))
     console.print(f"all cells, summary and figures in {place}")
+    if not chosen:
+        sys.exit(1)
 
 
 def _write_points(grids, found: Mapping[str, Point | None], path, kind: str) -> None:
     columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
-    header = ["method", "hyper", "diverged", "best"]
+    header = ["method", "hyper", "status", "diverged_seeds", "best"]
     header += [f"{column}_{which}" for column in columns for which in ("mean", "std")]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -250,6 +292,9 @@ def _write_points(grids, found: Mapping[str, Point | None], path, kind: str) -> 
             chosen = found[method]
             for point in points:
                 is_best = chosen is not None and point.hyper == chosen.hyper
-                row = [method, tables.hyper_text(point), point.diverged, int(is_best)]
+                status = "diverged" if point.diverged else "finished"
+                row: list[Any] = [method, tables.hyper_text(point), status]
+                row += [point.diverged, int(is_best)]
                 numbers = [v for column in columns for v in point.last(column)]
-                writer.writerow(row + (["diverged"] if point.diverged else numbers))
+                blank = [""] * len(numbers)
+                writer.writerow([*row, *(blank if point.diverged else numbers)])

@@ -25,6 +25,7 @@ NUMBERS = (
     "MB to target",
     "kB a round",
 )
+VALIDATION = "validation, %"
 TEXT = ("algorithm", "best of its grid")
 
 
@@ -40,7 +41,9 @@ def title(config: Config) -> str:
 
 def hyper_text(point: Point) -> str:
     """The hyper-parameters of a point, as `lr=0.1 align=0.5`."""
-    return " ".join(f"{name}={value:g}" for name, value in point.hyper.items()) or "-"
+    return (
+        " ".join(f"{name}={value:.12g}" for name, value in point.hyper.items()) or "-"
+    )
 
 
 def compared(
@@ -71,16 +74,17 @@ def swept(
     ]
     nothing = ("-",) * len(NUMBERS)
     rows += [(method, "-", "-", "diverged", *nothing) for method in diverged]
-    columns = (*TEXT, "validation, %", f"{score}, %", *NUMBERS)
+    columns = (*TEXT, VALIDATION, f"{score}, %", *NUMBERS)
     caption = _caption(target, seeds, score)
     caption += "; best of its grid: on validation examples"
     return Cells(heading, caption, columns, rows)
 
 
 def _caption(target: float, seeds: int, score: str) -> str:
+    goal = f"; target: {target:.1%}, {SHARE_OF_BEST:.0%} of the best"
     return (
-        f"{score} on the test set: mean ± standard deviation of {seeds} seeds; "
-        f"target: {target:.1%}, {SHARE_OF_BEST:.0%} of the best; MB, kB: of all clients"
+        f"{score} on the test set: mean ± standard deviation of {seeds} seeds"
+        f"{'' if np.isnan(target) else goal}; MB, kB: of all clients"
     )
 
 
@@ -108,16 +112,17 @@ def _numbers(row: Summary) -> tuple[str, ...]:
 
 
 def for_terminal(cells: Cells) -> Table:
-    """The table as `rich` prints it, in 80 columns if need be."""
+    """The table as `rich` prints it, in 80 columns if need be: without validation."""
     table = Table(title=cells.title, caption=cells.caption, padding=(0, 0, 0, 1))
-    for column in cells.columns:
+    shown = [i for i, column in enumerate(cells.columns) if column != VALIDATION]
+    for column in (cells.columns[i] for i in shown):
         if column in TEXT:
             table.add_column(column, overflow="fold")
         else:
             heading = re.sub(r" (to|a) |, ", lambda m: f"{m[0].rstrip()}\n", column)
             table.add_column(heading, justify="right", no_wrap=True)
     for row in cells.rows:
-        table.add_row(*row)
+        table.add_row(*(row[i] for i in shown))
     return table
 
 

@@ -124,8 +124,14 @@ def hold_out(
         of some class.
     """
     if not 0 < share < 1:
-        raise ValueError(f"the share to hold out must be in (0, 1), got {share}")
+        raise ValueError(f"the validation share must be in (0, 1), got {share}")
     x, y = dataset.x_train, dataset.y_train
+    least = int(np.bincount(y)[np.unique(y)].min())
+    if min(share, 1 - share) * least < 1:
+        raise ValueError(
+            f"a validation share of {share} leaves one side without a class that has "
+            f"{least} of {len(y)} training examples"
+        )
     split = train_test_split(x, y, test_size=share, stratify=y, random_state=0)
     x, x_validation, y, y_validation = split
     return dataset._replace(x_train=x, y_train=y), (x_validation, y_validation)

@@ -1,0 +1,1 @@
+"""What the papers on federated Muon claim, measured on matrix quadratics."""

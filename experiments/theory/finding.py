@@ -1,0 +1,38 @@
+"""What a study returns: claims, each with a verdict by a criterion set beforehand."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+TAKEZAWA = "Takezawa et al. 2025, arXiv:2509.26337"
+ZHANG = "Zhang and Gao, On provable benefits of Muon in federated learning"
+
+HOLDS = "holds"
+CAVEAT = "holds with a caveat"
+FAILS = "does not hold"
+
+
+class Finding(NamedTuple):
+    """One claim and what became of it."""
+
+    claim: str
+    source: str  # paper and theorem
+    criterion: str  # what must be measured for it to hold
+    measured: str  # in words
+    verdict: str  # HOLDS, CAVEAT or FAILS
+    numbers: Mapping[str, float]  # what `measured` rests on
+
+
+class Study(NamedTuple):
+    """Some findings and the figure that shows them."""
+
+    findings: tuple[Finding, ...]
+    figure: Figure
+
+
+def verdict(holds, with_caveat=False) -> str:
+    """HOLDS, else CAVEAT where `with_caveat`, else FAILS."""
+    if holds:
+        return HOLDS
+    return CAVEAT if with_caveat else FAILS

@@ -1,0 +1,139 @@
+"""Clients whose losses are quadratics of a matrix, and rounds played on them.
+
+Client i of N has f_i(X) = 1/2 <X - B_i, A_i (X - B_i)> for X of shape (m, n), so that
+gradients, optima and the constants of theorems are known exactly.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon import engine
+from fedjax_muon.core import Algorithm
+
+# At the default level compiling one of these programs, most of it the random number
+# generator, takes longer than running it.
+compiled = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 1}
+)
+
+
+class Quadratics(NamedTuple):
+    """One quadratic, or one a client, stacked."""
+
+    curvature: jax.Array  # A [N, m, m], symmetric positive definite
+    target: jax.Array  # B [N, m, n]
+
+
+def gradient(x, client: Quadratics, key):
+    """A (X - B) of one client: the `GradFn` of all studies, before any noise."""
+    del key
+    return client.curvature @ (x - client.target)
+
+
+def full_gradient(clients: Quadratics, x):
+    """The gradient of the mean of all losses."""
+    each = jax.vmap(gradient, in_axes=(None, 0, None))
+    return jnp.mean(each(x, clients, None), axis=0)
+
+
+def optimum(clients: Quadratics) -> np.ndarray:
+    """Where the mean of all losses is least, in float64."""
+    a, b = (np.asarray(v, np.float64) for v in clients)
+    return np.linalg.solve(a.mean(0), (a @ b).mean(0))
+
+
+def dissimilarity(clients: Quadratics, x) -> float:
+    """The root of the mean of ||grad f_i - grad f||_F^2 over clients, at x.
+
+    At the optimum this is zeta_* of arXiv:2509.26337; for equal curvatures it is the
+    same everywhere, and the delta of Zhang and Gao.
+    """
+    a, b = (np.asarray(v, np.float64) for v in clients)
+    each = a @ (np.asarray(x, np.float64) - b)
+    return float(np.sqrt(np.mean(np.sum((each - each.mean(0)) ** 2, axis=(1, 2)))))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def random(
+    key, clients: int, shape: tuple[int, int], least: float, spread: float
+) -> Quadratics:
+    """One curvature for all, targets that differ by `spread` about a common matrix.
+
+    Eigenvalues of the curvature are spread evenly by ratio over [least, 1], so that
+    gradients have the Lipschitz constant 1. Entries of the common matrix, and of what
+    `spread` multiplies, are standard normal.
+    """
+    curvature_key, common_key, own_key = jax.random.split(key, 3)
+    q = jnp.linalg.qr(jax.random.normal(curvature_key, (shape[0], shape[0])))[0]
+    curvature = q @ jnp.diag(jnp.geomspace(least, 1.0, shape[0])) @ q.T
+    own = jax.random.normal(own_key, (clients, *shape))
+    target = jax.random.normal(common_key, (1, *shape)) + spread * own
+    return Quadratics(jnp.broadcast_to(curvature, (clients, *curvature.shape)), target)
+
+
+def repeated(steps: int):
+    """What turns a client into `steps` batches: its exact loss, every time."""
+
+    def draw(client, key):
+        del key
+        copies = lambda a: jnp.broadcast_to(a, (steps, *a.shape))
+        return jax.tree.map(copies, client)
+
+    return draw
+
+
+def everyone(clients: Quadratics):
+    """The cohort, batches and weights of full participation."""
+    count = len(clients.target)
+    return jnp.arange(count, dtype=jnp.int32), clients, jnp.ones(count)
+
+
+def start(algorithm: Algorithm, clients: Quadratics, x, key) -> engine.State:
+    """The state after the prologue, in which every client uses one batch."""
+    count = len(clients.target)
+    begin = engine.make_prologue(algorithm, count, engine.vmapped, repeated(1))
+    state = engine.init(algorithm, x, count)
+    return begin(state, *everyone(clients), key)[0]
+
+
+def play(
+    algorithm: Algorithm,
+    clients: Quadratics,
+    x,
+    key,
+    *,
+    rounds: int,
+    steps: int,
+    observe: Callable,
+):
+    """`observe(parameters)` before every one of `rounds` rounds and after the last.
+
+    All clients take part, with `steps` local steps. Everything can be traced and
+    mapped. Returns what was observed, stacked [rounds + 1, ...].
+    """
+    count = len(clients.target)
+    play_round = engine.make_round(algorithm, count, engine.vmapped, repeated(steps))
+
+    def body(state, _):
+        state, _ = play_round(state, *everyone(clients), key)
+        return state, observe(state.server.params)
+
+    state = start(algorithm, clients, x, key)
+    first = observe(state.server.params)
+    _, later = jax.lax.scan(body, state, None, length=rounds)
+    return jnp.concatenate([first[None], later])
+
+
+def norm_of_gradient(clients: Quadratics) -> Callable:
+    """`observe` for `play`: the Frobenius norm of the gradient of the mean loss."""
+    return lambda x: jnp.linalg.norm(full_gradient(clients, x))
+
+
+def trace_norm_of_gradient(clients: Quadratics) -> Callable:
+    """`observe` for `play`: the sum of the gradient's singular values."""
+    return lambda x: jnp.linalg.norm(full_gradient(clients, x), "nuc")

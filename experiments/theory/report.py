@@ -1,0 +1,60 @@
+"""Findings as a table in the terminal, in Markdown and, number by number, as CSV."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.table import Table
+
+from experiments.theory.finding import CAVEAT, FAILS, HOLDS, Finding
+
+COLORS = {HOLDS: "green", CAVEAT: "yellow", FAILS: "red"}
+COLUMNS = ("study", "claim", "source", "criterion", "measured", "verdict")
+
+
+class Entry(NamedTuple):
+    """A study that has run."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    seconds: float
+    command: str
+
+
+def table(entries: Sequence[Entry]) -> Table:
+    """What the terminal shows."""
+    shown = Table("study", "claim", "measured", "verdict", show_lines=True)
+    for entry in entries:
+        for f in entry.findings:
+            verdict = f"[{COLORS[f.verdict]}]{f.verdict}"
+            shown.add_row(entry.name, f.claim, f.measured, verdict)
+    return shown
+
+
+def markdown(entries: Sequence[Entry], machine: dict[str, object]) -> str:
+    """The whole table, the commands and the machine."""
+    row = lambda cells: "| " + " | ".join(c.replace("|", r"\|") for c in cells) + " |"
+    lines = ["# What the theorems claim, measured on matrix quadratics", ""]
+    lines += [row(COLUMNS), row(["---"] * len(COLUMNS))]
+    for entry in entries:
+        for f in entry.findings:
+            lines.append(row([entry.name, *f[: len(COLUMNS) - 1]]))
+    lines += ["", row(["study", "command", "seconds"]), row(["---"] * 3)]
+    for entry in entries:
+        lines.append(row([entry.name, f"`{entry.command}`", f"{entry.seconds:.0f}"]))
+    lines += ["", ", ".join(f"{k}: {v}" for k, v in machine.items() if k != "command")]
+    lines += [f"\n![{entry.name}]({entry.name}.png)" for entry in entries]
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(entries: Sequence[Entry], path: Path) -> None:
+    """One row for every number that a finding rests on."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("study", "claim", "quantity", "value", "verdict"))
+        for entry in entries:
+            for f in entry.findings:
+                for quantity, value in f.numbers.items():
+                    row = entry.name, f.claim, quantity, f"{value:.6g}", f.verdict
+                    writer.writerow(row)

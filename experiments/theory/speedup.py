@@ -1,0 +1,258 @@
+"""FedMuon's error against the number of clients N, under light and heavy tails.
+
+Zhang and Gao, Theorem 5.5: if E||noise||^p <= sigma^p for a p in (1, 2], then the mean
+of ||grad f||_F over T iterations is at most
+
+    (f_0 - f_*) / (eta T) + eta n L (1/2 + 4 tau + 8 beta tau^2 + 2 / beta)
+    + beta tau sqrt(n) (8 sqrt(2) sigma + 2 delta) + 4 sqrt(2 n) sigma / (beta T)
+    + 4 sqrt(2 n) sigma (beta / N)^(1 - 1/p).
+
+Corollary 5.6: eta = N^(1/4) / T^(3/4), beta = (N / T)^(1/2), tau = T^(1/4) / N^(3/4)
+make it O((N T)^(-(p - 1) / (2 p))), so the slope in log N, and that in log T, is
+-(p - 1) / (2 p).
+
+Those parameters change with N by themselves. So another run has tau = 1, where clients
+agree exactly, and the best eta and beta of a grid for every N. The bound's first term,
+2 eta n L / beta and its last then balance at eta ~ (beta / T)^(1/2) and
+beta^(1/2 + q) ~ N^q T^(-1/2), q = 1 - 1/p, which leaves N^(-(p - 1) / (3 p - 2)); the
+paper does not say this, it is derived here.
+
+Noise of tail index s < 2 is alpha-stable with alpha = s: it has moments of all orders
+below s, so that the rates hold for p up to s; s = 2 is Gaussian noise.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from scipy import stats  # type: ignore[import-untyped]
+
+from experiments.theory import quadratics
+from experiments.theory.finding import ZHANG, Finding, Study, verdict
+from fedjax_muon import noise
+from fedjax_muon.algorithms import fedmuon
+from fedjax_muon.orthogonalize import polar
+from fedjax_muon.transforms import orthogonalize
+
+SHAPE = (4, 4)
+SCALE = 1.0  # of the noise's entries
+
+
+class Size(NamedTuple):
+    clients: tuple[int, ...]  # N
+    tails: tuple[float, ...]  # s
+    seeds: int
+    tuning_seeds: int  # with the best of a grid
+    iterations: tuple[int, ...]  # T with the corollary's parameters; all N at the last
+    some: int  # the N of all T
+    tuned_iterations: int  # T with the best of a grid
+    lrs: tuple[float, ...]
+    fresh: tuple[float, ...]
+
+
+SIZES = {
+    "smoke": Size((1, 4), (2.0, 1.5), 3, 3, (32, 128), 4, 16, (0.05, 0.2), (0.2,)),
+    "full": Size(
+        (1, 2, 4, 8, 16, 32),
+        (2.0, 1.8, 1.5, 1.2),
+        6,
+        4,
+        (256, 1024, 4096),
+        8,
+        512,
+        (0.01, 0.03, 0.1, 0.3),
+        (0.03, 0.1, 0.3, 1.0),
+    ),
+}
+
+
+def corollary(clients: int, iterations: int) -> tuple[float, float, int]:
+    """eta, beta and tau of Corollary 5.6; tau rounded, and at least 1."""
+    eta = clients**0.25 / iterations**0.75
+    beta = (clients / iterations) ** 0.5
+    tau = iterations**0.25 / clients**0.75
+    return eta, beta, max(1, round(tau))
+
+
+def problem(clients: int) -> quadratics.Quadratics:
+    """The first clients of one large federation: the same targets for all N."""
+    largest = quadratics.random(jax.random.key(5), 64, SHAPE, 0.1, 0.3)
+    return jax.tree.map(lambda a: a[:clients], largest)
+
+
+def mean_norm(algorithm, clients, tail, key, lr, fresh, *, iterations: int, tau: int):
+    """The mean of ||grad f||_F over the rounds of one run from zero."""
+    grad = noise.noisy(quadratics.gradient, noise.alpha_stable(tail, SCALE))
+    norms = quadratics.play(
+        algorithm(grad, lr=lr, fresh=fresh, rule=orthogonalize(polar)),
+        clients,
+        jnp.zeros(SHAPE),
+        key,
+        rounds=iterations // tau - 1,
+        steps=tau,
+        observe=quadratics.norm_of_gradient(clients),
+    )
+    return jnp.mean(norms)
+
+
+def by_corollary(algorithm, size: Size, count: int, iterations: int):
+    """Mean norms [tail, seed] of `count` clients with the corollary's parameters."""
+    keys = jax.random.split(jax.random.key(6), size.seeds)
+    lr, fresh, tau = corollary(count, iterations)
+    clients = problem(count)
+
+    def one(tail, key):
+        settings = {"iterations": iterations, "tau": tau}
+        return mean_norm(algorithm, clients, tail, key, lr, fresh, **settings)
+
+    grid = quadratics.compiled(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))
+    return np.asarray(grid(jnp.array(size.tails), keys), np.float64)
+
+
+def tuned(algorithm, size: Size, count: int):
+    """Mean norms [tail, seed] with the best of the grid for every tail, and where in
+    the grid it was, [tail, 2]. Best is the least mean over seeds of the logarithm."""
+    keys = jax.random.split(jax.random.key(7), size.tuning_seeds)
+    clients = problem(count)
+
+    def one(tail, key, lr, fresh):
+        settings = {"iterations": size.tuned_iterations, "tau": 1}
+        return mean_norm(algorithm, clients, tail, key, lr, fresh, **settings)
+
+    grid = one
+    for axis in (3, 2, 1, 0):
+        grid = jax.vmap(grid, tuple(0 if i == axis else None for i in range(4)))
+    values = jnp.array(size.tails), keys, jnp.array(size.lrs), jnp.array(size.fresh)
+    norms = np.asarray(quadratics.compiled(grid)(*values), np.float64)
+    cells = norms.reshape(*norms.shape[:2], -1)
+    best = np.log(cells).mean(1).argmin(-1)
+    where = np.stack(np.unravel_index(best, norms.shape[2:]), -1)
+    return np.take_along_axis(cells, best[:, None, None], -1)[..., 0], where
+
+
+def at_edges(where, size: Size) -> int:
+    """How many of the best cells [..., 2] lie where the grid ends. A momentum that is
+    all fresh ends the range itself, not the grid."""
+    lr, fresh = np.moveaxis(where, -1, 0)
+    cut = (size.fresh[-1] < 1) & (fresh == len(size.fresh) - 1)
+    return int(np.sum((lr == 0) | (lr == len(size.lrs) - 1) | (fresh == 0) | cut))
+
+
+class Slope(NamedTuple):
+    """Of log norm against log N, with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def fit(norms, counts) -> Slope:
+    """Least squares through all seeds, norms [seed, N]."""
+    x = np.broadcast_to(np.log(counts), norms.shape)
+    line = stats.linregress(x.ravel(), np.log(norms).ravel())
+    width = stats.t.ppf(0.975, x.size - 2) * line.stderr
+    return Slope(line.slope, line.slope - width, line.slope + width)
+
+
+def slope_verdict(slope: Slope, predicted: float) -> str:
+    """Bounds are from above: a steeper slope agrees with them, a flatter does not."""
+    as_steep, falling = slope.low <= predicted, slope.high < 0
+    return verdict(as_steep and falling, as_steep)
+
+
+def finding(claim: str, source: str, predicted: float, slope: Slope) -> Finding:
+    return Finding(
+        claim,
+        source,
+        "the 95 % interval of the slope is below 0 and reaches down to the predicted "
+        "one or beyond; with a caveat if it reaches above 0",
+        f"slope {slope.value:.3f} [{slope.low:.3f}, {slope.high:.3f}], predicted "
+        f"{predicted:.3f}",
+        slope_verdict(slope, predicted),
+        {**slope._asdict(), "predicted": predicted},
+    )
+
+
+def findings(i: int, s: float, fixed, longer, best, edges, size: Size):
+    """The three slopes of one tail index."""
+    rate, tuned_rate = -(s - 1) / (2 * s), -(s - 1) / (3 * s - 2)
+    source = f"{ZHANG}, Corollary 5.6, eq. (5.4)"
+    tuned_source = f"derived from {ZHANG}, Theorem 5.5, eq. (5.3); not in the paper"
+    formula = f"O((N T)^(-(p - 1) / (2 p))), tail index {s:g}"
+    return (
+        finding(
+            f"linear speed-up in N at T = {size.iterations[-1]}: {formula}",
+            source,
+            rate,
+            fit(fixed[i], size.clients),
+        ),
+        finding(
+            f"convergence in T without clipping at N = {size.some}: {formula}",
+            source,
+            rate,
+            fit(longer[i], size.iterations),
+        ),
+        finding(
+            "speed-up with the best eta and beta of a grid for every N, tau = 1, tail "
+            f"index {s:g} (at the grid's edge for {edges} of {len(size.clients)} N)",
+            tuned_source,
+            tuned_rate,
+            fit(best[i], size.clients),
+        ),
+    )
+
+
+def study(size: Size, *, algorithm=fedmuon) -> Study:
+    """Slopes for every tail index, with the corollary's and with tuned parameters."""
+    final = size.iterations[-1]
+    by_count = {n: by_corollary(algorithm, size, n, final) for n in size.clients}
+    by_time = [
+        by_corollary(algorithm, size, size.some, t) for t in size.iterations[:-1]
+    ]
+    pairs = [tuned(algorithm, size, count) for count in size.clients]
+    fixed = np.stack(list(by_count.values()), -1)
+    longer = np.stack([*by_time, by_count[size.some]], -1)
+    best = np.stack([norms for norms, _ in pairs], -1)
+    where = np.stack([cell for _, cell in pairs], 1)
+    found = []
+    for i, s in enumerate(size.tails):
+        edges = at_edges(where[i], size)
+        found += findings(i, s, fixed, longer, best, edges, size)
+    return Study(tuple(found), draw(fixed, longer, best, size))
+
+
+def draw(fixed, longer, best, size: Size) -> Figure:
+    """Mean norms of every seed and the predicted slopes."""
+    figure = Figure(figsize=(11, 3.9), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
+    old = lambda s: -(s - 1) / (2 * s)
+    new = lambda s: -(s - 1) / (3 * s - 2)
+    panels = (
+        (fixed, size.clients, old, f"Corollary 5.6, T = {size.iterations[-1]}"),
+        (longer, size.iterations, old, f"Corollary 5.6, N = {size.some}"),
+        (best, size.clients, new, "best of a grid, one local step"),
+    )
+    names = "clients N", "iterations T", "clients N"
+    for axis, name, (norms, x, rate, title) in zip(axes, names, panels, strict=True):
+        for i, s in enumerate(size.tails):
+            style = {"color": f"C{i}"}
+            center = np.exp(np.log(norms[i]).mean(0))
+            axis.loglog(x, norms[i].T, ".", alpha=0.25, ms=4, **style)
+            axis.loglog(x, center, marker="o", ms=4, label=f"s = {s:g}", **style)
+            guide = center[0] * (np.array(x) / x[0]) ** rate(s)
+            axis.loglog(x, guide, ls=":", **style)
+        axis.set_xticks(x, [str(value) for value in x])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel(name)
+        axis.set_title(title)
+    axes[0].set_ylabel(r"mean of $\|\nabla f\|_F$ over the run")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        title="tail index; dotted: predicted",
+    )
+    return figure

@@ -1,0 +1,229 @@
+"""Local Muon stalls where clients differ; FedMuon with bias correction does not.
+
+arXiv:2509.26337, Theorem 1, proves it with f_1(x) = x^2/2 and f_2(x) = (x + a)^2/2 from
+x = -a/4 and zero momenta: the two clients move by the same distance in opposite
+directions for ever. The gradient there is a/4, the optimum -a/2, and
+zeta_*^2 = mean_i |f_i'(-a/2)|^2 = a^2/4.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.theory import quadratics
+from experiments.theory.finding import TAKEZAWA, Finding, Study, verdict
+from fedjax_muon import lmo
+from fedjax_muon.algorithms import fedmuon_correct, local_muon_persistent
+from fedjax_muon.orthogonalize import polar
+from fedjax_muon.transforms import orthogonalize, scale_by_lmo
+
+A = 4.0  # the counterexample's a: a power of two, so that nothing is rounded
+SIZE = 8  # of the square matrices
+FRESH = 0.1  # of the heterogeneous clients
+THEOREM = f"{TAKEZAWA}, Theorem 1"
+
+
+class Size(NamedTuple):
+    rounds: int  # of the counterexample
+    fresh: tuple[float, ...]
+    lrs: tuple[float, ...]  # of the counterexample
+    clients: int
+    long_rounds: int  # of the heterogeneous clients
+    long_lrs: tuple[float, ...]
+    steps: tuple[int, ...]
+
+
+SIZES = {
+    "smoke": Size(40, (0.1, 1.0), (0.01, 0.1), 4, 400, (0.1, 0.02), (1,)),
+    "full": Size(
+        1000,
+        (0.01, 0.1, 0.5, 1.0),
+        (0.001, 0.01, 0.1),
+        8,
+        3000,
+        (0.1, 0.03, 0.01, 0.003),
+        (1, 5),
+    ),
+}
+
+
+class Case(NamedTuple):
+    """A problem with its start and its norm."""
+
+    clients: quadratics.Quadratics
+    x: jax.Array
+    rule: object  # minus the LMO of the norm
+
+
+def counterexample(a: np.ndarray, rule) -> Case:
+    """f_1(X) = ||X||^2/2 and f_2(X) = ||X + A||^2/2, curvatures 1, from -A/4."""
+    ones = np.broadcast_to(np.eye(len(a), dtype=np.float32), (2, len(a), len(a)))
+    clients = quadratics.Quadratics(jnp.array(ones), jnp.array([0 * a, -a]))
+    return Case(clients, jnp.array(-a / 4), rule)
+
+
+def scalar_case() -> Case:
+    return counterexample(np.full((1, 1), A, np.float32), scale_by_lmo(lmo.euclidean))
+
+
+def matrix_case() -> Case:
+    """The same with a matrix A of singular values from 1 to 2."""
+    two = np.asarray(jax.random.normal(jax.random.key(0), (2, SIZE, SIZE)), float)
+    u, v = np.linalg.qr(two)[0]
+    a = u @ np.diag(np.linspace(1, 2, SIZE)) @ v
+    return counterexample(a.astype(np.float32), orthogonalize(polar))
+
+
+def paths(algorithm, case: Case, size: Size):
+    """Parameters [fresh, lr, rounds + 1, m, n] of the counterexample."""
+
+    def one(fresh, lr):
+        method = algorithm(quadratics.gradient, lr=lr, fresh=fresh, rule=case.rule)
+        key = jax.random.key(0)  # nothing is random here
+        play = partial(quadratics.play, rounds=size.rounds, steps=1)
+        return play(method, case.clients, case.x, key, observe=lambda x: x)
+
+    grid = jax.vmap(jax.vmap(one, (None, 0)), (0, None))
+    return np.asarray(
+        quadratics.compiled(grid)(jnp.array(size.fresh), jnp.array(size.lrs))
+    )
+
+
+def stall_finding(name: str, case: Case, path, tolerance: float) -> Finding:
+    """Does Local Muon stay where it began, at a gradient of zeta_*/2?"""
+    x = np.asarray(case.x)
+    distance = np.linalg.norm(path - x, axis=(-2, -1)).max() / np.linalg.norm(x)
+    best = quadratics.optimum(case.clients)
+    squares = np.sum((path - best) ** 2, axis=(-2, -1))  # curvatures are 1
+    zeta = quadratics.dissimilarity(case.clients, best)
+    ratio = squares.min() / zeta**2
+    numbers = {"largest relative move": distance, "zeta_*^2": zeta**2}
+    numbers |= {"least |grad f|^2": squares.min(), "least |grad f|^2 / zeta_*^2": ratio}
+    return Finding(
+        f"Local Muon never leaves its start, {name}: |grad f|^2 >= Omega(zeta_*^2)",
+        THEOREM,
+        f"no parameter moves by more than {tolerance:g} of its norm in any round, and "
+        "|grad f|^2 >= 0.24 zeta_*^2",
+        f"moves {distance:.1e}; |grad f|^2 = {squares.min():.4g}, zeta_*^2 = "
+        f"{zeta**2:.4g}, ratio {ratio:.3f}",
+        verdict(distance <= tolerance and ratio >= 0.24),
+        {k: float(v) for k, v in numbers.items()},
+    )
+
+
+def heterogeneous(size: Size) -> quadratics.Quadratics:
+    key = jax.random.key(1)
+    shape = (SIZE, SIZE)
+    return quadratics.random(key, size.clients, shape, 0.1, 1.0)
+
+
+def floors(algorithm, clients, steps: int, size: Size):
+    """||grad f||_F / zeta_* over rounds, [lr, rounds + 1], from zero."""
+    zeta = quadratics.dissimilarity(clients, quadratics.optimum(clients))
+
+    def one(lr):
+        rule = orthogonalize(polar)
+        method = algorithm(quadratics.gradient, lr=lr, fresh=FRESH, rule=rule)
+        return quadratics.play(
+            method,
+            clients,
+            jnp.zeros((SIZE, SIZE)),
+            jax.random.key(0),
+            rounds=size.long_rounds,
+            steps=steps,
+            observe=quadratics.norm_of_gradient(clients),
+        )
+
+    return np.asarray(
+        quadratics.compiled(jax.vmap(one))(jnp.array(size.long_lrs)) / zeta
+    )
+
+
+def last(curves):
+    """The mean over the last tenth of the rounds."""
+    return curves[..., -max(1, curves.shape[-1] // 10) :].mean(-1)
+
+
+def heterogeneous_findings(steps: int, size: Size, stuck, moving):
+    """What of both algorithms is left at the smallest learning rate?"""
+    name = f"{size.clients} clients with random targets, K = {steps}"
+    a, b = float(last(stuck)[-1]), float(last(moving)[-1])
+    return (
+        Finding(
+            f"Local Muon does not converge on {name}",
+            f"{TAKEZAWA}, Section 3",
+            "at the smallest learning rate ||grad f|| stays above 10 times that of "
+            "FedMuon with bias correction",
+            f"||grad f|| / zeta_* = {a:.4f} against {b:.4f}",
+            verdict(a >= 10 * b),
+            {"Local Muon": a, "FedMuon with bias correction": b},
+        ),
+        Finding(
+            f"FedMuon with bias correction converges on {name}",
+            f"{TAKEZAWA}, Theorem 2",
+            "at the smallest learning rate ||grad f|| <= 0.02 zeta_*",
+            f"||grad f|| / zeta_* = {b:.4f}",
+            verdict(b <= 0.02),
+            {"FedMuon with bias correction": b},
+        ),
+    )
+
+
+def study(
+    size: Size, *, local=local_muon_persistent, corrected=fedmuon_correct
+) -> Study:
+    """Both algorithms on the counterexample, as scalars and as matrices, and on
+    clients with random targets."""
+    scalar, matrix = scalar_case(), matrix_case()
+    path, moved = paths(local, scalar, size), paths(corrected, scalar, size)
+    found = [
+        stall_finding("scalars, Euclidean norm", scalar, path, 0.0),
+        stall_finding(
+            f"{SIZE}x{SIZE} matrices, spectral norm",
+            matrix,
+            paths(local, matrix, size),
+            1e-3,
+        ),
+    ]
+    clients, curves = heterogeneous(size), {}
+    for steps in size.steps:
+        pair = tuple(floors(f, clients, steps, size) for f in (local, corrected))
+        found += heterogeneous_findings(steps, size, *pair)
+        curves[steps] = pair
+    return Study(tuple(found), draw(path, moved, curves, size))
+
+
+def draw(path, moved, curves, size: Size) -> Figure:
+    """The scalar's path, and what is left of the gradient at every learning rate."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for x, label in ((path, "Local Muon"), (moved, "FedMuon, bias correction")):
+        for i in range(len(size.fresh)):
+            left.plot(
+                x[i, -1, :, 0, 0],
+                color="C0" if x is path else "C1",
+                alpha=0.4 + 0.6 * (i + 1) / len(size.fresh),
+                label=label if i + 1 == len(size.fresh) else None,
+            )
+    left.axhline(-A / 2, color="0.4", ls=":", label="optimum")
+    left.set_xlim(0, min(size.rounds, 100))
+    left.set_xlabel("round")
+    left.set_ylabel("x, one line for every fresh")
+    left.set_title(f"counterexample of Theorem 1, learning rate {size.lrs[-1]:g}")
+    left.legend()
+    names = "Local Muon", "FedMuon, bias correction"
+    for steps, pair in curves.items():
+        for i, (name, curve) in enumerate(zip(names, pair, strict=True)):
+            style = {"color": f"C{i}", "ls": "-" if steps == 1 else "--", "marker": "o"}
+            right.loglog(
+                size.long_lrs, last(curve), label=f"{name}, K = {steps}", **style
+            )
+    right.set_xlabel("learning rate")
+    right.set_ylabel(r"$\|\nabla f\|_F\ /\ \zeta_*$, last tenth")
+    right.set_title(f"{size.clients} clients with random targets")
+    right.legend()
+    return figure

@@ -1,0 +1,384 @@
+"""Compressors of single arrays against NumPy in float64, and their bytes."""
+
+import math
+from fractions import Fraction
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.compression import (
+    grid_codes,
+    largest,
+    low_rank,
+    memory_rank,
+    on_grid,
+    packed,
+    rank_rank,
+)
+from play import precision
+
+from fedjax_muon import tree
+from fedjax_muon.compressors import (
+    identity,
+    memory_share,
+    power_iteration,
+    quantize,
+    rank_share,
+    top_k,
+    truncated_svd,
+)
+
+KEY = jax.random.key(3)
+KEYS = list(jax.random.split(KEY, 300))
+OF_MATRICES = {"svd": truncated_svd, "power": power_iteration}
+
+
+def like(x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def across(compressor, x, key=KEY):
+    """What arrives of x."""
+    return compressor.decode(compressor.encode(x, key), like(x))
+
+
+@partial(jax.jit, static_argnums=0)
+def compiled(compressor, x, key=KEY):
+    """What travels, and what arrives."""
+    sent = compressor.encode(x, key)
+    return sent, compressor.decode(sent, like(x))
+
+
+def as_matrix(x):
+    return x.reshape(-1, x.shape[-1])
+
+
+def normal(shape, seed=0):
+    return np.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def with_spectrum(shape, spectrum, seed=0):
+    """A matrix of random singular vectors with these singular values."""
+    u = np.linalg.qr(normal((shape[0], len(spectrum)), seed))[0]
+    v = np.linalg.qr(normal((shape[1], len(spectrum)), seed + 1))[0]
+    return (u * spectrum) @ v.T
+
+
+def apart(got, want):
+    """Relative error in the Euclidean norm; absolute where `want` is 0."""
+    got, size = np.asarray(got, np.float64), np.linalg.norm(want)
+    assert got.shape == want.shape
+    return np.linalg.norm(got - want) / (size if size > 0 else 1)
+
+
+# ----------------------------------------------------------------------- low rank
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank"),
+    [((40, 6), 1), ((40, 6), 6), ((5, 30), 2), ((1, 7), 1), ((3, 3, 4, 9), 4)],
+    ids=str,
+)
+def test_svd_is_the_nearest_matrix_of_its_rank(shape, rank):
+    x = normal(shape) * 0.7 ** np.arange(shape[-1])  # no two values are close
+    m, n = as_matrix(x).shape
+    (u, s, v), got = compiled(truncated_svd(rank), jnp.asarray(x, jnp.float32))
+    assert apart(got, low_rank(x, rank)) <= 1e-5
+    assert (u.shape, s.shape, v.shape) == ((m, rank), (rank,), (n, rank))
+    values = np.linalg.svd(as_matrix(x), compute_uv=False)
+    np.testing.assert_allclose(s, values[:rank], rtol=1e-5)
+    assert (apart(got, x) <= 1e-5) == (rank == min(m, n))
+
+
+@pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
+def test_matrices_of_no_more_than_the_rank_arrive_whole(make):
+    for room in (2, 7):
+        for rank in range(3):
+            x = normal((12, rank), 1) @ normal((rank, 7), 2)
+            got = across(make(room), jnp.asarray(x.reshape(2, 6, 7), jnp.float32))
+            assert apart(got, x.reshape(2, 6, 7)) <= 1e-5
+
+
+def test_power_iteration_is_almost_nearest():
+    # in units of what the nearest matrix loses, the mean over starts
+    x = with_spectrum((20, 30), 0.5 ** np.arange(10))
+    best = np.linalg.norm(x - low_rank(x, 3))
+    losses = []
+    for iterations in (1, 2, 3, 6):
+        send = partial(across, power_iteration(3, iterations=iterations))
+        got = [send(jnp.asarray(x, jnp.float32), key) for key in KEYS[:50]]
+        lost = np.linalg.norm(np.asarray(got, np.float64) - x, axis=(1, 2)) / best
+        assert np.all(lost >= 1 - 1e-5)
+        losses.append(lost.mean())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[1] <= 1.15
+    assert losses[2] <= 1.05
+    assert losses[3] <= 1.001
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_power_iteration_projects_on_an_orthonormal_basis(iterations):
+    x = jnp.asarray(normal((3, 3, 4, 9)), jnp.float32)
+    compressor = power_iteration(5, iterations=iterations)
+    p, q = compressor.encode(x, KEY)
+    assert (p.shape, q.shape) == ((36, 5), (9, 5))
+    np.testing.assert_allclose(p.T @ p, np.eye(5), atol=1e-5)
+    near = np.asarray(p, np.float64) @ np.asarray(p, np.float64).T @ as_matrix(x)
+    assert apart(across(compressor, x), near.reshape(x.shape)) <= 1e-5
+
+
+def test_every_iteration_applies_the_matrix_twice():
+    with jax.enable_x64(True):
+        x = normal((9, 6))
+        basis = lambda k: power_iteration(2, iterations=k).encode(jnp.asarray(x), KEY)
+        first = np.asarray(basis(1)[0])
+        for k in (2, 3, 4):
+            spanned = np.linalg.qr(np.linalg.matrix_power(x @ x.T, k - 1) @ first)[0]
+            got = np.asarray(basis(k)[0])
+            np.testing.assert_allclose(got @ got.T, spanned @ spanned.T, atol=1e-10)
+
+
+def test_power_iteration_starts_in_every_direction_alike():
+    # the first basis is M g for one column: M^-1 gives g, whose entries are alike
+    x = with_spectrum((4, 4), 10.0 ** -np.arange(4))
+    with jax.enable_x64(True):
+        start = partial(power_iteration(1, iterations=1).encode, jnp.asarray(x))
+        p = np.asarray([start(key)[0] for key in KEYS])[..., 0]
+    g = np.linalg.solve(x, p.T)
+    right = np.linalg.svd(x)[2] @ (g / np.linalg.norm(g, axis=0))
+    np.testing.assert_allclose(np.mean(right**2, axis=1), 1 / 4, atol=0.05)
+
+
+def test_power_iteration_is_a_function_of_its_key():
+    x, compressor = jnp.asarray(normal((9, 6)), jnp.float32), power_iteration(2)
+    one, again, other = (compressor.encode(x, jax.random.key(k)) for k in (3, 3, 5))
+    jax.tree.map(np.testing.assert_array_equal, one, again)
+    assert np.max(np.abs(one[0] - other[0])) > 1e-2
+
+
+# ------------------------------------------------------------------------- ranks
+
+SIZES = [*range(1, 34), 64, 100, 256, 400, 512, 784, 1000, 4608]
+
+
+@pytest.mark.parametrize("share", ["0.01", "0.05", "0.1", "0.25", "0.5", "1"])
+def test_ranks_are_those_of_the_paper(share):
+    memory, rank = memory_share(float(share)), rank_share(float(share))
+    part = Fraction(share)
+    for m in SIZES:
+        for n in SIZES:
+            q = memory(m, n)
+            assert q == max(1, math.floor(part * m * n / (m + n + 1)))
+            assert q == 1 or q * (m + n + 1) <= part * m * n
+            assert rank(m, n) == max(1, math.ceil(part * min(m, n)))
+            assert 1 <= q <= min(m, n)
+            if max(m, n) <= 33:
+                assert q == memory_rank(share, m, n)
+                assert rank(m, n) == rank_rank(share, m, n)
+
+
+def test_the_share_is_five_percent_by_default():
+    for m, n in [(400, 120), (784, 512), (64, 64), (5, 3)]:
+        assert memory_share()(m, n) == memory_rank("0.05", m, n)
+        assert rank_share()(m, n) == rank_rank("0.05", m, n)
+
+
+def test_shares_are_taken_as_they_are_written():
+    # 0.07 100 is 7.000000000000001 in binary, 0.3 12 65 / 78 is 2.9999999999999996
+    assert rank_share(0.07)(100, 100) == rank_rank("0.07", 100, 100) == 7
+    assert memory_share(0.3)(12, 65) == memory_rank("0.3", 12, 65) == 3
+
+
+@pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
+def test_a_rank_may_depend_on_the_shape(make):
+    for shape in [(24, 10), (3, 4, 10)]:
+        x = jnp.asarray(normal(shape), jnp.float32)
+        m, n = as_matrix(x).shape
+        for rank in (memory_share(0.5), rank_share(0.3), lambda rows, cols: cols // 5):
+            first, *_ = jax.eval_shape(make(rank).encode, x, KEY)
+            assert first.shape == (m, rank(m, n))
+
+
+# --------------------------------------------------------------- the largest entries
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 9), (11,), ()], ids=str)
+@pytest.mark.parametrize("share", [1e-6, 0.13, 0.72, 1.0])
+def test_top_k_keeps_the_largest_magnitudes(shape, share):
+    x = normal(shape).astype(np.float32)
+    _, got = compiled(top_k(share), jnp.asarray(x))
+    np.testing.assert_array_equal(got, largest(share)(x))
+    if share == 1:
+        np.testing.assert_array_equal(got, x)
+
+
+def test_top_k_at_ties():
+    x = np.array([[2.0, -2, 1, 2], [-3, 0.5, -2, 2]], np.float32)
+    for count in (1, 2, 4, 5, 8):
+        (values, places), got = compiled(top_k(count / 8), jnp.asarray(x))
+        assert np.count_nonzero(got) == len(values) == count
+        assert len(set(places.tolist())) == count
+        assert np.all((got == x) | (got == 0))
+        assert np.abs(got).sum() == np.abs(largest(count / 8)(x)).sum()
+    assert not compiled(top_k(0.5), jnp.zeros((2, 4)))[1].any()
+
+
+# ----------------------------------------------------------------------- quantized
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits"), [*(((7,), b) for b in range(1, 9)), ((2, 4, 2), 3), ((), 5)]
+)
+def test_quantize_rounds_to_the_grid_and_packs_it(shape, bits):
+    x = normal(shape)
+    with jax.enable_x64(True):
+        sent, got = jax.device_get(compiled(quantize(bits), jnp.asarray(x)))
+    codes, least, step = grid_codes(x, bits)
+    np.testing.assert_array_equal(sent[0], packed(codes, bits))
+    np.testing.assert_allclose(sent[1:], (least, step), rtol=1e-14)
+    np.testing.assert_allclose(got, on_grid(bits)(x), rtol=0, atol=1e-14)
+    assert np.max(np.abs(got - x)) <= step / 2 + 1e-14
+    for end in (np.argmin, np.argmax):
+        assert got.ravel()[end(x)] == pytest.approx(x.ravel()[end(x)], abs=1e-14)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 8])
+def test_quantize_in_float32_errs_by_half_a_step(bits):
+    compressor = quantize(bits)
+    for scale, shift in [(1, 0), (1e-6, 0), (1, 10), (3e30, 0)]:
+        x = (scale * normal((21, 13)) + shift).astype(np.float32)
+        step = (float(x.max()) - float(x.min())) / (2**bits - 1)
+        got = np.asarray(compiled(compressor, jnp.asarray(x))[1], np.float64)
+        rounding = 4 * np.finfo(np.float32).eps * np.abs(x).max()
+        assert np.max(np.abs(got - x)) <= step / 2 + rounding
+        assert len(np.unique(got)) == len(np.unique(on_grid(bits)(x)))
+
+
+@pytest.mark.parametrize("value", [0.0, -3.7, 1e30])
+def test_quantize_keeps_constants(value):
+    for bits in (1, 8):
+        x = jnp.full((3, 3), value)
+        with jax.debug_nans(True):
+            np.testing.assert_array_equal(across(quantize(bits), x), x)
+
+
+# ------------------------------------------------------------------- of all of them
+
+# the compressor and the bytes of an array of m x n, of numbers of `item` bytes
+EVERY = {
+    "identity": (identity(), lambda m, n, item: m * n * item),
+    "svd": (truncated_svd(2), lambda m, n, item: 2 * (m + n + 1) * item),
+    "power": (power_iteration(3), lambda m, n, item: 3 * (m + n) * item),
+    "top_k": (top_k(0.3), lambda m, n, item: round(0.3 * m * n) * (item + 4)),
+    "quantize 3": (quantize(3), lambda m, n, item: -(-3 * m * n // 8) + 2 * item),
+}
+every = pytest.mark.parametrize("name", EVERY)
+
+
+@every
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64])
+def test_dtypes_stay_and_bytes_are_counted(name, dtype):
+    compressor, nbytes = EVERY[name]
+    with precision(dtype):
+        for m, n in [(6, 7), (5, 5), (17, 3)]:
+            x = jnp.asarray(normal((m, n)), dtype)
+            sent = jax.eval_shape(compressor.encode, x, KEY)
+            assert tree.nbytes(sent) == nbytes(m, n, x.dtype.itemsize)
+        one = jax.eval_shape(partial(across, compressor), x)
+        assert (one.shape, one.dtype) == (x.shape, x.dtype)
+
+
+@every
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
+def test_compressors_work_in_other_precisions(name, dtype):
+    compressor, _ = EVERY[name]
+    with precision(dtype):
+        x = jnp.asarray(normal((17, 3)), dtype)
+        got = across(compressor, x)
+    exact, eps = np.asarray(x, np.float64), float(jnp.finfo(dtype).eps)
+    if name.startswith("quantize"):
+        step = grid_codes(exact, int(name[-1]))[2]
+        error = np.max(np.abs(np.asarray(got, np.float64) - exact))
+        assert error <= step / 2 + 4 * eps * np.max(np.abs(exact))
+    else:
+        near = {"svd": low_rank(exact, 2), "top_k": largest(0.3)(exact)}
+        assert apart(got, near.get(name, exact)) <= 4 * eps  # the full rank is 3
+
+
+@pytest.mark.parametrize("name", ["svd", "power", "top_k", "quantize 3"])
+def test_compressors_work_under_jit_and_vmap(name):
+    compressor, _ = EVERY[name]
+    xs = jnp.asarray(normal((2, 6, 7)), jnp.float32)
+    keys = jax.random.split(KEY, 2)
+    want = [across(compressor, x, key) for x, key in zip(xs, keys, strict=True)]
+    got = jax.vmap(partial(compiled, compressor))(xs, keys)[1]
+    np.testing.assert_allclose(got, jnp.stack(want), atol=1e-5)
+
+
+def test_infinities_do_not_reach_the_decomposition(monkeypatch):
+    # LAPACK's never returns if the first entry is one
+    given = []
+    fake = lambda x, full_matrices: given.append(x) or (x, x[0], x)
+    monkeypatch.setattr(jnp.linalg, "svd", fake)
+    for value in (jnp.inf, -jnp.inf):
+        truncated_svd(1).encode(jnp.ones((3, 3)).at[0, 0].set(value), KEY)
+        assert jnp.isnan(given[-1][0, 0])
+    assert len(given) == 2
+
+
+@pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
+def test_vectors_go_to_the_rest(make):
+    compressor = make(1, rest=top_k(0.5))
+    for x in (normal(9), normal(())):
+        x = x.astype(np.float32) if x.shape else np.float32(x)
+        np.testing.assert_array_equal(across(compressor, x), largest(0.5)(np.array(x)))
+        assert compressor.encode(x, KEY)[1].shape == (max(1, round(0.5 * x.size)),)
+    low = jnp.asarray(normal((6, 1)) @ normal((1, 4)), jnp.float32)
+    assert apart(across(compressor, low), np.asarray(low)) <= 1e-5
+
+
+# ------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: truncated_svd(0), "rank must be at least 1, got 0"),
+        (lambda: power_iteration(-2), "rank must be at least 1, got -2"),
+        (lambda: power_iteration(1, iterations=0), "iterations must be at least 1, go"),
+        (lambda: memory_share(0.0), r"share must lie in \(0, 1\], got 0"),
+        (lambda: memory_share(1.1), r"share must lie in \(0, 1\], got 1.1"),
+        (lambda: rank_share(0), r"share must lie in \(0, 1\], got 0"),
+        (lambda: rank_share(math.nan), r"share must lie in \(0, 1\], got nan"),
+        (lambda: top_k(0.0), r"share must lie in \(0, 1\], got 0"),
+        (lambda: top_k(1.5), r"share must lie in \(0, 1\], got 1.5"),
+        *(
+            (
+                partial(quantize, bits),
+                f"bits must be an integer from 1 to 8, got {bits}",
+            )
+            for bits in (0, 9, 2.5, 2.0)
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
+@pytest.mark.parametrize("rank", [4, lambda m, n: 0, lambda m, n: m, 2.5])
+def test_ranks_that_a_matrix_cannot_have_are_refused(make, rank):
+    told = rank(6, 3) if callable(rank) else rank
+    with pytest.raises(ValueError, match=rf"a matrix \(6, 3\) has no rank {told}"):
+        jax.eval_shape(make(rank).encode, jnp.zeros((2, 3, 3)), KEY)
+
+
+@pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
+@pytest.mark.parametrize("shape", [(5,), ()], ids=str)
+def test_vectors_without_a_rest_are_refused(make, shape):
+    message = r"an array \(.*\) is no matrix; give a compressor for the `rest`"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(make(1).encode, jnp.zeros(shape), KEY)

@@ -1,0 +1,339 @@
+"""Verdicts on the measured theorems, on known cases and on broken algorithms."""
+
+import csv
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.theory import (
+    __main__ as command,
+)
+from experiments.theory import (
+    consensus,
+    finding,
+    heavy_tails,
+    newton_schulz,
+    quadratics,
+    report,
+    speedup,
+    stall,
+)
+from experiments.theory.finding import CAVEAT, FAILS, HOLDS
+from fedjax_muon import orthogonalize as kernel
+from fedjax_muon.algorithms import fedmuon, fedmuon_correct, local_muon_persistent
+
+SMALL_STALL = stall.Size(20, (0.1, 1.0), (0.1,), 4, 200, (0.03,), (1,))
+
+
+def verdicts(findings):
+    return [f.verdict for f in findings]
+
+
+def random_clients(count=3, shape=(4, 3)):
+    return quadratics.random(jax.random.key(0), count, shape, 0.1, 1.0)
+
+
+def losses(clients, x):
+    """Of all clients in float64, by the definition."""
+    pairs = zip(*(np.asarray(v, np.float64) for v in clients), strict=True)
+    return np.array([np.sum((x - b) * (a @ (x - b))) / 2 for a, b in pairs])
+
+
+def test_the_gradient_is_that_of_the_mean_loss():
+    clients, x = random_clients(), np.linspace(-1, 1, 12).reshape(4, 3)
+    steps = 1e-5 * np.eye(12).reshape(12, 4, 3)
+    found = [
+        (losses(clients, x + e) - losses(clients, x - e)).mean() / 2e-5 for e in steps
+    ]
+    expected = quadratics.full_gradient(clients, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(np.reshape(found, (4, 3)), expected, atol=1e-5)
+
+
+def test_curvatures_and_optima_are_the_stated_ones():
+    clients = random_clients()
+    eigenvalues = np.linalg.eigvalsh(np.asarray(clients.curvature, np.float64))
+    np.testing.assert_allclose(eigenvalues[:, [0, -1]], [[0.1, 1]] * 3, rtol=1e-5)
+    best = jnp.asarray(quadratics.optimum(clients), jnp.float32)
+    assert float(jnp.abs(quadratics.full_gradient(clients, best)).max()) < 1e-5
+
+
+def test_the_counterexample_has_the_numbers_of_theorem_1():
+    case = stall.scalar_case()
+    np.testing.assert_array_equal(case.x, [[-stall.A / 4]])
+    best = quadratics.optimum(case.clients)
+    np.testing.assert_allclose(best, [[-stall.A / 2]])
+    assert quadratics.dissimilarity(case.clients, best) ** 2 == stall.A**2 / 4
+    path = stall.paths(local_muon_persistent, case, SMALL_STALL)
+    np.testing.assert_array_equal(path, np.full_like(path, -stall.A / 4))
+    gradient = quadratics.full_gradient(case.clients, case.x)
+    assert float(gradient[0, 0]) ** 2 == stall.A**2 / 16
+    holding = stall.stall_finding("here", case, path, 0.0)
+    assert holding.verdict == HOLDS
+    assert holding.numbers["least |grad f|^2 / zeta_*^2"] == pytest.approx(1 / 4)
+
+
+def test_an_algorithm_that_moves_does_not_stall():
+    case = stall.scalar_case()
+    path = stall.paths(fedmuon_correct, case, SMALL_STALL)
+    assert stall.stall_finding("here", case, path, 0.0).verdict == FAILS
+
+
+def test_local_muon_stalls_on_matrices_and_fedmuon_does_not():
+    case = stall.matrix_case()
+    path = stall.paths(local_muon_persistent, case, SMALL_STALL._replace(rounds=5))
+    assert stall.stall_finding("here", case, path, 1e-3).verdict == HOLDS
+    clients = stall.heterogeneous(SMALL_STALL)
+    stuck, moving = (
+        stall.floors(algorithm, clients, 1, SMALL_STALL)
+        for algorithm in (local_muon_persistent, fedmuon_correct)
+    )
+    judge = functools.partial(stall.heterogeneous_findings, 1, SMALL_STALL)
+    assert verdicts(judge(stuck, moving)) == [HOLDS, HOLDS]
+    assert verdicts(judge(moving, stuck)) == [FAILS, FAILS]
+
+
+def test_only_a_convergent_algorithm_passes_theorem_3():
+    """Learning rates below 0 ascend; with 0 all means are the first trace norm."""
+    size = newton_schulz.SIZES["smoke"]._replace(rates=(0.5, 2.0, -0.5, -2.0, 0.0))
+    clients = quadratics.random(jax.random.key(2), 3, newton_schulz.SHAPE, 0.1, 1.0)
+    norms = newton_schulz.mean_norms(fedmuon_correct, kernel.polar, clients, size)
+    judge = lambda best: newton_schulz.convergence("here", best, size).verdict
+    assert judge(norms[:, :2].min((0, 1))) == HOLDS
+    assert judge(norms[:, 2:4].min((0, 1))) == FAILS
+    a, b = (np.asarray(v, np.float64) for v in clients)
+    expected = np.linalg.svd((a @ b).mean(0), compute_uv=False).sum()
+    np.testing.assert_allclose(norms[0, 4], [expected] * 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [((3.0, 2.0, 1.0), HOLDS), ((3.0, 4.0, 1.0), CAVEAT), ((1.0, 2.0, 3.0), FAILS)],
+)
+def test_faster_with_more_steps_means_a_falling_gradient(last, expected):
+    best = {name: np.array([9.0, x]) for name, x in zip("abc", last, strict=True)}
+    found = newton_schulz.order(best, newton_schulz.SIZES["smoke"])
+    assert found.verdict == expected
+
+
+def test_the_lemmas_hold_as_far_as_first_momenta_are_averaged():
+    found = consensus.study(consensus.SIZES["smoke"]).findings
+    assert verdicts(found) == [HOLDS, FAILS, HOLDS]
+    numbers = found[1].numbers
+    assert numbers["t < tau"] > 1 > numbers["t > tau"]
+
+
+def test_drifts_are_those_of_clients_simulated_by_hand():
+    size = consensus.Size(3, 3, 2, 1, (0.5,), (0.2,), (0.0,))
+    shape = (consensus.COLUMNS, consensus.COLUMNS)
+    clients = quadratics.random(jax.random.key(4), 3, shape, 0.1, 1.0)
+    found = consensus.measure(functools.partial(fedmuon, synced=False), clients, size)
+    a, b = (np.asarray(v, np.float64) for v in clients)
+    x = np.zeros_like(b)
+    m, spread = a @ (x - b), lambda v: np.linalg.norm(v - v.mean(0), axis=(1, 2)).mean()
+    for t in (0, 1):
+        u, _, v = np.linalg.svd(m)
+        x = x - 0.5 * u @ v
+        m = 0.8 * m + 0.2 * a @ (x - b)
+        assert found.params.ravel()[t] == pytest.approx(spread(x), rel=1e-4)
+        assert found.momentum.ravel()[t] == pytest.approx(spread(m), rel=1e-4)
+    # judged as if steps were shorter and momenta less fresh, nothing is within bounds
+    claimed = size._replace(lrs=(0.01,), fresh=(0.01,))
+    ratios = consensus.ratios(found, 1.0, claimed)
+    assert consensus.params_finding((ratios,)).verdict == FAILS
+    assert consensus.momentum_finding("here", ratios.momentum, size).verdict == FAILS
+
+
+def test_the_parameters_of_corollary_5_6():
+    assert speedup.corollary(16, 256) == pytest.approx((2 / 64, 1 / 4, 1))
+    assert speedup.corollary(1, 4096) == pytest.approx((1 / 512, 1 / 64, 8))
+
+
+def test_where_a_grid_ends_is_seen_except_where_the_range_ends_too():
+    size = speedup.SIZES["full"]._replace(lrs=(0.1, 0.2, 0.3), fresh=(0.1, 0.5, 1.0))
+    cells = np.array([[1, 1], [1, 2], [0, 1], [2, 1], [1, 0]])
+    assert speedup.at_edges(cells, size) == 3
+    assert speedup.at_edges(cells, size._replace(fresh=(0.1, 0.5, 0.9))) == 4
+
+
+@pytest.mark.parametrize(
+    ("slope", "expected"),
+    [
+        ((-0.25, -0.27, -0.23), HOLDS),
+        ((-0.5, -0.6, -0.4), HOLDS),  # steeper than an upper bound agrees with it
+        ((-0.2, -0.3, 0.1), CAVEAT),
+        ((-0.1, -0.12, -0.08), FAILS),
+    ],
+)
+def test_a_slope_must_be_as_steep_as_predicted_and_surely_falling(slope, expected):
+    assert speedup.slope_verdict(speedup.Slope(*slope), -0.25) == expected
+
+
+def test_slopes_are_fitted_with_their_confidence():
+    counts = (1, 2, 4, 8, 16)
+    clean = np.array(counts) ** -0.25
+    line = speedup.fit(np.stack([clean, clean]), counts)
+    assert tuple(line) == pytest.approx((-0.25, -0.25, -0.25), abs=1e-6)
+    rng, inside = np.random.default_rng(0), 0
+    for _ in range(200):
+        noisy = clean * np.exp(0.1 * rng.standard_normal((3, 5)))
+        fitted = speedup.fit(noisy, counts)
+        inside += fitted.low <= -0.25 <= fitted.high
+    assert 180 <= inside <= 199  # 95 % of 200, plus or minus 3 standard deviations
+
+
+def test_clients_that_share_their_noise_bring_no_speed_up():
+    """One key for all clients: the mean of N noises is no smaller than each."""
+    size = speedup.SIZES["smoke"]._replace(clients=(1, 4), tails=(2.0,))
+
+    def one(algorithm, count, lr=0.02, fresh=1.0):
+        clients = speedup.problem(1)  # and no heterogeneity
+        clients = jax.tree.map(lambda a: jnp.repeat(a, count, 0), clients)
+        run = functools.partial(
+            speedup.mean_norm, algorithm, clients, 2.0, iterations=64, tau=1
+        )
+        keys = jax.random.split(jax.random.key(0), size.seeds)
+        over_seeds = jax.vmap(lambda key: run(key, lr, fresh))
+        return np.asarray(quadratics.compiled(over_seeds)(keys), np.float64)
+
+    def shared(grad_fn, **hyper):
+        fixed = jax.random.key(1)
+        return fedmuon(lambda x, batch, key: grad_fn(x, batch, fixed), **hyper)
+
+    alone, together = one(shared, 1), one(shared, 4)
+    np.testing.assert_allclose(alone, together, rtol=1e-3)
+    line = speedup.fit(np.stack([alone, together], -1), (1, 4))
+    assert speedup.slope_verdict(line, -0.25) == FAILS
+
+
+SOME = heavy_tails.Size((2.0, 1.5, 1.2), 8, 1, 2, (0.1, 0.2))
+
+
+def results(**medians):
+    """Results with these norms, [tail] each, the same for two seeds."""
+    every = dict.fromkeys(heavy_tails.METHODS, (0.1, 0.1, 0.1))
+    every |= {getattr(heavy_tails, name): norms for name, norms in medians.items()}
+    return {
+        name: heavy_tails.Result(np.array([norms, norms]).T, np.zeros((3, 2)))
+        for name, norms in every.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ({}, [HOLDS, FAILS, HOLDS, HOLDS, FAILS]),
+        ({"PLAIN": (0.1, 0.3, 0.4)}, [HOLDS, HOLDS, HOLDS, HOLDS, FAILS]),
+        ({"PLAIN": (0.1, 0.1, 0.4)}, [HOLDS, CAVEAT, HOLDS, HOLDS, FAILS]),
+        ({"CLIPPED": (0.1, 0.05, 0.1)}, [HOLDS, FAILS, CAVEAT, HOLDS, FAILS]),
+        ({"MUON": (0.1, 0.3, 0.6)}, [FAILS, FAILS, FAILS, FAILS, FAILS]),
+        ({"IDENTITY": (0.1, 0.3, 0.4)}, [HOLDS, FAILS, HOLDS, HOLDS, HOLDS]),
+        # light tails decide nothing
+        ({"PLAIN": (9.0, 0.1, 0.1)}, [HOLDS, FAILS, HOLDS, HOLDS, FAILS]),
+    ],
+)
+def test_verdicts_on_heavy_tails(norms, expected):
+    assert verdicts(heavy_tails.findings(results(**norms), SOME)) == expected
+
+
+def test_a_worst_seed_alone_is_a_caveat():
+    norms = results()
+    bad = np.array([[0.1, 0.1, 0.1]] * 3)
+    bad[1, 2] = 0.9
+    muon = heavy_tails.Result(bad, np.zeros((3, 2)))
+    assert heavy_tails.convergence(muon, SOME).verdict == CAVEAT
+    assert verdicts(heavy_tails.findings(norms, SOME))[0] == HOLDS
+
+
+def test_the_best_settings_are_chosen_for_every_tail():
+    """A made-up method whose parameters end at |lr - 0.2| + |other - tail|."""
+    size = SOME._replace(tuning_seeds=3, seeds=4)
+
+    def run(settings, keys):
+        tail, lr, other = np.asarray(settings).T
+        assert len(settings) == len(keys)
+        return np.abs(lr - 0.2) + np.abs(other - tail)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heavy_tails, "runs", lambda *_: run)
+        method = heavy_tails.Method(lambda *_: None, (1.2, 1.5, 2.0))
+        found = heavy_tails.measure(method, None, size)
+    np.testing.assert_allclose(found.settings, [[0.2, s] for s in size.tails])
+    assert found.norms.shape == (3, 4)
+    np.testing.assert_allclose(found.norms, np.zeros((3, 4)), atol=1e-6)
+
+
+def test_runs_in_chunks_are_the_runs():
+    size = SOME._replace(rounds=4, tails=(2.0,), seeds=2)
+    clients = quadratics.random(jax.random.key(9), 2, heavy_tails.SHAPE, 0.1, 0.5)
+    run = heavy_tails.runs(heavy_tails.METHODS[heavy_tails.PLAIN], clients, size)
+    settings = jnp.array([[2.0, lr, 1.0] for lr in (0.0, 0.1, 10.0)])
+    keys = jax.random.split(jax.random.key(0), 3)
+    found = run(settings, keys)
+    assert found[0] == pytest.approx(1)  # nothing moved
+    assert run(settings[1:2], keys[1:2])[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[2] > 1e6
+
+
+def test_the_command_writes_table_numbers_and_figures(tmp_path, monkeypatch, capsys):
+    """With a stand-in for the studies, which have tests of their own."""
+    numbers = {"slope": -0.5}
+    one = finding.Finding("a | b", "paper", "below 0", "-0.5", HOLDS, numbers)
+
+    class StandIn:
+        SIZES = {"smoke": None}  # noqa: RUF012 - stands for a module's constant
+
+        @staticmethod
+        def study(size):
+            return finding.Study((one, one._replace(verdict=FAILS)), Figure())
+
+    monkeypatch.setattr(command, "STUDIES", {"stall": StandIn, "consensus": StandIn})
+    command.main(tmp_path / "new", only=("consensus",), scale="smoke")
+    assert "does not" in capsys.readouterr().out
+    out = tmp_path / "new"
+    assert {p.name for p in out.iterdir()} == {
+        "theory.md",
+        "theory.csv",
+        "consensus.png",
+    }
+    text = (out / "theory.md").read_text()
+    row = r"| consensus | a \| b | paper | below 0 | -0.5 | holds |"
+    assert row in text.splitlines()
+    assert "python -m experiments.theory --scale smoke --only consensus" in text
+    with (out / "theory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["quantity"], r["value"], r["verdict"]) for r in rows] == [
+        ("slope", "-0.5", HOLDS),
+        ("slope", "-0.5", FAILS),
+    ]
+
+
+def figures():
+    """Every figure, of made-up numbers."""
+    curve = np.geomspace(1, 0.1, 201)
+    path = np.ones((2, 1, 21, 1, 1))
+    yield stall.draw(path, path, {1: (curve[None], curve[None])}, SMALL_STALL)
+    best = {"T = 0": curve[:3], "exact": curve[:3]}
+    yield newton_schulz.draw(best, newton_schulz.SIZES["smoke"])
+    size = speedup.SIZES["smoke"]
+    norms = np.linspace(1, 2, 4 * size.seeds).reshape(2, size.seeds, 2)
+    yield speedup.draw(norms, norms, norms, size)
+    yield heavy_tails.draw(results(MUON=(0.1, 0.2, 0.3)), SOME)
+
+
+def test_every_figure_has_axes_with_names_and_something_in_them():
+    for figure in figures():
+        for axis in figure.axes:
+            assert axis.get_title()
+            assert axis.get_xlabel()
+            assert axis.lines
+        assert figure.axes[0].get_ylabel()
+
+
+def test_every_study_has_both_sizes_and_every_verdict_a_color():
+    assert all(m.SIZES.keys() == {"smoke", "full"} for m in command.STUDIES.values())
+    assert report.COLORS.keys() == {HOLDS, CAVEAT, FAILS}
+    assert command.Name.__args__ == tuple(command.STUDIES)
