@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from fedjax_muon import engine, tasks
+from fedjax_muon import engine, minimax, simulation, tasks
 from fedjax_muon.algorithms import ALL
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +59,20 @@ def test_the_wrappers_shown_wrap():
 
 def test_every_algorithm_is_in_the_table():
     shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", README, re.MULTILINE)
-    assert shown == [(name, row.label, row.paper) for name, row in ALL.items()]
+    methods = [*ALL.items(), *minimax.ALL.items()]
+    assert shown == [(name, row.label, row.paper) for name, row in methods]
+
+
+def test_the_minimax_task_shown_is_trained():
+    names: dict[str, Any] = {}
+    exec(compile(BLOCKS[3], "README.md", "exec"), names)
+    parts = np.array_split(np.arange(len(names["cells"].y_train)), 4)
+    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 8}
+    simulated = simulation.simulate(
+        names["algorithm"], names["task"], names["cells"], parts, **sizes
+    )
+    state, _ = simulated.train_rounds(simulated.init(jax.random.key(0)), 2)
+    assert float(simulated.evaluate(state).test_auc) > 0.6
 
 
 def test_the_files_of_the_map_exist():

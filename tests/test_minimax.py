@@ -1,0 +1,322 @@
+"""A battery that every minimax method must pass, and the AUC task from end to end."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federation import assert_same_bits
+from oracles.cases import PARTIAL as PLAIN
+from oracles.cases import X
+from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
+from play import compilations, path, stack
+from play import grad_fn as plain_grad
+from sklearn.metrics import roc_auc_score
+from test_oracles_minimax import grad_fn
+
+from fedjax_muon import algorithms, checkpoint, data, engine, models, partition, tree
+from fedjax_muon.compression import compress
+from fedjax_muon.compressors import identity, quantize
+from fedjax_muon.core import Algorithm
+from fedjax_muon.evaluation import means
+from fedjax_muon.minimax import ALL
+from fedjax_muon.pair import Pair, descent_ascent
+from fedjax_muon.problems import auc
+from fedjax_muon.simulation import simulate
+from fedjax_muon.sweep import Cell, sweep
+from fedjax_muon.training import run
+
+N, KEY = 5, jax.random.key(7)
+POINT = Pair(START["x"], START["y"])
+
+
+def single(t):
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
+
+
+def close(a, b):
+    """Equal up to float32 sums in another order."""
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, 1e-5, 1e-5), a, b)
+
+
+def farthest(a, b) -> float:
+    return max(jax.tree.leaves(jax.tree.map(lambda u, v: np.max(np.abs(u - v)), a, b)))
+
+
+class Warm(NamedTuple):
+    """A method in the middle of its work."""
+
+    name: str
+    algorithm: Algorithm
+    step: Any  # a compiled round, one client after the other
+    first: engine.State  # after the prologue
+    state: engine.State  # after two rounds
+    given: tuple  # cohort, batches, weights and key of the third
+
+    def third(self, **changes):
+        names = ("cohort", "batches", "weights", "key")
+        given = {**dict(zip(names, self.given, strict=True)), **changes}
+        return self.step(self.state, *given.values())
+
+
+def arguments(name, r):
+    ids, batches = (FULL if name in FULL_ONLY else PARTIAL).rounds[r]
+    return jnp.array(ids), single(stack(batches)), jnp.ones(len(ids)), KEY
+
+
+def begun(algorithm):
+    """The state before round 0."""
+    state = engine.init(algorithm, single(POINT), N)
+    if algorithm.prologue:
+        start = jax.jit(engine.make_prologue(algorithm, N, engine.mapped))
+        first = single(stack(FULL.first))
+        state, heard = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
+        assert bool(heard.all())
+    return state
+
+
+@pytest.fixture(scope="module", params=ALL)
+def warm(request):
+    algorithm = ALL[request.param](grad_fn)
+    assert algorithm.everyone == (request.param in FULL_ONLY)
+    step = jax.jit(engine.make_round(algorithm, N, engine.mapped))
+    state = first = begun(algorithm)
+    for r in range(2):
+        state, heard = step(state, *arguments(request.param, r))
+        assert bool(heard.all())
+    given = arguments(request.param, 2)
+    return Warm(request.param, algorithm, step, first, state, given)
+
+
+# ------------------------------------------------------------------------ execution
+
+
+def test_plans_agree(warm):
+    want, heard = warm.third()
+    moved = tree.sub(want.server.params, warm.state.server.params)
+    for variable in moved:  # both take part
+        assert farthest(variable, tree.zeros_like(variable)) > 1e-3
+    for plan in (engine.vmapped, engine.chunked(2)):
+        step = jax.jit(engine.make_round(warm.algorithm, N, plan))
+        close(step(warm.state, *warm.given), (want, heard))
+    with jax.disable_jit():
+        step = engine.make_round(warm.algorithm, N, engine.loop)
+        close(step(warm.state, *warm.given), (want, heard))
+
+
+def test_one_program_for_all_rounds(warm):
+    warm.third()
+    assert compilations(warm.step) == 1
+
+
+def test_the_order_of_the_cohort_is_irrelevant(warm):
+    cohort, batches, weights, _ = warm.given
+    uneven = jnp.arange(1.0, len(cohort) + 1)
+    flip = jnp.roll(jnp.arange(len(cohort))[::-1], 1)
+    turned = jax.tree.map(lambda a: a[flip], (cohort, batches, uneven))
+    state, heard = warm.third(weights=uneven)
+    names = ("cohort", "batches", "weights")
+    flipped = warm.third(**dict(zip(names, turned, strict=True)))
+    close(state, flipped[0])
+    assert_same_bits((state.pool, heard[flip]), (flipped[0].pool, flipped[1]))
+
+
+@pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
+def test_a_client_that_sends_nonsense_was_never_sampled(warm, poison):
+    a, target, weight = warm.given[1]
+    state, heard = warm.third(batches=(a, target.at[1, 3, 0].set(poison), weight))
+    rest = [i != 1 for i in range(len(warm.given[0]))]
+    assert heard.tolist() == rest
+    dropped, _ = warm.third(weights=jnp.array(rest, jnp.float32))
+    assert_same_bits(state, dropped)
+    assert bool(tree.all_finite(state))
+
+
+# -------------------------------------------------------------------- communication
+
+# (down, up) of a round and of the prologue, in pairs of 23 numbers
+GUIDED = ((2, 2), (0, 0))
+COST = {
+    "fed_nsgda_m": GUIDED,
+    "fedmuon_da": GUIDED,
+    "fedsgda_clip": GUIDED,
+    "local_sgda": ((1, 1), (0, 0)),
+    "local_sgdam": ((2, 2), (1, 1)),
+    "fedsgda_m": ((2, 2), (1, 1)),
+    "sagda": ((2, 2), (0, 0)),
+    "fsgda": ((1, 1), (0, 0)),
+    "fess_gda": ((1, 1), (0, 0)),
+}
+
+
+def traffic(algorithm):
+    batches = jax.tree.map(lambda a: a[0], arguments("fsgda", 0)[1])
+    return [
+        engine.traffic(exchanges, algorithm, single(POINT), batches)
+        for exchanges in (algorithm.exchanges, algorithm.prologue)
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_traffic_is_the_papers(name):
+    pair = 4 * (4 * 3 + 3 + 1 + 3 * 2 + 1)
+    assert tree.nbytes(single(POINT)) == pair
+    sent = [(down / pair, up / pair) for down, up in traffic(ALL[name](grad_fn))]
+    assert sent == list(COST[name])
+
+
+def test_compression_that_loses_nothing_changes_nothing(warm):
+    whole = compress(ALL[warm.name], identity())(grad_fn)
+    step = jax.jit(engine.make_round(whole, N, engine.mapped))
+    state, _ = step(begun(whole), *arguments(warm.name, 0))
+    want, _ = warm.step(warm.first, *arguments(warm.name, 0))
+    assert_same_bits(state.server, want.server)
+    assert_same_bits(state.pool.mine, want.pool)
+
+
+def test_coarse_messages_are_smaller_and_near(warm):
+    coarse = compress(ALL[warm.name], quantize(8))(grad_fn)
+    (before, _), (after, _) = traffic(warm.algorithm), traffic(coarse)
+    assert after.up < before.up
+    assert after.down == before.down
+    _, *rest = warm.first
+    state = engine.init(coarse, single(POINT), N)
+    pool = state.pool._replace(mine=warm.first.pool)
+    state = state._replace(server=warm.first.server, pool=pool)
+    del rest
+    with jax.disable_jit():
+        step = engine.make_round(coarse, N, engine.loop)
+        state, heard = step(state, *arguments(warm.name, 0))
+    assert bool(heard.all())
+    want, _ = warm.step(warm.first, *arguments(warm.name, 0))
+    step = farthest(want.server.params, warm.first.server.params)
+    error = farthest(state.server.params, want.server.params)
+    assert 0 < error < 0.05 * step
+
+
+# ------------------------------------------------------------------------- the rows
+
+
+def test_rows_are_complete():
+    assert ALL.keys() == COST.keys()
+    assert len({method.label for method in ALL.values()}) == len(ALL)
+    assert not ALL.keys() & algorithms.ALL.keys()
+    assert all(method.paper for method in ALL.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_values_out_of_range_are_refused_by_their_variable(name):
+    with pytest.raises(ValueError, match=r"^lr\.y must lie in \[0, infinity\), got -1"):
+        ALL[name](grad_fn, lr=Pair(0.1, -1))
+    with pytest.raises(ValueError, match=r"^lr\.x must lie in .* got nan"):
+        ALL[name](grad_fn, lr=Pair(float("nan"), 0.1))
+    for lr in ALL[name].grid["lr"]:
+        assert isinstance(ALL[name](grad_fn, lr=Pair(lr, 2 * lr)), Algorithm)
+
+
+@pytest.mark.parametrize("hyper", ["lr", "server_lr", "pull", "follow"])
+def test_fess_gda_refuses_each_of_its_values(hyper):
+    with pytest.raises(ValueError, match=f"^{hyper} must lie in"):
+        ALL["fess_gda"](grad_fn, **{hyper: -0.5})
+    with pytest.raises(TypeError, match=f"^{hyper} must be a number"):
+        ALL["fess_gda"](grad_fn, **{hyper: "1"})
+
+
+# ----------------------------------------------------------------------- reductions
+
+
+def test_normalised_descent_where_y_does_not_matter_is_padamfed():
+    def gradient(params, batch, key):
+        return Pair(plain_grad(params.x, batch, key), tree.zeros_like(params.y))
+
+    hyper = {"lr": 0.05, "server_lr": 0.8}
+    one = ALL["fed_nsgda_m"](descent_ascent(gradient), **hyper)
+    found = path(one, Pair(X, START["y"]), PLAIN)  # type: ignore[arg-type]
+    other = algorithms.ALL["padamfed"](plain_grad, **hyper)
+    wanted = path(other, X, PLAIN)
+    assert farthest([p.x for p in found], wanted) < 1e-10
+    assert farthest(wanted[-1], X) > 0.05
+    assert all(farthest(p.y, START["y"]) == 0 for p in found)
+
+
+def test_fess_gda_that_does_not_pull_is_local_descent_ascent():
+    hyper = {"lr": Pair(0.05, 0.15)}
+    one = path(ALL["fess_gda"](grad_fn, pull=0.0, **hyper), POINT, PARTIAL)  # type: ignore[arg-type]
+    other = path(ALL["local_sgda"](grad_fn, **hyper), POINT, PARTIAL)  # type: ignore[arg-type]
+    assert farthest(one, other) < 1e-12
+    pulled = path(ALL["fess_gda"](grad_fn, **hyper), POINT, PARTIAL)  # type: ignore[arg-type]
+    assert farthest(pulled, other) > 1e-3
+
+
+# ------------------------------------------------------------------- AUC, in training
+
+REST, VALIDATION = data.hold_out(data.load("breast_cancer"), 0.1)
+PARTS = partition.iid(REST.y_train, 4, key=jax.random.key(1))
+MODEL = models.MLP(2, (8,))
+TASK = auc(MODEL, REST.x_train.shape[1:])
+
+
+def federation(name, *, cohort_size=4, **hyper):
+    sizes = {"cohort_size": cohort_size, "local_steps": 4, "batch_size": 16}
+    return simulate(partial(ALL[name], **hyper), TASK, REST, PARTS, **sizes)
+
+
+def test_a_method_for_all_clients_refuses_some():
+    assert [name for name in ALL if ALL[name](grad_fn).everyone] == ["fedsgda_m"]
+    with pytest.raises(ValueError, match="full participation only; use a cohort_size"):
+        federation("fedsgda_m", cohort_size=3)
+
+
+# TODO numbers
+LEARNS = {"fed_nsgda_m": 0.03, "fedmuon_da": 0.03, "local_sgda": 0.3}
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_training_raises_the_area_under_the_curve(name):
+    prepared = federation(name, lr=LEARNS[name])
+    start = prepared.init(jax.random.key(4))
+    state, rows = run(prepared, start, rounds=6, evaluate_every=3)
+    print(name, [r["test_auc"] for r in rows])
+    logits = MODEL.apply({"params": state.params.x.model}, REST.x_test)
+    expected = roc_auc_score(REST.y_test, logits[:, 1] - logits[:, 0])
+    assert rows[-1]["test_auc"] == pytest.approx(expected, abs=1e-6)
+    assert rows[0]["test_auc"] < 0.9 < rows[-1]["test_auc"]
+
+
+def test_a_sweep_is_its_single_runs():
+    rates, span = (0.01, 0.1), {"rounds": 3, "evaluate_every": 2}
+    key = jax.random.key(3)
+    cells = [Cell({"lr": lr}, key, PARTS) for lr in rates]
+    swept = sweep(federation("sagda"), cells, validation=VALIDATION, **span)
+    outcomes = [outcome for group in swept for outcome in group]
+    scores = []
+    for lr, outcome in zip(rates, outcomes, strict=True):
+        prepared = federation("sagda", lr=lr)
+        state, rows = run(prepared, prepared.init(key), **span)
+        assert outcome.diverged is None
+        for found, wanted in zip(outcome.rows, rows, strict=True):
+            assert found.keys() - wanted.keys() == {
+                f"validation_{what}" for what in ("loss", "accuracy", "auc")
+            }
+            for column in wanted.keys() - {"seconds"}:
+                assert found[column] == pytest.approx(wanted[column], abs=1e-5), column
+        expected = means(TASK, state.params, *VALIDATION).auc
+        assert outcome.rows[-1]["validation_auc"] == pytest.approx(expected, abs=1e-5)
+        scores.append(rows[-1]["train_loss"])
+    assert abs(scores[0] - scores[1]) > 1e-3
+
+
+def test_a_checkpoint_of_a_pair_comes_back_to_the_bit(tmp_path):
+    prepared = federation("fess_gda")
+    state, _ = prepared.train_rounds(prepared.init(jax.random.key(5)), 2)
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        checkpoint.save(checkpoints, 2, state, "mark")
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        template = prepared.init(jax.random.key(6))
+        again = checkpoint.restore(checkpoints, template, "mark")
+    assert isinstance(again.params, Pair)
+    assert_same_bits(again, state)
+    ends = [prepared.train_round(one)[0] for one in (again, state)]
+    assert_same_bits(*ends)

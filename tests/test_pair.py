@@ -1,0 +1,256 @@
+"""Two variables against the same arithmetic on each of them by itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_muon import tree
+from fedjax_muon.algorithms import fedavg
+from fedjax_muon.core import Round, after_first, at, mean_direction, move
+from fedjax_muon.pair import (
+    Pair,
+    both,
+    descent_ascent,
+    on_y,
+    per_variable,
+    projected,
+)
+from fedjax_muon.ranges import check_range
+
+KEY = jax.random.key(0)
+
+
+def draw(seed):
+    """Two trees of other structures, one leaf in half precision."""
+    rng = np.random.default_rng(seed)
+    array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    return Pair(
+        x={"w": array(2, 3), "b": array(3).astype(jnp.bfloat16)},
+        y=(array(4), array()),
+    )
+
+
+ONE, OTHER = draw(0), draw(1)
+RATES = Pair(0.25, -1.5)
+
+
+def in_round(index):
+    return Round(jnp.int32(index), KEY, 3, 2, 0.5)
+
+
+def assert_same(found, expected):
+    """To the last bit: the operations are those of the parts."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.float32(a), np.float32(b))
+
+
+ARITHMETIC = {
+    "scale": (tree.scale, lambda s: (s, ONE), lambda s, a, b: s * a),
+    "add_scaled": (
+        tree.add_scaled,
+        lambda s: (ONE, s, OTHER),
+        lambda s, a, b: a + s * b,
+    ),
+    "sub_scaled": (
+        tree.sub_scaled,
+        lambda s: (ONE, s, OTHER),
+        lambda s, a, b: a - s * b,
+    ),
+    "mix": (tree.mix, lambda s: (ONE, s, OTHER), lambda s, a, b: (1 - s) * a + s * b),
+    "fade": (tree.fade, lambda s: (s, ONE), lambda s, a, b: (1 - s) * a),
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_a_pair_of_numbers_belongs_to_the_leaves_below(name):
+    function, arguments, formula = ARITHMETIC[name]
+    found = function(*arguments(RATES))
+    part = lambda i: function(
+        *(a[i] if isinstance(a, Pair) else a for a in arguments(RATES))
+    )
+    assert_same(found, Pair(part(0), part(1)))
+    for one, other, result, rate in (
+        *zip(*map(jax.tree.leaves, (ONE.x, OTHER.x, found.x)), [RATES.x] * 2),
+        *zip(*map(jax.tree.leaves, (ONE.y, OTHER.y, found.y)), [RATES.y] * 2),
+    ):
+        exact = formula(rate, np.float64(one), np.float64(other))
+        rough = one.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            np.float64(result), exact, atol=0.03 if rough else 1e-6
+        )
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("traced", [False, True])
+def test_dtypes_stay_with_any_scalar(name, traced):
+    function, arguments, _ = ARITHMETIC[name]
+    for rates in (jnp.float32(0.3), Pair(jnp.float32(0.3), jnp.bfloat16(2))):
+        call = lambda rates: function(*arguments(rates))
+        found = jax.eval_shape(call, rates) if traced else call(rates)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(ONE), strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+def test_prefixes_may_reach_deeper_and_must_fit():
+    found = tree.scale(Pair({"w": 2.0, "b": 0.0}, 1.0), ONE)
+    assert_same(found, Pair({"w": 2 * ONE.x["w"], "b": 0 * ONE.x["b"]}, ONE.y))
+    with pytest.raises(ValueError, match="(?i)arity|structure|prefix|expected"):
+        tree.scale((1.0, 2.0, 3.0), ONE)
+
+
+def test_descent_ascent_turns_y_alone():
+    found = descent_ascent(lambda params, batch, key: (batch, params.y))(
+        ONE, OTHER.x, KEY
+    )
+    assert isinstance(found, Pair)
+    assert_same(found, Pair(OTHER.x, tree.map(jnp.negative, ONE.y)))
+
+
+def test_descent_ascent_finds_a_saddle():
+    # min over x, max over y of x^2 / 2 + 2 x y - y^2 / 2 + x: 5 x = -1, y = 2 x
+    f = lambda p: p.x**2 / 2 + 2 * p.x * p.y - p.y**2 / 2 + p.x
+    grad = descent_ascent(lambda params, batch, key: jax.grad(f)(params))
+
+    def step(p, _):
+        return tree.sub_scaled(p, 0.1, grad(p, None, KEY)), ()
+
+    end, _ = jax.lax.scan(step, Pair(jnp.float32(1), jnp.float32(1)), None, 200)
+    np.testing.assert_allclose(end, [-0.2, -0.4], atol=1e-5)
+
+
+def same_as_parts(pair_rule, rule_x, rule_y, steps=2, with_params=True):
+    state = pair_rule.init(ONE)
+    assert isinstance(state, Pair)
+    state_x, state_y = rule_x.init(ONE.x), rule_y.init(ONE.y)
+    for number in range(steps):
+        g = draw(10 + number)
+        given = (ONE,) if with_params else ()
+        found, state = pair_rule.update(g, state, *given)
+        x, state_x = rule_x.update(g.x, state_x, *(p.x for p in given))
+        y, state_y = rule_y.update(g.y, state_y, *(p.y for p in given))
+        assert_same(found, Pair(x, y))
+        assert_same(state, Pair(state_x, state_y))
+
+
+def test_rules_of_their_own_with_states_and_parameters():
+    x, y = optax.trace(0.9), optax.add_decayed_weights(0.5)
+    same_as_parts(per_variable(x, y), x, y)
+    same_as_parts(per_variable(y, x), y, x)
+
+
+def test_a_rule_without_parameters():
+    rule = optax.trace(0.5)
+    same_as_parts(per_variable(rule), rule, rule, with_params=False)
+
+
+def test_norms_do_not_mix_the_variables():
+    grad = Pair(jnp.array([3.0, 4.0]), jnp.array([0.0, 0.5]))
+    clip = optax.clip_by_global_norm(1.0)
+    found, _ = per_variable(clip).update(grad, per_variable(clip).init(grad))
+    np.testing.assert_allclose(found.x, [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_array_equal(found.y, grad.y)
+    mixed, _ = clip.update(grad, clip.init(grad))
+    assert mixed.y[1] < 0.1
+
+
+def test_moves_are_projected_and_only_in_y():
+    rng = np.random.default_rng(3)
+    start = Pair(jnp.float32(rng.normal(size=5)), jnp.full(5, 0.2))
+    direction = Pair(*jnp.float32(rng.normal(size=(2, 5))))
+    rule = projected(optax.trace(0.5), on_y(optax.projections.projection_simplex))
+    rates = Pair(0.1, 2.0)
+    end, opt = move(start, rates, rule, rule.init(start), direction)
+    np.testing.assert_allclose(end.x, start.x - 0.1 * direction.x, rtol=1e-6)
+    np.testing.assert_array_equal(opt.trace.y, direction.y)
+    # the nearest point of the simplex: max(v - t, 0) with the t at which they sum to 1
+    v = np.float64(start.y - 2 * direction.y)
+    low, high = v.min() - 1, v.max()
+    for _ in range(60):
+        middle = (low + high) / 2
+        too_much = np.maximum(v - middle, 0).sum() > 1
+        low, high = (middle, high) if too_much else (low, middle)
+    expected = np.maximum(v - low, 0)
+    assert 0 < np.sum(expected == 0) < 5  # a proper face
+    np.testing.assert_allclose(end.y, expected, atol=1e-6)
+    plain, _ = move(start, rates, optax.trace(0.5), rule.init(start), direction)
+    np.testing.assert_allclose(plain.y, v, rtol=1e-6)
+
+
+def test_on_y_maps_every_leaf_of_y():
+    found = on_y(jnp.abs)(ONE)
+    assert_same(found, Pair(ONE.x, tree.map(jnp.abs, ONE.y)))
+
+
+def test_one_value_stands_for_both():
+    assert both(0.1) == Pair(0.1, 0.1)
+    assert both(Pair(1, 2)) == Pair(1, 2)
+
+
+def test_schedules_in_pairs():
+    value = Pair(lambda index: 0.5**index, 3.0)
+    assert at(value, in_round(2)) == Pair(0.25, 3.0)
+    assert at(0.7, in_round(2)) == 0.7
+    assert at(Pair(1.0, 2.0), in_round(5)) == Pair(1.0, 2.0)
+
+
+def test_after_first_in_pairs():
+    value = after_first(Pair(lambda index: 10.0 * index, 0.3))
+    expected = {0: (1, 1), 1: (10, 0.3), 4: (40, 0.3)}
+    for index, numbers in expected.items():
+        np.testing.assert_allclose(at(value, in_round(index)), numbers, rtol=1e-6)
+    found = at(after_first(Pair(0.5, 0.25), first=0.0), in_round(0))
+    np.testing.assert_array_equal(found, [0, 0])
+
+
+def test_the_mean_direction_of_two_learning_rates():
+    found = mean_direction(Pair(0.1, lambda index: 0.5 + index), in_round(1), ONE)
+    parts = [mean_direction(0.1, in_round(1), ONE.x)]
+    parts.append(mean_direction(1.5, in_round(1), ONE.y))
+    assert_same(found, Pair(*parts))
+    np.testing.assert_allclose(found.y[0], -ONE.y[0] / (3 * 1.5), rtol=1e-6)
+
+
+def test_local_steps_with_two_learning_rates():
+    """FedAvg on x y with lr (a, b) for two steps, by hand."""
+    grad = descent_ascent(lambda p, batch, key: Pair(p.y, p.x))
+    algorithm = fedavg(grad, lr=Pair(0.5, lambda index: 0.25))
+    start = Pair(jnp.float32(1), jnp.float32(2))
+    batches = jnp.zeros((2, 1))
+    (main,) = algorithm.exchanges
+    shared = main.broadcast(algorithm.init(start), in_round(0))
+    message, _ = main.client(shared, (), batches, in_round(0))
+    # (1, 2) -> (1 - 1, 2 + 1/4) -> (0 - 9/8, 9/4 + 0)
+    np.testing.assert_allclose(message.params, [1 + 9 / 8, 2 - 9 / 4], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (Pair(0.1, -1.0), r"lr\.y must lie in \[0, infinity\), got -1"),
+        (Pair(float("nan"), 0.1), r"lr\.x must lie in"),
+        (Pair(0.1, Pair(0.2, -3)), r"lr\.y\.y must lie in"),
+        ((0.1, -0.5), r"lr\.1 must lie in"),
+    ],
+)
+def test_ranges_name_the_part(value, said):
+    with pytest.raises(ValueError, match=said):
+        check_range("lr", value)
+    with pytest.raises(ValueError, match=said):
+        fedavg(lambda *_: None, lr=value)
+
+
+def test_ranges_hold_for_the_parts():
+    ends = {"open_low": True, "open_high": True}
+    check_range("share", Pair(0.5, 0.1), 0, 1, **ends)
+    check_range("lr", Pair(0.5, lambda index: index))
+    for bad, part in ((Pair(0.0, 0.1), "x"), (Pair(0.1, 1.0), "y")):
+        with pytest.raises(ValueError, match=rf"share\.{part} must lie in \(0, 1\)"):
+            check_range("share", bad, 0, 1, **ends)
+    with pytest.raises(TypeError, match=r"lr\.y must be a number, got <function"):
+        check_range("lr", Pair(0.5, lambda index: index), schedules=False)
+    with pytest.raises(TypeError, match=r"lr\.x must be a number or a schedule"):
+        check_range("lr", Pair("fast", 0.1))
