@@ -112,8 +112,8 @@ def sweep(
       cells: the runs.
       rounds: how many to train.
       evaluate_every: rounds between two rows.
-      validation: examples that no client has, scored as `validation_loss` and
-        `validation_accuracy`.
+      validation: examples that no client has, scored as `validation_loss`,
+        `validation_accuracy` and, where there is one, `validation_auc`.
       cells_at_once: size of a group; by default what should fit in half the memory.
       over: how the cells of a group are mapped over; by default as is best here.
       drop_nonfinite: leave messages that are not finite out of the mean, in place of

@@ -58,11 +58,11 @@ def classification(model: nn.Module, example_shape: tuple[int, ...]) -> Task:
         return model.init(key, jnp.zeros((1, *example_shape)))["params"]
 
     def grad(params, batch, key):
-        _check_batch(batch.x, batch.y, batch.weight)
+        check_batch(batch.x, batch.y, batch.weight)
         return jax.grad(loss)(params, batch, key)
 
     def evaluate(params, x, y):
-        _check_batch(x, y)
+        check_batch(x, y)
         logits = logits_of(model, params, x)
         correct = jnp.argmax(logits, axis=-1) == y
         return Scores(loss=_cross_entropies(logits, y), correct=correct)
@@ -116,7 +116,9 @@ def _check_model(model, example_shape):
         )
 
 
-def _check_batch(x, y, *weight):
+def check_batch(x, y, *weight):
+    """Raises `ValueError` for labels that are not integers, and arrays that do not
+    agree on B."""
     if not jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"labels must be integers from 0, got dtype {y.dtype}")
     shapes = [a.shape for a in (y, *weight)]

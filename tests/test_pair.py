@@ -73,10 +73,9 @@ def test_a_pair_of_numbers_belongs_to_the_leaves_below(name):
         *(a[i] if isinstance(a, Pair) else a for a in arguments(RATES))
     )
     assert_same(found, Pair(part(0), part(1)))
-    for one, other, result, rate in (
-        *zip(*map(jax.tree.leaves, (ONE.x, OTHER.x, found.x)), [RATES.x] * 2),
-        *zip(*map(jax.tree.leaves, (ONE.y, OTHER.y, found.y)), [RATES.y] * 2),
-    ):
+    rates = [RATES.x] * 2 + [RATES.y] * 2  # by leaf
+    leaves = map(jax.tree.leaves, (ONE, OTHER, found))
+    for one, other, result, rate in zip(*leaves, rates, strict=True):
         exact = formula(rate, np.float64(one), np.float64(other))
         rough = one.dtype == jnp.bfloat16
         np.testing.assert_allclose(
@@ -98,7 +97,7 @@ def test_dtypes_stay_with_any_scalar(name, traced):
 def test_prefixes_may_reach_deeper_and_must_fit():
     found = tree.scale(Pair({"w": 2.0, "b": 0.0}, 1.0), ONE)
     assert_same(found, Pair({"w": 2 * ONE.x["w"], "b": 0 * ONE.x["b"]}, ONE.y))
-    with pytest.raises(ValueError, match="(?i)arity|structure|prefix|expected"):
+    with pytest.raises(ValueError, match=r"(?i)arity|structure|prefix|expected"):
         tree.scale((1.0, 2.0, 3.0), ONE)
 
 

@@ -72,8 +72,8 @@ class Sweep:
 
     The hyper-parameters of an algorithm that are best on validation examples are
     reported with their test accuracy. All cells of an algorithm's grid are one compiled
-    program. STEM and FAFED, which are not defined for some of the clients, play with
-    all of them.
+    program. STEM, FAFED and FedSGDA-M, which are not defined for some of the clients,
+    play with all of them.
     """
 
     algorithms: Names = ("all",)

@@ -87,7 +87,8 @@ def compare(args: arguments.Compare) -> None:
                     f"--lr names {name!r}, which is not compared; the algorithms are "
                     f"{', '.join(args.algorithms)}"
                 )
-    tuned = {n: lr for n, lr in DIGITS_LR.items() if n in args.algorithms}
+    digits = args.config.problem == "classification"
+    tuned = {n: lr for n, lr in DIGITS_LR.items() if digits and n in args.algorithms}
     what = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
     place = new_directory(args.output, "compare")
     with refusing():

@@ -52,8 +52,9 @@ class Config:
     """What is optimized: cross-entropy, or the area under the ROC curve of two classes,
     a minimax problem."""
     dataset: str = "digits"
-    """Data set: digits, mnist, fashion_mnist, cifar10, cifar10_subset, cifar100, or
-    tfds:NAME for one that `prepare` has made."""
+    """Data set: digits, mnist, fashion_mnist, cifar10, cifar10_subset, cifar100; of two
+    classes breast_cancer, sst2, cola, yelp_labelled; or tfds:NAME for one that
+    `prepare` has made."""
     data_dir: Path | None = None
     """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
     num_clients: int = 16

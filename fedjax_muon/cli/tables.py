@@ -35,6 +35,7 @@ def title(config: Config) -> str:
         f"{config.dataset}, {config.num_clients} clients by "
         + config.partition.replace("_", " ")
         + (f" ({config.alpha:g})" if "dirichlet" in config.partition else "")
+        + ("" if config.positives is None else f", {config.positives:.0%} positives")
         + f", {config.cohort_size} a round, {config.local_steps} local steps"
     )
 

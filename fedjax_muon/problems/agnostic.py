@@ -40,7 +40,8 @@ def agnostic(
     leave the simplex then. Scores are those of `classification`.
 
     Raises `ValueError` for fewer than 1 clients or a negative strength, and, when it is
-    used, for a gradient whose batch does not say its client.
+    used, for a gradient whose batch does not say its client. Gradients of clients
+    beyond `num_clients` are nan.
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
@@ -56,7 +57,9 @@ def agnostic(
         return jax.grad(objective)(params, batch, key)
 
     def objective(params, batch, key):
-        mine = num_clients * params.y[batch.client] * loss(params.x, batch, key)
+        # a client that has no weight makes the gradient nan, which is never averaged
+        weight = params.y.at[batch.client].get(mode="fill", fill_value=jnp.nan)
+        mine = num_clients * weight * loss(params.x, batch, key)
         return mine - strength / 2 * jnp.sum((params.y - 1 / num_clients) ** 2)
 
     def evaluate(params, x, y):

@@ -19,7 +19,14 @@ import jax.numpy as jnp
 
 from fedjax_muon.pair import Pair, descent_ascent
 from fedjax_muon.ranges import check_range
-from fedjax_muon.tasks import Scores, Task, classification, logits_of, weighted_mean
+from fedjax_muon.tasks import (
+    Scores,
+    Task,
+    check_batch,
+    classification,
+    logits_of,
+    weighted_mean,
+)
 
 
 class Primal(NamedTuple):
@@ -76,7 +83,8 @@ def auc(
         one class only has p (1 - p) = 0: its gradient is zero, with its own share.
 
     `evaluate` gives the cross-entropy of the model as loss, h > 1/2 as the prediction,
-    and h as the score, from which `evaluation.evaluate` computes the AUC.
+    and the log-odds of h as the score, which ranks as h does but never ties where h
+    rounds to 1; `evaluation.evaluate` computes the AUC from it.
 
     Raises `ValueError` for a share outside (0, 1), a model that does not give two
     logits, and, when it is used, a gradient without a share.
@@ -88,21 +96,19 @@ def auc(
     plain = classification(model, example_shape)
     _check_two(model, example_shape)
 
-    def score(params, x, key=None):
-        return jax.nn.softmax(logits_of(model, params, x, key))[:, 1]
-
     def init(key):
         zero = jnp.zeros(())
         return Pair(Primal(plain.init(key), zero, zero), zero)
 
     def objective(params: Pair, batch, key):
-        h = score(params.x.model, batch.x, key)
+        h = jax.nn.softmax(logits_of(model, params.x.model, batch.x, key))[:, 1]
         p = batch.shares[1] if share is None else share
         y = batch.y.astype(h.dtype)
         losses = auc_losses(h, y, p, params.x.w1, params.x.w2, params.y)
         return weighted_mean(losses, batch.weight)
 
     def grad(params, batch, key):
+        check_batch(batch.x, batch.y, batch.weight)
         if share is None and getattr(batch.shares, "shape", None) != (2,):
             raise ValueError(
                 "a batch must say its client's shares of two classes, 0 and 1, got "
@@ -112,7 +118,8 @@ def auc(
 
     def evaluate(params, x, y):
         loss, correct, _ = plain.evaluate(params.x.model, x, y)
-        return Scores(loss, correct, score(params.x.model, x))
+        logits = logits_of(model, params.x.model, x)
+        return Scores(loss, correct, logits[:, 1] - logits[:, 0])
 
     return Task(init, descent_ascent(grad), evaluate)
 

@@ -57,7 +57,11 @@ def draw_quadratic(
     Raises `ValueError` for numbers out of range.
     """
     m, k, n = shape
-    check_range("rank", rank, 1, k, schedules=False)
+    if num_clients < 1 or min(shape) < 1 or rank not in range(1, k + 1):
+        raise ValueError(
+            "num_clients and shape must be at least 1, and rank an integer from 1 to "
+            f"k = {k}, got {num_clients}, {shape} and {rank}"
+        )
     check_range("curvature", curvature, open_low=True, schedules=False)
     check_range("coupling", coupling, schedules=False)
     check_range("heterogeneity", heterogeneity, schedules=False)
@@ -71,7 +75,8 @@ def draw_quadratic(
     coupled = lambda A: A.T @ ((basis / stretch) @ basis.T) @ A
     largest = jnp.linalg.eigvalsh(coupled(A))[-1]
     A = A * jnp.sqrt(coupling * (curvature + 1) / largest)
-    spread = lambda v: jnp.mean(v, 0) + heterogeneity * (v - jnp.mean(v, 0))
+    mean = lambda v: jnp.mean(v, 0, keepdims=True)
+    spread = lambda v: mean(v) + heterogeneity * (v - mean(v))
     B = spread(jax.random.normal(keys[5], (num_clients, m, n)))
     C = spread(jax.random.normal(keys[6], (num_clients, k, n)))
     inside = basis @ basis.T

@@ -1,0 +1,380 @@
+"""Minimax tasks: gradients by hand in NumPy, closed forms by numerical optimisation."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+from federation import Linear, as_float64, blobs, cut, gradient
+from oracles.auc import auc_grad, auc_loss
+from oracles.auc import auc_optimum as oracle_optimum
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+
+from fedjax_muon import simulation, tasks, tree
+from fedjax_muon.batching import Rows, clients_of, full_batch, on
+from fedjax_muon.evaluation import evaluate
+from fedjax_muon.minimax import ALL
+from fedjax_muon.pair import Pair, projected
+from fedjax_muon.problems import adversarial, agnostic, auc
+from fedjax_muon.problems.adversarial import project_perturbation
+from fedjax_muon.problems.agnostic import project_weights
+from fedjax_muon.problems.auc import Primal, auc_losses, auc_optimum
+
+KEY = jax.random.key(0)
+close = partial(np.testing.assert_allclose, atol=2e-6)
+DATA = blobs()
+
+
+def weights_of(task, seed=0):
+    """Parameters of a linear model that are not zero."""
+    params = task.init(KEY)
+    rng = np.random.default_rng(seed)
+    return tree.map(lambda p: jnp.float32(rng.normal(size=p.shape)), params)
+
+
+def draw_batch(classes, seed=0, **more):
+    rng = np.random.default_rng(seed)
+    return tasks.Batch(
+        x=rng.normal(size=(6, 5)).astype(np.float32),
+        y=np.int32([1, 0, 0, 1, 0, 2])[:6] % classes,
+        weight=np.float32([1, 0.5, 0, 2, 1, 0.25]),
+        **more,
+    )
+
+
+def assert_close_layers(found, expected):
+    for a, b in zip(as_float64(found), expected, strict=True):
+        close(a, b)
+
+
+# the area under the curve
+
+BINARY = auc(Linear(2), (5,))
+
+
+def probabilities(params, x):
+    w, b = as_float64(params)
+    z = np.float64(x) @ w + b
+    return 1 / (1 + np.exp(z[:, 0] - z[:, 1]))
+
+
+def auc_params(seed=0):
+    params = weights_of(BINARY, seed)
+    dual = Primal(params.x.model, jnp.float32(0.7), jnp.float32(0.2))
+    return Pair(dual, jnp.float32(-0.4))
+
+
+def auc_by_hand(params, batch, share):
+    """The oracle's gradient, and from its scores on by the chain rule."""
+    h = probabilities(params.x.model, batch.x)
+    at = [float(params.x.w1), float(params.x.w2), float(params.y), share]
+    hand = auc_grad(h, batch.y == 1, np.float64(batch.weight), *at)
+    logit = hand.h * h * (1 - h)
+    logits = np.stack([-logit, logit], axis=1)
+    return hand, [np.float64(batch.x).T @ logits, logits.sum(0)]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_auc_gradient_by_hand(given):
+    batch, params = draw_batch(2), auc_params()
+    if given:
+        task = auc(Linear(2), (5,), share=0.3)
+    else:
+        task, batch = BINARY, batch._replace(shares=np.float32([0.7, 0.3]))
+    found = jax.jit(task.grad)(params, batch, KEY)
+    hand, layers = auc_by_hand(params, batch, 0.3)
+    assert_close_layers(found.x.model, layers)
+    close([found.x.w1, found.x.w2], [hand.w1, hand.w2])
+    close(found.y, -hand.w3)  # what descends
+    assert abs(hand.w3) > 0.05
+
+
+def test_auc_losses_by_hand():
+    rng = np.random.default_rng(1)
+    h, y = rng.uniform(size=9), rng.integers(0, 2, 9)
+    for one, label in zip(h, y, strict=True):
+        here = [np.array([one]), np.array([label == 1]), np.ones(1)]
+        expected = auc_loss(*here, 0.6, 0.1, -0.3, 0.2)
+        close(auc_losses(one, label, 0.2, 0.6, 0.1, -0.3), expected)
+
+
+def test_auc_optimum_by_numerical_optimisation():
+    rng = np.random.default_rng(2)
+    y = np.int32([1, 0, 0, 1, 0, 0, 0, 1])
+    h = rng.uniform(size=8) * 0.5 + 0.3 * y
+    found = auc_optimum(jnp.float32(h), jnp.float32(y))
+    close(found, oracle_optimum(h, y == 1, np.ones(8)))
+
+    f = lambda w1, w2, w3: auc_loss(h, y == 1, np.ones(8), w1, w2, w3, y.mean())
+
+    def worst(w):
+        at = scipy.optimize.minimize_scalar(lambda w3: -f(*w, w3))
+        return -at.fun, at.x
+
+    best = scipy.optimize.minimize(lambda w: worst(w)[0], np.zeros(2))
+    np.testing.assert_allclose([found.w1, found.w2], best.x, atol=1e-4)
+    np.testing.assert_allclose(found.w3, worst(best.x)[1], atol=1e-4)
+    close(found.value, best.fun)
+
+
+def binary(data=DATA):
+    """Class 0 or 1 and another one."""
+    two = lambda y: (y > 0).astype(np.int32)
+    return data._replace(y_train=two(data.y_train), y_test=two(data.y_test))
+
+
+def shared_out(data, *parts):
+    return clients_of(data.x_train, data.y_train, parts)
+
+
+def test_a_client_has_a_share_of_its_own():
+    data, params = binary(), auc_params()
+    parts = cut([9, 14])
+    clients = shared_out(data, *parts)
+    own = jax.jit(on(clients, BINARY.grad))
+    for client, part in enumerate(parts):
+        ids = part[:4]  # a batch, whose share is another one
+        share = data.y_train[part].mean()
+        assert share != data.y_train[ids].mean()
+        found = own(params, Rows(jnp.array(ids), jnp.int32(client)), KEY)
+        batch = tasks.Batch(data.x_train[ids], data.y_train[ids], np.ones(4))
+        hand, layers = auc_by_hand(params, batch, share)
+        assert_close_layers(found.x.model, layers)
+        close([found.x.w1, found.x.w2, found.y], [hand.w1, hand.w2, -hand.w3])
+
+
+def test_a_client_of_one_class_has_no_gradient():
+    data = binary()
+    parts = [np.flatnonzero(data.y_train == label)[:5] for label in (0, 1)]
+    own = jax.jit(on(shared_out(data, *parts), BINARY.grad))
+    for client, part in enumerate(parts):
+        found = own(auc_params(), Rows(jnp.array(part), jnp.int32(client)), KEY)
+        assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
+
+
+def test_padding_does_not_count():
+    data, params = binary(), auc_params()
+    own = jax.jit(on(shared_out(data, np.arange(8)), BINARY.grad))
+    rows = lambda ids: Rows(jnp.int32(ids), jnp.int32(0))
+    found = own(params, rows([0, 3, -1, 5, -1]), KEY)
+    jax.tree.map(close, found, own(params, rows([0, 3, 5]), KEY))
+    found = own(params, rows([-1, -1, -1]), KEY)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
+
+
+def test_auc_is_evaluated():
+    data, params = binary(), auc_params(seed=3)
+    parts = cut([30, 20])
+    found = jax.jit(partial(evaluate, BINARY))(
+        params, shared_out(data, *parts), (data.x_test, data.y_test)
+    )
+    owned = np.concatenate(parts)
+    for part, x, y in (
+        ("train", data.x_train[owned], data.y_train[owned]),
+        ("test", data.x_test, data.y_test),
+    ):
+        h = probabilities(params.x.model, x)
+        close(getattr(found, f"{part}_auc"), roc_auc_score(y, h))
+        close(getattr(found, f"{part}_loss"), log_loss(y, h), rtol=1e-5)
+        close(getattr(found, f"{part}_accuracy"), accuracy_score(y, h > 0.5))
+
+
+@pytest.mark.parametrize("share", [0, 1, 0.0, 1.0, -0.1, float("nan")])
+def test_shares_of_nothing_or_all_are_refused(share):
+    with pytest.raises(ValueError, match=r"share must lie in \(0, 1\)"):
+        auc(Linear(2), (5,), share=share)
+
+
+def test_auc_refuses_three_classes_and_batches_without_shares():
+    with pytest.raises(TypeError, match="share must be a number"):
+        auc(Linear(2), (5,), share="half")
+    with pytest.raises(ValueError, match="two classes; the model gives 3 logits"):
+        auc(Linear(3), (5,))
+    params = auc_params()
+    with pytest.raises(ValueError, match=r"shares of two classes.*got None"):
+        BINARY.grad(params, draw_batch(2), KEY)
+    three = draw_batch(2, shares=np.float32([0.2, 0.3, 0.5]))
+    with pytest.raises(ValueError, match=r"shares of two classes.*got \(3,\)"):
+        BINARY.grad(params, three, KEY)
+
+
+# the worst mixture of clients
+
+COUNT, STRENGTH = 4, 0.3
+MIXED = agnostic(Linear(3), (5,), COUNT, strength=STRENGTH)
+SIMPLEX = np.array([0.1, 0.4, 0.2, 0.3])
+
+
+def loss_by_hand(model, x, y):
+    w, b = as_float64(model)
+    z = np.float64(x) @ w + b
+    return np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y])
+
+
+def test_agnostic_gradient_by_hand_and_its_mean_over_clients():
+    parts = cut([7, 5, 6, 8])
+    clients = shared_out(DATA, *parts)
+    grad = jax.jit(on(clients, MIXED.grad))
+    params = weights_of(MIXED)._replace(y=jnp.float32(SIMPLEX))
+    model = as_float64(params.x)
+    found, layers, losses = [], [], []
+    for i, part in enumerate(parts):
+        x, y = np.float64(DATA.x_train[part]), DATA.y_train[part]
+        layers.append(gradient(model, x, y))
+        losses.append(loss_by_hand(params.x, x, y))
+        found.append(grad(params, Rows(jnp.array(part), jnp.int32(i)), KEY))
+        mine = COUNT * SIMPLEX[i]
+        assert_close_layers(found[i].x, [mine * layer for layer in layers[i]])
+        ascent = COUNT * losses[i] * np.eye(COUNT)[i] - STRENGTH * (SIMPLEX - 0.25)
+        close(-found[i].y, ascent)
+    mean = tree.map(lambda *leaves: sum(leaves) / COUNT, *found)
+    mixture = [sum(SIMPLEX[i] * layers[i][j] for i in range(COUNT)) for j in (0, 1)]
+    assert_close_layers(mean.x, mixture)
+    close(-mean.y, np.array(losses) - STRENGTH * (SIMPLEX - 0.25))
+
+
+def test_agnostic_begins_in_the_middle_and_scores_the_model():
+    params = MIXED.init(KEY)
+    np.testing.assert_array_equal(params.y, np.full(4, 0.25, np.float32))
+    plain = tasks.classification(Linear(3), (5,))
+    found = MIXED.evaluate(params, DATA.x_test, DATA.y_test)
+    expected = plain.evaluate(plain.init(KEY), DATA.x_test, DATA.y_test)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
+    parts, data = cut([16, 16, 16, 16]), DATA
+    wrong = data.y_train.copy()
+    wrong[parts[2]] = np.random.default_rng(0).integers(0, 3, 16)
+    data = data._replace(y_train=wrong)
+    algorithm = partial(
+        ALL["local_sgda"],
+        lr=Pair(0.1, 0.01),
+        rule=projected(optax.identity(), project_weights),
+    )
+    run = simulation.simulate(
+        algorithm,
+        agnostic(Linear(3), (5,), COUNT),
+        data,
+        parts,
+        cohort_size=COUNT,
+        local_steps=2,
+        batch_size=1,
+        sampler=full_batch,
+    )
+    state = run.init(KEY)
+    for _ in range(20):
+        state, _ = run.train_round(state)
+        y = np.float64(state.params.y)
+        assert y.min() >= 0
+        close(y.sum(), 1)
+    losses = [
+        loss_by_hand(state.params.x, data.x_train[p], data.y_train[p]) for p in parts
+    ]
+    assert np.argmax(losses) == np.argmax(y) == 2
+    assert y[2] > 0.4
+
+
+def test_agnostic_refusals():
+    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
+        agnostic(Linear(3), (5,), 0)
+    with pytest.raises(ValueError, match="strength must lie in"):
+        agnostic(Linear(3), (5,), 2, strength=-1)
+    with pytest.raises(ValueError, match="a batch must say whose it is"):
+        MIXED.grad(MIXED.init(KEY), draw_batch(3), KEY)
+
+
+# one perturbation of all examples
+
+
+def test_adversarial_gradient_by_hand():
+    task, batch = adversarial(Linear(3), (5,), strength=0.4), draw_batch(3)
+    assert not np.any(task.init(KEY).y)
+    params = weights_of(task)
+    found = jax.jit(task.grad)(params, batch, KEY)
+    w, b = as_float64(params.x)
+    moved = np.float64(batch.x) + np.float64(params.y)
+    p = np.exp(moved @ w + b)
+    p /= p.sum(1, keepdims=True)
+    error = (p - np.eye(3)[batch.y]) * batch.weight[:, None] / batch.weight.sum()
+    assert_close_layers(found.x, [moved.T @ error, error.sum(0)])
+    close(-found.y, (error @ w.T).sum(0) - 0.4 * np.float64(params.y))
+    plain = tasks.classification(Linear(3), (5,))
+    expected = plain.evaluate(params.x, np.float32(moved), batch.y)
+    jax.tree.map(close, task.evaluate(params, batch.x, batch.y), expected)
+
+
+def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
+    radius, task = 0.5, adversarial(Linear(3), (5,))
+    rule = projected(optax.identity(), project_perturbation(radius))
+    algorithm = partial(ALL["local_sgda"], lr=Pair(0.0, 1.0), rule=rule)
+    sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 1}
+    run = simulation.simulate(
+        algorithm, task, DATA, cut([20, 20]), **sizes, sampler=full_batch
+    )
+    state = run.init(KEY)
+    owned = np.concatenate(cut([20, 20]))
+    x, y = DATA.x_train[owned], DATA.y_train[owned]
+    clean = loss_by_hand(state.params.x, x, y)
+    for _ in range(10):
+        state, _ = run.train_round(state)
+        assert np.linalg.norm(np.float64(state.params.y)) <= radius * (1 + 1e-6)
+    delta = np.float64(state.params.y)
+    assert np.linalg.norm(delta) > 0.99 * radius  # it pays to go to the edge
+    worst = loss_by_hand(state.params.x, x + delta, y)
+    for other in np.random.default_rng(0).normal(size=(50, 5)):
+        other *= radius / np.linalg.norm(other)
+        assert loss_by_hand(state.params.x, x + other, y) < worst
+    assert worst > clean + 0.05
+
+
+def test_projection_of_images_of_any_shape():
+    delta = jnp.float32(np.random.default_rng(0).normal(size=(3, 4, 1)))
+    found = project_perturbation(0.5)(Pair(delta, delta))
+    np.testing.assert_array_equal(found.x, delta)
+    close(found.y, 0.5 * delta / np.linalg.norm(delta))
+    small = Pair(delta, 0.01 * delta)
+    close(project_perturbation(0.5)(small).y, small.y)
+
+
+def test_adversarial_refusals():
+    with pytest.raises(ValueError, match=r"strength must lie in \[0, infinity\)"):
+        adversarial(Linear(3), (5,), strength=-0.1)
+    for radius in (0, -1.0, float("inf")):
+        with pytest.raises(ValueError, match=r"radius must lie in \(0, infinity\)"):
+            project_perturbation(radius)
+
+
+class Dropping(nn.Module):
+    """Half of all inputs are dropped where there is a key."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
+        return nn.Dense(2)(x)
+
+
+@pytest.mark.parametrize(
+    "problem", [partial(auc, share=0.4), adversarial, partial(agnostic, num_clients=2)]
+)
+def test_gradients_hand_their_key_to_the_model(problem):
+    task = problem(Dropping(), (5,))
+    params, batch = weights_of(task), draw_batch(2, client=jnp.int32(0))
+    grad = jax.jit(task.grad)
+    one, again, other = (grad(params, batch, jax.random.key(i)) for i in (1, 1, 2))
+    jax.tree.map(np.testing.assert_array_equal, one, again)
+    assert np.any(jax.tree.leaves(one.x)[1] != jax.tree.leaves(other.x)[1])
+
+
+def test_a_client_beyond_the_last_makes_agnostic_gradients_nan():
+    """So that no message of it is averaged."""
+    task = agnostic(Linear(3), (5,), 2)
+    batch = tasks.Batch(
+        jnp.ones((2, 5)), jnp.array([0, 1]), jnp.ones(2), client=jnp.int32(7)
+    )
+    grads = task.grad(task.init(jax.random.key(0)), batch, jax.random.key(1))
+    assert all(jnp.isnan(leaf).all() for leaf in jax.tree.leaves(grads.x))

@@ -1,0 +1,253 @@
+"""Quadratic minimax problems against NumPy, solves and numerical optimisation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from fedjax_muon.pair import Pair
+from fedjax_muon.problems import quadratic
+from fedjax_muon.problems.quadratic import draw_quadratic
+
+KEY = jax.random.key(3)
+N, CURVATURE = 3, 0.5
+close = np.testing.assert_allclose
+
+# by coupling and rank of D [4, 4]
+CASES = {
+    "nonconvex": {},
+    "strongly concave": {"rank": 4},
+    "one direction": {"rank": 1},
+    "convex": {"coupling": 0.2, "rank": 4},
+    "convex, singular": {"coupling": 0.2, "rank": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def draw(name, **more):
+    """The data of a case in JAX and in NumPy."""
+    problem = draw_quadratic(KEY, N, curvature=CURVATURE, **CASES[name] | more)
+    return problem, quadratic.Quadratic(*map(np.asarray, problem))
+
+
+def draw_point(seed=0):
+    rng = np.random.default_rng(seed)
+    return Pair(rng.normal(size=(6, 3)), rng.normal(size=(4, 3)))
+
+
+def value(data, X, Y, B, C):
+    """f_i by traces."""
+    return (
+        np.trace(X.T @ data.Q @ X) / 2
+        + np.trace(B.T @ X)
+        + np.trace(Y.T @ (data.A @ X + C))
+        - np.trace(Y.T @ data.D @ Y) / 2
+    )
+
+
+def mean_value(data, X, Y):
+    return np.mean([value(data, X, Y, data.B[i], data.C[i]) for i in range(N)])
+
+
+def best_response(data, X):
+    right = data.A @ X + data.C.mean(0)
+    found, *_ = np.linalg.lstsq(data.D, right, rcond=1e-9)
+    close(data.D @ found, right, atol=1e-9)  # in the range: the maximum is attained
+    return found
+
+
+def curvatures(data):
+    inverse = np.linalg.pinv(data.D, rcond=1e-9)
+    return np.linalg.eigvalsh(data.Q + data.A.T @ inverse @ data.A)
+
+
+def differences(f, X, step=1e-3):
+    """Central differences, exact for quadratics."""
+    found = np.zeros_like(X)
+    for at in np.ndindex(X.shape):
+        e = np.zeros_like(X)
+        e[at] = step
+        found[at] = (f(X + e) - f(X - e)) / (2 * step)
+    return found
+
+
+def test_gradient_by_finite_differences():
+    problem, data = draw("nonconvex")
+    X, Y = draw_point()
+    grad = jax.jit(quadratic.gradient(problem))
+    for i in range(N):
+        found = grad(Pair(X, Y), jnp.int32(i), KEY)
+        of_x = lambda X, i=i: value(data, X, Y, data.B[i], data.C[i])
+        of_y = lambda Y, i=i: value(data, X, Y, data.B[i], data.C[i])
+        close(found.x, differences(of_x, X), atol=1e-8)
+        close(-found.y, differences(of_y, Y), atol=1e-8)
+        same = quadratic.value(problem, Pair(X, Y), data.B[i], data.C[i])
+        close(same, of_x(X), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_spectra_are_those_promised(name):
+    _, data = draw(name)
+    rank = CASES[name].get("rank", 3)
+    close(data.Q, data.Q.T, atol=1e-14)
+    found = curvatures(data)
+    assert CURVATURE - 1e-12 <= found[0] < found[-1] <= CURVATURE + 1 + 1e-12
+    stretches = np.linalg.eigvalsh(data.D)
+    close(stretches[: 4 - rank], 0, atol=1e-13)
+    assert np.all((stretches[4 - rank :] >= 1) & (stretches[4 - rank :] <= 2))
+    coupling = CASES[name].get("coupling", 2.0)
+    coupled = data.A.T @ np.linalg.pinv(data.D, rcond=1e-9) @ data.A
+    close(np.linalg.eigvalsh(coupled)[-1], coupling * 1.5, rtol=1e-10)
+    smallest = np.linalg.eigvalsh(data.Q)[0]
+    assert smallest < 0 if coupling == 2 else smallest > 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_primal_is_the_maximum_over_y(name):
+    problem, data = draw(name)
+    X, Y = draw_point(1)
+    best = best_response(data, X)
+    close(quadratic.response(problem, X), best, atol=1e-10)
+    close(quadratic.primal(problem, X), mean_value(data, X, best), rtol=1e-10)
+    shape = Y.shape
+    found = scipy.optimize.minimize(
+        lambda flat: -mean_value(data, X, flat.reshape(shape)),
+        Y.ravel(),
+        jac=lambda flat: (
+            data.D @ flat.reshape(shape) - data.A @ X - data.C.mean(0)
+        ).ravel(),
+    )
+    close(quadratic.primal(problem, X), -found.fun, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_primal_gradient(name):
+    problem, data = draw(name)
+    X, _ = draw_point(2)
+    found = quadratic.primal_gradient(problem, X)
+    close(found, jax.grad(lambda X: quadratic.primal(problem, X))(X), atol=1e-10)
+    primal = lambda X: mean_value(data, X, best_response(data, X))
+    close(found, differences(primal, X), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_solution_is_stationary_and_potential_zero_there_alone(name):
+    problem, data = draw(name)
+    solution = quadratic.solution(problem)
+    X, Y = map(np.asarray, solution)
+    close(data.Q @ X + data.B.mean(0) + data.A.T @ Y, 0, atol=1e-10)
+    close(data.A @ X + data.C.mean(0) - data.D @ Y, 0, atol=1e-10)
+    close(quadratic.primal_gradient(problem, X), 0, atol=1e-10)
+    potential = jax.jit(lambda p: quadratic.potential(problem, p))
+    close(potential(solution), 0, atol=1e-10)
+    best = mean_value(data, X, Y)
+    for seed in range(3):
+        x, y = draw_point(seed)
+        for params in (Pair(x, y), Pair(X + 0.01 * x, Y), Pair(X, Y + 0.01 * y)):
+            above = mean_value(data, params.x, best_response(data, params.x))
+            here = mean_value(data, *params)
+            assert potential(params) > 1e-6
+            close(potential(params), (above - best) + (above - here), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["convex", "convex, singular"])
+def test_the_duality_gap_of_convex_problems(name):
+    problem, data = draw(name)
+    solution = quadratic.solution(problem)
+    gap = jax.jit(lambda p: quadratic.duality_gap(problem, p))
+    close(gap(solution), 0, atol=1e-10)
+    Y = draw_point(5).y
+    lowest = scipy.optimize.minimize(
+        lambda flat: mean_value(data, flat.reshape(6, 3), Y),
+        np.zeros(18),
+        jac=lambda flat: (
+            data.Q @ flat.reshape(6, 3) + data.B.mean(0) + data.A.T @ Y
+        ).ravel(),
+    )
+    close(quadratic.dual(problem, Y), lowest.fun, rtol=1e-8)
+    for seed in range(3):
+        X, Y = draw_point(seed)
+        expected = quadratic.primal(problem, X) - quadratic.dual(problem, Y)
+        assert gap(Pair(X, Y)) > 1e-3
+        close(gap(Pair(X, Y)), expected, rtol=1e-9)
+
+
+def test_nonconvex_problems_have_no_duality_gap():
+    problem, _ = draw("nonconvex")
+    assert quadratic.dual(problem, draw_point().y) == -np.inf
+    assert quadratic.duality_gap(problem, draw_point()) == np.inf
+    assert quadratic.duality_gap(problem, quadratic.solution(problem)) == np.inf
+
+
+def test_heterogeneity_is_the_spread_of_clients_about_the_same_mean():
+    same, one, two = (draw("nonconvex", heterogeneity=h)[1] for h in (0, 1, 2))
+    for name in ("B", "C"):
+        a, b, c = (getattr(data, name) for data in (same, one, two))
+        close(a, np.broadcast_to(b.mean(0), a.shape), atol=1e-12)
+        close(c - c.mean(0), 2 * (b - b.mean(0)), atol=1e-12)
+        close(c.mean(0), b.mean(0), atol=1e-12)
+        assert np.std(b, axis=0).mean() > 0.3
+    many = draw_quadratic(KEY, 4000, rank=4)
+    close(np.std(many.B), 1, atol=0.02)
+    close(np.std(many.C), 1, atol=0.02)
+
+
+def test_shapes_start_and_keys():
+    small = functools.partial(draw_quadratic, KEY, 5, shape=(2, 3, 1), rank=2)
+    shapes = [leaf.shape for leaf in jax.eval_shape(small)]
+    assert shapes == [(2, 2), (3, 2), (3, 3), (5, 2, 1), (5, 3, 1)]
+    X, Y = quadratic.start(draw("nonconvex")[0])
+    assert (X.shape, Y.shape) == ((6, 3), (4, 3))
+    assert not X.any()
+    assert not Y.any()
+    one, again, other = (
+        draw_quadratic(jax.random.key(seed), N, rank=4) for seed in (3, 3, 4)
+    )
+    for a, b, c in zip(one, again, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert np.abs(np.asarray(a) - np.asarray(c)).max() > 1e-3
+
+
+def test_single_precision_keeps_the_rank_of_d():
+    _, data = draw("convex, singular")
+    single = quadratic.Quadratic(*map(np.float32, data))
+    X = draw_point().x
+    with jax.enable_x64(False):
+        found = quadratic.response(single, np.float32(X))
+        assert found.dtype == jnp.float32
+    # without divisions by eigenvalues that are rounding
+    close(found, best_response(data, X), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"rank": 0}, "rank an integer from 1 to k = 4, got .* and 0"),
+        ({"rank": 5}, "rank an integer from 1 to k = 4, got .* and 5"),
+        ({"rank": 2.5}, "rank an integer from 1 to k = 4, got .* and 2.5"),
+        ({"shape": (0, 4, 3)}, "shape must be at least 1"),
+        ({"curvature": 0.0}, r"curvature must lie in \(0, infinity\)"),
+        ({"curvature": -1}, r"curvature must lie in \(0, infinity\)"),
+        ({"coupling": -0.1}, r"coupling must lie in \[0, infinity\)"),
+        ({"coupling": float("inf")}, "coupling must lie in"),
+        ({"heterogeneity": -1.0}, "heterogeneity must lie in"),
+        ({"heterogeneity": float("nan")}, "heterogeneity must lie in"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(bad, said):
+    with pytest.raises(ValueError, match=said):
+        draw_quadratic(KEY, N, **bad)
+
+
+def test_schedules_are_no_numbers_of_a_problem():
+    with pytest.raises(TypeError, match="curvature must be a number, got"):
+        draw_quadratic(KEY, N, curvature=lambda index: 1.0)
