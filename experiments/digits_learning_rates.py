@@ -13,7 +13,8 @@ import numpy as np
 
 from fedjax_muon import data
 from fedjax_muon.cli.arguments import MAIN_JOB
-from fedjax_muon.cli.config import Config, Run, parts_of, simulation_of, start_key
+from fedjax_muon.cli.building import parts_of, simulation_of, start_key
+from fedjax_muon.cli.config import Config, Run
 from fedjax_muon.simulation import NonFiniteError
 from fedjax_muon.training import run
 

@@ -19,16 +19,15 @@ def check_range(
     """Refuses a concrete number outside [low, high], whose ends may be left out.
 
     Tracers pass, and so do functions of the round index where `schedules` are allowed:
-    their values are not known when a factory is called. A prefix of a tree has its
-    entries checked. Raises `ValueError` for a number out of range or not finite, and
+    their values are not known when a factory is called. The fields of a named tuple
+    are checked each. Raises `ValueError` for a number out of range or not finite, and
     `TypeError` for what is no number.
     """
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", range(len(value)))
+    if hasattr(value, "_fields"):
         check = functools.partial(
             check_range, open_low=open_low, open_high=open_high, schedules=schedules
         )
-        for part, entry in zip(names, value, strict=True):
+        for part, entry in zip(value._fields, value, strict=True):
             check(f"{name}.{part}", entry, low, high)
         return
     if isinstance(value, jax.core.Tracer) or (schedules and callable(value)):

@@ -11,7 +11,7 @@ import pytest
 from test_cli import assert_same_but_for_seconds, refused, rejected, run
 
 from fedjax_muon import data, history, minimax
-from fedjax_muon.cli import commands, config, directory, sweeping
+from fedjax_muon.cli import building, commands, config, directory, sweeping
 from fedjax_muon.methods import find
 
 AUC = ("--problem", "auc")
@@ -119,7 +119,7 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
     assert given.positives == 0.1
     assert what.lr == {}
     for name in what.algorithms:
-        hyper = config.algorithm_of(what.cell(name, 0)).keywords
+        hyper = building.algorithm_of(what.cell(name, 0)).keywords
         assert hyper["lr"] == config.hyper_parameters(minimax.ALL[name])["lr"]
 
 
@@ -155,7 +155,7 @@ def test_minimising_methods_serve_minimax_problems_too(planned):
 @pytest.mark.parametrize("share", [0.1, 0.25])
 def test_positives_are_left_out_until_they_are_the_share(planned, share):
     given = planned("train", *AUC, "--positives", share).config
-    parts = config.parts_of(given, SET, 0)
+    parts = building.parts_of(given, SET, 0)
     held = np.concatenate(parts)
     labels = SET.y_train[held]
     negatives = int((SET.y_train == 0).sum())
@@ -171,7 +171,7 @@ def test_clients_have_the_ratios_that_are_asked_for(planned):
     words = ("train", *AUC, "--positives", "None", "--partition", "ratios")
     for more in ((), ("--num-clients", 2, "--cohort-size", 2, "--ratios", 0.5, 0.2)):
         given = planned(*words, *more).config
-        parts = config.parts_of(given, SET, 1)
+        parts = building.parts_of(given, SET, 1)
         (size,) = set(map(len, parts))
         assert len(parts) == len(given.ratios) == given.num_clients
         assert len(set(np.concatenate(parts))) == size * len(parts)

@@ -27,7 +27,7 @@ from fedjax_muon import (
     plots,
     simulation,
 )
-from fedjax_muon.cli import arguments, commands, config, directory, sweeping
+from fedjax_muon.cli import arguments, building, commands, config, directory, sweeping
 from fedjax_muon.compression import compress
 from fedjax_muon.sweep import Outcome
 from fedjax_muon.tasks import classification
@@ -139,12 +139,12 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
         partial(sparse, lr=lr),
         classification(models.MLP(10, (8,)), rest.x_train.shape[1:]),
         rest._replace(x_test=x, y_test=y),
-        config.parts_of(CONFIG, rest, 4),
+        building.parts_of(CONFIG, rest, 4),
         cohort_size=3,
         local_steps=2,
         batch_size=8,
     )
-    state = prepared.init(config.start_key(4))
+    state = prepared.init(building.start_key(4))
     _, alone = train(prepared, state, rounds=5, evaluate_every=2)
     rows = played(place, "fedavg")["lr=0.3"]["4"]
     for row, expected in zip(rows, alone, strict=True):
@@ -179,7 +179,9 @@ def test_a_compressed_part_alone_is_counted_as_its_factors(tmp_path):
 def heard(swept, monkeypatch):
     """The cells that are played: not trained, but played back from `swept`."""
     asked: list[tuple[str, float, int]] = []
-    seeds = {str(jax.random.key_data(config.start_key(seed))): seed for seed in (3, 4)}
+    seeds = {
+        str(jax.random.key_data(building.start_key(seed))): seed for seed in (3, 4)
+    }
     train, held_out = data.hold_out(data.load("digits"), 0.1)
 
     def play(simulation, cells, *, validation, rounds, evaluate_every, tick, **how):
@@ -189,7 +191,7 @@ def heard(swept, monkeypatch):
         name = "stem" if simulation.setup.cohort_size == 6 else "fedavg"
         for hyper, key, parts in cells:
             seed = seeds[str(jax.random.key_data(key))]
-            expected = config.parts_of(CONFIG, train, seed)
+            expected = building.parts_of(CONFIG, train, seed)
             assert list(map(list, parts)) == list(map(list, expected))
             asked.append((name, hyper["lr"], seed))
             tick(rounds)

@@ -11,15 +11,8 @@ from rich.table import Table
 
 from fedjax_muon import comparison, data, history, models, plots
 from fedjax_muon.cli import arguments, directory, sweeping, tables
-from fedjax_muon.cli.config import (
-    METHODS,
-    Comparison,
-    Run,
-    Sweep,
-    hyper_parameters,
-    parts_of,
-    simulation_of,
-)
+from fedjax_muon.cli.building import parts_of, simulation_of
+from fedjax_muon.cli.config import METHODS, Comparison, Run, Sweep, hyper_parameters
 from fedjax_muon.cli.session import (
     new_directory,
     progress_bar,

@@ -19,7 +19,8 @@ from pathlib import Path
 import jax
 
 from fedjax_muon import checkpoint, history
-from fedjax_muon.cli.config import Comparison, Run, What, from_json, start_key, to_json
+from fedjax_muon.cli.building import start_key
+from fedjax_muon.cli.config import Comparison, Run, What, from_json, to_json
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.training import evaluations
 

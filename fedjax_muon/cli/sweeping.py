@@ -20,16 +20,8 @@ from rich.console import Console
 
 from fedjax_muon import comparison, data, history, plots
 from fedjax_muon.cli import arguments, directory, tables
-from fedjax_muon.cli.config import (
-    METHODS,
-    Sweep,
-    algorithm_of,
-    hyper_parameters,
-    methods_for,
-    parts_of,
-    simulation_of,
-    start_key,
-)
+from fedjax_muon.cli.building import algorithm_of, parts_of, simulation_of, start_key
+from fedjax_muon.cli.config import METHODS, Sweep, hyper_parameters, methods_for
 from fedjax_muon.cli.session import (
     new_directory,
     progress_bar,

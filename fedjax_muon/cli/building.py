@@ -1,0 +1,177 @@
+"""From words to what runs: the library's functions in place of a config's names."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+
+from fedjax_muon import (
+    algorithms,
+    batching,
+    compressors,
+    engine,
+    imbalance,
+    models,
+    partition,
+    simulation,
+)
+from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
+from fedjax_muon.compression import compress
+from fedjax_muon.data import Dataset, vocabulary_size
+from fedjax_muon.methods import Method, find
+from fedjax_muon.problems import auc
+from fedjax_muon.tasks import classification
+
+SAMPLERS = {
+    "shuffled_epochs": batching.shuffled_epochs,
+    "with_replacement": batching.with_replacement,
+    "full_batch": batching.full_batch,
+}
+WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
+
+
+def algorithm_of(run: Run) -> partial:
+    """The run's algorithm but for its gradient. Raises `ValueError` for an unknown
+    name or option."""
+    method = find(run.algorithm, METHODS)
+    minimising = run.config.problem == "classification"
+    if minimising and run.algorithm not in algorithms.ALL:
+        raise ValueError(
+            f"{run.algorithm} is a method for minimax problems; choose one with "
+            "--problem"
+        )
+    plain = hyper_parameters(method)
+    unknown = sorted(set(run.hyper) - set(plain))
+    if unknown:
+        raise ValueError(
+            f"{run.algorithm} has no option {unknown[0]!r}; it has {', '.join(plain)}"
+        )
+    hyper = plain | dict(run.hyper)
+    method(lambda params, *_: params, **hyper)  # a schedule would hide what is refused
+    factory: Callable[..., Any] = partial(_scheduled, method, run.config)
+    return partial(_compressed(factory, run.config), **hyper)
+
+
+def _scheduled(method: Method, config: Config, grad_fn, **hyper):
+    if config.lr_schedule == "cosine":
+        hyper["lr"] = optax.cosine_decay_schedule(hyper["lr"], config.rounds)
+    return method(grad_fn, **hyper)
+
+
+def _compressed(factory: Callable[..., Any], config: Config) -> Callable[..., Any]:
+    parts, feedback = config.compressed_parts, config.error_feedback
+    if config.compressor != "none":
+        return compress(factory, _compressor(config), parts=parts, feedback=feedback)
+    if parts or feedback is not None:
+        raise ValueError(
+            "compressed_parts and error_feedback need a compressor; choose one with "
+            "--compressor"
+        )
+    return factory
+
+
+def _compressor(config: Config) -> compressors.Compressor:
+    rank, rest = compressors.memory_share, compressors.identity()
+    kinds = {
+        "svd": lambda share: compressors.truncated_svd(rank(share), rest=rest),
+        "power_iteration": lambda share: compressors.power_iteration(
+            rank(share), rest=rest
+        ),
+        "top_k": compressors.top_k,
+        "quantize": lambda share: compressors.quantize(config.compressor_bits),
+    }
+    try:
+        return kinds[config.compressor](config.compressor_share)
+    except ValueError as error:
+        raise ValueError(f"compressor {config.compressor}: {error}") from error
+
+
+def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
+    """Which examples each client has; another partition for every seed."""
+    key = jax.random.fold_in(_key(seed), 0)
+    if config.positives is None:
+        return _parts(config, dataset.y_train, key)
+    drop_key = jax.random.fold_in(key, 0)
+    kept = imbalance.drop_positives(dataset.y_train, config.positives, key=drop_key)
+    return [kept[part] for part in _parts(config, dataset.y_train[kept], key)]
+
+
+def _parts(config: Config, labels: np.ndarray, key: jax.Array) -> list[np.ndarray]:
+    number = config.num_clients
+    match config.partition:
+        case "dirichlet":
+            return partition.dirichlet(
+                labels, number, config.alpha, key=key, min_size=config.min_client_size
+            )
+        case "dirichlet_per_client":
+            return partition.dirichlet_per_client(labels, number, config.alpha, key=key)
+        case "shards":
+            return partition.shards(labels, number, config.shards_per_client, key=key)
+        case "iid":
+            return partition.iid(labels, number, key=key)
+        case "ratios":
+            if len(config.ratios) != number:
+                raise ValueError(
+                    f"ratios must be one for each of the {number} clients, got "
+                    f"{len(config.ratios)}"
+                )
+            return imbalance.with_ratios(labels, config.ratios, key=key)
+
+
+def start_key(seed: int) -> jax.Array:
+    """The key that a run's parameters, cohorts and batches come from."""
+    return jax.random.fold_in(_key(seed), 1)
+
+
+def _key(seed: int) -> jax.Array:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"a seed must lie in [0, 2^32), got {seed}")
+    return jax.random.key(seed)
+
+
+def _plan(config: Config) -> engine.Plan:
+    plans = {
+        "default": engine.default_plan,
+        "loop": lambda: engine.loop,
+        "mapped": lambda: engine.mapped,
+        "vmapped": lambda: engine.vmapped,
+        "chunked": lambda: engine.chunked(config.chunk_size),
+    }
+    return plans[config.plan]()
+
+
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    classes, is_text = len(dataset.classes), dataset.x_train.dtype == np.int32
+    if is_text != (config.model == "rnn"):
+        raise ValueError(
+            f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
+            "and for nothing else"
+        )
+    if config.model == "mlp":
+        return models.MLP(classes, config.hidden)
+    if config.model == "rnn":
+        return models.RNN(classes, vocabulary_size(dataset), *config.rnn)
+    return models.ALL[config.model](classes)
+
+
+def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
+    """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
+    config = run.config
+    task = {"classification": classification, "auc": auc}[config.problem]
+    return simulation.simulate(
+        algorithm_of(run),
+        task(_model(config, dataset), dataset.x_train.shape[1:]),
+        dataset,
+        parts_of(config, dataset, run.seed),
+        cohort_size=config.cohort_size,
+        local_steps=config.local_steps,
+        batch_size=config.batch_size,
+        plan=_plan(config),
+        sampler=SAMPLERS[config.sampler],
+        weighting=WEIGHTINGS[config.weighting],
+        dropout=config.dropout,
+    )
