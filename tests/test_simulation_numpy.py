@@ -138,4 +138,5 @@ def test_evaluation_equals_scikit_learn():
         np.std([accuracy for _, accuracy in each]),
     ]
     assert expected[-1] > 0.01
-    np.testing.assert_allclose(np.array(got), expected, rtol=2e-6)
+    np.testing.assert_allclose(np.array(got[:5]), expected, rtol=2e-6)
+    assert got[5:] == (None, None)  # there is no AUC of ten classes
