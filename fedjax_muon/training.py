@@ -70,9 +70,11 @@ def evaluations(
 
     def row(state, index) -> Row:
         down, up = simulation.bytes_after(index)
-        scores = jax.tree.map(float, simulation.evaluate(state)._asdict())
+        scores = simulation.evaluate(state)._asdict()
         row = {"round": index, "bytes_down": down, "bytes_up": up}
-        row |= {name: value for name, value in scores.items() if value is not None}
+        row |= {
+            name: float(score) for name, score in scores.items() if score is not None
+        }
         row["dropped"] = dropped
         return row | {"seconds": time.perf_counter() - start}
 
