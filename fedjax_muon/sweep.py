@@ -125,7 +125,8 @@ def sweep(
     """
     check_every(evaluate_every)
     _check(simulation, cells, cells_at_once)
-    longest = max(simulation.repartition(cell.parts).longest for cell in cells)
+    prepared = [simulation.repartition(cell.parts) for cell in cells]
+    longest = max(one.longest for one in prepared)
     programs = _programs(simulation.setup, over or default_over(), longest)
     if validation is not None:
         validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
@@ -134,7 +135,7 @@ def sweep(
 
     def play(group, missing) -> list[Outcome]:
         record = _Record(simulation, len(group), drop_nonfinite)
-        states, stacked = _stack(simulation, [*group, *group[-1:] * missing])
+        states, stacked = _stack([*group, *group[-1:] * missing])
         states, heard = programs.begin(states, stacked, data)
         record.hear_prologue(heard)
         record.add_rows(0, programs.score(states, stacked, data))
@@ -153,8 +154,9 @@ def sweep(
 
     largest = cells_at_once or _fitting(simulation)
     size = -(-len(cells) // -(-len(cells) // largest))  # groups as equal as can be
+    runs = list(zip(cells, prepared, strict=True))
     for first in range(0, len(cells), size):
-        group = cells[first : first + size]
+        group = runs[first : first + size]
         # a smaller group plays its last cell again, so that one program is enough
         yield play(group, size - len(group))
 
@@ -194,13 +196,13 @@ def _programs(setup: Setup, over: Over, longest: int) -> _Programs:
     )
 
 
-def _stack(simulation: Simulation, cells: Sequence[Cell]):
+def _stack(runs: Sequence[tuple[Cell, Simulation]]):
     """The states before the prologue, and what else differs."""
     states, rest = [], []
-    for hyper, key, parts in cells:
-        algorithm = partial(simulation.setup.algorithm, **hyper)
-        states.append(untrained(simulation.setup._replace(algorithm=algorithm), key))
-        clients = simulation.repartition(parts).clients
+    for (hyper, key, _), simulation in runs:
+        setup, clients = simulation.setup, simulation.clients
+        algorithm = partial(setup.algorithm, **hyper)
+        states.append(untrained(setup._replace(algorithm=algorithm), key))
         numbers = {name: jnp.float32(value) for name, value in hyper.items()}
         rest.append(_Stacked(numbers, *clients[2:]))
     stack = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)

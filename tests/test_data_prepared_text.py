@@ -28,7 +28,7 @@ class TinyTexts(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     LABEL = "label"
-    FEATURES = {  # noqa: RUF012 # read only
+    FEATURES = {  # noqa: RUF012 - a builder's class attribute, only read
         "text": tfds.features.Text(),
         "label": tfds.features.ClassLabel(names=["1", "2"]),
     }
@@ -58,7 +58,7 @@ class TinyTweets(TinyTexts):
     """With the features of sentiment140, whose polarities are 0, 2 and 4."""
 
     LABEL = "polarity"
-    FEATURES = {  # noqa: RUF012 # read only
+    FEATURES = {  # noqa: RUF012 - a builder's class attribute, only read
         "polarity": np.int32,
         "date": tfds.features.Text(),
         "user": tfds.features.Text(),
@@ -74,13 +74,13 @@ class TinyTweets(TinyTexts):
 class OtherTweets(TinyTweets):
     """With a polarity that Sentiment140 does not have."""
 
-    ROWS = [*TWEETS, ("hm", 3), ("oh", 0)]  # noqa: RUF012 # read only
+    ROWS = [*TWEETS, ("hm", 3), ("oh", 0)]  # noqa: RUF012 - a builder's class attribute, only read
 
 
 class NumberedTexts(TinyTexts):
     """Texts whose labels have no names."""
 
-    FEATURES = {  # noqa: RUF012 # read only
+    FEATURES = {  # noqa: RUF012 - a builder's class attribute, only read
         "text": tfds.features.Text(),
         "label": np.int32,
     }

@@ -1,4 +1,4 @@
-"""Grids of hyper-parameters: files, best points, tables, figures, held-out data."""
+"""Grids of hyper-parameters: files, best points, tables, figures."""
 
 import csv
 import itertools
@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from test_cli import run as command
 
-from fedjax_muon import comparison, data, history, plots
+from fedjax_muon import comparison, history, plots
 from fedjax_muon.cli import config, directory, tables
 from fedjax_muon.comparison import Point, Summary
 
@@ -351,51 +351,3 @@ def test_every_method_has_its_panel_however_many_there_are(figures, tmp_path, me
     plots.grids(dict.fromkeys(names, GRID["aligned"]), tmp_path / "grids.png")
     shown = [axis.get_title() for axis in figures[0].axes if axis.get_visible()]
     assert shown == names
-
-
-# -------------------------------------------------------------- held-out data
-
-SIZES = np.array([400, 37, 11, 252])  # of the classes
-NUMBER = SIZES.sum()
-LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(4), SIZES))
-LABELLED = data.Dataset(
-    x_train=np.arange(NUMBER, dtype=np.float32)[:, None],
-    y_train=LABELS.astype(np.int32),
-    x_test=np.zeros((3, 1), np.float32),
-    y_test=np.arange(3, dtype=np.int32),
-    classes=tuple("abcd"),
-)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
-def test_held_out_examples_are_some_of_all_classes_and_nowhere_else(share):
-    rest, (x, y) = data.hold_out(LABELLED, share)
-    together = np.concatenate([rest.x_train, x])[:, 0]
-    assert sorted(together) == list(range(NUMBER))  # every example once
-    labels = np.concatenate([rest.y_train, y])
-    np.testing.assert_array_equal(labels, LABELS[together.astype(int)])
-    assert abs(len(y) - share * NUMBER) < 1
-    assert np.all(abs(np.bincount(y) - share * SIZES) < 1)
-    assert x.dtype == rest.x_train.dtype == np.float32
-    assert y.dtype == rest.y_train.dtype == np.int32
-    for name in ("x_test", "y_test", "classes"):
-        assert getattr(rest, name) is getattr(LABELLED, name)
-
-
-def test_the_same_examples_are_held_out_every_time():
-    (rest, (x, _)), (again, (others, _)) = (
-        data.hold_out(LABELLED, 0.2) for _ in range(2)
-    )
-    np.testing.assert_array_equal(x, others)
-    np.testing.assert_array_equal(rest.x_train, again.x_train)
-    assert not np.array_equal(x[:, 0], np.sort(x[:, 0]))  # not the first, or in order
-
-
-@pytest.mark.parametrize(
-    ("share", "message"),
-    [(share, r"must be in \(0, 1\), got") for share in (0, 1, -0.1, 1.5, np.nan)]
-    + [(share, "leaves one side without a class") for share in (0.001, 0.998, 0.9999)],
-)
-def test_shares_that_leave_nothing_to_one_side_are_refused(share, message):
-    with pytest.raises(ValueError, match=message):
-        data.hold_out(LABELLED, share)

@@ -25,3 +25,14 @@ def assert_standardised(got, x_train, x_test):
         np.testing.assert_allclose(
             part.reshape(-1, channels), expected, rtol=0, atol=bound
         )
+
+
+def write_npz(path, **changes):
+    """The images as a .npz file; `changes` replace arrays, or leave them out (None)."""
+    arrays = {
+        "x_train": IMAGES[TRAIN],
+        "y_train": LABELS[TRAIN],
+        "x_test": IMAGES[TEST],
+        "y_test": LABELS[TEST],
+    } | changes
+    np.savez(path, **{key: x for key, x in arrays.items() if x is not None})

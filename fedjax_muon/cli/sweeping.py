@@ -238,7 +238,8 @@ def _grids(what: Sweep, place: Path) -> dict[str, list[Point]]:
 
 
 def _report(what: Sweep, place: Path, console: Console) -> None:
-    grids, found = _grids(what, place), best(what, place)
+    grids = _grids(what, place)
+    found = {method: comparison.best(points) for method, points in grids.items()}
     _write_points(grids, found, place / "points.csv", what.config.score.lower())
     heading = f"{tables.title(what.config)}, {what.config.rounds} rounds"
     plots.grids(grids, place / "grids.png", title=heading)
