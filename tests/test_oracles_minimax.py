@@ -50,7 +50,7 @@ NAMES = {
     "rho": "pull",
     "beta": "follow",
 }
-GUIDED = {"fed_nsgda_m", "fedmuon_da", "fedsgda_clip"}
+GUIDED = ("fed_nsgda_m", "fedmuon_da", "fedsgda_clip")
 
 
 def hyper(name: str, settings: dict[str, Any]) -> dict[str, Any]:
