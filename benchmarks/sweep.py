@@ -11,47 +11,24 @@ learning rate, whose program is compiled anew. Prints JSON lines.
 import json
 import os
 import time
-from functools import partial
 
 import jax
 import numpy as np
 
 from benchmarks.machine import machine, one_thread
-from benchmarks.rounds import (
-    BATCH,
-    CLIENTS,
-    COHORT,
-    EXAMPLES,
-    MODELS,
-    STEPS,
-    examples,
-)
-from fedjax_muon import simulation, tasks, training
-from fedjax_muon.algorithms import fedavg
+from benchmarks.rounds import WORKS, dataset_of, prepare
+from fedjax_muon import training
 from fedjax_muon.sweep import Cell, sweep
 
 RATES, SEEDS = (0.01, 0.03, 0.05, 0.1, 0.3), range(5)
 ROUNDS = 20
-
-
-def prepare(dataset, lr: float) -> simulation.Simulation:
-    """The work with one learning rate."""
-    return simulation.simulate(
-        partial(fedavg, lr=lr),
-        tasks.classification(MODELS["mlp"], (28, 28, 1)),
-        dataset,
-        parts(0),
-        cohort_size=COHORT,
-        local_steps=STEPS,
-        batch_size=BATCH,
-        weighting=simulation.by_examples,
-    )
+WORK = WORKS["mlp"]
 
 
 def parts(seed: int) -> list[np.ndarray]:
     """Another partition for every seed."""
-    order = np.random.default_rng(seed).permutation(CLIENTS * EXAMPLES)
-    return np.split(order, CLIENTS)
+    order = np.random.default_rng(seed).permutation(WORK.clients * WORK.examples)
+    return np.split(order, WORK.clients)
 
 
 def one_by_one(dataset) -> tuple[float, float]:
@@ -59,7 +36,7 @@ def one_by_one(dataset) -> tuple[float, float]:
     compiled = run = 0.0
     for lr in RATES:
         began = time.process_time()
-        prepared = prepare(dataset, lr)
+        prepared = prepare(WORK, dataset, parts(0), lr)
         training.run(prepared, prepared.init(jax.random.key(0)), rounds=1)
         compiled += time.process_time() - began
         for seed in SEEDS:
@@ -79,7 +56,7 @@ def at_once(dataset, rounds: int) -> float:
         for seed in SEEDS
     ]
     began = time.process_time()
-    prepared = prepare(dataset, RATES[0])
+    prepared = prepare(WORK, dataset, parts(0), RATES[0])
     for _ in sweep(prepared, cells, rounds=rounds, evaluate_every=ROUNDS):
         pass
     return time.process_time() - began
@@ -88,7 +65,7 @@ def at_once(dataset, rounds: int) -> float:
 def main() -> None:
     """Measures both, twice."""
     print(json.dumps(machine("benchmarks.sweep") | {"load": os.getloadavg()[0]}))
-    dataset = examples()
+    dataset = dataset_of(WORK)
     for _ in range(2):
         run, compiled = one_by_one(dataset)
         total = at_once(dataset, ROUNDS)

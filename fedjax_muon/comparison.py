@@ -39,9 +39,12 @@ def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
 def target_score(
     methods: Mapping[str, Sequence[History]], share: float = SHARE_OF_BEST
 ) -> float:
-    """`share` of the best mean test score that any method reached at any round."""
-    curves = [mean_curve(runs, score_column(runs[0])) for runs in methods.values()]
-    return float(share * max(map(np.max, curves)))
+    """`share` of the best mean test score that any method reached at any round; of an
+    AUC, of what it has above one half, which is guessing's."""
+    columns = [score_column(runs[0]) for runs in methods.values()]
+    curves = map(mean_curve, methods.values(), columns)
+    floor = 0.5 if "test_auc" in columns else 0.0
+    return float(floor + share * (max(map(np.max, curves)) - floor))
 
 
 def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[Summary]:

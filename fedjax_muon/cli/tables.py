@@ -82,9 +82,11 @@ def swept(
 
 
 def _caption(target: float, seeds: int, score: str) -> str:
-    goal = f"; target: {target:.1%}, {SHARE_OF_BEST:.0%} of the best"
+    best = "the best's distance from 50%" if score == "AUC" else "the best"
+    goal = f"; target: {target:.1%}, {SHARE_OF_BEST:.0%} of {best}"
     return (
-        f"{score} on the test set: mean ± standard deviation of {seeds} seeds"
+        f"{score} on the test set: mean ± standard deviation of {seeds} "
+        f"seed{'s' if seeds > 1 else ''}"
         f"{'' if np.isnan(target) else goal}; MB, kB: of all clients"
     )
 
