@@ -200,3 +200,30 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
         if len(classes) <= 30:
             discs.set_yticks(np.arange(len(classes)), classes)
         figure.savefig(path, dpi=150)
+
+
+def tail(
+    norms: np.ndarray, count: int, index: float, path: Path, *, title: str = ""
+) -> None:
+    """The share of norms above a size, against the size, both logarithmic.
+
+    The `count` largest of `norms` [n] are its tail, beside which lies a line of slope
+    -index.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5, 3.8), layout="constrained")
+        axis = figure.subplots()
+        largest = np.sort(norms)[::-1]
+        share = np.arange(1, len(norms) + 1) / len(norms)
+        axis.plot(largest, share, lw=1.6, label="measured")
+        first = largest[min(count, len(largest) - 1)]
+        line = share[count - 1] * (largest[:count] / first) ** -index
+        label = f"the {count} largest: tail index {index:.2f}"
+        axis.plot(largest[:count], line, ls="--", color="C1", label=label)
+        _logarithmic(axis, largest)
+        axis.set_yscale("log")
+        axis.set_xlabel("norm of the gradient noise of a batch")
+        axis.set_ylabel("share of batches above")
+        axis.legend()
+        axis.set_title(textwrap.fill(title, 60))
+        figure.savefig(path, dpi=110)

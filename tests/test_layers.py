@@ -19,7 +19,7 @@ LAYERS = (
     {"batching"},
     {"evaluation"},
     {"simulation"},
-    {"training", "checkpoint", "history"},
+    {"training", "checkpoint", "history", "gradient_noise"},
     {"sweep"},
     {"comparison"},
     {"plots"},

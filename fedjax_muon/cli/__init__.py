@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments.List: ("list", commands.show),
         arguments.Plot: ("plot", commands.plot),
         arguments.Partition: ("partition", commands.partition),
+        arguments.Noise: ("noise", commands.noise),
         arguments.Prepare: ("prepare", commands.prepare),
     }
     problem = arguments.problem_in(argv)

@@ -127,6 +127,27 @@ class Partition:
 
 
 @dataclasses.dataclass(frozen=True)
+class Noise:
+    """Measure the tail of the gradient noise at the end of a run, by Hill's estimator.
+
+    Draws the distribution of the norms of what batches' gradients are off by. Below
+    a tail index of 2 their variance is infinite, as normalised and clipped methods
+    allow.
+    """
+
+    directory: Positional[Path]
+    """Directory of a run, or of one run in a comparison."""
+    batches: int = 256
+    """How many of every client."""
+    tail: float = 0.05
+    """Share of all norms, the largest, that count as the tail."""
+    seed: int = 0
+    """Seed of the batches."""
+    output: Path = Path("noise.png")
+    """The figure's file; its suffix (png, pdf, svg) is its format."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Prepare:
     """Download a set of tensorflow-datasets and convert it, once.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedjax_muon import comparison, data, history, models, plots
 from fedjax_muon.cli import arguments, directory, sweeping, tables
-from fedjax_muon.cli.building import parts_of, simulation_of
+from fedjax_muon.cli.building import parts_of, simulation_of, start_key
 from fedjax_muon.cli.config import METHODS, Comparison, Run, Sweep, hyper_parameters
 from fedjax_muon.cli.session import (
     new_directory,
@@ -20,6 +20,8 @@ from fedjax_muon.cli.session import (
     resumable,
 )
 from fedjax_muon.comparison import score_column
+from fedjax_muon.gradient_noise import noise_norms
+from fedjax_muon.metrics import hill
 from fedjax_muon.partition import label_counts
 from fedjax_muon.simulation import NonFiniteError
 
@@ -241,6 +243,38 @@ def partition(args: arguments.Partition) -> None:
         f"{len(parts)} clients with {sizes.min()} to {sizes.max()} examples (median "
         f"{np.median(sizes):g}) and {classes.min()} to {classes.max()} classes; "
         f"drawn in {args.output}"
+    )
+
+
+def noise(args: arguments.Noise) -> None:
+    """`fedjax-muon noise`."""
+    with refusing():
+        if not 0 < args.tail < 1:
+            raise ValueError(f"tail must lie in (0, 1), got {args.tail}")
+        run = directory.read(args.directory)
+        if not isinstance(run, Run):
+            raise ValueError(
+                f"{args.directory} holds several runs; name the directory of one of a "
+                "comparison's, as DIRECTORY/ALGORITHM/seed0"
+            )
+        if run.config.sampler == "full_batch":
+            raise ValueError(
+                f"the batches of {args.directory} are all of a client's examples, and "
+                "have no noise"
+            )
+        dataset = data.load(run.config.dataset, run.config.data_dir)
+        simulation = simulation_of(run, dataset)
+        params = directory.last_params(run, simulation, args.directory)
+        key = start_key(args.seed)
+        norms = noise_norms(simulation, params, key, batches=args.batches)
+        tail = max(1, round(args.tail * norms.size))
+        index = float(hill(norms, tail))
+        label = METHODS[run.algorithm].label
+        title = f"{tables.title(run.config)}, {label}"
+        plots.tail(np.ravel(norms), tail, index, args.output, title=title)
+    print(
+        f"tail index {index:.2f} ± {index / tail**0.5:.2f} of the gradient noise, from "
+        f"the {tail} largest of {norms.size} norms; drawn in {args.output}"
     )
 
 

@@ -125,6 +125,25 @@ def play(
                 saved = time.monotonic()
 
 
+def last_params(run: Run, simulation: Simulation, directory: Path):
+    """The parameters in the newest checkpoint of a run.
+
+    Raises `CheckpointError` if it can't be used, `ValueError` if there is none.
+    """
+    state = simulation.init(start_key(run.seed))
+    place = directory / "checkpoints"
+    found = None
+    if place.is_dir():
+        with checkpoint.open_checkpoints(place) as checkpoints:
+            found = checkpoint.restore(checkpoints, state, _mark(run, state))
+    if found is None:
+        raise ValueError(
+            f"{directory} has no checkpoint yet; train first, with: fedjax-muon resume "
+            f"{directory}"
+        )
+    return found.params
+
+
 def is_complete(directory: Path, run: Run) -> bool:
     """Whether the run's last row and checkpoint are there."""
     done = directory / "checkpoints" / str(run.config.rounds)
