@@ -68,7 +68,8 @@ def projected(
     """The same rule, followed by a projection of the parameters.
 
     Means of projected points stay in a convex set, and so do server steps of relative
-    length at most 1. `project` maps parameters to parameters, as
+    length at most 1. A start outside the set is brought into it by the first move of
+    every client. `project` maps parameters to parameters, as
     `on_y(optax.projections.projection_simplex)`.
     """
     return Projected(rule.init, rule.update, project)

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import json
 import shutil
 from pathlib import Path
 
@@ -117,10 +118,24 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
         8,
     )
     assert given.positives == 0.1
-    assert what.lr == {}
+    assert set(what.lr) == set(minimax.ALL)
     for name in what.algorithms:
         hyper = building.algorithm_of(what.cell(name, 0)).keywords
-        assert hyper["lr"] == config.hyper_parameters(minimax.ALL[name])["lr"]
+        assert hyper["lr"] == what.lr[name]
+
+
+@pytest.mark.parametrize("problem", commands.TUNED_LR)
+def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
+    """As experiments.learning_rates printed it."""
+    place = Path(__file__).parents[1] / "experiments"
+    text = (place / f"learning_rates_{problem}.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    score = f"mean_{config.DEFAULTS[problem].score.lower()}"
+    assert {row["algorithm"] for row in rows} == set(commands.TUNED_LR[problem])
+    for name, lr in commands.TUNED_LR[problem].items():
+        mine = [row for row in rows if row["algorithm"] == name and row[score]]
+        best = max(row[score] for row in mine)
+        assert [row[score] for row in mine if row["lr"] == lr] == [best]
 
 
 def test_all_minimax_methods_have_their_grids(planned):
@@ -133,9 +148,10 @@ def test_all_minimax_methods_have_their_grids(planned):
 
 
 def test_defaults_give_way(planned):
-    what = planned("compare", "fsgda", *AUC, "--lr", "fsgda", 0.5, "--num-clients", 9)
-    assert what.algorithms == ("fsgda",)
-    assert what.lr == {"fsgda": 0.5}
+    words = ("--lr", "fsgda", 0.5, "--num-clients", 9)
+    what = planned("compare", "fsgda", "sagda", *AUC, *words)
+    assert what.algorithms == ("fsgda", "sagda")
+    assert what.lr == {"fsgda": 0.5, "sagda": commands.TUNED_LR["auc"]["sagda"]}
     assert what.config.num_clients == 9
     hyper = planned("train", *AUC, "--algorithm", "fess_gda").hyper
     assert hyper == {"lr": 0.1, "server_lr": 1.0, "pull": 0.1, "follow": 0.5}

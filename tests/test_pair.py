@@ -156,9 +156,10 @@ def test_norms_do_not_mix_the_variables():
     assert mixed.y[1] < 0.1
 
 
-def test_moves_are_projected_and_only_in_y():
+@pytest.mark.parametrize("weight", [0.2, 3.0])  # in the simplex, and outside
+def test_moves_are_projected_and_only_in_y(weight):
     rng = np.random.default_rng(3)
-    start = Pair(jnp.float32(rng.normal(size=5)), jnp.full(5, 0.2))
+    start = Pair(jnp.float32(rng.normal(size=5)), jnp.full(5, weight))
     direction = Pair(*jnp.float32(rng.normal(size=(2, 5))))
     rule = projected(optax.trace(0.5), on_y(optax.projections.projection_simplex))
     rates = Pair(0.1, 2.0)

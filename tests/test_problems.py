@@ -198,8 +198,9 @@ def test_auc_refuses_three_classes_and_batches_without_shares():
     with pytest.raises(ValueError, match=r"shares of two classes.*got None"):
         BINARY.grad(params, draw_batch(2), KEY)
     three = draw_batch(2, shares=np.float32([0.2, 0.3, 0.5]))
-    with pytest.raises(ValueError, match=r"shares of two classes.*got \(3,\)"):
-        BINARY.grad(params, three, KEY)
+    for task in (BINARY, auc(Linear(2), (5,), share=0.3)):
+        with pytest.raises(ValueError, match=r"shares of two classes.*got \(3,\)"):
+            task.grad(params, three, KEY)
 
 
 # the worst mixture of clients

@@ -60,7 +60,7 @@ class Compare:
     """Each seed has its own partition, initial parameters, cohorts and batches."""
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
     """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`; the others are tuned for
-    the digits."""
+    digits, or with --problem auc for breast_cancer."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
     config: Flat = CONFIG

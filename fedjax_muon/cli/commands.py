@@ -25,16 +25,29 @@ from fedjax_muon.metrics import hill
 from fedjax_muon.partition import label_counts
 from fedjax_muon.simulation import NonFiniteError
 
-# The best on two seeds that the main job does not use, by test accuracy averaged over
-# its rounds: experiments/digits_learning_rates.py.
-DIGITS_LR: Mapping[str, float] = {
-    "fedavg": 0.3,
-    "fedavg_adam": 0.03,
-    "scaffold": 0.1,
-    "local_muon": 0.3,
-    "fedmuon": 0.03,
-    "fedmuon_align": 0.03,
-    "fedmuon_correct": 0.1,
+# The best on two seeds that the main jobs do not use, by test score averaged over their
+# rounds: experiments/learning_rates.py.
+TUNED_LR: Mapping[str, Mapping[str, float]] = {
+    "classification": {
+        "fedavg": 0.3,
+        "fedavg_adam": 0.03,
+        "scaffold": 0.1,
+        "local_muon": 0.3,
+        "fedmuon": 0.03,
+        "fedmuon_align": 0.03,
+        "fedmuon_correct": 0.1,
+    },
+    "auc": {
+        "fed_nsgda_m": 0.03,
+        "fedmuon_da": 0.03,
+        "fedsgda_clip": 0.3,
+        "local_sgda": 3.0,
+        "local_sgdam": 1.0,
+        "fedsgda_m": 1.0,
+        "sagda": 3.0,
+        "fsgda": 3.0,
+        "fess_gda": 3.0,
+    },
 }
 
 
@@ -82,8 +95,8 @@ def compare(args: arguments.Compare) -> None:
                     f"--lr names {name!r}, which is not compared; the algorithms are "
                     f"{', '.join(args.algorithms)}"
                 )
-    digits = args.config.problem == "classification"
-    tuned = {n: lr for n, lr in DIGITS_LR.items() if digits and n in args.algorithms}
+    tuned = TUNED_LR[args.config.problem]
+    tuned = {name: lr for name, lr in tuned.items() if name in args.algorithms}
     what = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
     place = new_directory(args.output, "compare")
     with refusing():

@@ -87,7 +87,8 @@ def auc(
     rounds to 1; `evaluation.evaluate` computes the AUC from it.
 
     Raises `ValueError` for a share outside (0, 1), a model that does not give two
-    logits, and, when it is used, a gradient without a share.
+    logits, and, when it is used, a gradient without a share, or of other labels than
+    0 and 1.
     """
     if share is not None:
         check_range(
@@ -109,10 +110,11 @@ def auc(
 
     def grad(params, batch, key):
         check_batch(batch.x, batch.y, batch.weight)
-        if share is None and getattr(batch.shares, "shape", None) != (2,):
+        shape = getattr(batch.shares, "shape", None)
+        if shape != (2,) and (share is None or shape is not None):
             raise ValueError(
                 "a batch must say its client's shares of two classes, 0 and 1, got "
-                f"{getattr(batch.shares, 'shape', None)}; or give `share`"
+                f"{shape}; or give `share` and batches without"
             )
         return jax.grad(objective)(params, batch, key)
 
