@@ -195,8 +195,8 @@ def _indices(part: np.ndarray) -> np.ndarray:
     return part.astype(np.int32)
 
 
-def generator(key) -> np.random.Generator:
-    """A NumPy generator seeded by all words of one typed JAX key."""
+def generator(key, *more: int) -> np.random.Generator:
+    """A NumPy generator seeded by all words of one typed JAX key, and `more`."""
     typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )
@@ -204,7 +204,8 @@ def generator(key) -> np.random.Generator:
         raise TypeError(
             f"key must be one typed key such as jax.random.key(0), got {key!r}"
         )
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
+    words = np.asarray(jax.random.key_data(key)).ravel().tolist()
+    return np.random.default_rng([*words, *more])
 
 
 def checked_labels(labels) -> np.ndarray:

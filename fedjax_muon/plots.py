@@ -1,4 +1,5 @@
-"""Figures, drawn from numbers alone: curves of runs, and who has which labels."""
+"""Figures, drawn from numbers alone: curves of runs, who has which labels, and who
+talks to whom."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -6,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import networkx as nx
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_muon.comparison import History, Point, Summary, score_column
+from fedjax_muon.topology import metropolis, spectral_gap
 
 STYLE: Any = {
     "axes.grid": True,
@@ -226,4 +229,33 @@ def tail(
         axis.set_ylabel("share of batches above")
         axis.legend()
         axis.set_title(textwrap.fill(title, 60))
+        figure.savefig(path, dpi=110)
+
+
+def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
+    """Who talks to whom: agents as discs with their numbers, edges as lines.
+
+    The caption states the spectral gap of the Metropolis weights. A graph always gives
+    the same picture, and its nodes are numbered as in `topology`.
+    """
+    gap = round(spectral_gap(metropolis(graph)), 12)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.5, 4.8), layout="constrained")
+        axis = figure.subplots()
+        # From a circle, rings keep their order and nothing is left to chance.
+        start = nx.circular_layout(graph)
+        places = nx.spring_layout(graph, pos=start)
+        size = 260 / max(1.0, len(graph) / 30)
+        nx.draw_networkx_edges(graph, places, ax=axis, edge_color="0.6", width=0.9)
+        nx.draw_networkx_nodes(graph, places, ax=axis, node_size=size, node_color="C0")
+        if len(graph) <= 50:
+            numbers = {node: str(i) for i, node in enumerate(graph)}
+            nx.draw_networkx_labels(
+                graph, places, numbers, ax=axis, font_size=7, font_color="white"
+            )
+        axis.set_axis_off()
+        agents = "1 agent" if len(graph) == 1 else f"{len(graph)} agents"
+        gaps = f"spectral gap of the Metropolis weights {gap:.3g}"
+        figure.supxlabel(f"{agents}, {gaps}", fontsize=8)
+        figure.suptitle(title)
         figure.savefig(path, dpi=110)

@@ -1,0 +1,399 @@
+"""Mixing matrices against closed forms, enumeration and the exact law of G(m, p)."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import matplotlib.image
+import networkx as nx
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_muon import plots, topology
+
+WEIGHTS = {"metropolis": topology.metropolis, "constant": topology.constant}
+KEYS = [jax.random.key(seed) for seed in range(600)]
+GRAPHS = {
+    "ring": topology.ring(7),
+    "torus": topology.torus(3, 4),
+    "complete": topology.complete(5),
+    "star": topology.star(6),
+    "exponential": topology.exponential(11),
+    "erdos_renyi": topology.erdos_renyi(12, 0.3, key=KEYS[0]).graph,
+    "path": nx.path_graph(4),
+    "isolated": nx.empty_graph(3),
+    "one": nx.empty_graph(1),
+    "lollipop": nx.lollipop_graph(4, 3),
+}
+
+
+def edges(graph):
+    return {frozenset(edge) for edge in graph.edges}
+
+
+def metropolis_by_hand(m, edges):
+    """The definition, edge by edge, for agents 0..m-1."""
+    degree = [sum(i in edge for edge in edges) for i in range(m)]
+    W = np.zeros((m, m))
+    for i, j in edges:
+        W[i, j] = W[j, i] = 1 / (1 + max(degree[i], degree[j]))
+    for i in range(m):
+        W[i, i] = 1 - sum(W[i, j] for j in range(m) if j != i)
+    return W
+
+
+def constant_by_hand(m, edges):
+    """I - sum over edges of (e_i - e_j)(e_i - e_j)^T / (1 + d_max)."""
+    degree = [sum(i in edge for edge in edges) for i in range(m)]
+    difference = [np.eye(m)[i] - np.eye(m)[j] for i, j in edges]
+    return np.eye(m) - sum(np.outer(d, d) for d in difference) / (1 + max(degree))
+
+
+BY_HAND = {"metropolis": metropolis_by_hand, "constant": constant_by_hand}
+
+
+def contraction(W):
+    """lambda from the eigenvalues of a symmetric W: the second largest in size."""
+    return np.sort(np.abs(np.append(np.linalg.eigvalsh(W), 0)))[-2]
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 9])
+def test_edges_are_those_of_the_definitions(m):
+    pairs = {frozenset(pair) for pair in itertools.combinations(range(m), 2)}
+    cycle = {frozenset((i, (i + 1) % m)) for i in range(m)} - {frozenset([0])}
+    assert edges(topology.ring(m)) == cycle
+    assert edges(topology.complete(m)) == pairs
+    assert edges(topology.star(m)) == {pair for pair in pairs if 0 in pair}
+    powers = [2**k for k in range(m) if 2**k < m]
+    jumps = {frozenset((i, (i + power) % m)) for i in range(m) for power in powers}
+    assert edges(topology.exponential(m)) == jumps
+    for make in (topology.ring, topology.complete, topology.star, topology.exponential):
+        assert list(make(m)) == list(range(m))
+        assert list(make(np.int64(m))) == list(range(m))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_a_torus_is_the_product_of_two_rings(rows, columns):
+    a, b = (nx.to_numpy_array(topology.ring(m)) for m in (rows, columns))
+    product = np.kron(a, np.eye(columns)) + np.kron(np.eye(rows), b)
+    torus = topology.torus(rows, columns)  # r * columns + c, edges once
+    np.testing.assert_array_equal(nx.to_numpy_array(torus), product)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_weights_are_those_of_the_definitions_and_mix(name, weights):
+    graph = GRAPHS[name]
+    W = WEIGHTS[weights](graph)
+    expected = BY_HAND[weights](len(graph), list(graph.edges))
+    np.testing.assert_allclose(W, expected, atol=1e-15)
+    np.testing.assert_array_equal(W, W.T)
+    np.testing.assert_allclose(W.sum(0), 1, atol=1e-15)
+    degrees = np.array([degree for _, degree in graph.degree])
+    assert W.dtype == np.float64
+    assert np.all(np.diag(W) >= 1 / (1 + max(degrees)) - 1e-15)
+    gap = topology.spectral_gap(W)
+    assert isinstance(gap, float)
+    np.testing.assert_allclose(gap, 1 - contraction(W), atol=1e-14)
+    assert (gap > 1e-3) == nx.is_connected(graph)
+    if name != "isolated":
+        np.testing.assert_array_equal(topology.check_mixing(W.tolist()), W)
+        single = jnp.asarray(W, jnp.float32)  # its rows sum to one up to 1e-7
+        checked = topology.check_mixing(single)
+        assert checked.dtype == np.float64
+        np.testing.assert_array_equal(checked, np.asarray(single))
+
+
+def test_weights_follow_the_nodes_whatever_they_are_called():
+    graph = GRAPHS["lollipop"]
+    order = np.array([3, 0, 6, 5, 1, 4, 2])  # agent i is what was order[i]
+    names = ["rome", (0, 1), 7, "oslo", 2.5, frozenset([5]), "bern"]
+    renamed = nx.Graph()
+    renamed.add_nodes_from(names[i] for i in order)
+    renamed.add_edges_from(((names[i], names[j]) for i, j in graph.edges), weight=3.0)
+    for weights in WEIGHTS.values():
+        W = weights(graph)
+        np.testing.assert_array_equal(weights(renamed), W[np.ix_(order, order)])
+        assert not np.array_equal(weights(renamed), W)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("m", [3, 4, 5, 8, 31, 300])
+def test_a_ring_has_its_closed_form(m, weights):
+    # W is circulant with eigenvalues (1 + 2 cos(2 pi k / m)) / 3, none below -1/3.
+    W = WEIGHTS[weights](topology.ring(m))
+    np.testing.assert_allclose(W[0, [0, 1, -1]], 1 / 3, atol=1e-15)
+    values = (1 + 2 * np.cos(2 * np.pi * np.arange(1, m) / m)) / 3
+    expected = 1 - np.max(np.abs(values))
+    np.testing.assert_allclose(topology.spectral_gap(W), expected, atol=1e-13)
+    np.testing.assert_allclose(expected, 1 - values[0], atol=1e-15)
+    topology.check_mixing(W)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_other_closed_forms(weights):
+    gap = lambda graph: topology.spectral_gap(WEIGHTS[weights](graph))
+    for m in (1, 2, 6, 40):
+        np.testing.assert_allclose(gap(topology.complete(m)), 1, atol=1e-14)
+        W = WEIGHTS[weights](topology.complete(m))
+        np.testing.assert_allclose(W, 1 / m, atol=1e-15)
+    for m in (3, 6, 40):
+        # The Laplacian of a star has eigenvalues 0, 1 and m; both weights are 1/m.
+        np.testing.assert_allclose(gap(topology.star(m)), 1 / m, atol=1e-14)
+    for rows, columns in ((3, 3), (4, 7), (10, 12)):
+        # Laplacian eigenvalues of a product of graphs are the sums of its factors'.
+        a, b = (2 - 2 * np.cos(2 * np.pi * np.arange(n) / n) for n in (rows, columns))
+        values = 1 - np.add.outer(a, b).ravel() / 5
+        expected = 1 - np.sort(np.abs(values))[-2]
+        graph = topology.torus(rows, columns)
+        np.testing.assert_allclose(gap(graph), expected, atol=1e-13)
+        np.testing.assert_allclose(np.diag(WEIGHTS[weights](graph)), 1 / 5, atol=1e-15)
+
+
+def probability_connected(m, p):
+    """P(G(m, p) is connected), by the size of the component of agent 0 (Gilbert)."""
+    exact = [1.0, 1.0]
+    for n in range(2, m + 1):
+        apart = lambda k, n=n: math.comb(n - 1, k - 1) * (1 - p) ** (k * (n - k))
+        exact.append(1 - sum(apart(k) * exact[k] for k in range(1, n)))
+    return exact[m]
+
+
+@pytest.mark.parametrize(("m", "p"), [(5, 0.2), (5, 0.5), (10, 0.2), (20, 0.2)])
+def test_tries_are_geometric_with_the_probability_of_being_connected(m, p):
+    tries = [topology.erdos_renyi(m, p, key=key).tries for key in KEYS[:300]]
+    tries, law = np.array(tries), stats.geom(probability_connected(m, p))
+    error = np.sqrt(1 / len(tries))
+    assert abs(tries.mean() - law.mean()) < 4.5 * law.std() * error
+    for k in (1, 2, 5, 12, 25):
+        expected = law.cdf(k)
+        width = 4.5 * np.sqrt(expected * (1 - expected)) * error + 1e-9
+        assert abs(np.mean(tries <= k) - expected) < width
+
+
+def connected_graphs(m):
+    """All connected graphs on 0..m-1, as lists of edges, by counting walks."""
+    pairs = list(itertools.combinations(range(m), 2))
+    for chosen in itertools.product([False, True], repeat=len(pairs)):
+        kept = list(itertools.compress(pairs, chosen))
+        step = metropolis_by_hand(m, kept)
+        if np.all(np.linalg.matrix_power(step, m) > 0):
+            yield kept
+
+
+def test_graphs_have_the_law_of_connected_ones():
+    graphs, p = list(connected_graphs(4)), 0.4
+    law = np.array([p ** len(g) * (1 - p) ** (6 - len(g)) for g in graphs])
+    np.testing.assert_allclose(law.sum(), probability_connected(4, p))
+    place = {frozenset(map(frozenset, graph)): i for i, graph in enumerate(graphs)}
+    drawn = [topology.erdos_renyi(4, p, key=key).graph for key in KEYS]
+    counts = np.bincount(
+        [place[frozenset(edges(g))] for g in drawn], minlength=len(graphs)
+    )
+    expected = law / law.sum() * len(drawn)
+    assert expected.min() > 3
+    assert stats.chisquare(counts, expected).pvalue > 1e-4
+
+
+def test_mean_lambda_of_five_agents_is_that_of_all_connected_graphs():
+    lam = lambda edges: contraction(metropolis_by_hand(5, edges))
+    size, values = np.array([(len(g), lam(g)) for g in connected_graphs(5)]).T
+    for p in (0.2, 0.5, 0.8):
+        law = p**size * (1 - p) ** (10 - size)
+        law /= law.sum()
+        mean = law @ values
+        deviation = np.sqrt(law @ (values - mean) ** 2)
+        graphs = [topology.erdos_renyi(5, p, key=key).graph for key in KEYS[:300]]
+        gaps = [topology.spectral_gap(topology.metropolis(graph)) for graph in graphs]
+        assert abs(1 - np.mean(gaps) - mean) < 4.5 * deviation / np.sqrt(300)
+
+
+def test_a_graph_follows_from_its_key_and_number_of_tries():
+    for key in jax.random.split(KEYS[0], 20):  # whose words are all different
+        graph, tries = topology.erdos_renyi(10, 0.2, key=key)
+        again = topology.erdos_renyi(10, 0.2, key=jax.random.clone(key))
+        assert (edges(graph), tries) == (edges(again.graph), again.tries)
+        words = np.asarray(jax.random.key_data(key)).tolist()
+        draws = [
+            nx.fast_gnp_random_graph(10, 0.2, seed=np.random.default_rng([*words, t]))
+            for t in range(1, tries + 1)
+        ]
+        assert [nx.is_connected(draw) for draw in draws].index(True) == tries - 1
+        assert edges(draws[-1]) == edges(graph)
+        assert list(graph) == list(range(10))
+    graph, tries = topology.erdos_renyi(6, 1, key=KEYS[0])
+    assert (edges(graph), tries) == (edges(topology.complete(6)), 1)
+
+
+def matchings():
+    """Every agent of 2^3 averages with one other at a time, over three exchanges."""
+    partner = [np.eye(8)[np.arange(8) ^ 2**k] for k in range(3)]
+    return (np.eye(8) + np.stack(partner)) / 2
+
+
+def test_a_period_may_be_connected_though_its_graphs_are_not():
+    W = matchings()
+    product = W[2] @ W[1] @ W[0]
+    np.testing.assert_allclose(product, 1 / 8, atol=1e-15)  # averages exactly
+    np.testing.assert_array_equal(topology.check_mixing(W), W)
+    np.testing.assert_array_equal(topology.check_mixing(list(W)), W)
+    np.testing.assert_allclose(topology.spectral_gap(W), 1, atol=1e-14)
+    for matrix in W:
+        with pytest.raises(ValueError, match="W has 4 components"):
+            topology.check_mixing(matrix)
+    graphs = (nx.path_graph(6), topology.star(6), topology.ring(6))
+    W = np.stack([topology.metropolis(graph) for graph in graphs])
+    values = np.linalg.svd(W[2] @ W[1] @ W[0], compute_uv=False)
+    np.testing.assert_allclose(topology.spectral_gap(W), 1 - values[1], atol=1e-14)
+    assert topology.check_mixing(W[:1]).shape == (1, 6, 6)
+
+
+draw = lambda agents=4, p=0.5, key=KEYS[0]: topology.erdos_renyi(agents, p, key=key)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True, "3"])
+def test_numbers_of_agents_are_refused(bad):
+    message = f"must be a whole number at least 1, got {bad!r}$"
+    names = ("ring", "complete", "star", "exponential")
+    for make in (draw, *(getattr(topology, name) for name in names)):
+        with pytest.raises(ValueError, match=f"^agents {message}"):
+            make(bad)
+    with pytest.raises(ValueError, match=f"^rows {message}"):
+        topology.torus(bad, 3)
+    with pytest.raises(ValueError, match=f"^columns {message}"):
+        topology.torus(3, bad)
+
+
+def test_probabilities_and_keys_are_refused():
+    for p in (-0.1, 0.0, 1e-17, 1.01, np.nan):
+        with pytest.raises(ValueError, match=r"^p must lie in \[1e-09, 1\], got"):
+            draw(p=p)
+    with pytest.raises(TypeError, match=r"^p must be a number, got"):
+        draw(p=lambda _: 0.5)
+    for key in (0, jax.random.PRNGKey(0), jax.random.split(KEYS[0])):
+        with pytest.raises(TypeError, match=r"^key must be one typed key such as"):
+            draw(key=key)
+
+
+def test_graphs_that_never_connect_are_refused(monkeypatch):
+    message = r"^none of 10000 graphs of 30 agents with p=0.01 .* raise p, to .*= 0.11 "
+    with pytest.raises(ValueError, match=message):
+        draw(30, 0.01)
+    tries = draw(5, 0.1).tries
+    assert tries > 1
+    monkeypatch.setattr(topology, "MAX_TRIES", tries)
+    assert draw(5, 0.1).tries == tries  # the last try still counts
+    monkeypatch.setattr(topology, "MAX_TRIES", tries - 1)
+    with pytest.raises(ValueError, match=f"^none of {tries - 1} graphs"):
+        draw(5, 0.1)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_graphs_are_refused(weights):
+    weights = WEIGHTS[weights]
+    for graph in (nx.DiGraph([(0, 1)]), nx.MultiGraph([(0, 1)]), np.eye(2)):
+        kind = type(graph).__name__
+        with pytest.raises(TypeError, match=f"undirected networkx.Graph, got {kind}; "):
+            weights(graph)
+    with pytest.raises(ValueError, match=r"^graph must have at least one node"):
+        weights(nx.Graph())
+    with pytest.raises(ValueError, match=r"^node 'b' is joined with itself"):
+        weights(nx.Graph([("a", "b"), ("b", "b")]))
+    for check in (topology.check_mixing, topology.spectral_gap):
+        with pytest.raises(TypeError, match="got a graph; use metropolis"):
+            check(topology.ring(4))
+
+
+RING = topology.metropolis(topology.ring(6))
+SWAP = np.array([[0.0, 1.0], [1.0, 0.0]])
+PARTS = topology.metropolis(nx.disjoint_union(nx.path_graph(9), topology.ring(3)))
+
+
+def changed(i, j, value):
+    W = RING.copy()
+    W[i, j] += value
+    return W
+
+
+@pytest.mark.parametrize(
+    ("W", "message"),
+    [
+        (RING[:5], r"^W must be square, got shape \(5, 6\)$"),
+        (RING[None, :5], r"^W must be square, got shape \(1, 5, 6\)$"),
+        (RING[0], r"^W must be one matrix .* got shape \(6,\) and dtype float64$"),
+        (RING[None, None], r"^W must be one matrix .* got shape \(1, 1, 6, 6\)"),
+        (np.zeros((0, 3, 3)), r"^W must be one matrix .* got shape \(0, 3, 3\)"),
+        (RING + 0j, "^W must be one matrix .* dtype complex128$"),
+        ([[1.0], [0.5, 0.5]], "^W must have rows of one length, got a ragged list$"),
+        (changed(2, 3, np.nan), r"^W must be finite, got nan at \[2, 3\]$"),
+        (changed(2, 3, np.inf), r"^W must be finite, got inf at \[2, 3\]$"),
+        (
+            changed(4, 1, 0.2),
+            r"^W must be symmetric, got 0 at \[1, 4\] but 0.2 at \[4, 1",
+        ),
+        (changed(4, 1, 2e-6), r"^W must be symmetric, got 0 at \[1, 4\] but 2e-06"),
+        (
+            2 * RING - np.eye(6),
+            r"^W must not be negative, got -0.333333333 at \[0, 0\]",
+        ),
+        (changed(3, 3, 0.125), "^every row of W must sum to 1, got 1.125 in row 3; "),
+        (changed(3, 3, -2e-6), "^every row of W must sum to 1, got 0.999998 in row 3"),
+        (
+            PARTS,
+            r"of each other, as agents \[0, 1, 2, 3, 4\] and others and \[9, 10, 11",
+        ),
+        (np.eye(3), "^W has 3 components"),
+        ((1 - 2e-8) * np.eye(3), "^W has 3 components"),  # lambda below 1 - 1e-9
+        (SWAP, r"^lambda must be below 1 - 1e-09, got 1: the agents are connected but"),
+        ([RING, changed(4, 1, 0.2)], r"^W\[1\] must be symmetric"),
+        ([RING, RING - 0.5], r"^W\[1\] must not be negative"),
+        ([RING, 2 * RING, RING], r"^every row of W\[1\] must sum to 1, got 2 in row"),
+        (matchings()[:2], "^all W together have 2 components"),
+    ],
+)
+def test_matrices_are_refused(W, message):
+    with pytest.raises(ValueError, match=message):
+        topology.check_mixing(W)
+
+
+def test_swaps_average_once_agents_keep_weight_of_their_own():
+    # the two perfect matchings of a ring of four
+    swaps = np.eye(4)[np.array([[1, 0, 3, 2], [3, 2, 1, 0]])]
+    with pytest.raises(ValueError, match="of one period must be below 1 - 1e-09, got"):
+        topology.check_mixing(swaps)
+    topology.check_mixing((np.eye(4) + swaps) / 2)  # what the message proposes
+
+
+def test_a_graph_is_always_the_same_picture(tmp_path):
+    def drawn(graph, **how):
+        plots.graph(graph, tmp_path / "graph.png", **how)
+        return matplotlib.image.imread(tmp_path / "graph.png")
+
+    first = drawn(topology.torus(3, 4), title="torus")
+    assert min(first.shape[:2]) > 200
+    assert np.array_equal(first, drawn(topology.torus(3, 4), title="torus"))
+    for graph in (topology.torus(2, 6), topology.torus(4, 4)):
+        assert np.any(first != drawn(graph, title="torus"))
+    assert np.any(first != drawn(topology.torus(3, 4)))
+
+
+def test_a_picture_states_numbers_and_gap(tmp_path, monkeypatch):
+    said, numbers = [], []
+    caption = lambda _, text, **how: said.append(text)
+    monkeypatch.setattr(plots.Figure, "supxlabel", caption)
+    label = lambda graph, places, names, **how: numbers.append(names)
+    monkeypatch.setattr(nx, "draw_networkx_labels", label)
+    named = nx.Graph([("rome", "oslo"), ("oslo", "bern")])  # a star: gap 1/3
+    for graph in (named, nx.empty_graph(2), topology.ring(1), topology.ring(70)):
+        plots.graph(graph, tmp_path / "graph.png")
+    far = 1 - (1 + 2 * math.cos(2 * math.pi / 70)) / 3
+    starts = ("3 agents", "2 agents", "1 agent", "70 agents")
+    assert said == [
+        f"{start}, spectral gap of the Metropolis weights {gap:.3g}"
+        for start, gap in zip(starts, (1 / 3, 0, 1, far), strict=True)
+    ]
+    cities = {"rome": "0", "oslo": "1", "bern": "2"}
+    assert numbers == [cities, {0: "0", 1: "1"}, {0: "0"}]  # 70 could not be read
