@@ -13,7 +13,6 @@ that change with time may have them; `check_mixing` refuses the matrix that foll
 """
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import networkx as nx
