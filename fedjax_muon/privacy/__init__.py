@@ -1,0 +1,7 @@
+"""Privacy accounting: how much a private run gives away about one example or client.
+
+Numbers only, no gradients: `sensitivity` (what one record can change), `sampling` (when
+it takes part), `accounting` (epsilon of a noise level and back), `report` (all of it in
+one statement), `paper` (the noise that published theorems ask for). Epsilons need the
+optional dependency dp-accounting: `pip install "fedjax-muon[privacy]"`.
+"""

@@ -1,0 +1,309 @@
+"""Epsilons against closed forms and published vectors, and what is refused."""
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from fedjax_muon.privacy.accounting import (
+    ADD_OR_REMOVE,
+    REPLACE_ONE,
+    Gaussian,
+    Pld,
+    Rdp,
+    gaussian_epsilon,
+    gaussian_multiplier,
+    joint,
+    mean_only,
+    solve,
+)
+from fedjax_muon.privacy.sampling import (
+    Cyclic,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    Shuffled,
+)
+
+DELTA = 1e-5
+A9A = Poisson(6512, 20)  # a9a, one of five agents
+COARSE = Pld(1e-3)  # ten times faster, for what only compares
+
+
+def gaussian_delta(multiplier, epsilon):
+    """Balle and Wang 2018, Theorem 8."""
+    half, tail = 1 / (2 * multiplier), epsilon * multiplier
+    cdf = stats.norm.cdf
+    return cdf(half - tail) - math.exp(epsilon) * cdf(-half - tail)
+
+
+@pytest.mark.parametrize(("z", "epsilon"), [(1.0, 4.377178), (10.0, 0.340669)])
+def test_one_gaussian(z, epsilon):
+    found = gaussian_epsilon(z, DELTA)
+    assert found == pytest.approx(epsilon, abs=6e-7)
+    assert gaussian_delta(z, found) == pytest.approx(DELTA, 1e-6)
+    assert gaussian_multiplier(found, DELTA) == pytest.approx(z, 1e-6)
+
+
+# Reference vectors: dp-accounting 0.6.0 called directly, discretisation 1e-4.
+@pytest.mark.parametrize(
+    ("z", "pld_100", "rdp_100", "pld_1000", "rdp_1000"),
+    [
+        (0.5, 3.771672, 4.966641, 5.791059, 7.157862),
+        (0.6, 1.945045, 3.014159, 3.061742, 3.968539),
+        (0.7, 0.974847, 1.996192, 1.690285, 2.467605),
+        (0.8, 0.511710, 1.409740, 0.991303, 1.677679),
+        (1.0, 0.201493, 0.828040, 0.509320, 0.934666),
+        (2.0, 0.051625, 0.156887, 0.171600, 0.215647),
+    ],
+)
+def test_reference_poisson(z, pld_100, rdp_100, pld_1000, rdp_1000):
+    assert Pld().epsilon(A9A, z, 100, DELTA) == pytest.approx(pld_100, 1e-5)
+    assert Pld().epsilon(A9A, z, 1000, DELTA) == pytest.approx(pld_1000, 1e-5)
+    assert Rdp().epsilon(A9A, z, 100, DELTA) == pytest.approx(rdp_100, 1e-5)
+    assert Rdp().epsilon(A9A, z, 1000, DELTA) == pytest.approx(rdp_1000, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("accountant", "steps", "levels"),
+    [
+        (COARSE, 1000, (1.0101, 0.7983, 0.6712, 0.4551)),
+        (Rdp(), 1000, (1.3084, 0.9732, 0.7520, 0.4831)),
+        (COARSE, 100, (0.8039, 0.6963, 0.5959, 0.3861)),
+    ],
+    ids=str,
+)
+def test_reference_calibration(accountant, steps, levels):
+    for target, level in zip((0.5, 1.0, 2.0, 8.0), levels, strict=True):
+        z = solve(lambda z: accountant.epsilon(A9A, z, steps, DELTA), target, 1e-4)
+        assert z == pytest.approx(level, 1e-3)
+        assert accountant.epsilon(A9A, z, steps, DELTA) <= target
+
+
+@pytest.mark.parametrize(("z", "epsilon"), [(0.8, 1.215861), (1.6, 0.426896)])
+def test_reference_replace_one(z, epsilon):
+    found = Pld().epsilon(A9A, z, 1000, DELTA, REPLACE_ONE)
+    assert found == pytest.approx(epsilon, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("longest", "epsilon"), [(40, 1.166190), (48, 0.991473), (64, 0.991303)]
+)
+def test_reference_truncated(longest, epsilon):
+    sampling = Poisson(6512, 20, longest=longest)
+    assert Pld().epsilon(sampling, 0.8, 1000, DELTA) == pytest.approx(epsilon, 1e-5)
+
+
+def test_reference_fixed_size():
+    # The vector's z = .8 is noise over the change by a replaced record.
+    found = Rdp().epsilon(FixedSize(6512, 20), 1.6, 1000, DELTA, REPLACE_ONE)
+    assert found == pytest.approx(1.997486, 1e-5)
+
+
+def test_reference_full_first_batch():
+    sampling = Poisson(6512, 20, first=6512)
+    assert Pld().epsilon(sampling, 0.8, 1000, DELTA, first=5.0) == pytest.approx(
+        1.192210, 1e-5
+    )
+    assert Rdp().epsilon(sampling, 0.8, 1000, DELTA, first=5.0) == pytest.approx(
+        1.815469, 1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("z", "epsilon"), [(0.8, 3.779639), (1.0, 1.622652), (1.1313708, 0.991303)]
+)
+def test_reference_joint(z, epsilon):
+    both = joint(z, z)
+    assert both == pytest.approx(z / math.sqrt(2), 1e-12)
+    assert Pld().epsilon(A9A, both, 1000, DELTA) == pytest.approx(epsilon, 1e-5)
+
+
+def test_reference_mnist_like():
+    sampling = Poisson(60000, 256)
+    assert Rdp().epsilon(sampling, 1.1, 14040, DELTA) == pytest.approx(2.594363, 1e-5)
+    assert Pld().epsilon(sampling, 1.1, 14040, DELTA) == pytest.approx(2.379644, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rounds", "z", "pld", "rdp"),
+    [
+        (5, 100, 0.5, 18.1938, 21.0067),
+        (5, 100, 1.0, 3.502149, 4.038913),
+        (5, 100, 2.0, 1.097232, 1.222196),
+        (10, 100, 1.0, 7.046603, 7.903850),
+        (10, 100, 2.0, 2.337400, 2.580571),
+        (10, 500, 1.0, 16.561775, None),
+        (10, 500, 2.0, 5.555470, 6.034562),
+    ],
+)
+def test_reference_cohorts_of_clients(batch, rounds, z, pld, rdp):
+    cohorts = Poisson(100, batch)
+    assert Pld().epsilon(cohorts, z, rounds, DELTA) == pytest.approx(pld, 1e-5)
+    if rdp is not None:
+        assert Rdp().epsilon(cohorts, z, rounds, DELTA) == pytest.approx(rdp, 1e-5)
+
+
+def test_one_sampled_step_against_quadrature():
+    # removal: P = (1-q) N(0, z^2) + q N(1, z^2) against Q = N(0, z^2), the worse order
+    q, z, epsilon = 0.1, 0.7, 1.0
+    sampling = Poisson(100, 10)
+    low, high = stats.norm(0, z).pdf, stats.norm(1, z).pdf
+
+    def excess(x):
+        return max((1 - q) * low(x) + q * high(x) - math.exp(epsilon) * low(x), 0)
+
+    delta = integrate.quad(excess, -10, 12, points=[0, 1, 2], limit=200)[0]
+    assert Pld().epsilon(sampling, z, 1, delta) == pytest.approx(epsilon, 1e-4)
+
+
+def test_the_whole_data_is_the_gaussian_mechanism():
+    everyone = Poisson(50, 50)
+    exact = gaussian_epsilon(3.0 / math.sqrt(7), 1e-3)
+    assert Pld().epsilon(everyone, 3.0, 7, 1e-3) == pytest.approx(exact, 1e-3)
+    doubled = gaussian_epsilon(1.5 / math.sqrt(7), 1e-3)
+    found = Pld().epsilon(everyone, 3.0, 7, 1e-3, REPLACE_ONE)
+    assert found == pytest.approx(doubled, 1e-3)
+    assert Gaussian().epsilon(3.0, 1e-3, REPLACE_ONE) == gaussian_epsilon(1.5, 1e-3)
+    assert Gaussian().epsilon(3.0, 1e-3, ADD_OR_REMOVE) == gaussian_epsilon(3.0, 1e-3)
+    # Renyi of the same is looser, and must count a replaced record twice as well
+    found = Rdp().epsilon(FixedSize(50, 50), 3.0, 7, 1e-3, REPLACE_ONE)
+    assert doubled < found < 1.5 * doubled
+
+
+def test_a_first_step_with_its_own_noise():
+    same = COARSE.epsilon(A9A, 0.8, 50, DELTA)
+    assert COARSE.epsilon(A9A, 0.8, 50, DELTA, first=0.8) == same
+    assert COARSE.epsilon(A9A, 0.8, 50, DELTA, first=0.5) > same * 1.01
+    quiet = COARSE.epsilon(A9A, 0.8, 50, DELTA, first=1e3)
+    assert quiet == pytest.approx(COARSE.epsilon(A9A, 0.8, 49, DELTA), 1e-3)
+    whole = Poisson(6512, 20, first=6512)
+    alone = COARSE.epsilon(whole, 0.8, 1, DELTA, first=2.0)
+    assert alone == pytest.approx(gaussian_epsilon(2.0, DELTA), 1e-3)
+    fixed, replaced = FixedSize(6512, 20), REPLACE_ONE
+    same = Rdp().epsilon(fixed, 1.6, 50, DELTA, replaced)
+    assert Rdp().epsilon(fixed, 1.6, 50, DELTA, replaced, 1.6) == same
+    assert Rdp().epsilon(fixed, 1.6, 50, DELTA, replaced, 0.9) > same
+
+
+def increasing(values):
+    return all(a < b for a, b in itertools.pairwise(values))
+
+
+@pytest.mark.parametrize("accountant", [COARSE, Rdp()], ids=str)
+def test_epsilon_falls_with_noise_and_grows_with_steps_and_batch(accountant):
+    epsilon = accountant.epsilon
+    assert increasing([epsilon(A9A, z, 200, DELTA) for z in (2.0, 1.0, 0.8, 0.6)])
+    assert increasing([epsilon(A9A, 0.8, t, DELTA) for t in (10, 100, 400, 1000)])
+    batches = [Poisson(6512, b) for b in (10, 20, 50, 200)]
+    assert increasing([epsilon(s, 0.8, 200, DELTA) for s in batches])
+    assert increasing([epsilon(A9A, 0.8, 200, d) for d in (1e-4, 1e-5, 1e-7)])
+
+
+def test_bounds_are_ordered():
+    fine, coarse = (p.epsilon(A9A, 0.8, 300, DELTA) for p in (Pld(), COARSE))
+    renyi = Rdp().epsilon(A9A, 0.8, 300, DELTA)
+    assert fine <= coarse < 1.01 * fine < renyi
+    few = Rdp((2.0, 4.0, 8.0)).epsilon(A9A, 0.8, 300, DELTA)
+    assert renyi <= few
+
+
+def test_no_noise_is_no_privacy():
+    assert gaussian_epsilon(0.0, DELTA) == math.inf
+    assert COARSE.epsilon(A9A, 0.0, 10, DELTA) == math.inf
+    assert Rdp().epsilon(A9A, 0.0, 10, DELTA) == math.inf
+    assert joint(1.0, 0.0) == 0.0
+
+
+def test_joint_and_mean_only():
+    assert joint(0.7) == pytest.approx(0.7, 1e-12)
+    assert joint(3.0, 4.0) == pytest.approx(2.4, 1e-12)
+    assert joint(1.0, 2.0, 2.0) == pytest.approx(math.sqrt(1 / 1.5), 1e-12)
+    # two Gaussian mechanisms composed are one
+    composed = COARSE.epsilon(Poisson(9, 9), 2.0, 2, 1e-2)
+    assert composed == pytest.approx(gaussian_epsilon(joint(2.0, 2.0), 1e-2), 1e-3)
+    assert mean_only(0.5, 16) == 2.0
+    assert mean_only(0.5, 16, colluders=7) == 1.5
+    assert mean_only(0.5, 1) == 0.5
+
+
+@pytest.mark.parametrize("target", [1e-3, 0.5, 1.0, 30.0])
+def test_solving_for_a_known_function(target):
+    level = solve(lambda z: 1 / z**2, target)
+    assert 1 / level**2 <= target
+    assert level == pytest.approx(target**-0.5, 2e-5)
+    assert solve(lambda z: 0.0 if z > 3 else math.inf, target) == pytest.approx(3, 1e-4)
+    gaussian = solve(lambda z: gaussian_epsilon(z, DELTA), target)
+    assert gaussian == pytest.approx(gaussian_multiplier(target, DELTA), 2e-5)
+
+
+def refused(call, said, error=ValueError):
+    with pytest.raises(error, match=said):
+        call()
+
+
+@pytest.mark.parametrize("accountant", [Pld(), Rdp()], ids=str)
+def test_only_fresh_batches_pass_for_sampled(accountant):
+    for sampling in (Cyclic(6512, 20), Shuffled(6512, 20), FullBatch(6512)):
+        said = rf"does not cover {type(sampling).__name__}.*must not pass for Poisson"
+        refused(lambda s=sampling: accountant.epsilon(s, 0.8, 9, DELTA), said)
+
+
+def test_what_accountants_refuse():
+    for sampling in (A9A, FixedSize(9, 3)):
+        refused(lambda s=sampling: Gaussian().check(s, ADD_OR_REMOVE), "use Pld or Rdp")
+    longest = Poisson(6512, 20, longest=64)
+    refused(lambda: Rdp().epsilon(A9A, 1, 9, DELTA, REPLACE_ONE), r"replaced.*use Pld")
+    refused(lambda: Rdp().epsilon(longest, 1, 9, DELTA), r"longest 64: use Pld")
+    refused(lambda: Pld().epsilon(longest, 1, 9, DELTA, REPLACE_ONE), "at most 64")
+    refused(lambda: Pld().epsilon(FixedSize(9, 3), 1, 9, DELTA), "not cover FixedSize")
+    refused(lambda: Rdp().epsilon(FixedSize(9, 3), 1, 9, DELTA), "use REPLACE_ONE")
+
+
+@pytest.mark.parametrize("accountant", [Pld(), Rdp()], ids=str)
+def test_numbers_that_accountants_refuse(accountant):
+    epsilon = accountant.epsilon
+    refused(lambda: epsilon(A9A, -1.0, 9, DELTA), "multiplier must lie in")
+    refused(lambda: epsilon(A9A, math.inf, 9, DELTA), "multiplier must lie in")
+    refused(lambda: epsilon(A9A, 1.0, 0, DELTA), "steps must be at least 1")
+    refused(lambda: epsilon(A9A, 1.0, 1.5, DELTA), "steps", TypeError)
+    refused(lambda: epsilon(A9A, 1.0, 9, DELTA, first=-1.0), "first must lie in")
+    for delta in (0.0, 1.0, -1e-5, math.nan):
+        refused(lambda d=delta: epsilon(A9A, 1.0, 9, d), r"delta must lie in \(0, 1\)")
+
+
+def test_other_numbers_that_are_refused():
+    refused(lambda: gaussian_epsilon(-1.0, DELTA), "multiplier")
+    refused(lambda: gaussian_epsilon(1.0, 0.0), "delta")
+    refused(lambda: gaussian_multiplier(0.0, DELTA), "epsilon must lie in")
+    refused(lambda: gaussian_multiplier(1.0, 1.0), "delta")
+    for epsilon in (0.0, -1.0, math.inf, math.nan):
+        refused(lambda e=epsilon: solve(lambda z: 1 / z, e), "epsilon must lie in")
+    for constant in (7.0, math.inf):
+        refused(lambda c=constant: solve(lambda z: c, 1.0), "no noise level reaches")
+    refused(joint, "at least one")
+    refused(lambda: joint(1.0, -1.0), "multiplier")
+    refused(lambda: mean_only(1.0, 5, 5), "colluders must be below the 5 agents")
+    refused(lambda: mean_only(1.0, 5, -1), "colluders must be at least 0")
+    refused(lambda: mean_only(1.0, 0), "agents must be at least 1")
+    refused(lambda: mean_only(-1.0, 5), "multiplier")
+    refused(lambda: Pld(0.0), "interval")
+    refused(lambda: Rdp((1.0, 2.0)), "orders")
+
+
+def test_without_the_library_one_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    for call in (
+        lambda: gaussian_epsilon(1.0, DELTA),
+        lambda: gaussian_multiplier(1.0, DELTA),
+        lambda: Pld().epsilon(A9A, 1.0, 9, DELTA),
+        lambda: Rdp().epsilon(A9A, 1.0, 9, DELTA),
+    ):
+        refused(call, r'pip install "fedjax-muon\[privacy\]"', ImportError)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    assert Poisson(np.int64(6512), np.int32(20)) == A9A

@@ -1,0 +1,331 @@
+"""What a run promises: epsilon of a specification, its statement, its calibration."""
+
+import dataclasses
+import math
+
+import pytest
+
+from fedjax_muon.privacy.accounting import (
+    REPLACE_ONE,
+    Gaussian,
+    Pld,
+    Rdp,
+    gaussian_epsilon,
+)
+from fedjax_muon.privacy.report import (
+    Inside,
+    MeanOnly,
+    Neighbour,
+    Output,
+    PrivacySpec,
+    Release,
+    calibrated,
+    report,
+)
+from fedjax_muon.privacy.sampling import (
+    Cyclic,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    Shuffled,
+)
+from fedjax_muon.privacy.sensitivity import (
+    Difference,
+    Each,
+    Split,
+    Unclipped,
+    long_run_std,
+)
+
+DELTA = 1e-5
+CYCLE = Cyclic(6512, 20)
+A9A = Poisson(6512, 20)
+COARSE = Pld(1e-3)
+
+
+def spec(noise, sampling, clip=None, beta=0.1, steps=1000, **further):
+    release = Release(clip or Each(1.0), noise, beta)
+    return PrivacySpec({"x": release}, sampling, steps, DELTA, **further)
+
+
+def epsilon(*args, **further):
+    return report(spec(*args, **further)).epsilon
+
+
+# sigma = .1, .5, 1, 2: an added or removed record, a replaced one; sigma for 1 and 8.
+OUTPUT = {
+    (100, 0.1): (
+        (11.1191, 1.7106, 0.7970, 0.3741),
+        (27.3955, 3.7369, 1.7106, 0.7970),
+        (0.813072, 0.130817),
+    ),
+    (100, 0.01): (
+        (48.7679, 6.0176, 2.7055, 1.2495),
+        (141.2925, 14.0535, 6.0176, 2.7055),
+        (2.448742, 0.393983),
+    ),
+    (1000, 0.1): (
+        (27.3714, 3.7342, 1.7094, 0.7965),
+        (74.295, 8.4465, 3.7342, 1.7094),
+        (1.625097, 0.261465),
+    ),
+    (1000, 0.01): (
+        (145.1314, 14.3533, 6.1368, 2.7566),
+        (469.2169, 36.2889, 14.3533, 6.1368),
+        (4.979349, 0.801138),
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "beta"), OUTPUT)
+def test_reference_noise_on_the_output(steps, beta):
+    added, replaced, levels = OUTPUT[steps, beta]
+    for sigma, one, two in zip((0.1, 0.5, 1.0, 2.0), added, replaced, strict=True):
+        run = spec(Output(sigma), CYCLE, beta=beta, steps=steps)
+        assert report(run).epsilon == pytest.approx(one, 1e-4)
+        run = dataclasses.replace(run, adjacency=REPLACE_ONE)
+        assert report(run).epsilon == pytest.approx(two, 1e-4)
+    for target, level in zip((1.0, 8.0), levels, strict=True):
+        run = spec(Output(1.0), CYCLE, beta=beta, steps=steps)
+        found = calibrated(run, target)
+        assert found.releases["x"].noise.sigma == pytest.approx(level, 2e-5)
+        assert report(found).epsilon <= target
+
+
+def test_reference_noise_inside():
+    assert epsilon(Inside(0.8), A9A) == pytest.approx(0.991303, 1e-5)
+    renyi = epsilon(Inside(0.8), A9A, accountant=Rdp())
+    assert renyi == pytest.approx(1.677679, 1e-5)
+    first = Poisson(6512, 20, first=6512)
+    assert epsilon(Inside(0.8, first=5.0), first) == pytest.approx(1.192210, 1e-5)
+    fixed = spec(Inside(1.6), FixedSize(6512, 20), adjacency=REPLACE_ONE)
+    found = report(dataclasses.replace(fixed, accountant=Rdp())).epsilon
+    assert found == pytest.approx(1.997486, 1e-5)
+
+
+def half_of_last(published):
+    """Half a unit of the last digit of a published number."""
+    return 0.501 * 10.0 ** -len(published.split(".")[1])
+
+
+@pytest.mark.parametrize(
+    ("clip", "beta", "step", "walk"),
+    [
+        (Each(1.0), 1.0, "0.040", "0.040"),  # DP-SGDA
+        (Each(1.0), 0.1, "0.174", "0.758"),
+        (Each(1.0), 0.01, "0.563", "7.94"),
+        (Split(1.0, 0.1), 0.1, "0.017", "0.076"),
+        (Split(1.0, 0.1), 0.01, "0.031", "0.435"),
+        (Split(1.0, 0.01), 0.1, "0.0100", "0.044"),
+        (Split(1.0, 0.01), 0.01, "0.0056", "0.079"),
+    ],
+)
+def test_reference_noise_at_equal_privacy(clip, beta, step, walk):
+    z = 0.7983  # epsilon 1 after 1000 steps
+    std = z * clip.sensitivity(beta, 20)
+    marginal = std / math.sqrt(beta * (2 - beta))
+    assert marginal == pytest.approx(float(step), abs=half_of_last(step))
+    assert long_run_std(std, beta) == pytest.approx(float(walk), abs=half_of_last(walk))
+
+
+def test_joint_releases_share_the_loss():
+    x = Release(Each(1.0), Inside(1.1313708), 0.1)
+    y = Release(Split(3.0, 0.2), Inside(1.1313708), 0.5)
+    run = PrivacySpec({"x": x, "y": y}, A9A, 1000, DELTA)
+    assert report(run).epsilon == pytest.approx(0.991303, 1e-5)
+    assert "x, y together" in report(run).statement()
+    x, y = Release(Each(1.0), Output(1.0), 0.1), Release(Each(2.0), Output(2.0), 0.1)
+    run = PrivacySpec({"x": x, "y": y}, CYCLE, 1000, DELTA)
+    alone = epsilon(Output(1.0 / math.sqrt(2)), CYCLE)
+    assert report(run).epsilon == pytest.approx(alone, 1e-9)
+
+
+def test_calibration_keeps_the_ratio_of_the_noises():
+    x, y = Release(Each(1.0), Output(1.0), 0.1), Release(Each(2.0), Output(3.0), 0.2)
+    found = calibrated(PrivacySpec({"x": x, "y": y}, CYCLE, 1000, DELTA), 2.0)
+    sigmas = [release.noise.sigma for release in found.releases.values()]
+    assert sigmas[1] == pytest.approx(3 * sigmas[0], 1e-12)
+    assert report(found).epsilon == pytest.approx(2.0, 1e-4)
+    run = spec(Inside(2.0, first=8.0), Poisson(6512, 20, first=6512), steps=50)
+    found = calibrated(dataclasses.replace(run, accountant=COARSE), 1.5)
+    noise = found.releases["x"].noise
+    assert noise.first == pytest.approx(4 * noise.multiplier, 1e-12)
+    assert 1.499 < report(found).epsilon <= 1.5
+
+
+def test_noise_inside_without_sampling_counts_participations():
+    exact = gaussian_epsilon(2.0 / math.sqrt(4), DELTA)  # 1000 steps, once in 325
+    assert epsilon(Inside(2.0), CYCLE) == pytest.approx(exact, 1e-9)
+    assert epsilon(Inside(2.0), CYCLE, clip=Split(1.0, 0.1)) == pytest.approx(exact)
+    apart = gaussian_epsilon((4 / 4 + 1 / 9) ** -0.5, DELTA)
+    found = epsilon(Inside(2.0, first=3.0), Cyclic(6512, 20, first=600))
+    assert found == pytest.approx(apart, 1e-9)
+    every = gaussian_epsilon(20.0 / math.sqrt(1000), DELTA)
+    for sampling in (FullBatch(6512), Shuffled(6512, 20)):
+        assert epsilon(Inside(20.0), sampling) == pytest.approx(every, 1e-9)
+
+
+def test_noise_on_the_output_with_other_patterns():
+    full = gaussian_epsilon(0.5 * 6512 / math.sqrt(1000), DELTA)
+    assert epsilon(Output(0.5), FullBatch(6512)) == pytest.approx(full, 1e-9)
+    cycle, shuffled = (
+        epsilon(Output(9.0), CYCLE),
+        epsilon(Output(9.0), Shuffled(6512, 20)),
+    )
+    assert cycle < shuffled
+    whole = epsilon(Output(1.0), Cyclic(6512, 20, first=6512))
+    assert whole > epsilon(Output(1.0), CYCLE, steps=999)
+
+
+def test_noise_and_steps_move_epsilon_the_right_way():
+    sigmas = [epsilon(Output(s), CYCLE) for s in (4.0, 2.0, 1.0, 0.5)]
+    steps = [epsilon(Output(1.0), CYCLE, steps=t) for t in (1, 5, 400, 2000)]
+    batches = [epsilon(Output(1.0), Cyclic(6512, b)) for b in (400, 200, 20)]
+    betas = [epsilon(Output(1.0), CYCLE, beta=b) for b in (0.5, 0.1, 0.01)]
+    limits = [epsilon(Output(1.0), CYCLE, clip=Difference(c)) for c in (0.1, 1, 3)]
+    for values in (sigmas, steps, batches, betas, limits):
+        assert values == sorted(set(values))
+
+
+def test_the_mean_over_agents_hides_more():
+    run = spec(Output(1.0), CYCLE)
+    mean = dataclasses.replace(run, threat=MeanOnly(5, colluders=1))
+    assert report(mean).epsilon == pytest.approx(epsilon(Output(2.0), CYCLE), 1e-9)
+    assert "secure aggregation" in report(mean).statement()
+    assert "secure aggregation" not in report(run).statement()
+    assert "only the mean over 5 agents is seen, 1 of them" in report(mean).threat
+    assert report(run).threat == str(Neighbour())
+    inside = spec(Inside(0.4), A9A, accountant=COARSE, threat=MeanOnly(4))
+    alone = epsilon(Inside(0.8), A9A, accountant=COARSE)
+    assert report(inside).epsilon == pytest.approx(alone, 1e-9)
+
+
+def test_clients_are_records_too():
+    release = Release(Each(1.2024), Inside(2.0))
+    run = PrivacySpec(
+        {"update": release},
+        Poisson(100, 10),
+        500,
+        DELTA,
+        unit="one client with all its examples",
+    )
+    assert report(run).epsilon == pytest.approx(5.555470, 1e-5)
+    assert "for one client with all its examples" in report(run).statement()
+
+
+def test_without_clipping_epsilon_is_infinite_and_says_why():
+    for noise, sampling in ((Output(5.0), CYCLE), (Inside(5.0), A9A)):
+        found = report(spec(noise, sampling, clip=Unclipped()))
+        assert found.epsilon == math.inf
+        assert "NO differential privacy" in found.statement()
+        assert "x is not clipped" in found.statement()
+        with pytest.raises(ValueError, match=r"no factor makes.*x is not clipped"):
+            calibrated(spec(noise, sampling, clip=Unclipped()), 1.0)
+    x = Release(Each(1.0), Output(1.0), 0.1)
+    y = Release(Unclipped(), Output(1.0), 0.1)
+    found = report(PrivacySpec({"x": x, "y": y}, CYCLE, 9, DELTA))
+    assert found.epsilon == math.inf
+    assert any("y is not clipped" in caveat for caveat in found.caveats)
+    assert not any("x is not clipped" in caveat for caveat in found.caveats)
+
+
+@pytest.mark.parametrize(
+    ("noise", "sampling"),
+    [
+        (Output(0.0), CYCLE),
+        (Inside(0.0), A9A),
+        (Inside(1.0, first=0.0), Poisson(6512, 20, first=6512)),
+    ],
+)
+def test_without_noise_epsilon_is_infinite_and_says_why(noise, sampling):
+    found = report(spec(noise, sampling))
+    assert found.epsilon == math.inf
+    assert "x is released without noise" in found.statement()
+    with pytest.raises(ValueError, match="without noise"):
+        calibrated(spec(noise, sampling), 1.0)
+
+
+def test_the_statement_says_it_all():
+    found = report(spec(Inside(0.8), Poisson(6512, 20, longest=64), accountant=COARSE))
+    lines = found.statement().splitlines()
+    assert lines[0].startswith(f"({found.epsilon:.4g}, 1e-05)-differential privacy")
+    assert lines[0].endswith("for one example of one agent")
+    said = found.statement()
+    for part in (
+        "1000 steps",
+        "added or removed",
+        "all other agents may collude",
+        "probability 20/6512, at most 64 of them",
+        "privacy loss distribution, interval 0.001",
+        "step 0 included",
+        "expected batch size",
+        "coins of the sampling",
+        "floating-point",
+    ):
+        assert part in said
+    cyclic = report(spec(Output(1.0), Cyclic(6512, 20, first=6512))).statement()
+    assert "once in 325 steps; a first batch of 6512 without sampling" in cyclic
+    assert "exact Gaussian mechanism" in cyclic
+    assert "coins of the sampling" not in cyclic
+    for sampling, part in ((Shuffled(99, 9), "any of them"), (FullBatch(99), "all 99")):
+        assert part in report(spec(Output(1.0), sampling)).statement()
+    fixed = spec(Inside(1.0), FixedSize(99, 9), adjacency=REPLACE_ONE, accountant=Rdp())
+    said = report(fixed).statement()
+    assert "uniform subset of 9 of 99" in said
+    assert "replaced by another" in said
+    assert "Renyi" in said
+
+
+@pytest.mark.parametrize(
+    ("noise", "sampling", "accountant", "said"),
+    [
+        (Output(1.0), A9A, None, "noise on the output repeats"),
+        (Output(1.0), A9A, Rdp(), "use Cyclic sampling, or noise Inside"),
+        (Output(1.0), A9A, Gaussian(), "use Pld or Rdp"),
+        (Inside(1.0), CYCLE, Pld(), "must not pass for Poisson"),
+        (Inside(1.0), Shuffled(6512, 20), Pld(), "must not pass for Poisson"),
+        (Inside(1.0), Shuffled(6512, 20), Rdp(), "must not pass for Poisson"),
+        (Inside(1.0), FixedSize(6512, 20), None, "not cover FixedSize"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(noise, sampling, accountant, said):
+    for clip in (Each(1.0), Unclipped()):
+        run = spec(noise, sampling, clip=clip, accountant=accountant)
+        with pytest.raises(ValueError, match=said):
+            report(run)
+        with pytest.raises(ValueError, match=said):
+            calibrated(run, 1.0)
+
+
+def test_replace_one_is_refused_by_rdp_with_poisson():
+    run = spec(Inside(1.0), A9A, accountant=Rdp(), adjacency=REPLACE_ONE)
+    with pytest.raises(ValueError, match="only for an added or removed"):
+        report(run)
+
+
+def test_numbers_that_are_refused():
+    release = Release(Each(1.0), Output(1.0), 0.1)
+    for delta in (1 / 6512, 0.1, 0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=r"delta must lie in \(0, 0.00015"):
+            PrivacySpec({"x": release}, CYCLE, 9, delta)
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        PrivacySpec({"x": release}, CYCLE, 0, DELTA)
+    with pytest.raises(TypeError, match="steps must be a whole number"):
+        PrivacySpec({"x": release}, CYCLE, 9.5, DELTA)
+    with pytest.raises(ValueError, match="at least one stream"):
+        PrivacySpec({}, CYCLE, 9, DELTA)
+    for beta in (0.0, -1.0, 2.0, math.nan):
+        with pytest.raises(ValueError, match="beta"):
+            Release(Each(1.0), Output(1.0), beta)
+    for wrong in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="sigma"):
+            Output(wrong)
+        with pytest.raises(ValueError, match="multiplier"):
+            Inside(wrong)
+        with pytest.raises(ValueError, match="first"):
+            Inside(1.0, first=wrong)
+    with pytest.raises(ValueError, match="colluders must be below"):
+        MeanOnly(4, 4)
+    for target in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="epsilon must lie in"):
+            calibrated(spec(Output(1.0), CYCLE), target)

@@ -1,0 +1,361 @@
+"""How far one record can move a private run: formulas against enumeration and play."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_muon.privacy.sampling import (
+    Cyclic,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    Shuffled,
+)
+from fedjax_muon.privacy.sensitivity import (
+    Difference,
+    Each,
+    Split,
+    Unclipped,
+    any_gain,
+    long_run_std,
+    marginal_std,
+    separated_gain,
+    single_gain,
+    transcript_norm,
+)
+
+BOUNDED = [Each(1.0), Difference(0.3), Split(1.0, 0.1), Split(1.0, 0.001)]
+BETAS = (0.01, 0.1, 0.3, 0.5)
+
+
+def workload(steps, beta):
+    """A[t, k] = c^(t - k) for t >= k, written out."""
+    t, k = np.indices((steps, steps))
+    return np.tril((1 - beta) ** np.maximum(t - k, 0).astype(float))
+
+
+def patterns(steps, separation):
+    for bits in itertools.product((0.0, 1.0), repeat=steps):
+        at = np.flatnonzero(bits)
+        if at.size and (np.diff(at) >= separation).all():
+            yield np.array(bits)
+
+
+# One record in a STORM run. Its gradients at x_t and x_{t-1}, vectors in the plane, are
+# chosen freely: the data, the other agents and the noise can make them so.
+
+
+def shorten(vector, limit):
+    return vector * min(1.0, limit / max(np.linalg.norm(vector), 1e-300))
+
+
+def fresh_each(clip, beta, now, before):
+    return shorten(now, clip.limit) - (1 - beta) * shorten(before, clip.limit)
+
+
+def fresh_difference(clip, beta, now, before):
+    return shorten(now - (1 - beta) * before, clip.limit)
+
+
+def fresh_split(clip, beta, now, before):
+    change = shorten(now - before, clip.change)
+    return beta * shorten(now, clip.limit) + (1 - beta) * change
+
+
+FRESH = {Each: fresh_each, Difference: fresh_difference, Split: fresh_split}
+
+
+def play(clip, beta, takes_part, sizes, gradients):
+    """What the record adds to g_0, g_1, ...: (steps, 2). gradients: (steps, 2, 2)."""
+    total, transcript = np.zeros(2), []
+    pairs = zip(takes_part, sizes, gradients, strict=True)
+    for t, (takes, size, (now, before)) in enumerate(pairs):
+        total = (1 - beta) * total if t else total
+        if takes and t == 0:
+            total = total + shorten(now, clip.limit) / size
+        elif takes:
+            total = total + FRESH[type(clip)](clip, beta, now, before) / size
+        transcript.append(total)
+    return np.array(transcript)
+
+
+def flip(steps):
+    """The worst record of isolated steps: its gradient turns round in one step."""
+    return np.tile(np.array([[100.0, 0.0], [-100.0, 0.0]]), (steps, 1, 1))
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("separation", [1, 2, 3, 5])
+def test_separated_gain_is_the_largest_over_all_patterns(beta, separation):
+    for steps in (1, 4, 10):
+        matrix = workload(steps, beta)
+        largest = max(np.linalg.norm(matrix @ s) for s in patterns(steps, separation))
+        assert separated_gain(steps, beta, separation) == pytest.approx(largest, 1e-12)
+
+
+@pytest.mark.parametrize("clip", BOUNDED, ids=repr)
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("first", [None, 2, 9])
+def test_changes_of_a_cycle_bound_all_its_patterns(clip, beta, first):
+    # 9 records, batches of 3: with a separate first batch anyone may also be in that.
+    steps, cycle = 9, Cyclic(9, 3, first)
+    assert cycle.separation == 3
+    bound = transcript_norm(cycle.changes(clip, beta, steps), 1 - beta)
+    matrix = workload(steps, beta)
+    weight = np.full(steps, clip.sensitivity(beta, 3))
+    weight[0] = clip.first(first or 3)
+    largest = 0.0
+    for offset in range(3):
+        taken = np.zeros(steps)
+        taken[(first is not None) + offset :: 3] = 1
+        taken[0] = 1.0 if first is not None else taken[0]
+        largest = max(largest, np.linalg.norm(matrix @ (weight * taken)))
+    assert largest <= bound * (1 + 1e-12)
+    slack = 1.0 if first or weight[0] >= weight[1] else weight[1] / weight[0]
+    assert bound <= slack * largest * (1 + 1e-12)
+
+
+def test_a_first_batch_may_change_more_than_the_later_ones():
+    clip, beta = Split(1.0, 0.01), 0.01
+    changes = Cyclic(100, 10).changes(clip, beta, 21)
+    np.testing.assert_allclose(changes[[0, 10, 20]], [0.1, 0.00199, 0.00199], 1e-12)
+    assert np.count_nonzero(changes) == 3
+    changes = Cyclic(100, 10, first=50).changes(clip, beta, 22)
+    np.testing.assert_allclose(changes[[0, 1, 11, 21]], [0.02] + 3 * [0.00199], 1e-12)
+    assert np.count_nonzero(changes) == 4
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_gains_in_closed_form(beta):
+    for steps in (1, 7, 400):
+        alone = np.zeros(steps)
+        alone[0] = 1.0
+        norm = np.linalg.norm(workload(steps, beta) @ alone)
+        assert single_gain(steps, beta) == pytest.approx(norm, 1e-12)
+        norm = np.linalg.norm(workload(steps, beta) @ np.ones(steps))
+        assert any_gain(steps, beta) == pytest.approx(norm, 1e-12)
+        assert any_gain(steps, beta) <= math.sqrt(steps) / beta
+        assert single_gain(steps, beta) <= 1 / math.sqrt(beta * (2 - beta))
+    assert single_gain(10**5, beta) == pytest.approx(
+        1 / math.sqrt(beta * (2 - beta)), 1e-12
+    )
+
+
+def test_without_memory_nothing_is_repeated():
+    assert single_gain(50, 1.0) == 1.0
+    assert separated_gain(50, 1.0, 10) == pytest.approx(math.sqrt(5))
+    assert Each(2.0).sensitivity(1.0, 4) == Each(2.0).first(4) == 0.5
+    assert Split(2.0, 9.0).sensitivity(1.0, 4) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("steps", "beta", "single", "separated", "sensitivity"),
+    [
+        (100, 0.1, 2.294157, 2.294157, 0.217945),
+        (100, 0.01, 6.596864, 6.596864, 0.656388),
+        (1000, 0.1, 2.294157, 4.585358, 0.435609),
+        (1000, 0.01, 7.088812, 13.414273, 1.334720),
+        (1000, 0.5, 1.154701, 2.309401, 0.173205),
+    ],
+)
+def test_reference_gains(steps, beta, single, separated, sensitivity):
+    # made with jax_privacy.matrix_factorization.toeplitz.minsep_sensitivity_squared
+    cycle = Cyclic(6512, 20)
+    assert cycle.separation == 325
+    assert single_gain(steps, beta) == pytest.approx(single, abs=6e-7)
+    assert separated_gain(steps, beta, 325) == pytest.approx(separated, abs=6e-7)
+    changes = cycle.changes(Each(1.0), beta, steps)
+    assert transcript_norm(changes, 1 - beta) == pytest.approx(sensitivity, abs=6e-7)
+    assert np.count_nonzero(changes) == (1 if steps == 100 else 4)
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(0.1, 0.095), (0.01, 0.0995)])
+def test_reference_sensitivities(beta, expected):
+    assert Each(1.0).sensitivity(beta, 20) == pytest.approx(expected, 1e-12)
+    assert Difference(0.3).sensitivity(beta, 20) == pytest.approx(0.015, 1e-12)
+    split = (beta + (1 - beta) * 0.1) / 20
+    assert Split(1.0, 0.1).sensitivity(beta, 20) == pytest.approx(split, 1e-12)
+    for clip in (Each(1.0), Difference(1.0), Split(1.0, 0.1)):
+        assert clip.first(10000) == pytest.approx(1e-4, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("clip", "steps", "beta", "bound"),
+    [
+        (Each(1.0), 100, 0.1, 0.217945),
+        (Each(1.0), 100, 0.01, 0.656388),
+        (Difference(0.3), 100, 0.1, 0.034412),
+        (Split(1.0, 0.3), 100, 0.1, 0.042442),
+    ],
+    ids=repr,
+)
+def test_an_adversary_reaches_the_bound_of_one_participation(clip, steps, beta, bound):
+    takes = np.zeros(steps)
+    takes[1] = 1
+    moved = np.linalg.norm(play(clip, beta, takes, np.full(steps, 20), flip(steps)))
+    exact = clip.sensitivity(beta, 20) * single_gain(steps - 1, beta)
+    assert moved == pytest.approx(exact, 1e-9)
+    # the tables count the step after the first as the first
+    full = clip.sensitivity(beta, 20) * single_gain(steps, beta)
+    assert full == pytest.approx(bound, abs=6e-7)
+    assert moved <= full
+
+
+@pytest.mark.parametrize("clip", BOUNDED, ids=repr)
+@pytest.mark.parametrize("beta", [0.05, 0.5])
+def test_an_adversary_never_exceeds_the_bounds(clip, beta):
+    random, steps, n, b = np.random.default_rng(3), 12, 12, 3
+    scales = 10.0 ** random.uniform(-3, 3, size=(300, steps, 2, 1))
+    games = scales * random.normal(size=(300, steps, 2, 2))
+    aligned = np.tile(games[:, :1], (1, steps, 1, 1))  # the same pair in every step
+    every = np.ones(steps)
+    cases = [
+        (Cyclic(n, b), lambda: np.arange(steps) % 4 == random.integers(4), b),
+        (Shuffled(n, b), lambda: random.integers(2, size=steps), b),
+        (FullBatch(n), lambda: every, n),
+    ]
+    for sampling, draw, size in cases:
+        bound = transcript_norm(sampling.changes(clip, beta, steps), 1 - beta)
+        for game in [flip(steps), *games, *aligned]:
+            # in a full batch, x_{t-1} of one step is x_t of the one before
+            now, before = game[:, 0], np.roll(game[:, 0], 1, axis=0)
+            linked = np.stack([now, before], axis=1)
+            free = isinstance(sampling, Cyclic)
+            used = game if free else linked
+            moved = play(clip, beta, draw(), np.full(steps, size), used)
+            assert np.linalg.norm(moved) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_any_pattern_of_each_clipped_pair_telescopes(beta):
+    # G = B_s P with B_s[t, k] = c^(t-k) (s_k - s_{k+1}), diagonal s_t, P the clipped
+    # gradients: row t moves at most by the sum of |B_s[t, k]|.
+    steps, n, b, c = 8, 16, 2, 1 - beta
+    largest = 0.0
+    for s in patterns(steps, 1):
+        t, k = np.indices((steps, steps))
+        matrix = np.tril(c ** np.maximum(t - k, 0).astype(float), -1)
+        matrix = matrix * (s - np.append(s[1:], 0)) + np.diag(s)
+        fresh = np.diag(s) - c * np.diag(s[1:], -1)  # d = fresh P
+        np.testing.assert_allclose(workload(steps, beta) @ fresh, matrix, atol=1e-14)
+        largest = max(largest, np.linalg.norm(np.abs(matrix).sum(1)) / b)
+    bound = transcript_norm(Shuffled(n, b).changes(Each(1.0), beta, steps), c)
+    assert bound == pytest.approx(any_gain(steps, beta) / b, 1e-12)
+    assert largest <= bound * (1 + 1e-12)
+    assert bound <= math.sqrt(steps) / (beta * b)
+    assert bound <= transcript_norm(np.full(steps, (2 - beta) / b), c)
+
+
+def test_any_pattern_reference():
+    steps, beta, c = 12, 0.1, 0.9
+    decays, largest = np.tril(workload(steps, beta), -1), 0.0
+    for s in patterns(steps, 1):
+        matrix = decays * (s - np.append(s[1:], 0)) + np.diag(s)
+        largest = max(largest, np.linalg.norm(np.abs(matrix).sum(1)))
+    bound = transcript_norm(Shuffled(9, 1).changes(Each(1.0), beta, steps), c)
+    assert largest == pytest.approx(15.96, abs=5e-3)
+    assert bound == pytest.approx(17.34, abs=5e-3)
+
+
+def test_full_batches_telescope():
+    changes = FullBatch(50).changes(Each(2.0), 0.1, 30)
+    assert transcript_norm(changes, 0.9) == pytest.approx(2 * math.sqrt(30) / 50, 1e-12)
+    moved = play(
+        Each(2.0), 0.1, np.ones(30), np.full(30, 50), np.full((30, 2, 2), [9.0, 0.0])
+    )
+    assert np.linalg.norm(moved) == pytest.approx(2 * math.sqrt(30) / 50, 1e-12)
+
+
+def test_a_full_first_batch_adds_its_own_column():
+    beta, steps, n, b = 0.1, 40, 60, 6
+    matrix = workload(steps, beta)
+    first, later = matrix[:, 0] / n, matrix[:, 1::10].sum(1) * (2 - beta) / b
+    changes = Cyclic(n, b, first=n).changes(Each(1.0), beta, steps)
+    expected = np.linalg.norm(first + later)
+    assert transcript_norm(changes, 1 - beta) == pytest.approx(expected, 1e-12)
+
+
+def test_the_walk_of_noise_inside():
+    beta, steps = 0.2, 400
+    matrix = workload(steps, beta)
+    assert marginal_std(0.3, beta) == pytest.approx(0.3 * np.linalg.norm(matrix[-1]))
+    walk = 0.3 * np.linalg.norm(matrix[:, :200].sum(0)) / math.sqrt(200)
+    assert long_run_std(0.3, beta) == pytest.approx(walk, 1e-6)
+
+
+def test_without_clipping_there_is_no_bound():
+    clip = Unclipped()
+    for value in (
+        clip.first(3),
+        clip.sensitivity(0.1, 3),
+        clip.anywhere(0.1, 3),
+        clip.always(0.1, 3),
+        transcript_norm(Cyclic(9, 3).changes(clip, 0.1, 9), 0.9),
+    ):
+        assert value == math.inf
+
+
+@pytest.mark.parametrize("clip", [*BOUNDED, Unclipped()], ids=repr)
+def test_refusals_of_clips(clip):
+    for beta in (0.0, -0.1, 1.5, math.nan):
+        for method in (clip.sensitivity, clip.anywhere, clip.always):
+            with pytest.raises(ValueError, match=r"beta must lie in \(0, 1\]"):
+                method(beta, 20)
+    for method in (
+        clip.first,
+        lambda b: clip.sensitivity(0.1, b),
+        lambda b: clip.anywhere(0.1, b),
+        lambda b: clip.always(0.1, b),
+    ):
+        with pytest.raises(ValueError, match=r"batch must lie in \[1"):
+            method(0)
+
+
+def test_refusals_of_limits_and_gains():
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        for make in (Each, Difference, lambda c: Split(c, 1.0)):
+            with pytest.raises(ValueError, match="limit must lie in"):
+                make(wrong)
+        with pytest.raises(ValueError, match="change must lie in"):
+            Split(1.0, wrong)
+    with pytest.raises(ValueError, match="steps"):
+        single_gain(0, 0.1)
+    with pytest.raises(ValueError, match="steps"):
+        any_gain(0, 0.1)
+    with pytest.raises(ValueError, match="separation"):
+        separated_gain(3, 0.1, 0)
+    for gain in (single_gain, any_gain, marginal_std, long_run_std):
+        with pytest.raises(ValueError, match="beta"):
+            gain(3, 0.0)
+
+
+@pytest.mark.parametrize("kind", [Poisson, FixedSize, Cyclic, Shuffled])
+def test_refusals_of_batches(kind):
+    with pytest.raises(ValueError, match=r"at most 100.*got 101: .*without replac"):
+        kind(100, 101)
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
+        kind(100, 0)
+    with pytest.raises(ValueError, match="examples must be at least 1, got 0"):
+        kind(0, 1)
+    for wrong in (2.5, True, "20"):
+        with pytest.raises(TypeError, match="batch must be a whole number"):
+            kind(100, wrong)
+
+
+def test_refusals_of_samplings():
+    with pytest.raises(ValueError, match=r"first must be at most 6512.*got 10000"):
+        Cyclic(6512, 20, first=10000)
+    with pytest.raises(ValueError, match="first must be at least 1"):
+        Cyclic(6512, 20, first=0)
+    with pytest.raises(ValueError, match=r"all 6512 examples.*got 10000"):
+        Poisson(6512, 20, first=10000)
+    with pytest.raises(ValueError, match="no Poisson sample"):
+        Poisson(6512, 20, first=500)
+    with pytest.raises(ValueError, match="longest must be at least 20, got 19"):
+        Poisson(6512, 20, longest=19)
+    with pytest.raises(ValueError, match=r"at least 2 batches.*use FullBatch"):
+        Cyclic(100, 51)
+    with pytest.raises(ValueError, match="examples"):
+        FullBatch(0)
