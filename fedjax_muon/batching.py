@@ -77,6 +77,12 @@ def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
     )
 
 
+def longest_of(parts: Sequence[np.ndarray]) -> int:
+    """A bound of all clients' sizes: rounded up, so that partitions of similar sizes
+    share a program."""
+    return 1 << (max(map(len, parts)) - 1).bit_length()
+
+
 def shuffled_epochs(key, size, steps: int, batch_size: int, longest: int) -> jax.Array:
     """Epochs over a client's examples, each shuffled anew, cut into K batches.
 
@@ -114,6 +120,52 @@ def full_batch(key, size, steps: int, batch_size: int, longest: int) -> jax.Arra
     return jnp.broadcast_to(jnp.where(place < size, place, -1), (steps, longest))
 
 
+def poisson(longest_batch: int) -> Sampler:
+    """Every example joins a batch independently, with chance batch_size / size.
+
+    A batch has room for `longest_batch` examples, -1 where there are fewer; of more a
+    uniform part is kept. What privacy accounting calls truncated Poisson sampling: sums
+    over a batch are to be divided by batch_size, never by how many there are. Raises
+    `ValueError` for room for less than the expected batch, when used.
+    """
+
+    def sample(key, size, steps, batch_size, longest):
+        if longest_batch < batch_size:
+            raise ValueError(
+                f"longest_batch must be at least the batch_size {batch_size}, got "
+                f"{longest_batch}"
+            )
+
+        def one(key):
+            coins, order = jax.random.split(key)
+            chance = jnp.minimum(batch_size / size, 1)
+            joins = jax.random.uniform(coins, (longest,)) < chance
+            joins &= jnp.arange(longest) < size
+            # marks of those that join are positive: the largest are a uniform part
+            mark = jax.random.uniform(order, (longest,), minval=0.5)
+            count = min(longest_batch, longest)
+            top, place = jax.lax.top_k(jnp.where(joins, mark, 0.0), count)
+            return jnp.where(top > 0, place.astype(jnp.int32), -1)
+
+        return jax.vmap(one)(jax.random.split(key, steps))
+
+    return sample
+
+
+def without_replacement(
+    key, size, steps: int, batch_size: int, longest: int
+) -> jax.Array:
+    """A fresh uniform subset for every batch; -1 if the client has fewer examples."""
+
+    def one(key):
+        mark = jax.random.uniform(key, (longest,), minval=0.5)
+        mark = jnp.where(jnp.arange(longest) < size, mark, 0.0)
+        top, place = jax.lax.top_k(mark, min(batch_size, longest))
+        return jnp.where(top > 0, place.astype(jnp.int32), -1)
+
+    return jax.vmap(one)(jax.random.split(key, steps))
+
+
 def draw_rows(
     clients: Clients, sampler: Sampler, steps: int, batch_size: int, longest: int
 ):
@@ -139,7 +191,7 @@ def on(clients: Clients, grad: GradFn) -> GradFn:
         ids, client = rows
         weight = (ids >= 0).astype(jnp.float32)
         shares = clients.shares[client]
-        batch = Batch(clients.x[ids], clients.y[ids], weight, client, shares)
+        batch = Batch(clients.x[ids], clients.y[ids], weight, client, shares, ids)
         return grad(params, batch, key)
 
     return grad_fn

@@ -23,6 +23,7 @@ from fedjax_muon.batching import (
     Sampler,
     clients_of,
     draw_rows,
+    longest_of,
     on,
     shuffled_epochs,
 )
@@ -167,7 +168,7 @@ class Simulation:
                 f"{len(parts)} parts"
             )
         clients = clients_of(self.clients.x, self.clients.y, parts)
-        return dataclasses.replace(self, clients=clients, longest=_longest(parts))
+        return dataclasses.replace(self, clients=clients, longest=longest_of(parts))
 
 
 def simulate(
@@ -225,7 +226,7 @@ def simulate(
         score=jax.jit(partial(evaluate, setup.task)),
     )
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    return Simulation(setup, clients, test, programs, _longest(parts))
+    return Simulation(setup, clients, test, programs, longest_of(parts))
 
 
 def _check(setup: Setup) -> None:
@@ -253,11 +254,6 @@ def _check(setup: Setup) -> None:
             "this algorithm has control variates, whose mean only uniform weights "
             "keep; use weighting=uniform"
         )
-
-
-def _longest(parts) -> int:
-    # rounded up, so that partitions of similar sizes share a program
-    return 1 << (max(map(len, parts)) - 1).bit_length()
 
 
 def _draw(setup: Setup, clients: Clients, steps: int, longest: int):

@@ -20,6 +20,7 @@ class Batch(NamedTuple):
     weight: jax.Array  # [B], float32, not negative
     client: jax.Array | None = None  # int32 [], whose batch it is
     shares: jax.Array | None = None  # float32 [classes], in all examples of that client
+    ids: jax.Array | None = None  # int32 [B], which training examples they are
 
 
 class Scores(NamedTuple):

@@ -20,6 +20,7 @@ LAYERS = (
     {"evaluation"},
     {"simulation"},
     {"training", "checkpoint", "history", "gradient_noise"},
+    {"decentralized_simulation"},
     {"sweep"},
     {"comparison"},
     {"plots"},

@@ -10,6 +10,8 @@ from fedjax_muon.data import prepared
 from fedjax_muon.data.dataset import Dataset, check, standardise
 from fedjax_muon.data.embedded import breast_cancer, digits
 from fedjax_muon.data.idx import read_idx_set
+from fedjax_muon.data.libsvm import SETS as LIBSVM
+from fedjax_muon.data.libsvm import read_libsvm_set
 from fedjax_muon.data.npz import read_npz
 from fedjax_muon.data.text import read_text_set
 
@@ -37,6 +39,7 @@ NAMES: dict[str, Reader] = {
     "sst2": _from_files(read_text_set),
     "cola": _from_files(read_text_set),
     "yelp_labelled": _from_files(read_text_set),
+    **{name: _from_files(read_libsvm_set) for name in LIBSVM},
 }
 
 
@@ -53,10 +56,12 @@ def load(name: str, data_dir: Directory = None) -> Dataset:
     * sst2, cola: train.tsv and dev.tsv of GLUE in data_dir/glue/SST-2 or
       data_dir/glue/CoLA, with or without glue (see `read_text_set`);
     * yelp_labelled: data_dir/yelp_labelled_uci/yelp_labelled.txt;
+    * a8a, a9a, ijcnn1: LIBSVM's two files in data_dir/libsvm (see `read_libsvm_set`);
     * tfds:name: data_dir/name (see `read_prepared`);
     * digits, breast_cancer: none, they come with scikit-learn.
 
-    Sentences are not standardised, they are token ids (see `text.encode`).
+    Sentences are not standardised, they are token ids (see `text.encode`), nor are
+    LIBSVM's sets, which are scaled in their files.
 
     Raises:
       ValueError: for an unknown name, a missing `data_dir`, or damaged data.
@@ -74,7 +79,7 @@ def load(name: str, data_dir: Directory = None) -> Dataset:
             f"{PREPARED}<name> for one that tensorflow-datasets has prepared"
         )
     try:
-        return standardise(check(raw))
+        return check(raw) if name in LIBSVM else standardise(check(raw))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

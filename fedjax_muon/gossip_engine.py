@@ -1,0 +1,250 @@
+"""Runs decentralized algorithms. It knows the interface, never an algorithm.
+
+A *mixer* makes an iteration's `mix` for one agent. It is called as
+
+    mixer(index, network) -> mix
+
+where `network` says which agent it is and gathers what all agents send. Agents are
+mapped along a named axis, so that an algorithm reads like one agent's program.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jax.typing import ArrayLike
+
+from fedjax_muon import tree
+from fedjax_muon.gossip import Gossip, Turn
+
+AGENTS = "agents"  # the axis of those agents that share a device
+DEVICES = "devices"
+
+
+class State(NamedTuple):
+    """The state of all agents between iterations."""
+
+    # int32 [], t of the next iteration
+    index: jax.Array  # type: ignore[assignment]  # hides tuple.index
+    nodes: Any  # the algorithm's states, leaves [m, ...]; has `.params`
+
+
+class Network(NamedTuple):
+    """What an agent's mixer needs of the others."""
+
+    agent: jax.Array  # int32 [], from 0
+    gather: Callable[[jax.Array], jax.Array]  # one agent's [...] -> everyone's [m, ...]
+
+
+Mixer = Callable[[jax.Array, Network], Callable[[Any], Any]]
+
+
+def dense(weights: ArrayLike | Sequence | Callable[[jax.Array], jax.Array]) -> Mixer:
+    """x_i <- sum_j W[i, j] x_j, by a matrix product.
+
+    Args:
+      weights: W [m, m]; or [T, m, m], a sequence that repeats; or a function of t that
+        gives the W of iteration t. What an agent hears in one iteration, however many
+        messages, is all by the same W.
+
+    Raises `ValueError` for weights of another shape, or whose rows and columns do not
+    sum to 1, without which means are not kept; those of a function are taken as given.
+    """
+    if callable(weights):
+        at = weights
+    else:
+        every = _checked(weights)
+        at = lambda index: jnp.asarray(every)[index % len(every)]
+
+    def mixer(index, network):
+        row = at(index)[network.agent]
+
+        def mix(x):
+            others = _gathered(x, network, len(row))
+            w = row.astype(others.dtype)
+            product = jnp.tensordot(w, others, 1, precision=lax.Precision.HIGHEST)
+            return product.astype(x.dtype)
+
+        return functools.partial(jax.tree.map, mix)
+
+    return mixer
+
+
+def sparse(weights: ArrayLike | Sequence) -> Mixer:
+    """As `dense`, by a sum over neighbours: for many agents with few neighbours each.
+
+    The lists of neighbours are padded to the longest, with weight 0. `weights` are
+    [m, m] or [T, m, m] with zeros where there is no edge; a function of t, whose graph
+    would not be known, raises `TypeError`.
+    """
+    if callable(weights):
+        raise TypeError(
+            "sparse weights must be arrays; give a function of t to `dense`"
+        )
+    matrices = _checked(weights)
+    degree = max(1, int((matrices != 0).sum(2).max()))
+    # stable: an agent's neighbours in their order, then others whose weight is zero
+    order = np.argsort(matrices == 0, axis=2, kind="stable")[:, :, :degree]
+    shares = np.take_along_axis(matrices, order, 2)
+
+    def mixer(index, network):
+        mine = (index % len(matrices), network.agent)
+        ids, row = jnp.asarray(order, jnp.int32)[mine], jnp.asarray(shares)[mine]
+
+        def mix(x):
+            others = _gathered(x, network, matrices.shape[1])
+
+            def hear(total, slot):
+                id, w = slot
+                return total + w.astype(others.dtype) * others[id], None
+
+            none = jnp.zeros_like(x, others.dtype)
+            return lax.scan(hear, none, (ids, row))[0].astype(x.dtype)
+
+        return functools.partial(jax.tree.map, mix)
+
+    return mixer
+
+
+def _gathered(x, network, agents):
+    """Everyone's x in float32 or better."""
+    others = network.gather(x)
+    if len(others) != agents:
+        raise ValueError(
+            f"the weights are those of {agents} agents, but there are {len(others)}"
+        )
+    return others.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _checked(weights) -> np.ndarray:
+    """Weights as [T, m, m]."""
+    w = np.asarray(weights, np.float64)
+    every = w[None] if w.ndim == 2 else w
+    if every.ndim != 3 or every.shape[1] != every.shape[2] or every.size == 0:
+        raise ValueError(f"weights must be [m, m] or [T, m, m], got shape {w.shape}")
+    off = max(np.abs(every.sum(axis) - 1).max() for axis in (1, 2))
+    if not off <= 1e-5:
+        raise ValueError(
+            f"rows and columns of weights must sum to 1, one is off by {off:g}"
+        )
+    return every
+
+
+def _turn(key, index, agent):
+    mine = jax.random.fold_in(jax.random.fold_in(key, index), agent)
+    return Turn(index, *jax.random.split(mine))
+
+
+def make(
+    algorithm: Gossip, mixer: Mixer, agents: int, devices: Sequence[jax.Device] = ()
+):
+    """Builds `start(params, batches, key) -> State`, which is iteration 0, and
+    `step(state, batches, key) -> State`, to be jitted with the state donated.
+
+    `params` are one agent's: all begin alike. The leaves of `batches` lead with [m];
+    those of iteration 0 may have another size. `key` is the same typed key in every
+    iteration; an agent's keys are folded from it, t and the agent's number. Given
+    several devices, the agents lie on them in equal parts.
+
+    Raises `ValueError` unless there is an agent, for devices that do not divide them,
+    and, when called, for batches of another number of agents.
+    """
+    if agents < 1:
+        raise ValueError(f"agents must be at least 1, got {agents}")
+    parts = max(1, len(devices))
+    if agents % parts:
+        raise ValueError(
+            f"devices must divide the {agents} agents equally, got {parts} devices"
+        )
+
+    def network():
+        here = lax.axis_index(AGENTS)
+        near = functools.partial(lax.all_gather, axis_name=AGENTS)
+        if parts == 1:
+            return Network(here, near)
+        first = lax.axis_index(DEVICES) * (agents // parts)
+        far = functools.partial(lax.all_gather, axis_name=DEVICES, tiled=True)
+        return Network(first + here, lambda x: far(near(x)))
+
+    def everywhere(play):
+        def local(nodes, batches, key, index):
+            def one(node, batch):
+                net = network()
+                return play(
+                    node, mixer(index, net), batch, _turn(key, index, net.agent)
+                )
+
+            return jax.vmap(one, axis_name=AGENTS)(nodes, batches)
+
+        if parts == 1:
+            return local
+        mesh = Mesh(np.array(devices), (DEVICES,))
+        split, same = PartitionSpec(DEVICES), PartitionSpec()
+        # Unchecked, since an `all_gather` of mapped agents cannot be typed (JAX 0.10).
+        # Gradients are safe from sums over devices: all agents' parameters are split.
+        return jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(split, split, same, same),
+            out_specs=split,
+            check_vma=False,
+        )
+
+    def check(batches):
+        sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(batches)}
+        if sizes != {(agents,)}:
+            raise ValueError(
+                f"batches must lead with the {agents} agents, got {sorted(sizes)}"
+            )
+
+    def start(params, batches, key):
+        check(batches)
+        nodes = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (agents, *jnp.shape(x))), params
+        )
+        first = jnp.int32(0)
+        return State(first + 1, everywhere(algorithm.start)(nodes, batches, key, first))
+
+    def step(state, batches, key):
+        check(batches)
+        nodes = everywhere(algorithm.step)(state.nodes, batches, key, state.index)
+        return State(state.index + 1, nodes)
+
+    return start, step
+
+
+class Traffic(NamedTuple):
+    """Bytes that one agent sends to each neighbour."""
+
+    first: int  # at t = 0
+    later: int  # at every t >= 1
+
+
+def traffic(algorithm: Gossip, params, first, batch) -> Traffic:
+    """Bytes that a neighbour is sent in an iteration.
+
+    Read off the interface by shapes, without running anything. `first` and `batch` are
+    one agent's batches at t = 0 and later; arrays may be `ShapeDtypeStruct`s.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def sent(play, state, batch):
+        messages = []
+
+        def mix(message):
+            messages.append(tree.nbytes(message))
+            return message
+
+        def run(state, batch, key):
+            return play(state, mix, batch, Turn(jnp.int32(1), key, key))
+
+        after = jax.eval_shape(run, state, batch, key)
+        return sum(messages), after
+
+    begun, state = sent(algorithm.start, params, first)
+    return Traffic(begun, sent(algorithm.step, state, batch)[0])

@@ -1,0 +1,258 @@
+"""STORM in which every example has bounded influence, with noise outside or inside.
+
+STORM is g_t = k g_{t-1} + d_t with k = 1 - beta, and k = 0 at t = 0. A `Clip` bounds
+one example's share of d_t, so that it must see both of the example's gradients:
+
+    each(C)        clip_C(new) - k clip_C(old)                 S = (1 + k) C / b
+    difference(C)  clip_C(new - k old)                         S = C / b
+    split(C, D)    (1 - k) clip_C(new) + k clip_D(new - old)   S = ((1 - k) C + k D) / b
+
+d_t is the sum of all shares over b, the *expected* batch size, never the realised one,
+which would tell how many examples there were. S is how far one example more or less
+moves d_t; to replace an example counts twice. `each` clips the gradients of Xian et al.
+2021, arXiv:2104.10116; clipped differences are DIFF2's (Murata and Suzuki 2023,
+arXiv:2302.03884), `split` is their composition.
+
+Noise outside, as the paper of DPMixSGD has it: `noisy(private_storm(...), sigma)`.
+Inside: d_t + N(0, (inside S)^2), which the recursion keeps.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_muon import tree
+from fedjax_muon.core import GradFn, Hyper, at
+from fedjax_muon.estimators import Storm, add_normal, apart, wide
+from fedjax_muon.gossip import Estimator
+from fedjax_muon.ranges import check_range
+
+# (params, batch, key) -> gradients, leaves [B, ...]; zero for padding
+ExampleGradFn = Callable[[Any, Any, jax.Array], Any]
+
+
+class Clip(NamedTuple):
+    """How one example's share of the innovation d is bounded."""
+
+    # (new, old, k) -> share; both gradients and k have all leaves of the parameters
+    innovate: Callable[[Any, Any, Any], Any]
+    # (k, b) -> S, one value for every limit: the largest norm of a share, over b
+    sensitivity: Callable[[Any, Any], Any]
+
+
+def each(limit) -> Clip:
+    """Both gradients are clipped to `limit`: STORM on clipped gradients.
+
+    Here and below, a number limits the norm of all variables together and a `Pair` that
+    of each; gradients that are not finite count as zero. Raises `ValueError` unless
+    limits are positive.
+    """
+    _check_limit("limit", limit)
+
+    def innovate(new, old, k):
+        faded = jax.tree.map(jnp.multiply, k, clipped(limit, old))
+        return tree.sub(clipped(limit, new), faded)
+
+    def sensitivity(k, size):
+        _, most = _extremes(limit, k)
+        return jax.tree.map(lambda c, k: (1 + k) * c / size, limit, most)
+
+    return Clip(innovate, sensitivity)
+
+
+def difference(limit) -> Clip:
+    """The gradient less what STORM keeps of the old one is clipped to `limit`."""
+    _check_limit("limit", limit)
+
+    def innovate(new, old, k):
+        return clipped(limit, jax.tree.map(lambda n, o, k: n - k * o, new, old, k))
+
+    return Clip(innovate, lambda k, size: jax.tree.map(lambda c: c / size, limit))
+
+
+def split(limit, change) -> Clip:
+    """The gradient is clipped to `limit`, its change since the last point to `change`.
+
+    The two must be both numbers or both `Pair`s. With numbers and a beta of each
+    variable the sensitivity, which takes the larger weight of both, is a bound only.
+    """
+    _check_limit("limit", limit)
+    _check_limit("change", change)
+    if hasattr(limit, "_fields") != hasattr(change, "_fields"):
+        raise ValueError(
+            "limit and change must be both numbers or both pairs, got "
+            f"{limit!r} and {change!r}"
+        )
+
+    def innovate(new, old, k):
+        now, moved = clipped(limit, new), clipped(change, tree.sub(new, old))
+        return jax.tree.map(lambda n, m, k: (1 - k) * n + k * m, now, moved, k)
+
+    def sensitivity(k, size):
+        least, most = _extremes(limit, k)
+        bound = lambda c, d, least, most: ((1 - least) * c + most * d) / size
+        return jax.tree.map(bound, limit, change, least, most)
+
+    return Clip(innovate, sensitivity)
+
+
+def clipped(limit, g):
+    """Shrinks every part of g that has its own `limit` to a norm of at most that.
+
+    Shorter parts pass to the bit, longer ones end at the limit, however huge, and a
+    part with an entry that is not finite becomes zero. Exact to rounding.
+    """
+
+    def one(limit, part):
+        leaves = jax.tree.leaves(part)
+        work = jnp.result_type(jnp.float32, *leaves)
+        largest = jnp.stack([jnp.max(jnp.abs(x)).astype(work) for x in leaves]).max()
+        # A power of two, by which squares stay in range. To divide by the largest would
+        # not do: compiled to the product with its reciprocal, which may be subnormal,
+        # huge gradients would come out as zero and pass for short ones.
+        far = jnp.finfo(work).maxexp * 5 // 16
+        up, down = 2.0 ** (2 * far), 2.0 ** (-2 * far)
+        small, large = largest < 2.0**-far, largest > 2.0**far
+        scale = jnp.where(large, down, jnp.where(small, up, 1)).astype(work)
+        unit = jax.tree.map(lambda x: scale * x, part)
+        norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(unit)))
+        long = norm > scale * limit
+        safe = jnp.where(long, norm, 1)
+        cut = jax.tree.map(
+            lambda x, u: (limit * (u / safe)).astype(x.dtype), part, unit
+        )
+        finite = tree.all_finite(part)
+        return tree.where(finite, tree.where(long, cut, part), tree.zeros_like(part))
+
+    return jax.tree.map(one, limit, g)
+
+
+def per_example(grad_fn: GradFn) -> ExampleGradFn:
+    """The gradients of a batch's examples, one by one, leaves [B, ...].
+
+    `grad_fn` is that of a weighted mean over a batch with rows `x`, `y`, `weight` and,
+    where it has them, `ids` (`tasks.Batch`). An example's gradient is that of a batch of itself alone, times its
+    weight: exactly zero for padding. Each has its own key, the same one whenever the
+    batch's key is the same. Takes the memory of B gradients.
+    """
+
+    def gradients(params, batch, key):
+        def one(rows, weight, key):
+            rows["weight"] = jnp.ones_like(weight)
+            alone = jax.tree.map(lambda a: a[None], rows)
+            g = grad_fn(params, batch._replace(**alone), key)
+            return tree.where(weight > 0, tree.scale(weight, g), tree.zeros_like(g))
+
+        keys = jax.random.split(key, batch.weight.shape[0])
+        rows = {name: getattr(batch, name) for name in ("x", "y", "ids")}
+        return jax.vmap(one)(rows, batch.weight, keys)
+
+    return gradients
+
+
+def private_gradient(
+    example_grad: ExampleGradFn,
+    limit,
+    *,
+    batch_size,
+    first_size=None,
+    inside=0.0,
+) -> Estimator:
+    """The mean of clipped per-example gradients, as DP-SGD's (Abadi et al. 2016,
+    arXiv:1607.00133); arguments as those of `private_storm`, S = limit / b."""
+    clip = difference(limit)
+    size, first = _checked_sizes(batch_size, first_size)
+    check_range("inside", inside, schedules=False)
+
+    def measure(size, params, batch, turn):
+        new = example_grad(params, batch, turn.key)
+        none = jax.tree.map(lambda _: 0.0, params)
+        return _innovation(clip, new, new, none, size, inside, turn), ()
+
+    def update(memory, params, batch, turn):
+        del memory
+        return measure(size, params, batch, turn)
+
+    return Estimator(functools.partial(measure, first), update)
+
+
+def private_storm(
+    example_grad: ExampleGradFn,
+    clip: Clip,
+    *,
+    beta: Hyper = 0.01,
+    batch_size,
+    first_size=None,
+    inside=0.0,
+) -> Estimator:
+    """STORM with bounded influence of every example.
+
+    Estimates are in float32 or better, also for parameters of fewer bits: to round
+    before noise is added would move them by more than the sensitivity.
+
+    Args:
+      example_grad: gradients of the examples, see `per_example`.
+      clip: `each`, `difference` or `split`.
+      beta: weight of the fresh gradient, in [0, 1], as in `estimators.storm`.
+      batch_size: expected number of examples in a batch at t >= 1, b above.
+      first_size: that of the batch at t = 0; the same by default.
+      inside: noise multiplier, standard deviation over sensitivity; 0 is no noise.
+    """
+    check_range("beta", beta, 0.0, 1.0)
+    size, first = _checked_sizes(batch_size, first_size)
+    check_range("inside", inside, schedules=False)
+
+    def start(params, batch, turn):
+        new = example_grad(params, batch, turn.key)
+        none = jax.tree.map(lambda _: 0.0, params)
+        g = _innovation(clip, new, new, none, first, inside, turn)
+        return g, Storm(g, params)
+
+    def update(memory, params, batch, turn):
+        g, before = memory
+        new = example_grad(params, batch, turn.key)
+        old = example_grad(before, batch, turn.key)
+        k = tree.map(lambda beta: 1 - beta, at(beta, turn))
+        d = _innovation(clip, new, old, _spread(k, params), size, inside, turn)
+        g = tree.add(tree.scale(k, g), d)
+        return g, Storm(g, params)
+
+    return Estimator(start, update)
+
+
+def _innovation(clip: Clip, new, old, k, size, inside, turn):
+    """d: the sum of the examples' shares over the expected size, and the noise."""
+    new, old = (tree.map(lambda x: x.astype(wide(x)), g) for g in (new, old))
+    shares = jax.vmap(clip.innovate, in_axes=(0, 0, None))(new, old, k)
+    d = tree.map(lambda share, g: (share.sum(0) / size).astype(g.dtype), shares, new)
+    bound = _spread(clip.sensitivity(k, size), d)
+    sigma = tree.map(jnp.multiply, _spread(inside, d), bound)
+    return add_normal(apart(turn)[1], sigma, d)
+
+
+def _spread(prefix, a):
+    """A prefix of a's tree as a tree with the leaves of a."""
+    return tree.map(lambda p, part: tree.map(lambda _: p, part), prefix, a)
+
+
+def _extremes(limit, k):
+    """The smallest and the largest k below every limit; k may be one number."""
+    if jax.tree_util.all_leaves([k]):
+        k = tree.map(lambda _: k, limit)
+    least = lambda _, part: functools.reduce(jnp.minimum, jax.tree.leaves(part))
+    most = lambda _, part: functools.reduce(jnp.maximum, jax.tree.leaves(part))
+    return jax.tree.map(least, limit, k), jax.tree.map(most, limit, k)
+
+
+def _check_limit(name, limit):
+    check_range(name, limit, open_low=True, schedules=False)
+
+
+def _checked_sizes(batch_size, first_size):
+    first = batch_size if first_size is None else first_size
+    check_range("batch_size", batch_size, open_low=True, schedules=False)
+    check_range("first_size", first, open_low=True, schedules=False)
+    return batch_size, first

@@ -1,0 +1,301 @@
+"""Decentralized methods, transcribed: loops over iterations, agents and examples.
+
+Agents 0 to m - 1 begin at the same point. Every method returns, for each iteration, the
+list of all agents' points after it. A W multiplies from the left: agent i hears
+``sum_j W[i, j] message_j``.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .problem import (
+    Batch,
+    Params,
+    add,
+    direct,
+    draw_play,
+    polar,
+    rate,
+    sub,
+    times,
+    total,
+    toy_grad,
+    zeros,
+)
+from .saddle import Saddle, draw_saddle_play, saddle_grad
+
+Project = Callable[[Params], Params]
+Noise = Sequence[Sequence[Saddle]]  # of iteration t and agent i
+
+
+class GossipPlay(NamedTuple):
+    """Everything random: ``batches[t][i]`` is agent i's in iteration t, W(t) is W."""
+
+    grad: Callable
+    batches: list[list[Batch]]
+    W: Callable[[int], np.ndarray]
+
+    @property
+    def agents(self) -> int:
+        return len(self.batches[0])
+
+
+def still(params: Params) -> Params:
+    """No projection."""
+    return params
+
+
+# ------------------------------------------------------------------------- plays
+
+
+def draw_weights(seed: int, agents: int) -> np.ndarray:
+    """Metropolis weights of a random connected graph: a path and random edges.
+
+    ``W_ij = 1 / (1 + max(d_i, d_j))`` on edges, the rest on the diagonal.
+    """
+    rng = np.random.default_rng(seed)
+    edge = np.zeros((agents, agents), bool)
+    path = rng.permutation(agents)
+    for i, j in itertools.pairwise(path):
+        edge[i, j] = edge[j, i] = True
+    for i in range(agents):
+        for j in range(i):
+            if rng.random() < 0.2:
+                edge[i, j] = edge[j, i] = True
+    degree = edge.sum(axis=1)
+    W = np.zeros((agents, agents))
+    for i in range(agents):
+        for j in range(agents):
+            if edge[i, j]:
+                W[i, j] = 1 / (1 + max(degree[i], degree[j]))
+        W[i, i] = 1 - W[i].sum()
+    return W
+
+
+def _arranged(play, grad: Callable, W: Callable[[int], np.ndarray]) -> GossipPlay:
+    """A federated play of one local step as one of agents, with a larger t = 0."""
+    join = lambda batches: tuple(np.concatenate(leaf) for leaf in zip(*batches))  # noqa: B905
+    batches = [[join(play.first[i]) for i in range(play.num_clients)]]
+    for ids, data in play.rounds:
+        batches.append([data[ids.index(i)][0] for i in range(play.num_clients)])
+    return GossipPlay(grad, batches, W)
+
+
+def draw_saddles(seed: int, W: Callable[[int], np.ndarray]) -> GossipPlay:
+    """Five unequal agents, six iterations, two of the agents with padded batches."""
+    play = draw_saddle_play(seed, cohort_size=5, steps=1, rounds=5)
+    return _arranged(play, saddle_grad, W)
+
+
+def draw_minimum(seed: int, W: Callable[[int], np.ndarray]) -> GossipPlay:
+    """As `draw_saddles`, with the toy model to be minimised."""
+    play = draw_play(seed, 5, 5, 1, 6, 5, (3, 9, 5, 14, 7), first=2)
+    return _arranged(play, toy_grad, W)
+
+
+# ------------------------------------------------------------------ minimisation
+
+
+def mix(W: np.ndarray, messages: Sequence[Params]) -> list[Params]:
+    """What every agent hears."""
+    return [
+        total([times(W[i, j], messages[j]) for j in range(len(messages))])
+        for i in range(len(messages))
+    ]
+
+
+def dsgd(
+    start: Params, play: GossipPlay, lr: float, direction=lambda m: m
+) -> list[list[Params]]:
+    """Decentralized SGD, move then mix: ``x_i <- sum_j W_ij (x_j - lr dir(g_j))``."""
+    x = [start] * play.agents
+    history = []
+    for t, batches in enumerate(play.batches):
+        half = []
+        for i in range(play.agents):
+            g = play.grad(x[i], batches[i])
+            half.append(sub(x[i], times(lr, direct(g, direction))))
+        x = mix(play.W(t), half)
+        history.append(x)
+    return history
+
+
+def gradient_tracking(
+    start: Params, play: GossipPlay, lr: float, direction=lambda m: m
+) -> list[list[Params]]:
+    """``v <- W(v + g - g_)``, ``x <- W(x - lr dir(v))``, with v = g_ = 0 at first."""
+    m = play.agents
+    x, v, before = [start] * m, [zeros(start)] * m, [zeros(start)] * m
+    history = []
+    for t, batches in enumerate(play.batches):
+        g = [play.grad(x[i], batches[i]) for i in range(m)]
+        v = mix(play.W(t), [add(v[i], sub(g[i], before[i])) for i in range(m)])
+        half = [sub(x[i], times(lr, direct(v[i], direction))) for i in range(m)]
+        x, before = mix(play.W(t), half), g
+        history.append(x)
+    return history
+
+
+def dsgd_muon(start: Params, play: GossipPlay, lr: float) -> list[list[Params]]:
+    """`dsgd` along the polar factors of matrices, gradients of the rest."""
+    return dsgd(start, play, lr, polar)
+
+
+def gradient_tracking_muon(
+    start: Params, play: GossipPlay, lr: float
+) -> list[list[Params]]:
+    """`gradient_tracking` along the polar factors of matrices, tracks of the rest."""
+    return gradient_tracking(start, play, lr, polar)
+
+
+# ----------------------------------------------------------------------- minimax
+
+
+def dsgda(
+    start: Saddle,
+    play: GossipPlay,
+    lr_x,
+    lr_y,
+    project: Project = still,
+    noise: Noise | None = None,
+) -> list[list[Saddle]]:
+    """``x <- W(x - lr_x grad_x)``, ``y <- P(W(y + lr_y grad_y))``; noise on gradients.
+
+    D-SGDA, and with noise DP-SGDA: y's noise is added to what is ascended along.
+    """
+    m = play.agents
+    x, y = [start["x"]] * m, [start["y"]] * m
+    history = []
+    for t, batches in enumerate(play.batches):
+        half_x, half_y = [], []
+        for i in range(m):
+            g = play.grad({"x": x[i], "y": y[i]}, batches[i])
+            if noise is not None:
+                g = {k: add(g[k], noise[t][i][k]) for k in ("x", "y")}
+            half_x.append(sub(x[i], times(rate(lr_x, t), g["x"])))
+            half_y.append(add(y[i], times(rate(lr_y, t), g["y"])))
+        x = mix(play.W(t), half_x)
+        y = [project(one) for one in mix(play.W(t), half_y)]
+        history.append([{"x": x[i], "y": y[i]} for i in range(m)])
+    return history
+
+
+def dpmixsgd(
+    start: Saddle,
+    play: GossipPlay,
+    lr_x,
+    lr_y,
+    beta_x,
+    beta_y,
+    project: Project = still,
+    noise: Noise | None = None,
+) -> list[list[Saddle]]:
+    """DPMixSGD, Algorithm 1; without noise DM-HSGD (Xian et al. 2021).
+
+    ``g`` and ``h`` are the agents' estimates in x and y, ``g_star`` and ``h_star`` what
+    they tell, ``v`` and ``u`` what they track. Iteration 0 has the gradients of its
+    batch for estimates, and its noise too.
+    """
+    m = play.agents
+    x, y = [start["x"]] * m, [start["y"]] * m
+    v, u = [zeros(start["x"])] * m, [zeros(start["y"])] * m
+    told_g, told_h = v, u
+    g, h, before = [], [], []  # type: ignore[var-annotated]
+    history = []
+    for t, batches in enumerate(play.batches):
+        keep_x, keep_y = 1 - rate(beta_x, t), 1 - rate(beta_y, t)
+        new_g, new_h = [], []
+        for i in range(m):
+            new = play.grad({"x": x[i], "y": y[i]}, batches[i])
+            if t == 0:
+                new_g.append(new["x"])
+                new_h.append(new["y"])
+            else:
+                old = play.grad(before[i], batches[i])
+                new_g.append(add(new["x"], times(keep_x, sub(g[i], old["x"]))))
+                new_h.append(add(new["y"], times(keep_y, sub(h[i], old["y"]))))
+        g, h = new_g, new_h
+        g_star, h_star = g, h
+        if noise is not None:
+            g_star = [add(g[i], noise[t][i]["x"]) for i in range(m)]
+            h_star = [add(h[i], noise[t][i]["y"]) for i in range(m)]
+        v = mix(play.W(t), [add(v[i], sub(g_star[i], told_g[i])) for i in range(m)])
+        u = mix(play.W(t), [add(u[i], sub(h_star[i], told_h[i])) for i in range(m)])
+        told_g, told_h = g_star, h_star
+        before = [{"x": x[i], "y": y[i]} for i in range(m)]
+        half_x = [sub(x[i], times(rate(lr_x, t), v[i])) for i in range(m)]
+        half_y = [add(y[i], times(rate(lr_y, t), u[i])) for i in range(m)]
+        x = mix(play.W(t), half_x)
+        y = [project(one) for one in mix(play.W(t), half_y)]
+        history.append([{"x": x[i], "y": y[i]} for i in range(m)])
+    return history
+
+
+# ----------------------------------------------------------------------- private
+
+
+def clip(limit: float, g: Params) -> Params:
+    """g, shortened to the norm `limit` if it is longer."""
+    norm = np.sqrt(sum(np.sum(leaf**2) for leaf in g.values()))
+    return times(min(1.0, limit / norm), g) if norm > 0 else g
+
+
+def share_each(new: Params, old: Params, k: float, limit: float, change: float):
+    """Both gradients clipped; its sensitivity times the batch size."""
+    del change
+    share = sub(clip(limit, new), times(k, clip(limit, old)))
+    return share, (1 + k) * limit
+
+
+def share_difference(new: Params, old: Params, k: float, limit: float, change: float):
+    """The innovation clipped."""
+    del change
+    return clip(limit, sub(new, times(k, old))), limit
+
+
+def share_split(new: Params, old: Params, k: float, limit: float, change: float):
+    """The gradient and its change clipped apart."""
+    share = add(times(1 - k, clip(limit, new)), times(k, clip(change, sub(new, old))))
+    return share, (1 - k) * limit + k * change
+
+
+def private_estimates(
+    points: Sequence[Saddle],
+    batches: Sequence[Batch],
+    share: Callable,
+    beta: dict[str, float],
+    limit: dict[str, float],
+    change: dict[str, float],
+    sizes: tuple[float, float],
+    inside: float = 0.0,
+    draws: Sequence[Saddle] | None = None,
+) -> list[Saddle]:
+    """One agent's estimates along its points: STORM with bounded shares, and noise.
+
+    ``g_t = k g_{t-1} + d_t``, d_t the sum of the examples' shares over the expected
+    batch size, plus ``inside`` times the sensitivity times the draws. `sizes` are those
+    of iteration 0 and later. Rows of weight 0 are no examples.
+    """
+    estimates: list[Saddle] = []
+    for t, (point, (a, target, weight)) in enumerate(zip(points, batches, strict=True)):
+        size = sizes[0] if t == 0 else sizes[1]
+        g = {}
+        for name in ("x", "y"):
+            k = 0.0 if t == 0 else 1 - beta[name]
+            d, bound = zeros(point[name]), 0.0
+            for row in range(len(weight)):
+                if weight[row] == 0:
+                    continue
+                one = (a[row : row + 1], target[row : row + 1], np.ones(1))
+                new = saddle_grad(point, one)[name]
+                old = new if t == 0 else saddle_grad(points[t - 1], one)[name]
+                part, bound = share(new, old, k, limit[name], change[name])
+                d = add(d, times(1 / size, part))
+            if draws is not None:
+                d = add(d, times(inside * bound / size, draws[t][name]))
+            g[name] = d if t == 0 else add(times(k, estimates[-1][name]), d)
+        estimates.append(g)
+    return estimates

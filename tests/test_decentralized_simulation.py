@@ -1,0 +1,174 @@
+"""Simulated agents against the same arithmetic in NumPy, with the same batches."""
+
+import copy
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federation import (
+    DATA,
+    NAMES,
+    TASK,
+    as_float64,
+    assert_same_bits,
+    cut,
+    gradient,
+)
+
+from fedjax_muon import batching, decentralized, gossip_engine, topology, training
+from fedjax_muon.decentralized_simulation import _batches, _keys, decentralize
+from fedjax_muon.evaluation import evaluate
+from fedjax_muon.simulation import NonFiniteError
+
+PARTS = cut([20, 9, 12, 25, 6])
+WEIGHTS = topology.metropolis(topology.star(5))
+LR = 0.2
+SGD = partial(decentralized.ALL["dsgd"], lr=LR)
+
+
+def simulated(algorithm=SGD, task=TASK, parts=PARTS, **changes):
+    sizes = {"weights": WEIGHTS, "batch_size": 4, "first_size": 6}
+    return decentralize(algorithm, task, DATA, parts, **sizes | changes)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return simulated()
+
+
+def played(simulation, rounds, seed=3):
+    state = simulation.init(jax.random.key(seed))
+    return simulation.train_rounds(state, rounds)[0]
+
+
+@pytest.mark.parametrize("mixer", [gossip_engine.dense, gossip_engine.sparse])
+def test_iterations_by_hand(mixer):
+    """Two graphs in turn; every agent moves, then hears its neighbours."""
+    graphs = np.stack([WEIGHTS, topology.metropolis(topology.ring(5))])
+    simulation = simulated(weights=graphs, mixer=mixer)
+    state = simulation.init(jax.random.key(3))
+    init_key, key = jax.random.split(jax.random.key(3))
+    start = as_float64(TASK.init(init_key))
+    agents = [[leaf.copy() for leaf in start] for _ in PARTS]
+    draw = partial(_batches, simulation.setup, simulation.clients, simulation.longest)
+    for t in range(4):
+        batch_key, _ = _keys(key)
+        rows = draw(t == 0, batch_key, t)
+        moved = []
+        for i, params in enumerate(agents):
+            ids = np.asarray(rows.ids)[i]
+            assert len(ids) == (6 if t == 0 else 4)
+            assert set(ids) <= set(PARTS[i])
+            g = gradient(params, DATA.x_train[ids], DATA.y_train[ids])
+            moved.append([p - LR * d for p, d in zip(params, g, strict=True)])
+        agents = [
+            [sum(w * m[k] for w, m in zip(row, moved, strict=True)) for k in range(2)]
+            for row in graphs[t % 2]
+        ]
+        if t:
+            state, metrics = simulation.train_rounds(state, 1)
+            assert not np.asarray(metrics.lost).any()
+        assert state.round == t
+        for i, params in enumerate(agents):
+            found = as_float64(jax.tree.map(lambda x, i=i: x[i], state.params))
+            for a, b in zip(found, params, strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_agents_draw_their_own_batches_anew(plain):
+    setup, clients = plain.setup, plain.clients
+    draw = lambda t: _batches(
+        setup, clients, plain.longest, False, jax.random.key(0), t
+    )
+    one, other = draw(1).ids, draw(2).ids
+    assert (np.asarray(one) != np.asarray(other)).any()
+    np.testing.assert_array_equal(draw(1).client, np.arange(5))
+
+
+def test_many_iterations_in_one_call_and_one_program(plain):
+    at_once = played(plain, 7)
+    state = plain.init(jax.random.key(3))
+    for count in (2, 1, 4):
+        state, _ = plain.train_rounds(state, count)
+    assert_same_bits(state, at_once)
+    assert plain.programs.rounds._cache_size() == 1
+
+
+def test_the_mean_is_scored_and_the_distance_from_it(plain):
+    state = played(plain, 2)
+    mean = jax.tree.map(lambda x: x.mean(0), state.params)
+    found = plain.evaluate(state)
+    expected = evaluate(TASK, mean, plain.clients, plain.test)
+    for name, value in expected._asdict().items():
+        if value is None:
+            assert getattr(found, name) is None
+        else:
+            np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5)
+    apart = [
+        np.sum((np.asarray(state.params[a][b]) - np.asarray(mean[a][b])) ** 2)
+        for a, b in NAMES
+    ]
+    np.testing.assert_allclose(found.consensus, np.sqrt(sum(apart) / 5), rtol=1e-5)
+
+
+def test_training_to_the_end_and_bytes_by_hand(plain):
+    state, rows = training.run(
+        plain, plain.init(jax.random.key(0)), rounds=5, evaluate_every=2
+    )
+    assert state.round == 5
+    assert [row["round"] for row in rows] == [0, 2, 4, 5]
+    params, links = 4 * (5 * 3 + 3), 2 * 4  # bytes; a star of five, both ways
+    assert [row["bytes_up"] for row in rows] == [
+        links * params * (1 + t) for t in (0, 2, 4, 5)
+    ]
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+    tracking = simulated(partial(decentralized.ALL["gradient_tracking"], lr=LR))
+    assert tracking.bytes_after(3).up == 2 * 4 * links * params
+
+
+def test_seeds_decide(plain):
+    assert_same_bits(played(plain, 3, seed=4), played(plain, 3, seed=4))
+    one, other = played(plain, 3, seed=4), played(plain, 3, seed=5)
+    assert (np.asarray(one.params["Dense_0"]["kernel"]) != 0).any()
+    assert not np.array_equal(
+        one.params["Dense_0"]["kernel"], other.params["Dense_0"]["kernel"]
+    )
+
+
+def test_an_agent_that_is_not_finite_ends_training(plain):
+    def spoilt(params, batch, key):
+        g = TASK.grad(params, batch, key)
+        return jax.tree.map(lambda x: jnp.where(batch.client == 2, jnp.nan, x), g)
+
+    simulation = simulated(task=TASK._replace(grad=spoilt))
+    with pytest.raises(NonFiniteError, match="round 1"):
+        training.run(simulation, simulation.init(jax.random.key(0)), rounds=3)
+
+
+def test_a_sampler_of_its_own_for_the_first_batch():
+    simulation = simulated(
+        sampler=batching.poisson(8), first_sampler=batching.full_batch, first_size=6
+    )
+    sizes = dataclasses.replace(simulation)  # a value, like any other
+    assert copy.copy(sizes).setup == simulation.setup
+    draw = partial(_batches, simulation.setup, simulation.clients, simulation.longest)
+    first = np.asarray(draw(True, jax.random.key(0), 0).ids)
+    assert [(row >= 0).sum() for row in first] == [20, 9, 12, 25, 6]
+    later = np.asarray(draw(False, jax.random.key(0), 1).ids)
+    assert later.shape == (5, 8)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="weights are those of 4 agents, but there"):
+        simulated(weights=np.full((4, 4), 0.25))
+    apart = np.eye(5)
+    with pytest.raises(ValueError, match="W has 5 components that hear nothing"):
+        simulated(weights=apart)
+    for name, size in (("batch_size", 7), ("first_size", 7), ("batch_size", 0)):
+        with pytest.raises(ValueError, match=f"{name} must lie between 1 and the 6"):
+            simulated(**{name: size})
+    with pytest.raises(ValueError, match="client 1 has no examples"):
+        simulated(parts=[np.arange(3), np.array([], int)], weights=np.full((2, 2), 0.5))

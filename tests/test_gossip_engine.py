@@ -1,0 +1,216 @@
+"""Mixing, agents over devices, bytes, and what the engine refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.gossip import draw_weights
+from play import compilations
+from test_gossip_oracles import LR, PLAY, SIGMA, START, WEIGHTS, M, pair, run
+from test_oracles_minimax import grad_fn
+
+from fedjax_muon import tree
+from fedjax_muon.decentralized import ALL
+from fedjax_muon.gossip import Gossip
+from fedjax_muon.gossip_engine import dense, make, sparse, traffic
+
+KEY = jax.random.key(1)
+# what an agent hears when all tell their batches
+ECHO = Gossip(
+    lambda params, mix, batch, turn: mix(batch),
+    lambda state, mix, batch, turn: mix(batch),
+)
+STAR = np.eye(6) / 2 + np.diag([0.0, *[0.4] * 5])
+STAR[0, 1:] = STAR[1:, 0] = 0.1
+SHIFT = np.roll(np.eye(6), 1, axis=1)  # directed: agent i hears i + 1
+SEQUENCE = np.stack([draw_weights(5, 6), STAR, SHIFT, np.eye(6)])
+
+
+def messages(agents, dtype="float32"):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal((agents, *shape)), dtype)
+    return {"w": draw(3, 2), "s": draw()}
+
+
+def heard(mixer, agents, turns, devices=()):
+    """What agents hear at t = 0 and later, of the same messages in every iteration."""
+    start, step = make(ECHO, mixer, agents, devices)
+    told = messages(agents)
+    state = jax.jit(start)((), told, KEY)
+    step, seen = jax.jit(step), [state.nodes]
+    for _ in range(turns - 1):
+        state = step(state, told, KEY)
+        seen.append(state.nodes)
+    assert compilations(step) <= 1
+    return seen
+
+
+def assert_mixed(seen, W):
+    told = messages(len(W(0)))
+    for t, found in enumerate(seen):
+        for name, rows in told.items():
+            want = np.tensordot(W(t), np.asarray(rows, np.float64), 1)
+            np.testing.assert_allclose(found[name], want, atol=1e-6)
+
+
+def test_star_weights_are_what_they_should_be():
+    assert np.allclose(STAR.sum(0), 1)
+    assert np.allclose(STAR, STAR.T)
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize("W", SEQUENCE, ids=["random", "star", "shift", "none"])
+def test_constant_weights(mixer, W):
+    assert_mixed(heard(mixer(W), 6, 2), lambda t: W)
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse])
+def test_sequences_of_weights_repeat(mixer):
+    assert_mixed(heard(mixer(SEQUENCE), 6, 6), lambda t: SEQUENCE[t % 4])
+    assert_mixed(heard(mixer(list(SEQUENCE)), 6, 2), lambda t: SEQUENCE[t])
+
+
+def test_weights_as_a_function_of_the_iteration():
+    ring = lambda t: jnp.roll(jnp.eye(6), t, axis=1)
+    seen = heard(dense(ring), 6, 4)
+    assert_mixed(seen, lambda t: np.roll(np.eye(6), t, axis=1))
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse])
+def test_short_types_are_summed_in_long_ones(mixer):
+    W = draw_weights(7, 40)
+    start, _ = make(ECHO, mixer(W), 40)
+    told = jnp.asarray(np.random.default_rng(0).standard_normal((40, 50)), jnp.bfloat16)
+    found = jax.jit(start)((), told, KEY).nodes
+    assert found.dtype == jnp.bfloat16
+    want = jnp.asarray(W @ np.asarray(told, np.float64), jnp.bfloat16)
+    np.testing.assert_allclose(
+        np.asarray(found, np.float64), np.asarray(want, np.float64), rtol=2**-7
+    )
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_agents_over_devices_hear_the_same(mixer, devices):
+    sequence = np.stack([draw_weights(5, 8), draw_weights(6, 8)])
+    assert_mixed(
+        heard(mixer(sequence), 8, 3, jax.devices()[:devices]), lambda t: sequence[t % 2]
+    )
+
+
+def test_a_method_over_devices_is_the_same_method():
+    many = PLAY._replace(batches=[(b * 2)[:8] for b in PLAY.batches[:3]])
+    weights, params, single = draw_weights(8, 8), pair(START), jnp.float32
+    algorithm = ALL["dp_sgda"](grad_fn, lr=LR, sigma=SIGMA)
+    here = run(algorithm, dense(weights), params, many, single)
+    there = run(algorithm, sparse(weights), params, many, single, jax.devices()[:4])
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5)
+    jax.tree.map(close, here, there)
+
+
+def test_one_compiled_step_serves_all_iterations():
+    algorithm = ALL["dsgda"](grad_fn, lr=LR)
+    start, step = make(algorithm, dense(WEIGHTS), M)
+    batches = tuple(
+        jnp.asarray(np.stack(leaf), jnp.float32)
+        for leaf in zip(*PLAY.batches[1], strict=True)
+    )
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), pair(START))
+    state = jax.jit(start)(params, batches, KEY)
+    step = jax.jit(step, donate_argnums=0)
+    for t in range(1, 5):
+        assert int(state.index) == t
+        state = step(state, batches, KEY)
+    assert compilations(step) == 1
+
+
+# bytes in units of the parameters: one message of a point, another of a track
+UNITS = {
+    "dsgd": 1,
+    "dsgd_muon": 1,
+    "dsgda": 1,
+    "dp_sgda": 1,
+    "gradient_tracking": 2,
+    "gradient_tracking_muon": 2,
+    "dm_hsgd": 2,
+    "dpmixsgd": 2,
+}
+
+
+def test_all_methods_have_a_cost():
+    assert UNITS.keys() == ALL.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_traffic_is_the_papers(name):
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), pair(START))
+    unit = 4 * (4 * 3 + 3 + 1 + 3 * 2 + 1)
+    assert tree.nbytes(params) == unit
+    first, batch = (
+        tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in PLAY.batches[t][0])
+        for t in (0, 1)
+    )
+    assert first[0].shape != batch[0].shape
+    sent = traffic(ALL[name](grad_fn), params, first, batch)
+    assert sent == (UNITS[name] * unit, UNITS[name] * unit)
+
+
+def test_traffic_tells_the_start_from_later():
+    twice = ECHO._replace(start=lambda params, mix, batch, turn: mix(mix(batch)))
+    sent = traffic(twice, (), jnp.zeros((9, 2)), jnp.zeros(5))
+    assert sent.first == 2 * 9 * 2 * 4
+    assert sent.later == 5 * 4
+
+
+# ----------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.eye(3)[:2], r"weights must be \[m, m\] or \[T, m, m\], got shape \(2, 3\)"),
+        (np.ones(3), r"weights must be \[m, m\] or \[T, m, m\], got shape \(3,\)"),
+        (np.ones((0, 0)), r"weights must be .* got shape \(0, 0\)"),
+        (np.array([[0.5, 0.5], [1.0, 0.0]]), "sum to 1, one is off by 0.5"),
+        (np.array([[0.5, 0.4], [0.5, 0.6]]), "sum to 1, one is off by 0.1"),
+        (np.full((2, 2), np.nan), "sum to 1, one is off by nan"),
+        (np.stack([np.eye(2), 2 * np.eye(2)]), "sum to 1, one is off by 1"),
+    ],
+)
+def test_weights_that_mix_wrongly_are_refused(mixer, weights, message):
+    with pytest.raises(ValueError, match=message):
+        mixer(weights)
+
+
+def test_functions_are_not_sparse():
+    with pytest.raises(TypeError, match="give a function of t to `dense`"):
+        sparse(lambda t: jnp.eye(3))
+
+
+@pytest.mark.parametrize(
+    "mixer", [dense(np.eye(3)), sparse(np.eye(3)), dense(lambda t: jnp.eye(3))]
+)
+def test_weights_of_other_agents_are_refused(mixer):
+    start, _ = make(ECHO, mixer, 4)
+    with pytest.raises(ValueError, match="those of 3 agents, but there are 4"):
+        start((), messages(4), KEY)
+
+
+def test_no_agents_are_refused():
+    with pytest.raises(ValueError, match="agents must be at least 1, got 0"):
+        make(ECHO, dense(np.eye(1)), 0)
+
+
+def test_devices_that_do_not_divide_the_agents_are_refused():
+    with pytest.raises(ValueError, match="divide the 6 agents equally, got 4 devices"):
+        make(ECHO, dense(np.eye(6)), 6, jax.devices()[:4])
+
+
+def test_batches_of_other_agents_are_refused():
+    start, step = make(ECHO, dense(np.eye(4)), 4)
+    with pytest.raises(ValueError, match=r"lead with the 4 agents, got \[\(3,\)\]"):
+        start((), messages(3), KEY)
+    state = start((), messages(4), KEY)
+    with pytest.raises(ValueError, match=r"lead with the 4 agents, got \[\(\)\]"):
+        step(state, 1.0, KEY)

@@ -1,0 +1,237 @@
+"""Every decentralized method equals its transcription in NumPy, agent by agent."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles import gossip as oracle
+from oracles.cases import X
+from oracles.saddle import draw_saddle
+from play import grad_fn as plain_grad
+from test_oracles_minimax import grad_fn
+
+from fedjax_muon import gossip_engine
+from fedjax_muon import orthogonalize as kernel
+from fedjax_muon.decentralized import ALL
+from fedjax_muon.gossip_engine import dense
+from fedjax_muon.pair import Pair, on_y, projected
+from fedjax_muon.transforms import by_rank, orthogonalize, sign_scalars
+
+M, T, SEED = 5, 6, 9
+WEIGHTS = np.stack([oracle.draw_weights(seed, M) for seed in range(T)])
+PLAY = oracle.draw_saddles(3, lambda t: WEIGHTS[t])
+MINIMUM = oracle.draw_minimum(4, lambda t: WEIGHTS[t])
+START = draw_saddle(0)
+BOUND = 0.12  # of y, reached
+INSIDE = projected(optax.identity(), on_y(lambda a: jnp.clip(a, -BOUND, BOUND)))
+LR, BETA, SIGMA = Pair(0.05, 0.15), Pair(0.3, 0.2), Pair(0.4, 0.7)
+EXACT = by_rank(orthogonalize(kernel.polar), sign_scalars())
+
+
+def inside(y):
+    return {name: np.clip(leaf, -BOUND, BOUND) for name, leaf in y.items()}
+
+
+def gathered(batches):
+    """The agents' batches as arrays [m, B, ...]."""
+    return tuple(np.stack(leaf) for leaf in zip(*batches, strict=True))
+
+
+# compiles in half the time, for programs that run once
+QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+def run(algorithm, mixer, params, play, dtype=jnp.float64, devices=(), options=QUICKLY):
+    """All states [T, ...], of iterations 0 to T - 1: one compiled program."""
+    cast = lambda a: jnp.asarray(a, dtype)
+    params = jax.tree.map(cast, params)
+    first, *rest = (jax.tree.map(cast, gathered(b)) for b in play.batches)
+    rest = jax.tree.map(lambda *rows: jnp.stack(rows), *rest)
+    start, step = gossip_engine.make(algorithm, mixer, play.agents, devices)
+
+    @functools.partial(jax.jit, compiler_options=options)
+    def whole(params, first, rest, key):
+        def body(state, batches):
+            state = step(state, batches, key)
+            return state, state.nodes
+
+        begun = start(params, first, key)
+        _, later = jax.lax.scan(body, begun, rest)
+        join = lambda one, more: jnp.concatenate([one[None], more])
+        return jax.tree.map(join, begun.nodes, later)
+
+    return jax.tree.map(np.asarray, whole(params, first, rest, jax.random.key(SEED)))
+
+
+def pair(saddle):
+    return Pair(saddle["x"], saddle["y"])
+
+
+def compare(found, history, bound=1e-10):
+    """[T, m, ...] against lists over t of lists over agents; the largest difference."""
+    if "y" in history[0][0]:
+        found = {"x": found.x, "y": found.y}
+    rows = [jax.tree.map(lambda *a: np.stack(a), *agents) for agents in history]
+    want = jax.tree.map(lambda *a: np.stack(a), *rows)
+    far = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), found, want)
+    worst = max(jax.tree.leaves(far))
+    assert worst <= bound, far
+    for leaf in jax.tree.leaves(want):  # nobody stands still, and nobody agrees
+        assert np.abs(leaf[-1] - leaf[0]).max() > 1e-3
+        assert np.ptp(leaf[-1], axis=0).max() > 1e-6
+    return worst
+
+
+def draws(key, like):
+    """N(0, 1) as the outermost noise of a turn, in float64; `key` is the agent's."""
+    _, noise = jax.random.split(key)
+    return draws_from(noise, like)
+
+
+def draws_from(noise, like):
+    """As `draws`, from a turn's key of noise."""
+    _, mine = jax.random.split(noise)
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [int(np.size(leaf)) for leaf in leaves]
+    every = jax.random.normal(mine, (sum(sizes),), jnp.float64)
+    normal = []
+    for leaf, size in zip(leaves, sizes, strict=True):
+        normal.append(every[:size].reshape(np.shape(leaf)))
+        every = every[size:]
+    return jax.tree.unflatten(structure, normal)
+
+
+@functools.cache
+def added_noise():
+    """What oracles add to gradients: y's is ascended along, so it has another sign."""
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    @functools.partial(jax.vmap, in_axes=(None, 0))
+    def every(t, agent):
+        mine = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), t), agent)
+        return draws(mine, pair(START))
+
+    n = jax.tree.map(np.asarray, every(jnp.arange(T), jnp.arange(M)))
+    of = lambda part, sigma, t, i: {k: sigma * v[t, i] for k, v in part.items()}
+    one = lambda t, i: {"x": of(n.x, SIGMA.x, t, i), "y": of(n.y, -SIGMA.y, t, i)}
+    return [[one(t, i) for i in range(M)] for t in range(T)]
+
+
+RATES = (LR.x, LR.y)
+SCHEDULES = Pair(lambda t: 0.1 / (1 + t), 0.15)
+FADING = Pair(0.3, lambda t: 0.5 / (1 + t))
+BOTH: dict[str, Any] = {"lr": LR, "rule": INSIDE}
+MINIMAX = {
+    "dsgda": (BOTH, lambda play: oracle.dsgda(START, play, *RATES, inside)),
+    "dp_sgda": (
+        BOTH | {"sigma": SIGMA},
+        lambda play: oracle.dsgda(START, play, *RATES, inside, added_noise()),
+    ),
+    "dm_hsgd": (
+        BOTH | {"lr": SCHEDULES, "beta": FADING},
+        lambda play: oracle.dpmixsgd(START, play, *SCHEDULES, *FADING, inside),
+    ),
+    "dpmixsgd": (
+        {"lr": LR, "beta": BETA, "sigma": SIGMA},
+        lambda play: oracle.dpmixsgd(START, play, *LR, *BETA, noise=added_noise()),
+    ),
+}
+PLAIN = {
+    "dsgd": ({"lr": 0.1}, oracle.dsgd),
+    "gradient_tracking": ({"lr": 0.1}, oracle.gradient_tracking),
+    "dsgd_muon": ({"lr": 0.05, "rule": EXACT}, oracle.dsgd_muon),
+    "gradient_tracking_muon": (
+        {"lr": 0.05, "rule": EXACT},
+        oracle.gradient_tracking_muon,
+    ),
+}
+
+
+def test_every_method_has_an_oracle():
+    assert MINIMAX.keys() | PLAIN.keys() == ALL.keys()
+
+
+@functools.cache
+def played(name):
+    """The states of a minimax method."""
+    with jax.enable_x64(True):
+        algorithm = ALL[name](grad_fn, **MINIMAX[name][0])
+        return run(algorithm, dense(WEIGHTS), pair(START), PLAY)
+
+
+@pytest.mark.parametrize("name", MINIMAX)
+def test_minimax_methods_equal_their_transcriptions(name):
+    hyper, expected = MINIMAX[name]
+    states = played(name)
+    with jax.enable_x64(True):
+        history = expected(PLAY)
+    worst = compare(states.params, history)
+    print(f"{name}: {worst:.1e}")
+    reached = np.abs(states.params.y["v"]).max()
+    assert reached == BOUND if "rule" in hyper else reached > BOUND
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_methods_of_one_variable_equal_their_transcriptions(name):
+    hyper, expected = PLAIN[name]
+    with jax.enable_x64(True):
+        states = run(ALL[name](plain_grad, **hyper), dense(WEIGHTS), X, MINIMUM)
+    print(f"{name}: {compare(states.params, expected(X, MINIMUM, hyper['lr'])):.1e}")
+
+
+def alone_weights(t):
+    return np.eye(1)
+
+
+def test_a_lone_agent_descends_and_ascends_by_storm():
+    alone = PLAY._replace(
+        batches=[batches[2:3] for batches in PLAY.batches], W=alone_weights
+    )
+    with jax.enable_x64(True):
+        algorithm = ALL["dm_hsgd"](grad_fn, lr=LR, beta=BETA, rule=INSIDE)
+        states = run(algorithm, dense(np.eye(1)), pair(START), alone)
+    x, y, g, h, before = START["x"], START["y"], None, None, None
+    for t, (batch,) in enumerate(alone.batches):
+        new = alone.grad({"x": x, "y": y}, batch)
+        if t:
+            old = alone.grad(before, batch)
+            storm = lambda g, new, old, k: {
+                n: new[n] + k * (g[n] - old[n]) for n in new
+            }
+            g, h = (
+                storm(g, new["x"], old["x"], 1 - BETA.x),
+                storm(h, new["y"], old["y"], 1 - BETA.y),
+            )
+        else:
+            g, h = new["x"], new["y"]
+        before = {"x": x, "y": y}
+        x = {n: x[n] - LR.x * g[n] for n in x}
+        y = inside({n: y[n] + LR.y * h[n] for n in y})
+        for found, want in ((states.params.x, x), (states.params.y, y)):
+            for n in want:
+                np.testing.assert_allclose(found[n][t, 0], want[n], atol=1e-12)
+
+
+def test_on_the_complete_graph_dsgda_is_sgda_on_the_mean_gradient():
+    with jax.enable_x64(True):
+        algorithm = ALL["dsgda"](grad_fn, lr=LR, rule=INSIDE)
+        complete = dense(np.full((M, M), 1 / M))
+        states = run(algorithm, complete, pair(START), PLAY)
+    x, y = START["x"], START["y"]
+    for t, batches in enumerate(PLAY.batches):
+        gradients = [PLAY.grad({"x": x, "y": y}, batch) for batch in batches]
+        x = {n: x[n] - LR.x * np.mean([g["x"][n] for g in gradients], 0) for n in x}
+        y = {n: y[n] + LR.y * np.mean([g["y"][n] for g in gradients], 0) for n in y}
+        y = inside(y)
+        for found, want in ((states.params.x, x), (states.params.y, y)):
+            for n in want:
+                for i in range(M):
+                    np.testing.assert_allclose(found[n][t, i], want[n], atol=1e-12)

@@ -1,0 +1,108 @@
+"""Robust logistic regression against its formula, written out in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_muon.pair import Pair
+from fedjax_muon.problems.robust import (
+    data_gradient,
+    project_weights,
+    public_gradient,
+    robust_logistic,
+)
+from fedjax_muon.tasks import Batch
+
+RNG = np.random.default_rng(0)
+EXAMPLES, FEATURES, AGENTS = 12, 4, 3
+A = RNG.normal(size=(EXAMPLES, FEATURES))
+LABELS = RNG.integers(0, 2, EXAMPLES)
+X, Y = RNG.normal(size=FEATURES), RNG.dirichlet(np.ones(EXAMPLES))
+PARAMS = Pair(jnp.float32(X), jnp.float32(Y))
+KEY = jax.random.key(0)
+
+
+def objective(x, y, strength=0.001, bend=10.0):
+    """Equation (22), with n for its m."""
+    b = 2 * LABELS - 1
+    losses = [np.log1p(np.exp(-b[j] * (A[j] @ x))) for j in range(EXAMPLES)]
+    divergence = sum((EXAMPLES * y_j - 1) ** 2 for y_j in y) / (2 * EXAMPLES**2)
+    bent = sum(bend * x_i**2 / (1 + bend * x_i**2) for x_i in x)
+    return y @ losses - divergence + strength * bent
+
+
+def differences(f, at, step=1e-6):
+    """The gradient of f by central differences."""
+    units = step * np.eye(len(at))
+    return np.array([(f(at + u) - f(at - u)) / (2 * step) for u in units])
+
+
+def batch_of(ids, weight=None):
+    ids = np.asarray(ids)
+    weight = np.ones(len(ids)) if weight is None else np.asarray(weight)
+    x, y = np.float32(A[ids]), np.int32(LABELS[ids])
+    return Batch(x, y, np.float32(weight), ids=np.int32(ids))
+
+
+def test_the_mean_over_agents_is_the_gradient_of_the_formula():
+    task = robust_logistic(FEATURES, EXAMPLES, regularization=0.3, bend=2.0)
+    found = [
+        task.grad(PARAMS, batch_of(ids), KEY)
+        for ids in np.split(RNG.permutation(EXAMPLES), AGENTS)
+    ]
+    gx, gy = (np.mean(leaves, axis=0) for leaves in zip(*found, strict=True))
+    np.testing.assert_allclose(
+        gx, differences(lambda x: objective(x, Y, 0.3, 2.0), X), atol=1e-5
+    )
+    # descent in both: the second is negated
+    np.testing.assert_allclose(
+        -gy, differences(lambda y: objective(X, y, 0.3, 2.0), Y), atol=1e-5
+    )
+
+
+def test_public_terms_are_the_rest():
+    ids = [3, 1, 7, 7]
+    task = robust_logistic(FEATURES, EXAMPLES)
+    data = data_gradient(EXAMPLES)(PARAMS, batch_of(ids), KEY)
+    public = public_gradient()(PARAMS)
+    whole = task.grad(PARAMS, batch_of(ids), KEY)
+    for a, b, c in zip(data, public, whole, strict=True):
+        np.testing.assert_allclose(a + b, c, atol=1e-6)
+    assert np.count_nonzero(data.y) == 3  # of the examples in the batch alone
+    assert np.count_nonzero(public.y) == EXAMPLES
+
+
+def test_padding_does_not_count():
+    grad = data_gradient(EXAMPLES)
+    padded = grad(PARAMS, batch_of([2, 5, 9, 0], [1, 1, 0, 0]), KEY)
+    for a, b in zip(padded, grad(PARAMS, batch_of([2, 5]), KEY), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_it_begins_in_the_middle_of_the_simplex_and_stays_there():
+    start = robust_logistic(FEATURES, EXAMPLES).init(KEY)
+    np.testing.assert_array_equal(start.x, np.zeros(FEATURES))
+    np.testing.assert_allclose(start.y, np.full(EXAMPLES, 1 / EXAMPLES))
+    away = Pair(start.x, jnp.float32(RNG.normal(size=EXAMPLES)))
+    back = project_weights(away)
+    np.testing.assert_allclose(back.y.sum(), 1, rtol=1e-5)
+    assert (back.y >= 0).all()
+
+
+def test_evaluation():
+    scores = robust_logistic(FEATURES, EXAMPLES).evaluate(PARAMS, np.float32(A), LABELS)
+    margin = (2 * LABELS - 1) * (A @ X)
+    np.testing.assert_allclose(scores.loss, np.log1p(np.exp(-margin)), rtol=1e-5)
+    np.testing.assert_array_equal(scores.correct, margin > 0)
+    np.testing.assert_allclose(scores.score, A @ X, rtol=1e-4, atol=1e-5)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="features and examples must be at least 1"):
+        robust_logistic(0, 5)
+    for name in ("regularization", "bend"):
+        with pytest.raises(ValueError, match=f"{name} must lie in"):
+            robust_logistic(3, 5, **{name: -1.0})
+    with pytest.raises(ValueError, match="which training examples it has"):
+        data_gradient(EXAMPLES)(PARAMS, batch_of([1])._replace(ids=None), KEY)
