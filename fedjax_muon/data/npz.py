@@ -53,7 +53,7 @@ def read_npz(
             f"{classes.dtype}{list(classes.shape)}; save them so or leave them out"
         )
     return Dataset(
-        **{key: arrays[key] for key in SPLITS},
+        *(arrays[key] for key in SPLITS),
         classes=tuple(str(each) for each in classes),
     )
 
