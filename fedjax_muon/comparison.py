@@ -91,14 +91,16 @@ class Point(NamedTuple):
 
 def best(points: Sequence[Point]) -> Point | None:
     """The point of highest mean validation score after the last round, of lowest
-    validation loss among equals; points with a diverged seed are out."""
+    validation loss among equals; points with a diverged seed, or whose score is nan,
+    are out."""
 
     def score(point):
         score, _ = point.last(score_column(point.runs[0], "validation"))
         loss, _ = point.last("validation_loss")
         return score, -np.nan_to_num(loss, nan=np.inf)
 
-    return max((p for p in points if not p.diverged), key=score, default=None)
+    scored = [p for p in points if not p.diverged and not np.isnan(score(p)[0])]
+    return max(scored, key=score, default=None)
 
 
 def write(summaries: Sequence[Summary], path: Path) -> None:

@@ -108,6 +108,12 @@ def test_equals_on_validation_are_told_apart_by_its_loss():
     assert comparison.best([first, better]) is better
 
 
+def test_points_without_a_validation_score_are_not_chosen():
+    undefined, first = point(0, run(0.9), run(np.nan)), point(1, run(0.2))
+    assert comparison.best([undefined, first]) is first
+    assert comparison.best([undefined]) is None
+
+
 # ------------------------------------------------------------ reports of sweeps
 
 TINY: Any = {"num_clients": 6, "cohort_size": 3, "local_steps": 2, "batch_size": 8}

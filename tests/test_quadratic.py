@@ -137,6 +137,8 @@ def test_primal_gradient(name):
     close(found, jax.grad(lambda X: quadratic.primal(problem, X))(X), atol=1e-10)
     primal = lambda X: mean_value(data, X, best_response(data, X))
     close(found, differences(primal, X), atol=1e-7)
+    away = X - quadratic.solution(problem).x
+    close(quadratic.hessian(problem) @ away, found, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -100,7 +100,7 @@ def test_vocabulary_and_length_come_from_the_training_texts():
     )
     np.testing.assert_array_equal(tokens.x_test, [[1, 1, 1], [ids["three"], 0, 0]])
     np.testing.assert_array_equal(tokens.y_train, [0, 1, 1])
-    assert data.vocabulary_size(tokens) == 5
+    assert data.check(tokens).tokens == 5
     assert tokens.classes == ("no", "yes")
 
 
@@ -111,9 +111,19 @@ def test_long_texts_are_cut():
     assert np.all(tokens.x_train == 2)
 
 
-def test_vocabulary_size_is_of_sentences():
-    with pytest.raises(ValueError, match=r"got float32\[455, 30\]; this is no set"):
-        data.vocabulary_size(data.load("breast_cancer"))
+def test_held_out_tokens_count_too():
+    """A rare word may be among the held-out examples alone."""
+    x = np.zeros((20, 2), np.int32)
+    x[:, 0] = np.arange(20)
+    y = np.tile(np.int32([0, 1]), 10)
+    whole = data.check(data.Dataset(x, y, x[:2], y[:2], ("no", "yes")))
+    for seed_of_rarest in range(20):  # whichever examples are held out
+        rarest = x.copy()
+        rarest[seed_of_rarest, 1] = 50
+        whole = data.check(data.Dataset(rarest, y, x[:2], y[:2], ("no", "yes")))
+        rest, _ = data.hold_out(whole, 0.2)
+        assert rest.tokens == data.check(rest).tokens == 51
+    assert data.load("breast_cancer").tokens == 0
 
 
 # ---------------------------------------------------------------------- files

@@ -21,7 +21,7 @@ from fedjax_muon import (
 )
 from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.compression import compress
-from fedjax_muon.data import Dataset, vocabulary_size
+from fedjax_muon.data import Dataset
 from fedjax_muon.methods import Method, find
 from fedjax_muon.problems import auc
 from fedjax_muon.tasks import classification
@@ -154,7 +154,7 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
     if config.model == "mlp":
         return models.MLP(classes, config.hidden)
     if config.model == "rnn":
-        return models.RNN(classes, vocabulary_size(dataset), *config.rnn)
+        return models.RNN(classes, dataset.tokens, *config.rnn)
     return models.ALL[config.model](classes)
 
 

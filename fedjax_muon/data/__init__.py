@@ -2,7 +2,6 @@
 
 from fedjax_muon.data.dataset import Dataset, check, hold_out, standardise
 from fedjax_muon.data.names import NAMES, load, prepare
-from fedjax_muon.data.text import vocabulary_size
 
 __all__ = [
     "NAMES",
@@ -12,5 +11,4 @@ __all__ = [
     "load",
     "prepare",
     "standardise",
-    "vocabulary_size",
 ]

@@ -17,6 +17,7 @@ class Dataset(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
+    tokens: int = 0  # token ids of texts are below; what a model has to embed
 
 
 def check(dataset: Dataset) -> Dataset:
@@ -38,12 +39,17 @@ def check(dataset: Dataset) -> Dataset:
             f"{x_test.dtype}{list(x_test.shape)}"
         )
     num_classes = len(dataset.classes)
+    x_train = _checked_inputs("x_train", x_train)
+    x_test = _checked_inputs("x_test", x_test)
+    is_text = x_train.dtype == np.int32
+    found = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
     return Dataset(
-        x_train=_checked_inputs("x_train", x_train),
+        x_train=x_train,
         y_train=_checked_labels("y_train", dataset.y_train, len(x_train), num_classes),
-        x_test=_checked_inputs("x_test", x_test),
+        x_test=x_test,
         y_test=_checked_labels("y_test", dataset.y_test, len(x_test), num_classes),
         classes=tuple(dataset.classes),
+        tokens=max(dataset.tokens, found),
     )
 
 

@@ -53,7 +53,10 @@ def read_npz(
             f"{classes.dtype}{list(classes.shape)}; save them so or leave them out"
         )
     return Dataset(
-        **{key: arrays[key] for key in SPLITS},
+        x_train=arrays["x_train"],
+        y_train=arrays["y_train"],
+        x_test=arrays["x_test"],
+        y_test=arrays["y_test"],
         classes=tuple(str(each) for each in classes),
     )
 

@@ -77,22 +77,6 @@ def encode(vocabulary: Vocabulary, sentences: Sequence[str], length: int) -> np.
     return encoded
 
 
-def vocabulary_size(dataset: Dataset) -> int:
-    """One more than the largest token id: what a model of the set needs to embed.
-
-    Take it of the whole set, before examples are held out.
-
-    Raises:
-      ValueError: if the inputs are not token ids.
-    """
-    if dataset.x_train.dtype != np.int32:
-        raise ValueError(
-            f"token ids are int32 [n, length], got {dataset.x_train.dtype}"
-            f"{list(dataset.x_train.shape)}; this is no set of sentences"
-        )
-    return 1 + int(max(dataset.x_train.max(), dataset.x_test.max()))
-
-
 class Sentences(NamedTuple):
     """Texts and their labels."""
 

@@ -142,12 +142,16 @@ def primal_gradient(problem: Quadratic, X) -> jax.Array:
     return problem.Q @ X + B + problem.A.T @ response(problem, X)
 
 
+def hessian(problem: Quadratic) -> jax.Array:
+    """The primal function's [m, m]: its gradient at X is this times X - solution."""
+    return problem.Q + problem.A.T @ jnp.linalg.pinv(problem.D) @ problem.A
+
+
 def solution(problem: Quadratic) -> Pair:
     """The minimiser of the primal function, and the response to it."""
     B, C = _means(problem)
-    inverse = jnp.linalg.pinv(problem.D)
-    hessian = problem.Q + problem.A.T @ inverse @ problem.A
-    X = -jnp.linalg.solve(hessian, B + problem.A.T @ inverse @ C)
+    offset = B + problem.A.T @ jnp.linalg.pinv(problem.D) @ C
+    X = -jnp.linalg.solve(hessian(problem), offset)
     return Pair(X, response(problem, X))
 
 
