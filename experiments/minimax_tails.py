@@ -32,7 +32,7 @@ from fedjax_muon.plots import STYLE
 from fedjax_muon.problems import quadratic
 
 CLIENTS, STEPS, RATIO = 8, 4, 10.0
-RATES = (0.00003, 0.0001, 0.0003, 0.001, 0.003)
+RATES = (0.00001, 0.00003, 0.0001, 0.0003, 0.001)
 # Pareto entries have the mean size 3
 NOISES = {"tail index 1.5": pareto(1.5, 1.0), "Gaussian": gaussian(3.0)}
 OURS, OTHERS = ("fed_nsgda_m", "fedmuon_da"), ("local_sgdam", "fedsgda_m")

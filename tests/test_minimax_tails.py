@@ -45,8 +45,8 @@ def test_the_verdict_by_hand():
     assert [minimax_tails.best(found) for found in results.values()] == [1, 0, 1, 1]
     assert minimax_tails.ratio(results) == pytest.approx(1 / 4)
     lines = minimax_tails.rows("some noise", results)
-    assert "0.0001 | 1.000 | 1.000 | 1.000" in lines[0]
-    assert "3e-05 (edge)" in lines[1]
+    assert "3e-05 | 1.000 | 1.000 | 1.000" in lines[0]
+    assert "1e-05 (edge)" in lines[1]
 
 
 def test_last_is_the_mean_of_a_tenth():
