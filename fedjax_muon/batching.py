@@ -166,6 +166,23 @@ def without_replacement(
     return jax.vmap(one)(jax.random.split(key, steps))
 
 
+def always(sampler: Sampler) -> Callable[[jax.Array], Sampler]:
+    """The same sampler in every iteration."""
+    return lambda index: sampler
+
+
+def cyclic(index: jax.Array) -> Sampler:
+    """Fixed batches of a client's examples, one after the other, over and over: the
+    one of iteration `index`. Examples that fill no batch are never drawn."""
+
+    def sample(key, size, steps, batch_size, longest):
+        del key, longest
+        at = (index * steps + jnp.arange(steps)) % jnp.maximum(size // batch_size, 1)
+        return at[:, None] * batch_size + jnp.arange(batch_size)[None]
+
+    return sample
+
+
 def draw_rows(
     clients: Clients, sampler: Sampler, steps: int, batch_size: int, longest: int
 ):

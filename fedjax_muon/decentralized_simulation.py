@@ -22,6 +22,7 @@ from fedjax_muon import gossip_engine, tree
 from fedjax_muon.batching import (
     Clients,
     Sampler,
+    always,
     clients_of,
     draw_rows,
     longest_of,
@@ -66,8 +67,7 @@ class Setup(NamedTuple):
     links: float  # directed, of an iteration
     batch_size: int
     first_size: int
-    sampler: Sampler
-    first_sampler: Sampler
+    sampler: Callable[[jax.Array], Sampler]  # of iteration t
 
 
 class Programs(NamedTuple):
@@ -106,7 +106,7 @@ class DecentralizedSimulation:
         algorithm = setup.algorithm(on(self.clients, setup.task.grad))
         params = jax.eval_shape(setup.task.init, jax.random.key(0))
         batch = lambda first: jax.eval_shape(
-            partial(_one_batch, setup, self.clients, self.longest, first),
+            partial(_one_batch, setup, self.clients, self.longest, first, 0),
             jnp.int32(0),
             jax.random.key(0),
         )
@@ -138,8 +138,7 @@ def decentralize(
     weights: np.ndarray,
     batch_size: int,
     first_size: int | None = None,
-    sampler: Sampler = shuffled_epochs,
-    first_sampler: Sampler | None = None,
+    sampler: Callable[[jax.Array], Sampler] = always(shuffled_epochs),
     mixer: Callable[[np.ndarray], Mixer] = gossip_engine.dense,
 ) -> DecentralizedSimulation:
     """Prepares decentralized training; nothing is compiled yet.
@@ -154,13 +153,13 @@ def decentralize(
         `topology`.
       batch_size: examples in a batch, expected ones if the sampler is random in that.
       first_size: of the batch at t = 0; the same by default.
-      sampler: how an agent's batches are drawn from its examples.
-      first_sampler: the same at t = 0; by default as later.
+      sampler: how an agent's batches are drawn from its examples at iteration t, as
+        `batching.always(poisson(64))` or `batching.cyclic`.
       mixer: how weights are multiplied by, `gossip_engine.dense` or `sparse`.
 
-    Raises `ValueError` for weights that do not mix (`topology.check_mixing`) or are of
-    another number of agents, agents without examples, and batches larger than an
-    agent's data.
+    Raises `ValueError` for what the algorithm or the task refuses, weights that do not
+    mix (`topology.check_mixing`) or are of another number of agents, agents without
+    examples, and batches larger than an agent's data.
     """
     matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
     check_mixing(weights)
@@ -187,11 +186,12 @@ def decentralize(
         batch_size=batch_size,
         first_size=first_size,
         sampler=sampler,
-        first_sampler=first_sampler or sampler,
     )
     longest = longest_of(parts)
+    begin = partial(_begin, setup, longest)
+    jax.eval_shape(begin, clients, jax.random.key(0))  # refuses what does not fit
     programs = Programs(
-        begin=jax.jit(partial(_begin, setup, longest)),
+        begin=jax.jit(begin),
         rounds=jax.jit(partial(_rounds, setup, longest), donate_argnums=0),
         score=jax.jit(partial(_score, task)),
     )
@@ -199,17 +199,16 @@ def decentralize(
     return DecentralizedSimulation(setup, clients, test, programs, longest)
 
 
-def _one_batch(setup: Setup, clients: Clients, longest: int, first: bool, agent, key):
-    sampler = setup.first_sampler if first else setup.sampler
+def _one_batch(setup: Setup, clients: Clients, longest: int, first, index, agent, key):
     size = setup.first_size if first else setup.batch_size
-    draw = draw_rows(clients, sampler, 1, size, longest)
+    draw = draw_rows(clients, setup.sampler(index), 1, size, longest)
     return jax.tree.map(lambda row: row[0], draw(agent, key))
 
 
 def _batches(setup: Setup, clients: Clients, longest: int, first: bool, key, index):
     agents = jnp.arange(setup.agents, dtype=jnp.int32)
     keys = jax.random.split(jax.random.fold_in(key, index), setup.agents)
-    one = partial(_one_batch, setup, clients, longest, first)
+    one = partial(_one_batch, setup, clients, longest, first, index)
     return jax.vmap(one)(agents, keys)
 
 

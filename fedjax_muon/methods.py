@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_muon.core import Algorithm, GradFn
+from fedjax_muon.core import GradFn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,13 +14,13 @@ class Method:
 
     label: str  # as tables and legends call it
     paper: str
-    factory: Callable[..., Algorithm]
+    factory: Callable[..., Any]  # of an `Algorithm`, or of a `Gossip`
     # where it differs from the factory's defaults
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     # `grid` is as published
 
-    def __call__(self, grad_fn: GradFn, **hyper) -> Algorithm:
+    def __call__(self, grad_fn: GradFn, **hyper) -> Any:
         return self.factory(grad_fn, **{**self.settings, **hyper})
 
 

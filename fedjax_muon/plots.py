@@ -259,3 +259,41 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
         figure.supxlabel(f"{agents}, {gaps}", fontsize=8)
         figure.suptitle(title)
         figure.savefig(path, dpi=110)
+
+
+def utility(
+    methods: Mapping[str, Mapping[float, Sequence[float]]],
+    path: Path,
+    *,
+    title: str = "",
+) -> None:
+    """Test AUC against epsilon: for every method, by epsilon, the scores of its seeds.
+
+    Lines are means, bars reach from the lowest seed to the highest. Methods without
+    privacy, epsilon infinite, are horizontal lines.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axis = figure.subplots()
+        shown: list[float] = []
+        for i, (name, by_epsilon) in enumerate(methods.items()):
+            epsilons = sorted(e for e in by_epsilon if np.isfinite(e))
+            color = f"C{i % 10}"
+            if not epsilons:
+                mean = float(np.mean([np.mean(v) for v in by_epsilon.values()]))
+                axis.axhline(mean, color=color, ls="--", label=f"{name}, not private")
+                continue
+            scores = np.array([by_epsilon[e] for e in epsilons])
+            mean = scores.mean(1)
+            reach = np.abs(np.stack([scores.min(1), scores.max(1)]) - mean)
+            axis.errorbar(
+                epsilons, mean, reach, color=color, marker="o", capsize=3, label=name
+            )
+            shown += epsilons
+        if len(set(shown)) > 1:
+            _logarithmic(axis, shown)
+        axis.set_xlabel("epsilon")
+        axis.set_ylabel("test AUC")
+        axis.set_title(textwrap.fill(title, 70))
+        axis.legend()
+        figure.savefig(path, dpi=110)

@@ -134,9 +134,9 @@ def per_example(grad_fn: GradFn) -> ExampleGradFn:
     """The gradients of a batch's examples, one by one, leaves [B, ...].
 
     `grad_fn` is that of a weighted mean over a batch with rows `x`, `y`, `weight` and,
-    where it has them, `ids` (`tasks.Batch`). An example's gradient is that of a batch of itself alone, times its
-    weight: exactly zero for padding. Each has its own key, the same one whenever the
-    batch's key is the same. Takes the memory of B gradients.
+    where it has them, `ids` (`tasks.Batch`). An example's gradient is that of a batch
+    of itself alone, times its weight: exactly zero for padding. Each has its own key,
+    the same one whenever the batch's key is the same. Takes the memory of B gradients.
     """
 
     def gradients(params, batch, key):

@@ -1,7 +1,5 @@
 """Simulated agents against the same arithmetic in NumPy, with the same batches."""
 
-import copy
-import dataclasses
 from functools import partial
 
 import jax
@@ -148,17 +146,18 @@ def test_an_agent_that_is_not_finite_ends_training(plain):
         training.run(simulation, simulation.init(jax.random.key(0)), rounds=3)
 
 
-def test_a_sampler_of_its_own_for_the_first_batch():
-    simulation = simulated(
-        sampler=batching.poisson(8), first_sampler=batching.full_batch, first_size=6
-    )
-    sizes = dataclasses.replace(simulation)  # a value, like any other
-    assert copy.copy(sizes).setup == simulation.setup
+def test_samplers_know_the_iteration():
+    simulation = simulated(sampler=batching.cyclic, first_size=4)
     draw = partial(_batches, simulation.setup, simulation.clients, simulation.longest)
-    first = np.asarray(draw(True, jax.random.key(0), 0).ids)
-    assert [(row >= 0).sum() for row in first] == [20, 9, 12, 25, 6]
-    later = np.asarray(draw(False, jax.random.key(0), 1).ids)
-    assert later.shape == (5, 8)
+    for t in range(7):
+        ids = np.asarray(draw(t == 0, jax.random.key(t), t).ids)
+        for part, row in zip(PARTS, ids, strict=True):
+            cycle = len(part) // 4
+            first = 4 * (t % cycle)
+            np.testing.assert_array_equal(row, part[first : first + 4])
+    loose = simulated(sampler=batching.always(batching.poisson(8)))
+    draw = partial(_batches, loose.setup, loose.clients, loose.longest)
+    assert np.asarray(draw(False, jax.random.key(0), 1).ids).shape == (5, 8)
 
 
 def test_refusals():

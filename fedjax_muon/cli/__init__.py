@@ -6,7 +6,7 @@ from typing import Annotated, Any, Union
 import tyro
 from tyro.conf import subcommand
 
-from fedjax_muon.cli import arguments, commands, session, sweeping
+from fedjax_muon.cli import arguments, commands, private, session, sweeping
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments.List: ("list", commands.show),
         arguments.Plot: ("plot", commands.plot),
         arguments.Partition: ("partition", commands.partition),
+        arguments.Private: ("private", private.command),
         arguments.Noise: ("noise", commands.noise),
         arguments.Prepare: ("prepare", commands.prepare),
     }

@@ -85,17 +85,22 @@ def _caption(target: float, seeds: int, score: str) -> str:
     best = "the best's distance from 50%" if score == "AUC" else "the best"
     goal = f"; target: {target:.1%}, {SHARE_OF_BEST:.0%} of {best}"
     return (
-        f"{score} on the test set: mean ± standard deviation of {seeds} "
-        f"seed{'s' if seeds > 1 else ''}"
+        f"{score} on the test set: mean ± standard deviation of {count(seeds, 'seed')}"
         f"{'' if np.isnan(target) else goal}; MB, kB: of all clients"
     )
+
+
+def count(number: int, what: str) -> str:
+    """As `1 seed`, `3 seeds`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _number(value: float, form: str) -> str:
     return "-" if np.isnan(value) else format(value, form)
 
 
-def _percent(mean: float, spread: float) -> str:
+def percent(mean: float, spread: float) -> str:
+    """Both in percent; nan is a dash."""
     return f"{_number(100 * mean, '.2f')} ± {_number(100 * spread, '.2f')}"
 
 
@@ -107,7 +112,7 @@ def _validation(point: Point) -> str:
 
 def _numbers(row: Summary) -> tuple[str, ...]:
     return (
-        _percent(row.score_mean, row.score_std),
+        percent(row.score_mean, row.score_std),
         _number(row.rounds_to_target, ".0f"),
         _number(row.megabytes_to_target, ".1f"),
         f"{row.bytes_per_round / 1e3:,.0f}",

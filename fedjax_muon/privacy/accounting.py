@@ -7,6 +7,7 @@ dp-accounting (optional; `ImportError` says how to install it).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -128,13 +129,19 @@ class Pld:
     ) -> float:
         """Epsilon of `steps` steps, step 0 with the multiplier `first` if given."""
         self.check(sampling, adjacency)
-        accounting = _library()
-        accountant = accounting.pld.PLDAccountant(
-            getattr(accounting.NeighboringRelation, _relation(sampling, adjacency)),
-            self.interval,
-        )
-        event = _event(accounting, sampling, multiplier, steps, first)
-        return float(accountant.compose(event).get_epsilon(_check_delta(delta)))
+        asked = (sampling, multiplier, steps, _check_delta(delta), adjacency, first)
+        return _pld_epsilon(self.interval, *asked)
+
+
+@functools.lru_cache(maxsize=256)  # seconds each; methods that differ ask for the same
+def _pld_epsilon(interval, sampling, multiplier, steps, delta, adjacency, first):
+    accounting = _library()
+    accountant = accounting.pld.PLDAccountant(
+        getattr(accounting.NeighboringRelation, _relation(sampling, adjacency)),
+        interval,
+    )
+    event = _event(accounting, sampling, multiplier, steps, first)
+    return float(accountant.compose(event).get_epsilon(delta))
 
 
 @dataclasses.dataclass(frozen=True)
