@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_muon import engine, minimax, simulation, tasks
+from fedjax_muon import decentralized, engine, minimax, simulation, tasks, training
 from fedjax_muon.algorithms import ALL
+from fedjax_muon.decentralized.private import PRIVATE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -59,7 +60,8 @@ def test_the_wrappers_shown_wrap():
 
 def test_every_algorithm_is_in_the_table():
     shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", README, re.MULTILINE)
-    methods = [*ALL.items(), *minimax.ALL.items()]
+    tables = ALL, minimax.ALL, decentralized.ALL, PRIVATE
+    methods: list[Any] = [row for table in tables for row in table.items()]
     assert shown == [(name, row.label, row.paper) for name, row in methods]
 
 
@@ -73,6 +75,11 @@ def test_the_minimax_task_shown_is_trained():
     )
     state, _ = simulated.train_rounds(simulated.init(jax.random.key(0)), 40)
     assert float(simulated.evaluate(state).test_auc) > 0.9
+    exec(compile(BLOCKS[4], "README.md", "exec"), names)
+    agents = names["agents"]()
+    start = agents.init(jax.random.key(0))
+    _, rows = training.run(agents, start, rounds=100, evaluate_every=50)
+    assert rows[-1]["test_auc"] > 0.9
 
 
 def test_the_files_of_the_map_exist():
