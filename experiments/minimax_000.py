@@ -63,14 +63,14 @@ def resized(config: Config, size: Size) -> Config:
 
 
 def grid(name: str, size: Size) -> dict[str, tuple[float, ...]]:
-    """Learning rates of a method: the paper's range, or three of it for the methods
+    """Learning rates of a method: the paper's range, or most of it for the methods
     whose steps are bounded. The small model learns nothing by plain gradients at these:
     the objective's are small where positives are rare, and need larger ones."""
     if size == "paper":
         return dict(minimax.ALL[name].grid)
     if size == "smoke":
         return {"lr": (0.01,)}
-    return {"lr": (0.01, 0.03, 0.1) if name in BOUNDED else (0.3, 1.0, 3.0)}
+    return {"lr": (0.003, 0.01, 0.03, 0.1) if name in BOUNDED else (0.3, 1.0, 3.0)}
 
 
 def sweep(figure: Figure, size: Size, names: tuple[str, ...] = ()) -> Sweep:
