@@ -17,6 +17,7 @@ from sklearn.metrics import roc_auc_score
 from test_oracles_minimax import grad_fn
 
 from fedjax_muon import algorithms, checkpoint, data, engine, models, partition, tree
+from fedjax_muon.cli.config import hyper_parameters
 from fedjax_muon.compression import compress
 from fedjax_muon.compressors import identity, quantize
 from fedjax_muon.core import Algorithm
@@ -112,6 +113,32 @@ def test_plans_agree(warm):
     plan = engine.chunked(2) if warm.name in ONE_OF_EACH else engine.vmapped
     step = jax.jit(engine.make_round(warm.algorithm, N, plan))
     close(step(warm.state, *warm.given), (want, heard))
+
+
+def test_a_sweep_maps_over_rates(warm):
+    """Two rates in one program, as all cells of a sweep are."""
+
+    def third(lr):
+        step = engine.make_round(ALL[warm.name](grad_fn, lr=lr), N, engine.mapped)
+        return step(warm.state, *warm.given)[0]
+
+    default = hyper_parameters(ALL[warm.name])["lr"]
+    rates = jnp.array([default, 2 * default])
+    quickly = {"xla_backend_optimization_level": 0}
+    both = jax.jit(lambda: jax.lax.map(third, rates), compiler_options=quickly)()
+    one, other = (jax.tree.map(lambda leaf, i=i: leaf[i], both) for i in range(2))
+    close(one, warm.third()[0])
+    assert farthest(one.server.params, other.server.params) > 1e-4
+
+
+def test_every_state_comes_back_from_disk(warm, tmp_path):
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        checkpoint.save(checkpoints, 2, warm.state, "mark")
+    template = jax.tree.map(jnp.zeros_like, warm.state)
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        again = checkpoint.restore(checkpoints, template, "mark")
+    assert_same_bits(again, warm.state)
+    assert_same_bits(warm.step(again, *warm.given)[0], warm.third()[0])
 
 
 def test_one_program_for_all_rounds(warm):
