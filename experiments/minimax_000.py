@@ -10,7 +10,8 @@ figure is a sweep, with its directory, tables and figures, and `fedjax-muon resu
 continues it. docs/minimax has what `--size small` gave on SST-2.
 
 The paper does not say which of its learning rates it means; here the local one is
-tuned, and the server averages. It gives the range 0.001 to 0.1 for all methods.
+tuned, and the server averages. It gives the range 0.001 to 0.1 for its two methods, and
+none for the others, which it tunes too.
 """
 
 import dataclasses
@@ -63,9 +64,9 @@ def resized(config: Config, size: Size) -> Config:
 
 
 def grid(name: str, size: Size) -> dict[str, tuple[float, ...]]:
-    """Learning rates of a method: the paper's range, or most of it for the methods
-    whose steps are bounded. The small model learns nothing by plain gradients at these:
-    the objective's are small where positives are rare, and need larger ones."""
+    """Learning rates of a method: the paper's range, or most of it for its two, whose
+    steps are bounded. The small model learns nothing by plain gradients at these: the
+    objective's are small where positives are rare, and need larger ones."""
     if size == "paper":
         return dict(minimax.ALL[name].grid)
     if size == "smoke":
