@@ -138,7 +138,6 @@ def test_every_state_comes_back_from_disk(warm, tmp_path):
     with checkpoint.open_checkpoints(tmp_path) as checkpoints:
         again = checkpoint.restore(checkpoints, template, "mark")
     assert_same_bits(again, warm.state)
-    assert_same_bits(warm.step(again, *warm.given)[0], warm.third()[0])
 
 
 def test_one_program_for_all_rounds(warm):
