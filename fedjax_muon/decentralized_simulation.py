@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -100,8 +101,9 @@ class DecentralizedSimulation:
         """Scores the agents' mean parameters on test and training examples."""
         return self.programs.score(state.params, self.clients, self.test)
 
-    def bytes_after(self, rounds: int) -> Traffic:
-        """Bytes that all agents together received and sent until now."""
+    @functools.cached_property
+    def _traffic(self) -> gossip_engine.Traffic:
+        """Over every link."""
         setup = self.setup
         algorithm = setup.algorithm(on(self.clients, setup.task.grad))
         params = jax.eval_shape(setup.task.init, jax.random.key(0))
@@ -110,8 +112,12 @@ class DecentralizedSimulation:
             jnp.int32(0),
             jax.random.key(0),
         )
-        sent = gossip_engine.traffic(algorithm, params, batch(True), batch(False))
-        total = round(setup.links * (sent.first + rounds * sent.later))
+        return gossip_engine.traffic(algorithm, params, batch(True), batch(False))
+
+    def bytes_after(self, rounds: int) -> Traffic:
+        """Bytes that all agents together received and sent until now."""
+        sent = self._traffic
+        total = round(self.setup.links * (sent.first + rounds * sent.later))
         return Traffic(total, total)
 
 

@@ -228,7 +228,7 @@ def tail(
         axis.set_xlabel("norm of the gradient noise of a batch")
         axis.set_ylabel("share of batches above")
         axis.legend()
-        axis.set_title(textwrap.fill(title, 60))
+        axis.set_title(textwrap.fill(title, 48))
         figure.savefig(path, dpi=110)
 
 

@@ -48,6 +48,7 @@ def test_statements_are_printed_and_kept(played):
     for line in ("cyclic: fixed batches of 20 of 91", "exact Gaussian mechanism"):
         assert line in " ".join(text.split())
     assert "scaling and share of positives of the whole data are public" in text
+    assert "the seed stays secret" in text
     assert "released: estimate together, 3 steps" in " ".join(text.split())
 
 

@@ -170,6 +170,11 @@ def test_the_target_is_a_share_of_the_best_mean():
     assert comparison.target_score({"slow": SLOW}, 0.5) == pytest.approx(0.3)
 
 
+def test_the_target_of_an_auc_counts_from_guessing():
+    ranked = [run | {"test_auc": run["test_accuracy"]} for run in FAST]
+    assert comparison.target_score({"fast": ranked}) == pytest.approx(0.5 + 0.9 * 0.25)
+
+
 def test_mean_curves_by_hand():
     curve = comparison.mean_curve(FAST, "test_accuracy")
     np.testing.assert_allclose(curve, [0.1, 0.5, 0.75, 0.7])

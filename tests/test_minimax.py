@@ -275,8 +275,8 @@ def test_normalised_descent_where_y_does_not_matter_is_padamfed():
 
 def test_fess_gda_that_does_not_pull_is_local_descent_ascent():
     hyper = {"lr": Pair(0.05, 0.15)}
-    one = path(ALL["fess_gda"](grad_fn, pull=0.0, **hyper), POINT, PARTIAL)  # type: ignore[arg-type]
-    other = path(ALL["local_sgda"](grad_fn, **hyper), POINT, PARTIAL)  # type: ignore[arg-type]
+    one = path(ALL["fess_gda"](grad_fn, pull=0.0, **hyper), POINT, PARTIAL)
+    other = path(ALL["local_sgda"](grad_fn, **hyper), POINT, PARTIAL)
     assert farthest(one, other) < 1e-12
 
 

@@ -87,7 +87,7 @@ def both_paths(name, settings, dtype, **changes):
     play = FULL if name in FULL_ONLY else PARTIAL
     expected = flat(ORACLES[name][0](START, play, **settings))
     algorithm = ALL[name](grad_fn, **hyper(name, settings) | changes)
-    found = path(algorithm, Pair(START["x"], START["y"]), play, dtype=dtype)  # type: ignore[arg-type]
+    found = path(algorithm, Pair(START["x"], START["y"]), play, dtype=dtype)
     return as_history(found), expected
 
 
@@ -127,7 +127,7 @@ def test_presets_as_they_are(name):
     play_hyper = {"lr": settings["lr_x"]}
     expected = flat(ORACLES[name][0](START, PARTIAL, **settings))
     start = Pair(START["x"], START["y"])
-    found = path(ALL[name](grad_fn, **play_hyper), start, PARTIAL)  # type: ignore[arg-type]
+    found = path(ALL[name](grad_fn, **play_hyper), start, PARTIAL)
     assert farthest(as_history(found), expected) <= bound
 
 
@@ -139,7 +139,7 @@ def test_fess_gda_projects_y_after_every_move():
     oracle = ORACLES["fess_gda"][0](start, PARTIAL, **settings, project=inside)
     rule = projected(optax.identity(), on_y(lambda array: jnp.clip(array, -0.12, 0.12)))
     algorithm = ALL["fess_gda"](grad_fn, **hyper("fess_gda", settings), rule=rule)
-    found = path(algorithm, Pair(start["x"], start["y"]), PARTIAL)  # type: ignore[arg-type]
+    found = path(algorithm, Pair(start["x"], start["y"]), PARTIAL)
     assert farthest(as_history(found), flat(oracle)) <= 1e-10
     assert any(np.max(np.abs(p.y["v"])) == pytest.approx(0.12) for p in found)
 
@@ -150,5 +150,5 @@ def test_local_sgdam_may_start_from_each_clients_own_gradient():
     algorithm = ALL["local_sgdam"](
         grad_fn, **hyper("local_sgdam", settings), synced=False
     )
-    found = path(algorithm, Pair(START["x"], START["y"]), PARTIAL)  # type: ignore[arg-type]
+    found = path(algorithm, Pair(START["x"], START["y"]), PARTIAL)
     assert farthest(as_history(found), flat(expected)) <= 1e-10

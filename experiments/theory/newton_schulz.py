@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from scipy import stats  # type: ignore[import-untyped]  # no stubs
+from scipy import stats
 
 from experiments.theory import quadratics
 from experiments.theory.finding import TAKEZAWA, Finding, Study, verdict

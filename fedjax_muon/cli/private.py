@@ -21,7 +21,7 @@ from rich.table import Table
 
 from fedjax_muon import data, history, models, partition, plots, topology, training
 from fedjax_muon.batching import always, cyclic, poisson, shuffled_epochs
-from fedjax_muon.cli import arguments, tables
+from fedjax_muon.cli import arguments, directory, tables
 from fedjax_muon.cli.building import start_key
 from fedjax_muon.cli.session import new_directory, progress_bar, refusing
 from fedjax_muon.decentralized import ALL
@@ -42,7 +42,10 @@ from fedjax_muon.problems import auc
 
 REFERENCES = ("dsgda", "dm_hsgd")  # what the same methods reach without privacy
 ROOM = 3  # a batch's, over its expected size
-PUBLIC = "  assumed:    scaling and share of positives of the whole data are public"
+ASSUMED = (
+    "  assumed:    scaling and share of positives of the whole data are public\n"
+    "  assumed:    the seed stays secret: whoever knows it can take the noise away"
+)
 
 
 class Setting(NamedTuple):
@@ -74,11 +77,9 @@ def command(args: arguments.Private) -> None:
         for name in args.methods:  # refused, if at all, before anything is made
             _simulation(setting, name, 1.0, args.seeds[0])
         place = new_directory(args.output, "private")
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise ValueError(f"{place} is already used; choose another --output")
-        place.mkdir(parents=True, exist_ok=True)
+        directory.claim(place, "choose another --output")
     said = [
-        f"{_label(name)}\n{report(spec).statement()}\n{PUBLIC}"
+        f"{_label(name)}\n{report(spec).statement()}\n{ASSUMED}"
         for (name, _), spec in specs.items()
     ]
     (place / "privacy.txt").write_text("\n\n".join(said) + "\n")

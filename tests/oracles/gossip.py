@@ -77,7 +77,8 @@ def draw_weights(seed: int, agents: int) -> np.ndarray:
 
 def _arranged(play, grad: Callable, W: Callable[[int], np.ndarray]) -> GossipPlay:
     """A federated play of one local step as one of agents, with a larger t = 0."""
-    join = lambda batches: tuple(np.concatenate(leaf) for leaf in zip(*batches))  # noqa: B905
+    parts = lambda batches: zip(*batches, strict=True)
+    join = lambda batches: tuple(np.concatenate(leaf) for leaf in parts(batches))
     batches = [[join(play.first[i]) for i in range(play.num_clients)]]
     for ids, data in play.rounds:
         batches.append([data[ids.index(i)][0] for i in range(play.num_clients)])
@@ -203,7 +204,7 @@ def dpmixsgd(
     x, y = [start["x"]] * m, [start["y"]] * m
     v, u = [zeros(start["x"])] * m, [zeros(start["y"])] * m
     told_g, told_h = v, u
-    g, h, before = [], [], []  # type: ignore[var-annotated]
+    g, h, before = [], [], []
     history = []
     for t, batches in enumerate(play.batches):
         keep_x, keep_y = 1 - rate(beta_x, t), 1 - rate(beta_y, t)
