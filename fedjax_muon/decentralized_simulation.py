@@ -10,8 +10,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -30,7 +31,6 @@ from fedjax_muon.batching import (
     on,
     shuffled_epochs,
 )
-from fedjax_muon.core import GradFn
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import Traffic
 from fedjax_muon.evaluation import Evaluation, evaluate
@@ -59,16 +59,23 @@ class State(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What is simulated, but for the data."""
+    """What is simulated: what simulations that share programs have in common."""
 
-    algorithm: Callable[[GradFn], Gossip]
+    algorithm: Callable[..., Gossip]
     task: Task
-    mixer: Mixer
+    mixing: Callable[[np.ndarray], Mixer]
     agents: int
-    links: float  # directed, of an iteration
     batch_size: int
     first_size: int
     sampler: Callable[[jax.Array], Sampler]  # of iteration t
+
+
+class Given(NamedTuple):
+    """What the programs are given, and may differ between simulations."""
+
+    clients: Clients
+    mixer: Mixer
+    hyper: dict[str, jax.Array]
 
 
 class Programs(NamedTuple):
@@ -84,31 +91,33 @@ class DecentralizedSimulation:
     """A prepared simulation: compiled programs, and the data that they are given."""
 
     setup: Setup
-    clients: Clients
+    given: Given
+    links: float  # directed, of an iteration
     test: tuple[jax.Array, jax.Array]
     programs: Programs
     longest: int  # bounds the number of examples of every agent
 
     def init(self, key: jax.Array) -> State:
         """The state after t = 0."""
-        return self.programs.begin(self.clients, key)
+        return self.programs.begin(self.given, key, self.longest)
 
     def train_rounds(self, state: State, count: int) -> tuple[State, Metrics]:
         """Plays `count` iterations in one call of one program; donates the state."""
-        return self.programs.rounds(state, self.clients, count)
+        return self.programs.rounds(state, self.given, count, self.longest)
 
     def evaluate(self, state: State) -> "Decentralized":
         """Scores the agents' mean parameters on test and training examples."""
-        return self.programs.score(state.params, self.clients, self.test)
+        return self.programs.score(state.params, self.given.clients, self.test)
 
     @functools.cached_property
     def _traffic(self) -> gossip_engine.Traffic:
         """Over every link."""
-        setup = self.setup
-        algorithm = setup.algorithm(on(self.clients, setup.task.grad))
+        setup, clients = self.setup, self.given.clients
+        grad = on(clients, setup.task.grad)
+        algorithm = setup.algorithm(grad, **self.given.hyper)
         params = jax.eval_shape(setup.task.init, jax.random.key(0))
         batch = lambda first: jax.eval_shape(
-            partial(_one_batch, setup, self.clients, self.longest, first, 0),
+            partial(_one_batch, setup, clients, self.longest, first, 0),
             jnp.int32(0),
             jax.random.key(0),
         )
@@ -117,8 +126,37 @@ class DecentralizedSimulation:
     def bytes_after(self, rounds: int) -> Traffic:
         """Bytes that all agents together received and sent until now."""
         sent = self._traffic
-        total = round(self.setup.links * (sent.first + rounds * sent.later))
+        total = round(self.links * (sent.first + rounds * sent.later))
         return Traffic(total, total)
+
+    def vary(
+        self,
+        *,
+        parts: Sequence[np.ndarray] | None = None,
+        weights: np.ndarray | None = None,
+        hyper: Mapping[str, float] | None = None,
+    ) -> "DecentralizedSimulation":
+        """The same with other data of agents, weights or hyper-parameters, and the
+        programs compiled so far, which serve again where all sizes are the same.
+
+        What is not given stays; `hyper` must have the names that `decentralize` was
+        given. Raises `ValueError` as `decentralize` does.
+        """
+        clients, mixer, numbers = self.given
+        links, longest = self.links, self.longest
+        if parts is not None:
+            clients = _agents(self.setup, clients.x, clients.y, parts)
+            longest = longest_of(parts)
+        if weights is not None:
+            mixer, links = _mixed(self.setup, weights)
+        if hyper is not None:
+            if set(hyper) != set(numbers):
+                raise ValueError(
+                    f"hyper must name {sorted(numbers)}, got {sorted(hyper)}"
+                )
+            numbers = _numbers(self.setup, hyper)
+        given = Given(clients, mixer, numbers)
+        return dataclasses.replace(self, given=given, links=links, longest=longest)
 
 
 class Decentralized(NamedTuple):
@@ -136,7 +174,7 @@ class Decentralized(NamedTuple):
 
 
 def decentralize(
-    algorithm: Callable[[GradFn], Gossip],
+    algorithm: Callable[..., Gossip],
     task: Task,
     dataset: Dataset,
     parts: Sequence[np.ndarray],
@@ -146,6 +184,7 @@ def decentralize(
     first_size: int | None = None,
     sampler: Callable[[jax.Array], Sampler] = always(shuffled_epochs),
     mixer: Callable[[np.ndarray], Mixer] = gossip_engine.dense,
+    hyper: Mapping[str, float] = MappingProxyType({}),
 ) -> DecentralizedSimulation:
     """Prepares decentralized training; nothing is compiled yet.
 
@@ -162,47 +201,72 @@ def decentralize(
       sampler: how an agent's batches are drawn from its examples at iteration t, as
         `batching.always(poisson(64))` or `batching.cyclic`.
       mixer: how weights are multiplied by, `gossip_engine.dense` or `sparse`.
+      hyper: more arguments of `algorithm`, numbers that `vary` can change without
+        compiling anew, as {"noise": 0.5}.
 
     Raises `ValueError` for what the algorithm or the task refuses, weights that do not
     mix (`topology.check_mixing`) or are of another number of agents, agents without
     examples, and batches larger than an agent's data.
     """
-    matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
+    setup = Setup(
+        algorithm=algorithm,
+        task=task,
+        mixing=mixer,
+        agents=len(parts),
+        batch_size=batch_size,
+        first_size=batch_size if first_size is None else first_size,
+        sampler=sampler,
+    )
+    mixed, links = _mixed(setup, weights)
+    clients = _agents(setup, dataset.x_train, dataset.y_train, parts)
+    given = Given(clients, mixed, _numbers(setup, hyper))
+    longest = longest_of(parts)
+    begin, rounds = partial(_begin, setup), partial(_rounds, setup)
+    # refuses what does not fit
+    jax.eval_shape(partial(begin, longest=longest), given, jax.random.key(0))
+    programs = Programs(
+        begin=jax.jit(begin, static_argnums=2),
+        rounds=jax.jit(rounds, donate_argnums=0, static_argnums=3),
+        score=jax.jit(partial(_score, task)),
+    )
+    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    return DecentralizedSimulation(setup, given, links, test, programs, longest)
+
+
+def _mixed(setup: Setup, weights) -> tuple[Mixer, float]:
+    """How weights are multiplied by, and how many links an iteration uses."""
     check_mixing(weights)
-    agents, first_size = len(parts), first_size or batch_size
-    if matrices.shape[1] != agents:
+    matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
+    if matrices.shape[1] != setup.agents:
         raise ValueError(
-            f"weights are those of {matrices.shape[1]} agents, but there are {agents}"
+            f"weights are those of {matrices.shape[1]} agents, but there are "
+            f"{setup.agents}"
         )
-    clients = clients_of(dataset.x_train, dataset.y_train, parts)
+    off_diagonal = ~np.eye(setup.agents, dtype=bool)
+    links = float((matrices[:, off_diagonal] != 0).sum(1).mean())
+    return setup.mixing(weights), links
+
+
+def _agents(setup: Setup, x, y, parts) -> Clients:
+    """The agents' examples, on the device."""
+    if len(parts) != setup.agents:
+        raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
+    clients = clients_of(x, y, parts)
     least = min(map(len, parts))
-    for name, size in (("batch_size", batch_size), ("first_size", first_size)):
+    sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}
+    for name, size in sizes.items():
         if not 1 <= size <= least:
             raise ValueError(
                 f"{name} must lie between 1 and the {least} examples of the agent that "
                 f"has fewest, got {size}"
             )
-    off_diagonal = ~np.eye(agents, dtype=bool)
-    setup = Setup(
-        algorithm=algorithm,
-        task=task,
-        mixer=mixer(weights),
-        agents=agents,
-        links=float((matrices[:, off_diagonal] != 0).sum(1).mean()),
-        batch_size=batch_size,
-        first_size=first_size,
-        sampler=sampler,
-    )
-    longest = longest_of(parts)
-    begin = partial(_begin, setup, longest)
-    jax.eval_shape(begin, clients, jax.random.key(0))  # refuses what does not fit
-    programs = Programs(
-        begin=jax.jit(begin),
-        rounds=jax.jit(partial(_rounds, setup, longest), donate_argnums=0),
-        score=jax.jit(partial(_score, task)),
-    )
-    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    return DecentralizedSimulation(setup, clients, test, programs, longest)
+    return clients
+
+
+def _numbers(setup: Setup, hyper: Mapping[str, float]) -> dict[str, jax.Array]:
+    """Hyper-parameters as arrays, if the algorithm takes them."""
+    setup.algorithm(setup.task.grad, **hyper)
+    return {name: jnp.asarray(value, float) for name, value in hyper.items()}
 
 
 def _one_batch(setup: Setup, clients: Clients, longest: int, first, index, agent, key):
@@ -218,9 +282,10 @@ def _batches(setup: Setup, clients: Clients, longest: int, first: bool, key, ind
     return jax.vmap(one)(agents, keys)
 
 
-def _made(setup: Setup, clients: Clients):
-    algorithm = setup.algorithm(on(clients, setup.task.grad))
-    return gossip_engine.make(algorithm, setup.mixer, setup.agents)
+def _made(setup: Setup, given: Given):
+    grad = on(given.clients, setup.task.grad)
+    algorithm = setup.algorithm(grad, **given.hyper)
+    return gossip_engine.make(algorithm, given.mixer, setup.agents)
 
 
 def _keys(key):
@@ -228,22 +293,22 @@ def _keys(key):
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
 
-def _begin(setup: Setup, longest: int, clients: Clients, key) -> State:
+def _begin(setup: Setup, given: Given, key, longest: int) -> State:
     init_key, key = jax.random.split(key)
     batch_key, agent_key = _keys(key)
-    start, _ = _made(setup, clients)
-    batches = _batches(setup, clients, longest, True, batch_key, 0)
+    start, _ = _made(setup, given)
+    batches = _batches(setup, given.clients, longest, True, batch_key, 0)
     return State(start(setup.task.init(init_key), batches, agent_key), key)
 
 
-def _rounds(setup: Setup, longest: int, state: State, clients: Clients, count):
+def _rounds(setup: Setup, state: State, given: Given, count, longest: int):
     batch_key, agent_key = _keys(state.key)
-    _, step = _made(setup, clients)
+    _, step = _made(setup, given)
 
     def body(_, carry):
         training, metrics = carry
         index = training.index
-        batches = _batches(setup, clients, longest, False, batch_key, index)
+        batches = _batches(setup, given.clients, longest, False, batch_key, index)
         training = step(training, batches, agent_key)
         silent = ~jax.vmap(tree.all_finite)(training.nodes.params)
         first = jnp.where(silent & (metrics.lost_round < 0), index, metrics.lost_round)

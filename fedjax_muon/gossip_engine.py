@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from fedjax_muon import tree
@@ -52,27 +53,14 @@ def dense(weights: ArrayLike | Sequence | Callable[[jax.Array], jax.Array]) -> M
         gives the W of iteration t. What an agent hears in one iteration, however many
         messages, is all by the same W.
 
+    Of arrays the mixer is a pytree, which may be an argument of a compiled function.
+
     Raises `ValueError` for weights of another shape, or whose rows and columns do not
     sum to 1, without which means are not kept; those of a function are taken as given.
     """
     if callable(weights):
-        at = weights
-    else:
-        every = _checked(weights)
-        at = lambda index: jnp.asarray(every)[index % len(every)]
-
-    def mixer(index, network):
-        row = at(index)[network.agent]
-
-        def mix(x):
-            others = _gathered(x, network, len(row))
-            w = row.astype(others.dtype)
-            product = jnp.tensordot(w, others, 1, precision=lax.Precision.HIGHEST)
-            return product.astype(x.dtype)
-
-        return functools.partial(jax.tree.map, mix)
-
-    return mixer
+        return lambda index, network: _dense(weights(index), network)
+    return Partial(_dense_of, _checked(weights))
 
 
 def sparse(weights: ArrayLike | Sequence) -> Mixer:
@@ -91,24 +79,40 @@ def sparse(weights: ArrayLike | Sequence) -> Mixer:
     # stable: an agent's neighbours in their order, then others whose weight is zero
     order = np.argsort(matrices == 0, axis=2, kind="stable")[:, :, :degree]
     shares = np.take_along_axis(matrices, order, 2)
+    return Partial(_sparse, order.astype(np.int32), shares)
 
-    def mixer(index, network):
-        mine = (index % len(matrices), network.agent)
-        ids, row = jnp.asarray(order, jnp.int32)[mine], jnp.asarray(shares)[mine]
 
-        def mix(x):
-            others = _gathered(x, network, matrices.shape[1])
+def _dense_of(every, index, network):
+    return _dense(jnp.asarray(every)[index % len(every)], network)
 
-            def hear(total, slot):
-                id, w = slot
-                return total + w.astype(others.dtype) * others[id], None
 
-            none = jnp.zeros_like(x, others.dtype)
-            return lax.scan(hear, none, (ids, row))[0].astype(x.dtype)
+def _dense(weights, network):
+    row = weights[network.agent]
 
-        return functools.partial(jax.tree.map, mix)
+    def mix(x):
+        others = _gathered(x, network, len(row))
+        w = row.astype(others.dtype)
+        product = jnp.tensordot(w, others, 1, precision=lax.Precision.HIGHEST)
+        return product.astype(x.dtype)
 
-    return mixer
+    return functools.partial(jax.tree.map, mix)
+
+
+def _sparse(order, shares, index, network):
+    mine = (index % len(order), network.agent)
+    ids, row = jnp.asarray(order)[mine], jnp.asarray(shares)[mine]
+
+    def mix(x):
+        others = _gathered(x, network, order.shape[1])
+
+        def hear(total, slot):
+            id, w = slot
+            return total + w.astype(others.dtype) * others[id], None
+
+        none = jnp.zeros_like(x, others.dtype)
+        return lax.scan(hear, none, (ids, row))[0].astype(x.dtype)
+
+    return functools.partial(jax.tree.map, mix)
 
 
 def _gathered(x, network, agents):

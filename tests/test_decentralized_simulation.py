@@ -51,7 +51,9 @@ def test_iterations_by_hand(mixer):
     init_key, key = jax.random.split(jax.random.key(3))
     start = as_float64(TASK.init(init_key))
     agents = [[leaf.copy() for leaf in start] for _ in PARTS]
-    draw = partial(_batches, simulation.setup, simulation.clients, simulation.longest)
+    draw = partial(
+        _batches, simulation.setup, simulation.given.clients, simulation.longest
+    )
     for t in range(4):
         batch_key, _ = _keys(key)
         rows = draw(t == 0, batch_key, t)
@@ -77,7 +79,7 @@ def test_iterations_by_hand(mixer):
 
 
 def test_agents_draw_their_own_batches_anew(plain):
-    setup, clients = plain.setup, plain.clients
+    setup, clients = plain.setup, plain.given.clients
     draw = lambda t: _batches(
         setup, clients, plain.longest, False, jax.random.key(0), t
     )
@@ -99,7 +101,7 @@ def test_the_mean_is_scored_and_the_distance_from_it(plain):
     state = played(plain, 2)
     mean = jax.tree.map(lambda x: x.mean(0), state.params)
     found = plain.evaluate(state)
-    expected = evaluate(TASK, mean, plain.clients, plain.test)
+    expected = evaluate(TASK, mean, plain.given.clients, plain.test)
     for name, value in expected._asdict().items():
         if value is None:
             assert getattr(found, name) is None
@@ -148,7 +150,9 @@ def test_an_agent_that_is_not_finite_ends_training(plain):
 
 def test_samplers_know_the_iteration():
     simulation = simulated(sampler=batching.cyclic, first_size=4)
-    draw = partial(_batches, simulation.setup, simulation.clients, simulation.longest)
+    draw = partial(
+        _batches, simulation.setup, simulation.given.clients, simulation.longest
+    )
     for t in range(7):
         ids = np.asarray(draw(t == 0, jax.random.key(t), t).ids)
         for part, row in zip(PARTS, ids, strict=True):
@@ -156,8 +160,40 @@ def test_samplers_know_the_iteration():
             first = 4 * (t % cycle)
             np.testing.assert_array_equal(row, part[first : first + 4])
     loose = simulated(sampler=batching.always(batching.poisson(8)))
-    draw = partial(_batches, loose.setup, loose.clients, loose.longest)
+    draw = partial(_batches, loose.setup, loose.given.clients, loose.longest)
     assert np.asarray(draw(False, jax.random.key(0), 1).ids).shape == (5, 8)
+
+
+@pytest.mark.parametrize("mixer", [gossip_engine.dense, gossip_engine.sparse])
+def test_variants_share_programs_and_give_the_numbers_of_their_own(mixer):
+    """Other data, other weights and another rate, without compiling anew."""
+    first = simulated(hyper={"lr": 0.05}, mixer=mixer)
+    played(first, 2)
+    turned = np.roll(WEIGHTS, 1, (0, 1))  # another agent is in the middle of the star
+    parts = [np.roll(part, 1)[::-1] for part in PARTS[::-1]]
+    varied = first.vary(parts=parts, weights=turned, hyper={"lr": LR})
+    found = played(varied, 3)
+    assert first.programs.rounds._cache_size() == 1
+    alone = simulated(parts=parts, weights=turned, hyper={"lr": LR}, mixer=mixer)
+    assert_same_bits(found, played(alone, 3))
+    assert_same_bits(played(first.vary(), 3), played(first, 3))
+
+
+def test_variants_count_their_own_links():
+    complete = simulated().vary(weights=topology.metropolis(topology.complete(5)))
+    assert complete.bytes_after(3).up == 20 / 8 * simulated().bytes_after(3).up
+
+
+def test_refusals_of_variants(plain):
+    with pytest.raises(ValueError, match="there are 5 agents, got 4 parts"):
+        plain.vary(parts=PARTS[:4])
+    with pytest.raises(ValueError, match="weights are those of 4 agents, but there"):
+        plain.vary(weights=np.full((4, 4), 0.25))
+    rated = simulated(hyper={"lr": LR})
+    with pytest.raises(ValueError, match=r"hyper must name \['lr'\], got \['beta'\]"):
+        rated.vary(hyper={"beta": 0.1})
+    with pytest.raises(ValueError, match="lr must lie in"):
+        rated.vary(hyper={"lr": -1.0})
 
 
 def test_refusals():
@@ -166,7 +202,12 @@ def test_refusals():
     apart = np.eye(5)
     with pytest.raises(ValueError, match="W has 5 components that hear nothing"):
         simulated(weights=apart)
-    for name, size in (("batch_size", 7), ("first_size", 7), ("batch_size", 0)):
+    for name, size in (
+        ("batch_size", 7),
+        ("first_size", 7),
+        ("batch_size", 0),
+        ("first_size", 0),
+    ):
         with pytest.raises(ValueError, match=f"{name} must lie between 1 and the 6"):
             simulated(**{name: size})
     with pytest.raises(ValueError, match="client 1 has no examples"):

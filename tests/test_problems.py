@@ -21,8 +21,8 @@ from fedjax_muon.minimax import ALL
 from fedjax_muon.pair import Pair, projected
 from fedjax_muon.problems import adversarial, agnostic, auc
 from fedjax_muon.problems.adversarial import project_perturbation
-from fedjax_muon.problems.agnostic import project_weights
 from fedjax_muon.problems.auc import Primal, auc_losses, auc_optimum
+from fedjax_muon.problems.simplex import project_weights
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, atol=2e-6)

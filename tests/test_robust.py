@@ -7,11 +7,12 @@ import pytest
 
 from fedjax_muon.pair import Pair
 from fedjax_muon.problems.robust import (
+    agents,
     data_gradient,
-    project_weights,
     public_gradient,
     robust_logistic,
 )
+from fedjax_muon.problems.simplex import project_weights
 from fedjax_muon.tasks import Batch
 
 RNG = np.random.default_rng(0)
@@ -61,6 +62,35 @@ def test_the_mean_over_agents_is_the_gradient_of_the_formula():
     )
 
 
+def test_weights_of_agents():
+    """The formula with the agents' mean losses, of unequally many examples each."""
+    cut = np.split(RNG.permutation(EXAMPLES), [2, 7])
+    y = RNG.dirichlet(np.ones(AGENTS))
+
+    def mean_losses(x, y):
+        b, terms = 2 * LABELS - 1, []
+        for i, ids in enumerate(cut):
+            losses = [np.log1p(np.exp(-b[j] * (A[j] @ x))) for j in ids]
+            terms.append(y[i] * np.mean(losses))
+        divergence = sum((AGENTS * y_i - 1) ** 2 for y_i in y) / (2 * AGENTS**2)
+        bent = sum(10 * x_i**2 / (1 + 10 * x_i**2) for x_i in x)
+        return sum(terms) - divergence + 0.001 * bent
+
+    task = robust_logistic(FEATURES, AGENTS, agents)
+    params = Pair(jnp.float32(X), jnp.float32(y))
+    found = [
+        task.grad(params, batch_of(ids)._replace(client=jnp.int32(i)), KEY)
+        for i, ids in enumerate(cut)
+    ]
+    gx, gy = (np.mean(leaves, axis=0) for leaves in zip(*found, strict=True))
+    np.testing.assert_allclose(
+        gx, differences(lambda x: mean_losses(x, y), X), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        -gy, differences(lambda y: mean_losses(X, y), y), atol=1e-5
+    )
+
+
 def test_public_terms_are_the_rest():
     ids = [3, 1, 7, 7]
     task = robust_logistic(FEATURES, EXAMPLES)
@@ -99,10 +129,12 @@ def test_evaluation():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="features and examples must be at least 1"):
+    with pytest.raises(ValueError, match="features and weights must be at least 1"):
         robust_logistic(0, 5)
     for name in ("regularization", "bend"):
         with pytest.raises(ValueError, match=f"{name} must lie in"):
             robust_logistic(3, 5, **{name: -1.0})
     with pytest.raises(ValueError, match="which training examples it has"):
         data_gradient(EXAMPLES)(PARAMS, batch_of([1])._replace(ids=None), KEY)
+    with pytest.raises(ValueError, match="must say whose it is"):
+        data_gradient(AGENTS, agents)(PARAMS, batch_of([1]), KEY)

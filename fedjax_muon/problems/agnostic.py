@@ -11,14 +11,10 @@ term.
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_muon.pair import Pair, descent_ascent, on_y
+from fedjax_muon.pair import Pair, descent_ascent
 from fedjax_muon.ranges import check_range
 from fedjax_muon.tasks import Task, classification, cross_entropy
-
-# for `pair.projected`: keeps the weights of clients in the simplex
-project_weights = on_y(optax.projections.projection_simplex)
 
 
 def agnostic(
@@ -36,8 +32,8 @@ def agnostic(
       num_clients: N.
       strength: of the pull of the weights towards 1/N each.
 
-    Give the algorithm's rule to `pair.projected(rule, project_weights)`; weights do not
-    leave the simplex then. Scores are those of `classification`.
+    Give the algorithm's rule to `pair.projected(rule, simplex.project_weights)`, with
+    which weights do not leave the simplex. Scores are those of `classification`.
 
     Raises `ValueError` for fewer than 1 clients or a negative strength, and, when it is
     used, for a gradient whose batch does not say its client. Gradients of clients
