@@ -22,8 +22,8 @@ import tyro
 
 from fedjax_muon import minimax
 from fedjax_muon.cli import directory, sweeping
-from fedjax_muon.cli.arguments import Names
 from fedjax_muon.cli.config import DEFAULTS, Config, Sweep
+from fedjax_muon.cli.lists import Names
 from fedjax_muon.cli.session import refusing
 from fedjax_muon.methods import find
 

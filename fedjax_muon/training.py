@@ -2,14 +2,24 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from fedjax_muon.simulation import Metrics, NonFiniteError, Simulation, State
+from fedjax_muon.engine import Traffic
+from fedjax_muon.simulation import Metrics, NonFiniteError
 
 Row = dict[str, Any]
+
+
+class Trainable(Protocol):
+    """What is trained here: a `Simulation`, or one without a server. Its states say
+    how many rounds they have played, as `round`."""
+
+    def train_rounds(self, state: Any, count: int, /) -> tuple[Any, Metrics]: ...
+    def evaluate(self, state: Any, /) -> Any: ...
+    def bytes_after(self, rounds: int, /) -> Traffic: ...
 
 
 def check_every(evaluate_every: int) -> None:
@@ -49,14 +59,14 @@ def calls(
 
 
 def evaluations(
-    simulation: Simulation,
-    state: State,
+    simulation: Trainable,
+    state: Any,
     *,
     rounds: int,
     evaluate_every: int = 10,
     drop_nonfinite: bool = False,
     tick: Callable[[int], None] = lambda rounds: None,
-) -> Iterator[tuple[State, Row]]:
+) -> Iterator[tuple[Any, Row]]:
     """Trains until `rounds` are played; yields the state and a row of metrics now, at
     every multiple of `evaluate_every`, and at the end.
 
@@ -102,7 +112,7 @@ def _lost(metrics: Metrics) -> NonFiniteError:
     return NonFiniteError(int(first), np.flatnonzero(rounds == first).tolist())
 
 
-def run(simulation: Simulation, state: State, **how) -> tuple[State, list[Row]]:
+def run(simulation: Trainable, state: Any, **how) -> tuple[Any, list[Row]]:
     """`evaluations` to the end: the last state, and the rows, one dict each.
 
     `pandas.DataFrame(rows)` makes a table of them.

@@ -23,6 +23,8 @@ def played(tmp_path_factory):
 def test_what_is_left(played):
     place, printed = played
     assert {path.name for path in place.iterdir()} == {
+        "config.json",
+        "versions.json",
         "privacy.txt",
         "graph.png",
         "metrics.csv",
@@ -62,6 +64,27 @@ def test_less_noise_for_a_larger_epsilon(played):
     assert set(last) == {"inf", "8.0", "1.0"}
     assert 0 < 3 * last["8.0"] < last["1.0"]  # noise drives agents apart
     assert np.isfinite(last["1.0"])
+
+
+def test_a_cut_run_is_played_again_and_the_others_are_not(played):
+    place, _ = played
+    whole = (place / "metrics.csv").read_text().splitlines()
+    summary = (place / "summary.csv").read_text()
+    cut = [line for line in whole if not line.startswith("dpmixsgd,8.0")]
+    (place / "metrics.csv").write_text("\n".join(cut) + "\n")
+    with contextlib.redirect_stdout(io.StringIO()):
+        run("resume", place)
+    resumed = (place / "metrics.csv").read_text().splitlines()
+    assert resumed[: len(cut)] == cut
+    seconds = whole[0].split(",").index("seconds")
+    without = lambda line: [v for i, v in enumerate(line.split(",")) if i != seconds]
+    assert list(map(without, resumed)) == list(map(without, whole))
+    assert (place / "summary.csv").read_text() == summary
+
+
+def test_a_private_directory_is_not_drawn_as_curves(played, capsys):
+    place, _ = played
+    assert "has drawn its figure: utility.png" in refused(capsys, "plot", place)
 
 
 BAD = {

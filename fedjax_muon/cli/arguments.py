@@ -3,15 +3,16 @@
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import docstring_parser
 import tyro
 from tyro.conf import Positional
-from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjax_muon import minimax
+from fedjax_muon.cli import config
 from fedjax_muon.cli.config import DEFAULTS, METHODS, Config, hyper_parameters
+from fedjax_muon.cli.lists import Names, Seeds
 from fedjax_muon.methods import Method, find
 
 MAIN_JOB = (
@@ -25,22 +26,8 @@ MAIN_JOB = (
 )
 Flat = Annotated[Config, tyro.conf.arg(name="")]
 CONFIG = DEFAULTS["classification"]
-
-
-def _listed(kind: type, metavar: str):
-    """Values of a tuple, apart by commas or spaces."""
-    split = lambda words: [v for word in words for v in word.split(",") if v]
-    return PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=metavar,
-        instance_from_str=lambda words: tuple(map(kind, split(words))),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda values: list(map(str, values)),
-    )
-
-
-Names = Annotated[tuple[str, ...], _listed(str, "NAME,...")]
-Seeds = Annotated[tuple[int, ...], _listed(int, "INT,...")]
+FlatPrivate = Annotated[config.Private, tyro.conf.arg(name="")]
+PRIVATE = config.Private()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +81,7 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Continue an interrupted run, comparison or sweep in its directory."""
+    """Continue what was interrupted, in its directory."""
 
     directory: Positional[Path]
     """The run directory."""
@@ -126,17 +113,6 @@ class Partition:
     config: Flat = CONFIG
 
 
-# Tried by hand on the default job, on a seed that it does not use.
-PRIVATE_LR = {
-    "dsgda": 1.0,
-    "dm_hsgd": 1.0,
-    "dp_sgda": 1.0,
-    "dpmixsgd": 0.1,
-    "dpmixsgd_inside": 0.1,
-    "private_storm": 0.3,
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Private:
     """Train agents on a graph, without a server, with a privacy guarantee.
@@ -146,43 +122,9 @@ class Private:
     model without hidden layers maximises the AUC.
     """
 
-    methods: Names = ("dsgda", "dm_hsgd", "dp_sgda", "dpmixsgd", "private_storm")
-    """Of dsgda and dm_hsgd, without privacy; dp_sgda, dpmixsgd, dpmixsgd_inside and
-    private_storm."""
-    epsilons: Annotated[tuple[float, ...], _listed(float, "NUMBER,...")] = (1.0, 4.0)
-    """What all iterations together may cost one example of an agent."""
-    delta: float = 1e-5
-    """Below one over the examples of every agent."""
-    dataset: str = "breast_cancer"
-    """Data set of two classes, such as breast_cancer, a8a, a9a or ijcnn1."""
-    data_dir: Path | None = None
-    """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
-    hidden: tuple[int, ...] = ()
-    """Widths of the model's hidden layers."""
-    agents: int = 5
-    """Who divide the training examples, at random."""
-    graph: Literal["erdos_renyi", "ring", "star", "exponential", "complete"] = (
-        "erdos_renyi"
-    )
-    """Who talks to whom; mixed by Metropolis weights."""
-    connectivity: float = 0.5
-    """Probability of an edge of erdos_renyi, drawn until connected."""
-    rounds: int = 200
-    """Iterations after the first."""
-    batch_size: int = 16
-    """Examples in a batch; expected ones for methods that sample by Poisson."""
-    limit: float = 0.2
-    """Norm that the gradient of an example is clipped to."""
-    change: float = 0.02
-    """Norm that its change between iterations is clipped to, by private_storm."""
-    beta: float = 0.1
-    """Weight of the fresh gradient in STORM."""
-    lr: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Learning rates, as `--lr dp_sgda 0.3`; the others are of the default job."""
-    seeds: Seeds = (0, 1, 2)
-    """Each seed has its own partition, graph, initial parameters, batches and noise."""
     output: Path | None = None
-    """Directory, new or empty; by default one in runs/, named after the time."""
+    """Run directory, new or empty; by default one in runs/, named after the time."""
+    what: FlatPrivate = PRIVATE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import comparison, data, history, models, plots
-from fedjax_muon.cli import arguments, directory, sweeping, tables
+from fedjax_muon.cli import arguments, directory, private, sweeping, tables
 from fedjax_muon.cli.building import parts_of, simulation_of, start_key
-from fedjax_muon.cli.config import METHODS, Comparison, Run, Sweep, hyper_parameters
+from fedjax_muon.cli.config import (
+    METHODS,
+    Comparison,
+    Private,
+    Run,
+    Sweep,
+    hyper_parameters,
+)
 from fedjax_muon.cli.session import (
     new_directory,
     progress_bar,
@@ -193,12 +200,16 @@ def resume(args: arguments.Resume) -> None:
             simulation = simulation_of(what, dataset)
         elif isinstance(what, Comparison):
             dataset = _check_cells(what)
+        elif isinstance(what, Private):
+            plan = private.prepare(what)
         else:
             sweeping.check(what)
     if isinstance(what, Run):
         _train(what, simulation, place)
     elif isinstance(what, Comparison):
         _compare(what, dataset, place)
+    elif isinstance(what, Private):
+        private.play(plan, place)
     else:
         sweeping.play(what, place)
 
@@ -226,6 +237,10 @@ def plot(args: arguments.Plot) -> None:
         runs: dict[str, list] = {}
         for place in args.directories:
             what = directory.read(place)
+            if isinstance(what, Private):
+                raise ValueError(
+                    f"{place} is of `private`, which has drawn its figure: utility.png"
+                )
             if isinstance(what, Sweep):
                 for method, point in sweeping.best(what, place).items():
                     if point is not None:

@@ -16,6 +16,7 @@ from fedjax_muon import (
     algorithms,
     minimax,
 )
+from fedjax_muon.cli.lists import Names, Numbers, Seeds
 from fedjax_muon.methods import Method, find
 
 METHODS = {**algorithms.ALL, **minimax.ALL}
@@ -195,7 +196,55 @@ class Sweep:
         return dataclasses.replace(self.config, cohort_size=everyone)
 
 
-What = Run | Comparison | Sweep
+@dataclasses.dataclass(frozen=True)
+class Private:
+    """Decentralized methods at several epsilons and on several seeds."""
+
+    methods: Names = (
+        "dsgda",
+        "dm_hsgd",
+        "dp_sgda",
+        "dpmixsgd",
+        "dpmixsgd_inside",
+        "private_storm",
+    )
+    """Of dsgda and dm_hsgd, without privacy; dp_sgda, dpmixsgd, dpmixsgd_inside and
+    private_storm."""
+    epsilons: Numbers = (1.0, 4.0)
+    """What all iterations together may cost one example of an agent."""
+    delta: float = 1e-5
+    """Below one over the examples of every agent."""
+    dataset: str = "breast_cancer"
+    """Data set of two classes, such as breast_cancer, a8a, a9a or ijcnn1."""
+    data_dir: Path | None = None
+    """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
+    hidden: tuple[int, ...] = ()
+    """Widths of the model's hidden layers."""
+    agents: int = 5
+    """Who divide the training examples, at random."""
+    graph: Literal["erdos_renyi", "ring", "star", "exponential", "complete"] = (
+        "erdos_renyi"
+    )
+    """Who talks to whom; mixed by Metropolis weights."""
+    connectivity: float = 0.5
+    """Probability of an edge of erdos_renyi, drawn until connected."""
+    rounds: int = 200
+    """Iterations after the first."""
+    batch_size: int = 16
+    """Examples in a batch; expected ones for methods that sample by Poisson."""
+    limit: float = 0.2
+    """Norm that the gradient of an example is clipped to."""
+    change: float = 0.02
+    """Norm that its change between iterations is clipped to, by private_storm."""
+    beta: float = 0.1
+    """Weight of the fresh gradient in STORM."""
+    lr: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Learning rates, as `--lr dp_sgda 0.3`; the others are of the default job."""
+    seeds: Seeds = (0, 1, 2)
+    """Each seed has its own partition, graph, initial parameters, batches and noise."""
+
+
+What = Run | Comparison | Sweep | Private
 
 
 def to_json(what: What) -> str:
@@ -213,11 +262,13 @@ def from_json(text: str) -> What:
     try:
         fields = json.loads(text, object_hook=_with_tuples)
         kinds = {"run": Run, "comparison": Comparison, "sweep": Sweep}
-        kind = kinds[fields.pop("kind")]
-        config = fields.pop("config")
+        kind = fields.pop("kind")
+        config = fields if kind == "private" else fields.pop("config")
         if config["data_dir"] is not None:
             config["data_dir"] = Path(config["data_dir"])
-        return kind(**fields, config=Config(**config))
+        if kind == "private":
+            return Private(**config)
+        return kinds[kind](**fields, config=Config(**config))
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"config.json is not one of ours: {error!r}") from error
 
