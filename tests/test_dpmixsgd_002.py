@@ -1,0 +1,214 @@
+"""The tables of DPMixSGD as configs, and small ones played from files like a8a's."""
+
+import csv
+import dataclasses
+import math
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+import pytest
+import tyro
+
+from experiments import dpmixsgd_002, dpmixsgd_equal, dpmixsgd_jobs
+from experiments.dpmixsgd_002 import PANELS, Cell, Player, panels, same_run, sigma
+from fedjax_muon import training
+from fedjax_muon.decentralized import ALL
+from fedjax_muon.decentralized_simulation import decentralize
+from fedjax_muon.pair import Pair, projected
+from fedjax_muon.privacy.report import report
+from fedjax_muon.problems import robust
+from fedjax_muon.problems.simplex import project_weights
+
+JOB = dataclasses.replace(dpmixsgd_jobs.logistic("a8a", "agents"), iterations=3)
+
+
+@pytest.fixture(scope="module")
+def adult(tmp_path_factory):
+    """Files like a8a's: 123 binary features, of which the first decides."""
+    rng, place = np.random.default_rng(0), tmp_path_factory.mktemp("data")
+    for name, count in (("a8a", 400), ("a8a.t", 100)):
+        rows = rng.random((count, 123)) < 0.1
+        labels = np.where(rows[:, 0] | (rng.random(count) < 0.2), "+1", "-1")
+        lines = [
+            " ".join([label, *(f"{i + 1}:1" for i in np.flatnonzero(row))])
+            for label, row in zip(labels, rows, strict=True)
+        ]
+        (place / name).write_text("\n".join([*lines, ""]))
+    return place
+
+
+def test_cells_are_the_papers():
+    cells = list(panels("table_2"))
+    assert len(cells) == 4 * 4 * 4
+    assert {cell.agents for _, _, _, cell in cells} == {5, 10, 15, 20}
+    usual = {cell for *about, cell in cells if about[:2] == ["theta", "0.01"]}
+    assert usual == {Cell(5, 0.5, 0.01, 1 / 30000)}
+    assert next(panels("table_4"))[3].connectivity == 0.8
+    job = dpmixsgd_jobs.logistic("a9a", "examples")
+    assert (job.batch_size, job.first_size) == (20, 10_000)
+    assert job.rates == (1.0, 0.1, 0.01, 0.001)
+    assert job.betas == (0.5, 0.1, 0.01)
+    job = dpmixsgd_jobs.mlp("fashion_mnist")
+    assert (job.batch_size, job.first_size, job.betas) == (64, 64, (0.1, 0.01))
+    assert job.rates == (0.01, 0.001, 0.0001)
+
+
+def test_published_numbers_have_a_cell_each():
+    with dpmixsgd_002.PUBLISHED.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for table in ("table_2", "table_4"):
+        printed = {
+            (r["panel"], r["value"], r["method"]) for r in rows if r["table"] == table
+        }
+        assert printed == {cell[:3] for cell in panels(table)}
+    auc = {
+        tuple(r[k] for k in ("table", "panel", "dataset", "method", "value")): r["auc"]
+        for r in rows
+    }
+    assert len(auc) == len(rows) == 4 * 16 * 3 + 4 * 16 + 3 * 5
+    # one of every block, as printed
+    assert auc["table_2", "agents", "a8a", "dpmixsgd", "5"] == "0.8094"
+    assert auc["table_2", "connectivity", "a9a", "dpmixsgd", "0.2"] == "0.5971"
+    assert auc["table_2", "theta", "a9a", "dp_sgda", "0.05"] == "0.6778"
+    assert auc["table_2", "gamma", "a8a", "dpmixsgd", "1/30000"] == "0.7979"
+    assert auc["table_3", "sigma", "ijcnn1", "dpmixsgd_clip", "1"] == "0.9711"
+    assert auc["table_4", "theta", "fashion_mnist", "dp_sgda", "0.01"] == "0.5773"
+
+
+def test_noise_scales_as_the_theorems_say():
+    level = lambda name="dpmixsgd", **cell: sigma(name, JOB, Cell(**cell), 80)
+    assert level() == pytest.approx(1)
+    assert level(theta=0.05) == pytest.approx(1 / 5)
+    assert level(agents=20) == pytest.approx(1 / 2)
+    logs = math.log(1000) / math.log(30000)
+    assert level(gamma=1 / 1000) == pytest.approx(math.sqrt(logs))
+    assert level("dsgda") == level("dm_hsgd") == 0
+    expected = math.sqrt(JOB.iterations * math.log(30000)) / (80 * 0.01)
+    assert level("dp_sgda") == pytest.approx(expected)
+
+
+def test_runs_that_are_alike_are_played_once():
+    one = lambda name, **cell: same_run(
+        JOB, dpmixsgd_002.Asked("", "", name, Cell(**cell), {"lr_x": 1.0})
+    )
+    assert one("dsgda", theta=0.1) == one("dsgda")
+    assert one("dsgda", agents=10) != one("dsgda")
+    assert one("dpmixsgd", theta=0.1) != one("dpmixsgd")
+    assert one("dpmixsgd_clip") == one("dpmixsgd")  # which differ in their hyper
+
+
+def test_a_cell_is_the_method_with_its_noise(adult):
+    """Against the library's method without the experiment's machinery."""
+    rates, cell = {"lr_x": 0.1, "lr_y": 0.01, "beta": 0.5}, Cell(connectivity=0.8)
+    player = Player(adult)
+    _, _, found = player.trained(JOB, "dpmixsgd", cell, 3, rates)
+    problem = player.problem(JOB, 5, False)
+    algorithm = partial(
+        ALL["dpmixsgd"],
+        lr=Pair(0.1, 0.01),
+        beta=0.5,
+        sigma=1.0,
+        rule=projected(optax.identity(), project_weights),
+    )
+    alone = decentralize(
+        algorithm,
+        robust.robust_logistic(123, 5, robust.agents),
+        problem.dataset,
+        problem.parts(3),
+        weights=problem.weights(3, 0.8),
+        batch_size=20,
+        first_size=80,
+    )
+    _, rows = training.run(alone, alone.init(jax.random.key(3)), rounds=3)
+    assert found == pytest.approx(rows[-1]["test_auc"], abs=1e-6)
+
+
+def play(module, *words):
+    tyro.cli(module.main, args=[str(word) for word in words])
+
+
+def test_a_table_is_played_once_and_printed(adult, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dpmixsgd_002, "METHODS", ("dpmixsgd",))
+    monkeypatch.setattr(dpmixsgd_002, "PANELS", {"theta": PANELS["theta"]})
+    small = dataclasses.replace(JOB, rates=(1.0, 0.1), betas=(0.5,))
+    monkeypatch.setattr(dpmixsgd_002, "logistic", lambda name, kind: small)
+    words = ("table_2", "--kind", "agents", "--datasets", "a8a", "--data-dir", adult)
+    words += ("--seeds", 2, "--output", tmp_path)
+    play(dpmixsgd_002, *words)
+    rows = dpmixsgd_002.read_rows(tmp_path / "runs.csv")
+    assert len({(row["value"], row["auc"]) for row in rows}) == len(rows) == 4 * 2
+    text = (tmp_path / "table_2.md").read_text()
+    scores = [float(row["auc"]) for row in rows[:2]]
+    mean = f"{np.mean(scores):.3f} ± {np.std(scores, ddof=1):.3f} (0.6653)"
+    assert text in capsys.readouterr().out
+    assert f"| DPMixSGD | {mean} |" in text
+    before = (tmp_path / "runs.csv").read_bytes()
+    monkeypatch.setattr(Player, "trained", None)  # nothing is left to play
+    play(dpmixsgd_002, *words)
+    assert (tmp_path / "runs.csv").read_bytes() == before
+
+
+def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
+    job = dataclasses.replace(dpmixsgd_jobs.mlp("a8a"), iterations=2)
+    player = Player(adult)
+    best = {"lr_x": 0.01, "lr_y": 0.01, "beta": 0.1}
+    limit = player.limit(job, Cell(), best)
+    _, state, _ = player.trained(job, "dm_hsgd", Cell(), 0, best)
+    mean = jax.tree.map(lambda x: x.mean(0), state.params)
+    problem = player.problem(job, 5, False)
+    norms = []
+    for ids in jax.random.choice(jax.random.key(1), 400, (256, 64)):
+        batch = dpmixsgd_002.Batch(
+            problem.dataset.x_train[ids],
+            problem.dataset.y_train[ids],
+            np.ones(64, np.float32),
+        )
+        g = problem.task.grad(mean, batch, jax.random.key(0))
+        norms.append(optax.tree.norm(g))
+    np.testing.assert_allclose(limit, np.quantile(norms, 0.8), rtol=1e-5)
+
+
+def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dpmixsgd_equal, "REFERENCES", ())
+    few = {"dpmixsgd": dpmixsgd_equal.PRIVATE["dpmixsgd"]}
+    monkeypatch.setattr(dpmixsgd_equal, "PRIVATE", few)
+    monkeypatch.setattr(dpmixsgd_equal, "RATES", (0.1,))
+    monkeypatch.setattr(dpmixsgd_equal, "JOBS", {"a8a": JOB})
+    words = ("--datasets", "a8a", "--epsilons", 1, 8, "--seeds", 2)
+    play(dpmixsgd_equal, *words, "--data-dir", adult, "--output", tmp_path)
+    player = dpmixsgd_equal.Player(adult)
+    noise = {e: player.noise(JOB, "dpmixsgd", e, False) for e in (1.0, 8.0)}
+    for epsilon, level in noise.items():
+        release = few["dpmixsgd"].release(dpmixsgd_equal.mechanism(JOB), level)
+        spec = dpmixsgd_equal.calibrate(
+            "dpmixsgd",
+            dpmixsgd_equal.mechanism(JOB),
+            epsilon,
+            dpmixsgd_equal.Cyclic(80, 20),
+            steps=4,
+            delta=1e-5,
+        )
+        assert spec.releases["estimate"] == release
+        assert report(spec).epsilon == pytest.approx(epsilon, rel=1e-3)
+    rows = dpmixsgd_002.read_rows(tmp_path / "runs.csv")
+    assert [(row["method"], row["value"]) for row in rows[::2]] == [
+        ("dpmixsgd", "1"),
+        ("dpmixsgd", "8"),
+    ]
+    assert (tmp_path / "equal_a8a.png").stat().st_size > 5000
+    assert (tmp_path / "equal.md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "message"),
+    [
+        (dpmixsgd_002, ("table_2", "--datasets", "mnist"), "table_2 has a8a, a9a, got"),
+        (dpmixsgd_equal, ("--datasets", "digits"), "there are a8a, a9a, ijcnn1"),
+    ],
+)
+def test_refusals(module, words, message, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        play(module, *words, "--output", tmp_path)
+    assert message in " ".join(capsys.readouterr().err.split())
