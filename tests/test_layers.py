@@ -14,7 +14,7 @@ LAYERS = (
     {"core", "gossip"},
     {"compression", "noise", "methods", "metrics", "estimators"},
     {"algorithms", "private_storm"},
-    {"minimax", "decentralized"},
+    {"minimax", "decentralized", "inversion", "canary"},
     {"engine", "gossip_engine"},
     {"batching"},
     {"evaluation"},

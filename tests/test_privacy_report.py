@@ -303,6 +303,16 @@ def test_replace_one_is_refused_by_rdp_with_poisson():
         report(run)
 
 
+@pytest.mark.parametrize("sampling", [FullBatch(6512), Shuffled(6512, 20)], ids=str)
+def test_where_a_records_parts_must_cancel_it_is_said(sampling):
+    """The bounds telescope: sharply, if g(x_t) is the same at t and at t + 1 only."""
+    say = lambda *what, **more: "no dropout" in report(spec(*what, **more)).statement()
+    assert say(Output(9.0), sampling)
+    assert not say(Output(9.0), CYCLE)  # never in consecutive batches
+    assert not say(Output(9.0), sampling, beta=1.0)  # without a memory
+    assert not say(Inside(9.0), sampling)  # nothing is repeated
+
+
 def test_numbers_that_are_refused():
     release = Release(Each(1.0), Output(1.0), 0.1)
     for delta in (1 / 6512, 0.1, 0.0, -1.0, math.nan):

@@ -27,7 +27,13 @@ from fedjax_muon.privacy.accounting import (
     mean_only,
     solve,
 )
-from fedjax_muon.privacy.sampling import Patterned, Sampling, check_count
+from fedjax_muon.privacy.sampling import (
+    FullBatch,
+    Patterned,
+    Sampling,
+    Shuffled,
+    check_count,
+)
 from fedjax_muon.privacy.sensitivity import Clip, transcript_norm
 from fedjax_muon.ranges import check_range
 
@@ -238,6 +244,7 @@ def report(spec: PrivacySpec) -> PrivacyReport:
             release.noise.steps()  # which refuses noise on the output
     reasons = _without_promise(spec.releases)
     secret = (_SECRET_COINS,) if spec.sampling.amplifies else ()
+    steady = (_STEADY,) if _telescopes(spec) else ()
     return PrivacyReport(
         epsilon=math.inf if reasons else _epsilon(spec, accountant),
         delta=spec.delta,
@@ -248,7 +255,7 @@ def report(spec: PrivacySpec) -> PrivacyReport:
         accountant=str(accountant),
         released=tuple(spec.releases),
         steps=spec.steps,
-        assumptions=(*_ASSUMPTIONS, *secret, *spec.threat.assumptions),
+        assumptions=(*_ASSUMPTIONS, *secret, *steady, *spec.threat.assumptions),
         caveats=(*reasons, *_CAVEATS),
     )
 
@@ -282,11 +289,24 @@ _ASSUMPTIONS = (
     "sums are divided by the expected batch size, never by the realised one",
     "the parameters depend on the agent's data only through what is released",
 )
+# without it a record in consecutive batches does not telescope, see `Each.always`
+_STEADY = (
+    "an example's gradient is a function of the parameters alone: no dropout, no "
+    "augmentation that differs between steps"
+)
 _SECRET_COINS = "the coins of the sampling are fresh in every step and stay secret"
 _CAVEATS = (
     "real numbers are assumed: attacks on floating-point noise are not covered",
     "who owns several units is protected less than each of them",
 )
+
+
+def _telescopes(spec: PrivacySpec) -> bool:
+    """Whether a record's parts in consecutive batches must cancel for the promise."""
+    return isinstance(spec.sampling, Shuffled | FullBatch) and any(
+        isinstance(release.noise, Output) and release.beta < 1
+        for release in spec.releases.values()
+    )
 
 
 def _without_promise(releases: Mapping[str, Release]) -> tuple[str, ...]:
