@@ -1,0 +1,306 @@
+"""Attacks: exact without noise, worse than no release with it, but for averages."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from leaks import (
+    CLASSES,
+    COSINE,
+    DLG,
+    GRADIENT,
+    INNOVATION,
+    LABELS,
+    SHAPE,
+    TRACED,
+    baseline,
+    by_hand,
+    decibels,
+    examples,
+    gradient,
+    init,
+    innovated,
+    key,
+    mean_of,
+    told,
+)
+from scipy.optimize import OptimizeResult
+
+from fedjax_muon import inversion
+from fedjax_muon.inversion import matching
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_analytic_inversion_is_exact_without_noise(first):
+    _, release, batch = told(0.0, 1, first)
+    for factor in (1.0, -0.01, 300.0):  # a clip shortens, optimizers turn signs
+        some = jax.tree.map(lambda a, f=factor: f * a, release)
+        assert decibels(batch, inversion.analytic(some, SHAPE)) > 60
+    assert inversion.score(batch.x, batch.y, inversion.analytic(release, SHAPE)).labels
+
+
+def test_analytic_inversion_of_an_innovation_is_exact():
+    _, release, batch = innovated()
+    assert decibels(batch, inversion.analytic(release, SHAPE)) > 60
+
+
+def test_analytic_inversion_of_a_batch_is_a_weighted_mean():
+    params, batch = init(key(6)), examples(4)
+    single = by_hand(params, batch.x, LABELS[batch.y])
+    parts = np.stack([g["Dense_0"]["bias"] for g in single])
+    weights = parts @ parts.sum(0) / (parts.sum(0) @ parts.sum(0))
+    found = inversion.analytic(mean_of(single), SHAPE, 4)
+    assert found.x.shape == (4, *SHAPE)
+    assert found.labels.shape == (4, CLASSES)
+    wanted = np.tensordot(weights, np.float64(batch.x), 1)
+    np.testing.assert_allclose(found.x, np.stack(4 * [wanted]), rtol=1e-9, atol=1e-9)
+    least = np.argmin(mean_of(single)["Dense_1"]["bias"])
+    assert np.array_equal(found.labels, np.eye(CLASSES)[4 * [least]])
+
+
+def test_layers_come_in_order_of_their_numbers():
+    layer = lambda n: {"kernel": np.full((1, 1), n), "bias": np.full(1, 10 * n)}
+    release = {f"Dense_{n}": layer(n) for n in (10, 2, 0)}
+    found = inversion.dense_layers(release)
+    assert [(a.kernel.item(), a.bias.item()) for a in found] == [
+        (0, 0),
+        (2, 20),
+        (10, 100),
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_deep_leakage_without_noise(first):
+    params, release, batch = told(0.0, 1, first)
+    result = inversion.score(batch.x, batch.y, DLG(params, release, key(2)))
+    assert result.psnr > 40
+    assert result.labels == 1
+
+
+def test_deep_leakage_of_a_batch():
+    params, batch = init(key(0)), examples(2)
+    release = gradient(params, batch.x, LABELS[batch.y])
+    attack = inversion.deep_leakage(GRADIENT, SHAPE, CLASSES, size=2)
+    result = inversion.score(batch.x, batch.y, attack(params, release, key(2)))
+    assert result.psnr > 40
+    assert result.labels == 1
+
+
+def test_deep_leakage_of_an_innovation():
+    points, release, batch = innovated()
+    attack = inversion.deep_leakage(INNOVATION, SHAPE, CLASSES, restarts=2)
+    assert decibels(batch, attack(points, release, key(2))) > 40
+
+
+def test_under_noise_attacks_are_worse_than_no_release_until_releases_are_averaged():
+    params, one, batch = told(1.0)
+    _, many, _ = told(1.0, 100)
+    labels, bar = LABELS[batch.y], baseline(batch)
+    for attack in (
+        lambda release: inversion.analytic(release, SHAPE),
+        lambda release: DLG(params, release, key(2)),
+        lambda release: COSINE(params, release, labels, key(2)),
+    ):
+        assert decibels(batch, attack(one)) < bar
+        assert decibels(batch, attack(many)) > decibels(batch, attack(one)) + 1
+    assert decibels(batch, DLG(params, many, key(2))) > bar
+
+
+def test_attacks_compile_once():
+    counts = []
+    for first in (0, 1):
+        params, release, batch = told(0.0, 1, first)
+        DLG(params, release, key(2))
+        COSINE(params, release, LABELS[batch.y], key(first))
+        counts.append(len(TRACED))
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "tried", "nearest"),
+    [((3.0, 2.0), 2, 1), ((2.0, 3.0), 2, 0), ((0.0,), 1, 0)],
+)
+def test_the_nearest_of_all_searches_counts(monkeypatch, ends, tried, nearest):
+    """No search follows an exact one."""
+    starts, left = [], iter(ends)
+
+    def search(function, start, **kwargs):
+        starts.append(start)
+        return OptimizeResult(x=start, fun=next(left))
+
+    monkeypatch.setattr(matching.optimize, "minimize", search)
+    params, release, _ = told(0.0)
+    x = DLG(params, release, key(0)).x
+    assert len(starts) == tried
+    assert np.array_equal(x.ravel(), starts[nearest][:64])
+
+
+def test_deep_leakage_minimises_the_squared_distance(monkeypatch):
+    params, release, _ = told(0.1)
+    seen = []
+
+    def stop(function, start, **kwargs):
+        seen.append((start, *function(start)))
+        raise InterruptedError
+
+    monkeypatch.setattr(matching.optimize, "minimize", stop)
+    with pytest.raises(InterruptedError):
+        DLG(params, release, key(0))
+    [(start, value, slope)] = seen
+    logits = np.exp(start[64:])
+    guess = by_hand(params, start[:64].reshape(1, *SHAPE), [logits / logits.sum()])[0]
+    wanted = jax.tree.map(lambda a, b: ((a - b) ** 2).sum(), guess, release)
+    np.testing.assert_allclose(value, sum(jax.tree.leaves(wanted)), rtol=1e-9)
+    assert slope.shape == start.shape
+    assert slope.dtype == start.dtype == np.float64
+
+
+def test_cosine_matching_without_noise():
+    params, release, batch = told(0.0)
+    found = COSINE(params, release, LABELS[batch.y], key(3))
+    assert decibels(batch, found) > 30
+    assert np.array_equal(found.labels, LABELS[batch.y])
+
+
+def test_cosine_matching_does_not_see_the_length_of_a_gradient():
+    params, release, batch = told(0.0)
+    labels = LABELS[batch.y]
+    once = COSINE(params, release, labels, key(3)).x
+    for factor in (2.0**-12, 2.0**10):  # exact in floating point
+        scaled = jax.tree.map(lambda a, f=factor: f * a, release)
+        np.testing.assert_array_equal(COSINE(params, scaled, labels, key(3)).x, once)
+    scaled = jax.tree.map(lambda a: a / 30, release)
+    assert decibels(batch, COSINE(params, scaled, labels, key(3))) > 30
+
+
+def test_cosine_matching_stays_in_its_box_and_smooths():
+    params, release, batch = told(0.1)
+    attack = inversion.cosine_matching(
+        GRADIENT, SHAPE, steps=100, variation=1.0, box=(0.2, 0.8)
+    )
+    rough, smooth = (
+        search(params, release, LABELS[batch.y], key(0)).x
+        for search in (COSINE, attack)
+    )
+    assert (rough.min(), rough.max()) == (0, 1)
+    assert smooth.min() >= np.float32(0.2)
+    assert smooth.max() <= np.float32(0.8)
+    assert matching.total_variation(smooth) < matching.total_variation(rough) / 3
+
+
+def test_cosine_matching_step_by_step():
+    """Adam on signs in NumPy, at a rate that falls after 3, 5 and 7 of 8 steps; the
+    best of the points visited from all starts is returned."""
+    params, release, batch = told(0.0)
+    labels = LABELS[batch.y]
+
+    @jax.jit
+    @jax.value_and_grad
+    def objective(x):
+        found = GRADIENT(params, x, labels)
+        norms = optax.tree.norm(found) * optax.tree.norm(release)
+        rough = matching.total_variation(x)
+        return 1 - optax.tree.vdot(found, release) / norms + 0.02 * rough
+
+    attack = inversion.cosine_matching(
+        GRADIENT, SHAPE, steps=8, restarts=2, variation=0.02, rate=0.3
+    )
+    winners = set()
+    for seed in (2, 3):
+        ends = []
+        for x in np.clip(jax.random.normal(key(seed), (2, 1, *SHAPE)), 0, 1):
+            m, v, visited = 0.0, 0.0, []
+            for t in range(8):
+                value, slope = objective(x)
+                visited.append((float(value), x))
+                m = 0.9 * m + 0.1 * np.sign(slope)
+                v = 0.999 * v + 0.001 * np.sign(slope) ** 2
+                second = np.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8
+                rate = 0.3 * 0.1 ** sum(t >= k for k in (3, 5, 7))
+                x = x - rate * m / (1 - 0.9 ** (t + 1)) / second
+                x = np.float32(np.clip(x, 0, 1))
+            ends.append(min(visited, key=lambda pair: pair[0]))
+        winner = int(np.argmin([value for value, _ in ends]))
+        found = attack(params, release, labels, key(seed)).x
+        np.testing.assert_allclose(found, ends[winner][1], atol=1e-5)
+        winners.add(winner)
+    assert winners == {0, 1}
+
+
+def test_total_variation_by_hand():
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 2))
+    down = [
+        abs(x[b, i + 1, j, c] - x[b, i, j, c])
+        for b in range(2)
+        for i in range(2)
+        for j in range(4)
+        for c in range(2)
+    ]
+    across = [
+        abs(x[b, i, j + 1, c] - x[b, i, j, c])
+        for b in range(2)
+        for i in range(3)
+        for j in range(3)
+        for c in range(2)
+    ]
+    wanted = np.mean(down) + np.mean(across)
+    np.testing.assert_allclose(matching.total_variation(x), wanted, rtol=1e-6)
+    line = matching.total_variation(x[:, :1])
+    np.testing.assert_allclose(
+        line, np.abs(np.diff(x[:, :1], axis=2)).mean(), rtol=1e-6
+    )
+
+
+def test_attacks_leave_the_precision_alone():
+    assert not jax.config.jax_enable_x64
+    assert DLG(*told(0.0)[:2], key(0)).x.dtype == np.float64
+    assert not jax.config.jax_enable_x64
+
+
+class Bare(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES, use_bias=False)(x.reshape(len(x), -1))
+
+
+def test_refusals():
+    params, release, batch = told(0.0)
+    labels = LABELS[batch.y]
+    none, lost = (jax.tree.map(lambda a, f=f: f * a, release) for f in (0, np.nan))
+    nothing = "must be finite and not zero"
+    make = functools.partial(inversion.deep_leakage, GRADIENT, SHAPE, CLASSES)
+    search = functools.partial(inversion.cosine_matching, GRADIENT)
+    analytic = inversion.analytic
+    bare = Bare().init(key(0), batch.x)["params"]
+    swapped = {"Dense_0": release["Dense_1"], "Dense_1": release["Dense_0"]}
+    for call, said in (
+        (lambda: DLG(params, none, key(0)), nothing),
+        (lambda: DLG(params, lost, key(0)), nothing),
+        (lambda: COSINE(params, none, labels, key(0)), nothing),
+        (lambda: analytic(none, SHAPE), "bias' gradient " + nothing),
+        (lambda: analytic(lost, SHAPE), "bias' gradient " + nothing),
+        (lambda: analytic(release, (9, 8, 1)), "64 entries .* got \\(9, 8, 1\\)"),
+        (lambda: analytic(bare, SHAPE), "with biases, got .*kernel"),
+        (lambda: analytic({"Conv_0": {}}, SHAPE), "Dense_0"),
+        (lambda: analytic(swapped, SHAPE), "applied in this order, got kernels"),
+        (lambda: inversion.clipped(GRADIENT, 0.0), "limit"),
+        (lambda: inversion.innovation(GRADIENT, 1.5), "keep"),
+        (lambda: inversion.average({"a": np.zeros((0, 3))}), "k of at least 1"),
+        (lambda: inversion.average({"a": np.zeros(3), "b": np.zeros(4)}), "one k"),
+        (lambda: inversion.average({"a": np.float64(1)}), "k of at least 1"),
+        (lambda: inversion.average({}), "k of at least 1"),
+        (lambda: make(size=0), "size must be .* got 0"),
+        (lambda: make(steps=1.5), "steps must be .* got 1.5"),
+        (lambda: make(restarts=0), "restarts"),
+        (lambda: search(SHAPE, steps=0), "steps"),
+        (lambda: search(SHAPE, restarts=0), "restarts"),
+        (lambda: search(SHAPE, rate=0.0), "rate"),
+        (lambda: search(SHAPE, variation=-1.0), "variation"),
+        (lambda: search((64,)), "height, width, channels"),
+        (lambda: search(SHAPE, box=(1.0, 1.0)), "box"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
