@@ -174,7 +174,9 @@ def _exchange(exchange: Exchange, plan: Plan, draw: Draw, about, server_key):
         safe = jnp.where(weight > 0, weight, 1)
         mean = jax.tree.map(lambda t: t / safe.astype(t.dtype), total)
         after = exchange.server(server, mean, about(key=server_key, present=heard))
-        return tree.where(weight > 0, after, server), pool, heard
+        if not exchange.alone:
+            after = tree.where(weight > 0, after, server)
+        return after, pool, heard
 
     return play
 
@@ -221,7 +223,8 @@ def make_round(
 
     A message or private state that is not finite is left out of the mean as if its
     sender had dropped out: `heard` [S] is False for it, and its private state stays. A
-    round in which nobody is heard leaves the server's state as it was.
+    round in which nobody is heard leaves the server's state as it was, unless an
+    exchange is to be played `alone`.
     """
     first = len(algorithm.prologue)
     play = _player(algorithm.exchanges, num_clients, plan, draw, first)
