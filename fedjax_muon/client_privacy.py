@@ -110,20 +110,19 @@ def private_clients(
                 message = tree.map(lambda x: x.astype(wide(x)), exchange.decode(sent))
                 return clipped(_limits(limit, message), message)
 
-            def server(state, mean, round):
+            def server(state, total, round):
                 sent = shapes(state.params)
                 limits = [_limits(limit, message) for message in sent]
                 together = len(jax.tree.leaves(limits[phase]))
                 factor = multiplier * math.sqrt(together)
                 sigma = tree.map(lambda bound: factor * bound, limits[number])
-                total = tree.scale(round.clients, mean)  # the mean is over who came
                 key = jax.random.fold_in(round.key, STREAM)
-                total = add_normal(key, sigma, total)
+                noisy = add_normal(key, sigma, total)
                 over = lambda t, like: (t / size).astype(like.dtype)
-                mean = tree.map(over, total, sent[number])
+                mean = tree.map(over, noisy, sent[number])
                 return exchange.server(state, mean, seen(round))
 
-            return Exchange(broadcast, client, server, decode, alone=True)
+            return Exchange(broadcast, client, server, decode, summed=True)
 
         return map_exchanges(change, algorithm)._replace(
             init=init, uniform=True, made_for=(clients, cohort)

@@ -51,8 +51,8 @@ class Exchange(NamedTuple):
     # (state, mean message, round) -> state
     decode: Callable[[Any], Any] = as_sent
     # message -> what the mean is taken of, where a message travels in another form
-    alone: bool = False
-    # True: the server plays its part even if nobody is heard; the mean is zero then
+    summed: bool = False
+    # True: the server is given the plain sum of what is heard, even if that is nothing
 
 
 class Algorithm(NamedTuple):
