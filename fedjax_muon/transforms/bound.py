@@ -15,7 +15,7 @@ from fedjax_muon.transforms.muon import ShapeScale, unscaled
 
 # The maximum of p on [0, 1] for `orthogonalize.JORDAN`: p maps [0, 1.2024] into itself,
 # so that it holds for any number of steps.
-JORDAN_LARGEST = 1.2023690
+JORDAN_LARGEST = 1.2023687
 
 
 def muon_bound(
