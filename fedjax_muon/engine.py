@@ -172,12 +172,12 @@ def _exchange(exchange: Exchange, plan: Plan, draw: Draw, about, server_key):
 
         shared = exchange.broadcast(server, asked)
         (total, weight), pool, heard = plan(client, shared, pool, rows)
-        asked = about(key=server_key, present=heard)
+        told = about(key=server_key, present=heard)
         if exchange.summed:
-            return exchange.server(server, total, asked), pool, heard
+            return exchange.server(server, total, told), pool, heard
         safe = jnp.where(weight > 0, weight, 1)
         mean = jax.tree.map(lambda t: t / safe.astype(t.dtype), total)
-        after = exchange.server(server, mean, asked)
+        after = exchange.server(server, mean, told)
         return tree.where(weight > 0, after, server), pool, heard
 
     return play
