@@ -238,7 +238,8 @@ def best(found: list[Result]) -> list[Best]:
 
 def epsilons(who: Cohorts, rounds: int) -> dict[float, float]:
     """Of every z, for a client, at `DELTA`."""
-    spec = partial(client_spec, who.sampling, rounds=rounds, delta=DELTA)
+    facts = {"prologue": False, "private_states": False}  # of FedAvg, of any rule
+    spec = partial(client_spec, who.sampling, rounds=rounds, delta=DELTA, **facts)
     return {noise: report(spec(noise=noise)).epsilon for noise in NOISES}
 
 

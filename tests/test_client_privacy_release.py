@@ -317,8 +317,10 @@ def test_an_audit_with_a_client_that_is_there_or_not():
     rest = rest / np.maximum(1, np.linalg.norm(rest, axis=1, keepdims=True) / 0.1)
     threshold = rounds * (rest[:, 0].sum() + 0.05) / N
     proven = lower_bound(scores, others, threshold, delta)
+    facts = {"rounds": rounds, "delta": delta, "prologue": False}
+    facts["private_states"] = False
     claims = [
-        report(client_spec(FullBatch(N), rounds=rounds, noise=z, delta=delta)).epsilon
+        report(client_spec(FullBatch(N), noise=z, **facts)).epsilon
         for z in (noise, 10 * noise)
     ]
     assert 0.8 * claims[0] < proven < claims[0]

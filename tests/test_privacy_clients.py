@@ -1,5 +1,7 @@
 """What a federated run with private clients promises."""
 
+from typing import Any
+
 import pytest
 
 from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon, joint
@@ -7,7 +9,13 @@ from fedjax_muon.privacy.clients import client_spec
 from fedjax_muon.privacy.report import calibrated, report
 from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson
 
-RUN = {"rounds": 100, "noise": 1.0, "delta": 1e-5}
+RUN: dict[str, Any] = {
+    "rounds": 100,
+    "noise": 1.0,
+    "delta": 1e-5,
+    "prologue": False,
+    "private_states": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +34,7 @@ def test_reference_values(sampling, noise, epsilon):
 def test_full_participation_is_one_gaussian_mechanism():
     found = report(client_spec(FullBatch(100), **{**RUN, "noise": 8.0}))
     assert found.epsilon == pytest.approx(gaussian_epsilon(0.8, 1e-5))
-    spec = client_spec(FullBatch(9), **RUN, prologue=True, first_noise=5.0)
+    spec = client_spec(FullBatch(9), **RUN | {"prologue": True}, first_noise=5.0)
     together = gaussian_epsilon(joint(5.0, *[1.0] * 100), 1e-5)
     assert spec.steps == 101
     assert report(spec).epsilon == pytest.approx(together)
@@ -34,8 +42,8 @@ def test_full_participation_is_one_gaussian_mechanism():
 
 
 def test_a_prologue_is_one_more_release_of_all_clients():
-    few = {**RUN, "rounds": 3, "delta": 1e-3}
-    spec = client_spec(Poisson(100, 5), **few, prologue=True, first_noise=3.0)
+    few = {**RUN, "rounds": 3, "delta": 1e-3, "prologue": True}
+    spec = client_spec(Poisson(100, 5), **few, first_noise=3.0)
     by_hand = Pld().epsilon(Poisson(100, 5, first=100), 1.0, 4, 1e-3, first=3.0)
     assert report(spec).epsilon == by_hand
     # of no fewer than the prologue alone, of no more than everything unsampled
@@ -62,10 +70,11 @@ def test_the_statement():
 def test_where_cohorts_are_cut_short_clients_must_forget():
     cut = Poisson(100, 5, longest=20)
     assert client_spec(cut, **RUN).sampling == cut
+    remembering = {**RUN, "private_states": True}
     roomy = Poisson(100, 5, longest=100)
-    assert client_spec(roomy, **RUN, private_states=True).sampling == roomy
+    assert client_spec(roomy, **remembering).sampling == roomy
     with pytest.raises(ValueError, match="clients that keep states need room for all"):
-        client_spec(cut, **RUN, private_states=True)
+        client_spec(cut, **remembering)
 
 
 @pytest.mark.parametrize(

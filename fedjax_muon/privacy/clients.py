@@ -1,6 +1,7 @@
 """What a federated run with private clients promises: `client_privacy` in numbers.
 
-spec = client_spec(Poisson(100, 10), rounds=100, noise=1.0, delta=1e-5)
+facts = {"prologue": False, "private_states": False}  # of FedAvg
+spec = client_spec(Poisson(100, 10), rounds=100, noise=1.0, delta=1e-5, **facts)
 print(report(calibrated(spec, epsilon=4.0)).statement())
 """
 
@@ -19,9 +20,9 @@ def client_spec(
     rounds: int,
     noise: float,
     delta: float,
-    prologue: bool = False,
+    prologue: bool,
+    private_states: bool,
     first_noise: float | None = None,
-    private_states: bool = False,
 ) -> PrivacySpec:
     """What `private_clients` releases, for `report` and `calibrated`.
 
@@ -33,10 +34,11 @@ def client_spec(
       delta: below 1 / N.
       prologue: whether the algorithm has one (`bool(algorithm.prologue)`): one more
         release, in which all clients take part.
+      private_states: whether its clients keep anything between rounds
+        (`algorithm.init_client(params)` has leaves). Where too large a cohort is cut
+        short, a client can keep another from taking part, and so change what the other
+        remembers, which is not accounted for.
       first_noise: multiplier of the prologue; `noise` by default.
-      private_states: whether its clients keep anything between rounds. Where too large
-        a cohort is cut short, a client can keep another from taking part, and so change
-        what the other remembers, which is not accounted for.
 
     Raises `ValueError` for other samplings, such as cohorts of a fixed size, for
     private states where cohorts are cut short, a `first_noise` without a prologue, and
