@@ -11,11 +11,10 @@ from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_muon import tree
 from fedjax_muon.compressors import Compressor
-from fedjax_muon.core import Algorithm, Exchange, map_exchanges, parcels
+from fedjax_muon.core import Algorithm, Exchange, map_exchanges, messages, still
 from fedjax_muon.ranges import check_range
 
 Factory = Callable[..., Algorithm]  # (grad_fn, **hyper) -> Algorithm
@@ -77,9 +76,7 @@ def compress(
 
     def compressed(grad_fn, **hyper) -> Algorithm:
         algorithm = factory(grad_fn, **hyper)
-        # messages have the same shapes for any gradient, so that none is computed here
-        still = lambda params, batch, key: tree.zeros_like(params)
-        shapes = partial(_messages, factory(still, **hyper))
+        shapes = partial(messages, factory(still, **hyper))
         first = len(algorithm.prologue)
         remembered = range(first, first + len(algorithm.exchanges))
         if feedback is None:
@@ -116,13 +113,6 @@ def compress(
     return update_wrapper(compressed, factory)
 
 
-def _messages(algorithm: Algorithm, params) -> list[Any]:
-    """The shapes of all messages, the prologue's first."""
-    batches = jax.ShapeDtypeStruct((1,), jnp.float32)
-    everything = (*algorithm.prologue, *algorithm.exchanges)
-    return [sent.up for sent in parcels(everything, algorithm, params, batches)]
-
-
 def _is_chosen(path, parts) -> bool:
     return not parts or any(getattr(key, "name", None) in parts for key in path)
 
@@ -151,8 +141,8 @@ def _decode(compressor: Compressor, mark, sent):
     return jax.tree.map(one, sent, is_leaf=is_ours)
 
 
-def _check(compressor: Compressor, parts, messages) -> None:
-    leaves = [x for m in messages for x in jax.tree_util.tree_leaves_with_path(m)]
+def _check(compressor: Compressor, parts, sent) -> None:
+    leaves = [x for m in sent for x in jax.tree_util.tree_leaves_with_path(m)]
     names = {getattr(key, "name", "") for path, _ in leaves for key in path} - {""}
     for part in parts:
         if part not in names:

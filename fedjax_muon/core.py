@@ -51,6 +51,8 @@ class Exchange(NamedTuple):
     # (state, mean message, round) -> state
     decode: Callable[[Any], Any] = as_sent
     # message -> what the mean is taken of, where a message travels in another form
+    summed: bool = False
+    # True: the server is given the plain sum of what is heard, even if that is nothing
 
 
 class Algorithm(NamedTuple):
@@ -62,6 +64,7 @@ class Algorithm(NamedTuple):
     prologue: tuple[Exchange, ...] = ()  # played once, by all clients, before round 0
     uniform: bool = False  # True: its identities hold for the unweighted mean only
     everyone: bool = False  # True: it is defined for full participation only
+    made_for: tuple[int, int] | None = None  # (N, S), where it divides by them itself
 
 
 def map_exchanges(
@@ -108,6 +111,23 @@ def parcels(
 
     look = lambda e: jax.eval_shape(partial(sent, e), state, mine, batches, key)
     return [look(exchange) for exchange in exchanges]
+
+
+def messages(algorithm: Algorithm, params) -> list[Any]:
+    """The shapes of what a client sends in all exchanges, the prologue's first.
+
+    `algorithm` should be made with a gradient that does not look at its batches: the
+    shapes are the same for any.
+    """
+    batches = jax.ShapeDtypeStruct((1,), jnp.float32)
+    exchanges = (*algorithm.prologue, *algorithm.exchanges)
+    return [sent.up for sent in parcels(exchanges, algorithm, params, batches)]
+
+
+def still(params, batch, key):
+    """A gradient for `messages`: zero, whatever the batch."""
+    del batch, key
+    return tree.zeros_like(params)
 
 
 def everything(state, round: Round):

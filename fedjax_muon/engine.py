@@ -165,15 +165,19 @@ def _exchange(exchange: Exchange, plan: Plan, draw: Draw, about, server_key):
             sent, kept = exchange.client(shared, mine, batches, round)
             message = exchange.decode(sent)
             heard = (row.weight > 0) & tree.all_finite((message, kept))
-            weigh = lambda m: jnp.where(heard, row.weight.astype(m.dtype) * m, 0)
+            factor = 1 if exchange.summed else row.weight
+            weigh = lambda m: jnp.where(heard, jnp.asarray(factor, m.dtype) * m, 0)
             addend = jax.tree.map(weigh, message), jnp.where(heard, row.weight, 0)
             return addend, tree.where(heard, kept, mine), heard
 
         shared = exchange.broadcast(server, asked)
         (total, weight), pool, heard = plan(client, shared, pool, rows)
+        told = about(key=server_key, present=heard)
+        if exchange.summed:
+            return exchange.server(server, total, told), pool, heard
         safe = jnp.where(weight > 0, weight, 1)
         mean = jax.tree.map(lambda t: t / safe.astype(t.dtype), total)
-        after = exchange.server(server, mean, about(key=server_key, present=heard))
+        after = exchange.server(server, mean, told)
         return tree.where(weight > 0, after, server), pool, heard
 
     return play
@@ -221,7 +225,8 @@ def make_round(
 
     A message or private state that is not finite is left out of the mean as if its
     sender had dropped out: `heard` [S] is False for it, and its private state stays. A
-    round in which nobody is heard leaves the server's state as it was.
+    round in which nobody is heard leaves the server's state as it was, unless an
+    exchange is `summed`.
     """
     first = len(algorithm.prologue)
     play = _player(algorithm.exchanges, num_clients, plan, draw, first)

@@ -135,6 +135,8 @@ def add_normal(key: jax.Array, sigma, g):
     is returned. Where sigma is 0, g is returned to the bit.
     """
     leaves, structure = jax.tree.flatten(g)
+    if not leaves:
+        return g
     # one draw for all leaves: every call of a generator is compiled by itself
     ends = list(itertools.accumulate(x.size for x in leaves))
     parts = jnp.split(standard_normal(key, (ends[-1],)), ends[:-1])

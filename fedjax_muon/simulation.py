@@ -27,6 +27,7 @@ from fedjax_muon.batching import (
     on,
     shuffled_epochs,
 )
+from fedjax_muon.cohorts import Cohorts, fixed_cohort
 from fedjax_muon.core import Algorithm, GradFn
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import Plan
@@ -94,6 +95,7 @@ class Setup(NamedTuple):
     sampler: Sampler
     weighting: Weighting
     dropout: float
+    cohorts: Cohorts
 
 
 class _Programs(NamedTuple):
@@ -150,7 +152,8 @@ class Simulation:
     def bytes_after(self, rounds: int) -> engine.Traffic:
         """Bytes that all clients together received and sent until now.
 
-        Every sampled client counts, whether or not it answered.
+        Every sampled client counts, whether or not it answered; where cohorts vary,
+        as many as are expected.
         """
         everyone, sampled = self.setup.num_clients, rounds * self.setup.cohort_size
         total = lambda first, each: everyone * first + sampled * each
@@ -184,6 +187,7 @@ def simulate(
     sampler: Sampler = shuffled_epochs,
     weighting: Weighting = uniform,
     dropout: float = 0.0,
+    cohorts: Cohorts = fixed_cohort,
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
 
@@ -193,16 +197,18 @@ def simulate(
       task: what is trained.
       dataset: training and test examples.
       parts: for every client, the ids of its training examples.
-      cohort_size: S, how many clients are sampled each round, without replacement.
+      cohort_size: S, how many clients are sampled each round, without replacement;
+        how many are expected where `cohorts` says so.
       local_steps: K, batches that each of them works through.
       batch_size: examples in a batch.
       plan: how a cohort is executed; by default as measured best on this backend.
       sampler: how a client's batches are drawn from its examples.
       weighting: weights of the mean over clients.
       dropout: probability that a sampled client does not answer.
+      cohorts: how clients are sampled, `fixed_cohort` or `poisson_cohorts(room)`.
 
-    Raises `ValueError` for sizes out of range, clients without examples, weights that
-    the algorithm refuses, and parameters that it does.
+    Raises `ValueError` for sizes out of range, clients without examples, sizes and
+    weights that the algorithm refuses, and parameters that it does.
     """
     clients = clients_of(dataset.x_train, dataset.y_train, parts)
     setup = Setup(
@@ -216,6 +222,7 @@ def simulate(
         sampler=sampler,
         weighting=weighting,
         dropout=dropout,
+        cohorts=cohorts,
     )
     _check(setup)
     programs = _Programs(
@@ -249,10 +256,18 @@ def _check(setup: Setup) -> None:
             "this algorithm is defined for full participation only; use a cohort_size "
             f"of all {setup.num_clients} clients and no dropout"
         )
+    sizes = (setup.num_clients, setup.cohort_size)
+    if algorithm.made_for not in (None, sizes):
+        raise ValueError(
+            "this algorithm was made for (clients, cohort_size) "
+            f"{algorithm.made_for}, got {sizes}"
+        )
+    draw = lambda key: setup.cohorts(key, *sizes)
+    jax.eval_shape(draw, jax.random.key(0))  # may refuse the sizes
     if algorithm.uniform and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates, whose mean only uniform weights "
-            "keep; use weighting=uniform"
+            "keep, or bounds every client's part; use weighting=uniform"
         )
 
 
@@ -286,13 +301,12 @@ def play_prologue(setup: Setup, state: State, clients: Clients, longest: int):
 def _round(setup: Setup, state: State, clients: Clients, longest: int):
     training, key = state
     engine_key, cohort_key, dropout_key = (jax.random.fold_in(key, i) for i in range(3))
-    cohort = jax.random.choice(
+    cohort, joins = setup.cohorts(
         jax.random.fold_in(cohort_key, training.index),
-        jnp.arange(setup.num_clients, dtype=jnp.int32),
-        (setup.cohort_size,),
-        replace=False,
+        setup.num_clients,
+        setup.cohort_size,
     )
-    answers = jax.random.bernoulli(
+    answers = joins & jax.random.bernoulli(
         jax.random.fold_in(dropout_key, training.index),
         1 - setup.dropout,
         cohort.shape,

@@ -8,12 +8,12 @@ import pytest
 ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
     {"tree", "ranges", "orthogonalize", "partition", "models"},
-    {"lmo", "data", "imbalance", "topology", "privacy"},
+    {"lmo", "data", "imbalance", "topology", "privacy", "clipping", "cohorts"},
     {"transforms", "tasks", "compressors", "pair"},
     {"problems"},
     {"core", "gossip"},
     {"compression", "noise", "methods", "metrics", "estimators"},
-    {"algorithms", "private_storm"},
+    {"algorithms", "private_storm", "client_privacy"},
     {"minimax", "decentralized", "inversion", "canary"},
     {"engine", "gossip_engine"},
     {"batching"},
@@ -29,7 +29,15 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
-GENERIC = ("core", "compression", "engine", "batching", "simulation", "sweep")
+GENERIC = (
+    "core",
+    "compression",
+    "client_privacy",
+    "engine",
+    "batching",
+    "simulation",
+    "sweep",
+)
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 

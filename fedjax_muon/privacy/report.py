@@ -162,6 +162,28 @@ class MeanOnly:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrustedServer:
+    """Everything that the server broadcasts is seen, but not what it receives."""
+
+    def __str__(self):
+        return (
+            "every model that the server broadcasts is seen; the server and the "
+            "channels to it are trusted"
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return (
+            "the server keeps single messages, and who took part, to itself",
+            "what is measured on clients' own examples, such as the training loss, "
+            "is not published, and nothing is tuned on it",
+        )
+
+    def strengthened(self, multiplier: float) -> float:
+        return multiplier
+
+
+@dataclasses.dataclass(frozen=True)
 class PrivacySpec:
     """What an agent releases in `steps` steps (step 0 included), and who looks.
 
@@ -177,7 +199,7 @@ class PrivacySpec:
     steps: int
     delta: float
     adjacency: Adjacency = ADD_OR_REMOVE
-    threat: Neighbour | MeanOnly = Neighbour()
+    threat: Neighbour | MeanOnly | TrustedServer = Neighbour()
     accountant: Accountant | None = None
     unit: str = "one example of one agent"
 

@@ -1,0 +1,121 @@
+"""The wrapper that makes clients private, on every algorithm."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federation import assert_same_bits
+
+from fedjax_muon import engine, tree
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.client_privacy import private_clients
+from fedjax_muon.core import map_exchanges, messages, still
+
+N, KEY, ONES = 2, jax.random.key(3), jnp.ones(2)
+RNG = np.random.default_rng(0)
+normal = lambda *lead: {
+    "w": jnp.asarray(RNG.normal(size=(*lead, 3, 2)), jnp.float32),
+    "b": jnp.asarray(RNG.normal(size=(*lead, 2)), jnp.float32),
+}
+PARAMS, FIRST, BATCHES = normal(), normal(N, 1), normal(N, 2)
+# one preset of every factory, and those whose messages have other fields
+ONE_OF_EACH = {method.factory: name for name, method in ALL.items()}.values()
+OTHERS = {"fedmuon", "fedmuon_unsynced", "local_muon_averaged"} - {*ONE_OF_EACH}
+
+
+def grad_fn(params, batch, key):
+    """Of |params - batch|^2 / 2: clients pull to where their batches are."""
+    del key
+    return tree.sub(params, batch)
+
+
+def fields(message) -> dict[str, Any]:
+    """The parts of a message by name, but for empty ones."""
+    named = hasattr(message, "_fields")
+    parts = message._asdict() if named else {"message": message}
+    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
+
+
+def limits(name, size) -> dict[str, float]:
+    """Another one for every part of a method's messages."""
+    names = sorted(
+        {part for m in messages(ALL[name](still), PARAMS) for part in fields(m)}
+    )
+    return {part: size * (2 + i) for i, part in enumerate(names)}
+
+
+def played(make, algorithm, state, batches, weights=ONES):
+    """In plain Python, nothing compiled."""
+    with jax.disable_jit():
+        play = make(algorithm, N, engine.loop)
+        return play(state, jnp.arange(N), batches, weights, KEY)
+
+
+def begun(algorithm, batches=FIRST):
+    start = engine.init(algorithm, PARAMS, N)
+    return played(engine.make_prologue, algorithm, start, batches)[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_noise_and_binding_limits_nothing_changes(name):
+    limit = 1e6 if name == "fedavg" else limits(name, 1e6)
+    factory = private_clients(ALL[name], limit=limit, noise=0.0, clients=N, cohort=N)
+    private, plain = factory(grad_fn), ALL[name](grad_fn)
+    start = begun(plain)
+    if plain.prologue:
+        assert_same_bits(begun(private), start)
+    one = tree.map(lambda x: x[:, :1], BATCHES)
+    ends = [played(engine.make_round, a, start, one) for a in (private, plain)]
+    assert_same_bits(*ends)
+    assert private.made_for == (N, N)
+    assert private.uniform
+    assert private.everyone == plain.everyone
+
+
+def spied(factory, seen):
+    """The same algorithm, but what its server is given is also put into `seen`."""
+
+    def spying(grad_fn, **hyper):
+        def change(number, exchange):
+            def server(state, mean, round):
+                seen.append(mean)
+                return exchange.server(state, mean, round)
+
+            return exchange._replace(server=server)
+
+        return map_exchanges(change, factory(grad_fn, **hyper))
+
+    return spying
+
+
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, *OTHERS])
+def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
+    """One with an enormous message by exactly that, one that fails not at all."""
+    seen: list[Any] = []
+    limit, sizes = limits(name, 1e-5), {"clients": N, "cohort": 1}
+    factory = private_clients(spied(ALL[name], seen), limit=limit, noise=0.0, **sizes)
+    algorithm = factory(grad_fn)
+    start = engine.init(algorithm, PARAMS, N)
+
+    def shown(make, batches, poison, present):
+        del seen[:]
+        spoilt = tree.map(lambda x: x.at[1].multiply(poison), batches)
+        weights = ONES.at[1].set(present)
+        after, heard = played(make, algorithm, start, spoilt, weights)
+        assert heard.tolist() == [True, bool(present)]
+        assert bool(tree.all_finite(after))
+        return list(seen)
+
+    phases = [(engine.make_round, BATCHES, 1)]
+    phases += [(engine.make_prologue, FIRST, N)] * bool(algorithm.prologue)
+    for *phase, size in phases:
+        without = shown(*phase, 1.0, 0.0)
+        failing = shown(*phase, jnp.nan, 1.0)
+        enormous = shown(*phase, 1e3, 1.0)
+        for left, failed, spoilt in zip(without, failing, enormous, strict=True):
+            for part, move in fields(tree.sub(spoilt, left)).items():
+                norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(move)))
+                np.testing.assert_allclose(norm, limit[part] / size, rtol=1e-4)
+            assert_same_bits(failed, left)
