@@ -22,7 +22,11 @@ normal = lambda *lead: {
 PARAMS, FIRST, BATCHES = normal(), normal(N, 1), normal(N, 2)
 # one preset of every factory, and those whose messages have other fields
 ONE_OF_EACH = {method.factory: name for name, method in ALL.items()}.values()
-OTHERS = {"fedmuon", "fedmuon_unsynced", "local_muon_averaged"} - {*ONE_OF_EACH}
+OTHERS = [
+    name
+    for name in ("fedmuon", "fedmuon_unsynced", "local_muon_averaged")
+    if name not in ONE_OF_EACH
+]
 
 
 def grad_fn(params, batch, key):
