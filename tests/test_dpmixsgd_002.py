@@ -133,7 +133,7 @@ def test_a_table_is_played_once_and_printed(adult, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(dpmixsgd_002, "METHODS", ("dpmixsgd",))
     monkeypatch.setattr(dpmixsgd_002, "PANELS", {"theta": PANELS["theta"]})
     small = dataclasses.replace(JOB, rates=(1.0, 0.1), betas=(0.5,))
-    monkeypatch.setattr(dpmixsgd_002, "logistic", lambda name, kind: small)
+    monkeypatch.setattr(dpmixsgd_002, "JOBS", {"table_2": lambda name: small})
     words = ("table_2", "--kind", "agents", "--datasets", "a8a", "--data-dir", adult)
     words += ("--seeds", 2, "--output", tmp_path)
     play(dpmixsgd_002, *words)
