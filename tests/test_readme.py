@@ -11,7 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_muon import decentralized, engine, minimax, simulation, tasks, training
+from fedjax_muon import (
+    data,
+    decentralized,
+    engine,
+    minimax,
+    models,
+    simulation,
+    tasks,
+    training,
+)
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.decentralized.private import PRIVATE
 
@@ -80,6 +89,26 @@ def test_the_minimax_task_shown_is_trained():
     start = agents.init(jax.random.key(0))
     _, rows = training.run(agents, start, rounds=100, evaluate_every=50)
     assert rows[-1]["test_auc"] > 0.9
+
+
+def test_private_clients_shown_are_trained():
+    names: dict[str, Any] = {}
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(BLOCKS[5], "README.md", "exec"), names)
+    assert output.getvalue().splitlines()[0] in README
+    digits = data.load("digits")
+    parts = np.array_split(np.arange(len(digits.y_train)), 100)
+    task = tasks.classification(models.MLP(10, (8,)), digits.x_train.shape[1:])
+    sizes = {"cohort_size": 20, "local_steps": 1, "batch_size": 8}
+    cohorts = names["poisson_cohorts"]()
+    simulated = simulation.simulate(
+        names["algorithm"], task, digits, parts, cohorts=cohorts, **sizes
+    )
+    before = simulated.init(jax.random.key(0)).params["Dense_0"]["kernel"]
+    after, _ = simulated.train_round(simulated.init(jax.random.key(0)))
+    moved = after.params["Dense_0"]["kernel"] - before
+    assert float(moved.std()) == pytest.approx(0.5 * 1.0 / 20, rel=0.2)  # the noise
 
 
 def test_the_files_of_the_map_exist():
