@@ -168,6 +168,10 @@ def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
         g = problem.task.grad(mean, batch, jax.random.key(0))
         norms.append(optax.tree.norm(g))
     np.testing.assert_allclose(limit, np.quantile(norms, 0.8), rtol=1e-5)
+    still = player.trained(job, "dm_hsgd", Cell(), 0, best | {"limit": 1e-9})[1]
+    start = problem.task.init(jax.random.split(jax.random.key(0))[0]).x.w2
+    assert np.abs(still.params.x.w2 - start).max() < 1e-9
+    assert np.abs(state.params.x.w2 - start).min() > 1e-4
 
 
 def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):

@@ -19,6 +19,7 @@ CASES = {
     "one": np.array([-3.0]),
     "vertex": np.eye(7)[3] * 1e4,
     "far below": RNG.normal(size=50) - 1e3,
+    "within one": -np.linspace(0, 0.9, 10),  # all count at first, and not in the end
     "staircase": -np.arange(300) / 150,  # falls out of the set one after the other
 }
 
