@@ -24,7 +24,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -227,10 +227,8 @@ def play(player: Player, table: Table, job: Job, seeds: int, place: Path) -> Non
             if run not in scores:
                 name = one.method.removesuffix("_clip")
                 scores[run] = player.trained(job, name, one.cell, seed, one.hyper)[2]
-            keys = ("dataset", "panel", "value", "method", "seed")
-            history.append(
-                path, dict(zip(keys, row, strict=True)) | {"auc": scores[run]}
-            )
+            about = dict(zip(COLUMNS, row, strict=True))
+            history.append(path, about | {"auc": scores[run]})
         print(job.dataset, one.panel, one.value, one.method, flush=True)
 
 
@@ -256,6 +254,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def mean_and_spread(scores: Sequence[float]) -> str:
+    """Of several seeds, nothing of none."""
+    if not scores:
+        return ""
+    spread = f"{np.std(scores, ddof=1):.3f}" if len(scores) > 1 else "-"
+    return f"{np.mean(scores):.3f} ± {spread}"
+
+
 def report(table: Table, place: Path, seeds: int) -> str:
     """Every number beside the printed one, as Markdown."""
     printed = {
@@ -277,9 +283,8 @@ def report(table: Table, place: Path, seeds: int) -> str:
             cells = []
             for value in values:
                 key = dataset, panel, value, name
-                scores = found.get(key, [])
-                mean = f"{np.mean(scores):.3f} ± {np.std(scores, ddof=1):.3f}"
-                cells.append(f"{mean} ({printed.get(key, '-')})" if scores else "")
+                text = mean_and_spread(found.get(key, []))
+                cells.append(f"{text} ({printed.get(key, '-')})" if text else "")
             label = ALL[name.removesuffix("_clip")].label
             clip = ", clipped" if name.endswith("_clip") else ""
             lines.append(f"| {label}{clip} | {' | '.join(cells)} |")

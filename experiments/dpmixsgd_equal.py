@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import machine
-from experiments.dpmixsgd_002 import COLUMNS, STORM, read_rows
+from experiments.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
 from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp
 from fedjax_muon import history, plots, training
 from fedjax_muon.batching import always, cyclic, poisson, shuffled_epochs
@@ -189,9 +189,7 @@ def report(place: Path, seeds: int) -> str:
             cells = []
             for epsilon in epsilons:
                 scores = runs.get((name, epsilon), [])
-                spread = np.std(scores, ddof=1) if len(scores) > 1 else np.nan
-                text = f"{np.mean(scores):.3f} ± {spread:.3f}" if scores else ""
-                cells.append(text)
+                cells.append(mean_and_spread(scores))
                 if scores:
                     curves.setdefault(label(name), {})[float(epsilon)] = scores
             lines.append(f"| {label(name)} | {' | '.join(cells)} |")
