@@ -1,6 +1,8 @@
 """What an agent says its gradient is: fresh, by STORM, with noise on the way out."""
 
+import functools
 import itertools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -122,10 +124,9 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     best = jnp.result_type(float)
     if best == jnp.float64:
         return jax.random.normal(key, shape, best)
-    more = lambda total, key: (total + jax.random.normal(key, shape), None)
-    # one after the other: in the memory of one, and twice as fast as all at once
-    total, _ = jax.lax.scan(more, jnp.zeros(shape), jax.random.split(key, 4))
-    return total / 2
+    # apart, so that each is added as it is drawn: up to four times as fast as at once
+    draws = (jax.random.normal(part, shape) for part in jax.random.split(key, 4))
+    return functools.reduce(operator.add, draws) / 2
 
 
 def add_normal(key: jax.Array, sigma, g):
