@@ -183,7 +183,7 @@ def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
     words = ("--datasets", "a8a", "--epsilons", 1, 8, "--seeds", 2)
     play(dpmixsgd_equal, *words, "--data-dir", adult, "--output", tmp_path)
     player = dpmixsgd_equal.Player(adult)
-    noise = {e: player.noise(JOB, "dpmixsgd", e, False) for e in (1.0, 8.0)}
+    noise = {e: player.noise(JOB, "dpmixsgd", e) for e in (1.0, 8.0)}
     for epsilon, level in noise.items():
         release = few["dpmixsgd"].release(dpmixsgd_equal.mechanism(JOB), level)
         spec = dpmixsgd_equal.calibrate(
