@@ -222,7 +222,7 @@ def test_a_diverging_run_stops_with_status_1_and_names_the_client(tmp_path, caps
 def test_list_names_everything(capsys):
     run("list")
     printed = capsys.readouterr().out
-    for name in (*ALL, "fashion_mnist", "emnist_cnn"):
+    for name in (*ALL, "fashion_mnist", "emnist_cnn", "resnet18", "vit_tiny"):
         assert name in printed
 
 

@@ -54,7 +54,9 @@ class Config:
     """Fewest examples of a client that the per-class Dirichlet partition accepts."""
     shards_per_client: int = 2
     """How many label shards each client gets."""
-    model: Literal["mlp", "lenet", "emnist_cnn", "rnn"] = "mlp"
+    model: Literal[
+        "mlp", "lenet", "emnist_cnn", "rnn", "resnet18", "vit", "vit_tiny"
+    ] = "mlp"
     """Model that is trained; rnn is for text, and text is for rnn."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""

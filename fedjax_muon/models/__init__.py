@@ -1,12 +1,27 @@
 """Flax modules from a batch of examples to logits, without batch statistics.
 
 `ALL` names each constructor; all take `classes`, all else has a default. The RNN takes
-token ids, the others images; the MLP takes any array of numbers.
+token ids, the others images; the MLP takes any array of numbers. `ResNet18`, `ViT` and
+`vit_tiny` have the sizes that papers train on CIFAR, for which a CPU is slow.
 """
+
+from collections.abc import Callable
+
+import flax.linen as nn
 
 from fedjax_muon.models.emnist_cnn import EmnistCNN
 from fedjax_muon.models.lenet import LeNet
 from fedjax_muon.models.mlp import MLP
+from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN
+from fedjax_muon.models.vit import ViT, vit_tiny
 
-ALL = {"mlp": MLP, "lenet": LeNet, "emnist_cnn": EmnistCNN, "rnn": RNN}
+ALL: dict[str, Callable[..., nn.Module]] = {
+    "mlp": MLP,
+    "lenet": LeNet,
+    "emnist_cnn": EmnistCNN,
+    "rnn": RNN,
+    "resnet18": ResNet18,
+    "vit": ViT,
+    "vit_tiny": vit_tiny,
+}
