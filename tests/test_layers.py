@@ -7,8 +7,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
-    {"tree", "ranges", "orthogonalize", "partition", "models"},
-    {"lmo", "data", "imbalance", "topology", "privacy", "clipping", "cohorts"},
+    {"tree", "ranges", "orthogonalize", "partition"},
+    {
+        "models",
+        "lmo",
+        "data",
+        "imbalance",
+        "topology",
+        "privacy",
+        "clipping",
+        "cohorts",
+    },
     {"transforms", "tasks", "compressors", "pair"},
     {"problems"},
     {"core", "gossip"},
