@@ -87,13 +87,33 @@ def test_a_private_directory_is_not_drawn_as_curves(played, capsys):
     assert "has drawn its figure: utility.png" in refused(capsys, "plot", place)
 
 
+def test_what_diverges_is_called_so(tmp_path):
+    printed, place = io.StringIO(), tmp_path / "run"
+    with contextlib.redirect_stdout(printed):
+        run(
+            "private",
+            "--methods",
+            "dsgda",
+            *TINY,
+            "--lr",
+            "dsgda",
+            1e30,
+            "--output",
+            place,
+        )
+    assert "diverged" in printed.getvalue()
+    assert not (place / "utility.png").exists()  # nothing is left to draw
+    assert (place / "summary.csv").read_text().splitlines()[1] == "dsgda,inf,nan,nan"
+
+
 BAD = {
     "unknown method": ("unknown method 'dpsgd'; there are dsgda", "--methods dpsgd"),
     "twice": ("methods must be one or more, each once", "--methods dsgda,dsgda"),
+    "epsilon twice": ("epsilons must be one or more, each once", "--epsilons 1,1"),
     "rate of nothing": ("unknown method 'sgd'", "--lr sgd 0.1"),
     "no epsilon": ("epsilon must lie in (0, infinity)", "--epsilons 0"),
     "large delta": ("delta must lie in (0, 0.01", "--delta 0.02"),
-    "large batch": ("at most 91, the agent's examples, got 92", "--batch-size 92"),
+    "large batch": ("batch_size must lie between 1 and the 91", "--batch-size 92"),
     "ten classes": ("AUC is defined for two classes", "--dataset digits"),
     "no limit": ("limit must lie in (0, infinity), got 0", "--limit 0"),
     "agents": ("must be a whole number in 1..455", "--agents 1000"),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from parity import differentiated, torch_leaves
 
 from fedjax_muon import models
 from fedjax_muon.models.convolution import max_pool_2x2
@@ -156,18 +157,8 @@ def test_networks_equal_torch(name):
         lambda p: rng.normal(size=p.shape) / math.sqrt(p.size / p.shape[-1]),
         shapes(model, (15, 14, 2))[1],
     )
-    with jax.enable_x64(True):
-
-        def loss(params):
-            logits = model.apply({"params": params}, jnp.asarray(x))
-            return jnp.sum(jnp.sin(logits)), logits
-
-        gradient, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
-        gradient, logits = jax.tree.map(np.asarray, (gradient, logits))
-
-    leaves = jax.tree.map(torch.tensor, params)
-    for leaf in jax.tree.leaves(leaves):
-        leaf.requires_grad_()
+    logits, gradient = differentiated(model, params, x)
+    leaves = torch_leaves(params)
     reference = torch_network(name, leaves, torch.tensor(x))
     torch.sin(reference).sum().backward()
     np.testing.assert_allclose(logits, reference.detach().numpy(), atol=1e-12)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from parity import differentiated, torch_leaves
 
 from fedjax_muon import models
 from fedjax_muon.orthogonalize import polar
@@ -195,18 +196,8 @@ def test_logits_and_gradients_equal_torch(name):
     model, image = SMALL[name]
     params = drawn(shapes(model, image))
     x = np.random.default_rng(1).normal(size=(2, *image))
-    with jax.enable_x64(True):
-
-        def loss(params):
-            logits = model.apply({"params": params}, jnp.asarray(x))
-            return jnp.sum(jnp.sin(logits)), logits
-
-        gradient, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
-        gradient, logits = jax.tree.map(np.asarray, (gradient, logits))
-
-    leaves = jax.tree.map(torch.tensor, params)
-    for leaf in jax.tree.leaves(leaves):
-        leaf.requires_grad_()
+    logits, gradient = differentiated(model, params, x)
+    leaves = torch_leaves(params)
     named = torch_state_of_resnet if name == "resnet18" else torch_state_of_vit
     reference = torch.func.functional_call(
         torch_small(name).double(),

@@ -38,21 +38,16 @@ SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
 
 def create(directory: Path, what: What) -> None:
-    """Makes a new run directory; raises as `claim`."""
-    claim(
-        directory,
-        f"choose another --output, or continue it with: fedjax-muon resume {directory}",
-    )
+    """Makes a new run directory. Raises `ValueError` if something is there already,
+    and `OSError` if it can't be written."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(
+            f"{directory} is already used; choose another --output, or continue it "
+            f"with: fedjax-muon resume {directory}"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / CONFIG).write_text(to_json(what))
     (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
-
-
-def claim(directory: Path, remedy: str) -> None:
-    """Makes an empty directory. Raises `ValueError`, with the remedy, if something is
-    there already, and `OSError` if it can't be written."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(f"{directory} is already used; {remedy}")
-    directory.mkdir(parents=True, exist_ok=True)
 
 
 def read(directory: Path) -> What:

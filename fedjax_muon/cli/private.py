@@ -61,6 +61,8 @@ def command(args: arguments.Private) -> None:
 def prepare(what: Private) -> Plan:
     """Calibrates the noise of every run. Raises `ValueError` for what is refused."""
     setting = setting_of(what)
+    # first what is refused at once: to calibrate takes seconds
+    simulations = {name: simulation_of(setting, name) for name in what.methods}
     specs: dict[tuple[str, float], PrivacySpec | None] = {}
     for name in what.methods:
         if name in REFERENCES:
@@ -68,7 +70,6 @@ def prepare(what: Private) -> Plan:
             continue
         for epsilon in what.epsilons:
             specs[name, epsilon] = calibrated(setting, name, epsilon)
-    simulations = {name: simulation_of(setting, name) for name in what.methods}
     return Plan(setting, simulations, specs)
 
 

@@ -56,15 +56,14 @@ class Setting(NamedTuple):
 
 def setting_of(what: Private) -> Setting:
     """Data, task, partitions and graphs. Raises `ValueError` for what does not fit."""
-    for name, given in (("methods", what.methods), ("seeds", what.seeds)):
+    for name in ("methods", "epsilons", "seeds"):
+        given = getattr(what, name)
         if not given or len(set(given)) != len(given):
             raise ValueError(f"{name} must be one or more, each once, got {given}")
     known = (*REFERENCES, *PRIVATE)
     for name in (*what.methods, *what.lr):
         if name not in known:
             raise ValueError(f"unknown method {name!r}; there are {', '.join(known)}")
-    if not what.epsilons:
-        raise ValueError("epsilons must be one or more, got none")
     dataset = data.load(what.dataset, what.data_dir)
     if len(dataset.classes) != 2:
         raise ValueError(
