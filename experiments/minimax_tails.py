@@ -24,7 +24,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
-from fedjax_muon import engine
+from fedjax_muon import engine, plans
 from fedjax_muon.minimax import ALL
 from fedjax_muon.noise import gaussian, noisy, pareto
 from fedjax_muon.pair import Pair
@@ -49,9 +49,9 @@ def norms(name: str, noise, problem, lr, key, rounds: int) -> jax.Array:
     everyone = jnp.arange(number)
     batches = jnp.broadcast_to(everyone[:, None], (number, STEPS))
     rest = everyone, batches, jnp.ones(number), key
-    state, _ = engine.make_prologue(algorithm, number, engine.vmapped)(state, *rest)
+    state, _ = engine.make_prologue(algorithm, number, plans.vmapped)(state, *rest)
     hessian, solution = quadratic.hessian(problem), quadratic.solution(problem).x
-    play = engine.make_round(algorithm, number, engine.vmapped)
+    play = engine.make_round(algorithm, number, plans.vmapped)
 
     def body(state, _):
         state, _ = play(state, *rest)

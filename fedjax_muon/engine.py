@@ -1,19 +1,8 @@
 """Runs algorithms on simulated clients. It knows the interface, never an algorithm.
 
-A *plan* says how the clients of a cohort are executed. It is called as
-
-    plan(client, shared, pool, rows) -> (sum, pool, notes)
-
-where `rows` is a `Row` whose leaves lead with the cohort size S, `pool` stacks the
-private states of all N clients, and `client(shared, mine, row) -> (addend, mine, note)`
-is one client. It returns the sum of all addends, the pool with the cohort's rows
-replaced, and the small notes stacked. All plans give the same numbers to float
-tolerance, from the same random streams: a client's keys are folded from the round and
-its id, never from its position.
+How the clients of a cohort are executed is a plan's business, see `plans`.
 """
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,8 +11,8 @@ import jax.numpy as jnp
 
 from fedjax_muon import tree
 from fedjax_muon.core import Algorithm, Exchange, Params, Round, parcels
+from fedjax_muon.plans import Plan, Row
 
-Plan = Callable[..., tuple[Any, Any, Any]]
 Draw = Callable[
     [Any, jax.Array], Any
 ]  # (one client's entry of batches, key) -> batches
@@ -35,115 +24,23 @@ class State(NamedTuple):
     # int32 [], rounds played
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
     server: Any  # the algorithm's server state; has `.params`
-    pool: Any  # private states of all N clients, stacked on axis 0
+    pool: Any  # private states of all N clients, stacked on axis 0, maybe padded
 
 
-class Row(NamedTuple):
-    """One client of a cohort, as a plan hands it on."""
-
-    id: jax.Array  # int32
-    batches: Any
-    weight: jax.Array  # float; 0 if the client dropped out
-    key: jax.Array
-    draw_key: jax.Array
-
-
-def _gather(pool, ids):
-    return jax.tree.map(lambda x: x[ids], pool)
-
-
-def _scatter(pool, ids, rows):
-    # ids past the end stand for padding; they are read as the last row, never written
-    return jax.tree.map(lambda x, r: x.at[ids].set(r, mode="drop"), pool, rows)
-
-
-def _one(client, shared, pool, row):
-    added, mine, note = client(shared, _gather(pool, row.id), row)
-    return added, _scatter(pool, row.id, mine), note
-
-
-def _accumulate(play, shared, pool, rows):
-    """Scans `play` over the leading axis of rows, with running sums."""
-    first = jax.tree.map(operator.itemgetter(0), rows)
-    total = tree.zeros_like(jax.eval_shape(play, shared, pool, first)[0])
-
-    def body(carry, row):
-        total, pool = carry
-        added, pool, note = play(shared, pool, row)
-        return (tree.add(total, added), pool), note
-
-    (total, pool), notes = jax.lax.scan(body, (total, pool), rows)
-    return total, pool, notes
-
-
-def loop(client, shared, pool, rows):
-    """One client at a time in Python: slow, debuggable, and the oracle of the rest."""
-    total, notes = None, []
-    for i in range(len(rows.weight)):
-        row = jax.tree.map(operator.itemgetter(i), rows)
-        added, pool, note = _one(client, shared, pool, row)
-        total = added if total is None else tree.add(total, added)
-        notes.append(note)
-    return total, pool, jax.tree.map(lambda *xs: jnp.stack(xs), *notes)
-
-
-def mapped(client, shared, pool, rows):
-    """One client after the other in one compiled loop: the fastest plan on CPUs."""
-    return _accumulate(functools.partial(_one, client), shared, pool, rows)
-
-
-def vmapped(client, shared, pool, rows):
-    """All clients at once: for accelerators, while their states fit in memory."""
-    run = jax.vmap(client, in_axes=(None, 0, 0))
-    added, mine, notes = run(shared, _gather(pool, rows.id), rows)
-    total = jax.tree.map(lambda x: x.sum(0), added)
-    return total, _scatter(pool, rows.id, mine), notes
-
-
-def chunked(size: int) -> Plan:
-    """`size` clients at a time; memory does not grow with the cohort.
-
-    Sums run along, and private rows are streamed in and out, in place of stacking
-    them. A cohort that `size` does not divide is padded with clients of weight 0.
-    Raises `ValueError` for a size below 1.
-    """
-    if size < 1:
-        raise ValueError(f"a chunk holds at least one client, got size {size}")
-
-    def plan(client, shared, pool, rows):
-        count = len(rows.weight)
-        missing = -count % size
-        last = jax.tree.map(lambda x: jnp.repeat(x[-1:], missing, 0), rows)
-        nobody = jnp.full(missing, jnp.iinfo(jnp.int32).max, jnp.int32)
-        padding = last._replace(id=nobody, weight=jnp.zeros_like(last.weight))
-        rows = jax.tree.map(lambda *xs: jnp.concatenate(xs), rows, padding)
-        chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows)
-        play = functools.partial(vmapped, client)
-        total, pool, notes = _accumulate(play, shared, pool, chunks)
-        return total, pool, jax.tree.map(lambda x: x.reshape(-1)[:count], notes)
-
-    return plan
-
-
-def default_plan() -> Plan:
-    """The plan for this machine's accelerator, or for its CPU if it has none.
-
-    On CPUs one client after the other was measured to be several times faster than
-    vmapping them, whose per-client weights leave the cache.
-    """
-    return mapped if jax.default_backend() == "cpu" else vmapped
-
-
-def init(algorithm: Algorithm, params: Params, num_clients: int) -> State:
+def init(
+    algorithm: Algorithm, params: Params, num_clients: int, parts: int = 1
+) -> State:
     """The state before the prologue and round 0; `params` are copied.
 
-    Raises `ValueError` unless there is at least one client.
+    The pool is padded with clients that never play until `parts` divides it. Raises
+    `ValueError` unless there is at least one client.
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     params = jax.tree.map(lambda x: jnp.array(x), params)  # the state is donated
     one = algorithm.init_client(params)
-    pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), one)
+    rows = num_clients + -num_clients % parts
+    pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), one)
     server = jax.tree.map(jnp.copy, algorithm.init(params))
     return State(jnp.int32(0), server, jax.tree.map(jnp.copy, pool))
 

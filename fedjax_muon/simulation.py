@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon import engine
+from fedjax_muon import engine, plans
 from fedjax_muon.batching import (
     Clients,
     Sampler,
@@ -30,8 +30,8 @@ from fedjax_muon.batching import (
 from fedjax_muon.cohorts import Cohorts, fixed_cohort
 from fedjax_muon.core import Algorithm, GradFn
 from fedjax_muon.data import Dataset
-from fedjax_muon.engine import Plan
 from fedjax_muon.evaluation import Evaluation, evaluate
+from fedjax_muon.plans import Plan
 from fedjax_muon.tasks import Task
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
@@ -218,7 +218,7 @@ def simulate(
         cohort_size=cohort_size,
         local_steps=local_steps,
         batch_size=batch_size,
-        plan=plan or engine.default_plan(),
+        plan=plan or plans.default_plan(),
         sampler=sampler,
         weighting=weighting,
         dropout=dropout,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from oracles.problem import Play
 
-from fedjax_muon import engine
+from fedjax_muon import engine, plans
 
 
 def grad_fn(params, batch, key):
@@ -50,7 +50,7 @@ def compilations(jitted: Any) -> int:
 
 
 def run(
-    algorithm, params, play: Play, *, plan=engine.mapped, dtype=jnp.float64, weigh=None
+    algorithm, params, play: Play, *, plan=plans.mapped, dtype=jnp.float64, weigh=None
 ) -> list[engine.State]:
     """The states after each round, in float64 NumPy, from one compiled round.
 

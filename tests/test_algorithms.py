@@ -9,9 +9,10 @@ import pytest
 from oracles.cases import PARTIAL, X
 from play import compilations, grad_fn, stack
 
-from fedjax_muon import engine, tree
+from fedjax_muon import engine, plans, tree
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.core import Algorithm
+from fedjax_muon.sharding import placement, sharded
 
 N, S = 5, 3
 KEY = jax.random.key(7)
@@ -60,10 +61,10 @@ def warm(request):
     cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
     state = engine.init(algorithm, cast(X), N)
     if algorithm.prologue:
-        start = jax.jit(engine.make_prologue(algorithm, N, engine.vmapped))
+        start = jax.jit(engine.make_prologue(algorithm, N, plans.vmapped))
         first = cast(stack(PARTIAL.first))
         state, _ = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
-    step = jax.jit(engine.make_round(algorithm, N, engine.vmapped), donate_argnums=0)
+    step = jax.jit(engine.make_round(algorithm, N, plans.vmapped), donate_argnums=0)
     for r in range(2):
         given = copy(state)
         state, heard = step(given, *arguments(r))
@@ -82,19 +83,32 @@ ONE_OF_EACH = {method.factory: name for name, method in ALL.items()}.values()
 def by_hand(warm, state, cohort, batches, weights, key):
     """The same round in plain Python, one client after the other, nothing compiled."""
     with jax.disable_jit():
-        round = engine.make_round(warm.algorithm, N, engine.loop)
+        round = engine.make_round(warm.algorithm, N, plans.loop)
         return round(state, cohort, batches, weights, key)
 
 
 def test_plans_agree(warm):
     want, heard = by_hand(warm, warm.state, *warm.given)
     close(warm.third(), (want, heard))
-    plans = [engine.mapped, engine.chunked(2)]
-    for plan in plans + [engine.chunked(5)] * (warm.name in ONE_OF_EACH):
+    kinds = [plans.mapped, plans.chunked(2)]
+    for plan in kinds + [plans.chunked(5)] * (warm.name in ONE_OF_EACH):
         step = jax.jit(engine.make_round(warm.algorithm, N, plan))
         close(step(warm.state, *warm.given), (want, heard))
     moved = tree.sub(want.server.params, warm.state.server.params)
     assert max(float(jnp.max(jnp.abs(u))) for u in jax.tree.leaves(moved)) > 1e-3
+
+
+def test_devices_agree(warm):
+    """Three clients of a cohort on two devices, a pool of four on each."""
+    devices = jax.devices()[:2]
+    want = warm.third()
+    pad = lambda x: jnp.concatenate([x, x[: N % 2]])
+    state = warm.state._replace(pool=jax.tree.map(pad, warm.state.pool))
+    plan = sharded(devices, plans.mapped)
+    step = jax.jit(engine.make_round(warm.algorithm, N, plan))
+    got, heard = step(jax.device_put(state, placement(state, devices)), *warm.given)
+    pool = jax.tree.map(lambda x: x[:N], got.pool)
+    close((got._replace(pool=pool), heard), want)
 
 
 def test_a_round_is_a_function_of_its_arguments_and_compiled_once(warm):
@@ -110,7 +124,7 @@ def test_a_round_keeps_structure_shapes_and_dtypes(warm, dtype):
     before = engine.init(algorithm, cast(X), N)
     cohort, batches, weights, key = warm.given
     for make in (engine.make_prologue, engine.make_round):
-        play = make(algorithm, N, engine.chunked(2))
+        play = make(algorithm, N, plans.chunked(2))
         after, heard = jax.eval_shape(play, before, cohort, cast(batches), weights, key)
         form = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype), t)
         assert form(after) == form(before)
@@ -291,7 +305,7 @@ def test_a_round_can_be_differentiated_by_its_learning_rate():
         def loss(lr):
             algorithm = ALL["fedavg"](grad_fn, lr=lr)
             state = engine.init(algorithm, params, N)
-            round = engine.make_round(algorithm, N, engine.mapped)
+            round = engine.make_round(algorithm, N, plans.mapped)
             p = round(state, cohort, tuple(batches), jnp.ones(S), KEY)[0].server.params
             error = jnp.tanh(x @ p["w"] + p["b"][None, :]) - y
             return jnp.sum(weight[:, None] * error**2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from federation import assert_same_bits
 
-from fedjax_muon import engine, tree
+from fedjax_muon import engine, plans, tree
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.client_privacy import private_clients
 from fedjax_muon.core import map_exchanges, messages, still
@@ -53,7 +53,7 @@ def limits(name, size) -> dict[str, float]:
 def played(make, algorithm, state, batches, weights=ONES):
     """In plain Python, nothing compiled."""
     with jax.disable_jit():
-        play = make(algorithm, N, engine.loop)
+        play = make(algorithm, N, plans.loop)
         return play(state, jnp.arange(N), batches, weights, KEY)
 
 

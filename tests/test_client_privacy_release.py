@@ -12,7 +12,7 @@ from oracles.problem import draw_params, draw_play, toy_grad
 from play import grad_fn, stack
 from scipy import stats
 
-from fedjax_muon import engine
+from fedjax_muon import engine, plans
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
 from fedjax_muon.client_privacy import private_clients
 from fedjax_muon.compression import compress
@@ -99,7 +99,7 @@ def test_by_hand_in_cohorts_of_any_size(factory, oracle, limit):
         private = private_clients(factory, limit=limit, noise=0.0, **sizes)
         algorithm = private(grad_fn, lr=0.3)
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, x), N)
-        step = jax.jit(engine.make_round(algorithm, N, engine.mapped))
+        step = jax.jit(engine.make_round(algorithm, N, plans.mapped))
         want = oracle(x, limit, 0.3)
         for (ids, data), present in zip(PLAY.rounds, WHO, strict=True):
             # weights other than 0 all count the same
@@ -177,8 +177,8 @@ def test_the_noise_of_every_part():
     def run(key):
         given = jnp.arange(N), batches, nobody, key
         state = engine.init(algorithm, PARAMS, N)
-        start = engine.make_prologue(algorithm, N, engine.vmapped)
-        play = engine.make_round(algorithm, N, engine.vmapped)
+        start = engine.make_prologue(algorithm, N, plans.vmapped)
+        play = engine.make_round(algorithm, N, plans.vmapped)
         state, _ = start(state, *given)
         one, heard = play(state, *given)
         other, _ = play(one, *given)
@@ -210,7 +210,7 @@ def test_the_algorithm_never_learns_how_many_took_part():
     batches = jax.tree.map(lambda x: jnp.zeros((N, *x.shape)), PARAMS)
     for make, size in ((engine.make_prologue, N), (engine.make_round, 2)):
         del told[:]
-        play = make(algorithm, N, engine.vmapped)
+        play = make(algorithm, N, plans.vmapped)
         jax.eval_shape(play, state, jnp.arange(N), batches, jnp.ones(N), KEY)
         assert {who for who, *_ in told} == {"broadcast", "client", "server"}
         for _, seen, fraction in told:
@@ -226,7 +226,7 @@ def test_a_run_is_a_function_of_its_key():
     x = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), draw_params(0))
     state = engine.init(algorithm, x, N)
     data = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), stack(PLAY.rounds[0][1]))
-    step = jax.jit(engine.make_round(algorithm, N, engine.vmapped))
+    step = jax.jit(engine.make_round(algorithm, N, plans.vmapped))
     end = lambda key: step(state, jnp.arange(N), data, jnp.ones(N), key)[0]
     assert_same_bits(end(KEY), end(KEY))
     other = end(jax.random.key(4))
@@ -244,7 +244,7 @@ def test_messages_are_clipped_as_they_arrive():
     ):
         algorithm = factory(lambda params, batch, key: params)
         state = engine.init(algorithm, x, 1)
-        play = jax.jit(engine.make_round(algorithm, 1, engine.vmapped))
+        play = jax.jit(engine.make_round(algorithm, 1, plans.vmapped))
         state, _ = play(state, jnp.arange(1), jnp.zeros((1, 1)), jnp.ones(1), KEY)
         moves = [
             p - q
@@ -266,7 +266,7 @@ def test_low_precision_is_summed_and_noised_in_float32():
     )
     before = engine.init(algorithm, half, N)
     for make in (engine.make_prologue, engine.make_round):
-        play = make(algorithm, N, engine.vmapped)
+        play = make(algorithm, N, plans.vmapped)
         after, _ = jax.eval_shape(play, before, jnp.arange(N), data, jnp.ones(N), KEY)
         form = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype), t)
         assert form(after) == form(before)
@@ -301,7 +301,7 @@ def test_an_audit_with_a_client_that_is_there_or_not():
     def end(keys, there):
         def one(key):
             state = engine.init(algorithm, jnp.zeros(8), N)
-            play = engine.make_round(algorithm, N, engine.vmapped)
+            play = engine.make_round(algorithm, N, plans.vmapped)
             weights = jnp.ones(N).at[0].set(there)
             given = jnp.arange(N), batches, weights, key
             body = lambda state, _: (play(state, *given)[0], None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import client_privacy as study
-from fedjax_muon import engine, tree
+from fedjax_muon import engine, plans, tree
 
 LABELS = {entry.label: entry for entry in study.METHODS}
 
@@ -26,7 +26,7 @@ def player(label, size):
     def play(gradients, hyper):
         algorithm = study.private(LABELS[label], size)(echo, **hyper)
         state = engine.init(algorithm, PARAMS, study.CLIENTS)
-        play = engine.make_round(algorithm, study.CLIENTS, engine.mapped)
+        play = engine.make_round(algorithm, study.CLIENTS, plans.mapped)
         given = jnp.array([7]), gradients, jnp.ones(1), jax.random.key(2)
         return tree.sub(play(state, *given)[0].server.params, PARAMS)
 

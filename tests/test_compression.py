@@ -17,7 +17,7 @@ from oracles.muloco import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_play, first_gradient, mean
 from play import farthest, grad_fn, path, precision, run, stack
 
-from fedjax_muon import engine, tree
+from fedjax_muon import engine, plans, tree
 from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.algorithms import ALL, fedavg, fedmuon_align
 from fedjax_muon.compression import compress
@@ -66,10 +66,10 @@ def states(algorithm):
     cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
     given = lambda batches: (jnp.arange(2), cast(stack(batches)), jnp.ones(2), KEY)
     state = engine.init(algorithm, cast(X), 2)
-    state, _ = engine.make_prologue(algorithm, 2, engine.loop)(state, *given(TWO.first))
+    state, _ = engine.make_prologue(algorithm, 2, plans.loop)(state, *given(TWO.first))
     seen = [state]
     for _, data in TWO.rounds:
-        state, heard = engine.make_round(algorithm, 2, engine.loop)(state, *given(data))
+        state, heard = engine.make_round(algorithm, 2, plans.loop)(state, *given(data))
         assert bool(heard.all())
         seen.append(state)
     return seen
@@ -132,7 +132,7 @@ def test_fedavg_with_top_k_follows_its_oracle(feedback):
     algorithm = compress(fedavg, top_k(0.4), feedback=feedback)(grad_fn, lr=0.3)
     with jax.enable_x64(True):
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, X), N)
-        step = jax.jit(engine.make_round(algorithm, N, engine.mapped))
+        step = jax.jit(engine.make_round(algorithm, N, plans.mapped))
         for r, (ids, data) in enumerate(PARTIAL.rounds):
             weights = jnp.array(SIZES, float)[jnp.array(ids)]
             x, y, weight = (jnp.asarray(leaf) for leaf in stack(data))
@@ -210,7 +210,7 @@ def test_what_the_prologue_sends_is_compressed_and_its_errors_forgotten():
     with precision(jnp.float64):
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, X), N)
         given = jnp.arange(N), jax.tree.map(jnp.asarray, stack(FULL.first))
-        start = jax.jit(engine.make_prologue(algorithm, N, engine.vmapped))
+        start = jax.jit(engine.make_prologue(algorithm, N, plans.vmapped))
         state, _ = start(state, *given, jnp.ones(N), KEY)
         largest, gradient = oracle.largest(0.4), partial(first_gradient, FULL, X)
         sent = [{k: largest(v) for k, v in gradient(i).items()} for i in range(N)]
@@ -272,7 +272,7 @@ def test_hyper_parameters_may_be_tracers():
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, X), N)
         ids, data = PARTIAL.rounds[0]
         given = tuple(map(jnp.asarray, stack(data))), jnp.ones(3), KEY
-        play = engine.make_round(algorithm, N, engine.vmapped)
+        play = engine.make_round(algorithm, N, plans.vmapped)
         return play(state, jnp.array(ids), *given)[0].server.params
 
     with jax.enable_x64(True):

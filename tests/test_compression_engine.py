@@ -12,7 +12,7 @@ import numpy as np
 from federation import assert_same_bits
 from oracles import compression as oracle
 
-from fedjax_muon import engine, tree
+from fedjax_muon import engine, plans, tree
 from fedjax_muon.compression import compress
 from fedjax_muon.compressors import (
     Compressor,
@@ -103,9 +103,9 @@ def test_plans_agree():
     factory = compress(echo, noisy, parts=["low"], feedback=0.9)
     algorithm, start = started(factory, messages, N)
     ends = []
-    for plan in (engine.loop, engine.vmapped, engine.chunked(2)):
+    for plan in (plans.loop, plans.vmapped, plans.chunked(2)):
         step, state = engine.make_round(algorithm, N, plan), start
-        step = step if plan is engine.loop else jax.jit(step)
+        step = step if plan is plans.loop else jax.jit(step)
         for cohort in ([4, 0, 3], [3, 1, 4]):
             given = jnp.array(cohort), messages, jnp.array([1.0, 2.0, 0.5]), KEY
             state, heard = step(state, *given)
@@ -133,7 +133,7 @@ def test_messages_that_are_not_finite_are_dropped():
     for part, compressor in EACH._asdict().items():
         factory = compress(factory, compressor, parts=[part])
     algorithm, start = started(factory, messages, clients)
-    step = jax.jit(engine.make_round(algorithm, clients, engine.vmapped))
+    step = jax.jit(engine.make_round(algorithm, clients, plans.vmapped))
     cohort, ones = jnp.arange(clients), jnp.ones(clients)
     state, heard = step(start, cohort, messages, ones, KEY)
     assert heard.tolist() == [False] * len(poisons) + [True] * 2
@@ -158,7 +158,7 @@ def test_every_array_has_a_key_of_its_own():
     factory = compress(partial(echo, exchanges=2), noise, parts=["noise"])
     algorithm, zeros = factory(draw), (jnp.zeros(1), jnp.zeros(1))
     start = engine.init(algorithm, Drawn(zeros, zeros), N)
-    step = jax.jit(engine.make_round(algorithm, N, engine.vmapped))
+    step = jax.jit(engine.make_round(algorithm, N, plans.vmapped))
     values = []
     for client in range(3):
         state = start

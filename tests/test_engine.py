@@ -10,20 +10,20 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_muon import engine, tree
+from fedjax_muon import engine, plans, tree
 from fedjax_muon.algorithms import fedavg, scaffold
 from fedjax_muon.core import Algorithm, Exchange, everything, stateless
 
 N, S = 7, 5
 KEY = jax.random.key(11)
 PLANS = {
-    "loop": engine.loop,
-    "mapped": engine.mapped,
-    "vmapped": engine.vmapped,
-    "chunked(1)": engine.chunked(1),
-    "chunked(2)": engine.chunked(2),
-    "chunked(5)": engine.chunked(5),
-    "chunked(8)": engine.chunked(8),
+    "loop": plans.loop,
+    "mapped": plans.mapped,
+    "vmapped": plans.vmapped,
+    "chunked(1)": plans.chunked(1),
+    "chunked(2)": plans.chunked(2),
+    "chunked(5)": plans.chunked(5),
+    "chunked(8)": plans.chunked(8),
 }
 every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 
@@ -78,7 +78,7 @@ def keys_of(plan, cohort, rounds):
 
 @pytest.fixture(scope="module")
 def all_keys():
-    return keys_of(engine.vmapped, jnp.arange(FEW), 2)
+    return keys_of(plans.vmapped, jnp.arange(FEW), 2)
 
 
 def test_no_two_keys_are_alike(all_keys):
@@ -211,8 +211,8 @@ def test_chunks_run_without_compilation_too():
     algorithm = fedavg(lambda p, batch, key: p - batch)
     state = engine.init(algorithm, jnp.zeros(2), N)
     given = COHORT, jnp.ones((S, 3, 2)), jnp.ones(S), KEY
-    plans = engine.vmapped, engine.chunked(2)
-    a, b = (engine.make_round(algorithm, N, plan)(state, *given) for plan in plans)
+    kinds = plans.vmapped, plans.chunked(2)
+    a, b = (engine.make_round(algorithm, N, plan)(state, *given) for plan in kinds)
     jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-6), a, b)
 
 
@@ -262,7 +262,7 @@ def compiled(algorithm, plan, clients, donate=False):
 def test_memory_does_not_grow_with_the_cohort():
     # A client costs what its row holds: an id, a weight and two keys, 24 bytes, and a
     # note of one byte; not its batches (288 bytes), and not a model (1,680).
-    plan, sizes = engine.chunked(10), (100, 1000, 10_000)
+    plan, sizes = plans.chunked(10), (100, 1000, 10_000)
     runs = [compiled(fedavg(mlp_grad), plan, size) for size in sizes]
     model = runs[0][1]
     assert model == 4 * (FEATURES * 32 + 32 + 32 * CLASSES + CLASSES)
@@ -270,7 +270,7 @@ def test_memory_does_not_grow_with_the_cohort():
     for (n, small), (m, large) in pairwise(zip(sizes, temporary, strict=True)):
         assert (large - small) / (m - n) <= 25
     whole = [
-        compiled(fedavg(mlp_grad), engine.vmapped, size)[0].temp_size_in_bytes
+        compiled(fedavg(mlp_grad), plans.vmapped, size)[0].temp_size_in_bytes
         for size in sizes[:2]
     ]
     assert (whole[1] - whole[0]) / 900 > model
@@ -278,7 +278,7 @@ def test_memory_does_not_grow_with_the_cohort():
 
 def test_private_rows_are_streamed_and_the_state_is_reused():
     memory, model, state = compiled(
-        scaffold(mlp_grad), engine.chunked(10), 10_000, donate=True
+        scaffold(mlp_grad), plans.chunked(10), 10_000, donate=True
     )
     pool = 10_000 * model
     assert memory.temp_size_in_bytes < 25 * 10_000 + 50 * model < pool / 10
@@ -295,7 +295,7 @@ def test_the_donated_state_is_reused(plan):
 def test_draws_are_made_anew_in_every_round():
     draw = lambda entry, key: entry + jax.random.normal(key, (STEPS, 2))
     algorithm = fedavg(lambda p, batch, key: batch, lr=1.0)
-    play = jax.jit(engine.make_round(algorithm, N, engine.chunked(2), draw))
+    play = jax.jit(engine.make_round(algorithm, N, plans.chunked(2), draw))
     state = engine.init(algorithm, jnp.zeros(2), N)
     moves = []
     for _ in range(3):
@@ -314,7 +314,7 @@ def test_init_copies_the_parameters():
     algorithm = scaffold(lambda p, batch, key: p)
     state = engine.init(algorithm, params, N)
     assert jax.tree.map(jnp.shape, state.pool) == {"w": (N, 2)}
-    play = jax.jit(engine.make_round(algorithm, N, engine.vmapped), donate_argnums=0)
+    play = jax.jit(engine.make_round(algorithm, N, plans.vmapped), donate_argnums=0)
     play(state, COHORT, jnp.ones((S, 1)), jnp.ones(S), KEY)
     np.testing.assert_array_equal(params["w"], [1, 1])
     assert engine.init(algorithm, {"w": np.ones(2)}, 1).server.params["w"].shape == (2,)
@@ -337,14 +337,14 @@ def test_stateless_clients_have_an_empty_pool():
 
 def test_the_plan_of_cpus_is_mapped():
     assert jax.default_backend() == "cpu"
-    assert engine.default_plan() is engine.mapped
+    assert plans.default_plan() is plans.mapped
 
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_chunk_holds_a_client(size):
     message = f"^a chunk holds at least one client, got size {size}$"
     with pytest.raises(ValueError, match=message):
-        engine.chunked(size)
+        plans.chunked(size)
 
 
 @pytest.mark.parametrize("clients", [0, -1])

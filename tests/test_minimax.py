@@ -16,7 +16,16 @@ from play import grad_fn as plain_grad
 from sklearn.metrics import roc_auc_score
 from test_oracles_minimax import grad_fn
 
-from fedjax_muon import algorithms, checkpoint, data, engine, models, partition, tree
+from fedjax_muon import (
+    algorithms,
+    checkpoint,
+    data,
+    engine,
+    models,
+    partition,
+    plans,
+    tree,
+)
 from fedjax_muon.cli.config import hyper_parameters
 from fedjax_muon.compression import compress
 from fedjax_muon.compressors import identity, quantize
@@ -71,7 +80,7 @@ def begun(algorithm):
     """The state before round 0."""
     state = engine.init(algorithm, single(POINT), N)
     if algorithm.prologue:
-        start = jax.jit(engine.make_prologue(algorithm, N, engine.mapped))
+        start = jax.jit(engine.make_prologue(algorithm, N, plans.mapped))
         first = single(stack(FULL.first))
         state, heard = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
         assert bool(heard.all())
@@ -81,14 +90,14 @@ def begun(algorithm):
 def by_hand(algorithm, state, given):
     """The same round in plain Python, one client after the other, nothing compiled."""
     with jax.disable_jit():
-        return engine.make_round(algorithm, N, engine.loop)(state, *given)
+        return engine.make_round(algorithm, N, plans.loop)(state, *given)
 
 
 @pytest.fixture(scope="module", params=ALL)
 def warm(request):
     algorithm = ALL[request.param](grad_fn)
     assert algorithm.everyone == (request.param in FULL_ONLY)
-    step = jax.jit(engine.make_round(algorithm, N, engine.mapped))
+    step = jax.jit(engine.make_round(algorithm, N, plans.mapped))
     state = begun(algorithm)
     for r in range(2):
         state, heard = step(state, *arguments(request.param, r))
@@ -110,7 +119,7 @@ def test_plans_agree(warm):
     for variable in moved:  # both take part
         assert farthest(variable, tree.zeros_like(variable)) > 1e-3
     close(by_hand(warm.algorithm, warm.state, warm.given), (want, heard))
-    plan = engine.chunked(2) if warm.name in ONE_OF_EACH else engine.vmapped
+    plan = plans.chunked(2) if warm.name in ONE_OF_EACH else plans.vmapped
     step = jax.jit(engine.make_round(warm.algorithm, N, plan))
     close(step(warm.state, *warm.given), (want, heard))
 
@@ -119,7 +128,7 @@ def test_a_sweep_maps_over_rates(warm):
     """Two rates in one program, as all cells of a sweep are."""
 
     def third(lr):
-        step = engine.make_round(ALL[warm.name](grad_fn, lr=lr), N, engine.mapped)
+        step = engine.make_round(ALL[warm.name](grad_fn, lr=lr), N, plans.mapped)
         return step(warm.state, *warm.given)[0]
 
     default = hyper_parameters(ALL[warm.name])["lr"]

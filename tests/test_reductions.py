@@ -12,7 +12,7 @@ from oracles.cases import ALONE, FULL, ONE_STEP, ONE_STEP_PARTIAL, PARTIAL, X
 from oracles.problem import Play, mean, polar, toy_grad
 from play import farthest, fixed_bias, grad_fn, path, precision, run
 
-from fedjax_muon import engine, lmo
+from fedjax_muon import engine, lmo, plans
 from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.algorithms import (
     ALL,
@@ -217,7 +217,7 @@ def parabolas(factory, rule, rounds):
 
     def play(fresh, lr):
         algorithm = factory(gradient, lr=lr, fresh=fresh, rule=rule)
-        round = engine.make_round(algorithm, 2, engine.vmapped)
+        round = engine.make_round(algorithm, 2, plans.vmapped)
         state = engine.init(algorithm, {"w": jnp.full((1, 1), -A / 4)}, 2)
 
         def body(state, _):
@@ -287,10 +287,10 @@ def consensus(synced):
     pull = lambda p, batch, key: p - batch
     algorithm = fedmuon(pull, lr=LR, fresh=FRESH, rule=rule, synced=synced)
     all_clients, key = jnp.arange(4), jax.random.key(0)
-    round = engine.make_round(algorithm, 4, engine.vmapped)
+    round = engine.make_round(algorithm, 4, plans.vmapped)
     alone = jax.jit(jax.vmap(round, in_axes=(None, None, None, 0, None)))
     state = engine.init(algorithm, jnp.zeros(SHAPE), 4)
-    start = engine.make_prologue(algorithm, 4, engine.vmapped)
+    start = engine.make_prologue(algorithm, 4, plans.vmapped)
     state, _ = jax.jit(start)(state, all_clients, data, jnp.ones(4), key)
     spread = lambda a: np.mean(np.linalg.norm(a - a.mean(0), axis=(1, 2)))
     x, m = [], []

@@ -13,7 +13,7 @@ import pytest
 from federation import DATA, PARTS, TASK, assert_same_bits, cut
 from scipy import stats
 
-from fedjax_muon import batching, engine, simulation, training, tree
+from fedjax_muon import batching, engine, plans, simulation, training, tree
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, stateless
 
@@ -82,9 +82,9 @@ def assert_close(one, other):
 
 
 def test_plans_give_the_same_numbers():
-    plans = engine.mapped, engine.vmapped, engine.chunked(2)
+    kinds = plans.mapped, plans.vmapped, plans.chunked(2)
     how = {"sampler": batching.with_replacement}
-    prepared = [federation.federation(CORRECT, plan=plan, **how) for plan in plans]
+    prepared = [federation.federation(CORRECT, plan=plan, **how) for plan in kinds]
     expected, *others = (played(each, 1, 4).training for each in prepared)
     for got in others:
         assert_close(got, expected)
@@ -165,7 +165,7 @@ def test_a_client_that_drops_out_is_as_if_never_sampled():
     draw = batching.draw_rows(
         prepared.clients, batching.shuffled_epochs, 2, 4, prepared.longest
     )
-    play = jax.jit(engine.make_round(algorithm, 6, engine.mapped, draw))
+    play = jax.jit(engine.make_round(algorithm, 6, plans.mapped, draw))
     state = prepared.init(jax.random.key(2))
     key, checked = jax.random.clone(state.key), 0
     for index in range(12):

@@ -16,7 +16,7 @@ import pytest
 from federation import DATA, PARTS, cut
 from play import grad_fn
 
-from fedjax_muon import engine, simulation, sweep, training
+from fedjax_muon import engine, plans, simulation, sweep, training
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.cli.config import hyper_parameters
 from fedjax_muon.sweep import Cell
@@ -65,7 +65,7 @@ def assert_same_rows(some, others):
     [
         ("fedavg", {"dropout": 0.3, "weighting": simulation.by_examples}),
         ("stem", {"cohort_size": 6}),
-        ("fedmuon_svd", {"plan": engine.chunked(2)}),
+        ("fedmuon_svd", {"plan": plans.chunked(2)}),
     ],
 )
 def test_every_cell_equals_a_run_of_its_own(name, changes):
@@ -96,8 +96,8 @@ def test_every_number_of_every_algorithm_may_be_traced(name):
         state = engine.init(algorithm, params, 1)
         cohort, weights, key = jnp.arange(1), jnp.ones(1), jax.random.key(0)
         rest = cohort, batches, weights, key
-        start = engine.make_prologue(algorithm, 1, engine.mapped)
-        play = engine.make_round(algorithm, 1, engine.mapped)
+        start = engine.make_prologue(algorithm, 1, plans.mapped)
+        play = engine.make_round(algorithm, 1, plans.mapped)
         return play(start(state, *rest)[0], *rest)[0].server.params
 
     assert "lr" in numbers

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from experiments.theory import quadratics
 from experiments.theory.finding import ZHANG, Finding, Study, verdict
-from fedjax_muon import engine, noise
+from fedjax_muon import engine, noise, plans
 from fedjax_muon.algorithms import fedmuon
 from fedjax_muon.orthogonalize import polar
 from fedjax_muon.transforms import orthogonalize
@@ -80,7 +80,7 @@ def drifts(algorithm, clients, key, size: Size) -> Drift:
 
     def body(state, _):
         seen = [after(state, steps) for steps in range(1, size.steps)]
-        following = play(engine.vmapped, size.steps)(state, *cohort, key)[0]
+        following = play(plans.vmapped, size.steps)(state, *cohort, key)[0]
         return following, jax.tree.map(lambda *x: jnp.stack(x), *seen)
 
     begin = jnp.zeros((COLUMNS, COLUMNS))

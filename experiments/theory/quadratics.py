@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon import engine
+from fedjax_muon import engine, plans
 from fedjax_muon.core import Algorithm
 
 # At the default level compiling one of these programs, most of it the random number
@@ -96,7 +96,7 @@ def everyone(clients: Quadratics):
 def start(algorithm: Algorithm, clients: Quadratics, x, key) -> engine.State:
     """The state after the prologue, in which every client uses one batch."""
     count = len(clients.target)
-    begin = engine.make_prologue(algorithm, count, engine.vmapped, repeated(1))
+    begin = engine.make_prologue(algorithm, count, plans.vmapped, repeated(1))
     state = engine.init(algorithm, x, count)
     return begin(state, *everyone(clients), key)[0]
 
@@ -117,7 +117,7 @@ def play(
     mapped. Returns what was observed, stacked [rounds + 1, ...].
     """
     count = len(clients.target)
-    play_round = engine.make_round(algorithm, count, engine.vmapped, repeated(steps))
+    play_round = engine.make_round(algorithm, count, plans.vmapped, repeated(steps))
 
     def body(state, _):
         state, _ = play_round(state, *everyone(clients), key)

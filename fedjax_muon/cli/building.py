@@ -13,10 +13,10 @@ from fedjax_muon import (
     algorithms,
     batching,
     compressors,
-    engine,
     imbalance,
     models,
     partition,
+    plans,
     simulation,
 )
 from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
@@ -133,15 +133,15 @@ def _key(seed: int) -> jax.Array:
     return jax.random.key(seed)
 
 
-def _plan(config: Config) -> engine.Plan:
-    plans = {
-        "default": engine.default_plan,
-        "loop": lambda: engine.loop,
-        "mapped": lambda: engine.mapped,
-        "vmapped": lambda: engine.vmapped,
-        "chunked": lambda: engine.chunked(config.chunk_size),
+def _plan(config: Config) -> plans.Plan:
+    kinds = {
+        "default": plans.default_plan,
+        "loop": lambda: plans.loop,
+        "mapped": lambda: plans.mapped,
+        "vmapped": lambda: plans.vmapped,
+        "chunked": lambda: plans.chunked(config.chunk_size),
     }
-    return plans[config.plan]()
+    return kinds[config.plan]()
 
 
 def _model(config: Config, dataset: Dataset) -> nn.Module:
