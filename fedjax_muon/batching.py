@@ -205,10 +205,14 @@ def on(clients: Clients, grad: GradFn) -> GradFn:
     """
 
     def grad_fn(params, rows, key):
-        ids, client = rows
-        weight = (ids >= 0).astype(jnp.float32)
-        shares = clients.shares[client]
-        batch = Batch(clients.x[ids], clients.y[ids], weight, client, shares, ids)
-        return grad(params, batch, key)
+        return grad(params, batch_of(clients, rows), key)
 
     return grad_fn
+
+
+def batch_of(clients: Clients, rows: Rows, take=lambda x, ids: x[ids]) -> Batch:
+    """The examples themselves, read by `take`."""
+    ids, client = rows
+    weight = (ids >= 0).astype(jnp.float32)
+    x, y = take(clients.x, ids), clients.y[ids]
+    return Batch(x, y, weight, client, clients.shares[client], ids)

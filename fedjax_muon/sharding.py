@@ -1,12 +1,13 @@
 """A cohort on several devices, of one process or of many.
 
-Devices play equal parts of the cohort side by side, and one sum over devices ends an
+Whole rounds run inside `jax.shard_map`, so that devices exchange nothing but what is
+written here. Each plays an equal part of the cohort, and one sum over devices ends an
 exchange. The private states of all clients lie on the devices in equal parts too; a
 client's state travels to the device that plays it and back, before and after its local
-training, which itself has no communication.
+training, which itself has no communication. So do its examples, if they are divided.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,14 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedjax_muon.plans import Plan, Store, default_plan, filled
+from fedjax_muon.plans import Plan, Store, filled
 
+Devices = Sequence[jax.Device]
 CLIENTS = "clients"  # the axis of devices
 SPLIT, SAME = PartitionSpec(CLIENTS), PartitionSpec()
 
 
-def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
+def mesh_of(devices: Devices) -> Mesh:
     """The devices along one axis, over which clients are divided.
 
     Raises `ValueError` for no devices, or one that is given twice.
@@ -31,97 +33,94 @@ def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(np.array(devices), (CLIENTS,), axis_types=(AxisType.Auto,))
 
 
-def replicated(devices: Sequence[jax.Device]) -> NamedSharding:
-    """The same on all devices."""
-    return NamedSharding(mesh_of(devices), SAME)
+def across(devices: Devices, function: Callable, given, result) -> Callable:
+    """`function` on every device at once, on its part of what is `SPLIT` and on all of
+    what is the `SAME`: prefixes of its arguments, and of what it returns."""
+    # Unchecked: `jax.grad` would sum over devices what is not marked as varying, and
+    # rules that users write start from constants, which are not.
+    return jax.shard_map(
+        function,
+        mesh=mesh_of(devices),
+        in_specs=given,
+        out_specs=result,
+        check_vma=False,
+    )
 
 
-def divided(devices: Sequence[jax.Device]) -> NamedSharding:
-    """Equal parts of the leading axis."""
-    return NamedSharding(mesh_of(devices), SPLIT)
-
-
-def sharded(devices: Sequence[jax.Device], inner: Plan | None = None) -> Plan:
-    """Each device plays its part of the cohort by the plan `inner`, the default one if
-    none is given.
-
-    A cohort that the devices do not divide is padded with clients of weight 0. The
-    pool must have a multiple of rows (`engine.init(..., parts=len(devices))`), and
-    should be placed as `divided`. Over several processes, all their devices are given
-    (`jax.devices()`), and all processes make the same calls.
-    """
+def shardings(devices: Devices, specs):
+    """What `specs`, a tree of `SPLIT` and `SAME`, say of arrays on these devices."""
     mesh = mesh_of(devices)
-    inner = inner or default_plan()
+    is_spec = lambda spec: isinstance(spec, PartitionSpec)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+
+
+def placed(tree, devices: Devices, specs):
+    """Puts `tree` on the devices; `specs` is a prefix of it, of `SPLIT` and `SAME`."""
+    return jax.device_put(tree, shardings(devices, specs))
+
+
+def sharded(inner: Plan) -> Plan:
+    """The devices divide a cohort; each plays its part by the plan `inner`.
+
+    A cohort that the devices do not divide is padded with clients of weight 0. To be
+    used inside `across` them, with the pool `SPLIT`: it must have a multiple of rows
+    (`engine.init(..., parts=len(devices))`).
+    """
 
     def plan(client, shared, pool, rows):
-        count = len(rows.weight)
-        rows = filled(rows, len(devices))
-
-        def part(shared, pool, rows):
-            store = _store(pool, len(devices))
-            total, pool, notes = inner(client, shared, pool, rows, store)
-            first = lax.axis_index(CLIENTS) * len(rows.weight)
-            place = lambda note: _placed(note, first, count + -count % len(devices))
-            # as one vector, for one reduction
-            flat, unravel = ravel_pytree((total, jax.tree.map(place, notes)))
-            total, notes = unravel(lax.psum(flat, CLIENTS))
-            return total, pool, jax.tree.map(lambda note: note[:count] > 0, notes)
-
-        # Unchecked: `jax.grad` would sum over devices what is not marked as varying,
-        # and rules that users write start from constants, which are not.
-        return jax.shard_map(
-            part,
-            mesh=mesh,
-            in_specs=(SAME, SPLIT, SPLIT),
-            out_specs=(SAME, SPLIT, SAME),
-            check_vma=False,
-        )(shared, pool, rows)
+        devices, count = lax.axis_size(CLIENTS), len(rows.weight)
+        rows = filled(rows, devices)
+        everyone = jnp.zeros(rows.weight.shape, rows.weight.dtype)
+        size = len(everyone) // devices
+        own = lambda x: x.reshape(devices, size, *x.shape[1:])[_me()]
+        total, pool, notes = inner(
+            client, shared, pool, jax.tree.map(own, rows), _store(pool)
+        )
+        told = lambda n: lax.dynamic_update_slice(
+            everyone, n.astype(everyone.dtype), (_me() * size,)
+        )
+        # as one vector, for one reduction
+        flat, unravel = ravel_pytree((total, jax.tree.map(told, notes)))
+        total, notes = unravel(lax.psum(flat, CLIENTS))
+        return total, pool, jax.tree.map(lambda n: n[:count] > 0, notes)
 
     return plan
 
 
-def _placed(note, first, total: int):
-    """A device's notes [S / devices], which are true or false, among all [S]."""
-    everyone = jnp.zeros(total, jnp.float32)
-    return lax.dynamic_update_slice(everyone, note.astype(jnp.float32), (first,))
+def taken(x: jax.Array, ids: jax.Array) -> jax.Array:
+    """x[ids] of an x that is `SPLIT`, wherever the rows lie; zeros where there is no
+    such row. All devices must ask at the same time, each for rows of its own."""
+    at, here = _asked(ids, len(x))
+    rows = x[jnp.where(here, at, 0)]
+    mask = here.reshape(here.shape + (1,) * (rows.ndim - here.ndim))
+    return lax.psum_scatter(jnp.where(mask, rows, 0), CLIENTS)
 
 
-def _store(pool, devices: int) -> Store:
-    """Rows that may lie on another device. All devices must ask at the same time."""
+def _me() -> jax.Array:
+    return lax.axis_index(CLIENTS)
+
+
+def _asked(ids, held: int):
+    """Everyone's ids [devices, ...] as places among the rows held here, and whether
+    they are."""
+    at = lax.all_gather(ids, CLIENTS) - _me() * held
+    return at, (at >= 0) & (at < held)
+
+
+def _store(pool) -> Store:
+    """Rows of a pool that is `SPLIT`."""
     leaves = jax.tree.leaves(pool)
     if not leaves:
         return Store(lambda pool, ids: pool, lambda pool, ids, rows: pool)
     held = len(leaves[0])
 
-    def asked(ids):
-        """Everyone's ids [devices, ...] as places here; whether they are."""
-        at = lax.all_gather(ids, CLIENTS) - lax.axis_index(CLIENTS) * held
-        return at, (at >= 0) & (at < held)
-
-    def take(pool, ids):
-        at, here = asked(ids)
-
-        def one(x):
-            rows = x[jnp.where(here, at, 0)]
-            mask = here.reshape(here.shape + (1,) * (rows.ndim - here.ndim))
-            return lax.psum_scatter(jnp.where(mask, rows, 0), CLIENTS)
-
-        return jax.tree.map(one, pool)
-
     def put(pool, ids, rows):
-        at, here = asked(ids)
+        at, here = _asked(ids, held)
         at = jnp.where(here, at, held)  # past the end: not written
+        return jax.tree.map(
+            lambda x, row: x.at[at].set(lax.all_gather(row, CLIENTS), mode="drop"),
+            pool,
+            rows,
+        )
 
-        def one(x, row):
-            return x.at[at].set(lax.all_gather(row, CLIENTS), mode="drop")
-
-        return jax.tree.map(one, pool, rows)
-
-    return Store(take, put)
-
-
-def placement(state, devices: Sequence[jax.Device]):
-    """Where an `engine.State` lies: clients' states divided, all else everywhere."""
-    same, split = replicated(devices), divided(devices)
-    where = jax.tree.map(lambda _: same, state)
-    return where._replace(pool=jax.tree.map(lambda _: split, state.pool))
+    return Store(lambda pool, ids: jax.tree.map(lambda x: taken(x, ids), pool), put)

@@ -21,6 +21,7 @@ from fedjax_muon import engine, plans
 from fedjax_muon.batching import (
     Clients,
     Sampler,
+    batch_of,
     clients_of,
     draw_rows,
     longest_of,
@@ -32,6 +33,16 @@ from fedjax_muon.core import Algorithm, GradFn
 from fedjax_muon.data import Dataset
 from fedjax_muon.evaluation import Evaluation, evaluate
 from fedjax_muon.plans import Plan
+from fedjax_muon.sharding import (
+    SAME,
+    SPLIT,
+    Devices,
+    across,
+    placed,
+    sharded,
+    shardings,
+    taken,
+)
 from fedjax_muon.tasks import Task
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
@@ -96,9 +107,12 @@ class Setup(NamedTuple):
     weighting: Weighting
     dropout: float
     cohorts: Cohorts
+    devices: Devices
+    split_examples: bool
 
 
 class _Programs(NamedTuple):
+    create: Callable
     begin: Callable
     rounds: Callable
     score: Callable
@@ -120,7 +134,7 @@ class Simulation:
         Raises `NonFiniteError` if a client's part in the prologue is not finite.
         """
         state, heard = self.programs.begin(
-            untrained(self.setup, key), self.clients, self.longest
+            self.programs.create(key), self.clients, self.longest
         )
         if not np.all(heard):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(heard)).tolist())
@@ -136,15 +150,19 @@ class Simulation:
 
     def evaluate(self, state: State) -> Evaluation:
         """Scores the server's parameters on test and training examples."""
-        return self.programs.score(state.params, self.clients, self.test)
+        given = state.params, self.clients, self.test
+        if self.setup.devices and not self.setup.split_examples:
+            # on one device, which has all of it, rather than the same on every one
+            given = jax.tree.map(lambda x: x.addressable_data(0), given)
+        return self.programs.score(*given)
 
     @functools.cached_property
     def _traffic(self) -> tuple[engine.Traffic, engine.Traffic]:
         """Of the prologue and of a round, per client."""
-        setup = self.setup
-        algorithm = setup.algorithm(on(self.clients, setup.task.grad))
+        setup = self.setup._replace(split_examples=False)
+        grad_fn, draw = _work(setup, self.clients, setup.local_steps, self.longest)
+        algorithm = setup.algorithm(grad_fn)
         params = jax.eval_shape(setup.task.init, jax.random.key(0))
-        draw = _draw(setup, self.clients, setup.local_steps, self.longest)
         batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
         count = lambda parts: engine.traffic(parts, algorithm, params, batches)
         return count(algorithm.prologue), count(algorithm.exchanges)
@@ -171,6 +189,7 @@ class Simulation:
                 f"{len(parts)} parts"
             )
         clients = clients_of(self.clients.x, self.clients.y, parts)
+        clients = _placed(self.setup, clients)
         return dataclasses.replace(self, clients=clients, longest=longest_of(parts))
 
 
@@ -188,6 +207,8 @@ def simulate(
     weighting: Weighting = uniform,
     dropout: float = 0.0,
     cohorts: Cohorts = fixed_cohort,
+    devices: Devices = (),
+    split_examples: bool = False,
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
 
@@ -206,11 +227,17 @@ def simulate(
       weighting: weights of the mean over clients.
       dropout: probability that a sampled client does not answer.
       cohorts: how clients are sampled, `fixed_cohort` or `poisson_cohorts(room)`.
+      devices: who divide a cohort, and the states of all clients, among them; `plan`
+        is what each does with its part. By default one, where JAX puts things. Those
+        of several processes are `jax.devices()`, after `jax.distributed.initialize`;
+        all processes then make the same calls.
+      split_examples: divide the examples too, in place of a copy on every device.
+        Batches travel to the device that plays a client, before its local training.
 
     Raises `ValueError` for sizes out of range, clients without examples, sizes and
     weights that the algorithm refuses, and parameters that it does.
     """
-    clients = clients_of(dataset.x_train, dataset.y_train, parts)
+    plan = plan or plans.default_plan()
     setup = Setup(
         algorithm=algorithm,
         task=task,
@@ -218,21 +245,37 @@ def simulate(
         cohort_size=cohort_size,
         local_steps=local_steps,
         batch_size=batch_size,
-        plan=plan or plans.default_plan(),
+        plan=sharded(plan) if devices else plan,
         sampler=sampler,
         weighting=weighting,
         dropout=dropout,
         cohorts=cohorts,
+        devices=tuple(devices),
+        split_examples=split_examples,
     )
     _check(setup)
     programs = _Programs(
+        create=partial(_create, setup),
         begin=jax.jit(
-            partial(play_prologue, setup), donate_argnums=0, static_argnums=2
+            lambda state, clients, longest: _spread(
+                setup, partial(play_prologue, setup, longest=longest)
+            )(state, clients),
+            donate_argnums=0,
+            static_argnums=2,
         ),
-        rounds=jax.jit(partial(play_rounds, setup), donate_argnums=0, static_argnums=3),
+        rounds=jax.jit(
+            lambda state, clients, count, longest: _spread(
+                setup, partial(play_rounds, setup, longest=longest), SAME
+            )(state, clients, count),
+            donate_argnums=0,
+            static_argnums=3,
+        ),
         score=jax.jit(partial(evaluate, setup.task)),
     )
+    clients = clients_of(dataset.x_train, dataset.y_train, parts)
+    clients = _placed(setup, clients)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    test = placed(test, setup.devices, SAME) if devices else test
     return Simulation(setup, clients, test, programs, longest_of(parts))
 
 
@@ -271,8 +314,48 @@ def _check(setup: Setup) -> None:
         )
 
 
-def _draw(setup: Setup, clients: Clients, steps: int, longest: int):
-    return draw_rows(clients, setup.sampler, steps, setup.batch_size, longest)
+def _work(setup: Setup, clients: Clients, steps: int, longest: int):
+    """The gradient that local steps take, and how what they scan is drawn."""
+    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, longest)
+    if not setup.split_examples:
+        return on(clients, setup.task.grad), draw
+    fetch = lambda client, key: batch_of(clients, draw(client, key), taken)
+    return setup.task.grad, fetch
+
+
+STATE = State(engine.State(SAME, SAME, SPLIT), SAME)  # what lies where
+
+
+def _lie(setup: Setup) -> Clients:
+    return Clients(SPLIT if setup.split_examples else SAME, *[SAME] * 5)
+
+
+def _placed(setup: Setup, clients: Clients) -> Clients:
+    """The examples on all devices, if there are several."""
+    if not setup.devices:
+        return clients
+    if setup.split_examples:
+        missing = -len(clients.x) % len(setup.devices)
+        last = jnp.repeat(clients.x[-1:], missing, 0)  # never drawn
+        clients = clients._replace(x=jnp.concatenate([clients.x, last]))
+    return placed(clients, setup.devices, _lie(setup))
+
+
+def _spread(setup: Setup, play: Callable, *more):
+    """`play(state, clients, ...) -> (state, ...)`, on all devices together."""
+    if not setup.devices:
+        return play
+    return across(setup.devices, play, (STATE, _lie(setup), *more), (STATE, SAME))
+
+
+def _create(setup: Setup, key: jax.Array) -> State:
+    """The state before the prologue, made where it is to lie."""
+    if not setup.devices:
+        return untrained(setup, key)
+    make = jax.jit(
+        partial(untrained, setup), out_shardings=shardings(setup.devices, STATE)
+    )
+    return make(key)
 
 
 def untrained(setup: Setup, key: jax.Array) -> State:
@@ -280,16 +363,17 @@ def untrained(setup: Setup, key: jax.Array) -> State:
     init_key, key = jax.random.split(key)
     algorithm = setup.algorithm(setup.task.grad)
     params = setup.task.init(init_key)
-    return State(engine.init(algorithm, params, setup.num_clients), key)
+    parts = max(1, len(setup.devices))
+    return State(engine.init(algorithm, params, setup.num_clients, parts), key)
 
 
 def play_prologue(setup: Setup, state: State, clients: Clients, longest: int):
     """The state before round 0, and which clients were heard."""
     training, key = state
-    algorithm = setup.algorithm(on(clients, setup.task.grad))
+    grad_fn, draw = _work(setup, clients, 1, longest)
+    algorithm = setup.algorithm(grad_fn)
     if not algorithm.prologue:
         return state, jnp.ones(setup.num_clients, bool)
-    draw = _draw(setup, clients, 1, longest)
     play = engine.make_prologue(algorithm, setup.num_clients, setup.plan, draw)
     everyone = jnp.arange(setup.num_clients, dtype=jnp.int32)
     weights = setup.weighting(clients.size)
@@ -312,8 +396,8 @@ def _round(setup: Setup, state: State, clients: Clients, longest: int):
         cohort.shape,
     )
     weights = jnp.where(answers, setup.weighting(clients.size[cohort]), 0)
-    algorithm = setup.algorithm(on(clients, setup.task.grad))
-    draw = _draw(setup, clients, setup.local_steps, longest)
+    grad_fn, draw = _work(setup, clients, setup.local_steps, longest)
+    algorithm = setup.algorithm(grad_fn)
     play = engine.make_round(algorithm, setup.num_clients, setup.plan, draw)
     training, heard = play(training, cohort, cohort, weights, engine_key)
     return State(training, key), cohort, answers & ~heard
