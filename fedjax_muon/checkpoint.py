@@ -3,6 +3,9 @@
 Orbax keeps the last two. Its default policy skips saves in silence while one is under
 way; every save here is forced and waited for. It has no checksums of large arrays
 either, so a digest of all values is stored, and compared when they are read.
+
+Of several processes all save and restore together, each its part of the state, in a
+directory that all of them see.
 """
 
 import hashlib
@@ -14,6 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 from orbax.checkpoint.experimental import v1 as orbax
+
+from fedjax_muon.processes import whole
 
 KEPT = 2
 
@@ -38,7 +43,7 @@ def _digest(state) -> str:
     for leaf in jax.tree.leaves(state):
         total.update(f"{leaf.shape} {leaf.dtype};".encode())
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        values = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        values = whole(jax.random.key_data(leaf) if is_key else leaf)
         total.update(np.ascontiguousarray(values).view(np.uint8).data)
     return total.hexdigest()
 

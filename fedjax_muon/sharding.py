@@ -8,6 +8,7 @@ training, which itself has no communication. So do its examples, if they are div
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,9 @@ from fedjax_muon.plans import Plan, Store, filled
 
 Devices = Sequence[jax.Device]
 CLIENTS = "clients"  # the axis of devices
-SPLIT, SAME = PartitionSpec(CLIENTS), PartitionSpec()
+# `Any`, since trees of them have the types of what they speak of
+SPLIT: Any = PartitionSpec(CLIENTS)
+SAME: Any = PartitionSpec()
 
 
 def mesh_of(devices: Devices) -> Mesh:

@@ -121,7 +121,8 @@ def sweep(
       tick: is told of rounds as they are played, summed over cells.
 
     Raises `ValueError` for no cells, cells with other names of hyper-parameters,
-    numbers of clients or of examples than the first, and sizes out of range.
+    numbers of clients or of examples than the first, sizes out of range, and a
+    simulation on several devices.
     """
     check_every(evaluate_every)
     _check(simulation, cells, cells_at_once)
@@ -254,6 +255,10 @@ def _check(simulation: Simulation, cells, cells_at_once) -> None:
         raise ValueError("a sweep needs at least one cell")
     if cells_at_once is not None and cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {cells_at_once}")
+    if simulation.setup.devices:
+        raise ValueError(
+            "a sweep runs on one device; prepare its simulation without devices"
+        )
     names, examples = set(cells[0].hyper), sum(map(len, cells[0].parts))
     for number, cell in enumerate(cells):
         if set(cell.hyper) != names:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_muon.engine import Traffic
+from fedjax_muon.processes import agreed
 from fedjax_muon.simulation import Metrics, NonFiniteError
 
 Row = dict[str, Any]
@@ -54,7 +55,8 @@ def calls(
         state, metrics = train_rounds(state, count)
         jax.block_until_ready(metrics)
         index += count
-        pace = 2 * pace if time.perf_counter() - began < 0.1 else max(1, pace // 2)
+        took = agreed(time.perf_counter() - began)
+        pace = 2 * pace if took < 0.1 else max(1, pace // 2)
         yield Call(state, metrics, count, index, index == stop)
 
 

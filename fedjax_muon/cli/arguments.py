@@ -12,6 +12,7 @@ from tyro.conf import Positional
 from fedjax_muon import minimax
 from fedjax_muon.cli import config
 from fedjax_muon.cli.config import DEFAULTS, METHODS, Config, hyper_parameters
+from fedjax_muon.cli.launch import Launch
 from fedjax_muon.cli.lists import Names, Seeds
 from fedjax_muon.methods import Method, find
 
@@ -26,6 +27,8 @@ MAIN_JOB = (
 )
 Flat = Annotated[Config, tyro.conf.arg(name="")]
 CONFIG = DEFAULTS["classification"]
+ALONE = Launch()
+FlatLaunch = Annotated[Launch, tyro.conf.arg(name="")]
 FlatPrivate = Annotated[config.Private, tyro.conf.arg(name="")]
 PRIVATE = config.Private()
 
@@ -85,6 +88,7 @@ class Resume:
 
     directory: Positional[Path]
     """The run directory."""
+    launch: FlatLaunch = ALONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +199,7 @@ def train_class(name: str) -> type:
             help="Run directory, new or empty; by default one in runs/ with the time "
             "in its name.",
         ),
+        "launch": Flag(Launch, Launch(), name=""),
         "config": Flag(Config, Config(), name=""),
     }
     return dataclasses.make_dataclass(

@@ -19,6 +19,7 @@ from fedjax_muon import (
     plans,
     simulation,
 )
+from fedjax_muon.cli import launch
 from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
@@ -174,4 +175,6 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
         sampler=SAMPLERS[config.sampler],
         weighting=WEIGHTINGS[config.weighting],
         dropout=config.dropout,
+        devices=launch.devices_of(config.devices),
+        split_examples=config.split_examples,
     )

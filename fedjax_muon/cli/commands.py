@@ -5,12 +5,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import comparison, data, history, models, plots
-from fedjax_muon.cli import arguments, directory, private, sweeping, tables
+from fedjax_muon.cli import arguments, directory, launch, private, sweeping, tables
 from fedjax_muon.cli.building import parts_of, simulation_of, start_key
 from fedjax_muon.cli.config import (
     METHODS,
@@ -30,6 +31,7 @@ from fedjax_muon.comparison import score_column
 from fedjax_muon.gradient_noise import noise_norms
 from fedjax_muon.metrics import hill
 from fedjax_muon.partition import label_counts
+from fedjax_muon.processes import is_first
 from fedjax_muon.simulation import NonFiniteError
 
 # The best on two seeds that the main jobs do not use, by test score averaged over their
@@ -62,8 +64,11 @@ def train(args) -> None:
     """`fedjax-muon train`."""
     hyper = dataclasses.asdict(args.hyper)
     run = Run(args.algorithm, hyper, args.seed, args.config)
-    place = new_directory(args.output, run.algorithm)
     with refusing():
+        launch.begin(args.launch, run.config.devices)
+        place = new_directory(args.output, run.algorithm)
+        if jax.process_count() > 1 and args.output is None:
+            raise ValueError("several processes need one directory; name it by output")
         dataset = data.load(run.config.dataset, run.config.data_dir)
         simulation = simulation_of(run, dataset)
         directory.create(place, run)
@@ -71,8 +76,9 @@ def train(args) -> None:
 
 
 def _train(run, simulation, place) -> None:
-    console = Console()
-    with resumable(place) as pause, progress_bar(console) as bar, refusing():
+    console = Console(quiet=not is_first())
+    again = launch.together(f"fedjax-muon resume {place}")
+    with resumable(place) as pause, progress_bar(console) as bar, refusing(), again:
         task = bar.add_task(METHODS[run.algorithm].label, total=run.config.rounds)
 
         def tick(rounds: int) -> None:
@@ -85,6 +91,8 @@ def _train(run, simulation, place) -> None:
             bar.stop()
             console.print(str(error), style="red")
             sys.exit(1)
+    if not is_first():
+        return
     columns = history.read(place / directory.METRICS)
     plots.curves({METHODS[run.algorithm].label: [columns]}, place / "curves.png")
     console.print(
@@ -107,6 +115,7 @@ def compare(args: arguments.Compare) -> None:
     what = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
     place = new_directory(args.output, "compare")
     with refusing():
+        launch.begin(launch.Launch(), what.config.devices)
         dataset = _check_cells(what)
         directory.create(place, what)
     _compare(what, dataset, place)
@@ -195,6 +204,10 @@ def resume(args: arguments.Resume) -> None:
     place = args.directory
     with refusing():
         what = directory.read(place)
+        devices = 1 if isinstance(what, Private) else what.config.devices
+        launch.begin(args.launch, devices)
+        if jax.process_count() > 1 and not isinstance(what, Run):
+            raise ValueError(f"several processes resume single runs; {place} has many")
         if isinstance(what, Run):
             dataset = data.load(what.config.dataset, what.config.data_dir)
             simulation = simulation_of(what, dataset)
@@ -290,6 +303,7 @@ def noise(args: arguments.Noise) -> None:
                 f"the batches of {args.directory} are all of a client's examples, and "
                 "have no noise"
             )
+        launch.begin(launch.Launch(), run.config.devices)
         dataset = data.load(run.config.dataset, run.config.data_dir)
         simulation = simulation_of(run, dataset)
         params = directory.last_params(run, simulation, args.directory)

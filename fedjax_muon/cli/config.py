@@ -101,6 +101,11 @@ class Config:
     """How a cohort is executed; by default what was measured best on this backend."""
     chunk_size: int = 8
     """Clients at a time under the plan chunked."""
+    devices: int = 1
+    """Devices of every host that divide a cohort; each plays its part by the plan. Of a
+    CPU, at most its cores."""
+    split_examples: bool = False
+    """Divide the examples over the devices, in place of a copy on each."""
 
     @property
     def score(self) -> str:
@@ -108,7 +113,7 @@ class Config:
         return "AUC" if self.problem == "auc" else "accuracy"
 
     def __post_init__(self):
-        for name in ("num_clients", "rounds", "evaluate_every"):
+        for name in ("num_clients", "rounds", "evaluate_every", "devices"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}"

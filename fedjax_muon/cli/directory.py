@@ -21,6 +21,7 @@ import jax
 from fedjax_muon import checkpoint, history
 from fedjax_muon.cli.building import start_key
 from fedjax_muon.cli.config import Comparison, Run, What, from_json, to_json
+from fedjax_muon.processes import agreed, is_first
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.training import evaluations
 
@@ -39,7 +40,9 @@ SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
 def create(directory: Path, what: What) -> None:
     """Makes a new run directory. Raises `ValueError` if something is there already,
-    and `OSError` if it can't be written."""
+    and `OSError` if it can't be written. Of several processes, the first does it."""
+    if not is_first():
+        return
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(
             f"{directory} is already used; choose another --output, or continue it "
@@ -94,7 +97,8 @@ def play(
 
     Rows are on disk before the checkpoint that covers them; rows that no checkpoint
     covers are dropped first. `tick` hears of rounds as they are played, those that
-    were played before at once. Raises `CheckpointError` and `NonFiniteError`.
+    were played before at once. Of several processes, which all see the directory, the
+    first writes the rows. Raises `CheckpointError` and `NonFiniteError`.
     """
     metrics = directory / METRICS
     state = simulation.init(start_key(run.seed))
@@ -102,7 +106,8 @@ def play(
     with checkpoint.open_checkpoints(directory / "checkpoints") as checkpoints:
         found = checkpoint.restore(checkpoints, state, mark)
         state = state if found is None else found
-        last = history.truncate(metrics, state.round)
+        last = history.truncate(metrics, state.round) if is_first() else {}
+        begun = agreed(last.get("round", -1))
         tick(state.round)
         saved = time.monotonic()
         rows = evaluations(
@@ -114,12 +119,13 @@ def play(
             tick=tick,
         )
         for state, row in rows:
-            if row["round"] <= last.get("round", -1):
+            if row["round"] <= begun:
                 continue
             for column in ("dropped", "seconds"):
                 row[column] += last.get(column, 0)
-            history.append(metrics, row)
-            due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
+            if is_first():
+                history.append(metrics, row)
+            due = agreed(time.monotonic() - saved) > SECONDS_BETWEEN_CHECKPOINTS
             if due or row["round"] == run.config.rounds:
                 checkpoint.save(checkpoints, row["round"], state, mark)
                 saved = time.monotonic()

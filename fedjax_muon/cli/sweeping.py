@@ -81,6 +81,10 @@ def check(what: Sweep) -> None:
             raise ValueError(f"{kind} must be one or more, each once, got {given}")
     if what.cells_at_once is not None and what.cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {what.cells_at_once}")
+    if what.config.devices > 1:
+        raise ValueError(
+            f"a sweep runs on one device, got devices {what.config.devices}"
+        )
     train, _ = _data(what)
     for name in what.algorithms:
         try:
