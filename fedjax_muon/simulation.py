@@ -254,22 +254,19 @@ def simulate(
         split_examples=split_examples,
     )
     _check(setup)
+
+    def begin(state, clients, longest):
+        play = partial(play_prologue, setup, longest=longest)
+        return _spread(setup, play)(state, clients)
+
+    def rounds(state, clients, count, longest):
+        play = partial(play_rounds, setup, longest=longest)
+        return _spread(setup, play, SAME)(state, clients, count)
+
     programs = _Programs(
         create=partial(_create, setup),
-        begin=jax.jit(
-            lambda state, clients, longest: _spread(
-                setup, partial(play_prologue, setup, longest=longest)
-            )(state, clients),
-            donate_argnums=0,
-            static_argnums=2,
-        ),
-        rounds=jax.jit(
-            lambda state, clients, count, longest: _spread(
-                setup, partial(play_rounds, setup, longest=longest), SAME
-            )(state, clients, count),
-            donate_argnums=0,
-            static_argnums=3,
-        ),
+        begin=jax.jit(begin, donate_argnums=0, static_argnums=2),
+        rounds=jax.jit(rounds, donate_argnums=0, static_argnums=3),
         score=jax.jit(partial(evaluate, setup.task)),
     )
     clients = clients_of(dataset.x_train, dataset.y_train, parts)
@@ -291,6 +288,8 @@ def _check(setup: Setup) -> None:
         raise ValueError(f"batch_size must be at least 1, got {setup.batch_size}")
     if not 0 <= setup.dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
+    if setup.split_examples and not setup.devices:
+        raise ValueError("split_examples needs several devices to divide them over")
     algorithm = setup.algorithm(setup.task.grad)
     jax.eval_shape(partial(untrained, setup), jax.random.key(0))  # may refuse params
     full = setup.cohort_size == setup.num_clients and not setup.dropout
