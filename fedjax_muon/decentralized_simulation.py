@@ -68,6 +68,7 @@ class Setup(NamedTuple):
     batch_size: int
     first_size: int
     sampler: Callable[[jax.Array], Sampler]  # of iteration t
+    devices: tuple[jax.Device, ...] = ()  # that the agents are divided among
 
 
 class Given(NamedTuple):
@@ -155,7 +156,7 @@ class DecentralizedSimulation:
                     f"hyper must name {sorted(numbers)}, got {sorted(hyper)}"
                 )
             numbers = _numbers(self.setup, hyper)
-        given = Given(clients, mixer, numbers)
+        given = _placed(self.setup, Given(clients, mixer, numbers))
         return dataclasses.replace(self, given=given, links=links, longest=longest)
 
 
@@ -185,6 +186,7 @@ def decentralize(
     sampler: Callable[[jax.Array], Sampler] = always(shuffled_epochs),
     mixer: Callable[[np.ndarray], Mixer] = gossip_engine.dense,
     hyper: Mapping[str, float] = MappingProxyType({}),
+    devices: Sequence[jax.Device] = (),
 ) -> DecentralizedSimulation:
     """Prepares decentralized training; nothing is compiled yet.
 
@@ -200,13 +202,17 @@ def decentralize(
       first_size: of the batch at t = 0; the same by default.
       sampler: how an agent's batches are drawn from its examples at iteration t, as
         `batching.always(poisson(64))` or `batching.cyclic`.
-      mixer: how weights are multiplied by, `gossip_engine.dense` or `sparse`.
+      mixer: how weights are multiplied by, `gossip_engine.dense`, `sparse` or
+        `shifted`.
       hyper: more arguments of `algorithm`, numbers that `vary` can change without
         compiling anew, as {"noise": 0.5}.
+      devices: where the agents are, in equal parts and order; by default all are on
+        JAX's default device. Every device has all examples.
 
     Raises `ValueError` for what the algorithm or the task refuses, weights that do not
     mix (`topology.check_mixing`) or are of another number of agents, agents without
-    examples, and batches larger than an agent's data.
+    examples, batches larger than an agent's data, and devices that do not divide the
+    agents.
     """
     setup = Setup(
         algorithm=algorithm,
@@ -216,6 +222,7 @@ def decentralize(
         batch_size=batch_size,
         first_size=batch_size if first_size is None else first_size,
         sampler=sampler,
+        devices=tuple(devices),
     )
     mixed, links = _mixed(setup, weights)
     clients = _agents(setup, dataset.x_train, dataset.y_train, parts)
@@ -224,13 +231,24 @@ def decentralize(
     begin, rounds = partial(_begin, setup), partial(_rounds, setup)
     # refuses what does not fit
     jax.eval_shape(partial(begin, longest=longest), given, jax.random.key(0))
+    split, same = gossip_engine.placements(setup.devices)
+    state = State(gossip_engine.State(same, split), same)  # type: ignore[arg-type]
     programs = Programs(
-        begin=jax.jit(begin, static_argnums=2),
-        rounds=jax.jit(rounds, donate_argnums=0, static_argnums=3),
+        begin=jax.jit(begin, static_argnums=2, out_shardings=state),
+        rounds=jax.jit(
+            rounds, donate_argnums=0, static_argnums=3, out_shardings=(state, same)
+        ),
         score=jax.jit(partial(_score, task)),
     )
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    given, test = _placed(setup, (given, test))
     return DecentralizedSimulation(setup, given, links, test, programs, longest)
+
+
+def _placed(setup: Setup, what):
+    """The same on every device that was given."""
+    _, same = gossip_engine.placements(setup.devices)
+    return what if same is None else jax.device_put(what, same)
 
 
 def _mixed(setup: Setup, weights) -> tuple[Mixer, float]:
@@ -283,9 +301,11 @@ def _batches(setup: Setup, clients: Clients, longest: int, first: bool, key, ind
 
 
 def _made(setup: Setup, given: Given):
-    grad = on(given.clients, setup.task.grad)
-    algorithm = setup.algorithm(grad, **given.hyper)
-    return gossip_engine.make(algorithm, given.mixer, setup.agents)
+    def build(given):
+        grad = on(given.clients, setup.task.grad)
+        return setup.algorithm(grad, **given.hyper), given.mixer
+
+    return gossip_engine.make_from(build, given, setup.agents, setup.devices)
 
 
 def _keys(key):

@@ -1,8 +1,6 @@
 """What an agent says its gradient is: fresh, by STORM, with noise on the way out."""
 
-import functools
 import itertools
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_muon import tree
 from fedjax_muon.core import GradFn, Hyper, at
+from fedjax_muon.gaussian import standard_normal
 from fedjax_muon.gossip import Estimator, Turn
 from fedjax_muon.ranges import check_range
 
@@ -111,22 +110,6 @@ def apart(turn: Turn) -> tuple[Turn, jax.Array]:
 def wide(x) -> Any:
     """The type that sums of `x` and noise are taken in: float32 or better."""
     return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """N(0, 1) with tails: float64 where that is enabled, else the float32 sum of four
-    draws, halved.
-
-    One float32 draw never exceeds 5.42 and shows it; the sum reaches 10.8. This is
-    noise for simulations: attacks on the rounding of floating-point sums (Haney et al.,
-    arXiv:2207.13793) are not covered.
-    """
-    best = jnp.result_type(float)
-    if best == jnp.float64:
-        return jax.random.normal(key, shape, best)
-    # apart, so that each is added as it is drawn: up to four times as fast as at once
-    draws = (jax.random.normal(part, shape) for part in jax.random.split(key, 4))
-    return functools.reduce(operator.add, draws) / 2
 
 
 def add_normal(key: jax.Array, sigma, g):

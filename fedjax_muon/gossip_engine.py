@@ -4,11 +4,12 @@ A *mixer* makes an iteration's `mix` for one agent. It is called as
 
     mixer(index, network) -> mix
 
-where `network` says which agent it is and gathers what all agents send. Agents are
-mapped along a named axis, so that an algorithm reads like one agent's program.
+where `network` says which agent it is and brings what others send. Agents are mapped
+along a named axis, so that an algorithm reads like one agent's program.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
@@ -25,6 +26,7 @@ from fedjax_muon.gossip import Gossip, Turn
 
 AGENTS = "agents"  # the axis of those agents that share a device
 DEVICES = "devices"
+_SPLIT, _SAME = PartitionSpec(DEVICES), PartitionSpec()
 
 
 class State(NamedTuple):
@@ -39,7 +41,10 @@ class Network(NamedTuple):
     """What an agent's mixer needs of the others."""
 
     agent: jax.Array  # int32 [], from 0
+    agents: int  # m
     gather: Callable[[jax.Array], jax.Array]  # one agent's [...] -> everyone's [m, ...]
+    # one agent's [...], k -> that of agent (agent + k) mod m
+    shift: Callable[[jax.Array, int], jax.Array]
 
 
 Mixer = Callable[[jax.Array, Network], Callable[[Any], Any]]
@@ -63,6 +68,23 @@ def dense(weights: ArrayLike | Sequence | Callable[[jax.Array], jax.Array]) -> M
     return Partial(_dense_of, _checked(weights))
 
 
+def shifted(weights: ArrayLike | Sequence) -> Mixer:
+    """As `dense`, by one shift of all messages for every offset (j - i) mod m at which
+    there is a weight W[i, j]: for rings, tori and exponential graphs, where the offsets
+    are few.
+
+    Between devices only the rows that cross are sent; the others gather everyone's. Any
+    weights [m, m] or [T, m, m] are right, but those of a random graph or a star have
+    all offsets and are slow. A function of t raises `TypeError`.
+    """
+    matrices = _known(weights)
+    agents = matrices.shape[1]
+    rows = np.arange(agents)
+    by_offset = {k: matrices[:, rows, (rows + k) % agents] for k in range(agents)}
+    # offsets are keys, and so known when the mixer is an argument
+    return Partial(_shifted, {k: w for k, w in by_offset.items() if w.any()})
+
+
 def sparse(weights: ArrayLike | Sequence) -> Mixer:
     """As `dense`, by a sum over neighbours: for many agents with few neighbours each.
 
@@ -70,11 +92,7 @@ def sparse(weights: ArrayLike | Sequence) -> Mixer:
     [m, m] or [T, m, m] with zeros where there is no edge; a function of t, whose graph
     would not be known, raises `TypeError`.
     """
-    if callable(weights):
-        raise TypeError(
-            "sparse weights must be arrays; give a function of t to `dense`"
-        )
-    matrices = _checked(weights)
+    matrices = _known(weights)
     degree = max(1, int((matrices != 0).sum(2).max()))
     # stable: an agent's neighbours in their order, then others whose weight is zero
     order = np.argsort(matrices == 0, axis=2, kind="stable")[:, :, :degree]
@@ -115,14 +133,38 @@ def _sparse(order, shares, index, network):
     return functools.partial(jax.tree.map, mix)
 
 
+def _shifted(shares, index, network):
+    offsets = list(shares)
+    _check_agents(shares[offsets[0]].shape[1], network)
+    mine = lambda w: jnp.asarray(w)[index % len(w), network.agent]
+    row = [mine(shares[k]) for k in offsets]
+
+    def mix(x):
+        long = jnp.promote_types(x.dtype, jnp.float32)
+        hear = lambda k, w: w.astype(long) * network.shift(x, k).astype(long)
+        return sum(map(hear, offsets, row)).astype(x.dtype)
+
+    return functools.partial(jax.tree.map, mix)
+
+
 def _gathered(x, network, agents):
     """Everyone's x in float32 or better."""
-    others = network.gather(x)
-    if len(others) != agents:
+    _check_agents(agents, network)
+    return network.gather(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _check_agents(agents, network):
+    if network.agents != agents:
         raise ValueError(
-            f"the weights are those of {agents} agents, but there are {len(others)}"
+            f"the weights are those of {agents} agents, but there are {network.agents}"
         )
-    return others.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _known(weights) -> np.ndarray:
+    """Weights as [T, m, m], if they are no function."""
+    if callable(weights):
+        raise TypeError("these weights must be arrays; give a function of t to `dense`")
+    return _checked(weights)
 
 
 def _checked(weights) -> np.ndarray:
@@ -144,6 +186,43 @@ def _turn(key, index, agent):
     return Turn(index, *jax.random.split(mine))
 
 
+def placements(
+    devices: Sequence[jax.Device],
+) -> tuple[NamedSharding, NamedSharding] | tuple[None, None]:
+    """Where states of agents are on these devices, and what all devices have.
+
+    Without devices both are None, JAX's default.
+    """
+    if not devices:
+        return None, None
+    mesh = _mesh(devices)
+    return NamedSharding(mesh, _SPLIT), NamedSharding(mesh, _SAME)
+
+
+def _mesh(devices) -> Mesh:
+    return Mesh(np.array(devices), (DEVICES,))
+
+
+def _shift(agents: int, parts: int, x, k: int):
+    """The x of the agent k further on, for agents in equal parts on a ring of devices.
+
+    What agents on a device send are rows of one array; a device sends those that cross.
+    """
+    ahead, rows = divmod(k % agents, agents // parts)
+    here = lax.all_gather(x, AGENTS)
+    later = _from(ahead, parts, here[rows:])
+    pieces = [later, _from(ahead + 1, parts, here[:rows])] if rows else [later]
+    return jnp.concatenate(pieces)[lax.axis_index(AGENTS)]
+
+
+def _from(ahead: int, parts: int, x):
+    """The x of the device so many further on."""
+    if ahead % parts == 0:
+        return x
+    pairs = [((device + ahead) % parts, device) for device in range(parts)]
+    return lax.ppermute(x, DEVICES, pairs)
+
+
 def make(
     algorithm: Gossip, mixer: Mixer, agents: int, devices: Sequence[jax.Device] = ()
 ):
@@ -158,6 +237,21 @@ def make(
     Raises `ValueError` unless there is an agent, for devices that do not divide them,
     and, when called, for batches of another number of agents.
     """
+    return make_from(lambda _: (algorithm, mixer), (), agents, devices)
+
+
+def make_from(
+    build: Callable[[Any], tuple[Gossip, Mixer]],
+    shared: Any,
+    agents: int,
+    devices: Sequence[jax.Device] = (),
+):
+    """As `make`, of the algorithm and the mixer `build(shared)`.
+
+    `shared` are arrays that every device has whole, as the agents' data. Those that lie
+    on several devices must come this way: a program that is divided among devices
+    cannot close over them.
+    """
     if agents < 1:
         raise ValueError(f"agents must be at least 1, got {agents}")
     parts = max(1, len(devices))
@@ -169,33 +263,33 @@ def make(
     def network():
         here = lax.axis_index(AGENTS)
         near = functools.partial(lax.all_gather, axis_name=AGENTS)
+        shift = functools.partial(_shift, agents, parts)
         if parts == 1:
-            return Network(here, near)
+            return Network(here, agents, near, shift)
         first = lax.axis_index(DEVICES) * (agents // parts)
         far = functools.partial(lax.all_gather, axis_name=DEVICES, tiled=True)
-        return Network(first + here, lambda x: far(near(x)))
+        return Network(first + here, agents, lambda x: far(near(x)), shift)
 
     def everywhere(play):
-        def local(nodes, batches, key, index):
+        def local(nodes, batches, key, index, shared):
+            algorithm, mixer = build(shared)
+
             def one(node, batch):
                 net = network()
-                return play(
-                    node, mixer(index, net), batch, _turn(key, index, net.agent)
-                )
+                turn = _turn(key, index, net.agent)
+                return play(algorithm)(node, mixer(index, net), batch, turn)
 
             return jax.vmap(one, axis_name=AGENTS)(nodes, batches)
 
         if parts == 1:
             return local
-        mesh = Mesh(np.array(devices), (DEVICES,))
-        split, same = PartitionSpec(DEVICES), PartitionSpec()
         # Unchecked, since an `all_gather` of mapped agents cannot be typed (JAX 0.10).
         # Gradients are safe from sums over devices: all agents' parameters are split.
         return jax.shard_map(
             local,
-            mesh=mesh,
-            in_specs=(split, split, same, same),
-            out_specs=split,
+            mesh=_mesh(devices),
+            in_specs=(_SPLIT, _SPLIT, _SAME, _SAME, _SAME),
+            out_specs=_SPLIT,
             check_vma=False,
         )
 
@@ -212,11 +306,13 @@ def make(
             lambda x: jnp.broadcast_to(x, (agents, *jnp.shape(x))), params
         )
         first = jnp.int32(0)
-        return State(first + 1, everywhere(algorithm.start)(nodes, batches, key, first))
+        play = everywhere(operator.attrgetter("start"))
+        return State(first + 1, play(nodes, batches, key, first, shared))
 
     def step(state, batches, key):
         check(batches)
-        nodes = everywhere(algorithm.step)(state.nodes, batches, key, state.index)
+        play = everywhere(operator.attrgetter("step"))
+        nodes = play(state.nodes, batches, key, state.index, shared)
         return State(state.index + 1, nodes)
 
     return start, step

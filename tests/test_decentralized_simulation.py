@@ -184,6 +184,48 @@ def test_variants_count_their_own_links():
     assert complete.bytes_after(3).up == 20 / 8 * simulated().bytes_after(3).up
 
 
+def assert_close(found, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        jax.device_get(found),
+        jax.device_get(expected),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "mixer"),
+    [
+        ("gradient_tracking", {}, gossip_engine.shifted),
+        ("dpmixsgd", {"beta": 0.1, "sigma": 0.1}, gossip_engine.dense),
+    ],
+)
+def test_devices_share_the_agents_in_one_program(name, hyper, mixer, caplog):
+    parts = cut([8, 10, 12, 6, 8, 9, 11, 8])
+    algorithm = partial(decentralized.ALL[name], lr=LR, **hyper)
+    sizes = {"parts": parts, "weights": topology.metropolis(topology.ring(8))}
+    here = simulated(algorithm, **sizes)
+    there = simulated(algorithm, **sizes, mixer=mixer, devices=jax.devices()[:4])
+    expected = played(here, 3)
+    with jax.log_compiles():
+        state = there.init(jax.random.key(3))
+        for count in (1, 2):
+            state, metrics = there.train_rounds(state, count)
+            assert not np.asarray(metrics.lost).any()
+        varied = played(there.vary(parts=parts[::-1]), 3)
+    # not the size of a cache, which also grows without compiling
+    messages = [record.getMessage() for record in caplog.records]
+    compiled = [text for text in messages if text.startswith("Compiling jit(_rounds)")]
+    assert len(compiled) == 1
+    for leaf in jax.tree.leaves(state.training.nodes):
+        assert len(leaf.sharding.device_set) == 4
+        assert leaf.sharding.shard_shape(leaf.shape) == (2, *leaf.shape[1:])
+    plain = lambda state: (state.training, jax.random.key_data(state.key))
+    assert_close(plain(state), plain(expected))
+    assert_close(there.evaluate(state), here.evaluate(expected))
+    assert there.bytes_after(3) == here.bytes_after(3)
+    assert_close(plain(varied), plain(played(here.vary(parts=parts[::-1]), 3)))
+
+
 def test_refusals_of_variants(plain):
     with pytest.raises(ValueError, match="there are 5 agents, got 4 parts"):
         plain.vary(parts=PARTS[:4])
@@ -199,6 +241,8 @@ def test_refusals_of_variants(plain):
 def test_refusals():
     with pytest.raises(ValueError, match="weights are those of 4 agents, but there"):
         simulated(weights=np.full((4, 4), 0.25))
+    with pytest.raises(ValueError, match="divide the 5 agents equally, got 4 devices"):
+        simulated(devices=jax.devices()[:4])
     apart = np.eye(5)
     with pytest.raises(ValueError, match="W has 5 components that hear nothing"):
         simulated(weights=apart)

@@ -29,7 +29,8 @@ from fedjax_muon import gossip_engine
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.tracking import tracking
-from fedjax_muon.estimators import fresh, noisy, plus, standard_normal, storm
+from fedjax_muon.estimators import fresh, noisy, plus, storm
+from fedjax_muon.gaussian import box_muller, standard_normal
 from fedjax_muon.gossip import Gossip, Turn
 from fedjax_muon.gossip_engine import dense
 from fedjax_muon.pair import Pair
@@ -182,14 +183,55 @@ def test_noise_is_normal_and_independent_over_iterations_agents_and_variables():
     assert scipy.stats.kstest(streams.ravel(), "norm").pvalue > 0.01
 
 
-def test_single_precision_noise_is_the_half_of_four_draws():
-    found = standard_normal(KEY, (1000,))
-    four = [jax.random.normal(key, (1000,)) for key in jax.random.split(KEY, 4)]
-    np.testing.assert_allclose(found, np.sum(four, 0, np.float64) / 2, atol=1e-6)
+def words_of(key, size):
+    """What noise of this size is made of: three words for every two numbers."""
+    pairs = -(-size // 2)
+    blocks = jax.random.key_data(jax.random.split(key, -(-3 * pairs // 2)))
+    return np.asarray(blocks).T.ravel()[: 3 * pairs].reshape(3, pairs)
+
+
+def exactly(high, low, angle):
+    """Box and Muller in double precision."""
+    uniform = (high * 2.0**32 + low + 0.5) * 2.0**-64
+    theta = np.pi * (((angle >> 9) + 0.5) * 2.0**-23 - 0.5 + (angle & 1))
+    radius = np.sqrt(-2 * np.log(uniform))
+    return radius * np.cos(theta), radius * np.sin(theta)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (5, 4), (1001,)])
+def test_single_precision_noise_is_by_box_and_muller(shape):
+    found = standard_normal(KEY, shape)
+    assert found.dtype == jnp.float32
+    size = found.size
+    want = np.concatenate(exactly(*words_of(KEY, size)))[:size].reshape(shape)
+    # 2^-24 of a uniform near 1 is what the radius resolves where it is small
+    np.testing.assert_allclose(found, want, atol=3e-6, rtol=2e-6)
+
+
+def test_single_precision_noise_at_the_ends_of_its_words():
+    ends = np.array([0, 1, 511, 512, 2**31 - 1, 2**31, 2**32 - 512, 2**32 - 1])
+    grid = [a.ravel() for a in np.meshgrid(ends, ends, ends)]
+    found = np.stack(box_muller(*(jnp.asarray(a, jnp.uint32) for a in grid)))
+    want = np.stack(exactly(*(a.astype(np.uint64) for a in grid)))
+    np.testing.assert_allclose(found, want, atol=6e-4, rtol=2e-6)
     # of one draw the largest is the inverse error function's at the last grid point
     edge = np.sqrt(2) * jax.lax.erf_inv(np.nextafter(np.float32(1), np.float32(0)))
     assert edge < 5.43
-    assert 4 * edge / 2 > 10.8
+    assert found.max() > 9.49
+    assert found.min() < -9.49
+
+
+def test_single_precision_noise_is_normal_and_its_pairs_are_independent():
+    size = 1_000_000
+    found = np.asarray(standard_normal(KEY, (size,)), np.float64)
+    assert scipy.stats.kstest(found, "norm").pvalue > 0.01
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        off = (found**power).mean() - moment
+        assert abs(off) < 4 * np.sqrt(variance / size)
+    one, other = found.reshape(2, -1)
+    for power in (1, 2):
+        both = np.corrcoef(one**power, other**power)[0, 1]
+        assert abs(both) < 4 / np.sqrt(size / 2)
 
 
 def test_double_precision_noise_is_one_draw_in_double_precision():

@@ -1,5 +1,7 @@
 """Mixing, agents over devices, bytes, and what the engine refuses."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,10 @@ from play import compilations
 from test_gossip_oracles import LR, PLAY, SIGMA, START, WEIGHTS, M, pair, run
 from test_oracles_minimax import grad_fn
 
-from fedjax_muon import tree
+from fedjax_muon import topology, tree
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.gossip import Gossip
-from fedjax_muon.gossip_engine import dense, make, sparse, traffic
+from fedjax_muon.gossip_engine import dense, make, shifted, sparse, traffic
 
 KEY = jax.random.key(1)
 # what an agent hears when all tell their batches
@@ -58,13 +60,13 @@ def test_star_weights_are_what_they_should_be():
     assert np.allclose(STAR, STAR.T)
 
 
-@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 @pytest.mark.parametrize("W", SEQUENCE, ids=["random", "star", "shift", "none"])
 def test_constant_weights(mixer, W):
     assert_mixed(heard(mixer(W), 6, 2), lambda t: W)
 
 
-@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 def test_sequences_of_weights_repeat(mixer):
     assert_mixed(heard(mixer(SEQUENCE), 6, 6), lambda t: SEQUENCE[t % 4])
     assert_mixed(heard(mixer(list(SEQUENCE)), 6, 2), lambda t: SEQUENCE[t])
@@ -76,7 +78,7 @@ def test_weights_as_a_function_of_the_iteration():
     assert_mixed(seen, lambda t: np.roll(np.eye(6), t, axis=1))
 
 
-@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 def test_short_types_are_summed_in_long_ones(mixer):
     W = draw_weights(7, 40)
     start, _ = make(ECHO, mixer(W), 40)
@@ -89,13 +91,90 @@ def test_short_types_are_summed_in_long_ones(mixer):
     )
 
 
-@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 @pytest.mark.parametrize("devices", [2, 4])
 def test_agents_over_devices_hear_the_same(mixer, devices):
     sequence = np.stack([draw_weights(5, 8), draw_weights(6, 8)])
     assert_mixed(
         heard(mixer(sequence), 8, 3, jax.devices()[:devices]), lambda t: sequence[t % 2]
     )
+
+
+# directed: agent i hears i, i + 1 and i + 4, so that a shift the wrong way is seen
+DIRECTED = 0.5 * np.eye(8) + 0.3 * np.roll(np.eye(8), 1, 1)
+DIRECTED += 0.2 * np.roll(np.eye(8), 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("W", "devices"),
+    [
+        (topology.metropolis(topology.ring(3)), 1),
+        (topology.metropolis(topology.ring(4)), 4),
+        (topology.metropolis(topology.ring(8)), 2),
+        (topology.metropolis(topology.torus(3, 4)), 4),
+        (topology.metropolis(topology.torus(3, 4)), 2),
+        (topology.metropolis(topology.exponential(8)), 4),
+        (DIRECTED, 1),
+        (DIRECTED, 2),
+        (DIRECTED, 4),
+        (DIRECTED[:, [3, 0, 1, 2, 7, 4, 5, 6]], 4),
+    ],
+    ids=lambda value: len(value) if isinstance(value, np.ndarray) else None,
+)
+def test_shifts_are_the_product(W, devices):
+    seen = heard(shifted(W), len(W), 2, jax.devices()[:devices])
+    assert_mixed(seen, lambda t: W)
+
+
+def test_shifts_of_what_all_agents_share():
+    start, _ = make(
+        ECHO._replace(start=lambda params, mix, *_: mix(params)), shifted(DIRECTED), 8
+    )
+    found = jax.jit(start)(jnp.arange(3.0), jnp.zeros(8), KEY).nodes
+    np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
+
+
+def constant(state, mix, batch, turn):
+    return mix(jnp.arange(3.0))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_shifts_of_constants(devices):
+    algorithm = ECHO._replace(start=constant)
+    start, _ = make(algorithm, shifted(DIRECTED), 8, jax.devices()[:devices])
+    found = jax.jit(start)((), jnp.zeros(8), KEY).nodes
+    np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
+
+
+def test_only_offsets_with_weights_are_shifted():
+    def offsets(W):
+        mixer: Any = shifted(W)
+        return list(mixer.args[0])
+
+    assert offsets(DIRECTED) == [0, 1, 4]
+    torus = topology.metropolis(topology.torus(3, 4))
+    assert offsets(torus) == [0, 1, 3, 4, 8, 9, 11]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "sent"),
+    [(dense, {"all-gather"}), (shifted, {"collective-permute"})],
+)
+def test_what_is_sent_between_devices(mixer, sent):
+    start, _ = make(ECHO, mixer(DIRECTED), 8, jax.devices()[:4])
+    text = jax.jit(start).lower((), messages(8), KEY).compile().as_text() or ""
+    ways = {"all-gather", "collective-permute", "all-reduce", "all-to-all"}
+    assert {way for way in ways if way in text} == sent
+
+
+def test_only_rows_that_cross_are_sent():
+    """Of a ring of 8 on 2 devices, two rows of 4: the last and the first."""
+    ring = shifted(topology.metropolis(topology.ring(8)))
+    start, _ = make(ECHO, ring, 8, jax.devices()[:2])
+    lowered = jax.jit(start).lower((), jnp.zeros((8, 5)), KEY).as_text()
+    sends = [line for line in lowered.splitlines() if "collective_permute" in line]
+    assert len(sends) == 2
+    assert all("(tensor<1x5xf32>) -> tensor<1x5xf32>" in line for line in sends)
 
 
 def test_a_method_over_devices_is_the_same_method():
@@ -165,7 +244,7 @@ def test_traffic_tells_the_start_from_later():
 # ----------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("mixer", [dense, sparse])
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -183,13 +262,20 @@ def test_weights_that_mix_wrongly_are_refused(mixer, weights, message):
         mixer(weights)
 
 
-def test_functions_are_not_sparse():
+@pytest.mark.parametrize("mixer", [sparse, shifted])
+def test_functions_are_only_for_dense(mixer):
     with pytest.raises(TypeError, match="give a function of t to `dense`"):
-        sparse(lambda t: jnp.eye(3))
+        mixer(lambda t: jnp.eye(3))
 
 
 @pytest.mark.parametrize(
-    "mixer", [dense(np.eye(3)), sparse(np.eye(3)), dense(lambda t: jnp.eye(3))]
+    "mixer",
+    [
+        dense(np.eye(3)),
+        sparse(np.eye(3)),
+        shifted(np.eye(3)),
+        dense(lambda t: jnp.eye(3)),
+    ],
 )
 def test_weights_of_other_agents_are_refused(mixer):
     start, _ = make(ECHO, mixer, 4)

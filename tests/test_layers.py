@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
-    {"tree", "ranges", "orthogonalize", "partition", "processes"},
+    {"tree", "ranges", "orthogonalize", "partition", "processes", "gaussian"},
     {
         "models",
         "lmo",
