@@ -1,0 +1,137 @@
+"""What bfloat16 costs in accuracy: in the model, in Newton-Schulz, in both.
+
+    python -m experiments.precision     # minutes on 2 cores
+
+FedMuon on digits, on the default job of `fedjax-muon compare`: 16 clients divided by
+Dirichlet(0.1), 8 of them a round, 5 batches of 32. A seed has the same partition,
+initial parameters, cohorts and batches in every row, so that differences from float32
+are those of rounding, as far as training does not magnify them: the row of another
+order of the same sums, Newton-Schulz by stages, says how far that is. Parameters,
+gradients, momenta and messages are float32 throughout. What is printed is in
+docs/precision.md. It is about accuracy: CPUs have no products of bfloat16 to be fast.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from benchmarks.machine import machine
+from fedjax_muon import algorithms, data, models, simulation, tasks
+from fedjax_muon.cli.building import parts_of, start_key
+from fedjax_muon.cli.config import Config
+from fedjax_muon.orthogonalize import gram, orthogonalize, plain
+from fedjax_muon.sweep import Cell, sweep
+from fedjax_muon.transforms import by_rank
+from fedjax_muon.transforms import orthogonalize as orthogonalized
+
+LR = 0.01
+MODELS: dict[str, Callable[..., Any]] = {
+    "MLP 64-64": partial(models.MLP, 10, (64, 64)),
+    "ViT, width 64, depth 2": partial(
+        models.ViT,
+        10,
+        patch=2,
+        width=64,
+        depth=2,
+        heads=4,
+        head_width=16,
+        hidden=128,
+        dropout=0.0,
+    ),
+}
+
+
+class Numbers(NamedTuple):
+    """What is computed in what."""
+
+    label: str
+    model: Any = None
+    polar: Callable[..., Any] = partial(orthogonalize, form=plain)
+
+
+HALF = partial(orthogonalize, form=plain, dtype=jnp.bfloat16)
+ROWS = (
+    Numbers("float32"),
+    Numbers("float32, sums in another order", None, partial(orthogonalize, form=gram)),
+    Numbers("bfloat16 model", jnp.bfloat16),
+    Numbers("bfloat16 Newton-Schulz", None, HALF),
+    Numbers("bfloat16 model and Newton-Schulz", jnp.bfloat16, HALF),
+)
+
+
+def scores(model, numbers: Numbers, seeds, config: Config) -> np.ndarray:
+    """[seeds, 2]: test accuracy and test loss after the last round."""
+    dataset = data.load(config.dataset)
+    parts = [parts_of(config, dataset, seed) for seed in seeds]
+    rule = by_rank(orthogonalized(numbers.polar))
+    prepared = simulation.simulate(
+        partial(algorithms.ALL["fedmuon"], rule=rule, lr=LR),
+        tasks.classification(model(dtype=numbers.model), dataset.x_train.shape[1:]),
+        dataset,
+        parts[0],
+        cohort_size=config.cohort_size,
+        local_steps=config.local_steps,
+        batch_size=config.batch_size,
+    )
+    cells = [
+        Cell({"lr": LR}, start_key(seed), part)
+        for seed, part in zip(seeds, parts, strict=True)
+    ]
+    groups = sweep(prepared, cells, rounds=config.rounds, evaluate_every=config.rounds)
+    last = [outcome.rows[-1] for group in groups for outcome in group]
+    return np.array([[row["test_accuracy"], row["test_loss"]] for row in last])
+
+
+def cell(values: np.ndarray, scale: float = 1.0, digits: int = 1) -> str:
+    """Mean and standard deviation over seeds."""
+    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
+    return f"{scale * values.mean():.{digits}f} ± {scale * spread:.{digits}f}"
+
+
+def main(
+    rounds: int = 60,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    output: Path = Path("docs/precision.md"),
+) -> None:
+    """Trains every model in all numbers, and writes a table.
+
+    Args:
+      rounds: of training.
+      seeds: partitions, initial parameters, cohorts and batches.
+      output: the file of the table.
+    """
+    about = machine("experiments.precision")
+    lines = [
+        "# What bfloat16 costs",
+        "",
+        f"FedMuon on digits after {rounds} rounds, mean ± standard deviation over "
+        f"{len(seeds)} seeds; differences from the first row are taken seed by seed. "
+        "Products take bfloat16 numbers, parameters and momenta stay float32. "
+        f"`{about['command']}` on {about['cores']} cores of {about['cpu']}, jax "
+        f"{about['jax']}.",
+        "",
+        "| model | numbers | test accuracy, % | difference | test loss | difference |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for name, model in MODELS.items():
+        exact = None
+        for numbers in ROWS:
+            found = scores(model, numbers, seeds, Config(rounds=rounds))
+            exact = found if exact is None else exact
+            (accuracy, loss), (more, higher) = found.T, (found - exact).T
+            lines.append(
+                f"| {name} | {numbers.label} | {cell(accuracy, 100)} | "
+                f"{cell(more, 100)} | {cell(loss, digits=4)} | "
+                f"{cell(higher, digits=4)} |"
+            )
+            print(lines[-1], flush=True)
+    output.write_text("\n".join([*lines, ""]))
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
