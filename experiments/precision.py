@@ -2,13 +2,12 @@
 
     python -m experiments.precision     # minutes on 2 cores
 
-FedMuon on digits, on the default job of `fedjax-muon compare`: 16 clients divided by
-Dirichlet(0.1), 8 of them a round, 5 batches of 32. A seed has the same partition,
-initial parameters, cohorts and batches in every row, so that differences from float32
-are those of rounding, as far as training does not magnify them: the row of another
-order of the same sums, Newton-Schulz by stages, says how far that is. Parameters,
-gradients, momenta and messages are float32 throughout. What is printed is in
-docs/precision.md. It is about accuracy: CPUs have no products of bfloat16 to be fast.
+FedMuon on digits, on the default job of `fedjax-muon compare`. A seed has the same
+partition, initial parameters, cohorts and batches in every row, so that rows differ by
+rounding, as far as training does not magnify it: the row of another order of the same
+sums, the gram form of Newton-Schulz, says how far that is. Parameters, gradients,
+momenta and messages are float32 throughout. What is printed is in docs/precision.md.
+It is about accuracy: few CPUs have products of bfloat16 to be fast.
 """
 
 from collections.abc import Callable
@@ -30,25 +29,20 @@ from fedjax_muon.transforms import by_rank
 from fedjax_muon.transforms import orthogonalize as orthogonalized
 
 LR = 0.01
+SIZES: dict[str, Any] = {
+    "patch": 2,
+    "width": 64,
+    "depth": 2,
+    "heads": 4,
+    "head_width": 16,
+}
 MODELS: dict[str, Callable[..., Any]] = {
-    "MLP 64-64": partial(models.MLP, 10, (64, 64)),
-    "ViT, width 64, depth 2": partial(
-        models.ViT,
-        10,
-        patch=2,
-        width=64,
-        depth=2,
-        heads=4,
-        head_width=16,
-        hidden=128,
-        dropout=0.0,
-    ),
+    "MLP 64-64": partial(models.MLP, features=(64, 64)),
+    "ViT, width 64, depth 2": partial(models.ViT, **SIZES, hidden=128, dropout=0.0),
 }
 
 
 class Numbers(NamedTuple):
-    """What is computed in what."""
-
     label: str
     model: Any = None
     polar: Callable[..., Any] = partial(orthogonalize, form=plain)
@@ -87,8 +81,7 @@ def scores(model, numbers: Numbers, seeds, config: Config) -> np.ndarray:
     return np.array([[row["test_accuracy"], row["test_loss"]] for row in last])
 
 
-def cell(values: np.ndarray, scale: float = 1.0, digits: int = 1) -> str:
-    """Mean and standard deviation over seeds."""
+def over_seeds(values: np.ndarray, scale: float = 1.0, digits: int = 1) -> str:
     spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
     return f"{scale * values.mean():.{digits}f} ± {scale * spread:.{digits}f}"
 
@@ -98,13 +91,7 @@ def main(
     seeds: tuple[int, ...] = (0, 1, 2),
     output: Path = Path("docs/precision.md"),
 ) -> None:
-    """Trains every model in all numbers, and writes a table.
-
-    Args:
-      rounds: of training.
-      seeds: partitions, initial parameters, cohorts and batches.
-      output: the file of the table.
-    """
+    """Trains every model in all numbers, and writes a table."""
     about = machine("experiments.precision")
     lines = [
         "# What bfloat16 costs",
@@ -125,9 +112,9 @@ def main(
             exact = found if exact is None else exact
             (accuracy, loss), (more, higher) = found.T, (found - exact).T
             lines.append(
-                f"| {name} | {numbers.label} | {cell(accuracy, 100)} | "
-                f"{cell(more, 100)} | {cell(loss, digits=4)} | "
-                f"{cell(higher, digits=4)} |"
+                f"| {name} | {numbers.label} | {over_seeds(accuracy, 100)} | "
+                f"{over_seeds(more, 100)} | {over_seeds(loss, digits=4)} | "
+                f"{over_seeds(higher, digits=4)} |"
             )
             print(lines[-1], flush=True)
     output.write_text("\n".join([*lines, ""]))
