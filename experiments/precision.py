@@ -81,16 +81,12 @@ def scores(model, numbers: Numbers, seeds, config: Config) -> np.ndarray:
     return np.array([[row["test_accuracy"], row["test_loss"]] for row in last])
 
 
-def over_seeds(values: np.ndarray, scale: float = 1.0, digits: int = 1) -> str:
-    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
+def over_seeds(values: np.ndarray, scale: int, digits: int) -> str:
+    spread = np.std(values, ddof=1)
     return f"{scale * values.mean():.{digits}f} ± {scale * spread:.{digits}f}"
 
 
-def main(
-    rounds: int = 60,
-    seeds: tuple[int, ...] = (0, 1, 2),
-    output: Path = Path("docs/precision.md"),
-) -> None:
+def main(rounds: int = 60, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
     """Trains every model in all numbers, and writes a table."""
     about = machine("experiments.precision")
     lines = [
@@ -98,7 +94,7 @@ def main(
         "",
         f"FedMuon on digits after {rounds} rounds, mean ± standard deviation over "
         f"{len(seeds)} seeds; differences from the first row are taken seed by seed. "
-        "Products take bfloat16 numbers, parameters and momenta stay float32. "
+        "Rounded to bfloat16 is what products take; parameters and momenta are not. "
         f"`{about['command']}` on {about['cores']} cores of {about['cpu']}, jax "
         f"{about['jax']}.",
         "",
@@ -111,13 +107,11 @@ def main(
             found = scores(model, numbers, seeds, Config(rounds=rounds))
             exact = found if exact is None else exact
             (accuracy, loss), (more, higher) = found.T, (found - exact).T
-            lines.append(
-                f"| {name} | {numbers.label} | {over_seeds(accuracy, 100)} | "
-                f"{over_seeds(more, 100)} | {over_seeds(loss, digits=4)} | "
-                f"{over_seeds(higher, digits=4)} |"
-            )
+            four = (accuracy, 100, 1), (more, 100, 1), (loss, 1, 4), (higher, 1, 4)
+            cells = [over_seeds(*one) for one in four]
+            lines.append(f"| {name} | {numbers.label} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-    output.write_text("\n".join([*lines, ""]))
+    Path("docs/precision.md").write_text("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":
