@@ -292,9 +292,24 @@ def _polynomial(
 
 def _large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
     accumulator = jnp.promote_types(dtype, jnp.float32)
-    return jnp.matmul(
-        a.astype(dtype), b.astype(dtype), preferred_element_type=accumulator
-    )
+
+    def product(a, b):
+        return jnp.matmul(
+            a.astype(dtype), b.astype(dtype), preferred_element_type=accumulator
+        )
+
+    def of_rounded(a, b):
+        info = jnp.finfo(dtype)
+        rounded = lambda x: jax.lax.reduce_precision(
+            x.astype(accumulator), info.nexp, info.nmant
+        )
+        return jnp.matmul(rounded(a), rounded(b))
+
+    if dtype == accumulator:
+        return product(a, b)
+    # XLA:CPU has no product of 16-bit numbers in some layouts, those of tall matrices
+    # among them, and fails. Two of them have an exact product in 32 bits.
+    return jax.lax.platform_dependent(a, b, cpu=of_rounded, default=product)
 
 
 def _small_product(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -219,10 +219,34 @@ def test_a_diverging_run_stops_with_status_1_and_names_the_client(tmp_path, caps
     assert "not a finite message from client" in capsys.readouterr().out
 
 
+def test_a_model_computes_in_bfloat16(trained, tmp_path):
+    place = tmp_path / "run"
+    run(
+        *("train", "--algorithm", "fedavg", *SMALL, "--rounds", 7),
+        *("--compute-dtype", "bfloat16", "--output", place),
+    )
+    written = json.loads((place / "config.json").read_text())["config"]
+    assert written["compute_dtype"] == "bfloat16"
+    exact, rounded = (
+        np.float64(history.read(path / "metrics.csv")["test_loss"])
+        for path in (trained, place)
+    )
+    relative = np.abs(rounded / exact - 1)
+    assert np.all(relative > 0)
+    assert np.all(relative < 4 * 2.0**-8)  # of logits of three products, in bfloat16
+
+
 def test_list_names_everything(capsys):
     run("list")
     printed = capsys.readouterr().out
-    for name in (*ALL, "fashion_mnist", "emnist_cnn", "resnet18", "vit_tiny"):
+    for name in (
+        *ALL,
+        "fashion_mnist",
+        "emnist_cnn",
+        "resnet18",
+        "vit_tiny",
+        "swin_tiny",
+    ):
         assert name in printed
 
 

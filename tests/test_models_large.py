@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from parity import differentiated, torch_leaves
+from parity import by_path, differentiated, drawn, shapes, torch_leaves
 
 from fedjax_muon import models
 from fedjax_muon.orthogonalize import polar
 from fedjax_muon.transforms import by_rank, muon_dimension_numbers, scale_by_muon
 from fedjax_muon.transforms.layout import fans
 
-KEY = jax.random.key(0)
 HEADS, HEAD_WIDTH = 3, 4
 SMALL_VIT = {"patch": 2, "width": 10, "depth": 2, "heads": HEADS, "hidden": 14}
 SMALL = {  # name: (model, shape of an image)
@@ -23,27 +22,6 @@ SMALL = {  # name: (model, shape of an image)
     "vit": (models.ViT(5, **SMALL_VIT, head_width=HEAD_WIDTH), (4, 6, 3)),
     "vit_tiny": (models.vit_tiny(5, **SMALL_VIT, head_width=HEAD_WIDTH), (4, 6, 3)),
 }
-
-
-def shapes(model, image):
-    x = jax.ShapeDtypeStruct((2, *image), jnp.float32)
-    logits, variables = jax.eval_shape(model.init_with_output, KEY, x)
-    assert logits.shape == (2, model.classes)
-    assert set(variables) == {"params"}
-    return variables["params"]
-
-
-def drawn(shapes):
-    """Normal parameters, all away from where they start, in float64."""
-    rng = np.random.default_rng(0)
-    scale = lambda p: math.sqrt(p.size / p.shape[-1])
-    return jax.tree.map(lambda p: rng.normal(size=p.shape) / scale(p), shapes)
-
-
-def by_path(tree, is_leaf=None):
-    pairs = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    return {name(path): leaf for path, leaf in pairs}
 
 
 # The networks by torch's own layers, NCHW.

@@ -222,6 +222,15 @@ def test_sixteen_bits_stay_near_float32(dtype, form, tolerance):
     assert 1e-4 < error <= tolerance  # the lower bound: 16 bits were used at all
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_sixteen_bits_of_tall_matrices(dtype):
+    """Where XLA:CPU has no such products; the same roundings as of wide ones."""
+    x = jnp.asarray(gaussian((24, 64)), jnp.float32)
+    tall = orthogonalize(x.T, dtype=dtype)
+    assert 1e-4 < relative(tall.T, orthogonalize(x)) <= 0.06
+    assert relative(tall.T, orthogonalize(x, dtype=dtype)) < float(jnp.finfo(dtype).eps)
+
+
 def test_small_matrices_of_the_gram_form_are_never_rounded_to_sixteen_bits():
     # Q and X X^T in bfloat16 give spectral norms of 40 here.
     x = with_spectrum(np.logspace(0, -8, 64), 256).astype(np.float32)

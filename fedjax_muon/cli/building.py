@@ -6,6 +6,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -33,6 +34,7 @@ SAMPLERS = {
     "full_batch": batching.full_batch,
 }
 WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
+COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def algorithm_of(run: Run) -> partial:
@@ -152,11 +154,12 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
             "and for nothing else"
         )
+    dtype = COMPUTE_DTYPES[config.compute_dtype]
     if config.model == "mlp":
-        return models.MLP(classes, config.hidden)
+        return models.MLP(classes, config.hidden, dtype=dtype)
     if config.model == "rnn":
-        return models.RNN(classes, dataset.tokens, *config.rnn)
-    return models.ALL[config.model](classes)
+        return models.RNN(classes, dataset.tokens, *config.rnn, dtype=dtype)
+    return models.ALL[config.model](classes, dtype=dtype)
 
 
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:

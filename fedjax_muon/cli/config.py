@@ -55,13 +55,22 @@ class Config:
     shards_per_client: int = 2
     """How many label shards each client gets."""
     model: Literal[
-        "mlp", "lenet", "emnist_cnn", "rnn", "resnet18", "vit", "vit_tiny"
+        "mlp",
+        "lenet",
+        "emnist_cnn",
+        "rnn",
+        "resnet18",
+        "vit",
+        "vit_tiny",
+        "swin_tiny",
     ] = "mlp"
     """Model that is trained; rnn is for text, and text is for rnn."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""
     rnn: tuple[int, int, int] = (32, 64, 1)
     """Widths of the rnn's embedding and state, and its layers; 300 4096 2 in papers."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the model computes in; parameters and their gradients stay float32."""
     cohort_size: int = 8
     """S, clients sampled each round without replacement."""
     local_steps: int = 5

@@ -1,8 +1,13 @@
 """Flax modules from a batch of examples to logits, without batch statistics.
 
 `ALL` names each constructor; all take `classes`, all else has a default. The RNN takes
-token ids, the others images; the MLP takes any array of numbers. `ResNet18`, `ViT` and
-`vit_tiny` have the sizes that papers train on CIFAR, for which a CPU is slow.
+token ids, the others images; the MLP takes any array of numbers. `ResNet18`, `ViT`,
+`vit_tiny` and `swin_tiny` have the sizes that papers train on CIFAR, for which a CPU is
+slow.
+
+All take `dtype`, the numbers that layers compute in, such as `jnp.bfloat16`; by default
+those of parameters and examples. Parameters and their gradients stay float32, as do the
+statistics of normalisations and the softmax of attention; logits are of `dtype`.
 """
 
 from collections.abc import Callable
@@ -14,6 +19,8 @@ from fedjax_muon.models.lenet import LeNet
 from fedjax_muon.models.mlp import MLP
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN
+from fedjax_muon.models.swin import Swin as Swin
+from fedjax_muon.models.swin import swin_tiny
 from fedjax_muon.models.vit import ViT, vit_tiny
 
 ALL: dict[str, Callable[..., nn.Module]] = {
@@ -24,4 +31,5 @@ ALL: dict[str, Callable[..., nn.Module]] = {
     "resnet18": ResNet18,
     "vit": ViT,
     "vit_tiny": vit_tiny,
+    "swin_tiny": swin_tiny,
 }

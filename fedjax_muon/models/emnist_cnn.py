@@ -1,7 +1,10 @@
 """The convolutional network that federated learning trains on (E)MNIST."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
+from jax.typing import DTypeLike
 
 from fedjax_muon.models.convolution import convolution, max_pool_2x2
 
@@ -17,6 +20,7 @@ class EmnistCNN(nn.Module):
     """
 
     classes: int = 10
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -25,11 +29,13 @@ class EmnistCNN(nn.Module):
                 "EmnistCNN takes images [B, H, W, C] of at least 6 x 6, got shape "
                 f"{x.shape}; use MLP for other data"
             )
-        x = nn.Conv(32, (3, 3), padding="VALID", conv_general_dilated=convolution)(x)
+        conv = partial(nn.Conv, dtype=self.dtype, conv_general_dilated=convolution)
+        dense = partial(nn.Dense, dtype=self.dtype)
+        x = conv(32, (3, 3), padding="VALID")(x)
         x = nn.relu(x)
-        x = nn.Conv(64, (3, 3), padding="VALID", conv_general_dilated=convolution)(x)
+        x = conv(64, (3, 3), padding="VALID")(x)
         # ReLU after the pooling: the same numbers, from a quarter of the entries.
         x = nn.relu(max_pool_2x2(x))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(128)(x))
-        return nn.Dense(self.classes)(x)
+        x = nn.relu(dense(128)(x))
+        return dense(self.classes)(x)

@@ -1,7 +1,10 @@
 """LeNet-5 with ReLU and max pooling, as used today on MNIST and Fashion-MNIST."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
+from jax.typing import DTypeLike
 
 from fedjax_muon.models.convolution import convolution, max_pool_2x2
 
@@ -22,6 +25,7 @@ class LeNet(nn.Module):
     """
 
     classes: int = 10
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -30,12 +34,14 @@ class LeNet(nn.Module):
                 "LeNet takes images [B, H, W, C] of at least 12 x 12, got shape "
                 f"{x.shape}; for smaller images use EmnistCNN or MLP"
             )
-        x = nn.Conv(6, (5, 5), padding="SAME", conv_general_dilated=convolution)(x)
+        conv = partial(nn.Conv, dtype=self.dtype, conv_general_dilated=convolution)
+        dense = partial(nn.Dense, dtype=self.dtype)
+        x = conv(6, (5, 5), padding="SAME")(x)
         # ReLU after the pooling: the same numbers, from a quarter of the entries.
         x = nn.relu(max_pool_2x2(x))
-        x = nn.Conv(16, (5, 5), padding="VALID", conv_general_dilated=convolution)(x)
+        x = conv(16, (5, 5), padding="VALID")(x)
         x = nn.relu(max_pool_2x2(x))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(120)(x))
-        x = nn.relu(nn.Dense(84)(x))
-        return nn.Dense(self.classes)(x)
+        x = nn.relu(dense(120)(x))
+        x = nn.relu(dense(84)(x))
+        return dense(self.classes)(x)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
+from jax.typing import DTypeLike
 
 
 class MLP(nn.Module):
@@ -16,10 +17,11 @@ class MLP(nn.Module):
 
     classes: int = 10
     features: Sequence[int] = (200, 200)
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0], -1)
         for width in self.features:
-            x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.classes)(x)
+            x = nn.relu(nn.Dense(width, dtype=self.dtype)(x))
+        return nn.Dense(self.classes, dtype=self.dtype)(x)

@@ -6,6 +6,7 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_muon.models.convolution import convolution
 
@@ -34,15 +35,18 @@ class ResidualBlock(nn.Module):
     features: int
     stride: int
     groups: int
+    dtype: DTypeLike | None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         strides = (self.stride, self.stride)
-        norm = partial(nn.GroupNorm, self.groups, epsilon=1e-5)
-        y = nn.relu(norm()(_3x3(self.features, strides=strides)(x)))
-        y = norm()(_3x3(self.features)(y))
+        norm = partial(nn.GroupNorm, self.groups, epsilon=1e-5, dtype=self.dtype)
+        inner = partial(_3x3, self.features, dtype=self.dtype)
+        y = nn.relu(norm()(inner(strides=strides)(x)))
+        y = norm()(inner()(y))
         if self.stride != 1 or x.shape[-1] != self.features:
-            x = _1x1(self.features, strides=strides, name="shortcut")(x)
+            outer = partial(_1x1, self.features, dtype=self.dtype)
+            x = outer(strides=strides, name="shortcut")(x)
             x = norm(name="shortcut_norm")(x)
         return nn.relu(x + y)
 
@@ -78,16 +82,18 @@ class ResNet18(nn.Module):
     classes: int = 10
     groups: int = 32
     widths: Sequence[int] = (64, 128, 256, 512)
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         self._check(x)
-        x = _3x3(self.widths[0], name="stem")(x)
-        x = nn.relu(nn.GroupNorm(self.groups, epsilon=1e-5)(x))
+        x = _3x3(self.widths[0], dtype=self.dtype, name="stem")(x)
+        x = nn.relu(nn.GroupNorm(self.groups, epsilon=1e-5, dtype=self.dtype)(x))
         for stage, width in enumerate(self.widths):
-            x = ResidualBlock(width, 2 if stage else 1, self.groups)(x)
-            x = ResidualBlock(width, 1, self.groups)(x)
-        return nn.Dense(self.classes, name="head")(jnp.mean(x, axis=(1, 2)))
+            x = ResidualBlock(width, 2 if stage else 1, self.groups, self.dtype)(x)
+            x = ResidualBlock(width, 1, self.groups, self.dtype)(x)
+        head = nn.Dense(self.classes, dtype=self.dtype, name="head")
+        return head(jnp.mean(x, axis=(1, 2)))
 
     def _check(self, x):
         if x.ndim != 4:

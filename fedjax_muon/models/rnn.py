@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
 class RNN(nn.Module):
@@ -39,6 +40,7 @@ class RNN(nn.Module):
     embedding: int = 300
     hidden: int = 4096
     layers: int = 2
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -49,12 +51,16 @@ class RNN(nn.Module):
         lengths = jnp.max(jnp.where(ids != 0, place[None], 1), axis=1)
         # time leads: slices of the first axis are the scan's fast ones
         states: Any = nn.Embed(self.vocabulary_size, self.embedding)(ids.T)
+        # not in the table's lookup: there a frequent token's gradients add up
+        states = jnp.asarray(states, self.dtype)
         # like them: inside `jax.shard_map` it has to vary over the same axes
         start = jnp.zeros_like(states, shape=(len(ids), self.hidden))
         for _ in range(self.layers):
-            layer = nn.RNN(nn.SimpleCell(self.hidden), time_major=True)
+            cell = nn.SimpleCell(self.hidden, dtype=self.dtype)
+            layer = nn.RNN(cell, time_major=True)
             states = layer(states, initial_carry=start)
-        return nn.Dense(self.classes)(states[lengths - 1, jnp.arange(len(ids))])
+        last = states[lengths - 1, jnp.arange(len(ids))]
+        return nn.Dense(self.classes, dtype=self.dtype)(last)
 
     def _check(self, x):
         if x.ndim != 2 or not x.shape[1]:

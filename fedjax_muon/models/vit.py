@@ -5,6 +5,7 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_muon.ranges import check_range
 
@@ -15,7 +16,11 @@ _torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Attention(nn.Module):
-    """Softmax attention of each token to all: [B, N, width] to [B, N, width].
+    """Softmax attention of each token to all: [..., N, width] to [..., N, width].
+
+    `bias` is added to what the softmax takes, and where `mask` is false a token does
+    not attend: both [..., heads or 1, N, N] with all axes, of length 1 where alike. The
+    softmax is taken in float32 or better.
 
     The kernels of query, key and value, [width, heads head_width], and of out, with the
     axes the other way, are plain matrices: Muon orthogonalises each of the four as one,
@@ -26,21 +31,30 @@ class Attention(nn.Module):
     head_width: int
     bias: bool  # of query, key and value
     kernel_init: Initializer
+    dtype: DTypeLike | None
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        batch, tokens, width = x.shape
+    def __call__(
+        self,
+        x: jax.Array,
+        bias: jax.Array | None = None,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
+        *outer, width = x.shape
+        dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
 
         def project(name):
             inner = self.heads * self.head_width
-            dense = nn.Dense(
-                inner, use_bias=self.bias, kernel_init=self.kernel_init, name=name
-            )
-            return dense(x).reshape(batch, tokens, self.heads, self.head_width)
+            y = dense(inner, use_bias=self.bias, name=name)(x)
+            return y.reshape(*outer, self.heads, self.head_width)
 
         query, key, value = (project(name) for name in ("query", "key", "value"))
-        y = nn.dot_product_attention(query, key, value).reshape(batch, tokens, -1)
-        return nn.Dense(width, kernel_init=self.kernel_init, name="out")(y)
+        half = jnp.finfo(value.dtype).bits < 32
+        weights = nn.dot_product_attention_weights(
+            query, key, bias, mask, force_fp32_for_softmax=half
+        ).astype(value.dtype)
+        y = jnp.einsum("...hqk,...khd->...qhd", weights, value)
+        return dense(width, name="out")(y.reshape(*outer, -1))
 
 
 class Block(nn.Module):
@@ -56,15 +70,20 @@ class Block(nn.Module):
     attention_bias: bool
     epsilon: float
     kernel_init: Initializer
+    dtype: DTypeLike | None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        norm = partial(nn.LayerNorm, epsilon=self.epsilon)
-        dense = partial(nn.Dense, kernel_init=self.kernel_init)
+        norm = partial(nn.LayerNorm, epsilon=self.epsilon, dtype=self.dtype)
+        dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
         dropping = self.has_rng("dropout")
         drop = partial(nn.Dropout, self.dropout, deterministic=not dropping)
         attention = Attention(
-            self.heads, self.head_width, self.attention_bias, self.kernel_init
+            self.heads,
+            self.head_width,
+            self.attention_bias,
+            self.kernel_init,
+            self.dtype,
         )
         x = x + drop()(attention(norm()(x)))
         y = drop()(nn.gelu(dense(self.hidden)(norm()(x)), approximate=False))
@@ -120,13 +139,13 @@ class ViT(nn.Module):
     epsilon: float = 1e-5  # of the normalisations
     kernel_init: Initializer = _torch_linear
     token_init: Initializer = nn.initializers.normal(1.0)  # class token, positions
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         self._check(x)
-        x = nn.Dense(self.width, kernel_init=self.kernel_init, name="patches")(
-            _squares(x, self.patch)
-        )
+        dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
+        x = dense(self.width, name="patches")(squares(x, self.patch))
         token = self.param("class_token", self.token_init, (self.width,))
         token = jnp.broadcast_to(token, (len(x), 1, self.width))
         x = jnp.concatenate([token, x], axis=1)
@@ -134,7 +153,8 @@ class ViT(nn.Module):
         positions = nn.Embed(
             x.shape[1], self.width, embedding_init=self.token_init, name="positions"
         )
-        x = x + positions.embedding[None]
+        # only now, as the batch's gradients of tokens and positions add up before
+        x = jnp.asarray(x + positions.embedding[None], self.dtype)
         x = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(x)
         for _ in range(self.depth):
             x = Block(
@@ -145,9 +165,10 @@ class ViT(nn.Module):
                 self.attention_bias,
                 self.epsilon,
                 self.kernel_init,
+                self.dtype,
             )(x)
-        x = nn.LayerNorm(epsilon=self.epsilon)(x[:, 0])
-        return nn.Dense(self.classes, kernel_init=self.kernel_init, name="head")(x)
+        x = nn.LayerNorm(epsilon=self.epsilon, dtype=self.dtype)(x[:, 0])
+        return dense(self.classes, name="head")(x)
 
     def _check(self, x):
         for name in ("patch", "width", "depth", "heads", "head_width", "hidden"):
@@ -182,7 +203,7 @@ its stochastic depth and distillation.
 """
 
 
-def _squares(x, side):
+def squares(x: jax.Array, side: int) -> jax.Array:
     """[B, H, W, C] to [B, H W / side^2, side^2 C], row by row outside and inside."""
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height // side, side, width // side, side, channels)
