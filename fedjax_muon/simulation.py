@@ -32,7 +32,7 @@ from fedjax_muon.core import Algorithm, GradFn
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import Plan
 from fedjax_muon.evaluation import Evaluation, evaluate
-from fedjax_muon.tasks import Task
+from fedjax_muon.tasks import Task, as_argument
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
 
@@ -120,7 +120,7 @@ class Simulation:
         Raises `NonFiniteError` if a client's part in the prologue is not finite.
         """
         state, heard = self.programs.begin(
-            untrained(self.setup, key), self.clients, self.longest
+            self.setup.task, untrained(self.setup, key), self.clients, self.longest
         )
         if not np.all(heard):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(heard)).tolist())
@@ -132,11 +132,13 @@ class Simulation:
 
     def train_rounds(self, state: State, count: int) -> tuple[State, Metrics]:
         """Plays `count` rounds in one call of one program, whatever their number."""
-        return self.programs.rounds(state, self.clients, count, self.longest)
+        task = self.setup.task
+        return self.programs.rounds(task, state, self.clients, count, self.longest)
 
     def evaluate(self, state: State) -> Evaluation:
         """Scores the server's parameters on test and training examples."""
-        return self.programs.score(state.params, self.clients, self.test)
+        task = self.setup.task
+        return self.programs.score(task, state.params, self.clients, self.test)
 
     @functools.cached_property
     def _traffic(self) -> tuple[engine.Traffic, engine.Traffic]:
@@ -213,7 +215,7 @@ def simulate(
     clients = clients_of(dataset.x_train, dataset.y_train, parts)
     setup = Setup(
         algorithm=algorithm,
-        task=task,
+        task=as_argument(task),
         num_clients=len(parts),
         cohort_size=cohort_size,
         local_steps=local_steps,
@@ -227,13 +229,19 @@ def simulate(
     _check(setup)
     programs = _Programs(
         begin=jax.jit(
-            partial(play_prologue, setup), donate_argnums=0, static_argnums=2
+            of_task(play_prologue, setup), donate_argnums=1, static_argnums=3
         ),
-        rounds=jax.jit(partial(play_rounds, setup), donate_argnums=0, static_argnums=3),
-        score=jax.jit(partial(evaluate, setup.task)),
+        rounds=jax.jit(of_task(play_rounds, setup), donate_argnums=1, static_argnums=4),
+        score=jax.jit(evaluate),
     )
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
     return Simulation(setup, clients, test, programs, longest_of(parts))
+
+
+def of_task(play: Callable, setup) -> Callable:
+    """`play(setup, ...)` as a function `(task, ...)`, to be compiled: what the setup's
+    task holds becomes an argument of the program, and no constant in it."""
+    return lambda task, *given: play(setup._replace(task=task), *given)
 
 
 def _check(setup: Setup) -> None:

@@ -29,6 +29,7 @@ from fedjax_muon.simulation import (
     play_rounds,
     untrained,
 )
+from fedjax_muon.tasks import Task
 from fedjax_muon.training import Row, calls, check_every
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
@@ -85,6 +86,7 @@ class _Data(NamedTuple):
     y: jax.Array
     test: Examples
     validation: Examples | None
+    task: Task
 
 
 class _Programs(NamedTuple):
@@ -131,7 +133,7 @@ def sweep(
     if validation is not None:
         validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
     x, y, *_ = simulation.clients
-    data = _Data(x, y, simulation.test, validation)
+    data = _Data(x, y, simulation.test, validation, simulation.setup.task)
 
     def play(group, missing) -> list[Outcome]:
         record = _Record(simulation, len(group), drop_nonfinite)
@@ -166,7 +168,8 @@ def _programs(setup: Setup, over: Over, longest: int) -> _Programs:
         def one(state, cell):
             algorithm = partial(setup.algorithm, **cell.hyper)
             clients = Clients(data.x, data.y, *cell[1:])
-            return function(setup._replace(algorithm=algorithm), state, clients)
+            own = setup._replace(algorithm=algorithm, task=data.task)
+            return function(own, state, clients)
 
         return over(one, states, stacked)
 

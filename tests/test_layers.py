@@ -19,7 +19,7 @@ LAYERS = (
         "cohorts",
     },
     {"transforms", "tasks", "compressors", "pair"},
-    {"problems"},
+    {"problems", "lora"},
     {"core", "gossip"},
     {"compression", "noise", "methods", "metrics", "estimators"},
     {"algorithms", "private_storm", "client_privacy"},

@@ -102,7 +102,7 @@ def test_examples_are_no_part_of_the_program():
     def text(count):
         prepared = federation.federation(data=federation.blobs(count))
         state = prepared.init(jax.random.key(0))
-        args = state, prepared.clients, 1, prepared.longest
+        args = prepared.setup.task, state, prepared.clients, 1, prepared.longest
         return prepared.programs.rounds.lower(*args).as_text()
 
     small, large = text(100), text(3000)

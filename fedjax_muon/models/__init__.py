@@ -3,6 +3,9 @@
 `ALL` names each constructor; all take `classes`, all else has a default. The RNN takes
 token ids, the others images; the MLP takes any array of numbers. `ResNet18`, `ViT` and
 `vit_tiny` have the sizes that papers train on CIFAR, for which a CPU is slow.
+
+`RoBERTa` is not in `ALL`: it is for ids of its own tokenizer, whose padding is 1, and
+for weights that `load_roberta` reads; `lora` trains it.
 """
 
 from collections.abc import Callable
@@ -14,6 +17,8 @@ from fedjax_muon.models.lenet import LeNet
 from fedjax_muon.models.mlp import MLP
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN
+from fedjax_muon.models.roberta import RoBERTa as RoBERTa
+from fedjax_muon.models.roberta_checkpoint import load_roberta as load_roberta
 from fedjax_muon.models.vit import ViT, vit_tiny
 
 ALL: dict[str, Callable[..., nn.Module]] = {
