@@ -36,8 +36,8 @@ from fedjax_muon.engine import Traffic
 from fedjax_muon.evaluation import Evaluation, evaluate
 from fedjax_muon.gossip import Gossip
 from fedjax_muon.gossip_engine import Mixer
-from fedjax_muon.simulation import Metrics
-from fedjax_muon.tasks import Task
+from fedjax_muon.rounds import Metrics, of_task
+from fedjax_muon.tasks import Task, as_argument
 from fedjax_muon.topology import check_mixing
 
 
@@ -100,15 +100,17 @@ class DecentralizedSimulation:
 
     def init(self, key: jax.Array) -> State:
         """The state after t = 0."""
-        return self.programs.begin(self.given, key, self.longest)
+        return self.programs.begin(self.setup.task, self.given, key, self.longest)
 
     def train_rounds(self, state: State, count: int) -> tuple[State, Metrics]:
         """Plays `count` iterations in one call of one program; donates the state."""
-        return self.programs.rounds(state, self.given, count, self.longest)
+        task = self.setup.task
+        return self.programs.rounds(task, state, self.given, count, self.longest)
 
     def evaluate(self, state: State) -> "Decentralized":
         """Scores the agents' mean parameters on test and training examples."""
-        return self.programs.score(state.params, self.given.clients, self.test)
+        task, clients = self.setup.task, self.given.clients
+        return self.programs.score(task, state.params, clients, self.test)
 
     @functools.cached_property
     def _traffic(self) -> gossip_engine.Traffic:
@@ -216,7 +218,7 @@ def decentralize(
     """
     setup = Setup(
         algorithm=algorithm,
-        task=task,
+        task=as_argument(task),
         mixing=mixer,
         agents=len(parts),
         batch_size=batch_size,
@@ -228,20 +230,23 @@ def decentralize(
     clients = _agents(setup, dataset.x_train, dataset.y_train, parts)
     given = Given(clients, mixed, _numbers(setup, hyper))
     longest = longest_of(parts)
-    begin, rounds = partial(_begin, setup), partial(_rounds, setup)
     # refuses what does not fit
-    jax.eval_shape(partial(begin, longest=longest), given, jax.random.key(0))
+    jax.eval_shape(partial(_begin, setup, longest=longest), given, jax.random.key(0))
     split, same = gossip_engine.placements(setup.devices)
     state = State(gossip_engine.State(same, split), same)  # type: ignore[arg-type]
     programs = Programs(
-        begin=jax.jit(begin, static_argnums=2, out_shardings=state),
+        begin=jax.jit(of_task(_begin, setup), static_argnums=3, out_shardings=state),
         rounds=jax.jit(
-            rounds, donate_argnums=0, static_argnums=3, out_shardings=(state, same)
+            of_task(_rounds, setup),
+            donate_argnums=1,
+            static_argnums=4,
+            out_shardings=(state, same),
         ),
-        score=jax.jit(partial(_score, task)),
+        score=jax.jit(_score),
     )
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    given, test = _placed(setup, (given, test))
+    task, given, test = _placed(setup, (setup.task, given, test))
+    setup = setup._replace(task=task)
     return DecentralizedSimulation(setup, given, links, test, programs, longest)
 
 
@@ -301,11 +306,13 @@ def _batches(setup: Setup, clients: Clients, longest: int, first: bool, key, ind
 
 
 def _made(setup: Setup, given: Given):
-    def build(given):
-        grad = on(given.clients, setup.task.grad)
+    def build(held):
+        given, task = held
+        grad = on(given.clients, task.grad)
         return setup.algorithm(grad, **given.hyper), given.mixer
 
-    return gossip_engine.make_from(build, given, setup.agents, setup.devices)
+    held = given, setup.task
+    return gossip_engine.make_from(build, held, setup.agents, setup.devices)
 
 
 def _keys(key):

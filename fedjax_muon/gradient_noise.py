@@ -12,7 +12,9 @@ import optax
 
 from fedjax_muon import tree
 from fedjax_muon.batching import Clients, draw_rows, on
-from fedjax_muon.simulation import Setup, Simulation
+from fedjax_muon.rounds import Setup, of_task
+from fedjax_muon.simulation import Simulation
+from fedjax_muon.tasks import as_argument
 
 
 def noise_norms(
@@ -31,11 +33,13 @@ def noise_norms(
     """
     if batches < 2:
         raise ValueError(f"batches must be at least 2, got {batches}")
-    measure = jax.jit(partial(_norms, simulation.setup, simulation.longest, batches))
-    return measure(simulation.clients, params, key)
+    play = partial(_norms, longest=simulation.longest, batches=batches)
+    task = as_argument(simulation.setup.task)
+    measure = jax.jit(of_task(play, simulation.setup))
+    return measure(task, simulation.clients, params, key)
 
 
-def _norms(setup: Setup, longest: int, batches: int, clients: Clients, params, key):
+def _norms(setup: Setup, clients: Clients, params, key, *, longest: int, batches: int):
     grad = on(clients, setup.task.grad)
     draw = draw_rows(clients, setup.sampler, 1, setup.batch_size, longest)
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 from jax.typing import DTypeLike
 
 from fedjax_muon.core import GradFn
 from fedjax_muon.ranges import check_range
+from fedjax_muon.tasks import as_partial
 
 Noise = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
 
@@ -34,7 +36,7 @@ def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
     noise twice, as it would meet the same examples.
     """
 
-    def grad(params, batch, key):
+    def grad(grad_fn, params, batch, key):
         leaves, structure = jax.tree.flatten(grad_fn(params, batch, key))
         noises = (
             noise(jax.random.fold_in(key, stream), g.shape, g.dtype)
@@ -42,7 +44,7 @@ def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
         )
         return jax.tree.unflatten(structure, map(jnp.add, leaves, noises))
 
-    return grad
+    return Partial(grad, as_partial(grad_fn))
 
 
 def gaussian(scale: float | jax.Array = 1.0) -> Noise:

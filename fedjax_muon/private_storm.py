@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from fedjax_muon import tree
 from fedjax_muon.clipping import clipped
@@ -30,6 +31,7 @@ from fedjax_muon.core import GradFn, Hyper, at
 from fedjax_muon.estimators import Storm, add_normal, apart, wide
 from fedjax_muon.gossip import Estimator
 from fedjax_muon.ranges import check_range
+from fedjax_muon.tasks import as_partial
 
 # (params, batch, key) -> gradients, leaves [B, ...]; zero for padding
 ExampleGradFn = Callable[[Any, Any, jax.Array], Any]
@@ -109,7 +111,7 @@ def per_example(grad_fn: GradFn) -> ExampleGradFn:
     the same one whenever the batch's key is the same. Takes the memory of B gradients.
     """
 
-    def gradients(params, batch, key):
+    def gradients(grad_fn, params, batch, key):
         def one(rows, weight, key):
             rows["weight"] = jnp.ones_like(weight)
             alone = jax.tree.map(lambda a: a[None], rows)
@@ -120,7 +122,7 @@ def per_example(grad_fn: GradFn) -> ExampleGradFn:
         rows = {name: getattr(batch, name) for name in ("x", "y", "ids")}
         return jax.vmap(one)(rows, batch.weight, keys)
 
-    return gradients
+    return Partial(gradients, as_partial(grad_fn))
 
 
 def private_gradient(

@@ -62,6 +62,13 @@ def placed(tree, devices: Devices, specs):
     return jax.device_put(tree, shardings(devices, specs))
 
 
+def replicated(tree, devices: Devices):
+    """Puts a copy on every device, of an array that occurs twice only one."""
+    leaves, structure = jax.tree.flatten(tree)
+    copies = placed({id(x): x for x in leaves}, devices, SAME)
+    return jax.tree.unflatten(structure, [copies[id(x)] for x in leaves])
+
+
 def sharded(inner: Plan) -> Plan:
     """The devices divide a cohort; each plays its part by the plan `inner`.
 

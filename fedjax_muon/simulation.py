@@ -21,11 +21,8 @@ from fedjax_muon import engine, plans
 from fedjax_muon.batching import (
     Clients,
     Sampler,
-    batch_of,
     clients_of,
-    draw_rows,
     longest_of,
-    on,
     shuffled_epochs,
 )
 from fedjax_muon.cohorts import Cohorts, fixed_cohort
@@ -33,19 +30,28 @@ from fedjax_muon.core import Algorithm, GradFn
 from fedjax_muon.data import Dataset
 from fedjax_muon.evaluation import Evaluation, evaluate
 from fedjax_muon.plans import Plan
+from fedjax_muon.rounds import (
+    Metrics,
+    Setup,
+    State,
+    Weighting,
+    of_task,
+    play_prologue,
+    play_rounds,
+    untrained,
+    work,
+)
 from fedjax_muon.sharding import (
     SAME,
     SPLIT,
     Devices,
     across,
     placed,
+    replicated,
     sharded,
     shardings,
-    taken,
 )
-from fedjax_muon.tasks import Task
-
-Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
+from fedjax_muon.tasks import Task, as_argument
 
 
 def uniform(sizes: jax.Array) -> jax.Array:
@@ -58,30 +64,6 @@ def by_examples(sizes: jax.Array) -> jax.Array:
     return sizes.astype(jnp.float32)
 
 
-class State(NamedTuple):
-    """All that training needs to go on; donated to every call that trains."""
-
-    training: engine.State
-    key: jax.Array  # the same in every round
-
-    @property
-    def params(self):
-        """The server's current parameters."""
-        return self.training.server.params
-
-    @property
-    def round(self) -> int:
-        """Rounds played."""
-        return int(self.training.index)
-
-
-class Metrics(NamedTuple):
-    """What went wrong in some rounds: messages left out because not finite."""
-
-    lost: jax.Array  # int32 [N], how many of each client's
-    lost_round: jax.Array  # int32 [N], the round of the first, -1 if none
-
-
 class NonFiniteError(ArithmeticError):
     """A client sent a message, or kept a state, with a NaN or an infinity."""
 
@@ -91,24 +73,6 @@ class NonFiniteError(ArithmeticError):
             f"round {round}: not a finite message from client {who}; lower the "
             "learning rate, or leave such messages out of the mean (drop_nonfinite)"
         )
-
-
-class Setup(NamedTuple):
-    """What is simulated, but for the data."""
-
-    algorithm: Callable[[GradFn], Algorithm]
-    task: Task
-    num_clients: int
-    cohort_size: int
-    local_steps: int
-    batch_size: int
-    plan: Plan
-    sampler: Sampler
-    weighting: Weighting
-    dropout: float
-    cohorts: Cohorts
-    devices: Devices
-    split_examples: bool
 
 
 class _Programs(NamedTuple):
@@ -134,7 +98,7 @@ class Simulation:
         Raises `NonFiniteError` if a client's part in the prologue is not finite.
         """
         state, heard = self.programs.begin(
-            self.programs.create(key), self.clients, self.longest
+            self.setup.task, self.programs.create(key), self.clients, self.longest
         )
         if not np.all(heard):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(heard)).tolist())
@@ -146,11 +110,12 @@ class Simulation:
 
     def train_rounds(self, state: State, count: int) -> tuple[State, Metrics]:
         """Plays `count` rounds in one call of one program, whatever their number."""
-        return self.programs.rounds(state, self.clients, count, self.longest)
+        task = self.setup.task
+        return self.programs.rounds(task, state, self.clients, count, self.longest)
 
     def evaluate(self, state: State) -> Evaluation:
         """Scores the server's parameters on test and training examples."""
-        given = state.params, self.clients, self.test
+        given = self.setup.task, state.params, self.clients, self.test
         if self.setup.devices and not self.setup.split_examples:
             # on one device, which has all of it, rather than the same on every one
             given = jax.tree.map(lambda x: x.addressable_data(0), given)
@@ -160,7 +125,7 @@ class Simulation:
     def _traffic(self) -> tuple[engine.Traffic, engine.Traffic]:
         """Of the prologue and of a round, per client."""
         setup = self.setup._replace(split_examples=False)
-        grad_fn, draw = _work(setup, self.clients, setup.local_steps, self.longest)
+        grad_fn, draw = work(setup, self.clients, setup.local_steps, self.longest)
         algorithm = setup.algorithm(grad_fn)
         params = jax.eval_shape(setup.task.init, jax.random.key(0))
         batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
@@ -237,10 +202,11 @@ def simulate(
     Raises `ValueError` for sizes out of range, clients without examples, sizes and
     weights that the algorithm refuses, and parameters that it does.
     """
+    clients = clients_of(dataset.x_train, dataset.y_train, parts)
     plan = plan or plans.default_plan()
     setup = Setup(
         algorithm=algorithm,
-        task=task,
+        task=as_argument(task),
         num_clients=len(parts),
         cohort_size=cohort_size,
         local_steps=local_steps,
@@ -255,24 +221,25 @@ def simulate(
     )
     _check(setup)
 
-    def begin(state, clients, longest):
-        play = partial(play_prologue, setup, longest=longest)
-        return _spread(setup, play)(state, clients)
+    def begin(task, state, clients, longest):
+        play = of_task(partial(play_prologue, longest=longest), setup)
+        return _spread(setup, play)(task, state, clients)
 
-    def rounds(state, clients, count, longest):
-        play = partial(play_rounds, setup, longest=longest)
-        return _spread(setup, play, SAME)(state, clients, count)
+    def rounds(task, state, clients, count, longest):
+        play = of_task(partial(play_rounds, longest=longest), setup)
+        return _spread(setup, play, SAME)(task, state, clients, count)
 
     programs = _Programs(
         create=partial(_create, setup),
-        begin=jax.jit(begin, donate_argnums=0, static_argnums=2),
-        rounds=jax.jit(rounds, donate_argnums=0, static_argnums=3),
-        score=jax.jit(partial(evaluate, setup.task)),
+        begin=jax.jit(begin, donate_argnums=1, static_argnums=3),
+        rounds=jax.jit(rounds, donate_argnums=1, static_argnums=4),
+        score=jax.jit(evaluate),
     )
-    clients = clients_of(dataset.x_train, dataset.y_train, parts)
     clients = _placed(setup, clients)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    test = placed(test, setup.devices, SAME) if devices else test
+    if devices:
+        test = replicated(test, devices)
+        setup = setup._replace(task=replicated(setup.task, devices))
     return Simulation(setup, clients, test, programs, longest_of(parts))
 
 
@@ -313,15 +280,6 @@ def _check(setup: Setup) -> None:
         )
 
 
-def _work(setup: Setup, clients: Clients, steps: int, longest: int):
-    """The gradient that local steps take, and how what they scan is drawn."""
-    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, longest)
-    if not setup.split_examples:
-        return on(clients, setup.task.grad), draw
-    fetch = lambda client, key: batch_of(clients, draw(client, key), taken)
-    return setup.task.grad, fetch
-
-
 STATE = State(engine.State(SAME, SAME, SPLIT), SAME)  # what lies where
 
 
@@ -341,79 +299,16 @@ def _placed(setup: Setup, clients: Clients) -> Clients:
 
 
 def _spread(setup: Setup, play: Callable, *more):
-    """`play(state, clients, ...) -> (state, ...)`, on all devices together."""
+    """`play(task, state, clients, ...) -> (state, ...)`, on all devices together."""
     if not setup.devices:
         return play
-    return across(setup.devices, play, (STATE, _lie(setup), *more), (STATE, SAME))
+    given = (SAME, STATE, _lie(setup), *more)
+    return across(setup.devices, play, given, (STATE, SAME))
 
 
 def _create(setup: Setup, key: jax.Array) -> State:
     """The state before the prologue, made where it is to lie."""
     if not setup.devices:
         return untrained(setup, key)
-    make = jax.jit(
-        partial(untrained, setup), out_shardings=shardings(setup.devices, STATE)
-    )
-    return make(key)
-
-
-def untrained(setup: Setup, key: jax.Array) -> State:
-    """The state before the prologue."""
-    init_key, key = jax.random.split(key)
-    algorithm = setup.algorithm(setup.task.grad)
-    params = setup.task.init(init_key)
-    parts = max(1, len(setup.devices))
-    return State(engine.init(algorithm, params, setup.num_clients, parts), key)
-
-
-def play_prologue(setup: Setup, state: State, clients: Clients, longest: int):
-    """The state before round 0, and which clients were heard."""
-    training, key = state
-    grad_fn, draw = _work(setup, clients, 1, longest)
-    algorithm = setup.algorithm(grad_fn)
-    if not algorithm.prologue:
-        return state, jnp.ones(setup.num_clients, bool)
-    play = engine.make_prologue(algorithm, setup.num_clients, setup.plan, draw)
-    everyone = jnp.arange(setup.num_clients, dtype=jnp.int32)
-    weights = setup.weighting(clients.size)
-    engine_key = jax.random.fold_in(key, 0)
-    training, heard = play(training, everyone, everyone, weights, engine_key)
-    return State(training, key), heard
-
-
-def _round(setup: Setup, state: State, clients: Clients, longest: int):
-    training, key = state
-    engine_key, cohort_key, dropout_key = (jax.random.fold_in(key, i) for i in range(3))
-    cohort, joins = setup.cohorts(
-        jax.random.fold_in(cohort_key, training.index),
-        setup.num_clients,
-        setup.cohort_size,
-    )
-    answers = joins & jax.random.bernoulli(
-        jax.random.fold_in(dropout_key, training.index),
-        1 - setup.dropout,
-        cohort.shape,
-    )
-    weights = jnp.where(answers, setup.weighting(clients.size[cohort]), 0)
-    grad_fn, draw = _work(setup, clients, setup.local_steps, longest)
-    algorithm = setup.algorithm(grad_fn)
-    play = engine.make_round(algorithm, setup.num_clients, setup.plan, draw)
-    training, heard = play(training, cohort, cohort, weights, engine_key)
-    return State(training, key), cohort, answers & ~heard
-
-
-def play_rounds(setup: Setup, state: State, clients: Clients, count, longest: int):
-    """Plays `count` rounds, which may be traced."""
-
-    def body(_, carry):
-        state, metrics = carry
-        index = state.training.index
-        state, cohort, silent = _round(setup, state, clients, longest)
-        first = metrics.lost_round[cohort]
-        first = jnp.where(silent & (first < 0), index, first)
-        lost = metrics.lost.at[cohort].add(silent)
-        return state, Metrics(lost, metrics.lost_round.at[cohort].set(first))
-
-    nothing = jnp.zeros(setup.num_clients, jnp.int32)
-    none = Metrics(nothing, jnp.full_like(nothing, -1))
-    return jax.lax.fori_loop(0, count, body, (state, none))
+    where = shardings(setup.devices, STATE)
+    return jax.jit(of_task(untrained, setup), out_shardings=where)(setup.task, key)

@@ -21,14 +21,9 @@ import numpy as np
 from fedjax_muon import tree
 from fedjax_muon.batching import Clients
 from fedjax_muon.evaluation import evaluate, means
-from fedjax_muon.simulation import (
-    Metrics,
-    Setup,
-    Simulation,
-    play_prologue,
-    play_rounds,
-    untrained,
-)
+from fedjax_muon.rounds import Metrics, Setup, play_prologue, play_rounds, untrained
+from fedjax_muon.simulation import Simulation
+from fedjax_muon.tasks import Task
 from fedjax_muon.training import Row, calls, check_every
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
@@ -85,6 +80,7 @@ class _Data(NamedTuple):
     y: jax.Array
     test: Examples
     validation: Examples | None
+    task: Task
 
 
 class _Programs(NamedTuple):
@@ -132,7 +128,7 @@ def sweep(
     if validation is not None:
         validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
     x, y, *_ = simulation.clients
-    data = _Data(x, y, simulation.test, validation)
+    data = _Data(x, y, simulation.test, validation, simulation.setup.task)
 
     def play(group, missing) -> list[Outcome]:
         record = _Record(simulation, len(group), drop_nonfinite)
@@ -167,7 +163,8 @@ def _programs(setup: Setup, over: Over, longest: int) -> _Programs:
         def one(state, cell):
             algorithm = partial(setup.algorithm, **cell.hyper)
             clients = Clients(data.x, data.y, *cell[1:])
-            return function(setup._replace(algorithm=algorithm), state, clients)
+            own = setup._replace(algorithm=algorithm, task=data.task)
+            return function(own, state, clients)
 
         return over(one, states, stacked)
 

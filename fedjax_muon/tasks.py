@@ -4,12 +4,17 @@ A `Task` is three pure functions, and all that the rest of the library knows of 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import Partial
+
+# (params, x, key or nothing) -> logits [B, classes]; dropout only where there is a key
+Logits = Callable[..., jax.Array]
 
 
 class Batch(NamedTuple):
@@ -32,10 +37,26 @@ class Scores(NamedTuple):
 
 
 class Task(NamedTuple):
+    """Functions, pure ones. Arrays that they need and that are not trained, such as
+    frozen weights, they may hold as a `jax.tree_util.Partial`: programs are given these
+    as arguments, where a closure's arrays would be copied into every program."""
+
     init: Callable[[jax.Array], Any]  # key -> params
     # (params, batch, key) -> gradient of the weighted mean loss over the batch
     grad: Callable[[Any, Batch, jax.Array], Any]
     evaluate: Callable[[Any, jax.Array, jax.Array], Scores]  # (params, x, y) -> scores
+
+
+def as_argument(task: Task) -> Task:
+    """The task as a pytree of what its functions hold, for compiled programs."""
+    init, grad, evaluate = task
+    return Task(as_partial(init), as_partial(grad), as_partial(evaluate))
+
+
+def as_partial(function: Callable) -> Partial:
+    """The function as a pytree of what it holds, which is nothing unless it says so by
+    being a `Partial`."""
+    return function if isinstance(function, Partial) else Partial(function)
 
 
 def classification(model: nn.Module, example_shape: tuple[int, ...]) -> Task:
@@ -52,33 +73,40 @@ def classification(model: nn.Module, example_shape: tuple[int, ...]) -> Task:
     not one logit for each of two or more classes; `grad` and `evaluate` raise it for
     labels that are not integers and for arrays that do not agree on B.
     """
-    _check_model(model, example_shape)
-    loss = cross_entropy(model)
+    check_model(model, example_shape)
 
     def init(key):
         return model.init(key, jnp.zeros((1, *example_shape)))["params"]
 
-    def grad(params, batch, key):
-        check_batch(batch.x, batch.y, batch.weight)
-        return jax.grad(loss)(params, batch, key)
+    return from_logits(init, partial(logits_of, model))
 
-    def evaluate(params, x, y):
-        check_batch(x, y)
-        logits = logits_of(model, params, x)
-        correct = jnp.argmax(logits, axis=-1) == y
-        return Scores(loss=_cross_entropies(logits, y), correct=correct)
 
-    return Task(init=init, grad=grad, evaluate=evaluate)
+def from_logits(init: Callable[[jax.Array], Any], logits: Logits) -> Task:
+    """Softmax cross-entropy, as of `classification`, of what `logits` gives."""
+    held = as_partial(logits)
+    return Task(init=init, grad=Partial(_grad, held), evaluate=Partial(_evaluate, held))
+
+
+def _grad(logits, params, batch, key):
+    check_batch(batch.x, batch.y, batch.weight)
+    return jax.grad(_loss, argnums=1)(logits, params, batch, key)
+
+
+def _loss(logits, params, batch, key):
+    losses = _cross_entropies(logits(params, batch.x, key), batch.y)
+    return weighted_mean(losses, batch.weight)
+
+
+def _evaluate(logits, params, x, y):
+    check_batch(x, y)
+    found = logits(params, x)
+    correct = jnp.argmax(found, axis=-1) == y
+    return Scores(loss=_cross_entropies(found, y), correct=correct)
 
 
 def cross_entropy(model: nn.Module) -> Callable[[Any, Batch, jax.Array], jax.Array]:
     """(params, batch, key) -> the mean cross-entropy over the batch."""
-
-    def loss(params, batch, key):
-        losses = _cross_entropies(logits_of(model, params, batch.x, key), batch.y)
-        return weighted_mean(losses, batch.weight)
-
-    return loss
+    return partial(_loss, partial(logits_of, model))
 
 
 def logits_of(model: nn.Module, params, x, key: jax.Array | None = None) -> jax.Array:
@@ -100,7 +128,8 @@ def _cross_entropies(logits, y):
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def _check_model(model, example_shape):
+def check_model(model: nn.Module, example_shape: tuple[int, ...]) -> None:
+    """Raises `ValueError` for a model that is none for `classification`."""
     batch = 3  # not 1, which would hide a model that loses or adds an axis
     x = jax.ShapeDtypeStruct((batch, *example_shape), jnp.float32)
     logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), x)

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedjax_muon.engine import Traffic
 from fedjax_muon.processes import agreed
-from fedjax_muon.simulation import Metrics, NonFiniteError
+from fedjax_muon.rounds import Metrics
+from fedjax_muon.simulation import NonFiniteError
 
 Row = dict[str, Any]
 

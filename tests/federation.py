@@ -67,7 +67,7 @@ def assert_same_bits(one, other):
         assert key_data(a).tobytes() == key_data(b).tobytes()
 
 
-# Streams of the key in `simulation.State`: 0 the engine, 1 cohorts, 2 dropouts; of the
+# Streams of the key in `rounds.State`: 0 the engine, 1 cohorts, 2 dropouts; of the
 # engine's key in one round, the second half draws batches, by exchange and client.
 
 

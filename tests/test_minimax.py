@@ -33,7 +33,8 @@ from fedjax_muon.core import Algorithm
 from fedjax_muon.minimax import ALL
 from fedjax_muon.pair import Pair, descent_ascent
 from fedjax_muon.problems import auc
-from fedjax_muon.simulation import Simulation, State, simulate
+from fedjax_muon.rounds import State
+from fedjax_muon.simulation import Simulation, simulate
 from fedjax_muon.sweep import Cell, sweep
 from fedjax_muon.training import Row, run
 

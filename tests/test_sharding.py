@@ -84,7 +84,7 @@ def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
         state = shared.train_rounds(state, 2)[0]
         kept = jax.tree.map(jnp.copy, state)
         once = shared.train_rounds(state, 5)[0]
-        others = federation.cut([5, 10, 15, 20, 5, 5], seed=9)
+        others = federation.cut([5, 10, 15, 20, 12, 13], seed=9)
         moved = shared.repartition(others)
         moved.train_rounds(moved.init(jax.random.key(0)), 1)
         again = shared.train_rounds(shared.train_rounds(kept, 3)[0], 2)[0]
@@ -97,7 +97,7 @@ def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
 def lowered(algorithm, **changes):
     shared = federation.federation(algorithm, devices=FOUR, **changes)
     state = shared.init(jax.random.key(0))
-    given = state, shared.clients, 1, shared.longest
+    given = shared.setup.task, state, shared.clients, 1, shared.longest
     return shared.programs.rounds.trace(*given)
 
 

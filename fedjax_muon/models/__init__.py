@@ -8,6 +8,9 @@ slow.
 All take `dtype`, the numbers that layers compute in, such as `jnp.bfloat16`; by default
 those of parameters and examples. Parameters and their gradients stay float32, as do the
 statistics of normalisations and the softmax of attention; logits are of `dtype`.
+
+`RoBERTa` is not in `ALL`: it is for ids of its own tokenizer, whose padding is 1, and
+for weights that `load_roberta` reads; `lora` trains it.
 """
 
 from collections.abc import Callable
@@ -19,6 +22,8 @@ from fedjax_muon.models.lenet import LeNet
 from fedjax_muon.models.mlp import MLP
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN
+from fedjax_muon.models.roberta import RoBERTa as RoBERTa
+from fedjax_muon.models.roberta_checkpoint import load_roberta as load_roberta
 from fedjax_muon.models.swin import Swin as Swin
 from fedjax_muon.models.swin import swin_tiny
 from fedjax_muon.models.vit import ViT, vit_tiny

@@ -1,0 +1,128 @@
+"""Reads weights of RoBERTa as Hugging Face's transformers saves them.
+
+model = RoBERTa(classes=2)
+params = load_roberta("roberta-base/model.safetensors", model)
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fedjax_muon.models.roberta import RoBERTa
+
+URL = "https://huggingface.co/FacebookAI/roberta-base"
+
+# where a layer of `RoBERTa` is in a checkpoint, without "roberta."
+OUTSIDE = {
+    "words": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "head.dense": "classifier.dense",
+    "head.out": "classifier.out_proj",
+}
+INSIDE = {  # layer_i, encoder.layer.i
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+# of pretraining, or no weights
+IGNORED = ("lm_head.", "pooler.", "embeddings.position_ids")
+
+
+def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
+    """The parameters of `model` in a file `model.safetensors`, or in its directory.
+
+    Names are those of `RobertaForSequenceClassification`, "roberta." before them or
+    not. The head is absent from the result where it is from the file, as in what
+    pretraining leaves; that of masked words is ignored. Floating-point types stay, but
+    for half precision, which becomes float32. One tensor at a time is copied from the
+    file, which is mapped, to the device. Needs `pip install "fedjax-muon[roberta]"`.
+
+    Raises `FileNotFoundError` without the file, and `ValueError` for a file of another
+    format, tensors that are missing or that the model does not have, and shapes that
+    are not the model's.
+    """
+    from safetensors import SafetensorError, safe_open  # an extra, `roberta`
+
+    path = Path(path)
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} does not exist; download model.safetensors, of roberta-base from "
+            f"{URL}"
+        )
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            found = {
+                name.removeprefix("roberta."): name
+                for name in tensors.keys()  # noqa: SIM118 - no mapping
+            }
+            wanted = _wanted(model, found, file)
+            leaves = {
+                place: _leaf(tensors.get_tensor(found[name]), place, shape, name)
+                for place, (name, shape) in wanted.items()
+            }
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file}: expected tensors in the format of safetensors ({error}); fetch "
+            "it again"
+        ) from error
+    return unflatten_dict(leaves, sep=".")
+
+
+def _wanted(model: RoBERTa, found: Mapping[str, str], file: Path):
+    """{place in the parameters: (name in the file, shape)} of what is to be read."""
+    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    places = {
+        place: (_name(place), leaf.shape)
+        for place, leaf in flatten_dict(shapes, sep=".").items()
+    }
+    if not any(name.startswith("classifier.") for name in found):
+        places = {p: row for p, row in places.items() if not p.startswith("head.")}
+    names = {name for name, _ in places.values()}
+    missing = sorted(names - found.keys())
+    unexpected = sorted(n for n in found.keys() - names if not n.startswith(IGNORED))
+    if missing or unexpected:
+        raise ValueError(
+            f"{file} is none of this RoBERTa of depth {model.depth}: missing "
+            f"{_some(missing)}; unexpected {_some(unexpected)}"
+        )
+    return places
+
+
+def _name(place: str) -> str:
+    layer, leaf = place.rsplit(".", 1)
+    end = "bias" if leaf == "bias" else "weight"
+    if layer in OUTSIDE:
+        return f"{OUTSIDE[layer]}.{end}"
+    block, inner = layer.split(".", 1)
+    number = block.removeprefix("layer_")
+    return f"encoder.layer.{number}.{INSIDE[inner]}.{end}"
+
+
+def _leaf(tensor, place, shape, name):
+    turned = tensor.T if place.endswith(".kernel") else tensor  # torch's are (out, in)
+    if turned.shape != shape:
+        wanted = shape[::-1] if turned is not tensor else shape
+        raise ValueError(
+            f"{name} must have shape {wanted} for this model, got {tensor.shape}"
+        )
+    half = tensor.dtype.itemsize < 4
+    return jnp.asarray(turned.astype(np.float32) if half else turned)
+
+
+def _some(names):
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more or "nothing"

@@ -1,0 +1,356 @@
+"""Adapters against torch, what is trained and sent, and what programs hold."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from torch_roberta import CLASSES, IDS, SIZES, WIDTH, checkpoint, forward
+
+from fedjax_muon import (
+    decentralized,
+    decentralized_simulation,
+    models,
+    simulation,
+    sweep,
+    tasks,
+    tree,
+)
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.data import Dataset
+from fedjax_muon.lora import lora_classification
+from fedjax_muon.noise import gaussian, noisy
+from fedjax_muon.private_storm import per_example
+from fedjax_muon.transforms import muon, muon_dimension_numbers
+
+KEY = jax.random.key(0)
+MODEL = models.RoBERTa(*SIZES, dropout=0.0)
+SHALLOW = MODEL.clone(depth=1)  # costs less to compile
+RANK, ALPHA = 3, 5.0
+PROJECTIONS = ("query", "value")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("roberta") / "model.safetensors"
+    save_file(checkpoint(), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def frozen(file):
+    return models.load_roberta(file, MODEL)
+
+
+def shallow(params):
+    return {name: part for name, part in params.items() if name != "layer_1"}
+
+
+# ---------------------------------------------------------------- by torch
+
+
+def test_gradients_and_losses_equal_torch(file):
+    draw = np.random.default_rng(1).normal
+    pairs = {
+        name: {"a": draw(size=(WIDTH, RANK)), "b": draw(size=(RANK, WIDTH))}
+        for name in PROJECTIONS
+    }
+    y, weight = np.array([0, 2, 1, 1]), np.array([1.0, 0.5, 0.0, 2.0])
+    with jax.enable_x64(True):
+        start = shallow(models.load_roberta(file, MODEL))
+        task = lora_classification(SHALLOW, start, (6,), rank=RANK, alpha=ALPHA)
+        params = {"adapters": {"layer_0": {"attention": pairs}}, "head": start["head"]}
+        batch = tasks.Batch(jnp.asarray(IDS), jnp.asarray(y), jnp.asarray(weight))
+
+        @jax.jit
+        def run(task, params):
+            scores = task.evaluate(params, batch.x, batch.y)
+            return task.grad(params, batch, KEY), scores.loss, scores.correct
+
+        found = run(task, params)
+        gradient, losses, correct = jax.tree.map(np.asarray, found)
+
+    tensors = {name: torch.tensor(a) for name, a in checkpoint().items()}
+    ours = jax.tree.map(lambda a: torch.tensor(a, requires_grad=True), pairs)
+    for name, pair in ours.items():
+        kernel = f"roberta.encoder.layer.0.attention.self.{name}.weight"
+        added = (ALPHA / RANK) * (pair["a"] @ pair["b"]).T
+        tensors[kernel] = tensors[kernel] + added
+    head = {n: t.requires_grad_() for n, t in tensors.items() if n[:10] == "classifier"}
+    logits, labels = forward(tensors, IDS, depth=1), torch.tensor(y)
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    (torch.tensor(weight) @ expected / weight.sum()).backward()
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-9)
+    close(losses, expected.detach())
+    np.testing.assert_array_equal(correct, logits.argmax(1) == labels)
+    theirs = {"layer_0": {"attention": jax.tree.map(lambda t: t.grad, ours)}}
+    jax.tree.map(close, gradient["adapters"], theirs)
+    for place, name in (("dense", "dense"), ("out", "out_proj")):
+        theirs = head[f"classifier.{name}.weight"].grad.T
+        close(gradient["head"][place]["kernel"], theirs)
+        theirs = head[f"classifier.{name}.bias"].grad
+        close(gradient["head"][place]["bias"], theirs)
+
+
+# ------------------------------------------------------------- what is trained
+
+
+def test_training_starts_at_the_frozen_model(frozen):
+    task = lora_classification(MODEL, frozen, (6,))
+    params = task.init(KEY)
+    wide = 16  # the default rank
+    pair = {"a": (WIDTH, wide), "b": (wide, WIDTH)}
+    layer = {"attention": dict.fromkeys(PROJECTIONS, pair)}
+    assert jax.tree.map(jnp.shape, params) == {
+        "adapters": {"layer_0": layer, "layer_1": layer},
+        "head": jax.tree.map(jnp.shape, frozen["head"]),
+    }
+    jax.tree.map(np.testing.assert_array_equal, params["head"], frozen["head"])
+    downs = [
+        layer["attention"][name]["a"]
+        for layer in params["adapters"].values()
+        for name in PROJECTIONS
+    ]
+    for i, a in enumerate(downs):
+        assert np.max(np.abs(a)) <= 1 / np.sqrt(WIDTH)
+        # uniform within c: standard deviation c / sqrt(3), a twelfth known from 128
+        assert abs(np.std(a) * np.sqrt(3 * WIDTH) - 1) < 0.25
+        assert not any(np.array_equal(a, other) for other in downs[:i])
+
+
+def test_a_head_that_is_not_in_the_file_is_drawn(frozen):
+    encoder = {name: part for name, part in frozen.items() if name != "head"}
+    task = lora_classification(MODEL, encoder, (6,), rank=RANK)
+    kernel = lambda seed: task.init(jax.random.key(seed))["head"]["out"]["kernel"]
+    assert kernel(0).shape == (WIDTH, CLASSES)
+    np.testing.assert_array_equal(kernel(0), kernel(0))
+    assert not np.array_equal(kernel(0), kernel(1))
+    assert 0 < np.max(np.abs(kernel(0))) < 0.1  # RoBERTa's own, of deviation 0.02
+
+
+def test_layers_of_any_model_and_the_default_scale():
+    """An MLP in NumPy, at the start and from adapters that are not zero."""
+    model = models.MLP(features=(5, 7), classes=2)
+    rng = np.random.default_rng(2)
+    shapes = jax.eval_shape(model.init, KEY, POINTS)["params"]
+    frozen = jax.tree.map(lambda p: np.float32(rng.normal(size=p.shape)), shapes)
+    layers, head = ("Dense_0", "Dense_1"), "Dense_2"
+    sizes = {"rank": 3, "layers": layers, "head": head}
+    task = lora_classification(model, frozen, (4,), **sizes)
+    start = jax.tree.map(np.asarray, task.init(KEY))
+    drawn = jax.tree.map(lambda p: np.float32(rng.normal(size=p.shape)), start)
+    assert drawn["adapters"].keys() == set(layers)
+
+    def losses(params, scale):
+        x = np.float64(POINTS)
+        for name in layers:
+            a, b = (params["adapters"][name][n] for n in ("a", "b"))
+            kernel = frozen[name]["kernel"] + scale * a @ b
+            x = np.maximum(x @ kernel + frozen[name]["bias"], 0)
+        logits = x @ params["head"]["kernel"] + params["head"]["bias"]
+        return np.logaddexp(*logits.T) - logits[np.arange(12), BINARY.y_train]
+
+    evaluate = jax.jit(lambda task, p: task.evaluate(p, POINTS, BINARY.y_train).loss)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-4)
+    close(evaluate(task, start), losses(start, 0.0))
+    close(evaluate(task, drawn), losses(drawn, 2.0))
+    other = lora_classification(model, frozen, (4,), **sizes, alpha=1.5)
+    close(evaluate(other, drawn), losses(drawn, 0.5))
+
+
+def test_matrices(frozen):
+    task = lora_classification(MODEL, frozen, (6,), rank=RANK)
+    params = jax.eval_shape(task.init, KEY)
+    every = muon_dimension_numbers(params)
+    pair = {"a": ((0,), 1), "b": ((0,), 1)}
+    layer = {"attention": dict.fromkeys(PROJECTIONS, pair)}
+    assert every["adapters"] == {"layer_0": layer, "layer_1": layer}
+    dense = {"kernel": ((0,), 1), "bias": None}
+    assert every["head"] == {"dense": dense, "out": dense}
+    fewer = muon_dimension_numbers(params, exclude=("bias", "scale", "head"))
+    assert fewer["adapters"] == every["adapters"]
+    assert not jax.tree.leaves(fewer["head"])
+
+
+# ---------------------------------------------------------- in federated training
+
+
+def questions(count=64):
+    """Two classes of sentences: those full of word 3, and those full of 4."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, count)
+    x = rng.integers(5, 13, (count, 6))
+    x[:, 0], x[:, 1:4], x[:, 5] = 0, 3 + y[:, None], 1
+    x = x.astype(np.int32)
+    return Dataset(x, y, x, y, ("three", "four"))
+
+
+def test_fedmuon_trains_adapters_and_head(frozen):
+    model = SHALLOW.clone(classes=2)
+    encoder = {n: p for n, p in shallow(frozen).items() if n != "head"}
+    before = jax.tree.map(lambda a: np.array(a, copy=True), encoder)
+    task = lora_classification(model, encoder, (6,), rank=2)
+    data, parts = questions(), np.array_split(np.arange(64), 4)
+    prepared = simulation.simulate(
+        partial(ALL["fedmuon_align"], lr=0.05, rule=muon(0.9)),
+        task,
+        data,
+        parts,
+        cohort_size=4,
+        local_steps=4,
+        batch_size=8,
+    )
+    state = prepared.init(jax.random.key(1))
+    start = jax.tree.map(lambda a: np.array(a, copy=True), state.params)
+
+    @jax.jit  # compiles in half the time of `prepared.evaluate`
+    def loss(task, params):
+        return jnp.mean(task.evaluate(params, data.x_train, data.y_train).loss)
+
+    first = loss(task, start)
+    state, metrics = prepared.train_rounds(state, 40)
+    assert not np.any(metrics.lost)
+    assert abs(first - np.log(2)) < 0.05
+    assert loss(task, state.params) < 0.05
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), start, state.params)
+    assert all(jax.tree.leaves(moved))
+    (logits,) = prepared.setup.task.grad.args
+    for held in (encoder, *logits.args):
+        jax.tree.map(np.testing.assert_array_equal, held, before)
+    # A and B of two projections and the head in float32. FedMuon sends the parameters
+    # and the momentum of matrices; the mean direction is received besides
+    matrices = 2 * (2 * WIDTH * 2) + WIDTH * WIDTH + WIDTH * 2
+    size, momentum = 4 * (matrices + WIDTH + 2), 4 * matrices
+    assert tree.nbytes(state.params) == size
+    down, up = 4 * (2 * size + momentum), 4 * (size + momentum)
+    assert prepared.bytes_after(1) == (down, up)
+
+
+WIDE = models.MLP(features=(512, 512), classes=2)  # a frozen kernel of 1 MB
+POINTS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+BINARY = Dataset(POINTS, np.arange(12) % 2, POINTS, np.arange(12) % 2, ("0", "1"))
+PARTS = [np.arange(0, 6), np.arange(6, 12)]
+
+
+@pytest.fixture(scope="module")
+def wide():
+    params = jax.jit(WIDE.init)(KEY, POINTS)["params"]
+    return lora_classification(
+        WIDE, params, (4,), rank=1, layers=("Dense_1",), head="Dense_2"
+    )
+
+
+def prepared(task):
+    return simulation.simulate(
+        partial(ALL["fedavg"], lr=0.1),
+        task,
+        BINARY,
+        PARTS,
+        cohort_size=2,
+        local_steps=2,
+        batch_size=3,
+    )
+
+
+def assert_given(program):
+    """The frozen kernel is an argument of a program, and no constant in it."""
+    text = program.as_text()
+    assert "tensor<512x512xf32>" in text
+    assert len(text) < 2**18  # as text, a constant has two letters a byte
+
+
+def test_frozen_weights_are_no_part_of_the_programs(wide):
+    assert "512x512" not in jax.jit(wide.init).lower(KEY).as_text()
+    run = prepared(wide)
+    task, state = run.setup.task, rounds.untrained(run.setup, KEY)
+    rest = run.clients, 1, run.longest
+    programs = [
+        run.programs.rounds.lower(task, state, *rest),
+        run.programs.score.lower(task, state.params, run.clients, run.test),
+    ]
+    loud = prepared(wide._replace(grad=noisy(wide.grad, gaussian(1.0))))
+    programs.append(loud.programs.rounds.lower(loud.setup.task, state, *rest))
+    for program in programs:
+        assert_given(program)
+    state, _ = run.train_rounds(run.init(KEY), 1)
+    run.train_rounds(state, 3)
+    assert run.programs.rounds._cache_size() == 1
+
+
+def test_wrapped_gradients_hold_the_frozen_weights(wide):
+    count = len(jax.tree.leaves(wide.grad))
+    assert count == 4
+    for wrap in (per_example, partial(noisy, noise=gaussian(1.0))):
+        assert len(jax.tree.leaves(wrap(wide.grad))) == count
+
+
+def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
+    federated = prepared(wide)
+    setup, longest = federated.setup, federated.longest
+    cells = [(sweep.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
+    data = sweep._Data(*federated.clients[:2], federated.test, None, setup.task)
+    states, stacked = sweep._stack(cells)
+    swept = sweep._programs(setup, sweep.one_by_one, longest)
+    agents = decentralized_simulation.decentralize(
+        partial(decentralized.ALL["dsgd"], lr=0.1),
+        wide,
+        BINARY,
+        PARTS,
+        weights=np.full((2, 2), 0.5),
+        batch_size=3,
+    )
+    task, programs, bound = agents.setup.task, agents.programs, agents.longest
+    begin = lambda task: programs.begin(task, agents.given, KEY, bound)
+    state = jax.eval_shape(begin, task)
+    for program in (
+        swept.rounds.lower(states, 1, stacked, data),
+        swept.score.lower(states, stacked, data),
+        programs.begin.lower(task, agents.given, KEY, bound),
+        programs.rounds.lower(task, state, agents.given, 1, bound),
+        programs.score.lower(task, state.params, agents.given.clients, agents.test),
+    ):
+        assert_given(program)
+
+
+# ------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank must be at least 1, got 0"),
+        ({"alpha": 0.0}, r"alpha must lie in \(0, infinity\), got 0"),
+        ({"layers": ("query", "q_proj")}, r"has no layers \['q_proj'\] with a kernel"),
+        ({"layers": ("dense",)}, r"no layers \['dense'\] with a kernel outside its he"),
+        ({"head": "classifier"}, r"no layer 'classifier' to be its head; it has \['he"),
+    ],
+)
+def test_options_are_refused(frozen, options, message):
+    with pytest.raises(ValueError, match=message):
+        lora_classification(MODEL, frozen, (6,), **options)
+
+
+@pytest.mark.parametrize("layers", ["query", ()])
+def test_layers_are_a_sequence_of_names(frozen, layers):
+    with pytest.raises(TypeError, match="layers must be a sequence of names, got"):
+        lora_classification(MODEL, frozen, (6,), layers=layers)
+
+
+def test_frozen_parameters_are_the_models(frozen):
+    other = MODEL.clone(vocabulary_size=14)
+    message = r"words/embedding has shape \(14, 8\) there, got \(13, 8\), and 0 more"
+    with pytest.raises(ValueError, match=message):
+        lora_classification(other, frozen, (6,))
+    with pytest.raises(ValueError, match=r"layer_2/.* there, got none, and 15 more"):
+        lora_classification(MODEL.clone(depth=3), frozen, (6,))
+
+
+def test_convolutions_have_no_adapters():
+    model = models.LeNet()
+    shapes = jax.eval_shape(model.init, KEY, jnp.zeros((1, 28, 28, 1)))["params"]
+    last = "Dense_2"
+    with pytest.raises(ValueError, match=r"kernels \[in, out\], .* has shape \(5, 5"):
+        lora_classification(model, shapes, (28, 28, 1), layers=("Conv_0",), head=last)

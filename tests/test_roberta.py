@@ -1,0 +1,251 @@
+"""RoBERTa against torch, from a checkpoint; what it drops and refuses."""
+
+import math
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from parity import differentiated
+from safetensors.numpy import save_file
+from torch_roberta import CLASSES, IDS, SIZES, WIDTH, WORDS, checkpoint, forward
+
+from fedjax_muon import models
+from fedjax_muon.models.roberta import Attention
+
+KEY = jax.random.key(0)
+MODEL = models.RoBERTa(*SIZES)
+SHALLOW = MODEL.clone(depth=1)  # costs less to compile
+
+
+def saved(folder, tensors):
+    file = folder / "model.safetensors"
+    save_file({name: np.ascontiguousarray(a) for name, a in tensors.items()}, file)
+    return file
+
+
+def loaded(file, model=MODEL):
+    with jax.enable_x64(True):
+        return jax.tree.map(np.asarray, models.load_roberta(file, model))
+
+
+def shapes(model, length=6):
+    x = jax.ShapeDtypeStruct((2, length), jnp.int32)
+    return jax.eval_shape(model.init, KEY, x)["params"]
+
+
+def shallow(folder):
+    """The parameters of `SHALLOW` in float32."""
+    params = jax.tree.map(np.float32, loaded(saved(folder, checkpoint())))
+    del params["layer_1"]
+    return params
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_logits_and_gradients_equal_torch(tmp_path):
+    tensors = checkpoint()
+    logits, gradient = differentiated(MODEL, loaded(saved(tmp_path, tensors)), IDS)
+    leaves = {n: torch.tensor(a, requires_grad=True) for n, a in tensors.items()}
+    expected = forward(leaves, IDS)
+    np.testing.assert_allclose(logits, expected.detach(), rtol=0, atol=1e-9)
+    torch.sin(expected).sum().backward()
+    # the same names for gradients, so that the loader sorts them for us
+    theirs = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
+    theirs = loaded(saved(tmp_path, theirs))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-9),
+        gradient,
+        theirs,
+    )
+
+
+def test_what_else_a_checkpoint_may_be(tmp_path):
+    """Without prefix, without a head, with the rest of pretraining, by its folder."""
+    tensors = checkpoint()
+    expected = loaded(saved(tmp_path, tensors))
+    bare = {name.removeprefix("roberta."): a for name, a in tensors.items()}
+    saved(tmp_path, bare)
+    assert_same(loaded(tmp_path), expected)
+    further = {
+        "lm_head.dense.weight": np.zeros((3, 3)),
+        "roberta.pooler.dense.weight": np.zeros((3, 3)),
+        "roberta.embeddings.position_ids": np.arange(3)[None],
+    }
+    encoder = {n: a for n, a in tensors.items() if not n.startswith("classifier.")}
+    del expected["head"]
+    assert_same(loaded(saved(tmp_path, encoder | further)), expected)
+
+
+def test_half_precision_becomes_single(tmp_path):
+    halves = {name: np.float16(a) for name, a in checkpoint().items()}
+    found = models.load_roberta(saved(tmp_path, halves), MODEL)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+    head = halves["classifier.dense.weight"].T
+    np.testing.assert_array_equal(found["head"]["dense"]["kernel"], head)
+
+
+def test_ids_as_floats_and_beyond_the_vocabulary(tmp_path):
+    params = shallow(tmp_path)
+    ids = np.where(IDS == 12, WORDS, IDS)  # in one sentence
+
+    @jax.jit
+    def run(params):
+        apply = lambda ids: SHALLOW.apply({"params": params}, ids)
+        return apply(IDS), apply(np.float32(IDS)), apply(ids)
+
+    logits, as_floats, beyond = run(params)
+    assert_same(as_floats, logits)
+    unknown = np.isnan(beyond).all(axis=1)
+    np.testing.assert_array_equal(unknown, [False, True, False, False])
+
+
+def test_default_sizes_are_those_of_roberta_base():
+    params = shapes(models.RoBERTa())
+    assert params.keys() == (
+        {"words", "positions", "types", "norm", "head"}
+        | {f"layer_{i}" for i in range(12)}
+    )
+    assert params["words"]["embedding"].shape == (50265, 768)
+    assert params["positions"]["embedding"].shape == (514, 768)
+    square, dense = 768 * 769, lambda a, b: a * b + b
+    layer = 4 * square + dense(768, 3072) + dense(3072, 768) + 2 * 2 * 768
+    embedded = (50265 + 514 + 1) * 768 + 2 * 768
+    total = embedded + 12 * layer + square + dense(768, 2)
+    assert total == 124_647_170
+    assert sum(p.size for p in jax.tree.leaves(params)) == total
+
+
+def test_initial_values():
+    def some():  # the others cost time to compile
+        params = MODEL.init(KEY, IDS)["params"]
+        return {name: params[name] for name in ("words", "norm", "head")}
+
+    params = jax.jit(some)()
+    table = params["words"]["embedding"]
+    assert math.isclose(np.std(table), 0.02, rel_tol=5 / math.sqrt(2 * table.size))
+    norm, dense = params["norm"], params["head"]["dense"]
+    assert np.all(norm["scale"] == 1)
+    assert not np.any(norm["bias"])
+    assert not np.any(dense["bias"])
+    kernel = dense["kernel"]
+    assert math.isclose(np.std(kernel), 0.02, rel_tol=5 / math.sqrt(2 * kernel.size))
+
+
+def test_where_dropout_acts():
+    seen = []
+
+    def watch(call, args, options, context):
+        if isinstance(context.module, nn.Dropout) and context.method_name == "__call__":
+            seen.append((args[0].shape, context.module.rate))
+            assert context.module.deterministic is not context.module.has_rng("dropout")
+        return call(*args, **options)
+
+    with nn.intercept_methods(watch):
+        shapes(MODEL)
+    tokens, head = (2, 6, WIDTH), (2, WIDTH)
+    assert seen == [(shape, 0.1) for shape in [tokens] + 4 * [tokens] + 2 * [head]]
+
+
+def test_dropout_acts_with_a_key_alone(tmp_path):
+    params = shallow(tmp_path)
+    run = jax.jit(lambda **rngs: SHALLOW.apply({"params": params}, IDS, rngs=rngs))
+    once, again, other = (run(dropout=jax.random.key(i)) for i in (0, 0, 1))
+    never = run()  # what torch has too
+    np.testing.assert_array_equal(once, again)
+    assert np.all(once != never)
+    assert np.all(once != other)
+
+
+def test_dropout_of_the_weights_of_attention():
+    """Uniform weights 1/8 of one-hot values: each is 0 or doubled, on its own."""
+    width, eye = 8, np.eye(8, dtype=np.float32)
+    bias = np.zeros(8, np.float32)
+    square = lambda kernel: {"kernel": kernel, "bias": bias}
+    params = {name: square(0 * eye) for name in ("query", "key")}
+    params |= {name: square(eye) for name in ("value", "out")}
+    x, real = np.stack(2 * [eye]), np.ones((2, 8), bool)
+    attention = Attention(heads=1, dropout=0.5)
+    apply = partial(attention.apply, {"params": params}, x, real)
+    run = jax.jit(lambda **rngs: apply(rngs=rngs))
+    np.testing.assert_allclose(run(), np.full((2, 8, 8), 1 / width))
+    weights = run(dropout=KEY)
+    assert set(np.unique(weights)) == {0, 2 / width}
+    assert not np.array_equal(weights[0], weights[1])
+
+
+# ------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"depth": 0}, "RoBERTa's depth must be at least 1, got 0"),
+        ({"heads": 3}, "heads must divide its width 8, got 3"),
+        ({"padding": WORDS}, "padding must be an id from 0 to 12, got 13"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
+        ({"position_count": 7}, r"N from 1 to 5, got shape \(2, 6\)"),
+    ],
+)
+def test_sizes_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        shapes(MODEL.clone(**sizes))
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 0), (2, 3, 1)])
+def test_other_ranks_are_refused(shape):
+    x = jax.ShapeDtypeStruct(shape, jnp.int32)
+    with pytest.raises(ValueError, match="takes token ids"):
+        jax.eval_shape(MODEL.init, KEY, x)
+
+
+def test_as_many_tokens_as_there_are_positions():
+    shapes(MODEL, length=10)  # of 12, from the second on
+    with pytest.raises(ValueError, match="N from 1 to 10"):
+        shapes(MODEL, length=11)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"model.safetensors does not exist; d"):
+        models.load_roberta(tmp_path, MODEL)
+
+
+def test_no_safetensors(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="expected tensors in the format of safet"):
+        models.load_roberta(file, MODEL)
+
+
+def test_missing_and_unexpected_tensors(tmp_path):
+    tensors = checkpoint()
+    del tensors["classifier.out_proj.bias"]
+    tensors["roberta.encoder.layer.2.output.dense.bias"] = np.zeros(3)
+    message = (
+        "depth 2: missing classifier.out_proj.bias; "
+        "unexpected encoder.layer.2.output.dense.bias$"
+    )
+    with pytest.raises(ValueError, match=message):
+        models.load_roberta(saved(tmp_path, tensors), MODEL)
+    deeper = MODEL.clone(depth=3)
+    with pytest.raises(ValueError, match=r"and \d+ more; unexpected nothing"):
+        models.load_roberta(saved(tmp_path, checkpoint()), deeper)
+
+
+def test_shapes_that_are_not_the_models(tmp_path):
+    file = saved(tmp_path, checkpoint())
+    message = rf"out_proj.bias must have shape \(5,\) .*got \({CLASSES},\)"
+    with pytest.raises(ValueError, match=message):
+        models.load_roberta(file, MODEL.clone(classes=5))
+    message = r"intermediate.dense.weight must have shape \(9, 8\) .*got \(10, 8\)"
+    tensors = checkpoint()
+    for i in range(2):
+        name = f"roberta.encoder.layer.{i}.intermediate.dense.bias"
+        tensors[name] = tensors[name][:9]
+    with pytest.raises(ValueError, match=message):
+        models.load_roberta(saved(tmp_path, tensors), MODEL.clone(hidden=9))
