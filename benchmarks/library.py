@@ -1,5 +1,6 @@
 """The works with the library: FedAvg, FedMuon and Local AdamW, in turns."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -42,10 +43,21 @@ def dataset_of(work: Work) -> data.Dataset:
 
 
 def first_weights(work: Work) -> dict[str, np.ndarray]:
-    """Initial parameters for all contenders, under names as `Dense_0/kernel`."""
+    """Initial parameters for all contenders, under names as `Dense_0/kernel`: what has
+    rows and columns is normal, scaled by its inputs. Not as the model's own `init`
+    draws, whose compilation for a large model takes longer than its rounds."""
     task = tasks.classification(model_of(work), work.example)
-    params = jax.jit(task.init)(jax.random.key(0))
-    return {k: np.asarray(v) for k, v in flatten_dict(params, sep="/").items()}
+    shapes = flatten_dict(jax.eval_shape(task.init, jax.random.key(0)), sep="/")
+    rng = np.random.default_rng(2)
+
+    def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) < 2:
+            one = name.endswith("scale")
+            return np.full(shape, 1 if one else 0, np.float32)
+        fan_in = math.prod(shape[:-1])
+        return rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(fan_in))
+
+    return {name: draw(name, leaf.shape) for name, leaf in shapes.items()}
 
 
 def nested(weights: dict[str, np.ndarray]) -> Any:

@@ -5,7 +5,7 @@ not change how long a round takes. Nothing here needs JAX, which peers without i
 have to load.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Work(NamedTuple):
 
     about: str
     model: str  # of `fedjax_muon.models.ALL`
-    arguments: tuple[int, ...]  # of the model
+    arguments: tuple[Any, ...]  # of the model, the number of labels first
     example: tuple[int, ...]  # the shape of one; of integers: a text of tokens
     clients: int
     examples: int  # of a client, of the mean client if uneven

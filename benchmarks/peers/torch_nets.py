@@ -15,37 +15,39 @@ from benchmarks.works import Work, arrays_of, parts_of, probed
 class Residual(nn.Module):
     """A block of ResNet-18."""
 
-    def __init__(self, before: int, width: int, stride: int):
+    def __init__(self, before: int, width: int, stride: int, groups: int):
         super().__init__()
         convolution = partial(nn.Conv2d, bias=False)
         self.conv0 = convolution(before, width, 3, stride, 1)
         self.conv1 = convolution(width, width, 3, 1, 1)
-        self.norm0, self.norm1 = nn.GroupNorm(32, width), nn.GroupNorm(32, width)
+        self.norm0 = nn.GroupNorm(groups, width)
+        self.norm1 = nn.GroupNorm(groups, width)
         self.around: nn.Module = nn.Identity()
         if stride != 1 or before != width:
             shortcut = convolution(before, width, 1, stride)
-            self.around = nn.Sequential(shortcut, nn.GroupNorm(32, width))
+            self.around = nn.Sequential(shortcut, nn.GroupNorm(groups, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm0(self.conv0(x)).relu()
         return (self.norm1(self.conv1(y)) + self.around(x)).relu()
 
 
-def resnet18(classes: int) -> tuple[nn.Module, list[str]]:
+def resnet18(
+    classes: int, groups: int = 32, widths: tuple[int, ...] = (64, 128, 256, 512)
+) -> tuple[nn.Module, list[str]]:
     """The network, and the names of its layers in Flax's."""
-    widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
-    blocks, names = [], ["stem", "GroupNorm_0"]
-    for i, (before, width) in enumerate(itertools.pairwise(widths)):
-        blocks.append(Residual(before, width, 1 if before == width else 2))
-        layers = ["Conv_0", "Conv_1", "GroupNorm_0", "GroupNorm_1"]
-        layers += ["shortcut", "shortcut_norm"] if before != width else []
-        names += [f"ResidualBlock_{i}/{layer}" for layer in layers]
-    stem = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()
-    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    return nn.Sequential(*stem, *blocks, *pooled, nn.Linear(512, classes)), [
-        *names,
-        "head",
-    ]
+    stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+    layers: list[nn.Module] = [stem, nn.GroupNorm(groups, widths[0]), nn.ReLU()]
+    names = ["stem", "GroupNorm_0"]
+    twice = [width for width in widths for _ in range(2)]
+    for i, (before, width) in enumerate(itertools.pairwise((widths[0], *twice))):
+        layers.append(Residual(before, width, 1 if before == width else 2, groups))
+        inside = ["Conv_0", "Conv_1", "GroupNorm_0", "GroupNorm_1"]
+        inside += ["shortcut", "shortcut_norm"] if before != width else []
+        names += [f"ResidualBlock_{i}/{name}" for name in inside]
+    head = nn.Linear(widths[-1], classes)
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), head]
+    return nn.Sequential(*layers), [*names, "head"]
 
 
 def emnist_cnn(classes: int, image) -> tuple[nn.Module, list[str]]:
@@ -72,7 +74,7 @@ def mlp(classes: int, image, features) -> tuple[nn.Module, list[str]]:
 NETWORKS: dict[str, Callable[[Work], tuple[nn.Module, list[str]]]] = {
     "mlp": lambda work: mlp(work.classes, work.example, (200, 200)),
     "emnist_cnn": lambda work: emnist_cnn(work.classes, work.example),
-    "resnet18": lambda work: resnet18(work.classes),
+    "resnet18": lambda work: resnet18(*work.arguments),
 }
 
 
