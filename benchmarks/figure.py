@@ -7,7 +7,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.backend_bases import FigureCanvasBase
@@ -36,49 +36,58 @@ def check_format(path: Path) -> None:
         )
 
 
-def panels(rows: Sequence[Row]) -> dict[str, list[tuple[str, float, bool]]]:
-    """For every work with a time: label, seconds, and whether it is the library's."""
-    found: dict[str, list[tuple[str, float, bool]]] = {}
+class Bar(NamedTuple):
+    """A row that has a time."""
+
+    label: str
+    seconds: float
+    ours: bool  # the library's
+
+
+def panels(rows: Sequence[Row]) -> dict[str, list[Bar]]:
+    """The bars of every work, titled by its name and what is less than the whole."""
+    found: dict[str, list[Bar]] = {}
     for row in rows:
         if "wall_seconds" not in row:
             continue
-        title = row["work"] + (f", {row['case']}" if "case" in row else "")
+        title = row["work"]
         if row.get("whole") is False:
-            title += " ({cohort} x {steps} steps of {batch})".format(**row)
+            sizes = "; {clients} clients, {cohort} a round, {steps} steps of {batch}"
+            title += sizes.format(**row)
+        algorithm = row.get("algorithm")
+        names = row.get("case"), row["contender"], NAMES.get(algorithm, algorithm)
+        label = ", ".join(name for name in names if name)
         ours = row["contender"] == "fedjax_muon"
-        label = row["contender"]
-        if "algorithm" in row:
-            label += f", {NAMES.get(row['algorithm'], row['algorithm'])}"
-        found.setdefault(title, []).append((label, row["wall_seconds"], ours))
+        found.setdefault(title, []).append(Bar(label, row["wall_seconds"], ours))
     return found
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Raises `ValueError` if no row has a time, or for an unknown suffix."""
+    """One panel under the other, all bars of one height.
+
+    Raises `ValueError` if no row has a time, or for an unknown suffix.
+    """
     check_format(path)
     works = panels(rows)
     if not works:
         raise ValueError("no row has wall_seconds: nothing to draw")
-    columns = 1 if len(works) == 1 else 2
-    lines = -(-len(works) // columns)
-    most = max(map(len, works.values()))
+    counts = [len(bars) for bars in works.values()]
     with matplotlib.rc_context(STYLE):
-        size = (5.6 * columns, (0.7 + 0.26 * most) * lines)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(lines, columns, squeeze=False).flat
-        for axis, (title, bars) in zip(axes, works.items(), strict=False):
+        height = 0.6 * len(works) + 0.24 * sum(counts) + 0.3
+        figure = Figure(figsize=(7.5, height), layout="constrained")
+        ratios = {"height_ratios": [0.4 + count for count in counts]}
+        axes = figure.subplots(len(works), squeeze=False, gridspec_kw=ratios)[:, 0]
+        for axis, (title, bars) in zip(axes, works.items(), strict=True):
             labels, seconds, ours = zip(*bars, strict=True)
             places = range(len(bars))
             colors = [OURS if own else THEIRS for own in ours]
             drawn = axis.barh(places, seconds, color=colors, height=0.7)
             axis.bar_label(drawn, [f"{s:.3g}" for s in seconds], padding=3)
             axis.set_yticks(places, labels)
-            axis.set_ylim(most - 0.5, -0.5)  # bars of one height in all panels
-            axis.margins(x=0.15)
+            axis.set_ylim(len(bars) - 0.5, -0.5)
+            axis.margins(x=0.12)
             axis.set_title(title, loc="left", fontsize=9)
-            axis.set_xlabel("seconds" + ("" if "case" in title else " a round"))
-        for axis in list(figure.axes)[len(works) :]:
-            axis.remove()
+        axes[-1].set_xlabel("seconds: a round, or a call")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 

@@ -343,7 +343,11 @@ def test_all_works_are_listed(capsys):
 
 def test_panels_are_works_and_bars_have_times():
     row = {"work": "w1", "contender": "PyTorch loop", "algorithm": "fedavg"}
+    case = {"work": "newton_schulz", "case": "2 x 3", "contender": "fedjax_muon"}
     rows = [row | {"wall_seconds": 2.0}, row | {"error": "none"}]
-    assert figure.panels(rows) == {"w1": [("PyTorch loop, FedAvg", 2.0, False)]}
+    assert figure.panels([*rows, case | {"wall_seconds": 0.5}]) == {
+        "w1": [("PyTorch loop, FedAvg", 2.0, False)],
+        "newton_schulz": [("2 x 3, fedjax_muon", 0.5, True)],
+    }
     with pytest.raises(ValueError, match="nothing to draw"):
         figure.draw(rows[1:], Path("bars.png"))
