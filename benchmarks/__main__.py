@@ -26,7 +26,7 @@ from typing import IO
 
 from benchmarks import figure, race
 from benchmarks.peers import PEERS
-from benchmarks.works import SIZES, WORKS
+from benchmarks.works import SIZES, WORKS, check_sizes
 
 ALGORITHMS = ("fedavg", "fedmuon", "local_adamw")
 MEASURES = {  # further works: modules with `rows`
@@ -104,10 +104,9 @@ def keep_to(cores: int) -> None:
 
 def measured(options: argparse.Namespace) -> Iterator[race.Row]:
     """A line about the machine, then the rows. Raises `ValueError` for more devices
-    than there are."""
+    than there are, and for sizes that no round has."""
     names = options.works or [*WORKS, *MEASURES]
     works = [name for name in names if name in WORKS]
-    limits = race.Limits(options.devices, options.repeats)
     with tempfile.TemporaryDirectory() as folder:
         told = {"do": "opening", "works": works, "weights": folder}
         head, *about = race.answers(told | {"module": "benchmarks"}, options.devices)
@@ -118,23 +117,33 @@ def measured(options: argparse.Namespace) -> Iterator[race.Row]:
             raise ValueError(f"--devices {options.devices}, but there are {there}")
         if on_cpu:
             keep_to(options.devices)
+        sizes = {name: sizes_of(options, name, on_cpu) for name in works}
+        for name in works:
+            check_sizes(WORKS[name]._replace(**sizes[name]))
         parameters = {one["work"]: one["parameters"] for one in about}
         yield head
         for name in names:
             if name in MEASURES:
-                told = {"do": "measure", "module": name, "repeats": options.repeats}
-                rows = race.answers(told, options.devices)
-                yield from ({"work": name} | row for row in rows)
+                yield from _measure(name, options)
                 continue
             rows = race.race(
                 name,
-                sizes_of(options, name, on_cpu),
+                sizes[name],
                 algorithms=options.algorithms,
                 peers=options.peers,
                 weights=Path(folder),
-                limits=limits,
+                limits=race.Limits(options.devices, options.repeats),
             )
             yield from (row | {"parameters": parameters[name]} for row in rows)
+
+
+def _measure(name: str, options: argparse.Namespace) -> Iterator[race.Row]:
+    told = {"do": "measure", "module": name, "repeats": options.repeats}
+    try:
+        for row in race.answers(told, options.devices):
+            yield {"work": name} | row
+    except race.ContenderError as error:
+        yield {"work": name, "error": str(error)}
 
 
 def write(row: race.Row, streams: Sequence[IO[str]]) -> None:

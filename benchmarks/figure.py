@@ -54,7 +54,7 @@ def panels(rows: Sequence[Row]) -> dict[str, list[Bar]]:
         if row.get("whole") is False:
             sizes = "; {clients} clients, {cohort} a round, {steps} steps of {batch}"
             title += sizes.format(**row)
-        algorithm = row.get("algorithm")
+        algorithm = row.get("algorithm", "")
         names = row.get("case"), row["contender"], NAMES.get(algorithm, algorithm)
         label = ", ".join(name for name in names if name)
         ours = row["contender"] == "fedjax_muon"

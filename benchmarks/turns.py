@@ -32,10 +32,10 @@ def family(root: int) -> list[int]:
     return found
 
 
-def cpu_seconds() -> float:
-    """Of this process and its descendants, those that ended included."""
+def descendants_seconds() -> float:
+    """Processor time of this process's descendants, those that ended included."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    total = ended.ru_utime + ended.ru_stime
     for pid in family(os.getpid())[1:]:
         try:
             fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -62,20 +62,23 @@ class Turns:
 
     def __init__(self, asked: IO[str], answers: IO[str]):
         self._asked, self._answers = asked, answers
-        self._began = 0.0, 0.0
+        self._began = 0.0, 0.0, 0.0
 
     def start(self) -> bool:
         """Waits until a round is asked for; False: none will be any more."""
         if not self._asked.readline().strip():
             return False
-        self._began = time.perf_counter(), cpu_seconds()
+        others = descendants_seconds()  # first: looking takes time too
+        self._began = time.perf_counter(), time.process_time(), others
         return True
 
     def stop(self) -> None:
         """The round has been played, to its last number."""
-        now = time.perf_counter(), cpu_seconds()
-        wall, cpu = (end - start for end, start in zip(now, self._began, strict=True))
-        self.say(wall=wall, cpu=cpu)
+        now = time.perf_counter(), time.process_time(), descendants_seconds()
+        wall, own, others = (
+            end - start for end, start in zip(now, self._began, strict=True)
+        )
+        self.say(wall=wall, cpu=own + others)
 
     def finish(self, losses: list[float], device_bytes: int | None = None) -> None:
         """What is known after the last round: a loss for every algorithm."""

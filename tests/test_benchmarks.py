@@ -207,16 +207,16 @@ def test_a_turn_is_timed_between_start_and_stop():
 
 def test_a_familys_processor_time_and_memory_are_its_members_too():
     script = "sum(range(10_000_000)); b = bytearray(2**27); print(flush=True); input()"
-    before, alone = turns.cpu_seconds(), turns.peak_megabytes()
+    before, alone = turns.descendants_seconds(), turns.peak_megabytes()
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         child.stdout.readline()
         assert child.pid in turns.family(os.getpid())
-        assert turns.cpu_seconds() - before > 0.05
+        assert turns.descendants_seconds() - before > 0.05
         assert turns.peak_megabytes() - alone > 100
         child.communicate(b"\n")
-    assert turns.cpu_seconds() - before > 0.05  # ended, and counted still
+    assert turns.descendants_seconds() - before > 0.05  # ended, and counted still
 
 
 def test_the_summary_leaves_out_the_first_call():
@@ -325,6 +325,26 @@ def test_what_cannot_be_measured_is_refused(given, message):
 def test_more_cores_than_there_are_are_refused():
     with pytest.raises(ValueError, match="needs as many cores"):
         command.keep_to(100_000)
+
+
+def test_a_cohort_of_more_clients_than_there_are_is_refused_at_once(monkeypatch):
+    head = {"backend": "gpu", "local_devices": 1}
+    monkeypatch.setattr(race, "answers", lambda told, devices: iter([head]))
+    options = command.arguments().parse_args(["w1", "w2", "--cohort", "101"])
+    with pytest.raises(ValueError, match="a cohort of 101 needs as many clients"):
+        next(command.measured(options))
+
+
+def test_a_measure_that_fails_becomes_a_row(monkeypatch):
+    def answers(told, devices):
+        if told["do"] == "measure":
+            raise race.ContenderError("why")
+        return iter([{"backend": "gpu", "local_devices": 1}])
+
+    monkeypatch.setattr(race, "answers", answers)
+    options = command.arguments().parse_args(["local_step"])
+    _, row = command.measured(options)
+    assert row == {"work": "local_step", "error": "why"}
 
 
 def test_more_devices_than_there_are_are_refused(monkeypatch):
