@@ -3,7 +3,7 @@ thread, in one process and in turns.
 
     python -m benchmarks.sweep             # about three minutes
 
-The work is the MLP's of benchmarks.rounds with FedAvg. The runs one by one share the
+The work is `w2` of benchmarks.works with FedAvg. The runs one by one share the
 seeds' data but are what a user without sweeps has: a simulation of its own for every
 learning rate, whose program is compiled anew. Prints JSON lines.
 """
@@ -15,14 +15,15 @@ import time
 import jax
 import numpy as np
 
+from benchmarks.library import dataset_of, prepare
 from benchmarks.machine import machine, one_thread
-from benchmarks.rounds import WORKS, dataset_of, prepare
+from benchmarks.works import WORKS
 from fedjax_muon import training
 from fedjax_muon.sweep import Cell, sweep
 
 RATES, SEEDS = (0.01, 0.03, 0.05, 0.1, 0.3), range(5)
 ROUNDS = 20
-WORK = WORKS["mlp"]
+WORK = WORKS["w2"]
 
 
 def parts(seed: int) -> list[np.ndarray]:
@@ -36,7 +37,7 @@ def one_by_one(dataset) -> tuple[float, float]:
     compiled = run = 0.0
     for lr in RATES:
         began = time.process_time()
-        prepared = prepare(WORK, dataset, parts(0), lr)
+        prepared = prepare(WORK, dataset, parts(0), lr=lr)
         training.run(prepared, prepared.init(jax.random.key(0)), rounds=1)
         compiled += time.process_time() - began
         for seed in SEEDS:
@@ -56,7 +57,7 @@ def at_once(dataset, rounds: int) -> float:
         for seed in SEEDS
     ]
     began = time.process_time()
-    prepared = prepare(WORK, dataset, parts(0), RATES[0])
+    prepared = prepare(WORK, dataset, parts(0), lr=RATES[0])
     for _ in sweep(prepared, cells, rounds=rounds, evaluate_every=ROUNDS):
         pass
     return time.process_time() - began

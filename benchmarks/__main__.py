@@ -1,0 +1,181 @@
+"""Seconds a round of federated learning, beside other ways to do the same.
+
+    python -m benchmarks                          # all works and peers
+    python -m benchmarks w1 w2 --repeats 25 --output w.jsonl --figure w.png
+    python -m benchmarks cifar10 --devices 2      # a cohort divided over two devices
+    python -m benchmarks --list
+    python -m benchmarks plot w.jsonl --output w.png
+
+Prints JSON lines: the machine, then a row for every contender and algorithm. Contenders
+are processes that play one round each in turns: the library with FedAvg, FedMuon and
+Local AdamW; hand-written JAX, a PyTorch loop, Flower, pfl and FedJAX with FedAvg, those
+that are installed. On a CPU everything keeps to one core and one thread, or to as many
+as `--devices` says, one device a core; large models then make fewer steps with fewer
+clients, unless `--full`.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from benchmarks import figure, race
+from benchmarks.peers import PEERS
+from benchmarks.works import SIZES, WORKS, check_sizes
+
+ALGORITHMS = ("fedavg", "fedmuon", "local_adamw")
+MEASURES = {  # further works: modules with `rows`
+    "newton_schulz": "five Newton-Schulz steps beside optax's, and beside the "
+    "machine's rate of products",
+    "local_step": "a local step of ResNet-18 inside a round, beside the step alone",
+}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(text.split(","))
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Of the command line."""
+    about, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("works", nargs="*", metavar="WORK", help="all by default; see --list")
+    add("--list", action="store_true", help="print the works and peers, and stop")
+    add("--repeats", type=int, default=5, help="rounds after the first")
+    add("--devices", type=int, default=1, help="how many the library divides a cohort")
+    add("--algorithms", type=_names, default=ALGORITHMS, metavar="A,B")
+    add("--peers", type=_names, default=tuple(PEERS), metavar="A,B", help="or none")
+    add("--full", action="store_true", help="large models in full on a CPU too")
+    for size in SIZES:
+        add(f"--{size}", type=int, help=f"another number of {size}")
+    add("--output", type=Path, help="also append the lines to this file")
+    add("--figure", type=Path, help="draw the rows")
+    return parser
+
+
+def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no {what} {name!r}; there are {', '.join(known)}")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises `ValueError` for what cannot be measured."""
+    _known("work", options.works, (*WORKS, *MEASURES))
+    _known("peer", options.peers, tuple(PEERS))
+    _known("algorithm", options.algorithms, ALGORITHMS)
+    for name in ("repeats", "devices", *SIZES):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if options.figure:
+        figure.check_format(options.figure)
+
+
+def sizes_of(options: argparse.Namespace, name: str, on_cpu: bool) -> race.Row:
+    """Where a work differs from its own sizes."""
+    small = dict(WORKS[name].small) if on_cpu and not options.full else {}
+    given = {size: getattr(options, size) for size in SIZES}
+    return small | {size: n for size, n in given.items() if n is not None}
+
+
+def keep_to(cores: int) -> None:
+    """Binds this process, and those it starts, to so many cores."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = sorted(os.sched_getaffinity(0))
+    if cores > len(allowed):
+        raise ValueError(
+            f"--devices {cores} needs as many cores, there are {len(allowed)}"
+        )
+    os.sched_setaffinity(0, set(allowed[:cores]))
+
+
+def measured(options: argparse.Namespace) -> Iterator[race.Row]:
+    """A line about the machine, then the rows. Raises `ValueError` for more devices
+    than there are, and for sizes that no round has."""
+    names = options.works or [*WORKS, *MEASURES]
+    works = [name for name in names if name in WORKS]
+    with tempfile.TemporaryDirectory() as folder:
+        told = {"do": "opening", "works": works, "weights": folder}
+        head, *about = race.answers(told | {"module": "benchmarks"}, options.devices)
+        head["command"] = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+        head |= {"peers": race.versions(options.peers), "load": os.getloadavg()[0]}
+        on_cpu = head["backend"] == "cpu"
+        if (there := head.pop("local_devices")) < options.devices:
+            raise ValueError(f"--devices {options.devices}, but there are {there}")
+        if on_cpu:
+            keep_to(options.devices)
+        sizes = {name: sizes_of(options, name, on_cpu) for name in works}
+        for name in works:
+            check_sizes(WORKS[name]._replace(**sizes[name]))
+        parameters = {one["work"]: one["parameters"] for one in about}
+        yield head
+        for name in names:
+            if name in MEASURES:
+                yield from _measure(name, options)
+                continue
+            rows = race.race(
+                name,
+                sizes[name],
+                algorithms=options.algorithms,
+                peers=options.peers,
+                weights=Path(folder),
+                limits=race.Limits(options.devices, options.repeats),
+            )
+            yield from (row | {"parameters": parameters[name]} for row in rows)
+
+
+def _measure(name: str, options: argparse.Namespace) -> Iterator[race.Row]:
+    told = {"do": "measure", "module": name, "repeats": options.repeats}
+    try:
+        for row in race.answers(told, options.devices):
+            yield {"work": name} | row
+    except race.ContenderError as error:
+        yield {"work": name, "error": str(error)}
+
+
+def write(row: race.Row, streams: Sequence[IO[str]]) -> None:
+    """One line of JSON on each."""
+    for stream in streams:
+        print(json.dumps(row), file=stream, flush=True)
+
+
+def main(given: Sequence[str]) -> None:
+    """Measures, or draws what was measured."""
+    if given and given[0] == "plot":
+        figure.main(given[1:])
+        return
+    options = arguments().parse_args(given)
+    check(options)
+    if options.list:
+        for name, about in ({n: w.about for n, w in WORKS.items()} | MEASURES).items():
+            print(f"{name:20}{about}")
+        return
+    rows, streams = [], [sys.stdout]
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        streams.append(options.output.open("a"))
+    for row in measured(options):
+        rows.append(row)
+        write(row, streams)
+    if options.figure:
+        figure.draw(rows, options.figure)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"python -m benchmarks: {error}")

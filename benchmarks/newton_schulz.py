@@ -1,0 +1,111 @@
+"""Five Newton-Schulz steps: ours against optax's, and against the machine.
+
+Single matrices in float32 with Jordan's coefficients, in one process and in turns; then
+all matrices of a large model, whose time is compared with what their operations take at
+the rate that this machine multiplies large matrices with.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Not exported by optax; what `optax.contrib.scale_by_muon` calls for every matrix.
+from optax.contrib._muon import orthogonalize_via_newton_schulz
+
+from benchmarks.library import first_weights, nested
+from benchmarks.race import summary
+from benchmarks.works import WORKS
+from fedjax_muon import transforms
+from fedjax_muon.orthogonalize import JORDAN, gram, orthogonalize, plain
+
+SHAPES = ((512, 4608), (4096, 300), (512, 512), (1024, 1024))
+STEPS = 5
+MODELS = ("cifar100_resnet18", "cifar100_vit_tiny")
+
+
+def flops(rows: int, columns: int, steps: int = STEPS) -> int:
+    """Additions and multiplications of a matrix's products, 2 m n k for one.
+
+    In the form that `orthogonalize` takes for the shape, with no use made of symmetry:
+    n x n products and, at both ends of every stage, those with the n x m matrix.
+    """
+    n, m = sorted((rows, columns))
+    form = gram if m > 1.5 * n else plain
+    stages = form(JORDAN * steps, np.dtype(np.float32))
+    large = 2 * len(stages)  # X X^T and Q X
+    # A^2 for every step; between two steps W A W, and W onto Q
+    small = sum(len(stage) + 3 * (len(stage) - 1) for stage in stages)
+    return 2 * n * n * (large * m + small * n)
+
+
+def matrices(weights: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
+    """Rows and columns of the matrices that Muon's default layout takes of a model."""
+    shapes = [w.shape for w in weights.values() if w.ndim >= 2]
+    return [(math.prod(shape[:-1]), shape[-1]) for shape in shapes]
+
+
+def in_turns(
+    functions: Mapping[str, Callable[[], Any]], repeats: int
+) -> dict[str, dict[str, Any]]:
+    """What a call of each takes; the first of each compiles."""
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in functions}
+    for _ in range(repeats + 1):
+        for name, function in functions.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            jax.block_until_ready(function())
+            spent = time.perf_counter() - wall, time.process_time() - cpu
+            taken[name].append(dict(zip(("wall", "cpu"), spent, strict=True)))
+    return {name: summary(rounds) for name, rounds in taken.items()}
+
+
+def _shapes(repeats: int) -> Iterator[dict[str, Any]]:
+    coefficients = jnp.asarray(JORDAN[0])
+    ours = jax.jit(lambda x: orthogonalize(x, coefficients=JORDAN, steps=STEPS))
+    theirs = jax.jit(lambda x: orthogonalize_via_newton_schulz(x, coefficients, STEPS))
+    for shape in SHAPES:
+        x = jax.random.normal(jax.random.key(0), shape)
+        calls = {"fedjax_muon": lambda x=x: ours(x), "optax": lambda x=x: theirs(x)}
+        taken = in_turns(calls, repeats)
+        difference = float(jnp.max(jnp.abs(ours(x) - theirs(x))))
+        for name, spent in taken.items():
+            about = {"case": "{} x {}".format(*shape), "contender": name}
+            yield about | spent | {"largest_difference": difference}
+
+
+def _models(repeats: int) -> Iterator[dict[str, Any]]:
+    on_cpu = jax.default_backend() == "cpu"
+    side = 2048 if on_cpu else 8192
+    # of the one thread that a CPU has here, whatever else it does
+    kind = f"{'cpu' if on_cpu else 'wall'}_seconds_min"
+    large = jax.random.normal(jax.random.key(0), (side, side))
+    product = functools.partial(jax.jit(jnp.matmul), large, large)
+    rule = transforms.by_rank(transforms.orthogonalize())
+    update = jax.jit(lambda x, state: rule.update(x, state)[0])
+    for name in MODELS:
+        weights = first_weights(WORKS[name])
+        params = nested(weights)
+        call = functools.partial(update, params, rule.init(params))
+        spent = in_turns({"update": call, "product": product}, repeats)
+        rate = 2 * side**3 / spent["product"][kind]
+        count = sum(flops(*shape) for shape in matrices(weights))
+        yield {
+            "case": f"all matrices of {WORKS[name].model}",
+            "contender": "fedjax_muon",
+            **spent["update"],
+            "gflop": round(count / 1e9, 2),
+            "gflops_per_second": round(rate / 1e9, 1),
+            "seconds_at_that_rate": round(count / rate, 4),
+            "times_that": round(spent["update"][kind] * rate / count, 3),
+        }
+
+
+def rows(repeats: int) -> Iterator[dict[str, Any]]:
+    """One for every shape and way, one for every model."""
+    yield from _shapes(repeats)
+    yield from _models(repeats)

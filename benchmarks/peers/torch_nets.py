@@ -1,0 +1,129 @@
+"""The works' networks by PyTorch's own layers, from the same initial weights."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.works import Work, arrays_of, parts_of, probed
+
+
+class Residual(nn.Module):
+    """A block of ResNet-18."""
+
+    def __init__(self, before: int, width: int, stride: int, groups: int):
+        super().__init__()
+        convolution = partial(nn.Conv2d, bias=False)
+        self.conv0 = convolution(before, width, 3, stride, 1)
+        self.conv1 = convolution(width, width, 3, 1, 1)
+        self.norm0 = nn.GroupNorm(groups, width)
+        self.norm1 = nn.GroupNorm(groups, width)
+        self.around: nn.Module = nn.Identity()
+        if stride != 1 or before != width:
+            shortcut = convolution(before, width, 1, stride)
+            self.around = nn.Sequential(shortcut, nn.GroupNorm(groups, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm0(self.conv0(x)).relu()
+        return (self.norm1(self.conv1(y)) + self.around(x)).relu()
+
+
+def resnet18(
+    classes: int, groups: int = 32, widths: tuple[int, ...] = (64, 128, 256, 512)
+) -> tuple[nn.Module, list[str]]:
+    """The network, and the names of its layers in Flax's."""
+    stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+    layers: list[nn.Module] = [stem, nn.GroupNorm(groups, widths[0]), nn.ReLU()]
+    names = ["stem", "GroupNorm_0"]
+    twice = [width for width in widths for _ in range(2)]
+    for i, (before, width) in enumerate(itertools.pairwise((widths[0], *twice))):
+        layers.append(Residual(before, width, 1 if before == width else 2, groups))
+        inside = ["Conv_0", "Conv_1", "GroupNorm_0", "GroupNorm_1"]
+        inside += ["shortcut", "shortcut_norm"] if before != width else []
+        names += [f"ResidualBlock_{i}/{name}" for name in inside]
+    head = nn.Linear(widths[-1], classes)
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), head]
+    return nn.Sequential(*layers), [*names, "head"]
+
+
+def emnist_cnn(classes: int, image) -> tuple[nn.Module, list[str]]:
+    """The same of the EMNIST network."""
+    height, width, channels = image
+    flat = (height - 4) // 2 * ((width - 4) // 2) * 64
+    layers = [
+        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(flat, 128), nn.ReLU()),
+        nn.Linear(128, classes),
+    ]
+    return nn.Sequential(*layers), ["Conv_0", "Conv_1", "Dense_0", "Dense_1"]
+
+
+def mlp(classes: int, image, features) -> tuple[nn.Module, list[str]]:
+    """The same of the multilayer perceptron."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for wide, narrow in itertools.pairwise((int(np.prod(image)), *features)):
+        layers += [nn.Linear(wide, narrow), nn.ReLU()]
+    layers.append(nn.Linear(features[-1], classes))
+    return nn.Sequential(*layers), [f"Dense_{i}" for i in range(len(features) + 1)]
+
+
+NETWORKS: dict[str, Callable[[Work], tuple[nn.Module, list[str]]]] = {
+    "mlp": lambda work: mlp(work.classes, work.example, (200, 200)),
+    "emnist_cnn": lambda work: emnist_cnn(work.classes, work.example),
+    "resnet18": lambda work: resnet18(*work.arguments),
+}
+
+
+def network(work: Work, weights: dict[str, np.ndarray]) -> nn.Module:
+    """The work's model with these weights.
+
+    Raises `ValueError` for a model that is not among those above.
+    """
+    if work.model not in NETWORKS:
+        raise ValueError(f"there is no PyTorch version of {work.model} here")
+    net, names = NETWORKS[work.model](work)
+    layers: list[Any] = [m for m in net.modules() if hasattr(m, "weight")]
+    channels = 0
+    with torch.no_grad():
+        for name, layer in zip(names, layers, strict=True):
+            kinds = ("kernel", "scale")
+            (kernel,) = (
+                v for k in kinds if (v := weights.get(f"{name}/{k}")) is not None
+            )
+            if kernel.ndim == 4:
+                channels = kernel.shape[-1]
+                kernel = kernel.transpose(3, 2, 0, 1)
+            elif kernel.ndim == 2:
+                if channels and len(kernel) != channels:  # flattened space x channels
+                    kernel = kernel.reshape(-1, channels, kernel.shape[-1])
+                    kernel = kernel.swapaxes(0, 1).reshape(-1, kernel.shape[-1])
+                channels, kernel = 0, kernel.T
+            layer.weight.copy_(torch.tensor(kernel))
+            if layer.bias is not None:
+                layer.bias.copy_(torch.tensor(weights[f"{name}/bias"]))
+    return net
+
+
+def examples(work: Work) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
+    """Images with channels first, their labels, and who has which."""
+    x, y = arrays_of(work)
+    x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return torch.from_numpy(x), torch.from_numpy(y).long(), parts_of(work)
+
+
+@torch.no_grad()
+def loss_of(work: Work, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """On some of the training examples."""
+    some = probed(work)
+    return nn.functional.cross_entropy(net(x[some]), y[some]).item()
+
+
+def batches(work: Work, part: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Shuffled epochs over a client's examples, cut into its batches."""
+    count = work.steps * work.batch
+    epochs = [rng.permutation(part) for _ in range(-(-count // len(part)))]
+    return np.concatenate(epochs)[:count].reshape(work.steps, work.batch)
