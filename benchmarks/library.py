@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks.turns import Turns
 from benchmarks.works import LR, Work, arrays_of, parts_of, probed
-from fedjax_muon import data, engine, models, simulation, tasks
+from fedjax_muon import data, models, simulation, tasks
 from fedjax_muon.algorithms import ALL
 
 # with the learning rates of their tables, but for the one of FedAvg
@@ -21,12 +21,6 @@ ALGORITHMS: dict[str, dict[str, float]] = {
     "fedmuon": {},
     "local_adamw": {},
 }
-
-
-def plan_of(devices: Sequence[jax.Device]) -> engine.Plan:
-    """How a cohort is executed on these devices."""
-    del devices
-    return engine.default_plan()
 
 
 def model_of(work: Work):
@@ -89,7 +83,7 @@ def prepare(
         local_steps=work.steps,
         batch_size=work.batch,
         weighting=simulation.by_examples,
-        plan=plan_of(devices or jax.devices()[:1]),
+        devices=devices,
     )
 
 
@@ -111,7 +105,7 @@ def device_bytes() -> int | None:
 def play(work: Work, weights, turns: Turns, *, algorithms, devices: int) -> None:
     """One round of each algorithm after the other, as often as is asked for."""
     dataset, parts = dataset_of(work), parts_of(work)
-    use = jax.devices()[:devices]
+    use = jax.devices()[:devices] if devices > 1 else []
     simulated = [
         prepare(work, dataset, parts, algorithm=name, weights=weights, devices=use)
         for name in algorithms

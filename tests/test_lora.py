@@ -14,6 +14,7 @@ from fedjax_muon import (
     decentralized,
     decentralized_simulation,
     models,
+    rounds,
     simulation,
     sweep,
     tasks,
