@@ -6,12 +6,13 @@ from typing import Annotated, Any, Union
 import tyro
 from tyro.conf import subcommand
 
-from fedjax_muon.cli import arguments, commands, private, session, sweeping
+from fedjax_muon.cli import arguments, commands, launch, private, session, sweeping
 
 
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line and runs one command; exits with 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
+    launch.remember_programs()
     algorithm = arguments.algorithm_in(argv)
     with session.refusing():
         train = arguments.train_class(algorithm)

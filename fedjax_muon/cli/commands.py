@@ -86,7 +86,7 @@ def _train(run, simulation, place) -> None:
             pause()
 
         try:
-            directory.play(run, simulation, place, tick)
+            first = directory.play(run, simulation, place, tick)
         except NonFiniteError as error:
             bar.stop()
             console.print(str(error), style="red")
@@ -99,6 +99,8 @@ def _train(run, simulation, place) -> None:
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {place}"
     )
+    if first is not None:
+        console.print(f"the first round took {first:.1f} s, compilation included")
 
 
 def compare(args: arguments.Compare) -> None:

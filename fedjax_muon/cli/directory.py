@@ -92,8 +92,9 @@ def play(
     simulation: Simulation,
     directory: Path,
     tick: Callable[[int], None] = lambda rounds: None,
-) -> None:
+) -> float | None:
     """Trains a run in its directory, from its newest checkpoint if there is one.
+    Returns the seconds of the first round, compilation included, if one was played.
 
     Rows are on disk before the checkpoint that covers them; rows that no checkpoint
     covers are dropped first. `tick` hears of rounds as they are played, those that
@@ -109,16 +110,24 @@ def play(
         last = history.truncate(metrics, state.round) if is_first() else {}
         begun = agreed(last.get("round", -1))
         tick(state.round)
-        saved = time.monotonic()
+        saved = since = time.monotonic()
+        first: list[float] = []
+
+        def played(rounds: int) -> None:
+            if not first:
+                first.append(time.monotonic() - since)
+            tick(rounds)
+
         rows = evaluations(
             simulation,
             state,
             rounds=run.config.rounds,
             evaluate_every=run.config.evaluate_every,
             drop_nonfinite=run.config.drop_nonfinite,
-            tick=tick,
+            tick=played,
         )
         for state, row in rows:
+            since = time.monotonic()
             if row["round"] <= begun:
                 continue
             for column in ("dropped", "seconds"):
@@ -128,7 +137,8 @@ def play(
             due = agreed(time.monotonic() - saved) > SECONDS_BETWEEN_CHECKPOINTS
             if due or row["round"] == run.config.rounds:
                 checkpoint.save(checkpoints, row["round"], state, mark)
-                saved = time.monotonic()
+                saved = since = time.monotonic()
+    return first[0] if first else None
 
 
 def last_params(run: Run, simulation: Simulation, directory: Path):

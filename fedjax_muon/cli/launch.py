@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
+import platformdirs
 
 LIFE_SIGN = 30  # seconds without one, after which a process counts as dead
 
@@ -26,6 +27,14 @@ class Launch:
     """How many there are; with coordinator."""
     process_id: int | None = None
     """Which of them this is, from 0; with coordinator."""
+
+
+def remember_programs() -> None:
+    """Keeps compiled programs on disk for the next run, where JAX is not told where by
+    the environment variable JAX_COMPILATION_CACHE_DIR."""
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        place = platformdirs.user_cache_path("fedjax_muon") / "programs"
+        jax.config.update("jax_compilation_cache_dir", str(place))
 
 
 def begin(launch: Launch, devices: int) -> None:
