@@ -1,6 +1,14 @@
 """Strictness for the whole suite; the settings apply before any test imports JAX."""
 
-import jax
+import os
+
+# Most of the time of these tests is compilation, of programs that run for moments. Of
+# XLA's passes all run; the code generator alone optimizes less.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+)
+
+import jax  # noqa: E402 - reads the flags above
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")

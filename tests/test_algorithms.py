@@ -128,8 +128,7 @@ def test_devices_agree(warm):
     round = across(devices, round, (specs, SAME, SAME, SAME, SAME), (specs, SAME))
     pad = lambda x: jnp.concatenate([x, x[: N % 2]])
     state = warm.state._replace(pool=jax.tree.map(pad, warm.state.pool))
-    # what is compiled is run once
-    step = jax.jit(round, compiler_options={"xla_backend_optimization_level": 0})
+    step = jax.jit(round)
     got, heard = step(placed(state, devices, specs), *warm.given)
     pool = jax.tree.map(lambda x: x[:N], got.pool)
     close((got._replace(pool=pool), heard), warm.third())
