@@ -76,7 +76,7 @@ class Config:
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
     """What its products with the matrices, not with their small squares, are of."""
     newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
-    """The norm that matrices are first divided by; schatten8 is smaller, and no dearer."""
+    """The norm that matrices are first divided by; schatten8 is the smaller one."""
     cohort_size: int = 8
     """S, clients sampled each round without replacement."""
     local_steps: int = 5
