@@ -2,10 +2,15 @@
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import optax
+
 from fedjax_muon.core import GradFn
+from fedjax_muon.transforms import orthogonalizes, with_polar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +27,28 @@ class Method:
 
     def __call__(self, grad_fn: GradFn, **hyper) -> Any:
         return self.factory(grad_fn, **{**self.settings, **hyper})
+
+    @property
+    def rule(self) -> optax.GradientTransformation | None:
+        """The local rule, if there is one to choose."""
+        parameter = inspect.signature(self.factory).parameters.get("rule")
+        default = None if parameter is None else parameter.default
+        return self.settings.get("rule", default)
+
+    @property
+    def orthogonalizes(self) -> bool:
+        """Whether the local rule does, so that `with_polar` has something to change."""
+        return self.rule is not None and orthogonalizes(self.rule)
+
+    def with_polar(self, polar: Callable[[jax.Array], jax.Array]) -> "Method":
+        """The same method, its local rule with another way to find polar factors.
+
+        Raises `ValueError` for a method that orthogonalizes nothing.
+        """
+        if self.rule is None:
+            raise ValueError(f"{self.label} has no local rule that could orthogonalize")
+        rule = with_polar(self.rule, polar)
+        return dataclasses.replace(self, settings={**self.settings, "rule": rule})
 
 
 def find(name: str, methods: Mapping[str, Method]) -> Method:

@@ -274,6 +274,9 @@ def test_every_option_has_help(command, capsys):
 
 BAD = {
     "rounds must be at least 1, got 0": ["train", "--rounds", "0"],
+    "newton_schulz_steps must be at least 1, got 0": [
+        *("train", "--newton-schulz-steps", "0")
+    ],
     "unknown algorithm 'fedmun'; did you mean fedmuon": [
         *("train", "--algorithm", "fedmun")
     ],

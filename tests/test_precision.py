@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprs import equations, products
 from parity import by_path, drawn, shapes
 
 from fedjax_muon import models
@@ -57,20 +58,6 @@ def gradient_program(name, dtype=None):
     model, key = model_of(name, dtype), jax.random.key(0)
     loss = lambda p: jnp.sum(jnp.sin(logits_of(model, p, x, key)))
     return jax.make_jaxpr(jax.grad(loss), return_shape=True)(params)
-
-
-def equations(program):
-    """All of a program, with those of the programs within."""
-    for equation in program.eqns:
-        yield equation
-        for value in jax.tree.leaves(list(equation.params.values())):
-            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-                yield from equations(value if hasattr(value, "eqns") else value.jaxpr)
-
-
-def products(program):
-    names = ("dot_general", "conv_general_dilated")
-    return [e for e in equations(program) if e.primitive.name in names]
 
 
 def test_every_model_is_here():

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprs import products
 
 from fedjax_muon import (
     data,
@@ -17,6 +18,7 @@ from fedjax_muon import (
     engine,
     minimax,
     models,
+    plans,
     simulation,
     tasks,
     training,
@@ -109,6 +111,27 @@ def test_private_clients_shown_are_trained():
     after, _ = simulated.train_round(simulated.init(jax.random.key(0)))
     moved = after.params["Dense_0"]["kernel"] - before
     assert float(moved.std()) == pytest.approx(0.5 * 1.0 / 20, rel=0.2)  # the noise
+
+
+def test_the_newton_schulz_shown_is_what_the_methods_compute():
+    names: dict[str, Any] = {}
+    exec(compile(BLOCKS[6], "README.md", "exec"), names)
+    params = {"kernel": jnp.ones((6, 6))}
+    batches, still = jnp.ones((1, 1)), lambda params, batch, key: params
+
+    def types(method):
+        algorithm = method(still)
+        play = engine.make_round(algorithm, 1, plans.loop)
+        state = engine.init(algorithm, params, 1)
+        rest = jnp.arange(1), batches, jnp.ones(1), jax.random.key(0)
+        return [
+            product.invars[0].aval.dtype
+            for product in products(jax.make_jaxpr(play)(state, *rest).jaxpr)
+        ]
+
+    assert types(ALL["muloco"]) == 15 * [jnp.float32]
+    assert types(names["half"]).count(jnp.bfloat16) == 10
+    assert types(names["short"]) == 10 * [jnp.float32]
 
 
 def test_the_files_of_the_map_exist():

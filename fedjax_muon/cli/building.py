@@ -20,6 +20,7 @@ from fedjax_muon import (
     plans,
     simulation,
 )
+from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.cli import launch
 from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.compression import compress
@@ -34,6 +35,7 @@ SAMPLERS = {
     "full_batch": batching.full_batch,
 }
 WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
+NORMALIZATIONS = {"frobenius": kernel.frobenius, "schatten8": kernel.schatten8}
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -55,8 +57,19 @@ def algorithm_of(run: Run) -> partial:
         )
     hyper = plain | dict(run.hyper)
     method(lambda params, *_: params, **hyper)  # a schedule would hide what is refused
+    if method.orthogonalizes:
+        method = method.with_polar(_polar(run.config))
     factory: Callable[..., Any] = partial(_scheduled, method, run.config)
     return partial(_compressed(factory, run.config), **hyper)
+
+
+def _polar(config: Config) -> Callable[[jax.Array], jax.Array]:
+    return partial(
+        kernel.orthogonalize,
+        steps=config.newton_schulz_steps,
+        dtype=COMPUTE_DTYPES[config.newton_schulz_dtype],
+        normalization=NORMALIZATIONS[config.newton_schulz_normalization],
+    )
 
 
 def _scheduled(method: Method, config: Config, grad_fn, **hyper):

@@ -71,6 +71,12 @@ class Config:
     """Widths of the rnn's embedding and state, and its layers; 300 4096 2 in papers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; parameters and their gradients stay float32."""
+    newton_schulz_steps: int = 5
+    """How many steps of Newton-Schulz, in algorithms that orthogonalize."""
+    newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What its products with the matrices, not with their small squares, are of."""
+    newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
+    """The norm that matrices are first divided by; schatten8 is the smaller one."""
     cohort_size: int = 8
     """S, clients sampled each round without replacement."""
     local_steps: int = 5
@@ -122,7 +128,8 @@ class Config:
         return "AUC" if self.problem == "auc" else "accuracy"
 
     def __post_init__(self):
-        for name in ("num_clients", "rounds", "evaluate_every", "devices"):
+        counts = ("num_clients", "rounds", "evaluate_every", "devices")
+        for name in (*counts, "newton_schulz_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}"

@@ -14,11 +14,13 @@ from fedjax_muon.transforms.muon import (
     moonlight,
     muon,
     orthogonalize,
+    orthogonalizes,
     scale_by_lmo,
     scale_by_muon,
     scale_by_shape,
     spectral,
     unscaled,
+    with_polar,
 )
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "muon_dimension_numbers",
     "normalize",
     "orthogonalize",
+    "orthogonalizes",
     "scale_by_fedadagrad",
     "scale_by_fedadam",
     "scale_by_fedyogi",
@@ -39,4 +42,5 @@ __all__ = [
     "sign_scalars",
     "spectral",
     "unscaled",
+    "with_polar",
 ]

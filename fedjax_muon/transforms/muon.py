@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_muon import orthogonalize as kernel
+from fedjax_muon.pair import Pair
 from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms.layout import (
     Layout,
@@ -52,14 +54,55 @@ def orthogonalize(
     *,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
-    """Replaces every matrix by its (approximate) polar factor; other leaves pass."""
+    """Replaces every matrix by its (approximate) polar factor; other leaves pass.
 
-    def update(updates, params=None):
-        del params
+    Its update takes another `polar` as an extra argument, see `with_polar`.
+    """
+
+    def update(updates, state, params=None, *, polar=polar, **extra):
+        del params, extra
         one = lambda numbers, leaf: as_matrices(polar, numbers, leaf)
-        return map_matrices(one, layout(updates), updates)
+        return map_matrices(one, layout(updates), updates), state
 
-    return optax.stateless(update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def with_polar(
+    rule: optax.GradientTransformation, polar: Callable[[jax.Array], jax.Array]
+) -> optax.GradientTransformation:
+    """The same rule, but with `polar` in every `orthogonalize` of its chains and
+    partitions, which pass optax's extra arguments on.
+
+    Raises `ValueError` for a rule that orthogonalizes nothing.
+    """
+    if not orthogonalizes(rule):
+        raise ValueError(
+            "this rule orthogonalizes nothing, so that polar would be without effect; "
+            "build it with transforms.orthogonalize or transforms.muon"
+        )
+    extended = optax.with_extra_args_support(rule)
+
+    def update(updates, state, params=None, **extra):
+        return extended.update(updates, state, params, **{"polar": polar, **extra})
+
+    return optax.GradientTransformationExtraArgs(rule.init, update)
+
+
+def orthogonalizes(rule: optax.GradientTransformation) -> bool:
+    """Whether an `orthogonalize` in the rule is reached by `with_polar`."""
+    reached = []
+
+    def note(x):
+        reached.append(x.shape)
+        return x
+
+    def probe(params):
+        update = optax.with_extra_args_support(rule).update
+        return update(params, rule.init(params), params, polar=note)[0]
+
+    matrix = {"kernel": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
+    jax.eval_shape(probe, Pair(matrix, matrix))  # rules of two variables need a pair
+    return bool(reached)
 
 
 def scale_by_shape(
