@@ -113,9 +113,9 @@ class Setup(NamedTuple):
 
 class _Programs(NamedTuple):
     create: Callable
-    begin: Callable
-    rounds: Callable
-    score: Callable
+    begin: jax.stages.Wrapped
+    rounds: jax.stages.Wrapped
+    score: jax.stages.Wrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +192,12 @@ class Simulation:
         clients = _placed(self.setup, clients)
         return dataclasses.replace(self, clients=clients, longest=longest_of(parts))
 
+    def with_plan(self, plan: Plan) -> "Simulation":
+        """The same simulation by another plan; its programs are compiled anew."""
+        plan = sharded(plan) if self.setup.devices else plan
+        setup = self.setup._replace(plan=plan)
+        return dataclasses.replace(self, setup=setup, programs=_programs(setup))
+
 
 def simulate(
     algorithm: Callable[[GradFn], Algorithm],
@@ -211,6 +217,8 @@ def simulate(
     split_examples: bool = False,
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
+
+    `fitting.check_memory` says whether it will fit into memory, or which plan would.
 
     Args:
       algorithm: an algorithm's factory but for its gradient, as
@@ -255,6 +263,14 @@ def simulate(
     )
     _check(setup)
 
+    clients = clients_of(dataset.x_train, dataset.y_train, parts)
+    clients = _placed(setup, clients)
+    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    test = placed(test, setup.devices, SAME) if devices else test
+    return Simulation(setup, clients, test, _programs(setup), longest_of(parts))
+
+
+def _programs(setup: Setup) -> _Programs:
     def begin(state, clients, longest):
         play = partial(play_prologue, setup, longest=longest)
         return _spread(setup, play)(state, clients)
@@ -263,17 +279,12 @@ def simulate(
         play = partial(play_rounds, setup, longest=longest)
         return _spread(setup, play, SAME)(state, clients, count)
 
-    programs = _Programs(
+    return _Programs(
         create=partial(_create, setup),
         begin=jax.jit(begin, donate_argnums=0, static_argnums=2),
         rounds=jax.jit(rounds, donate_argnums=0, static_argnums=3),
         score=jax.jit(partial(evaluate, setup.task)),
     )
-    clients = clients_of(dataset.x_train, dataset.y_train, parts)
-    clients = _placed(setup, clients)
-    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    test = placed(test, setup.devices, SAME) if devices else test
-    return Simulation(setup, clients, test, programs, longest_of(parts))
 
 
 def _check(setup: Setup) -> None:
