@@ -2,9 +2,9 @@
 
 Values are followed from where they are made to where they are last read; what lies in
 memory at the worst moment is the estimate. XLA frees what nobody reads any more and
-writes over it where it can, as is done here. What it does besides is not known before it
-has done it: it fuses, which takes less memory, and it runs what is independent in an
-order of its own, which can take more.
+writes over it where it can, as is done here. What else it does is not known beforehand:
+it fuses, which takes less memory, and it runs what is independent in an order of its
+own, which can take more.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 # Programs of these operations are played once, as if they stood where they are called.
 INLINED = frozenset(
-    """jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call
-    custom_vjp_call custom_vjp_call_jaxpr shard_map""".split()
+    """jit pjit closed_call remat remat2 checkpoint custom_jvp_call
+    custom_vjp_call shard_map""".split()  # noqa: SIM905
 )
 # These copy what they are given into the order that their kernels read.
 PACKED = frozenset({"conv_general_dilated", "dot_general"})
@@ -28,7 +28,7 @@ IN_PLACE = frozenset(
     expand_dims expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min
     mul ne neg not or pow psum reduce_precision rem reshape round rsqrt scatter
     scatter-add select_n shift_left shift_right_arithmetic shift_right_logical sign sin
-    sqrt square squeeze stop_gradient sub tan tanh xor""".split()
+    sqrt square squeeze stop_gradient sub tan tanh xor""".split()  # noqa: SIM905
 )
 
 

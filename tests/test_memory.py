@@ -26,7 +26,7 @@ FOUR = jax.devices()[:4]
 KB = jnp.zeros(250)  # a thousand bytes
 
 
-# ------------------------------------------------------------- programs to count by hand
+# ------------------------------------------------------------ programs to count by hand
 
 
 def peak(function, *given, donated=()):
@@ -231,7 +231,7 @@ def limit(monkeypatch):
 
 
 def refusal(one) -> str:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"^this plan needs about ") as error:
         check_memory(one)
     return str(error.value)
 
@@ -270,14 +270,14 @@ def test_what_does_not_fit_at_all_is_named(limit):
         " MB are examples: take fewer, or more devices and split_examples"
     )
     where = {"devices": FOUR, "split_examples": True}
-    about["data"] = images._replace(x_train=np.zeros((40_000, 28, 28), np.float32))
-    about["data"] = about["data"]._replace(y_train=np.resize(y, 40_000))
+    more = np.zeros((40_000, 28, 28), np.float32), np.resize(y, 40_000)
+    about["data"] = Dataset(*more, large[:20], y[:20], ("a", "b", "c"))
     split = prepared("fedavg", plans.mapped, 8, 4, **about, **where)
     assert "of memory on each device, of " in refusal(split)
     assert refusal(split).endswith("examples: take fewer, or more devices")
     held = prepared("scaffold", plans.mapped, 80, 2)
-    more = "are the state: take more devices, fewer clients or a smaller model"
-    assert refusal(held).endswith(more)
+    fewer = "are the state: take more devices, fewer clients or a smaller model"
+    assert refusal(held).endswith(fewer)
     limit(2_500_000_000)
     busy = prepared("fedavg", plans.mapped, 8, 2, batch_size=10_000_000)
     assert " GB of memory, of 2.5 GB; even mapped needs " in refusal(busy)
