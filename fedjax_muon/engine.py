@@ -42,7 +42,7 @@ def init(
     rows = num_clients + -num_clients % parts
     pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), one)
     server = jax.tree.map(jnp.copy, algorithm.init(params))
-    return State(jnp.int32(0), server, jax.tree.map(jnp.copy, pool))
+    return State(jnp.int32(0), server, pool)  # of rows that are copies already
 
 
 def _as_given(batches, key):

@@ -44,11 +44,17 @@ class Store(NamedTuple):
 
 
 def _take(pool, ids):
-    return jax.tree.map(lambda x: x[ids], pool)
+    rows = lambda pool: jax.tree.map(lambda x: x[ids], pool)
+    if ids.ndim or not jax.tree.leaves(pool):
+        return rows(pool)
+    # A branch, since XLA would else read the one row again wherever it is needed, also
+    # after `put`, and to that end copy the whole pool for every client.
+    nothing = lambda pool: tree.zeros_like(jax.eval_shape(rows, pool))
+    return jax.lax.cond(ids < NOBODY, rows, nothing, pool)
 
 
 def _put(pool, ids, rows):
-    # nobody is past the end: read as the last row, never written
+    # nobody is past the end: read as the last row or zeros, never written
     return jax.tree.map(lambda x, r: x.at[ids].set(r, mode="drop"), pool, rows)
 
 

@@ -77,9 +77,9 @@ class NonFiniteError(ArithmeticError):
 
 class _Programs(NamedTuple):
     create: Callable
-    begin: Callable
-    rounds: Callable
-    score: Callable
+    begin: jax.stages.Wrapped
+    rounds: jax.stages.Wrapped
+    score: jax.stages.Wrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +157,12 @@ class Simulation:
         clients = _placed(self.setup, clients)
         return dataclasses.replace(self, clients=clients, longest=longest_of(parts))
 
+    def with_plan(self, plan: Plan) -> "Simulation":
+        """The same simulation by another plan; its programs are compiled anew."""
+        plan = sharded(plan) if self.setup.devices else plan
+        setup = self.setup._replace(plan=plan)
+        return dataclasses.replace(self, setup=setup, programs=_programs(setup))
+
 
 def simulate(
     algorithm: Callable[[GradFn], Algorithm],
@@ -176,6 +182,8 @@ def simulate(
     split_examples: bool = False,
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
+
+    `fitting.check_memory` says whether it will fit into memory, or which plan would.
 
     Args:
       algorithm: an algorithm's factory but for its gradient, as
@@ -221,6 +229,16 @@ def simulate(
     )
     _check(setup)
 
+    clients = _placed(setup, clients)
+    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    programs = _programs(setup)
+    if devices:
+        test = replicated(test, devices)
+        setup = setup._replace(task=replicated(setup.task, devices))
+    return Simulation(setup, clients, test, programs, longest_of(parts))
+
+
+def _programs(setup: Setup) -> _Programs:
     def begin(task, state, clients, longest):
         play = of_task(partial(play_prologue, longest=longest), setup)
         return _spread(setup, play)(task, state, clients)
@@ -229,18 +247,12 @@ def simulate(
         play = of_task(partial(play_rounds, longest=longest), setup)
         return _spread(setup, play, SAME)(task, state, clients, count)
 
-    programs = _Programs(
+    return _Programs(
         create=partial(_create, setup),
         begin=jax.jit(begin, donate_argnums=1, static_argnums=3),
         rounds=jax.jit(rounds, donate_argnums=1, static_argnums=4),
         score=jax.jit(evaluate),
     )
-    clients = _placed(setup, clients)
-    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    if devices:
-        test = replicated(test, devices)
-        setup = setup._replace(task=replicated(setup.task, devices))
-    return Simulation(setup, clients, test, programs, longest_of(parts))
 
 
 def _check(setup: Setup) -> None:

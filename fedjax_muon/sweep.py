@@ -8,7 +8,6 @@ A cell is what `simulation` would be with these hyper-parameters, this key and t
 clients, and gives the same numbers.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon import tree
 from fedjax_muon.batching import Clients
 from fedjax_muon.evaluation import evaluate, means
+from fedjax_muon.fitting import limit_of, memory_of
 from fedjax_muon.rounds import Metrics, Setup, play_prologue, play_rounds, untrained
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.tasks import Task
@@ -273,11 +272,7 @@ def _check(simulation: Simulation, cells, cells_at_once) -> None:
 
 
 def _fitting(simulation: Simulation) -> int:
-    """How many cells should fit in half the memory, all clients of a cohort at work."""
-    setup = simulation.setup
-    state = jax.eval_shape(partial(untrained, setup), jax.random.key(0))
-    local = 4 * setup.cohort_size * tree.nbytes(state.params)
-    cell = 3 * tree.nbytes(state.training) + local + simulation.clients.order.nbytes
-    stats = jax.devices()[0].memory_stats() or {}
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, stats.get("bytes_limit", physical) // 2 // cell)
+    """How many cells should fit in half the memory, all of them at work at once."""
+    need = memory_of(simulation)
+    cell = need.state + need.work + simulation.clients.order.nbytes
+    return max(1, (limit_of() // 2 - need.examples) // cell)

@@ -7,7 +7,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "fedjax_muon"
 LAYERS = (
-    {"tree", "ranges", "orthogonalize", "partition", "processes", "gaussian"},
+    {
+        "tree",
+        "ranges",
+        "orthogonalize",
+        "partition",
+        "processes",
+        "gaussian",
+        "memory",
+    },
     {
         "models",
         "lmo",
@@ -29,7 +37,7 @@ LAYERS = (
     {"batching"},
     {"evaluation", "rounds"},
     {"simulation"},
-    {"training", "checkpoint", "history", "gradient_noise"},
+    {"training", "checkpoint", "history", "gradient_noise", "fitting"},
     {"decentralized_simulation"},
     {"sweep"},
     {"comparison"},

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import os
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from federation import DATA, PARTS, cut
 from play import grad_fn
 
-from fedjax_muon import engine, plans, simulation, sweep, training
+from fedjax_muon import engine, fitting, plans, simulation, sweep, training
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.cli.config import hyper_parameters
 from fedjax_muon.sweep import Cell
@@ -274,11 +273,9 @@ def test_what_is_no_sweep_is_refused_before_anything_is_compiled(
 
 def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
     prepared = federation.federation(fedavg)
-    floats = 5 * 3 + 3
-    # state, new state and one more; three clients at work; the order of 75 examples
-    one = 3 * (4 * floats + 4) + 3 * 4 * 4 * floats + 4 * 75
-    memory = {"SC_PAGE_SIZE": 2, "SC_PHYS_PAGES": 3 * one}
-    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    need = fitting.memory_of(prepared)
+    one = need.state + need.work + 4 * 75  # and the order of 75 examples
+    memory = {"SC_PAGE_SIZE": 2, "SC_PHYS_PAGES": need.examples + 3 * one}
     assert sweep._fitting(prepared) == 3
     memory["SC_PHYS_PAGES"] -= 1
     assert sweep._fitting(prepared) == 2

@@ -28,6 +28,7 @@ from fedjax_muon.cli.session import (
     resumable,
 )
 from fedjax_muon.comparison import score_column
+from fedjax_muon.fitting import check_memory
 from fedjax_muon.gradient_noise import noise_norms
 from fedjax_muon.metrics import hill
 from fedjax_muon.partition import label_counts
@@ -71,6 +72,7 @@ def train(args) -> None:
             raise ValueError("several processes need one directory; name it by output")
         dataset = data.load(run.config.dataset, run.config.data_dir)
         simulation = simulation_of(run, dataset)
+        check_memory(simulation)
         directory.create(place, run)
     _train(run, simulation, place)
 
@@ -162,6 +164,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
                     continue
                 if simulation is None:
                     simulation = simulation_of(run, dataset)
+                    check_memory(simulation)
                 parts = parts_of(what.config, dataset, seed)
                 try:
                     directory.play(
@@ -213,6 +216,7 @@ def resume(args: arguments.Resume) -> None:
         if isinstance(what, Run):
             dataset = data.load(what.config.dataset, what.config.data_dir)
             simulation = simulation_of(what, dataset)
+            check_memory(simulation)
         elif isinstance(what, Comparison):
             dataset = _check_cells(what)
         elif isinstance(what, Private):

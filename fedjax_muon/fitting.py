@@ -1,0 +1,111 @@
+"""Whether a simulation fits into memory, asked before its first round is compiled."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+
+from fedjax_muon import tree
+from fedjax_muon.memory import peak_bytes
+from fedjax_muon.plans import chunked, mapped
+from fedjax_muon.rounds import untrained
+from fedjax_muon.sharding import Devices
+from fedjax_muon.simulation import Simulation
+
+# XLA was measured to need 0.8 to 1.5 times what `peak_bytes` finds for the work.
+ALLOWANCE = 1.1
+
+
+class Memory(NamedTuple):
+    """Bytes on each device."""
+
+    state: int  # the server's, and the device's part of the clients'
+    examples: int  # and what the task holds, such as frozen weights
+    work: int  # beside these, at the worst moment of a round or an evaluation
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def memory_of(simulation: Simulation) -> Memory:
+    """What a simulation will need: exact but for the work, which is estimated.
+
+    Its programs are traced, which they need not be again; nothing is compiled, and the
+    state is not made.
+    """
+    setup, programs = simulation.setup, simulation.programs
+    task, clients, longest = setup.task, simulation.clients, simulation.longest
+    state = jax.eval_shape(partial(untrained, setup), jax.random.key(0))
+    pool = tree.nbytes(state.training.pool)
+    held = tree.nbytes(state) - pool + pool // max(1, len(setup.devices))
+    own = [False] * len(jax.tree.leaves(task)) + [True] * len(jax.tree.leaves(state))
+    begin = programs.begin.trace(task, state, clients, longest).jaxpr
+    rounds = programs.rounds.trace(task, state, clients, 1, longest).jaxpr
+    score = programs.score.trace(task, state.params, clients, simulation.test).jaxpr
+    trained = max(peak_bytes(begin, own), peak_bytes(rounds, own)) - held
+    work = max(trained, peak_bytes(score))
+    arrays = jax.tree.leaves((task, clients, simulation.test))
+    each = {id(x): x.addressable_data(0).nbytes for x in arrays}
+    examples = sum(each.values())
+    return Memory(held, examples, round(ALLOWANCE * work))
+
+
+def limit_of(devices: Devices = ()) -> int:
+    """Bytes that each of these devices has, of those that this process can use; by
+    default of JAX's first. Devices of a CPU share its memory."""
+    here = jax.process_index()
+    own = [device for device in devices if device.process_index == here]
+    own = own or jax.local_devices()[:1]
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(own)
+    stats = [device.memory_stats() or {} for device in own]
+    return min(about.get("bytes_limit", physical) for about in stats)
+
+
+def check_memory(simulation: Simulation) -> None:
+    """Raises `ValueError` if a simulation needs more memory than its devices have, and
+    says which plan would fit, if one does."""
+    devices = simulation.setup.devices
+    need, limit = memory_of(simulation), limit_of(devices)
+    if need.total <= limit:
+        return
+    each = " on each device" if len(devices) > 1 else ""
+    raise ValueError(
+        f"this plan needs about {_size(need.total)} of memory{each}, of "
+        f"{_size(limit)}; {_advice(simulation, limit)}"
+    )
+
+
+def _advice(simulation: Simulation, limit: int) -> str:
+    for name, other in _others(simulation):
+        need = memory_of(other)
+        if need.total <= limit:
+            return f"{name} needs about {_size(need.total)}"
+    # `need` is that of one client at a time
+    setup = simulation.setup
+    large = max(need._fields, key=need._asdict().__getitem__)
+    known = f"even mapped needs {_size(need.total)}, of which {_size(max(need))} are "
+    if large == "examples":
+        splits = setup.split_examples
+        remedy = "more devices" if splits else "more devices and split_examples"
+        return f"{known}examples: take fewer, or {remedy}"
+    if large == "state":
+        return f"{known}the state: take more devices, fewer clients or a smaller model"
+    return f"{known}for the work: take smaller batches or a smaller model"
+
+
+def _others(simulation: Simulation) -> Iterator[tuple[str, Simulation]]:
+    """Plans that need less and less memory."""
+    setup = simulation.setup
+    size = -(-setup.cohort_size // max(1, len(setup.devices))) // 2
+    while size > 1:
+        yield f"chunked with chunk_size {size}", simulation.with_plan(chunked(size))
+        size //= 2
+    yield "mapped", simulation.with_plan(mapped)
+
+
+def _size(count: int) -> str:
+    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    return f"{count / unit:.3g} {name}"

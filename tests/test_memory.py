@@ -1,0 +1,313 @@
+"""Estimates of memory beside what XLA allocates, and what is refused because of them.
+
+Nothing here is run: programs are traced, or compiled and asked.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+import federation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_muon import fitting, memory, models, plans, rounds, simulation, tasks, tree
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.batching import with_replacement
+from fedjax_muon.cli import directory, main
+from fedjax_muon.cli.building import simulation_of
+from fedjax_muon.cli.config import Config, Run
+from fedjax_muon.data import Dataset, load
+from fedjax_muon.fitting import check_memory, limit_of, memory_of
+from fedjax_muon.sharding import SAME, SPLIT, across, shardings
+
+FOUR = jax.devices()[:4]
+KB = jnp.zeros(250)  # a thousand bytes
+
+
+# ------------------------------------------------------------ programs to count by hand
+
+
+def peak(function, *given, donated=()):
+    return memory.peak_bytes(jax.jit(function).trace(*given).jaxpr, donated)
+
+
+def product(x):
+    """Something that can't be written over what it is made from."""
+    return jnp.flip(x)
+
+
+def test_what_nobody_reads_is_freed():
+    # one result and the next, at most, however many there are
+    assert peak(lambda x: product(product(product(product(x)))), KB) == 2000
+    assert peak(lambda x: product(x) + product(product(x)), KB) == 3000
+    assert peak(lambda x: (product(x), 0)[1], KB) == 1000
+
+
+def test_what_is_element_wise_is_written_over_its_operand():
+    assert peak(lambda x: jnp.sin(jnp.cos(jnp.exp(product(x)))), KB) == 1000
+    assert peak(lambda x: jnp.sin(x), KB) == 1000
+    assert peak(lambda x: jnp.sin(x), KB, donated=[True]) == 1000
+    assert peak(lambda x: product(x), KB, donated=[True]) == 2000
+    change = lambda x: x.at[3].set(1)
+    assert 1000 <= peak(change, KB, donated=[True]) < 1100
+    assert 2000 <= peak(lambda x: (change(x), x), KB, donated=[True]) < 2100
+
+
+def test_products_copy_their_operands():
+    x = jnp.zeros((5, 50))
+    assert peak(lambda x: x @ x.T, x) == 1000 + 2 * 1000 + 100
+
+
+def test_a_loop_carries_in_place_and_stacks_its_results():
+    def body(carry, x):
+        return carry + product(x), jnp.sum(x)
+
+    def play(carry, xs):
+        return jax.lax.scan(body, carry, xs)
+
+    xs = jnp.zeros((10, 250))
+    # the sums; carry, a slice, what is made of it, and a sum
+    assert peak(play, KB, xs, donated=[True]) == 40 + 3000
+    assert peak(play, KB, xs) == 40 + 3000  # the carry is a copy
+    both = peak(lambda c, xs: (play(c, xs), c), KB, xs, donated=[True])
+    assert both == 40 + 4000  # as it is if somebody reads the carry afterwards
+
+
+def test_a_while_loop_and_branches():
+    def play(x):
+        return jax.lax.while_loop(lambda c: c[250 - 1] < 3, product, x)
+
+    assert peak(play, KB, donated=[True]) == 2000
+    heavy = lambda x: product(product(product(x)))
+    branch = lambda x: jax.lax.cond(x[0] > 0, heavy, lambda x: x, x)
+    assert 2000 <= peak(branch, KB) < 2100
+    assert 2000 <= peak(branch, KB, donated=[True]) < 2100
+
+
+def test_of_several_devices_one_counts():
+    x = jnp.zeros((4, 250))
+    turn = lambda x, y: product(product(x)) + y
+    spread = across(FOUR, turn, (SPLIT, SAME), SPLIT)
+    assert peak(spread, x, jnp.zeros((1, 250)), donated=[True]) == 2000
+    alone = across(FOUR[:1], turn, (SPLIT, SAME), SPLIT)
+    assert peak(alone, x, jnp.zeros((1, 250)), donated=[True]) == 8000
+
+
+# ------------------------------------------------------------------ simulations and XLA
+
+SIZES = {"local_steps": 2, "batch_size": 8, "sampler": with_replacement}
+TASK = tasks.classification(models.MLP(3, (64, 48)), (5,))
+
+
+def prepared(name, plan, clients, cohort, task=TASK, data=None, **changes):
+    data = federation.blobs(400) if data is None else data
+    parts = np.array_split(np.arange(400, dtype=np.int32), clients)
+    algorithm = partial(ALL[name], lr=0.1)
+    how = {"plan": plan, "cohort_size": cohort} | SIZES | changes
+    return simulation.simulate(algorithm, task, data, parts, **how)
+
+
+def abstract(one):
+    """The state of a simulation, where it is to lie."""
+    untrained = partial(rounds.untrained, one.setup)
+    state = jax.eval_shape(untrained, jax.random.key(0))
+    if not one.setup.devices:
+        return state
+    place = lambda sharding, below: jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), below
+    )
+    where = shardings(one.setup.devices, simulation.STATE)
+    return jax.tree.map(place, where, state)
+
+
+def compiled(one) -> int:
+    """What XLA allocates on a device for the state and the work of a round."""
+    given = one.setup.task, abstract(one), one.clients, 1, one.longest
+    program = one.programs.rounds.lower(*given)
+    # LLVM's optimisation takes most of the time, and has no part in this
+    quick = {"xla_backend_optimization_level": 0}
+    found = program.compile(compiler_options=quick).memory_analysis()
+    examples = sum(x.addressable_data(0).nbytes for x in one.clients)
+    total = found.argument_size_in_bytes + found.temp_size_in_bytes
+    total += found.output_size_in_bytes - found.alias_size_in_bytes
+    return total - examples
+
+
+def estimated(one) -> int:
+    state = abstract(one)
+    traced = one.programs.rounds.trace(
+        one.setup.task, state, one.clients, 1, one.longest
+    )
+    return memory.peak_bytes(traced.jaxpr, [True] * len(jax.tree.leaves(state)))
+
+
+def test_the_estimate_is_close_and_grows_with_a_cohort_that_is_mapped_at_once():
+    small, large = (prepared("fedavg_adam", plans.vmapped, 24, n) for n in (4, 24))
+    allocated = compiled(small), compiled(large)
+    found = estimated(small), estimated(large)
+    for one, other in zip(found, allocated, strict=True):
+        assert 0.7 < one / other < 2.5
+    growth = found[1] - found[0], allocated[1] - allocated[0]
+    assert 0.7 < growth[0] / growth[1] < 2.5
+    chunks = [prepared("fedavg_adam", plans.chunked(4), 24, n) for n in (8, 24)]
+    few, many = map(estimated, chunks)
+    # with the cohort grow ids, weights, notes and keys alone
+    assert few <= many < few + 16 * 100
+
+
+def test_the_states_of_clients_are_updated_in_place():
+    one = prepared("scaffold", plans.mapped, 80, 10)
+    need, allocated = memory_of(one), compiled(one)
+    assert need.state == tree.nbytes(abstract(one))
+    assert allocated < 1.3 * need.state
+    assert 0.7 < estimated(one) / allocated < 2.5
+
+
+def test_every_device_needs_its_part_alone():
+    one = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
+    need, allocated = memory_of(one), compiled(one)
+    state = abstract(one).training
+    client = tree.nbytes(state.pool) // 400
+    assert need.state == 100 * client + tree.nbytes((state.server, state.index)) + 8
+    assert allocated < 1.3 * need.state
+    assert 0.7 < estimated(one) / allocated < 2.5
+
+
+def test_examples_count_where_they_lie():
+    data = federation.blobs(400)
+    labels = 4 * 400 + 4 * 20  # training and test
+    ids = 4 * 400 + 2 * 4 * 8 + 4 * 3 * 8  # order, start and size, shares
+    images = lambda count: 4 * 5 * count
+    alone, same, split = (
+        memory_of(prepared("fedavg", plans.mapped, 8, 4, data=data, **how)).examples
+        for how in ({}, {"devices": FOUR}, {"devices": FOUR, "split_examples": True})
+    )
+    assert alone == same == images(420) + labels + ids
+    assert split == images(120) + labels + ids
+
+
+def test_the_prologue_and_the_evaluation_count():
+    # all clients play the prologue, and evaluations take batches of 512
+    fafed = [prepared("fafed", plans.vmapped, n, n) for n in (4, 20)]
+    few, many = (memory_of(one).work for one in fafed)
+    model = tree.nbytes(abstract(fafed[0]).params)
+    assert many - few > 16 * model
+    tiny = prepared("fedavg", plans.mapped, 8, 2, batch_size=1)
+    hidden = 4 * 48 * 400
+    assert memory_of(tiny).work > hidden > tree.nbytes(abstract(tiny))
+
+
+def test_a_checked_simulation_is_not_traced_again():
+    traces = []
+
+    def counting(sizes):
+        traces.append(sizes)
+        return simulation.uniform(sizes)
+
+    one = federation.federation(weighting=counting)
+    check_memory(one)
+    state = one.programs.create(jax.random.key(0))
+    one.programs.rounds.lower(one.setup.task, state, one.clients, 1, one.longest)
+    assert len(traces) == 1
+
+
+# -------------------------------------------------------------------------- refusals
+
+
+def a_device(process=0, **stats):
+    return SimpleNamespace(process_index=process, memory_stats=lambda: stats or None)
+
+
+def test_the_limit_is_the_least_of_this_process():
+    sizes = a_device(bytes_limit=7), a_device(bytes_limit=5), a_device(1, bytes_limit=3)
+    assert limit_of(sizes) == 5
+    assert limit_of() == 4 * limit_of(FOUR) + limit_of() % 4 > 1e9
+    assert limit_of([a_device(), a_device()]) == limit_of() // 2
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    return lambda count: monkeypatch.setattr(fitting, "limit_of", lambda _: count)
+
+
+def refusal(one) -> str:
+    with pytest.raises(ValueError, match=r"^this plan needs about ") as error:
+        check_memory(one)
+    return str(error.value)
+
+
+def test_a_plan_that_fits_is_named(limit):
+    one = prepared("fedavg", plans.vmapped, 40, 36)
+    need = lambda plan: memory_of(one.with_plan(plan)).total
+    limit(need(plans.vmapped))
+    check_memory(one)
+    sizes = [
+        need(plan) for plan in (plans.vmapped, plans.chunked(18), plans.chunked(9))
+    ]
+    assert sizes[0] > sizes[1] > sizes[2]
+    limit(sizes[2])
+    total, fits = (f"{size / 1e6:.3g} MB" for size in (sizes[0], sizes[2]))
+    assert refusal(one) == (
+        f"this plan needs about {total} of memory, of {fits}; chunked with chunk_size "
+        f"9 needs about {fits}"
+    )
+    three = prepared("fedavg", plans.vmapped, 40, 3, batch_size=512)
+    limit(memory_of(three.with_plan(plans.mapped)).total)
+    assert "; mapped needs about " in refusal(three)
+
+
+def test_what_does_not_fit_at_all_is_named(limit):
+    limit(9000)
+    large = np.zeros((4000, 28, 28), np.float32)
+    y = np.arange(4000, dtype=np.int32) % 3
+    images = Dataset(large, y, large[:20], y[:20], ("a", "b", "c"))
+    task = tasks.classification(federation.Linear(3), (28, 28))
+    about = {"task": task, "data": images}
+    some = prepared("fedavg", plans.mapped, 8, 4, **about)
+    said = refusal(some)
+    assert "of 0.009 MB; even mapped needs " in said
+    assert said.endswith(
+        " MB are examples: take fewer, or more devices and split_examples"
+    )
+    where = {"devices": FOUR, "split_examples": True}
+    more = np.zeros((40_000, 28, 28), np.float32), np.resize(y, 40_000)
+    about["data"] = Dataset(*more, large[:20], y[:20], ("a", "b", "c"))
+    split = prepared("fedavg", plans.mapped, 8, 4, **about, **where)
+    assert "of memory on each device, of " in refusal(split)
+    assert refusal(split).endswith("examples: take fewer, or more devices")
+    held = prepared("scaffold", plans.mapped, 80, 2)
+    fewer = "are the state: take more devices, fewer clients or a smaller model"
+    assert refusal(held).endswith(fewer)
+    limit(2_500_000_000)
+    busy = prepared("fedavg", plans.mapped, 8, 2, batch_size=10_000_000)
+    assert " GB of memory, of 2.5 GB; even mapped needs " in refusal(busy)
+    less = "are for the work: take smaller batches or a smaller model"
+    assert refusal(busy).endswith(less)
+
+
+def refused(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
+    config = Config(plan="vmapped", cohort_size=16)
+    asked = Run("fedavg", {}, 0, config)
+    alone = simulation_of(asked, load(config.dataset))
+    limit(memory_of(alone).total - 1)
+    new = tmp_path / "new"
+    plan = ["--plan", "vmapped", "--cohort-size", 16]
+    line = refused(capsys, "train", "--algorithm", "fedavg", *plan, "--output", new)
+    assert line.startswith("fedjax-muon: error: this plan needs about ")
+    assert line.count("; chunked with chunk_size ") == 1
+    assert not new.exists()
+    old, two = tmp_path / "old", tmp_path / "two"
+    directory.create(old, asked)
+    assert refused(capsys, "resume", old) == line
+    assert refused(capsys, "compare", "fedavg", *plan, "--output", two) == line
+    assert not list(tmp_path.rglob("metrics.csv"))
