@@ -276,6 +276,7 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
     need = fitting.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
     memory = {"SC_PAGE_SIZE": 2, "SC_PHYS_PAGES": need.examples + 3 * one}
+    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
     assert sweep._fitting(prepared) == 3
     memory["SC_PHYS_PAGES"] -= 1
     assert sweep._fitting(prepared) == 2
