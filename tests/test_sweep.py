@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import os
 from functools import partial
 from typing import Any
 
