@@ -1,6 +1,7 @@
 """Strictness for the whole suite; the settings apply before any test imports JAX."""
 
 import os
+import tempfile
 
 # Most of the time of these tests is compilation, of programs that run for moments. Of
 # XLA's passes all run; the code generator alone optimizes less.
@@ -15,6 +16,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Not jax_numpy_dtype_promotion="strict": optax's own Adam and schedules break it. The
 # battery checks instead that a round leaves every dtype of the state as it was.
 
-# The command keeps compiled programs in the user's cache: here they would count as
-# compiled, and nothing of a test belongs into anyone's home.
-jax.config.update("jax_enable_compilation_cache", False)
+# Many tests compile the same programs. Kept for this process alone: nothing of a test
+# belongs into anyone's home, and two processes might read what is half written.
+PROGRAMS = tempfile.TemporaryDirectory()
+jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
