@@ -29,8 +29,8 @@ def _opening(turns: Turns, *, works: list[str], weights: str, module: str) -> No
 
     turns.say(**machine(module), local_devices=len(jax.devices()))
     for name in works:
-        first = library.first_weights(WORKS[name])
-        np.savez(f"{weights}/{name}.npz", **first)  # type: ignore[arg-type]
+        first: dict[str, Any] = library.first_weights(WORKS[name])
+        np.savez(f"{weights}/{name}.npz", **first)
         turns.say(work=name, parameters=sum(w.size for w in first.values()))
 
 

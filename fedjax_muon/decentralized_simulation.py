@@ -233,7 +233,7 @@ def decentralize(
     # refuses what does not fit
     jax.eval_shape(partial(_begin, setup, longest=longest), given, jax.random.key(0))
     split, same = gossip_engine.placements(setup.devices)
-    state = State(gossip_engine.State(same, split), same)  # type: ignore[arg-type]
+    state = State(gossip_engine.State(same, split), same)
     programs = Programs(
         begin=jax.jit(of_task(_begin, setup), static_argnums=3, out_shardings=state),
         rounds=jax.jit(

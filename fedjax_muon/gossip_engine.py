@@ -186,12 +186,11 @@ def _turn(key, index, agent):
     return Turn(index, *jax.random.split(mine))
 
 
-def placements(
-    devices: Sequence[jax.Device],
-) -> tuple[NamedSharding, NamedSharding] | tuple[None, None]:
+def placements(devices: Sequence[jax.Device]) -> tuple[Any, Any]:
     """Where states of agents are on these devices, and what all devices have.
 
-    Without devices both are None, JAX's default.
+    Without devices both are None, JAX's default. Typed as `Any`, since trees of them
+    have the types of what they speak of.
     """
     if not devices:
         return None, None

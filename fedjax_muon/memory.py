@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 # Programs of these operations are played once, as if they stood where they are called.
 INLINED = frozenset(
     """jit pjit closed_call remat remat2 checkpoint custom_jvp_call
-    custom_vjp_call shard_map""".split()  # noqa: SIM905
+    custom_vjp_call shard_map""".split()  # noqa: SIM905 - a list of words
 )
 # These copy what they are given into the order that their kernels read.
 PACKED = frozenset({"conv_general_dilated", "dot_general"})
@@ -28,7 +28,7 @@ IN_PLACE = frozenset(
     expand_dims expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min
     mul ne neg not or pow psum reduce_precision rem reshape round rsqrt scatter
     scatter-add select_n shift_left shift_right_arithmetic shift_right_logical sign sin
-    sqrt square squeeze stop_gradient sub tan tanh xor""".split()  # noqa: SIM905
+    sqrt square squeeze stop_gradient sub tan tanh xor""".split()  # noqa: SIM905 - a list of words
 )
 
 

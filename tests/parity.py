@@ -2,6 +2,7 @@
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,3 +47,33 @@ def differentiated(model, params, x):
 def torch_leaves(params):
     """The parameters as torch's, which gather their gradients."""
     return jax.tree.map(lambda p: torch.tensor(p, requires_grad=True), params)
+
+
+def check_inside_shard_map(model, image):
+    """That what does not vary over devices, and images, which do, go together."""
+    params = shapes(model, image)
+    loss = lambda p, x: jnp.sum(jnp.sin(model.apply({"params": p}, x)))
+    mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("b")
+    gradient = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=(whole, split), out_specs=whole
+    )
+    x = jax.ShapeDtypeStruct((4, *image), jnp.float32)
+    found = jax.eval_shape(gradient, params, x)
+    jax.tree.map(lambda g, p: np.testing.assert_equal(g.shape, p.shape), found, params)
+
+
+def dropouts(run):
+    """Shape and rate of each `nn.Dropout` that `run()` comes by, in their order; they
+    must act where there is a key, and nowhere else."""
+    seen = []
+
+    def watch(call, args, options, context):
+        if isinstance(context.module, nn.Dropout) and context.method_name == "__call__":
+            seen.append((args[0].shape, context.module.rate))
+            assert context.module.deterministic is not context.module.has_rng("dropout")
+        return call(*args, **options)
+
+    with nn.intercept_methods(watch):
+        run()
+    return seen

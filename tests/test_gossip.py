@@ -62,7 +62,7 @@ def test_the_mean_track_is_the_mean_of_what_is_told():
 def test_what_is_told_is_the_clean_memory_and_noise_from_the_first_iteration_on():
     states = played("dpmixsgd")
     for t in (0, T - 1):
-        at = lambda a: jax.tree.map(lambda leaf: leaf[t, 1], a)  # noqa: B023
+        at = lambda a: jax.tree.map(lambda leaf: leaf[t, 1], a)  # noqa: B023 - called here
         noise = jax.tree.map(np.subtract, at(states.told), at(states.memory.estimate))
         with jax.enable_x64(True):
             mine = jax.random.fold_in(jax.random.fold_in(jax.random.key(9), t), 1)

@@ -65,12 +65,12 @@ def test_examples_gradients_are_the_oracles_and_padding_has_none():
             pair(POINTS[0]), as_batch((a, y, weight)), jax.random.key(0)
         )
     for i, w in enumerate(weight):
-        found = jax.tree.map(lambda g: np.asarray(g)[i], rows)  # noqa: B023
+        found = jax.tree.map(lambda g: np.asarray(g)[i], rows)  # noqa: B023 - called here
         if w == 0:
             assert not any(leaf.any() for leaf in jax.tree.leaves(found))
             continue
         g = saddle_grad(POINTS[0], (a[i : i + 1], y[i : i + 1], np.ones(1)))
-        want = jax.tree.map(lambda v: w * v, descending(g))  # noqa: B023
+        want = jax.tree.map(lambda v: w * v, descending(g))  # noqa: B023 - called here
         assert_close([found], [want], 1e-12)
 
 

@@ -225,7 +225,7 @@ def adversaries(dtype):
     filled = lambda value: as_is(shapes(lambda *shape: np.full(shape, value)))
     zero, huge = filled(0.0), filled(large)
     for scale in (1e-30, 1e-3, 1.0, 1e3, 1e30):
-        g = as_is(jax.tree.map(lambda x: scale * x, random))  # noqa: B023
+        g = as_is(jax.tree.map(lambda x: scale * x, random))  # noqa: B023 - called here
         flipped = jax.tree.map(jnp.negative, g)
         yield from ((g, flipped), (g, g), (g, zero), (zero, g))
     yield from ((huge, filled(-large)), (huge, zero), (zero, zero), (huge, huge))
@@ -393,6 +393,6 @@ def test_the_published_methods_do_not_clip():
     told = []
     for size in (1.0, 1e6):
         g = {"a": jnp.full(2, size)}
-        told.append(noisy(fresh(lambda *_: g), 1.0).start(g, (), turn(0))[0])  # noqa: B023
+        told.append(noisy(fresh(lambda *_: g), 1.0).start(g, (), turn(0))[0])  # noqa: B023 - called here
     assert np.abs(told[1]["a"] - told[0]["a"]).max() > 1e5
     assert "without a clip" in ALL["dp_sgda"].paper

@@ -3,13 +3,12 @@
 import math
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from parity import differentiated
+from parity import differentiated, dropouts
 from safetensors.numpy import save_file
 from torch_roberta import CLASSES, IDS, SIZES, WIDTH, WORDS, checkpoint, forward
 
@@ -138,16 +137,7 @@ def test_initial_values():
 
 
 def test_where_dropout_acts():
-    seen = []
-
-    def watch(call, args, options, context):
-        if isinstance(context.module, nn.Dropout) and context.method_name == "__call__":
-            seen.append((args[0].shape, context.module.rate))
-            assert context.module.deterministic is not context.module.has_rng("dropout")
-        return call(*args, **options)
-
-    with nn.intercept_methods(watch):
-        shapes(MODEL)
+    seen = dropouts(lambda: shapes(MODEL))
     tokens, head = (2, 6, WIDTH), (2, WIDTH)
     assert seen == [(shape, 0.1) for shape in [tokens] + 4 * [tokens] + 2 * [head]]
 

@@ -10,7 +10,14 @@ import numpy as np
 import optax
 import pytest
 import torch
-from parity import by_path, differentiated, drawn, shapes, torch_leaves
+from parity import (
+    by_path,
+    check_inside_shard_map,
+    differentiated,
+    drawn,
+    shapes,
+    torch_leaves,
+)
 
 from fedjax_muon import models
 from fedjax_muon.transforms import by_rank, muon_dimension_numbers
@@ -210,16 +217,7 @@ def test_initial_scales():
 def test_inside_shard_map():
     """Masks and positions do not vary there, images do: a matter of types."""
     model, image = SMALL["shifted"]
-    params = shapes(model, image)
-    loss = lambda p, x: jnp.sum(jnp.sin(model.apply({"params": p}, x)))
-    mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
-    whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("b")
-    gradient = jax.shard_map(
-        jax.grad(loss), mesh=mesh, in_specs=(whole, split), out_specs=whole
-    )
-    x = jax.ShapeDtypeStruct((4, *image), jnp.float32)
-    found = jax.eval_shape(gradient, params, x)
-    jax.tree.map(lambda g, p: np.testing.assert_equal(g.shape, p.shape), found, params)
+    check_inside_shard_map(model, image)
 
 
 @pytest.mark.parametrize("image", [(3072,), (32, 32), (28, 28, 1), (32, 24, 3)])

@@ -6,11 +6,11 @@ Its numbers are held against torch in test_models_large.
 import math
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from parity import check_inside_shard_map, dropouts
 
 from fedjax_muon import models, tasks
 
@@ -59,18 +59,9 @@ def test_dropout_acts_with_a_key_alone():
 
 
 def test_where_dropout_acts():
-    seen = []
-
-    def watch(call, args, options, context):
-        if isinstance(context.module, nn.Dropout) and context.method_name == "__call__":
-            seen.append((args[0].shape, context.module.rate))
-            assert context.module.deterministic is not context.module.has_rng("dropout")
-        return call(*args, **options)
-
     model, image = models.ViT(5, **SMALL), (4, 6, 3)
     tokens = (2, 1 + 2 * 3)
-    with nn.intercept_methods(watch):
-        shapes(model, image)
+    seen = dropouts(lambda: shapes(model, image))
     block = [(*tokens, 10), (*tokens, 14), (*tokens, 10)]
     assert seen == [(shape, 0.1) for shape in [(*tokens, 10), *block, *block]]
 
@@ -98,16 +89,7 @@ def test_initial_scales():
 def test_inside_shard_map():
     """Class tokens and positions do not vary there, images do: a matter of types."""
     model, image = models.ViT(5, **SMALL), (4, 4, 3)
-    params = shapes(model, image)
-    loss = lambda p, x: jnp.sum(jnp.sin(model.apply({"params": p}, x)))
-    mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
-    whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("b")
-    gradient = jax.shard_map(
-        jax.grad(loss), mesh=mesh, in_specs=(whole, split), out_specs=whole
-    )
-    x = jax.ShapeDtypeStruct((4, *image), jnp.float32)
-    found = jax.eval_shape(gradient, params, x)
-    jax.tree.map(lambda g, p: np.testing.assert_equal(g.shape, p.shape), found, params)
+    check_inside_shard_map(model, image)
 
 
 @pytest.mark.parametrize("image", [(30, 32, 3), (32, 30, 3)])

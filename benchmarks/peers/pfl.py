@@ -2,6 +2,7 @@
 
 import types
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,13 +42,13 @@ def play(work: Work, weights, turns: Turns, *, cores: int, rounds: int) -> None:
     """A user's data set is what its batches hold: as many examples for all users,
     which so have equal weights."""
     torch.set_num_threads(cores)
-    net = network(work, weights)
+    net: Any = network(work, weights)  # gets what pfl asks a model for
     x, y, parts = examples(work)
     rng = np.random.default_rng(0)
-    net.loss = types.MethodType(  # type: ignore[assignment]
+    net.loss = types.MethodType(
         lambda self, x, y: nn.functional.cross_entropy(self(x), y), net
     )
-    net.metrics = lambda x, y, eval=False: {}  # type: ignore[assignment]
+    net.metrics = lambda x, y, eval=False: {}
 
     def user(i: int) -> Dataset:
         ids = torch.from_numpy(batches(work, parts[i], rng).ravel())

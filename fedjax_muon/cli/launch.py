@@ -32,7 +32,8 @@ class Launch:
 def remember_programs() -> None:
     """Keeps compiled programs on disk for the next run, where JAX is not told where by
     the environment variable JAX_COMPILATION_CACHE_DIR."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
+    if given is None:
         place = platformdirs.user_cache_path("fedjax_muon") / "programs"
         jax.config.update("jax_compilation_cache_dir", str(place))
 
@@ -50,7 +51,7 @@ def begin(launch: Launch, devices: int) -> None:
             f"{launch.coordinator}, {launch.num_processes}, {launch.process_id}"
         )
     cores = min(devices, os.cpu_count() or 1)
-    made: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    made: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # dynamic
     if cores > max(1, made):
         jax.config.update("jax_num_cpu_devices", cores)
     if launch.distributed or launch.coordinator is not None:
