@@ -48,9 +48,11 @@ class Task(NamedTuple):
 
 
 def as_argument(task: Task) -> Task:
-    """The task as a pytree of what its functions hold, for compiled programs."""
-    init, grad, evaluate = task
-    return Task(as_partial(init), as_partial(grad), as_partial(evaluate))
+    """The task as a pytree of what its functions hold, for compiled programs. Its
+    gradient, which loops inside loops ask for again and again, is traced once."""
+    init, grad, evaluate = map(as_partial, task)
+    traced = Partial(jax.jit(grad.func), *grad.args, **grad.keywords)
+    return Task(init, traced, evaluate)
 
 
 def as_partial(function: Callable) -> Partial:

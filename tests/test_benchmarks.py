@@ -153,23 +153,34 @@ def test_the_matrices_of_a_model_are_those_of_muons_layout(name):
         ("w2", {}),
         ("cifar10", {}),
         ("cifar100_resnet18", {"arguments": (100, 32, (32, 64))}),  # half as deep
+        ("cifar100_vit_tiny", {}),
+        ("rnn", {}),
     ],
 )
 def test_torch_networks_are_those_of_the_works(name, changed):
     work = WORKS[name]._replace(**changed)
     weights = library.first_weights(work)
-    x = np.random.default_rng(0).normal(size=(2, *work.example)).astype(np.float32)
+    if work.tokens:  # a table drawn for many ids is small
+        weights["Embed_0/embedding"] *= 50
+    # texts end in padding
+    pad = [(0, 0), (0, 5)] if work.tokens else [(0, 0)] * (1 + len(work.example))
+    x = np.pad(works.arrays_of(work._replace(clients=1, examples=2))[0], pad)
     ours = library.model_of(work).apply({"params": library.nested(weights)}, x)
     net = torch_nets.network(work, weights)
+    channels_first = x if work.tokens else x.transpose(0, 3, 1, 2).copy()
     with torch.no_grad():
-        theirs = net(torch.from_numpy(x.transpose(0, 3, 1, 2).copy()))
+        theirs = net(torch.from_numpy(channels_first))
     assert np.abs(ours).max() > 0.1
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
 
 
 def test_a_model_without_a_torch_version_is_refused():
-    with pytest.raises(ValueError, match="no PyTorch version of rnn"):
-        torch_nets.network(WORKS["rnn"], {})
+    other = WORKS["cifar10"]._replace(model="swin_tiny")
+    with pytest.raises(ValueError, match="no PyTorch version of swin_tiny"):
+        torch_nets.network(other, {})
+    deeper = WORKS["rnn"]._replace(arguments=(2, 99, 3, 4, 2))
+    with pytest.raises(ValueError, match="has one layer, not 2"):
+        torch_nets.network(deeper, {})
 
 
 def test_batches_are_shuffled_epochs():

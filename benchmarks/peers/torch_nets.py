@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.peers.torch_tokens import rnn, vit_tiny
 from benchmarks.works import Work, arrays_of, parts_of, probed
+
+Layers = dict[str, Any]  # what has a weight, by its name in Flax's
 
 
 class Residual(nn.Module):
@@ -34,8 +37,8 @@ class Residual(nn.Module):
 
 def resnet18(
     classes: int, groups: int = 32, widths: tuple[int, ...] = (64, 128, 256, 512)
-) -> tuple[nn.Module, list[str]]:
-    """The network, and the names of its layers in Flax's."""
+) -> tuple[nn.Module, Layers]:
+    """The network, and its layers by their names in Flax's."""
     stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
     layers: list[nn.Module] = [stem, nn.GroupNorm(groups, widths[0]), nn.ReLU()]
     names = ["stem", "GroupNorm_0"]
@@ -47,10 +50,10 @@ def resnet18(
         names += [f"ResidualBlock_{i}/{name}" for name in inside]
     head = nn.Linear(widths[-1], classes)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), head]
-    return nn.Sequential(*layers), [*names, "head"]
+    return _named(layers, [*names, "head"])
 
 
-def emnist_cnn(classes: int, image) -> tuple[nn.Module, list[str]]:
+def emnist_cnn(classes: int, image) -> tuple[nn.Module, Layers]:
     """The same of the EMNIST network."""
     height, width, channels = image
     flat = (height - 4) // 2 * ((width - 4) // 2) * 64
@@ -59,22 +62,30 @@ def emnist_cnn(classes: int, image) -> tuple[nn.Module, list[str]]:
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(flat, 128), nn.ReLU()),
         nn.Linear(128, classes),
     ]
-    return nn.Sequential(*layers), ["Conv_0", "Conv_1", "Dense_0", "Dense_1"]
+    return _named(layers, ["Conv_0", "Conv_1", "Dense_0", "Dense_1"])
 
 
-def mlp(classes: int, image, features) -> tuple[nn.Module, list[str]]:
+def mlp(classes: int, image, features) -> tuple[nn.Module, Layers]:
     """The same of the multilayer perceptron."""
     layers: list[nn.Module] = [nn.Flatten()]
     for wide, narrow in itertools.pairwise((int(np.prod(image)), *features)):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
     layers.append(nn.Linear(features[-1], classes))
-    return nn.Sequential(*layers), [f"Dense_{i}" for i in range(len(features) + 1)]
+    return _named(layers, [f"Dense_{i}" for i in range(len(features) + 1)])
 
 
-NETWORKS: dict[str, Callable[[Work], tuple[nn.Module, list[str]]]] = {
+def _named(layers: list[nn.Module], names: list[str]) -> tuple[nn.Module, Layers]:
+    net = nn.Sequential(*layers)
+    weighted = [m for m in net.modules() if hasattr(m, "weight")]
+    return net, dict(zip(names, weighted, strict=True))
+
+
+NETWORKS: dict[str, Callable[[Work], tuple[nn.Module, Layers]]] = {
     "mlp": lambda work: mlp(work.classes, work.example, (200, 200)),
     "emnist_cnn": lambda work: emnist_cnn(work.classes, work.example),
     "resnet18": lambda work: resnet18(*work.arguments),
+    "vit_tiny": lambda work: vit_tiny(work.classes, work.example),
+    "rnn": lambda work: rnn(*work.arguments),
 }
 
 
@@ -85,33 +96,33 @@ def network(work: Work, weights: dict[str, np.ndarray]) -> nn.Module:
     """
     if work.model not in NETWORKS:
         raise ValueError(f"there is no PyTorch version of {work.model} here")
-    net, names = NETWORKS[work.model](work)
-    layers: list[Any] = [m for m in net.modules() if hasattr(m, "weight")]
+    net, layers = NETWORKS[work.model](work)
     channels = 0
     with torch.no_grad():
-        for name, layer in zip(names, layers, strict=True):
-            kinds = ("kernel", "scale")
-            (kernel,) = (
-                v for k in kinds if (v := weights.get(f"{name}/{k}")) is not None
-            )
+        for name, layer in layers.items():
+            names = (f"{name}/kernel", f"{name}/scale", f"{name}/embedding", name)
+            (kind,) = (n for n in names if n in weights)
+            kernel = weights[kind]
             if kernel.ndim == 4:
                 channels = kernel.shape[-1]
                 kernel = kernel.transpose(3, 2, 0, 1)
-            elif kernel.ndim == 2:
+            elif kind.endswith("kernel"):
                 if channels and len(kernel) != channels:  # flattened space x channels
                     kernel = kernel.reshape(-1, channels, kernel.shape[-1])
                     kernel = kernel.swapaxes(0, 1).reshape(-1, kernel.shape[-1])
                 channels, kernel = 0, kernel.T
             layer.weight.copy_(torch.tensor(kernel))
-            if layer.bias is not None:
-                layer.bias.copy_(torch.tensor(weights[f"{name}/bias"]))
+            bias = weights.get(f"{name}/bias")
+            if bias is not None:
+                layer.bias.copy_(torch.tensor(bias))
     return net
 
 
 def examples(work: Work) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """Images with channels first, their labels, and who has which."""
+    """Images with channels first or texts, their labels, and who has which."""
     x, y = arrays_of(work)
-    x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if not work.tokens:
+        x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return torch.from_numpy(x), torch.from_numpy(y).long(), parts_of(work)
 
 
