@@ -10,7 +10,12 @@ import jax
 import optax
 
 from fedjax_muon.core import GradFn
-from fedjax_muon.transforms import orthogonalizes, with_polar
+from fedjax_muon.transforms import (
+    has_momentum,
+    orthogonalizes,
+    with_momentum,
+    with_polar,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +52,24 @@ class Method:
         """
         if self.rule is None:
             raise ValueError(f"{self.label} has no local rule that could orthogonalize")
-        rule = with_polar(self.rule, polar)
+        return self._with_rule(with_polar(self.rule, polar))
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the local rule is built on `transforms.muon`, so that `with_momentum`
+        has something to change."""
+        return self.rule is not None and has_momentum(self.rule)
+
+    def with_momentum(self, momentum: float) -> "Method":
+        """The same method with another momentum of Muon in its local rule.
+
+        Raises `ValueError` for a method without one, and a momentum outside [0, 1).
+        """
+        if self.rule is None:
+            raise ValueError(f"{self.label} has no local rule with a momentum")
+        return self._with_rule(with_momentum(self.rule, momentum))
+
+    def _with_rule(self, rule: optax.GradientTransformation) -> "Method":
         return dataclasses.replace(self, settings={**self.settings, "rule": rule})
 
 

@@ -1,5 +1,7 @@
 """What processes that run one program together (`jax.distributed`) agree on."""
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -15,6 +17,19 @@ def agreed(value: float) -> float:
     if jax.process_count() == 1:
         return value
     return float(multihost_utils.broadcast_one_to_all(np.float64(value)))
+
+
+def first_does(act: Callable[[], object]) -> None:
+    """What the first process alone does. If it raises `ValueError` or `OSError`, all
+    raise; they must call this at the same time."""
+    error: Exception | None = None
+    if is_first():
+        try:
+            act()
+        except (ValueError, OSError) as raised:
+            error = raised
+    if agreed(error is not None):
+        raise error or ValueError("refused by the first process, which says why")
 
 
 def whole(x: jax.Array) -> np.ndarray:

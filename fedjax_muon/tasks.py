@@ -50,7 +50,7 @@ class Task(NamedTuple):
 def as_argument(task: Task) -> Task:
     """The task as a pytree of what its functions hold, for compiled programs. Its
     gradient, which loops inside loops ask for again and again, is traced once."""
-    init, grad, evaluate = map(as_partial, task)
+    init, grad, evaluate = (as_partial(function) for function in task)
     traced = Partial(jax.jit(grad.func), *grad.args, **grad.keywords)
     return Task(init, traced, evaluate)
 

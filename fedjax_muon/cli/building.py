@@ -59,6 +59,8 @@ def algorithm_of(run: Run) -> partial:
     method(lambda params, *_: params, **hyper)  # a schedule would hide what is refused
     if method.orthogonalizes:
         method = method.with_polar(_polar(run.config))
+    if run.config.muon_momentum is not None and method.has_momentum:
+        method = method.with_momentum(run.config.muon_momentum)
     factory: Callable[..., Any] = partial(_scheduled, method, run.config)
     return partial(_compressed(factory, run.config), **hyper)
 

@@ -72,11 +72,15 @@ class Config:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; parameters and their gradients stay float32."""
     newton_schulz_steps: int = 5
-    """How many steps of Newton-Schulz, in algorithms that orthogonalize."""
+    """How many steps of Newton-Schulz, in algorithms that orthogonalize; with 0 they
+    only divide matrices by their norms."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
     """What its products with the matrices, not with their small squares, are of."""
     newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
     """The norm that matrices are first divided by; schatten8 is the smaller one."""
+    muon_momentum: float | None = None
+    """Momentum in algorithms whose local rule is Muon, in place of their own; those
+    that keep a momentum themselves call it by its fresh gradient's weight."""
     cohort_size: int = 8
     """S, clients sampled each round without replacement."""
     local_steps: int = 5
@@ -128,8 +132,12 @@ class Config:
         return "AUC" if self.problem == "auc" else "accuracy"
 
     def __post_init__(self):
-        counts = ("num_clients", "rounds", "evaluate_every", "devices")
-        for name in (*counts, "newton_schulz_steps"):
+        if self.newton_schulz_steps < 0:
+            raise ValueError(
+                "newton_schulz_steps must be at least 0, got "
+                f"{self.newton_schulz_steps}"
+            )
+        for name in ("num_clients", "rounds", "evaluate_every", "devices"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}"

@@ -7,25 +7,29 @@ checkpoints/     the last two states
 *.png            figures, drawn from metrics.csv alone
 """
 
+import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import filelock
 import jax
 
 from fedjax_muon import checkpoint, history
 from fedjax_muon.cli.building import start_key
 from fedjax_muon.cli.config import Comparison, Run, What, from_json, to_json
-from fedjax_muon.processes import agreed, is_first
+from fedjax_muon.processes import agreed, first_does, is_first
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.training import evaluations
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
+LOCK = ".lock"  # held by the process that works in a directory
 PACKAGES = (
     "fedjax-muon",
     "jax",
@@ -41,8 +45,10 @@ SECONDS_BETWEEN_CHECKPOINTS = 5.0
 def create(directory: Path, what: What) -> None:
     """Makes a new run directory. Raises `ValueError` if something is there already,
     and `OSError` if it can't be written. Of several processes, the first does it."""
-    if not is_first():
-        return
+    first_does(functools.partial(_create, directory, what))
+
+
+def _create(directory: Path, what: What) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(
             f"{directory} is already used; choose another --output, or continue it "
@@ -51,6 +57,30 @@ def create(directory: Path, what: What) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / CONFIG).write_text(to_json(what))
     (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Nobody else works in a run directory meanwhile.
+
+    Raises `ValueError` if somebody does already, or if it can't be written.
+    """
+    lock = filelock.FileLock(directory / LOCK, timeout=0)
+
+    def acquire() -> None:
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise ValueError(
+                f"another process works in {directory}; wait until it ends, or choose "
+                "another directory"
+            ) from error
+
+    first_does(acquire)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def read(directory: Path) -> What:

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from fedjax_muon.checkpoint import CheckpointError
+from fedjax_muon.cli.directory import held
 
 
 @contextlib.contextmanager
@@ -52,7 +53,8 @@ def progress_bar(console: Console) -> Progress:
 
 @contextlib.contextmanager
 def resumable(place: Path) -> Iterator[Callable[[], None]]:
-    """Ends with the command to resume if the user presses Ctrl-C.
+    """Holds the directory, and ends with the command to resume if the user presses
+    Ctrl-C.
 
     Yields a function to be called between rounds, which is where the run stops: an
     interrupt anywhere else could be lost in a library's callback. A second Ctrl-C stops
@@ -70,9 +72,13 @@ def resumable(place: Path) -> Iterator[Callable[[], None]]:
         if pressed.is_set():
             raise KeyboardInterrupt
 
+    holding = contextlib.ExitStack()
+    with refusing():
+        holding.enter_context(held(place))
     previous = signal.signal(signal.SIGINT, press)
     try:
-        yield between_rounds
+        with holding:
+            yield between_rounds
     except KeyboardInterrupt:
         print(f"\ninterrupted; continue with: fedjax-muon resume {place}")
         sys.exit(130)

@@ -10,6 +10,7 @@ from fedjax_muon.transforms.fedopt import (
 from fedjax_muon.transforms.layout import muon_dimension_numbers
 from fedjax_muon.transforms.muon import (
     by_rank,
+    has_momentum,
     jordan,
     moonlight,
     muon,
@@ -20,12 +21,14 @@ from fedjax_muon.transforms.muon import (
     scale_by_shape,
     spectral,
     unscaled,
+    with_momentum,
     with_polar,
 )
 
 __all__ = [
     "biclip",
     "by_rank",
+    "has_momentum",
     "jordan",
     "moonlight",
     "muon",
@@ -42,5 +45,6 @@ __all__ = [
     "sign_scalars",
     "spectral",
     "unscaled",
+    "with_momentum",
     "with_polar",
 ]

@@ -80,10 +80,31 @@ def with_polar(
             "this rule orthogonalizes nothing, so that polar would be without effect; "
             "build it with transforms.orthogonalize or transforms.muon"
         )
+    return _given(rule, polar=polar)
+
+
+def with_momentum(
+    rule: optax.GradientTransformation, momentum: float
+) -> optax.GradientTransformation:
+    """The same rule, but with `momentum` in every `muon` of its chains and partitions.
+
+    Raises `ValueError` for a rule without one, and a momentum outside [0, 1).
+    """
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    if not has_momentum(rule):
+        raise ValueError(
+            "this rule has no momentum of Muon's that could be another; build it with "
+            "transforms.muon"
+        )
+    return _given(rule, momentum_for=lambda own: momentum)
+
+
+def _given(rule: optax.GradientTransformation, **given):
+    """The rule with these extra arguments, unless others are passed."""
     extended = optax.with_extra_args_support(rule)
 
     def update(updates, state, params=None, **extra):
-        return extended.update(updates, state, params, **{"polar": polar, **extra})
+        return extended.update(updates, state, params, **{**given, **extra})
 
     return optax.GradientTransformationExtraArgs(rule.init, update)
 
@@ -96,13 +117,31 @@ def orthogonalizes(rule: optax.GradientTransformation) -> bool:
         reached.append(x.shape)
         return x
 
-    def probe(params):
-        update = optax.with_extra_args_support(rule).update
-        return update(params, rule.init(params), params, polar=note)[0]
+    _probe(rule, polar=note)
+    return bool(reached)
+
+
+def has_momentum(rule: optax.GradientTransformation) -> bool:
+    """Whether a `muon` in the rule is reached by `with_momentum`."""
+    reached = []
+
+    def note(own):
+        reached.append(own)
+        return own
+
+    _probe(rule, momentum_for=note)
+    return bool(reached)
+
+
+def _probe(rule: optax.GradientTransformation, **extra) -> None:
+    """Calls the rule once with extra arguments, on shapes."""
+
+    def update(params):
+        extended = optax.with_extra_args_support(rule)
+        return extended.update(params, rule.init(params), params, **extra)[0]
 
     matrix = {"kernel": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
-    jax.eval_shape(probe, Pair(matrix, matrix))  # rules of two variables need a pair
-    return bool(reached)
+    jax.eval_shape(update, Pair(matrix, matrix))  # rules of two variables need a pair
 
 
 def scale_by_shape(
@@ -150,10 +189,23 @@ def scale_by_muon(
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.chain(
-        optax.trace(momentum, nesterov),
+        _heavy_ball(momentum, nesterov),
         orthogonalize(polar, layout=layout),
         scale_by_shape(shape_scale, layout=layout),
     )
+
+
+def _heavy_ball(momentum: float, nesterov: bool):
+    """optax's, whose update takes another momentum, as a function of its own, for an
+    extra argument."""
+
+    def update(updates, state, params=None, *, momentum_for=lambda own: own, **extra):
+        del extra
+        rule = optax.trace(momentum_for(momentum), nesterov)
+        return rule.update(updates, state, params)
+
+    init = optax.trace(momentum, nesterov).init
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def by_rank(

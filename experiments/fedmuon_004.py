@@ -1,0 +1,154 @@
+"""Liu et al., "FedMuon", arXiv:2510.27403: tables 2, 5, 6 and 7, figure 3.
+
+    python -m experiments.fedmuon_004 table_2 --data-dir DATA  # 2 cores, 40 min
+    python -m experiments.fedmuon_004 table_5 --data-dir DATA
+    python -m experiments.fedmuon_004 table_6 --data-dir DATA
+    python -m experiments.fedmuon_004 table_7 --data-dir DATA
+    python -m experiments.fedmuon_004 table_2 --scale full --data-dir DATA
+
+CIFAR-100 divided over 100 clients by drawing each one's share of classes from
+Dirichlet(0.6) or Dirichlet(0.1), as the public code does; 10 of them make 50 local
+steps of batch 50 a round, 300 rounds, rates falling by a cosine, seeds 42 to 46. The
+numbers printed are in fedmuon_004_published.csv. Learning rates are of the paper's
+grids, for FedLADA and FedCM of those for Adam and for SGD; the weight decay of 0.001
+that the paper has for SGD is left out.
+
+With `--scale cpu` LeNet is trained with 20 local steps in 60 rounds, seeds 42 to 44.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from experiments.papers import Item, Panel, Scale, command, sized, swept
+from fedjax_muon.cli.config import Config
+
+BASE = Config(
+    dataset="cifar100",
+    num_clients=100,
+    cohort_size=10,
+    local_steps=50,
+    batch_size=50,
+    partition="dirichlet_per_client",
+    lr_schedule="cosine",
+    rounds=300,
+    evaluate_every=10,
+)
+SEEDS = (42, 43, 44, 45, 46)
+MODELS = ("resnet18", "vit_tiny")
+ALPHAS = (0.6, 0.1)
+Grids = Mapping[str, Mapping[str, tuple[float, ...]]]
+SGD = {"lr": (0.01, 0.03, 0.05, 0.1, 0.3)}
+ADAM = {"lr": (1e-4, 3e-4, 5e-4, 8e-4, 1e-3)}
+MUON = {"lr": (0.03, 0.02, 0.003)}
+RIVALS: Grids = {
+    "fedavg": SGD,
+    "scaffold": SGD,
+    "fedcm": SGD,
+    "fedlada": ADAM,
+    "local_adamw": ADAM,
+    "local_muon": MUON,
+}
+FEWER: Grids = {  # on a CPU, the best of trials with one seed
+    "fedavg": {"lr": (0.05, 0.1)},
+    "scaffold": {"lr": (0.05, 0.1)},
+    "fedcm": {"lr": (0.1, 0.3)},
+    "fedlada": {"lr": (5e-4, 1e-3)},
+    "local_adamw": {"lr": (5e-4, 1e-3)},
+    "local_muon": {"lr": (0.02, 0.003)},
+    "fedmuon_align": {"lr": (0.02, 0.003)},
+    "fedmuon_svd": {"lr": (0.003,)},
+    "fedmuon_align_reset": {"lr": (0.003,)},
+    "local_muon_averaged": {"lr": (0.003,)},
+    "local_sgd_align": {"lr": (0.01, 0.03)},
+    "local_adamw_align": {"lr": (1e-4, 5e-4)},
+}
+REDUCED = "LeNet, 20 local steps, 60 rounds, fewer rates, 3 seeds"
+
+
+def config(model: str, alpha: float, scale: Scale) -> Config:
+    """Of a setting."""
+    as_printed = dataclasses.replace(BASE, model=model, alpha=alpha)
+    small = {"model": "lenet", "local_steps": 20, "rounds": 60, "evaluate_every": 10}
+    return sized(as_printed, scale, **small)
+
+
+def panel(model: str, alpha: float, grids: Grids, scale: Scale, **changed) -> Panel:
+    """Some methods in a setting."""
+    one = dataclasses.replace(config(model, alpha, scale), **changed)
+    sweep = swept(one, grids, scale, SEEDS[:3] if scale == "cpu" else SEEDS)
+    printed_for = f"{model}, Dirichlet({alpha:g})"
+    setting = printed_for.replace(model, one.model) if scale == "cpu" else printed_for
+    return Panel(setting, sweep, printed_for=printed_for)
+
+
+def panels(grids: Grids, alphas: tuple[float, ...], scale: Scale) -> dict[str, Panel]:
+    """The methods in every setting; on a CPU one model stands for both."""
+    if scale == "cpu":
+        grids = {name: FEWER[name] for name in grids}
+    return {
+        f"{model}_dir{alpha:g}": panel(model, alpha, grids, scale)
+        for model in models(scale)
+        for alpha in alphas
+    }
+
+
+def models(scale: Scale) -> tuple[str, ...]:
+    """Those that a scale has, or has something in place of."""
+    return MODELS[:1] if scale == "cpu" else MODELS
+
+
+def table_2(scale: Scale) -> dict[str, Panel]:
+    """All methods."""
+    return panels({**RIVALS, "fedmuon_align": MUON}, ALPHAS, scale)
+
+
+def table_5(scale: Scale) -> dict[str, Panel]:
+    """Without momentum aggregation, without alignment, with other local rules."""
+    grids: Grids = {
+        "fedmuon_align_reset": MUON,
+        "local_muon_averaged": MUON,
+        "fedmuon_align": MUON,
+        "local_sgd_align": SGD,
+        "local_adamw_align": ADAM,
+    }
+    return panels(grids, (0.1,), scale)
+
+
+def table_6(scale: Scale) -> dict[str, Panel]:
+    """FedMuon by the weight of alignment and by the momentum, at one rate."""
+    rate = {"lr": (0.003,) if scale == "cpu" else (0.03,)}
+    weights = rate | {"align": (0.0, 0.25, 0.5, 0.75, 0.9)}
+    found = {}
+    for model in models(scale):
+        one = panel(model, 0.1, {"fedmuon_align": weights}, scale)
+        found[f"{model}_align"] = one._replace(every_point=True)
+        for momentum in (0.8, 0.9, 0.95, 0.98, 0.99):
+            grids: Grids = {"fedmuon_align": rate}
+            one = panel(model, 0.1, grids, scale, muon_momentum=momentum)
+            label = f"FedMuon(alignment), momentum={momentum:g}"
+            found[f"{model}_momentum{momentum:g}"] = one._replace(label=label)
+    return found
+
+
+def table_7(scale: Scale) -> dict[str, Panel]:
+    """Aggregation of momenta: none, whole, or by a truncated SVD."""
+    names = ("fedmuon_align_reset", "fedmuon_align", "fedmuon_svd")
+    return panels(dict.fromkeys(names, MUON), (0.1,), scale)
+
+
+def figure_3(scale: Scale) -> dict[str, Panel]:
+    """Local SGD, Local AdamW and Local Muon."""
+    names = ("fedavg", "local_adamw", "local_muon")
+    return panels({name: RIVALS[name] for name in names}, ALPHAS, scale)
+
+
+ITEMS = {
+    "table_2": Item("seven methods, two models, two partitions", table_2, REDUCED),
+    "table_5": Item("what FedMuon consists of", table_5, REDUCED),
+    "table_6": Item("weight of alignment, momentum", table_6, REDUCED),
+    "table_7": Item("what aggregating momenta costs", table_7, REDUCED),
+    "figure_3": Item("Local SGD, Local AdamW, Local Muon", figure_3, REDUCED),
+}
+
+if __name__ == "__main__":
+    command("fedmuon_004", __doc__, ITEMS)

@@ -1,0 +1,246 @@
+"""A paper's table or figure as played here: beside what is printed there.
+
+result.md     a table, with the commands, the machine and the time
+result.csv    the same numbers
+result.png    test scores against rounds, for every setting
+
+Scores are of the test set after the last round. A point is the best of its grid on
+validation examples, unless the whole grid is shown.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from fedjax_muon import comparison, plots
+from fedjax_muon.cli import sweeping, tables
+from fedjax_muon.cli.config import METHODS
+from fedjax_muon.comparison import History
+
+PLAYED = "played.jsonl"  # a line for every panel that a call played
+FIELDS = (
+    "setting",
+    "method",
+    "hyper",
+    "seeds",
+    "score",
+    "interval",
+    "published",
+    "train_loss",
+    "published_train_loss",
+    "bytes_per_round",
+    "seconds",
+)
+HEADS = (
+    "setting",
+    "method",
+    "at",
+    "seeds",
+    "{score}, %",
+    "±, 95 %",
+    "published",
+    "train loss",
+    "published",
+    "kB a round",
+    "s a run",
+)
+
+
+class Published(NamedTuple):
+    """What a paper prints; nothing where it draws a curve only."""
+
+    score: float | None = None  # percent
+    train_loss: float | None = None
+
+
+class Row(NamedTuple):
+    """A method in a setting."""
+
+    setting: str
+    label: str
+    hyper: str
+    runs: Sequence[History]  # of the seeds; none if one of them diverged
+    diverged: int
+
+
+def read_published(paper: str, item: str) -> dict[tuple[str, str], Published]:
+    """By setting and label, from the table beside the paper's module, if there is
+    one."""
+    path = Path(__file__).with_name(f"{paper}_published.csv")
+    if not path.exists():
+        return {}
+    number = lambda text: float(text) if text else None
+    with path.open(newline="") as file:
+        return {
+            (line["setting"], line["label"]): Published(
+                number(line["score"]), number(line["train_loss"])
+            )
+            for line in csv.DictReader(file)
+            if line["item"] == item
+        }
+
+
+def rows(panels: Mapping[str, Any], place: Path) -> list[tuple[Row, str]]:
+    """What all panels show, with the settings that the paper has for it. Raises
+    `ValueError` for a panel that is not finished."""
+    found = []
+    for name, panel in panels.items():
+        for method in panel.sweep.algorithms:
+            points = sweeping.points(panel.sweep, method, place / name)
+            best = comparison.best(points)
+            shown = points if panel.every_point else [best] if best else points[:1]
+            for point in shown:
+                label = panel.label or METHODS[method].label
+                if panel.every_point:
+                    label = f"{label}, {varied(panel.sweep.grids[method], point)}"
+                runs = [] if point.diverged else point.runs
+                hyper = tables.hyper_text(point)
+                row = Row(panel.setting, label, hyper, runs, point.diverged)
+                found.append((row, panel.printed_for or panel.setting))
+    return found
+
+
+def varied(grid: Mapping[str, Sequence[float]], point: comparison.Point) -> str:
+    """What distinguishes a point from the others of its grid."""
+    hyper = {name: v for name, v in point.hyper.items() if len(grid[name]) > 1}
+    return tables.hyper_text(point._replace(hyper=hyper))
+
+
+def numbers(row: Row, published: Published) -> dict[str, Any]:
+    """A line of result.csv; empty where there is nothing."""
+    line: dict[str, Any] = dict.fromkeys(FIELDS, "")
+    line |= {"setting": row.setting, "method": row.label, "hyper": row.hyper}
+    if published.score is not None:
+        line["published"] = published.score
+    if published.train_loss is not None:
+        line["published_train_loss"] = published.train_loss
+    if not row.runs:
+        return line | {"score": "diverged", "seeds": row.diverged}
+    column = comparison.score_column(row.runs[0])
+    scores = 100 * np.array([run[column][-1] for run in row.runs])
+    last = lambda name: np.mean([run[name][-1] for run in row.runs])
+    total = row.runs[0]["bytes_down"] + row.runs[0]["bytes_up"]
+    rounds = max(row.runs[0]["round"][-1], 1)
+    return line | {
+        "seeds": len(scores),
+        "score": round(scores.mean(), 2),
+        "interval": interval(scores),
+        "train_loss": round(last("train_loss"), 4),
+        "bytes_per_round": round((total[-1] - total[0]) / rounds),
+        "seconds": round(last("seconds"), 1),
+    }
+
+
+def interval(scores: np.ndarray) -> float | str:
+    """Half the width of Student's 95 % confidence interval of the mean."""
+    if len(scores) < 2:
+        return ""
+    return round(float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)), 2)
+
+
+def write(
+    title: str,
+    reduced: str,
+    panels: Mapping[str, Any],
+    place: Path,
+    published: Mapping[tuple[str, str], Published],
+) -> None:
+    """Writes the three files. Raises `ValueError` for panels not finished."""
+    found = rows(panels, place)
+    lines = [
+        numbers(row, published.get((printed_for, row.label), Published()))
+        for row, printed_for in found
+    ]
+    with (place / "result.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(lines)
+    config = next(iter(panels.values())).sweep.config
+    text = [f"# {title}", ""]
+    if reduced:
+        text += [f"Not as printed: {reduced}.", ""]
+    others = {printed for row, printed in found if printed != row.setting}
+    if published and others:
+        text += [f"Published numbers are those of {'; '.join(sorted(others))}.", ""]
+    text += table(lines, config.score)
+    text += ["", "![test scores against rounds](result.png)", "", *played(place)]
+    (place / "result.md").write_text("\n".join(text) + "\n")
+    draw(title, [row for row, _ in found], config.score, place / "result.png")
+
+
+def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
+    """The lines in Markdown, without columns that are empty."""
+    used = [name for name in FIELDS if any(line[name] != "" for line in lines)]
+    heads = dict(zip(FIELDS, HEADS, strict=True))
+    text = ["| " + " | ".join(heads[name].format(score=score) for name in used) + " |"]
+    words = ("setting", "method", "hyper")
+    text.append("|" + "|".join("---" if n in words else "---:" for n in used) + "|")
+    for line in lines:
+        cells = dict(line)
+        if cells["bytes_per_round"] != "":
+            cells["bytes_per_round"] = f"{cells['bytes_per_round'] / 1e3:,.0f}"
+        text.append("| " + " | ".join(str(cells[name]) for name in used) + " |")
+    return text
+
+
+def played(place: Path) -> list[str]:
+    """How, on what and in what time it was played, as `papers.note` noted it."""
+    path = place / PLAYED
+    if not path.exists():
+        return []
+    notes = [json.loads(line) for line in path.read_text().splitlines()]
+    minutes = sum(note["seconds"] for note in notes) / 60
+    commands = dict.fromkeys(note["command"] for note in notes)
+    about = dict.fromkeys(
+        f"{n['cores']} cores of an {n['cpu']}, {n['backend']}, jax {n['jax']}, "
+        f"Python {n['python']}, source {n['source']}"
+        for n in notes
+    )
+    return [f"Played in {minutes:.0f} minutes, {'; '.join(about)}, by", ""] + [
+        f"    {command}" for command in commands
+    ]
+
+
+def draw(title: str, shown: Sequence[Row], score: str, path: Path) -> None:
+    """A panel for every setting; lines are means over seeds, bands reach from the
+    lowest to the highest."""
+    settings = list(dict.fromkeys(row.setting for row in shown))
+    wide = min(len(settings), 3)
+    tall = -(-len(settings) // wide)
+    colors = matplotlib.color_sequences["tab10"]
+    with matplotlib.rc_context(plots.STYLE):
+        figure = Figure(figsize=(4.2 * wide + 1.8, 3.4 * tall), layout="constrained")
+        axes = figure.subplots(tall, wide, squeeze=False).ravel()
+        labels = list(dict.fromkeys(row.label for row in shown))
+        for axis, setting in zip(axes, settings, strict=False):
+            for row in shown:
+                if row.setting != setting or not row.runs:
+                    continue
+                place = labels.index(row.label)
+                style = {"color": colors[place % 10], "ls": plots.LINES[place // 10]}
+                column = comparison.score_column(row.runs[0])
+                values = 100 * np.array([run[column] for run in row.runs])
+                x = row.runs[0]["round"]
+                axis.plot(x, values.mean(0), label=row.label, lw=1.5, **style)
+                edges = values.min(0), values.max(0)
+                axis.fill_between(x, *edges, color=style["color"], alpha=0.12, lw=0)
+            axis.set_title(setting, loc="left", fontsize=9)
+            axis.set_xlabel("round")
+            axis.set_ylabel(f"test {score}, %")
+        for axis in axes[len(settings) :]:
+            axis.remove()
+        handles = {}
+        for axis in axes[: len(settings)]:
+            handles |= dict(
+                zip(*reversed(axis.get_legend_handles_labels()), strict=True)
+            )
+        figure.legend(handles.values(), handles, loc="outside right center")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        figure.savefig(path, dpi=110)

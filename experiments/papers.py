@@ -1,0 +1,219 @@
+"""What the modules named after papers share: their commands, their tables and figures.
+
+    python -m experiments.fedmuon_004 table_2 --scale cpu --data-dir DATA
+    python -m experiments.fedmuon_004 table_2 --data-dir DATA --panels vit_dir0.1
+
+An item, a table or a figure of a paper, consists of panels; a panel is a sweep in a
+directory of its own. The same command goes on where it was stopped, `--panels` splits
+an item over several calls and machines, and whichever call finds all panels finished
+writes result.md, result.csv and result.png beside them.
+"""
+
+import dataclasses
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import tyro
+
+from benchmarks.machine import machine
+from experiments import paper_report
+from fedjax_muon.cli import directory, sweeping
+from fedjax_muon.cli.config import Config, Sweep, from_json, to_json
+from fedjax_muon.cli.lists import Names
+from fedjax_muon.cli.session import refusing
+
+Scale = Literal["smoke", "cpu", "full"]
+
+
+class Panel(NamedTuple):
+    """One sweep, and what of it is shown."""
+
+    setting: str  # the model, the data, the partition: panels of one are drawn together
+    sweep: Sweep
+    label: str = ""  # in place of the method's, for a sweep of one method
+    every_point: bool = False  # show the whole grid, not the best on validation
+    printed_for: str = ""  # the paper's setting, where this one only resembles it
+
+
+class Item(NamedTuple):
+    """A table or a figure."""
+
+    about: str  # a line
+    panels: Callable[[Scale], Mapping[str, Panel]]
+    reduced: str  # where `--scale cpu` differs from the paper
+
+
+def sized(config: Config, scale: Scale, **cpu: Any) -> Config:
+    """The config at a scale: as it is, with what a CPU bears, or to see that it runs,
+    on the data that come with scikit-learn."""
+    if scale == "full":
+        return config
+    if scale == "cpu":
+        return dataclasses.replace(config, **cpu)
+    clients = min(config.num_clients, 8)
+    return dataclasses.replace(
+        config,
+        dataset="breast_cancer" if config.problem == "auc" else "digits",
+        model="mlp",
+        hidden=(8,),
+        num_clients=clients,
+        cohort_size=min(config.cohort_size, clients),
+        min_client_size=1,
+        local_steps=2,
+        batch_size=8,
+        rounds=2,
+        evaluate_every=1,
+    )
+
+
+def swept(
+    config: Config,
+    grids: Mapping[str, Mapping[str, tuple[float, ...]]],
+    scale: Scale,
+    seeds: tuple[int, ...],
+) -> Sweep:
+    """Methods on their grids. To see that it runs, the first and the last one at their
+    first points. A tenth of the training examples chooses the points; on a CPU every
+    cell is on disk as soon as it is played."""
+    if scale == "smoke":
+        names = list(grids)[:1] + list(grids)[1:][-1:]
+        first = lambda grid: {name: values[:1] for name, values in grid.items()}
+        grids, seeds = {name: first(grids[name]) for name in names}, seeds[:1]
+    one = None if scale == "full" else 1
+    return Sweep(tuple(grids), grids, seeds, 0.1, one, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Plays a table or a figure of a paper, or goes on with it, and reports."""
+
+    item: tyro.conf.Positional[str]
+    """Its name."""
+    scale: Scale = "cpu"
+    """As in the paper (full), at a size that two cores bear (cpu), or to see that it
+    runs (smoke)."""
+    data_dir: Path | None = None
+    """Where the data sets' files are; by default the environment variable
+    FEDJAX_MUON_DATA."""
+    panels: Names = ()
+    """Only these; by default all."""
+    output: Path | None = None
+    """Directory, new or one of the same command; by default
+    runs/PAPER/ITEM-SCALE."""
+
+
+def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
+    """The command line of a paper's module."""
+    listed = "\n".join(f"  {name:12}{item.about}" for name, item in items.items())
+    description = f"{about}\n\nitems:\n{listed}"
+    prog = f"python -m experiments.{paper}"
+    given = tyro.cli(Arguments, description=description, prog=prog)
+    with refusing():
+        if given.item not in items:
+            raise ValueError(f"no item {given.item!r}; there are {', '.join(items)}")
+    place = given.output or Path("runs") / paper / f"{given.item}-{given.scale}"
+    play(paper, given, items[given.item], place)
+
+
+def play(paper: str, given: Arguments, item: Item, place: Path) -> None:
+    """Plays what is not finished of the chosen panels; reports if none is missing."""
+    with refusing():
+        panels = with_data(item.panels(given.scale), given.data_dir)
+        for name in given.panels:
+            if name not in panels:
+                raise ValueError(f"no panel {name!r}; there are {', '.join(panels)}")
+        chosen = given.panels or tuple(panels)
+        for name in chosen:
+            sweeping.check(panels[name].sweep)
+        for name in chosen:
+            begin(place / name, panels[name].sweep)
+    for name in chosen:
+        if not finished(place / name, panels[name]):
+            since = time.perf_counter()
+            sweeping.play(panels[name].sweep, place / name)
+            note(paper, place, name, time.perf_counter() - since)
+    with refusing():
+        missing = [n for n, panel in panels.items() if not finished(place / n, panel)]
+        if missing:
+            print(f"not finished: {', '.join(missing)}; no report yet")
+            return
+        title = f"{paper}, {given.item}: {item.about}"
+        scaled = {"full": "", "cpu": item.reduced, "smoke": "only to see that it runs"}
+        published = paper_report.read_published(paper, given.item)
+        paper_report.write(title, scaled[given.scale], panels, place, published)
+    print(f"result.md, result.csv and result.png in {place}")
+
+
+def note(paper: str, place: Path, panel: str, seconds: float) -> None:
+    """Adds a line to the record of what was played."""
+    line = machine(f"experiments.{paper}") | {
+        "panel": panel,
+        "seconds": round(seconds),
+        "source": directory.versions()["git_revision"][:10],
+        "command": shown(paper, sys.argv[1:]),
+    }
+    with (place / paper_report.PLAYED).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def shown(paper: str, given: Sequence[str]) -> str:
+    """A command as others can give it: without this machine's directories."""
+    words, skip = [], False
+    for word in given:
+        if not skip and word not in ("--data-dir", "--output"):
+            words.append(word)
+        elif skip is False and word == "--data-dir":
+            words += ["--data-dir", "DATA"]
+        skip = not skip and word in ("--data-dir", "--output")
+    return shlex.join(["python", "-m", f"experiments.{paper}", *words])
+
+
+def with_data(panels: Mapping[str, Panel], data_dir: Path | None) -> dict[str, Panel]:
+    """The panels with their data there."""
+
+    def there(panel: Panel) -> Panel:
+        config = dataclasses.replace(panel.sweep.config, data_dir=data_dir)
+        return panel._replace(sweep=dataclasses.replace(panel.sweep, config=config))
+
+    return {name: there(panel) for name, panel in panels.items()}
+
+
+def begin(place: Path, sweep: Sweep) -> None:
+    """Makes the directory of a sweep, or finds that it is of the same one.
+
+    Raises `ValueError` if it is of another.
+    """
+    if not (place / directory.CONFIG).exists():
+        directory.create(place, sweep)
+        return
+    if not same(directory.read(place), sweep):
+        raise ValueError(
+            f"{place} holds another sweep than this command's, as {directory.CONFIG} "
+            "there says; choose another --output"
+        )
+
+
+def same(one: Any, other: Sweep) -> bool:
+    """Whether two sweeps give the same numbers, wherever their data are."""
+
+    def numbers(sweep: Any) -> Sweep:
+        config = dataclasses.replace(sweep.config, data_dir=None)
+        return dataclasses.replace(sweep, config=config, cells_at_once=None)
+
+    as_read = from_json(to_json(other))
+    return isinstance(one, Sweep) and numbers(one) == numbers(as_read)
+
+
+def finished(place: Path, panel: Panel) -> bool:
+    """Whether all cells of a panel are on disk."""
+    try:
+        for name in panel.sweep.algorithms:
+            sweeping.points(panel.sweep, name, place)
+    except ValueError:
+        return False
+    return (place / directory.CONFIG).exists()

@@ -1,0 +1,240 @@
+"""The papers' tables and figures: as configs, and small ones played by the command."""
+
+import csv
+import importlib
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments import paper_report, papers
+from fedjax_muon.cli import directory, sweeping
+
+PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
+MODULES = {name: importlib.import_module(f"experiments.{name}") for name in PAPERS}
+ITEMS = [(paper, item) for paper, module in MODULES.items() for item in module.ITEMS]
+
+
+def panels(paper, item, scale):
+    return MODULES[paper].ITEMS[item].panels(scale)
+
+
+def command(monkeypatch, paper, *words):
+    given = [f"experiments/{paper}.py", *map(str, words)]
+    monkeypatch.setattr(sys, "argv", given)
+    papers.command(paper, MODULES[paper].__doc__, MODULES[paper].ITEMS)
+
+
+def read(place):
+    with (place / "result.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# As printed.
+
+
+def test_the_settings_of_003():
+    printed = {
+        "figure_1": ("cifar10", "resnet18", 4, "iid"),
+        "figure_2": ("cifar100", "resnet18", 4, "iid"),
+        "figure_3": ("cifar10", "vit", 4, "iid"),
+        "figure_4": ("cifar10", "resnet18", 4, "dirichlet"),
+        "figure_5": ("cifar10", "resnet18", 16, "iid"),
+        "figure_6": ("cifar100", "resnet18", 16, "iid"),
+        "figure_7": ("cifar10", "vit", 16, "iid"),
+        "figure_8": ("cifar100", "vit", 4, "iid"),
+        "figure_9": ("cifar100", "vit", 16, "iid"),
+        "figure_10": ("tfds:sentiment140", "rnn", 4, "iid"),
+        "figure_11": ("tfds:sentiment140", "rnn", 16, "iid"),
+    }
+    for item, (dataset, model, steps, divided) in printed.items():
+        (panel,) = panels("fedmuon_003", item, "full").values()
+        config = panel.sweep.config
+        assert (config.dataset, config.model, config.partition) == (
+            *(dataset, model, divided),
+        )
+        assert (config.local_steps, config.batch_size) == (steps, 64)
+        assert config.num_clients == config.cohort_size == 8
+        assert config.lr_schedule == "cosine"
+        assert len(panel.sweep.algorithms) == 12
+        grid = (0.001, 0.002, 0.005, 0.01, 0.05)
+        assert panel.sweep.grids["fedmuon"] == {"lr": grid}
+        # 200 epochs of 50,000 images
+        if model != "rnn":
+            images = config.rounds * steps * 8 * 64
+            assert images == pytest.approx(200 * 50_000, rel=1e-3)
+    assert config.rnn == (300, 4096, 1)
+    assert set(MODULES["fedmuon_003"].ITEMS) == set(printed)
+
+
+def test_the_settings_of_004():
+    for item, count in {
+        "table_2": 4,
+        "table_5": 2,
+        "table_6": 12,
+        "table_7": 2,
+    }.items():
+        found = panels("fedmuon_004", item, "full")
+        assert len(found) == count
+        for panel in found.values():
+            config = panel.sweep.config
+            sizes = (config.num_clients, config.cohort_size, config.local_steps)
+            assert sizes == (100, 10, 50)
+            assert (config.batch_size, config.rounds) == (50, 300)
+            assert config.partition == "dirichlet_per_client"
+            assert panel.sweep.seeds == (42, 43, 44, 45, 46)
+    momenta = {p.sweep.config.muon_momentum for p in panels(*ITEMS_6, "full").values()}
+    assert momenta == {None, 0.8, 0.9, 0.95, 0.98, 0.99}
+
+
+ITEMS_6 = ("fedmuon_004", "table_6")
+
+
+def test_the_settings_of_001():
+    found = panels("fedmuon_001", "figure_1", "full")
+    configs = [panel.sweep.config for panel in found.values()]
+    assert {(c.dataset, c.model, c.alpha) for c in configs} == {
+        ("fashion_mnist", "lenet", 10.0),
+        ("fashion_mnist", "lenet", 0.1),
+        ("cifar10", "resnet18", 10.0),
+        ("cifar10", "resnet18", 0.1),
+    }
+    for c in configs:
+        assert (c.num_clients, c.cohort_size, c.local_steps) == (16, 8, 5)
+        epochs, size = (100, 60_000) if c.model == "lenet" else (200, 50_000)
+        assert c.rounds * 8 * 5 * 32 == pytest.approx(epochs * size, rel=1e-3)
+    steps = [p.sweep.config.newton_schulz_steps for p in panels(*FIGURE_2).values()]
+    assert steps == [*range(6), *range(6)]
+
+
+FIGURE_2 = ("fedmuon_001", "figure_2", "full")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_published_numbers_belong_to_something_shown(paper):
+    for item in MODULES[paper].ITEMS:
+        published = paper_report.read_published(paper, item)
+        if not published:
+            assert paper != "fedmuon_004" or item == "figure_3"
+            continue
+        found = panels(paper, item, "full")
+        shown = {
+            (panel.setting, label)
+            for panel in found.values()
+            for method in panel.sweep.algorithms
+            for label in labels(panel, method)
+        }
+        assert set(published) == shown
+
+
+def labels(panel, method):
+    label = panel.label or sweeping.METHODS[method].label
+    if not panel.every_point:
+        return [label]
+    grid = panel.sweep.grids[method]
+    point = lambda hyper: sweeping.Point(hyper, [], 0)
+    points = map(point, panel.sweep.points(method))
+    return [f"{label}, {paper_report.varied(grid, one)}" for one in points]
+
+
+# Played.
+
+
+@pytest.mark.parametrize(("paper", "item"), ITEMS)
+def test_every_item_is_played_small(paper, item, tmp_path, capsys):
+    place = tmp_path / "out"
+    chosen = panels(paper, item, "smoke")
+    given = papers.Arguments(item, "smoke", output=place)
+    papers.play(paper, given, MODULES[paper].ITEMS[item], place)
+    lines = read(place)
+    assert {line["setting"] for line in lines} == {p.setting for p in chosen.values()}
+    for line in lines:
+        assert 0 <= float(line["score"]) <= 100
+    assert (place / "result.png").read_bytes()[:4] == b"\x89PNG"
+    text = (place / "result.md").read_text()
+    assert "only to see that it runs" in text
+    assert f"python -m experiments.{paper}" in text
+    published = paper_report.read_published(paper, item)
+    printed = {(line["setting"], line["method"]): line["published"] for line in lines}
+    for panel in chosen.values():
+        for method in panel.sweep.algorithms:
+            for label in labels(panel, method):
+                known = published.get((panel.printed_for or panel.setting, label))
+                want = "" if known is None else str(known.score)
+                assert printed[panel.setting, label] == want
+
+
+def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words = ("table_5", "--scale", "smoke")
+    command(monkeypatch, "fedmuon_004", *words, "--output", whole)
+    first, second = panels("fedmuon_004", "table_5", "smoke")
+    command(monkeypatch, "fedmuon_004", *words, "--output", cut, "--panels", second)
+    assert f"not finished: {first}" in capsys.readouterr().out
+    assert not (cut / "result.md").exists()
+    # cut short: a panel that has begun, whose last cell is not there
+    shutil.copytree(whole / first, cut / first)
+    (cells,) = (cut / first / "cells").glob("local_adamw_align.csv")
+    lines = cells.read_text().splitlines(keepends=True)
+    cells.write_text("".join(lines[:-1]))
+    monkeypatch.setattr(papers, "note", lambda *given: noted.append(given[2]))
+    noted = []
+    command(monkeypatch, "fedmuon_004", *words, "--output", cut)
+    assert noted == [first]
+    keep = ("setting", "method", "score", "train_loss", "bytes_per_round")
+    pick = lambda place: [[line[k] for k in keep] for line in read(place)]
+    assert pick(cut) == pick(whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("table_9",), "no item 'table_9'; there are table_2"),
+        (("table_5", "--panels", "x"), "no panel 'x'; there are resnet18_dir0.1"),
+        (("table_5", "--scale", "cpu"), "cifar100 is stored in files"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(
+    words, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv("FEDJAX_MUON_DATA", raising=False)
+    scale = () if "--scale" in words else ("--scale", "smoke")
+    place = tmp_path / "out"
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, "fedmuon_004", *words, *scale, "--output", place)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not place.exists()
+
+
+def test_a_directory_of_another_sweep_is_refused(tmp_path):
+    one = panels("fedmuon_004", "figure_3", "smoke")["resnet18_dir0.1"].sweep
+    papers.begin(tmp_path / "a", one)
+    papers.begin(tmp_path / "a", one)
+    different = papers.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
+    with pytest.raises(ValueError, match="holds another sweep"):
+        papers.begin(tmp_path / "a", different)
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    held = lambda: directory.held(tmp_path)
+    with held(), pytest.raises(ValueError, match="another process"), held():
+        raise AssertionError
+    with directory.held(tmp_path):
+        pass
+
+
+def test_intervals_are_students():
+    scores = np.array([70.1, 71.3, 69.2, 70.8])
+    low, high = stats.t.interval(0.95, 3, scores.mean(), scores.std(ddof=1) / 2)
+    assert paper_report.interval(scores) == pytest.approx((high - low) / 2, abs=0.005)
+    assert paper_report.interval(scores[:1]) == ""
+
+
+def test_commands_are_shown_without_this_machines_directories():
+    given = ["table_2", "--data-dir", "/d", "--output", "/o", "--scale", "full"]
+    assert papers.shown("fedmuon_004", given) == (
+        "python -m experiments.fedmuon_004 table_2 --data-dir DATA --scale full"
+    )
