@@ -1,0 +1,142 @@
+"""What the papers claim, judged by what was played.
+
+A claim reads the tables that `experiments.results` has collected. It is reproduced if
+every difference that it needs is there and larger than what the 95 % intervals of both
+sides leave open (their half widths added in quadrature), reproduced within the noise
+if all are there but one is not, and otherwise not. A diverged method counts as worst.
+"""
+
+import csv
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+YES, NOISE, NO = "reproduced", "reproduced within the noise", "not reproduced"
+
+
+class Score(NamedTuple):
+    """Percent, and half the width of its interval."""
+
+    mean: float
+    half: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            "diverged"
+            if math.isinf(self.mean)
+            else f"{self.mean:.1f} ± {self.half:.1f}"
+        )
+
+
+class Found(NamedTuple):
+    """What was found, and what follows."""
+
+    ours: str
+    verdict: str
+
+
+Scores = Mapping[tuple[str, str], Score]  # by setting and method
+
+
+class Claim(NamedTuple):
+    """One sentence of a paper, and how it is judged."""
+
+    paper: str
+    claim: str
+    printed: str
+    table: str  # which of the collected ones, as fedmuon_004/table_2
+    judge: Callable[[Scores], Found]
+
+
+def read(path: Path) -> dict[tuple[str, str], Score]:
+    """The scores of a result.csv."""
+    found = {}
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            score = Score(-math.inf)
+            if line["score"] != "diverged":
+                score = Score(float(line["score"]), float(line["interval"] or 0))
+            found[line["setting"], line["method"]] = score
+    return found
+
+
+def verdict(gaps: Sequence[Score]) -> str:
+    """Of differences that should all be positive."""
+    if any(not gap.mean > 0 for gap in gaps):
+        return NO
+    return YES if all(gap.mean > gap.half for gap in gaps) else NOISE
+
+
+def minus(one: Score, other: Score) -> Score:
+    """The difference of two independent means."""
+    return Score(one.mean - other.mean, math.hypot(one.half, other.half))
+
+
+def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:
+    """The methods' scores fall in this order."""
+
+    def judge(scores: Scores) -> Found:
+        found = [scores[setting, method] for method in methods]
+        gaps = [minus(a, b) for a, b in itertools.pairwise(found)]
+        ours = ", ".join(f"{m} {s}" for m, s in zip(methods, found, strict=True))
+        return Found(f"{setting}: {ours}", verdict(gaps))
+
+    return judge
+
+
+def first(setting: str, method: str) -> Callable[[Scores], Found]:
+    """A method is above all others of a setting."""
+
+    def judge(scores: Scores) -> Found:
+        own = scores[setting, method]
+        rest = {m: s for (where, m), s in scores.items() if where == setting}
+        del rest[method]
+        best = max(rest, key=lambda name: rest[name].mean)
+        place = 1 + sum(score.mean > own.mean for score in rest.values())
+        ours = f"{setting}: {own}, place {place} of {1 + len(rest)}"
+        ours += f"; the best other is {best}, {rest[best]}"
+        return Found(ours, verdict([minus(own, other) for other in rest.values()]))
+
+    return judge
+
+
+def highest(setting: str, label: str, *values: float, at: float):
+    """Of one method's points, `label=value`, the one at `at` is highest."""
+
+    def judge(scores: Scores) -> Found:
+        found = {value: scores[setting, f"{label}={value:g}"] for value in values}
+        own = found.pop(at)
+        gaps = [minus(own, other) for other in found.values()]
+        listed = sorted([*found.items(), (at, own)])
+        ours = ", ".join(f"{value:g}: {score}" for value, score in listed)
+        return Found(f"{setting}: {ours}", verdict(gaps))
+
+    return judge
+
+
+def within(setting: str, method: str, other: str, points: float):
+    """A method loses at most so many points against another."""
+
+    def judge(scores: Scores) -> Found:
+        lost = minus(scores[setting, other], scores[setting, method])
+        room = Score(points - lost.mean, lost.half)
+        return Found(f"{setting}: {lost} points lost", verdict([room]))
+
+    return judge
+
+
+def wider(setting: tuple[str, str], method: str) -> Callable[[Scores], Found]:
+    """A method's distance from the best of the others grows between two settings."""
+
+    def judge(scores: Scores) -> Found:
+        gaps = []
+        for where in setting:
+            others = [s for (w, m), s in scores.items() if w == where and m != method]
+            best = max(others, key=lambda score: score.mean)
+            gaps.append(minus(scores[where, method], best))
+        ours = "; ".join(f"{w}: {g}" for w, g in zip(setting, gaps, strict=True))
+        return Found(ours, verdict([minus(gaps[1], gaps[0])]))
+
+    return judge
