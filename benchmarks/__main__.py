@@ -5,6 +5,7 @@
     python -m benchmarks cifar10 --devices 2      # a cohort divided over two devices
     python -m benchmarks --list
     python -m benchmarks plot w.jsonl --output w.png
+    python -m benchmarks table w.jsonl
 
 Prints JSON lines: the machine, then a row for every contender and algorithm. Contenders
 are processes that play one round each in turns: the library with FedAvg, FedMuon and
@@ -24,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from benchmarks import figure, race
+from benchmarks import figure, race, table
 from benchmarks.peers import PEERS
 from benchmarks.works import SIZES, WORKS, check_sizes
 
@@ -34,6 +35,7 @@ MEASURES = {  # further works: modules with `rows`
     "machine's rate of products",
     "local_step": "a local step of ResNet-18 inside a round, beside the step alone",
 }
+SHOWN = {"plot": figure.main, "table": table.main}
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -153,9 +155,9 @@ def write(row: race.Row, streams: Sequence[IO[str]]) -> None:
 
 
 def main(given: Sequence[str]) -> None:
-    """Measures, or draws what was measured."""
-    if given and given[0] == "plot":
-        figure.main(given[1:])
+    """Measures, or shows what was measured."""
+    if given and given[0] in SHOWN:
+        SHOWN[given[0]](given[1:])
         return
     options = arguments().parse_args(given)
     check(options)

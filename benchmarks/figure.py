@@ -4,7 +4,6 @@ python -m benchmarks plot RESULTS.jsonl [MORE.jsonl ...] --output FIGURE.png
 """
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
+
+from benchmarks import table
 
 OURS, THEIRS = "tab:blue", "0.65"
 NAMES = {"fedavg": "FedAvg", "fedmuon": "FedMuon", "local_adamw": "Local AdamW"}
@@ -98,9 +99,4 @@ def main(given: Sequence[str]) -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(given)
-    rows = []
-    for path in options.results:
-        if not path.is_file():
-            raise ValueError(f"no file {path}")
-        rows += [json.loads(line) for line in path.read_text().splitlines()]
-    draw([row for row in rows if "work" in row], options.output)
+    draw(table.read(options.results), options.output)

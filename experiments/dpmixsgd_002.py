@@ -4,6 +4,7 @@
     python -m experiments.dpmixsgd_002 table_2 --kind agents --data-dir DATA
     python -m experiments.dpmixsgd_002 table_3 --data-dir DATA
     python -m experiments.dpmixsgd_002 table_4 --data-dir DATA
+    python -m experiments.dpmixsgd_002 table_4 --scale smoke
 
 Test AUC of D-SGDA ("SGDA"), DP-SGDA, DM-HSGD and DPMixSGD: 5 agents on a random graph,
 privacy budgets theta and gamma, one of which changes at a time. Learning rates and beta
@@ -35,6 +36,7 @@ import tyro
 
 from benchmarks.machine import machine
 from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp
+from experiments.papers import Scale
 from fedjax_muon import history, training
 from fedjax_muon.cli.session import refusing
 from fedjax_muon.decentralized import ALL
@@ -176,21 +178,26 @@ class Asked(NamedTuple):
     hyper: dict[str, float]  # besides what is tuned
 
 
-def panels(table: Table) -> Iterator[tuple[str, str, str, Cell]]:
-    """Panel, value, method and cell of tables 2 and 4."""
+def panels(table: Table, scale: Scale = "full") -> Iterator[tuple[str, str, str, Cell]]:
+    """Panel, value, method and cell of tables 2 and 4; of every panel the first value
+    to see that it runs."""
     usual = Cell(connectivity=0.8) if table == "table_4" else Cell()
     for panel, values in PANELS.items():
-        for value, number in values.items():
+        for value, number in list(values.items())[: 1 if scale == "smoke" else None]:
             cell = usual._replace(**{panel: number})
             yield from ((panel, value, name, cell) for name in METHODS)
 
 
 def asked(
-    player: Player, table: Table, job: Job, tuned: dict[str, dict[str, float]]
+    player: Player,
+    table: Table,
+    job: Job,
+    tuned: dict[str, dict[str, float]],
+    scale: Scale,
 ) -> Iterator[Asked]:
     """All numbers of a table for one data set."""
     if table != "table_3":
-        for panel, value, name, cell in panels(table):
+        for panel, value, name, cell in panels(table, scale):
             yield Asked(panel, value, name, cell, tuned[name])
         return
     cell, best = Cell(), tuned["dm_hsgd"]
@@ -210,7 +217,9 @@ def same_run(job: Job, one: Asked) -> tuple:
     return name, one.cell.agents, one.cell.connectivity, level, *one.hyper.items()
 
 
-def play(player: Player, table: Table, job: Job, seeds: int, place: Path) -> None:
+def play(
+    player: Player, table: Table, job: Job, seeds: int, place: Path, scale: Scale
+) -> None:
     """Plays what place/runs.csv does not have yet."""
     path = place / "runs.csv"
     known = {tuple(row[column] for column in COLUMNS) for row in read_rows(path)}
@@ -218,7 +227,7 @@ def play(player: Player, table: Table, job: Job, seeds: int, place: Path) -> Non
     usual = Cell(connectivity=0.8) if table == "table_4" else Cell()
     tuned = {name: rates(player, job, name, usual, place) for name in names}
     scores: dict[tuple, float] = {}
-    for one in asked(player, table, job, tuned):
+    for one in asked(player, table, job, tuned, scale):
         for seed in range(seeds):
             row = (job.dataset, one.panel, one.value, one.method, str(seed))
             if row in known:
@@ -313,6 +322,7 @@ DATASETS: dict[Table, tuple[str, ...]] = {
 
 def main(
     table: Annotated[Table, tyro.conf.Positional],
+    scale: Scale = "full",
     data_dir: Path | None = None,
     kind: Literal["examples", "agents"] = "examples",
     datasets: tuple[str, ...] = (),
@@ -324,6 +334,8 @@ def main(
 
     Args:
       table: 2, robust logistic regression; 3, an MLP, also clipped; 4, an MLP.
+      scale: two cores bear the paper's sizes, so that cpu is full; smoke takes three
+        iterations, one seed and scikit-learn's breast cancer cells.
       data_dir: where the files of the data sets are; by default the environment
         variable FEDJAX_MUON_DATA.
       kind: whose weights the simplex of table 2 has.
@@ -335,20 +347,21 @@ def main(
     place = output or Path("runs/dpmixsgd_002") / (
         f"{table}-{kind}" if table == "table_2" else table
     )
+    known = DATASETS[table]
+    if scale == "smoke":
+        known, iterations, seeds = ("breast_cancer",), 3, 1
     with refusing():
-        for name in datasets or DATASETS[table]:
-            if name not in DATASETS[table]:
-                raise ValueError(
-                    f"{table} has {', '.join(DATASETS[table])}, got {name!r}"
-                )
+        for name in datasets or known:
+            if name not in known:
+                raise ValueError(f"{table} has {', '.join(known)}, got {name!r}")
         player = Player(data_dir)
         place.mkdir(parents=True, exist_ok=True)
-        for name in datasets or DATASETS[table]:
+        for name in datasets or known:
             job = JOBS[table](name)
             job = dataclasses.replace(job, kind=kind) if table == "table_2" else job
             if iterations is not None:
                 job = dataclasses.replace(job, iterations=iterations)
-            play(player, table, job, seeds, place)
+            play(player, table, job, seeds, place, scale)
     text = report(table, place, seeds)
     (place / f"{table}.md").write_text(text)
     print(text)
