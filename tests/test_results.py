@@ -1,0 +1,109 @@
+"""Results are collected, and claims judged by them."""
+
+import math
+
+import pytest
+
+from experiments import results
+from experiments.claims import (
+    NO,
+    NOISE,
+    YES,
+    Claim,
+    Score,
+    falling,
+    first,
+    highest,
+    minus,
+    read,
+    wider,
+    within,
+)
+
+TABLE = """setting,method,score,interval
+hard,A,73.0,0.5
+hard,B,70.0,0.5
+hard,C,69.8,0.4
+hard,D,diverged,
+easy,A,80.0,
+easy,B,79.5,0.1
+"""
+
+
+@pytest.fixture
+def scores(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE)
+    return read(path)
+
+
+@pytest.mark.parametrize(
+    ("judge", "verdict", "said"),
+    [
+        (falling("hard", "A", "B"), YES, "hard: A 73.0 ± 0.5, B 70.0 ± 0.5"),
+        (falling("hard", "A", "B", "C"), NOISE, "C 69.8 ± 0.4"),
+        (falling("hard", "C", "B"), NO, "hard: C"),
+        (falling("hard", "C", "D"), YES, "D diverged"),
+        (falling("hard", "D", "C"), NO, "D diverged"),
+        (first("hard", "A"), YES, "place 1 of 4; the best other is B, 70.0 ± 0.5"),
+        (first("hard", "B"), NO, "place 2 of 4; the best other is A"),
+        (first("hard", "D"), NO, "diverged, place 4 of 4"),
+        (within("hard", "C", "B", 1.0), YES, "0.2 ± 0.6 points lost"),
+        (within("hard", "C", "B", 0.5), NOISE, "points lost"),
+        (within("hard", "C", "A", 1.0), NO, "3.2 ± 0.6"),
+        (wider(("easy", "hard"), "A"), YES, "easy: 0.5 ± 0.1; hard: 3.0 ± 0.7"),
+        (wider(("hard", "easy"), "A"), NO, "hard: 3.0"),
+    ],
+)
+def test_claims_are_judged_by_differences_and_their_intervals(
+    scores, judge, verdict, said
+):
+    found = judge(scores)
+    assert found.verdict == verdict
+    assert said in found.ours
+
+
+def test_the_highest_of_a_methods_points():
+    points = {
+        ("s", f"M, a={a:g}"): Score(v, 0.1) for a, v in ((0, 1), (0.5, 3), (1, 2))
+    }
+    judge = lambda at: highest("s", "M, a", 0, 0.5, 1, at=at)(points)
+    assert judge(0.5).verdict == YES
+    assert judge(1).verdict == NO
+    assert judge(1).ours == "s: 0: 1.0 ± 0.1, 0.5: 3.0 ± 0.1, 1: 2.0 ± 0.1"
+
+
+def test_half_widths_add_in_quadrature():
+    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5))
+    assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
+
+
+def folder(root, name, table=TABLE):
+    place = root / "runs" / "paper" / name
+    place.mkdir(parents=True)
+    (place / "result.md").write_text("# Paper, table_1: all\n\n![](result.png)\n")
+    (place / "result.csv").write_text(table)
+    (place / "result.png").write_bytes(b"png")
+
+
+def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
+    folder(tmp_path, "table_1-cpu")
+    claims = (
+        Claim("P", "A is best", "curves", "paper/table_1", first("hard", "A")),
+        Claim("P", "B is best", "curves", "paper/table_2", first("hard", "B")),
+    )
+    monkeypatch.setattr(results, "CLAIMS", claims)
+    docs = tmp_path / "docs"
+    results.main(tmp_path / "runs", docs)
+    assert (docs / "results/paper/table_1.md").read_text().endswith("(table_1.png)\n")
+    assert (docs / "results/paper/table_1.png").read_bytes() == b"png"
+    index = (docs / "results/README.md").read_text()
+    assert "- [Paper, table_1: all](paper/table_1.md)" in index
+    page = (docs / "claims.md").read_text()
+    assert "| P | A is best | curves | hard: 73.0 ± 0.5, place 1" in page
+    assert "B is best" not in page
+    assert "no run: B is best" in capsys.readouterr().out
+    folder(tmp_path, "table_1-full")
+    with pytest.raises(SystemExit):
+        results.main(tmp_path / "runs", docs)
+    assert "are both of table_1" in capsys.readouterr().err
