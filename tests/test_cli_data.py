@@ -72,7 +72,7 @@ def test_one_set_in_detail(capsys, tmp_path, monkeypatch):
     classes = np.array([f"kind {k}" for k in range(10)])
     write_npz(tmp_path / "cifar10.npz", classes=classes)
     text = printed(capsys, "cifar10")
-    assert "published: 50000 + 10000 examples of 10 classes" in text
+    assert "published: 50000 + 10000 examples to train on" in text
     assert f"cifar10.npz: found {tmp_path / 'cifar10.npz'}\n" in text
     assert "test_batch.bin: missing; as published: 30,730,000 bytes\n" in text
     assert "by fedjax-muon prepare cifar10\n" in text

@@ -255,7 +255,7 @@ def test_damaged_prepared_sets(prepared_copy, pattern, damage):
 def test_the_status_of_prepared_sets(prepared_copy, pattern, damage, reason):
     directory = prepared_copy.parent.parent
     name = "tfds:tiny_images"
-    assert data.status(name, directory) == ("there", prepared_copy, "")
+    assert data.status(name, directory) == ("there", prepared_copy, "", False)
     (path,) = prepared_copy.glob(pattern)
     damage(path)
     found = data.status(name, directory)

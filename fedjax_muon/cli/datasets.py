@@ -73,7 +73,7 @@ def _table(found: dict[str, Status], data_dir: Path | None) -> Table:
 
 def _caption(data_dir: Path | None) -> str:
     try:
-        where = data_directory("", data_dir)
+        where = str(data_directory("", data_dir))
     except ValueError:
         where = "no directory: name one by --data-dir or FEDJAX_MUON_DATA"
     return f"examples to train on + to test on, as published; files in {where}"
@@ -112,14 +112,15 @@ def _show(name: str, data_dir: Path | None) -> None:
     console.print(name, style="bold")
     if source.example:
         console.print(
-            f"published: {_sizes(source)} examples of {source.classes} classes to train on "
-            f"and to test on, {source.example}"
+            f"published: {_sizes(source)} examples to train on and to test on, of "
+            f"{source.classes} classes, {source.example}"
         )
     console.print(f"licence:   {source.licence}")
     if source.embedded:
         console.print(f"status:    comes with {EMBEDDED}")
     else:
-        console.print(f"status:    {found.state}")
+        verified = ", as published" if found.verified else ""
+        console.print(f"status:    {found.state}{verified}")
         _files(console, source, data_directory(name, data_dir))
     loaded = data.load(name, data_dir)
     shape = " x ".join(map(str, loaded.x_train.shape[1:]))

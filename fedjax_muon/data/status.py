@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from fedjax_muon.data import prepared
 from fedjax_muon.data.names import PREPARED, Directory, data_directory, source_of
-from fedjax_muon.data.source import located, verify
+from fedjax_muon.data.source import File, located, verify
 
 
 class Status(NamedTuple):
@@ -14,6 +14,7 @@ class Status(NamedTuple):
     state: Literal["there", "missing", "damaged", "ambiguous"]
     place: Path | None = None  # of what is there: the folder, or the only file
     problem: str = ""  # if it is not just there; and what to do
+    verified: bool = False  # sizes or checksums of it are published, and are these
 
 
 def status(name: str, data_dir: Directory = None) -> Status:
@@ -42,7 +43,8 @@ def status(name: str, data_dir: Directory = None) -> Status:
             found.layout.check(found.paths)
     except ValueError as error:
         return Status("damaged", place, str(error))
-    return Status("there", place)
+    known = any(file != File(file.name) for file in found.layout.files)
+    return Status("there", place, verified=known)
 
 
 def _prepared(plain: str, directory: Path) -> Status:
