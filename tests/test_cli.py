@@ -309,6 +309,9 @@ BAD = {
         *("train", "--plan", "chunked", "--chunk-size", "0")
     ],
     "LeNet": ["train", "--model", "lenet", "--dataset", "digits"],
+    "augmentation crop_and_flip does not fit breast_cancer: images": [
+        *("train", "--dataset", "breast_cancer", "--augmentation", "crop_and_flip")
+    ],
     "algorithms must be one or more, each once": ["compare", "fedavg", "fedavg"],
     "seeds must be one or more, each once": ["compare", "--seeds", "1", "1"],
     "--lr names 'scafold', which is not compared": ["compare", "--lr", "scafold", "1"],

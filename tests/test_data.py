@@ -6,18 +6,20 @@ import struct
 
 import numpy as np
 import pytest
+from published import allow_small, with_files
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardised, write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import embedded, idx, libsvm, names, text
+from fedjax_muon.data import embedded, idx, names
 
 
 @pytest.fixture(autouse=True)
 def no_data_directory(monkeypatch):
     """Keeps the tests from the reader's own files, and counts where those are meant."""
     monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+    allow_small(monkeypatch, "mnist", "fashion_mnist")
 
 
 # ------------------------------------------------------------------ digits
@@ -224,8 +226,7 @@ def test_sets_in_files_need_a_directory(name):
         data.load(name)
 
 
-# of the others, `prepare` has nothing to offer
-OFFERED = [name for name in FROM_FILES if name not in (*text.SETS, *libsvm.SETS)]
+OFFERED = [name for name in FROM_FILES if names.source_of(name).prepared]
 
 
 @pytest.mark.parametrize("name", OFFERED)
@@ -282,9 +283,9 @@ def test_idx_files_round_trip(tmp_path, zipped, below):
 def test_idx_files_come_from_one_folder(tmp_path):
     write_idx(tmp_path, zipped=False)
     (tmp_path / "mnist").mkdir()
-    for file in idx.FILES[:2]:
+    for file in list(idx.FILES)[:2]:
         (tmp_path / file).rename(tmp_path / "mnist" / file)
-    with pytest.raises(FileNotFoundError, match="has all of train-images"):
+    with pytest.raises(FileNotFoundError, match=r"has train-images.* lacks train-im"):
         data.load("mnist", tmp_path)
 
 
@@ -334,15 +335,48 @@ def test_damaged_gzip_files(tmp_path, damage):
 def test_idx_files_of_another_set_are_refused(tmp_path, monkeypatch):
     write_idx(tmp_path, zipped=True)
     md5 = hashlib.md5(idx_bytes(LABELS[TRAIN])).hexdigest()
-    fashion = idx.SETS["fashion_mnist"]._replace(train_labels_md5=md5)
-    monkeypatch.setitem(idx.SETS, "fashion_mnist", fashion)
+    for name, expected in (("fashion_mnist", md5), ("mnist", "another")):
+        labels = lambda file, expected=expected: (
+            file._replace(md5=expected, namesakes=((md5, "fashion_mnist"),))
+            if file.name == "train-labels-idx1-ubyte"
+            else file
+        )
+        monkeypatch.setitem(data.NAMES, name, with_files(data.NAMES[name], labels))
     data.load("fashion_mnist", tmp_path)
-    with pytest.raises(ValueError, match="expected mnist, found the labels of fashion"):
+    with pytest.raises(ValueError, match="this is fashion_mnist's file of that name"):
+        data.load("mnist", tmp_path)
+
+
+def test_what_is_published_of_idx_files():
+    # As the readers of other libraries have it, for the labels of both sets.
+    found = {
+        name: [file.md5 for file in data_files(idx.SETS[name])]
+        for name in ("mnist", "fashion_mnist")
+    }
+    assert found["mnist"][1] == "a25bea736e30d166cdddb491f175f624"
+    assert found["fashion_mnist"][1] == "9018921c3c673c538a1fc5bad174d6f9"
+    for file, shape in zip(
+        data_files(idx.SETS["mnist"]),
+        [(60000, 28, 28), (60000,), (10000, 28, 28), (10000,)],
+        strict=True,
+    ):
+        assert file.size == len(idx_bytes(np.broadcast_to(np.uint8(0), shape)))
+        assert dict(file.namesakes)[file.md5] == "mnist"
+
+
+def data_files(source):
+    return source.layouts[0].files
+
+
+def test_small_idx_files_are_not_the_published_ones(tmp_path, monkeypatch):
+    write_idx(tmp_path, zipped=True)
+    monkeypatch.setitem(data.NAMES, "mnist", idx.SETS["mnist"])
+    with pytest.raises(ValueError, match="expected 47040016 bytes as published, found"):
         data.load("mnist", tmp_path)
 
 
 def test_errors_of_the_content_name_the_set(tmp_path):
     write_idx(tmp_path, zipped=False)
-    (tmp_path / idx.FILES[3]).write_bytes(idx_bytes(LABELS[:9]))
+    (tmp_path / list(idx.FILES)[3]).write_bytes(idx_bytes(LABELS[:9]))
     with pytest.raises(ValueError, match=r"mnist: y_test must be 10 integers"):
         data.load("mnist", tmp_path)

@@ -241,3 +241,30 @@ def test_damaged_prepared_sets(prepared_copy, pattern, damage):
         data.load("tfds:tiny_images", prepared_copy.parent.parent)
     assert str(prepared_copy) in str(e.value)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage", "reason"),
+    [
+        ("*test.array_record*", lambda path: path.unlink(), "0 of 1 files of split te"),
+        ("features.json", lambda path: path.unlink(), "No such file"),
+        ("features.json", lambda path: path.write_text("{"), "Expecting property"),
+        ("dataset_info.json", lambda path: path.write_text("{}"), "'splits'"),
+    ],
+)
+def test_the_status_of_prepared_sets(prepared_copy, pattern, damage, reason):
+    directory = prepared_copy.parent.parent
+    name = "tfds:tiny_images"
+    assert data.status(name, directory) == ("there", prepared_copy, "", False)
+    (path,) = prepared_copy.glob(pattern)
+    damage(path)
+    found = data.status(name, directory)
+    assert found.state == "damaged"
+    assert found.place == prepared_copy
+    assert reason in found.problem
+    assert str(prepared_copy) in found.problem
+    shutil.copytree(prepared_copy, prepared_copy.parent / "2.0.0")
+    found = data.status(name, directory)
+    assert found.state == "ambiguous"
+    assert "tfds:tiny_images/2.0.0" in found.problem
+    assert data.status(name, directory / "elsewhere").state == "missing"

@@ -77,6 +77,25 @@ class OtherTweets(TinyTweets):
     ROWS = [*TWEETS, ("hm", 3), ("oh", 0)]  # noqa: RUF012 - a builder's class attribute, only read
 
 
+class TinyGlue(TinyTexts):
+    """With the features and splits of glue/sst2, whose test labels are hidden."""
+
+    FEATURES = {  # noqa: RUF012 - a builder's class attribute, only read
+        "sentence": tfds.features.Text(),
+        "label": tfds.features.ClassLabel(names=["negative", "positive"]),
+    }
+
+    def _split_generators(self, dl_manager):
+        hidden = [(sentence, -1) for sentence, _ in REVIEWS[:2]]
+        known = super()._split_generators(dl_manager)
+        test = self._generate_examples(hidden)
+        return {"train": known["train"], "validation": known["test"], "test": test}
+
+    def _generate_examples(self, rows):
+        for i, (sentence, label) in enumerate(rows):
+            yield i, {"sentence": sentence, "label": label}
+
+
 class NumberedTexts(TinyTexts):
     """Texts whose labels have no names."""
 
@@ -89,7 +108,7 @@ class NumberedTexts(TinyTexts):
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("prepared")
-    for kind in (TinyTexts, TinyTweets, OtherTweets, NumberedTexts):
+    for kind in (TinyTexts, TinyTweets, OtherTweets, TinyGlue, NumberedTexts):
         kind(data_dir=directory, file_format="array_record").download_and_prepare()
     return directory
 
@@ -122,6 +141,17 @@ def test_prepared_tweets_are_positive_or_negative(directory):
     vocabulary = text.build_vocabulary([sentence for sentence, _ in train], 99)
     assert pairs(loaded.x_train, loaded.y_train) == expected(train, vocabulary, 3)
     assert pairs(loaded.x_test, loaded.y_test) == expected(test, vocabulary, 3)
+    assert loaded.classes == ("negative", "positive")
+
+
+def test_glue_is_tested_on_what_has_labels(directory):
+    loaded = data.load("tfds:tiny_glue", directory)
+    vocabulary = text.build_vocabulary([sentence for sentence, _ in REVIEWS[:4]], 99)
+    for x, y, rows in (
+        (loaded.x_train, loaded.y_train, REVIEWS[:4]),
+        (loaded.x_test, loaded.y_test, REVIEWS[4:]),
+    ):
+        assert pairs(x, y) == expected(rows, vocabulary, 3)
     assert loaded.classes == ("negative", "positive")
 
 

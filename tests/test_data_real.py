@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data
-from fedjax_muon.data import idx, npz, text
+from fedjax_muon.data import idx, names, text
 
 
 def real(*files):
@@ -48,29 +48,29 @@ def test_real_fashion_mnist():
     for file, md5 in FASHION_MD5.items():
         content = (REAL / "fashion_mnist" / file).read_bytes()
         assert hashlib.md5(content).hexdigest() == md5
-    raw = idx.read_idx_set("fashion_mnist", REAL)
+    raw = names.read("fashion_mnist", REAL)
     assert_moments(raw.x_train, [0.2860], [0.3530], 4)  # published
     loaded = data.load("fashion_mnist", REAL)
     assert loaded.x_train.shape == (60000, 28, 28, 1)
     assert loaded.x_test.shape == (10000, 28, 28, 1)
     np.testing.assert_array_equal(np.bincount(loaded.y_train), [6000] * 10)
     np.testing.assert_array_equal(np.bincount(loaded.y_test), [1000] * 10)
-    with pytest.raises(ValueError, match="found the labels of fashion_mnist"):
+    with pytest.raises(ValueError, match="this is fashion_mnist's file"):
         data.load("mnist", REAL / "fashion_mnist")
 
 
 @real(*(f"mnist/{file}.gz" for file in idx.FILES))
 def test_real_mnist():
-    raw = idx.read_idx_set("mnist", REAL)
+    raw = names.read("mnist", REAL)
     assert (len(raw.x_train), len(raw.x_test)) == (60000, 10000)
     assert_moments(raw.x_train, [0.1307], [0.3081], 4)  # published
-    with pytest.raises(ValueError, match="found the labels of mnist"):
+    with pytest.raises(ValueError, match="this is mnist's file"):
         data.load("fashion_mnist", REAL / "mnist")
 
 
 @real("cifar100.npz")
 def test_real_cifar100():
-    raw = npz.read_npz("cifar100", REAL, num_classes=100, tfds_name="cifar100")
+    raw = names.read("cifar100", REAL)
     # As used since weiaicunzai/pytorch-cifar100 (conf/global_settings.py), rounded.
     published = ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
     assert_moments(raw.x_train, *published, 4)
@@ -91,7 +91,7 @@ def test_real_cifar100():
 
 @real("cifar10_subset.npz")
 def test_real_cifar10_subset():
-    raw = npz.read_npz("cifar10_subset", REAL, num_classes=10, tfds_name="cifar10")
+    raw = names.read("cifar10_subset", REAL)
     assert (len(raw.x_train), len(raw.x_test)) == (10000, 2000)
     # A random fifth of CIFAR-10: its mean is the published one of the whole to the
     # sampling error of 10000 image means.

@@ -28,7 +28,7 @@ LAYERS = (
         "pair",
     },
     {"transforms", "tasks", "compressors"},
-    {"problems", "lora"},
+    {"problems", "lora", "augmentation"},
     {"core", "gossip"},
     {"compression", "noise", "methods", "metrics", "estimators"},
     {"algorithms", "private_storm", "client_privacy"},

@@ -1,10 +1,12 @@
 """LIBSVM's files, small ones in its format."""
 
 import bz2
+import lzma
 import os
 
 import numpy as np
 import pytest
+from published import allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data.libsvm import SETS
@@ -13,10 +15,15 @@ TRAIN = "-1 1:1 123:1 \n+1 2:0.5\n-1 3:1 4:-2\n"
 TEST = "+1 1:1\n-1 122:1\n"
 
 
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    allow_small(monkeypatch, *SETS)
+
+
 def put(place, name="a9a", train=TRAIN, test=TEST):
     place.mkdir(parents=True, exist_ok=True)
-    for file, text in zip(SETS[name].files, (train, test), strict=True):
-        (place / file).write_text(text)
+    for file, text in zip(SETS[name].layouts[0].files, (train, test), strict=True):
+        (place / file.name).write_text(text)
 
 
 @pytest.mark.parametrize("folder", ["libsvm", "a9a", "."])
@@ -37,9 +44,19 @@ def test_packed_files(tmp_path):
     put(tmp_path)
     plain = data.load("a9a", tmp_path)
     (tmp_path / "a9a.bz2").write_bytes(bz2.compress(TRAIN.encode()))
+    (tmp_path / "a9a.t.xz").write_bytes(lzma.compress(TEST.encode()))
     (tmp_path / "a9a").unlink()
+    (tmp_path / "a9a.t").unlink()
     packed = data.load("a9a", tmp_path)
     np.testing.assert_array_equal(plain.x_train, packed.x_train)
+    np.testing.assert_array_equal(plain.x_test, packed.x_test)
+
+
+def test_fewer_lines_than_published_are_refused(tmp_path, monkeypatch):
+    put(tmp_path)
+    monkeypatch.setitem(data.NAMES, "a9a", SETS["a9a"])
+    with pytest.raises(ValueError, match="expected 32561 lines as published, found 3"):
+        data.load("a9a", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +75,10 @@ def test_other_files_are_refused(tmp_path, train, message):
 
 def test_missing_files_are_named(tmp_path):
     put(tmp_path / "libsvm", name="a8a")
-    with pytest.raises(FileNotFoundError, match=r"ijcnn1.trn and ijcnn1.tst in"):
+    with pytest.raises(FileNotFoundError, match=r"has ijcnn1.trn and ijcnn1.tst"):
         data.load("ijcnn1", tmp_path)
     (tmp_path / "libsvm" / "a8a.t").unlink()
-    with pytest.raises(FileNotFoundError, match=r"a8a needs a8a and a8a.t"):
+    with pytest.raises(FileNotFoundError, match=r"libsvm lacks a8a.t\)"):
         data.load("a8a", tmp_path)
 
 
@@ -69,10 +86,11 @@ def test_missing_files_are_named(tmp_path):
     ("name", "sizes", "positives"),
     [("a8a", (22696, 9865), 5506), ("ijcnn1", (49990, 91701), 4853)],
 )
-def test_the_real_files(name, sizes, positives):
+def test_the_real_files(name, sizes, positives, monkeypatch):
+    monkeypatch.setitem(data.NAMES, name, SETS[name])
     place = os.environ.get("FEDJAX_MUON_DATA")
     if not place:
         pytest.skip("FEDJAX_MUON_DATA is not set: no real data files to read")
     found = data.load(name, place)
-    assert (len(found.x_train), len(found.x_test)) == sizes
+    assert (len(found.x_train), len(found.x_test)) == sizes == SETS[name].examples
     assert found.y_train.sum() == positives

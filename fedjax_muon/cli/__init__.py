@@ -6,7 +6,15 @@ from typing import Annotated, Any, Union
 import tyro
 from tyro.conf import subcommand
 
-from fedjax_muon.cli import arguments, commands, launch, private, session, sweeping
+from fedjax_muon.cli import (
+    arguments,
+    commands,
+    datasets,
+    launch,
+    private,
+    session,
+    sweeping,
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -26,6 +34,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments.Partition: ("partition", commands.partition),
         arguments.Private: ("private", private.command),
         arguments.Noise: ("noise", commands.noise),
+        arguments.Data: ("data", datasets.command),
         arguments.Prepare: ("prepare", commands.prepare),
     }
     problem = arguments.problem_in(argv)

@@ -153,6 +153,22 @@ class Noise:
 
 
 @dataclasses.dataclass(frozen=True)
+class Data:
+    """Show which data sets are there, where they are read from, how to get the others.
+
+    With a name, one of them in detail: its files, whether they are as published, and
+    what is read from them.
+    """
+
+    name: Positional[str] = ""
+    """Name of a data set, as for train; without one, all are shown."""
+    list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show all, as without a name."""
+    data_dir: Path | None = None
+    """Where files are; by default the environment variable FEDJAX_MUON_DATA."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Prepare:
     """Download a set of tensorflow-datasets and convert it, once.
 

@@ -21,13 +21,14 @@ from fedjax_muon import (
     simulation,
 )
 from fedjax_muon import orthogonalize as kernel
+from fedjax_muon.augmentation import augmented, crop_and_flip
 from fedjax_muon.cli import launch
 from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
 from fedjax_muon.methods import Method, find
 from fedjax_muon.problems import auc
-from fedjax_muon.tasks import classification
+from fedjax_muon.tasks import Task, classification
 
 SAMPLERS = {
     "shuffled_epochs": batching.shuffled_epochs,
@@ -37,6 +38,7 @@ SAMPLERS = {
 WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
 NORMALIZATIONS = {"frobenius": kernel.frobenius, "schatten8": kernel.schatten8}
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
 
 
 def algorithm_of(run: Run) -> partial:
@@ -177,13 +179,30 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
     return models.ALL[config.model](classes, dtype=dtype)
 
 
+def _task(config: Config, dataset: Dataset) -> Task:
+    kinds: dict[str, Callable[..., Task]] = {
+        "classification": classification,
+        "auc": auc,
+    }
+    task = kinds[config.problem](_model(config, dataset), dataset.x_train.shape[1:])
+    if config.augmentation == "none":
+        return task
+    augmentation = AUGMENTATIONS[config.augmentation]()
+    try:
+        jax.eval_shape(augmentation, jax.random.key(0), dataset.x_train[:1])
+    except ValueError as error:
+        raise ValueError(
+            f"augmentation {config.augmentation} does not fit {config.dataset}: {error}"
+        ) from error
+    return augmented(task, augmentation)
+
+
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
-    task = {"classification": classification, "auc": auc}[config.problem]
     return simulation.simulate(
         algorithm_of(run),
-        task(_model(config, dataset), dataset.x_train.shape[1:]),
+        _task(config, dataset),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,

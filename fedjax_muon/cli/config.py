@@ -30,9 +30,9 @@ class Config:
     """What is optimized: cross-entropy, or the area under the ROC curve of two classes,
     a minimax problem."""
     dataset: str = "digits"
-    """Data set: digits, mnist, fashion_mnist, cifar10, cifar10_subset, cifar100; of two
-    classes breast_cancer, sst2, cola, yelp_labelled; or tfds:NAME for one that
-    `prepare` has made."""
+    """Data set, such as digits, fashion_mnist, cifar10, cifar100, tiny_imagenet, sst2
+    or breast_cancer: `fedjax-muon data` shows all; or tfds:NAME for one that `prepare`
+    has made."""
     data_dir: Path | None = None
     """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
     num_clients: int = 16
@@ -81,6 +81,9 @@ class Config:
     muon_momentum: float | None = None
     """Momentum in algorithms whose local rule is Muon, in place of their own; those
     that keep a momentum themselves call it by its fresh gradient's weight."""
+    augmentation: Literal["none", "crop_and_flip"] = "none"
+    """Random changes of images in training: cropped with 4 pixels of padding and
+    mirrored, each example anew in every batch."""
     cohort_size: int = 8
     """S, clients sampled each round without replacement."""
     local_steps: int = 5

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.source import Layout, Source
 
 
 def digits() -> Dataset:
@@ -48,3 +49,21 @@ def _split(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:
         y_test=y[test],
         classes=classes,
     )
+
+
+SETS = {
+    "digits": Source(
+        example="8 x 8 x 1",
+        examples=(1437, 360),
+        classes=10,
+        licence="CC BY 4.0 (UCI)",
+        layouts=(Layout((), ("",), lambda paths: digits()),),
+    ),
+    "breast_cancer": Source(
+        example="30 numbers",
+        examples=(455, 114),
+        classes=2,
+        licence="CC BY 4.0 (UCI)",
+        layouts=(Layout((), ("",), lambda paths: breast_cancer()),),
+    ),
+}

@@ -5,80 +5,58 @@ type of the values (8: uint8), a byte for the number of axes, each axis as a big
 uint32, then the values.
 """
 
-import gzip
-import hashlib
 import math
 import struct
-import zlib
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.source import File, Layout, Source, unpacked
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+FILES = {  # and their bytes, unpacked
+    "train-images-idx3-ubyte": 16 + 60_000 * 28 * 28,
+    "train-labels-idx1-ubyte": 8 + 60_000,
+    "t10k-images-idx3-ubyte": 16 + 10_000 * 28 * 28,
+    "t10k-labels-idx1-ubyte": 8 + 10_000,
+}
 UINT8 = 8  # the format's code for that type of value
 
-
-class IdxSet(NamedTuple):
-    """What tells sets of the same four file names apart, and where to get them."""
-
-    classes: tuple[str, ...]
-    url: str
-    train_labels_md5: str  # of the uncompressed file
-
-
-SETS = {
-    "mnist": IdxSet(
-        classes=tuple("0123456789"),
-        url="https://storage.googleapis.com/cvdf-datasets/mnist/",
-        train_labels_md5="a25bea736e30d166cdddb491f175f624",
+# Of the unpacked files, in the order of FILES: as published with MNIST, and as found in
+# the Fashion-MNIST files whose own checksums are the published ones.
+MD5 = {
+    "mnist": (
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
     ),
-    "fashion_mnist": IdxSet(
-        classes=(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ),
-        url="https://github.com/zalandoresearch/fashion-mnist",
-        train_labels_md5="9018921c3c673c538a1fc5bad174d6f9",
+    "fashion_mnist": (
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
     ),
 }
 
 
-def read_idx_set(name: str, directory: Path) -> Dataset:
-    """The set `name` of SETS, pixels in uint8, from directory/name or the directory.
+def read_idx(paths: list[Path], classes: tuple[str, ...]) -> Dataset:
+    """The set in the four files of FILES, pixels in uint8.
 
     Raises:
-      FileNotFoundError: if neither folder has all four files.
-      ValueError: if a file is damaged or belongs to another set of SETS.
+      ValueError: if a file is damaged.
     """
-    paths = _locate(name, directory)
-    contents = [_content(path) for path in paths]
-    _refuse_other_set(name, paths[1], contents[1])
     x_train, y_train, x_test, y_test = (
-        parse_idx(content, num_axes, path)
-        for content, num_axes, path in zip(contents, (3, 1, 3, 1), paths, strict=True)
+        parse_idx(unpacked(path), num_axes, path)
+        for num_axes, path in zip((3, 1, 3, 1), paths, strict=True)
     )
     return Dataset(
         x_train=x_train[..., None],
         y_train=y_train,
         x_test=x_test[..., None],
         y_test=y_test,
-        classes=SETS[name].classes,
+        classes=classes,
     )
 
 
@@ -105,43 +83,57 @@ def parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def _locate(name: str, directory: Path) -> list[Path]:
-    """The four files, all in one folder."""
-    folders = (directory / name, directory)
-    for folder in folders:
-        found = [
-            [p for p in (folder / file, folder / f"{file}.gz") if p.is_file()]
-            for file in FILES
-        ]
-        if all(found):
-            return [paths[0] for paths in found]
-    raise FileNotFoundError(
-        f"{name}: neither {folders[0]} nor {folders[1]} has all of "
-        f"{', '.join(FILES)} (.gz or not); download them from {SETS[name].url}, or run "
-        f"fedjax_muon.data.prepare({name!r}, {str(directory)!r}) once and load "
-        f"'tfds:{name}'"
+def _source(name: str, url: str, licence: str, classes: tuple[str, ...]) -> Source:
+    files = tuple(
+        File(
+            file,
+            size=size,
+            md5=MD5[name][i],
+            # both sets' files have the same names, so that a wrong folder would go
+            # unnoticed
+            namesakes=tuple((md5[i], other) for other, md5 in MD5.items()),
+        )
+        for i, (file, size) in enumerate(FILES.items())
+    )
+    layout = Layout(
+        files,
+        folders=(name, ""),
+        read=partial(read_idx, classes=classes),
+        url=url,
+        packed=(".gz",),
+    )
+    return Source(
+        example="28 x 28 x 1",
+        examples=(60_000, 10_000),
+        classes=len(classes),
+        licence=licence,
+        layouts=(layout,),
+        prepared=name,
     )
 
 
-def _content(path: Path) -> bytes:
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path) as file:
-            return file.read()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path}: expected a complete gzip file, found a damaged one ({error}); "
-            "fetch it again"
-        ) from error
-
-
-def _refuse_other_set(name: str, path: Path, train_labels: bytes):
-    """All sets have the same file names, so a wrong folder would go unnoticed."""
-    md5 = hashlib.md5(train_labels, usedforsecurity=False).hexdigest()
-    for other, row in SETS.items():
-        if other != name and md5 == row.train_labels_md5:
-            raise ValueError(
-                f"{path}: expected {name}, found the labels of {other}; give the "
-                f"folder of {name}'s files, or its parent if that has a folder {name}"
-            )
+SETS = {
+    "mnist": _source(
+        "mnist",
+        url="https://storage.googleapis.com/cvdf-datasets/mnist/",
+        licence="CC BY-SA 3.0 (LeCun and Cortes)",
+        classes=tuple("0123456789"),
+    ),
+    "fashion_mnist": _source(
+        "fashion_mnist",
+        url="https://github.com/zalandoresearch/fashion-mnist",
+        licence="MIT",
+        classes=(
+            "T-shirt/top",
+            "Trouser",
+            "Pullover",
+            "Dress",
+            "Coat",
+            "Sandal",
+            "Shirt",
+            "Sneaker",
+            "Bag",
+            "Ankle boot",
+        ),
+    ),
+}

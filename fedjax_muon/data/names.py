@@ -2,44 +2,68 @@
 
 import difflib
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fedjax_muon.data import prepared
+from fedjax_muon.data import (
+    cifar,
+    embedded,
+    idx,
+    libsvm,
+    prepared,
+    text,
+    tiny_imagenet,
+)
 from fedjax_muon.data.dataset import Dataset, check, standardise
-from fedjax_muon.data.embedded import breast_cancer, digits
-from fedjax_muon.data.idx import read_idx_set
-from fedjax_muon.data.libsvm import SETS as LIBSVM
-from fedjax_muon.data.libsvm import read_libsvm_set
-from fedjax_muon.data.npz import read_npz
+from fedjax_muon.data.source import File, Layout, Source, located, verify
 from fedjax_muon.data.text import read_text_set
 
 DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"
 PREPARED = "tfds:"  # prefix of the names of tensorflow-datasets
 
 Directory = str | os.PathLike[str] | None
-Reader = Callable[[str, Directory], Dataset]
+
+SENTENCES = {  # to train on and to test on, as published with GLUE and by UCI
+    "sst2": (67_349, 872),
+    "cola": (8_551, 1_043),
+    "mrpc": (3_668, 408),
+    "qqp": (363_846, 40_430),
+    "qnli": (104_743, 5_463),
+    "rte": (2_490, 277),
+    "mnli": (392_702, 9_815),
+    "yelp_labelled": (800, 200),
+}
 
 
-def _from_files(read: Callable[[str, Path], Dataset]) -> Reader:
-    return lambda name, data_dir: read(name, data_directory(name, data_dir))
+def _read_sentences(name: str, paths: list[Path]) -> Dataset:
+    folder = next(f for f in text.SETS[name].folders if paths[0].parent.match(f))
+    return read_text_set(name, paths[0].parents[len(Path(folder).parts)])
 
 
-NAMES: dict[str, Reader] = {
-    "digits": lambda name, data_dir: digits(),
-    "breast_cancer": lambda name, data_dir: breast_cancer(),
-    "mnist": _from_files(read_idx_set),
-    "fashion_mnist": _from_files(read_idx_set),
-    "cifar10": _from_files(partial(read_npz, num_classes=10, tfds_name="cifar10")),
-    "cifar10_subset": _from_files(
-        partial(read_npz, num_classes=10, tfds_name="cifar10")
-    ),
-    "cifar100": _from_files(partial(read_npz, num_classes=100, tfds_name="cifar100")),
-    "sst2": _from_files(read_text_set),
-    "cola": _from_files(read_text_set),
-    "yelp_labelled": _from_files(read_text_set),
-    **{name: _from_files(read_libsvm_set) for name in LIBSVM},
+def _of_sentences(name: str, row: text.TextSet) -> Source:
+    layout = Layout(
+        files=tuple(File(file) for file in row.files),
+        folders=row.folders,
+        read=partial(_read_sentences, name),
+        url=row.url,
+    )
+    glue = row.folders[0].startswith("glue/")
+    return Source(
+        example="text",
+        examples=SENTENCES.get(name),
+        classes=len(row.classes),
+        licence=prepared.GLUE_LICENCE if glue else "CC BY 4.0 (UCI)",
+        layouts=(layout,),
+    )
+
+
+NAMES: dict[str, Source] = {
+    **embedded.SETS,
+    **idx.SETS,
+    **cifar.SETS,
+    **tiny_imagenet.SETS,
+    **{name: _of_sentences(name, row) for name, row in text.SETS.items()},
+    **libsvm.SETS,
 }
 
 
@@ -48,17 +72,9 @@ def load(name: str, data_dir: Directory = None) -> Dataset:
 
     `name` is one of NAMES, or "tfds:" and the name of a set that tensorflow-datasets
     has prepared in `data_dir` (see `prepare`). Files are looked for in `data_dir`, or
-    where the environment variable FEDJAX_MUON_DATA points if it is None:
-
-    * mnist, fashion_mnist: the four original IDX files, .gz or not, in
-      data_dir/name or data_dir itself;
-    * cifar10, cifar10_subset, cifar100: data_dir/name.npz (see `read_npz`);
-    * sst2, cola: train.tsv and dev.tsv of GLUE in data_dir/glue/SST-2 or
-      data_dir/glue/CoLA, with or without glue (see `read_text_set`);
-    * yelp_labelled: data_dir/yelp_labelled_uci/yelp_labelled.txt;
-    * a8a, a9a, ijcnn1: LIBSVM's two files in data_dir/libsvm (see `read_libsvm_set`);
-    * tfds:name: data_dir/name (see `read_prepared`);
-    * digits, breast_cancer: none, they come with scikit-learn.
+    where the environment variable FEDJAX_MUON_DATA points if it is None; in which
+    folders there, and where they come from, NAMES has, and `fedjax-muon data NAME`
+    shows. Those of which size or checksum are published must be these.
 
     Sentences are not standardised, they are token ids (see `text.encode`), nor are
     LIBSVM's sets, which are scaled in their files.
@@ -67,21 +83,42 @@ def load(name: str, data_dir: Directory = None) -> Dataset:
       ValueError: for an unknown name, a missing `data_dir`, or damaged data.
       FileNotFoundError: if the files are not there.
     """
+    raw = read(name, data_dir)
+    scaled = name in NAMES and NAMES[name].scaled
+    try:
+        return check(raw) if scaled else standardise(check(raw))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def read(name: str, data_dir: Directory = None) -> Dataset:
+    """What `load` standardises, pixels in uint8; the same arguments and errors."""
     if name.startswith(PREPARED):
         plain = name.removeprefix(PREPARED)
-        raw = prepared.read_prepared(plain, data_directory(name, data_dir))
-    elif name in NAMES:
-        raw = NAMES[name](name, data_dir)
-    else:
+        return prepared.read_prepared(plain, data_directory(name, data_dir))
+    source = source_of(name)
+    directory = Path() if source.embedded else data_directory(name, data_dir)
+    found = located(name, source, directory)
+    verify(found)
+    return found.layout.read(found.paths)
+
+
+def source_of(name: str) -> Source:
+    """What is known of a set; of "tfds:" sets in `prepared.SETS` alone.
+
+    Raises `ValueError` for an unknown name.
+    """
+    if name.startswith(PREPARED):
+        plain = name.removeprefix(PREPARED)
+        unknown = Source("", None, 0, "see tensorflow-datasets", prepared=plain)
+        return prepared.SETS.get(plain, unknown)
+    if name not in NAMES:
         nearest = difflib.get_close_matches(name, NAMES, n=len(NAMES), cutoff=0)
         raise ValueError(
             f"unknown data set {name!r}; choose one of {', '.join(nearest)}, or "
             f"{PREPARED}<name> for one that tensorflow-datasets has prepared"
         )
-    try:
-        return check(raw) if name in LIBSVM else standardise(check(raw))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    return NAMES[name]
 
 
 def prepare(name: str, data_dir: Directory = None) -> Path:

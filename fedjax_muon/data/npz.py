@@ -2,37 +2,40 @@
 
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.source import File, Layout
 
 SPLITS = ("x_train", "y_train", "x_test", "y_test")
 
 
-def read_npz(
-    name: str, directory: Path, *, num_classes: int, tfds_name: str
-) -> Dataset:
-    """The set in directory/name.npz, pixels in uint8.
+def npz_layout(name: str, num_classes: int) -> Layout:
+    """A set in data_dir/name.npz, as `read_npz` reads it."""
+    return Layout(
+        files=(File(f"{name}.npz"),),
+        folders=("",),
+        read=partial(read_npz, num_classes=num_classes),
+        how=f"write it with numpy.savez (uint8 images NHWC and integer labels: "
+        f"{', '.join(SPLITS)})",
+        check=_check,
+    )
+
+
+def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
+    """The set in the only one of `paths`, pixels in uint8.
 
     The archive holds x_train and x_test (uint8, [n, height, width, channels]), y_train
     and y_test (integers), and may hold the names of the classes in order (`classes`,
     strings); without them the classes are called "0" to str(num_classes - 1).
 
     Raises:
-      FileNotFoundError: if there is no such file; `tfds_name` is what
-        tensorflow-datasets calls the set.
       ValueError: if the file is damaged, or its arrays are not as above.
     """
-    path = directory / f"{name}.npz"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{name}: there is no {path}; write it with numpy.savez (uint8 images NHWC "
-            f"and integer labels: {', '.join(SPLITS)}), or run fedjax_muon.data."
-            f"prepare({tfds_name!r}, {str(directory)!r}) once and load "
-            f"'tfds:{tfds_name}'"
-        )
+    (path,) = paths
     arrays = _arrays(path)
     missing = [key for key in SPLITS if key not in arrays]
     if missing:
@@ -61,12 +64,17 @@ def read_npz(
     )
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(path):
+def _check(paths: list[Path]) -> None:
+    """The archive's directory is at its end, which one that was cut off lacks."""
+    if not zipfile.is_zipfile(paths[0]):
         raise ValueError(
-            f"{path}: expected a NumPy .npz archive, found another or a cut-off file; "
-            "write it again"
+            f"{paths[0]}: expected a NumPy .npz archive, found another or a cut-off "
+            "file; write it again"
         )
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    _check([path])
     try:
         with np.load(path) as archive:
             return {key: archive[key] for key in (*SPLITS, "classes") if key in archive}

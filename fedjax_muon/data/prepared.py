@@ -5,15 +5,37 @@ reading what is prepared does not.
 """
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.source import Source
 from fedjax_muon.data.text import Sentences, tokenised
 
 INFO = "dataset_info.json"  # marks the folder of one version of a prepared set
+TEXTS = ("text", "sentence")  # what features with sentences are called
+
+
+def _source(name: str, example: str, examples, classes: int, licence: str) -> Source:
+    return Source(example, examples, classes, licence, prepared=name)
+
+
+# Those of papers on federated optimization; others can be read as well.
+GLUE_LICENCE = "its own for each task, see gluebenchmark.com"
+SETS = {
+    source.prepared: source
+    for source in (
+        _source("cifar10", "32 x 32 x 3", (50_000, 10_000), 10, "none stated"),
+        _source("cifar100", "32 x 32 x 3", (50_000, 10_000), 100, "none stated"),
+        _source("sentiment140", "text", (1_600_000, 359), 2, "none stated"),
+        _source("yelp_polarity_reviews", "text", (560_000, 38_000), 2, "Yelp's terms"),
+        _source("glue/sst2", "text", (67_349, 872), 2, GLUE_LICENCE),
+        _source("glue/cola", "text", (8_551, 1_043), 2, GLUE_LICENCE),
+    )
+}
 
 
 def read_prepared(name: str, directory: Path) -> Dataset:
@@ -21,10 +43,12 @@ def read_prepared(name: str, directory: Path) -> Dataset:
 
     `name` is as in the catalog of tensorflow-datasets, with configuration and version
     where there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2". The set
-    needs splits "train" and "test", a feature "image" of one shape or else "text" (see
-    `tokenised`), and a feature "label" with class names. Texts may have a "polarity"
-    instead, as those of Sentiment140: 0 is negative and 4 positive; the neutral ones,
-    2, are left out (139 of its 498 test tweets; there are none to train on).
+    needs splits "train" and "test", a feature "image" of one shape or else "text" or
+    "sentence" (see `tokenised`), and a feature "label" with class names. Texts may have
+    a "polarity" instead, as those of Sentiment140: 0 is negative and 4 positive; the
+    neutral ones, 2, are left out (139 of its 498 test tweets; there are none to train
+    on). Where all labels of "test" are hidden (-1), as in GLUE, "validation" is read in
+    its place.
 
     Raises:
       FileNotFoundError: if it is not there.
@@ -35,7 +59,7 @@ def read_prepared(name: str, directory: Path) -> Dataset:
     import tensorflow_datasets as tfds
     from google.protobuf import json_format  # type: ignore[import-untyped] # no stubs
 
-    folder = _locate(name, directory)
+    folder = locate(name, directory)
     try:
         builder = tfds.builder_from_directory(folder)
     except (OSError, ValueError, json_format.ParseError) as error:
@@ -45,6 +69,8 @@ def read_prepared(name: str, directory: Path) -> Dataset:
     try:
         train = _read_split(builder, "train", x, y)
         test = _read_split(builder, "test", x, y)
+        if "validation" in builder.info.splits and set(test[1]) == {-1}:
+            test = _read_split(builder, "validation", x, y)
     except (OSError, RuntimeError, ValueError) as error:  # of records, images, texts
         raise ValueError(_damaged(folder, error)) from error
     if y == "polarity":
@@ -54,7 +80,7 @@ def read_prepared(name: str, directory: Path) -> Dataset:
             ("negative", "positive"),
         )
     classes = tuple(builder.info.features[y].names)
-    if x == "text":
+    if x in TEXTS:
         return tokenised(Sentences(*train), Sentences(*test), classes)
     x_train, y_train = _stack(train, folder)
     x_test, y_test = _stack(test, folder)
@@ -94,7 +120,8 @@ def prepare(name: str, directory: Path) -> Path:
     return Path(builder.data_dir)
 
 
-def _locate(name: str, directory: Path) -> Path:
+def locate(name: str, directory: Path) -> Path:
+    """The folder of the prepared set directory/name; errors as `read_prepared`'s."""
     root = directory / name
     found = sorted(
         path.parent
@@ -113,6 +140,23 @@ def _locate(name: str, directory: Path) -> Path:
         names = ", ".join(f"tfds:{p.relative_to(directory).as_posix()}" for p in found)
         raise ValueError(f"tfds:{name}: {root} has several sets; choose one of {names}")
     return found[0]
+
+
+def check(folder: Path) -> None:
+    """Raises `ValueError` if a file of the set in `folder` is damaged or missing, as
+    far as that can be seen without reading examples."""
+    try:
+        info = json.loads((folder / INFO).read_text())
+        for split in info["splits"]:
+            expected = len(split["shardLengths"])
+            found = len([*folder.glob(f"*-{split['name']}.*-of-*")])
+            if found != expected:
+                raise ValueError(
+                    f"{found} of {expected} files of split {split['name']}"
+                )
+        json.loads((folder / "features.json").read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(_damaged(folder, error)) from error
 
 
 def _check_layout(builder: Any, folder: Path, tfds: Any):
@@ -134,14 +178,15 @@ def _check_layout(builder: Any, folder: Path, tfds: Any):
 def _features(builder: Any, folder: Path, tfds: Any) -> tuple[str, str]:
     """The names of the inputs and of the labels."""
     features = dict(builder.info.features)
-    text = isinstance(features.get("text"), tfds.features.Text)
+    is_text = lambda name: isinstance(features.get(name), tfds.features.Text)
+    text = next(filter(is_text, TEXTS), None)
     if isinstance(features.get("label"), tfds.features.ClassLabel):
         if "image" in features:
             return "image", "label"
         if text:
-            return "text", "label"
+            return text, "label"
     if text and "polarity" in features:
-        return "text", "polarity"
+        return text, "polarity"
     raise ValueError(
         f"{folder}: expected features image and label (a ClassLabel), or text and "
         f"label or polarity, found {', '.join(features)}; choose a set for the "
@@ -153,7 +198,7 @@ def _read_split(builder: Any, split: str, x: str, y: str) -> tuple[list, list]:
     source = builder.as_data_source(split=split)
     pairs = ((example[x], example[y]) for example in source)
     inputs, labels = zip(*pairs, strict=True)
-    if x == "text":
+    if x in TEXTS:
         return [text.decode() for text in inputs], list(labels)
     return list(inputs), list(labels)
 

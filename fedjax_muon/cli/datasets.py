@@ -1,0 +1,153 @@
+"""`fedjax-muon data`: which data sets there are, where they lie, how to get them."""
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedjax_muon import data
+from fedjax_muon.cli import arguments
+from fedjax_muon.cli.session import refusing
+from fedjax_muon.data import Status, prepared
+from fedjax_muon.data.names import PREPARED, data_directory, source_of
+from fedjax_muon.data.source import File, Source, existing
+
+STYLE = {"there": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}
+EMBEDDED = "scikit-learn"
+
+
+def command(args: arguments.Data) -> None:
+    """`fedjax-muon data`."""
+    with refusing():
+        if args.name and args.list:
+            raise ValueError(f"--list shows all sets, so leave out {args.name}")
+        if args.name:
+            _show(args.name, args.data_dir)
+        else:
+            _list(args.data_dir)
+
+
+def _list(data_dir: Path | None) -> None:
+    names = [*data.NAMES, *(f"{PREPARED}{name}" for name in prepared.SETS)]
+    found = {name: data.status(name, data_dir) for name in names}
+    console = Console()
+    console.print(_table(found, data_dir))
+    for state in ("damaged", "ambiguous"):
+        problems = [each.problem for each in found.values() if each.state == state]
+        _lines(console, f"{state}:", problems)
+    missing = [name for name, each in found.items() if each.state == "missing"]
+    _lines(
+        console,
+        "how to get what is missing:",
+        [f"{name}: {_ways(source_of(name))}" for name in missing],
+    )
+
+
+def _table(found: dict[str, Status], data_dir: Path | None) -> Table:
+    table = Table(
+        caption=_caption(data_dir),
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for column in ("name", "examples", "of", "classes"):
+        right = column in ("examples", "classes")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    for name, each in found.items():
+        source = source_of(name)
+        place = EMBEDDED if source.embedded else _below(each.place, name, data_dir)
+        status = f"{each.state}{f': {place}' if place else ''}"
+        table.add_row(
+            name,
+            _sizes(source),
+            source.example,
+            str(source.classes),
+            Text(status, style=STYLE[each.state]),
+        )
+    return table
+
+
+def _caption(data_dir: Path | None) -> str:
+    try:
+        where = str(data_directory("", data_dir))
+    except ValueError:
+        where = "no directory: name one by --data-dir or FEDJAX_MUON_DATA"
+    return f"examples to train on + to test on, as published; files in {where}"
+
+
+def _below(place: Path | None, name: str, data_dir: Path | None) -> str:
+    if place is None:
+        return ""
+    return place.relative_to(data_directory(name, data_dir)).as_posix()
+
+
+def _sizes(source: Source) -> str:
+    if source.examples is None:
+        return "-"
+    return " + ".join(map(str, source.examples))
+
+
+def _ways(source: Source) -> str:
+    ways = [layout.remedy for layout in source.layouts]
+    if source.prepared:
+        ways.append(f"fedjax-muon prepare {source.prepared}")
+    return ", or ".join(ways)
+
+
+def _lines(console: Console, heading: str, lines: list[str]) -> None:
+    if lines:
+        console.print(heading, style="bold")
+    for line in lines:
+        console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _show(name: str, data_dir: Path | None) -> None:
+    """One set in detail; ends in the error of `load` if it cannot be loaded."""
+    source, found = source_of(name), data.status(name, data_dir)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(name, style="bold")
+    if source.example:
+        console.print(
+            f"published: {_sizes(source)} examples to train on and to test on, of "
+            f"{source.classes} classes, {source.example}"
+        )
+    console.print(f"licence:   {source.licence}")
+    if source.embedded:
+        console.print(f"status:    comes with {EMBEDDED}")
+    else:
+        verified = ", as published" if found.verified else ""
+        console.print(f"status:    {found.state}{verified}")
+        _files(console, source, data_directory(name, data_dir))
+    loaded = data.load(name, data_dir)
+    shape = " x ".join(map(str, loaded.x_train.shape[1:]))
+    console.print(
+        f"read:      {len(loaded.x_train)} + {len(loaded.x_test)} examples, "
+        f"{shape} {loaded.x_train.dtype}"
+    )
+    console.print(f"classes:   {', '.join(loaded.classes)}")
+
+
+def _files(console: Console, source: Source, directory: Path) -> None:
+    for layout in source.layouts:
+        folders = [directory / folder for folder in layout.folders]
+        console.print(f"files:     in {' or '.join(map(str, folders))}")
+        for file in layout.files:
+            paths = [p for folder in folders for p in existing(folder, file, layout)]
+            about = f"found {paths[0]}" if paths else "missing"
+            console.print(f"  {file.name}: {about}{_published(file)}")
+    if source.prepared:
+        place = directory / source.prepared
+        console.print(
+            f"prepared:  in {place}, by fedjax-muon prepare {source.prepared}"
+        )
+
+
+def _published(file: File) -> str:
+    known = {"bytes": file.size, "lines": file.lines}
+    facts = [f"{number:,} {what}" for what, number in known.items() if number]
+    facts += [f"MD5 {file.md5}"] if file.md5 else []
+    return f"; as published: {', '.join(facts)}" if facts else ""

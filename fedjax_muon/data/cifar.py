@@ -1,0 +1,120 @@
+"""CIFAR-10 and CIFAR-100 from a NumPy archive, or from the original binary files.
+
+The format (Krizhevsky, the CIFAR page): one byte for the label, in CIFAR-100 two for
+the coarse and the fine one, then 3072 for the pixels of a 32 x 32 image: all red ones
+row by row, all green ones, all blue ones. Of CIFAR-100 the fine labels are read. The
+Python version of these files is pickled, which could run anything, and is not read.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.npz import npz_layout
+from fedjax_muon.data.source import File, Layout, Source
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
+LICENCE = "none stated; cite Krizhevsky 2009"
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+
+
+def read_binary(paths: list[Path], *, labels: int, num_classes: int) -> Dataset:
+    """The set in files of training examples, then one of test examples and one of
+    class names; pixels in uint8.
+
+    Args:
+      paths: of the files.
+      labels: bytes before the pixels of an image, of which the last is its label.
+      num_classes: how many names there must be.
+
+    Raises:
+      ValueError: if a file does not consist of whole records, or there are other names.
+    """
+    *train, test, names = paths
+    parts = [_read_records(path, labels) for path in train]
+    x_train, y_train = (np.concatenate(part) for part in zip(*parts, strict=True))
+    x_test, y_test = _read_records(test, labels)
+    return Dataset(
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        classes=_read_names(names, num_classes),
+    )
+
+
+def _read_records(path: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
+    content, record = np.fromfile(path, np.uint8), labels + PIXELS
+    if not len(content) or len(content) % record:
+        raise ValueError(
+            f"{path}: expected records of {record} bytes, found {len(content)} bytes; "
+            f"it was cut off, or is another file: fetch it again from {URL}"
+        )
+    rows = content.reshape(-1, record)
+    planes = rows[:, labels:].reshape(-1, 3, SIDE, SIDE)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, labels - 1]
+
+
+def _read_names(path: Path, num_classes: int) -> tuple[str, ...]:
+    names = tuple(path.read_text(encoding="utf-8", errors="replace").split())
+    if len(names) != num_classes:
+        raise ValueError(
+            f"{path}: expected the names of {num_classes} classes, found {len(names)}; "
+            f"fetch it again from {URL}"
+        )
+    return names
+
+
+def _binary_layout(
+    folder: str, files: dict[str, int], names: str, labels: int, num_classes: int
+) -> Layout:
+    record = labels + PIXELS
+    return Layout(
+        files=(*(File(f, size=n * record) for f, n in files.items()), File(names)),
+        folders=(folder, ""),
+        read=partial(read_binary, labels=labels, num_classes=num_classes),
+        url=URL,
+        how=f"download cifar-{num_classes}-binary.tar.gz from {URL} and unpack it",
+    )
+
+
+def _source(name: str, num_classes: int, *layouts: Layout) -> Source:
+    return Source(
+        example="32 x 32 x 3",
+        examples=(50_000, 10_000),
+        classes=num_classes,
+        licence=LICENCE,
+        layouts=(npz_layout(name, num_classes), *layouts),
+        prepared=name,
+    )
+
+
+BATCHES = {
+    **{f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
+    "test_batch.bin": 10_000,
+}
+SETS = {
+    "cifar10": _source(
+        "cifar10",
+        10,
+        _binary_layout("cifar-10-batches-bin", BATCHES, "batches.meta.txt", 1, 10),
+    ),
+    # a selection of one's own, so that neither its size nor its files are published
+    "cifar10_subset": _source("cifar10_subset", 10)._replace(
+        examples=None, prepared="cifar10"
+    ),
+    "cifar100": _source(
+        "cifar100",
+        100,
+        _binary_layout(
+            "cifar-100-binary",
+            {"train.bin": 50_000, "test.bin": 10_000},
+            "fine_label_names.txt",
+            2,
+            100,
+        ),
+    ),
+}

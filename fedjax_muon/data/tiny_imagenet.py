@@ -1,0 +1,198 @@
+"""Tiny ImageNet (Stanford CS231n) from the folders of tiny-imagenet-200.zip.
+
+    wnids.txt                          the classes, by their WordNet ids
+    words.txt                          what WordNet calls these and many others
+    train/<wnid>/images/*.JPEG
+    val/images/*.JPEG
+    val/val_annotations.txt            file, wnid and a box, between tabs
+
+Labels are numbered in the order of wnids.txt. The labels of test/images were never
+published, so that the validation images are the test set, as in most papers. Some
+images are grey and become RGB, of three equal channels.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.source import File, Layout, Source
+
+URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+FILES = ("wnids.txt", "words.txt", "val/val_annotations.txt")
+AGAIN = f"unpack tiny-imagenet-200.zip again, or download it from {URL}"
+
+
+class Sizes(NamedTuple):
+    """How many there must be: what is less was cut off."""
+
+    classes: int = 200
+    train: int = 500  # images of each class
+    validation: int = 10_000  # images of all classes together
+    side: int = 64  # of an image, pixels
+
+
+class Images(NamedTuple):
+    """Files and their labels."""
+
+    paths: list[Path]
+    labels: list[int]
+
+
+class Listing(NamedTuple):
+    """All that can be known without opening an image."""
+
+    classes: tuple[str, ...]
+    train: Images
+    validation: Images
+
+
+PUBLISHED = Sizes()
+
+
+def read_tiny_imagenet(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Dataset:
+    """The set whose text files, those of FILES, lie at `paths`; pixels in uint8.
+
+    Raises:
+      ValueError: if there are other numbers of classes or images than `sizes` says, a
+        text file is damaged, or an image cannot be decoded or has another shape.
+    """
+    found = list_images(paths, sizes)
+    return Dataset(
+        x_train=_decode(found.train.paths, sizes.side),
+        y_train=np.array(found.train.labels),
+        x_test=_decode(found.validation.paths, sizes.side),
+        y_test=np.array(found.validation.labels),
+        classes=found.classes,
+    )
+
+
+def list_images(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Listing:
+    """The files of the set; arguments and errors as `read_tiny_imagenet`'s."""
+    wnids_path, words_path, annotations_path = paths
+    wnids = _lines(wnids_path)
+    if len(set(wnids)) != sizes.classes or len(wnids) != sizes.classes:
+        raise ValueError(
+            f"{wnids_path}: expected {sizes.classes} different classes, found "
+            f"{len(set(wnids))} in {len(wnids)} lines; {AGAIN}"
+        )
+    classes = _names(words_path, wnids)
+    train = _train_images(wnids_path.parent / "train", wnids, sizes.train)
+    validation = _annotated(annotations_path, wnids, sizes.validation)
+    return Listing(classes, train, validation)
+
+
+def _lines(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _names(path: Path, wnids: list[str]) -> tuple[str, ...]:
+    names = dict(line.split("\t", 1) for line in _lines(path) if "\t" in line)
+    unnamed = [wnid for wnid in wnids if wnid not in names]
+    if unnamed:
+        raise ValueError(
+            f"{path}: expected a name for each of the {len(wnids)} classes, found none "
+            f"for {len(unnamed)}, first for {unnamed[0]}; {AGAIN}"
+        )
+    return tuple(names[wnid] for wnid in wnids)
+
+
+def _train_images(folder: Path, wnids: list[str], number: int) -> Images:
+    images = {wnid: _jpegs(folder / wnid / "images") for wnid in wnids}
+    wrong = [wnid for wnid in wnids if len(images[wnid]) != number]
+    if wrong:
+        others = f", and other numbers in {len(wrong) - 1} more classes"
+        raise ValueError(
+            f"{folder / wrong[0] / 'images'}: expected {number} images (.JPEG), found "
+            f"{len(images[wrong[0]])}{others if wrong[1:] else ''}; {AGAIN}"
+        )
+    pairs = [(path, k) for k, wnid in enumerate(wnids) for path in images[wnid]]
+    return Images([path for path, _ in pairs], [label for _, label in pairs])
+
+
+def _annotated(path: Path, wnids: list[str], number: int) -> Images:
+    folder, rows = path.parent / "images", _lines(path)
+    there = {image.name: image for image in _jpegs(folder)}
+    for what, found in (
+        (f"{path}: expected {number} lines", len(rows)),
+        (f"{folder}: expected {number} images (.JPEG)", len(there)),
+    ):
+        if found != number:
+            raise ValueError(f"{what}, found {found}; {AGAIN}")
+    label_of = {wnid: label for label, wnid in enumerate(wnids)}
+    images = Images([], [])
+    for line, row in enumerate(rows, start=1):
+        name, wnid = (*row.split("\t"), "")[:2]
+        image = there.pop(name, None)
+        if image is None or wnid not in label_of:
+            raise ValueError(
+                f"{path}, line {line}: expected the name of an image in {folder}, none "
+                f"twice, and a class of wnids.txt, found {name!r} and {wnid!r}; {AGAIN}"
+            )
+        images.paths.append(image)
+        images.labels.append(label_of[wnid])
+    return images
+
+
+def _jpegs(folder: Path) -> list[Path]:
+    """In the order of their names; none if there is no such folder."""
+    return sorted(folder.glob("*.JPEG"))
+
+
+def _decode(paths: list[Path], side: int) -> np.ndarray:
+    images = np.empty((len(paths), side, side, 3), np.uint8)
+
+    def read(i: int) -> None:
+        images[i] = _pixels(paths[i], side)
+
+    # decoding leaves the interpreter to other threads
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(read, range(len(paths))):
+            pass
+    return images
+
+
+def _pixels(path: Path, side: int) -> np.ndarray:
+    # Imported here: no other set needs it.
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # as Pillow puts it
+        raise ValueError(
+            f"{path}: expected a JPEG image, found a damaged file ({error}); {AGAIN}"
+        ) from error
+    if pixels.shape != (side, side, 3):
+        raise ValueError(
+            f"{path}: expected an image of {side} x {side} pixels, found "
+            f"{pixels.shape[0]} x {pixels.shape[1]}; {AGAIN}"
+        )
+    return pixels
+
+
+def source_of(sizes: Sizes) -> Source:
+    """The set in data_dir/tiny-imagenet-200, of these sizes."""
+    layout = Layout(
+        files=tuple(File(name) for name in FILES),
+        folders=("tiny-imagenet-200", ""),
+        read=partial(read_tiny_imagenet, sizes=sizes),
+        url=URL,
+        how=f"download {URL} and unpack it",
+        check=partial(list_images, sizes=sizes),
+    )
+    return Source(
+        example=f"{sizes.side} x {sizes.side} x 3",
+        examples=(sizes.classes * sizes.train, sizes.validation),
+        classes=sizes.classes,
+        licence="ImageNet's terms: research, not commercial",
+        layouts=(layout,),
+    )
+
+
+SETS = {"tiny_imagenet": source_of(PUBLISHED)}
