@@ -3,7 +3,7 @@
 A `Task` is three pure functions, and all that the rest of the library knows of a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,6 +85,32 @@ def from_logits(init: Callable[[jax.Array], Any], logits: Logits) -> Task:
     """Softmax cross-entropy, as of `classification`, of what `logits` gives."""
     held = as_partial(logits)
     return Task(init=init, grad=Partial(_grad, held), evaluate=Partial(_evaluate, held))
+
+
+def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
+    """The task, whose parameters start at these; what they lack at the top, such as a
+    head, starts as before.
+
+    Raises ValueError if they are none of the task's, by names or shapes.
+    """
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    absent = shapes.keys() - params.keys()
+    wanted = {name: part for name, part in shapes.items() if name not in absent}
+    for name in sorted(params):
+        given = jax.tree.map(jnp.shape, params[name])
+        if given != jax.tree.map(jnp.shape, wanted.get(name)):
+            raise ValueError(
+                f"parameters to start at must be the task's: {name} is none of "
+                f"{', '.join(sorted(shapes))}, or of other shapes"
+            )
+    # compiled, so that only the rest is drawn
+    rest = jax.jit(lambda key: {name: task.init(key)[name] for name in sorted(absent)})
+    start = jax.tree.map(jnp.asarray, dict(params))
+    return task._replace(init=Partial(partial(_start, rest), start))
+
+
+def _start(rest, params, key):
+    return {**params, **rest(key)}
 
 
 def _grad(logits, params, batch, key):

@@ -21,13 +21,13 @@ from fedjax_muon import (
     simulation,
 )
 from fedjax_muon import orthogonalize as kernel
-from fedjax_muon.cli import launch
+from fedjax_muon.cli import launch, pretrained
 from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
 from fedjax_muon.methods import Method, find
 from fedjax_muon.problems import auc
-from fedjax_muon.tasks import classification
+from fedjax_muon.tasks import Task, classification
 
 SAMPLERS = {
     "shuffled_epochs": batching.shuffled_epochs,
@@ -160,13 +160,21 @@ def _plan(config: Config) -> plans.Plan:
     return kinds[config.plan]()
 
 
-def _model(config: Config, dataset: Dataset) -> nn.Module:
-    classes, is_text = len(dataset.classes), dataset.x_train.dtype == np.int32
-    if is_text != (config.model == "rnn"):
+def _task(config: Config, dataset: Dataset) -> Task:
+    is_text = dataset.x_train.dtype == np.int32
+    if is_text != (config.model in ("rnn", "roberta")):
         raise ValueError(
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
-            "and for nothing else"
+            "and for nothing else, and so is roberta"
         )
+    if pretrained.is_pretrained(config):
+        return pretrained.task_of(config, dataset)
+    task = {"classification": classification, "auc": auc}[config.problem]
+    return task(_model(config, dataset), dataset.x_train.shape[1:])
+
+
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    classes = len(dataset.classes)
     dtype = COMPUTE_DTYPES[config.compute_dtype]
     if config.model == "mlp":
         return models.MLP(classes, config.hidden, dtype=dtype)
@@ -178,10 +186,9 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
-    task = {"classification": classification, "auc": auc}[config.problem]
     return simulation.simulate(
         algorithm_of(run),
-        task(_model(config, dataset), dataset.x_train.shape[1:]),
+        _task(config, dataset),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,

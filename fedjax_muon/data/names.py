@@ -13,7 +13,8 @@ from fedjax_muon.data.idx import read_idx_set
 from fedjax_muon.data.libsvm import SETS as LIBSVM
 from fedjax_muon.data.libsvm import read_libsvm_set
 from fedjax_muon.data.npz import read_npz
-from fedjax_muon.data.text import read_text_set
+from fedjax_muon.data.text import SETS as TEXTS
+from fedjax_muon.data.text import Encoder, read_text_set
 
 DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"
 PREPARED = "tfds:"  # prefix of the names of tensorflow-datasets
@@ -36,14 +37,14 @@ NAMES: dict[str, Reader] = {
         partial(read_npz, num_classes=10, tfds_name="cifar10")
     ),
     "cifar100": _from_files(partial(read_npz, num_classes=100, tfds_name="cifar100")),
-    "sst2": _from_files(read_text_set),
-    "cola": _from_files(read_text_set),
-    "yelp_labelled": _from_files(read_text_set),
+    **{name: _from_files(read_text_set) for name in TEXTS},
     **{name: _from_files(read_libsvm_set) for name in LIBSVM},
 }
 
 
-def load(name: str, data_dir: Directory = None) -> Dataset:
+def load(
+    name: str, data_dir: Directory = None, *, encoder: Encoder | None = None
+) -> Dataset:
     """The data set `name`, checked and standardised (see `check`, `standardise`).
 
     `name` is one of NAMES, or "tfds:" and the name of a set that tensorflow-datasets
@@ -53,21 +54,31 @@ def load(name: str, data_dir: Directory = None) -> Dataset:
     * mnist, fashion_mnist: the four original IDX files, .gz or not, in
       data_dir/name or data_dir itself;
     * cifar10, cifar10_subset, cifar100: data_dir/name.npz (see `read_npz`);
-    * sst2, cola: train.tsv and dev.tsv of GLUE in data_dir/glue/SST-2 or
-      data_dir/glue/CoLA, with or without glue (see `read_text_set`);
+    * sst2, cola, mrpc, qqp, qnli, rte, mnli: train.tsv and dev.tsv, of mnli
+      dev_matched.tsv, of GLUE in data_dir/glue/SST-2 and so on, with or without glue
+      (see `read_text_set`);
     * yelp_labelled: data_dir/yelp_labelled_uci/yelp_labelled.txt;
     * a8a, a9a, ijcnn1: LIBSVM's two files in data_dir/libsvm (see `read_libsvm_set`);
     * tfds:name: data_dir/name (see `read_prepared`);
     * digits, breast_cancer: none, they come with scikit-learn.
 
     Sentences are not standardised, they are token ids (see `text.encode`), nor are
-    LIBSVM's sets, which are scaled in their files.
+    LIBSVM's sets, which are scaled in their files. Sets of sentences, but for those of
+    tensorflow-datasets, become the ids of another vocabulary by an `encoder`.
 
     Raises:
-      ValueError: for an unknown name, a missing `data_dir`, or damaged data.
+      ValueError: for an unknown name, a missing `data_dir`, damaged data, or an encoder
+        for anything but sentences.
       FileNotFoundError: if the files are not there.
     """
-    if name.startswith(PREPARED):
+    if encoder is not None:
+        if name not in TEXTS:
+            raise ValueError(
+                f"{name} is no set that an encoder is for; choose one of "
+                f"{', '.join(TEXTS)}"
+            )
+        raw = read_text_set(name, data_directory(name, data_dir), encoder)
+    elif name.startswith(PREPARED):
         plain = name.removeprefix(PREPARED)
         raw = prepared.read_prepared(plain, data_directory(name, data_dir))
     elif name in NAMES:

@@ -1,0 +1,85 @@
+"""Models that start at pretrained weights, for `--checkpoint`."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from fedjax_muon import data, models
+from fedjax_muon.cli.config import Config
+from fedjax_muon.data import Dataset
+from fedjax_muon.data.byte_pairs import roberta_encoder
+from fedjax_muon.lora import lora_classification
+from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
+from fedjax_muon.tasks import Task, classification, starting_at
+
+GET = {
+    "roberta": f"the directory of roberta-base, from {roberta_checkpoint.URL}",
+    "swin_tiny": f"model.safetensors from {swin_checkpoint.URL}",
+}
+
+
+def is_pretrained(config: Config) -> bool:
+    """Whether a run starts at a checkpoint. Raises `ValueError` if it must not, or
+    lacks one that it needs."""
+    if config.checkpoint is None:
+        if config.model == "roberta":
+            raise ValueError(
+                "the model roberta is not trained from scratch; give --checkpoint "
+                f"{GET['roberta']}"
+            )
+        return False
+    if config.model not in GET:
+        raise ValueError(
+            f"the model {config.model} has no checkpoint; leave it out, or choose one "
+            f"of {', '.join(GET)}"
+        )
+    if config.problem != "classification":
+        raise ValueError(
+            "a checkpoint is for classification; leave it out, or --problem"
+        )
+    if not config.checkpoint.exists():
+        raise ValueError(
+            f"the checkpoint {config.checkpoint} does not exist; give "
+            f"{GET[config.model]}"
+        )
+    return True
+
+
+def dataset_of(config: Config) -> Dataset:
+    """The data set of a run, in the ids of its model's own vocabulary if it has one."""
+    if config.model != "roberta" or not is_pretrained(config):
+        return data.load(config.dataset, config.data_dir)
+    place = _checkpoint(config)
+    folder = place if place.is_dir() else place.parent
+    encoder = roberta_encoder(
+        folder / "vocab.json", folder / "merges.txt", config.max_tokens
+    )
+    padding = models.roberta_of(place).padding
+    if encoder.padding != padding:
+        raise ValueError(
+            f"{folder}: vocab.json has the padding {encoder.padding}, config.json "
+            f"{padding}; take both from the same model"
+        )
+    return data.load(config.dataset, config.data_dir, encoder=encoder)
+
+
+def task_of(config: Config, dataset: Dataset) -> Task:
+    """Of a run that `is_pretrained`: RoBERTa by adapters and head alone, Swin in all of
+    its parameters."""
+    classes, shape = len(dataset.classes), dataset.x_train.shape[1:]
+    place, half = _checkpoint(config), config.compute_dtype == "bfloat16"
+    if config.model == "roberta":
+        if half:
+            raise ValueError("roberta computes in float32; leave out compute_dtype")
+        model = models.roberta_of(place, classes)
+        frozen = models.load_roberta(place, model)
+        return lora_classification(model, frozen, shape, rank=config.lora_rank)
+    swin, params = models.load_swin(place)
+    tuned = swin.clone(classes=classes, dtype=jnp.bfloat16 if half else None)
+    start = swin_checkpoint.without_head(params)
+    return starting_at(classification(tuned, shape), start)
+
+
+def _checkpoint(config: Config) -> Path:
+    assert config.checkpoint is not None  # `is_pretrained` has seen to it
+    return config.checkpoint
