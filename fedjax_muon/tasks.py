@@ -34,6 +34,7 @@ class Scores(NamedTuple):
     loss: jax.Array  # [B], nats
     correct: jax.Array  # [B], bool
     score: jax.Array | None = None  # [B], what ranks examples of two classes, if any
+    predicted: jax.Array | None = None  # [B], classes, of tasks `by_matthews`
 
 
 class Task(NamedTuple):
@@ -111,6 +112,16 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
 
 def _start(rest, params, key):
     return {**params, **rest(key)}
+
+
+def by_matthews(task: Task) -> Task:
+    """The task of two classes, judged by Matthews' correlation, as GLUE judges CoLA."""
+    return task._replace(evaluate=Partial(_predicting, as_partial(task.evaluate)))
+
+
+def _predicting(evaluate, params, x, y):
+    scores = evaluate(params, x, y)
+    return scores._replace(predicted=jnp.where(scores.correct, y, 1 - y))
 
 
 def _grad(logits, params, batch, key):

@@ -27,7 +27,7 @@ from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
 from fedjax_muon.methods import Method, find
 from fedjax_muon.problems import auc
-from fedjax_muon.tasks import Task, classification
+from fedjax_muon.tasks import Task, by_matthews, classification
 
 SAMPLERS = {
     "shuffled_epochs": batching.shuffled_epochs,
@@ -167,6 +167,11 @@ def _task(config: Config, dataset: Dataset) -> Task:
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
             "and for nothing else, and so is roberta"
         )
+    task = _trained(config, dataset)
+    return by_matthews(task) if config.score == "MCC" else task
+
+
+def _trained(config: Config, dataset: Dataset) -> Task:
     if pretrained.is_pretrained(config):
         return pretrained.task_of(config, dataset)
     task = {"classification": classification, "auc": auc}[config.problem]

@@ -134,7 +134,10 @@ class Config:
     @property
     def score(self) -> str:
         """What methods are ranked by, as tables call it."""
-        return "AUC" if self.problem == "auc" else "accuracy"
+        if self.problem == "auc":
+            return "AUC"
+        # Matthews' correlation, which is what papers on GLUE give for this set
+        return "MCC" if self.dataset == "cola" else "accuracy"
 
     def __post_init__(self):
         counts = ("num_clients", "rounds", "evaluate_every", "devices")

@@ -288,8 +288,8 @@ def _read_table(path: Path, table: Table) -> Sentences:
                 f"{' or '.join(table.labels)}, found {label!r}; replace it by the "
                 "original file"
             )
-        first, *second = (columns[place] for place in places)
-        texts.append((first, *second) if second else first)
+        found = [columns[place] for place in places]
+        texts.append(found[0] if len(found) == 1 else (found[0], found[1]))
         labels.append(table.labels.index(label))
     if not texts:
         raise ValueError(f"{path}: expected sentences, found none; fetch it again")
