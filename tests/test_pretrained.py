@@ -163,6 +163,14 @@ def test_refusals(place, tmp_path, message):
         simulation_of(Run("fedavg", {}, 0, config), dataset_of(config))
 
 
+def test_packages_that_are_not_there(place, monkeypatch):
+    absent = lambda name: None if name == "tokenizers" else name
+    monkeypatch.setattr("fedjax_muon.cli.pretrained.find_spec", absent)
+    message = r'a checkpoint needs tokenizers: pip install "fedjax-muon\[roberta\]"'
+    with pytest.raises(ValueError, match=message):
+        dataset_of(config_of(place))
+
+
 def rewrite(folder, **values):
     file = folder / "config.json"
     found = json.loads(file.read_text()) | values

@@ -161,17 +161,17 @@ def _plan(config: Config) -> plans.Plan:
 
 
 def _task(config: Config, dataset: Dataset) -> Task:
+    task = _trained(config, dataset)
+    return by_matthews(task) if config.score == "MCC" else task
+
+
+def _trained(config: Config, dataset: Dataset) -> Task:
     is_text = dataset.x_train.dtype == np.int32
     if is_text != (config.model in ("rnn", "roberta")):
         raise ValueError(
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
             "and for nothing else, and so is roberta"
         )
-    task = _trained(config, dataset)
-    return by_matthews(task) if config.score == "MCC" else task
-
-
-def _trained(config: Config, dataset: Dataset) -> Task:
     if pretrained.is_pretrained(config):
         return pretrained.task_of(config, dataset)
     task = {"classification": classification, "auc": auc}[config.problem]

@@ -1,5 +1,6 @@
 """Models that start at pretrained weights, for `--checkpoint`."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -36,6 +37,12 @@ def is_pretrained(config: Config) -> bool:
     if config.problem != "classification":
         raise ValueError(
             "a checkpoint is for classification; leave it out, or --problem"
+        )
+    absent = [n for n in ("safetensors", "tokenizers") if not find_spec(n)]
+    if absent:
+        raise ValueError(
+            f"a checkpoint needs {' and '.join(absent)}: pip install "
+            '"fedjax-muon[roberta]"'
         )
     if not config.checkpoint.exists():
         raise ValueError(

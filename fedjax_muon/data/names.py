@@ -72,13 +72,8 @@ def load(
       FileNotFoundError: if the files are not there.
     """
     if encoder is not None:
-        if name not in TEXTS:
-            raise ValueError(
-                f"{name} is no set that an encoder is for; choose one of "
-                f"{', '.join(TEXTS)}"
-            )
-        raw = read_text_set(name, data_directory(name, data_dir), encoder)
-    elif name.startswith(PREPARED):
+        return _encoded(name, data_dir, encoder)
+    if name.startswith(PREPARED):
         plain = name.removeprefix(PREPARED)
         raw = prepared.read_prepared(plain, data_directory(name, data_dir))
     elif name in NAMES:
@@ -93,6 +88,14 @@ def load(
         return check(raw) if name in LIBSVM else standardise(check(raw))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def _encoded(name: str, data_dir: Directory, encoder: Encoder) -> Dataset:
+    if name not in TEXTS:
+        raise ValueError(
+            f"{name} is no set that an encoder is for; choose one of {', '.join(TEXTS)}"
+        )
+    return check(read_text_set(name, data_directory(name, data_dir), encoder))
 
 
 def prepare(name: str, data_dir: Directory = None) -> Path:
