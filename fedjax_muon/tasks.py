@@ -104,14 +104,19 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
                 f"parameters to start at must be the task's: {name} is none of "
                 f"{', '.join(sorted(shapes))}, or of other shapes"
             )
-    # compiled, so that only the rest is drawn
-    rest = jax.jit(lambda key: {name: task.init(key)[name] for name in sorted(absent)})
-    start = jax.tree.map(jnp.asarray, dict(params))
-    return task._replace(init=Partial(partial(_start, rest), start))
+    start = partial(_start, tuple(sorted(absent)))
+    held = jax.tree.map(jnp.asarray, dict(params))
+    return task._replace(init=Partial(start, as_partial(task.init), held))
 
 
-def _start(rest, params, key):
-    return {**params, **rest(key)}
+def _start(names, init, params, key):
+    return {**params, **_drawn(names, init, key)}
+
+
+@partial(jax.jit, static_argnums=0)  # so that nothing else is drawn
+def _drawn(names, init, key):
+    params = init(key)
+    return {name: params[name] for name in names}
 
 
 def by_matthews(task: Task) -> Task:

@@ -172,8 +172,9 @@ def _trained(config: Config, dataset: Dataset) -> Task:
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
             "and for nothing else, and so is roberta"
         )
-    if pretrained.is_pretrained(config):
-        return pretrained.task_of(config, dataset)
+    place = pretrained.checkpoint_of(config)
+    if place is not None:
+        return pretrained.task_of(config, place, dataset)
     task = {"classification": classification, "auc": auc}[config.problem]
     return task(_model(config, dataset), dataset.x_train.shape[1:])
 

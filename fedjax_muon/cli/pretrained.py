@@ -19,16 +19,16 @@ GET = {
 }
 
 
-def is_pretrained(config: Config) -> bool:
-    """Whether a run starts at a checkpoint. Raises `ValueError` if it must not, or
-    lacks one that it needs."""
+def checkpoint_of(config: Config) -> Path | None:
+    """Where a run starts, if at a checkpoint. Raises `ValueError` if its model has none,
+    or needs one that is not there."""
     if config.checkpoint is None:
         if config.model == "roberta":
             raise ValueError(
                 "the model roberta is not trained from scratch; give --checkpoint "
                 f"{GET['roberta']}"
             )
-        return False
+        return None
     if config.model not in GET:
         raise ValueError(
             f"the model {config.model} has no checkpoint; leave it out, or choose one "
@@ -49,14 +49,14 @@ def is_pretrained(config: Config) -> bool:
             f"the checkpoint {config.checkpoint} does not exist; give "
             f"{GET[config.model]}"
         )
-    return True
+    return config.checkpoint
 
 
 def dataset_of(config: Config) -> Dataset:
     """The data set of a run, in the ids of its model's own vocabulary if it has one."""
-    if config.model != "roberta" or not is_pretrained(config):
+    place = checkpoint_of(config) if config.model == "roberta" else None
+    if place is None:
         return data.load(config.dataset, config.data_dir)
-    place = _checkpoint(config)
     folder = place if place.is_dir() else place.parent
     encoder = roberta_encoder(
         folder / "vocab.json", folder / "merges.txt", config.max_tokens
@@ -70,11 +70,11 @@ def dataset_of(config: Config) -> Dataset:
     return data.load(config.dataset, config.data_dir, encoder=encoder)
 
 
-def task_of(config: Config, dataset: Dataset) -> Task:
-    """Of a run that `is_pretrained`: RoBERTa by adapters and head alone, Swin in all of
-    its parameters."""
+def task_of(config: Config, place: Path, dataset: Dataset) -> Task:
+    """Of a run that starts at `place`: RoBERTa by adapters and head alone, Swin in all
+    of its parameters."""
     classes, shape = len(dataset.classes), dataset.x_train.shape[1:]
-    place, half = _checkpoint(config), config.compute_dtype == "bfloat16"
+    half = config.compute_dtype == "bfloat16"
     if config.model == "roberta":
         if half:
             raise ValueError("roberta computes in float32; leave out compute_dtype")
@@ -85,8 +85,3 @@ def task_of(config: Config, dataset: Dataset) -> Task:
     tuned = swin.clone(classes=classes, dtype=jnp.bfloat16 if half else None)
     start = swin_checkpoint.without_head(params)
     return starting_at(classification(tuned, shape), start)
-
-
-def _checkpoint(config: Config) -> Path:
-    assert config.checkpoint is not None  # `is_pretrained` has seen to it
-    return config.checkpoint
