@@ -20,8 +20,8 @@ GET = {
 
 
 def checkpoint_of(config: Config) -> Path | None:
-    """Where a run starts, if at a checkpoint. Raises `ValueError` if its model has none,
-    or needs one that is not there."""
+    """Where a run starts, if at a checkpoint. Raises `ValueError` if its model has
+    none, or needs one that is not there."""
     if config.checkpoint is None:
         if config.model == "roberta":
             raise ValueError(
