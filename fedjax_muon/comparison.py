@@ -25,10 +25,10 @@ class Summary(NamedTuple):
 
 
 def score_column(run: History, examples: str = "test") -> str:
-    """What runs are ranked by, on test or validation examples: the AUC where there is
-    one, else the accuracy."""
-    kind = "auc" if "test_auc" in run else "accuracy"
-    return f"{examples}_{kind}"
+    """What runs are ranked by, on test or validation examples: the AUC or Matthews'
+    correlation where there is one, else the accuracy."""
+    kinds = [kind for kind in ("auc", "mcc") if f"test_{kind}" in run]
+    return f"{examples}_{(*kinds, 'accuracy')[0]}"
 
 
 def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:

@@ -173,6 +173,7 @@ class Decentralized(NamedTuple):
     client_accuracy_std: jax.Array
     train_auc: jax.Array | None
     test_auc: jax.Array | None
+    test_mcc: jax.Array | None
     consensus: jax.Array  # root of the mean over agents of ||x_i - mean x||^2
 
 

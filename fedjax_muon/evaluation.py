@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.batching import Clients
-from fedjax_muon.metrics import roc_auc
+from fedjax_muon.metrics import matthews, roc_auc
 from fedjax_muon.tasks import Task
 
 BATCH = 512
@@ -26,6 +26,7 @@ class Evaluation(NamedTuple):
     client_accuracy_std: jax.Array
     train_auc: jax.Array | None = None  # of tasks that score two classes
     test_auc: jax.Array | None = None
+    test_mcc: jax.Array | None = None  # Matthews' correlation, of tasks judged by it
 
 
 def evaluate(task: Task, params, clients: Clients, test) -> Evaluation:
@@ -43,6 +44,7 @@ def evaluate(task: Task, params, clients: Clients, test) -> Evaluation:
         client_accuracy_std=_client_spread(clients, sampled, train.correct),
         train_auc=train.auc,
         test_auc=tested.auc,
+        test_mcc=tested.mcc,
     )
 
 
@@ -53,17 +55,23 @@ class Means(NamedTuple):
     accuracy: jax.Array
     correct: jax.Array  # [n], 1 or 0
     auc: jax.Array | None
+    mcc: jax.Array | None
 
 
 def means(task: Task, params, x, y) -> Means:
     """Scores parameters on examples."""
-    loss, correct, score = scores(task, params, x, y)
-    auc = None if score is None else roc_auc(score, y)
-    return Means(jnp.mean(loss), jnp.mean(correct), correct, auc)
+    loss, correct, score, predicted = scores(task, params, x, y)
+    return Means(
+        loss=jnp.mean(loss),
+        accuracy=jnp.mean(correct),
+        correct=correct,
+        auc=None if score is None else roc_auc(score, y),
+        mcc=None if predicted is None else matthews(predicted, y),
+    )
 
 
 def scores(task: Task, params, x, y):
-    """Loss, correctness and rank score of every example, a batch at a time."""
+    """The `Scores` of every example, a batch at a time."""
     count = len(x)
     batch = min(count, BATCH)
     places = jnp.arange(-(-count // batch) * batch).reshape(-1, batch) % count

@@ -23,6 +23,20 @@ def roc_auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(scores).any(), jnp.nan, found)
 
 
+def matthews(predicted: jax.Array, labels: jax.Array) -> jax.Array:
+    """Matthews' correlation of two classes: between -1 and 1, and 0 for guesses.
+
+    The correlation of predicted [n] and labels [n], both in {0, 1} and taken for
+    numbers; 0 if either has only one value, as in GLUE.
+    """
+    predicted, labels = predicted == 1, labels == 1
+    share = lambda of: jnp.mean(of, dtype=jnp.float32)
+    p, q = share(predicted), share(labels)
+    spread = p * (1 - p) * q * (1 - q)
+    both = share(predicted & labels) - p * q
+    return jnp.where(spread > 0, both / jnp.sqrt(jnp.where(spread > 0, spread, 1)), 0)
+
+
 def hill(values: jax.Array, tail: int) -> jax.Array:
     """Hill's estimate of the tail index of |values|, from their `tail` largest.
 

@@ -24,7 +24,11 @@ STYLE: Any = {
     "font.size": 9,
     "legend.frameon": False,
 }
-NAMES = {"test_accuracy": "test accuracy", "test_auc": "test AUC"}
+NAMES = {
+    "test_accuracy": "test accuracy",
+    "test_auc": "test AUC",
+    "test_mcc": "test MCC",
+}
 LINES = ("-", "--", "-.", ":")
 
 

@@ -108,7 +108,8 @@ def sweep(
       rounds: how many to train.
       evaluate_every: rounds between two rows.
       validation: examples that no client has, scored as `validation_loss`,
-        `validation_accuracy` and, where there is one, `validation_auc`.
+        `validation_accuracy` and, where there is one, `validation_auc` or
+        `validation_mcc`.
       cells_at_once: size of a group; by default what should fit in half the memory.
       over: how the cells of a group are mapped over; by default as is best here.
       drop_nonfinite: leave messages that are not finite out of the mean, in place of
@@ -182,6 +183,7 @@ def _programs(setup: Setup, over: Over, longest: int) -> _Programs:
                 found["validation_loss"] = other.loss
                 found["validation_accuracy"] = other.accuracy
                 found["validation_auc"] = other.auc
+                found["validation_mcc"] = other.mcc
             return {name: value for name, value in found.items() if value is not None}
 
         return each(one, states, stacked, data)

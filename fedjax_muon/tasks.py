@@ -3,7 +3,7 @@
 A `Task` is three pure functions, and all that the rest of the library knows of a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ class Scores(NamedTuple):
     loss: jax.Array  # [B], nats
     correct: jax.Array  # [B], bool
     score: jax.Array | None = None  # [B], what ranks examples of two classes, if any
+    predicted: jax.Array | None = None  # [B], classes, of tasks `by_matthews`
 
 
 class Task(NamedTuple):
@@ -87,6 +88,47 @@ def from_logits(init: Callable[[jax.Array], Any], logits: Logits) -> Task:
     """Softmax cross-entropy, as of `classification`, of what `logits` gives."""
     held = as_partial(logits)
     return Task(init=init, grad=Partial(_grad, held), evaluate=Partial(_evaluate, held))
+
+
+def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
+    """The task, whose parameters start at these; what they lack at the top, such as a
+    head, starts as before.
+
+    Raises ValueError if they are none of the task's, by names or shapes.
+    """
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    absent = shapes.keys() - params.keys()
+    wanted = {name: part for name, part in shapes.items() if name not in absent}
+    for name in sorted(params):
+        given = jax.tree.map(jnp.shape, params[name])
+        if given != jax.tree.map(jnp.shape, wanted.get(name)):
+            raise ValueError(
+                f"parameters to start at must be the task's: {name} is none of "
+                f"{', '.join(sorted(shapes))}, or of other shapes"
+            )
+    start = partial(_start, tuple(sorted(absent)))
+    held = jax.tree.map(jnp.asarray, dict(params))
+    return task._replace(init=Partial(start, as_partial(task.init), held))
+
+
+def _start(names, init, params, key):
+    return {**params, **_drawn(names, init, key)}
+
+
+@partial(jax.jit, static_argnums=0)  # so that nothing else is drawn
+def _drawn(names, init, key):
+    params = init(key)
+    return {name: params[name] for name in names}
+
+
+def by_matthews(task: Task) -> Task:
+    """The task of two classes, judged by Matthews' correlation, as GLUE judges CoLA."""
+    return task._replace(evaluate=Partial(_predicting, as_partial(task.evaluate)))
+
+
+def _predicting(evaluate, params, x, y):
+    scores = evaluate(params, x, y)
+    return scores._replace(predicted=jnp.where(scores.correct, y, 1 - y))
 
 
 def _grad(logits, params, batch, key):

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_muon import data
+from fedjax_muon import data, models
 from fedjax_muon.data import idx, names, text
+from fedjax_muon.data.byte_pairs import roberta_encoder
 
 
 def real(*files):
@@ -101,19 +102,44 @@ def test_real_cifar10_subset():
     assert data.load("cifar10_subset", REAL).classes[0] == "airplane"
 
 
-TEXT_FILES = [
-    f"{row.folders[0]}/{file}" for row in text.SETS.values() for file in row.files
-]
+# As published with GLUE (those of qqp without the lines that are left out) and UCI's.
+SENTENCES = {
+    "sst2": (67349, 872),
+    "cola": (8551, 1043),
+    "mrpc": (3668, 408),
+    "qqp": (363846, 40430),
+    "qnli": (104743, 5463),
+    "rte": (2490, 277),
+    "mnli": (392702, 9815),
+    "yelp_labelled": (800, 200),
+}
+POSITIVE = {"yelp_labelled": 400, "mrpc": 2474}  # published as well
 
 
-@real(*TEXT_FILES)
-def test_real_sentences():
-    # Sizes as published with GLUE, CoLA and the UCI set; positives of the latter too.
-    sizes = {"sst2": (67349, 872), "cola": (8551, 1043), "yelp_labelled": (800, 200)}
-    for name, (train, test) in sizes.items():
-        loaded = data.load(name, REAL)
-        assert (len(loaded.x_train), len(loaded.x_test)) == (train, test)
-        for x in (loaded.x_train, loaded.x_test):
-            assert x.dtype == np.int32
-            assert np.all(x[:, 0] != text.PADDING)
-    assert (loaded.y_train.sum(), loaded.y_test.sum()) == (400, 100)
+def in_files(name):
+    row = text.SETS[name]
+    return real(*(f"{row.folders[0]}/{file}" for file in row.files))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=in_files(n)) for n in SENTENCES]
+)
+def test_real_sentences(name):
+    loaded = data.load(name, REAL)
+    assert (len(loaded.x_train), len(loaded.x_test)) == SENTENCES[name]
+    for x in (loaded.x_train, loaded.x_test):
+        assert x.dtype == np.int32
+        assert np.all(x[:, 0] != text.PADDING)
+    assert loaded.y_train.sum() == POSITIVE.get(name, loaded.y_train.sum())
+
+
+TOKENS = [f"tokenizers/roberta-base.{file}" for file in ("vocab.json", "merges.txt")]
+
+
+@real(*TOKENS)
+def test_real_tokens_of_roberta():
+    encoder = roberta_encoder(*(REAL / file for file in TOKENS))
+    assert (encoder.padding, encoder.tokens) == (1, models.RoBERTa().vocabulary_size)
+    # as transformers' documentation of RobertaTokenizer has them
+    found = encoder.encode(["Hello world", " Hello world"])
+    assert found.tolist() == [[0, 31414, 232, 2], [0, 20920, 232, 2]]

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
-from fedjax_muon.metrics import hill, roc_auc
+from fedjax_muon.metrics import hill, matthews, roc_auc
 
 AUC = jax.jit(roc_auc)
 MANY = jax.jit(jax.vmap(roc_auc))
@@ -31,6 +31,17 @@ def test_auc_of_many_cases_at_once(size):
     expected = [roc_auc_score(y, s) for s, y in zip(scores, labels, strict=True)]
     assert {len(np.unique(s)) < size for s in scores} == {True, False}
     np.testing.assert_allclose(MANY(scores, labels), expected, atol=1e-6)
+
+
+def test_matthews_correlation():
+    many = jax.jit(jax.vmap(matthews))
+    for size in (7, 60):
+        scores, labels = map(np.stack, zip(*cases(60, size, seed=size), strict=True))
+        predicted = np.int32(scores > 0.5)
+        assert any(len(set(p)) == 1 for p in predicted.tolist())
+        pairs = zip(labels, predicted, strict=True)
+        expected = [matthews_corrcoef(y, p) for y, p in pairs]
+        np.testing.assert_allclose(many(predicted, labels), expected, atol=1e-6)
 
 
 def test_auc_by_counting_pairs():

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
-from fedjax_muon import models, tasks
+from fedjax_muon import evaluation, models, tasks
 
 KEY = jax.random.key(0)
 
@@ -125,6 +125,18 @@ def test_scores_equal_scikit_learn():
         expected = log_loss([label], [p], labels=[0, 1, 2])
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         assert correct == accuracy_score([label], [p.argmax()])
+
+
+def test_predictions_of_two_classes():
+    """From what is correct, in a whole evaluation and alone."""
+    task = tasks.by_matthews(tasks.classification(models.MLP(2, (5,)), (4,)))
+    params, batch = task.init(KEY), draw((4,), 2)
+    scores = task.evaluate(params, batch.x, batch.y)
+    logits = models.MLP(2, (5,)).apply({"params": params}, batch.x)
+    np.testing.assert_array_equal(scores.predicted, np.argmax(logits, axis=1))
+    found = evaluation.means(task, params, jnp.asarray(batch.x), jnp.asarray(batch.y))
+    expected = matthews_corrcoef(batch.y, scores.predicted)
+    np.testing.assert_allclose(found.mcc, expected, atol=1e-6)
 
 
 def test_parameters_are_a_plain_dict_drawn_from_the_key():

@@ -22,13 +22,13 @@ from fedjax_muon import (
 )
 from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.augmentation import augmented, crop_and_flip
-from fedjax_muon.cli import launch
+from fedjax_muon.cli import launch, pretrained
 from fedjax_muon.cli.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.compression import compress
 from fedjax_muon.data import Dataset
 from fedjax_muon.methods import Method, find
 from fedjax_muon.problems import auc
-from fedjax_muon.tasks import Task, classification
+from fedjax_muon.tasks import Task, by_matthews, classification
 
 SAMPLERS = {
     "shuffled_epochs": batching.shuffled_epochs,
@@ -164,13 +164,22 @@ def _plan(config: Config) -> plans.Plan:
     return kinds[config.plan]()
 
 
-def _model(config: Config, dataset: Dataset) -> nn.Module:
-    classes, is_text = len(dataset.classes), dataset.x_train.dtype == np.int32
-    if is_text != (config.model == "rnn"):
+def _trained(config: Config, dataset: Dataset) -> Task:
+    is_text = dataset.x_train.dtype == np.int32
+    if is_text != (config.model in ("rnn", "roberta")):
         raise ValueError(
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
-            "and for nothing else"
+            "and for nothing else, and so is roberta"
         )
+    place = pretrained.checkpoint_of(config)
+    if place is not None:
+        return pretrained.task_of(config, place, dataset)
+    task = {"classification": classification, "auc": auc}[config.problem]
+    return task(_model(config, dataset), dataset.x_train.shape[1:])
+
+
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    classes = len(dataset.classes)
     dtype = COMPUTE_DTYPES[config.compute_dtype]
     if config.model == "mlp":
         return models.MLP(classes, config.hidden, dtype=dtype)
@@ -180,11 +189,9 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
 
 
 def _task(config: Config, dataset: Dataset) -> Task:
-    kinds: dict[str, Callable[..., Task]] = {
-        "classification": classification,
-        "auc": auc,
-    }
-    task = kinds[config.problem](_model(config, dataset), dataset.x_train.shape[1:])
+    task = _trained(config, dataset)
+    if config.score == "MCC":
+        task = by_matthews(task)
     if config.augmentation == "none":
         return task
     augmentation = AUGMENTATIONS[config.augmentation]()

@@ -21,6 +21,7 @@ from fedjax_muon.cli.config import (
     Sweep,
     hyper_parameters,
 )
+from fedjax_muon.cli.pretrained import dataset_of
 from fedjax_muon.cli.session import (
     new_directory,
     progress_bar,
@@ -70,7 +71,7 @@ def train(args) -> None:
         place = new_directory(args.output, run.algorithm)
         if jax.process_count() > 1 and args.output is None:
             raise ValueError("several processes need one directory; name it by output")
-        dataset = data.load(run.config.dataset, run.config.data_dir)
+        dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
         check_memory(simulation)
         directory.create(place, run)
@@ -129,7 +130,7 @@ def _check_cells(what: Comparison) -> data.Dataset:
     for name, values in (("algorithms", what.algorithms), ("seeds", what.seeds)):
         if not values or len(set(values)) != len(values):
             raise ValueError(f"{name} must be one or more, each once, got {values}")
-    dataset = data.load(what.config.dataset, what.config.data_dir)
+    dataset = dataset_of(what.config)
     for algorithm in what.algorithms:
         simulation_of(what.cell(algorithm, what.seeds[0]), dataset)
     for seed in what.seeds[1:]:
@@ -214,7 +215,7 @@ def resume(args: arguments.Resume) -> None:
         if jax.process_count() > 1 and not isinstance(what, Run):
             raise ValueError(f"several processes resume single runs; {place} has many")
         if isinstance(what, Run):
-            dataset = data.load(what.config.dataset, what.config.data_dir)
+            dataset = dataset_of(what.config)
             simulation = simulation_of(what, dataset)
             check_memory(simulation)
         elif isinstance(what, Comparison):
@@ -245,7 +246,7 @@ def show(args: arguments.List) -> None:
         table.add_row(name, method.label, " ".join(options), method.paper)
     console.print(table)
     console.print(f"data sets: {', '.join(data.NAMES)}, tfds:NAME", highlight=False)
-    console.print(f"models: {', '.join(models.ALL)}", highlight=False)
+    console.print(f"models: {', '.join(models.ALL)}, roberta", highlight=False)
 
 
 def plot(args: arguments.Plot) -> None:
@@ -280,7 +281,7 @@ def plot(args: arguments.Plot) -> None:
 def partition(args: arguments.Partition) -> None:
     """`fedjax-muon partition`."""
     with refusing():
-        dataset = data.load(args.config.dataset, args.config.data_dir)
+        dataset = dataset_of(args.config)
         parts = parts_of(args.config, dataset, args.seed)
         counts = label_counts(dataset.y_train, parts, len(dataset.classes))
         plots.label_counts(counts, dataset.classes, args.output)
@@ -310,7 +311,7 @@ def noise(args: arguments.Noise) -> None:
                 "have no noise"
             )
         launch.begin(launch.Launch(), run.config.devices)
-        dataset = data.load(run.config.dataset, run.config.data_dir)
+        dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
         params = directory.last_params(run, simulation, args.directory)
         key = start_key(args.seed)

@@ -63,8 +63,17 @@ class Config:
         "vit",
         "vit_tiny",
         "swin_tiny",
+        "roberta",
     ] = "mlp"
-    """Model that is trained; rnn is for text, and text is for rnn."""
+    """Model that is trained; rnn and roberta are for text, and text is for them."""
+    checkpoint: Path | None = None
+    """Pretrained weights: of roberta, model.safetensors beside its config.json,
+    vocab.json and merges.txt, or their folder; of swin_tiny, a safetensors file by
+    timm's names."""
+    lora_rank: int = 16
+    """Rank of the adapters that roberta is trained by, with alpha twice the rank."""
+    max_tokens: int = 128
+    """Longest text of roberta; the end of a longer one is left out."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""
     rnn: tuple[int, int, int] = (32, 64, 1)
@@ -132,7 +141,10 @@ class Config:
     @property
     def score(self) -> str:
         """What methods are ranked by, as tables call it."""
-        return "AUC" if self.problem == "auc" else "accuracy"
+        if self.problem == "auc":
+            return "AUC"
+        # Matthews' correlation, which is what papers on GLUE give for this set
+        return "MCC" if self.dataset == "cola" else "accuracy"
 
     def __post_init__(self):
         if self.newton_schulz_steps < 0:
@@ -298,8 +310,9 @@ def from_json(text: str) -> What:
         kinds = {"run": Run, "comparison": Comparison, "sweep": Sweep}
         kind = fields.pop("kind")
         config = fields if kind == "private" else fields.pop("config")
-        if config["data_dir"] is not None:
-            config["data_dir"] = Path(config["data_dir"])
+        for name in ("data_dir", "checkpoint"):
+            if config.get(name) is not None:
+                config[name] = Path(config[name])
         if kind == "private":
             return Private(**config)
         return kinds[kind](**fields, config=Config(**config))

@@ -22,6 +22,7 @@ from fedjax_muon import comparison, data, history, plots
 from fedjax_muon.cli import arguments, directory, tables
 from fedjax_muon.cli.building import algorithm_of, parts_of, simulation_of, start_key
 from fedjax_muon.cli.config import METHODS, Sweep, hyper_parameters, methods_for
+from fedjax_muon.cli.pretrained import dataset_of
 from fedjax_muon.cli.session import (
     new_directory,
     progress_bar,
@@ -112,7 +113,7 @@ def check(what: Sweep) -> None:
 
 
 def _data(what: Sweep):
-    dataset = data.load(what.config.dataset, what.config.data_dir)
+    dataset = dataset_of(what.config)
     return data.hold_out(dataset, what.validation)
 
 

@@ -7,7 +7,8 @@ from sklearn.model_selection import train_test_split
 
 
 class Dataset(NamedTuple):
-    """Examples lead; images are NHWC, texts int32 token ids [n, length], 0 for padding.
+    """Examples lead; images are NHWC, texts int32 token ids [n, length], 0 for padding
+    unless an encoder has another.
 
     What `load` returns is float32 or token ids, with int32 labels.
     """

@@ -16,7 +16,7 @@ from fedjax_muon.data import (
 )
 from fedjax_muon.data.dataset import Dataset, check, standardise
 from fedjax_muon.data.source import File, Layout, Source, located, verify
-from fedjax_muon.data.text import read_text_set
+from fedjax_muon.data.text import Encoder, read_text_set
 
 DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"
 PREPARED = "tfds:"  # prefix of the names of tensorflow-datasets
@@ -67,7 +67,9 @@ NAMES: dict[str, Source] = {
 }
 
 
-def load(name: str, data_dir: Directory = None) -> Dataset:
+def load(
+    name: str, data_dir: Directory = None, *, encoder: Encoder | None = None
+) -> Dataset:
     """The data set `name`, checked and standardised (see `check`, `standardise`).
 
     `name` is one of NAMES, or "tfds:" and the name of a set that tensorflow-datasets
@@ -77,12 +79,16 @@ def load(name: str, data_dir: Directory = None) -> Dataset:
     shows. Those of which size or checksum are published must be these.
 
     Sentences are not standardised, they are token ids (see `text.encode`), nor are
-    LIBSVM's sets, which are scaled in their files.
+    LIBSVM's sets, which are scaled in their files. Sets of sentences, but for those of
+    tensorflow-datasets, become the ids of another vocabulary by an `encoder`.
 
     Raises:
-      ValueError: for an unknown name, a missing `data_dir`, or damaged data.
+      ValueError: for an unknown name, a missing `data_dir`, damaged data, or an encoder
+        for anything but sentences.
       FileNotFoundError: if the files are not there.
     """
+    if encoder is not None:
+        return _encoded(name, data_dir, encoder)
     raw = read(name, data_dir)
     scaled = name in NAMES and NAMES[name].scaled
     try:
@@ -119,6 +125,15 @@ def source_of(name: str) -> Source:
             f"{PREPARED}<name> for one that tensorflow-datasets has prepared"
         )
     return NAMES[name]
+
+
+def _encoded(name: str, data_dir: Directory, encoder: Encoder) -> Dataset:
+    if name not in text.SETS:
+        raise ValueError(
+            f"{name} is no set that an encoder is for; choose one of "
+            f"{', '.join(text.SETS)}"
+        )
+    return check(read_text_set(name, data_directory(name, data_dir), encoder))
 
 
 def prepare(name: str, data_dir: Directory = None) -> Path:

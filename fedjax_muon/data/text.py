@@ -1,7 +1,8 @@
 """Sentences as token ids, and the sets of sentences in tab-separated files.
 
-* SST-2 and CoLA as in GLUE (arXiv:1804.07461). The labels of GLUE's test sets are not
-  public, so its dev.tsv serves as the test set, as in most papers.
+* The sets of GLUE (arXiv:1804.07461) that have classes, of sentences or of pairs. The
+  labels of GLUE's test sets are not public, so its dev.tsv serves as the test set, as
+  in most papers; of MNLI the matched one, from the training set's genres.
 * The 1000 restaurant reviews of the UCI "Sentiment Labelled Sentences" (Kotzias et al.
   2015), which are not the "Yelp polarity" reviews.
 """
@@ -77,26 +78,61 @@ def encode(vocabulary: Vocabulary, sentences: Sequence[str], length: int) -> np.
     return encoded
 
 
+Text = str | tuple[str, str]  # a sentence or a pair of them
+
+
+class Encoder(NamedTuple):
+    """How texts become token ids for a model that has a vocabulary of its own, such as
+    `byte_pairs.roberta_encoder`."""
+
+    encode: Callable[[Sequence[Text]], np.ndarray]  # int32 [n, length], padded behind
+    padding: int
+    tokens: int  # ids are below
+
+
 class Sentences(NamedTuple):
     """Texts and their labels."""
 
-    texts: Sequence[str]
+    texts: Sequence[Text]
     labels: Sequence[int]
 
 
-def tokenised(train: Sentences, test: Sentences, classes: tuple[str, ...]) -> Dataset:
-    """The data set of token ids, vocabulary and length from the training texts alone.
+def tokenised(
+    train: Sentences,
+    test: Sentences,
+    classes: tuple[str, ...],
+    encoder: Encoder | None = None,
+) -> Dataset:
+    """The data set of token ids, by the encoder or else word by word.
 
-    It keeps the VOCABULARY_SIZE - 2 most frequent words and as many tokens as the
-    longest training text has, LONGEST at most.
+    Words and length come from the training texts alone: the VOCABULARY_SIZE - 2 most
+    frequent words, and as many tokens as the longest training text has, LONGEST at
+    most. A pair is its two sentences, one after the other.
     """
-    vocabulary = build_vocabulary(train.texts, VOCABULARY_SIZE)
-    words = _words()
-    length = min(max(len(words(text)) for text in train.texts), LONGEST)
+    if encoder is None:
+        return _of_words(train, test, classes)
+    ids = encoder.encode([*train.texts, *test.texts])
+    count = len(train.texts)
     return Dataset(
-        x_train=encode(vocabulary, train.texts, length),
+        x_train=ids[:count],
         y_train=np.array(train.labels),
-        x_test=encode(vocabulary, test.texts, length),
+        x_test=ids[count:],
+        y_test=np.array(test.labels),
+        classes=classes,
+        tokens=encoder.tokens,
+    )
+
+
+def _of_words(train, test, classes):
+    join = lambda text: text if isinstance(text, str) else " ".join(text)
+    texts, others = ([join(text) for text in part.texts] for part in (train, test))
+    vocabulary = build_vocabulary(texts, VOCABULARY_SIZE)
+    words = _words()
+    length = min(max(len(words(text)) for text in texts), LONGEST)
+    return Dataset(
+        x_train=encode(vocabulary, texts, length),
+        y_train=np.array(train.labels),
+        x_test=encode(vocabulary, others, length),
         y_test=np.array(test.labels),
         classes=classes,
     )
@@ -115,11 +151,12 @@ Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL or csv.QUOTE_NONE
 class Table(NamedTuple):
     """How the lines of a file are to be read."""
 
-    columns: int
-    sentence: int  # the place of its column
-    label: int
-    header: tuple[str, ...] = ()
+    texts: tuple[str, ...]  # names of the columns with the sentence, or with both
+    label: str
+    labels: tuple[str, ...] = ("0", "1")  # class by class, as they stand in the column
+    columns: tuple[str, ...] = ()  # all names, of a file whose first line lacks them
     quoting: Quoting = csv.QUOTE_NONE
+    broken: int = 0  # lines with other columns, at most, that the original has
 
 
 class TextSet(NamedTuple):
@@ -128,52 +165,86 @@ class TextSet(NamedTuple):
     folders: tuple[str, ...]
     files: tuple[str, ...]  # of training and test; one file is split
     table: Table
-    classes: tuple[str, str]
+    classes: tuple[str, ...]
     url: str
 
 
-GLUE = "https://gluebenchmark.com/tasks"
+def _glue(folder: str, table: Table, classes: tuple[str, ...], test="dev.tsv"):
+    return TextSet(
+        folders=(f"glue/{folder}", folder),
+        files=("train.tsv", test),
+        table=table,
+        classes=classes,
+        url="https://gluebenchmark.com/tasks",
+    )
+
+
+ENTAILMENT = ("entailment", "not_entailment")
+MNLI = ("entailment", "neutral", "contradiction")
 SETS = {
-    "sst2": TextSet(
-        folders=("glue/SST-2", "SST-2"),
-        files=("train.tsv", "dev.tsv"),
-        table=Table(2, sentence=0, label=1, header=("sentence", "label")),
-        classes=("negative", "positive"),
-        url=GLUE,
+    "sst2": _glue("SST-2", Table(("sentence",), "label"), ("negative", "positive")),
+    "cola": _glue(
+        "CoLA",
+        Table(("sentence",), "label", columns=("source", "label", "mark", "sentence")),
+        ("unacceptable", "acceptable"),
     ),
-    "cola": TextSet(
-        folders=("glue/CoLA", "CoLA"),
-        files=("train.tsv", "dev.tsv"),
-        table=Table(4, sentence=3, label=1),
-        classes=("unacceptable", "acceptable"),
-        url=GLUE,
+    "mrpc": _glue(
+        "MRPC",
+        Table(("#1 String", "#2 String"), "Quality"),
+        ("not_equivalent", "equivalent"),
+    ),
+    # questions with line breaks, which everyone leaves out
+    "qqp": _glue(
+        "QQP",
+        Table(("question1", "question2"), "is_duplicate", broken=100),
+        ("not_duplicate", "duplicate"),
+    ),
+    "qnli": _glue(
+        "QNLI", Table(("question", "sentence"), "label", ENTAILMENT), ENTAILMENT
+    ),
+    "rte": _glue(
+        "RTE", Table(("sentence1", "sentence2"), "label", ENTAILMENT), ENTAILMENT
+    ),
+    "mnli": _glue(
+        "MNLI",
+        Table(("sentence1", "sentence2"), "gold_label", MNLI),
+        MNLI,
+        test="dev_matched.tsv",
     ),
     "yelp_labelled": TextSet(
         folders=("yelp_labelled_uci", "sentiment labelled sentences"),
         files=("yelp_labelled.txt",),
         # there are copies with quotes around sentences that have commas
-        table=Table(2, sentence=0, label=1, quoting=csv.QUOTE_MINIMAL),
+        table=Table(
+            ("sentence",),
+            "label",
+            columns=("sentence", "label"),
+            quoting=csv.QUOTE_MINIMAL,
+        ),
         classes=("negative", "positive"),
         url="https://archive.ics.uci.edu/dataset/331",
     ),
 }
 
 
-def read_text_set(name: str, directory: Path) -> Dataset:
+def read_text_set(
+    name: str, directory: Path, encoder: Encoder | None = None
+) -> Dataset:
     """The set `name` of SETS as token ids, see `tokenised`.
 
     Of yelp_labelled, which is one file, a fifth is for testing, stratified and the same
-    every time.
+    every time. Of qqp, a few questions of the original file have line breaks in them;
+    these lines are left out, as by RoBERTa's authors.
 
     Raises:
       FileNotFoundError: if a file is missing.
-      ValueError: if a line has another number of columns or a label other than 0 and 1,
-        or a file has no sentences or is not UTF-8.
+      ValueError: if a file lacks a column, a line has another number of columns or a
+        label that is none, or a file has no sentences or is not UTF-8.
     """
     row = SETS[name]
     parts = [_read_table(path, row.table) for path in _locate(name, directory)]
     train, test = parts if len(parts) == 2 else _split(parts[0])
-    return tokenised(train, test, row.classes)
+    return tokenised(train, test, row.classes, encoder)
 
 
 def _locate(name: str, directory: Path) -> list[Path]:
@@ -191,26 +262,35 @@ def _locate(name: str, directory: Path) -> list[Path]:
 
 def _read_table(path: Path, table: Table) -> Sentences:
     lines = _lines(path, table.quoting)
-    if table.header and tuple(next(lines, (0, ()))[1]) != table.header:
+    names = table.columns or tuple(next(lines, (0, ()))[1])
+    needed = (*table.texts, table.label)
+    if not set(needed) <= set(names):
         raise ValueError(
-            f"{path}: expected the columns {', '.join(table.header)} in line 1; "
-            "replace it by the original file"
+            f"{path}: expected the columns {', '.join(needed)} in line 1; replace it "
+            "by the original file"
         )
-    texts, labels = [], []
+    *places, last = (names.index(name) for name in needed)
+    texts: list[Text] = []
+    labels, broken = [], 0
     for number, columns in lines:
-        if len(columns) != table.columns:
+        if len(columns) != len(names):
+            broken += 1
+            if broken <= table.broken:
+                continue
             raise ValueError(
-                f"{path}, line {number}: expected {table.columns} columns between "
-                f"tabs, found {len(columns)}; replace it by the original file"
+                f"{path}, line {number}: expected {len(names)} columns between tabs, "
+                f"found {len(columns)}; replace it by the original file"
             )
-        label = columns[table.label]
-        if label not in ("0", "1"):
+        label = columns[last]
+        if label not in table.labels:
             raise ValueError(
-                f"{path}, line {number}: expected the label 0 or 1, found {label!r}; "
-                "replace it by the original file"
+                f"{path}, line {number}, column {last + 1}: expected the label "
+                f"{' or '.join(table.labels)}, found {label!r}; replace it by the "
+                "original file"
             )
-        texts.append(columns[table.sentence])
-        labels.append(int(label))
+        found = [columns[place] for place in places]
+        texts.append(found[0] if len(found) == 1 else (found[0], found[1]))
+        labels.append(table.labels.index(label))
     if not texts:
         raise ValueError(f"{path}: expected sentences, found none; fetch it again")
     return Sentences(texts, labels)

@@ -10,7 +10,8 @@ those of parameters and examples. Parameters and their gradients stay float32, a
 statistics of normalisations and the softmax of attention; logits are of `dtype`.
 
 `RoBERTa` is not in `ALL`: it is for ids of its own tokenizer, whose padding is 1, and
-for weights that `load_roberta` reads; `lora` trains it.
+for weights that `load_roberta` reads; `lora` trains it. `load_swin` reads those of a
+pretrained `Swin`.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,10 @@ from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN
 from fedjax_muon.models.roberta import RoBERTa as RoBERTa
 from fedjax_muon.models.roberta_checkpoint import load_roberta as load_roberta
+from fedjax_muon.models.roberta_checkpoint import roberta_of as roberta_of
 from fedjax_muon.models.swin import Swin as Swin
 from fedjax_muon.models.swin import swin_tiny
+from fedjax_muon.models.swin_checkpoint import load_swin as load_swin
 from fedjax_muon.models.vit import ViT, vit_tiny
 
 ALL: dict[str, Callable[..., nn.Module]] = {

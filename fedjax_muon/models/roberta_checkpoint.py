@@ -1,9 +1,10 @@
 """Reads weights of RoBERTa as Hugging Face's transformers saves them.
 
-model = RoBERTa(classes=2)
-params = load_roberta("roberta-base/model.safetensors", model)
+model = roberta_of("roberta-base", classes=2)
+params = load_roberta("roberta-base", model)
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,49 @@ INSIDE = {  # layer_i, encoder.layer.i
     "output": "output.dense",
     "output_norm": "output.LayerNorm",
 }
+# where a size of `RoBERTa` is in config.json
+SIZES = {
+    "vocabulary_size": "vocab_size",
+    "position_count": "max_position_embeddings",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+    "padding": "pad_token_id",
+}
+RATES = {"dropout": "hidden_dropout_prob", "epsilon": "layer_norm_eps"}
+# what config.json must say of what `RoBERTa` does not leave open
+FIXED = {"model_type": "roberta", "hidden_act": "gelu", "type_vocab_size": 1}
 # of pretraining, or no weights
 IGNORED = ("lm_head.", "pooler.", "embeddings.position_ids")
+
+
+def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
+    """The module that a checkpoint is of, by the `config.json` in its directory; of
+    roberta-base's sizes where there is none.
+
+    Raises `ValueError` for a file that is none of transformers' for RoBERTa, or of one
+    that differs from `RoBERTa`, such as in its activation.
+    """
+    path = Path(path)
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file():
+        return RoBERTa(classes)
+    try:
+        found = json.loads(file.read_text())
+        sizes: dict[str, Any] = {size: int(found[n]) for size, n in SIZES.items()}
+        sizes |= {rate: float(found[name]) for rate, name in RATES.items()}
+        fixed = {name: found[name] for name in FIXED}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file}: expected the sizes of a RoBERTa ({error!r}); fetch it again"
+        ) from error
+    if fixed != FIXED or found.get("attention_probs_dropout_prob") != sizes["dropout"]:
+        raise ValueError(
+            f"{file} must say {FIXED} and one dropout for hidden layers and attention; "
+            "no other RoBERTa is supported"
+        )
+    return RoBERTa(classes, **sizes)
 
 
 def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:

@@ -113,7 +113,8 @@ class Swin(nn.Module):
     The default patch and window are for images of 32 x 32, whose maps have sides of
     16, 8, 4 and 2, and of 64 x 64. The published ones, 4 and 7, are for 224 x 224: with
     them the last two stages of a 32 x 32 image would have a window of four places and
-    of one.
+    of one. With `side`, images are first resized to side x side, linearly: what was
+    pretrained on such images sees smaller ones so (`load_swin`).
 
     Muon's default layout takes all kernels for matrices, and the relative positions,
     named as the biases that they are, for none: a row of their table is looked up, and
@@ -138,9 +139,13 @@ class Swin(nn.Module):
     heads: Sequence[int] = (3, 6, 12, 24)
     expansion: int = 4
     dtype: DTypeLike | None = None
+    side: int | None = None  # pixels
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        if self.side is not None and x.ndim == 4:
+            shape = (len(x), self.side, self.side, x.shape[-1])
+            x = jax.image.resize(x, shape, "linear")
         self._check(x)
         batch, height, width, _ = x.shape
         x = nn.Dense(

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from fedjax_muon.pair import Pair, descent_ascent
 from fedjax_muon.ranges import check_range
 from fedjax_muon.tasks import (
-    Scores,
     Task,
     check_batch,
     classification,
@@ -119,9 +118,9 @@ def auc(
         return jax.grad(objective)(params, batch, key)
 
     def evaluate(params, x, y):
-        loss, correct, _ = plain.evaluate(params.x.model, x, y)
         logits = logits_of(model, params.x.model, x)
-        return Scores(loss, correct, logits[:, 1] - logits[:, 0])
+        scores = plain.evaluate(params.x.model, x, y)
+        return scores._replace(score=logits[:, 1] - logits[:, 0])
 
     return Task(init, descent_ascent(grad), evaluate)
 

@@ -1,0 +1,145 @@
+"""RoBERTa's token ids against the algorithm in plain Python, and what is refused."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+
+from experiments.tiny_checkpoints import write_vocabulary
+from fedjax_muon import data
+from fedjax_muon.data.byte_pairs import roberta_encoder
+
+TEXTS = [
+    "the thing's on the hand, and we'll rename it",
+    "In Ghana:  3 stones   and 45.2 onions ... ",
+    "été über naïve — “red” _and_\tthere\n",
+    "<s> the </s>",
+    "",
+    " ",
+]
+
+
+def by_hand(text, ids, merges):
+    """Words as GPT-2 cuts them, with the space before; bytes as letters; of all pairs
+    the merge that was learned first, everywhere, until none is left."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    letters = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(rest)}
+    words = re.findall(
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+",
+        text,
+    )
+    found = []
+    for word in words:
+        pieces = [letters[b] for b in word.encode()]
+        while pairs := set(itertools.pairwise(pieces)) & set(merges):
+            first = min(pairs, key=merges.index)
+            joined = []
+            while pieces:
+                size = 2 if tuple(pieces[:2]) == first else 1
+                joined.append("".join(pieces[:size]))
+                pieces = pieces[size:]
+            pieces = joined
+        found += [ids[piece] for piece in pieces]
+    return found
+
+
+@pytest.fixture
+def files(tmp_path):
+    write_vocabulary(tmp_path)
+    return tmp_path / "vocab.json", tmp_path / "merges.txt"
+
+
+def learned(files):
+    vocabulary, merges = files
+    lines = merges.read_text().splitlines()[1:]
+    ids = json.loads(vocabulary.read_text())
+    return ids, [tuple(line.split(" ")) for line in lines]
+
+
+def test_sentences_and_pairs(files):
+    encoder = roberta_encoder(*files)
+    ids, merges = learned(files)
+    assert (encoder.padding, encoder.tokens) == (1, len(ids))
+    pieces = [by_hand(text, ids, merges) for text in TEXTS]
+    assert ids["ing"] in pieces[0]
+    assert ids["Ġthe"] in pieces[0]
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    both = zip(pieces, pieces[::-1], strict=True)
+    expected = [[0, *one, 2] for one in pieces]
+    expected += [[0, *one, 2, 2, *other, 2] for one, other in both]
+    found = encoder.encode([*TEXTS, *pairs])
+    longest = max(map(len, expected))
+    assert found.dtype == np.int32
+    assert found.shape == (len(expected), longest)
+    for row, own in zip(found.tolist(), expected, strict=True):
+        assert row == own + [1] * (longest - len(own))
+    assert encoder.encode([]).shape == (0, 0)
+
+
+@pytest.mark.parametrize("length", [5, 12, 13])
+def test_long_texts_are_cut_between_their_marks(files, length):
+    encoder = roberta_encoder(*files, length=length)
+    ids, merges = learned(files)
+    pieces = by_hand(TEXTS[0], ids, merges)
+    others = by_hand("red", ids, merges)
+    pairs = [(TEXTS[0], TEXTS[0]), (TEXTS[0], "red"), ("red", TEXTS[0])]
+    alone, both, left, right = encoder.encode([TEXTS[0], *pairs]).tolist()
+    assert alone == [0, *pieces[: length - 2], 2]
+    room = length - 4
+    sizes = {(a, room - a) for a in (room // 2, (room + 1) // 2)}
+    assert both in [[0, *pieces[:a], 2, 2, *pieces[:b], 2] for a, b in sizes]
+    if length > 5:  # the shorter one stays whole
+        cut = pieces[: room - len(others)]
+        assert left == [0, *cut, 2, 2, *others, 2]
+        assert right == [0, *others, 2, 2, *cut, 2]
+
+
+def test_many_texts_are_encoded_like_one(files, monkeypatch):
+    encoder = roberta_encoder(*files)
+    together = encoder.encode(TEXTS)
+    monkeypatch.setattr("fedjax_muon.data.byte_pairs.AT_ONCE", 2)
+    np.testing.assert_array_equal(encoder.encode(TEXTS), together)
+
+
+# ------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_missing_files(files, missing):
+    files[missing].unlink()
+    message = rf"{files[missing].name} does not exist; download .*huggingface\.co/"
+    with pytest.raises(FileNotFoundError, match=message):
+        roberta_encoder(*files)
+
+
+def test_the_length_has_room_for_marks(files):
+    with pytest.raises(ValueError, match="length must be at least 5 tokens, got 4"):
+        roberta_encoder(*files, length=4)
+
+
+@pytest.mark.parametrize(
+    ("which", "content"),
+    [(0, "{"), (0, '["the"]'), (1, "a b c\n"), (1, "q z\n")],
+    ids=["no JSON", "no ids", "three pieces", "not in the vocabulary"],
+)
+def test_damaged_files(files, which, content):
+    files[which].write_text(content)
+    with pytest.raises(ValueError, match=r"expected a vocabulary and the merges of"):
+        roberta_encoder(*files)
+
+
+def test_vocabularies_without_marks(files):
+    ids = json.loads(files[0].read_text())
+    del ids["<pad>"], ids["<unk>"]
+    files[0].write_text(json.dumps(ids))
+    with pytest.raises(ValueError, match="has no <pad> and no <unk>; use RoBERTa's"):
+        roberta_encoder(*files)
+
+
+@pytest.mark.parametrize("name", ["digits", "tfds:imdb_reviews"])
+def test_encoders_are_for_sets_of_sentences(files, name):
+    with pytest.raises(ValueError, match=f"{name} is no set that an encoder is for"):
+        data.load(name, encoder=roberta_encoder(*files))
