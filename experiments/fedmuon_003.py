@@ -10,7 +10,8 @@ i.i.d. and once by Dirichlet(0.5); a recurrent network on a hundredth of Sentime
 The paper prints curves only and tells neither how many epochs they are, here 200 (20
 for sentences), nor the other methods' grids, here three rates each. "The momentum
 hyperparameters are fixed at 0.9" is read as a weight of 0.1 of the fresh gradient.
-FedMuon's weight decay, which its algorithm does not have, is left out.
+FedMuon's weight decay, which its algorithm does not have, is left out. Images are
+cropped and mirrored at random, as usual, of which the paper says nothing.
 
 With `--scale cpu` LeNet plays 10 epochs of 10,000 images of CIFAR-10, also in place of
 CIFAR-100; ViT is LeNet there, so that figures 3 and 7 to 9 have nothing of their own.
@@ -68,12 +69,14 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
             local_steps=steps,
             rounds=rounds,
             evaluate_every=max(1, round(epoch)),
+            augmentation="none" if text else "crop_and_flip",
         )
         if alpha is not None:
             split = {"partition": "dirichlet", "alpha": alpha}
             as_printed = dataclasses.replace(as_printed, **split)
         few = round(10 * 9_000 / (BASE.num_clients * BASE.batch_size * steps))
         small = {"rounds": few, "evaluate_every": max(1, few // 10)}
+        small["augmentation"] = "none"
         if text:
             small |= {"dataset": "sst2", "rnn": (16, 32, 1)}
         else:

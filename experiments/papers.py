@@ -38,6 +38,7 @@ class Panel(NamedTuple):
     label: str = ""  # in place of the method's, for a sweep of one method
     every_point: bool = False  # show the whole grid, not the best on validation
     printed_for: str = ""  # the paper's setting, where this one only resembles it
+    pretrained: bool = False  # whether it starts at --checkpoint
 
 
 class Item(NamedTuple):
@@ -64,6 +65,7 @@ def sized(config: Config, scale: Scale, **cpu: Any) -> Config:
         num_clients=clients,
         cohort_size=min(config.cohort_size, clients),
         min_client_size=1,
+        augmentation="none",
         local_steps=2,
         batch_size=8,
         rounds=2,
@@ -100,6 +102,9 @@ class Arguments:
     data_dir: Path | None = None
     """Where the data sets' files are; by default the environment variable
     FEDJAX_MUON_DATA."""
+    checkpoint: Path | None = None
+    """Pretrained weights, for items that start at some, as `fedjax-muon train` takes
+    them."""
     panels: Names = ()
     """Only these; by default all."""
     output: Path | None = None
@@ -123,7 +128,10 @@ def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
 def play(paper: str, given: Arguments, item: Item, place: Path) -> None:
     """Plays what is not finished of the chosen panels; reports if none is missing."""
     with refusing():
-        panels = with_data(item.panels(given.scale), given.data_dir)
+        panels = {
+            name: with_files(panel, given)
+            for name, panel in item.panels(given.scale).items()
+        }
         for name in given.panels:
             if name not in panels:
                 raise ValueError(f"no panel {name!r}; there are {', '.join(panels)}")
@@ -163,24 +171,29 @@ def note(paper: str, place: Path, panel: str, seconds: float) -> None:
 
 def shown(paper: str, given: Sequence[str]) -> str:
     """A command as others can give it: without this machine's directories."""
-    words, skip = [], False
-    for word in given:
-        if not skip and word not in ("--data-dir", "--output"):
-            words.append(word)
-        elif skip is False and word == "--data-dir":
-            words += ["--data-dir", "DATA"]
-        skip = not skip and word in ("--data-dir", "--output")
+    words = list(given)
+    for option, name in (("--data-dir", "DATA"), ("--checkpoint", "CHECKPOINT")):
+        if option in words:
+            words[words.index(option) + 1] = name
+    if "--output" in words:
+        del words[words.index("--output") : words.index("--output") + 2]
     return shlex.join(["python", "-m", f"experiments.{paper}", *words])
 
 
-def with_data(panels: Mapping[str, Panel], data_dir: Path | None) -> dict[str, Panel]:
-    """The panels with their data there."""
+def with_files(panel: Panel, given: Arguments) -> Panel:
+    """The panel with its data and its checkpoint there.
 
-    def there(panel: Panel) -> Panel:
-        config = dataclasses.replace(panel.sweep.config, data_dir=data_dir)
-        return panel._replace(sweep=dataclasses.replace(panel.sweep, config=config))
-
-    return {name: there(panel) for name, panel in panels.items()}
+    Raises `ValueError` if it needs one and there is none.
+    """
+    files: dict[str, Path | None] = {"data_dir": given.data_dir}
+    if panel.pretrained and given.scale != "smoke":
+        if given.checkpoint is None:
+            raise ValueError(
+                f"{given.item} starts at pretrained weights; give --checkpoint"
+            )
+        files["checkpoint"] = given.checkpoint
+    config = dataclasses.replace(panel.sweep.config, **files)
+    return panel._replace(sweep=dataclasses.replace(panel.sweep, config=config))
 
 
 def begin(place: Path, sweep: Sweep) -> None:
@@ -202,7 +215,7 @@ def same(one: Any, other: Sweep) -> bool:
     """Whether two sweeps give the same numbers, wherever their data are."""
 
     def numbers(sweep: Any) -> Sweep:
-        config = dataclasses.replace(sweep.config, data_dir=None)
+        config = dataclasses.replace(sweep.config, data_dir=None, checkpoint=None)
         return dataclasses.replace(sweep, config=config, cells_at_once=None)
 
     as_read = from_json(to_json(other))

@@ -85,11 +85,24 @@ def test_the_settings_of_004():
             assert (config.batch_size, config.rounds) == (50, 300)
             assert config.partition == "dirichlet_per_client"
             assert panel.sweep.seeds == (42, 43, 44, 45, 46)
-    momenta = {p.sweep.config.muon_momentum for p in panels(*ITEMS_6, "full").values()}
+    found = panels("fedmuon_004", "table_6", "full").values()
+    momenta = {panel.sweep.config.muon_momentum for panel in found}
     assert momenta == {None, 0.8, 0.9, 0.95, 0.98, 0.99}
 
 
-ITEMS_6 = ("fedmuon_004", "table_6")
+def test_the_settings_of_004_with_pretrained_weights():
+    sizes = {"table_3": (100, 5, "swin_tiny", 0.1), "table_4": (4, 4, "roberta", 0.8)}
+    for item, (clients, cohort, model, alpha) in sizes.items():
+        found = panels("fedmuon_004", item, "full")
+        for panel in found.values():
+            config = panel.sweep.config
+            assert (config.num_clients, config.cohort_size) == (clients, cohort)
+            assert (config.model, config.alpha) == (model, alpha)
+            rest = (config.batch_size, config.local_steps, config.rounds)
+            assert rest == (16, 50, 100)
+            assert panel.pretrained
+    assert config.lora_rank == 16
+    assert list(found) == ["cola", "rte", "sst2", "qqp", "mrpc", "qnli", "mnli"]
 
 
 def test_the_settings_of_001():
@@ -194,6 +207,7 @@ def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
         (("table_9",), "no item 'table_9'; there are table_2"),
         (("table_5", "--panels", "x"), "no panel 'x'; there are resnet18_dir0.1"),
         (("table_5", "--scale", "cpu"), "cifar100 is stored in files"),
+        (("table_4", "--scale", "cpu"), "table_4 starts at pretrained weights"),
     ],
 )
 def test_what_cannot_be_played_is_refused(
