@@ -11,7 +11,10 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
+
+from experiments.paper_report import interval
 
 YES, NOISE, NO = "reproduced", "reproduced within the noise", "not reproduced"
 
@@ -46,20 +49,28 @@ class Claim(NamedTuple):
     paper: str
     claim: str
     printed: str
-    table: str  # which of the collected ones, as fedmuon_004/table_2
+    table: str  # in docs, as results/fedmuon_004/table_2
     judge: Callable[[Scores], Found]
 
 
 def read(path: Path) -> dict[tuple[str, str], Score]:
-    """The scores of a result.csv."""
-    found = {}
+    """The scores of a result.csv, or of a file with an AUC for every seed."""
+    found, seeds = {}, {}
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
+            if "auc" in line:
+                setting = f"{line['dataset']}, {line['panel']} {line['value']}"
+                runs = seeds.setdefault((setting, line["method"]), [])
+                runs.append(100 * float(line["auc"]))
+                continue
             score = Score(-math.inf)
             if line["score"] != "diverged":
                 score = Score(float(line["score"]), float(line["interval"] or 0))
             found[line["setting"], line["method"]] = score
-    return found
+    means = {
+        key: Score(fmean(runs), interval(runs) or 0.0) for key, runs in seeds.items()
+    }
+    return found | means
 
 
 def verdict(gaps: Sequence[Score]) -> str:
@@ -72,6 +83,19 @@ def verdict(gaps: Sequence[Score]) -> str:
 def minus(one: Score, other: Score) -> Score:
     """The difference of two independent means."""
     return Score(one.mean - other.mean, math.hypot(one.half, other.half))
+
+
+def above(settings: Sequence[str], method: str, other: str):
+    """A method is above another in all settings."""
+
+    def judge(scores: Scores) -> Found:
+        gaps = [minus(scores[s, method], scores[s, other]) for s in settings]
+        ours = "; ".join(
+            f"{s}: {scores[s, method]}, {scores[s, other]}" for s in settings
+        )
+        return Found(ours, verdict(gaps))
+
+    return judge
 
 
 def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:

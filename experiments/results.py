@@ -18,6 +18,7 @@ import tyro
 from experiments.claims import (
     Claim,
     Found,
+    above,
     falling,
     first,
     highest,
@@ -40,155 +41,198 @@ CLAIMS = (
         "Liu et al.",
         "FedMuon is above Local Muon, and that above FedAvg, under Dirichlet(0.1)",
         "73.05, 66.71, 60.25 (ResNet-18); 48.18, 40.53, 27.14 (ViT-Tiny)",
-        "fedmuon_004/table_2",
+        "results/fedmuon_004/table_2",
         falling(HARD, MUON, LOCAL, AVERAGE),
     ),
     Claim(
         "Liu et al.",
         "the same under Dirichlet(0.6)",
         "74.12, 71.66, 64.08 (ResNet-18); 50.22, 46.69, 32.36 (ViT-Tiny)",
-        "fedmuon_004/table_2",
+        "results/fedmuon_004/table_2",
         falling(f"{CIFAR100}, Dirichlet(0.6)", MUON, LOCAL, AVERAGE),
     ),
     Claim(
         "Liu et al.",
         "FedMuon is first of seven methods under Dirichlet(0.1)",
         "73.05; next FedCM 66.73 (ResNet-18)",
-        "fedmuon_004/table_2",
+        "results/fedmuon_004/table_2",
         first(HARD, MUON),
     ),
     Claim(
         "Liu et al.",
         "FedMuon is first of seven methods under Dirichlet(0.6)",
         "74.12; next Local Muon 71.66 (ResNet-18)",
-        "fedmuon_004/table_2",
+        "results/fedmuon_004/table_2",
         first(f"{CIFAR100}, Dirichlet(0.6)", MUON),
     ),
     Claim(
         "Liu et al.",
         ABLATION.format("without averaged momenta it"),
         "73.05 and 69.12 (ResNet-18)",
-        "fedmuon_004/table_5",
+        "results/fedmuon_004/table_5",
         falling(HARD, MUON, "FedMuon(alignment, own momentum)"),
     ),
     Claim(
         "Liu et al.",
         ABLATION.format("without alignment it"),
         "73.05 and 68.05 (ResNet-18)",
-        "fedmuon_004/table_5",
+        "results/fedmuon_004/table_5",
         falling(HARD, MUON, "Local Muon(averaged momentum)"),
     ),
     Claim(
         "Liu et al.",
         ABLATION.format("with AdamW or SGD in place of Muon it"),
         "73.05; 64.25 and 66.28 (ResNet-18)",
-        "fedmuon_004/table_5",
+        "results/fedmuon_004/table_5",
         first(HARD, MUON),
     ),
     Claim(
         "Liu et al.",
         "the best weight of alignment is 0.5",
         "68.05, 69.89, 73.01, 72.12, 67.56 at 0, 0.25, 0.5, 0.75, 0.9 (ResNet-18)",
-        "fedmuon_004/table_6",
+        "results/fedmuon_004/table_6",
         highest(HARD, f"{MUON}, align", 0.0, 0.25, 0.5, 0.75, 0.9, at=0.5),
     ),
     Claim(
         "Liu et al.",
         "the best momentum is 0.98",
         "68.22, 70.56, 71.23, 73.01, 72.66 at 0.8, 0.9, 0.95, 0.98, 0.99 (ResNet-18)",
-        "fedmuon_004/table_6",
+        "results/fedmuon_004/table_6",
         highest(HARD, f"{MUON}, momentum", 0.8, 0.9, 0.95, 0.98, 0.99, at=0.98),
     ),
     Claim(
         "Liu et al.",
         "truncated by SVD, momenta lose at most a point (1.05 of FedAvg's upload)",
         "73.05 and 72.56 (ResNet-18)",
-        "fedmuon_004/table_7",
+        "results/fedmuon_004/table_7",
         within(HARD, "FedMuon(SVD)", MUON, 1.0),
     ),
     Claim(
         "Takezawa et al.",
         "LocalMuon fails under Dirichlet(0.1), and FedMuon does not",
         "curves",
-        "fedmuon_001/figure_1",
+        "results/fedmuon_001/figure_1",
         falling(f"{FASHION}, Dirichlet(0.1)", CORRECT, PERSISTENT),
     ),
     Claim(
         "Takezawa et al.",
         "FedMuon is first of six methods under Dirichlet(0.1)",
         "curves",
-        "fedmuon_001/figure_1",
+        "results/fedmuon_001/figure_1",
         first(f"{FASHION}, Dirichlet(0.1)", CORRECT),
     ),
     Claim(
         "Takezawa et al.",
         "FedMuon is first of six methods under Dirichlet(10)",
         "curves",
-        "fedmuon_001/figure_1",
+        "results/fedmuon_001/figure_1",
         first(f"{FASHION}, Dirichlet(10)", CORRECT),
     ),
     Claim(
         "Takezawa et al.",
         "one step of Newton-Schulz is much better than none, under Dirichlet(0.1)",
         "curves",
-        "fedmuon_001/figure_2",
+        "results/fedmuon_001/figure_2",
         falling(f"{FASHION}, Dirichlet(0.1)", "T = 1", "T = 0"),
     ),
     Claim(
         "Takezawa et al.",
         "two steps are best under Dirichlet(0.1)",
         "curves",
-        "fedmuon_001/figure_2",
+        "results/fedmuon_001/figure_2",
         first(f"{FASHION}, Dirichlet(0.1)", "T = 2"),
     ),
     Claim(
         "Takezawa et al.",
         "four steps are best under Dirichlet(10)",
         "curves",
-        "fedmuon_001/figure_2",
+        "results/fedmuon_001/figure_2",
         first(f"{FASHION}, Dirichlet(10)", "T = 4"),
     ),
     Claim(
         "Zhang and Gao, Muon",
         "FedMuon is first of twelve methods with 4 local steps",
         "curves",
-        "fedmuon_003/figure_1",
+        "results/fedmuon_003/figure_1",
         first(FOUR, "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, Muon",
         "FedMuon is first of twelve methods with 16 local steps",
         "curves",
-        "fedmuon_003/figure_5",
+        "results/fedmuon_003/figure_5",
         first(SIXTEEN, "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, Muon",
         "its distance from the next grows from 4 to 16 local steps",
         "curves",
-        "fedmuon_003/figure_1 fedmuon_003/figure_5",
+        "results/fedmuon_003/figure_1 results/fedmuon_003/figure_5",
         wider((FOUR, SIXTEEN), "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, minimax",
         "FedMuon-DA is first with 4 local steps, one in ten positive",
         "curves",
-        "minimax_000/figure_1",
+        "results/minimax_000/figure_1",
         first(AUC.format(4, "one in ten positive"), "FedMuon-DA"),
     ),
     Claim(
         "Zhang and Gao, minimax",
         "FedMuon-DA is first with 16 local steps, one in ten positive",
         "curves",
-        "minimax_000/figure_2",
+        "results/minimax_000/figure_2",
         first(AUC.format(16, "one in ten positive"), "FedMuon-DA"),
     ),
     Claim(
         "Zhang and Gao, minimax",
         "FedMuon-DA is first with 4 local steps and unequal shares of positives",
         "curves",
-        "minimax_000/figure_3",
+        "results/minimax_000/figure_3",
         first(AUC.format(4, "unequal shares"), "FedMuon-DA"),
+    ),
+    Claim(
+        "DPMixSGD",
+        "above DP-SGDA at the printed noise: robust logistic regression on a8a",
+        "80.9, 73.8 with 5 agents; 74.6, 73.0 with 20",
+        "dpmixsgd/table_2_agents",
+        above(["a8a, agents 5", "a8a, agents 20"], "dpmixsgd", "dp_sgda"),
+    ),
+    Claim(
+        "DPMixSGD",
+        "above DP-SGDA at the printed noise: an MLP on Fashion-MNIST",
+        "93.1, 77.5 with 5 agents; 93.2, 55.1 with 20",
+        "dpmixsgd/table_4",
+        above(
+            ["fashion_mnist, agents 5", "fashion_mnist, agents 20"],
+            "dpmixsgd",
+            "dp_sgda",
+        ),
+    ),
+    Claim(
+        "DPMixSGD",
+        "at most a point below DM-HSGD, which has no noise: an MLP on Fashion-MNIST",
+        "93.1 and 93.5 with 5 agents",
+        "dpmixsgd/table_4",
+        within("fashion_mnist, agents 5", "dpmixsgd", "dm_hsgd", 1.0),
+    ),
+    Claim(
+        "DPMixSGD",
+        "above DP-SGDA at equal privacy, clipped: robust logistic regression on a9a",
+        "not printed; the paper compares unequal noise",
+        "dpmixsgd/equal",
+        above(["a9a, epsilon 1", "a9a, epsilon 8"], "dpmixsgd", "dp_sgda"),
+    ),
+    Claim(
+        "DPMixSGD",
+        "above DP-SGDA at equal privacy, clipped: an MLP on Fashion-MNIST",
+        "not printed; the paper compares unequal noise",
+        "dpmixsgd/equal",
+        above(
+            ["fashion_mnist, epsilon 1", "fashion_mnist, epsilon 8"],
+            "dpmixsgd",
+            "dp_sgda",
+        ),
     ),
 )
 HEAD = """# What the papers claim, and what we found
@@ -256,7 +300,7 @@ def judged(docs: Path) -> list[tuple[Claim, Found]]:
     """The claims that have a run, and what was found; the others are printed."""
     found = []
     for claim in CLAIMS:
-        paths = [docs / "results" / f"{name}.csv" for name in claim.table.split()]
+        paths = [docs / f"{name}.csv" for name in claim.table.split()]
         missing = [path for path in paths if not path.exists()]
         if missing:
             print(f"no run: {claim.claim} ({missing[0]})")
@@ -271,8 +315,7 @@ def page(docs: Path) -> str:
     text = HEAD
     for claim, (ours, verdict) in judged(docs):
         links = ", ".join(
-            f"[{name.partition('/')[2]}](results/{name}.md)"
-            for name in claim.table.split()
+            f"[{name.rpartition('/')[2]}]({name}.md)" for name in claim.table.split()
         )
         cells = (claim.paper, claim.claim, claim.printed, ours, verdict, links)
         text += f"| {' | '.join(cells)} |\n"

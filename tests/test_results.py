@@ -11,6 +11,7 @@ from experiments.claims import (
     YES,
     Claim,
     Score,
+    above,
     falling,
     first,
     highest,
@@ -73,6 +74,18 @@ def test_the_highest_of_a_methods_points():
     assert judge(1).ours == "s: 0: 1.0 ± 0.1, 0.5: 3.0 ± 0.1, 1: 2.0 ± 0.1"
 
 
+def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
+    path = tmp_path / "runs.csv"
+    lines = ["dataset,panel,value,method,seed,auc"]
+    lines += [f"a8a,agents,5,m,{seed},{auc}" for seed, auc in enumerate((0.7, 0.8))]
+    lines += ["a8a,agents,5,n,0,0.5", ""]
+    path.write_text("\n".join(lines))
+    found = read(path)
+    t = 12.7062  # of one degree of freedom
+    assert found["a8a, agents 5", "m"] == (75, pytest.approx(t * 5, abs=0.01))
+    assert above(["a8a, agents 5"], "m", "n")(found).verdict == NOISE
+
+
 def test_half_widths_add_in_quadrature():
     assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5))
     assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
@@ -89,8 +102,8 @@ def folder(root, name, table=TABLE):
 def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     folder(tmp_path, "table_1-cpu")
     claims = (
-        Claim("P", "A is best", "curves", "paper/table_1", first("hard", "A")),
-        Claim("P", "B is best", "curves", "paper/table_2", first("hard", "B")),
+        Claim("P", "A is best", "curves", "results/paper/table_1", first("hard", "A")),
+        Claim("P", "B is best", "curves", "results/paper/table_2", first("hard", "B")),
     )
     monkeypatch.setattr(results, "CLAIMS", claims)
     docs = tmp_path / "docs"
