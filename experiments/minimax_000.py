@@ -39,7 +39,7 @@ def figure(local_steps: int, unequal: bool):
         steps = 512 if scale == "cpu" else 20_000
         rounds = steps // local_steps
         found = {}
-        for dataset in DATASETS[: 1 if scale == "cpu" else None]:
+        for dataset in DATASETS[: None if scale == "full" else 1]:
             as_printed = dataclasses.replace(
                 SENTENCES,
                 dataset=dataset,

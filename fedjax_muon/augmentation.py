@@ -72,7 +72,8 @@ def draw(key: jax.Array, count: int, padding: int) -> CropsAndFlips:
     """What `crop_and_flip` does to `count` images: all places are equally likely."""
     place_key, mirror_key = jax.random.split(key)
     places = jax.random.randint(place_key, (2, count), 0, 2 * padding + 1)
-    return CropsAndFlips(*places, jax.random.bernoulli(mirror_key, shape=(count,)))
+    mirrored = jax.random.bernoulli(mirror_key, shape=(count,))
+    return CropsAndFlips(places[0], places[1], mirrored)
 
 
 def _crop_and_flip(key, x, *, padding: int):

@@ -56,11 +56,11 @@ def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
     tiny = lambda config, scale, **cpu: real(config, scale, **cpu, rounds=2)
     monkeypatch.setattr(minimax_000, "sized", tiny)
     place = tmp_path / "run"
-    given = papers.Arguments("figure_3", "cpu", sst2, (), place)
+    given = papers.Arguments("figure_3", "cpu", sst2)
     papers.play("minimax_000", given, minimax_000.ITEMS["figure_3"], place)
     rows = history.read(place / "sst2" / "cells" / "local_sgda.csv")
     assert rows["round"].tolist() == [0, 2]
-    assert ((rows["test_auc"] > 0) & (rows["test_auc"] < 1)).all()
+    assert ((rows["test_auc"] > 0) & (rows["test_auc"] <= 1)).all()
     assert (
         "| sst2, 4 steps, unequal shares | LocalSGDA"
         in (place / "result.md").read_text()

@@ -119,6 +119,12 @@ def _data(what: Sweep):
 
 def play(what: Sweep, place: Path) -> None:
     """Plays what is not finished, and reports."""
+    train(what, place)
+    _report(what, place, Console())
+
+
+def train(what: Sweep, place: Path) -> None:
+    """Plays what is not finished."""
     console = Console()
     with refusing():
         train, validation = _data(what)
@@ -157,7 +163,6 @@ def play(what: Sweep, place: Path) -> None:
                 played = zip(itertools.islice(waiting, len(group)), group, strict=True)
                 history.extend(path, [row for cell in played for row in _rows(*cell)])
         bar.update(everything, description="done")
-    _report(what, place, console)
 
 
 def _unfinished(what: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]:
