@@ -11,7 +11,7 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Not jax_numpy_dtype_promotion="strict": optax's own Adam and schedules break it. The
 # battery checks instead that a round leaves every dtype of the state as it was.

@@ -70,7 +70,7 @@ def test_one_process_is_the_first_and_agrees_with_itself():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--devices", "9"], "at most the 4 that this host has (cpu), got 9"),
+        (["--devices", "9"], "at most the 8 that this host has (cpu), got 9"),
         (["--devices", "0"], "devices must be at least 1, got 0"),
         (["--split-examples"], "split_examples needs several devices"),
         (

@@ -15,7 +15,7 @@ from fedjax_muon import batching, plans, sharding, simulation, sweep
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.batching import with_replacement
 
-FOUR = jax.devices()[:4]
+EIGHT = jax.devices()[:8]
 SCAFFOLD = partial(ALL["scaffold"], lr=0.3)  # private states, and a prologue: none
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective")
 
@@ -25,14 +25,14 @@ def unpadded(prepared, training):
     return training._replace(pool=jax.tree.map(lambda x: x[:rows], training.pool))
 
 
-# Six clients on four devices.
+# Six clients on eight devices.
 @pytest.mark.parametrize("split_examples", [False, True])
 def test_devices_give_the_same_numbers(split_examples):
     # a prologue, and states of clients
     algorithm, how = partial(ALL["fafed"], lr=0.1), {"cohort_size": 6}
     alone = federation.federation(algorithm, **how)
     shared = federation.federation(
-        algorithm, devices=FOUR, split_examples=split_examples, **how
+        algorithm, devices=EIGHT, split_examples=split_examples, **how
     )
     want, got = played(alone, 1, 5), played(shared, 1, 5)
     assert_close(unpadded(shared, got.training), want.training)
@@ -45,7 +45,7 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
     how = {"cohort_size": 5, "dropout": 0.4, "sampler": batching.full_batch}
     alone = federation.federation(SCAFFOLD, **how)
     want = played(alone, 2, 4)
-    where = {"devices": FOUR[:2], "plan": plans.chunked(2), "split_examples": True}
+    where = {"devices": EIGHT[:2], "plan": plans.chunked(2), "split_examples": True}
     shared = federation.federation(SCAFFOLD, **where, **how)
     assert_close(unpadded(shared, played(shared, 2, 4).training), want.training)
 
@@ -55,14 +55,14 @@ def test_a_message_that_is_not_finite_is_named():
     spoilt = data._replace(x_train=data.x_train.copy())
     spoilt.x_train[federation.PARTS[4][0]] = np.nan
     how = {"cohort_size": 6, "sampler": batching.full_batch, "data": spoilt}
-    shared = federation.federation(devices=FOUR, split_examples=True, **how)
+    shared = federation.federation(devices=EIGHT, split_examples=True, **how)
     state, metrics = shared.train_rounds(shared.init(jax.random.key(0)), 3)
     np.testing.assert_array_equal(metrics.lost, [0, 0, 0, 0, 3, 0])
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
 
 
 def test_every_device_holds_its_part_of_the_clients():
-    shared = federation.federation(SCAFFOLD, devices=FOUR, split_examples=True)
+    shared = federation.federation(SCAFFOLD, devices=EIGHT, split_examples=True)
     state = shared.init(jax.random.key(0))
     before = jax.tree.map(lambda x: x.sharding, state)
     state = shared.train_rounds(state, 2)[0]
@@ -70,15 +70,15 @@ def test_every_device_holds_its_part_of_the_clients():
     assert jax.tree.leaves(before) == jax.tree.leaves(after)
     for x in [*jax.tree.leaves(state.training.pool), shared.clients.x]:
         total = len(x)
-        assert total % 4 == 0
-        assert {s.data.shape[0] for s in x.addressable_shards} == {total // 4}
+        assert total % 8 == 0
+        assert {s.data.shape[0] for s in x.addressable_shards} == {total // 8}
     assert all(x.is_fully_replicated for x in jax.tree.leaves(state.params))
     assert len(jax.tree.leaves(state.training.pool)[0]) == 8  # six clients, padded
     assert shared.clients.x.shape[0] == 80
 
 
 def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
-    shared = federation.federation(SCAFFOLD, devices=FOUR)
+    shared = federation.federation(SCAFFOLD, devices=EIGHT)
     state = shared.init(jax.random.key(3))
     with jax.log_compiles():
         state = shared.train_rounds(state, 2)[0]
@@ -95,7 +95,7 @@ def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
 
 
 def lowered(algorithm, **changes):
-    shared = federation.federation(algorithm, devices=FOUR, **changes)
+    shared = federation.federation(algorithm, devices=EIGHT, **changes)
     state = shared.init(jax.random.key(0))
     given = shared.setup.task, state, shared.clients, 1, shared.longest
     return shared.programs.rounds.trace(*given)
@@ -151,7 +151,7 @@ def test_local_training_has_no_communication():
 
 def test_gradients_are_not_summed_over_devices():
     """`jax.grad` of a replicated parameter inside shard_map would, if it were typed."""
-    devices = FOUR[:2]
+    devices = EIGHT[:2]
 
     def part(w, x):
         return jax.grad(lambda w: jnp.sum(w * x))(w)[None]
@@ -163,7 +163,7 @@ def test_gradients_are_not_summed_over_devices():
 
 @pytest.mark.parametrize(
     ("devices", "message"),
-    [([], "one or more devices"), ([FOUR[0], FOUR[0]], "each once")],
+    [([], "one or more devices"), ([EIGHT[0], EIGHT[0]], "each once")],
 )
 def test_a_mesh_refuses(devices, message):
     with pytest.raises(ValueError, match=message):
@@ -171,7 +171,7 @@ def test_a_mesh_refuses(devices, message):
 
 
 def test_a_sweep_refuses_devices():
-    shared = federation.federation(devices=FOUR)
+    shared = federation.federation(devices=EIGHT)
     cells = [sweep.Cell({}, jax.random.key(0), federation.PARTS)]
     with pytest.raises(ValueError, match="one device"):
         list(sweep.sweep(shared, cells, rounds=1))
