@@ -1,0 +1,119 @@
+"""The documentation site: built strictly, complete, and its Python runs."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fedjax_muon
+from fedjax_muon import core, gossip
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+EXECUTED = [
+    *(DOCS / "how_to").glob("*.md"),
+    *(DOCS / "algorithms").glob("*.md"),
+    DOCS / "getting_started.md",
+]
+
+
+def blocks(path: Path) -> list[str]:
+    """The Python of a page."""
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.M)
+
+
+BLOCKS = {
+    f"{path.relative_to(DOCS)}-{number}": code
+    for path in sorted(EXECUTED)
+    for number, code in enumerate(blocks(path))
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site as `mkdocs build --strict` leaves it, wherever it is called from."""
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    where = ["--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(place)]
+    done = subprocess.run(
+        [*command, *where], cwd=place.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def documented() -> dict[str, set[str]]:
+    """Public functions and classes with a docstring, by the part they belong to."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "fedjax_muon").rglob("*.py"):
+        inside = path.relative_to(ROOT).with_suffix("").parts
+        if inside[-1] == "__main__" or inside == ("fedjax_muon", "__init__"):
+            continue
+        module = ".".join(part for part in inside if part != "__init__")
+        for node in ast.parse(path.read_text()).body:
+            public = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            if public and not node.name.startswith("_") and ast.get_docstring(node):
+                found.setdefault(inside[1], set()).add(f"{module}.{node.name}")
+    return found
+
+
+def test_the_reference_has_everything_public(site):
+    for part, names in documented().items():
+        html = (site / "reference" / part / "index.html").read_text()
+        there = set(re.findall(r'id="(fedjax_muon\.[\w.]+)"', html))
+        assert names <= there, sorted(names - there)
+        assert f'href="{part}/"' in (site / "reference" / "index.html").read_text()
+    exchange = (site / "reference" / "core" / "index.html").read_text()
+    assert "what the mean is taken of" in exchange  # a comment of a field
+
+
+def test_every_page_is_built_and_formulas_are_marked(site):
+    pages = [path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")]
+    for page in pages:
+        folder = page.parent if page.name in ("README", "index") else page
+        assert (site / folder / "index.html").exists(), page
+    muon = (site / "algorithms" / "muon" / "index.html").read_text()
+    assert muon.count('class="arithmatex"') > 20
+    assert "$" not in re.sub(r"<script.*?</script>", "", muon, flags=re.DOTALL)
+
+
+def test_links_out_of_the_documentation_are_pages(site):
+    html = (site / "dpmixsgd" / "index.html").read_text()
+    assert "source/experiments/dpmixsgd_jobs.py/" in html
+    assert "reference/gaussian/" in html
+    shown = site / "source" / "experiments" / "dpmixsgd_jobs.py" / "index.html"
+    assert "robust logistic regression" in shown.read_text()
+    contributing = (site / "contributing" / "index.html").read_text()
+    assert 'href="../how_to/algorithm/"' in contributing
+    assert 'href="../changelog/"' in contributing
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_python_shown_runs(name):
+    exec(compile(BLOCKS[name], name, "exec"), {"__name__": "shown"})
+
+
+def test_the_interfaces_shown_are_those_of_the_package():
+    names: dict[str, Any] = {}
+    for code in blocks(DOCS / "design.md"):
+        exec(compile(code, "design.md", "exec"), names)
+    for shown, real in (
+        ("Exchange", core.Exchange),
+        ("Algorithm", core.Algorithm),
+        ("Gossip", gossip.Gossip),
+        ("Estimator", gossip.Estimator),
+    ):
+        fields = names[shown]._fields
+        assert fields == real._fields[: len(fields)]
+
+
+def test_versions_of_the_project_agree():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == fedjax_muon.__version__
+    assert f"## {fedjax_muon.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert citation["license"] in (ROOT / "pyproject.toml").read_text()
