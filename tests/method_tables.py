@@ -31,9 +31,10 @@ PAGES: dict[str, dict[str, Any]] = {
     "decentralized": dict(decentralized.ALL),
     "private": dict(PRIVATE),
 }
-COSTS = "name method down up before client-keeps server-keeps gradients".split()
-GOSSIP_COSTS = "name method sends agent-keeps gradients".split()
-OPTIONS = "name options-and-defaults published-grid".split()
+FIRST, LAST = ["name", "method"], ["gradients"]
+COSTS = [*FIRST, "down", "up", "before", "client keeps", "server keeps", *LAST]
+GOSSIP_COSTS = [*FIRST, "sends", "agent keeps", *LAST]
+OPTIONS = ["name", "options and defaults", "published grid"]
 
 
 @jax.jit
@@ -153,10 +154,11 @@ def option_rows(page: str) -> dict[str, list[str]]:
 
 def as_markdown(header: list[str], rows: list[list[str]]) -> list[str]:
     """A table's lines."""
-    titles = [title.replace("-", " ") for title in header]
-    right = ["down", "up", "sends", "gradients", "client keeps", "server keeps"]
-    rules = ["---:" if t in (*right, "agent keeps") else "---" for t in titles]
-    return ["| " + " | ".join(cells) + " |" for cells in (titles, rules, *rows)]
+    rules = [
+        "---:" if title in {*COSTS, *GOSSIP_COSTS} - {*FIRST} else "---"
+        for title in header
+    ]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rules, *rows)]
 
 
 def tables(text: str) -> list[list[list[str]]]:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,16 @@ def test_versions_of_the_project_agree():
     assert citation["version"] == fedjax_muon.__version__
     assert f"## {fedjax_muon.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert citation["license"] in (ROOT / "pyproject.toml").read_text()
+
+
+def test_patterns_of_the_navigation_take_every_page_once():
+    names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
+    nav = ["index.md", {"Results": ["claims*.md", "results/*.md", "a.md", "*.md"]}]
+    pages = ["b.md", "claims.md", "results/deep/x.md", "results/y.md"]
+    filled = names["expanded"](nav, pages)
+    results = ["claims.md", "results/y.md", "a.md", "b.md"]
+    assert filled == ["index.md", {"Results": results}]
+    assert pages == ["results/deep/x.md"]  # which the strict build complains of
+    none = names["expanded"](nav, [])
+    assert none == ["index.md", {"Results": ["a.md"]}]
+    assert names["named"](nav)[:2] == ["index.md", "claims*.md"]

@@ -28,8 +28,7 @@ TEXTS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
 
 def table_of(page: str, header: list[str]) -> list[list[str]]:
     """The rows below that header; there is one such table on a page."""
-    titles = [title.replace("-", " ") for title in header]
-    (found,) = [table for table in tables(TEXTS[page]) if table[0] == titles]
+    (found,) = [table for table in tables(TEXTS[page]) if table[0] == header]
     return found[2:]
 
 
