@@ -110,9 +110,8 @@ def gossip_cost_row(name: str, method, params) -> list[str]:
 
 def cost_rows(page: str) -> dict[str, list[str]]:
     """All rows of the methods that a page may have, by name."""
-    gossip = page in ("decentralized", "private")
-    row = gossip_cost_row if gossip else cost_row
-    params: Any = PAIR if page == "minimax" else MATRIX
+    row = gossip_cost_row if page in ("decentralized", "private") else cost_row
+    params: Any = MATRIX if PAGES[page] is ALL else PAIR
     return {name: row(name, m, params) for name, m in PAGES[page].items()}
 
 
@@ -140,8 +139,10 @@ def option_row(name: str, method) -> list[str]:
         factory, settings, grid = method.factory, method.settings, method.grid
     options = []
     for option, parameter in inspect.signature(factory).parameters.items():
+        if parameter.default is inspect.Parameter.empty:
+            continue
         default = shown(settings.get(option, parameter.default))
-        if parameter.default is not inspect.Parameter.empty and default is not None:
+        if default is not None:
             options.append(f"`{option}` {default}")
     values = [f"`{k}`: {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()]
     return [f"`{name}`", "; ".join(options), "; ".join(values)]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = r"(?:fedjax-muon|python -m [\w.]+)"
+PROGRAM = r"(?:fedjax-muon|python\s+-m\s+[\w.]+)"
 # at the start of a line, or after a prompt, a launcher, another command, a quote
 LINE = re.compile(rf'(?:^|[\s"])({PROGRAM}(?:\s.*)?)$')
-SPAN = re.compile(rf"`({PROGRAM}\s[^`]+)`")
+SPAN = re.compile(rf"`({PROGRAM}(?:\s[^`]+)?)`")
 
 
 class Printed(NamedTuple):
@@ -46,6 +46,7 @@ def commands(place: str, text: str) -> list[Printed]:
     """All commands of a text in Markdown."""
     found = [command_in(line) for line in code_lines(text)]
     spans = [" ".join(span.split()) for span in SPAN.findall(text)]
+    spans = [span for span in spans if span != "fedjax-muon"]
     both = [(c, False) for c in found if c] + [(span, True) for span in spans]
     return [
         Printed(place, tuple(shlex.split(command, comments=True)), inline)
@@ -55,7 +56,9 @@ def commands(place: str, text: str) -> list[Printed]:
 
 def texts() -> dict[str, str]:
     """Everything that commands are looked for in, by its place."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md")]
+    for folder in ("docs", "notebooks", "experiments", "benchmarks"):
+        pages += (ROOT / folder).rglob("*.md")
     found = {path: path.read_text() for path in pages}
     for folder in ("experiments", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -74,8 +77,8 @@ def texts() -> dict[str, str]:
 
 def all_commands() -> list[Printed]:
     """Every different command, with the first place that it is printed in."""
-    seen: dict[tuple[tuple[str, ...], bool], Printed] = {}
-    for place, text in texts().items():
-        for printed in commands(place, text):
-            seen.setdefault(printed[1:], printed)
+    found = [p for place, text in texts().items() for p in commands(place, text)]
+    seen: dict[tuple[str, ...], Printed] = {}
+    for printed in sorted(found, key=lambda p: p.inline):
+        seen.setdefault(printed.words, printed)
     return list(seen.values())

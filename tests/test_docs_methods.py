@@ -43,10 +43,10 @@ def names(page: str) -> list[str]:
 def test_every_method_is_on_exactly_one_page():
     on = {page: names(page) for page in PAGES}
     three = Counter(on["muon"] + on["averaging"] + on["adaptive"])
-    assert three == Counter(ALL)
-    assert Counter(on["minimax"]) == Counter(minimax.ALL)
-    assert Counter(on["decentralized"]) == Counter(decentralized.ALL)
-    assert Counter(on["private"]) == Counter(PRIVATE)
+    assert three == Counter(list(ALL))
+    assert Counter(on["minimax"]) == Counter(list(minimax.ALL))
+    assert Counter(on["decentralized"]) == Counter(list(decentralized.ALL))
+    assert Counter(on["private"]) == Counter(list(PRIVATE))
 
 
 @pytest.mark.parametrize("page", PAGES)
