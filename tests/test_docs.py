@@ -39,7 +39,7 @@ BLOCKS = {
 def site(tmp_path_factory) -> Path:
     """The site as `mkdocs build --strict` leaves it, wherever it is called from."""
     place = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     where = ["--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(place)]
     done = subprocess.run(
         [*command, *where], cwd=place.parent, capture_output=True, text=True
