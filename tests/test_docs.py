@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def test_the_reference_has_everything_public(site):
         assert f'href="{part}/"' in (site / "reference" / "index.html").read_text()
     exchange = (site / "reference" / "core" / "index.html").read_text()
     assert "what the mean is taken of" in exchange  # a comment of a field
+    methods = (site / "reference" / "algorithms" / "index.html").read_text()
+    assert "the mean of all clients' controls" in unescape(methods)  # without docstring
 
 
 def test_every_page_is_built_and_formulas_are_marked(site):

@@ -13,8 +13,8 @@ METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def written_fields(node: ast.ClassDef, lines: list[str]) -> str:
-    """The lines of a class between its docstring and its first method."""
-    begin = node.body[0].end_lineno  # of the docstring
+    """The lines of a class between its docstring, if any, and its first method."""
+    begin = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
     methods = [n for n in node.body if isinstance(n, METHODS)]
     if methods:
         first = methods[0]
@@ -28,15 +28,18 @@ def written_fields(node: ast.ClassDef, lines: list[str]) -> str:
 
 def explains_its_fields(node: ast.ClassDef) -> bool:
     """Whether fields have docstrings, which the reference shows by itself."""
-    return sum(isinstance(n, ast.Expr) for n in node.body) > 1
+    texts = [n for n in node.body if isinstance(n, ast.Expr)]
+    return len(texts) > bool(ast.get_docstring(node))
 
 
 class Fields(griffe.Extension):
-    """Adds them to the docstring of the class, if it has one."""
+    """Adds them to the docstring of the class."""
 
     def on_class_instance(self, *, node, cls, **kwargs) -> None:
         has_fields = any(isinstance(n, ast.AnnAssign) for n in node.body)
-        if cls.docstring is None or not has_fields or explains_its_fields(node):
+        if not has_fields or explains_its_fields(node):
             return
         lines = Path(cls.filepath).read_text().splitlines()
+        if cls.docstring is None:
+            cls.docstring = griffe.Docstring("", parent=cls)
         cls.docstring.value += f"\n\n```python\n{written_fields(node, lines)}\n```"
