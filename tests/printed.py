@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = r"(?:fedjax-muon|python\s+-m\s+[\w.]+)"
+PROGRAM = r"(?:fedjax-muon(?! @)|python\s+-m\s+[\w.]+)"
 # at the start of a line, or after a prompt, a launcher, another command, a quote
 LINE = re.compile(rf'(?:^|[\s"])({PROGRAM}(?:\s.*)?)$')
 SPAN = re.compile(rf"`({PROGRAM}(?:\s[^`]+)?)`")

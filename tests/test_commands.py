@@ -1,6 +1,7 @@
 """Printed commands are taken by the parsers of the programs that they name."""
 
 import argparse
+import ast
 import functools
 import inspect
 import shlex
@@ -20,6 +21,7 @@ from fedjax_muon.cli.config import METHODS
 from fedjax_muon.methods import find
 
 PRINTED = all_commands()
+PROGRAMS = ("experiments", "benchmarks", "notebooks")
 
 
 class ParsedError(Exception):
@@ -54,13 +56,25 @@ def file_of(module: str) -> Path:
     return Path(spec.origin)
 
 
+def parses(source: str) -> bool:
+    """Whether a program, or what it imports of programs, has a parser."""
+    if "tyro.cli(" in source or "parse_args(" in source:
+        return True
+    froms = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+    names = {node.module or "" for node in froms}
+    ours = [name for name in names if name.split(".")[0] in PROGRAMS and "." in name]
+    specs = [find_spec(name) for name in ours]
+    paths = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
+    return any(parses(path.read_text()) for path in paths)
+
+
 def run_module(module: str, arguments: Sequence[str], monkeypatch) -> None:
     """As `python -m module`, but for programs that parse nothing: these aren't run."""
     path = file_of(module)
     source = path.read_text()
     if '__name__ == "__main__"' not in source:
         raise ValueError(f"{module} is no program")
-    if "tyro.cli(" not in source and "parse_args(" not in source:
+    if not parses(source):
         if arguments and "sys.argv" not in source:
             raise ValueError(f"{module} takes no arguments")
         raise ParsedError(None)
@@ -83,7 +97,7 @@ def parse(words: Sequence[str], monkeypatch) -> Any:
             run_module(program, arguments, monkeypatch)
     except ParsedError as parsed:
         (given,) = parsed.args
-        if program == "benchmarks" and arguments[:1] != ["plot"]:
+        if program == "benchmarks" and hasattr(given, "works"):
             benchmarks.check(given)
         check_names(given)
         return given
