@@ -36,17 +36,14 @@ BLOCKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def build(place: Path) -> None:
     """The site as `mkdocs build --strict` leaves it, wherever it is called from."""
-    place = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     where = ["--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(place)]
     done = subprocess.run(
         [*command, *where], cwd=place.parent, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return place
 
 
 def documented() -> dict[str, set[str]]:
@@ -64,7 +61,8 @@ def documented() -> dict[str, set[str]]:
     return found
 
 
-def test_the_reference_has_everything_public(site):
+def check_reference(site: Path) -> None:
+    """All that is public and documented is there, and fields with their comments."""
     for part, names in documented().items():
         html = (site / "reference" / part / "index.html").read_text()
         there = set(re.findall(r'id="(fedjax_muon\.[\w.]+)"', html))
@@ -76,7 +74,8 @@ def test_the_reference_has_everything_public(site):
     assert "the mean of all clients' controls" in unescape(methods)  # without docstring
 
 
-def test_every_page_is_built_and_formulas_are_marked(site):
+def check_pages(site: Path) -> None:
+    """Every page is built, and its formulas are marked as such."""
     pages = [path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")]
     for page in pages:
         folder = page.parent if page.name in ("README", "index") else page
@@ -86,7 +85,8 @@ def test_every_page_is_built_and_formulas_are_marked(site):
     assert "$" not in re.sub(r"<script.*?</script>", "", muon, flags=re.DOTALL)
 
 
-def test_links_out_of_the_documentation_are_pages(site):
+def check_links(site: Path) -> None:
+    """Links out of the documentation lead to pages that were made for them."""
     html = (site / "dpmixsgd" / "index.html").read_text()
     assert "source/experiments/dpmixsgd_jobs.py/" in html
     assert "reference/gaussian/" in html
@@ -95,6 +95,14 @@ def test_links_out_of_the_documentation_are_pages(site):
     contributing = (site / "contributing" / "index.html").read_text()
     assert 'href="../how_to/algorithm/"' in contributing
     assert 'href="../changelog/"' in contributing
+
+
+def test_the_site_is_built_strictly_and_complete(tmp_path):
+    site = tmp_path / "site"
+    build(site)  # once: it takes five seconds
+    check_reference(site)
+    check_pages(site)
+    check_links(site)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
