@@ -1,0 +1,84 @@
+"""Links that are right in the repository are right on the site.
+
+Pages of docs/ link to files beside docs/, such as an experiment. On the site a module
+of the library becomes its page of the reference; any other file gets a page that shows
+it. CHANGELOG.md and CONTRIBUTING.md are pages too, whose links start at the root.
+"""
+
+import logging
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
+log = logging.getLogger("mkdocs.hooks.links")
+
+
+def is_relative(target: str) -> bool:
+    """Whether a link is to a file, not to a site."""
+    return ":" not in target and not target.startswith("/")
+
+
+def place_of(path: Path) -> str | None:
+    """The page that stands for a file of the repository."""
+    inside = path.relative_to(ROOT)
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS).as_posix()
+    if inside.as_posix() in ROOT_PAGES:
+        return ROOT_PAGES[inside.as_posix()]
+    if inside.parts[0] == "fedjax_muon" and path.suffix == ".py":
+        return f"reference/{Path(inside.parts[1]).stem}.md"
+    return f"source/{inside.as_posix()}.md" if path.is_file() else None
+
+
+def targets(path: Path) -> set[Path]:
+    """The files of the repository that a page links to."""
+    found = [m[2] for m in LINK.finditer(path.read_text()) if is_relative(m[2])]
+    paths = {(path.parent / target).resolve() for target in found}
+    return {target for target in paths if target.is_relative_to(ROOT)}
+
+
+def shown(path: Path) -> str:
+    """A page that shows a file."""
+    name, text = path.relative_to(ROOT).as_posix(), path.read_text()
+    language = LANGUAGES.get(path.suffix, "text")
+    return f"# {name}\n\n````{language}\n{text.rstrip()}\n````\n"
+
+
+def on_files(files, config):
+    """Adds the pages of files that pages link to, and those from the root."""
+    for name, uri in ROOT_PAGES.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
+    written = [f for f in files.documentation_pages() if f.abs_src_path]
+    linked = set().union(*(targets(Path(file.abs_src_path)) for file in written))
+    for path in sorted(linked):
+        uri = place_of(path)
+        if uri and uri.startswith("source/"):
+            files.append(File.generated(config, uri, content=shown(path)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turns links to files of the repository into links to their pages."""
+    if not page.file.abs_src_path:
+        return markdown
+    folder = Path(page.file.abs_src_path).parent
+
+    def turned(match: re.Match[str]) -> str:
+        path = (folder / match[2]).resolve()
+        if not is_relative(match[2]) or not path.is_relative_to(ROOT):
+            return match[0]
+        uri = place_of(path)
+        if uri is None:
+            log.warning("%s links to %s, which is no file", page.file.src_uri, match[2])
+            return match[0]
+        start = posixpath.dirname(page.file.src_uri) or "."
+        return match[1] + posixpath.relpath(uri, start) + match[3]
+
+    return LINK.sub(turned, markdown)

@@ -1,0 +1,173 @@
+"""The tables of methods in docs/algorithms, computed: what a round costs, and options.
+
+Costs are read off the interface by shapes, in sizes of a model of one matrix.
+"""
+
+import inspect
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxprs import equations
+
+from fedjax_muon import decentralized, engine, gossip_engine, minimax, tree
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.core import Round
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
+from fedjax_muon.gossip import Turn
+from fedjax_muon.pair import Pair
+
+SIDE = 96
+MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
+PAIR = Pair(MATRIX, jax.ShapeDtypeStruct((), jnp.float32))
+BATCHES = jax.ShapeDtypeStruct((1,), jnp.float32)
+MECHANISM = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=2)
+PAGES: dict[str, dict[str, Any]] = {
+    "muon": ALL,
+    "averaging": ALL,
+    "adaptive": ALL,
+    "minimax": dict(minimax.ALL),
+    "decentralized": dict(decentralized.ALL),
+    "private": dict(PRIVATE),
+}
+FIRST, LAST = ["name", "method"], ["gradients"]
+COSTS = [*FIRST, "down", "up", "before", "client keeps", "server keeps", *LAST]
+GOSSIP_COSTS = [*FIRST, "sends", "agent keeps", *LAST]
+OPTIONS = ["name", "options and defaults", "published grid"]
+
+
+@jax.jit
+def gradient_of_a_batch(params):
+    """Counted in traced programs by its name."""
+    return tree.zeros_like(params)
+
+
+def grad_fn(params, batch, key):
+    """A gradient that does not look at its batch."""
+    del batch, key
+    return gradient_of_a_batch(params)
+
+
+def example_grad_fn(params, batch, key):
+    """The same for every example of a batch."""
+    zeros = grad_fn(params, batch, key)
+    return jax.tree.map(lambda x: jnp.stack(2 * [x]), zeros)
+
+
+def gradients(function, *given) -> int:
+    """How many gradients of a batch a traced function takes; loops count once."""
+    program = jax.make_jaxpr(function)(*given).jaxpr
+    names = [equation.params.get("name") for equation in equations(program)]
+    return names.count("gradient_of_a_batch")
+
+
+def in_models(nbytes: int, params) -> str:
+    """A number of bytes in sizes of a model."""
+    return f"{round(nbytes / tree.nbytes(params), 2):g}"
+
+
+def cost_row(name: str, method, params) -> list[str]:
+    """Of a federated method."""
+    algorithm = method(grad_fn)
+    size = partial(in_models, params=params)
+    sent = lambda e: [size(n) for n in engine.traffic(e, algorithm, params, BATCHES)]
+    before = ", ".join(sent(algorithm.prologue)) if algorithm.prologue else ""
+    server = jax.eval_shape(algorithm.init, params)
+    mine = jax.eval_shape(algorithm.init_client, params)
+    (exchange,) = algorithm.exchanges
+
+    def client(server, mine, batches, key):
+        round = Round(jnp.int32(0), key, 1, 1, 1.0)
+        return exchange.client(exchange.broadcast(server, round), mine, batches, round)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    taken = gradients(client, server, mine, BATCHES, key)
+    kept = [size(tree.nbytes(state)) for state in (mine, server)]
+    about = [f"`{name}`", method.label]
+    return [*about, *sent(algorithm.exchanges), before, *kept, str(taken)]
+
+
+def gossip_cost_row(name: str, method, params) -> list[str]:
+    """Of a method without a server."""
+    if isinstance(method, PrivateMethod):
+        algorithm = method.build(example_grad_fn, MECHANISM, 1.0)
+    else:
+        algorithm = method(grad_fn)
+    sent = gossip_engine.traffic(algorithm, params, BATCHES, BATCHES)
+    assert sent.first == sent.later
+    play = lambda run: (
+        lambda state, batch, key: run(
+            state, lambda message: message, batch, Turn(jnp.int32(1), key, key)
+        )
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(play(algorithm.start), params, BATCHES, key)
+    taken = gradients(play(algorithm.step), state, BATCHES, key)
+    sizes = [in_models(n, params) for n in (sent.later, tree.nbytes(state))]
+    return [f"`{name}`", method.label, *sizes, str(taken)]
+
+
+def cost_rows(page: str) -> dict[str, list[str]]:
+    """All rows of the methods that a page may have, by name."""
+    row = gossip_cost_row if page in ("decentralized", "private") else cost_row
+    params: Any = MATRIX if PAGES[page] is ALL else PAIR
+    return {name: row(name, m, params) for name, m in PAGES[page].items()}
+
+
+def shown(value) -> str | None:
+    """A default as tables have it; nothing for what is no plain value."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    if isinstance(value, Pair):
+        return " and ".join(f"{v:g}" for v in value)
+    if isinstance(value, tuple) and all(isinstance(v, str) for v in value):
+        return ", ".join(value) or "none"
+    if callable(value) and not isinstance(value, tuple):
+        first, later = (float(value(jnp.int32(index))) for index in (0, 1))
+        return f"{first:g} in round 0, then {later:g}"
+    return None
+
+
+def option_row(name: str, method) -> list[str]:
+    """The options of a method that are numbers, flags or names, and its grid."""
+    if isinstance(method, PrivateMethod):
+        factory, settings, grid = method.over, {}, {}
+    else:
+        factory, settings, grid = method.factory, method.settings, method.grid
+    options = []
+    for option, parameter in inspect.signature(factory).parameters.items():
+        if parameter.default is inspect.Parameter.empty:
+            continue
+        default = shown(settings.get(option, parameter.default))
+        if default is not None:
+            options.append(f"`{option}` {default}")
+    values = [f"`{k}`: {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()]
+    return [f"`{name}`", "; ".join(options), "; ".join(values)]
+
+
+def option_rows(page: str) -> dict[str, list[str]]:
+    """All rows of the methods that a page may have, by name."""
+    return {name: option_row(name, m) for name, m in PAGES[page].items()}
+
+
+def as_markdown(header: list[str], rows: list[list[str]]) -> list[str]:
+    """A table's lines."""
+    rules = [
+        "---:" if title in {*COSTS, *GOSSIP_COSTS} - {*FIRST} else "---"
+        for title in header
+    ]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rules, *rows)]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of all tables of a page."""
+    found: list[list[list[str]]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]

@@ -1,0 +1,195 @@
+"""Printed commands are taken by the parsers of the programs that they name."""
+
+import argparse
+import ast
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from printed import all_commands, commands
+
+from benchmarks import __main__ as benchmarks
+from fedjax_muon import cli, data
+from fedjax_muon.cli.config import METHODS
+from fedjax_muon.methods import find
+
+PRINTED = all_commands()
+PROGRAMS = ("experiments", "benchmarks", "notebooks")
+
+
+class ParsedError(Exception):
+    """Thrown where a program would begin its work, with what it was given."""
+
+
+@pytest.fixture
+def parsing(monkeypatch):
+    """Programs end as soon as they have parsed their arguments."""
+    cli_of_tyro, parse_args = tyro.cli, argparse.ArgumentParser.parse_args
+
+    def parsed(program, **how):
+        if inspect.isfunction(program):  # which would be called; its likeness is
+            program = functools.wraps(program)(lambda *args, **given: (args, given))
+        raise ParsedError(cli_of_tyro(program, **how))
+
+    def parsed_args(parser, *given):
+        raise ParsedError(parse_args(parser, *given))
+
+    monkeypatch.setattr(tyro, "cli", parsed)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed_args)
+    return monkeypatch
+
+
+def file_of(module: str) -> Path:
+    """The file that `python -m module` runs."""
+    spec = find_spec(module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{module}.__main__")
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{module} is no program")
+    return Path(spec.origin)
+
+
+def parses(source: str) -> bool:
+    """Whether a program, or what it imports of programs, has a parser."""
+    if "tyro.cli(" in source or "parse_args(" in source:
+        return True
+    froms = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+    names = {node.module or "" for node in froms}
+    ours = [name for name in names if name.split(".")[0] in PROGRAMS and "." in name]
+    specs = [find_spec(name) for name in ours]
+    paths = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
+    return any(parses(path.read_text()) for path in paths)
+
+
+def run_module(module: str, arguments: Sequence[str], monkeypatch) -> None:
+    """As `python -m module`, but for programs that parse nothing: these aren't run."""
+    path = file_of(module)
+    source = path.read_text()
+    if '__name__ == "__main__"' not in source:
+        raise ValueError(f"{module} is no program")
+    if not parses(source):
+        if arguments and "sys.argv" not in source:
+            raise ValueError(f"{module} takes no arguments")
+        raise ParsedError(None)
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    names = {"__name__": "__main__", "__file__": str(path)}
+    exec(compile(source, str(path), "exec"), names)
+
+
+def parse(words: Sequence[str], monkeypatch) -> Any:
+    """What a program is given; `SystemExit` or `ValueError` if it refuses."""
+    program, arguments = words[0], list(words[1:])
+    if program == "python":
+        program, arguments = words[2], list(words[3:])
+    try:
+        if program in ("fedjax-muon", "fedjax_muon"):
+            cli.main(arguments)
+        elif program == "benchmarks":
+            benchmarks.main(arguments)
+        else:
+            run_module(program, arguments, monkeypatch)
+    except ParsedError as parsed:
+        (given,) = parsed.args
+        if program == "benchmarks" and hasattr(given, "works"):
+            benchmarks.check(given)
+        check_names(given)
+        return given
+    raise AssertionError("the program did not parse its arguments")
+
+
+def check_names(given) -> None:
+    """Names of methods and data sets, which the command looks up after parsing."""
+    if isinstance(given, argparse.Namespace):
+        return  # of the benchmarks, which have looked them up
+    for name in set(getattr(given, "algorithms", ())) - {"all"}:
+        find(name, METHODS)
+    config = getattr(given, "config", None)
+    if config is not None and not config.dataset.startswith("tfds:"):
+        assert config.dataset in data.NAMES, config.dataset
+
+
+@pytest.mark.parametrize("printed", PRINTED, ids=lambda p: " ".join(p.words))
+def test_a_printed_command_is_parsed(printed, parsing):
+    words = list(printed.words)
+    if printed.inline and len(words) == (3 if words[0] == "python" else 2):
+        words.append("--help")  # in a sentence it may be a mere name
+    if words[-1] == "--help":
+        with pytest.raises(SystemExit) as stop:
+            parse(words, parsing)
+        assert stop.value.code in (0, None), printed.place
+    else:
+        parse(words, parsing)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fedjax-muon train --algorithm fedmuon --rounds many",
+        "fedjax-muon train --algorithm fedmuon --algorithm.align 0.5",
+        "fedjax-muon train --algorithm fedmoun",
+        "fedjax-muon compare fedavg fedmoun",
+        "fedjax-muon train --dataset digit",
+        "fedjax-muon begin",
+        "python -m experiments.theory --only nothing",
+        "python -m experiments.nothing",
+        "python -m experiments.flaws",
+        "python -m benchmarks w9",
+        "python -m benchmarks --algorithms fedprox",
+        "python -m benchmarks.sweep now",
+        "python -m benchmarks.decentralized --data DATA --fast",
+    ],
+)
+def test_a_wrong_command_would_be_found(command, parsing, capsys):
+    refusals = (SystemExit, ValueError, AssertionError)
+    with pytest.raises(refusals) as refused:
+        parse(shlex.split(command), parsing)
+    assert getattr(refused.value, "code", 2) == 2
+    assert "did not parse" not in str(refused.value)
+
+
+def test_small_commands_run(capsys):
+    last = {p.words[-1]: p.words for p in PRINTED if not p.inline}
+    cli.main(list(last["list"][1:]))
+    benchmarks.main(list(last["--list"][3:]))
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("fedmuon_align", "digits", "w1"))
+
+
+def test_commands_are_found_wherever_they_are_printed():
+    text = """
+    Before `fedjax-muon plot a
+    b`, `fedjax-muon noise` and `python -m
+    benchmarks`, not `fedjax-muon` or "fedjax-muon[privacy]".
+
+        srun fedjax-muon train --lr 1   # a comment
+        host1$ fedjax-muon train --output "a b"
+        ssh HOST --command="fedjax-muon list"
+        pip install ".[fedjax-muon]" && fedjax-muon compare
+
+    ```bash
+    python -m experiments.theory \\
+        --only stall
+    pip install fedjax-muon[privacy]
+    ```
+    """
+    text = "\n".join(line[4:] for line in text.splitlines())
+    found = [" ".join(p.words) for p in commands("here", text)]
+    assert found == [
+        "fedjax-muon train --lr 1",
+        "fedjax-muon train --output a b",
+        "fedjax-muon list",
+        "fedjax-muon compare",
+        "python -m experiments.theory --only stall",
+        "fedjax-muon plot a b",
+        "fedjax-muon noise",
+        "python -m benchmarks",
+    ]
+    assert len(PRINTED) > 40
+    assert {p.place for p in PRINTED} >= {"README.md", "docs/devices.md"}
