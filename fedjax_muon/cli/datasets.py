@@ -31,7 +31,7 @@ def command(args: arguments.Data) -> None:
 
 def _list(data_dir: Path | None) -> None:
     console = Console()
-    found = {}
+    found: dict[str, Status] = {}
     # two tables: the names of the second are long
     for names in (data.NAMES, [f"{PREPARED}{name}" for name in prepared.SETS]):
         part = {name: data.status(name, data_dir) for name in names}
