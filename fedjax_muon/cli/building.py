@@ -177,12 +177,7 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
     return models.ALL[config.model](classes, dtype=dtype)
 
 
-def _task(config: Config, dataset: Dataset) -> Task:
-    kinds: dict[str, Callable[..., Task]] = {
-        "classification": classification,
-        "auc": auc,
-    }
-    task = kinds[config.problem](_model(config, dataset), dataset.x_train.shape[1:])
+def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
     if config.augmentation == "none":
         return task
     augmentation = AUGMENTATIONS[config.augmentation]()
@@ -198,9 +193,11 @@ def _task(config: Config, dataset: Dataset) -> Task:
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
+    task = {"classification": classification, "auc": auc}[config.problem]
+    plain = task(_model(config, dataset), dataset.x_train.shape[1:])
     return simulation.simulate(
         algorithm_of(run),
-        _task(config, dataset),
+        _augmented(plain, config, dataset),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,
