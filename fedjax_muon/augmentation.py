@@ -71,9 +71,8 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
 def draw(key: jax.Array, count: int, padding: int) -> CropsAndFlips:
     """What `crop_and_flip` does to `count` images: all places are equally likely."""
     place_key, mirror_key = jax.random.split(key)
-    places = jax.random.randint(place_key, (2, count), 0, 2 * padding + 1)
-    mirrored = jax.random.bernoulli(mirror_key, shape=(count,))
-    return CropsAndFlips(places[0], places[1], mirrored)
+    top, left = jax.random.randint(place_key, (2, count), 0, 2 * padding + 1)
+    return CropsAndFlips(top, left, jax.random.bernoulli(mirror_key, shape=(count,)))
 
 
 def _crop_and_flip(key, x, *, padding: int):

@@ -164,6 +164,11 @@ def _plan(config: Config) -> plans.Plan:
     return kinds[config.plan]()
 
 
+def _task(config: Config, dataset: Dataset) -> Task:
+    task = _trained(config, dataset)
+    return by_matthews(task) if config.score == "MCC" else task
+
+
 def _trained(config: Config, dataset: Dataset) -> Task:
     is_text = dataset.x_train.dtype == np.int32
     if is_text != (config.model in ("rnn", "roberta")):
@@ -188,10 +193,7 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
     return models.ALL[config.model](classes, dtype=dtype)
 
 
-def _task(config: Config, dataset: Dataset) -> Task:
-    task = _trained(config, dataset)
-    if config.score == "MCC":
-        task = by_matthews(task)
+def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
     if config.augmentation == "none":
         return task
     augmentation = AUGMENTATIONS[config.augmentation]()
@@ -209,7 +211,7 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     config = run.config
     return simulation.simulate(
         algorithm_of(run),
-        _task(config, dataset),
+        _augmented(_task(config, dataset), config, dataset),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,

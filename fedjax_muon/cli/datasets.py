@@ -30,10 +30,14 @@ def command(args: arguments.Data) -> None:
 
 
 def _list(data_dir: Path | None) -> None:
-    names = [*data.NAMES, *(f"{PREPARED}{name}" for name in prepared.SETS)]
-    found = {name: data.status(name, data_dir) for name in names}
     console = Console()
-    console.print(_table(found, data_dir))
+    found: dict[str, Status] = {}
+    # two tables: the names of the second are long
+    for names in (data.NAMES, [f"{PREPARED}{name}" for name in prepared.SETS]):
+        part = {name: data.status(name, data_dir) for name in names}
+        console.print(_table(part, data_dir), "")
+        found |= part
+    console.print(_caption(data_dir), style="italic", soft_wrap=True, highlight=False)
     for state in ("damaged", "ambiguous"):
         problems = [each.problem for each in found.values() if each.state == state]
         _lines(console, f"{state}:", problems)
@@ -47,7 +51,6 @@ def _list(data_dir: Path | None) -> None:
 
 def _table(found: dict[str, Status], data_dir: Path | None) -> Table:
     table = Table(
-        caption=_caption(data_dir),
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
