@@ -30,11 +30,14 @@ def matthews(predicted: jax.Array, labels: jax.Array) -> jax.Array:
     numbers; 0 if either has only one value, as in GLUE.
     """
     predicted, labels = predicted == 1, labels == 1
-    share = lambda of: jnp.mean(of, dtype=jnp.float32)
-    p, q = share(predicted), share(labels)
-    spread = p * (1 - p) * q * (1 - q)
-    both = share(predicted & labels) - p * q
-    return jnp.where(spread > 0, both / jnp.sqrt(jnp.where(spread > 0, spread, 1)), 0)
+    count = lambda of: jnp.sum(of).astype(jnp.float32)
+    positive, negative = count(labels), count(~labels)
+    right = count(predicted & labels), count(~predicted & ~labels)
+    # by rates: products of counts would lose digits in their difference
+    rates = right[0] / positive + right[1] / negative
+    spread, guessed = positive * negative, count(predicted) * count(~predicted)
+    both = (spread > 0) & (guessed > 0)
+    return jnp.where(both, (rates - 1) * jnp.sqrt(spread / guessed), 0)
 
 
 def hill(values: jax.Array, tail: int) -> jax.Array:
