@@ -58,17 +58,21 @@ from fedjax_muon.plots import STYLE
 ROUNDS = 50
 
 
-def curve(algorithm):
-    simulated = simulation.simulate(algorithm, task, digits, parts, **sizes)
+def simulate(algorithm):
+    return simulation.simulate(algorithm, task, digits, parts, **sizes)
+
+
+def curve(simulated):
     state = simulated.init(jax.random.key(1))
     _, rows = training.run(simulated, state, rounds=ROUNDS, evaluate_every=5)
     return [row["round"] for row in rows], [row["test_accuracy"] for row in rows]
 
 
+own_rule = {"rule": sign_of_average(), "lr": 0.001}
 curves = {
-    "FedAvg": curve(partial(fedavg, lr=0.3)),
-    "FedAvg, own rule": curve(algorithm),
-    "SCAFFOLD, own rule": curve(partial(scaffold, rule=sign_of_average(), lr=0.001)),
+    "FedAvg": curve(simulate(partial(fedavg, lr=0.3))),
+    "FedAvg, own rule": curve(simulated),
+    "SCAFFOLD, own rule": curve(simulate(partial(scaffold, **own_rule))),
 }
 
 # %% [markdown]
@@ -117,7 +121,8 @@ def majority_vote(grad_fn, *, lr=0.1, server_lr=0.005):
 
 # %%
 falling = optax.cosine_decay_schedule(0.01, ROUNDS)
-curves["Majority vote"] = curve(partial(majority_vote, server_lr=falling))
+voting = partial(majority_vote, server_lr=falling)
+curves["Majority vote"] = curve(simulate(voting))
 
 # %%
 plt.rcParams.update(STYLE)
