@@ -1,6 +1,6 @@
 """Writes the notebooks with fresh outputs: NAME.ipynb, by executing NAME.py.
 
-    python -m notebooks.build                 # all of them, two minutes on two cores
+    python -m notebooks.build                 # all of them, minutes on two cores
     python -m notebooks.build sweeps          # some
 
 The scripts, in jupytext's percent format, are what is edited. Whatever would differ
@@ -71,7 +71,11 @@ def executed(name: str) -> nbformat.NotebookNode:
     """
     notebook = written(name)
     client = NotebookClient(
-        notebook, timeout=SECONDS, kernel_name="python3", record_timing=False
+        notebook,
+        timeout=SECONDS,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,  # else what is printed is cut up by the clock
     )
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as empty:

@@ -107,6 +107,6 @@ runs = {label: point.runs for label, point in best.items()}
 summaries = comparison.summarize(runs, comparison.target_score(runs))
 summaries.sort(key=lambda summary: -summary.score_mean)
 Path("runs").mkdir(exist_ok=True)
-plots.grids(points, Path("runs/grids.png"), title="digits, 16 clients, 30 rounds")
+plots.grids(points, Path("runs/grids.png"), title=f"digits, {ROUNDS} rounds")
 plots.ranking(summaries, Path("runs/ranking.png"), title="at the best learning rate")
 display(Image("runs/grids.png", width=700), Image("runs/ranking.png", width=850))
