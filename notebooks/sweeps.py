@@ -1,0 +1,112 @@
+# %% [markdown]
+# # Sweeps: learning rates and seeds in one program
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/fedjax-muon/fedjax-muon/blob/main/notebooks/sweeps.ipynb)
+#
+# A comparison of algorithms is fair if each has the learning rate that suits it. Here
+# three algorithms are run on five learning rates and two seeds each. The best rate is
+# chosen on examples that nobody trains on, and reported on others.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("fedjax_muon") is None:
+    package = "fedjax-muon @ git+https://github.com/fedjax-muon/fedjax-muon"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+
+# %%
+from pathlib import Path
+
+import jax
+import numpy as np
+from IPython.display import Image, display
+
+from fedjax_muon import comparison, data, models, partition, plots, simulation, tasks
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.comparison import Point
+from fedjax_muon.sweep import Cell, sweep
+
+ROUNDS = 30
+SEEDS = (0, 1)
+RATES = {
+    "fedavg": (0.03, 0.1, 0.3, 1.0, 3.0),
+    "fedavg_adam": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "fedmuon": (0.001, 0.003, 0.01, 0.03, 0.1),
+}
+
+# %% [markdown]
+# ## Data
+#
+# A tenth of the training examples is kept for validation; no client has them. Every
+# seed divides the others anew.
+
+# %%
+digits, validation = data.hold_out(data.load("digits"), 0.1)
+task = tasks.classification(models.MLP(10, (32, 32)), digits.x_train.shape[1:])
+sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
+keys = {seed: jax.random.split(jax.random.key(seed)) for seed in SEEDS}
+parts = {
+    seed: partition.dirichlet(digits.y_train, 16, alpha=0.1, key=keys[seed][0])
+    for seed in SEEDS
+}
+
+# %% [markdown]
+# ## A grid is a list of cells
+#
+# A cell is some hyper-parameters, a key and a partition. All cells of an algorithm are
+# one compiled program: one after the other on a CPU, at once on an accelerator. A cell
+# that diverges says so and stops no other.
+
+
+# %%
+def points_of(name):
+    simulated = simulation.simulate(ALL[name], task, digits, parts[0], **sizes)
+    cells = [
+        Cell({"lr": lr}, keys[seed][1], parts[seed])
+        for lr in RATES[name]
+        for seed in SEEDS
+    ]
+    how = {"rounds": ROUNDS, "evaluate_every": 5, "validation": validation}
+    outcomes = [run for group in sweep(simulated, cells, **how) for run in group]
+    for i, lr in enumerate(RATES[name]):
+        mine = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
+        runs = [columns(run.rows) for run in mine if run.diverged is None]
+        yield Point({"lr": lr}, runs, diverged=len(mine) - len(runs))
+
+
+def columns(rows):
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+points = {ALL[name].label: list(points_of(name)) for name in RATES}
+
+# %% [markdown]
+# ## The best of every grid
+
+# %%
+best = {label: comparison.best(grid) for label, grid in points.items()}
+for label, point in best.items():
+    chosen, _ = point.last("validation_accuracy")
+    tested, spread = point.last("test_accuracy")
+    print(
+        f"{label:13} lr {point.hyper['lr']:<5g} validation {chosen:.1%}, "
+        f"test {tested:.1%} ± {spread:.1%}"
+    )
+
+# %% [markdown]
+# ## Figures
+#
+# The grids: the last test accuracy against the learning rate, a panel for every method.
+# The ranking: every method at its best rate, and what it sends until it reaches 90 % of
+# the best accuracy.
+
+# %%
+runs = {label: point.runs for label, point in best.items()}
+summaries = comparison.summarize(runs, comparison.target_score(runs))
+summaries.sort(key=lambda summary: -summary.score_mean)
+Path("runs").mkdir(exist_ok=True)
+plots.grids(points, Path("runs/grids.png"), title=f"digits, {ROUNDS} rounds")
+plots.ranking(summaries, Path("runs/ranking.png"), title="at the best learning rate")
+display(Image("runs/grids.png", width=700), Image("runs/ranking.png", width=850))
