@@ -13,7 +13,7 @@ numbers printed are in fedmuon_004_published.csv. Learning rates are of the pape
 grids, for FedLADA and FedCM of those for Adam and for SGD; the weight decay of 0.001
 that the paper has for SGD is left out.
 
-With `--scale cpu` LeNet is trained with 10 local steps in 40 rounds, seeds 42 to 44.
+With `--scale cpu` LeNet is trained with 10 local steps in 100 rounds, seeds 42 to 44.
 
 Tables 3 and 4 start at pretrained weights, Swin-Tiny's by timm's names and RoBERTa's,
 whose adapters of rank 16 alone are trained:
@@ -72,13 +72,13 @@ FEWER: Grids = {  # on a CPU
     "local_adamw_align": {"lr": (1e-4, 5e-4)},
 }
 START = "4 rounds of 5 local steps, two methods, one seed"
-REDUCED = "LeNet, 10 local steps, 40 rounds, fewer rates, 3 seeds"
+REDUCED = "LeNet, 10 local steps, 100 rounds, fewer rates, 3 seeds"
 
 
 def config(model: str, alpha: float, scale: Scale) -> Config:
     """Of a setting."""
     as_printed = dataclasses.replace(BASE, model=model, alpha=alpha)
-    small = {"model": "lenet", "local_steps": 10, "rounds": 40, "evaluate_every": 8}
+    small = {"model": "lenet", "local_steps": 10, "rounds": 100, "evaluate_every": 20}
     small["augmentation"] = "none"
     return sized(as_printed, scale, **small)
 
