@@ -66,6 +66,7 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
             dataset=dataset,
             model=model,
             rnn=(300, 4096, 1),
+            train_share=0.01 if text else 1.0,
             local_steps=steps,
             rounds=rounds,
             evaluate_every=max(1, round(epoch)),
@@ -78,7 +79,7 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
         small = {"rounds": few, "evaluate_every": max(1, few // 10)}
         small["augmentation"] = "none"
         if text:
-            small |= {"dataset": "sst2", "rnn": (16, 32, 1)}
+            small |= {"dataset": "sst2", "rnn": (16, 32, 1), "train_share": 0.2}
         else:
             small |= {"dataset": "cifar10_subset", "model": "lenet"}
         config = sized(as_printed, scale, **small)

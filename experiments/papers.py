@@ -1,7 +1,7 @@
 """What the modules named after papers share: their commands, their tables and figures.
 
     python -m experiments.fedmuon_004 table_2 --scale cpu --data-dir DATA
-    python -m experiments.fedmuon_004 table_2 --data-dir DATA --panels vit_dir0.1
+    python -m experiments.fedmuon_004 table_2 --data-dir DATA --panels resnet18_dir0.1
 
 An item, a table or a figure of a paper, consists of panels; a panel is a sweep in a
 directory of its own. The same command goes on where it was stopped, `--panels` splits
@@ -60,6 +60,7 @@ def sized(config: Config, scale: Scale, **cpu: Any) -> Config:
     return dataclasses.replace(
         config,
         dataset="breast_cancer" if config.problem == "auc" else "digits",
+        train_share=1.0,
         model="mlp",
         hidden=(8,),
         num_clients=clients,
@@ -79,9 +80,9 @@ def swept(
     scale: Scale,
     seeds: tuple[int, ...],
 ) -> Sweep:
-    """Methods on their grids. To see that it runs, the last one at its first point. A
-    tenth of the training examples chooses the points; on a CPU every
-    cell is on disk as soon as it is played."""
+    """Methods on their grids; to see that it runs, the last one at its first point. A
+    tenth of the training examples chooses the points. On a CPU every cell is on disk as
+    soon as it is played."""
     if scale == "smoke":
         *_, (name, grid) = grids.items()
         grids = {name: {option: values[:1] for option, values in grid.items()}}

@@ -274,8 +274,12 @@ def test_every_option_has_help(command, capsys):
 
 BAD = {
     "rounds must be at least 1, got 0": ["train", "--rounds", "0"],
-    "newton_schulz_steps must be at least 1, got 0": [
-        *("train", "--newton-schulz-steps", "0")
+    "newton_schulz_steps must be at least 0, got -1": [
+        *("train", "--newton-schulz-steps", "-1")
+    ],
+    "train_share must lie in (0, 1], got 0.0": ["train", "--train-share", "0"],
+    "momentum must lie in [0, 1), got 1.0": [
+        *("train", "--algorithm", "muloco", "--muon-momentum", "1")
     ],
     "unknown algorithm 'fedmun'; did you mean fedmuon": [
         *("train", "--algorithm", "fedmun")

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data
+from fedjax_muon.cli.config import Config
+from fedjax_muon.cli.pretrained import dataset_of
 
 SIZES = np.array([400, 37, 11, 252])  # of the classes
 NUMBER = SIZES.sum()
@@ -49,3 +51,15 @@ def test_the_same_examples_are_held_out_every_time():
 def test_shares_that_leave_nothing_to_one_side_are_refused(share, message):
     with pytest.raises(ValueError, match=message):
         data.hold_out(LABELLED, share)
+
+
+def test_a_share_of_the_training_examples_is_of_all_classes_and_always_the_same():
+    whole, part = (dataset_of(Config(train_share=share)) for share in (1.0, 0.25))
+    again = dataset_of(Config(train_share=0.25))
+    np.testing.assert_array_equal(part.x_train, again.x_train)
+    counts, few = np.bincount(whole.y_train), np.bincount(part.y_train)
+    assert np.abs(few - counts / 4).max() <= 1
+    rows = {row.tobytes() for row in whole.x_train}
+    assert all(row.tobytes() in rows for row in part.x_train)
+    assert len({row.tobytes() for row in part.x_train}) == len(part.x_train)
+    np.testing.assert_array_equal(part.x_test, whole.x_test)

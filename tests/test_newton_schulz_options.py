@@ -18,7 +18,14 @@ from fedjax_muon.cli.building import algorithm_of
 from fedjax_muon.cli.config import METHODS, Config, Run
 from fedjax_muon.orthogonalize import gram, orthogonalize, plain, polar, schatten8
 from fedjax_muon.pair import Pair
-from fedjax_muon.transforms import by_rank, muon, orthogonalizes, with_polar
+from fedjax_muon.transforms import (
+    by_rank,
+    has_momentum,
+    muon,
+    orthogonalizes,
+    with_momentum,
+    with_polar,
+)
 from fedjax_muon.transforms import orthogonalize as orthogonalized
 
 PARAMS = {"kernel": jnp.eye(6) + 0.1, "bias": jnp.ones(6)}
@@ -91,6 +98,47 @@ def test_what_orthogonalizes_nothing_is_refused():
         ALL["fedavg"].with_polar(polar)
     with pytest.raises(ValueError, match="FAFED has no local rule"):
         ALL["fafed"].with_polar(polar)
+
+
+@pytest.mark.parametrize("name", ["muon", "chained"])
+def test_a_rule_with_another_momentum_is_the_rule_built_with_it(name):
+    of = lambda momentum: optax.chain(
+        muon(momentum, nesterov=name == "muon"), optax.add_decayed_weights(0.01)
+    )
+    want = steps(of(0.5))
+    for changed in (of(0.9), with_momentum(of(0.9), 0.1)):  # the last one counts
+        got = steps(with_momentum(changed, 0.5))
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert np.abs(steps(of(0.9))[0][2]["kernel"] - want[0][2]["kernel"]).max() > 0.01
+
+
+def test_methods_with_a_momentum_of_muons_are_those_built_on_it():
+    found = {name for name, method in ALL.items() if method.has_momentum}
+    assert found == {
+        *("local_muon", "local_muon_averaged", "muloco"),
+        *("fedmuon_align", "fedmuon_svd", "fedmuon_align_reset"),
+    }
+    assert not has_momentum(optax.trace(0.9))
+    with pytest.raises(ValueError, match="no momentum of Muon's"):
+        ALL["fedmuon"].with_momentum(0.5)
+    with pytest.raises(ValueError, match="FAFED has no local rule"):
+        ALL["fafed"].with_momentum(0.5)
+
+
+def test_the_momentum_of_the_command_line_reaches_the_rule():
+    def moved(**options):
+        algorithm = algorithm_of(Run("fedmuon_align", {}, 0, Config(**options)))
+        grad = lambda params, batch, key: jax.tree.map(lambda p: p + batch, params)
+        state = engine.init(algorithm(grad), PARAMS, 1)
+        play = engine.make_round(algorithm(grad), 1, plans.loop)
+        batches = jnp.arange(3.0)[None]
+        given = jnp.arange(1), batches, jnp.ones(1), jax.random.key(0)
+        return play(state, *given)[0].server.momentum
+
+    usual, same = moved(), moved(muon_momentum=0.98)
+    jax.tree.map(np.testing.assert_array_equal, usual, same)
+    other = jax.tree.leaves(moved(muon_momentum=0.5))
+    assert np.abs(other[0] - jax.tree.leaves(usual)[0]).max() > 0.1
 
 
 def types_in_a_round(algorithm):

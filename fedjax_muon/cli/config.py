@@ -35,6 +35,9 @@ class Config:
     has made."""
     data_dir: Path | None = None
     """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
+    train_share: float = 1.0
+    """Share of the training examples that is used: the same ones every time, of all
+    classes in proportion."""
     num_clients: int = 16
     """N, how many clients the training examples are divided over."""
     partition: Literal[
@@ -157,6 +160,8 @@ class Config:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}"
                 )
+        if not 0 < self.train_share <= 1:
+            raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
         for name in ("hidden", "rnn"):
             if any(width < 1 for width in getattr(self, name)):
                 raise ValueError(

@@ -54,6 +54,14 @@ def checkpoint_of(config: Config) -> Path | None:
 
 def dataset_of(config: Config) -> Dataset:
     """The data set of a run, in the ids of its model's own vocabulary if it has one."""
+    dataset = _whole(config)
+    if config.train_share == 1:
+        return dataset
+    _, (x, y) = data.hold_out(dataset, config.train_share)
+    return dataset._replace(x_train=x, y_train=y)
+
+
+def _whole(config: Config) -> Dataset:
     place = checkpoint_of(config) if config.model == "roberta" else None
     if place is None:
         return data.load(config.dataset, config.data_dir)
