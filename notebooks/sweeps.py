@@ -4,7 +4,7 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/fedjax-muon/fedjax-muon/blob/main/notebooks/sweeps.ipynb)
 #
 # A comparison of algorithms is fair if each has the learning rate that suits it. Here
-# three algorithms are run on five learning rates and two seeds each. The best rate is
+# two algorithms are run on five learning rates and two seeds each. The best rate is
 # chosen on examples that nobody trains on, and reported on others.
 
 # %%
@@ -28,11 +28,9 @@ from fedjax_muon.algorithms import ALL
 from fedjax_muon.comparison import Point
 from fedjax_muon.sweep import Cell, sweep
 
-ROUNDS = 30
-SEEDS = (0, 1)
+ROUNDS, SEEDS = 30, (0, 1)
 RATES = {
     "fedavg": (0.03, 0.1, 0.3, 1.0, 3.0),
-    "fedavg_adam": (0.001, 0.003, 0.01, 0.03, 0.1),
     "fedmuon": (0.001, 0.003, 0.01, 0.03, 0.1),
 }
 
@@ -91,7 +89,7 @@ for label, point in best.items():
     chosen, _ = point.last("validation_accuracy")
     tested, spread = point.last("test_accuracy")
     print(
-        f"{label:13} lr {point.hyper['lr']:<5g} validation {chosen:.1%}, "
+        f"{label:8} lr {point.hyper['lr']:<5g} validation {chosen:.1%}, "
         f"test {tested:.1%} ± {spread:.1%}"
     )
 
