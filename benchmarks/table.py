@@ -1,4 +1,4 @@
-"""Seconds a round in one Markdown table, a line for each work.
+"""Results in Markdown: seconds a round, and Newton-Schulz beside optax's.
 
 python -m benchmarks table RESULTS.jsonl [MORE.jsonl ...]
 """
@@ -28,12 +28,26 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table for the works that were played and one for the kernel, if they were."""
+    played = [row for row in rows if "wall_seconds" in row]
+    tables = (
+        rounds([row for row in played if row["work"] in WORKS]),
+        kernels([row for row in played if row["work"] == "newton_schulz"]),
+    )
+    lines: list[str] = []
+    for table in filter(None, tables):
+        lines += [*([""] if lines else []), *table]
+    return lines
+
+
+def rounds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """FedAvg by all contenders that have a time, the least in bold, then the library's
     other algorithms; medians of wall seconds."""
+    if not rows:
+        return []
     seconds = {
         (row["work"], row["contender"], row["algorithm"]): row["wall_seconds"]
         for row in rows
-        if "wall_seconds" in row and row["work"] in WORKS
     }
     works = [name for name in WORKS if any(key[0] == name for key in seconds)]
     peers = [c for c in FEDAVG if any(key[1:] == (c, "fedavg") for key in seconds)]
@@ -50,6 +64,26 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells += [number(seconds.get((name, OURS, a)), bold=False) for a in others]
         (played, *_) = (row for row in rows if row["work"] == name)
         lines.append(f"| {about(played)} | {' | '.join(cells)} |")
+    return lines
+
+
+def kernels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Medians of five Newton-Schulz steps, in milliseconds; for all matrices of a model
+    together, how often that is the time of its products alone at the machine's rate."""
+    if not rows:
+        return []
+    cases: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], {})[row["contender"]] = row
+    lines = [
+        "| five Newton-Schulz steps, ms | fedjax_muon | optax | times the products |",
+        "|---|---:|---:|---:|",
+    ]
+    for case, found in cases.items():
+        own, other = (found.get(name) for name in (OURS, "optax"))
+        cells = [f"{1e3 * r['wall_seconds']:.3g}" if r else "-" for r in (own, other)]
+        times = "-" if own is None else own.get("times_that", "-")
+        lines.append(f"| {case} | {' | '.join(cells)} | {times} |")
     return lines
 
 

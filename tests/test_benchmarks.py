@@ -372,6 +372,12 @@ def test_all_works_are_listed(capsys):
     assert listed == [*WORKS, *command.MEASURES]
 
 
+KERNELS = (
+    {"contender": "fedjax_muon", "wall_seconds": 0.01234, "times_that": 1.1},
+    {"contender": "optax", "wall_seconds": 0.04},
+)
+
+
 def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
     sizes = {"clients": 4, "cohort": 1, "steps": 2, "whole": False}
     row = {"work": "cifar100_resnet18", "contender": "fedjax_muon", **sizes}
@@ -382,6 +388,7 @@ def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
         row | {"algorithm": "fedavg", "error": "none", "contender": "Flower"},
         {"cpu": "a head"},
         {"work": "local_step", "contender": "fedjax_muon", "wall_seconds": 1.0},
+        *({"work": "newton_schulz", "case": "2 x 3", **r} for r in KERNELS),
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -391,6 +398,10 @@ def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
         "|---|---:|---:|---:|",
         "| ResNet-18 on CIFAR-100, 50 local steps of batch 50 (here 1 of 4 clients, 2 "
         "steps) | 2.35 | **2.1** | 123 |",
+        "",
+        "| five Newton-Schulz steps, ms | fedjax_muon | optax | times the products |",
+        "|---|---:|---:|---:|",
+        "| 2 x 3 | 12.3 | 40 | 1.1 |",
     ]
     with pytest.raises(ValueError, match="no file nothing"):
         command.main(["table", "nothing"])
