@@ -65,8 +65,11 @@ def placed(tree, devices: Devices, specs):
 def replicated(tree, devices: Devices):
     """Puts a copy on every device, of an array that occurs twice only one."""
     leaves, structure = jax.tree.flatten(tree)
-    copies = placed({id(x): x for x in leaves}, devices, SAME)
-    return jax.tree.unflatten(structure, [copies[id(x)] for x in leaves])
+    once = {id(x): x for x in leaves}
+    # in their own order, which unlike that of ids is the same in all processes
+    copies = placed(list(once.values()), devices, SAME)
+    found = dict(zip(once, copies, strict=True))
+    return jax.tree.unflatten(structure, [found[id(x)] for x in leaves])
 
 
 def sharded(inner: Plan) -> Plan:

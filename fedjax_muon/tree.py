@@ -67,7 +67,7 @@ def where(condition, a, b):
 def all_finite(a):
     """Whether no leaf holds a NaN or an infinity; typed keys and integers never do."""
     leaves = [x for x in jax.tree.leaves(a) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    each = jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves], bool)
+    each = jnp.array([True, *(jnp.all(jnp.isfinite(x)) for x in leaves)])
     # A loop, since XLA copies the conjunction of all into every place that asks for
     # it, which are as many: minutes of compilation for a model of 200 arrays.
     both = lambda ok, one: (ok & one, None)

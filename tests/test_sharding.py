@@ -61,6 +61,21 @@ def test_a_message_that_is_not_finite_is_named():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
 
 
+def test_copies_are_made_in_an_order_that_all_processes_share(monkeypatch):
+    given = sorted((np.zeros(n) for n in (1, 2, 3)), key=id, reverse=True)
+    seen = []
+    real = sharding.placed
+
+    def placed(tree, *rest):
+        seen.extend(jax.tree.leaves(tree))
+        return real(tree, *rest)
+
+    monkeypatch.setattr(sharding, "placed", placed)
+    first, *_, last = sharding.replicated([*given, given[0]], EIGHT)
+    assert [id(x) for x in seen] == [id(x) for x in given]  # and each once
+    assert first is last
+
+
 def test_every_device_holds_its_part_of_the_clients():
     shared = federation.federation(SCAFFOLD, devices=EIGHT, split_examples=True)
     state = shared.init(jax.random.key(0))

@@ -139,4 +139,4 @@ def test_evaluation_equals_scikit_learn():
     ]
     assert expected[-1] > 0.01
     np.testing.assert_allclose(np.array(got[:5]), expected, rtol=2e-6)
-    assert got[5:] == (None, None)  # there is no AUC of ten classes
+    assert set(got[5:]) == {None}  # there is no AUC of ten classes

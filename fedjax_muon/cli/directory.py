@@ -80,7 +80,9 @@ def held(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
+        if lock.is_locked:
+            (directory / LOCK).unlink(missing_ok=True)
+            lock.release()
 
 
 def read(directory: Path) -> What:
