@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jaxprs import products
 
+from benchmarks import table
 from fedjax_muon import (
     data,
     decentralized,
@@ -47,6 +48,11 @@ def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines():
     (shown,), (printed,) = found(README), found(output.getvalue())
     # equal to the digit on one kind of processor; others round differently
     assert float(printed) == pytest.approx(float(shown), abs=0.03)
+
+
+def test_the_tables_of_speed_are_those_of_the_results():
+    rows = table.read([ROOT / "benchmarks" / "results" / "works_cpu.jsonl"])
+    assert "\n".join(table.markdown(rows)) in README
 
 
 def test_the_algorithm_shown_is_the_one_in_the_package():
