@@ -57,7 +57,8 @@ def test_the_ceiling():
 
 
 def test_matching_is_the_best_of_all_orders():
-    x, guess = DRAWS.uniform(size=(2, 4, 8, 8, 1))
+    # its own draws: whichever tests came before, the order given is not the best
+    x, guess = np.random.default_rng(1).uniform(size=(2, 4, 8, 8, 1))
     error = lambda order: ((x - guess[list(order)]) ** 2).sum()
     best = min(itertools.permutations(range(4)), key=error)
     assert best != tuple(range(4))
