@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import contender, figure, library, newton_schulz, race, turns, works
+from benchmarks import contender, library, newton_schulz, race, turns, works
 from benchmarks.peers import PEERS, handwritten, torch_nets
 from benchmarks.works import WORKS
 from fedjax_muon import transforms
@@ -370,50 +370,3 @@ def test_all_works_are_listed(capsys):
     command.main(["--list"])
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == [*WORKS, *command.MEASURES]
-
-
-KERNELS = (
-    {"contender": "fedjax_muon", "wall_seconds": 0.01234, "times_that": 1.1},
-    {"contender": "optax", "wall_seconds": 0.04},
-)
-
-
-def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
-    sizes = {"clients": 4, "cohort": 1, "steps": 2, "whole": False}
-    row = {"work": "cifar100_resnet18", "contender": "fedjax_muon", **sizes}
-    rows = [
-        row | {"algorithm": "fedavg", "wall_seconds": 2.345678},
-        row | {"algorithm": "fedmuon", "wall_seconds": 123.4},
-        row | {"algorithm": "fedavg", "wall_seconds": 2.1, "contender": "pfl"},
-        row | {"algorithm": "fedavg", "error": "none", "contender": "Flower"},
-        {"cpu": "a head"},
-        {"work": "local_step", "contender": "fedjax_muon", "wall_seconds": 1.0},
-        *({"work": "newton_schulz", "case": "2 x 3", **r} for r in KERNELS),
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    command.main(["table", str(path)])
-    assert capsys.readouterr().out.splitlines() == [
-        "| a round of | fedjax_muon | pfl | FedMuon |",
-        "|---|---:|---:|---:|",
-        "| ResNet-18 on CIFAR-100, 50 local steps of batch 50 (here 1 of 4 clients, 2 "
-        "steps) | 2.35 | **2.1** | 123 |",
-        "",
-        "| five Newton-Schulz steps, ms | fedjax_muon | optax | times the products |",
-        "|---|---:|---:|---:|",
-        "| 2 x 3 | 12.3 | 40 | 1.1 |",
-    ]
-    with pytest.raises(ValueError, match="no file nothing"):
-        command.main(["table", "nothing"])
-
-
-def test_panels_are_works_and_bars_have_times():
-    row = {"work": "w1", "contender": "PyTorch loop", "algorithm": "fedavg"}
-    case = {"work": "newton_schulz", "case": "2 x 3", "contender": "fedjax_muon"}
-    rows = [row | {"wall_seconds": 2.0}, row | {"error": "none"}]
-    assert figure.panels([*rows, case | {"wall_seconds": 0.5}]) == {
-        "w1": [("PyTorch loop, FedAvg", 2.0, False)],
-        "newton_schulz": [("2 x 3, fedjax_muon", 0.5, True)],
-    }
-    with pytest.raises(ValueError, match="nothing to draw"):
-        figure.draw(rows[1:], Path("bars.png"))
