@@ -6,6 +6,10 @@ the gradients of a convolution in other layouts, so inside a scan, that is in ev
 over local steps, they run as naive loops, up to 20 times slower. `convolution` writes
 them in the fast layout instead. Likewise `max_pool_2x2` has a gradient of comparisons
 and products where `flax.linen.max_pool` has XLA's slow select-and-scatter.
+
+XLA:CPU multiplies all patches of the data by the kernel: with few channels a product
+so narrow that copying the patches takes most of the time. LeNet's kernels are applied
+to squares of places at once instead, two or three times faster (`_blockwise`).
 """
 
 import math
@@ -157,6 +161,54 @@ def _by_backend(canonical, plain, *arrays):
     return lax.platform_dependent(*arrays, cpu=canonical, default=plain)
 
 
+def _side(w, strides, dilation):
+    """Of the squares that a kernel is applied to at once, 1 for place by place.
+
+    Measured: on kernels of 3 x 3 and with more channels squares gain little or lose.
+    """
+    alone = all(one == 1 for one in (*strides, *dilation))
+    *window, inputs, outputs = w.shape
+    if len(window) != 2 or min(window) < 5 or not alone or max(inputs, outputs) > 16:
+        return 1
+    return 4 if outputs <= 8 else 2
+
+
+def _blockwise(x, w, side, padding, precision):
+    """The convolution with strides of 1 by way of squares, whose places are channels.
+
+    A square of outputs is a linear map of the squares of inputs that it reaches: fewer
+    and wider patches, and a kernel with zeros.
+    """
+    window = [-(-(k + side - 1) // side) for k in w.shape[:2]]  # in squares
+    low, high = zip(*padding, strict=True)
+    reach = _reach(w.shape[:2], (1, 1))
+    size = [
+        n + a + b - r for n, a, b, r in zip(x.shape[1:3], low, high, reach, strict=True)
+    ]
+    squares = [-(-n // side) for n in size]
+    space = [
+        (a, side * (have + k - 1) - n - a, 0)
+        for n, a, have, k in zip(x.shape[1:3], low, squares, window, strict=True)
+    ]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *space, (0, 0, 0)])
+    (batch, height, width, inputs), outputs = x.shape, w.shape[-1]
+    height, width = height // side, width // side
+    x = x.reshape(batch, height, side, width, side, inputs).swapaxes(2, 3)
+    x = x.reshape(batch, height, width, -1)
+    rows, columns = (
+        jnp.stack(
+            [jnp.eye(side * n, k, -p, dtype=w.dtype) for p in range(side)]
+        ).reshape(side, n, side, k)
+        for n, k in zip(window, w.shape[:2], strict=True)
+    )
+    squared = jnp.einsum("ahpr,bwqs,rsio->hwpqiabo", rows, columns, w)
+    kernel = squared.reshape(*window, x.shape[-1], side * side * outputs)
+    y = _convolution(x, kernel, (1, 1), ((0, 0), (0, 0)), (1, 1), precision)
+    y = y.reshape(batch, *squares, side, side, outputs).swapaxes(2, 3)
+    y = y.reshape(batch, squares[0] * side, squares[1] * side, outputs)
+    return y[:, : size[0], : size[1]]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _convolution(x, w, strides, padding, dilation, precision):
     how = {
@@ -165,7 +217,10 @@ def _convolution(x, w, strides, padding, dilation, precision):
         "dilation": dilation,
         "precision": precision,
     }
-    return _by_backend(partial(_run_canonical, **how), partial(_run, **how), x, w)
+    side = _side(w, strides, dilation)
+    squares = partial(_blockwise, side=side, padding=padding, precision=precision)
+    fast = partial(_run_canonical, **how) if side == 1 else squares
+    return _by_backend(fast, partial(_run, **how), x, w)
 
 
 def _forward(x, w, *how):
@@ -186,6 +241,9 @@ def _lax_gradients(strides, padding, dilation, precision, x, w, g):
 
 
 def _canonical_gradients(strides, padding, dilation, precision, x, w, g):
+    if (side := _side(w, strides, dilation)) > 1:
+        how = {"side": side, "padding": padding, "precision": precision}
+        return jax.vjp(partial(_blockwise, **how), x, w)[1](g)
     low, padded_high = zip(*padding, strict=True)
     del padded_high  # may be more than the windows cover
     reach = _reach(w.shape[:-2], dilation)
