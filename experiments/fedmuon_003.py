@@ -13,9 +13,9 @@ hyperparameters are fixed at 0.9" is read as a weight of 0.1 of the fresh gradie
 FedMuon's weight decay, which its algorithm does not have, is left out. Images are
 cropped and mirrored at random, as usual, of which the paper says nothing.
 
-With `--scale cpu` LeNet plays 8 epochs of 10,000 images of CIFAR-10, also in place of
-CIFAR-100; ViT is LeNet there, so that figures 3 and 7 to 9 have nothing of their own.
-Sentences are those of SST-2.
+With `--scale cpu` LeNet plays 8 epochs of 10,000 images of CIFAR-10 in batches of 32,
+also in place of CIFAR-100; ViT is LeNet there, so that figures 3 and 7 to 9 have
+nothing of their own. Sentences are those of SST-2.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
         if alpha is not None:
             split = {"partition": "dirichlet", "alpha": alpha}
             as_printed = dataclasses.replace(as_printed, **split)
-        few = round(8 * 9_000 / (BASE.num_clients * BASE.batch_size * steps))
-        small = {"rounds": few, "evaluate_every": max(1, few // 10)}
+        few = round(8 * 9_000 / (BASE.num_clients * 32 * steps))
+        small = {"rounds": few, "evaluate_every": max(1, few // 5), "batch_size": 32}
         small["augmentation"] = "none"
         if text:
             small |= {"dataset": "sst2", "rnn": (16, 32, 1), "train_share": 0.2}
@@ -91,7 +91,7 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
     return panels
 
 
-SMALL = "LeNet on 10,000 images of CIFAR-10, 8 epochs, two rates a method"
+SMALL = "LeNet on 10,000 images of CIFAR-10, 8 epochs, batches of 32, two rates each"
 SETTINGS = {
     "figure_1": ("cifar10", "resnet18", 4),
     "figure_2": ("cifar100", "resnet18", 4),

@@ -203,9 +203,11 @@ def played(place: Path) -> list[str]:
         f"Python {n['python']}, source {n['source']}"
         for n in notes
     )
-    return [f"Played in {minutes:.0f} minutes, {'; '.join(about)}, by", ""] + [
-        f"    {command}" for command in commands
-    ]
+    lines = [f"Played in {minutes:.0f} minutes, {'; '.join(about)}, by", ""]
+    lines += [f"    {command}" for command in commands]
+    if taken := dict.fromkeys(part for note in notes for part in note["taken"]):
+        lines += ["", f"Not played again: {', '.join(taken)}."]
+    return lines
 
 
 def draw(title: str, shown: Sequence[Row], score: str, path: Path) -> None:

@@ -6,12 +6,14 @@
 An item, a table or a figure of a paper, consists of panels; a panel is a sweep in a
 directory of its own. The same command goes on where it was stopped, `--panels` splits
 an item over several calls and machines, and whichever call finds all panels finished
-writes result.md, result.csv and result.png beside them.
+writes result.md, result.csv and result.png beside them. Runs that items beside it have
+already are taken over.
 """
 
 import dataclasses
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +25,7 @@ import tyro
 from benchmarks.machine import machine
 from experiments import paper_report
 from fedjax_muon.cli import directory, sweeping
-from fedjax_muon.cli.config import Config, Sweep, from_json, to_json
+from fedjax_muon.cli.config import METHODS, Config, Sweep, from_json, to_json
 from fedjax_muon.cli.lists import Names
 from fedjax_muon.cli.session import refusing
 
@@ -145,8 +147,9 @@ def play(paper: str, given: Arguments, item: Item, place: Path) -> None:
         if not finished(place / name, panels[name]):
             since = time.perf_counter()
             print(f"{name}: {panels[name].setting}", flush=True)
+            taken = take_over(place / name, panels[name].sweep)
             sweeping.train(panels[name].sweep, place / name)
-            note(paper, place, name, time.perf_counter() - since)
+            note(paper, place, name, time.perf_counter() - since, taken)
     with refusing():
         missing = [n for n, panel in panels.items() if not finished(place / n, panel)]
         if missing:
@@ -159,11 +162,39 @@ def play(paper: str, given: Arguments, item: Item, place: Path) -> None:
     print(f"result.md, result.csv and result.png in {place}")
 
 
-def note(paper: str, place: Path, panel: str, seconds: float) -> None:
-    """Adds a line to the record of what was played."""
+def take_over(place: Path, sweep: Sweep) -> list[str]:
+    """Copies the cells that other items beside this one have of the same methods in the
+    same setting, on the same grids; returns what, and of which items."""
+    taken = []
+    for name in sweep.algorithms:
+        cells = place / "cells" / f"{name}.csv"
+        for path in sorted(place.parent.parent.glob(f"*/*/cells/{cells.name}")):
+            other = directory.read(path.parent.parent)
+            if cells.exists() or not same(alone(other, name), alone(sweep, name)):
+                continue
+            if all_played(alone(sweep, name), path.parent.parent):
+                cells.parent.mkdir(exist_ok=True)
+                shutil.copy(path, cells)
+                taken.append(f"{METHODS[name].label} of {path.parents[2].name}")
+    return taken
+
+
+def alone(what: Any, name: str) -> Any:
+    """A sweep's part that is about one method; of anything else, all."""
+    if not isinstance(what, Sweep) or name not in what.grids:
+        return what
+    grids = {name: what.grids[name]}
+    return dataclasses.replace(what, algorithms=(name,), grids=grids)
+
+
+def note(
+    paper: str, place: Path, panel: str, seconds: float, taken: Sequence[str] = ()
+) -> None:
+    """Adds a line to the record of what was played, and what was taken over."""
     line = machine(f"experiments.{paper}") | {
         "panel": panel,
         "seconds": round(seconds),
+        "taken": list(taken),
         "source": directory.versions()["git_revision"][:10],
         "command": shown(paper, sys.argv[1:]),
     }
@@ -226,9 +257,14 @@ def same(one: Any, other: Sweep) -> bool:
 
 def finished(place: Path, panel: Panel) -> bool:
     """Whether all cells of a panel are on disk."""
+    return all_played(panel.sweep, place) and (place / directory.CONFIG).exists()
+
+
+def all_played(sweep: Sweep, place: Path) -> bool:
+    """Whether a directory has all cells of a sweep, whatever else it has."""
     try:
-        for name in panel.sweep.algorithms:
-            sweeping.points(panel.sweep, name, place)
+        for name in sweep.algorithms:
+            sweeping.points(sweep, name, place)
     except ValueError:
         return False
-    return (place / directory.CONFIG).exists()
+    return True

@@ -1,6 +1,7 @@
 """The papers' tables and figures: as configs, and small ones played by the command."""
 
 import csv
+import dataclasses
 import importlib
 import shutil
 import sys
@@ -199,6 +200,39 @@ def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
     keep = ("setting", "method", "score", "train_loss", "bytes_per_round")
     pick = lambda place: [[line[k] for k in keep] for line in read(place)]
     assert pick(cut) == pick(whole)
+
+
+def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
+    there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
+    command(
+        monkeypatch, "fedmuon_004", "table_2", "--scale", "smoke", "--output", there
+    )
+    panel = panels("fedmuon_004", "table_2", "smoke")["resnet18_dir0.1"]
+    more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
+    wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)
+    papers.begin(here, wanted)
+    assert papers.take_over(here, wanted) == ["FedMuon(alignment) of table_2-smoke"]
+    ours, theirs = (
+        place / "cells" / "fedmuon_align.csv"
+        for place in (here, there / "resnet18_dir0.1")
+    )
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert not papers.finished(here, panel._replace(sweep=wanted))
+    assert papers.take_over(here, wanted) == []
+    papers.note("fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"])
+    assert "Not played again: FedMuon of table_2-smoke." in paper_report.played(
+        here.parent
+    )
+
+    def refused(sweep):
+        ours.unlink()
+        return papers.take_over(here, sweep) == []
+
+    config = dataclasses.replace(panel.sweep.config, batch_size=9)
+    assert refused(dataclasses.replace(wanted, config=config))
+    theirs.write_text("".join(theirs.read_text().splitlines(keepends=True)[:-1]))
+    ours.touch()
+    assert refused(wanted)  # not finished there
 
 
 @pytest.mark.parametrize(
