@@ -98,6 +98,18 @@ def above(settings: Sequence[str], method: str, other: str):
     return judge
 
 
+def below(setting: str, method: str, *others: str) -> Callable[[Scores], Found]:
+    """A method's number, where less is better, is below those of others."""
+
+    def judge(scores: Scores) -> Found:
+        own = scores[setting, method]
+        gaps = [minus(scores[setting, other], own) for other in others]
+        listed = ", ".join(f"{m} {scores[setting, m]}" for m in (method, *others))
+        return Found(f"{setting}: {listed}", verdict(gaps))
+
+    return judge
+
+
 def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:
     """The methods' scores fall in this order."""
 

@@ -1,4 +1,4 @@
-"""Liu et al., "FedMuon", arXiv:2510.27403: tables 2 to 7, figure 3.
+"""Liu et al., "FedMuon", arXiv:2510.27403: tables 2 to 7, figures 3 and 6.
 
     python -m experiments.fedmuon_004 table_2 --data-dir DATA  # 2 cores, 40 min
     python -m experiments.fedmuon_004 table_5 --data-dir DATA
@@ -13,8 +13,12 @@ numbers printed are in fedmuon_004_published.csv. Learning rates are of the pape
 grids, for FedLADA and FedCM of those for Adam and for SGD; the weight decay of 0.001
 that the paper has for SGD is left out.
 
+Figures 4 (b) and 6 are table 2's curves under Dirichlet(0.1); figure 4 (a) has a module
+of its own, experiments.condition_numbers.
+
 With `--scale cpu` LeNet is trained by 5 of 50 clients with 10 local steps of batch 20 a
-round, 100 rounds, seeds 42 to 44.
+round, 100 rounds, seeds 42 to 44; Adam and Muon have larger rates there, for fewer
+steps.
 
 Tables 3 and 4 start at pretrained weights, Swin-Tiny's by timm's names and RoBERTa's,
 whose adapters of rank 16 alone are trained:

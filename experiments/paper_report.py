@@ -2,7 +2,7 @@
 
 result.md     a table, with the commands, the machine and the time
 result.csv    the same numbers
-result.png    test scores against rounds, for every setting
+result.png    test scores and training losses against rounds, for every setting
 
 Scores are of the test set after the last round. A point is the best of its grid on
 validation examples, unless the whole grid is shown.
@@ -170,7 +170,12 @@ def write(
     if published and others:
         text += [f"Published numbers are those of {'; '.join(sorted(others))}.", ""]
     text += table(lines, config.score)
-    text += ["", "![test scores against rounds](result.png)", "", *played(place)]
+    text += [
+        "",
+        "![test scores and training losses against rounds](result.png)",
+        "",
+        *played(place),
+    ]
     (place / "result.md").write_text("\n".join(text) + "\n")
     draw(title, [row for row, _ in found], config.score, place / "result.png")
 
@@ -211,38 +216,38 @@ def played(place: Path) -> list[str]:
 
 
 def draw(title: str, shown: Sequence[Row], score: str, path: Path) -> None:
-    """A panel for every setting; lines are means over seeds, bands reach from the
-    lowest to the highest."""
+    """Test scores and training losses, a line of panels for every setting; curves are
+    means over seeds, bands reach from the lowest to the highest."""
     settings = list(dict.fromkeys(row.setting for row in shown))
-    wide = min(len(settings), 3)
-    tall = -(-len(settings) // wide)
-    colors = matplotlib.color_sequences["tab10"]
+    labels = list(dict.fromkeys(row.label for row in shown))
     with matplotlib.rc_context(plots.STYLE):
-        figure = Figure(figsize=(4.2 * wide + 1.8, 3.4 * tall), layout="constrained")
-        axes = figure.subplots(tall, wide, squeeze=False).ravel()
-        labels = list(dict.fromkeys(row.label for row in shown))
-        for axis, setting in zip(axes, settings, strict=False):
+        size = (10.2, 3.2 * len(settings) + 0.4)
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.subplots(len(settings), 2, squeeze=False)
+        for (left, right), setting in zip(grid, settings, strict=True):
             for row in shown:
-                if row.setting != setting or not row.runs:
-                    continue
-                place = labels.index(row.label)
-                style = {"color": colors[place % 10], "ls": plots.LINES[place // 10]}
-                column = comparison.score_column(row.runs[0])
-                values = 100 * np.array([run[column] for run in row.runs])
-                x = row.runs[0]["round"]
-                axis.plot(x, values.mean(0), label=row.label, lw=1.5, **style)
-                edges = values.min(0), values.max(0)
-                axis.fill_between(x, *edges, color=style["color"], alpha=0.12, lw=0)
-            axis.set_title(setting, loc="left", fontsize=9)
-            axis.set_xlabel("round")
-            axis.set_ylabel(f"test {score}, %")
-        for axis in axes[len(settings) :]:
-            axis.remove()
+                if row.setting == setting and row.runs:
+                    curve(left, row, comparison.score_column(row.runs[0]), 100, labels)
+                    curve(right, row, "train_loss", 1, labels)
+            left.set_title(setting, loc="left", fontsize=9)
+            left.set(xlabel="round", ylabel=f"test {score}, %")
+            right.set(xlabel="round", ylabel="train loss")
         handles = {}
-        for axis in axes[: len(settings)]:
+        for left, _ in grid:
             handles |= dict(
-                zip(*reversed(axis.get_legend_handles_labels()), strict=True)
+                zip(*reversed(left.get_legend_handles_labels()), strict=True)
             )
         figure.legend(handles.values(), handles, loc="outside right center")
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         figure.savefig(path, dpi=110)
+
+
+def curve(axes, row: Row, column: str, scale: float, labels: Sequence[str]) -> None:
+    """One method's, in the color that its label has everywhere."""
+    place = labels.index(row.label)
+    color = matplotlib.color_sequences["tab10"][place % 10]
+    values = scale * np.array([run[column] for run in row.runs])
+    x = row.runs[0]["round"]
+    style = {"color": color, "ls": plots.LINES[place // 10], "lw": 1.5}
+    axes.plot(x, values.mean(0), label=row.label, **style)
+    axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)

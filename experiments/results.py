@@ -19,6 +19,7 @@ from experiments.claims import (
     Claim,
     Found,
     above,
+    below,
     falling,
     first,
     highest,
@@ -106,6 +107,20 @@ CLAIMS = (
         "73.05 and 72.56 (ResNet-18)",
         "results/fedmuon_004/table_7",
         within(HARD, "FedMuon(SVD)", MUON, 1.0),
+    ),
+    Claim(
+        "Liu et al.",
+        "matrices are better conditioned under Muon than under SGD and AdamW",
+        "a bar chart (ViT-Tiny)",
+        "results/fedmuon_004/figure_4",
+        below("condition number of the weights", LOCAL, AVERAGE, "Local AdamW"),
+    ),
+    Claim(
+        "Liu et al.",
+        "Muon's state takes less memory than AdamW's",
+        "a bar chart (ViT-Tiny)",
+        "results/fedmuon_004/figure_4",
+        below("kB of a local optimizer's state", LOCAL, "Local AdamW"),
     ),
     Claim(
         "Takezawa et al.",
