@@ -125,11 +125,14 @@ def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
         if given.item not in items:
             raise ValueError(f"no item {given.item!r}; there are {', '.join(items)}")
     place = given.output or Path("runs") / paper / f"{given.item}-{given.scale}"
-    play(paper, given, items[given.item], place)
+    play(paper, given, items, place)
 
 
-def play(paper: str, given: Arguments, item: Item, place: Path) -> None:
-    """Plays what is not finished of the chosen panels; reports if none is missing."""
+def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -> None:
+    """Plays what is not finished of an item's chosen panels; reports if none is
+    missing."""
+    item = items[given.item]
+    beside = [place.parent / f"{name}-{given.scale}" for name in items]
     with refusing():
         panels = {
             name: with_files(panel, given)
@@ -147,9 +150,11 @@ def play(paper: str, given: Arguments, item: Item, place: Path) -> None:
         if not finished(place / name, panels[name]):
             since = time.perf_counter()
             print(f"{name}: {panels[name].setting}", flush=True)
-            taken = take_over(place / name, panels[name].sweep)
-            sweeping.train(panels[name].sweep, place / name)
-            note(paper, place, name, time.perf_counter() - since, taken)
+            taken = take_over(place / name, panels[name].sweep, beside)
+            try:
+                sweeping.train(panels[name].sweep, place / name, again(paper))
+            finally:  # also of a call that is interrupted
+                note(paper, place, name, time.perf_counter() - since, taken)
     with refusing():
         missing = [n for n, panel in panels.items() if not finished(place / n, panel)]
         if missing:
@@ -162,13 +167,14 @@ def play(paper: str, given: Arguments, item: Item, place: Path) -> None:
     print(f"result.md, result.csv and result.png in {place}")
 
 
-def take_over(place: Path, sweep: Sweep) -> list[str]:
-    """Copies the cells that other items beside this one have of the same methods in the
-    same setting, on the same grids; returns what, and of which items."""
+def take_over(place: Path, sweep: Sweep, items: Sequence[Path]) -> list[str]:
+    """Copies the cells that other items have of the same methods in the same setting,
+    on the same grids; returns what, and of which items."""
     taken = []
     for name in sweep.algorithms:
         cells = place / "cells" / f"{name}.csv"
-        for path in sorted(place.parent.parent.glob(f"*/*/cells/{cells.name}")):
+        found = [p for item in items for p in item.glob(f"*/cells/{cells.name}")]
+        for path in sorted(found):
             other = directory.read(path.parent.parent)
             if cells.exists() or not same(alone(other, name), alone(sweep, name)):
                 continue
@@ -200,6 +206,11 @@ def note(
     }
     with (place / paper_report.PLAYED).open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def again(paper: str) -> str:
+    """The command of this call."""
+    return shlex.join(["python", "-m", f"experiments.{paper}", *sys.argv[1:]])
 
 
 def shown(paper: str, given: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(minimax_000, "sized", tiny)
     place = tmp_path / "run"
     given = papers.Arguments("figure_3", "cpu", sst2)
-    papers.play("minimax_000", given, minimax_000.ITEMS["figure_3"], place)
+    papers.play("minimax_000", given, minimax_000.ITEMS, place)
     rows = history.read(place / "sst2" / "cells" / "local_sgda.csv")
     assert rows["round"].tolist() == [0, 2]
     assert ((rows["test_auc"] > 0) & (rows["test_auc"] <= 1)).all()

@@ -161,7 +161,7 @@ def test_every_item_is_played_small(paper, item, tmp_path, capsys):
     place = tmp_path / "out"
     chosen = panels(paper, item, "smoke")
     given = papers.Arguments(item, "smoke", output=place)
-    papers.play(paper, given, MODULES[paper].ITEMS[item], place)
+    papers.play(paper, given, MODULES[paper].ITEMS, place)
     lines = read(place)
     assert {line["setting"] for line in lines} == {p.setting for p in chosen.values()}
     for line in lines:
@@ -211,14 +211,16 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
     more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
     wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)
     papers.begin(here, wanted)
-    assert papers.take_over(here, wanted) == ["FedMuon(alignment) of table_2-smoke"]
+    assert papers.take_over(here, wanted, [there]) == [
+        "FedMuon(alignment) of table_2-smoke"
+    ]
     ours, theirs = (
         place / "cells" / "fedmuon_align.csv"
         for place in (here, there / "resnet18_dir0.1")
     )
     assert ours.read_bytes() == theirs.read_bytes()
     assert not papers.finished(here, panel._replace(sweep=wanted))
-    assert papers.take_over(here, wanted) == []
+    assert papers.take_over(here, wanted, [there]) == []
     papers.note("fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"])
     assert "Not played again: FedMuon of table_2-smoke." in paper_report.played(
         here.parent
@@ -226,7 +228,7 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
 
     def refused(sweep):
         ours.unlink()
-        return papers.take_over(here, sweep) == []
+        return papers.take_over(here, sweep, [there]) == []
 
     config = dataclasses.replace(panel.sweep.config, batch_size=9)
     assert refused(dataclasses.replace(wanted, config=config))

@@ -52,9 +52,9 @@ def progress_bar(console: Console) -> Progress:
 
 
 @contextlib.contextmanager
-def resumable(place: Path) -> Iterator[Callable[[], None]]:
-    """Holds the directory, and ends with the command to resume if the user presses
-    Ctrl-C.
+def resumable(place: Path, again: str = "") -> Iterator[Callable[[], None]]:
+    """Holds the directory, and ends with the command to resume, or what else is to be
+    done `again`, if the user presses Ctrl-C.
 
     Yields a function to be called between rounds, which is where the run stops: an
     interrupt anywhere else could be lost in a library's callback. A second Ctrl-C stops
@@ -80,7 +80,8 @@ def resumable(place: Path) -> Iterator[Callable[[], None]]:
         with holding:
             yield between_rounds
     except KeyboardInterrupt:
-        print(f"\ninterrupted; continue with: fedjax-muon resume {place}")
+        again = again or f"fedjax-muon resume {place}"
+        print(f"\ninterrupted; continue with: {again}")
         sys.exit(130)
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -123,15 +123,16 @@ def play(what: Sweep, place: Path) -> None:
     _report(what, place, Console())
 
 
-def train(what: Sweep, place: Path) -> None:
-    """Plays what is not finished."""
+def train(what: Sweep, place: Path, again: str = "") -> None:
+    """Plays what is not finished; `again` is the command to go on with, if it is not
+    `fedjax-muon resume`."""
     console = Console()
     with refusing():
         train, validation = _data(what)
         parts = {seed: parts_of(what.config, train, seed) for seed in what.seeds}
     (place / "cells").mkdir(exist_ok=True)
     total = sum(len(what.points(name)) for name in what.algorithms)
-    with resumable(place) as pause, progress_bar(console) as bar, refusing():
+    with resumable(place, again) as pause, progress_bar(console) as bar, refusing():
         rounds = total * len(what.seeds) * what.config.rounds
         everything = bar.add_task("all", total=rounds)
 
