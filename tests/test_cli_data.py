@@ -111,6 +111,7 @@ def test_what_cannot_be_loaded_ends_in_its_error(capsys, tmp_path):
         (["digits", "--list"], "--list shows all sets, so leave out digits"),
         (["digit"], "unknown data set 'digit'; choose one of digits"),
         (["mnist"], "mnist is stored in files: give data_dir"),
+        (["mnist"], "how to get them: fedjax-muon data --list"),
     ],
 )
 def test_refusals(capsys, arguments, message):
