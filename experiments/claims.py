@@ -1,9 +1,11 @@
 """What the papers claim, judged by what was played.
 
 A claim reads the tables that `experiments.results` has collected. It is reproduced if
-every difference that it needs is there and larger than what the 95 % intervals of both
-sides leave open (their half widths added in quadrature), reproduced within the noise
-if all are there but one is not, and otherwise not. A diverged method counts as worst.
+every difference that it needs is there and larger than half the width of its 95 %
+interval, reproduced within the noise if all are there but one is not, and otherwise
+not. Differences are taken seed by seed, since a seed has the same partition, start and
+cohorts under every method; where seeds are not known the half widths of both sides are
+added in quadrature. A diverged method counts as worst.
 """
 
 import csv
@@ -13,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+
+import numpy as np
 
 from experiments.paper_report import interval
 
@@ -24,6 +28,7 @@ class Score(NamedTuple):
 
     mean: float
     half: float = 0.0
+    runs: tuple[float, ...] = ()  # of the seeds, in their order, where they are known
 
     def __str__(self) -> str:
         return (
@@ -60,17 +65,21 @@ def read(path: Path) -> dict[tuple[str, str], Score]:
         for line in csv.DictReader(file):
             if "auc" in line:
                 setting = f"{line['dataset']}, {line['panel']} {line['value']}"
-                runs = seeds.setdefault((setting, line["method"]), [])
-                runs.append(100 * float(line["auc"]))
+                runs = seeds.setdefault((setting, line["method"]), {})
+                runs[int(line["seed"])] = 100 * float(line["auc"])
                 continue
             score = Score(-math.inf)
             if line["score"] != "diverged":
-                score = Score(float(line["score"]), float(line["interval"] or 0))
+                runs = tuple(map(float, line["by_seed"].split()))
+                score = Score(float(line["score"]), float(line["interval"] or 0), runs)
             found[line["setting"], line["method"]] = score
-    means = {
-        key: Score(fmean(runs), interval(runs) or 0.0) for key, runs in seeds.items()
-    }
-    return found | means
+    by_seed = lambda runs: over([runs[seed] for seed in sorted(runs)])
+    return found | {key: by_seed(runs) for key, runs in seeds.items()}
+
+
+def over(runs: Sequence[float]) -> Score:
+    """The mean over seeds."""
+    return Score(fmean(runs), float(interval(np.array(runs)) or 0), tuple(runs))
 
 
 def verdict(gaps: Sequence[Score]) -> str:
@@ -81,7 +90,9 @@ def verdict(gaps: Sequence[Score]) -> str:
 
 
 def minus(one: Score, other: Score) -> Score:
-    """The difference of two independent means."""
+    """The difference, seed by seed if both have as many."""
+    if one.runs and len(one.runs) == len(other.runs):
+        return over([a - b for a, b in zip(one.runs, other.runs, strict=True)])
     return Score(one.mean - other.mean, math.hypot(one.half, other.half))
 
 

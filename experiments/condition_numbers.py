@@ -151,7 +151,8 @@ def write(courses: dict[str, list[Course]], config: Config, place: Path) -> None
             half = interval(values)
             mean = f"{values.mean():.4g}"
             cells.append(f"{mean} ± {half:.2g}" if half else mean)
-            table.append((name, METHODS[method].label, values.mean(), half))
+            by_seed = " ".join(map(str, values))
+            table.append((name, METHODS[method].label, values.mean(), half, by_seed))
         label = METHODS[method].label
         lines.append(f"| {label} | lr={RATES[method]:g} | {' | '.join(cells)} |")
     lines += [
@@ -167,7 +168,7 @@ def write(courses: dict[str, list[Course]], config: Config, place: Path) -> None
     (place / "result.md").write_text("\n".join(lines))
     with (place / "result.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("setting", "method", "score", "interval"))
+        writer.writerow(("setting", "method", "score", "interval", "by_seed"))
         writer.writerows(table)
     draw(courses, place / "result.png")
 

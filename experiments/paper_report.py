@@ -37,6 +37,7 @@ FIELDS = (
     "published_train_loss",
     "bytes_per_round",
     "seconds",
+    "by_seed",  # in result.csv alone
 )
 HEADS = (
     "setting",
@@ -135,6 +136,7 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
         "train_loss": round(last("train_loss"), 4),
         "bytes_per_round": round((total[-1] - total[0]) / rounds),
         "seconds": round(last("seconds"), 1),
+        "by_seed": " ".join(f"{score:.2f}" for score in scores),
     }
 
 
@@ -182,8 +184,8 @@ def write(
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
     """The lines in Markdown, without columns that are empty."""
-    used = [name for name in FIELDS if any(line[name] != "" for line in lines)]
-    heads = dict(zip(FIELDS, HEADS, strict=True))
+    heads = dict(zip(FIELDS[:-1], HEADS, strict=True))
+    used = [name for name in heads if any(line[name] != "" for line in lines)]
     text = ["| " + " | ".join(heads[name].format(score=score) for name in used) + " |"]
     words = ("setting", "method", "hyper")
     text.append("|" + "|".join("---" if n in words else "---:" for n in used) + "|")

@@ -255,8 +255,9 @@ HEAD = """# What the papers claim, and what we found
 Written by `python -m experiments.results` from the tables of
 [results](results/README.md) and of [theory](theory/theory.md); a claim without a run is
 not here. Reproduced: every difference that the claim needs is there, and larger than
-what the 95 % intervals of both sides leave open; within the noise: not larger. Runs on
-a CPU are smaller than the papers' (each table says how), so that "not reproduced" is
+half the width of its 95 % interval over seeds; within the noise: not larger.
+Differences are taken seed by seed; what stands beside a score is its own interval. Runs
+on a CPU are smaller than the papers' (each table says how), so that "not reproduced" is
 about the sizes played.
 
 ## Experiments

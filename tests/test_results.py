@@ -22,13 +22,13 @@ from experiments.claims import (
     within,
 )
 
-TABLE = """setting,method,score,interval
-hard,A,73.0,0.5
-hard,B,70.0,0.5
-hard,C,69.8,0.4
-hard,D,diverged,
-easy,A,80.0,
-easy,B,79.5,0.1
+TABLE = """setting,method,score,interval,by_seed
+hard,A,73.0,0.5,
+hard,B,70.0,0.5,
+hard,C,69.8,0.4,
+hard,D,diverged,,
+easy,A,80.0,,
+easy,B,79.5,0.1,
 """
 
 
@@ -86,12 +86,32 @@ def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
     path.write_text("\n".join(lines))
     found = read(path)
     t = 12.7062  # of one degree of freedom
-    assert found["a8a, agents 5", "m"] == (75, pytest.approx(t * 5, abs=0.01))
+    score = found["a8a, agents 5", "m"]
+    assert score == (75, pytest.approx(t * 5, abs=0.01), pytest.approx((70, 80)))
     assert above(["a8a, agents 5"], "m", "n")(found).verdict == NOISE
 
 
-def test_half_widths_add_in_quadrature():
-    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5))
+def test_differences_are_taken_seed_by_seed(tmp_path):
+    table = TABLE.replace("73.0,0.5,", "73.0,9,60 73 86").replace(
+        "70.0,0.5,", "70.0,9,58 70 82"
+    )
+    assert "9,60 73 86" in table
+    assert "9,58 70 82" in table
+    (tmp_path / "table.csv").write_text(table)
+    scores = read(tmp_path / "table.csv")
+    assert falling("hard", "A", "B")(scores).verdict == YES  # 2, 3, 4 points
+    assert minus(scores["hard", "A"], scores["hard", "B"]) == (
+        *(3, pytest.approx(4.30265 / math.sqrt(3), abs=0.005)),
+        (2, 3, 4),
+    )
+    apart = scores["hard", "A"]._replace(runs=(86, 60, 73))
+    assert minus(apart, scores["hard", "B"]).half > 9
+    fewer = scores["hard", "A"]._replace(runs=(73, 73))
+    assert minus(fewer, scores["hard", "B"]).half == math.hypot(9, 9)
+
+
+def test_without_seeds_half_widths_add_in_quadrature():
+    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), ())
     assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
 
 
