@@ -73,8 +73,15 @@ def read(path: Path) -> dict[tuple[str, str], Score]:
                 runs = tuple(map(float, line["by_seed"].split()))
                 score = Score(float(line["score"]), float(line["interval"] or 0), runs)
             found[line["setting"], line["method"]] = score
+            if up := line.get("bytes_up_per_round"):
+                found[uploads(line["setting"]), line["method"]] = Score(float(up))
     by_seed = lambda runs: over([runs[seed] for seed in sorted(runs)])
     return found | {key: by_seed(runs) for key, runs in seeds.items()}
+
+
+def uploads(setting: str) -> str:
+    """What `read` calls the bytes that all clients of a setting send in a round."""
+    return f"{setting}, upload"
 
 
 def over(runs: Sequence[float]) -> Score:
@@ -170,6 +177,20 @@ def within(setting: str, method: str, other: str, points: float):
         lost = minus(scores[setting, other], scores[setting, method])
         room = Score(points - lost.mean, lost.half)
         return Found(f"{setting}: {lost} points lost", verdict([room]))
+
+    return judge
+
+
+def cheaper(setting: str, times: Mapping[str, float], than: str):
+    """Methods send at most so many times what another one sends."""
+
+    def judge(scores: Scores) -> Found:
+        sent = lambda method: scores[uploads(setting), method].mean
+        found = {method: sent(method) / sent(than) for method in times}
+        ours = ", ".join(f"{m} {ratio:.2f}" for m, ratio in found.items())
+        # as many digits as are printed
+        holds = all(round(ratio, 2) <= times[m] for m, ratio in found.items())
+        return Found(f"{setting}: {ours}", YES if holds else NO)
 
     return judge
 

@@ -36,6 +36,7 @@ FIELDS = (
     "train_loss",
     "published_train_loss",
     "bytes_per_round",
+    "bytes_up_per_round",
     "seconds",
     "by_seed",  # in result.csv alone
 )
@@ -50,6 +51,7 @@ HEADS = (
     "train loss",
     "published",
     "kB a round",
+    "kB up",
     "s a run",
 )
 
@@ -127,14 +129,18 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
     column = comparison.score_column(row.runs[0])
     scores = 100 * np.array([run[column][-1] for run in row.runs])
     last = lambda name: np.mean([run[name][-1] for run in row.runs])
-    total = row.runs[0]["bytes_down"] + row.runs[0]["bytes_up"]
-    rounds = max(row.runs[0]["round"][-1], 1)
+    run = row.runs[0]
+    rounds = max(run["round"][-1], 1)
+    down, up = (
+        (run[name][-1] - run[name][0]) / rounds for name in ("bytes_down", "bytes_up")
+    )
     return line | {
         "seeds": len(scores),
         "score": round(scores.mean(), 2),
         "interval": interval(scores),
         "train_loss": round(last("train_loss"), 4),
-        "bytes_per_round": round((total[-1] - total[0]) / rounds),
+        "bytes_per_round": round(down + up),
+        "bytes_up_per_round": round(up),
         "seconds": round(last("seconds"), 1),
         "by_seed": " ".join(f"{score:.2f}" for score in scores),
     }
@@ -191,8 +197,9 @@ def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
     text.append("|" + "|".join("---" if n in words else "---:" for n in used) + "|")
     for line in lines:
         cells = dict(line)
-        if cells["bytes_per_round"] != "":
-            cells["bytes_per_round"] = f"{cells['bytes_per_round'] / 1e3:,.0f}"
+        for name in ("bytes_per_round", "bytes_up_per_round"):
+            if cells[name] != "":
+                cells[name] = f"{cells[name] / 1e3:,.0f}"
         text.append("| " + " | ".join(str(cells[name]) for name in used) + " |")
     return text
 

@@ -13,6 +13,7 @@ from experiments.claims import (
     Score,
     above,
     below,
+    cheaper,
     falling,
     first,
     highest,
@@ -110,6 +111,18 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     assert minus(fewer, scores["hard", "B"]).half == math.hypot(9, 9)
 
 
+def test_uploads_are_compared(tmp_path):
+    rows = ("A,1,,,200", "B,2,,,105", "C,3,,,100", "D,diverged,,,")
+    lines = [f"s,{row}\n" for row in rows]
+    head = "setting,method,score,interval,by_seed,bytes_up_per_round\n"
+    (tmp_path / "table.csv").write_text("".join([head, *lines]))
+    scores = read(tmp_path / "table.csv")
+    judge = lambda times: cheaper("s", times, than="C")(scores)
+    assert judge({"A": 2, "B": 1.05}) == ("s: A 2.00, B 1.05", YES)
+    assert judge({"A": 2, "B": 1.04}).verdict == NO
+    assert first("s", "C")(scores).verdict == YES  # bytes are no scores
+
+
 def test_without_seeds_half_widths_add_in_quadrature():
     assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), ())
     assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
@@ -136,6 +149,7 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     assert (docs / "results/paper/table_1.png").read_bytes() == b"png"
     index = (docs / "results/README.md").read_text()
     assert "- [Paper, table_1: all](paper/table_1.md)" in index
+    assert "- fedmuon_001: figure_1, figure_2\n" in index
     page = (docs / "claims.md").read_text()
     assert "| P | A is best | curves | hard: 73.0 ± 0.5, place 1" in page
     assert "B is best" not in page
