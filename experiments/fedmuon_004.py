@@ -71,8 +71,8 @@ FEWER: Grids = {  # on a CPU: fewer and larger, for fewer steps
     "local_muon": {"lr": (0.003, 0.01, 0.03)},
     "fedmuon_align": {"lr": (0.003, 0.01, 0.03)},
     "fedmuon_svd": {"lr": (0.003, 0.01)},
-    "fedmuon_align_reset": {"lr": (0.003, 0.01)},
-    "local_muon_averaged": {"lr": (0.003, 0.01)},
+    "fedmuon_align_reset": {"lr": (0.003, 0.01, 0.03)},
+    "local_muon_averaged": {"lr": (0.003, 0.01, 0.03)},
     "local_sgd_align": {"lr": (0.03, 0.1)},
     "local_adamw_align": {"lr": (1e-3, 3e-3)},
 }
@@ -135,7 +135,7 @@ def table_5(scale: Scale) -> dict[str, Panel]:
 
 def table_6(scale: Scale) -> dict[str, Panel]:
     """FedMuon by the weight of alignment and by the momentum, at one rate."""
-    rate = {"lr": (0.003,) if scale == "cpu" else (0.03,)}
+    rate = {"lr": (0.01,) if scale == "cpu" else (0.03,)}
     weights = rate | {"align": (0.0, 0.25, 0.5, 0.75, 0.9)}
     found = {}
     for model in models(scale):
