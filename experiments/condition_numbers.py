@@ -11,7 +11,7 @@ the largest singular value over the least; for a model, the geometric mean over 
 matrices, kernels of convolutions as matrices of [window and inputs, outputs].
 
 The setting is that of `python -m experiments.fedmuon_004 table_2` under Dirichlet(0.1),
-with the learning rates that were best there.
+with the learning rates that were best there on a CPU.
 """
 
 import csv
