@@ -153,15 +153,20 @@ def interval(scores: np.ndarray) -> float | str:
     return round(float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)), 2)
 
 
+class Report(NamedTuple):
+    """What is reported of an item."""
+
+    title: str
+    reduced: str  # how it differs from the paper
+    panels: Mapping[str, Any]  # that are finished
+    missing: Sequence[str]  # panels that are not
+
+
 def write(
-    title: str,
-    reduced: str,
-    panels: Mapping[str, Any],
-    place: Path,
-    published: Mapping[tuple[str, str], Published],
+    report: Report, place: Path, published: Mapping[tuple[str, str], Published]
 ) -> None:
     """Writes the three files. Raises `ValueError` for panels not finished."""
-    found = rows(panels, place)
+    found = rows(report.panels, place)
     lines = [
         numbers(row, published.get((printed_for, row.label), Published()))
         for row, printed_for in found
@@ -170,14 +175,16 @@ def write(
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(lines)
-    config = next(iter(panels.values())).sweep.config
-    text = [f"# {title}", ""]
-    if reduced:
-        text += [f"Not as printed: {reduced}.", ""]
+    score = next(iter(report.panels.values())).sweep.config.score
+    text = [f"# {report.title}", ""]
+    if report.reduced:
+        text += [f"Not as printed: {report.reduced}.", ""]
+    if report.missing:
+        text += [f"Not played yet: {', '.join(report.missing)}.", ""]
     others = {printed for row, printed in found if printed != row.setting}
     if published and others:
         text += [f"Published numbers are those of {'; '.join(sorted(others))}.", ""]
-    text += table(lines, config.score)
+    text += table(lines, score)
     text += [
         "",
         "![test scores and training losses against rounds](result.png)",
@@ -185,7 +192,7 @@ def write(
         *played(place),
     ]
     (place / "result.md").write_text("\n".join(text) + "\n")
-    draw(title, [row for row, _ in found], config.score, place / "result.png")
+    draw(report.title, [row for row, _ in found], score, place / "result.png")
 
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:

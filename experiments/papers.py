@@ -5,8 +5,8 @@
 
 An item, a table or a figure of a paper, consists of panels; a panel is a sweep in a
 directory of its own. The same command goes on where it was stopped, `--panels` splits
-an item over several calls and machines, and whichever call finds all panels finished
-writes result.md, result.csv and result.png beside them. Runs that items beside it have
+an item over several calls and machines, and every call writes result.md, result.csv and
+result.png of the panels that are finished by then. Runs that items beside it have
 already are taken over.
 """
 
@@ -129,8 +129,7 @@ def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
 
 
 def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -> None:
-    """Plays what is not finished of an item's chosen panels; reports if none is
-    missing."""
+    """Plays what is not finished of an item's chosen panels, and reports."""
     item = items[given.item]
     beside = [place.parent / f"{name}-{given.scale}" for name in items]
     with refusing():
@@ -156,15 +155,17 @@ def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -
             finally:  # also of a call that is interrupted
                 note(paper, place, name, time.perf_counter() - since, taken)
     with refusing():
-        missing = [n for n, panel in panels.items() if not finished(place / n, panel)]
-        if missing:
-            print(f"not finished: {', '.join(missing)}; no report yet")
-            return
-        title = f"{paper}, {given.item}: {item.about}"
+        done = {n: p for n, p in panels.items() if finished(place / n, p)}
+        missing = [name for name in panels if name not in done]
         scaled = {"full": "", "cpu": item.reduced, "smoke": "only to see that it runs"}
+        report = paper_report.Report(
+            f"{paper}, {given.item}: {item.about}", scaled[given.scale], done, missing
+        )
         published = paper_report.read_published(paper, given.item)
-        paper_report.write(title, scaled[given.scale], panels, place, published)
+        paper_report.write(report, place, published)
     print(f"result.md, result.csv and result.png in {place}")
+    if missing:
+        print(f"without what is not played yet: {', '.join(missing)}")
 
 
 def take_over(place: Path, sweep: Sweep, items: Sequence[Path]) -> list[str]:

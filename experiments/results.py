@@ -104,7 +104,10 @@ def judged(docs: Path) -> list[tuple[Claim, Found]]:
             print(f"no run: {claim.claim} ({missing[0]})")
             continue
         scores = {key: s for path in paths for key, s in read(path).items()}
-        found.append((claim, claim.judge(scores)))
+        try:
+            found.append((claim, claim.judge(scores)))
+        except KeyError as absent:  # a panel that is not played yet
+            print(f"no run: {claim.claim} ({absent})")
     return found
 
 

@@ -186,8 +186,9 @@ def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
     command(monkeypatch, "fedmuon_004", *words, "--output", whole)
     first, second = panels("fedmuon_004", "table_2", "smoke")
     command(monkeypatch, "fedmuon_004", *words, "--output", cut, "--panels", second)
-    assert f"not finished: {first}" in capsys.readouterr().out
-    assert not (cut / "result.md").exists()
+    assert f"not played yet: {first}\n" in capsys.readouterr().out
+    assert f"\nNot played yet: {first}.\n" in (cut / "result.md").read_text()
+    assert len(read(cut)) == len(read(whole)) // 2
     # cut short: a panel that has begun, whose last row is not there
     shutil.copytree(whole / first, cut / first)
     (cells,) = (cut / first / "cells").glob("*.csv")

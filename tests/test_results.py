@@ -141,6 +141,9 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     claims = (
         Claim("P", "A is best", "curves", "results/paper/table_1", first("hard", "A")),
         Claim("P", "B is best", "curves", "results/paper/table_2", first("hard", "B")),
+        Claim(
+            "P", "C is best", "curves", "results/paper/table_1", first("harder", "C")
+        ),
     )
     monkeypatch.setattr(results, "CLAIMS", claims)
     docs = tmp_path / "docs"
@@ -153,7 +156,9 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     page = (docs / "claims.md").read_text()
     assert "| P | A is best | curves | hard: 73.0 ± 0.5, place 1" in page
     assert "B is best" not in page
-    assert "no run: B is best" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no run: B is best" in said
+    assert "no run: C is best (('harder', 'C'))" in said
     folder(tmp_path, "table_1-full")
     with pytest.raises(SystemExit):
         results.main(tmp_path / "runs", docs)
