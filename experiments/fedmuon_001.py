@@ -11,11 +11,13 @@ batch size nor the weight of the fresh gradient in momenta, here 32 and 0.1, nor
 epoch is, here rounds that take as many examples as there are.
 
 Validation chooses among three learning rates, of which one is the paper's (appendix G)
-for FedAvg and SCAFFOLD. Its methods with Muon have 0.001, times a scale that depends on
-a matrix's dimensions and is not printed (after Liu et al. 2025, arXiv:2502.16982, where
-it is 1 to 4 for LeNet and 1 to 14 for ResNet-18); here nothing is scaled. Vectors move
-ten times as fast as matrices, the appendix's ratio but for LocalMuon on Fashion-MNIST,
-where it is a hundred.
+for FedAvg and SCAFFOLD. SCAFFOLD(momentum) diverges at the paper's, 0.1: controls are
+here averages of the gradients along the local path, so that a client's drift feeds the
+next one; the paper does not say which gradients its own are. Its methods with Muon have
+0.001, times a scale that depends on a matrix's dimensions and is not printed (after Liu
+et al. 2025, arXiv:2502.16982, where it is 1 to 4 for LeNet and 1 to 14 for ResNet-18);
+here nothing is scaled. Vectors move ten times as fast as matrices, the appendix's ratio
+but for LocalMuon on Fashion-MNIST, where it is a hundred.
 
 With `--scale cpu` Fashion-MNIST alone, in full, with fewer rounds, and three seeds
 where the paper has two.
@@ -41,7 +43,7 @@ MUON = (0.001, 0.003, 0.01)
 GRIDS: dict[str, tuple[float, ...]] = {
     "fedavg_momentum": (0.03, 0.1, 0.3),
     "fedavg_adam": (0.001, 0.01, 0.1),
-    "scaffold_momentum": (0.01, 0.03, 0.1),
+    "scaffold_momentum": (0.003, 0.01, 0.1),
     "scaffold_adam": (0.001, 0.003, 0.01),
     "local_muon_persistent": MUON,
     "fedmuon_correct": MUON,
