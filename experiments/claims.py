@@ -29,12 +29,13 @@ class Score(NamedTuple):
     mean: float
     half: float = 0.0
     runs: tuple[float, ...] = ()  # of the seeds, in their order, where they are known
+    digits: int = 1  # that are shown
 
     def __str__(self) -> str:
         return (
             "diverged"
             if math.isinf(self.mean)
-            else f"{self.mean:.1f} ± {self.half:.1f}"
+            else f"{self.mean:.{self.digits}f} ± {self.half:.{self.digits}f}"
         )
 
 
@@ -73,6 +74,9 @@ def read(path: Path) -> dict[tuple[str, str], Score]:
                 runs = tuple(map(float, line["by_seed"].split()))
                 score = Score(float(line["score"]), float(line["interval"] or 0), runs)
             found[line["setting"], line["method"]] = score
+            if losses := line.get("train_loss_by_seed"):
+                key = train_loss(line["setting"]), line["method"]
+                found[key] = over([float(loss) for loss in losses.split()], 3)
             if up := line.get("bytes_up_per_round"):
                 found[uploads(line["setting"]), line["method"]] = Score(float(up))
     by_seed = lambda runs: over([runs[seed] for seed in sorted(runs)])
@@ -84,9 +88,15 @@ def uploads(setting: str) -> str:
     return f"{setting}, upload"
 
 
-def over(runs: Sequence[float]) -> Score:
+def train_loss(setting: str) -> str:
+    """What `read` calls the training losses of a setting."""
+    return f"{setting}, train loss"
+
+
+def over(runs: Sequence[float], digits: int = 1) -> Score:
     """The mean over seeds."""
-    return Score(fmean(runs), float(interval(np.array(runs)) or 0), tuple(runs))
+    half = float(interval(np.array(runs)) or 0)
+    return Score(fmean(runs), half, tuple(runs), digits)
 
 
 def verdict(gaps: Sequence[Score]) -> str:
@@ -142,16 +152,27 @@ def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:
 
 def first(setting: str, method: str) -> Callable[[Scores], Found]:
     """A method is above all others of a setting."""
+    return _ranked(setting, method, lambda own, other: minus(own, other))
+
+
+def least(setting: str, method: str) -> Callable[[Scores], Found]:
+    """A method's number, where less is better, is below all others of a setting."""
+    return _ranked(setting, method, lambda own, other: minus(other, own))
+
+
+def _ranked(setting: str, method: str, gain: Callable[[Score, Score], Score]):
+    """By what a method gains on others."""
 
     def judge(scores: Scores) -> Found:
         own = scores[setting, method]
         rest = {m: s for (where, m), s in scores.items() if where == setting}
         del rest[method]
-        best = max(rest, key=lambda name: rest[name].mean)
-        place = 1 + sum(score.mean > own.mean for score in rest.values())
+        gains = {name: gain(own, score) for name, score in rest.items()}
+        best = min(gains, key=lambda name: gains[name].mean)
+        place = 1 + sum(one.mean < 0 for one in gains.values())
         ours = f"{setting}: {own}, place {place} of {1 + len(rest)}"
         ours += f"; the best other is {best}, {rest[best]}"
-        return Found(ours, verdict([minus(own, other) for other in rest.values()]))
+        return Found(ours, verdict(list(gains.values())))
 
     return judge
 

@@ -150,7 +150,7 @@ def write(courses: dict[str, list[Course]], config: Config, place: Path) -> None
             values = np.array([run.value(measure) for run in runs])
             half = interval(values)
             mean = f"{values.mean():.4g}"
-            cells.append(f"{mean} ± {half:.2g}" if half else mean)
+            cells.append(mean if half is None else f"{mean} ± {half:.2g}")
             by_seed = " ".join(map(str, values))
             table.append((name, METHODS[method].label, values.mean(), half, by_seed))
         label = METHODS[method].label

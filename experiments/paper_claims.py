@@ -8,6 +8,8 @@ from experiments.claims import (
     falling,
     first,
     highest,
+    least,
+    train_loss,
     wider,
     within,
 )
@@ -170,6 +172,20 @@ CLAIMS = (
         "curves",
         "results/fedmuon_003/figure_5",
         first(SIXTEEN, "FedMuon"),
+    ),
+    Claim(
+        "Zhang and Gao, Muon",
+        "FedMuon's training loss is the least of twelve with 4 local steps",
+        "curves",
+        "results/fedmuon_003/figure_1",
+        least(train_loss(FOUR), "FedMuon"),
+    ),
+    Claim(
+        "Zhang and Gao, Muon",
+        "FedMuon's training loss is the least of twelve with 16 local steps",
+        "curves",
+        "results/fedmuon_003/figure_5",
+        least(train_loss(SIXTEEN), "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, Muon",

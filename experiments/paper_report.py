@@ -38,7 +38,8 @@ FIELDS = (
     "bytes_per_round",
     "bytes_up_per_round",
     "seconds",
-    "by_seed",  # in result.csv alone
+    "by_seed",  # this and the next in result.csv alone
+    "train_loss_by_seed",
 )
 HEADS = (
     "setting",
@@ -128,7 +129,8 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
         return line | {"score": "diverged", "seeds": row.diverged}
     column = comparison.score_column(row.runs[0])
     scores = 100 * np.array([run[column][-1] for run in row.runs])
-    last = lambda name: np.mean([run[name][-1] for run in row.runs])
+    half = interval(scores)
+    losses = [run["train_loss"][-1] for run in row.runs]
     run = row.runs[0]
     rounds = max(run["round"][-1], 1)
     down, up = (
@@ -137,20 +139,22 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
     return line | {
         "seeds": len(scores),
         "score": round(scores.mean(), 2),
-        "interval": interval(scores),
-        "train_loss": round(last("train_loss"), 4),
+        "interval": "" if half is None else round(half, 2),
+        "train_loss": round(np.mean(losses), 4),
         "bytes_per_round": round(down + up),
         "bytes_up_per_round": round(up),
-        "seconds": round(last("seconds"), 1),
+        "seconds": round(np.mean([run["seconds"][-1] for run in row.runs]), 1),
         "by_seed": " ".join(f"{score:.2f}" for score in scores),
+        "train_loss_by_seed": " ".join(f"{loss:.4f}" for loss in losses),
     }
 
 
-def interval(scores: np.ndarray) -> float | str:
-    """Half the width of Student's 95 % confidence interval of the mean."""
+def interval(scores: np.ndarray) -> float | None:
+    """Half the width of Student's 95 % confidence interval of the mean; none of one
+    score."""
     if len(scores) < 2:
-        return ""
-    return round(float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)), 2)
+        return None
+    return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores))
 
 
 class Report(NamedTuple):
@@ -197,7 +201,7 @@ def write(
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
     """The lines in Markdown, without columns that are empty."""
-    heads = dict(zip(FIELDS[:-1], HEADS, strict=True))
+    heads = dict(zip(FIELDS[: len(HEADS)], HEADS, strict=True))
     used = [name for name in heads if any(line[name] != "" for line in lines)]
     text = ["| " + " | ".join(heads[name].format(score=score) for name in used) + " |"]
     words = ("setting", "method", "hyper")

@@ -17,8 +17,10 @@ from experiments.claims import (
     falling,
     first,
     highest,
+    least,
     minus,
     read,
+    train_loss,
     wider,
     within,
 )
@@ -54,6 +56,8 @@ def scores(tmp_path):
         (first("hard", "A"), YES, "place 1 of 4; the best other is B, 70.0 ± 0.5"),
         (first("hard", "B"), NO, "place 2 of 4; the best other is A"),
         (first("hard", "D"), NO, "diverged, place 4 of 4"),
+        (least("easy", "B"), YES, "place 1 of 2; the best other is A, 80.0"),
+        (least("easy", "A"), NO, "easy: 80.0 ± 0.0, place 2 of 2"),
         (within("hard", "C", "B", 1.0), YES, "0.2 ± 0.6 points lost"),
         (within("hard", "C", "B", 0.5), NOISE, "points lost"),
         (within("hard", "C", "A", 1.0), NO, "3.2 ± 0.6"),
@@ -88,7 +92,7 @@ def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
     found = read(path)
     t = 12.7062  # of one degree of freedom
     score = found["a8a, agents 5", "m"]
-    assert score == (75, pytest.approx(t * 5, abs=0.01), pytest.approx((70, 80)))
+    assert score == (75, pytest.approx(t * 5, abs=0.01), pytest.approx((70, 80)), 1)
     assert above(["a8a, agents 5"], "m", "n")(found).verdict == NOISE
 
 
@@ -104,6 +108,7 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     assert minus(scores["hard", "A"], scores["hard", "B"]) == (
         *(3, pytest.approx(4.30265 / math.sqrt(3), abs=0.005)),
         (2, 3, 4),
+        1,
     )
     apart = scores["hard", "A"]._replace(runs=(86, 60, 73))
     assert minus(apart, scores["hard", "B"]).half > 9
@@ -111,20 +116,30 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     assert minus(fewer, scores["hard", "B"]).half == math.hypot(9, 9)
 
 
-def test_uploads_are_compared(tmp_path):
-    rows = ("A,1,,,200", "B,2,,,105", "C,3,,,100", "D,diverged,,,")
+def test_uploads_and_losses_are_compared(tmp_path):
+    rows = (
+        "A,1,,,200,2 2 2",
+        "B,2,,,105,1 1.1 0.9",
+        "C,3,,,100,1.5 1 1",
+        "D,diverged,,,,",
+    )
     lines = [f"s,{row}\n" for row in rows]
-    head = "setting,method,score,interval,by_seed,bytes_up_per_round\n"
+    head = (
+        "setting,method,score,interval,by_seed,bytes_up_per_round,train_loss_by_seed\n"
+    )
     (tmp_path / "table.csv").write_text("".join([head, *lines]))
     scores = read(tmp_path / "table.csv")
     judge = lambda times: cheaper("s", times, than="C")(scores)
     assert judge({"A": 2, "B": 1.05}) == ("s: A 2.00, B 1.05", YES)
     assert judge({"A": 2, "B": 1.04}).verdict == NO
-    assert first("s", "C")(scores).verdict == YES  # bytes are no scores
+    assert least(train_loss("s"), "B")(scores).verdict == NOISE
+    assert least(train_loss("s"), "A")(scores).verdict == NO
+    assert "2.000 ± 0.000, place 3 of 3" in least(train_loss("s"), "A")(scores).ours
+    assert first("s", "C")(scores).verdict == YES  # these are no scores
 
 
 def test_without_seeds_half_widths_add_in_quadrature():
-    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), ())
+    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), (), 1)
     assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
 
 
