@@ -126,18 +126,6 @@ def above(settings: Sequence[str], method: str, other: str):
     return judge
 
 
-def below(setting: str, method: str, *others: str) -> Callable[[Scores], Found]:
-    """A method's number, where less is better, is below those of others."""
-
-    def judge(scores: Scores) -> Found:
-        own = scores[setting, method]
-        gaps = [minus(scores[setting, other], own) for other in others]
-        listed = ", ".join(f"{m} {scores[setting, m]}" for m in (method, *others))
-        return Found(f"{setting}: {listed}", verdict(gaps))
-
-    return judge
-
-
 def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:
     """The methods' scores fall in this order."""
 
@@ -150,28 +138,32 @@ def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:
     return judge
 
 
-def first(setting: str, method: str) -> Callable[[Scores], Found]:
-    """A method is above all others of a setting."""
-    return _ranked(setting, method, lambda own, other: minus(own, other))
+def first(setting: str, method: str, *among: str) -> Callable[[Scores], Found]:
+    """A method is above others of a setting; by default above all."""
+    return _ranked(setting, method, among, lambda own, other: minus(own, other))
 
 
-def least(setting: str, method: str) -> Callable[[Scores], Found]:
-    """A method's number, where less is better, is below all others of a setting."""
-    return _ranked(setting, method, lambda own, other: minus(other, own))
+def least(setting: str, method: str, *among: str) -> Callable[[Scores], Found]:
+    """A method's number, where less is better, is below others'; by default all."""
+    return _ranked(setting, method, among, lambda own, other: minus(other, own))
 
 
-def _ranked(setting: str, method: str, gain: Callable[[Score, Score], Score]):
+def _ranked(
+    setting: str,
+    method: str,
+    among: Sequence[str],
+    gain: Callable[[Score, Score], Score],
+) -> Callable[[Scores], Found]:
     """By what a method gains on others."""
 
     def judge(scores: Scores) -> Found:
         own = scores[setting, method]
-        rest = {m: s for (where, m), s in scores.items() if where == setting}
-        del rest[method]
-        gains = {name: gain(own, score) for name, score in rest.items()}
+        everyone = [m for where, m in scores if where == setting and m != method]
+        gains = {name: gain(own, scores[setting, name]) for name in among or everyone}
         best = min(gains, key=lambda name: gains[name].mean)
         place = 1 + sum(one.mean < 0 for one in gains.values())
-        ours = f"{setting}: {own}, place {place} of {1 + len(rest)}"
-        ours += f"; the best other is {best}, {rest[best]}"
+        ours = f"{setting}: {own}, place {place} of {1 + len(gains)}"
+        ours += f"; the best other is {best}, {scores[setting, best]}"
         return Found(ours, verdict(list(gains.values())))
 
     return judge

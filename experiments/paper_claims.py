@@ -3,7 +3,6 @@
 from experiments.claims import (
     Claim,
     above,
-    below,
     cheaper,
     falling,
     first,
@@ -69,7 +68,12 @@ CLAIMS = (
         ABLATION.format("with AdamW or SGD in place of Muon it"),
         "73.05; 64.25 and 66.28 (ResNet-18)",
         "results/fedmuon_004/table_5",
-        first(HARD, MUON),
+        first(
+            HARD,
+            MUON,
+            "Local SGD(averaged momentum, alignment)",
+            "Local AdamW(averaged momentum, alignment)",
+        ),
     ),
     Claim(
         "Liu et al.",
@@ -108,14 +112,14 @@ CLAIMS = (
         "matrices are better conditioned under Muon than under SGD and AdamW",
         "a bar chart (ViT-Tiny)",
         "results/fedmuon_004/figure_4",
-        below("condition number of the weights", LOCAL, AVERAGE, "Local AdamW"),
+        least("condition number of the weights", LOCAL, AVERAGE, "Local AdamW"),
     ),
     Claim(
         "Liu et al.",
         "Muon's state takes less memory than AdamW's",
         "a bar chart (ViT-Tiny)",
         "results/fedmuon_004/figure_4",
-        below("kB of a local optimizer's state", LOCAL, "Local AdamW"),
+        least("kB of a local optimizer's state", LOCAL, "Local AdamW"),
     ),
     Claim(
         "Takezawa et al.",
