@@ -46,4 +46,4 @@ def test_it_plays_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
         "matrices are better conditioned under Muon than under SGD and AdamW",
         "Muon's state takes less memory than AdamW's",
     }
-    assert "Local AdamW 4.9" in found["Muon's state takes less memory than AdamW's"]
+    assert "Local AdamW, 4.9" in found["Muon's state takes less memory than AdamW's"]
