@@ -1,7 +1,7 @@
 """Liu et al., "FedMuon", arXiv:2510.27403, figure 4 (a): what a local optimizer costs,
 and what it makes of the weight matrices.
 
-    python -m experiments.condition_numbers --data-dir DATA  # 2 cores, 10 min
+    python -m experiments.condition_numbers --data-dir DATA  # a core, 10 min
 
 The paper says that under SGD and AdamW matrices become ill-conditioned and under Muon
 they do not, and draws it beside the memory of the optimizers' states and the time, for

@@ -1,7 +1,7 @@
 """Takezawa et al., "FedMuon", arXiv:2509.26337: figures 1 and 2.
 
-    python -m experiments.fedmuon_001 figure_1 --data-dir DATA  # 2 cores, 50 min
-    python -m experiments.fedmuon_001 figure_2 --data-dir DATA  # 2 cores, 30 min
+    python -m experiments.fedmuon_001 figure_1 --data-dir DATA  # a core, 75 min
+    python -m experiments.fedmuon_001 figure_2 --data-dir DATA  # a core, 25 min
     python -m experiments.fedmuon_001 figure_1 --scale full --data-dir DATA
 
 Test accuracy on Fashion-MNIST with LeNet and on CIFAR-10 with ResNet-18 (GroupNorm): 16

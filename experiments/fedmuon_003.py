@@ -1,7 +1,7 @@
 """Zhang and Gao, "On Provable Benefits of Muon in Federated Learning", all figures.
 
-    python -m experiments.fedmuon_003 figure_1 --data-dir DATA  # 2 cores, 40 min
-    python -m experiments.fedmuon_003 figure_5 --data-dir DATA
+    python -m experiments.fedmuon_003 figure_1 --data-dir DATA  # a core, 30 min
+    python -m experiments.fedmuon_003 figure_5 --data-dir DATA  # a core, 30 min
     python -m experiments.fedmuon_003 figure_1 --scale full --data-dir DATA
 
 FedMuon beside eleven others: 8 clients that all play 4 or 16 local steps a round with

@@ -1,9 +1,9 @@
 """Liu et al., "FedMuon", arXiv:2510.27403: tables 2 to 7, figures 3 and 6.
 
-    python -m experiments.fedmuon_004 table_2 --data-dir DATA  # 2 cores, 40 min
-    python -m experiments.fedmuon_004 table_5 --data-dir DATA
-    python -m experiments.fedmuon_004 table_6 --data-dir DATA
-    python -m experiments.fedmuon_004 table_7 --data-dir DATA
+    python -m experiments.fedmuon_004 table_2 --data-dir DATA  # a core, 65 min
+    python -m experiments.fedmuon_004 table_5 --data-dir DATA  # 20 min, after table_2
+    python -m experiments.fedmuon_004 table_6 --data-dir DATA  # 20 min
+    python -m experiments.fedmuon_004 table_7 --data-dir DATA  # 5 min, after table_5
     python -m experiments.fedmuon_004 table_2 --scale full --data-dir DATA
 
 CIFAR-100 divided over 100 clients by drawing each one's share of classes from
