@@ -225,10 +225,12 @@ def played(place: Path) -> list[str]:
     commands = dict.fromkeys(note["command"] for note in notes)
     about = dict.fromkeys(
         f"{n['cores']} cores of an {n['cpu']}, {n['backend']}, jax {n['jax']}, "
-        f"Python {n['python']}, source {n['source']}"
+        f"Python {n['python']}"
         for n in notes
     )
-    lines = [f"Played in {minutes:.0f} minutes, {'; '.join(about)}, by", ""]
+    source = " ".join(dict.fromkeys(note["source"] for note in notes))
+    where = f"{'; '.join(about)}, source {source}"
+    lines = [f"Played in {minutes:.0f} minutes, {where}, by", ""]
     lines += [f"    {command}" for command in commands]
     if taken := dict.fromkeys(part for note in notes for part in note["taken"]):
         lines += ["", f"Not played again: {', '.join(taken)}."]
