@@ -43,7 +43,8 @@ def test_it_plays_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
     results.collect(tmp_path / "runs", tmp_path / "docs")
     found = {claim.claim: f.ours for claim, f in results.judged(tmp_path / "docs")}
     assert set(found) == {
-        "matrices are better conditioned under Muon than under SGD and AdamW",
+        "matrices are better conditioned under Muon than under SGD and AdamW: weights",
+        "matrices are better conditioned under Muon than under SGD and AdamW: moves",
         "Muon's state takes less memory than AdamW's",
     }
     assert "Local AdamW, 4.9" in found["Muon's state takes less memory than AdamW's"]
