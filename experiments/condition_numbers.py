@@ -11,8 +11,8 @@ the largest singular value over the least; for a model, the geometric mean over 
 matrices, kernels of convolutions as matrices of [window and inputs, outputs].
 
 The setting is that of `python -m experiments.fedmuon_004 table_2` under Dirichlet(0.1),
-with the learning rates that were best there on a CPU; FedMuon's, 0.003, is the one of
-the paper's that was.
+with the learning rates that were best there on a CPU (FedMuon's: among those that the
+paper has).
 """
 
 import csv
