@@ -86,7 +86,7 @@ def index(docs: Path) -> str:
         title = report.read_text().splitlines()[0].removeprefix("# ")
         where = report.relative_to(docs / "results").as_posix()
         lines.append(f"- [{title}]({where})")
-    lines += ["", "Not played yet, by `python -m experiments.PAPER ITEM`:", ""]
+    lines += ["", "Not played yet, of what the modules of the papers have:", ""]
     for paper, items in PAPERS.items():
         left = [i for i in items if not (docs / f"results/{paper}/{i}.md").exists()]
         if left:
