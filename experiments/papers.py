@@ -149,7 +149,8 @@ def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -
         if not finished(place / name, panels[name]):
             since = time.perf_counter()
             print(f"{name}: {panels[name].setting}", flush=True)
-            taken = take_over(place / name, panels[name].sweep, beside)
+            with refusing():
+                taken = take_over(place / name, panels[name].sweep, beside)
             try:
                 sweeping.train(panels[name].sweep, place / name, again(paper))
             finally:  # also of a call that is interrupted
