@@ -35,7 +35,7 @@ from experiments.papers import Scale, shown
 from fedjax_muon.cli.building import simulation_of, start_key
 from fedjax_muon.cli.config import METHODS, Config, Run
 from fedjax_muon.cli.pretrained import dataset_of
-from fedjax_muon.cli.session import refusing
+from fedjax_muon.cli.refusals import refusing
 
 RATES = {
     "fedavg": 0.1,

@@ -38,7 +38,7 @@ from benchmarks.machine import machine
 from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp
 from experiments.papers import Scale
 from fedjax_muon import history, training
-from fedjax_muon.cli.session import refusing
+from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized_simulation import DecentralizedSimulation, decentralize
 from fedjax_muon.privacy.paper import theorem_3_constant, theorem_3_sigma

@@ -28,7 +28,7 @@ from experiments.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
 from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp
 from fedjax_muon import history, plots, training
 from fedjax_muon.batching import always, cyclic, poisson, shuffled_epochs
-from fedjax_muon.cli.session import refusing
+from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
 from fedjax_muon.decentralized_simulation import DecentralizedSimulation, decentralize

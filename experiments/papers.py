@@ -27,7 +27,7 @@ from experiments import paper_report
 from fedjax_muon.cli import directory, sweeping
 from fedjax_muon.cli.config import METHODS, Config, Sweep, from_json, to_json
 from fedjax_muon.cli.lists import Names
-from fedjax_muon.cli.session import refusing
+from fedjax_muon.cli.refusals import refusing
 
 Scale = Literal["smoke", "cpu", "full"]
 

@@ -18,7 +18,7 @@ import tyro
 from experiments import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
 from experiments.claims import Claim, Found, read
 from experiments.paper_claims import CLAIMS
-from fedjax_muon.cli.session import refusing
+from fedjax_muon.cli.refusals import refusing
 
 PAPERS = {
     "fedmuon_001": fedmuon_001.ITEMS,

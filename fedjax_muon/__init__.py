@@ -1,3 +1,7 @@
 """Federated optimization built around Muon, in JAX."""
 
-__version__ = "0.1.0"
+from fedjax_muon.versions import PACKAGE_VERSION, check_versions
+
+check_versions()
+
+__version__ = PACKAGE_VERSION

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from orbax.checkpoint.experimental import v1 as orbax
 
 from fedjax_muon.processes import whole
 
@@ -48,11 +47,14 @@ def _digest(state) -> str:
     return total.hexdigest()
 
 
-def open_checkpoints(directory: Path) -> orbax.training.Checkpointer:
+def open_checkpoints(directory: Path) -> Any:
     """The checkpoints of a run; create or continue. Close it when done.
 
     Raises `CheckpointError` if one that is there cannot be told what it is.
     """
+    # Imported here: it takes a while, and only runs on disk need it.
+    from orbax.checkpoint.experimental import v1 as orbax
+
     policy = orbax.training.preservation_policies.LatestN(KEPT)
     try:
         return orbax.training.Checkpointer(

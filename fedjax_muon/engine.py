@@ -60,6 +60,7 @@ def _exchange(exchange: Exchange, plan: Plan, draw: Draw, about, server_key):
             round = asked._replace(key=row.key)
             batches = draw(row.batches, row.draw_key)
             sent, kept = exchange.client(shared, mine, batches, round)
+            tree.check_alike("the client's state that client returns", mine, kept)
             message = exchange.decode(sent)
             heard = (row.weight > 0) & tree.all_finite((message, kept))
             factor = 1 if exchange.summed else row.weight
@@ -71,10 +72,13 @@ def _exchange(exchange: Exchange, plan: Plan, draw: Draw, about, server_key):
         (total, weight), pool, heard = plan(client, shared, pool, rows)
         told = about(key=server_key, present=heard)
         if exchange.summed:
-            return exchange.server(server, total, told), pool, heard
+            after = exchange.server(server, total, told)
+            tree.check_alike("the state that server returns", server, after)
+            return after, pool, heard
         safe = jnp.where(weight > 0, weight, 1)
         mean = jax.tree.map(lambda t: t / safe.astype(t.dtype), total)
         after = exchange.server(server, mean, told)
+        tree.check_alike("the state that server returns", server, after)
         return tree.where(weight > 0, after, server), pool, heard
 
     return play

@@ -1,6 +1,6 @@
 """Whether a simulation fits into memory, asked before its first round is compiled."""
 
-import os
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -8,7 +8,8 @@ from typing import NamedTuple
 import jax
 
 from fedjax_muon import tree
-from fedjax_muon.memory import peak_bytes
+from fedjax_muon.machine import memory_bytes
+from fedjax_muon.memory import UnknownMemoryError, peak_bytes
 from fedjax_muon.plans import chunked, mapped
 from fedjax_muon.rounds import untrained
 from fedjax_muon.sharding import Devices
@@ -34,7 +35,7 @@ def memory_of(simulation: Simulation) -> Memory:
     """What a simulation will need: exact but for the work, which is estimated.
 
     Its programs are traced, which they need not be again; nothing is compiled, and the
-    state is not made.
+    state is not made. Raises `UnknownMemoryError` if it can't be estimated.
     """
     setup, programs = simulation.setup, simulation.programs
     task, clients, longest = setup.task, simulation.clients, simulation.longest
@@ -55,26 +56,47 @@ def memory_of(simulation: Simulation) -> Memory:
 
 def limit_of(devices: Devices = ()) -> int:
     """Bytes that each of these devices has, of those that this process can use; by
-    default of JAX's first. Devices of a CPU share its memory."""
+    default of JAX's first. Devices of a CPU share its memory. Raises
+    `UnknownMemoryError` if an accelerator doesn't say how much it has."""
     here = jax.process_index()
     own = [device for device in devices if device.process_index == here]
     own = own or jax.local_devices()[:1]
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(own)
-    stats = [device.memory_stats() or {} for device in own]
-    return min(about.get("bytes_limit", physical) for about in stats)
+    return min(_limit(device, len(own)) for device in own)
+
+
+def _limit(device: jax.Device, sharing: int) -> int:
+    if device.platform == "cpu":
+        return memory_bytes() // sharing
+    try:
+        return device.memory_stats()["bytes_limit"]
+    except (jax.errors.JaxRuntimeError, KeyError, TypeError) as error:
+        raise UnknownMemoryError(
+            f"{device.device_kind} does not say how much memory it has"
+        ) from error
 
 
 def check_memory(simulation: Simulation) -> None:
-    """Raises `ValueError` if a simulation needs more memory than its devices have, and
-    says which plan would fit, if one does."""
+    """Checks that a simulation fits into the memory of its devices.
+
+    Warns, and checks nothing, where that is not known.
+
+    Raises:
+      ValueError: If it needs more than there is; says which plan would fit, if one
+        does.
+    """
     devices = simulation.setup.devices
-    need, limit = memory_of(simulation), limit_of(devices)
-    if need.total <= limit:
+    try:
+        need, limit = memory_of(simulation), limit_of(devices)
+        if need.total <= limit:
+            return
+        advice = _advice(simulation, limit)
+    except UnknownMemoryError as error:
+        warnings.warn(f"memory not checked: {error}", stacklevel=2)
         return
     each = " on each device" if len(devices) > 1 else ""
     raise ValueError(
         f"this plan needs about {_size(need.total)} of memory{each}, of "
-        f"{_size(limit)}; {_advice(simulation, limit)}"
+        f"{_size(limit)}; {advice}"
     )
 
 

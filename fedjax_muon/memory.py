@@ -5,6 +5,9 @@ memory at the worst moment is the estimate. XLA frees what nobody reads any more
 writes over it where it can, as is done here. What else it does is not known beforehand:
 it fuses, which takes less memory, and it runs what is independent in an order of its
 own, which can take more.
+
+The form of traced programs is JAX's own and changes between its versions. A program
+that this file cannot read has an unknown estimate (`UnknownMemoryError`).
 """
 
 import dataclasses
@@ -12,9 +15,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-# Programs of these operations are played once, as if they stood where they are called.
+# Programs of these operations run once, as if they stood where they are called.
 INLINED = frozenset(
     """jit pjit closed_call remat remat2 checkpoint custom_jvp_call
     custom_vjp_call shard_map""".split()  # noqa: SIM905 - a list of words
@@ -30,16 +34,42 @@ IN_PLACE = frozenset(
     scatter-add select_n shift_left shift_right_arithmetic shift_right_logical sign sin
     sqrt square squeeze stop_gradient sub tan tanh xor""".split()  # noqa: SIM905 - a list of words
 )
+# Their programs combine single numbers, which take no memory.
+SCALAR = frozenset(
+    """reduce reduce_window scatter scatter-add scatter-mul scatter-sub scatter_max
+    scatter_min select_and_scatter""".split()  # noqa: SIM905 - a list of words
+)
+
+
+class UnknownMemoryError(Exception):
+    """The memory that a program needs is not known; the message says why."""
 
 
 def peak_bytes(program: ClosedJaxpr, donated: Iterable[bool] = ()) -> int:
     """Bytes that lie in memory at a program's worst moment, arguments left out.
 
-    `donated` says of the first arguments whether they count nevertheless, and whether
-    their memory may be reused. Where a program runs on several devices, inside
-    `jax.shard_map`, the bytes are those of one device.
+    Args:
+      program: A traced program.
+      donated: Of the first arguments, whether they count nevertheless, and whether
+        their memory may be reused.
+
+    Returns:
+      The estimate in bytes. Where a program runs on several devices, inside
+      `jax.shard_map`, those of one device.
+
+    Raises:
+      UnknownMemoryError: If the program has operations that this file does not know, or
+        that another version of JAX describes differently.
     """
-    return _peak(program.jaxpr, donated)
+    try:
+        return _peak(program.jaxpr, donated)
+    except UnknownMemoryError:
+        raise
+    except Exception as error:  # JAX promises nothing about a program's insides
+        raise UnknownMemoryError(
+            f"jax {jax.__version__} describes programs in an unknown form "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,8 +158,8 @@ def _during(step: _Step, dying: set[_Value]) -> int:
     """What a step adds to the memory in use while it runs, before values die."""
     made, eqn = _total(step.made), step.eqn
     if step.name == "scan":
-        lent, carried = eqn.params["num_consts"], eqn.params["num_carry"]
         (body,) = _programs(eqn)
+        lent, carried = _lent_and_carried(eqn, body)
         stacked = _total(step.made[carried:])
         return stacked + _repeated(body, step.given, lent, carried, dying)
     if step.name == "while":
@@ -137,13 +167,28 @@ def _during(step: _Step, dying: set[_Value]) -> int:
         lent, body = eqn.params["body_nconsts"], eqn.params["body_jaxpr"].jaxpr
         given = step.given[tested:]
         return _repeated(body, given, lent, len(given) - lent, dying)
-    if programs := _programs(eqn):  # branches, and what this file does not know
-        return max(_handed(program, step.given, dying) for program in programs)
+    if step.name == "cond":
+        return max(_handed(program, step.given, dying) for program in _programs(eqn))
+    if step.name not in SCALAR and _programs(eqn):
+        raise UnknownMemoryError(f"the operation {step.name} is unknown")
     if step.name in PACKED:
         return made + _total(filter(None, step.given))
     if step.name in IN_PLACE:
         return max(0, made - _total(dying))
     return made
+
+
+def _lent_and_carried(eqn: JaxprEqn, body: Jaxpr) -> tuple[int, int]:
+    """How many arguments of a scan are constants, and how many are its carry.
+
+    Told by their shapes, since parameters that count them differ between versions of
+    JAX: what is scanned over, or stacked, has one axis more than the body sees.
+    """
+    alike = lambda outer, inner: sum(
+        x.aval.ndim == y.aval.ndim for x, y in zip(outer, inner, strict=True)
+    )
+    carried = alike(eqn.outvars, body.outvars)
+    return alike(eqn.invars, body.invars) - carried, carried
 
 
 def _repeated(body: Jaxpr, given, lent: int, carried: int, dying: set[_Value]) -> int:

@@ -6,6 +6,7 @@ type: leaves keep the dtype they came with, so that a schedule in float32 never 
 bfloat16 state.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -95,3 +96,20 @@ def put(a, names, leaves):
     return jax.tree_util.tree_map_with_path(
         lambda p, x: next(leaves) if _named(p, names) else x, a
     )
+
+
+def check_alike(name: str, before, after) -> None:
+    """Raises `ValueError` unless two trees have the same structure, shapes and dtypes.
+
+    Args:
+      name: What the second tree is, as in "the state that server returns".
+      before: The tree as it was.
+      after: The tree that takes its place.
+    """
+    try:
+        chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
+    except AssertionError as error:
+        detail = " ".join(str(error).split())
+        raise ValueError(
+            f"{name} must keep structure, shapes and dtypes: {detail[:500]}"
+        ) from error

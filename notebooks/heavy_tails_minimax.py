@@ -1,8 +1,6 @@
 # %% [markdown]
 # # Minimax under heavy-tailed noise
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/fedjax-muon/fedjax-muon/blob/main/notebooks/heavy_tails_minimax.ipynb)
-#
 # Stochastic gradients of large models can have so heavy tails that their variance is
 # infinite. Then steps that are proportional to a gradient are at the mercy of single
 # draws, and steps of a fixed length are not. Here this is seen on a problem of two
@@ -15,13 +13,19 @@
 # concave in $Y$.
 
 # %%
-import importlib.util
 import subprocess
 import sys
+from glob import glob
+from importlib.util import find_spec
 
-if importlib.util.find_spec("fedjax_muon") is None:
-    package = "fedjax-muon @ git+https://github.com/fedjax-muon/fedjax-muon"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if not find_spec("fedjax_muon"):
+    sources = glob("fedjax_muon-*.whl")
+    if not sources:
+        raise FileNotFoundError(
+            "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
+            "of the repository, and upload the file in dist beside this notebook"
+        )
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
 # %%
 from functools import partial

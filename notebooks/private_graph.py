@@ -1,21 +1,25 @@
 # %% [markdown]
 # # Private agents on a graph, and an attack on them
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/fedjax-muon/fedjax-muon/blob/main/notebooks/private_graph.ipynb)
-#
 # Five hospitals train one classifier of tumours together, without a server: each talks
 # to its neighbours on a graph. What they tell each other is made differentially
 # private. Then the promise is tried: an attacker plants a record that is made to be
 # seen, and finds a *lower* bound of epsilon.
 
 # %%
-import importlib.util
 import subprocess
 import sys
+from glob import glob
+from importlib.util import find_spec
 
-if importlib.util.find_spec("fedjax_muon") is None:
-    package = "fedjax-muon @ git+https://github.com/fedjax-muon/fedjax-muon"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if not (find_spec("fedjax_muon") and find_spec("dp_accounting")):
+    sources = [f"{wheel}[privacy]" for wheel in glob("fedjax_muon-*.whl")]
+    if not sources:
+        raise FileNotFoundError(
+            "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
+            "of the repository, and upload the file in dist beside this notebook"
+        )
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
 # %%
 from functools import partial

@@ -1,19 +1,23 @@
 # %% [markdown]
 # # Quickstart: three algorithms, clients that are not alike
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/fedjax-muon/fedjax-muon/blob/main/notebooks/quickstart.ipynb)
-#
 # 16 clients hold handwritten digits, each mostly a few of the ten. A server trains one
 # model with them by FedAvg, by Local Muon, and by FedMuon, and never sees a digit.
 
 # %%
-import importlib.util
 import subprocess
 import sys
+from glob import glob
+from importlib.util import find_spec
 
-if importlib.util.find_spec("fedjax_muon") is None:
-    package = "fedjax-muon @ git+https://github.com/fedjax-muon/fedjax-muon"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if not find_spec("fedjax_muon"):
+    sources = glob("fedjax_muon-*.whl")
+    if not sources:
+        raise FileNotFoundError(
+            "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
+            "of the repository, and upload the file in dist beside this notebook"
+        )
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
 # %%
 from functools import partial

@@ -1,20 +1,24 @@
 # %% [markdown]
 # # Sweeps: learning rates and seeds in one program
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/fedjax-muon/fedjax-muon/blob/main/notebooks/sweeps.ipynb)
-#
 # A comparison of algorithms is fair if each has the learning rate that suits it. Here
 # two algorithms are run on five learning rates and two seeds each. The best rate is
 # chosen on examples that nobody trains on, and reported on others.
 
 # %%
-import importlib.util
 import subprocess
 import sys
+from glob import glob
+from importlib.util import find_spec
 
-if importlib.util.find_spec("fedjax_muon") is None:
-    package = "fedjax-muon @ git+https://github.com/fedjax-muon/fedjax-muon"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if not find_spec("fedjax_muon"):
+    sources = glob("fedjax_muon-*.whl")
+    if not sources:
+        raise FileNotFoundError(
+            "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
+            "of the repository, and upload the file in dist beside this notebook"
+        )
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
 # %%
 from pathlib import Path

@@ -176,7 +176,7 @@ def test_commands_are_found_wherever_they_are_printed():
     ```bash
     python -m experiments.theory \\
         --only stall
-    pip install fedjax-muon[privacy]
+    pip uninstall fedjax-muon[privacy]
     ```
     """
     text = "\n".join(line[4:] for line in text.splitlines())

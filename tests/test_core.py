@@ -25,6 +25,8 @@ from fedjax_muon.core import (
 from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms import muon, orthogonalize
 
+pytestmark = pytest.mark.portable
+
 KEY = jax.random.key(3)
 K = 5
 

@@ -132,7 +132,7 @@ def test_prepare_returns_the_folder_and_does_nothing_twice(prepared_once):
 
 def test_prepare_needs_tensorflow(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'pip install "fedjax-muon\[prepare\]"'):
+    with pytest.raises(ValueError, match=r'pip install "tensorflow-cpu>=2\.19", or'):
         data.prepare("mnist", tmp_path)
     with pytest.raises(ValueError, match="mnist is stored in files: give data_dir"):
         data.prepare("mnist")

@@ -14,6 +14,8 @@ from fedjax_muon import engine, plans, tree
 from fedjax_muon.algorithms import fedavg, scaffold
 from fedjax_muon.core import Algorithm, Exchange, everything, stateless
 
+pytestmark = pytest.mark.portable
+
 N, S = 7, 5
 KEY = jax.random.key(11)
 PLANS = {

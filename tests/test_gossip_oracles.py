@@ -21,6 +21,8 @@ from fedjax_muon.gossip_engine import dense
 from fedjax_muon.pair import Pair, on_y, projected
 from fedjax_muon.transforms import by_rank, orthogonalize, sign_scalars
 
+pytestmark = pytest.mark.portable
+
 M, T, SEED = 5, 6, 9
 WEIGHTS = np.stack([oracle.draw_weights(seed, M) for seed in range(T)])
 PLAY = oracle.draw_saddles(3, lambda t: WEIGHTS[t])

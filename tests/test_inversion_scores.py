@@ -106,7 +106,7 @@ def test_refusals(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage", None)
     for measure in (inversion.psnr, inversion.ssim):
         with pytest.raises(
-            ImportError, match=r'pip install "fedjax-muon\[inversion\]"'
+            ImportError, match=r'pip install "scikit-image<0\.27,>=0\.26"'
         ):
             measure(x[0], 0 * x[0])
 

@@ -14,7 +14,9 @@ LAYERS = (
         "partition",
         "processes",
         "gaussian",
+        "machine",
         "memory",
+        "versions",
     },
     {
         "models",

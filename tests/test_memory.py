@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import federation
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,7 +21,10 @@ from fedjax_muon.cli.building import simulation_of
 from fedjax_muon.cli.config import Config, Run
 from fedjax_muon.data import Dataset, load
 from fedjax_muon.fitting import check_memory, limit_of, memory_of
+from fedjax_muon.memory import UnknownMemoryError
 from fedjax_muon.sharding import SAME, SPLIT, across, shardings
+
+pytestmark = pytest.mark.portable
 
 FOUR = jax.devices()[:4]
 KB = jnp.zeros(250)  # a thousand bytes
@@ -216,15 +220,96 @@ def test_a_checked_simulation_is_not_traced_again():
 # -------------------------------------------------------------------------- refusals
 
 
-def a_device(process=0, **stats):
-    return SimpleNamespace(process_index=process, memory_stats=lambda: stats or None)
+def a_device(process=0, platform="gpu", **stats):
+    return SimpleNamespace(
+        process_index=process,
+        platform=platform,
+        device_kind="a kind",
+        memory_stats=lambda: stats or None,
+    )
 
 
 def test_the_limit_is_the_least_of_this_process():
     sizes = a_device(bytes_limit=7), a_device(bytes_limit=5), a_device(1, bytes_limit=3)
     assert limit_of(sizes) == 5
     assert limit_of() == 4 * limit_of(FOUR) + limit_of() % 4 > 1e9
-    assert limit_of([a_device(), a_device()]) == limit_of() // 2
+
+
+def test_an_accelerator_that_does_not_say_its_memory_has_an_unknown_limit():
+    for one in (a_device(), a_device(bytes_in_use=3)):
+        with pytest.raises(UnknownMemoryError, match="a kind does not say how much"):
+            limit_of([one])
+
+
+# ------------------------------------------------- estimates that nobody can make
+
+
+def unreadable(number):
+    """A scan in a form of no JAX that there is: with parameters of other names, without
+    a program, or of an operation that nobody knows."""
+    traced = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c * 2, ()), x, length=3)[0])
+    program = traced.trace(KB).jaxpr
+    (eqn,) = program.jaxpr.eqns
+    other = (
+        {"params": {"reverse": False}},
+        {"params": {"jaxpr": eqn.params["jaxpr"], "more": eqn.params["jaxpr"]}},
+        {"primitive": jax.extend.core.Primitive("swirl")},
+    )[number]
+    return SimpleNamespace(
+        jaxpr=SimpleNamespace(
+            invars=program.jaxpr.invars,
+            constvars=(),
+            outvars=program.jaxpr.outvars,
+            eqns=[eqn.replace(**other)],
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (0, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
+        (1, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
+        (2, "the operation swirl is unknown"),
+    ],
+)
+def test_a_program_in_an_unknown_form_has_an_unknown_estimate(number, message):
+    with pytest.raises(UnknownMemoryError, match=message):
+        memory.peak_bytes(unreadable(number))
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
+    def unknown(program, donated=()):
+        return memory._peak(unreadable(2).jaxpr, donated)
+
+    monkeypatch.setattr(fitting, "peak_bytes", unknown)
+    with pytest.warns(UserWarning, match="^memory not checked: the operation swirl"):
+        check_memory(prepared("fedavg", plans.mapped, 8, 4))
+    short = ["--rounds", "1", "--model", "mlp", "--hidden", "4", "--cohort-size", "1"]
+    out = tmp_path / "out"
+    main(["train", "--algorithm", "fedavg", *short, "--output", str(out)])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        "fedjax-muon: warning: memory not checked: the operation swirl is unknown"
+    )
+    assert len((out / "metrics.csv").read_text().splitlines()) == 3
+    main(
+        ["sweep", "--algorithms", "fedavg", "--grid", "lr=0.1", "--seeds", "1", *short]
+    )
+    assert "memory not checked, one cell at a time: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_every_method_has_an_estimate(name):
+    assert memory_of(prepared(name, plans.mapped, 4, 4)).work > 0
+
+
+def test_sums_at_indices_count():
+    add = lambda x: jnp.flip(x).at[jnp.array([3])].add(1.0)
+    assert 1000 <= peak(add, KB) < 1100
+    keep = lambda x: (product(x), product(x).at[jnp.array([3])].add(1.0))
+    assert 2000 <= peak(keep, KB) < 2100
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """Notebooks do what they show: their code runs, and their outputs are of that code."""
 
 import base64
+import hashlib
 import importlib.util
 import io
+import json
 import re
 import runpy
 import subprocess
@@ -15,7 +17,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from notebooks import build
+from notebooks import build, check
 
 # What the line that begins with ROUNDS becomes; all else is run as it is written.
 SHORT = {
@@ -27,6 +29,7 @@ SHORT = {
 }
 NAMES = build.NAMES
 LARGEST = 400_000  # bytes of a notebook
+ADDRESS = "https://github.com/OWNER/NAME"
 
 
 def script(name: str) -> str:
@@ -56,7 +59,7 @@ def shows_something(picture) -> bool:
 
 def test_all_notebooks_are_known():
     assert {path.stem for path in build.HERE.glob("*.ipynb")} == set(NAMES)
-    assert {path.stem for path in build.HERE.glob("*.py")} == {*NAMES, "build"}
+    assert {path.stem for path in build.HERE.glob("*.py")} == {*NAMES, "build", "check"}
     page = (build.HERE / "README.md").read_text()
     assert re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\)", page, re.MULTILINE) == list(NAMES)
 
@@ -73,22 +76,52 @@ def test_script_and_notebook_say_the_same(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_opens_in_colab_and_installs_what_is_missing(name, monkeypatch):
-    first, install = stored(name).cells[:2]
-    title, badge, *_ = [line for line in first.source.splitlines() if line]
-    assert title.startswith("# ")
-    assert badge == build.badge(name)
-    address = re.escape(build.REPOSITORY.removeprefix("https://github.com/"))
-    assert len(re.findall(address, script(name))) == 2  # its badge, and what follows
+def test_first_cells_are_of_the_setting(name):
+    current = script(name)
+    assert build.opened(current, name, build.repository()) == current
+    known = build.opened(current, name, ADDRESS)
+    title, badge, *_ = [cell for cell in known.split("\n#\n") if cell]
+    assert title.startswith("# %% [markdown]\n# # ")
+    assert badge == f"# {build.badge(name, ADDRESS)}"
+    assert badge.endswith(f"/github/OWNER/NAME/blob/main/notebooks/{name}.ipynb)")
+    assert len(re.findall("OWNER/NAME", known)) == 2  # the badge, and what is installed
+    assert build.opened(known, name, ADDRESS) == known
+    unknown = build.opened(known, name, "")
+    assert "colab" not in unknown
+    assert build.opened(unknown, name, build.repository()) == current
+    elsewhere = build.opened(current, name, "https://example.org/OWNER/NAME")
+    assert "colab" not in elsewhere  # which opens no other site's files
+    assert "https://example.org/OWNER/NAME" in elsewhere
 
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_installs_what_is_missing(name, tmp_path, monkeypatch):
     ran = []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command))
-    exec(install.source, {})
-    assert not ran
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    exec(install.source, {})
-    package = f"fedjax-muon @ git+{build.REPOSITORY}"
-    assert ran == [[sys.executable, "-m", "pip", "install", "-q", package]]
+    install = [sys.executable, "-m", "pip", "install", "-q"]
+    extra = "[privacy]" if name == "private_graph" else ""
+    exec(codes(stored(name))[0].source, {})
+    assert not ran  # all is there
+    absent = "dp_accounting" if extra else "fedjax_muon"
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name != absent and found(name)
+    )
+    with pytest.raises(FileNotFoundError, match="upload the file in dist beside this"):
+        exec(build.installing(name, ""), {})
+    exec(build.installing(name, ADDRESS), {})
+    assert ran == [[*install, f"fedjax-muon{extra} @ git+{ADDRESS}"]]
+    wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    for address in ("", ADDRESS):
+        exec(build.installing(name, address), {})
+        assert ran.pop() == [*install, f"{wheel.name}{extra}"]
+
+
+def test_every_extra_that_a_notebook_needs_is_installed():
+    needing = {name for name in NAMES if "privacy.report" in script(name)}
+    assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -162,3 +195,68 @@ def test_notebooks_are_written_alike_every_time(tmp_path, monkeypatch):
     with pytest.raises(CellExecutionError, match="OSError"):
         build.main()
     assert notebook.read_bytes() == first
+
+
+WHERE = """# %%
+import os
+import sys
+
+print(sorted(os.listdir()), os.environ.get("PYTHONPATH"), sys.executable)
+"""
+
+
+def test_a_notebook_is_checked_beside_a_wheel_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(build.ROOT))
+    wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    notebook = tmp_path / "where.ipynb"
+    nbformat.write(jupytext.reads(WHERE, fmt="py:percent"), notebook)
+    (printed,) = check.play(notebook, wheel).cells[0].outputs
+    assert printed.text == f"{[wheel.name]} None {sys.executable}\n"
+    nbformat.write(jupytext.reads("# %%\n1 / 0", fmt="py:percent"), notebook)
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        check.play(notebook, wheel)
+
+
+def test_what_is_checked_is_the_wheel(tmp_path, monkeypatch, capsys):
+    wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
+    arguments = ["check", "--wheel", str(wheel), "sweeps"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    played = []
+
+    def main(before, after):
+        origins = [before]
+        play = lambda notebook, _: (origins.append(after), played.append(notebook))
+        monkeypatch.setattr(check, "play", play)
+        monkeypatch.setattr(check, "installed", lambda: origins[-1])
+        check.main()
+
+    with pytest.raises(SystemExit, match="2"):
+        main("", "")
+    assert "is no file; run: pip wheel" in capsys.readouterr().err
+    wheel.write_bytes(b"a wheel")
+    its = hashlib.sha256(b"a wheel").hexdigest()
+    with pytest.raises(SystemExit, match="2"):
+        main("no wheel", its)
+    assert "and not from this wheel" in capsys.readouterr().err
+    assert not played
+    for before in ("", its):
+        main(before, its)
+        assert played.pop() == build.HERE / "sweeps.ipynb"
+    with pytest.raises(SystemExit, match="sweeps: the package was not installed from"):
+        main("", "no wheel")
+
+
+def test_where_the_package_is_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert check.installed() == ""
+    about = tmp_path / "fedjax_muon-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: fedjax-muon\nVersion: 0.1.0\n")
+    assert check.installed() == "no wheel"
+    for origin, said in (
+        ({"dir_info": {"editable": True}}, "no wheel"),
+        ({"archive_info": {"hashes": {"sha256": "12ab"}}}, "12ab"),
+    ):
+        (about / "direct_url.json").write_text(json.dumps({"url": "file:", **origin}))
+        assert check.installed() == said

@@ -41,6 +41,8 @@ from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.transforms import by_rank, muon, orthogonalize, spectral
 
+pytestmark = pytest.mark.portable
+
 
 def newton_schulz(m):
     """Five steps X <- a X + b (X X') X + c (X X')^2 X of Jordan et al. 2024."""

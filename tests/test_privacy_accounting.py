@@ -302,7 +302,7 @@ def test_without_the_library_one_is_told_what_to_install(monkeypatch):
         lambda: Pld().epsilon(A9A, 1.0, 9, DELTA),
         lambda: Rdp().epsilon(A9A, 1.0, 9, DELTA),
     ):
-        refused(call, r'pip install "fedjax-muon\[privacy\]"', ImportError)
+        refused(call, r'pip install "dp-accounting<0\.7,>=0\.6"', ImportError)
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers():

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import os
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from play import grad_fn
 from fedjax_muon import engine, fitting, plans, simulation, sweep, training
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.cli.config import hyper_parameters
+from fedjax_muon.memory import UnknownMemoryError
 from fedjax_muon.sweep import Cell
 
 SIZES = [3, 20, 9, 6, 25, 12]
@@ -276,10 +276,19 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
     prepared = federation.federation(fedavg)
     need = fitting.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
-    memory = {"SC_PAGE_SIZE": 2, "SC_PHYS_PAGES": need.examples + 3 * one}
-    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    memory = [2 * (need.examples + 3 * one)]
+    monkeypatch.setattr(sweep, "limit_of", lambda: memory[-1])
     assert sweep._fitting(prepared) == 3
-    memory["SC_PHYS_PAGES"] -= 1
+    memory.append(memory[-1] - 2)
     assert sweep._fitting(prepared) == 2
-    memory["SC_PHYS_PAGES"] = 1
+    memory.append(2)
     assert sweep._fitting(prepared) == 1
+
+
+def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):
+    def unknown():
+        raise UnknownMemoryError("no device says")
+
+    monkeypatch.setattr(sweep, "limit_of", unknown)
+    with pytest.warns(UserWarning, match="memory not checked, one cell .*: no device"):
+        assert sweep._fitting(federation.federation(fedavg)) == 1

@@ -2,7 +2,8 @@
 
 Pages of docs/ link to files beside docs/, such as an experiment. On the site a module
 of the library becomes its page of the reference; any other file gets a page that shows
-it. CHANGELOG.md and CONTRIBUTING.md are pages too, whose links start at the root.
+it. CHANGELOG.md, CONTRIBUTING.md and SECURITY.md are pages too, whose links start at
+the root.
 """
 
 import logging
@@ -15,7 +16,11 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
-ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+ROOT_PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 log = logging.getLogger("mkdocs.hooks.links")
 

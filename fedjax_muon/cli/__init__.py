@@ -1,54 +1,56 @@
 """The command `fedjax-muon`."""
 
+import importlib
 import sys
+import warnings
 from typing import Annotated, Any, Union
 
 import tyro
 from tyro.conf import subcommand
 
-from fedjax_muon.cli import (
-    arguments,
-    commands,
-    datasets,
-    launch,
-    private,
-    session,
-    sweeping,
-)
+import fedjax_muon
+from fedjax_muon.cli import arguments, launch, refusals
 
 
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line and runs one command; exits with 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--version"]:
+        print(f"fedjax-muon {fedjax_muon.__version__}")
+        return
     launch.remember_programs()
-    algorithm = arguments.algorithm_in(argv)
-    with session.refusing():
-        train = arguments.train_class(algorithm)
-    runners: dict[type, tuple[str, Any]] = {
-        arguments.Compare: ("compare", commands.compare),
-        train: ("train", commands.train),
-        arguments.Sweep: ("sweep", sweeping.command),
-        arguments.Resume: ("resume", commands.resume),
-        arguments.List: ("list", commands.show),
-        arguments.Plot: ("plot", commands.plot),
-        arguments.Partition: ("partition", commands.partition),
-        arguments.Private: ("private", private.command),
-        arguments.Noise: ("noise", commands.noise),
-        arguments.Data: ("data", datasets.command),
-        arguments.Prepare: ("prepare", commands.prepare),
+    with refusals.refusing():
+        train = arguments.train_class(arguments.algorithm_in(argv))
+    # Modules are imported when their command runs: help needs none of them.
+    runners: dict[type, tuple[str, str, str]] = {
+        arguments.Compare: ("compare", "commands", "compare"),
+        train: ("train", "commands", "train"),
+        arguments.Sweep: ("sweep", "sweeping", "command"),
+        arguments.Resume: ("resume", "commands", "resume"),
+        arguments.List: ("list", "commands", "show"),
+        arguments.Plot: ("plot", "commands", "plot"),
+        arguments.Partition: ("partition", "commands", "partition"),
+        arguments.Private: ("private", "private", "command"),
+        arguments.Noise: ("noise", "commands", "noise"),
+        arguments.Data: ("data", "datasets", "command"),
+        arguments.Prepare: ("prepare", "commands", "prepare"),
     }
     problem = arguments.problem_in(argv)
     kinds: Any = Union[  # noqa: UP007 - made from a list
         tuple(
             Annotated[kind, subcommand(name, **arguments.defaults(kind, problem))]
-            for kind, (name, _) in runners.items()
+            for kind, (name, _, _) in runners.items()
         )
     ]
-    with session.refusing():
+    with refusals.refusing():
         args = tyro.cli(
             kinds,
             args=argv,
             prog="fedjax-muon",
-            description="Federated optimization built around Muon.",
+            description="Federated optimization built around Muon. "
+            "`fedjax-muon --version` prints the version.",
         )
-    runners[type(args)][1](args)
+    _, module, function = runners[type(args)]
+    with warnings.catch_warnings():
+        warnings.showwarning = refusals.show_warning
+        getattr(importlib.import_module(f"{__name__}.{module}"), function)(args)

@@ -172,7 +172,7 @@ class Data:
 class Prepare:
     """Download a set of tensorflow-datasets and convert it, once.
 
-    Needs TensorFlow: pip install "fedjax-muon[prepare]".
+    Needs TensorFlow, the extra `prepare`.
     """
 
     name: Positional[str]

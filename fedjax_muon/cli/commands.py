@@ -22,10 +22,10 @@ from fedjax_muon.cli.config import (
     hyper_parameters,
 )
 from fedjax_muon.cli.pretrained import dataset_of
+from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.cli.session import (
     new_directory,
     progress_bar,
-    refusing,
     resumable,
 )
 from fedjax_muon.comparison import score_column

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fedjax_muon import data
 from fedjax_muon.cli import arguments
-from fedjax_muon.cli.session import refusing
+from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.data import Status, prepared
 from fedjax_muon.data.names import PREPARED, data_directory, source_of
 from fedjax_muon.data.source import File, Source, existing

@@ -99,20 +99,23 @@ def read(directory: Path) -> What:
 def versions() -> dict[str, str]:
     """Of Python, of the packages that compute, of the source, and the device."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    here = Path(__file__).parent
-    git = subprocess.run(
-        ["git", "-C", str(here), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     return {
         "python": platform.python_version(),
         **found,
-        "git_revision": git.stdout.strip() if git.returncode == 0 else "unknown",
+        "git_revision": _git_revision(),
         "device": jax.devices()[0].device_kind,
         "machine": platform.platform(),
     }
+
+
+def _git_revision() -> str:
+    """Of the source, where it is a git checkout and git is installed."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def _mark(run: Run, state) -> str:

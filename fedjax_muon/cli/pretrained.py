@@ -12,6 +12,7 @@ from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.lora import lora_classification
 from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
 from fedjax_muon.tasks import Task, classification, starting_at
+from fedjax_muon.versions import install_command
 
 GET = {
     "roberta": f"the directory of roberta-base, from {roberta_checkpoint.URL}",
@@ -41,8 +42,7 @@ def checkpoint_of(config: Config) -> Path | None:
     absent = [n for n in ("safetensors", "tokenizers") if not find_spec(n)]
     if absent:
         raise ValueError(
-            f"a checkpoint needs {' and '.join(absent)}: pip install "
-            '"fedjax-muon[roberta]"'
+            f"a checkpoint needs {' and '.join(absent)}: {install_command(*absent)}"
         )
     if not config.checkpoint.exists():
         raise ValueError(

@@ -31,7 +31,8 @@ from fedjax_muon.cli.private_building import (
     simulation_of,
     varied,
 )
-from fedjax_muon.cli.session import new_directory, progress_bar, refusing, resumable
+from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.cli.session import new_directory, progress_bar, resumable
 from fedjax_muon.decentralized_simulation import DecentralizedSimulation
 from fedjax_muon.privacy.report import PrivacySpec, report
 

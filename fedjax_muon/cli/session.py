@@ -1,4 +1,4 @@
-"""What every command that works for a while needs: refusals, progress, Ctrl-C."""
+"""What every command that works for a while needs: a directory, progress, Ctrl-C."""
 
 import contextlib
 import signal
@@ -18,21 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedjax_muon.checkpoint import CheckpointError
 from fedjax_muon.cli.directory import held
-
-
-@contextlib.contextmanager
-def refusing() -> Iterator[None]:
-    """Turns an error about what was asked for into one line and exit status 2."""
-    try:
-        yield
-    except (ValueError, OSError, CheckpointError) as error:
-        text = " ".join(str(error).split())
-        Console(stderr=True, soft_wrap=True).print(
-            f"fedjax-muon: error: {text}", style="red", markup=False, highlight=False
-        )
-        sys.exit(2)
+from fedjax_muon.cli.refusals import refusing
 
 
 def new_directory(given: Path | None, name: str) -> Path:

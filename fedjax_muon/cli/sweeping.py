@@ -23,10 +23,10 @@ from fedjax_muon.cli import arguments, directory, tables
 from fedjax_muon.cli.building import algorithm_of, parts_of, simulation_of, start_key
 from fedjax_muon.cli.config import METHODS, Sweep, hyper_parameters, methods_for
 from fedjax_muon.cli.pretrained import dataset_of
+from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.cli.session import (
     new_directory,
     progress_bar,
-    refusing,
     resumable,
 )
 from fedjax_muon.comparison import History, Point

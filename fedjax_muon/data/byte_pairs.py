@@ -29,7 +29,7 @@ def roberta_encoder(
     Texts become as long as the longest of them is, `length` tokens at most: of one that
     is longer the end is left out, of the longer sentence of a pair first, and never a
     mark. Ids are those of Hugging Face's tokenizer, but that "<s>" and the like mean
-    nothing in a text. Needs `pip install "fedjax-muon[roberta]"`.
+    nothing in a text. Needs the extra `roberta`.
 
     Raises:
       FileNotFoundError: if a file is missing.

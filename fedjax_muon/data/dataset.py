@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from sklearn.model_selection import train_test_split
 
 
 class Dataset(NamedTuple):
@@ -139,6 +138,9 @@ def hold_out(
             f"a validation share of {share} leaves one side without a class that has "
             f"{least} of {len(y)} training examples"
         )
+    # Imported here: scikit-learn takes a second.
+    from sklearn.model_selection import train_test_split
+
     split = train_test_split(x, y, test_size=share, stratify=y, random_state=0)
     x, x_validation, y, y_validation = split
     return dataset._replace(x_train=x, y_train=y), (x_validation, y_validation)

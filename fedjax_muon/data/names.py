@@ -139,9 +139,8 @@ def _encoded(name: str, data_dir: Directory, encoder: Encoder) -> Dataset:
 def prepare(name: str, data_dir: Directory = None) -> Path:
     """Downloads a set of tensorflow-datasets and converts it for `load("tfds:...")`.
 
-    Needs the network and, unlike `load`, TensorFlow (pip install
-    "fedjax-muon[prepare]"). The prefix "tfds:" of `name` may be left out. Returns the
-    folder.
+    Needs the network and, unlike `load`, TensorFlow (the extra `prepare`). The prefix
+    "tfds:" of `name` may be left out. Returns the folder.
 
     Raises:
       ValueError: without TensorFlow, or for a name that tensorflow-datasets does not

@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.source import Source
 from fedjax_muon.data.text import Sentences, tokenised
+from fedjax_muon.versions import install_command
 
 INFO = "dataset_info.json"  # marks the folder of one version of a prepared set
 TEXTS = ("text", "sentence")  # what features with sentences are called
@@ -104,8 +105,8 @@ def prepare(name: str, directory: Path) -> Path:
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(
             f"preparing {name!r} needs TensorFlow (reading it afterwards does not): "
-            'pip install "fedjax-muon[prepare]", or prepare it on another machine and '
-            "copy the folder"
+            f"{install_command('tensorflow-cpu')}, or prepare it on another machine "
+            "and copy the folder"
         )
     import tensorflow_datasets as tfds
 

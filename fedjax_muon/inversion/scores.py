@@ -12,6 +12,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedjax_muon.inversion.releases import Restored
+from fedjax_muon.versions import install_command
 
 CEILING = 100.0  # dB: 1e-5 of a pixel's range; exact images have infinity
 
@@ -107,6 +108,6 @@ def _metrics() -> Any:
         from skimage import metrics
     except ImportError as error:
         raise ImportError(
-            'scores of images need scikit-image: pip install "fedjax-muon[inversion]"'
+            f"scores of images need scikit-image: {install_command('scikit-image')}"
         ) from error
     return metrics

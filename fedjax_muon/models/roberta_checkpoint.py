@@ -89,7 +89,7 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
     not. The head is absent from the result where it is from the file, as in what
     pretraining leaves; that of masked words is ignored. Floating-point types stay, but
     for half precision, which becomes float32. One tensor at a time is copied from the
-    file, which is mapped, to the device. Needs `pip install "fedjax-muon[roberta]"`.
+    file, which is mapped, to the device. Needs the extra `roberta`.
 
     Raises `FileNotFoundError` without the file, and `ValueError` for a file of another
     format, tensors that are missing or that the model does not have, and shapes that

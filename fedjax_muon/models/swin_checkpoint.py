@@ -52,7 +52,7 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     of "patch4_window7_224". So every relative position keeps the number that it was
     trained with, on images of whatever size. Names are timm's, of before its version
     0.9, which are the paper's authors', or since. Half precision becomes float32. Needs
-    `pip install "fedjax-muon[roberta]"`.
+    the extra `roberta`.
 
     Raises `FileNotFoundError` without the file, and `ValueError` for a file of another
     format, of another network, or of parts that do not go together, as of one that was

@@ -16,6 +16,7 @@ from scipy import optimize
 
 from fedjax_muon.privacy.sampling import FixedSize, Poisson, Sampling, check_count
 from fedjax_muon.ranges import check_range
+from fedjax_muon.versions import install_command
 
 
 class Adjacency(NamedTuple):
@@ -300,6 +301,7 @@ def _library() -> Any:
         import dp_accounting
     except ImportError as error:
         raise ImportError(
-            'privacy accounting needs dp-accounting: pip install "fedjax-muon[privacy]"'
+            "privacy accounting needs dp-accounting: "
+            f"{install_command('dp-accounting')}"
         ) from error
     return dp_accounting

@@ -1,0 +1,80 @@
+"""Versions of the packages that this one is made of: what is allowed, what is there.
+
+The bounds are those of `pyproject.toml`, read from the metadata of the installed
+package, so that they are written once. In a checkout that is not installed there is no
+metadata, and nothing is checked.
+"""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+PACKAGE = "fedjax-muon"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+PACKAGE_VERSION = _version(PACKAGE) or "unknown"
+
+
+def requirements() -> dict[str, Requirement]:
+    """Every required and optional package by its name; empty if not installed."""
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = [Requirement(line) for line in lines]
+    return {one.name: one for one in found if not one.extras}
+
+
+def install_command(*names: str) -> str:
+    """The pip command that installs packages in versions that are allowed.
+
+    Example:
+      >>> install_command("dp-accounting")
+      'pip install "dp-accounting<0.7,>=0.6"'
+    """
+    known = requirements()
+    specs = [
+        f"{name}{known[name].specifier if name in known else ''}" for name in names
+    ]
+    return "pip install " + " ".join(f'"{spec}"' for spec in specs)
+
+
+def check_versions() -> None:
+    """Checks the installed versions of all required packages.
+
+    The command `fedjax-muon` ends with the message alone, without a traceback.
+
+    Raises:
+      ImportError: If a package is missing or outside of its bounds; names what is
+        installed, what is allowed, and the pip command.
+    """
+    wrong = []
+    for name, requirement in requirements().items():
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        installed = _version(name)
+        if installed is None or not requirement.specifier.contains(
+            Version(installed), prereleases=True
+        ):
+            wrong.append((name, installed or "not installed", requirement.specifier))
+    if not wrong:
+        return
+    what = "; ".join(
+        f"{name} is {here}, allowed is {bound}" for name, here, bound in wrong
+    )
+    command = install_command(*(name for name, _, _ in wrong))
+    message = f"{PACKAGE} {PACKAGE_VERSION}: {what}; run: {command}"
+    if Path(sys.argv[0]).stem in (PACKAGE, "-m"):  # nobody is there to catch an error
+        print(f"{PACKAGE}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+    raise ImportError(message)

@@ -1,0 +1,75 @@
+"""Executes the notebooks where nothing is but a wheel of the package, as on Colab.
+
+    pip wheel --no-deps -w dist .
+    python -m notebooks.check --wheel dist/fedjax_muon-0.1.0-py3-none-any.whl
+
+The environment has jupytext, nbclient and ipykernel, and not the package: the first
+cells of the notebooks install it there. Outputs are not kept.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+import nbformat
+
+from notebooks.build import HERE, NAMES, execute
+
+
+def installed() -> str:
+    """The SHA-256 of the wheel that the package was installed from.
+
+    Empty if it is not installed, and "no wheel" if from elsewhere.
+    """
+    try:
+        found = metadata.distribution("fedjax-muon")
+    except metadata.PackageNotFoundError:
+        return ""
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    hashes = origin.get("archive_info", {}).get("hashes", {})
+    return hashes.get("sha256", "no wheel")
+
+
+def play(notebook: Path, wheel: Path) -> nbformat.NotebookNode:
+    """Executes a notebook in a folder that has the wheel alone.
+
+    Without the checkout on its path. Raises `nbclient.exceptions.CellExecutionError`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(wheel, folder)
+        played = nbformat.read(notebook, as_version=4)
+        execute(played, folder, None)
+    return played
+
+
+def main() -> None:
+    """Executes the notebooks that are named, or all."""
+    parser = argparse.ArgumentParser(prog="notebooks.check", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--wheel", type=Path, required=True)
+    parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
+    given = parser.parse_args()
+    if not given.wheel.is_file():
+        parser.error(f"{given.wheel} is no file; run: pip wheel --no-deps -w dist .")
+    wanted = hashlib.sha256(given.wheel.read_bytes()).hexdigest()
+    if installed() not in ("", wanted):
+        parser.error(
+            "the package is installed here, and not from this wheel; use a fresh "
+            "virtual environment"
+        )
+    for name in given.names:
+        began = time.perf_counter()
+        play(HERE / f"{name}.ipynb", given.wheel)
+        if installed() != wanted:
+            sys.exit(f"{name}: the package was not installed from {given.wheel}")
+        print(f"{name}: {time.perf_counter() - began:.0f} seconds", flush=True)
+
+
+if __name__ == "__main__":
+    main()
