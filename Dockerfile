@@ -13,11 +13,6 @@ ARG JAX_EXTRA=""
 
 ENV PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 
-# Run directories record the revision of the source, for which git is called.
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends git \
-    && rm -rf /var/lib/apt/lists/*
-
 WORKDIR /src
 COPY . .
 RUN pip install .

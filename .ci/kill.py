@@ -1,6 +1,6 @@
 """Starts a training run and kills it in the middle: kill.py DIRECTORY COMMAND...
 
-The run is killed by SIGKILL once its first checkpoint is there. Fails if it ends before.
+It is killed by SIGKILL once its first checkpoint is there. Fails if it ends before.
 """
 
 import subprocess

@@ -243,6 +243,18 @@ def test_damaged_prepared_sets(prepared_copy, pattern, damage):
     assert "\n" not in str(e.value)
 
 
+def test_a_prepared_set_cannot_have_a_module_imported(prepared_copy, monkeypatch):
+    path, spy = prepared_copy / "features.json", prepared_copy / "spy.py"
+    spy.write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(prepared_copy)
+    features = json.loads(path.read_text())
+    inner = features["featuresDict"]["features"]["image"]
+    inner["pythonClassName"] = "spy.Image"
+    path.write_text(json.dumps(features))
+    with pytest.raises(ValueError, match=r"class spy\.Image is not"):
+        data.load("tfds:tiny_images", prepared_copy.parent.parent)
+
+
 @pytest.mark.parametrize(
     ("pattern", "damage", "reason"),
     [

@@ -62,6 +62,7 @@ def read_prepared(name: str, directory: Path) -> Dataset:
 
     folder = locate(name, directory)
     try:
+        _check_classes(json.loads((folder / "features.json").read_text()))
         builder = tfds.builder_from_directory(folder)
     except (OSError, ValueError, json_format.ParseError) as error:
         raise ValueError(_damaged(folder, error)) from error
@@ -155,9 +156,22 @@ def check(folder: Path) -> None:
                 raise ValueError(
                     f"{found} of {expected} files of split {split['name']}"
                 )
-        json.loads((folder / "features.json").read_text())
+        _check_classes(json.loads((folder / "features.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(_damaged(folder, error)) from error
+
+
+def _check_classes(features: Any) -> None:
+    """Raises `ValueError` if features name classes of another package, which
+    tensorflow-datasets would import, and so execute."""
+    if isinstance(features, list):
+        features = dict(enumerate(features))
+    if not isinstance(features, dict):
+        return
+    for key, value in features.items():
+        if key == "pythonClassName" and not value.startswith("tensorflow_datasets."):
+            raise ValueError(f"a feature of class {value} is not tensorflow-datasets'")
+        _check_classes(value)
 
 
 def _check_layout(builder: Any, folder: Path, tfds: Any):
