@@ -59,9 +59,9 @@ def test_a_machine_without_groups_has_its_own_memory(tmp_path):
     assert list(container_limits(tmp_path)) == []
 
 
-# psutil has a file for each system, and that of Linux needs what others lack.
+# These have a file for each system, and that of Linux needs what others lack.
 WITHOUT = """
-import os, psutil, sys
+import asyncio, os, psutil, sys
 del os.sysconf
 sys.modules["fcntl"] = None
 from fedjax_muon.cli import main
