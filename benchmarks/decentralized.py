@@ -20,16 +20,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 
 from benchmarks.machine import machine
-from fedjax_muon import data, partition, topology
-from fedjax_muon.batching import always, with_replacement
-from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized_simulation import decentralize
-from fedjax_muon.pair import Pair, projected
-from fedjax_muon.problems.robust import agents, examples, robust_logistic
-from fedjax_muon.problems.simplex import project_weights
+from fedjax_muon import data
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.data import partition
+from fedjax_muon.decentralized import ALL, topology
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.simulation.batching import always, with_replacement
+from fedjax_muon.tasks.robust import agents, examples, robust_logistic
 
 AGENTS, BATCH, BETA = 20, 20, 0.1
 LR = Pair(0.1, 0.0001)
@@ -46,7 +45,7 @@ def by_sorting(y: np.ndarray) -> np.ndarray:
 
 
 def by_newton(y: np.ndarray) -> np.ndarray:
-    """The same, as `problems.simplex` has it."""
+    """The same, as `tasks.simplex` has it."""
     t, above = y.max() - 1, y
     while True:
         kept = above[above > t]
@@ -56,8 +55,8 @@ def by_newton(y: np.ndarray) -> np.ndarray:
         above = kept
 
 
-def one_by_one(weights: np.ndarray, x: list[np.ndarray]) -> list[np.ndarray]:
-    """What every agent hears: a sum over its neighbours."""
+def sequential(weights: np.ndarray, x: list[np.ndarray]) -> list[np.ndarray]:
+    """What every agent receives: a sum over its neighbours."""
     links = [np.flatnonzero(row) for row in weights]
     return [sum(weights[i, j] * x[j] for j in links[i]) for i in range(len(x))]
 
@@ -111,12 +110,11 @@ def loop(dataset, parts, weights, of, sigma, steps, *, mix, project) -> None:
 
 
 def library(name, dataset, parts, weights, of) -> Callable[[int], None]:
-    """The same by the library: a function that plays some iterations."""
+    """The same by the library: a function that runs some iterations."""
     task = robust_logistic(dataset.x_train.shape[1], COUNTS[of](dataset), of)
-    rule = projected(optax.identity(), project_weights)
-    hyper = METHODS[name] | {"lr": LR, "rule": rule, "beta": BETA}
+    hyper = METHODS[name] | {"lr": LR, "beta": BETA}
     simulation = decentralize(
-        lambda grad: ALL[name](grad, **hyper),
+        ALL[name].function(**hyper),
         task,
         dataset,
         parts,
@@ -126,19 +124,19 @@ def library(name, dataset, parts, weights, of) -> Callable[[int], None]:
     )
     state = simulation.init(jax.random.key(0))
 
-    def play(steps: int) -> None:
+    def run(steps: int) -> None:
         nonlocal state
         state, _ = simulation.train_rounds(state, steps)
         jax.block_until_ready(state)
 
-    play(1)  # compiles
-    return play
+    run(1)  # compiles
+    return run
 
 
-def timed(play: Callable[[int], object], steps: int) -> tuple[float, float]:
+def timed(run: Callable[[int], object], steps: int) -> tuple[float, float]:
     """Milliseconds an iteration: on the wall, and of the processor."""
     wall, cpu = time.perf_counter(), time.process_time()
-    play(steps)
+    run(steps)
     per_iteration = lambda seconds: round(1e3 * seconds / steps, 3)
     return (
         per_iteration(time.perf_counter() - wall),
@@ -164,7 +162,7 @@ def main() -> None:
         ways: dict[str, tuple[Callable[[int], object], int]] = {
             "library": (library(name, dataset, parts, weights, of), args.iterations),
             "loop": (
-                partial(by_loop, mix=one_by_one, project=by_sorting),
+                partial(by_loop, mix=sequential, project=by_sorting),
                 args.iterations // 20,
             ),
             "loop, at its best": (
@@ -173,8 +171,8 @@ def main() -> None:
             ),
         }
         for turn in range(3):
-            for way, (play, steps) in ways.items():
-                wall, cpu = timed(play, steps)
+            for way, (run, steps) in ways.items():
+                wall, cpu = timed(run, steps)
                 about = {"weights of": of.__name__, "method": name, "way": way}
                 spent = {"iterations": steps, "wall_ms": wall, "cpu_ms": cpu}
                 print(json.dumps(about | {"turn": turn} | spent), flush=True)

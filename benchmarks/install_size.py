@@ -21,6 +21,7 @@ Names = frozenset[str]
 USED_FOR = {
     "chex": "checks of trees and shapes",
     "docstring-parser": "descriptions of the options of methods, from docstrings",
+    "lazy-loader": "names of `import fedjax_muon`, imported at their first use",
     "filelock": "lock of a run directory; JAX takes it for its cache of programs",
     "flax": "models, and paths of their parameters",
     "importlib-resources": "imported by tensorflow-datasets, which does not require it",

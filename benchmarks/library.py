@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -74,8 +73,8 @@ def prepare(
     if weights is not None:
         start = nested(weights)
         task = task._replace(init=lambda key: start)
-    return simulation.simulate(
-        partial(ALL[algorithm], **(ALGORITHMS[algorithm] | hyper)),
+    return simulation.federate(
+        ALL[algorithm].function(**(ALGORITHMS[algorithm] | hyper)),
         task,
         dataset,
         parts,
@@ -92,7 +91,7 @@ def loss_of(work: Work, params, dataset) -> float:
     task = tasks.classification(model_of(work), work.example)
     some = probed(work)
     x, y = dataset.x_train[some], dataset.y_train[some]
-    return float(jax.jit(task.evaluate)(params, x, y).loss.mean())
+    return float(jax.jit(task.evaluate)(params, x, y)["loss"].mean())
 
 
 def device_bytes() -> int | None:

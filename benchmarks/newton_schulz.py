@@ -22,7 +22,7 @@ from benchmarks.library import first_weights, nested
 from benchmarks.race import summary
 from benchmarks.works import WORKS
 from fedjax_muon import transforms
-from fedjax_muon.orthogonalize import JORDAN, gram, orthogonalize, plain
+from fedjax_muon.linalg.newton_schulz import JORDAN, gram, orthogonalize, plain
 
 SHAPES = ((512, 4608), (4096, 300), (512, 512), (1024, 1024))
 STEPS = 5

@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.library import dataset_of, prepare
 from benchmarks.machine import machine, one_thread
 from benchmarks.works import WORKS
-from fedjax_muon import training
-from fedjax_muon.sweep import Cell, sweep
+from fedjax_muon.simulation import training
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 RATES, SEEDS = (0.01, 0.03, 0.05, 0.1, 0.3), range(5)
 ROUNDS = 20
@@ -32,24 +32,24 @@ def parts(seed: int) -> list[np.ndarray]:
     return np.split(order, WORK.clients)
 
 
-def one_by_one(dataset) -> tuple[float, float]:
+def sequential(dataset) -> tuple[float, float]:
     """CPU seconds of all runs without their first calls, and of these calls."""
     compiled = run = 0.0
     for lr in RATES:
         began = time.process_time()
         prepared = prepare(WORK, dataset, parts(0), lr=lr)
-        training.run(prepared, prepared.init(jax.random.key(0)), rounds=1)
+        training.train(prepared, prepared.init(jax.random.key(0)), rounds=1)
         compiled += time.process_time() - began
         for seed in SEEDS:
-            here = prepared.repartition(parts(seed))
+            here = prepared.vary(parts=parts(seed))
             began = time.process_time()
             state = here.init(jax.random.key(seed))
-            training.run(here, state, rounds=ROUNDS, evaluate_every=ROUNDS)
+            training.train(here, state, rounds=ROUNDS, evaluate_every=ROUNDS)
             run += time.process_time() - began
     return run, compiled
 
 
-def at_once(dataset, rounds: int) -> float:
+def vectorized(dataset, rounds: int) -> float:
     """CPU seconds of the sweep, its compilation included."""
     cells = [
         Cell({"lr": lr}, jax.random.key(seed), parts(seed))
@@ -68,8 +68,8 @@ def main() -> None:
     print(json.dumps(machine("benchmarks.sweep") | {"load": os.getloadavg()[0]}))
     dataset = dataset_of(WORK)
     for _ in range(2):
-        run, compiled = one_by_one(dataset)
-        total = at_once(dataset, ROUNDS)
+        run, compiled = sequential(dataset)
+        total = vectorized(dataset, ROUNDS)
         row = {
             "cells": len(RATES) * len(SEEDS),
             "rounds": ROUNDS,

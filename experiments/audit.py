@@ -32,13 +32,13 @@ from experiments.flaws import (
     deviations,
     flaws,
     pattern,
-    played,
+    run,
     traces,
 )
-from fedjax_muon import canary
-from fedjax_muon.plots import STYLE
+from fedjax_muon.attacks import canary
 from fedjax_muon.privacy import audit
 from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.reporting.plots import STYLE
 
 CONFIDENCE = 1 - 0.05 / 3  # of each of three bounds
 
@@ -60,7 +60,7 @@ def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
     weights[:, 1] = pattern(case)
     if isinstance(case.sampling, Poisson):
         weights *= rng.random(weights.shape) < case.probability
-    found = played(case, flaw, weights.reshape(-1, STEPS, 1), seed)
+    found = run(case, flaw, weights.reshape(-1, STEPS, 1), seed)
     found = found.reshape(number, 2, STEPS)
     bounds = []
     for score, level in zip(scores(case, found), thresholds(case), strict=True):
@@ -92,7 +92,7 @@ def one_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
     weights = pattern(case)[:, None] * included
     if isinstance(case.sampling, Poisson):
         weights = weights * (rng.random(weights.shape) < case.probability)
-    found = played(case, flaw, weights[None], seed)[0]
+    found = run(case, flaw, weights[None], seed)[0]
     guesses = number // 4 * 2
     bounds = []
     for score in scores(case, found):
@@ -140,7 +140,7 @@ def summary(rows: list[Row]) -> str:
 def table(rows: list[Row]) -> list[str]:
     """In Markdown."""
     lines = [
-        "| mechanism | played | claimed epsilon | many runs | one run | verdict |",
+        "| mechanism | flaw | claimed epsilon | many runs | one run | verdict |",
         "|---|---|---:|---:|---:|---|",
     ]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Clients in private: what the ways to bound a client's update are worth.
+"""Client-level privacy: a comparison of ways to bound a client's update.
 
     python -m experiments.client_privacy          # minutes on a core
 
@@ -28,18 +28,19 @@ from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.client_privacy import private_clients
-from fedjax_muon.cohorts import fixed_cohort, poisson_cohorts
+from fedjax_muon.core import Algorithm, Hyper, recorded
 from fedjax_muon.data.dataset import hold_out
 from fedjax_muon.data.embedded import digits
-from fedjax_muon.partition import dirichlet
-from fedjax_muon.plots import STYLE
+from fedjax_muon.data.partition import dirichlet
 from fedjax_muon.privacy.clients import client_spec
+from fedjax_muon.privacy.private_clients import private_clients
 from fedjax_muon.privacy.report import report
 from fedjax_muon.privacy.sampling import FullBatch, Poisson
-from fedjax_muon.simulation import simulate
-from fedjax_muon.sweep import Cell, sweep
-from fedjax_muon.tasks import classification
+from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.tasks.classification import classification
 from fedjax_muon.transforms import muon
 from fedjax_muon.transforms.bound import muon_bound
 
@@ -68,29 +69,52 @@ def reach() -> float:
     return muon_bound(params, lr=1.0, steps=STEPS)
 
 
-# every maker takes (noise, cohort) and its grid's names, and returns (limit, factory)
-def clipped(*, lr=0.1, limit=1.0):
-    return limit, partial(fedavg, lr=lr)
+def private(algorithm: Algorithm, limit, noise, cohort: int) -> Algorithm:
+    """The algorithm on private clients."""
+    return private_clients(
+        algorithm,
+        clip_norm=limit,
+        noise_multiplier=noise,
+        clients=CLIENTS,
+        cohort=cohort,
+    )
 
 
-def normalised(*, lr=0.1, length=1.0):
-    return SHORT, partial(fedavg, lr=lr, server_lr=length / SHORT)
+# every method takes the noise, the size of a cohort, and its grid's names
+@recorded
+def clipped(
+    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.1, limit: Hyper = 1.0
+) -> Algorithm:
+    return private(fedavg(lr), limit, noise, cohort)
 
 
-def local_muon(*, lr=0.01, share=1.0):
-    return share * lr * reach(), partial(fedavg, lr=lr, rule=MUON)
+@recorded
+def normalized(
+    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.1, length: Hyper = 1.0
+) -> Algorithm:
+    return private(fedavg(lr, server_lr=length / SHORT), SHORT, noise, cohort)
 
 
-def server_muon(*, limit=1.0, server_lr=0.1):
-    rate = {"lr": 0.3, "server_lr": server_lr}
-    return limit, partial(fedavg, **rate, server_rule=MUON)
+@recorded
+def local_muon(
+    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.01, share: Hyper = 1.0
+) -> Algorithm:
+    return private(fedavg(lr, rule=MUON), share * lr * reach(), noise, cohort)
+
+
+@recorded
+def server_muon(
+    *, noise: Hyper = 0.0, cohort: int, limit: Hyper = 1.0, server_lr: Hyper = 0.1
+) -> Algorithm:
+    algorithm = fedavg(0.3, server_lr=server_lr, server_rule=MUON)
+    return private(algorithm, limit, noise, cohort)
 
 
 class Entry(NamedTuple):
     """A way to bound what clients send, and what is tried."""
 
     label: str
-    make: Callable[..., tuple[Any, Callable]]  # (**hyper) -> limit, factory
+    make: Callable[..., Algorithm]
     grid: Mapping[str, tuple[float, ...]]
 
 
@@ -102,7 +126,7 @@ METHODS = (
     ),
     Entry(
         "FedAvg, of one length",
-        normalised,
+        normalized,
         {"lr": (0.1, 0.3, 1.0), "length": (0.3, 1.0, 3.0)},
     ),
     Entry(
@@ -143,17 +167,6 @@ WHO = (
 )
 
 
-def private(entry: Entry, size: int):
-    """The factory whose hyper-parameters are noise and the grid's names."""
-
-    def factory(grad_fn, *, noise=0.0, **hyper):
-        limit, method = entry.make(**hyper)
-        sizes = {"clients": CLIENTS, "cohort": size}
-        return private_clients(method, limit=limit, noise=noise, **sizes)(grad_fn)
-
-    return factory
-
-
 class Result(NamedTuple):
     """One cell's end."""
 
@@ -178,8 +191,8 @@ def results(entry: Entry, who: Cohorts, rounds: int, seeds: int) -> list[Result]
         for k in keys
     ]
     sizes = {"cohort_size": who.size, "local_steps": STEPS, "batch_size": BATCH}
-    factory = private(entry, who.size)
-    simulation = simulate(factory, TASK, dataset, parts[0], **sizes, cohorts=who.draw)
+    algorithm = entry.make(cohort=who.size)
+    simulation = federate(algorithm, TASK, dataset, parts[0], **sizes, cohorts=who.draw)
     asked = [
         (noise, dict(zip(entry.grid, values, strict=True)), seed)
         for noise in NOISES

@@ -32,16 +32,23 @@ from benchmarks.machine import machine
 from experiments import fedmuon_004
 from experiments.paper_report import interval
 from experiments.papers import Scale, shown
-from fedjax_muon.cli.building import simulation_of, start_key
-from fedjax_muon.cli.config import METHODS, Config, Run
-from fedjax_muon.cli.pretrained import dataset_of
 from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.runs.build import simulation_of, start_key
+from fedjax_muon.runs.config import METHODS, Config, Run
+from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.transforms import muon
 
 RATES = {
     "fedavg": 0.1,
     "local_adamw": 0.003,
     "local_muon": 0.03,
     "fedmuon_align": 0.003,
+}
+RULES = {  # local ones
+    "fedavg": optax.identity(),
+    "local_adamw": optax.scale_by_adam(),
+    "local_muon": muon(),
+    "fedmuon_align": muon(),
 }
 EVERY = 10  # rounds between two measurements
 MEASURES = {
@@ -85,8 +92,7 @@ def condition_number(params) -> float:
 
 def state_bytes(method: str, params) -> int:
     """Of the local rule's state."""
-    rule = METHODS[method].rule or optax.identity()
-    state = jax.eval_shape(rule.init, params)
+    state = jax.eval_shape(RULES[method].init, params)
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
@@ -107,7 +113,7 @@ def course(method: str, seed: int, config: Config, train) -> Course:
         rounds.append(rounds[-1] + count)
         weights.append(condition_number(params))
         moves.append(condition_number(jax.tree.map(np.subtract, params, start)))
-    accuracy = float(simulation.evaluate(state).test_accuracy)
+    accuracy = float(simulation.evaluate(state)["test_accuracy"])
     used = state_bytes(method, start)
     return Course(
         rounds, weights, moves, accuracy, used, float(np.median(seconds[1:] or seconds))

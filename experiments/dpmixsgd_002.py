@@ -35,15 +35,18 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import machine
-from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp
+from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from experiments.papers import Scale
-from fedjax_muon import history, training
 from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized_simulation import DecentralizedSimulation, decentralize
+from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.simulation import Simulation, decentralize
+from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.privacy.paper import theorem_3_constant, theorem_3_sigma
-from fedjax_muon.private_storm import clipped
-from fedjax_muon.tasks import Batch
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.simulation import training
+from fedjax_muon.tasks.classification import Batch
 
 Table = Literal["table_2", "table_3", "table_4"]
 METHODS = ("dsgda", "dp_sgda", "dm_hsgd", "dpmixsgd")
@@ -83,8 +86,22 @@ def sigma(name: str, job: Job, cell: Cell, examples: int) -> float:
     return 0.0
 
 
-class Player:
-    """Plays cells, and keeps the programs of those that differ in numbers only."""
+@recorded
+def clip_batches(algorithm: Gossip, limit: Hyper = math.inf) -> Gossip:
+    """The algorithm on gradients of batches that are clipped as a whole."""
+
+    def bounded(objective):
+        grad = lambda *batch: clipped(limit, objective.grad(*batch))
+        return objective._replace(grad=grad)
+
+    return Gossip(
+        lambda objective, *rest: algorithm.start(bounded(objective), *rest),
+        lambda objective, *rest: algorithm.step(bounded(objective), *rest),
+    )
+
+
+class Runner:
+    """Runs cells, and keeps the programs of those that differ in numbers only."""
 
     def __init__(self, data_dir: Path | None):
         self.problem = functools.cache(
@@ -94,28 +111,19 @@ class Player:
 
     def _simulation(
         self, job: Job, name: str, agents: int, validate: bool
-    ) -> DecentralizedSimulation:
+    ) -> Simulation:
         problem = self.problem(job, agents, validate)
-
-        def algorithm(grad, limit=math.inf, **hyper):
-            bounded = lambda *batch: clipped(limit, grad(*batch))
-            return ALL[name](bounded, **problem.rates(hyper))
-
-        hyper = {"lr_x": 0.1, "lr_y": 0.1, "limit": math.inf}
-        hyper |= {"beta": 0.1} if name in STORM else {}
-        hyper |= {"sigma": 0.0} if name in NOISY else {}
         first = job.batch_size
         if name in STORM:
             first = min(job.first_size, problem.fewest)
         return decentralize(
-            algorithm,
+            clip_batches(ALL[name].function()),
             problem.task,
             problem.dataset,
             problem.parts(0),
             weights=problem.weights(0, 1.0),
             batch_size=job.batch_size,
             first_size=first,
-            hyper=hyper,
         )
 
     def trained(self, job, name, cell, seed, hyper, validate=False):
@@ -127,11 +135,11 @@ class Player:
         simulation = simulation.vary(
             parts=problem.parts(seed),
             weights=problem.weights(seed, cell.connectivity),
-            hyper={"limit": math.inf} | noise | hyper,
+            hyper={"limit": math.inf} | noise | paired(hyper),
         )
         state = simulation.init(jax.random.key(seed))
         rounds = job.iterations
-        state, rows = training.run(
+        state, rows = training.train(
             simulation, state, rounds=rounds, evaluate_every=rounds, drop_nonfinite=True
         )
         return simulation, state, rows[-1]["test_auc"]
@@ -160,7 +168,7 @@ class Player:
         )
 
         def norm(ids):
-            x, y = simulation.given.clients.x[ids], simulation.given.clients.y[ids]
+            x, y = simulation.clients.x[ids], simulation.clients.y[ids]
             batch = Batch(x, y, jnp.ones(len(ids)), ids=ids)
             g = problem.task.grad(mean, batch, jax.random.key(0))
             return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g)))
@@ -189,7 +197,7 @@ def panels(table: Table, scale: Scale = "full") -> Iterator[tuple[str, str, str,
 
 
 def asked(
-    player: Player,
+    runner: Runner,
     table: Table,
     job: Job,
     tuned: dict[str, dict[str, float]],
@@ -201,7 +209,7 @@ def asked(
             yield Asked(panel, value, name, cell, tuned[name])
         return
     cell, best = Cell(), tuned["dm_hsgd"]
-    limit = player.limit(job, cell, best)
+    limit = runner.limit(job, cell, best)
     yield Asked("sigma", "0", "dm_hsgd", cell, best)
     for level in (0.5, 1.0):
         noise = best | {"sigma": level}
@@ -211,44 +219,44 @@ def asked(
 
 
 def same_run(job: Job, one: Asked) -> tuple:
-    """Runs that are alike are played once: budgets are nothing to some methods."""
+    """Runs that are alike are run once: budgets are nothing to some methods."""
     name = one.method.removesuffix("_clip")
     level = sigma(name, job, one.cell, 1)
     return name, one.cell.agents, one.cell.connectivity, level, *one.hyper.items()
 
 
-def play(
-    player: Player, table: Table, job: Job, seeds: int, place: Path, scale: Scale
+def run(
+    runner: Runner, table: Table, job: Job, seeds: int, place: Path, scale: Scale
 ) -> None:
-    """Plays what place/runs.csv does not have yet."""
+    """Runs what place/runs.csv does not have yet."""
     path = place / "runs.csv"
     known = {tuple(row[column] for column in COLUMNS) for row in read_rows(path)}
     names = ("dm_hsgd",) if table == "table_3" else METHODS
     usual = Cell(connectivity=0.8) if table == "table_4" else Cell()
-    tuned = {name: rates(player, job, name, usual, place) for name in names}
+    tuned = {name: rates(runner, job, name, usual, place) for name in names}
     scores: dict[tuple, float] = {}
-    for one in asked(player, table, job, tuned, scale):
+    for one in asked(runner, table, job, tuned, scale):
         for seed in range(seeds):
             row = (job.dataset, one.panel, one.value, one.method, str(seed))
             if row in known:
                 continue
-            run = (*same_run(job, one), seed)
-            if run not in scores:
+            alike = (*same_run(job, one), seed)
+            if alike not in scores:
                 name = one.method.removesuffix("_clip")
-                scores[run] = player.trained(job, name, one.cell, seed, one.hyper)[2]
+                scores[alike] = runner.trained(job, name, one.cell, seed, one.hyper)[2]
             about = dict(zip(COLUMNS, row, strict=True))
-            history.append(path, about | {"auc": scores[run]})
+            metrics_csv.append(path, about | {"auc": scores[alike]})
         print(job.dataset, one.panel, one.value, one.method, flush=True)
 
 
-def rates(player: Player, job: Job, name: str, cell: Cell, place: Path):
+def rates(runner: Runner, job: Job, name: str, cell: Cell, place: Path):
     """The tuned hyper-parameters, from place/rates.jsonl once they are known."""
     path = place / "rates.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     for found in map(json.loads, lines):
         if (found["dataset"], found["method"]) == (job.dataset, name):
             return found["hyper"]
-    hyper = player.tuned(job, name, cell)
+    hyper = runner.tuned(job, name, cell)
     with path.open("a") as file:
         about = {"dataset": job.dataset, "method": name, "hyper": hyper}
         file.write(json.dumps(about) + "\n")
@@ -330,7 +338,7 @@ def main(
     seeds: int = 5,
     output: Path | None = None,
 ) -> None:
-    """Plays one table of the paper and prints it beside the published numbers.
+    """Runs one table of the paper and prints it beside the published numbers.
 
     Args:
       table: 2, robust logistic regression; 3, an MLP, also clipped; 4, an MLP.
@@ -342,7 +350,7 @@ def main(
       datasets: some of the table's; all by default.
       iterations: after the first; by default 500, 2000 and 200 for tables 2, 3 and 4.
       seeds: partitions, graphs, parameters, batches and noises.
-      output: directory; what is there already is not played again.
+      output: directory; what is there already is not run again.
     """
     place = output or Path("runs/dpmixsgd_002") / (
         f"{table}-{kind}" if table == "table_2" else table
@@ -354,14 +362,14 @@ def main(
         for name in datasets or known:
             if name not in known:
                 raise ValueError(f"{table} has {', '.join(known)}, got {name!r}")
-        player = Player(data_dir)
+        runner = Runner(data_dir)
         place.mkdir(parents=True, exist_ok=True)
         for name in datasets or known:
             job = JOBS[table](name)
             job = dataclasses.replace(job, kind=kind) if table == "table_2" else job
             if iterations is not None:
                 job = dataclasses.replace(job, iterations=iterations)
-            play(player, table, job, seeds, place, scale)
+            run(runner, table, job, seeds, place, scale)
     text = report(table, place, seeds)
     (place / f"{table}.md").write_text(text)
     print(text)

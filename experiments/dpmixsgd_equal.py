@@ -25,15 +25,16 @@ import tyro
 
 from benchmarks.machine import machine
 from experiments.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
-from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp
-from fedjax_muon import history, plots, training
-from fedjax_muon.batching import always, cyclic, poisson, shuffled_epochs
+from experiments.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
-from fedjax_muon.decentralized_simulation import DecentralizedSimulation, decentralize
+from fedjax_muon.decentralized.simulation import Simulation, decentralize
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
-from fedjax_muon.private_storm import per_example
+from fedjax_muon.reporting import metrics_csv, plots
+from fedjax_muon.simulation import training
+from fedjax_muon.simulation.batching import always, cyclic, poisson, shuffled_epochs
 
 REFERENCES = ("dsgda", "dm_hsgd")
 AGENTS, CONNECTIVITY, DELTA, BETA = 5, 0.5, 1e-5, 0.1
@@ -59,8 +60,8 @@ def room(job: Job) -> int:
     return job.batch_size + math.ceil(8 * math.sqrt(job.batch_size))
 
 
-class Player:
-    """Plays runs, and keeps the programs of those that differ in numbers only."""
+class Runner:
+    """Runs cells, and keeps the programs of those that differ in numbers only."""
 
     def __init__(self, data_dir: Path | None):
         self.problem = functools.cache(
@@ -81,41 +82,30 @@ class Player:
             calibrate(name, mechanism(job), epsilon, sampling, steps=steps, delta=DELTA)
         )
 
-    def _simulation(
-        self, job: Job, name: str, validate: bool
-    ) -> DecentralizedSimulation:
+    def _simulation(self, job: Job, name: str, validate: bool) -> Simulation:
         problem = self.problem(job, validate)
-        hyper = {"lr_x": 0.1, "lr_y": 0.1}
         if name in REFERENCES:
             rest = {"beta": BETA} if name in STORM else {}
-            algorithm = lambda grad, **rates: ALL[name](
-                grad, **problem.rates(rates), **rest
-            )
-            task, sampler = problem.task, always(shuffled_epochs)
+            algorithm = ALL[name].function(**rest)
+            sampler = always(shuffled_epochs)
         else:
-            hyper |= {"noise": 1.0}
-            method, bounds = PRIVATE[name], mechanism(job)
-            algorithm = lambda grad, noise, **rates: method.build(
-                grad, bounds, noise, public=problem.public, **problem.rates(rates)
-            )
-            task = problem.data_task
-            task = task._replace(grad=per_example(task.grad))
+            method = PRIVATE[name]
+            algorithm = method.build(mechanism(job), 1.0, Pair(0.1, 0.1))
             sampler = always(poisson(room(job))) if method.amplified else cyclic
         return decentralize(
             algorithm,
-            task,
+            problem.task,
             problem.dataset,
             problem.parts(0),
             weights=problem.weights(0, 1.0),
             batch_size=job.batch_size,
             sampler=sampler,
-            hyper=hyper,
         )
 
     def auc(self, job, name, epsilon, seed, lr, validate=False) -> float:
         """What a run reaches on what it is tested on."""
         problem = self.problem(job, validate)
-        hyper = {"lr_x": lr, "lr_y": lr}
+        hyper = paired({"lr_x": lr, "lr_y": lr})
         if name not in REFERENCES:
             hyper |= {"noise": self.noise(job, name, epsilon)}
         simulation = self.simulation(job, name, validate).vary(
@@ -124,7 +114,7 @@ class Player:
             hyper=hyper,
         )
         rounds = job.iterations
-        _, rows = training.run(
+        _, rows = training.train(
             simulation,
             simulation.init(jax.random.key(seed)),
             rounds=rounds,
@@ -139,8 +129,8 @@ class Player:
         return RATES[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
 
-def play(player: Player, job: Job, epsilons, seeds: int, path: Path) -> None:
-    """Plays what the file does not have yet."""
+def run(runner: Runner, job: Job, epsilons, seeds: int, path: Path) -> None:
+    """Runs what the file does not have yet."""
     known = {tuple(row[column] for column in COLUMNS) for row in read_rows(path)}
     runs = [(name, math.inf) for name in REFERENCES]
     runs += [(name, epsilon) for name in PRIVATE for epsilon in epsilons]
@@ -151,12 +141,12 @@ def play(player: Player, job: Job, epsilons, seeds: int, path: Path) -> None:
         ]
         if known.issuperset(about):
             continue
-        lr = player.tuned(job, name, epsilon)
+        lr = runner.tuned(job, name, epsilon)
         for seed, row in enumerate(about):
             if row not in known:
-                score = player.auc(job, name, epsilon, seed, lr)
+                score = runner.auc(job, name, epsilon, seed, lr)
                 row_of = dict(zip(COLUMNS, row, strict=True))
-                history.append(path, row_of | {"auc": score, "lr": lr})
+                metrics_csv.append(path, row_of | {"auc": score, "lr": lr})
         print(job.dataset, name, epsilon, lr, flush=True)
 
 
@@ -216,19 +206,19 @@ def main(
       epsilons: of all iterations together, for one example of an agent.
       iterations: after the first; by default 500, and 200 for the MLP.
       seeds: partitions, graphs, parameters, batches and noises.
-      output: directory; what is there already is not played again.
+      output: directory; what is there already is not run again.
     """
     with refusing():
         for name in datasets:
             if name not in JOBS:
                 raise ValueError(f"there are {', '.join(JOBS)}, got {name!r}")
-        player = Player(data_dir)
+        runner = Runner(data_dir)
         output.mkdir(parents=True, exist_ok=True)
         for name in datasets:
             job = JOBS[name]
             if iterations is not None:
                 job = dataclasses.replace(job, iterations=iterations)
-            play(player, job, epsilons, seeds, output / "runs.csv")
+            run(runner, job, epsilons, seeds, output / "runs.csv")
     text = report(output, seeds)
     (output / "equal.md").write_text(text)
     print(text)

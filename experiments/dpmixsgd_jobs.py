@@ -1,6 +1,6 @@
 """What the experiments of DPMixSGD train: robust logistic regression, AUC by an MLP.
 
-The paper (its section 6 and appendix C) does not say how many iterations it plays, how
+The paper (its section 6 and appendix C) does not say how many iterations it runs, how
 large its MLP is, which classes of ten count as positive, or whether the simplex of
 robust logistic regression has a weight for every example or for every agent, which its
 equation (22) reads as. Here: 500 iterations for logistic regression, 200 for the MLP,
@@ -15,22 +15,21 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-import optax
 
-from fedjax_muon import data, models, partition, topology
-from fedjax_muon.data import Dataset
-from fedjax_muon.pair import Pair, projected
-from fedjax_muon.problems import robust
-from fedjax_muon.problems.auc import auc
-from fedjax_muon.problems.simplex import project_weights
-from fedjax_muon.tasks import Task
+from fedjax_muon import data, models
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.data import Dataset, partition
+from fedjax_muon.decentralized import topology
+from fedjax_muon.tasks import robust
+from fedjax_muon.tasks.auc import auc
+from fedjax_muon.tasks.classification import Task
 
 Kind = Literal["examples", "agents", "mlp"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A problem, and how it is played; without its data."""
+    """A problem, and how it is trained; without its data."""
 
     dataset: str
     kind: Kind  # whose weights the simplex has, or the MLP
@@ -73,27 +72,20 @@ def read(name: str, data_dir: Path | None, validate: bool) -> Dataset:
 
 
 class Problem:
-    """A job's data, task and rule, for some agents."""
+    """A job's data and task, for some agents."""
 
     def __init__(self, job: Job, agents: int, data_dir: Path | None, validate: bool):
         self.job, self.agents = job, agents
         self.dataset = read(job.dataset, data_dir, validate)
-        self.rule: Any = optax.identity()
-        self.public: Any = None  # gradient of terms without data
         if job.kind == "mlp":
             share = float(self.dataset.y_train.mean())
             model, shape = models.MLP(2, (32,)), self.dataset.x_train.shape[1:]
-            self.task = auc(model, shape, share=share)
-            self.data_task = self.task
+            self.task: Task = auc(model, shape, share=share)
         else:
             of = getattr(robust, job.kind)
             count = agents if job.kind == "agents" else len(self.dataset.y_train)
             features = self.dataset.x_train.shape[1]
-            self.task: Task = robust.robust_logistic(features, count, of)
-            grad = robust.data_gradient(count, of)
-            self.data_task = self.task._replace(grad=grad)
-            self.rule = projected(optax.identity(), project_weights)
-            self.public = robust.public_gradient()
+            self.task = robust.robust_logistic(features, count, of)
 
     def parts(self, seed: int) -> list[np.ndarray]:
         """Equal shares of the training examples."""
@@ -109,10 +101,11 @@ class Problem:
         """Examples of the agent that has fewest."""
         return len(self.dataset.y_train) // self.agents
 
-    def rates(self, hyper: dict[str, Any]) -> dict[str, Any]:
-        """Hyper-parameters whose learning rates of x and y are a pair, and the rule."""
-        rest = {k: v for k, v in hyper.items() if k not in ("lr_x", "lr_y")}
-        return rest | {"lr": Pair(hyper["lr_x"], hyper["lr_y"]), "rule": self.rule}
+
+def paired(hyper: dict[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters whose learning rates of x and y are a pair."""
+    rest = {k: v for k, v in hyper.items() if k not in ("lr_x", "lr_y")}
+    return rest | {"lr": Pair(hyper["lr_x"], hyper["lr_y"])}
 
 
 def _keys(seed: int) -> jax.Array:

@@ -5,10 +5,10 @@
     python -m experiments.fedmuon_001 figure_1 --scale full --data-dir DATA
 
 Test accuracy on Fashion-MNIST with LeNet and on CIFAR-10 with ResNet-18 (GroupNorm): 16
-clients of which 8 play 5 local steps a round, divided by Dirichlet(10), called
+clients of which 8 run 5 local steps a round, divided by Dirichlet(10), called
 homogeneous, and Dirichlet(0.1). The paper prints curves only. It tells neither the
-batch size nor the weight of the fresh gradient in momenta, here 32 and 0.1, nor what an
-epoch is, here rounds that take as many examples as there are.
+batch size nor the weight of the past in momenta, here 32 and 0.9, nor what an epoch is,
+here rounds that take as many examples as there are.
 
 Validation chooses among three learning rates, of which one is the paper's (appendix G)
 for FedAvg and SCAFFOLD. SCAFFOLD(momentum) diverges at the paper's, 0.1: controls are
@@ -26,7 +26,7 @@ where the paper has two.
 import dataclasses
 
 from experiments.papers import Item, Panel, Scale, command, sized, swept
-from fedjax_muon.cli.config import Config
+from fedjax_muon.runs.config import Config
 
 BASE = Config(
     num_clients=16,

@@ -4,16 +4,16 @@
     python -m experiments.fedmuon_003 figure_5 --data-dir DATA  # a core, 30 min
     python -m experiments.fedmuon_003 figure_1 --scale full --data-dir DATA
 
-FedMuon beside eleven others: 8 clients that all play 4 or 16 local steps a round with
+FedMuon beside eleven others: 8 clients that all run 4 or 16 local steps a round with
 batches of 64, rates falling by a cosine. ResNet-18 and ViT on CIFAR-10 and CIFAR-100,
 i.i.d. and once by Dirichlet(0.5); a recurrent network on a hundredth of Sentiment140.
 The paper prints curves only and tells neither how many epochs they are, here 200 (20
 for sentences), nor the other methods' grids, here three rates each. "The momentum
-hyperparameters are fixed at 0.9" is read as a weight of 0.1 of the fresh gradient.
+hyperparameters are fixed at 0.9" is read as the weight of the past.
 FedMuon's weight decay, which its algorithm does not have, is left out. Images are
 cropped and mirrored at random, as usual, of which the paper says nothing.
 
-With `--scale cpu` LeNet plays 8 epochs of 10,000 images of CIFAR-10 in batches of 32,
+With `--scale cpu` LeNet has 8 epochs of 10,000 images of CIFAR-10 in batches of 32,
 also in place of CIFAR-100; ViT is LeNet there, so that figures 3 and 7 to 9 have
 nothing of their own. Sentences are those of SST-2.
 """
@@ -21,7 +21,7 @@ nothing of their own. Sentences are those of SST-2.
 import dataclasses
 
 from experiments.papers import Item, Panel, Scale, command, sized, swept
-from fedjax_muon.cli.config import Config
+from fedjax_muon.runs.config import Config
 
 BASE = Config(
     num_clients=8,

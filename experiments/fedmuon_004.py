@@ -34,7 +34,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from experiments.papers import Item, Panel, Scale, command, sized, swept
-from fedjax_muon.cli.config import Config
+from fedjax_muon.runs.config import Config
 
 BASE = Config(
     dataset="cifar100",
@@ -92,9 +92,9 @@ def config(model: str, alpha: float, scale: Scale) -> Config:
     return sized(as_printed, scale, evaluate_every=25, **small)
 
 
-def panel(model: str, alpha: float, grids: Grids, scale: Scale, **changed) -> Panel:
+def panel(model: str, alpha: float, grids: Grids, scale: Scale) -> Panel:
     """Some methods in a setting."""
-    one = dataclasses.replace(config(model, alpha, scale), **changed)
+    one = config(model, alpha, scale)
     sweep = swept(one, grids, scale, SEEDS[:3] if scale == "cpu" else SEEDS)
     printed_for = f"{model}, Dirichlet({alpha:g})"
     setting = printed_for.replace(model, one.model) if scale == "cpu" else printed_for
@@ -137,17 +137,16 @@ def table_5(scale: Scale) -> dict[str, Panel]:
 def table_6(scale: Scale) -> dict[str, Panel]:
     """FedMuon by the weight of alignment and by the momentum, at one rate."""
     rate = {"lr": (0.01,) if scale == "cpu" else (0.03,)}
-    weights = rate | {"align": (0.0, 0.25, 0.5, 0.75, 0.9)}
+    varied = {
+        "align": (0.0, 0.25, 0.5, 0.75, 0.9),
+        "momentum": (0.8, 0.9, 0.95, 0.98, 0.99),
+    }
     found = {}
     for model in models(scale):
-        one = panel(model, 0.1, {"fedmuon_align": weights}, scale)
-        found[f"{model}_align"] = one._replace(every_point=True)
-        momenta = (0.8, 0.9, 0.95, 0.98, 0.99)
-        for momentum in momenta[:1] if scale == "smoke" else momenta:
-            grids: Grids = {"fedmuon_align": rate}
-            one = panel(model, 0.1, grids, scale, muon_momentum=momentum)
-            label = f"FedMuon(alignment), momentum={momentum:g}"
-            found[f"{model}_momentum{momentum:g}"] = one._replace(label=label)
+        for name, values in varied.items():
+            grids: Grids = {"fedmuon_align": {**rate, name: values}}
+            one = panel(model, 0.1, grids, scale)
+            found[f"{model}_{name}"] = one._replace(every_point=True)
     return found
 
 

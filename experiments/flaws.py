@@ -1,6 +1,6 @@
 """Private methods, and mistakes in them that an audit should find.
 
-Every method of `decentralized.private` is played by the engine on a ring of 4 agents,
+Every method of `decentralized.private` is run by the engine on a ring of 4 agents,
 with noise for one claimed epsilon. Agent 0 has canaries or not; the attack sees the
 parameters of all agents and finds what agent 0 told. The mistakes are wrong pieces put
 together here:
@@ -17,17 +17,19 @@ together here:
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon import canary, gossip_engine, topology
+from fedjax_muon.attacks import canary
+from fedjax_muon.core import GradFn, Objective
+from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized import topology
+from fedjax_muon.decentralized.gossip import Estimator, Gossip
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
-from fedjax_muon.decentralized.tracking import tracking
-from fedjax_muon.gossip import Estimator
+from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.privacy.report import Inside
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
 
@@ -35,7 +37,7 @@ AGENTS, STEPS, LR, DELTA, CLAIM = 4, 40, 0.1, 1e-5, 3.0
 MECHANISM = Mechanism(limit=1.0, change=0.2, beta=0.1, batch_size=4)
 HUGE = 100 * MECHANISM.limit  # norm of a canary's gradient
 WEIGHTS = topology.metropolis(topology.ring(AGENTS))
-CHUNK = 2000  # worlds that are played together
+CHUNK = 2000  # worlds that are run together
 
 
 class Flaw(NamedTuple):
@@ -142,34 +144,41 @@ def traces(case: Case) -> np.ndarray:
     return changes if case.inside else canary.remembered(changes, case.release.beta)
 
 
-def _mean_first(example_grad, mean):
-    """The mean of the batch's gradients in place of the first, zeros of the others."""
+def _mean_first(estimator: Estimator, mean) -> Estimator:
+    """Sees the mean of the batch's gradients in place of the first, zeros of the
+    others."""
 
-    def gradients(params, batch, key):
-        rows = example_grad(params, batch, key)
-        whole = rows.sum(0) / MECHANISM.batch_size
-        return jnp.where(mean, jnp.zeros_like(rows).at[0].set(whole), rows)
+    def changed(objective: Objective) -> Objective:
+        def gradients(params, batch, key):
+            rows = objective.example_grad(params, batch, key)
+            whole = rows.sum(0) / MECHANISM.batch_size
+            return jnp.where(mean, jnp.zeros_like(rows).at[0].set(whole), rows)
 
-    return gradients
+        return objective._replace(example_grad=gradients)
+
+    return Estimator(
+        lambda objective, *rest: estimator.start(changed(objective), *rest),
+        lambda objective, *rest: estimator.update(changed(objective), *rest),
+    )
 
 
 def _reusing(estimator: Estimator, stale) -> Estimator:
     """Keeps the key of the noise at t = 0 and draws with it again."""
 
-    def start(params, batch, turn):
-        told, memory = estimator.start(params, batch, turn)
-        return told, (memory, turn.noise)
+    def start(objective, params, batch, iteration):
+        told, memory = estimator.start(objective, params, batch, iteration)
+        return told, (memory, iteration.noise)
 
-    def update(memory, params, batch, turn):
+    def update(objective, memory, params, batch, iteration):
         memory, first = memory
-        turn = turn._replace(noise=jnp.where(stale, first, turn.noise))
-        told, memory = estimator.update(memory, params, batch, turn)
+        iteration = iteration._replace(noise=jnp.where(stale, first, iteration.noise))
+        told, memory = estimator.update(objective, memory, params, batch, iteration)
         return told, (memory, first)
 
     return Estimator(start, update)
 
 
-def build(method: str, example_grad, flaw: Flaw, noise):
+def build(method: str, flaw: Flaw, noise):
     """The library's method, with what is flawed exchanged."""
     row = PRIVATE[method]
     size: Any = jnp.where(flaw.mean, 1.0, MECHANISM.batch_size)
@@ -184,21 +193,26 @@ def build(method: str, example_grad, flaw: Flaw, noise):
         # a multiplier, and the flawed mechanism's own sensitivity is another
         noise = noise / (flaw.limit * MECHANISM.batch_size / size)
 
-    def estimate(gradients, mechanism, noise):
-        gradients = _mean_first(gradients, flaw.mean)
-        begin = row.estimate(gradients, mechanism, flaw.first * noise)
-        later = row.estimate(gradients, mechanism, noise)
-        return _reusing(Estimator(begin.start, later.update), flaw.stale)
+    def estimate(mechanism, noise):
+        begin = row.estimate(mechanism, flaw.first * noise)
+        later = row.estimate(mechanism, noise)
+        both = _mean_first(Estimator(begin.start, later.update), flaw.mean)
+        return _reusing(both, flaw.stale)
 
-    return row._replace(estimate=estimate).build(example_grad, mechanism, noise, lr=LR)
+    return row._replace(estimate=estimate).build(mechanism, noise, lr=LR)
 
 
-def trajectory(algorithm_of: Callable, weights, key) -> jax.Array:
+def of_examples(example_grad: GradFn) -> Objective:
+    """The objective of these gradients of single examples."""
+    mean = lambda *where: example_grad(*where).mean(0)
+    return Objective(mean, example_grad=example_grad)
+
+
+def trajectory(algorithm: Gossip, weights, key) -> jax.Array:
     """Parameters of all agents in the directions of the canaries, [T + 1, m, K].
 
     Each agent has three examples of 1/2 ||x - target||^2 in two other coordinates, and
-    agent 0 the canaries by `weights` [T, K]. `algorithm_of` makes the algorithm from
-    the gradients of examples.
+    agent 0 the canaries by `weights` [T, K].
     """
     number = weights.shape[1]
     directions = jnp.eye(2 + number)[2:]
@@ -209,12 +223,13 @@ def trajectory(algorithm_of: Callable, weights, key) -> jax.Array:
         rows = params[None, :2] - targets
         return jnp.concatenate([rows, jnp.zeros((3, number))], 1)
 
-    algorithm = algorithm_of(canary.plant(example_grad, HUGE * directions))
-    start, step = gossip_engine.make(algorithm, gossip_engine.dense(WEIGHTS), AGENTS)
+    objective = of_examples(canary.plant(example_grad, HUGE * directions))
+    mixer = gossip_engine.dense(WEIGHTS)
+    start, step = gossip_engine.make(algorithm, objective, mixer, AGENTS)
 
     def batches(x, row):
-        mine = jnp.zeros((AGENTS, number)).at[0].set(row)
-        return canary.Planted(targets, mine, x)
+        present = jnp.zeros((AGENTS, number)).at[0].set(row)
+        return canary.Planted(targets, present, x)
 
     def body(state, row):
         x = state.nodes.params
@@ -235,15 +250,15 @@ _COMPILED = {"xla_backend_optimization_level": 1}
 @functools.partial(jax.jit, static_argnames="method", compiler_options=_COMPILED)
 def worlds(method: str, flaw: Flaw, noise, weights, keys) -> jax.Array:
     """[N, T + 1, m, K] for `weights` [N, T, K]."""
-    algorithm_of = lambda gradients: build(method, gradients, flaw, noise)
-    one = lambda weights, key: trajectory(algorithm_of, weights, key)
+    algorithm = build(method, flaw, noise)
+    one = lambda weights, key: trajectory(algorithm, weights, key)
     return jax.vmap(one)(weights, keys)
 
 
 def told(method: str, x) -> np.ndarray:
     """What agent 0 told, from all agents' parameters: [N, T + 1, m, K] -> [N, K, T]."""
     u = canary.moves(np.moveaxis(x, -1, 1), WEIGHTS, LR)
-    if PRIVATE[method].over is tracking:
+    if PRIVATE[method].over is gradient_tracking:
         u = canary.untracked(u, WEIGHTS)
     return u[..., 0]
 
@@ -255,7 +270,7 @@ def seen(case: Case, x) -> np.ndarray:
     return y / deviations(case)
 
 
-def played(case: Case, flaw: Flaw, weights, seed: int) -> np.ndarray:
+def run(case: Case, flaw: Flaw, weights, seed: int) -> np.ndarray:
     """`seen` [N, K, T] in worlds with the canaries' `weights` [N, T, K]."""
     noise = claimed_noise(case)
     keys = jax.random.split(jax.random.key(seed), len(weights))

@@ -17,9 +17,9 @@ import tyro
 
 from fedjax_muon import data, minimax
 from fedjax_muon.cli.arguments import MAIN_JOB
-from fedjax_muon.cli.building import parts_of, simulation_of, start_key
-from fedjax_muon.cli.config import DEFAULTS, Config, Run
-from fedjax_muon.sweep import Cell, sweep
+from fedjax_muon.runs.build import parts_of, simulation_of, start_key
+from fedjax_muon.runs.config import DEFAULTS, Config, Run
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 RATES = {
     "classification": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),

@@ -18,7 +18,7 @@ import dataclasses
 
 from experiments.papers import Item, Panel, Scale, command, sized, swept
 from fedjax_muon import minimax
-from fedjax_muon.cli.config import DEFAULTS
+from fedjax_muon.runs.config import DEFAULTS
 
 SENTENCES = dataclasses.replace(DEFAULTS["auc"], model="rnn", batch_size=64)
 DATASETS = ("sst2", "tfds:sentiment140", "tfds:yelp_polarity_reviews")

@@ -4,7 +4,7 @@
 
 Zhang and Gao, "Federated Stochastic Minimax Optimization Under Heavy-Tailed Noises":
 normalised and orthogonalised steps converge where gradients have no second moment. The
-methods are run on one nonconvex-PL family (`problems.quadratic`, 8 clients, all of them
+methods are run on one nonconvex-PL family (`tasks.quadratic`, 8 clients, all of them
 in every round, 4 local steps), with symmetric Pareto noise of tail index 1.5 on every
 entry of every gradient, and with Gaussian noise. y moves at ten times the rate of x, as
 the theory asks for: at equal rates all methods circle about the solution. For every
@@ -24,12 +24,14 @@ import tyro
 from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
-from fedjax_muon import engine, plans
+from fedjax_muon import engine
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
-from fedjax_muon.noise import gaussian, noisy, pareto
-from fedjax_muon.pair import Pair
-from fedjax_muon.plots import STYLE
-from fedjax_muon.problems import quadratic
+from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.tasks import quadratic
+from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
 
 CLIENTS, STEPS, RATIO = 8, 4, 10.0
 RATES = (0.00001, 0.00003, 0.0001, 0.0003, 0.001)
@@ -42,19 +44,20 @@ BAR = 0.5  # of the others' norm, set before anything was run
 
 def norms(name: str, noise, problem, lr, key, rounds: int) -> jax.Array:
     """Norm of the primal gradient after every round."""
-    grad = noisy(quadratic.gradient(problem), noise)
-    algorithm = ALL[name](grad, lr=Pair(lr, RATIO * lr))
+    objective = Objective(noisy(quadratic.gradient(problem), noise))
+    algorithm = ALL[name].function(lr=Pair(lr, RATIO * lr))
     number = len(problem.B)
     state = engine.init(algorithm, quadratic.start(problem), number)
-    everyone = jnp.arange(number)
-    batches = jnp.broadcast_to(everyone[:, None], (number, STEPS))
-    rest = everyone, batches, jnp.ones(number), key
-    state, _ = engine.make_prologue(algorithm, number, plans.vmapped)(state, *rest)
+    cohort = jnp.arange(number)
+    batches = jnp.broadcast_to(cohort[:, None], (number, STEPS))
+    rest = cohort, batches, jnp.ones(number), key
+    start = engine.make_prologue(algorithm, objective, number, plans.vmapped)
+    state, _ = start(state, *rest)
     hessian, solution = quadratic.hessian(problem), quadratic.solution(problem).x
-    play = engine.make_round(algorithm, number, plans.vmapped)
+    run = engine.make_round(algorithm, objective, number, plans.vmapped)
 
     def body(state, _):
-        state, _ = play(state, *rest)
+        state, _ = run(state, *rest)
         gradient = hessian @ (state.server.params.x - solution)
         return state, jnp.linalg.norm(gradient)
 

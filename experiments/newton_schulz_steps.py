@@ -22,12 +22,14 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import machine
-from fedjax_muon import algorithms, data, models, plots, simulation, tasks
-from fedjax_muon import orthogonalize as kernel
-from fedjax_muon.cli.building import parts_of, start_key
-from fedjax_muon.cli.config import Config
-from fedjax_muon.orthogonalize import orthogonalize
-from fedjax_muon.sweep import Cell, sweep
+from fedjax_muon import data, models, simulation, tasks
+from fedjax_muon.algorithms import fedmuon
+from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.linalg.newton_schulz import orthogonalize
+from fedjax_muon.reporting import plots
+from fedjax_muon.runs.build import parts_of, start_key
+from fedjax_muon.runs.config import Config
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 TABLE = """
 | learning rate | Newton-Schulz | flops | final accuracy, % | difference \
@@ -72,14 +74,13 @@ def model_flops(task: tasks.Task, steps: int) -> int:
     return sum(flops(shape, steps) for shape in shapes)
 
 
-def play(job: Job, task: tasks.Task, polar, dataset, config: Config, seeds):
+def trained(job: Job, task: tasks.Task, polar, dataset, config: Config, seeds):
     """Columns of the runs by (rate, seed)."""
-    fedmuon = algorithms.ALL["fedmuon"].with_polar(polar)
     parts = {seed: parts_of(config, dataset, seed) for seed in seeds}
     points = list(itertools.product(job.rates, seeds))
     cells = [Cell({"lr": lr}, start_key(seed), parts[seed]) for lr, seed in points]
-    prepared = simulation.simulate(
-        partial(fedmuon, lr=job.rates[0]),
+    prepared = simulation.federate(
+        fedmuon(lr=job.rates[0], polar=polar),
         task,
         dataset,
         parts[seeds[0]],
@@ -118,7 +119,7 @@ def main(
     about = machine("experiments.newton_schulz_steps")
     runs, usual = {}, model_flops(task, 5)
     for label, (_, polar) in job.variants.items():
-        for point, run in play(job, task, polar, given, config, seeds).items():
+        for point, run in trained(job, task, polar, given, config, seeds).items():
             runs[label, *point] = run
             print(label, *point, run["test_accuracy"][-1], flush=True)
     output.mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from fedjax_muon import comparison, plots
 from fedjax_muon.cli import sweeping, tables
-from fedjax_muon.cli.config import METHODS
-from fedjax_muon.comparison import History
+from fedjax_muon.reporting import comparison, plots
+from fedjax_muon.reporting.comparison import History
+from fedjax_muon.runs.config import METHODS
 
 PLAYED = "played.jsonl"  # a line for every panel that a call played
 FIELDS = (

@@ -24,10 +24,11 @@ import tyro
 
 from benchmarks.machine import machine
 from experiments import paper_report
-from fedjax_muon.cli import directory, sweeping
-from fedjax_muon.cli.config import METHODS, Config, Sweep, from_json, to_json
-from fedjax_muon.cli.lists import Names
+from fedjax_muon.cli import sweeping
 from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.runs import directory
+from fedjax_muon.runs.config import METHODS, Config, Sweep, from_json, to_json
+from fedjax_muon.runs.lists import Names
 
 Scale = Literal["smoke", "cpu", "full"]
 

@@ -20,13 +20,12 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import machine
-from fedjax_muon import algorithms, data, models, simulation, tasks
-from fedjax_muon.cli.building import parts_of, start_key
-from fedjax_muon.cli.config import Config
-from fedjax_muon.orthogonalize import gram, orthogonalize, plain
-from fedjax_muon.sweep import Cell, sweep
-from fedjax_muon.transforms import by_rank
-from fedjax_muon.transforms import orthogonalize as orthogonalized
+from fedjax_muon import data, models, simulation, tasks
+from fedjax_muon.algorithms import fedmuon
+from fedjax_muon.linalg.newton_schulz import gram, orthogonalize, plain
+from fedjax_muon.runs.build import parts_of, start_key
+from fedjax_muon.runs.config import Config
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 LR = 0.01
 SIZES: dict[str, Any] = {
@@ -62,9 +61,8 @@ def scores(model, numbers: Numbers, seeds, config: Config) -> np.ndarray:
     """[seeds, 2]: test accuracy and test loss after the last round."""
     dataset = data.load(config.dataset)
     parts = [parts_of(config, dataset, seed) for seed in seeds]
-    rule = by_rank(orthogonalized(numbers.polar))
-    prepared = simulation.simulate(
-        partial(algorithms.ALL["fedmuon"], rule=rule, lr=LR),
+    prepared = simulation.federate(
+        fedmuon(lr=LR, polar=numbers.polar),
         tasks.classification(model(dtype=numbers.model), dataset.x_train.shape[1:]),
         dataset,
         parts[0],

@@ -4,17 +4,19 @@
     python -m experiments.reconstruction --dataset mnist --data-dir DATA
 
 "DPMixSGD" shows in its Figure 1 that DLG fails on one release with noise of standard
-deviation 1 in every coordinate. Here three attacks of `fedjax_muon.inversion` are given
-releases as the library's estimators make them: gradients and STORM's innovations with
-several levels of noise, means of many releases of the same examples, and gradients
-clipped per example without noise and with that of epsilon 1. The model has DLG's
-hidden sigmoids and weights uniform in +-0.5; the first layer's in +-4 / sqrt(pixels),
-the same for 64 of them, lest sigmoids saturate on more. Pixels are in 0..1. On a shared
-machine set OPENBLAS_NUM_THREADS=1 and XLA_FLAGS=--xla_cpu_multi_thread_eigen=false:
-threads that wait for each other took ten times as long.
+deviation 1 in every coordinate. Here three attacks of `fedjax_muon.attacks.inversion`
+are given releases as the library's estimators make them: gradients and STORM's
+innovations with several levels of noise, means of many releases of the same examples,
+and gradients clipped per example without noise and with that of epsilon 1. The model
+has DLG's hidden sigmoids and weights uniform in +-0.5; the first layer's in +-4 /
+sqrt(pixels), the same for 64 of them, lest sigmoids saturate on more. Pixels are in
+0..1. On a shared machine set OPENBLAS_NUM_THREADS=1 and
+XLA_FLAGS=--xla_cpu_multi_thread_eigen=false: threads that wait for each other took ten
+times as long.
 """
 
 import csv
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -31,15 +33,17 @@ import tyro
 from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
-from fedjax_muon import data, inversion, tree
-from fedjax_muon.estimators import fresh, noisy, storm
-from fedjax_muon.gossip import Turn
-from fedjax_muon.inversion import Restored, Score, mean_guess, score
-from fedjax_muon.plots import STYLE
+from fedjax_muon import data
+from fedjax_muon.attacks import inversion
+from fedjax_muon.attacks.inversion import Restored, Score, mean_guess, score
+from fedjax_muon.core import Objective, tree
+from fedjax_muon.decentralized.estimators import fresh, noisy, storm
+from fedjax_muon.decentralized.gossip import Iteration
+from fedjax_muon.decentralized.private_storm import private_gradient
 from fedjax_muon.privacy.accounting import ADD_OR_REMOVE, Pld, solve
 from fedjax_muon.privacy.sampling import Poisson
-from fedjax_muon.private_storm import per_example, private_gradient
-from fedjax_muon.tasks import Batch, classification
+from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.tasks.classification import Batch, classification, per_example
 
 REPEATS = {1: 4, 4: 2, 16: 1}  # batches, by their size
 SIGMAS = (0.0, 0.01, 0.1, 1.0)
@@ -131,19 +135,19 @@ def gradients(model: nn.Module) -> dict[str, inversion.Gradient]:
     }
 
 
-def turn(index: int, key) -> Turn:
+def iteration(index: int, key) -> Iteration:
     own, noise = jax.random.split(key)
-    return Turn(index=jnp.int32(index), key=own, noise=noise)
+    return Iteration(index=jnp.int32(index), key=own, noise=noise)
 
 
 def plain(grad_fn, sigma: float, count: int = 1) -> Callable:
     """The mean of `count` noisy gradients of the same batch."""
-    estimator = noisy(fresh(grad_fn), sigma)
+    estimator, objective = noisy(fresh(), sigma), Objective(grad_fn)
 
     @jax.jit
     def many(params, batch, keys):
-        once = lambda key: estimator.start(params, batch, turn(0, key))[0]
-        return jax.vmap(once)(keys)
+        begin = functools.partial(estimator.start, objective, params, batch)
+        return jax.vmap(lambda key: begin(iteration(0, key))[0])(keys)
 
     def tell(params, batch, other, key):
         del other
@@ -155,14 +159,15 @@ def plain(grad_fn, sigma: float, count: int = 1) -> Callable:
 
 def innovation(grad_fn, sigma: float) -> Callable:
     """d* = g* - (1 - beta) g*_ of STORM with noise outside, after one step."""
-    estimator = noisy(storm(grad_fn, BETA), sigma)
+    estimator, objective = noisy(storm(BETA), sigma), Objective(grad_fn)
 
     @jax.jit
     def tell(params, batch, other, key):
         first, second = jax.random.split(key)
-        before, memory = estimator.start(params, other, turn(0, first))
+        begun, later = iteration(0, first), iteration(1, second)
+        before, memory = estimator.start(objective, params, other, begun)
         moved = tree.sub_scaled(params, LR, before)
-        now, _ = estimator.update(memory, moved, batch, turn(1, second))
+        now, _ = estimator.update(objective, memory, moved, batch, later)
         return (moved, params), tree.sub_scaled(now, 1 - BETA, before)
 
     return tell
@@ -170,13 +175,13 @@ def innovation(grad_fn, sigma: float) -> Callable:
 
 def private(grad_fn, size: int, z: float) -> Callable:
     """The library's mechanism: clipped per example, noise of z LIMIT / size."""
-    example = per_example(grad_fn)
-    estimator = private_gradient(example, LIMIT, batch_size=size, inside=z)
+    objective = Objective(grad_fn, example_grad=per_example(grad_fn))
+    estimator = private_gradient(LIMIT, batch_size=size, inside=z)
 
     @jax.jit
     def tell(params, batch, other, key):
         del other
-        return params, estimator.start(params, batch, turn(0, key))[0]
+        return params, estimator.start(objective, params, batch, iteration(0, key))[0]
 
     return tell
 

@@ -36,16 +36,16 @@ def installed() -> str:
     return hashes.get("sha256", "no wheel")
 
 
-def play(notebook: Path, wheel: Path) -> nbformat.NotebookNode:
+def run(notebook: Path, wheel: Path) -> nbformat.NotebookNode:
     """Executes a notebook in a folder that has the wheel alone.
 
     Without the checkout on its path. Raises `nbclient.exceptions.CellExecutionError`.
     """
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(wheel, folder)
-        played = nbformat.read(notebook, as_version=4)
-        execute(played, folder, None)
-    return played
+        executed = nbformat.read(notebook, as_version=4)
+        execute(executed, folder, None)
+    return executed
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
         )
     for name in given.names:
         began = time.perf_counter()
-        play(HERE / f"{name}.ipynb", given.wheel)
+        run(HERE / f"{name}.ipynb", given.wheel)
         if installed() != wanted:
             sys.exit(f"{name}: the package was not installed from {given.wheel}")
         print(f"{name}: {time.perf_counter() - began:.0f} seconds", flush=True)

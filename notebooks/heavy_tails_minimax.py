@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Minimax under heavy-tailed noise
 #
-# Stochastic gradients of large models can have so heavy tails that their variance is
-# infinite. Then steps that are proportional to a gradient are at the mercy of single
-# draws, and steps of a fixed length are not. Here this is seen on a problem of two
-# variables, one to be minimised and one to be maximised over, whose solution is known:
+# Stochastic gradients of large models can have tails so heavy that their variance is
+# infinite. Single draws can then dominate steps that are proportional to a gradient,
+# but not steps of a fixed length. This notebook shows it on a minimax problem whose
+# solution is known:
 #
 # $$\min_X \max_Y\ \frac1N \sum_i\ \tfrac12\langle X, QX\rangle + \langle B_i, X\rangle
 # + \langle Y, AX + C_i\rangle - \tfrac12\langle Y, DY\rangle.$$
@@ -35,24 +35,26 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedjax_muon import engine, plans
-from fedjax_muon.metrics import hill
+from fedjax_muon import engine
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
-from fedjax_muon.noise import noisy, pareto
-from fedjax_muon.pair import Pair
-from fedjax_muon.plots import STYLE
-from fedjax_muon.problems import quadratic
+from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.tasks import quadratic
+from fedjax_muon.tasks.heavy_tails import noisy, pareto
+from fedjax_muon.tasks.metrics import hill
 
 ROUNDS = 4000
 CLIENTS, STEPS = 4, 2
 
 # %% [markdown]
-# ## How heavy is a tail?
+# ## The tail index
 #
 # Every entry of every gradient gets symmetric Pareto noise, $P(|\xi| > t) \sim t^{-s}$.
-# The smaller the tail index $s$, the heavier the tail: the variance is finite for
-# $s > 2$ only. Both noises here have the same mean size. Hill's estimate finds the
-# index from the largest of a sample.
+# The smaller the tail index $s$, the heavier the tail: the variance is finite for $s >
+# 2$ only. Both noises here have the same mean absolute value. Hill's estimator finds
+# the index from the largest values of a sample.
 
 
 # %%
@@ -71,13 +73,13 @@ for name, tail in TAILS.items():
 # %% [markdown]
 # ## Three methods
 #
-# Fed-NSGDA-M divides the momenta by their norms, FedMuon-DA replaces them by their
-# orthogonal factors (both of Zhang and Gao), and LocalSGDAM takes them as they are
-# (Sharma et al. 2022). What is recorded is the norm of the gradient of
-# $\Phi(X) = \max_Y f(X, Y)$, which is zero at the solution only.
+# Fed-NSGDA-M divides momenta by their norms, FedMuon-DA replaces them by their
+# orthogonal factors (both by Zhang and Gao), and LocalSGDAM uses them as they are
+# (Sharma et al. 2022). The score is the norm of the gradient of $\Phi(X) = \max_Y f(X,
+# Y)$, which is zero at the solution only.
 #
-# The engine plays one round of any algorithm. Everything is a pure function, so the
-# grid of tails, learning rates and seeds is three times `vmap`.
+# `engine.make_round` makes one round of any algorithm on any objective. Everything is a
+# pure function, so the grid of tails, learning rates and seeds is three nested `vmap`s.
 
 
 # %%
@@ -89,23 +91,24 @@ def draw(key):
 def distances(method, tail, lr, drawn, key):
     """Norm of the primal gradient after every round."""
     problem, hessian, solution = drawn
-    grad = noisy(quadratic.gradient(problem), noise_of(tail))
-    algorithm = method(grad, lr=Pair(lr, 10 * lr))  # y has to follow x
+    objective = Objective(noisy(quadratic.gradient(problem), noise_of(tail)))
+    algorithm = method.function(lr=Pair(lr, 10 * lr))  # y has to follow x
     state = engine.init(algorithm, quadratic.start(problem), CLIENTS)
-    everyone = jnp.arange(CLIENTS)
-    batches = jnp.repeat(everyone[:, None], STEPS, 1)  # a batch is its client's number
-    rest = everyone, batches, jnp.ones(CLIENTS), key
-    state, _ = engine.make_prologue(algorithm, CLIENTS, plans.vmapped)(state, *rest)
-    play = engine.make_round(algorithm, CLIENTS, plans.vmapped)
+    cohort = jnp.arange(CLIENTS)
+    batches = jnp.repeat(cohort[:, None], STEPS, 1)  # a batch is its client's number
+    rest = cohort, batches, jnp.ones(CLIENTS), key
+    made = algorithm, objective, CLIENTS, plans.vmapped
+    state, _ = engine.make_prologue(*made)(state, *rest)
+    train_round = engine.make_round(*made)
 
     def round(state, _):
-        state, _ = play(state, *rest)
+        state, _ = train_round(state, *rest)
         return state, jnp.linalg.norm(hessian @ (state.server.params.x - solution))
 
     return jax.lax.scan(round, state, None, ROUNDS)[1]
 
 
-# optimised less, these compile in half the time and run as fast
+# with fewer optimizations these compile in half the time and run as fast
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})
 
 RATES = (0.0003, 0.001, 0.003)
@@ -125,10 +128,10 @@ METHODS = ("fed_nsgda_m", "fedmuon_da", "local_sgdam")
 found = {name: np.asarray(grid(name)) for name in METHODS}
 
 # %% [markdown]
-# ## What they reach
+# ## Results
 #
-# For every method and tail, the learning rate whose mean over the last tenth of the
-# rounds is least.
+# For every method and tail, the learning rate with the smallest mean over the last
+# tenth of the rounds.
 
 # %%
 best = {}
@@ -153,7 +156,7 @@ for (name, tail), color in zip(TAILS.items(), ("C3", "C4"), strict=True):
 axes[0].set(xlabel="size of the noise", ylabel="share above", title="the noise")
 axes[0].legend()
 
-window = ROUNDS // 50  # curves are drawn as means of so many rounds
+window = ROUNDS // 50  # every point of a curve is a mean over so many rounds
 for axis, (tail, index) in zip(axes[1:], TAILS.items(), strict=True):
     for i, name in enumerate(METHODS):
         smooth = best[tail, name].reshape(-1, window).mean(1)

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Federate a gradient transformation of your own
+# # Custom rules and algorithms
 #
-# A local rule is any optax transformation without learning rate. Here it is the sign of
-# an exponential average of gradients, in FedAvg, on digits that 16 clients hold.
+# A local rule is any optax transformation without a learning rate. Here it is the sign
+# of an exponential average of gradients, in FedAvg, on digits that 16 clients hold.
 
 # %%
 import subprocess
@@ -20,14 +20,13 @@ if not find_spec("fedjax_muon"):
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
 # %%
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon import data, models, partition, simulation, tasks, training
-from fedjax_muon.algorithms.fedavg import fedavg
+from fedjax_muon import algorithms, data, models, simulation, tasks
+from fedjax_muon.data import partition
+from fedjax_muon.simulation import training
 
 
 def sign_of_average(decay=0.9):
@@ -41,52 +40,51 @@ def sign_of_average(decay=0.9):
 digits = data.load("digits")
 parts = partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
 task = tasks.classification(models.MLP(classes=10), digits.x_train.shape[1:])
-algorithm = partial(fedavg, rule=sign_of_average(), lr=0.001)
+algorithm = algorithms.fedavg(lr=0.001, rule=sign_of_average())
 sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
-simulated = simulation.simulate(algorithm, task, digits, parts, **sizes)
-state, rows = training.run(simulated, simulated.init(jax.random.key(1)), rounds=50)
+simulated = simulation.federate(algorithm, task, digits, parts, **sizes)
+state, rows = training.train(simulated, simulated.init(jax.random.key(1)), rounds=50)
 print(f"test accuracy after 50 rounds: {rows[-1]['test_accuracy']:.3f}")
 
 # %% [markdown]
 # ## The same rule in another algorithm
 #
-# SCAFFOLD corrects every local gradient by what other clients' gradients are like. What
-# is done with the corrected gradient is the rule's business, so it takes the same rule.
+# SCAFFOLD corrects local gradients for the differences between clients. The rule is
+# applied to the corrected gradient, so SCAFFOLD takes the same one.
 
 # %%
 import matplotlib.pyplot as plt
 
-from fedjax_muon.algorithms.scaffold import scaffold
-from fedjax_muon.plots import STYLE
+from fedjax_muon.reporting.plots import STYLE
 
 ROUNDS = 50
 
 
-def simulate(algorithm):
-    return simulation.simulate(algorithm, task, digits, parts, **sizes)
+def federate(algorithm):
+    return simulation.federate(algorithm, task, digits, parts, **sizes)
 
 
 def curve(simulated):
     state = simulated.init(jax.random.key(1))
-    _, rows = training.run(simulated, state, rounds=ROUNDS, evaluate_every=5)
+    _, rows = training.train(simulated, state, rounds=ROUNDS, evaluate_every=5)
     return [row["round"] for row in rows], [row["test_accuracy"] for row in rows]
 
 
-own_rule = {"rule": sign_of_average(), "lr": 0.001}
+corrected = algorithms.scaffold(lr=0.001, rule=sign_of_average())
 curves = {
-    "FedAvg": curve(simulate(partial(fedavg, lr=0.3))),
-    "FedAvg, own rule": curve(simulated),
-    "SCAFFOLD, own rule": curve(simulate(partial(scaffold, **own_rule))),
+    "FedAvg": curve(federate(algorithms.fedavg(lr=0.3))),
+    "FedAvg, custom rule": curve(simulated),
+    "SCAFFOLD, custom rule": curve(federate(corrected)),
 }
 
 # %% [markdown]
-# ## An algorithm of your own
+# ## A custom algorithm
 #
-# An algorithm is what the server broadcasts, what a client makes of it, and what the
-# server makes of the clients' mean. In this one a client sends one bit for every
-# parameter, whether it wants more or less of it, and the server moves every parameter a
-# fixed length as the majority of the cohort wants. From the broadcast $x$, client $i$
-# walks $K$ steps to $x_i$; then
+# An exchange has three functions: the server's broadcast, the client's answer, and the
+# server's step on the mean of the answers. In this algorithm a client sends the sign of
+# its change of every parameter, and the server moves every parameter a fixed length in
+# the direction of the majority. From the broadcast $x$, client $i$ takes $K$ steps to
+# $x_i$; then
 #
 # $$x \leftarrow x + \gamma_t\ \mathrm{sign}\Big(\sum_i \mathrm{sign}(x_i - x)\Big).$$
 #
@@ -96,37 +94,57 @@ curves = {
 # %%
 from typing import Any, NamedTuple
 
-from fedjax_muon import tree
-from fedjax_muon.core import Algorithm, Exchange, at, everything, local_steps, stateless
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Hyper,
+    broadcast_state,
+    local_steps,
+    move,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
+)
 
 
 class State(NamedTuple):
     params: Any
 
 
-def majority_vote(grad_fn, *, lr=0.1, server_lr=0.005):
-    def client(shared, mine, batches, round):
-        def step(x, batch, key):
-            return tree.sub_scaled(x, lr, grad_fn(x, batch, key)), ()
+@recorded
+def majority_vote(lr: Hyper = 0.1, *, server_lr: Hyper = 0.005) -> Algorithm:
+    sgd = optax.identity()
 
-        x, _ = local_steps(step, shared.params, batches, round.key)
-        return tree.map(jnp.sign, tree.sub(x, shared.params)), mine
+    def client(objective, broadcast, client_state, batches, round):
+        def step(carry, batch, key):
+            x, opt = carry
+            g = objective.grad(x, batch, key)
+            return move(objective, x, value_at(lr, round), sgd, opt, g), ()
 
-    def server(state, votes, round):
-        majority = tree.map(jnp.sign, votes)
-        return State(tree.add_scaled(state.params, at(server_lr, round), majority))
+        carry = broadcast.params, sgd.init(broadcast.params)
+        (x, _), _ = local_steps(step, carry, batches, round.key)
+        votes = tree.map(jnp.sign, tree.sub(x, broadcast.params))
+        return State(votes), client_state
 
-    return Algorithm(State, stateless, (Exchange(everything, client, server),))
+    def server(state, mean, round):
+        majority = tree.map(jnp.sign, mean)
+        return tree.add_scaled(state, value_at(server_lr, round), majority)
+
+    return Algorithm(
+        State, no_client_state, (Exchange(broadcast_state, client, server),)
+    )
 
 
 # %% [markdown]
-# That is all. `simulate` samples the cohorts, draws batches, takes the mean and counts
-# bytes; a hyper-parameter that goes through `at` may be a function of the round.
+# `federate` samples the cohorts, draws batches, takes the mean and counts bytes. A
+# hyper-parameter that is read by `value_at` may be a schedule of the round index.
+# `recorded` makes numbers annotated `Hyper` arguments of the compiled programs, which
+# sweeps can vary.
 
 # %%
 falling = optax.cosine_decay_schedule(0.01, ROUNDS)
-voting = partial(majority_vote, server_lr=falling)
-curves["Majority vote"] = curve(simulate(voting))
+curves["Majority vote"] = curve(federate(majority_vote(server_lr=falling)))
 
 # %%
 plt.rcParams.update(STYLE)

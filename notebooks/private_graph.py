@@ -1,10 +1,10 @@
 # %% [markdown]
-# # Private agents on a graph, and an attack on them
+# # Private agents on a graph, and an audit
 #
-# Five hospitals train one classifier of tumours together, without a server: each talks
-# to its neighbours on a graph. What they tell each other is made differentially
-# private. Then the promise is tried: an attacker plants a record that is made to be
-# seen, and finds a *lower* bound of epsilon.
+# Five hospitals train one classifier of tumors together, without a server: each
+# exchanges messages with its neighbors on a graph. The messages are differentially
+# private. An audit then tests the guarantee: an adversary plants a record that is easy
+# to detect, and finds a *lower* bound of epsilon.
 
 # %%
 import subprocess
@@ -31,30 +31,27 @@ import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image
 
-from fedjax_muon import (
-    canary,
-    data,
-    gossip_engine,
-    models,
-    partition,
-    plots,
-    topology,
-    training,
-)
-from fedjax_muon.batching import always, full_batch
+from fedjax_muon import data, models
+from fedjax_muon.attacks import canary
+from fedjax_muon.core import Objective
+from fedjax_muon.data import partition
+from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
-from fedjax_muon.decentralized_simulation import decentralize
+from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import audit
 from fedjax_muon.privacy.report import report
 from fedjax_muon.privacy.sampling import FullBatch
-from fedjax_muon.private_storm import per_example
-from fedjax_muon.problems import auc
+from fedjax_muon.reporting import plots
+from fedjax_muon.simulation import training
+from fedjax_muon.simulation.batching import always, full_batch
+from fedjax_muon.tasks import auc
 
 ROUNDS, WORLDS = 50, 1000
 AGENTS, LIMIT, LR, DELTA = 5, 0.5, 1.0, 1e-3
 
 # %% [markdown]
-# ## Who talks to whom
+# ## The graph
 
 # %%
 graph = topology.erdos_renyi(AGENTS, 0.5, key=jax.random.key(1)).graph
@@ -65,12 +62,12 @@ plots.graph(graph, Path("runs/graph.png"), title="five agents")
 Image("runs/graph.png", width=330)
 
 # %% [markdown]
-# ## The promise
+# ## The guarantee
 #
 # In every iteration an agent clips the gradient of each of its examples to norm
 # `LIMIT`, adds noise to their mean, moves, and averages its parameters with those of
-# its neighbours (DP-SGDA). `calibrate` finds the least noise for an epsilon, and
-# `report` says what is promised, to whom, and on what conditions.
+# its neighbors (DP-SGDA). `calibrate` finds the least noise for an epsilon, and
+# `report` states the guarantee, the adversary and the assumptions.
 
 # %%
 cells = data.load("breast_cancer")
@@ -81,11 +78,9 @@ mechanism = Mechanism(limit=LIMIT, change=LIMIT, beta=1.0, batch_size=size)
 
 
 def promise(epsilon):
-    everything = FullBatch(size)  # all examples of an agent, in every iteration
+    sampling = FullBatch(size)  # all examples of an agent, in every iteration
     steps = ROUNDS + 1
-    return calibrate(
-        "dp_sgda", mechanism, epsilon, everything, steps=steps, delta=DELTA
-    )
+    return calibrate("dp_sgda", mechanism, epsilon, sampling, steps=steps, delta=DELTA)
 
 
 print(report(promise(1.0)).statement())
@@ -94,28 +89,28 @@ print(report(promise(1.0)).statement())
 # ## Training
 #
 # The model is linear, the objective the area under the ROC curve, a minimax problem.
-# Noise is an argument of the compiled program, which therefore serves all epsilons.
+# The noise is a hyper-parameter, so it is an argument of the compiled program: one
+# program serves all epsilons.
 
 # %%
 task = auc(
     models.MLP(2, ()), cells.x_train.shape[1:], share=float(cells.y_train.mean())
 )
 agents = decentralize(
-    partial(method.build, mechanism=mechanism, lr=LR),
-    task._replace(grad=per_example(task.grad)),
+    method.build(mechanism, 0.0, lr=LR),
+    task,
     cells,
     parts,
     weights=W,
     batch_size=size,
     sampler=always(full_batch),
-    hyper={"noise": 0.0},
 )
 
 
 def curve(noise, seed):
     noised = agents.vary(hyper={"noise": noise})
     state = noised.init(jax.random.key(seed))
-    _, rows = training.run(noised, state, rounds=ROUNDS, evaluate_every=5)
+    _, rows = training.train(noised, state, rounds=ROUNDS, evaluate_every=5)
     return np.array([(row["round"], row["test_auc"]) for row in rows])
 
 
@@ -131,11 +126,11 @@ for name, runs in curves.items():
 # %% [markdown]
 # ## The attack
 #
-# The attacker sees what all agents send, owns all but one of them, and knows all
-# examples; the question is only whether one record, the canary, is among agent 0's. Its
-# gradient lies in a direction of its own and is far above the clip, the worst that a
-# record can be. A world is a whole run of the same mechanism on the same graph, with
-# the canary (`weight` 1) or without (0).
+# The adversary sees all messages, controls all agents but one, and knows all examples;
+# the only question is whether one record, the canary, is among agent 0's. Its gradient
+# lies in a direction of its own and is far above the clip, the worst case. A world is a
+# whole run of the same mechanism on the same graph, with the canary (`weight` 1) or
+# without it (0).
 
 # %%
 canaries = jnp.array([[0.0, 100.0]])  # one, in the second of two coordinates
@@ -151,12 +146,15 @@ def example_grad(x, target, key):
 def world(weight, noise, key):
     """All agents' parameters in the canary's direction, [T + 1, m]."""
     planted = canary.plant(example_grad, canaries)
-    algorithm = method.build(planted, mechanism, noise, lr=LR)
-    start, step = gossip_engine.make(algorithm, gossip_engine.dense(W), AGENTS)
+    mean = lambda x, batch, key: planted(x, batch, key).mean(0)
+    objective = Objective(mean, example_grad=planted)
+    algorithm = method.build(mechanism, noise, lr=LR)
+    mixer = gossip_engine.dense(W)
+    start, step = gossip_engine.make(algorithm, objective, mixer, AGENTS)
 
     def batches(x):
-        mine = jnp.zeros((AGENTS, 1)).at[0, 0].set(weight)
-        return canary.Planted(targets, mine, x)
+        weights = jnp.zeros((AGENTS, 1)).at[0, 0].set(weight)
+        return canary.Planted(targets, weights, x)
 
     def iteration(state, _):
         x = state.nodes.params
@@ -170,25 +168,24 @@ def world(weight, noise, key):
 
 
 # %% [markdown]
-# From the parameters and the weights of the graph the attacker finds what agent 0 told,
-# compares it with what the canary would leave there, and says "it is there" above a
-# threshold. How often this is right bounds epsilon from below, with a confidence of
-# 95 %. A *correct* mechanism has the noise of the promise. A *mistaken* one has the
-# noise that would be enough if the attacker saw only the mean of the agents, which on a
-# graph nobody guarantees.
+# From the parameters and the weights of the graph, the adversary computes what agent 0
+# released, compares it with the trace of the canary, and decides by a threshold. The
+# error rates bound epsilon from below, with a confidence of 95 %. A *correct* mechanism
+# has the calibrated noise. A *mistaken* one has the noise that would be enough if the
+# adversary saw only the mean of the agents, which a graph does not guarantee.
 
 
 # %%
-def lower_bound(noise, played, seed):
-    """Of epsilon, if the noise should be `noise` and what is played is `played`."""
-    sigma = noise * LIMIT / size  # of what is told, as promised
+def lower_bound(noise, used, seed):
+    """A bound of epsilon, if the noise should be `noise` and is `used`."""
+    sigma = noise * LIMIT / size  # of what is released, as promised
     pattern = np.full(ROUNDS + 1, 1 / noise)  # what the canary adds to it, in sigmas
     scores = []
     for there, key in enumerate(jax.random.split(jax.random.key(seed))):
         keys = jax.random.split(key, WORLDS)
-        x = np.asarray(world(jnp.full(WORLDS, float(there)), played, keys))
-        told = canary.moves(x, W, LR)[..., 0]
-        scores.append(canary.matched_filter(told / sigma, pattern))
+        x = np.asarray(world(jnp.full(WORLDS, float(there)), used, keys))
+        released = canary.moves(x, W, LR)[..., 0]
+        scores.append(canary.matched_filter(released / sigma, pattern))
     half = np.linalg.norm(pattern) / 2
     return audit.gaussian_epsilon_bound(audit.errors(*scores, half), DELTA)
 
@@ -197,13 +194,13 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0)
 bounds = {"correct": [], "mistaken: noise / √5": []}
 for seed, epsilon in enumerate(EPSILONS):
     noise = noise_of(promise(epsilon))
-    for name, played in zip(bounds, (noise, noise / AGENTS**0.5), strict=True):
-        bounds[name].append(lower_bound(noise, played, seed))
+    for name, used in zip(bounds, (noise, noise / AGENTS**0.5), strict=True):
+        bounds[name].append(lower_bound(noise, used, seed))
         print(f"promised {epsilon:g}, {name}: at least {bounds[name][-1]:.2f}")
 
 # %% [markdown]
-# A bound above the promise refutes it. A bound below proves nothing, but one that is
-# close says that neither the accounting nor the attack gives much away.
+# A bound above the guarantee refutes it. A bound below proves nothing, but a close one
+# shows that both the accounting and the attack are nearly tight.
 
 # %%
 plt.rcParams.update(plots.STYLE)
@@ -214,16 +211,16 @@ for name, runs in curves.items():
     (line,) = left.plot(iterations, scores.mean(0), label=name)
     band = scores.min(0), scores.max(0)
     left.fill_between(iterations, *band, color=line.get_color(), alpha=0.15)
-left.set(xlabel="iteration", ylabel="test AUC", title="what privacy costs")
+left.set(xlabel="iteration", ylabel="test AUC", title="utility")
 left.legend()
 
-right.plot(EPSILONS, EPSILONS, "k--", lw=1, label="the promise")
+right.plot(EPSILONS, EPSILONS, "k--", lw=1, label="guarantee")
 for (name, found), marker in zip(bounds.items(), "os", strict=True):
     right.loglog(EPSILONS, found, marker, label=name)
 right.minorticks_off()
 right.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
 right.set_yticks((0.25, 0.5, 1, 2, 4, 8), ("0.25", "0.5", "1", "2", "4", "8"))
-right.set(xlabel="promised epsilon", ylabel="lower bound of epsilon")
-right.set_title("what the attack proves")
+right.set(xlabel="guaranteed epsilon", ylabel="lower bound of epsilon")
+right.set_title("audit")
 right.legend()
 plt.show()

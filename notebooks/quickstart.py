@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Quickstart: three algorithms, clients that are not alike
+# # Quickstart: three algorithms on heterogeneous clients
 #
 # 16 clients hold handwritten digits, each mostly a few of the ten. A server trains one
-# model with them by FedAvg, by Local Muon, and by FedMuon, and never sees a digit.
+# model with them by FedAvg, by Local Muon, and by FedMuon, and never sees an image.
 
 # %%
 import subprocess
@@ -20,32 +20,25 @@ if not find_spec("fedjax_muon"):
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
 # %%
-from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 from IPython.display import Image
 
-from fedjax_muon import (
-    comparison,
-    data,
-    models,
-    partition,
-    plots,
-    simulation,
-    tasks,
-    training,
-)
+from fedjax_muon import data, models, simulation, tasks
 from fedjax_muon.algorithms import ALL
+from fedjax_muon.data import partition
+from fedjax_muon.reporting import comparison, plots
+from fedjax_muon.simulation import training
 
 ROUNDS = 60
 
 # %% [markdown]
-# ## Who has which digits
+# ## The labels of each client
 #
-# Each digit is divided over the clients by its own draw of Dirichlet(0.1). The smaller
-# this number, the less alike the clients.
+# Each digit is divided among the clients by its own draw of Dirichlet(0.1). The smaller
+# this number, the more the clients differ.
 
 # %%
 digits = data.load("digits")
@@ -57,11 +50,12 @@ plots.label_counts(counts, digits.classes, Path("runs/clients.png"))
 Image("runs/clients.png", width=700)
 
 # %% [markdown]
-# ## Train
+# ## Training
 #
-# A task is a model and its loss. An algorithm is a function of a gradient; `ALL` has
-# those of the library by name. In every round 8 of the clients work through 5 batches
-# each. All rounds between two evaluations are one call of one compiled program.
+# A task is a model and its loss. An algorithm is made from its hyper-parameters, like
+# an optax optimizer; `ALL` lists the library's methods by name. In every round, 8 of
+# the clients take 5 local steps each. All rounds between two evaluations are one call
+# of one compiled program.
 
 # %%
 task = tasks.classification(models.MLP(10, (64, 64)), digits.x_train.shape[1:])
@@ -71,18 +65,18 @@ seeds = (1, 2)
 
 
 def train(name):
-    algorithm = partial(ALL[name], lr=rates[name])
-    simulated = simulation.simulate(algorithm, task, digits, parts, **sizes)
+    algorithm = ALL[name].function(lr=rates[name])
+    simulated = simulation.federate(algorithm, task, digits, parts, **sizes)
     for seed in seeds:
         state = simulated.init(jax.random.key(seed))
-        _, rows = training.run(simulated, state, rounds=ROUNDS, evaluate_every=5)
+        _, rows = training.train(simulated, state, rounds=ROUNDS, evaluate_every=5)
         yield {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 
 runs = {ALL[name].label: list(train(name)) for name in rates}
 
 # %% [markdown]
-# ## Compare
+# ## Comparison
 #
 # A round of FedMuon costs twice the bytes, since momenta travel with the parameters.
 # The target is 90 % of the best accuracy.
@@ -90,11 +84,10 @@ runs = {ALL[name].label: list(train(name)) for name in rates}
 # %%
 target = comparison.target_score(runs)
 for row in comparison.summarize(runs, target):
-    print(
-        f"{row.method:12} {row.score_mean:.1%} ± {row.score_std:.1%}, "
-        f"{target:.1%} after {row.rounds_to_target:.0f} rounds "
-        f"and {row.megabytes_to_target:.1f} MB"
-    )
+    cost = f"{row.rounds_to_target:.0f} rounds and {row.megabytes_to_target:.1f} MB"
+    reached = f"after {cost}" if np.isfinite(row.rounds_to_target) else "not reached"
+    accuracy = f"{row.score_mean:.1%} ± {row.score_std:.1%}"
+    print(f"{row.method:12} {accuracy}, {target:.1%} {reached}")
 
 # %%
 plots.curves(runs, Path("runs/curves.png"), title="digits, 16 clients", target=target)
@@ -102,7 +95,7 @@ Image("runs/curves.png", width=1000)
 
 # %% [markdown]
 # FedMuon is the most accurate at the end, FedAvg reaches the target with the fewest
-# bytes. Two seeds of one partition are an example, no comparison: that is what
-# [sweeps](sweeps.ipynb) and `fedjax-muon compare` are for.
+# bytes. Two seeds of one partition are an example, not a comparison; for that, see
+# [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
 #
 # Next: [a rule and an algorithm of your own](own_transformation.ipynb).

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Sweeps: learning rates and seeds in one program
 #
-# A comparison of algorithms is fair if each has the learning rate that suits it. Here
-# two algorithms are run on five learning rates and two seeds each. The best rate is
-# chosen on examples that nobody trains on, and reported on others.
+# A comparison of algorithms is fair if each has a tuned learning rate. Here two
+# algorithms are run with five learning rates and two seeds each. The best rate is
+# chosen on validation examples and reported on test examples.
 
 # %%
 import subprocess
@@ -27,10 +27,12 @@ import jax
 import numpy as np
 from IPython.display import Image, display
 
-from fedjax_muon import comparison, data, models, partition, plots, simulation, tasks
+from fedjax_muon import data, models, simulation, tasks
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.comparison import Point
-from fedjax_muon.sweep import Cell, sweep
+from fedjax_muon.data import partition
+from fedjax_muon.reporting import comparison, plots
+from fedjax_muon.reporting.comparison import Point
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 ROUNDS, SEEDS = 30, (0, 1)
 RATES = {
@@ -41,8 +43,8 @@ RATES = {
 # %% [markdown]
 # ## Data
 #
-# A tenth of the training examples is kept for validation; no client has them. Every
-# seed divides the others anew.
+# A tenth of the training examples is held out for validation. Every seed partitions the
+# others anew.
 
 # %%
 digits, validation = data.hold_out(data.load("digits"), 0.1)
@@ -55,16 +57,18 @@ parts = {
 }
 
 # %% [markdown]
-# ## A grid is a list of cells
+# ## A grid as a list of cells
 #
-# A cell is some hyper-parameters, a key and a partition. All cells of an algorithm are
-# one compiled program: one after the other on a CPU, at once on an accelerator. A cell
-# that diverges says so and stops no other.
+# A cell is hyper-parameters, a key and a partition. Each grid compiles once; cells run
+# sequentially on a CPU and in parallel on an accelerator. Diverged cells are flagged;
+# the sweep continues.
 
 
 # %%
 def points_of(name):
-    simulated = simulation.simulate(ALL[name], task, digits, parts[0], **sizes)
+    simulated = simulation.federate(
+        ALL[name].function(), task, digits, parts[0], **sizes
+    )
     cells = [
         Cell({"lr": lr}, keys[seed][1], parts[seed])
         for lr in RATES[name]
@@ -73,9 +77,9 @@ def points_of(name):
     how = {"rounds": ROUNDS, "evaluate_every": 5, "validation": validation}
     outcomes = [run for group in sweep(simulated, cells, **how) for run in group]
     for i, lr in enumerate(RATES[name]):
-        mine = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
-        runs = [columns(run.rows) for run in mine if run.diverged is None]
-        yield Point({"lr": lr}, runs, diverged=len(mine) - len(runs))
+        seeds = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
+        runs = [columns(run.rows) for run in seeds if run.diverged is None]
+        yield Point({"lr": lr}, runs, diverged=len(seeds) - len(runs))
 
 
 def columns(rows):
@@ -85,7 +89,7 @@ def columns(rows):
 points = {ALL[name].label: list(points_of(name)) for name in RATES}
 
 # %% [markdown]
-# ## The best of every grid
+# ## The best learning rates
 
 # %%
 best = {label: comparison.best(grid) for label, grid in points.items()}
@@ -100,9 +104,9 @@ for label, point in best.items():
 # %% [markdown]
 # ## Figures
 #
-# The grids: the last test accuracy against the learning rate, a panel for every method.
-# The ranking: every method at its best rate, and what it sends until it reaches 90 % of
-# the best accuracy.
+# The grids show the last test accuracy against the learning rate, one panel per method.
+# The ranking shows every method at its best rate, and the bytes until it reaches 90 %
+# of the best accuracy.
 
 # %%
 runs = {label: point.runs for label, point in best.items()}

@@ -1,7 +1,5 @@
 """A small federation to simulate, and what its random keys say is drawn when."""
 
-from functools import partial
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,8 +7,8 @@ import numpy as np
 
 from fedjax_muon import simulation, tasks
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.batching import draw_rows
 from fedjax_muon.data import Dataset
+from fedjax_muon.simulation.batching import draw_rows
 
 NAMES = ("Dense_0", "kernel"), ("Dense_0", "bias")
 
@@ -43,13 +41,13 @@ DATA, TASK = blobs(), tasks.classification(Linear(3), (5,))
 PARTS = cut([3, 20, 9, 6, 25, 12])
 
 
-SGD = partial(fedavg, lr=0.3)
+SGD = fedavg(lr=0.3)
 
 
 def federation(algorithm=SGD, parts=PARTS, data=DATA, **changes):
     """Six clients with 3 to 25 examples, three of them a round, two batches of four."""
     sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
-    return simulation.simulate(algorithm, TASK, data, parts, **sizes | changes)
+    return simulation.federate(algorithm, TASK, data, parts, **sizes | changes)
 
 
 def key_data(x):
@@ -93,8 +91,8 @@ def rows(prepared, key, index, ids, steps=None, prologue=0):
     """The examples of `ids` in round `index`, [S, K, B]; -1 is padding."""
     setup, clients = prepared.setup, prepared.clients
     steps = setup.local_steps if steps is None else steps
-    longest = prepared.longest
-    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, longest)
+    max_client_size = prepared.max_client_size
+    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, max_client_size)
     stream = jax.random.fold_in(jax.random.fold_in(key, 0), index)
     stream = jax.random.fold_in(jax.random.split(stream)[1], prologue)
     each = lambda client: draw(client, jax.random.fold_in(stream, client))

@@ -6,7 +6,7 @@ from pathlib import Path
 import federation
 import jax
 
-from fedjax_muon import checkpoint
+from fedjax_muon.simulation import checkpoint
 
 
 def train(directory: Path, rounds: int, say=lambda word, round: None):

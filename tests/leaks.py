@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.reconstruction import Sigmoids, images, innovation, plain
-from fedjax_muon import inversion
-from fedjax_muon.tasks import Batch, classification
+from fedjax_muon.attacks import inversion
+from fedjax_muon.tasks.classification import Batch, classification
 
 SOURCE = images("digits", None)
 SHAPE, CLASSES = (8, 8, 1), 10

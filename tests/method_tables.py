@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxprs import equations
 
-from fedjax_muon import decentralized, engine, gossip_engine, minimax, tree
+from fedjax_muon import decentralized, engine, minimax
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.core import Round
+from fedjax_muon.core import Objective, Round, tree
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
-from fedjax_muon.gossip import Turn
-from fedjax_muon.pair import Pair
 
 SIDE = 96
 MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
@@ -55,6 +56,9 @@ def example_grad_fn(params, batch, key):
     return jax.tree.map(lambda x: jnp.stack(2 * [x]), zeros)
 
 
+OBJECTIVE = Objective(grad_fn, example_grad=example_grad_fn)
+
+
 def gradients(function, *given) -> int:
     """How many gradients of a batch a traced function takes; loops count once."""
     program = jax.make_jaxpr(function)(*given).jaxpr
@@ -69,21 +73,26 @@ def in_models(nbytes: int, params) -> str:
 
 def cost_row(name: str, method, params) -> list[str]:
     """Of a federated method."""
-    algorithm = method(grad_fn)
+    algorithm = method.function()
     size = partial(in_models, params=params)
-    sent = lambda e: [size(n) for n in engine.traffic(e, algorithm, params, BATCHES)]
+
+    def sent(exchanges):
+        traffic = engine.traffic(exchanges, algorithm, OBJECTIVE, params, BATCHES)
+        return [size(nbytes) for nbytes in traffic]
+
     before = ", ".join(sent(algorithm.prologue)) if algorithm.prologue else ""
     server = jax.eval_shape(algorithm.init, params)
-    mine = jax.eval_shape(algorithm.init_client, params)
+    client_state = jax.eval_shape(algorithm.init_client, params)
     (exchange,) = algorithm.exchanges
 
-    def client(server, mine, batches, key):
+    def client(server, client_state, batches, key):
         round = Round(jnp.int32(0), key, 1, 1, 1.0)
-        return exchange.client(exchange.broadcast(server, round), mine, batches, round)
+        shared = exchange.broadcast(server, round)
+        return exchange.client(OBJECTIVE, shared, client_state, batches, round)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    taken = gradients(client, server, mine, BATCHES, key)
-    kept = [size(tree.nbytes(state)) for state in (mine, server)]
+    taken = gradients(client, server, client_state, BATCHES, key)
+    kept = [size(tree.nbytes(state)) for state in (client_state, server)]
     about = [f"`{name}`", method.label]
     return [*about, *sent(algorithm.exchanges), before, *kept, str(taken)]
 
@@ -91,19 +100,22 @@ def cost_row(name: str, method, params) -> list[str]:
 def gossip_cost_row(name: str, method, params) -> list[str]:
     """Of a method without a server."""
     if isinstance(method, PrivateMethod):
-        algorithm = method.build(example_grad_fn, MECHANISM, 1.0)
+        algorithm = method.build(MECHANISM, 1.0)
     else:
-        algorithm = method(grad_fn)
-    sent = gossip_engine.traffic(algorithm, params, BATCHES, BATCHES)
+        algorithm = method.function()
+    sent = gossip_engine.traffic(algorithm, OBJECTIVE, params, BATCHES, BATCHES)
     assert sent.first == sent.later
-    play = lambda run: (
-        lambda state, batch, key: run(
-            state, lambda message: message, batch, Turn(jnp.int32(1), key, key)
-        )
-    )
+
+    def alone(run):
+        def one(state, batch, key):
+            iteration = Iteration(jnp.int32(1), key, key)
+            return run(OBJECTIVE, state, lambda message: message, batch, iteration)
+
+        return one
+
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(play(algorithm.start), params, BATCHES, key)
-    taken = gradients(play(algorithm.step), state, BATCHES, key)
+    state = jax.eval_shape(alone(algorithm.start), params, BATCHES, key)
+    taken = gradients(alone(algorithm.step), state, BATCHES, key)
     sizes = [in_models(n, params) for n in (sent.later, tree.nbytes(state))]
     return [f"`{name}`", method.label, *sizes, str(taken)]
 
@@ -134,14 +146,14 @@ def shown(value) -> str | None:
 def option_row(name: str, method) -> list[str]:
     """The options of a method that are numbers, flags or names, and its grid."""
     if isinstance(method, PrivateMethod):
-        factory, settings, grid = method.over, {}, {}
+        function, grid = method.over, {}
     else:
-        factory, settings, grid = method.factory, method.settings, method.grid
+        function, grid = method.function, method.grid
     options = []
-    for option, parameter in inspect.signature(factory).parameters.items():
+    for option, parameter in inspect.signature(function).parameters.items():
         if parameter.default is inspect.Parameter.empty:
             continue
-        default = shown(settings.get(option, parameter.default))
+        default = shown(parameter.default)
         if default is not None:
             options.append(f"`{option}` {default}")
     values = [f"`{k}`: {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()]

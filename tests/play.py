@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles.problem import Play
+from oracles.saddle import SaddlePlay
 
-from fedjax_muon import engine, plans
+from fedjax_muon import engine
+from fedjax_muon.core import Objective
+from fedjax_muon.engine import plans
 
 
 def grad_fn(params, batch, key):
@@ -33,6 +36,10 @@ def fixed_bias(params, batch, key):
     return {"w": grad_fn({**params, "b": bias}, batch, key)["w"]}
 
 
+TOY = Objective(grad_fn)
+FIXED_BIAS = Objective(fixed_bias)
+
+
 def stack(data):
     """Lists over clients of lists over steps of batches as arrays [S, K, ...]."""
     rows = [[np.stack(leaf) for leaf in zip(*one, strict=True)] for one in data]
@@ -50,7 +57,14 @@ def compilations(jitted: Any) -> int:
 
 
 def run(
-    algorithm, params, play: Play, *, plan=plans.mapped, dtype=jnp.float64, weigh=None
+    algorithm,
+    params,
+    play: Play | SaddlePlay,
+    *,
+    objective: Objective = TOY,
+    plan=plans.mapped,
+    dtype=jnp.float64,
+    weigh=None,
 ) -> list[engine.State]:
     """The states after each round, in float64 NumPy, from one compiled round.
 
@@ -59,26 +73,35 @@ def run(
     with precision(dtype):
         cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
         N, key = play.num_clients, jax.random.key(0)
-        state = engine.init(algorithm, cast(params), N)
+        state = engine.init(algorithm, cast(params), N, project=objective.project)
         if algorithm.prologue:
-            start = jax.jit(engine.make_prologue(algorithm, N, plan))
+            start = jax.jit(engine.make_prologue(algorithm, objective, N, plan))
             first = cast(stack(play.first))
             state, _ = start(state, jnp.arange(N), first, jnp.ones(N, dtype), key)
-        step = jax.jit(engine.make_round(algorithm, N, plan))
+        step = jax.jit(engine.make_round(algorithm, objective, N, plan))
         states = []
         for ids, data in play.rounds:
             cohort = jnp.array(ids, jnp.int32)
             weights = cast(np.ones(len(ids)) if weigh is None else weigh(ids))
-            state, heard = step(state, cohort, cast(stack(data)), weights, key)
-            assert bool(heard.all())
+            state, received = step(state, cohort, cast(stack(data)), weights, key)
+            assert bool(received.all())
             states.append(jax.tree.map(lambda a: np.asarray(a, np.float64), state))
         assert compilations(step) == 1
     return states
 
 
-def path(algorithm, params, play: Play, **options):
+def path(algorithm, params, play: Play | SaddlePlay, **options):
     """The parameters after each round."""
     return [s.server.params for s in run(algorithm, params, play, **options)]
+
+
+def by_code(methods) -> list[list[str]]:
+    """The names of the methods that share their clients' code, together."""
+    found: dict[str, list[str]] = {}
+    for name, method in methods.items():
+        (main,) = method.function().exchanges
+        found.setdefault(main.client.__qualname__, []).append(name)
+    return list(found.values())
 
 
 def farthest(a, b) -> float:

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.cases import PARTIAL, X
-from play import compilations, grad_fn, stack
+from play import TOY, by_code, compilations, stack
 
-from fedjax_muon import engine, plans, tree
+from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.core import Algorithm
-from fedjax_muon.sharding import SAME, SPLIT, across, placed, sharded
+from fedjax_muon.core import Algorithm, tree
+from fedjax_muon.engine import plans
+from fedjax_muon.engine.sharding import REPLICATED, SHARDED, across, placed, sharded
 
 N, S = 5, 3
 KEY = jax.random.key(7)
@@ -57,18 +58,19 @@ class Warm(NamedTuple):
 
 @pytest.fixture(scope="module", params=ALL)
 def warm(request):
-    algorithm = ALL[request.param](grad_fn)
+    algorithm = ALL[request.param].function()
     cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
     state = engine.init(algorithm, cast(X), N)
     if algorithm.prologue:
-        start = jax.jit(engine.make_prologue(algorithm, N, plans.vmapped))
+        start = jax.jit(engine.make_prologue(algorithm, TOY, N, plans.vmapped))
         first = cast(stack(PARTIAL.first))
         state, _ = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
-    step = jax.jit(engine.make_round(algorithm, N, plans.vmapped), donate_argnums=0)
+    round = engine.make_round(algorithm, TOY, N, plans.vmapped)
+    step = jax.jit(round, donate_argnums=0)
     for r in range(2):
         given = copy(state)
-        state, heard = step(given, *arguments(r))
-        assert bool(heard.all())
+        state, received = step(given, *arguments(r))
+        assert bool(received.all())
         assert all(x.is_deleted() for x in jax.tree.leaves(given.server))
     assert compilations(step) == 1
     return Warm(request.param, algorithm, step, state, arguments(2))
@@ -76,27 +78,27 @@ def warm(request):
 
 # ------------------------------------------------------------------------ execution
 
-# one preset of every factory: chunks and padding do not see a rule
-ONE_OF_EACH = {method.factory: name for name, method in ALL.items()}.values()
+# one preset of every algorithm: chunks and padding do not see a rule
+ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
 
 
 def by_hand(warm, state, cohort, batches, weights, key):
     """The same round in plain Python, one client after the other, nothing compiled."""
     with jax.disable_jit():
-        round = engine.make_round(warm.algorithm, N, plans.loop)
+        round = engine.make_round(warm.algorithm, TOY, N, plans.loop)
         return round(state, cohort, batches, weights, key)
 
 
 def test_plans_agree(warm):
-    want, heard = warm.third()
+    want, received = warm.third()
     kinds = [plans.mapped]
     if warm.name in ONE_OF_EACH:
-        want, heard = by_hand(warm, warm.state, *warm.given)
-        close(warm.third(), (want, heard))
+        want, received = by_hand(warm, warm.state, *warm.given)
+        close(warm.third(), (want, received))
         kinds += [plans.chunked(2), plans.chunked(5)]
     for plan in kinds:
-        step = jax.jit(engine.make_round(warm.algorithm, N, plan))
-        close(step(warm.state, *warm.given), (want, heard))
+        step = jax.jit(engine.make_round(warm.algorithm, TOY, N, plan))
+        close(step(warm.state, *warm.given), (want, received))
     moved = tree.sub(want.server.params, warm.state.server.params)
     assert max(float(jnp.max(jnp.abs(u))) for u in jax.tree.leaves(moved)) > 1e-3
 
@@ -109,32 +111,41 @@ def test_a_round_is_a_function_of_its_arguments_and_compiled_once(warm):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_round_keeps_structure_shapes_and_dtypes(warm, dtype):
     # with a float32 learning rate from a schedule, which must not widen the state
-    algorithm = ALL[warm.name](grad_fn, lr=lambda index: 0.1 / (1.0 + index))
+    algorithm = ALL[warm.name].function(lr=lambda index: 0.1 / (1.0 + index))
     cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
     before = engine.init(algorithm, cast(X), N)
     cohort, batches, weights, key = warm.given
     for make in (engine.make_prologue, engine.make_round):
-        play = make(algorithm, N, plans.chunked(2))
-        after, heard = jax.eval_shape(play, before, cohort, cast(batches), weights, key)
+        run = make(algorithm, TOY, N, plans.chunked(2))
+        after, received = jax.eval_shape(
+            run, before, cohort, cast(batches), weights, key
+        )
         form = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype), t)
         assert form(after) == form(before)
-        assert (heard.shape, heard.dtype) == ((S,), bool)
+        assert (received.shape, received.dtype) == ((S,), bool)
     assert {x.dtype for x in jax.tree.leaves(before.server.params)} == {
         jnp.dtype(dtype)
     }
 
 
 def test_devices_agree(warm):
-    """Three clients of a cohort on two devices, a pool of three on each."""
-    devices, specs = jax.devices()[:2], engine.State(SAME, SAME, SPLIT)
-    round = engine.make_round(warm.algorithm, N, sharded(plans.mapped))
-    round = across(devices, round, (specs, SAME, SAME, SAME, SAME), (specs, SAME))
+    """Three clients of a cohort on two devices, the states of three on each."""
+    devices, specs = jax.devices()[:2], engine.State(REPLICATED, REPLICATED, SHARDED)
+    round = engine.make_round(warm.algorithm, TOY, N, sharded(plans.mapped))
+    round = across(
+        devices,
+        round,
+        (specs, REPLICATED, REPLICATED, REPLICATED, REPLICATED),
+        (specs, REPLICATED),
+    )
     pad = lambda x: jnp.concatenate([x, x[: N % 2]])
-    state = warm.state._replace(pool=jax.tree.map(pad, warm.state.pool))
+    state = warm.state._replace(
+        client_states=jax.tree.map(pad, warm.state.client_states)
+    )
     step = jax.jit(round)
-    got, heard = step(placed(state, devices, specs), *warm.given)
-    pool = jax.tree.map(lambda x: x[:N], got.pool)
-    close((got._replace(pool=pool), heard), warm.third())
+    got, received = step(placed(state, devices, specs), *warm.given)
+    client_states = jax.tree.map(lambda x: x[:N], got.client_states)
+    close((got._replace(client_states=client_states), received), warm.third())
 
 
 # -------------------------------------------------------------------- who takes part
@@ -145,27 +156,30 @@ def test_the_order_of_the_cohort_is_irrelevant(warm):
     flip = jnp.array([2, 0, 1])
     batches = jax.tree.map(lambda a: a[flip], batches)
     weights = jnp.array([0.5, 1.0, 2.0])
-    state, heard = warm.third(weights=weights)
+    state, received = warm.third(weights=weights)
     flipped = warm.third(cohort=cohort[flip], batches=batches, weights=weights[flip])
     close(state, flipped[0])
-    identical(state.pool, flipped[0].pool)  # nothing is summed here
-    identical(heard[flip], flipped[1])
+    identical(state.client_states, flipped[0].client_states)  # nothing is summed here
+    identical(received[flip], flipped[1])
 
 
 def test_absent_clients_keep_their_state(warm):
     after, _ = warm.third()
     away = np.setdiff1d(np.arange(N), warm.given[0])
-    identical(*(tree.map(lambda v: v[away], s.pool) for s in (after, warm.state)))
+    identical(
+        *(tree.map(lambda v: v[away], s.client_states) for s in (after, warm.state))
+    )
     for before, now in zip(
-        *map(jax.tree.leaves, (warm.state.pool, after.pool)), strict=True
+        *map(jax.tree.leaves, (warm.state.client_states, after.client_states)),
+        strict=True,
     ):
         moved = [not np.array_equal(before[i], now[i]) for i in warm.given[0]]
         assert all(moved) or warm.name == "fedmuon_unsynced"  # it keeps the first ones
 
 
 def test_a_client_that_drops_out_was_never_sampled(warm):
-    dropped, heard = warm.third(weights=jnp.array([1.0, 0.0, 1.0]))
-    assert heard.tolist() == [True, False, True]
+    dropped, received = warm.third(weights=jnp.array([1.0, 0.0, 1.0]))
+    assert received.tolist() == [True, False, True]
     left = jnp.array([0, 2])
     cohort, batches, weights, key = warm.given
     batches = jax.tree.map(lambda a: a[left], batches)
@@ -179,22 +193,22 @@ CLIPPED = ("adam_biclip", "bi2clip")  # every coordinate of a gradient
 @pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
 def test_a_client_that_sends_nonsense_was_never_sampled(warm, poison):
     x, y, weight = warm.given[1]
-    state, heard = warm.third(batches=(x, y.at[1, 3, 0].set(poison), weight))
-    if warm.name in CLIPPED and poison == jnp.inf and bool(heard.all()):
+    state, received = warm.third(batches=(x, y.at[1, 3, 0].set(poison), weight))
+    if warm.name in CLIPPED and poison == jnp.inf and bool(received.all()):
         # XLA may sum an infinite gradient without a NaN, and clipping makes it finite
         assert bool(tree.all_finite(state))
         return
-    assert heard.tolist() == [True, False, True]
+    assert received.tolist() == [True, False, True]
     dropped, _ = warm.third(weights=jnp.array([1.0, 0.0, 1.0]))
     identical(state, dropped)
     assert bool(tree.all_finite(state))
 
 
-def test_a_round_that_nobody_is_heard_in_changes_nothing(warm):
+def test_a_round_without_any_message_changes_nothing(warm):
     x, y, weight = warm.given[1]
     for changes in ({"weights": jnp.zeros(S)}, {"batches": (x, y * jnp.nan, weight)}):
-        state, heard = warm.third(**changes)
-        assert not heard.any()
+        state, received = warm.third(**changes)
+        assert not received.any()
         identical(state, warm.state._replace(index=jnp.int32(3)))
 
 
@@ -244,7 +258,7 @@ BEFORE = {
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("name", ALL)
 def test_traffic_is_the_papers(name, dtype):
-    algorithm = ALL[name](grad_fn)
+    algorithm = ALL[name].function()
     shaped = lambda a: jax.ShapeDtypeStruct(np.shape(a), dtype)
     params = jax.tree.map(shaped, X)
     batches = jax.tree.map(lambda a: shaped(a[0]), arguments(0)[1])
@@ -252,7 +266,7 @@ def test_traffic_is_the_papers(name, dtype):
         (algorithm.exchanges, COST.get(name, (1, 1))),
         (algorithm.prologue, BEFORE.get(name, (0, 0))),
     ):
-        sent = engine.traffic(exchanges, algorithm, params, batches)
+        sent = engine.traffic(exchanges, algorithm, TOY, params, batches)
         np.testing.assert_allclose(np.array(sent) / tree.nbytes(params), models)
         assert all(type(count) is int for count in sent)
 
@@ -272,10 +286,11 @@ def test_published_values_are_accepted(name):
     for hyper, values in method.grid.items():
         assert len(set(values)) == len(values) > 1
         for value in values:
-            assert isinstance(method(grad_fn, **{hyper: value}), Algorithm)
+            assert isinstance(method.function(**{hyper: value}), Algorithm)
     assert method.paper
-    assert method(grad_fn).everyone == (name in ("stem", "fafed"))
-    uniform = method(grad_fn).uniform
+    algorithm = method.function()
+    assert algorithm.full_participation == (name in ("stem", "fafed"))
+    uniform = algorithm.uniform_weights
     assert uniform == name.startswith(("scaffold", "fedmuon_correct", "padamfed"))
 
 
@@ -292,14 +307,14 @@ def test_published_values_are_accepted(name):
         ("scaffold", "server_lr", -1.0, "server_lr must lie in"),
         ("diloco", "server_lr", float("nan"), "server_lr must lie in"),
         ("fedprox", "mu", -1e-3, "mu must lie in"),
-        ("fedmuon", "fresh", 1.1, "fresh must lie in"),
-        ("fedmuon_correct", "fresh", -0.1, "fresh must lie in"),
-        ("local_muon_persistent", "fresh", 2.0, "fresh must lie in"),
+        ("fedmuon", "momentum", 1.1, "momentum must lie in"),
+        ("fedmuon_correct", "momentum", -0.1, "momentum must lie in"),
+        ("local_muon_persistent", "momentum", 2.0, "momentum must lie in"),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name, hyper, value, message):
     with pytest.raises(ValueError, match=message):
-        ALL[name](grad_fn, **{hyper: value})
+        ALL[name].function(**{hyper: value})
 
 
 # ------------------------------------------------------------------- differentiation
@@ -313,9 +328,9 @@ def test_a_round_can_be_differentiated_by_its_learning_rate():
         x, y, weight = (a.reshape(-1, *a.shape[3:]) for a in batches)
 
         def loss(lr):
-            algorithm = ALL["fedavg"](grad_fn, lr=lr)
+            algorithm = ALL["fedavg"].function(lr=lr)
             state = engine.init(algorithm, params, N)
-            round = engine.make_round(algorithm, N, plans.mapped)
+            round = engine.make_round(algorithm, TOY, N, plans.mapped)
             p = round(state, cohort, tuple(batches), jnp.ones(S), KEY)[0].server.params
             error = jnp.tanh(x @ p["w"] + p["b"][None, :]) - y
             return jnp.sum(weight[:, None] * error**2)

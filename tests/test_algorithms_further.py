@@ -22,9 +22,8 @@ from oracles.scaffold_vr import scaffold_vr
 from oracles.stem import stem
 from play import farthest, grad_fn, path, run
 
-from fedjax_muon import tree
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.core import after_first
+from fedjax_muon.core import Objective, after_first, tree
 
 FIRST = ONE_STEP._replace(rounds=ONE_STEP.rounds[:1])
 # three batches before round 0, where the other plays have one
@@ -40,11 +39,11 @@ def assert_follows(got, want):
 # ------------------------------------------------------------- schedules and options
 
 GUIDED = {
-    "fedavg_m": (fedavg_m, 0.3),
-    "fedavg_vr": (fedavg_vr, after_first(0.3)),
-    "scaffold_m": (scaffold_m, after_first(0.3)),
-    "scaffold_vr": (scaffold_vr, after_first(0.3)),
-    "padamfed_vr": (padamfed_vr, after_first(0.3)),
+    "fedavg_m": (fedavg_m, 0.7),
+    "fedavg_vr": (fedavg_vr, after_first(0.7)),
+    "scaffold_m": (scaffold_m, after_first(0.7)),
+    "scaffold_vr": (scaffold_vr, after_first(0.7)),
+    "padamfed_vr": (padamfed_vr, after_first(0.7)),
 }
 # what the library and what the oracle calls the options, none at its default
 ADAPTIVE: dict[str, tuple[dict[str, float], Any, Play]] = {
@@ -54,18 +53,18 @@ ADAPTIVE: dict[str, tuple[dict[str, float], Any, Play]] = {
         PARTIAL,
     ),
     "fafed": (
-        {"fresh": 0.4, "beta": 0.8, "floor": 0.2},
+        {"momentum": 0.6, "beta": 0.8, "floor": 0.2},
         partial(fafed, a=0.4, beta=0.8, rho=0.2),
         PREPARED,
     ),
-    "stem": ({"fresh": 0.4}, partial(stem, a=0.4), PREPARED),
+    "stem": ({"momentum": 0.6}, partial(stem, a=0.4), PREPARED),
 }
 
 
 @pytest.mark.parametrize("name", GUIDED)
 def test_schedules_and_server_rates_follow(name):
-    oracle, fresh = GUIDED[name]
-    algorithm = ALL[name](grad_fn, lr=cosine, server_lr=0.7, fresh=fresh)
+    oracle, momentum = GUIDED[name]
+    algorithm = ALL[name].function(lr=cosine, server_lr=0.7, momentum=momentum)
     want = oracle(X, PARTIAL, COSINE, b=0.3, server_lr=0.7)
     assert_follows(path(algorithm, X, PARTIAL), want)
 
@@ -73,7 +72,7 @@ def test_schedules_and_server_rates_follow(name):
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_schedules_and_options_follow(name):
     hyper, oracle, play = ADAPTIVE[name]
-    got = path(ALL[name](grad_fn, lr=cosine, **hyper), X, play)
+    got = path(ALL[name].function(lr=cosine, **hyper), X, play)
     assert_follows(got, oracle(X, play, COSINE))
 
 
@@ -86,7 +85,8 @@ def test_schedules_and_options_follow(name):
     ],
 )
 def test_local_rules_keep_their_state_through_a_round(name, oracle):
-    algorithm = ALL[name](grad_fn, lr=0.05, fresh=1.0, rule=optax.trace(0.9))
+    rule = optax.trace(0.9)
+    algorithm = ALL[name].function(lr=0.05, momentum=0.0, rule=rule)
     assert_follows(path(algorithm, X, PARTIAL), oracle(X, PARTIAL, 0.05))
 
 
@@ -105,13 +105,14 @@ def test_small_gradients_and_moves_are_lifted(name):
     play = PARTIAL._replace(grad=lambda p, batch: times(1e-4, PARTIAL.grad(p, batch)))
     want = CLIPPED[name](play, 0.1)
     assert farthest(want[-1:], [X]) >= 1e-6
-    assert farthest(path(ALL[name](small), X, PARTIAL), want) <= 1e-13
+    got = path(ALL[name].function(), X, PARTIAL, objective=Objective(small))
+    assert farthest(got, want) <= 1e-13
 
 
 def test_large_moves_of_bi2clip_are_cut():
     """Four local steps of 0.1 move by 0.04 at the preset's rate, by 0.8 at this."""
     want = CLIPPED["bi2clip"](PARTIAL, 2.0)
-    assert_follows(path(ALL["bi2clip"](grad_fn, lr=2.0), X, PARTIAL), want)
+    assert_follows(path(ALL["bi2clip"].function(lr=2.0), X, PARTIAL), want)
 
 
 # ------------------------------------------------- two gradients at one sample
@@ -120,14 +121,14 @@ def test_large_moves_of_bi2clip_are_cut():
 @pytest.mark.parametrize("name", ["fedavg_vr", "scaffold_vr"])
 def test_a_first_step_is_the_fresh_share_of_the_gradient(name):
     """x_ begins at x, so that the old gradient is the new one, and g at 0."""
-    algorithm = ALL[name](grad_fn, lr=0.2, fresh=0.3)
+    algorithm = ALL[name].function(lr=0.2, momentum=0.7)
     want = avg.fedavg(X, FIRST, 0.3 * 0.2)
     assert farthest(want, [X]) >= 1e-3
     assert farthest(path(algorithm, X, FIRST), want) <= 1e-12
 
 
 def test_a_first_normalised_step_has_the_direction_of_the_gradient():
-    algorithm = ALL["padamfed_vr"](grad_fn, lr=0.05, fresh=0.3)
+    algorithm = ALL["padamfed_vr"].function(lr=0.05, momentum=0.7)
     want = padamfed_vr(X, FIRST, 0.05, b=1.0)
     assert farthest(want, [X]) >= 1e-3
     assert farthest(path(algorithm, X, FIRST), want) <= 1e-12
@@ -140,6 +141,9 @@ def noise(params, batch, key):
     return jax.tree.map(lambda p: jnp.full_like(p, jnp.sin(words % 1000).sum()), params)
 
 
+NOISE = Objective(noise)
+
+
 @pytest.mark.parametrize(
     ("name", "other"),
     [
@@ -150,15 +154,17 @@ def noise(params, batch, key):
 )
 def test_both_gradients_have_one_key(name, other):
     """The old gradient is the new one then: the method of one gradient is left."""
-    hyper = {"lr": 0.01, "fresh": after_first(0.3)}
-    want = path(ALL[other](noise, **hyper), X, PARTIAL)
+    hyper = {"lr": 0.01, "momentum": after_first(0.7)}
+    want = path(ALL[other].function(**hyper), X, PARTIAL, objective=NOISE)
     assert farthest(want[-1:], [X]) >= 1e-2
-    assert farthest(path(ALL[name](noise, **hyper), X, PARTIAL), want) <= 1e-12
+    got = path(ALL[name].function(**hyper), X, PARTIAL, objective=NOISE)
+    assert farthest(got, want) <= 1e-12
 
 
 def test_both_gradients_of_stem_have_one_key():
     """d <- d + grad(x) - grad(x_) never changes then: steps of one length."""
-    states = run(ALL["stem"](noise, lr=0.01, fresh=0.0), X, FULL)
+    algorithm = ALL["stem"].function(lr=0.01, momentum=1.0)
+    states = run(algorithm, X, FULL, objective=NOISE)
     d = states[0].server.momentum
     for r, state in enumerate(states, start=1):
         want = {k: X[k] - 0.01 * (4 * r + 1) * d[k] for k in X}
@@ -169,7 +175,8 @@ def test_both_gradients_of_stem_have_one_key():
 
 def test_both_gradients_of_fafed_have_one_key():
     """m never changes then; v does, since the samples differ."""
-    states = run(ALL["fafed"](noise, lr=0.01, fresh=0.0), X, FULL)
+    algorithm = ALL["fafed"].function(lr=0.01, momentum=1.0)
+    states = run(algorithm, X, FULL, objective=NOISE)
     means = [s.server.mean for s in states]
     assert farthest(means, means[:1] * len(means)) <= 1e-12
     assert farthest([states[0].server.square], [states[1].server.square]) >= 1e-3
@@ -180,7 +187,7 @@ def test_both_gradients_of_fafed_have_one_key():
 
 POSITIVE = ("fedavg_m", "fedavg_vr", "scaffold_vr", "fedlada")
 OTHERS = ("scaffold_m", "padamfed_vr", "fafed", "stem")
-FRESH = ("fedavg_m", "fedavg_vr", "scaffold_vr", *OTHERS)
+MOMENTA = ("fedavg_m", "fedavg_vr", "scaffold_vr", *OTHERS)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +199,8 @@ FRESH = ("fedavg_m", "fedavg_vr", "scaffold_vr", *OTHERS)
           OTHERS),
         *((name, "server_lr", -1.0, r"server_lr must lie in \[0, infinity\), got -1")
           for name in (*POSITIVE, "scaffold_m", "padamfed_vr")),
-        *((name, "fresh", 1.5, r"fresh must lie in \[0, 1\], got 1.5") for name in
-          FRESH),
+        *((name, "momentum", 1.5, r"momentum must lie in \[0, 1\], got 1.5") for name in
+          MOMENTA),
         ("fedlada", "amend", -0.1, r"amend must lie in \[0, 1\], got -0.1"),
         ("fedlada", "b1", 1.0, r"b1 must lie in \[0, 1\), got 1"),
         ("fedlada", "b2", 1.0, r"b2 must lie in \[0, 1\), got 1"),
@@ -204,4 +211,4 @@ FRESH = ("fedavg_m", "fedavg_vr", "scaffold_vr", *OTHERS)
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name, hyper, value, message):
     with pytest.raises(ValueError, match=message):
-        ALL[name](grad_fn, **{hyper: value})
+        ALL[name].function(**{hyper: value})

@@ -1,4 +1,4 @@
-"""Audits of the private methods as the engine plays them, and of mistakes in them."""
+"""Audits of the private methods as the engine runs them, and of mistakes in them."""
 
 import csv
 import functools
@@ -11,10 +11,10 @@ from scipy import stats
 
 from experiments import audit, flaws
 from experiments.flaws import CASES, CLAIM, STEPS, Flaw
-from fedjax_muon import canary
+from fedjax_muon.attacks import canary
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.gossip import Turn
-from fedjax_muon.pair import Pair
 from fedjax_muon.privacy.report import PrivacySpec, report
 from fedjax_muon.privacy.sampling import Poisson
 
@@ -66,7 +66,7 @@ def test_the_canary_is_the_worst_case(label):
     case = CASES[label]
     weights = np.zeros((WORLDS, 2, STEPS))
     weights[:, 1] = flaws.pattern(case)
-    found = flaws.played(case, Flaw(noise=0.0), weights.reshape(-1, STEPS, 1), 0)
+    found = flaws.run(case, Flaw(noise=0.0), weights.reshape(-1, STEPS, 1), 0)
     trace = flaws.traces(case) / flaws.deviations(case)
     np.testing.assert_allclose(found[0, 0], 0, atol=1e-4)
     np.testing.assert_allclose(found[1, 0], trace, atol=1e-4)
@@ -85,19 +85,24 @@ def test_the_canary_is_the_worst_case(label):
 def test_without_a_flaw_it_is_the_library(method):
     noise = 0.8
     rows = jnp.arange(12.0).reshape(4, 3)
-    example_grad = lambda x, batch, key: batch * rows - x[None]
+    objective = flaws.of_examples(lambda x, batch, key: batch * rows - x[None])
 
-    @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
     def told(algorithm):
         mix = lambda message: message
-        turns = [
-            Turn(jnp.int32(t), *jax.random.split(jax.random.key(t))) for t in (0, 1)
-        ]
-        state = algorithm.start(jnp.zeros(3), mix, 1.0, turns[0])
-        return algorithm.step(state, mix, 2.0, turns[1]).params
+        first, second = (
+            Iteration(jnp.int32(t), *jax.random.split(jax.random.key(t)))
+            for t in (0, 1)
+        )
 
-    plain = PRIVATE[method].build(example_grad, flaws.MECHANISM, noise, lr=flaws.LR)
-    ours = flaws.build(method, example_grad, Flaw(), noise)
+        @functools.partial(jax.jit, compiler_options=QUICK)
+        def compiled():
+            state = algorithm.start(objective, jnp.zeros(3), mix, 1.0, first)
+            return algorithm.step(objective, state, mix, 2.0, second).params
+
+        return compiled()
+
+    plain = PRIVATE[method].build(flaws.MECHANISM, noise, lr=flaws.LR)
+    ours = flaws.build(method, Flaw(), noise)
     np.testing.assert_allclose(told(ours), told(plain), rtol=1e-6)
 
 

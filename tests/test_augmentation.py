@@ -10,11 +10,11 @@ import pytest
 from jax.tree_util import Partial
 
 from fedjax_muon import models, simulation, tasks
-from fedjax_muon.algorithms import ALL
-from fedjax_muon.augmentation import augmented, crop_and_flip, draw
-from fedjax_muon.cli.building import simulation_of
-from fedjax_muon.cli.config import Config, Run
+from fedjax_muon.algorithms import stem
 from fedjax_muon.data import Dataset
+from fedjax_muon.runs.build import simulation_of
+from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.tasks.augmentation import augmented, crop_and_flip, draw
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(5)
@@ -90,6 +90,18 @@ def test_the_gradient_is_of_changed_images_and_drops_by_a_key_of_its_own():
     assert task.evaluate is plain.evaluate
 
 
+def test_gradients_of_examples_are_of_the_same_changed_images():
+    each = lambda params, batch, key: batch.x * batch.weight[:, None, None, None]
+    task = augmented(MEAN._replace(example_grad=each), crop_and_flip(2))
+    change_key, _ = jax.random.split(KEY)
+    changed = by_hand(change_key, IMAGES, 2)
+    weighted = changed * batch().weight[:, None, None, None]
+    np.testing.assert_array_equal(task.example_grad(None, batch(), KEY), weighted)
+    found = jax.jit(task.grad)(None, batch(), KEY)
+    np.testing.assert_allclose(found, changed.mean(0), atol=1e-6)
+    assert augmented(MEAN, crop_and_flip(2)).example_grad is None
+
+
 def test_arrays_that_the_task_holds_stay_arguments():
     frozen = jnp.arange(3.0)
     grad = Partial(lambda frozen, params, batch, key: frozen * params, frozen)
@@ -109,15 +121,15 @@ MEAN = tasks.Task(
 
 
 def test_methods_that_compare_two_points_meet_the_same_crops():
-    """STEM's momentum moves by the differences of gradients at two points alone if no
-    weight is given to fresh ones. All gradients of a linear loss are equal, but for
-    what is cropped."""
+    """STEM's momentum moves by the differences of gradients at two points alone if all
+    weight is given to the past. All gradients of a linear loss are equal, but for what
+    is cropped."""
     dataset = Dataset(IMAGES, LABELS, IMAGES, LABELS, ("a", "b", "c"))
     parts = np.split(np.arange(12), 3)
     sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
     task = augmented(MEAN, crop_and_flip(2))
-    algorithm = partial(ALL["stem"], fresh=0.0)
-    simulated = simulation.simulate(algorithm, task, dataset, parts, **sizes)
+    algorithm = stem(momentum=1.0)
+    simulated = simulation.federate(algorithm, task, dataset, parts, **sizes)
     state = simulated.init(KEY)
     before = np.array(state.training.server.momentum)
     state, _ = simulated.train_rounds(state, 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_muon import batching
+from fedjax_muon.simulation import batching
 
 # One test in a million would fail for another key, if all is as it should be.
 RARE = 1e-6
@@ -18,10 +18,10 @@ SIZES = np.array([1, 2, 3, 7, 59, 60, 61, 119, 120, 121, 500, 999, 1000], np.int
 STEPS, BATCH = 12, 10  # 120 examples: less than, as many as and more than a client's
 
 
-def draw_many(sampler, sizes, steps, batch, longest):
+def draw_many(sampler, sizes, steps, batch, max_client_size):
     """One draw for every size, each with its own key: [n, steps, batch]."""
     keys = jax.random.split(jax.random.key(5), len(sizes))
-    draw = lambda key, size: sampler(key, size, steps, batch, longest)
+    draw = lambda key, size: sampler(key, size, steps, batch, max_client_size)
     return np.asarray(jax.jit(jax.vmap(draw))(keys, jnp.asarray(sizes)))
 
 
@@ -67,7 +67,7 @@ def test_epochs_are_shuffled_apart():
 
 
 @pytest.mark.parametrize(
-    ("size", "count", "longest"),
+    ("size", "count", "max_client_size"),
     [
         (4, 6, 4),  # one epoch, and a half that is not looked at
         (5, 5, 8),  # size equal to the examples asked for
@@ -75,9 +75,13 @@ def test_epochs_are_shuffled_apart():
         (6, 3, 200),
     ],
 )
-def test_all_orders_of_a_client_are_equally_likely(size, count, longest):
+def test_all_orders_of_a_client_are_equally_likely(size, count, max_client_size):
     draws = draw_many(
-        batching.shuffled_epochs, np.full(20_000, size, np.int32), count, 1, longest
+        batching.shuffled_epochs,
+        np.full(20_000, size, np.int32),
+        count,
+        1,
+        max_client_size,
     )
     length = min(size, count)
     counts = frequencies(draws[:, :length, 0])
@@ -95,10 +99,14 @@ def test_batches_do_not_depend_on_the_longest_client():
     draw = functools.partial(
         draw_many, batching.shuffled_epochs, steps=STEPS, batch=BATCH
     )
-    expected = draw(small, longest=61)  # too short for the path by `top_k`
-    for longest in (120, 5000):
-        np.testing.assert_array_equal(draw(small, longest=longest), expected)
-    np.testing.assert_array_equal(draw(SIZES, longest=1000), draw(SIZES, longest=5000))
+    expected = draw(small, max_client_size=61)  # too short for the path by `top_k`
+    for max_client_size in (120, 5000):
+        np.testing.assert_array_equal(
+            draw(small, max_client_size=max_client_size), expected
+        )
+    np.testing.assert_array_equal(
+        draw(SIZES, max_client_size=1000), draw(SIZES, max_client_size=5000)
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,12 +116,12 @@ def test_one_client_after_the_other_draws_the_same(sampler):
     keys = jax.random.split(jax.random.key(2), len(SIZES))
     draw = lambda key, size: sampler(key, size, STEPS, BATCH, 1024)
     vmapped = jax.jit(jax.vmap(draw))
-    at_once = vmapped(keys, SIZES)
+    vectorized = vmapped(keys, SIZES)
     in_turn = jax.jit(lambda *rows: jax.lax.map(lambda row: draw(*row), rows))
-    np.testing.assert_array_equal(in_turn(keys, SIZES), at_once)
+    np.testing.assert_array_equal(in_turn(keys, SIZES), vectorized)
     turned = np.roll(np.arange(len(SIZES)), 5)  # those beside a client change nothing
     again = vmapped(keys[turned], SIZES[turned])
-    np.testing.assert_array_equal(again, at_once[turned])
+    np.testing.assert_array_equal(again, vectorized[turned])
 
 
 # ------------------------------------------------------------- other samplers
@@ -174,7 +182,9 @@ def test_clients_of_refuses(parts, message):
 )
 def test_rows_are_the_clients_own_examples(sampler):
     clients = batching.clients_of(X, Y, PARTS)
-    draw = batching.draw_rows(clients, sampler, steps=4, batch_size=5, longest=8)
+    draw = batching.draw_rows(
+        clients, sampler, steps=4, batch_size=5, max_client_size=8
+    )
     for client, part in enumerate(PARTS):
         rows, owners = map(np.asarray, jax.jit(draw)(client, jax.random.key(client)))
         np.testing.assert_array_equal(owners, [client] * 4)
@@ -192,7 +202,7 @@ def test_rows_are_the_clients_own_examples(sampler):
 def test_the_gradient_sees_the_rows_and_no_padding():
     clients = batching.clients_of(X, Y, PARTS)
     seen = lambda params, batch, key: (params, batch, key)
-    rows = batching.Rows(jnp.array([7, -1, 0, -1]), jnp.int32(2))
+    rows = batching.ExampleIndices(jnp.array([7, -1, 0, -1]), jnp.int32(2))
     params, batch, key = batching.on(clients, seen)("params", rows, "key")
     assert batch.client == 2
     np.testing.assert_allclose(batch.shares, [2 / 5, 1 / 5, 2 / 5])  # 2 7 3 9 5 mod 3

@@ -22,7 +22,7 @@ from benchmarks import contender, library, newton_schulz, race, turns, works
 from benchmarks.peers import PEERS, handwritten, torch_nets
 from benchmarks.works import WORKS
 from fedjax_muon import transforms
-from fedjax_muon.orthogonalize import orthogonalize
+from fedjax_muon.linalg.newton_schulz import orthogonalize
 
 ROOT = Path(__file__).parents[1]
 TINY = {"clients": 3, "cohort": 2, "steps": 2, "batch": 5}

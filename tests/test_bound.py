@@ -9,9 +9,9 @@ import optax
 import pytest
 from scipy import optimize
 
-from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.core import Round
+from fedjax_muon.core import Objective, Round
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import muon, spectral, unscaled
 from fedjax_muon.transforms.bound import JORDAN_LARGEST, muon_bound
 
@@ -35,9 +35,10 @@ def test_the_largest_singular_value():
 def sent(rule, gradients, decay=0.0):
     """A client's message, of gradients [K, ...]: start - end."""
     rule = optax.chain(rule, optax.add_decayed_weights(decay)) if decay else rule
-    algorithm = fedavg(lambda params, batch, key: batch, lr=LR, rule=rule)
+    objective = Objective(lambda params, batch, key: batch)
+    client = fedavg(lr=LR, rule=rule).exchanges[0].client
     round = Round(jnp.int32(0), KEY, STEPS, 1, 1.0)
-    message, _ = algorithm.exchanges[0].client((PARAMS, []), (), gradients, round)
+    message, _ = client(objective, (PARAMS, []), (), gradients, round)
     return message.params
 
 

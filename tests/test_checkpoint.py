@@ -16,7 +16,7 @@ import killed
 import pytest
 from federation import assert_same_bits
 
-from fedjax_muon import checkpoint
+from fedjax_muon.simulation import checkpoint
 
 
 class Inner(NamedTuple):

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_muon import history
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli import main
+from fedjax_muon.reporting import metrics_csv
 
 SMALL = [
     *("--num-clients", "6"),
@@ -69,7 +69,7 @@ def test_a_run_leaves_its_config_versions_metrics_and_figure(trained):
     assert config["config"]["cohort_size"] == 3
     versions = json.loads((trained / "versions.json").read_text())
     assert {"python", "jax", "git_revision", "device"} <= set(versions)
-    columns = history.read(trained / "metrics.csv")
+    columns = metrics_csv.read(trained / "metrics.csv")
     assert columns["round"].tolist() == [0, 2, 4, 6, 7]
     assert (np.diff(columns["seconds"]) > 0).all()
     # 64 x 64 + 64 twice and 64 x 10 + 10 numbers of four bytes, 3 clients
@@ -135,7 +135,7 @@ def test_killed_in_the_middle_and_resumed_equals_uninterrupted(tmp_path):
     run("resume", killed)
     run(*LONG, "--output", whole)
     assert_same_but_for_seconds(killed / "metrics.csv", whole / "metrics.csv")
-    rows = history.read(killed / "metrics.csv")["round"]
+    rows = metrics_csv.read(killed / "metrics.csv")["round"]
     assert rows.tolist() == list(range(0, 4001, 100))
 
 
@@ -165,7 +165,9 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     with (place / "summary.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     final = [
-        history.read(place / "fedavg" / f"seed{s}" / "metrics.csv")["test_accuracy"][-1]
+        metrics_csv.read(place / "fedavg" / f"seed{s}" / "metrics.csv")[
+            "test_accuracy"
+        ][-1]
         for s in (3, 4)
     ]
     assert float(rows["FedAvg"]["score_mean"]) == pytest.approx(np.mean(final))
@@ -228,7 +230,7 @@ def test_a_model_computes_in_bfloat16(trained, tmp_path):
     written = json.loads((place / "config.json").read_text())["config"]
     assert written["compute_dtype"] == "bfloat16"
     exact, rounded = (
-        np.float64(history.read(path / "metrics.csv")["test_loss"])
+        np.float64(metrics_csv.read(path / "metrics.csv")["test_loss"])
         for path in (trained, place)
     )
     relative = np.abs(rounded / exact - 1)
@@ -279,7 +281,7 @@ BAD = {
     ],
     "train_share must lie in (0, 1], got 0.0": ["train", "--train-share", "0"],
     "momentum must lie in [0, 1), got 1.0": [
-        *("train", "--algorithm", "muloco", "--muon-momentum", "1")
+        *("train", "--algorithm", "muloco", "--algorithm.momentum", "1")
     ],
     "unknown algorithm 'fedmun'; did you mean fedmuon": [
         *("train", "--algorithm", "fedmun")

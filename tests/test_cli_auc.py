@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from test_cli import assert_same_but_for_seconds, refused, rejected, run
 
-from fedjax_muon import data, history, minimax
-from fedjax_muon.cli import building, commands, config, directory, sweeping
-from fedjax_muon.methods import find
+from fedjax_muon import data, minimax
+from fedjax_muon.algorithms.registry import find
+from fedjax_muon.cli import commands, sweeping
+from fedjax_muon.core import numbers_of
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import build as building
+from fedjax_muon.runs import config, directory
 
 AUC = ("--problem", "auc")
 TINY = (
@@ -41,7 +45,7 @@ def compared(tmp_path_factory) -> tuple[Path, str]:
 def curves(place, name):
     """Of both seeds."""
     cells = [place / name / f"seed{seed}" / "metrics.csv" for seed in (3, 4)]
-    return [history.read(cell) for cell in cells]
+    return [metrics_csv.read(cell) for cell in cells]
 
 
 def test_every_cell_has_the_area_under_the_curve(compared):
@@ -120,8 +124,8 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
     assert given.positives == 0.1
     assert set(what.lr) == set(minimax.ALL)
     for name in what.algorithms:
-        hyper = building.algorithm_of(what.cell(name, 0)).keywords
-        assert hyper["lr"] == what.lr[name]
+        algorithm = building.algorithm_of(what.cell(name, 0))
+        assert numbers_of(algorithm)["lr"] == what.lr[name]
 
 
 @pytest.mark.parametrize("problem", commands.TUNED_LR)

@@ -12,7 +12,7 @@ TINY = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--seeds", 3)
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
+def finished(tmp_path_factory):
     place, printed = tmp_path_factory.mktemp("runs") / "private", io.StringIO()
     methods = ("--methods", "dsgda", "dpmixsgd", "--epsilons", 1, 8)
     with contextlib.redirect_stdout(printed):
@@ -20,8 +20,8 @@ def played(tmp_path_factory):
     return place, " ".join(printed.getvalue().split())
 
 
-def test_what_is_left(played):
-    place, printed = played
+def test_what_is_left(finished):
+    place, printed = finished
     assert {path.name for path in place.iterdir()} == {
         "config.json",
         "versions.json",
@@ -40,8 +40,8 @@ def test_what_is_left(played):
         assert f"{100 * float(row['auc_mean']):.2f} ± -" in printed
 
 
-def test_statements_are_printed_and_kept(played):
-    place, printed = played
+def test_statements_are_printed_and_kept(finished):
+    place, printed = finished
     text = (place / "privacy.txt").read_text()
     assert text.count("-differential privacy for one example of one agent") == 2
     assert "(1, 1e-05)-differential privacy" in text
@@ -54,8 +54,8 @@ def test_statements_are_printed_and_kept(played):
     assert "released: estimate together, 3 steps" in " ".join(text.split())
 
 
-def test_less_noise_for_a_larger_epsilon(played):
-    place, _ = played
+def test_less_noise_for_a_larger_epsilon(finished):
+    place, _ = finished
     with (place / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     last = {
@@ -66,8 +66,8 @@ def test_less_noise_for_a_larger_epsilon(played):
     assert np.isfinite(last["1.0"])
 
 
-def test_a_cut_run_is_played_again_and_the_others_are_not(played):
-    place, _ = played
+def test_a_cut_run_is_run_again_and_the_others_are_not(finished):
+    place, _ = finished
     whole = (place / "metrics.csv").read_text().splitlines()
     summary = (place / "summary.csv").read_text()
     cut = [line for line in whole if not line.startswith("dpmixsgd,8.0")]
@@ -82,8 +82,8 @@ def test_a_cut_run_is_played_again_and_the_others_are_not(played):
     assert (place / "summary.csv").read_text() == summary
 
 
-def test_a_private_directory_is_not_drawn_as_curves(played, capsys):
-    place, _ = played
+def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
+    place, _ = finished
     assert "has drawn its figure: utility.png" in refused(capsys, "plot", place)
 
 

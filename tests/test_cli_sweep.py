@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -18,20 +17,16 @@ from test_cli import refused, run
 from test_grids import BY_HAND, CONFIG, assert_reported, by_hand, chosen, last, played
 from test_grids import values as lines_of
 
-from fedjax_muon import (
-    algorithms,
-    compressors,
-    data,
-    history,
-    models,
-    plots,
-    simulation,
-)
-from fedjax_muon.cli import arguments, building, commands, config, directory, sweeping
-from fedjax_muon.compression import compress
-from fedjax_muon.sweep import Outcome
-from fedjax_muon.tasks import classification
-from fedjax_muon.training import run as train
+from fedjax_muon import algorithms, data, models, simulation
+from fedjax_muon.cli import arguments, commands, sweeping
+from fedjax_muon.compression import compressors
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.reporting import metrics_csv, plots
+from fedjax_muon.runs import build as building
+from fedjax_muon.runs import config, directory
+from fedjax_muon.simulation.sweep import Outcome
+from fedjax_muon.simulation.training import train as train
+from fedjax_muon.tasks.classification import classification
 
 TINY = [
     *("--num-clients", 6, "--cohort-size", 3, "--local-steps", 2, "--batch-size", 8),
@@ -134,9 +129,10 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
     )
     rest, (x, y) = data.hold_out(data.load("digits"), 0.2)
     lr = optax.cosine_decay_schedule(0.3, 5)
-    sparse = compress(algorithms.ALL["fedavg"], compressors.top_k(0.1), feedback=1.0)
-    prepared = simulation.simulate(
-        partial(sparse, lr=lr),
+    averaging = algorithms.fedavg(lr=lr)
+    sparse = compress(averaging, compressors.top_k(0.1), feedback=1.0)
+    prepared = simulation.federate(
+        sparse,
         classification(models.MLP(10, (8,)), rest.x_train.shape[1:]),
         rest._replace(x_test=x, y_test=y),
         building.parts_of(CONFIG, rest, 4),
@@ -167,7 +163,7 @@ def test_a_compressed_part_alone_is_counted_as_its_factors(tmp_path):
     # floor(share m n / (m + n + 1)) of the matrices 64 x 8 and 8 x 10, and 1 at least
     factors = int(0.2 * 64 * 8 / 73) * (64 + 8 + 1) + 1 * (8 + 10 + 1)
     message = sum(ARRAYS) + factors + 8 + 10  # vectors as they are
-    columns = history.read(place / "metrics.csv")
+    columns = metrics_csv.read(place / "metrics.csv")
     assert columns["round"].tolist() == [0, 2]
     assert columns["bytes_up"].tolist() == [0, 2 * 3 * 4 * message]
 

@@ -4,7 +4,8 @@ import pytest
 from test_cli import refused
 from test_grids import BY_HAND, by_hand
 
-from fedjax_muon.cli import config, sweeping
+from fedjax_muon.cli import sweeping
+from fedjax_muon.runs import config
 
 BAD = {
     "unknown algorithm 'fedavgg'; did you mean fedavg": "--algorithms fedavgg",

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from federation import assert_same_bits
 
-from fedjax_muon import engine, plans, tree
+from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.client_privacy import private_clients
-from fedjax_muon.core import map_exchanges, messages, still
+from fedjax_muon.core import Objective, map_exchanges, message_shapes, tree
+from fedjax_muon.engine import plans
+from fedjax_muon.privacy.private_clients import private_clients
 
 N, KEY, ONES = 2, jax.random.key(3), jnp.ones(2)
 RNG = np.random.default_rng(0)
@@ -20,8 +21,8 @@ normal = lambda *lead: {
     "b": jnp.asarray(RNG.normal(size=(*lead, 2)), jnp.float32),
 }
 PARAMS, FIRST, BATCHES = normal(), normal(N, 1), normal(N, 2)
-# one preset of every factory, and those whose messages have other fields
-ONE_OF_EACH = {method.factory: name for name, method in ALL.items()}.values()
+# one preset of every module, and those whose messages have other fields
+ONE_OF_EACH = {m.function.__module__: name for name, m in ALL.items()}.values()
 OTHERS = [
     name
     for name in ("fedmuon", "fedmuon_unsynced", "local_muon_averaged")
@@ -35,6 +36,9 @@ def grad_fn(params, batch, key):
     return tree.sub(params, batch)
 
 
+PULL = Objective(grad_fn)
+
+
 def fields(message) -> dict[str, Any]:
     """The parts of a message by name, but for empty ones."""
     named = hasattr(message, "_fields")
@@ -44,54 +48,52 @@ def fields(message) -> dict[str, Any]:
 
 def limits(name, size) -> dict[str, float]:
     """Another one for every part of a method's messages."""
-    names = sorted(
-        {part for m in messages(ALL[name](still), PARAMS) for part in fields(m)}
-    )
+    messages = message_shapes(ALL[name].function(), PARAMS)
+    names = sorted({part for message in messages for part in fields(message)})
     return {part: size * (2 + i) for i, part in enumerate(names)}
 
 
-def played(make, algorithm, state, batches, weights=ONES):
+def finished(make, algorithm, state, batches, weights=ONES):
     """In plain Python, nothing compiled."""
     with jax.disable_jit():
-        play = make(algorithm, N, plans.loop)
-        return play(state, jnp.arange(N), batches, weights, KEY)
+        run = make(algorithm, PULL, N, plans.loop)
+        return run(state, jnp.arange(N), batches, weights, KEY)
 
 
 def begun(algorithm, batches=FIRST):
     start = engine.init(algorithm, PARAMS, N)
-    return played(engine.make_prologue, algorithm, start, batches)[0]
+    return finished(engine.make_prologue, algorithm, start, batches)[0]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_without_noise_and_binding_limits_nothing_changes(name):
     limit = 1e6 if name == "fedavg" else limits(name, 1e6)
-    factory = private_clients(ALL[name], limit=limit, noise=0.0, clients=N, cohort=N)
-    private, plain = factory(grad_fn), ALL[name](grad_fn)
+    plain = ALL[name].function()
+    private = private_clients(
+        plain, clip_norm=limit, noise_multiplier=0.0, clients=N, cohort=N
+    )
     start = begun(plain)
     if plain.prologue:
         assert_same_bits(begun(private), start)
     one = tree.map(lambda x: x[:, :1], BATCHES)
-    ends = [played(engine.make_round, a, start, one) for a in (private, plain)]
+    ends = [finished(engine.make_round, a, start, one) for a in (private, plain)]
     assert_same_bits(*ends)
-    assert private.made_for == (N, N)
-    assert private.uniform
-    assert private.everyone == plain.everyone
+    assert private.cohort_spec == (N, N)
+    assert private.uniform_weights
+    assert private.full_participation == plain.full_participation
 
 
-def spied(factory, seen):
+def spied(algorithm, seen):
     """The same algorithm, but what its server is given is also put into `seen`."""
 
-    def spying(grad_fn, **hyper):
-        def change(number, exchange):
-            def server(state, mean, round):
-                seen.append(mean)
-                return exchange.server(state, mean, round)
+    def change(number, exchange):
+        def server(state, mean, round):
+            seen.append(mean)
+            return exchange.server(state, mean, round)
 
-            return exchange._replace(server=server)
+        return exchange._replace(server=server)
 
-        return map_exchanges(change, factory(grad_fn, **hyper))
-
-    return spying
+    return map_exchanges(change, algorithm)
 
 
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, *OTHERS])
@@ -99,16 +101,16 @@ def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
     """One with an enormous message by exactly that, one that fails not at all."""
     seen: list[Any] = []
     limit, sizes = limits(name, 1e-5), {"clients": N, "cohort": 1}
-    factory = private_clients(spied(ALL[name], seen), limit=limit, noise=0.0, **sizes)
-    algorithm = factory(grad_fn)
+    plain = spied(ALL[name].function(), seen)
+    algorithm = private_clients(plain, clip_norm=limit, noise_multiplier=0.0, **sizes)
     start = engine.init(algorithm, PARAMS, N)
 
     def shown(make, batches, poison, present):
         del seen[:]
         spoilt = tree.map(lambda x: x.at[1].multiply(poison), batches)
         weights = ONES.at[1].set(present)
-        after, heard = played(make, algorithm, start, spoilt, weights)
-        assert heard.tolist() == [True, bool(present)]
+        after, received = finished(make, algorithm, start, spoilt, weights)
+        assert received.tolist() == [True, bool(present)]
         assert bool(tree.all_finite(after))
         return list(seen)
 

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from federation import assert_same_bits
 from oracles.problem import draw_params, draw_play, toy_grad
-from play import grad_fn, stack
+from play import TOY, stack
 from scipy import stats
 
-from fedjax_muon import engine, plans
+from fedjax_muon import engine
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
-from fedjax_muon.client_privacy import private_clients
-from fedjax_muon.compression import compress
-from fedjax_muon.compressors import Compressor
-from fedjax_muon.core import Algorithm, Exchange, stateless, still
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import Compressor
+from fedjax_muon.core import Algorithm, Exchange, Objective, no_client_state
+from fedjax_muon.engine import plans
 from fedjax_muon.privacy.accounting import gaussian_epsilon
 from fedjax_muon.privacy.clients import client_spec
+from fedjax_muon.privacy.private_clients import private_clients
 from fedjax_muon.privacy.report import report
 from fedjax_muon.privacy.sampling import FullBatch
 
@@ -96,17 +97,18 @@ def test_by_hand_in_cohorts_of_any_size(factory, oracle, limit):
     x = draw_params(0)
     sizes = {"clients": N, "cohort": EXPECTED}
     with jax.enable_x64(True):
-        private = private_clients(factory, limit=limit, noise=0.0, **sizes)
-        algorithm = private(grad_fn, lr=0.3)
+        algorithm = private_clients(
+            factory(lr=0.3), clip_norm=limit, noise_multiplier=0.0, **sizes
+        )
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, x), N)
-        step = jax.jit(engine.make_round(algorithm, N, plans.mapped))
+        step = jax.jit(engine.make_round(algorithm, TOY, N, plans.mapped))
         want = oracle(x, limit, 0.3)
         for (ids, data), present in zip(PLAY.rounds, WHO, strict=True):
             # weights other than 0 all count the same
             weights = jnp.asarray([3.0 * present[i] for i in ids])
             batches = jax.tree.map(jnp.asarray, stack(data))
-            state, heard = step(state, jnp.array(ids), batches, weights, KEY)
-            assert heard.tolist() == [bool(present[i]) for i in ids]
+            state, received = step(state, jnp.array(ids), batches, weights, KEY)
+            assert received.tolist() == [bool(present[i]) for i in ids]
             close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
             jax.tree.map(close, state.server.params, next(want))
 
@@ -128,21 +130,24 @@ PARAMS = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4), "c": jnp.zeros(5)}
 LIMITS = {"a": 1.0, "b": 2.0, "message": 3.0}
 
 
-def probe(grad_fn, *, told=None):
-    """Sends what `grad_fn` says: c at first, then (a, b), and c again in a round."""
+def probe(*, notes=None):
+    """Sends what the gradient says: c at first, then (a, b), and c again in a round."""
 
     def note(who, round):
-        if told is not None and grad_fn is not still:
-            told.append((who, round.clients, round.fraction))
+        if notes is not None:
+            notes.append((who, round.clients, round.fraction))
 
     def broadcast(state, round):
         note("broadcast", round)
         return state.params
 
     def exchange(number, message):
-        def client(shared, mine, batches, round):
-            note("client", round)
-            return message(grad_fn(shared, batches, round.key)), mine
+        def client(objective, shared, client_state, batches, round):
+            if objective is ECHO:
+                note("client", round)
+            elif notes:
+                notes.pop()  # of the broadcast before, when shapes are looked at
+            return message(objective.grad(shared, batches, round.key)), client_state
 
         def server(state, mean, round):
             note("server", round)
@@ -154,21 +159,27 @@ def probe(grad_fn, *, told=None):
     pair, whole = lambda g: Two(g["a"], g["b"]), lambda g: g["c"]
     init = lambda p: Memory(p, (whole(p), pair(p), whole(p)))
     round = exchange(1, pair), exchange(2, whole)
-    return Algorithm(init, stateless, round, (exchange(0, whole),))
+    return Algorithm(init, no_client_state, round, (exchange(0, whole),))
 
 
 def echo(params, batches, key):
     return batches
 
 
+ECHO = Objective(echo)
+
+
 def test_the_noise_of_every_part():
     """Independent and normal, of one joint multiplier, even if nobody takes part."""
     noise, first, cohort, worlds = 1.5, 0.7, 2, 2000
     sizes = {"clients": N, "cohort": cohort}
-    private = private_clients(
-        probe, limit=LIMITS, noise=noise, first_noise=first, **sizes
+    algorithm = private_clients(
+        probe(),
+        clip_norm=LIMITS,
+        noise_multiplier=noise,
+        prologue_noise_multiplier=first,
+        **sizes,
     )
-    algorithm = private(echo)
     nobody, nothing = jnp.zeros(N), jax.tree.map(lambda x: x[None], PARAMS)
     batches = jax.tree.map(lambda x: jnp.repeat(x, N, 0), nothing)
 
@@ -177,15 +188,15 @@ def test_the_noise_of_every_part():
     def run(key):
         given = jnp.arange(N), batches, nobody, key
         state = engine.init(algorithm, PARAMS, N)
-        start = engine.make_prologue(algorithm, N, plans.vmapped)
-        play = engine.make_round(algorithm, N, plans.vmapped)
+        start = engine.make_prologue(algorithm, ECHO, N, plans.vmapped)
+        step = engine.make_round(algorithm, ECHO, N, plans.vmapped)
         state, _ = start(state, *given)
-        one, heard = play(state, *given)
-        other, _ = play(one, *given)
-        return one.server.seen, other.server.seen[1:], heard
+        one, received = step(state, *given)
+        other, _ = step(one, *given)
+        return one.server.seen, other.server.seen[1:], received
 
-    one, other, heard = run(jax.random.split(KEY, worlds))
-    assert not heard.any()
+    one, other, received = run(jax.random.split(KEY, worlds))
+    assert not received.any()
     flat = lambda t: [np.asarray(x).reshape(worlds, -1) for x in jax.tree.leaves(t)]
     drawn, again = flat(one), flat(other)
     parts = np.array([1.0, 2.0, 3.0])  # of a round: a, b and the whole message
@@ -203,17 +214,19 @@ def test_the_noise_of_every_part():
 
 
 def test_the_algorithm_never_learns_how_many_took_part():
-    told: list[Any] = []
+    notes: list[Any] = []
     sizes = {"clients": N, "cohort": 2}
-    algorithm = private_clients(probe, limit=1.0, noise=1.0, **sizes)(echo, told=told)
+    algorithm = private_clients(
+        probe(notes=notes), clip_norm=1.0, noise_multiplier=1.0, **sizes
+    )
     state = engine.init(algorithm, PARAMS, N)
     batches = jax.tree.map(lambda x: jnp.zeros((N, *x.shape)), PARAMS)
     for make, size in ((engine.make_prologue, N), (engine.make_round, 2)):
-        del told[:]
-        play = make(algorithm, N, plans.vmapped)
-        jax.eval_shape(play, state, jnp.arange(N), batches, jnp.ones(N), KEY)
-        assert {who for who, *_ in told} == {"broadcast", "client", "server"}
-        for _, seen, fraction in told:
+        del notes[:]
+        run = make(algorithm, ECHO, N, plans.vmapped)
+        jax.eval_shape(run, state, jnp.arange(N), batches, jnp.ones(N), KEY)
+        assert {who for who, *_ in notes} == {"broadcast", "client", "server"}
+        for _, seen, fraction in notes:
             # numbers: what depended on the traced weights would be a tracer
             assert type(seen) is int
             assert type(fraction) is float
@@ -222,11 +235,11 @@ def test_the_algorithm_never_learns_how_many_took_part():
 
 def test_a_run_is_a_function_of_its_key():
     sizes = {"clients": N, "cohort": 2}
-    algorithm = private_clients(fedavg, limit=1.0, noise=1.0, **sizes)(grad_fn)
+    algorithm = private_clients(fedavg(), clip_norm=1.0, noise_multiplier=1.0, **sizes)
     x = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), draw_params(0))
     state = engine.init(algorithm, x, N)
     data = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), stack(PLAY.rounds[0][1]))
-    step = jax.jit(engine.make_round(algorithm, N, plans.vmapped))
+    step = jax.jit(engine.make_round(algorithm, TOY, N, plans.vmapped))
     end = lambda key: step(state, jnp.arange(N), data, jnp.ones(N), key)[0]
     assert_same_bits(end(KEY), end(KEY))
     other = end(jax.random.key(4))
@@ -236,16 +249,18 @@ def test_a_run_is_a_function_of_its_key():
 def test_messages_are_clipped_as_they_arrive():
     """A compressor may enlarge what it is given: in either order, the limit holds."""
     thousandfold = Compressor(lambda x, key: x, lambda sent, like: 1000 * sent)
-    private = partial(private_clients, limit=0.5, noise=0.0, clients=1, cohort=1)
+    private = partial(
+        private_clients, clip_norm=0.5, noise_multiplier=0.0, clients=1, cohort=1
+    )
+    itself = Objective(lambda params, batch, key: params)
     x = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
-    for factory in (
-        compress(private(fedavg), thousandfold),
-        private(compress(fedavg, thousandfold)),
+    for algorithm in (
+        compress(private(fedavg()), thousandfold),
+        private(compress(fedavg(), thousandfold)),
     ):
-        algorithm = factory(lambda params, batch, key: params)
         state = engine.init(algorithm, x, 1)
-        play = jax.jit(engine.make_round(algorithm, 1, plans.vmapped))
-        state, _ = play(state, jnp.arange(1), jnp.zeros((1, 1)), jnp.ones(1), KEY)
+        step = jax.jit(engine.make_round(algorithm, itself, 1, plans.vmapped))
+        state, _ = step(state, jnp.arange(1), jnp.zeros((1, 1)), jnp.ones(1), KEY)
         moves = [
             p - q
             for p, q in zip(
@@ -261,13 +276,13 @@ def test_low_precision_is_summed_and_noised_in_float32():
     data = jax.tree.map(
         lambda a: jnp.asarray(a, jnp.bfloat16), stack(PLAY.rounds[0][1])
     )
-    algorithm = private_clients(fedmuon, limit=1.0, noise=1.0, clients=N, cohort=N)(
-        grad_fn
+    algorithm = private_clients(
+        fedmuon(), clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=N
     )
     before = engine.init(algorithm, half, N)
     for make in (engine.make_prologue, engine.make_round):
-        play = make(algorithm, N, plans.vmapped)
-        after, _ = jax.eval_shape(play, before, jnp.arange(N), data, jnp.ones(N), KEY)
+        run = make(algorithm, TOY, N, plans.vmapped)
+        after, _ = jax.eval_shape(run, before, jnp.arange(N), data, jnp.ones(N), KEY)
         form = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype), t)
         assert form(after) == form(before)
     received = jax.eval_shape(algorithm.exchanges[0].decode, algorithm.init(half))
@@ -290,9 +305,10 @@ def test_an_audit_with_a_client_that_is_there_or_not():
     """Its bound comes near the promise, and exceeds one that is ten times too good."""
     rounds, worlds, noise, delta = 4, 2000, 1.5, 1e-2
     sizes = {"clients": N, "cohort": N}
-    private = private_clients(fedavg, limit=0.1, noise=noise, **sizes)
     # one step from params to params - gradient: the gradient is what is sent
-    algorithm = private(echo, lr=1.0)
+    algorithm = private_clients(
+        fedavg(lr=1.0), clip_norm=0.1, noise_multiplier=noise, **sizes
+    )
     rng = np.random.default_rng(0)
     batches = jnp.asarray(rng.normal(size=(N, 1, 8)), jnp.float32)
     batches = batches.at[0].set(1e3 * jnp.eye(8)[0])
@@ -301,10 +317,10 @@ def test_an_audit_with_a_client_that_is_there_or_not():
     def end(keys, there):
         def one(key):
             state = engine.init(algorithm, jnp.zeros(8), N)
-            play = engine.make_round(algorithm, N, plans.vmapped)
+            step = engine.make_round(algorithm, ECHO, N, plans.vmapped)
             weights = jnp.ones(N).at[0].set(there)
             given = jnp.arange(N), batches, weights, key
-            body = lambda state, _: (play(state, *given)[0], None)
+            body = lambda state, _: (step(state, *given)[0], None)
             return jax.lax.scan(body, state, None, rounds)[0].server.params[0]
 
         return jax.vmap(one)(keys)
@@ -329,17 +345,31 @@ def test_an_audit_with_a_client_that_is_there_or_not():
 
 # --------------------------------------------------------------------- refusals
 
-FINE: dict[str, Any] = {"limit": 1.0, "noise": 1.0, "clients": 5, "cohort": 2}
+FINE: dict[str, Any] = {
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
+    "clients": 5,
+    "cohort": 2,
+}
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"limit": 0.0}, ValueError, "limit must lie in"),
-        ({"limit": {"params": -1.0}}, ValueError, "limit of params must lie in"),
-        ({"limit": "all"}, TypeError, "limit must be a number, got 'all'"),
-        ({"noise": -1.0}, ValueError, "noise must lie in"),
-        ({"first_noise": float("nan")}, ValueError, "first_noise must lie in"),
+        ({"clip_norm": 0.0}, ValueError, "^clip_norm must lie in"),
+        (
+            {"clip_norm": {"params": -1.0}},
+            ValueError,
+            "^clip_norm of params must lie in",
+        ),
+        ({"clip_norm": "all"}, TypeError, "^clip_norm must be a number, got 'all'"),
+        ({"noise_multiplier": -1.0}, ValueError, "^noise_multiplier must lie in"),
+        (
+            {"prologue_noise_multiplier": NAN},
+            ValueError,
+            "^prologue_noise_multiplier must lie in",
+        ),
         ({"clients": 2.5}, TypeError, "clients must be a whole number"),
         ({"cohort": 0}, ValueError, "cohort must be at least 1, got 0"),
         ({"cohort": 6}, ValueError, r"cohort must lie in \[1, 5\], got 6"),
@@ -347,12 +377,12 @@ FINE: dict[str, Any] = {"limit": 1.0, "noise": 1.0, "clients": 5, "cohort": 2}
 )
 def test_bad_settings_are_refused(changes, error, message):
     with pytest.raises(error, match=message):
-        private_clients(fedavg, **{**FINE, **changes})
+        private_clients(fedavg(), **{**FINE, **changes})
 
 
 @pytest.mark.parametrize("limit", [{"params": 1.0}, {}, {"momentum": 1.0, "c": 1.0}])
 def test_limits_name_all_parts_and_no_others(limit):
-    algorithm = private_clients(fedmuon, **{**FINE, "limit": limit})(grad_fn)
-    pattern = "all messages, message, momentum, params; got"
+    algorithm = private_clients(fedmuon(), **{**FINE, "clip_norm": limit})
+    pattern = "all messages, momentum, params; got"
     with pytest.raises(ValueError, match=pattern):
         engine.init(algorithm, {"w": jnp.ones((2, 2))}, 5)

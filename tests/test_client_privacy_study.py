@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from experiments import client_privacy as study
-from fedjax_muon import engine, plans, tree
+from fedjax_muon import engine
+from fedjax_muon.core import Objective, tree
+from fedjax_muon.engine import plans
 
 LABELS = {entry.label: entry for entry in study.METHODS}
 
@@ -18,19 +20,19 @@ PARAMS = study.TASK.init(jax.random.key(0))
 
 
 @functools.cache
-def player(label, size):
+def compiled(label, size):
     """How far a round of a client with given gradients moves the parameters."""
-    echo = lambda x, batch, key: batch
+    echo = Objective(lambda x, batch, key: batch)
 
     @jax.jit
-    def play(gradients, hyper):
-        algorithm = study.private(LABELS[label], size)(echo, **hyper)
+    def move(gradients, hyper):
+        algorithm = LABELS[label].make(cohort=size, **hyper)
         state = engine.init(algorithm, PARAMS, study.CLIENTS)
-        play = engine.make_round(algorithm, study.CLIENTS, plans.mapped)
+        step = engine.make_round(algorithm, echo, study.CLIENTS, plans.mapped)
         given = jnp.array([7]), gradients, jnp.ones(1), jax.random.key(2)
-        return tree.sub(play(state, *given)[0].server.params, PARAMS)
+        return tree.sub(step(state, *given)[0].server.params, PARAMS)
 
-    return play
+    return move
 
 
 def one_round(label, size=1, **hyper):
@@ -39,7 +41,7 @@ def one_round(label, size=1, **hyper):
     leaves, structure = jax.tree.flatten(PARAMS)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     g = jax.tree.unflatten(structure, list(map(draw, keys, leaves)))
-    move = player(label, size)(g, hyper)
+    move = compiled(label, size)(g, hyper)
     return tuple(list(map(np.asarray, jax.tree.leaves(t))) for t in (move, g))
 
 

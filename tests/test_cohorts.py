@@ -8,10 +8,10 @@ from federation import PARTS, assert_same_bits, federation
 from scipy import stats
 
 from fedjax_muon.algorithms import ALL, fedavg, scaffold
-from fedjax_muon.client_privacy import private_clients
-from fedjax_muon.cohorts import fixed_cohort, poisson_cohorts
-from fedjax_muon.simulation import by_examples
-from fedjax_muon.sweep import Cell, sweep
+from fedjax_muon.privacy.private_clients import private_clients
+from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
+from fedjax_muon.simulation.federated import by_examples
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 N = len(PARTS)
 KEY = jax.random.key(5)
@@ -70,13 +70,15 @@ def cohort(key, index, size=2, room=None):
     return {*np.asarray(ids)[np.asarray(joins)].tolist()}
 
 
-def private(factory, size=2):
-    return private_clients(factory, limit=1.0, noise=1.0, clients=N, cohort=size)
+def private(algorithm, size=2):
+    return private_clients(
+        algorithm, clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=size
+    )
 
 
 @pytest.fixture(scope="module")
 def simulation():
-    return federation(private(scaffold), cohort_size=2, cohorts=poisson_cohorts())
+    return federation(private(scaffold()), cohort_size=2, cohorts=poisson_cohorts())
 
 
 def test_a_simulation_with_poisson_cohorts(simulation):
@@ -85,9 +87,11 @@ def test_a_simulation_with_poisson_cohorts(simulation):
     for index in range(6):
         members = cohort(state.key, index)
         sizes.add(len(members))
-        pool, params = jax.tree.map(np.asarray, (state.training.pool, state.params))
+        before = state.training.client_states, state.params
+        kept, params = jax.tree.map(np.asarray, before)
         state, metrics = simulation.train_round(state)
-        pairs = zip(*map(jax.tree.leaves, (state.training.pool, pool)), strict=True)
+        now = state.training.client_states
+        pairs = zip(*map(jax.tree.leaves, (now, kept)), strict=True)
         moved = [(np.asarray(a) != b).reshape(N, -1).any(1) for a, b in pairs]
         assert {*np.flatnonzero(np.any(moved, axis=0)).tolist()} == members
         assert not metrics.lost.any()
@@ -100,12 +104,12 @@ def test_a_simulation_with_poisson_cohorts(simulation):
     assert simulation.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
 
 
-def test_a_sweep_plays_the_same(simulation):
+def test_a_sweep_runs_the_same(simulation):
     state, _ = simulation.train_rounds(simulation.init(KEY), 3)
     cells = [Cell({}, KEY, PARTS)]
     (((rows, diverged),),) = sweep(simulation, cells, rounds=3, evaluate_every=3)
     assert diverged is None
-    loss = float(simulation.evaluate(state).test_loss)
+    loss = float(simulation.evaluate(state)["test_loss"])
     np.testing.assert_allclose(rows[-1]["test_loss"], loss, rtol=1e-5)
 
 
@@ -124,12 +128,12 @@ def test_a_sweep_plays_the_same(simulation):
         ({"parts": PARTS[:5]}, r"made for .* \(6, 2\), got \(5, 2\)"),
         ({"weighting": by_examples}, "or bounds every client's part"),
         (
-            {"algorithm": private(ALL["stem"])},
+            {"algorithm": private(ALL["stem"].function())},
             "this algorithm is defined for full participation only",
         ),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes, message):
-    given = {"algorithm": private(fedavg), "cohort_size": 2, **changes}
+    given = {"algorithm": private(fedavg()), "cohort_size": 2, **changes}
     with pytest.raises(ValueError, match=message):
         federation(**given)

@@ -17,8 +17,8 @@ from printed import all_commands, commands
 
 from benchmarks import __main__ as benchmarks
 from fedjax_muon import cli, data
-from fedjax_muon.cli.config import METHODS
-from fedjax_muon.methods import find
+from fedjax_muon.algorithms.registry import find
+from fedjax_muon.runs.config import METHODS
 
 PRINTED = all_commands()
 PROGRAMS = ("experiments", "benchmarks", "notebooks")

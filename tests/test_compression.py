@@ -1,6 +1,5 @@
 """Algorithms whose messages are compressed, against NumPy in float64; their bytes."""
 
-import inspect
 from functools import partial
 
 import jax
@@ -15,13 +14,12 @@ from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.fedmuon_align import fedmuon_align as fedmuon_align_oracle
 from oracles.muloco import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_play, first_gradient, mean
-from play import farthest, grad_fn, path, precision, run, stack
+from play import TOY, farthest, path, precision, run, stack
 
-from fedjax_muon import engine, plans, tree
-from fedjax_muon import orthogonalize as kernel
-from fedjax_muon.algorithms import ALL, fedavg, fedmuon_align
-from fedjax_muon.compression import compress
-from fedjax_muon.compressors import (
+from fedjax_muon import engine
+from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import (
     identity,
     memory_share,
     power_iteration,
@@ -30,23 +28,38 @@ from fedjax_muon.compressors import (
     top_k,
     truncated_svd,
 )
-from fedjax_muon.core import map_exchanges
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Objective,
+    broadcast_params,
+    map_exchanges,
+    no_client_state,
+    numbers_of,
+    tree,
+    with_numbers,
+)
+from fedjax_muon.engine import plans
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models import LeNet
 from fedjax_muon.transforms import muon
 
 N, KEY = 5, jax.random.key(0)
 EXACT = muon(0.98, polar=kernel.polar)
-still = lambda params, batch, key: tree.zeros_like(params)
+ZERO = Objective(lambda params, batch, key: tree.zeros_like(params))
 
 
 def shapes(params, dtype=jnp.float32):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), dtype), params)
 
 
-def uploaded(factory, params=X):
-    algorithm = factory(still)
+def uploaded(algorithm, params=X):
+    return sent_by(algorithm.exchanges, algorithm, params).up
+
+
+def sent_by(exchanges, algorithm, params=X):
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    return engine.traffic(algorithm.exchanges, algorithm, shapes(params), one).up
+    return engine.traffic(exchanges, algorithm, ZERO, shapes(params), one)
 
 
 # ------------------------------------------------------------------- no compression
@@ -61,44 +74,59 @@ def simple(params, batch, key):
     return jax.tree.map(lambda p: jnp.mean(x) * p + jnp.mean(y), params)
 
 
+SIMPLE = Objective(simple)
+
+
 def states(algorithm):
     """The states after the prologue and each round, eagerly around compiled parts."""
     cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
     given = lambda batches: (jnp.arange(2), cast(stack(batches)), jnp.ones(2), KEY)
     state = engine.init(algorithm, cast(X), 2)
-    state, _ = engine.make_prologue(algorithm, 2, plans.loop)(state, *given(TWO.first))
+    start = engine.make_prologue(algorithm, SIMPLE, 2, plans.loop)
+    state, _ = start(state, *given(TWO.first))
     seen = [state]
     for _, data in TWO.rounds:
-        state, heard = engine.make_round(algorithm, 2, plans.loop)(state, *given(data))
-        assert bool(heard.all())
+        step = engine.make_round(algorithm, SIMPLE, 2, plans.loop)
+        state, received = step(state, *given(data))
+        assert bool(received.all())
         seen.append(state)
     return seen
 
 
 def costs(algorithm):
-    sent = algorithm.prologue, algorithm.exchanges
-    one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    return [engine.traffic(e, algorithm, shapes(X), one) for e in sent]
+    phases = algorithm.prologue, algorithm.exchanges
+    return [sent_by(exchanges, algorithm) for exchanges in phases]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_identity_changes_no_bit(name):
     quickly = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    parts = lambda number, e: e._replace(client=quickly(e.client))
-    plain = map_exchanges(parts, ALL[name](simple))  # compiled once for all three
-    method = lambda gradient: plain if gradient is simple else ALL[name](gradient)
+    algorithm = ALL[name].function()
+
+    def once(number, exchange):  # compiled once for all three
+        compiled = quickly(partial(exchange.client, SIMPLE))
+
+        def client(objective, *given):
+            known = objective is SIMPLE
+            return compiled(*given) if known else exchange.client(objective, *given)
+
+        return exchange._replace(client=client)
+
+    plain = map_exchanges(once, algorithm)
     want = states(plain)
     for feedback in (None, 1.0):
-        made = compress(method, identity(), feedback=feedback)(simple)
-        assert (made.uniform, made.everyone) == (plain.uniform, plain.everyone)
+        made = compress(plain, identity(), feedback=feedback)
+        assert (made.uniform_weights, made.full_participation) == (
+            plain.uniform_weights,
+            plain.full_participation,
+        )
         for one, other in zip(states(made), want, strict=True):
             assert_same_bits(one.server, other.server)
-            assert_same_bits(one.pool.mine, other.pool)
-            errors = jax.tree.leaves(one.pool.errors)
+            assert_same_bits(one.client_states.inner, other.client_states)
+            errors = jax.tree.leaves(one.client_states.errors)
             assert bool(errors) == (feedback is not None)
             assert not any(e.any() for e in errors)
-    both = ALL[name], compress(ALL[name], identity(), feedback=1.0)
-    assert costs(both[0](still)) == costs(both[1](still))
+    assert costs(algorithm) == costs(compress(algorithm, identity(), feedback=1.0))
 
 
 def test_oracles_without_compression_are_those_of_the_algorithms():
@@ -118,7 +146,7 @@ def test_oracles_without_compression_are_those_of_the_algorithms():
 
 def by_client(state):
     """The errors of the only exchange, for each client by name (sorted, as leaves)."""
-    ((_, stacked),) = state.pool.errors.items()
+    ((_, stacked),) = state.client_states.errors.items()
     return [
         {k: e[i] for k, e in zip(sorted(X), stacked, strict=True)} for i in range(N)
     ]
@@ -129,20 +157,20 @@ def test_fedavg_with_top_k_follows_its_oracle(feedback):
     # in round 1 a client drops out, in round 3 one sends nonsense
     lost = {(1, PARTIAL.rounds[1][0][0]), (3, PARTIAL.rounds[3][0][1])}
     want, errors = oracle.fedavg(X, PARTIAL, 0.3, oracle.largest(0.4), feedback, lost)
-    algorithm = compress(fedavg, top_k(0.4), feedback=feedback)(grad_fn, lr=0.3)
+    algorithm = compress(fedavg(lr=0.3), top_k(0.4), feedback=feedback)
     with jax.enable_x64(True):
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, X), N)
-        step = jax.jit(engine.make_round(algorithm, N, plans.mapped))
+        step = jax.jit(engine.make_round(algorithm, TOY, N, plans.mapped))
         for r, (ids, data) in enumerate(PARTIAL.rounds):
             weights = jnp.array(SIZES, float)[jnp.array(ids)]
             x, y, weight = (jnp.asarray(leaf) for leaf in stack(data))
             weights = weights.at[0].set(0) if r == 1 else weights
             y = y.at[1, 2, 0].set(jnp.nan) if r == 3 else y
-            state, heard = step(state, jnp.array(ids), (x, y, weight), weights, KEY)
-            assert heard.tolist() == [(r, i) not in lost for i in ids]
+            state, received = step(state, jnp.array(ids), (x, y, weight), weights, KEY)
+            assert received.tolist() == [(r, i) not in lost for i in ids]
             assert farthest([state.server.params], [want[r]]) <= 1e-10
             if feedback is None:
-                assert state.pool.errors == {}
+                assert state.client_states.errors == {}
             else:
                 assert farthest(by_client(state), errors[r]) <= 1e-10
     assert farthest(want[-1:], avg.fedavg_weighted(X, PARTIAL, 0.3)[-1:]) >= 1e-2
@@ -154,9 +182,8 @@ def test_fedavg_with_top_k_follows_its_oracle(feedback):
 def test_muloco_with_quantized_moves_follows_its_oracle():
     want, errors = oracle.muloco(X, PARTIAL, 0.02, oracle.on_grid(3), 0.9)
     rest = optax.scale_by_adam(0.9, 0.99)
-    exact = {"rule": muon(0.9, polar=kernel.polar, rest=rest)}
-    quantized = compress(ALL["muloco"], quantize(3), feedback=0.9)
-    seen = run(quantized(grad_fn, **exact), X, PARTIAL)
+    exact = diloco(lr=0.02, rule=muon(0.9, polar=kernel.polar, rest=rest))
+    seen = run(compress(exact, quantize(3), feedback=0.9), X, PARTIAL)
     assert farthest([s.server.params for s in seen], want) <= 1e-10
     for state, kept in zip(seen, errors, strict=True):
         assert farthest(by_client(state), kept) <= 1e-10
@@ -179,8 +206,9 @@ WIDE_PLAY = draw_play(4, N, 3, 3, 6, 4, SIZES, features=8, outputs=6)
 )
 def test_fedmuon_of_low_rank_follows_its_oracle(rank, low):
     want = oracle.fedmuon_svd(WIDE, WIDE_PLAY, 0.03, low)
-    made = compress(fedmuon_align, truncated_svd(rank), parts=["momentum"])
-    assert farthest(path(made(grad_fn, rule=EXACT), WIDE, WIDE_PLAY), want) <= 1e-10
+    plain = fedmuon_align(rule=EXACT)
+    made = compress(plain, truncated_svd(rank), parts=["momentum"])
+    assert farthest(path(made, WIDE, WIDE_PLAY), want) <= 1e-10
     whole = oracle.fedmuon_svd(WIDE, WIDE_PLAY, 0.03, lambda v: v)
     assert farthest(whole[-1:], want[-1:]) >= 1e-3
 
@@ -192,7 +220,7 @@ def test_parts_may_have_compressors_of_their_own(momentum_first):
         partial(compress, compressor=top_k(0.4), parts=("params",), feedback=0.9),
     ]
     first, second = steps if momentum_first else steps[::-1]
-    made = second(first(fedmuon_align))
+    made = second(first(fedmuon_align(rule=EXACT)))
     want = oracle.fedmuon_svd(
         WIDE,
         WIDE_PLAY,
@@ -201,24 +229,24 @@ def test_parts_may_have_compressors_of_their_own(momentum_first):
         oracle.largest(0.4),
         0.9,
     )
-    assert farthest(path(made(grad_fn, rule=EXACT), WIDE, WIDE_PLAY), want) <= 1e-10
+    assert farthest(path(made, WIDE, WIDE_PLAY), want) <= 1e-10
     assert uploaded(made, WIDE) == 4 * 2 * (8 + 6 + 1) + 8 * (19 + 2)
 
 
 def test_what_the_prologue_sends_is_compressed_and_its_errors_forgotten():
-    algorithm = compress(ALL["fedmuon"], top_k(0.4), feedback=1.0)(grad_fn)
+    algorithm = compress(fedmuon(), top_k(0.4), feedback=1.0)
     with precision(jnp.float64):
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, X), N)
         given = jnp.arange(N), jax.tree.map(jnp.asarray, stack(FULL.first))
-        start = jax.jit(engine.make_prologue(algorithm, N, plans.vmapped))
+        start = jax.jit(engine.make_prologue(algorithm, TOY, N, plans.vmapped))
         state, _ = start(state, *given, jnp.ones(N), KEY)
         largest, gradient = oracle.largest(0.4), partial(first_gradient, FULL, X)
         sent = [{k: largest(v) for k, v in gradient(i).items()} for i in range(N)]
         assert farthest([state.server.momentum], [mean(sent)]) <= 1e-12
         whole = mean([gradient(i) for i in range(N)])
         assert farthest([whole], [mean(sent)]) >= 1e-2
-        assert list(state.pool.errors) == [1]
-        assert not any(e.any() for e in jax.tree.leaves(state.pool.errors))
+        assert list(state.client_states.errors) == [1]
+        assert not any(e.any() for e in jax.tree.leaves(state.client_states.errors))
 
 
 # ----------------------------------------------------------------------------- bytes
@@ -235,51 +263,59 @@ LENET = jax.eval_shape(LeNet().init, jax.eval_shape(lambda: KEY), image)
 
 @pytest.mark.parametrize("params", [LENET, RESNET], ids=["LeNet", "ResNet-18"])
 def test_low_rank_momentum_costs_five_percent(params):
-    model = uploaded(fedavg, params)
+    model = uploaded(fedavg(), params)
     assert model == 4 * sum(x.size for x in jax.tree.leaves(params))
     factors = 0
     for x in jax.tree.leaves(params):
         if x.ndim > 1:
             m, n = x.size // x.shape[-1], x.shape[-1]
             factors += 4 * oracle.memory_rank("0.05", m, n) * (m + n + 1)
-    assert uploaded(ALL["fedmuon_svd"], params) == model + factors
+    assert uploaded(ALL["fedmuon_svd"].function(), params) == model + factors
     assert 1.03 * model < model + factors <= 1.06 * model
 
 
 def test_compressed_bytes_are_counted():
-    assert uploaded(compress(fedavg, top_k(0.4), feedback=1.0)) == 8 * (5 + 1)
-    assert uploaded(compress(fedavg, quantize(3))) == 5 + 2 + 2 * 2 * 4
+    assert uploaded(compress(fedavg(), top_k(0.4), feedback=1.0)) == 8 * (5 + 1)
+    assert uploaded(compress(fedavg(), quantize(3))) == 5 + 2 + 2 * 2 * 4
     low = truncated_svd(2, rest=quantize(8))
-    assert uploaded(compress(fedavg, low)) == 4 * 2 * (4 + 3 + 1) + 3 + 2 * 4
+    assert uploaded(compress(fedavg(), low)) == 4 * 2 * (4 + 3 + 1) + 3 + 2 * 4
 
 
-# ------------------------------------------------------------------------- factories
+# ------------------------------------------------------------------ hyper-parameters
 
 
-def test_a_compressed_factory_shows_the_options_of_its_own():
-    made = compress(fedavg, identity())
-    assert inspect.signature(made) == inspect.signature(fedavg)
-    assert (made.__name__, made.__doc__) == ("fedavg", fedavg.__doc__)
-    sped = compress(partial(fedavg, lr=0.2), identity())
-    assert inspect.signature(sped).parameters["lr"].default == 0.2
-    options = dict(inspect.signature(compress(ALL["fedavg"], top_k(1))).parameters)
-    assert "grad_fn" in options
+def test_a_compressed_algorithm_has_the_hyper_parameters_of_its_own():
+    made = compress(fedavg(lr=0.2), top_k(0.4), feedback=1.0)
+    assert numbers_of(made) == {"lr": 0.2, "server_lr": 1.0}
+    again = with_numbers(made, {"lr": 0.3})
+    assert numbers_of(again) == {"lr": 0.3, "server_lr": 1.0}
+    built = compress(fedavg(lr=0.3), top_k(0.4), feedback=1.0)
+    assert farthest(path(again, X, PARTIAL), path(built, X, PARTIAL)) == 0
+    both = compress(made, identity(), parts=["params"])
+    assert (
+        farthest(
+            path(with_numbers(both, {"lr": 0.3}), X, PARTIAL), path(built, X, PARTIAL)
+        )
+        == 0
+    )
+    with pytest.raises(ValueError, match="compress has no hyper-parameter 'rate'"):
+        with_numbers(made, {"rate": 0.3})
 
 
 def test_hyper_parameters_may_be_tracers():
     def after(lr):
-        algorithm = compress(fedavg, top_k(0.4), feedback=1.0)(grad_fn, lr=lr)
+        algorithm = compress(fedavg(lr=lr), top_k(0.4), feedback=1.0)
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, X), N)
         ids, data = PARTIAL.rounds[0]
         given = tuple(map(jnp.asarray, stack(data))), jnp.ones(3), KEY
-        play = engine.make_round(algorithm, N, plans.vmapped)
-        return play(state, jnp.array(ids), *given)[0].server.params
+        step = engine.make_round(algorithm, TOY, N, plans.vmapped)
+        return step(state, jnp.array(ids), *given)[0].server.params
 
     with jax.enable_x64(True):
         several = jax.jit(jax.vmap(after))(jnp.array([0.1, 0.3]))
         for n, lr in enumerate((0.1, 0.3)):
-            play = PARTIAL._replace(sizes=[1] * N)
-            want = oracle.fedavg(X, play, lr, oracle.largest(0.4), 1.0)[0][0]
+            alike = PARTIAL._replace(sizes=[1] * N)
+            want = oracle.fedavg(X, alike, lr, oracle.largest(0.4), 1.0)[0][0]
             got = jax.tree.map(lambda a, n=n: np.asarray(a)[n], several)
             assert farthest([got], [want]) <= 1e-12
 
@@ -298,33 +334,45 @@ def test_hyper_parameters_may_be_tracers():
 )
 def test_wrong_options_are_refused(options, error, message):
     with pytest.raises(error, match=message):
-        compress(fedavg, identity(), **options)
+        compress(fedavg(), identity(), **options)
 
 
-FIRST = compress(fedmuon_align, top_k(0.5), parts=["params"])
+FIRST = compress(fedmuon_align(), top_k(0.5), parts=["params"])
+
+
+def nameless() -> Algorithm:
+    """An algorithm whose messages are no named tuples."""
+
+    def client(objective, shared, client_state, batches, round):
+        return objective.grad(shared.params, batches, round.key), client_state
+
+    server = lambda state, mean, round: state
+    main = Exchange(broadcast_params, client, server)
+    return fedavg()._replace(init_client=no_client_state, exchanges=(main,))
 
 
 @pytest.mark.parametrize(
-    ("factory", "compressor", "parts", "message"),
+    ("algorithm", "compressor", "parts", "message"),
     [
-        (fedmuon_align, identity(), ["momenta"],
+        (fedmuon_align(), identity(), ["momenta"],
          "^no message has a part 'momenta'; there are momentum, params$"),
-        (fedmuon_align, identity(), ["params", "sent"], "has a part 'sent'; there are"),
+        (fedmuon_align(), identity(), ["params", "sent"],
+         "has a part 'sent'; there are"),
         (FIRST, identity(), ["sent"], "'sent'; there are momentum, params$"),
-        (ALL["diloco"], identity(), ["params"],
+        (nameless(), identity(), ["params"],
          "^no message has a part 'params'; there are no parts with names$"),
-        (fedavg, truncated_svd(1), [],
+        (fedavg(), truncated_svd(1), [],
          r"^message.params\['b'\] can't be compressed: an array \(3,\) is no matrix"),
-        (fedmuon_align, truncated_svd(4), ["momentum"],
+        (fedmuon_align(), truncated_svd(4), ["momentum"],
          r"^message.momentum\[0\] can't be compressed: a matrix \(4, 3\) has no rank"),
-        (ALL["stem"], power_iteration(1), [],
+        (ALL["stem"].function(), power_iteration(1), [],
          r"^message.* can't be compressed: an array \(3,\) is no matrix"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("feedback", [None, 1.0])
 def test_misfits_are_refused_before_compilation(
-    factory, compressor, parts, message, feedback
+    algorithm, compressor, parts, message, feedback
 ):
-    made = compress(factory, compressor, parts=parts, feedback=feedback)(grad_fn)
+    made = compress(algorithm, compressor, parts=parts, feedback=feedback)
     with pytest.raises(ValueError, match=message):
         engine.init(made, X, N)

@@ -12,9 +12,9 @@ import numpy as np
 from federation import assert_same_bits
 from oracles import compression as oracle
 
-from fedjax_muon import engine, plans, tree
-from fedjax_muon.compression import compress
-from fedjax_muon.compressors import (
+from fedjax_muon import engine
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import (
     Compressor,
     identity,
     power_iteration,
@@ -22,7 +22,16 @@ from fedjax_muon.compressors import (
     top_k,
     truncated_svd,
 )
-from fedjax_muon.core import Algorithm, Exchange, Round, everything, stateless
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Objective,
+    Round,
+    broadcast_state,
+    no_client_state,
+    tree,
+)
+from fedjax_muon.engine import plans
 
 N, KEY = 5, jax.random.key(0)
 
@@ -51,23 +60,25 @@ class Echo(NamedTuple):
     seen: tuple[Any, ...]  # the last means of messages, of two exchanges
 
 
-def echo(grad_fn, *, exchanges=1):
-    def client(shared, mine, batches, round):
-        return grad_fn(shared.params, batches, round.key), mine
+def echo(*, exchanges=1):
+    def client(objective, shared, client_state, batches, round):
+        return objective.grad(shared.params, batches, round.key), client_state
 
     def server(state, mean, round):
         return Echo(tree.sub(state.params, mean), (*state.seen[1:], mean))
 
     init = lambda params: Echo(params, (tree.zeros_like(params),) * 2)
-    one = Exchange(everything, client, server)
-    return Algorithm(init, stateless, (one,) * exchanges)
+    one = Exchange(broadcast_state, client, server)
+    return Algorithm(init, no_client_state, (one,) * exchanges)
 
 
-def started(factory, messages, clients):
-    """An algorithm whose clients send their batches, and its state."""
-    algorithm = factory(lambda params, batches, key: batches)
+BATCHES = Objective(lambda params, batches, key: batches)  # clients send these
+
+
+def started(algorithm, messages, clients):
+    """The state of an algorithm whose clients send such messages."""
     params = jax.tree.map(lambda m: jnp.zeros(m.shape[1:], m.dtype), messages)
-    return algorithm, engine.init(algorithm, params, clients)
+    return engine.init(algorithm, params, clients)
 
 
 NOISE = lambda x, key: x + jax.random.uniform(key, x.shape)
@@ -82,13 +93,12 @@ def drawn(clients):
 
 def test_only_the_named_parts_are_compressed():
     messages = jax.tree.map(lambda m: m[0], drawn(1))
-    factory = compress(echo, top_k(0.4), parts=["low", "sparse"])
-    algorithm, _ = started(factory, drawn(1), 1)
+    algorithm = compress(echo(), top_k(0.4), parts=["low", "sparse"])
+    started(algorithm, drawn(1), 1)
     (main,) = algorithm.exchanges
     round = Round(jnp.int32(0), KEY, 1, 1, 1.0)
-    sent, _ = main.client(
-        Echo(messages, ()), algorithm.init_client(()), messages, round
-    )
+    shared, state = Echo(messages, ()), algorithm.init_client(())
+    sent, _ = main.client(BATCHES, shared, state, messages, round)
     for part, got in main.decode(sent)._asdict().items():
         for array, given in zip(got, getattr(messages, part), strict=True):
             small = oracle.largest(0.4)(np.asarray(given))
@@ -100,16 +110,16 @@ def test_only_the_named_parts_are_compressed():
 def test_plans_agree():
     messages = drawn(3)
     noisy = Compressor(NOISE, lambda sent, like: 0.5 * sent)
-    factory = compress(echo, noisy, parts=["low"], feedback=0.9)
-    algorithm, start = started(factory, messages, N)
+    algorithm = compress(echo(), noisy, parts=["low"], feedback=0.9)
+    start = started(algorithm, messages, N)
     ends = []
     for plan in (plans.loop, plans.vmapped, plans.chunked(2)):
-        step, state = engine.make_round(algorithm, N, plan), start
+        step, state = engine.make_round(algorithm, BATCHES, N, plan), start
         step = step if plan is plans.loop else jax.jit(step)
         for cohort in ([4, 0, 3], [3, 1, 4]):
             given = jnp.array(cohort), messages, jnp.array([1.0, 2.0, 0.5]), KEY
-            state, heard = step(state, *given)
-            assert bool(heard.all())
+            state, received = step(state, *given)
+            assert bool(received.all())
         ends.append(state)
     for end in ends[1:]:
         close = partial(np.testing.assert_allclose, atol=1e-5)
@@ -129,15 +139,15 @@ def test_messages_that_are_not_finite_are_dropped():
             else (matrix, vector.at[i, 3].set(value))
         )
         messages = messages._replace(**{part: (matrix, vector)})
-    factory = echo
+    algorithm = echo()
     for part, compressor in EACH._asdict().items():
-        factory = compress(factory, compressor, parts=[part])
-    algorithm, start = started(factory, messages, clients)
-    step = jax.jit(engine.make_round(algorithm, clients, plans.vmapped))
+        algorithm = compress(algorithm, compressor, parts=[part])
+    start = started(algorithm, messages, clients)
+    step = jax.jit(engine.make_round(algorithm, BATCHES, clients, plans.vmapped))
     cohort, ones = jnp.arange(clients), jnp.ones(clients)
-    state, heard = step(start, cohort, messages, ones, KEY)
-    assert heard.tolist() == [False] * len(poisons) + [True] * 2
-    assert_same_bits(state, step(start, cohort, sound, ones * heard, KEY)[0])
+    state, received = step(start, cohort, messages, ones, KEY)
+    assert received.tolist() == [False] * len(poisons) + [True] * 2
+    assert_same_bits(state, step(start, cohort, sound, ones * received, KEY)[0])
     assert bool(tree.all_finite(state))
 
 
@@ -155,10 +165,10 @@ def test_every_array_has_a_key_of_its_own():
         own = uniform(params.own[0], one), uniform(params.own[1], other)
         return Drawn(own, params.noise)
 
-    factory = compress(partial(echo, exchanges=2), noise, parts=["noise"])
-    algorithm, zeros = factory(draw), (jnp.zeros(1), jnp.zeros(1))
+    algorithm = compress(echo(exchanges=2), noise, parts=["noise"])
+    objective, zeros = Objective(draw), (jnp.zeros(1), jnp.zeros(1))
     start = engine.init(algorithm, Drawn(zeros, zeros), N)
-    step = jax.jit(engine.make_round(algorithm, N, plans.vmapped))
+    step = jax.jit(engine.make_round(algorithm, objective, N, plans.vmapped))
     values = []
     for client in range(3):
         state = start

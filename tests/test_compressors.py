@@ -19,8 +19,7 @@ from oracles.compression import (
 )
 from play import precision
 
-from fedjax_muon import tree
-from fedjax_muon.compressors import (
+from fedjax_muon.compression.compressors import (
     identity,
     memory_share,
     power_iteration,
@@ -29,6 +28,7 @@ from fedjax_muon.compressors import (
     top_k,
     truncated_svd,
 )
+from fedjax_muon.core import tree
 
 KEY = jax.random.key(3)
 KEYS = list(jax.random.split(KEY, 300))

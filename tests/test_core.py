@@ -8,27 +8,30 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
+    Objective,
     Round,
     after_first,
-    at,
-    everything,
+    broadcast_state,
+    check_range,
+    descend,
     local_steps,
     map_exchanges,
     mean_gradient,
     move,
-    stateless,
+    no_client_state,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 from fedjax_muon.transforms import muon, orthogonalize
 
 pytestmark = pytest.mark.portable
 
 KEY = jax.random.key(3)
 K = 5
+NO_OBJECTIVE = Objective(lambda params, batch, key: params)  # moves ask no gradient
 
 
 def in_round(index):
@@ -85,7 +88,8 @@ def test_local_steps_store_no_more_than_one_of_what_they_see():
 
 def test_mean_gradient_is_taken_at_one_point():
     gradient = lambda p, batch, key: p * batch + jax.random.normal(key)
-    got = mean_gradient(gradient, jnp.float32(2.0), jnp.arange(4.0), KEY)
+    batches = jnp.arange(4.0)
+    got = mean_gradient(Objective(gradient), jnp.float32(2.0), batches, KEY)
     noise = [float(jax.random.normal(key)) for key in jax.random.split(KEY, 4)]
     assert float(got) == pytest.approx(2 * 1.5 + np.mean(noise), rel=1e-6)
 
@@ -98,27 +102,42 @@ def test_move_is_descent_along_the_rules_direction():
     x, opt = params, rule.init(params)
     y, state = params, optimiser.init(params)
     for _ in range(3):
-        x, opt = move(x, 0.2, rule, opt, gradient)
+        x, opt = move(NO_OBJECTIVE, x, 0.2, rule, opt, gradient)
         updates, state = optimiser.update(gradient, state, y)
         y = optax.apply_updates(y, updates)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), x, y)
+
+
+def test_moves_are_projected_and_descents_are_not():
+    nearest = lambda params: jax.tree.map(lambda x: jnp.clip(x, -1, 1), params)
+    params, gradient = {"w": jnp.array([0.5, -0.5])}, {"w": jnp.array([-1.0, -0.2])}
+    rule = optax.trace(0.9)
+    opt = rule.init(params)
+    moved, after = move(
+        NO_OBJECTIVE._replace(project=nearest), params, 2.0, rule, opt, gradient
+    )
+    free, same = descend(params, 2.0, rule, opt, gradient)
+    np.testing.assert_allclose(free["w"], [2.5, -0.1], rtol=1e-6)
+    np.testing.assert_allclose(moved["w"], [1.0, -0.1], rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, after, same)
 
 
 # ---------------------------------------------------------------- hyper-parameters
 
 
 def test_hyper_parameters_are_numbers_or_schedules_of_the_round():
-    assert at(0.3, in_round(4)) == 0.3
-    assert float(at(lambda index: 0.5**index, in_round(3))) == 0.125
-    assert float(at(jnp.float32(0.25), in_round(3))) == 0.25
+    assert value_at(0.3, in_round(4)) == 0.3
+    assert float(value_at(lambda index: 0.5**index, in_round(3))) == 0.125
+    assert float(value_at(jnp.float32(0.25), in_round(3))) == 0.25
 
 
 def test_after_first():
-    later = {0: 1.0, 1: 0.1, 7: 0.1}
+    later = {0: 0.0, 1: 0.9, 7: 0.9}
     for index, value in later.items():
-        assert float(at(after_first(0.1), in_round(index))) == pytest.approx(value)
+        found = value_at(after_first(0.9), in_round(index))
+        assert float(found) == pytest.approx(value)
     falling = after_first(lambda index: 1 / (1 + index), first=9.0)
-    values = [float(at(falling, in_round(index))) for index in (0, 1, 3)]
+    values = [float(value_at(falling, in_round(index))) for index in (0, 1, 3)]
     assert values == pytest.approx([9.0, 0.5, 0.25])
 
 
@@ -169,27 +188,32 @@ def test_what_is_in_range_or_unknown_passes():
 
 
 def test_map_exchanges_wraps_the_prologue_too():
-    client = lambda shared, mine, batches, round: (shared, mine)
-    main = Exchange(everything, client, lambda state, mean, round: mean)
-    algorithm = Algorithm(lambda p: p, stateless, (main, main), (main,), uniform=True)
+    client = lambda objective, shared, client_state, batches, round: (
+        shared,
+        client_state,
+    )
+    main = Exchange(broadcast_state, client, lambda state, mean, round: mean)
+    algorithm = Algorithm(
+        lambda p: p, no_client_state, (main, main), (main,), uniform_weights=True
+    )
 
     def times(number, exchange):
         def twice(*args):
-            message, mine = exchange.client(*args)
-            return (2 + number) * message, mine
+            message, client_state = exchange.client(*args)
+            return (2 + number) * message, client_state
 
         return exchange._replace(client=twice)
 
     wrapped = map_exchanges(times, algorithm)
     assert (len(wrapped.exchanges), len(wrapped.prologue)) == (2, 1)
     for number, exchange in enumerate((*wrapped.prologue, *wrapped.exchanges)):
-        sent = exchange.client(3.0, (), None, in_round(0))
+        sent = exchange.client(NO_OBJECTIVE, 3.0, (), None, in_round(0))
         assert sent == (3.0 * (2 + number), ())
         assert exchange.server is main.server
     assert wrapped[:2] == algorithm[:2]
-    assert wrapped.uniform
-    assert everything("state", in_round(0)) == "state"
-    assert stateless("params") == ()
+    assert wrapped.uniform_weights
+    assert broadcast_state("state", in_round(0)) == "state"
+    assert no_client_state("params") == ()
 
 
 # ------------------------------------------------------------------------- pytrees
@@ -255,7 +279,8 @@ def test_float32_scalars_never_widen_bfloat16():
     s = jnp.float32(0.3)
     lr = optax.cosine_decay_schedule(0.1, 10)(jnp.int32(3))
     assert lr.dtype == jnp.float32
-    moved = move(a, lr, optax.identity(), optax.identity().init(a), a)[0]
+    rule = optax.identity()
+    moved = move(NO_OBJECTIVE, a, lr, rule, rule.init(a), a)[0]
     for b in (tree.scale(s, a), tree.add_scaled(a, s, a), tree.mix(a, s, a), moved):
         assert {k: v.dtype for k, v in b.items()} == {k: v.dtype for k, v in a.items()}
     shapes = jax.eval_shape(lambda: a)

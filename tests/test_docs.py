@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 import fedjax_muon
-from fedjax_muon import core, gossip
+from fedjax_muon import core
+from fedjax_muon.decentralized import gossip
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -89,7 +90,7 @@ def check_links(site: Path) -> None:
     """Links out of the documentation lead to pages that were made for them."""
     html = (site / "dpmixsgd" / "index.html").read_text()
     assert "source/experiments/dpmixsgd_jobs.py/" in html
-    assert "reference/gaussian/" in html
+    assert "reference/privacy/#fedjax_muon.privacy.gaussian" in html
     shown = site / "source" / "experiments" / "dpmixsgd_jobs.py" / "index.html"
     assert "robust logistic regression" in shown.read_text()
     contributing = (site / "contributing" / "index.html").read_text()
@@ -117,6 +118,7 @@ def test_the_interfaces_shown_are_those_of_the_package():
     for shown, real in (
         ("Exchange", core.Exchange),
         ("Algorithm", core.Algorithm),
+        ("Objective", core.Objective),
         ("Gossip", gossip.Gossip),
         ("Estimator", gossip.Estimator),
     ):

@@ -18,8 +18,10 @@ from method_tables import (
     tables,
 )
 
-from fedjax_muon import compressors, decentralized, minimax, tree
+from fedjax_muon import decentralized, minimax
 from fedjax_muon.algorithms import ALL
+from fedjax_muon.compression import compressors
+from fedjax_muon.core import tree
 from fedjax_muon.decentralized.private import PRIVATE
 
 FOLDER = Path(__file__).parents[1] / "docs" / "algorithms"

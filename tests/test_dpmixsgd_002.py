@@ -1,9 +1,8 @@
-"""The tables of DPMixSGD as configs, and small ones played from files like a8a's."""
+"""The tables of DPMixSGD as configs, and small ones run on files like a8a's."""
 
 import csv
 import dataclasses
 import math
-from functools import partial
 
 import jax
 import numpy as np
@@ -13,14 +12,13 @@ import tyro
 from published import allow_small
 
 from experiments import dpmixsgd_002, dpmixsgd_equal, dpmixsgd_jobs
-from experiments.dpmixsgd_002 import PANELS, Cell, Player, panels, same_run, sigma
-from fedjax_muon import training
-from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized_simulation import decentralize
-from fedjax_muon.pair import Pair, projected
+from experiments.dpmixsgd_002 import PANELS, Cell, Runner, panels, same_run, sigma
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import dpmixsgd
+from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.report import report
-from fedjax_muon.problems import robust
-from fedjax_muon.problems.simplex import project_weights
+from fedjax_muon.simulation import training
+from fedjax_muon.tasks import robust
 
 JOB = dataclasses.replace(dpmixsgd_jobs.logistic("a8a", "agents"), iterations=3)
 
@@ -92,7 +90,7 @@ def test_noise_scales_as_the_theorems_say():
     assert level("dp_sgda") == pytest.approx(expected)
 
 
-def test_runs_that_are_alike_are_played_once():
+def test_runs_that_are_alike_are_run_once():
     one = lambda name, **cell: same_run(
         JOB, dpmixsgd_002.Asked("", "", name, Cell(**cell), {"lr_x": 1.0})
     )
@@ -105,18 +103,11 @@ def test_runs_that_are_alike_are_played_once():
 def test_a_cell_is_the_method_with_its_noise(adult):
     """Against the library's method without the experiment's machinery."""
     rates, cell = {"lr_x": 0.1, "lr_y": 0.01, "beta": 0.5}, Cell(connectivity=0.8)
-    player = Player(adult)
-    _, _, found = player.trained(JOB, "dpmixsgd", cell, 3, rates)
-    problem = player.problem(JOB, 5, False)
-    algorithm = partial(
-        ALL["dpmixsgd"],
-        lr=Pair(0.1, 0.01),
-        beta=0.5,
-        sigma=1.0,
-        rule=projected(optax.identity(), project_weights),
-    )
+    runner = Runner(adult)
+    _, _, found = runner.trained(JOB, "dpmixsgd", cell, 3, rates)
+    problem = runner.problem(JOB, 5, False)
     alone = decentralize(
-        algorithm,
+        dpmixsgd(Pair(0.1, 0.01), beta=0.5, sigma=1.0),
         robust.robust_logistic(123, 5, robust.agents),
         problem.dataset,
         problem.parts(3),
@@ -124,22 +115,22 @@ def test_a_cell_is_the_method_with_its_noise(adult):
         batch_size=20,
         first_size=80,
     )
-    _, rows = training.run(alone, alone.init(jax.random.key(3)), rounds=3)
+    _, rows = training.train(alone, alone.init(jax.random.key(3)), rounds=3)
     assert found == pytest.approx(rows[-1]["test_auc"], abs=1e-6)
 
 
-def play(module, *words):
+def run(module, *words):
     tyro.cli(module.main, args=[str(word) for word in words])
 
 
-def test_a_table_is_played_once_and_printed(adult, tmp_path, monkeypatch, capsys):
+def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dpmixsgd_002, "METHODS", ("dpmixsgd",))
     monkeypatch.setattr(dpmixsgd_002, "PANELS", {"theta": PANELS["theta"]})
     small = dataclasses.replace(JOB, rates=(1.0, 0.1), betas=(0.5,))
     monkeypatch.setattr(dpmixsgd_002, "JOBS", {"table_2": lambda name: small})
     words = ("table_2", "--kind", "agents", "--datasets", "a8a", "--data-dir", adult)
     words += ("--seeds", 2, "--output", tmp_path)
-    play(dpmixsgd_002, *words)
+    run(dpmixsgd_002, *words)
     rows = dpmixsgd_002.read_rows(tmp_path / "runs.csv")
     assert len({(row["value"], row["auc"]) for row in rows}) == len(rows) == 4 * 2
     text = (tmp_path / "table_2.md").read_text()
@@ -148,19 +139,19 @@ def test_a_table_is_played_once_and_printed(adult, tmp_path, monkeypatch, capsys
     assert text in capsys.readouterr().out
     assert f"| DPMixSGD | {mean} |" in text
     before = (tmp_path / "runs.csv").read_bytes()
-    monkeypatch.setattr(Player, "trained", None)  # nothing is left to play
-    play(dpmixsgd_002, *words)
+    monkeypatch.setattr(Runner, "trained", None)  # nothing is left to run
+    run(dpmixsgd_002, *words)
     assert (tmp_path / "runs.csv").read_bytes() == before
 
 
 def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
     job = dataclasses.replace(dpmixsgd_jobs.mlp("a8a"), iterations=2)
-    player = Player(adult)
+    runner = Runner(adult)
     best = {"lr_x": 0.01, "lr_y": 0.01, "beta": 0.1}
-    limit = player.limit(job, Cell(), best)
-    _, state, _ = player.trained(job, "dm_hsgd", Cell(), 0, best)
+    limit = runner.limit(job, Cell(), best)
+    _, state, _ = runner.trained(job, "dm_hsgd", Cell(), 0, best)
     mean = jax.tree.map(lambda x: x.mean(0), state.params)
-    problem = player.problem(job, 5, False)
+    problem = runner.problem(job, 5, False)
     gradient, norms = jax.jit(problem.task.grad), []
     for ids in jax.random.choice(jax.random.key(1), 400, (256, 64)):
         batch = dpmixsgd_002.Batch(
@@ -171,7 +162,7 @@ def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
         g = gradient(mean, batch, jax.random.key(0))
         norms.append(optax.tree.norm(g))
     np.testing.assert_allclose(limit, np.quantile(norms, 0.8), rtol=1e-5)
-    still = player.trained(job, "dm_hsgd", Cell(), 0, best | {"limit": 1e-9})[1]
+    still = runner.trained(job, "dm_hsgd", Cell(), 0, best | {"limit": 1e-9})[1]
     start = problem.task.init(jax.random.split(jax.random.key(0))[0]).x.w2
     assert np.abs(still.params.x.w2 - start).max() < 1e-9
     assert np.abs(state.params.x.w2 - start).min() > 1e-4
@@ -184,9 +175,9 @@ def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dpmixsgd_equal, "RATES", (0.1,))
     monkeypatch.setattr(dpmixsgd_equal, "JOBS", {"a8a": JOB})
     words = ("--datasets", "a8a", "--epsilons", 1, 8, "--seeds", 2)
-    play(dpmixsgd_equal, *words, "--data-dir", adult, "--output", tmp_path)
-    player = dpmixsgd_equal.Player(adult)
-    noise = {e: player.noise(JOB, "dpmixsgd", e) for e in (1.0, 8.0)}
+    run(dpmixsgd_equal, *words, "--data-dir", adult, "--output", tmp_path)
+    runner = dpmixsgd_equal.Runner(adult)
+    noise = {e: runner.noise(JOB, "dpmixsgd", e) for e in (1.0, 8.0)}
     for epsilon, level in noise.items():
         release = few["dpmixsgd"].release(dpmixsgd_equal.mechanism(JOB), level)
         spec = dpmixsgd_equal.calibrate(
@@ -217,5 +208,5 @@ def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
 )
 def test_refusals(module, words, message, capsys, tmp_path):
     with pytest.raises(SystemExit):
-        play(module, *words, "--output", tmp_path)
+        run(module, *words, "--output", tmp_path)
     assert message in " ".join(capsys.readouterr().err.split())

@@ -10,9 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_muon import engine, plans, tree
+from fedjax_muon import engine
 from fedjax_muon.algorithms import fedavg, scaffold
-from fedjax_muon.core import Algorithm, Exchange, everything, stateless
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Objective,
+    broadcast_state,
+    no_client_state,
+    tree,
+)
+from fedjax_muon.engine import plans
 
 pytestmark = pytest.mark.portable
 
@@ -28,6 +36,7 @@ PLANS = {
     "chunked(8)": plans.chunked(8),
 }
 every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+UNUSED = Objective(lambda params, batch, key: params)  # of clients that ask no gradient
 
 
 class Server(NamedTuple):
@@ -42,14 +51,14 @@ def note_keys(slot):
     """An exchange in which everybody writes down the keys that they were given."""
     data = jax.random.key_data
 
-    def client(shared, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
         given = {slot: data(round.key), f"{slot} draw": batches[0]}
-        return jnp.zeros(()), {**mine, **given}
+        return jnp.zeros(()), {**client_state, **given}
 
     def server(state, mean, round):
         return state._replace(seen={**state.seen, slot: data(round.key)})
 
-    return Exchange(everything, client, server)
+    return Exchange(broadcast_state, client, server)
 
 
 FEW = 4
@@ -67,8 +76,8 @@ def keys_of(plan, cohort, rounds):
         (note_keys("before"),),
     )
     draw = lambda entry, key: jax.random.key_data(key)[None]
-    start = jax.jit(engine.make_prologue(algorithm, FEW, plan, draw))
-    step = jax.jit(engine.make_round(algorithm, FEW, plan, draw))
+    start = jax.jit(engine.make_prologue(algorithm, UNUSED, FEW, plan, draw))
+    step = jax.jit(engine.make_round(algorithm, UNUSED, FEW, plan, draw))
     state = engine.init(algorithm, jnp.zeros(2), FEW)
     state, _ = start(state, jnp.arange(FEW), jnp.zeros(FEW), jnp.ones(FEW), KEY)
     states, size = [], len(cohort)
@@ -84,14 +93,20 @@ def all_keys():
 
 
 def test_no_two_keys_are_alike(all_keys):
-    pool, server = [], []
+    client_states, server = [], []
     for state in all_keys:
-        np.testing.assert_array_equal(state.pool["one draw"], state.pool["two draw"])
-        pool += [state.pool[name] for name in ("one", "two", "one draw")]
+        np.testing.assert_array_equal(
+            state.client_states["one draw"], state.client_states["two draw"]
+        )
+        client_states += [
+            state.client_states[name] for name in ("one", "two", "one draw")
+        ]
         server += [state.server.seen[name] for name in ("one", "two")]
-    pool += [all_keys[0].pool[name] for name in ("before", "before draw")]
+    client_states += [
+        all_keys[0].client_states[name] for name in ("before", "before draw")
+    ]
     server += [all_keys[0].server.seen["before"]]
-    keys = np.concatenate([*pool, server]).tolist()
+    keys = np.concatenate([*client_states, server]).tolist()
     assert len(keys) == (2 * 3 + 2) * FEW + 2 * 2 + 1
     assert len({tuple(key) for key in keys}) == len(keys)
 
@@ -100,8 +115,11 @@ def test_no_two_keys_are_alike(all_keys):
 def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
     for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
-        for name in state.pool:
-            got, given = state.pool[name][cohort], all_clients.pool[name][cohort]
+        for name in state.client_states:
+            got, given = (
+                state.client_states[name][cohort],
+                all_clients.client_states[name][cohort],
+            )
             np.testing.assert_array_equal(got, given)
         jax.tree.map(
             np.testing.assert_array_equal, state.server.seen, all_clients.server.seen
@@ -114,12 +132,16 @@ def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
 def newton():
     """x <- x - (mean Hessian)^-1 (mean gradient) of f_i = x' A_i x / 2 - b_i' x."""
 
-    def slope(x, mine, batches, round):
+    def slope(objective, x, client_state, batches, round):
         (a,), (b,) = batches
-        return a @ x - b, {**mine, "asked": mine["asked"] + 1}
+        return a @ x - b, {**client_state, "asked": client_state["asked"] + 1}
 
-    def curvature(shared, mine, batches, round):
-        return batches[0][0], {**mine, "gradient": shared, "asked": mine["asked"] + 1}
+    def curvature(objective, shared, client_state, batches, round):
+        return batches[0][0], {
+            **client_state,
+            "gradient": shared,
+            "asked": client_state["asked"] + 1,
+        }
 
     begin = lambda params: {"gradient": params, "asked": jnp.int32(0)}
     sent = lambda state, round: state.params
@@ -148,36 +170,36 @@ def test_two_exchanges_and_weighted_means(plan):
     a, b, weights = quadratics()
     as_float32 = lambda *arrays: tuple(jnp.asarray(x, jnp.float32) for x in arrays)
     algorithm = newton()
-    play = jax.jit(engine.make_round(algorithm, N, plan))
+    run = jax.jit(engine.make_round(algorithm, UNUSED, N, plan))
     state = engine.init(algorithm, jnp.ones(3), N)
     given = as_float32(a, b), *as_float32(weights), KEY
-    state, heard = play(state, COHORT, *given)
+    state, received = run(state, COHORT, *given)
     gradients = np.einsum("skij,j->ski", a, np.ones(3)) - b
     mean = np.average(gradients[:, 0], axis=0, weights=weights)
     np.testing.assert_allclose(state.server.seen, mean, rtol=1e-5)
     total = lambda leaf: np.einsum("s,s...->...", weights, leaf[:, 0])
     minimiser = np.linalg.solve(total(a), total(b))
     np.testing.assert_allclose(state.server.params, minimiser, rtol=1e-4, atol=1e-5)
-    assert heard.tolist() == [True, True, False, True, True]
+    assert received.tolist() == [True, True, False, True, True]
     expected = np.zeros(N)
     expected[np.asarray(COHORT)] = [2, 2, 0, 2, 2]
-    np.testing.assert_array_equal(state.pool["asked"], expected)
-    np.testing.assert_allclose(state.pool["gradient"][6], mean, rtol=1e-5)
-    np.testing.assert_array_equal(state.pool["gradient"][3], np.ones(3))
+    np.testing.assert_array_equal(state.client_states["asked"], expected)
+    np.testing.assert_allclose(state.client_states["gradient"][6], mean, rtol=1e-5)
+    np.testing.assert_array_equal(state.client_states["gradient"][3], np.ones(3))
     assert int(state.index) == 1
 
 
 @every_plan
 def test_who_is_lost_in_one_exchange_is_not_asked_in_the_next(plan):
     a, b, weights = quadratics()
-    play = jax.jit(engine.make_round(newton(), N, plan))
+    run = jax.jit(engine.make_round(newton(), UNUSED, N, plan))
     state = engine.init(newton(), jnp.ones(3), N)
     batches = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
     ill = batches[0], batches[1].at[1].set(jnp.nan)
     weights = jnp.asarray(weights, jnp.float32)
-    without, _ = play(state, COHORT, batches, weights.at[1].set(0), KEY)
-    after, heard = play(state, COHORT, ill, weights, KEY)
-    assert heard.tolist() == [True, False, False, True, True]
+    without, _ = run(state, COHORT, batches, weights.at[1].set(0), KEY)
+    after, received = run(state, COHORT, ill, weights, KEY)
+    assert received.tolist() == [True, False, False, True, True]
     jax.tree.map(np.testing.assert_array_equal, after, without)
 
 
@@ -189,7 +211,10 @@ def census():
             for v in (round.index, round.steps, round.clients, round.fraction)
         ]
     )
-    client = lambda shared, mine, batches, round: (batches[0] * shared, told(round))
+    client = lambda objective, shared, client_state, batches, round: (
+        batches[0] * shared,
+        told(round),
+    )
     server = lambda state, mean, round: state._replace(seen=told(round))
     exchange = Exchange(lambda state, round: state.params, client, server)
     nobody = jnp.zeros(4)
@@ -198,23 +223,26 @@ def census():
 
 @every_plan
 def test_everyone_knows_how_many_take_part(plan):
-    play = jax.jit(engine.make_round(census(), N, plan))
+    run = jax.jit(engine.make_round(census(), UNUSED, N, plan))
     state = engine.init(census(), jnp.float32(1), N)
     batches = jnp.ones((S, 3)).at[4].set(jnp.nan)
-    state, heard = play(state, COHORT, batches, jnp.ones(S).at[0].set(0), KEY)
-    assert heard.tolist() == [False, True, True, True, False]
+    state, received = run(state, COHORT, batches, jnp.ones(S).at[0].set(0), KEY)
+    assert received.tolist() == [False, True, True, True, False]
     # the clients are told who was asked, the server who answered
-    np.testing.assert_allclose(state.pool[3], [0, 3, 4, 4 / N], rtol=1e-6)
+    np.testing.assert_allclose(state.client_states[3], [0, 3, 4, 4 / N], rtol=1e-6)
     np.testing.assert_allclose(state.server.seen, [0, 3, 3, 3 / N], rtol=1e-6)
-    np.testing.assert_array_equal(state.pool[5], np.zeros(4))
+    np.testing.assert_array_equal(state.client_states[5], np.zeros(4))
 
 
 def test_chunks_run_without_compilation_too():
-    algorithm = fedavg(lambda p, batch, key: p - batch)
+    algorithm, objective = fedavg(), Objective(lambda p, batch, key: p - batch)
     state = engine.init(algorithm, jnp.zeros(2), N)
     given = COHORT, jnp.ones((S, 3, 2)), jnp.ones(S), KEY
     kinds = plans.vmapped, plans.chunked(2)
-    a, b = (engine.make_round(algorithm, N, plan)(state, *given) for plan in kinds)
+    a, b = (
+        engine.make_round(algorithm, objective, N, plan)(state, *given)
+        for plan in kinds
+    )
     jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-6), a, b)
 
 
@@ -234,15 +262,18 @@ def mlp_grad(params, batch, key):
     return jax.grad(loss)(params)
 
 
+MLP = Objective(mlp_grad)
+
+
 def compiled(algorithm, plan, clients, donate=False):
     """A round of all of so many clients, who draw their batches by themselves."""
 
-    def play(state, cohort, weights, key, x, y):
+    def run(state, cohort, weights, key, x, y):
         def draw(client, key):
             rows = (client + jax.random.randint(key, (STEPS, BATCH), 0, 50)) % len(x)
             return x[rows], y[rows]
 
-        round = engine.make_round(algorithm, clients, plan, draw)
+        round = engine.make_round(algorithm, MLP, clients, plan, draw)
         return round(state, cohort, cohort, weights, key)
 
     example = jnp.zeros((1, FEATURES))
@@ -256,7 +287,7 @@ def compiled(algorithm, plan, clients, donate=False):
         shaped(jnp.float32, 1000, FEATURES),
         shaped(jnp.int32, 1000),
     )
-    jitted = jax.jit(play, donate_argnums=0 if donate else ())
+    jitted = jax.jit(run, donate_argnums=0 if donate else ())
     memory = jitted.lower(state, *given).compile().memory_analysis()
     return memory, tree.nbytes(params), tree.nbytes(state)
 
@@ -265,47 +296,65 @@ def test_memory_does_not_grow_with_the_cohort():
     # A client costs what its row holds: an id, a weight and two keys, 24 bytes, and a
     # note of one byte; not its batches (288 bytes), and not a model (1,680).
     plan, sizes = plans.chunked(10), (100, 1000, 10_000)
-    runs = [compiled(fedavg(mlp_grad), plan, size) for size in sizes]
+    runs = [compiled(fedavg(), plan, size) for size in sizes]
     model = runs[0][1]
     assert model == 4 * (FEATURES * 32 + 32 + 32 * CLASSES + CLASSES)
     temporary = [memory.temp_size_in_bytes for memory, _, _ in runs]
     for (n, small), (m, large) in pairwise(zip(sizes, temporary, strict=True)):
         assert (large - small) / (m - n) <= 25
     whole = [
-        compiled(fedavg(mlp_grad), plans.vmapped, size)[0].temp_size_in_bytes
+        compiled(fedavg(), plans.vmapped, size)[0].temp_size_in_bytes
         for size in sizes[:2]
     ]
     assert (whole[1] - whole[0]) / 900 > model
 
 
 def test_private_rows_are_streamed_and_the_state_is_reused():
-    memory, model, state = compiled(
-        scaffold(mlp_grad), plans.chunked(10), 10_000, donate=True
-    )
-    pool = 10_000 * model
-    assert memory.temp_size_in_bytes < 25 * 10_000 + 50 * model < pool / 10
-    assert memory.alias_size_in_bytes >= pool
-    assert state - pool <= 3 * model
+    memory, model, state = compiled(scaffold(), plans.chunked(10), 10_000, donate=True)
+    client_states = 10_000 * model
+    assert memory.temp_size_in_bytes < 25 * 10_000 + 50 * model < client_states / 10
+    assert memory.alias_size_in_bytes >= client_states
+    assert state - client_states <= 3 * model
 
 
 @pytest.mark.parametrize("plan", ["mapped", "vmapped", "chunked(2)"])
 def test_the_donated_state_is_reused(plan):
-    memory, _, state = compiled(scaffold(mlp_grad), PLANS[plan], N, donate=True)
+    memory, _, state = compiled(scaffold(), PLANS[plan], N, donate=True)
     assert memory.alias_size_in_bytes >= state
 
 
 def test_draws_are_made_anew_in_every_round():
     draw = lambda entry, key: entry + jax.random.normal(key, (STEPS, 2))
-    algorithm = fedavg(lambda p, batch, key: batch, lr=1.0)
-    play = jax.jit(engine.make_round(algorithm, N, plans.chunked(2), draw))
+    algorithm, objective = fedavg(lr=1.0), Objective(lambda p, batch, key: batch)
+    round = engine.make_round(algorithm, objective, N, plans.chunked(2), draw)
+    run = jax.jit(round)
     state = engine.init(algorithm, jnp.zeros(2), N)
     moves = []
     for _ in range(3):
         before = state.server.params
-        state, _ = play(state, COHORT, 100.0 * jnp.ones(S), jnp.ones(S), KEY)
+        state, _ = run(state, COHORT, 100.0 * jnp.ones(S), jnp.ones(S), KEY)
         moves.append(np.asarray(before - state.server.params))
     assert np.all(np.abs(np.array(moves) - 100 * STEPS) < 5)
     assert len({float(m[0]) for m in moves}) == 3
+
+
+# -------------------------------------------------------------------- constraint sets
+
+
+@every_plan
+def test_servers_are_projected_and_never_leave_the_set(plan):
+    """A server that leaps out of the box is brought back, and the start is in it."""
+    box = lambda params: jax.tree.map(lambda x: jnp.clip(x, -1, 1), params)
+    objective = Objective(lambda p, batch, key: -batch, project=box)
+    algorithm = fedavg(lr=1.0, server_lr=3.0)
+    state = engine.init(algorithm, jnp.array([5.0, 0.2]), N, project=box)
+    np.testing.assert_array_equal(state.server.params, jnp.array([1.0, 0.2]))
+    run = jax.jit(engine.make_round(algorithm, objective, N, plan))
+    # local moves end at 1 and 0.5, and the server at 0.2 + 3 * 0.3
+    batches = jnp.tile(jnp.array([7.0, 0.3]), (S, 1, 1))
+    state, received = run(state, COHORT, batches, jnp.ones(S), KEY)
+    assert bool(received.all())
+    np.testing.assert_allclose(state.server.params, [1.0, 1.0])
 
 
 # ----------------------------------------------------------------- beginnings and ends
@@ -313,28 +362,30 @@ def test_draws_are_made_anew_in_every_round():
 
 def test_init_copies_the_parameters():
     params = {"w": jnp.ones(2)}
-    algorithm = scaffold(lambda p, batch, key: p)
+    algorithm = scaffold()
     state = engine.init(algorithm, params, N)
-    assert jax.tree.map(jnp.shape, state.pool) == {"w": (N, 2)}
-    play = jax.jit(engine.make_round(algorithm, N, plans.vmapped), donate_argnums=0)
-    play(state, COHORT, jnp.ones((S, 1)), jnp.ones(S), KEY)
+    assert jax.tree.map(jnp.shape, state.client_states) == {"w": (N, 2)}
+    round = engine.make_round(algorithm, UNUSED, N, plans.vmapped)
+    run = jax.jit(round, donate_argnums=0)
+    run(state, COHORT, jnp.ones((S, 1)), jnp.ones(S), KEY)
     np.testing.assert_array_equal(params["w"], [1, 1])
     assert engine.init(algorithm, {"w": np.ones(2)}, 1).server.params["w"].shape == (2,)
 
 
 @every_plan
 def test_without_a_prologue_nothing_happens_before_round_0(plan):
-    algorithm = fedavg(lambda p, batch, key: p)
+    algorithm = fedavg()
     state = engine.init(algorithm, jnp.ones(2), N)
-    start = jax.jit(engine.make_prologue(algorithm, N, plan))
+    start = jax.jit(engine.make_prologue(algorithm, UNUSED, N, plan))
     given = jnp.arange(N), jnp.ones((N, 1)), jnp.ones(N).at[2].set(0), KEY
-    after, heard = start(state, *given)
+    after, received = start(state, *given)
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    assert heard.tolist() == [i != 2 for i in range(N)]
+    assert received.tolist() == [i != 2 for i in range(N)]
 
 
-def test_stateless_clients_have_an_empty_pool():
-    assert engine.init(fedavg(mlp_grad), jnp.ones(2), 3).pool == stateless(None)
+def test_clients_without_a_state_store_nothing():
+    state = engine.init(fedavg(), jnp.ones(2), 3)
+    assert state.client_states == no_client_state(None)
 
 
 def test_the_plan_of_cpus_is_mapped():
@@ -353,4 +404,4 @@ def test_a_chunk_holds_a_client(size):
 def test_there_is_a_client(clients):
     message = f"^num_clients must be at least 1, got {clients}$"
     with pytest.raises(ValueError, match=message):
-        engine.init(fedavg(mlp_grad), jnp.ones(2), clients)
+        engine.init(fedavg(), jnp.ones(2), clients)

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 from federation import assert_same_bits
 from test_gossip_oracles import (
+    INSIDE,
     LR,
     MINIMAX,
     PLAY,
@@ -21,27 +22,37 @@ from test_gossip_oracles import (
     T,
     draws,
     pair,
-    played,
     run,
+    states_of,
 )
-from test_oracles_minimax import grad_fn
 
-from fedjax_muon import gossip_engine
-from fedjax_muon.decentralized import ALL
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import ALL, dpmixsgd
+from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.dsgd import dsgd
-from fedjax_muon.decentralized.tracking import tracking
-from fedjax_muon.estimators import fresh, noisy, plus, storm
-from fedjax_muon.gaussian import box_muller, standard_normal
-from fedjax_muon.gossip import Gossip, Turn
-from fedjax_muon.gossip_engine import dense
-from fedjax_muon.pair import Pair
+from fedjax_muon.decentralized.engine import dense
+from fedjax_muon.decentralized.estimators import (
+    add_public_gradient,
+    fresh,
+    noisy,
+    storm,
+)
+from fedjax_muon.decentralized.gossip import Gossip, Iteration
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.gaussian import box_muller, standard_normal
 
 KEY = jax.random.key(2)
 
 
-def turn(index=0):
+def iteration(index=0):
     key, noise = jax.random.split(jax.random.fold_in(KEY, index))
-    return Turn(jnp.int32(index), key, noise)
+    return Iteration(jnp.int32(index), key, noise)
+
+
+def always(gradient):
+    """An objective that has this gradient everywhere."""
+    return Objective(lambda params, batch, key: gradient)
 
 
 def flat(a):
@@ -54,17 +65,19 @@ def flat(a):
 
 def test_the_mean_track_is_the_mean_of_what_is_told():
     """Lemma 7 of DPMixSGD: of all noise only the present remains in the mean."""
-    states = played("dpmixsgd")
-    track, told = flat(states.track), flat(states.told)
+    states = states_of("dpmixsgd")
+    track, told = flat(states.tracked), flat(states.estimate)
     np.testing.assert_allclose(track.mean(1), told.mean(1), atol=1e-13)
     assert np.ptp(track, axis=1).max() > 0.1
 
 
 def test_what_is_told_is_the_clean_memory_and_noise_from_the_first_iteration_on():
-    states = played("dpmixsgd")
+    states = states_of("dpmixsgd")
     for t in (0, T - 1):
         at = lambda a: jax.tree.map(lambda leaf: leaf[t, 1], a)  # noqa: B023 - called here
-        noise = jax.tree.map(np.subtract, at(states.told), at(states.memory.estimate))
+        noise = jax.tree.map(
+            np.subtract, at(states.estimate), at(states.memory.estimate)
+        )
         with jax.enable_x64(True):
             mine = jax.random.fold_in(jax.random.fold_in(jax.random.key(9), t), 1)
             want = jax.tree.map(np.asarray, draws(mine, pair(START)))
@@ -75,17 +88,17 @@ def test_what_is_told_is_the_clean_memory_and_noise_from_the_first_iteration_on(
 
 @pytest.mark.parametrize("variable", [0, 1])
 def test_the_mean_point_moves_along_the_mean_of_what_is_told(variable):
-    states = played("dpmixsgd")
+    states = states_of("dpmixsgd")
     x = flat(states.params[variable]).mean(1)
-    told = flat(states.told[variable]).mean(1)
+    told = flat(states.estimate[variable]).mean(1)
     np.testing.assert_allclose(x[1:], x[:-1] - LR[variable] * told[1:], atol=1e-13)
 
 
 @pytest.mark.parametrize("variable", [0, 1])
 def test_consensus_contracts_up_to_what_the_tracks_disagree(variable):
     """Lemma 10 of DPMixSGD, one step, for every W by its own second singular value."""
-    states, rate = played("dpmixsgd"), LR[variable]
-    x, v = flat(states.params[variable]), flat(states.track[variable])
+    states, rate = states_of("dpmixsgd"), LR[variable]
+    x, v = flat(states.params[variable]), flat(states.tracked[variable])
     apart = lambda a: np.sum((a - a.mean(0)) ** 2)
     for t in range(1, T):
         gap = np.linalg.norm(WEIGHTS[t] - 1 / M, 2) ** 2
@@ -112,9 +125,14 @@ def compiled(dtype):
 
 @functools.cache
 def silent(dtype):
-    algorithm = ALL["dm_hsgd"](grad_fn, **MINIMAX["dm_hsgd"][0])
+    algorithm = ALL["dm_hsgd"].function(**MINIMAX["dm_hsgd"][0])
     with jax.enable_x64(dtype == "float64"):
-        return run(algorithm, dense(WEIGHTS), pair(START), PLAY, **compiled(dtype))
+        return compiled_run(algorithm, dtype)
+
+
+def compiled_run(algorithm, dtype):
+    mixer, options = dense(WEIGHTS), compiled(dtype)
+    return run(algorithm, INSIDE, mixer, pair(START), PLAY, **options)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +142,8 @@ def silent(dtype):
 )
 def test_noise_of_size_zero_changes_no_bit(dtype, sigma):
     with jax.enable_x64(dtype == "float64"):
-        algorithm = ALL["dpmixsgd"](grad_fn, **MINIMAX["dm_hsgd"][0], sigma=sigma)
-        found = run(algorithm, dense(WEIGHTS), pair(START), PLAY, **compiled(dtype))
+        algorithm = dpmixsgd(**MINIMAX["dm_hsgd"][0], sigma=sigma)
+        found = compiled_run(algorithm, dtype)
     assert_same_bits(found, silent(dtype))
     assert flat(found.params).dtype == dtype
 
@@ -138,8 +156,7 @@ def test_single_precision_is_near_double():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_noise_of_size_zero_keeps_negative_zeros(dtype):
     g = {"a": jnp.array([-0.0] * 50 + [0.0, 1.5, -2e-7], dtype)}
-    estimator = fresh(lambda params, batch, key: g)
-    told, _ = noisy(estimator, 0.0).start(g, (), turn())
+    told, _ = noisy(fresh(), 0.0).start(always(g), g, (), iteration())
     assert_same_bits(told, g)
 
 
@@ -151,21 +168,25 @@ SIZE = 4000
 def recorder(estimator):
     """An algorithm whose state is what its agents tell."""
 
-    start = lambda params, mix, batch, turn: (estimator.start(params, batch, turn)[0],)
-    step = lambda told, mix, batch, turn: start(told[0], mix, batch, turn)
+    def start(objective, params, mix, batch, iteration):
+        return (estimator.start(objective, params, batch, iteration)[0],)
+
+    def step(objective, told, mix, batch, iteration):
+        return start(objective, told[0], mix, batch, iteration)
+
     return Gossip(start, step)
 
 
-def told_noise(sigma, agents=3, turns=3):
-    """[turns, agents, variables, SIZE] of noise on a gradient of zero."""
+def told_noise(sigma, agents=3, iterations=3):
+    """[iterations, agents, variables, SIZE] of noise on a gradient of zero."""
     zero = Pair({"a": jnp.zeros(SIZE)}, {"a": jnp.zeros((2, SIZE // 2))})
-    estimator = noisy(fresh(lambda params, batch, key: zero), sigma)
-    start, step = gossip_engine.make(recorder(estimator), dense(np.eye(agents)), agents)
+    recorded, alone = recorder(noisy(fresh(), sigma)), dense(np.eye(agents))
+    start, step = gossip_engine.make(recorded, always(zero), alone, agents)
     idle = jnp.zeros(agents)
     state = jax.jit(start)(zero, idle, KEY)
     step = jax.jit(step)
     seen = [state.nodes[0]]
-    for _ in range(turns - 1):
+    for _ in range(iterations - 1):
         state = step(state, idle, KEY)
         seen.append(state.nodes[0])
     rows = [
@@ -250,7 +271,7 @@ def test_double_precision_noise_is_one_draw_in_double_precision():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_noise_on_short_types_is_drawn_in_a_longer_one(dtype):
     g = jnp.zeros(50_000, dtype)
-    told, _ = noisy(fresh(lambda *_: g), 1.0).start(g, (), turn())
+    told, _ = noisy(fresh(), 1.0).start(always(g), g, (), iteration())
     assert told.dtype == dtype
     values = np.asarray(told, np.float64)
     assert np.abs(values).max() > 3.6  # 2.9 and 3.5 are the ends of their own draws
@@ -265,15 +286,16 @@ def test_nested_noise_is_independent_and_gradients_keep_their_key():
         seen.append(jax.random.key_data(key))
         return jnp.zeros(SIZE)
 
-    zero = jnp.zeros(SIZE)
-    once, _ = noisy(fresh(grad), 1.0).start(zero, (), turn())
-    twice, _ = noisy(noisy(fresh(grad), 1.0), 1.0).start(zero, (), turn())
+    zero, objective = jnp.zeros(SIZE), Objective(grad)
+    once, _ = noisy(fresh(), 1.0).start(objective, zero, (), iteration())
+    both = noisy(noisy(fresh(), 1.0), 1.0)
+    twice, _ = both.start(objective, zero, (), iteration())
     inner = twice - once
     assert abs(np.corrcoef(once, inner)[0, 1]) < 4 / np.sqrt(SIZE)
     assert abs(np.std(inner) - 1) < 0.05
-    fresh(grad).start(zero, (), turn())
+    fresh().start(objective, zero, (), iteration())
     for key in seen:
-        np.testing.assert_array_equal(key, jax.random.key_data(turn().key))
+        np.testing.assert_array_equal(key, jax.random.key_data(iteration().key))
 
 
 # --------------------------------------------------------------------- estimators
@@ -284,11 +306,16 @@ def quadratic(params, batch, key):
     return jax.tree.map(lambda x: batch * x, params)
 
 
-def told_along(estimator, points, batches):
-    told, memory = estimator.start(points[0], batches[0], turn(0))
+QUADRATIC = Objective(quadratic)
+
+
+def told_along(estimator, points, batches, objective=QUADRATIC):
+    told, memory = estimator.start(objective, points[0], batches[0], iteration(0))
     seen = [told]
     for t in range(1, len(points)):
-        told, memory = estimator.update(memory, points[t], batches[t], turn(t))
+        told, memory = estimator.update(
+            objective, memory, points[t], batches[t], iteration(t)
+        )
         seen.append(told)
     return seen
 
@@ -297,7 +324,7 @@ POINTS = [jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0]), jnp.array([-1.0, 0.25])
 
 
 def test_storm_by_hand():
-    found = told_along(storm(quadratic, 0.25), POINTS, [2.0, 3.0, -1.0])
+    found = told_along(storm(0.25), POINTS, [2.0, 3.0, -1.0])
     p = [np.asarray(point) for point in POINTS]
     g = 2 * p[0]
     np.testing.assert_allclose(found[0], g)
@@ -309,7 +336,7 @@ def test_storm_by_hand():
 
 def test_storm_of_weight_one_is_fresh():
     batches = [2.0, 3.0, -1.0]
-    one, other = storm(quadratic, 1.0), fresh(quadratic)
+    one, other = storm(1.0), fresh()
     for a, b in zip(
         told_along(one, POINTS, batches),
         told_along(other, POINTS, batches),
@@ -319,11 +346,13 @@ def test_storm_of_weight_one_is_fresh():
 
 
 def test_public_terms_are_told_and_not_remembered():
-    estimator = plus(storm(quadratic, 0.25), lambda params: 10 * params)
-    found = told_along(estimator, POINTS, [2.0, 3.0, -1.0])
-    data = told_along(storm(quadratic, 0.25), POINTS, [2.0, 3.0, -1.0])
+    objective = QUADRATIC._replace(public_grad=lambda params: 10 * params)
+    estimator = add_public_gradient(storm(0.25))
+    found = told_along(estimator, POINTS, [2.0, 3.0, -1.0], objective)
+    data = told_along(storm(0.25), POINTS, [2.0, 3.0, -1.0])
     for told, private, point in zip(found, data, POINTS, strict=True):
         np.testing.assert_allclose(told, private + 10 * point, rtol=1e-6)
+    assert_same_bits(told_along(estimator, POINTS, [2.0, 3.0, -1.0]), data)
 
 
 # ------------------------------------------------------------------------ methods
@@ -337,35 +366,32 @@ def test_methods_are_labelled():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_methods_work_with_a_gradient_alone_and_with_their_grids(name):
-    assert isinstance(ALL[name](grad_fn), Gossip)
+def test_methods_work_with_their_defaults_and_with_their_grids(name):
+    assert isinstance(ALL[name].function(), Gossip)
     for hyper, values in ALL[name].grid.items():
         for value in values:
-            assert isinstance(ALL[name](grad_fn, **{hyper: value}), Gossip)
+            assert isinstance(ALL[name].function(**{hyper: value}), Gossip)
             both = {hyper: Pair(value, value)}
-            assert isinstance(ALL[name](grad_fn, **both), Gossip)
+            assert isinstance(ALL[name].function(**both), Gossip)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_methods_refuse_rates_out_of_range(name):
     with pytest.raises(ValueError, match=r"lr\.y must lie in \[0, infinity\), got -1"):
-        ALL[name](grad_fn, lr=Pair(0.1, -1))
+        ALL[name].function(lr=Pair(0.1, -1))
     with pytest.raises(TypeError, match="lr must be a number or a schedule, got '1'"):
-        ALL[name](grad_fn, lr="1")
+        ALL[name].function(lr="1")
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: storm(quadratic, 1.5), r"beta must lie in \[0, 1\], got 1.5"),
-        (lambda: storm(quadratic, Pair(0.1, -1)), r"beta\.y must lie in \[0, 1\]"),
-        (lambda: noisy(fresh(quadratic), -1.0), r"sigma must lie in \[0, infinity\)"),
-        (lambda: noisy(fresh(quadratic), float("nan")), "sigma must lie in .* nan"),
-        (
-            lambda: tracking(fresh(quadratic), lr=-1.0),
-            r"lr must lie in \[0, infinity\)",
-        ),
-        (lambda: dsgd(fresh(quadratic), lr=-1.0), r"lr must lie in \[0, infinity\)"),
+        (lambda: storm(1.5), r"beta must lie in \[0, 1\], got 1.5"),
+        (lambda: storm(Pair(0.1, -1)), r"beta\.y must lie in \[0, 1\]"),
+        (lambda: noisy(fresh(), -1.0), r"sigma must lie in \[0, infinity\)"),
+        (lambda: noisy(fresh(), float("nan")), "sigma must lie in .* nan"),
+        (lambda: gradient_tracking(-1.0), r"lr must lie in \[0, infinity\)"),
+        (lambda: dsgd(-1.0), r"lr must lie in \[0, infinity\)"),
     ],
 )
 def test_values_out_of_range_are_refused(build, message):

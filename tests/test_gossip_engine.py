@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from oracles.gossip import draw_weights
 from play import compilations
-from test_gossip_oracles import LR, PLAY, SIGMA, START, WEIGHTS, M, pair, run
-from test_oracles_minimax import grad_fn
+from test_gossip_oracles import FREE, LR, PLAY, SIGMA, START, WEIGHTS, M, pair, run
 
-from fedjax_muon import topology, tree
-from fedjax_muon.decentralized import ALL
-from fedjax_muon.gossip import Gossip
-from fedjax_muon.gossip_engine import dense, make, shifted, sparse, traffic
+from fedjax_muon.core import Objective, tree
+from fedjax_muon.decentralized import ALL, dp_sgda, dsgda, topology
+from fedjax_muon.decentralized.engine import dense, make, shifted, sparse, traffic
+from fedjax_muon.decentralized.gossip import Gossip
 
 KEY = jax.random.key(1)
 # what an agent hears when all tell their batches
 ECHO = Gossip(
-    lambda params, mix, batch, turn: mix(batch),
-    lambda state, mix, batch, turn: mix(batch),
+    lambda objective, params, mix, batch, iteration: mix(batch),
+    lambda objective, state, mix, batch, iteration: mix(batch),
 )
+NONE = Objective(lambda params, batch, key: params)  # gradients are never asked for
 STAR = np.eye(6) / 2 + np.diag([0.0, *[0.4] * 5])
 STAR[0, 1:] = STAR[1:, 0] = 0.1
 SHIFT = np.roll(np.eye(6), 1, axis=1)  # directed: agent i hears i + 1
@@ -34,13 +34,13 @@ def messages(agents, dtype="float32"):
     return {"w": draw(3, 2), "s": draw()}
 
 
-def heard(mixer, agents, turns, devices=()):
+def received(mixer, agents, iterations, devices=()):
     """What agents hear at t = 0 and later, of the same messages in every iteration."""
-    start, step = make(ECHO, mixer, agents, devices)
+    start, step = make(ECHO, NONE, mixer, agents, devices)
     told = messages(agents)
     state = jax.jit(start)((), told, KEY)
     step, seen = jax.jit(step), [state.nodes]
-    for _ in range(turns - 1):
+    for _ in range(iterations - 1):
         state = step(state, told, KEY)
         seen.append(state.nodes)
     assert compilations(step) <= 1
@@ -63,25 +63,25 @@ def test_star_weights_are_what_they_should_be():
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 @pytest.mark.parametrize("W", SEQUENCE, ids=["random", "star", "shift", "none"])
 def test_constant_weights(mixer, W):
-    assert_mixed(heard(mixer(W), 6, 2), lambda t: W)
+    assert_mixed(received(mixer(W), 6, 2), lambda t: W)
 
 
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 def test_sequences_of_weights_repeat(mixer):
-    assert_mixed(heard(mixer(SEQUENCE), 6, 6), lambda t: SEQUENCE[t % 4])
-    assert_mixed(heard(mixer(list(SEQUENCE)), 6, 2), lambda t: SEQUENCE[t])
+    assert_mixed(received(mixer(SEQUENCE), 6, 6), lambda t: SEQUENCE[t % 4])
+    assert_mixed(received(mixer(list(SEQUENCE)), 6, 2), lambda t: SEQUENCE[t])
 
 
 def test_weights_as_a_function_of_the_iteration():
     ring = lambda t: jnp.roll(jnp.eye(6), t, axis=1)
-    seen = heard(dense(ring), 6, 4)
+    seen = received(dense(ring), 6, 4)
     assert_mixed(seen, lambda t: np.roll(np.eye(6), t, axis=1))
 
 
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 def test_short_types_are_summed_in_long_ones(mixer):
     W = draw_weights(7, 40)
-    start, _ = make(ECHO, mixer(W), 40)
+    start, _ = make(ECHO, NONE, mixer(W), 40)
     told = jnp.asarray(np.random.default_rng(0).standard_normal((40, 50)), jnp.bfloat16)
     found = jax.jit(start)((), told, KEY).nodes
     assert found.dtype == jnp.bfloat16
@@ -96,7 +96,8 @@ def test_short_types_are_summed_in_long_ones(mixer):
 def test_agents_over_devices_hear_the_same(mixer, devices):
     sequence = np.stack([draw_weights(5, 8), draw_weights(6, 8)])
     assert_mixed(
-        heard(mixer(sequence), 8, 3, jax.devices()[:devices]), lambda t: sequence[t % 2]
+        received(mixer(sequence), 8, 3, jax.devices()[:devices]),
+        lambda t: sequence[t % 2],
     )
 
 
@@ -122,26 +123,29 @@ DIRECTED += 0.2 * np.roll(np.eye(8), 4, 1)
     ids=lambda value: len(value) if isinstance(value, np.ndarray) else None,
 )
 def test_shifts_are_the_product(W, devices):
-    seen = heard(shifted(W), len(W), 2, jax.devices()[:devices])
+    seen = received(shifted(W), len(W), 2, jax.devices()[:devices])
     assert_mixed(seen, lambda t: W)
 
 
 def test_shifts_of_what_all_agents_share():
     start, _ = make(
-        ECHO._replace(start=lambda params, mix, *_: mix(params)), shifted(DIRECTED), 8
+        ECHO._replace(start=lambda objective, params, mix, *_: mix(params)),
+        NONE,
+        shifted(DIRECTED),
+        8,
     )
     found = jax.jit(start)(jnp.arange(3.0), jnp.zeros(8), KEY).nodes
     np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
 
 
-def constant(state, mix, batch, turn):
+def constant(objective, state, mix, batch, iteration):
     return mix(jnp.arange(3.0))
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_shifts_of_constants(devices):
     algorithm = ECHO._replace(start=constant)
-    start, _ = make(algorithm, shifted(DIRECTED), 8, jax.devices()[:devices])
+    start, _ = make(algorithm, NONE, shifted(DIRECTED), 8, jax.devices()[:devices])
     found = jax.jit(start)((), jnp.zeros(8), KEY).nodes
     np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
 
@@ -161,7 +165,7 @@ def test_only_offsets_with_weights_are_shifted():
     [(dense, {"all-gather"}), (shifted, {"collective-permute"})],
 )
 def test_what_is_sent_between_devices(mixer, sent):
-    start, _ = make(ECHO, mixer(DIRECTED), 8, jax.devices()[:4])
+    start, _ = make(ECHO, NONE, mixer(DIRECTED), 8, jax.devices()[:4])
     text = jax.jit(start).lower((), messages(8), KEY).compile().as_text() or ""
     ways = {"all-gather", "collective-permute", "all-reduce", "all-to-all"}
     assert {way for way in ways if way in text} == sent
@@ -170,7 +174,7 @@ def test_what_is_sent_between_devices(mixer, sent):
 def test_only_rows_that_cross_are_sent():
     """Of a ring of 8 on 2 devices, two rows of 4: the last and the first."""
     ring = shifted(topology.metropolis(topology.ring(8)))
-    start, _ = make(ECHO, ring, 8, jax.devices()[:2])
+    start, _ = make(ECHO, NONE, ring, 8, jax.devices()[:2])
     lowered = jax.jit(start).lower((), jnp.zeros((8, 5)), KEY).as_text()
     sends = [line for line in lowered.splitlines() if "collective_permute" in line]
     assert len(sends) == 2
@@ -180,16 +184,17 @@ def test_only_rows_that_cross_are_sent():
 def test_a_method_over_devices_is_the_same_method():
     many = PLAY._replace(batches=[(b * 2)[:8] for b in PLAY.batches[:3]])
     weights, params, single = draw_weights(8, 8), pair(START), jnp.float32
-    algorithm = ALL["dp_sgda"](grad_fn, lr=LR, sigma=SIGMA)
-    here = run(algorithm, dense(weights), params, many, single)
-    there = run(algorithm, sparse(weights), params, many, single, jax.devices()[:4])
+    algorithm = dp_sgda(LR, sigma=SIGMA)
+    here = run(algorithm, FREE, dense(weights), params, many, single)
+    there = run(
+        algorithm, FREE, sparse(weights), params, many, single, jax.devices()[:4]
+    )
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5)
     jax.tree.map(close, here, there)
 
 
 def test_one_compiled_step_serves_all_iterations():
-    algorithm = ALL["dsgda"](grad_fn, lr=LR)
-    start, step = make(algorithm, dense(WEIGHTS), M)
+    start, step = make(dsgda(LR), FREE, dense(WEIGHTS), M)
     batches = tuple(
         jnp.asarray(np.stack(leaf), jnp.float32)
         for leaf in zip(*PLAY.batches[1], strict=True)
@@ -230,13 +235,15 @@ def test_traffic_is_the_papers(name):
         for t in (0, 1)
     )
     assert first[0].shape != batch[0].shape
-    sent = traffic(ALL[name](grad_fn), params, first, batch)
+    sent = traffic(ALL[name].function(), FREE, params, first, batch)
     assert sent == (UNITS[name] * unit, UNITS[name] * unit)
 
 
 def test_traffic_tells_the_start_from_later():
-    twice = ECHO._replace(start=lambda params, mix, batch, turn: mix(mix(batch)))
-    sent = traffic(twice, (), jnp.zeros((9, 2)), jnp.zeros(5))
+    twice = ECHO._replace(
+        start=lambda objective, params, mix, batch, iteration: mix(mix(batch))
+    )
+    sent = traffic(twice, NONE, (), jnp.zeros((9, 2)), jnp.zeros(5))
     assert sent.first == 2 * 9 * 2 * 4
     assert sent.later == 5 * 4
 
@@ -278,23 +285,23 @@ def test_functions_are_only_for_dense(mixer):
     ],
 )
 def test_weights_of_other_agents_are_refused(mixer):
-    start, _ = make(ECHO, mixer, 4)
+    start, _ = make(ECHO, NONE, mixer, 4)
     with pytest.raises(ValueError, match="those of 3 agents, but there are 4"):
         start((), messages(4), KEY)
 
 
 def test_no_agents_are_refused():
     with pytest.raises(ValueError, match="agents must be at least 1, got 0"):
-        make(ECHO, dense(np.eye(1)), 0)
+        make(ECHO, NONE, dense(np.eye(1)), 0)
 
 
 def test_devices_that_do_not_divide_the_agents_are_refused():
     with pytest.raises(ValueError, match="divide the 6 agents equally, got 4 devices"):
-        make(ECHO, dense(np.eye(6)), 6, jax.devices()[:4])
+        make(ECHO, NONE, dense(np.eye(6)), 6, jax.devices()[:4])
 
 
 def test_batches_of_other_agents_are_refused():
-    start, step = make(ECHO, dense(np.eye(4)), 4)
+    start, step = make(ECHO, NONE, dense(np.eye(4)), 4)
     with pytest.raises(ValueError, match=r"lead with the 4 agents, got \[\(3,\)\]"):
         start((), messages(3), KEY)
     state = start((), messages(4), KEY)

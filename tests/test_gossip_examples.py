@@ -9,19 +9,20 @@ from oracles.saddle import saddle_grad
 from test_gossip_oracles import pair
 from test_private_storm import (
     CLIPS,
+    OBJECTIVE,
     POINTS,
     RAW,
     as_batch,
     assert_close,
     descending,
     estimates,
-    example_grad,
     quick,
 )
 
-from fedjax_muon.pair import Pair
-from fedjax_muon.private_storm import clipped, per_example, private_storm
-from fedjax_muon.tasks import Batch
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.private_storm import private_storm
+from fedjax_muon.privacy.clipping import clipped
+from fedjax_muon.tasks.classification import Batch, per_example
 
 # ---------------------------------------------------------------------- clipping
 
@@ -61,7 +62,7 @@ def test_examples_gradients_are_the_oracles_and_padding_has_none():
     a = a.copy()
     a[1] = np.nan
     with jax.enable_x64(True):
-        rows = quick(example_grad)(
+        rows = quick(OBJECTIVE.example_grad)(
             pair(POINTS[0]), as_batch((a, y, weight)), jax.random.key(0)
         )
     for i, w in enumerate(weight):
@@ -97,7 +98,7 @@ def test_examples_see_their_client_and_have_keys_of_their_own():
 
 
 def test_padding_holds_anything_without_a_bit_of_change():
-    estimator = private_storm(example_grad, CLIPS["split"][0], batch_size=4)
+    estimator = private_storm(CLIPS["split"][0], batch_size=4)
     junk = [(a.copy(), y, w) for a, y, w in RAW[:3]]
     for a, _, w in junk:
         a[w == 0] = np.nan

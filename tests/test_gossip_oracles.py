@@ -1,12 +1,10 @@
 """Every decentralized method equals its transcription in NumPy, agent by agent."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from oracles import gossip as oracle
 from oracles.cases import X
@@ -14,12 +12,12 @@ from oracles.saddle import draw_saddle
 from play import grad_fn as plain_grad
 from test_oracles_minimax import grad_fn
 
-from fedjax_muon import gossip_engine
-from fedjax_muon import orthogonalize as kernel
-from fedjax_muon.decentralized import ALL
-from fedjax_muon.gossip_engine import dense
-from fedjax_muon.pair import Pair, on_y, projected
-from fedjax_muon.transforms import by_rank, orthogonalize, sign_scalars
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair, on_y
+from fedjax_muon.decentralized import ALL, dm_hsgd, dsgda
+from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized.engine import dense
+from fedjax_muon.linalg import newton_schulz as kernel
 
 pytestmark = pytest.mark.portable
 
@@ -29,13 +27,17 @@ PLAY = oracle.draw_saddles(3, lambda t: WEIGHTS[t])
 MINIMUM = oracle.draw_minimum(4, lambda t: WEIGHTS[t])
 START = draw_saddle(0)
 BOUND = 0.12  # of y, reached
-INSIDE = projected(optax.identity(), on_y(lambda a: jnp.clip(a, -BOUND, BOUND)))
+FREE = Objective(grad_fn)
+INSIDE = Objective(grad_fn, on_y(lambda a: jnp.clip(a, -BOUND, BOUND)))
 LR, BETA, SIGMA = Pair(0.05, 0.15), Pair(0.3, 0.2), Pair(0.4, 0.7)
-EXACT = by_rank(orthogonalize(kernel.polar), sign_scalars())
 
 
 def inside(y):
     return {name: np.clip(leaf, -BOUND, BOUND) for name, leaf in y.items()}
+
+
+# the engine projects where agents begin; transcriptions are given such a start
+BEGIN = {"x": START["x"], "y": inside(START["y"])}
 
 
 def gathered(batches):
@@ -50,13 +52,22 @@ QUICKLY = {
 }
 
 
-def run(algorithm, mixer, params, play, dtype=jnp.float64, devices=(), options=QUICKLY):
+def run(
+    algorithm,
+    objective,
+    mixer,
+    params,
+    play,
+    dtype=jnp.float64,
+    devices=(),
+    options=QUICKLY,
+):
     """All states [T, ...], of iterations 0 to T - 1: one compiled program."""
     cast = lambda a: jnp.asarray(a, dtype)
     params = jax.tree.map(cast, params)
     first, *rest = (jax.tree.map(cast, gathered(b)) for b in play.batches)
     rest = jax.tree.map(lambda *rows: jnp.stack(rows), *rest)
-    start, step = gossip_engine.make(algorithm, mixer, play.agents, devices)
+    start, step = gossip_engine.make(algorithm, objective, mixer, play.agents, devices)
 
     @functools.partial(jax.jit, compiler_options=options)
     def whole(params, first, rest, key):
@@ -92,13 +103,13 @@ def compare(found, history, bound=1e-10):
 
 
 def draws(key, like):
-    """N(0, 1) as the outermost noise of a turn, in float64; `key` is the agent's."""
+    """N(0, 1) as an iteration's outermost noise, in float64; `key` is the agent's."""
     _, noise = jax.random.split(key)
     return draws_from(noise, like)
 
 
 def draws_from(noise, like):
-    """As `draws`, from a turn's key of noise."""
+    """As `draws`, from an iteration's key of noise."""
     _, mine = jax.random.split(noise)
     leaves, structure = jax.tree.flatten(like)
     sizes = [int(np.size(leaf)) for leaf in leaves]
@@ -130,28 +141,34 @@ def added_noise():
 RATES = (LR.x, LR.y)
 SCHEDULES = Pair(lambda t: 0.1 / (1 + t), 0.15)
 FADING = Pair(0.3, lambda t: 0.5 / (1 + t))
-BOTH: dict[str, Any] = {"lr": LR, "rule": INSIDE}
-MINIMAX = {
-    "dsgda": (BOTH, lambda play: oracle.dsgda(START, play, *RATES, inside)),
+MINIMAX = {  # hyper-parameters, objective, transcription
+    "dsgda": (
+        {"lr": LR},
+        INSIDE,
+        lambda play: oracle.dsgda(BEGIN, play, *RATES, inside),
+    ),
     "dp_sgda": (
-        BOTH | {"sigma": SIGMA},
-        lambda play: oracle.dsgda(START, play, *RATES, inside, added_noise()),
+        {"lr": LR, "sigma": SIGMA},
+        INSIDE,
+        lambda play: oracle.dsgda(BEGIN, play, *RATES, inside, added_noise()),
     ),
     "dm_hsgd": (
-        BOTH | {"lr": SCHEDULES, "beta": FADING},
-        lambda play: oracle.dpmixsgd(START, play, *SCHEDULES, *FADING, inside),
+        {"lr": SCHEDULES, "beta": FADING},
+        INSIDE,
+        lambda play: oracle.dpmixsgd(BEGIN, play, *SCHEDULES, *FADING, inside),
     ),
     "dpmixsgd": (
         {"lr": LR, "beta": BETA, "sigma": SIGMA},
+        FREE,
         lambda play: oracle.dpmixsgd(START, play, *LR, *BETA, noise=added_noise()),
     ),
 }
 PLAIN = {
     "dsgd": ({"lr": 0.1}, oracle.dsgd),
     "gradient_tracking": ({"lr": 0.1}, oracle.gradient_tracking),
-    "dsgd_muon": ({"lr": 0.05, "rule": EXACT}, oracle.dsgd_muon),
+    "dsgd_muon": ({"lr": 0.05, "polar": kernel.polar}, oracle.dsgd_muon),
     "gradient_tracking_muon": (
-        {"lr": 0.05, "rule": EXACT},
+        {"lr": 0.05, "polar": kernel.polar},
         oracle.gradient_tracking_muon,
     ),
 }
@@ -162,30 +179,33 @@ def test_every_method_has_an_oracle():
 
 
 @functools.cache
-def played(name):
+def states_of(name):
     """The states of a minimax method."""
+    hyper, objective, _ = MINIMAX[name]
     with jax.enable_x64(True):
-        algorithm = ALL[name](grad_fn, **MINIMAX[name][0])
-        return run(algorithm, dense(WEIGHTS), pair(START), PLAY)
+        algorithm = ALL[name].function(**hyper)
+        return run(algorithm, objective, dense(WEIGHTS), pair(START), PLAY)
 
 
 @pytest.mark.parametrize("name", MINIMAX)
 def test_minimax_methods_equal_their_transcriptions(name):
-    hyper, expected = MINIMAX[name]
-    states = played(name)
+    _, objective, expected = MINIMAX[name]
+    states = states_of(name)
     with jax.enable_x64(True):
         history = expected(PLAY)
     worst = compare(states.params, history)
     print(f"{name}: {worst:.1e}")
     reached = np.abs(states.params.y["v"]).max()
-    assert reached == BOUND if "rule" in hyper else reached > BOUND
+    assert reached == BOUND if objective is INSIDE else reached > BOUND
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_methods_of_one_variable_equal_their_transcriptions(name):
     hyper, expected = PLAIN[name]
     with jax.enable_x64(True):
-        states = run(ALL[name](plain_grad, **hyper), dense(WEIGHTS), X, MINIMUM)
+        algorithm = ALL[name].function(**hyper)
+        objective = Objective(plain_grad)
+        states = run(algorithm, objective, dense(WEIGHTS), X, MINIMUM)
     print(f"{name}: {compare(states.params, expected(X, MINIMUM, hyper['lr'])):.1e}")
 
 
@@ -198,9 +218,9 @@ def test_a_lone_agent_descends_and_ascends_by_storm():
         batches=[batches[2:3] for batches in PLAY.batches], W=alone_weights
     )
     with jax.enable_x64(True):
-        algorithm = ALL["dm_hsgd"](grad_fn, lr=LR, beta=BETA, rule=INSIDE)
-        states = run(algorithm, dense(np.eye(1)), pair(START), alone)
-    x, y, g, h, before = START["x"], START["y"], None, None, None
+        algorithm = dm_hsgd(LR, beta=BETA)
+        states = run(algorithm, INSIDE, dense(np.eye(1)), pair(START), alone)
+    x, y, g, h, before = BEGIN["x"], BEGIN["y"], None, None, None
     for t, (batch,) in enumerate(alone.batches):
         new = alone.grad({"x": x, "y": y}, batch)
         if t:
@@ -224,10 +244,9 @@ def test_a_lone_agent_descends_and_ascends_by_storm():
 
 def test_on_the_complete_graph_dsgda_is_sgda_on_the_mean_gradient():
     with jax.enable_x64(True):
-        algorithm = ALL["dsgda"](grad_fn, lr=LR, rule=INSIDE)
         complete = dense(np.full((M, M), 1 / M))
-        states = run(algorithm, complete, pair(START), PLAY)
-    x, y = START["x"], START["y"]
+        states = run(dsgda(LR), INSIDE, complete, pair(START), PLAY)
+    x, y = BEGIN["x"], BEGIN["y"]
     for t, batches in enumerate(PLAY.batches):
         gradients = [PLAY.grad({"x": x, "y": y}, batch) for batch in batches]
         x = {n: x[n] - LR.x * np.mean([g["x"][n] for g in gradients], 0) for n in x}

@@ -16,11 +16,12 @@ from federation import (
 )
 from test_cli import refused, run
 
-from fedjax_muon import batching
-from fedjax_muon.cli import config, directory
-from fedjax_muon.gradient_noise import noise_norms
-from fedjax_muon.metrics import hill
-from fedjax_muon.noise import gaussian, noisy, pareto
+from fedjax_muon.runs import config, directory
+from fedjax_muon.simulation import batching
+from fedjax_muon.simulation.gradient_noise import noise_norms
+from fedjax_muon.tasks.classification import as_argument
+from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
+from fedjax_muon.tasks.metrics import hill
 
 KEY = jax.random.key(3)
 PARAMS = TASK.init(jax.random.key(1))
@@ -29,8 +30,9 @@ PARAMS = TASK.init(jax.random.key(1))
 def with_noise(noise):
     """Full gradients, with this noise."""
     simulation = federation(sampler=batching.full_batch)
-    task = TASK._replace(grad=noisy(TASK.grad, noise))
-    return dataclasses.replace(simulation, setup=simulation.setup._replace(task=task))
+    task = as_argument(TASK._replace(grad=noisy(TASK.grad, noise)))
+    inputs = simulation.inputs._replace(task=task)
+    return dataclasses.replace(simulation, inputs=inputs)
 
 
 @pytest.mark.parametrize("sampler", [batching.shuffled_epochs, batching.full_batch])

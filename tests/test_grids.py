@@ -12,9 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 from test_cli import run as command
 
-from fedjax_muon import comparison, history, plots
-from fedjax_muon.cli import config, directory, tables
-from fedjax_muon.comparison import Point, Summary
+from fedjax_muon.cli import tables
+from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting.comparison import Point, Summary
+from fedjax_muon.runs import config, directory
 
 # -------------------------------------------------------------------- history
 
@@ -30,13 +31,13 @@ def path(tmp_path):
 
 
 def test_rows_that_are_added_together_are_as_rows_added_one_by_one(path, tmp_path):
-    history.extend(path, ROWS[:2])
-    history.extend(path, ROWS[2:])
+    metrics_csv.extend(path, ROWS[:2])
+    metrics_csv.extend(path, ROWS[2:])
     for row in ROWS:
-        history.append(tmp_path / "others.csv", row)
+        metrics_csv.append(tmp_path / "others.csv", row)
     assert path.read_bytes() == (tmp_path / "others.csv").read_bytes()
     assert sorted(os.listdir(tmp_path)) == ["cells.csv", "others.csv"]
-    columns = history.read(path)
+    columns = metrics_csv.read(path)
     for name, column in columns.items():
         assert column.dtype == (np.float64 if name in ("lr", "loss") else np.int64)
         assert column.tolist() == [row[name] for row in ROWS]
@@ -44,16 +45,16 @@ def test_rows_that_are_added_together_are_as_rows_added_one_by_one(path, tmp_pat
 
 @pytest.mark.parametrize("end", [1, 2, 9, 30])
 def test_a_last_line_that_was_cut_off_gives_way(path, end):
-    history.extend(path, ROWS[:3])
+    metrics_csv.extend(path, ROWS[:3])
     whole = path.read_bytes()
     assert len(whole) - whole.rindex(b"0.1,") > 30
     path.write_bytes(whole[:-end])
-    history.extend(path, ROWS[2:3])
+    metrics_csv.extend(path, ROWS[2:3])
     assert path.read_bytes() == whole
 
 
 def test_rows_are_added_all_or_none_and_durably(path, monkeypatch):
-    history.extend(path, ROWS[:2])
+    metrics_csv.extend(path, ROWS[:2])
     before = path.read_bytes()
     synced: list[int] = []
 
@@ -65,7 +66,7 @@ def test_rows_are_added_all_or_none_and_durably(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.fstat(n).st_size))
     monkeypatch.setattr(Path, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
-        history.extend(path, ROWS[2:])
+        metrics_csv.extend(path, ROWS[2:])
     assert path.read_bytes() == before
 
 
@@ -236,7 +237,7 @@ def by_hand(place: Path, methods) -> Path:
                     | {"dropped": 0, "seconds": played + 0.5}
                     for played in rounds
                 ]
-                history.extend(place / "cells" / f"{name}.csv", rows)
+                metrics_csv.extend(place / "cells" / f"{name}.csv", rows)
     command("resume", place)
     return place
 

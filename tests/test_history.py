@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from fedjax_muon import comparison, history, plots
+from fedjax_muon.reporting import comparison, metrics_csv, plots
 
 ROW = {"round": 0, "bytes_down": 2**40, "bytes_up": 7, "dropped": 0, "loss": 0.1}
 
@@ -20,7 +20,7 @@ def rows(*rounds):
 
 def written(path, *rounds):
     for row in rows(*rounds):
-        history.append(path, row)
+        metrics_csv.append(path, row)
     return path
 
 
@@ -33,7 +33,7 @@ def path(tmp_path):
 
 
 def test_what_is_written_is_read_back_to_the_bit(path):
-    columns = history.read(written(path, 0, 10, 20))
+    columns = metrics_csv.read(written(path, 0, 10, 20))
     assert list(columns) == list(ROW)
     for name, column in columns.items():
         expected = [row[name] for row in rows(0, 10, 20)]
@@ -46,14 +46,14 @@ def test_a_row_is_on_disk_when_append_returns(path, monkeypatch):
     sync = lambda number: synced.append(os.fstat(number).st_size)
     monkeypatch.setattr(os, "fsync", sync)
     for row in rows(0, 1, 2):
-        history.append(path, row)
+        metrics_csv.append(path, row)
         assert synced[-1] == path.stat().st_size  # all of it was flushed before
     assert len(synced) == 3
 
 
 def test_no_rows_are_empty_columns(path):
     path.write_text("round,loss,dropped\r\n")
-    columns = history.read(path)
+    columns = metrics_csv.read(path)
     assert {name: column.size for name, column in columns.items()} == {
         "round": 0,
         "loss": 0,
@@ -69,10 +69,10 @@ def test_a_last_line_that_was_cut_off_is_left_out(path, end):
     last = whole.rindex(b"20,")
     assert len(whole) - last > 30
     path.write_bytes(whole[:-end])
-    assert history.read(path)["round"].tolist() == [0, 10]
-    assert history.truncate(path, 100)["round"] == 10
+    assert metrics_csv.read(path)["round"].tolist() == [0, 10]
+    assert metrics_csv.truncate(path, 100)["round"] == 10
     assert path.read_bytes() == whole[:last]
-    history.append(path, rows(20)[0])
+    metrics_csv.append(path, rows(20)[0])
     assert path.read_bytes() == whole
 
 
@@ -80,14 +80,14 @@ def test_a_last_line_with_too_few_values_is_left_out(path):
     written(path, 0, 10)
     with path.open("a") as file:
         file.write("20,5\n")
-    assert history.read(path)["round"].tolist() == [0, 10]
+    assert metrics_csv.read(path)["round"].tolist() == [0, 10]
 
 
 @pytest.mark.parametrize("content", ["", "loss,accuracy\n1,2\n", "hello\n"])
 def test_other_files_are_refused(path, content):
     path.write_text(content)
     with pytest.raises(ValueError, match="no column 'round'; it is not a metrics"):
-        history.read(path)
+        metrics_csv.read(path)
 
 
 def test_damage_in_the_middle_is_refused(path):
@@ -95,33 +95,33 @@ def test_damage_in_the_middle_is_refused(path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:2], "10,5\n", lines[3]]))
     with pytest.raises(ValueError, match=r"line 3 of .* has 2 values for 5 columns"):
-        history.read(path)
+        metrics_csv.read(path)
     path.write_text("".join([*lines[:2], "10,5,x,0,1\n", lines[3]]))
     with pytest.raises(ValueError, match="'x'"):
-        history.read(path)
+        metrics_csv.read(path)
 
 
 @pytest.mark.parametrize(
     ("last_round", "kept"), [(-1, []), (0, [0]), (19, [0, 10]), (20, [0, 10, 20])]
 )
 def test_truncate_drops_the_rows_beyond(path, last_round, kept):
-    last = history.truncate(written(path, 0, 10, 20), last_round)
-    assert history.read(path)["round"].tolist() == kept
+    last = metrics_csv.truncate(written(path, 0, 10, 20), last_round)
+    assert metrics_csv.read(path)["round"].tolist() == kept
     assert last == (rows(*kept)[-1] if kept else {})
     assert all(type(value) in (int, float) for value in last.values())
     assert os.listdir(path.parent) == ["metrics.csv"]
-    history.append(path, rows(30)[0])
-    assert history.read(path)["round"].tolist() == [*kept, 30]
+    metrics_csv.append(path, rows(30)[0])
+    assert metrics_csv.read(path)["round"].tolist() == [*kept, 30]
 
 
 def test_truncate_of_nothing(path):
-    assert history.truncate(path, 5) == {}
+    assert metrics_csv.truncate(path, 5) == {}
     assert not path.exists()
     for content in ("", "round,by"):  # ended while it wrote the header
         path.write_text(content)
-        assert history.truncate(path, 5) == {}
-        history.append(path, ROW)
-        assert history.read(path)["round"].tolist() == [0]
+        assert metrics_csv.truncate(path, 5) == {}
+        metrics_csv.append(path, ROW)
+        assert metrics_csv.read(path)["round"].tolist() == [0]
         path.unlink()
 
 
@@ -137,7 +137,7 @@ def test_truncate_is_atomic(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.fstat(n).st_size))
     monkeypatch.setattr(Path, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
-        history.truncate(path, 10)
+        metrics_csv.truncate(path, 10)
     assert path.read_bytes() == before
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data
-from fedjax_muon.cli.config import Config
-from fedjax_muon.cli.pretrained import dataset_of
+from fedjax_muon.runs.config import Config
+from fedjax_muon.runs.pretrained import dataset_of
 
 SIZES = np.array([400, 37, 11, 252])  # of the classes
 NUMBER = SIZES.sum()

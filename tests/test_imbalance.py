@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_muon import imbalance
+from fedjax_muon.data import imbalance
 
 KEY = jax.random.key(0)
 PAPER = [0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25]

@@ -29,8 +29,8 @@ from leaks import (
 )
 from scipy.optimize import OptimizeResult
 
-from fedjax_muon import inversion
-from fedjax_muon.inversion import matching
+from fedjax_muon.attacks import inversion
+from fedjax_muon.attacks.inversion import matching
 
 
 @pytest.mark.parametrize("first", [0, 1])

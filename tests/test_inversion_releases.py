@@ -21,7 +21,8 @@ from leaks import (
 )
 
 from experiments.reconstruction import private
-from fedjax_muon import inversion, tree
+from fedjax_muon.attacks import inversion
+from fedjax_muon.core import tree
 
 
 def test_what_is_released_by_hand():

@@ -9,9 +9,9 @@ import pytest
 
 from experiments import reconstruction
 from experiments.reconstruction import MEAN, Picture, Row
-from fedjax_muon import inversion
-from fedjax_muon.inversion import Restored, Score
-from fedjax_muon.inversion.scores import CEILING
+from fedjax_muon.attacks import inversion
+from fedjax_muon.attacks.inversion import Restored, Score
+from fedjax_muon.attacks.inversion.scores import CEILING
 from fedjax_muon.privacy.accounting import Rdp
 from fedjax_muon.privacy.sampling import Poisson
 

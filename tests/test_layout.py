@@ -12,7 +12,7 @@ from flax import nnx
 from optax.contrib import MuonDimensionNumbers
 
 from fedjax_muon import models
-from fedjax_muon.orthogonalize import polar
+from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import by_rank, muon_dimension_numbers, orthogonalize
 from fedjax_muon.transforms.layout import as_matrices, fans, leaf_axes, map_matrices
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_muon.lmo import euclidean, max_norm, spectral
-from fedjax_muon.orthogonalize import JORDAN, QUINTIC, orthogonalize, polar
+from fedjax_muon.linalg.lmo import euclidean, max_norm, spectral
+from fedjax_muon.linalg.newton_schulz import JORDAN, QUINTIC, orthogonalize, polar
 
 exact_spectral = functools.partial(spectral, orthogonalize=polar)
 

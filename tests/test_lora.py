@@ -10,21 +10,15 @@ import torch
 from safetensors.numpy import save_file
 from torch_roberta import CLASSES, IDS, SIZES, WIDTH, checkpoint, forward
 
-from fedjax_muon import (
-    decentralized,
-    decentralized_simulation,
-    models,
-    rounds,
-    simulation,
-    sweep,
-    tasks,
-    tree,
-)
-from fedjax_muon.algorithms import ALL
+from fedjax_muon import decentralized, models, simulation, tasks
+from fedjax_muon.algorithms import fedavg, fedmuon_align
+from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset
-from fedjax_muon.lora import lora_classification
-from fedjax_muon.noise import gaussian, noisy
-from fedjax_muon.private_storm import per_example
+from fedjax_muon.decentralized import simulation as decentralized_simulation
+from fedjax_muon.simulation import rounds, sweep
+from fedjax_muon.tasks.classification import per_example
+from fedjax_muon.tasks.heavy_tails import gaussian, noisy
+from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.transforms import muon, muon_dimension_numbers
 
 KEY = jax.random.key(0)
@@ -69,7 +63,7 @@ def test_gradients_and_losses_equal_torch(file):
         @jax.jit
         def run(task, params):
             scores = task.evaluate(params, batch.x, batch.y)
-            return task.grad(params, batch, KEY), scores.loss, scores.correct
+            return task.grad(params, batch, KEY), scores["loss"], scores["correct"]
 
         found = run(task, params)
         gradient, losses, correct = jax.tree.map(np.asarray, found)
@@ -154,7 +148,7 @@ def test_layers_of_any_model_and_the_default_scale():
         logits = x @ params["head"]["kernel"] + params["head"]["bias"]
         return np.logaddexp(*logits.T) - logits[np.arange(12), BINARY.y_train]
 
-    evaluate = jax.jit(lambda task, p: task.evaluate(p, POINTS, BINARY.y_train).loss)
+    evaluate = jax.jit(lambda task, p: task.evaluate(p, POINTS, BINARY.y_train)["loss"])
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-4)
     close(evaluate(task, start), losses(start, 0.0))
     close(evaluate(task, drawn), losses(drawn, 2.0))
@@ -195,8 +189,8 @@ def test_fedmuon_trains_adapters_and_head(frozen):
     before = jax.tree.map(lambda a: np.array(a, copy=True), encoder)
     task = lora_classification(model, encoder, (6,), rank=2)
     data, parts = questions(), np.array_split(np.arange(64), 4)
-    prepared = simulation.simulate(
-        partial(ALL["fedmuon_align"], lr=0.05, rule=muon(0.9)),
+    prepared = simulation.federate(
+        fedmuon_align(lr=0.05, rule=muon(0.9)),
         task,
         data,
         parts,
@@ -209,7 +203,7 @@ def test_fedmuon_trains_adapters_and_head(frozen):
 
     @jax.jit  # compiles in half the time of `prepared.evaluate`
     def loss(task, params):
-        return jnp.mean(task.evaluate(params, data.x_train, data.y_train).loss)
+        return jnp.mean(task.evaluate(params, data.x_train, data.y_train)["loss"])
 
     first = loss(task, start)
     state, metrics = prepared.train_rounds(state, 40)
@@ -245,8 +239,8 @@ def wide():
 
 
 def prepared(task):
-    return simulation.simulate(
-        partial(ALL["fedavg"], lr=0.1),
+    return simulation.federate(
+        fedavg(lr=0.1),
         task,
         BINARY,
         PARTS,
@@ -266,14 +260,15 @@ def assert_given(program):
 def test_frozen_weights_are_no_part_of_the_programs(wide):
     assert "512x512" not in jax.jit(wide.init).lower(KEY).as_text()
     run = prepared(wide)
-    task, state = run.setup.task, rounds.untrained(run.setup, KEY)
-    rest = run.clients, 1, run.longest
+    state = rounds.init_state(run.setup, KEY)
+    inputs = run.inputs
+    rest = run.clients, 1, run.max_client_size
     programs = [
-        run.programs.rounds.lower(task, state, *rest),
-        run.programs.score.lower(task, state.params, run.clients, run.test),
+        run.programs.rounds.lower(inputs, state, *rest),
+        run.programs.score.lower(inputs.task, state.params, run.clients, run.test),
     ]
     loud = prepared(wide._replace(grad=noisy(wide.grad, gaussian(1.0))))
-    programs.append(loud.programs.rounds.lower(loud.setup.task, state, *rest))
+    programs.append(loud.programs.rounds.lower(loud.inputs, state, *rest))
     for program in programs:
         assert_given(program)
     state, _ = run.train_rounds(run.init(KEY), 1)
@@ -290,28 +285,28 @@ def test_wrapped_gradients_hold_the_frozen_weights(wide):
 
 def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
-    setup, longest = federated.setup, federated.longest
+    setup, max_client_size = federated.setup, federated.max_client_size
     cells = [(sweep.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
     data = sweep._Data(*federated.clients[:2], federated.test, None, setup.task)
     states, stacked = sweep._stack(cells)
-    swept = sweep._programs(setup, sweep.one_by_one, longest)
+    swept = sweep._programs(setup, sweep.sequential, max_client_size)
     agents = decentralized_simulation.decentralize(
-        partial(decentralized.ALL["dsgd"], lr=0.1),
+        decentralized.dsgd(lr=0.1),
         wide,
         BINARY,
         PARTS,
         weights=np.full((2, 2), 0.5),
         batch_size=3,
     )
-    task, programs, bound = agents.setup.task, agents.programs, agents.longest
-    begin = lambda task: programs.begin(task, agents.given, KEY, bound)
-    state = jax.eval_shape(begin, task)
+    inputs, programs, bound = agents.inputs, agents.programs, agents.max_client_size
+    begin = lambda inputs: programs.begin(inputs, KEY, agents.clients, bound)
+    state, _ = jax.eval_shape(begin, inputs)
     for program in (
         swept.rounds.lower(states, 1, stacked, data),
         swept.score.lower(states, stacked, data),
-        programs.begin.lower(task, agents.given, KEY, bound),
-        programs.rounds.lower(task, state, agents.given, 1, bound),
-        programs.score.lower(task, state.params, agents.given.clients, agents.test),
+        programs.begin.lower(inputs, KEY, agents.clients, bound),
+        programs.rounds.lower(inputs, state, agents.clients, 1, bound),
+        programs.score.lower(inputs.task, state.params, agents.clients, agents.test),
     ):
         assert_given(program)
 

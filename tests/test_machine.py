@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedjax_muon.machine import container_limits, memory_bytes
+from fedjax_muon.simulation.machine import container_limits, memory_bytes
 
 pytestmark = pytest.mark.portable
 

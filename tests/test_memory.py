@@ -13,16 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_muon import fitting, memory, models, plans, rounds, simulation, tasks, tree
+from fedjax_muon import models, simulation, tasks
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.batching import with_replacement
-from fedjax_muon.cli import directory, main
-from fedjax_muon.cli.building import simulation_of
-from fedjax_muon.cli.config import Config, Run
+from fedjax_muon.cli import main
+from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset, load
-from fedjax_muon.fitting import check_memory, limit_of, memory_of
-from fedjax_muon.memory import UnknownMemoryError
-from fedjax_muon.sharding import SAME, SPLIT, across, shardings
+from fedjax_muon.engine import plans
+from fedjax_muon.engine.sharding import REPLICATED, SHARDED, across, shardings
+from fedjax_muon.runs import directory
+from fedjax_muon.runs.build import simulation_of
+from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.simulation import memory, memory_check, rounds
+from fedjax_muon.simulation.batching import with_replacement
+from fedjax_muon.simulation.memory import UnknownMemoryError
+from fedjax_muon.simulation.memory_check import check_memory, limit_of, memory_of
 
 pytestmark = pytest.mark.portable
 
@@ -92,10 +96,10 @@ def test_a_while_loop_and_branches():
 
 def test_of_several_devices_one_counts():
     x = jnp.zeros((4, 250))
-    turn = lambda x, y: product(product(x)) + y
-    spread = across(FOUR, turn, (SPLIT, SAME), SPLIT)
+    iteration = lambda x, y: product(product(x)) + y
+    spread = across(FOUR, iteration, (SHARDED, REPLICATED), SHARDED)
     assert peak(spread, x, jnp.zeros((1, 250)), donated=[True]) == 2000
-    alone = across(FOUR[:1], turn, (SPLIT, SAME), SPLIT)
+    alone = across(FOUR[:1], iteration, (SHARDED, REPLICATED), SHARDED)
     assert peak(alone, x, jnp.zeros((1, 250)), donated=[True]) == 8000
 
 
@@ -108,15 +112,15 @@ TASK = tasks.classification(models.MLP(3, (64, 48)), (5,))
 def prepared(name, plan, clients, cohort, task=TASK, data=None, **changes):
     data = federation.blobs(400) if data is None else data
     parts = np.array_split(np.arange(400, dtype=np.int32), clients)
-    algorithm = partial(ALL[name], lr=0.1)
+    algorithm = ALL[name].function(lr=0.1)
     how = {"plan": plan, "cohort_size": cohort} | SIZES | changes
-    return simulation.simulate(algorithm, task, data, parts, **how)
+    return simulation.federate(algorithm, task, data, parts, **how)
 
 
 def abstract(one):
     """The state of a simulation, where it is to lie."""
-    untrained = partial(rounds.untrained, one.setup)
-    state = jax.eval_shape(untrained, jax.random.key(0))
+    init_state = partial(rounds.init_state, one.setup)
+    state = jax.eval_shape(init_state, jax.random.key(0))
     if not one.setup.devices:
         return state
     place = lambda sharding, below: jax.tree.map(
@@ -128,7 +132,7 @@ def abstract(one):
 
 def compiled(one) -> int:
     """What XLA allocates on a device for the state and the work of a round."""
-    given = one.setup.task, abstract(one), one.clients, 1, one.longest
+    given = one.inputs, abstract(one), one.clients, 1, one.max_client_size
     program = one.programs.rounds.lower(*given)
     # LLVM's optimisation takes most of the time, and has no part in this
     quick = {"xla_backend_optimization_level": 0}
@@ -142,7 +146,7 @@ def compiled(one) -> int:
 def estimated(one) -> int:
     state = abstract(one)
     traced = one.programs.rounds.trace(
-        one.setup.task, state, one.clients, 1, one.longest
+        one.inputs, state, one.clients, 1, one.max_client_size
     )
     return memory.peak_bytes(traced.jaxpr, [True] * len(jax.tree.leaves(state)))
 
@@ -173,7 +177,7 @@ def test_every_device_needs_its_part_alone():
     one = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
     need, allocated = memory_of(one), compiled(one)
     state = abstract(one).training
-    client = tree.nbytes(state.pool) // 400
+    client = tree.nbytes(state.client_states) // 400
     assert need.state == 100 * client + tree.nbytes((state.server, state.index)) + 8
     assert allocated < 1.3 * need.state
     assert 0.7 < estimated(one) / allocated < 2.5
@@ -183,17 +187,18 @@ def test_examples_count_where_they_lie():
     data = federation.blobs(400)
     labels = 4 * 400 + 4 * 20  # training and test
     ids = 4 * 400 + 2 * 4 * 8 + 4 * 3 * 8  # order, start and size, shares
+    rates = 4 * 2  # lr and server_lr
     images = lambda count: 4 * 5 * count
     alone, same, split = (
         memory_of(prepared("fedavg", plans.mapped, 8, 4, data=data, **how)).examples
         for how in ({}, {"devices": FOUR}, {"devices": FOUR, "split_examples": True})
     )
-    assert alone == same == images(420) + labels + ids
-    assert split == images(120) + labels + ids
+    assert alone == same == images(420) + labels + ids + rates
+    assert split == images(120) + labels + ids + rates
 
 
 def test_the_prologue_and_the_evaluation_count():
-    # all clients play the prologue, and evaluations take batches of 512
+    # all clients run the prologue, and evaluations take batches of 512
     fafed = [prepared("fafed", plans.vmapped, n, n) for n in (4, 20)]
     few, many = (memory_of(one).work for one in fafed)
     model = tree.nbytes(abstract(fafed[0]).params)
@@ -213,7 +218,7 @@ def test_a_checked_simulation_is_not_traced_again():
     one = federation.federation(weighting=counting)
     check_memory(one)
     state = one.programs.create(jax.random.key(0))
-    one.programs.rounds.lower(one.setup.task, state, one.clients, 1, one.longest)
+    one.programs.rounds.lower(one.inputs, state, one.clients, 1, one.max_client_size)
     assert len(traces) == 1
 
 
@@ -283,7 +288,7 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
     def unknown(program, donated=()):
         return memory._peak(unreadable(2).jaxpr, donated)
 
-    monkeypatch.setattr(fitting, "peak_bytes", unknown)
+    monkeypatch.setattr(memory_check, "peak_bytes", unknown)
     with pytest.warns(UserWarning, match="^memory not checked: the operation swirl"):
         check_memory(prepared("fedavg", plans.mapped, 8, 4))
     short = ["--rounds", "1", "--model", "mlp", "--hidden", "4", "--cohort-size", "1"]
@@ -314,7 +319,7 @@ def test_sums_at_indices_count():
 
 @pytest.fixture
 def limit(monkeypatch):
-    return lambda count: monkeypatch.setattr(fitting, "limit_of", lambda _: count)
+    return lambda count: monkeypatch.setattr(memory_check, "limit_of", lambda _: count)
 
 
 def refusal(one) -> str:
@@ -325,7 +330,7 @@ def refusal(one) -> str:
 
 def test_a_plan_that_fits_is_named(limit):
     one = prepared("fedavg", plans.vmapped, 40, 36)
-    need = lambda plan: memory_of(one.with_plan(plan)).total
+    need = lambda plan: memory_of(simulation.with_plan(one, plan)).total
     limit(need(plans.vmapped))
     check_memory(one)
     sizes = [
@@ -339,7 +344,7 @@ def test_a_plan_that_fits_is_named(limit):
         f"9 needs about {fits}"
     )
     three = prepared("fedavg", plans.vmapped, 40, 3, batch_size=512)
-    limit(memory_of(three.with_plan(plans.mapped)).total)
+    limit(memory_of(simulation.with_plan(three, plans.mapped)).total)
     assert "; mapped needs about " in refusal(three)
 
 

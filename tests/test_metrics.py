@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
-from fedjax_muon.metrics import hill, matthews, roc_auc
+from fedjax_muon.tasks.metrics import hill, matthews, roc_auc
 
 AUC = jax.jit(roc_auc)
 MANY = jax.jit(jax.vmap(roc_auc))

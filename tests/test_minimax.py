@@ -1,6 +1,5 @@
 """A battery that every minimax method must pass, and the AUC task from end to end."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,32 +10,25 @@ from federation import assert_same_bits
 from oracles.cases import PARTIAL as PLAIN
 from oracles.cases import X
 from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
-from play import compilations, path, stack
+from play import by_code, compilations, path, stack
 from play import grad_fn as plain_grad
 from sklearn.metrics import roc_auc_score
-from test_oracles_minimax import grad_fn
+from test_oracles_minimax import OBJECTIVE
 
-from fedjax_muon import (
-    algorithms,
-    checkpoint,
-    data,
-    engine,
-    models,
-    partition,
-    plans,
-    tree,
-)
-from fedjax_muon.cli.config import hyper_parameters
-from fedjax_muon.compression import compress
-from fedjax_muon.compressors import identity, quantize
-from fedjax_muon.core import Algorithm
+from fedjax_muon import algorithms, data, engine, models
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import identity, quantize
+from fedjax_muon.core import Algorithm, Objective, tree
+from fedjax_muon.core.pair import Pair, descent_ascent
+from fedjax_muon.data import partition
+from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
-from fedjax_muon.pair import Pair, descent_ascent
-from fedjax_muon.problems import auc
-from fedjax_muon.rounds import State
-from fedjax_muon.simulation import Simulation, simulate
-from fedjax_muon.sweep import Cell, sweep
-from fedjax_muon.training import Row, run
+from fedjax_muon.runs.config import hyper_parameters
+from fedjax_muon.simulation import Simulation, checkpoint, federate
+from fedjax_muon.simulation.rounds import State
+from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.simulation.training import Record, train
+from fedjax_muon.tasks import auc
 
 N, KEY = 5, jax.random.key(7)
 POINT = Pair(START["x"], START["y"])
@@ -81,28 +73,29 @@ def begun(algorithm):
     """The state before round 0."""
     state = engine.init(algorithm, single(POINT), N)
     if algorithm.prologue:
-        start = jax.jit(engine.make_prologue(algorithm, N, plans.mapped))
+        start = jax.jit(engine.make_prologue(algorithm, OBJECTIVE, N, plans.mapped))
         first = single(stack(FULL.first))
-        state, heard = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
-        assert bool(heard.all())
+        state, received = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
+        assert bool(received.all())
     return state
 
 
 def by_hand(algorithm, state, given):
     """The same round in plain Python, one client after the other, nothing compiled."""
     with jax.disable_jit():
-        return engine.make_round(algorithm, N, plans.loop)(state, *given)
+        round = engine.make_round(algorithm, OBJECTIVE, N, plans.loop)
+        return round(state, *given)
 
 
 @pytest.fixture(scope="module", params=ALL)
 def warm(request):
-    algorithm = ALL[request.param](grad_fn)
-    assert algorithm.everyone == (request.param in FULL_ONLY)
-    step = jax.jit(engine.make_round(algorithm, N, plans.mapped))
+    algorithm = ALL[request.param].function()
+    assert algorithm.full_participation == (request.param in FULL_ONLY)
+    step = jax.jit(engine.make_round(algorithm, OBJECTIVE, N, plans.mapped))
     state = begun(algorithm)
     for r in range(2):
-        state, heard = step(state, *arguments(request.param, r))
-        assert bool(heard.all())
+        state, received = step(state, *arguments(request.param, r))
+        assert bool(received.all())
     given = arguments(request.param, 2)
     return Warm(request.param, algorithm, step, state, given)
 
@@ -110,26 +103,27 @@ def warm(request):
 # ------------------------------------------------------------------------ execution
 
 
-# one method of every factory: all clients at once do not see a rule
-ONE_OF_EACH = {method.factory: name for name, method in ALL.items()}.values()
+# one method of every algorithm: all clients at once do not see a rule
+ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
 
 
 def test_plans_agree(warm):
-    want, heard = warm.third()
+    want, received = warm.third()
     moved = tree.sub(want.server.params, warm.state.server.params)
     for variable in moved:  # both take part
         assert farthest(variable, tree.zeros_like(variable)) > 1e-3
-    close(by_hand(warm.algorithm, warm.state, warm.given), (want, heard))
+    close(by_hand(warm.algorithm, warm.state, warm.given), (want, received))
     plan = plans.chunked(2) if warm.name in ONE_OF_EACH else plans.vmapped
-    step = jax.jit(engine.make_round(warm.algorithm, N, plan))
-    close(step(warm.state, *warm.given), (want, heard))
+    step = jax.jit(engine.make_round(warm.algorithm, OBJECTIVE, N, plan))
+    close(step(warm.state, *warm.given), (want, received))
 
 
 def test_a_sweep_maps_over_rates(warm):
     """Two rates in one program, as all cells of a sweep are."""
 
     def third(lr):
-        step = engine.make_round(ALL[warm.name](grad_fn, lr=lr), N, plans.mapped)
+        algorithm = ALL[warm.name].function(lr=lr)
+        step = engine.make_round(algorithm, OBJECTIVE, N, plans.mapped)
         return step(warm.state, *warm.given)[0]
 
     default = hyper_parameters(ALL[warm.name])["lr"]
@@ -160,19 +154,21 @@ def test_the_order_of_the_cohort_is_irrelevant(warm):
     uneven = jnp.arange(1.0, len(cohort) + 1)
     flip = jnp.roll(jnp.arange(len(cohort))[::-1], 1)
     turned = jax.tree.map(lambda a: a[flip], (cohort, batches, uneven))
-    state, heard = warm.third(weights=uneven)
+    state, received = warm.third(weights=uneven)
     names = ("cohort", "batches", "weights")
     flipped = warm.third(**dict(zip(names, turned, strict=True)))
     close(state, flipped[0])
-    assert_same_bits((state.pool, heard[flip]), (flipped[0].pool, flipped[1]))
+    assert_same_bits(
+        (state.client_states, received[flip]), (flipped[0].client_states, flipped[1])
+    )
 
 
 @pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
 def test_a_client_that_sends_nonsense_was_never_sampled(warm, poison):
     a, target, weight = warm.given[1]
-    state, heard = warm.third(batches=(a, target.at[1, 1, 0].set(poison), weight))
+    state, received = warm.third(batches=(a, target.at[1, 1, 0].set(poison), weight))
     rest = [i != 1 for i in range(len(warm.given[0]))]
-    assert heard.tolist() == rest
+    assert received.tolist() == rest
     dropped, _ = warm.third(weights=jnp.array(rest, jnp.float32))
     assert_same_bits(state, dropped)
     assert bool(tree.all_finite(state))
@@ -198,7 +194,7 @@ COST = {
 def traffic(algorithm):
     batches = jax.tree.map(lambda a: a[0], arguments("fsgda", 0)[1])
     return [
-        engine.traffic(exchanges, algorithm, single(POINT), batches)
+        engine.traffic(exchanges, algorithm, OBJECTIVE, single(POINT), batches)
         for exchanges in (algorithm.exchanges, algorithm.prologue)
     ]
 
@@ -207,25 +203,27 @@ def traffic(algorithm):
 def test_traffic_is_the_papers(name):
     pair = 4 * (4 * 3 + 3 + 1 + 3 * 2 + 1)
     assert tree.nbytes(single(POINT)) == pair
-    sent = [(down / pair, up / pair) for down, up in traffic(ALL[name](grad_fn))]
+    sent = [(down / pair, up / pair) for down, up in traffic(ALL[name].function())]
     assert sent == list(COST[name])
 
 
 def compressed(warm, compressor):
     """The method compressed, and what it makes of the round at hand."""
-    algorithm = compress(ALL[warm.name], compressor)(grad_fn)
+    algorithm = compress(ALL[warm.name].function(), compressor)
     state = engine.init(algorithm, single(POINT), N)
-    pool = state.pool._replace(mine=warm.state.pool)
-    state = state._replace(server=warm.state.server, pool=pool, index=warm.state.index)
-    state, heard = by_hand(algorithm, state, warm.given)
-    assert bool(heard.all())
+    client_states = state.client_states._replace(inner=warm.state.client_states)
+    state = state._replace(
+        server=warm.state.server, client_states=client_states, index=warm.state.index
+    )
+    state, received = by_hand(algorithm, state, warm.given)
+    assert bool(received.all())
     return algorithm, state
 
 
 def test_compression_that_loses_nothing_changes_no_bit(warm):
     _, state = compressed(warm, identity())
     want, _ = by_hand(warm.algorithm, warm.state, warm.given)
-    assert_same_bits(state._replace(pool=state.pool.mine), want)
+    assert_same_bits(state._replace(client_states=state.client_states.inner), want)
 
 
 def test_coarse_messages_are_smaller_and_near(warm):
@@ -251,19 +249,19 @@ def test_rows_are_complete():
 @pytest.mark.parametrize("name", ALL)
 def test_values_out_of_range_are_refused_by_their_variable(name):
     with pytest.raises(ValueError, match=r"^lr\.y must lie in \[0, infinity\), got -1"):
-        ALL[name](grad_fn, lr=Pair(0.1, -1))
+        ALL[name].function(lr=Pair(0.1, -1))
     with pytest.raises(ValueError, match=r"^lr\.x must lie in .* got nan"):
-        ALL[name](grad_fn, lr=Pair(float("nan"), 0.1))
+        ALL[name].function(lr=Pair(float("nan"), 0.1))
     for lr in ALL[name].grid["lr"]:
-        assert isinstance(ALL[name](grad_fn, lr=Pair(lr, 2 * lr)), Algorithm)
+        assert isinstance(ALL[name].function(lr=Pair(lr, 2 * lr)), Algorithm)
 
 
 @pytest.mark.parametrize("hyper", ["lr", "server_lr", "pull", "follow"])
 def test_fess_gda_refuses_each_of_its_values(hyper):
     with pytest.raises(ValueError, match=f"^{hyper} must lie in"):
-        ALL["fess_gda"](grad_fn, **{hyper: -0.5})
+        ALL["fess_gda"].function(**{hyper: -0.5})
     with pytest.raises(TypeError, match=f"^{hyper} must be a number"):
-        ALL["fess_gda"](grad_fn, **{hyper: "1"})
+        ALL["fess_gda"].function(**{hyper: "1"})
 
 
 # ----------------------------------------------------------------------- reductions
@@ -274,9 +272,10 @@ def test_normalised_descent_where_y_does_not_matter_is_padamfed():
         return Pair(plain_grad(params.x, batch, key), tree.zeros_like(params.y))
 
     hyper = {"lr": 0.05, "server_lr": 0.8}
-    one = ALL["fed_nsgda_m"](descent_ascent(gradient), **hyper)
-    found = path(one, Pair(X, START["y"]), PLAIN)
-    other = algorithms.ALL["padamfed"](plain_grad, **hyper)
+    one, objective = ALL["fed_nsgda_m"].function(**hyper), descent_ascent(gradient)
+    start = Pair(X, START["y"])
+    found = path(one, start, PLAIN, objective=Objective(objective))
+    other = algorithms.ALL["padamfed"].function(**hyper)
     wanted = path(other, X, PLAIN)
     assert farthest([p.x for p in found], wanted) < 1e-10
     assert farthest(wanted[-1], X) > 0.05
@@ -285,9 +284,10 @@ def test_normalised_descent_where_y_does_not_matter_is_padamfed():
 
 def test_fess_gda_that_does_not_pull_is_local_descent_ascent():
     hyper = {"lr": Pair(0.05, 0.15)}
-    one = path(ALL["fess_gda"](grad_fn, pull=0.0, **hyper), POINT, PARTIAL)
-    other = path(ALL["local_sgda"](grad_fn, **hyper), POINT, PARTIAL)
-    assert farthest(one, other) < 1e-12
+    one = ALL["fess_gda"].function(pull=0.0, **hyper)
+    other = ALL["local_sgda"].function(**hyper)
+    found = [path(each, POINT, PARTIAL, objective=OBJECTIVE) for each in (one, other)]
+    assert farthest(*found) < 1e-12
 
 
 # ------------------------------------------------------------------- AUC, in training
@@ -300,11 +300,12 @@ TASK = auc(MODEL, REST.x_train.shape[1:])
 
 def federation(name, *, cohort_size=4, **hyper):
     sizes = {"cohort_size": cohort_size, "local_steps": 4, "batch_size": 16}
-    return simulate(partial(ALL[name], **hyper), TASK, REST, PARTS, **sizes)
+    return federate(ALL[name].function(**hyper), TASK, REST, PARTS, **sizes)
 
 
 def test_a_method_for_all_clients_refuses_some():
-    assert [name for name in ALL if ALL[name](grad_fn).everyone] == ["fedsgda_m"]
+    full = [name for name in ALL if ALL[name].function().full_participation]
+    assert full == ["fedsgda_m"]
     with pytest.raises(ValueError, match="full participation only; use a cohort_size"):
         federation("fedsgda_m", cohort_size=3)
 
@@ -317,7 +318,7 @@ BEGIN = jax.random.key(4)  # of a model that is no better than chance
 class Trained(NamedTuple):
     simulation: Simulation
     state: State
-    rows: list[Row]
+    rows: list[Record]
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +326,7 @@ def trained() -> dict[str, Trained]:
     found = {}
     for name, lr in RATES.items():
         prepared = federation(name, lr=lr)
-        found[name] = Trained(prepared, *run(prepared, prepared.init(BEGIN), **SPAN))
+        found[name] = Trained(prepared, *train(prepared, prepared.init(BEGIN), **SPAN))
     return found
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from experiments import minimax_000, papers
-from fedjax_muon import history, minimax
+from fedjax_muon import minimax
+from fedjax_muon.reporting import metrics_csv
 
 WORDS = ("dull", "tedious", "bland"), ("warm", "bright", "lovely")  # of both labels
 
@@ -58,7 +59,7 @@ def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
     place = tmp_path / "run"
     given = papers.Arguments("figure_3", "cpu", sst2)
     papers.play("minimax_000", given, minimax_000.ITEMS, place)
-    rows = history.read(place / "sst2" / "cells" / "local_sgda.csv")
+    rows = metrics_csv.read(place / "sst2" / "cells" / "local_sgda.csv")
     assert rows["round"].tolist() == [0, 2]
     assert ((rows["test_auc"] > 0) & (rows["test_auc"] <= 1)).all()
     assert (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import minimax_tails
-from fedjax_muon.noise import gaussian
-from fedjax_muon.problems import quadratic
+from fedjax_muon.tasks import quadratic
+from fedjax_muon.tasks.heavy_tails import gaussian
 
 
 def test_one_cell_by_hand():

@@ -11,7 +11,7 @@ import torch
 from parity import by_path, differentiated, drawn, shapes, torch_leaves
 
 from fedjax_muon import models
-from fedjax_muon.orthogonalize import polar
+from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import by_rank, muon_dimension_numbers, scale_by_muon
 from fedjax_muon.transforms.layout import fans
 

@@ -1,6 +1,5 @@
-"""Another way to find polar factors, put into a rule or a method that exists."""
+"""Another way to find polar factors, put into the methods that orthogonalize."""
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -12,34 +11,38 @@ from jaxprs import products
 
 from experiments import newton_schulz_steps
 from experiments.newton_schulz_steps import flops, row
-from fedjax_muon import decentralized, engine, plans
-from fedjax_muon.algorithms import ALL
-from fedjax_muon.cli.building import algorithm_of
-from fedjax_muon.cli.config import METHODS, Config, Run
-from fedjax_muon.orthogonalize import gram, orthogonalize, plain, polar, schatten8
-from fedjax_muon.pair import Pair
-from fedjax_muon.transforms import (
-    by_rank,
-    has_momentum,
-    muon,
-    orthogonalizes,
-    with_momentum,
-    with_polar,
+from fedjax_muon import decentralized, engine, minimax
+from fedjax_muon.algorithms import ALL, fedmuon_align
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.gossip import Iteration
+from fedjax_muon.engine import plans
+from fedjax_muon.linalg.newton_schulz import (
+    gram,
+    orthogonalize,
+    plain,
+    polar,
+    schatten8,
 )
+from fedjax_muon.runs.build import algorithm_of
+from fedjax_muon.runs.config import METHODS, Config, Run
+from fedjax_muon.transforms import by_rank, default_rule, muon
 from fedjax_muon.transforms import orthogonalize as orthogonalized
 
 PARAMS = {"kernel": jnp.eye(6) + 0.1, "bias": jnp.ones(6)}
 BOTH = {**METHODS, **decentralized.ALL}
+KEY = jax.random.key(0)
 
 
-def still(params, batch, key):
+def steady(params, batch, key):
+    """A gradient without any product."""
     del batch, key
     return params
 
 
-def program(rule, params=PARAMS):
-    update = lambda g: rule.update(g, rule.init(params), params)[0]
-    return jax.make_jaxpr(update)(params).jaxpr
+STEADY = Objective(
+    steady, example_grad=lambda *given: jax.tree.map(lambda x: x[None], steady(*given))
+)
 
 
 def steps(rule, number=3):
@@ -55,112 +58,109 @@ def steps(rule, number=3):
 
 
 RULES = {
-    "alone": lambda **polar: by_rank(orthogonalized(*polar.values())),
-    "muon": lambda **polar: muon(0.9, nesterov=True, **polar),
-    "chained": lambda **polar: optax.chain(
-        muon(0.98, **polar), optax.add_decayed_weights(0.01)
+    "alone": lambda polar: by_rank(orthogonalized(polar)),
+    "muon": lambda polar: muon(0.9, nesterov=True, polar=polar),
+    "chained": lambda polar: optax.chain(
+        muon(0.98, polar=polar), optax.add_decayed_weights(0.01)
     ),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_rule_with_another_polar_is_the_rule_built_with_it(name):
-    changed, built = with_polar(RULES[name](), polar), RULES[name](polar=polar)
+def test_the_default_rule_has_the_given_polar(name):
+    rule = RULES[name]
+    changed, built = default_rule(None, polar, rule), rule(polar)
     jax.tree.map(np.testing.assert_array_equal, steps(changed), steps(built))
-    usual = steps(RULES[name]())
+    usual = steps(default_rule(None, None, rule))
+    jax.tree.map(np.testing.assert_array_equal, usual, steps(rule(orthogonalize)))
     jax.tree.map(np.testing.assert_array_equal, steps(changed)[1], usual[1])
     assert np.abs(steps(changed)[0][0]["kernel"] - usual[0][0]["kernel"]).max() > 0.01
 
 
-def test_the_last_polar_counts_and_the_first_rule_stays():
-    rule = muon(0.9)
-    twice = with_polar(with_polar(rule, lambda x: 0 * x), lambda x: 7 * x)
-    found = steps(twice, 1)[0][0]["kernel"]
-    np.testing.assert_allclose(found, 7 * steps(optax.trace(0.9), 1)[0][0]["kernel"])
-    assert len(products(program(rule))) == 15
+def test_a_rule_and_a_polar_are_refused_together():
+    own = optax.identity()
+    assert default_rule(own, None, muon) is own
+    taking = [m for m in BOTH.values() if m.takes("polar") and m.takes("rule")]
+    assert {"fedmuon", "fedmuon_align"} <= {method.name for method in taking}
+    for method in taking:
+        with pytest.raises(ValueError, match="rule and polar exclude each other"):
+            method.function(rule=own, polar=polar)
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_methods_that_multiply_matrices_are_those_that_orthogonalize(name):
-    method = BOTH[name]
-    found = method.rule and products(program(method.rule, Pair(PARAMS, PARAMS)))
-    assert method.orthogonalizes == bool(found)
-    if method.orthogonalizes:
-        changed = method.with_polar(lambda x: x)
-        assert not products(program(changed.rule, Pair(PARAMS, PARAMS)))
-        assert dataclasses.replace(changed, settings=method.settings) == method
-        assert {**changed.settings, "rule": 0} == {**method.settings, "rule": 0}
+def parameters_of(name):
+    return Pair(PARAMS, PARAMS) if name in minimax.ALL else PARAMS
 
 
-def test_what_orthogonalizes_nothing_is_refused():
-    assert not orthogonalizes(optax.scale_by_adam())
-    with pytest.raises(ValueError, match="orthogonalizes nothing"):
-        ALL["fedavg"].with_polar(polar)
-    with pytest.raises(ValueError, match="FAFED has no local rule"):
-        ALL["fafed"].with_polar(polar)
-
-
-@pytest.mark.parametrize("name", ["muon", "chained"])
-def test_a_rule_with_another_momentum_is_the_rule_built_with_it(name):
-    of = lambda momentum: optax.chain(
-        muon(momentum, nesterov=name == "muon"), optax.add_decayed_weights(0.01)
-    )
-    want = steps(of(0.5))
-    for changed in (of(0.9), with_momentum(of(0.9), 0.1)):  # the last one counts
-        got = steps(with_momentum(changed, 0.5))
-        jax.tree.map(np.testing.assert_array_equal, got, want)
-    assert np.abs(steps(of(0.9))[0][2]["kernel"] - want[0][2]["kernel"]).max() > 0.01
-
-
-def test_methods_with_a_momentum_of_muons_are_those_built_on_it():
-    found = {name for name, method in ALL.items() if method.has_momentum}
-    assert found == {
-        *("local_muon", "local_muon_averaged", "muloco"),
-        *("fedmuon_align", "fedmuon_svd", "fedmuon_align_reset"),
-    }
-    assert not has_momentum(optax.trace(0.9))
-    with pytest.raises(ValueError, match="no momentum of Muon's"):
-        ALL["fedmuon"].with_momentum(0.5)
-    with pytest.raises(ValueError, match="FAFED has no local rule"):
-        ALL["fafed"].with_momentum(0.5)
-
-
-def test_the_momentum_of_the_command_line_reaches_the_rule():
-    def moved(**options):
-        algorithm = algorithm_of(Run("fedmuon_align", {}, 0, Config(**options)))
-        grad = lambda params, batch, key: jax.tree.map(lambda p: p + batch, params)
-        state = engine.init(algorithm(grad), PARAMS, 1)
-        play = engine.make_round(algorithm(grad), 1, plans.loop)
-        batches = jnp.arange(3.0)[None]
-        given = jnp.arange(1), batches, jnp.ones(1), jax.random.key(0)
-        return play(state, *given)[0].server.momentum
-
-    usual, same = moved(), moved(muon_momentum=0.98)
-    jax.tree.map(np.testing.assert_array_equal, usual, same)
-    other = jax.tree.leaves(moved(muon_momentum=0.5))
-    assert np.abs(other[0] - jax.tree.leaves(usual)[0]).max() > 0.1
-
-
-def types_in_a_round(algorithm):
-    state = engine.init(algorithm, PARAMS, 1)
-    play = engine.make_round(algorithm, 1, plans.loop)
-    rest = jnp.arange(1), jnp.ones((1, 1)), jnp.ones(1), jax.random.key(0)
-    found = products(jax.make_jaxpr(play)(state, *rest).jaxpr)
+def types_in_a_round(algorithm, params=PARAMS):
+    state = engine.init(algorithm, params, 1)
+    run = engine.make_round(algorithm, STEADY, 1, plans.loop)
+    rest = jnp.arange(1), jnp.ones((1, 1)), jnp.ones(1), KEY
+    found = products(jax.make_jaxpr(run)(state, *rest).jaxpr)
     return [product.invars[0].aval.dtype for product in found]
 
 
-MUON = [name for name in ALL if ALL[name].orthogonalizes]
+def types_in_an_iteration(algorithm, params):
+    iteration, batch = Iteration(jnp.int32(1), KEY, KEY), jnp.ones(1)
+    mix = lambda message: message
+
+    def run(params):
+        state = algorithm.start(STEADY, params, mix, batch, iteration)
+        return algorithm.step(STEADY, state, mix, batch, iteration)
+
+    found = products(jax.make_jaxpr(run)(params).jaxpr)
+    return [product.invars[0].aval.dtype for product in found]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_methods_that_multiply_matrices_are_those_that_take_a_polar(name):
+    method, params = BOTH[name], parameters_of(name)
+    look = types_in_a_round
+    if name in decentralized.ALL:
+        look, params = types_in_an_iteration, Pair(PARAMS, PARAMS)
+    found = look(method.function(), params)
+    if not method.takes("polar"):
+        assert found == []
+        return
+    other = look(method.function(polar=lambda x: x), params)
+    # of truncated singular values, and of the means of clients
+    assert bool(other) == (name == "fedmuon_svd")
+    # a step on a square matrix is two products with it and one of small squares
+    assert len(found) > len(other)
+    assert (len(found) - len(other)) % 15 == 0
+
+
+def test_the_momentum_of_the_command_line_reaches_the_rule():
+    def moved(**hyper):
+        algorithm = algorithm_of(Run("fedmuon_align", hyper, 0, Config()))
+        return momentum_after_a_round(algorithm)
+
+    def momentum_after_a_round(algorithm):
+        grad = lambda params, batch, key: jax.tree.map(lambda p: p + batch, params)
+        state = engine.init(algorithm, PARAMS, 1)
+        run = engine.make_round(algorithm, Objective(grad), 1, plans.loop)
+        batches = jnp.arange(3.0)[None]
+        return run(state, jnp.arange(1), batches, jnp.ones(1), KEY)[0].server.momentum
+
+    usual, same = moved(), moved(momentum=0.98)
+    jax.tree.map(np.testing.assert_array_equal, usual, same)
+    other, built = moved(momentum=0.5), fedmuon_align(momentum=0.5)
+    want = momentum_after_a_round(built)
+    jax.tree.map(np.testing.assert_array_equal, other, want)
+    assert np.abs(jax.tree.leaves(other)[0] - jax.tree.leaves(usual)[0]).max() > 0.1
+
+
+MUON = [name for name in ALL if ALL[name].takes("polar")]
 
 
 @pytest.mark.parametrize("name", MUON)
 def test_options_of_the_command_line_reach_the_kernel(name):
     """A step on a square matrix is two products with it and one of small squares."""
     types = lambda **options: types_in_a_round(
-        algorithm_of(Run(name, {}, 0, Config(**options)))(still)
+        algorithm_of(Run(name, {}, 0, Config(**options)))
     )
     # of truncated singular values too, and of the means of clients
     other = len(types()) - 15
-    assert other == len(types_in_a_round(ALL[name].with_polar(lambda x: x)(still)))
+    assert other == len(types_in_a_round(ALL[name].function(polar=lambda x: x)))
     assert len(types(newton_schulz_steps=2)) == 6 + other
     assert len(types(newton_schulz_normalization="schatten8")) == 16 + other
     assert jnp.bfloat16 not in types()
@@ -170,7 +170,7 @@ def test_options_of_the_command_line_reach_the_kernel(name):
 
 def test_options_leave_other_algorithms_alone():
     config = Config(newton_schulz_steps=2, newton_schulz_dtype="bfloat16")
-    assert not types_in_a_round(algorithm_of(Run("fedavg", {}, 0, config))(still))
+    assert not types_in_a_round(algorithm_of(Run("fedavg", {}, 0, config)))
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (40, 6)])
@@ -202,7 +202,7 @@ def test_rows_compare_seed_by_seed():
 
 
 def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypatch):
-    def play(job, task, polar, dataset, config, seeds):
+    def columns(job, task, polar, dataset, config, seeds):
         assert len(dataset.y_train) == 1437
         base = 0.8 if "steps" in getattr(polar, "keywords", {}) else 0.9
         run = lambda lr, seed: {
@@ -213,7 +213,7 @@ def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypa
         }
         return {(lr, seed): run(lr, seed) for lr in job.rates for seed in seeds}
 
-    monkeypatch.setattr(newton_schulz_steps, "play", play)
+    monkeypatch.setattr(newton_schulz_steps, "trained", columns)
     newton_schulz_steps.main("digits", rounds=7, seeds=(0, 2), output=tmp_path)
     points = (tmp_path / "digits.csv").read_text().splitlines()
     assert len(points) == 1 + 9 * 3 * 2 * 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_muon.noise import alpha_stable, gaussian, noisy, pareto
+from fedjax_muon.tasks.heavy_tails import alpha_stable, gaussian, noisy, pareto
 
 COUNT = 20_000
 NOISES = {

@@ -211,23 +211,23 @@ def test_a_notebook_is_checked_beside_a_wheel_alone(tmp_path, monkeypatch):
     wheel.touch()
     notebook = tmp_path / "where.ipynb"
     nbformat.write(jupytext.reads(WHERE, fmt="py:percent"), notebook)
-    (printed,) = check.play(notebook, wheel).cells[0].outputs
+    (printed,) = check.run(notebook, wheel).cells[0].outputs
     assert printed.text == f"{[wheel.name]} None {sys.executable}\n"
     nbformat.write(jupytext.reads("# %%\n1 / 0", fmt="py:percent"), notebook)
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        check.play(notebook, wheel)
+        check.run(notebook, wheel)
 
 
 def test_what_is_checked_is_the_wheel(tmp_path, monkeypatch, capsys):
     wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
     arguments = ["check", "--wheel", str(wheel), "sweeps"]
     monkeypatch.setattr(sys, "argv", arguments)
-    played = []
+    executed = []
 
     def main(before, after):
         origins = [before]
-        play = lambda notebook, _: (origins.append(after), played.append(notebook))
-        monkeypatch.setattr(check, "play", play)
+        run = lambda notebook, _: (origins.append(after), executed.append(notebook))
+        monkeypatch.setattr(check, "run", run)
         monkeypatch.setattr(check, "installed", lambda: origins[-1])
         check.main()
 
@@ -239,10 +239,10 @@ def test_what_is_checked_is_the_wheel(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         main("no wheel", its)
     assert "and not from this wheel" in capsys.readouterr().err
-    assert not played
+    assert not executed
     for before in ("", its):
         main(before, its)
-        assert played.pop() == build.HERE / "sweeps.ipynb"
+        assert executed.pop() == build.HERE / "sweeps.ipynb"
     with pytest.raises(SystemExit, match="sweeps: the package was not installed from"):
         main("", "no wheel")
 

@@ -35,11 +35,11 @@ from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
 from oracles.scaffold_m import padamfed, scaffold_m
 from oracles.scaffold_vr import scaffold_vr
 from oracles.stem import stem
-from play import farthest, grad_fn, path
+from play import farthest, path
 
-from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.transforms import by_rank, muon, orthogonalize, spectral
+from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.transforms import by_rank, muon, orthogonalize
 
 pytestmark = pytest.mark.portable
 
@@ -59,21 +59,11 @@ class Case(NamedTuple):
     oracle: Callable[..., Any]
     settings: Mapping[str, Any]  # of the preset
     faster: Mapping[str, Any] = {}  # replaces them on both sides
-    # a preset that orthogonalises: its rule with the exact polar factor
-    rule: optax.GradientTransformation | None = None
+    orthogonalizes: bool = False  # a preset whose polar factor is given
     play: Play = PARTIAL  # in full where a method is defined so
 
 
 EXACT = orthogonalize(kernel.polar)
-DECAYED = optax.chain(muon(0.98, polar=kernel.polar), optax.add_decayed_weights(0.01))
-TENFOLD = by_rank(EXACT, optax.scale(10.0))
-ALIGNED = muon(0.98, polar=kernel.polar)
-MULOCO = muon(
-    0.9,
-    polar=kernel.polar,
-    shape_scale=spectral,
-    rest=optax.scale_by_adam(0.9, 0.99),
-)
 # MuLoCo's factor sqrt(rows/cols) is for weights (out, in); these are (in, out)
 MULOCO_SCALE = lambda rows, cols: np.sqrt(cols / rows)
 SIGN = {"direction": np.sign, "everywhere": True}
@@ -92,22 +82,24 @@ CASES = {
     "scaffold": Case(scaffold, {"lr": 0.1}),
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.1}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),
-    "local_muon": Case(avg.local_muon, {"lr": 0.03}, rule=DECAYED),
+    "local_muon": Case(avg.local_muon, {"lr": 0.03}, orthogonalizes=True),
     "local_muon_persistent": Case(
-        local_muon_persistent, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, TENFOLD
+        local_muon_persistent, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, True
     ),
-    "fedmuon": Case(fedmuon, {"lr": 0.01, "synced": True}, rule=by_rank(EXACT)),
-    "fedmuon_unsynced": Case(fedmuon, {"lr": 0.01}, rule=by_rank(EXACT)),
-    "fedmuon_align": Case(fedmuon_align, {"lr": 0.03}, rule=ALIGNED),
+    "fedmuon": Case(fedmuon, {"lr": 0.01, "synced": True}, orthogonalizes=True),
+    "fedmuon_unsynced": Case(fedmuon, {"lr": 0.01}, orthogonalizes=True),
+    "fedmuon_align": Case(fedmuon_align, {"lr": 0.03}, orthogonalizes=True),
     "fedmuon_svd": Case(
-        fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, rule=ALIGNED
+        fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, orthogonalizes=True
     ),
     "fedmuon_align_reset": Case(
-        fedmuon_align, {"lr": 0.03, "carry": False}, rule=ALIGNED
+        fedmuon_align, {"lr": 0.03, "carry": False}, orthogonalizes=True
     ),
-    "local_muon_averaged": Case(avg.local_muon_momentum, {"lr": 0.03}, rule=DECAYED),
+    "local_muon_averaged": Case(
+        avg.local_muon_momentum, {"lr": 0.03}, orthogonalizes=True
+    ),
     "fedmuon_correct": Case(
-        fedmuon_correct, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, TENFOLD
+        fedmuon_correct, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, True
     ),
     "fedmuon_correct_euclidean": Case(
         fedmuon_correct, {"lr": 0.01, **UNIT}, {"lr": 0.03}
@@ -134,7 +126,7 @@ CASES = {
     ),
     "local_sgd_align": Case(local_sgd_align, {"lr": 0.1}),
     "local_adamw_align": Case(local_adamw_align, {"lr": 0.0005}, {"lr": 0.002}),
-    "muloco": Case(muloco, {"lr": 0.02, "scale": MULOCO_SCALE}, rule=MULOCO),
+    "muloco": Case(muloco, {"lr": 0.02, "scale": MULOCO_SCALE}, orthogonalizes=True),
 }
 
 
@@ -152,6 +144,8 @@ def assert_follows(got, want, tolerance):
 
 def test_every_method_has_an_oracle():
     assert CASES.keys() == ALL.keys()
+    for name, case in CASES.items():
+        assert case.orthogonalizes == ALL[name].takes("polar"), name
 
 
 @pytest.mark.parametrize(
@@ -160,23 +154,25 @@ def test_every_method_has_an_oracle():
 @pytest.mark.parametrize("name", ALL)
 def test_follows_its_oracle(name, dtype, tolerance):
     case = CASES[name]
-    exact = {} if case.rule is None else {"rule": case.rule}
-    algorithm = ALL[name](grad_fn, **case.faster, **exact)
+    exact = {"polar": kernel.polar} if case.orthogonalizes else {}
+    algorithm = ALL[name].function(**case.faster, **exact)
     want = case.oracle(X, case.play, **{**case.settings, **case.faster})
     assert_follows(path(algorithm, X, case.play, dtype=dtype), want, tolerance)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if CASES[n].faster or CASES[n].rule])
+@pytest.mark.parametrize(
+    "name", [n for n in ALL if CASES[n].faster or CASES[n].orthogonalizes]
+)
 def test_the_preset_is_what_it_says(name):
     case = CASES[name]
-    inexact = {} if case.rule is None else {"direction": newton_schulz}
+    inexact = {"direction": newton_schulz} if case.orthogonalizes else {}
     want = case.oracle(X, case.play, **case.settings, **inexact)
-    error = farthest(path(ALL[name](grad_fn), X, case.play), want)
+    error = farthest(path(ALL[name].function(), X, case.play), want)
     moved = farthest(want[-1:], [X])
     # FedLADA's published rate moves the toy model by 0.0047 in five rounds
     assert moved >= (4e-3 if name == "fedlada" else 5e-3)
     assert error <= min(1e-10, 1e-8 * moved)
-    if case.rule is not None:
+    if case.orthogonalizes:
         exact = case.oracle(X, case.play, **case.settings, direction=polar)
         assert farthest(want, exact) >= 1e-4
 
@@ -187,9 +183,9 @@ VARIANTS = {
         {"rule": optax.chain(by_rank(EXACT), optax.add_decayed_weights(0.1))},
         lambda lr: fedmuon(X, PARTIAL, lr, decay=0.1, synced=True),
     ),
-    "fedmuon, a fresh weight and vectors of their own": (
+    "fedmuon, a momentum and vectors of their own": (
         "fedmuon_unsynced",
-        {"fresh": 0.6, "rule": by_rank(EXACT, optax.scale(2.0))},
+        {"momentum": 0.4, "rule": by_rank(EXACT, optax.scale(2.0))},
         lambda lr: fedmuon(X, PARTIAL, lr, b=0.6, ratio=2.0),
     ),
     "fedmuon_align, cosine": (
@@ -202,9 +198,9 @@ VARIANTS = {
         {"server_lr": 0.7},
         lambda lr: scaffold(X, PARTIAL, lr, server_lr=0.7),
     ),
-    "fedmuon_correct, fresh weight": (
+    "fedmuon_correct, momentum": (
         "fedmuon_correct",
-        {"rule": by_rank(EXACT, optax.scale(3.0)), "fresh": 0.5},
+        {"rule": by_rank(EXACT, optax.scale(3.0)), "momentum": 0.5},
         lambda lr: fedmuon_correct(X, PARTIAL, lr, 0.5, ratio=3.0),
     ),
     "fedprox, a strong pull": (
@@ -226,12 +222,12 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_schedules_and_options_follow_too(variant):
     name, hyper, oracle = VARIANTS[variant]
-    algorithm = ALL[name](grad_fn, lr=cosine(jnp), **hyper)
+    algorithm = ALL[name].function(lr=cosine(jnp), **hyper)
     assert_follows(path(algorithm, X, PARTIAL), oracle(cosine(np)), 1e-10)
 
 
 def test_weights_by_examples_are_those_of_mcmahan():
     by_size = lambda ids: np.array(SIZES, float)[ids]
-    got = path(ALL["fedavg"](grad_fn), X, PARTIAL, weigh=by_size)
+    got = path(ALL["fedavg"].function(), X, PARTIAL, weigh=by_size)
     assert_follows(got, avg.fedavg_weighted(X, PARTIAL, 0.1), 1e-10)
     assert farthest(got, avg.fedavg(X, PARTIAL, 0.1)) >= 1e-3

@@ -15,11 +15,11 @@ from oracles.saddle import CURVATURE
 from oracles.saddle_cases import FULL, FULL_ONLY, ORACLES, PARTIAL, START, flat
 from play import path
 
-from fedjax_muon import orthogonalize as kernel
-from fedjax_muon.core import after_first
+from fedjax_muon.algorithms import fedmuon_unsynced
+from fedjax_muon.core import Objective, after_first, tree
+from fedjax_muon.core.pair import Pair, descent_ascent, on_y
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.minimax import ALL
-from fedjax_muon.pair import Pair, descent_ascent, on_y, projected
-from fedjax_muon.transforms import by_rank, orthogonalize, sign_scalars
 
 
 def loss(params, batch):
@@ -39,14 +39,14 @@ def gradient(params, batch, key):
 
 
 grad_fn = descent_ascent(gradient)
-EXACT = by_rank(orthogonalize(kernel.polar), sign_scalars())
+OBJECTIVE = Objective(grad_fn)
 
 # what the oracles' settings are called here, as pairs
 NAMES = {
     "lr_x": "lr",
     "server_lr_x": "server_lr",
-    "b_x": "fresh",
-    "a_x": "fresh",
+    "b_x": "momentum",  # 1 - b
+    "a_x": "momentum",  # 1 - a
     "rho": "pull",
     "beta": "follow",
 }
@@ -61,10 +61,12 @@ def hyper(name: str, settings: dict[str, Any]) -> dict[str, Any]:
             other = key.removesuffix("_x") + "_y"
             pair = Pair(value, settings[other]) if other in settings else value
             found[NAMES[key]] = pair
+    if "momentum" in found:
+        found["momentum"] = tree.map(lambda fresh: 1 - fresh, found["momentum"])
     if name in GUIDED:
-        found["fresh"] = after_first(found["fresh"])
+        found["momentum"] = after_first(found["momentum"])
     if name == "fedmuon_da":
-        found["rule"] = EXACT
+        found["polar"] = kernel.polar
     if name == "fess_gda":
         found = {"pull": 1.0, "follow": 0.5} | found
     return found
@@ -86,8 +88,9 @@ def farthest(a, b) -> float:
 def both_paths(name, settings, dtype, **changes):
     play = FULL if name in FULL_ONLY else PARTIAL
     expected = flat(ORACLES[name][0](START, play, **settings))
-    algorithm = ALL[name](grad_fn, **hyper(name, settings) | changes)
-    found = path(algorithm, Pair(START["x"], START["y"]), play, dtype=dtype)
+    algorithm = ALL[name].function(**hyper(name, settings) | changes)
+    start = Pair(START["x"], START["y"])
+    found = path(algorithm, start, play, objective=OBJECTIVE, dtype=dtype)
     return as_history(found), expected
 
 
@@ -124,10 +127,10 @@ def test_presets_as_they_are(name):
     if name == "fedmuon_da":  # its polar factor is five Newton-Schulz steps
         settings |= {"lr_x": 0.003, "lr_y": 0.003}
         bound = 0.003 * 20 * 0.35  # singular values end within 0.35 of 1
-    play_hyper = {"lr": settings["lr_x"]}
     expected = flat(ORACLES[name][0](START, PARTIAL, **settings))
     start = Pair(START["x"], START["y"])
-    found = path(ALL[name](grad_fn, **play_hyper), start, PARTIAL)
+    algorithm = ALL[name].function(lr=settings["lr_x"])
+    found = path(algorithm, start, PARTIAL, objective=OBJECTIVE)
     assert farthest(as_history(found), expected) <= bound
 
 
@@ -137,9 +140,11 @@ def test_fess_gda_projects_y_after_every_move():
     start = {"x": START["x"], "y": {k: box(v) for k, v in START["y"].items()}}
     inside = lambda y: {k: box(v) for k, v in y.items()}
     oracle = ORACLES["fess_gda"][0](start, PARTIAL, **settings, project=inside)
-    rule = projected(optax.identity(), on_y(lambda array: jnp.clip(array, -0.12, 0.12)))
-    algorithm = ALL["fess_gda"](grad_fn, **hyper("fess_gda", settings), rule=rule)
-    found = path(algorithm, Pair(start["x"], start["y"]), PARTIAL)
+    project = on_y(lambda array: jnp.clip(array, -0.12, 0.12))
+    objective = OBJECTIVE._replace(project=project)
+    algorithm = ALL["fess_gda"].function(**hyper("fess_gda", settings))
+    point = Pair(start["x"], start["y"])
+    found = path(algorithm, point, PARTIAL, objective=objective)
     assert farthest(as_history(found), flat(oracle)) <= 1e-10
     assert any(np.max(np.abs(p.y["v"])) == pytest.approx(0.12) for p in found)
 
@@ -147,8 +152,9 @@ def test_fess_gda_projects_y_after_every_move():
 def test_local_sgdam_may_start_from_each_clients_own_gradient():
     settings = ORACLES["local_sgdam"][1]
     expected = ORACLES["local_sgdam"][0](START, PARTIAL, **settings, own_start=True)
-    algorithm = ALL["local_sgdam"](
-        grad_fn, **hyper("local_sgdam", settings), synced=False
+    algorithm = fedmuon_unsynced(
+        **hyper("local_sgdam", settings), rule=optax.identity()
     )
-    found = path(algorithm, Pair(START["x"], START["y"]), PARTIAL)
+    start = Pair(START["x"], START["y"])
+    found = path(algorithm, start, PARTIAL, objective=OBJECTIVE)
     assert farthest(as_history(found), flat(expected)) <= 1e-10

@@ -8,7 +8,7 @@ import pytest
 import scipy.linalg
 import scipy.optimize
 
-from fedjax_muon.orthogonalize import (
+from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
     DION,
     JORDAN,

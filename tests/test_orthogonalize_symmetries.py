@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from fedjax_muon.orthogonalize import (
+from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
     DION,
     JORDAN,

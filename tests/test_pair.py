@@ -6,18 +6,24 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_muon import tree
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.core import Round, after_first, at, mean_direction, move
-from fedjax_muon.pair import (
+from fedjax_muon.core import (
+    Objective,
+    Round,
+    after_first,
+    check_range,
+    mean_direction,
+    move,
+    tree,
+    value_at,
+)
+from fedjax_muon.core.pair import (
     Pair,
     both,
     descent_ascent,
     on_y,
     per_variable,
-    projected,
 )
-from fedjax_muon.ranges import check_range
 
 KEY = jax.random.key(0)
 
@@ -161,9 +167,10 @@ def test_moves_are_projected_and_only_in_y(weight):
     rng = np.random.default_rng(3)
     start = Pair(jnp.float32(rng.normal(size=5)), jnp.full(5, weight))
     direction = Pair(*jnp.float32(rng.normal(size=(2, 5))))
-    rule = projected(optax.trace(0.5), on_y(optax.projections.projection_simplex))
-    rates = Pair(0.1, 2.0)
-    end, opt = move(start, rates, rule, rule.init(start), direction)
+    rule, rates = optax.trace(0.5), Pair(0.1, 2.0)
+    free = Objective(lambda params, batch, key: params)  # asked no gradient
+    bound = free._replace(project=on_y(optax.projections.projection_simplex))
+    end, opt = move(bound, start, rates, rule, rule.init(start), direction)
     np.testing.assert_allclose(end.x, start.x - 0.1 * direction.x, rtol=1e-6)
     np.testing.assert_array_equal(opt.trace.y, direction.y)
     # the nearest point of the simplex: max(v - t, 0) with the t at which they sum to 1
@@ -176,7 +183,7 @@ def test_moves_are_projected_and_only_in_y(weight):
     expected = np.maximum(v - low, 0)
     assert 0 < np.sum(expected == 0) < 5  # a proper face
     np.testing.assert_allclose(end.y, expected, atol=1e-6)
-    plain, _ = move(start, rates, optax.trace(0.5), rule.init(start), direction)
+    plain, _ = move(free, start, rates, rule, rule.init(start), direction)
     np.testing.assert_allclose(plain.y, v, rtol=1e-6)
 
 
@@ -192,18 +199,18 @@ def test_one_value_stands_for_both():
 
 def test_schedules_in_pairs():
     value = Pair(lambda index: 0.5**index, 3.0)
-    assert at(value, in_round(2)) == Pair(0.25, 3.0)
-    assert at(0.7, in_round(2)) == 0.7
-    assert at(Pair(1.0, 2.0), in_round(5)) == Pair(1.0, 2.0)
+    assert value_at(value, in_round(2)) == Pair(0.25, 3.0)
+    assert value_at(0.7, in_round(2)) == 0.7
+    assert value_at(Pair(1.0, 2.0), in_round(5)) == Pair(1.0, 2.0)
 
 
 def test_after_first_in_pairs():
     value = after_first(Pair(lambda index: 10.0 * index, 0.3))
-    expected = {0: (1, 1), 1: (10, 0.3), 4: (40, 0.3)}
+    expected = {0: (0, 0), 1: (10, 0.3), 4: (40, 0.3)}
     for index, numbers in expected.items():
-        np.testing.assert_allclose(at(value, in_round(index)), numbers, rtol=1e-6)
-    found = at(after_first(Pair(0.5, 0.25), first=0.0), in_round(0))
-    np.testing.assert_array_equal(found, [0, 0])
+        np.testing.assert_allclose(value_at(value, in_round(index)), numbers, rtol=1e-6)
+    found = value_at(after_first(Pair(0.5, 0.25), first=1.0), in_round(0))
+    np.testing.assert_array_equal(found, [1, 1])
 
 
 def test_the_mean_direction_of_two_learning_rates():
@@ -216,13 +223,13 @@ def test_the_mean_direction_of_two_learning_rates():
 
 def test_local_steps_with_two_learning_rates():
     """FedAvg on x y with lr (a, b) for two steps, by hand."""
-    grad = descent_ascent(lambda p, batch, key: Pair(p.y, p.x))
-    algorithm = fedavg(grad, lr=Pair(0.5, lambda index: 0.25))
+    objective = Objective(descent_ascent(lambda p, batch, key: Pair(p.y, p.x)))
+    algorithm = fedavg(lr=Pair(0.5, lambda index: 0.25))
     start = Pair(jnp.float32(1), jnp.float32(2))
     batches = jnp.zeros((2, 1))
     (main,) = algorithm.exchanges
     shared = main.broadcast(algorithm.init(start), in_round(0))
-    message, _ = main.client(shared, (), batches, in_round(0))
+    message, _ = main.client(objective, shared, (), batches, in_round(0))
     # (1, 2) -> (1 - 1, 2 + 1/4) -> (0 - 9/8, 9/4 + 0)
     np.testing.assert_allclose(message.params, [1 + 9 / 8, 2 - 9 / 4], rtol=1e-6)
 
@@ -239,7 +246,7 @@ def test_ranges_name_the_part(value, said):
     with pytest.raises(ValueError, match=said):
         check_range("lr", value)
     with pytest.raises(ValueError, match=said):
-        fedavg(lambda *_: None, lr=value)
+        fedavg(lr=value)
 
 
 def test_ranges_hold_for_the_parts():

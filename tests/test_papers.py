@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from experiments import paper_report, papers
-from fedjax_muon.cli import directory, sweeping
+from fedjax_muon.cli import sweeping
+from fedjax_muon.runs import directory
 
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {name: importlib.import_module(f"experiments.{name}") for name in PAPERS}
@@ -74,7 +75,7 @@ def test_the_settings_of_004():
     for item, count in {
         "table_2": 4,
         "table_5": 2,
-        "table_6": 12,
+        "table_6": 4,
         "table_7": 2,
     }.items():
         found = panels("fedmuon_004", item, "full")
@@ -86,9 +87,13 @@ def test_the_settings_of_004():
             assert (config.batch_size, config.rounds) == (50, 300)
             assert config.partition == "dirichlet_per_client"
             assert panel.sweep.seeds == (42, 43, 44, 45, 46)
-    found = panels("fedmuon_004", "table_6", "full").values()
-    momenta = {panel.sweep.config.muon_momentum for panel in found}
-    assert momenta == {None, 0.8, 0.9, 0.95, 0.98, 0.99}
+    for name, panel in panels("fedmuon_004", "table_6", "full").items():
+        grid = dict(panel.sweep.grids["fedmuon_align"])
+        assert grid.pop("lr") == (0.03,)
+        if name.endswith("_align"):
+            assert grid == {"align": (0.0, 0.25, 0.5, 0.75, 0.9)}
+        else:
+            assert grid == {"momentum": (0.8, 0.9, 0.95, 0.98, 0.99)}
 
 
 def test_the_settings_of_004_with_pretrained_weights():

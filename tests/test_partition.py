@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import confusion_matrix
 from sklearn.model_selection import train_test_split
 
-from fedjax_muon import partition
+from fedjax_muon.data import partition
 
 LABELS = np.random.default_rng(7).integers(0, 10, 4000)
 NUM_CLIENTS = 8

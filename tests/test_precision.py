@@ -12,7 +12,7 @@ from jaxprs import equations, products
 from parity import by_path, drawn, shapes
 
 from fedjax_muon import models
-from fedjax_muon.tasks import logits_of
+from fedjax_muon.tasks.classification import logits_of
 
 VIT = {"patch": 2, "width": 12, "depth": 1, "heads": 2, "head_width": 4, "hidden": 14}
 SWIN = {"patch": 1, "window": 3, "width": 6, "depths": (1, 1), "heads": (2, 3)}

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from experiments.tiny_checkpoints import write_roberta, write_swin
-from fedjax_muon import data, history, models
+from fedjax_muon import data, models
 from fedjax_muon.cli import main
-from fedjax_muon.cli.building import simulation_of
-from fedjax_muon.cli.config import Config, Run, from_json, to_json
-from fedjax_muon.cli.pretrained import dataset_of
 from fedjax_muon.data.byte_pairs import roberta_encoder
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs.build import simulation_of
+from fedjax_muon.runs.config import Config, Run, from_json, to_json
+from fedjax_muon.runs.pretrained import dataset_of
 
 WIDTH, RANK = 16, 2
 WORDS = ("the hand", "on the sand", "a thing", "in the end", "red and round")
@@ -73,7 +74,7 @@ def test_adapters_and_head_are_trained_by_a_sweep(place, tmp_path):
     arguments = ["--algorithms", "fedavg", "--grid", "lr=0.1", "--seeds", "0"]
     given = ["--validation", "0.25", "--output", str(output)]
     main(["sweep", *arguments, *words(config), *given])
-    rows = history.read(output / "cells" / "fedavg.csv")
+    rows = metrics_csv.read(output / "cells" / "fedavg.csv")
     for column in ("test_mcc", "validation_mcc"):
         assert np.all(np.abs(rows[column]) <= 1)
     points = (output / "points.csv").read_text()
@@ -165,7 +166,7 @@ def test_refusals(place, tmp_path, message):
 
 def test_packages_that_are_not_there(place, monkeypatch):
     absent = lambda name: None if name == "tokenizers" else name
-    monkeypatch.setattr("fedjax_muon.cli.pretrained.find_spec", absent)
+    monkeypatch.setattr("fedjax_muon.runs.pretrained.find_spec", absent)
     message = r'a checkpoint needs tokenizers: pip install "tokenizers<0\.24,>=0\.23"'
     with pytest.raises(ValueError, match=message):
         dataset_of(config_of(place))

@@ -20,13 +20,7 @@ from fedjax_muon.privacy.accounting import (
     mean_only,
     solve,
 )
-from fedjax_muon.privacy.sampling import (
-    Cyclic,
-    FixedSize,
-    FullBatch,
-    Poisson,
-    Shuffled,
-)
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
 
 DELTA = 1e-5
 A9A = Poisson(6512, 20)  # a9a, one of five agents

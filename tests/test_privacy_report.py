@@ -22,13 +22,7 @@ from fedjax_muon.privacy.report import (
     calibrated,
     report,
 )
-from fedjax_muon.privacy.sampling import (
-    Cyclic,
-    FixedSize,
-    FullBatch,
-    Poisson,
-    Shuffled,
-)
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
 from fedjax_muon.privacy.sensitivity import (
     Difference,
     Each,

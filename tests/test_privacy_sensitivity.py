@@ -1,4 +1,4 @@
-"""How far one record can move a private run: formulas against enumeration and play."""
+"""How far one record can move a private run: formulas against enumeration."""
 
 import itertools
 import math
@@ -6,13 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_muon.privacy.sampling import (
-    Cyclic,
-    FixedSize,
-    FullBatch,
-    Poisson,
-    Shuffled,
-)
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
 from fedjax_muon.privacy.sensitivity import (
     Difference,
     Each,
@@ -67,7 +61,7 @@ def fresh_split(clip, beta, now, before):
 FRESH = {Each: fresh_each, Difference: fresh_difference, Split: fresh_split}
 
 
-def play(clip, beta, takes_part, sizes, gradients):
+def transcript_of(clip, beta, takes_part, sizes, gradients):
     """What the record adds to g_0, g_1, ...: (steps, 2). gradients: (steps, 2, 2)."""
     total, transcript = np.zeros(2), []
     pairs = zip(takes_part, sizes, gradients, strict=True)
@@ -194,7 +188,9 @@ def test_reference_sensitivities(beta, expected):
 def test_an_adversary_reaches_the_bound_of_one_participation(clip, steps, beta, bound):
     takes = np.zeros(steps)
     takes[1] = 1
-    moved = np.linalg.norm(play(clip, beta, takes, np.full(steps, 20), flip(steps)))
+    moved = np.linalg.norm(
+        transcript_of(clip, beta, takes, np.full(steps, 20), flip(steps))
+    )
     exact = clip.sensitivity(beta, 20) * single_gain(steps - 1, beta)
     assert moved == pytest.approx(exact, 1e-9)
     # the tables count the step after the first as the first
@@ -224,7 +220,7 @@ def test_an_adversary_never_exceeds_the_bounds(clip, beta):
             linked = np.stack([now, before], axis=1)
             free = isinstance(sampling, Cyclic)
             used = game if free else linked
-            moved = play(clip, beta, draw(), np.full(steps, size), used)
+            moved = transcript_of(clip, beta, draw(), np.full(steps, size), used)
             assert np.linalg.norm(moved) <= bound * (1 + 1e-9)
 
 
@@ -262,7 +258,7 @@ def test_any_pattern_reference():
 def test_full_batches_telescope():
     changes = FullBatch(50).changes(Each(2.0), 0.1, 30)
     assert transcript_norm(changes, 0.9) == pytest.approx(2 * math.sqrt(30) / 50, 1e-12)
-    moved = play(
+    moved = transcript_of(
         Each(2.0), 0.1, np.ones(30), np.full(30, 50), np.full((30, 2, 2), [9.0, 0.0])
     )
     assert np.linalg.norm(moved) == pytest.approx(2 * math.sqrt(30) / 50, 1e-12)

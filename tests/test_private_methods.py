@@ -1,4 +1,4 @@
-"""What is accounted for is what is played: bounds and noise of every private method."""
+"""What is accounted for is what is run: bounds and noise of every private method."""
 
 import functools
 
@@ -7,26 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_muon.decentralized.private import (
-    PRIVATE,
-    Mechanism,
-    calibrate,
-    noise_of,
-)
-from fedjax_muon.gossip import Turn
+from fedjax_muon.core import Objective
+from fedjax_muon.decentralized.gossip import Iteration
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
+from fedjax_muon.decentralized.private_storm import each, split
 from fedjax_muon.privacy.accounting import gaussian_epsilon
 from fedjax_muon.privacy.report import Inside, report
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
 from fedjax_muon.privacy.sensitivity import Each, Split
-from fedjax_muon.private_storm import each, split
 
 M = Mechanism(limit=2.0, change=0.3, beta=0.2, batch_size=4)
 SIZE, NOISE = 4000, 0.7
 START = jnp.zeros(SIZE)
 
 
-def turn(t):
-    return Turn(jnp.int32(t), *jax.random.split(jax.random.key(t)))
+def iteration(t):
+    return Iteration(jnp.int32(t), *jax.random.split(jax.random.key(t)))
 
 
 @functools.cache
@@ -42,19 +38,21 @@ def told(name, gradients=None):
         return rows.at[0, 0].set(jnp.where(x[0] == 0, 1e3, -1e3) * batch)
 
     noise = NOISE if gradients is None else 0.0
-    estimator = PRIVATE[name].estimate(example_grad, M, noise)
-    g0, memory = estimator.start(START, 1.0, turn(0))
-    g1, _ = estimator.update(memory, START + 1, 1.0, turn(1))
+    mean = lambda x, batch, key: example_grad(x, batch, key).mean(0)
+    objective = Objective(mean, example_grad=example_grad)
+    estimator = PRIVATE[name].estimate(M, noise)
+    g0, memory = estimator.start(objective, START, 1.0, iteration(0))
+    g1, _ = estimator.update(objective, memory, START + 1, 1.0, iteration(1))
     return np.asarray(g0), np.asarray(g1)
 
 
 def test_bounds_of_both_packages_agree():
     for beta in (0.05, 0.3, 1.0):
         pairs = (each(2.0), Each(2.0)), (split(2.0, 0.3), Split(2.0, 0.3))
-        for played, counted in pairs:
-            found = played.sensitivity(1 - beta, 5)
+        for applied, counted in pairs:
+            found = applied.sensitivity(1 - beta, 5)
             np.testing.assert_allclose(found, counted.sensitivity(beta, 5), rtol=1e-6)
-            np.testing.assert_allclose(played.sensitivity(0.0, 5), counted.first(5))
+            np.testing.assert_allclose(applied.sensitivity(0.0, 5), counted.first(5))
 
 
 @pytest.mark.parametrize("name", PRIVATE)

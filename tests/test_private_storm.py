@@ -10,6 +10,7 @@ from federation import assert_same_bits
 from oracles import gossip as oracle
 from oracles.saddle import draw_saddle
 from test_gossip_oracles import (
+    BEGIN,
     INSIDE,
     LR,
     PLAY,
@@ -23,21 +24,21 @@ from test_gossip_oracles import (
 )
 from test_oracles_minimax import loss
 
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized.tracking import tracking
-from fedjax_muon.estimators import fresh, noisy
-from fedjax_muon.gossip import Turn
-from fedjax_muon.gossip_engine import dense
-from fedjax_muon.pair import Pair
-from fedjax_muon.private_storm import (
+from fedjax_muon.decentralized.engine import dense
+from fedjax_muon.decentralized.estimators import fresh, noisy
+from fedjax_muon.decentralized.gossip import Iteration
+from fedjax_muon.decentralized.private_storm import (
     difference,
     each,
-    per_example,
     private_gradient,
     private_storm,
     split,
 )
-from fedjax_muon.tasks import Batch
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.tasks.classification import Batch, per_example
 
 BETA = Pair(0.3, 0.2)
 LIMIT, CHANGE = Pair(0.8, 0.5), Pair(0.05, 0.03)
@@ -58,7 +59,7 @@ def grad_fn(params, batch, key):
     return Pair(x, jax.tree.map(jnp.negative, y))
 
 
-example_grad = per_example(grad_fn)
+OBJECTIVE = Objective(grad_fn, example_grad=per_example(grad_fn))
 quick = functools.partial(jax.jit, compiler_options=QUICKLY)
 POINTS = [draw_saddle(seed) for seed in range(T)]
 RAW = [agents[2] for agents in PLAY.batches[:T]]
@@ -70,20 +71,29 @@ def as_batch(raw, dtype=jnp.float64):
     return Batch(*(jnp.asarray(leaf, dtype) for leaf in raw))
 
 
-def turn(t):
+def iteration(t):
     key = jax.random.fold_in(jax.random.key(3), t)
-    return Turn(jnp.int32(t), *jax.random.split(key))
+    return Iteration(jnp.int32(t), *jax.random.split(key))
+
+
+def compiled(estimator, objective):
+    """Its two functions for an objective."""
+    start, update, _ = estimator
+    return (
+        quick(functools.partial(start, objective)),
+        quick(functools.partial(update, objective)),
+    )
 
 
 def estimates(estimator, points=POINTS, batches=RAW, dtype=jnp.float64):
     """What one agent tells at t = 0 to T - 1: two compiled functions."""
-    start, update = quick(estimator.start), quick(estimator.update)
+    start, update = compiled(estimator, OBJECTIVE)
     points = [jax.tree.map(lambda a: jnp.asarray(a, dtype), pair(p)) for p in points]
     batches = [as_batch(raw, dtype) for raw in batches]
-    told, memory = start(points[0], batches[0], turn(0))
+    told, memory = start(points[0], batches[0], iteration(0))
     seen = [told]
     for t in range(1, len(points)):
-        told, memory = update(memory, points[t], batches[t], turn(t))
+        told, memory = update(memory, points[t], batches[t], iteration(t))
         seen.append(told)
     return seen
 
@@ -102,13 +112,13 @@ def assert_close(found, want, bound=1e-10):
 
 @functools.cache
 def noise():
-    """N(0, 1) of every turn, of the outer noise and the inner, y's as it ascends."""
+    """N(0, 1) of every iteration, outer noise and inner, y's as it ascends."""
 
     @quick
     def drawn(key):
         outer = draws(key, pair(START))
-        _, mine = jax.random.split(key)
-        inner, _ = jax.random.split(mine)
+        _, own = jax.random.split(key)
+        inner, _ = jax.random.split(own)
         return outer, draws_from(inner, pair(START))
 
     both = [drawn(jax.random.fold_in(jax.random.key(3), t)) for t in range(T)]
@@ -126,7 +136,6 @@ def test_every_clip_with_noise_in_both_places_equals_its_transcription(name):
     inside, sigma = 0.6, 0.3
     with jax.enable_x64(True):
         private = private_storm(
-            example_grad,
             clip,
             beta=BETA,
             batch_size=SIZES[1],
@@ -161,17 +170,16 @@ def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
     """Here the expected sizes are those realised."""
     whole = lambda b: (b[0], b[1], np.ones(len(b[2])))
     play = PLAY._replace(batches=[[whole(b) for b in row] for row in PLAY.batches])
-    rows = lambda params, batch, key: example_grad(params, Batch(*batch), key)
+    rows = lambda params, batch, key: OBJECTIVE.example_grad(params, Batch(*batch), key)
+    objective = INSIDE._replace(example_grad=rows)
     first, size = (len(play.batches[t][0][2]) for t in (0, 1))
     with jax.enable_x64(True):
         free = split(Pair(1e9, 1e9), Pair(1e9, 1e9))
-        estimator = private_storm(
-            rows, free, beta=BETA, batch_size=size, first_size=first
-        )
-        algorithm = tracking(estimator, lr=LR, rule=INSIDE)
-        states = run(algorithm, dense(WEIGHTS), pair(START), play)
+        estimator = private_storm(free, beta=BETA, batch_size=size, first_size=first)
+        algorithm = gradient_tracking(LR, estimator=estimator)
+        states = run(algorithm, objective, dense(WEIGHTS), pair(START), play)
     box = lambda y: {n: np.clip(v, -0.12, 0.12) for n, v in y.items()}
-    history = oracle.dpmixsgd(START, play, *LR, *BETA, box)
+    history = oracle.dpmixsgd(BEGIN, play, *LR, *BETA, box)
     for t, agents in enumerate(history):
         for i, want in enumerate(agents):
             for found, part in ((states.params.x, "x"), (states.params.y, "y")):
@@ -181,15 +189,19 @@ def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
 
 def test_no_noise_changes_no_bit():
     rows = lambda params, batch, key: params[None] * batch
-    private = private_storm(rows, difference(1.0), batch_size=3)
+    objective = OBJECTIVE._replace(example_grad=rows)
+    private = private_storm(difference(1.0), batch_size=3)
     params, batch = jnp.array([1.0, -2.0]), jnp.array([[0.3], [-0.0], [7.0]])
-    told, memory = private.start(params, batch, turn(0))
-    assert_same_bits(noisy(private, 0.0).start(params, batch, turn(0))[0], told)
-    told, _ = private.update(memory, params, batch, turn(1))
-    found, _ = noisy(private, 0.0).update(memory, params, batch, turn(1))
-    assert_same_bits(found, told)
-    silent = private_storm(rows, difference(1.0), batch_size=3, inside=0.0)
-    assert_same_bits(silent.update(memory, params, batch, turn(1))[0], told)
+    begin = lambda estimator: estimator.start(objective, params, batch, iteration(0))
+    told, memory = begin(private)
+    assert_same_bits(begin(noisy(private, 0.0))[0], told)
+    later = lambda estimator: estimator.update(
+        objective, memory, params, batch, iteration(1)
+    )
+    told, _ = later(private)
+    assert_same_bits(later(noisy(private, 0.0))[0], told)
+    silent = private_storm(difference(1.0), batch_size=3, inside=0.0)
+    assert_same_bits(later(silent)[0], told)
 
 
 # ------------------------------------------------------------------- sensitivity
@@ -285,15 +297,13 @@ def test_sensitivities_take_weights_as_they_come():
 def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
     """The whole mechanism: denominators, padding, and an example gone mad."""
     clip = CLIPS[name][0]
-    estimator = private_storm(
-        example_grad, clip, beta=BETA, batch_size=SIZES[1], first_size=SIZES[0]
-    )
+    estimator = private_storm(clip, beta=BETA, batch_size=SIZES[1], first_size=SIZES[0])
     a, y, w = RAW[1]
     w = np.ones_like(w)
     gone = np.where(np.arange(len(w)) == 1, 0.0, w)
-    start, update = quick(estimator.start), quick(estimator.update)
+    start, update = compiled(estimator, OBJECTIVE)
     at = lambda t: jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), pair(POINTS[t]))
-    _, memory = start(at(0), as_batch((a, y, w), jnp.float32), turn(0))
+    _, memory = start(at(0), as_batch((a, y, w), jnp.float32), iteration(0))
     k = Pair(1 - BETA.x, 1 - BETA.y)
     moved = []
     for value in (0.0, 1.0, -30.0, 1e25, np.nan, np.inf):
@@ -308,10 +318,12 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
         ):
             del size
             if told is None:
-                one, other = (start(at(0), b, turn(0))[0] for b in (with_it, without))
+                one, other = (
+                    start(at(0), b, iteration(0))[0] for b in (with_it, without)
+                )
             else:
                 one, other = (
-                    update(told, at(1), b, turn(1))[0] for b in (with_it, without)
+                    update(told, at(1), b, iteration(1))[0] for b in (with_it, without)
                 )
             change = jax.tree.map(lambda u, v: u - v, one, other)
             for part, most in zip(change, bound, strict=True):
@@ -326,7 +338,7 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
 def test_the_private_gradient_is_a_clipped_mean():
     with jax.enable_x64(True):
         estimator = private_gradient(
-            example_grad, LIMIT, batch_size=SIZES[1], first_size=SIZES[0], inside=0.6
+            LIMIT, batch_size=SIZES[1], first_size=SIZES[0], inside=0.6
         )
         found, (normal, _) = estimates(estimator), noise()
     limits = {"x": LIMIT.x, "y": LIMIT.y}
@@ -340,11 +352,12 @@ def test_the_private_gradient_is_a_clipped_mean():
 def test_short_parameters_have_estimates_in_single_precision():
     params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
     rows = lambda params, batch, key: {"w": jnp.ones((6, 4, 3), jnp.bfloat16) * 1e-3}
-    estimator = private_storm(rows, each(1.0), batch_size=6, inside=1.0)
-    told, memory = jax.jit(estimator.start)(params, (), turn(0))
+    estimator = private_storm(each(1.0), batch_size=6, inside=1.0)
+    start, update = compiled(estimator, OBJECTIVE._replace(example_grad=rows))
+    told, memory = start(params, (), iteration(0))
     assert told["w"].dtype == jnp.float32
     assert np.abs(np.asarray(told["w"]) * 256 % 1).max() > 0  # finer than bfloat16
-    _, memory = jax.jit(estimator.update)(memory, params, (), turn(1))
+    _, memory = update(memory, params, (), iteration(1))
     assert memory.estimate["w"].dtype == jnp.float32
     assert memory.before["w"].dtype == jnp.bfloat16
 
@@ -376,11 +389,11 @@ def test_values_out_of_range_are_refused(build, message):
 
 
 def build_storm(**changes):
-    return private_storm(example_grad, each(1.0), **{"batch_size": 4, **changes})
+    return private_storm(each(1.0), **{"batch_size": 4, **changes})
 
 
 def build_gradient(limit=1.0, **changes):
-    return private_gradient(example_grad, limit, **{"batch_size": 4, **changes})
+    return private_gradient(limit, **{"batch_size": 4, **changes})
 
 
 def test_limits_are_numbers():
@@ -393,6 +406,7 @@ def test_the_published_methods_do_not_clip():
     told = []
     for size in (1.0, 1e6):
         g = {"a": jnp.full(2, size)}
-        told.append(noisy(fresh(lambda *_: g), 1.0).start(g, (), turn(0))[0])  # noqa: B023 - called here
+        objective = Objective(lambda *_: g)  # noqa: B023 - called here
+        told.append(noisy(fresh(), 1.0).start(objective, g, (), iteration(0))[0])
     assert np.abs(told[1]["a"] - told[0]["a"]).max() > 1e5
     assert "without a clip" in ALL["dp_sgda"].paper

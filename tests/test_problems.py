@@ -6,7 +6,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.optimize
 from federation import Linear, as_float64, blobs, cut, gradient
@@ -14,15 +13,15 @@ from oracles.auc import auc_grad, auc_loss
 from oracles.auc import auc_optimum as oracle_optimum
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from fedjax_muon import simulation, tasks, tree
-from fedjax_muon.batching import Rows, clients_of, full_batch, on
-from fedjax_muon.evaluation import evaluate
-from fedjax_muon.minimax import ALL
-from fedjax_muon.pair import Pair, projected
-from fedjax_muon.problems import adversarial, agnostic, auc
-from fedjax_muon.problems.adversarial import project_perturbation
-from fedjax_muon.problems.auc import Primal, auc_losses, auc_optimum
-from fedjax_muon.problems.simplex import project_weights
+from fedjax_muon import simulation, tasks
+from fedjax_muon.core import tree
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.minimax import local_sgda
+from fedjax_muon.simulation.batching import ExampleIndices, clients_of, full_batch, on
+from fedjax_muon.simulation.evaluation import evaluate
+from fedjax_muon.tasks import adversarial, agnostic, auc
+from fedjax_muon.tasks.adversarial import project_perturbation
+from fedjax_muon.tasks.auc import Primal, auc_losses, auc_optimum
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, atol=2e-6)
@@ -140,7 +139,7 @@ def test_a_client_has_a_share_of_its_own():
         ids = part[:4]  # a batch, whose share is another one
         share = data.y_train[part].mean()
         assert share != data.y_train[ids].mean()
-        found = own(params, Rows(jnp.array(ids), jnp.int32(client)), KEY)
+        found = own(params, ExampleIndices(jnp.array(ids), jnp.int32(client)), KEY)
         batch = tasks.Batch(data.x_train[ids], data.y_train[ids], np.ones(4))
         hand, layers = auc_by_hand(params, batch, share)
         assert_close_layers(found.x.model, layers)
@@ -152,14 +151,16 @@ def test_a_client_of_one_class_has_no_gradient():
     parts = [np.flatnonzero(data.y_train == label)[:5] for label in (0, 1)]
     own = jax.jit(on(shared_out(data, *parts), BINARY.grad))
     for client, part in enumerate(parts):
-        found = own(auc_params(), Rows(jnp.array(part), jnp.int32(client)), KEY)
+        found = own(
+            auc_params(), ExampleIndices(jnp.array(part), jnp.int32(client)), KEY
+        )
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
 
 
 def test_padding_does_not_count():
     data, params = binary(), auc_params()
     own = jax.jit(on(shared_out(data, np.arange(8)), BINARY.grad))
-    rows = lambda ids: Rows(jnp.int32(ids), jnp.int32(0))
+    rows = lambda ids: ExampleIndices(jnp.int32(ids), jnp.int32(0))
     found = own(params, rows([0, 3, -1, 5, -1]), KEY)
     jax.tree.map(close, found, own(params, rows([0, 3, 5]), KEY))
     found = own(params, rows([-1, -1, -1]), KEY)
@@ -178,9 +179,9 @@ def test_auc_is_evaluated():
         ("test", data.x_test, data.y_test),
     ):
         h = probabilities(params.x.model, x)
-        close(getattr(found, f"{part}_auc"), roc_auc_score(y, h))
-        close(getattr(found, f"{part}_loss"), log_loss(y, h), rtol=1e-5)
-        close(getattr(found, f"{part}_accuracy"), accuracy_score(y, h > 0.5))
+        close(found[f"{part}_auc"], roc_auc_score(y, h))
+        close(found[f"{part}_loss"], log_loss(y, h), rtol=1e-5)
+        close(found[f"{part}_accuracy"], accuracy_score(y, h > 0.5))
 
 
 @pytest.mark.parametrize("share", [0, 1, 0.0, 1.0, -0.1, float("nan")])
@@ -227,7 +228,7 @@ def test_agnostic_gradient_by_hand_and_its_mean_over_clients():
         x, y = np.float64(DATA.x_train[part]), DATA.y_train[part]
         layers.append(gradient(model, x, y))
         losses.append(loss_by_hand(params.x, x, y))
-        found.append(grad(params, Rows(jnp.array(part), jnp.int32(i)), KEY))
+        found.append(grad(params, ExampleIndices(jnp.array(part), jnp.int32(i)), KEY))
         mine = COUNT * SIMPLEX[i]
         assert_close_layers(found[i].x, [mine * layer for layer in layers[i]])
         ascent = COUNT * losses[i] * np.eye(COUNT)[i] - STRENGTH * (SIMPLEX - 0.25)
@@ -252,13 +253,8 @@ def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     wrong = data.y_train.copy()
     wrong[parts[2]] = np.random.default_rng(0).integers(0, 3, 16)
     data = data._replace(y_train=wrong)
-    algorithm = partial(
-        ALL["local_sgda"],
-        lr=Pair(0.1, 0.01),
-        rule=projected(optax.identity(), project_weights),
-    )
-    run = simulation.simulate(
-        algorithm,
+    run = simulation.federate(
+        local_sgda(lr=Pair(0.1, 0.01)),
         agnostic(Linear(3), (5,), COUNT),
         data,
         parts,
@@ -293,7 +289,7 @@ def test_agnostic_refusals():
 
 
 def test_adversarial_gradient_by_hand():
-    task, batch = adversarial(Linear(3), (5,), strength=0.4), draw_batch(3)
+    task, batch = adversarial(Linear(3), (5,), radius=0.5, strength=0.4), draw_batch(3)
     assert not np.any(task.init(KEY).y)
     params = weights_of(task)
     found = jax.jit(task.grad)(params, batch, KEY)
@@ -310,11 +306,11 @@ def test_adversarial_gradient_by_hand():
 
 
 def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
-    radius, task = 0.5, adversarial(Linear(3), (5,))
-    rule = projected(optax.identity(), project_perturbation(radius))
-    algorithm = partial(ALL["local_sgda"], lr=Pair(0.0, 1.0), rule=rule)
+    radius = 0.5
+    task = adversarial(Linear(3), (5,), radius=radius)
+    algorithm = local_sgda(lr=Pair(0.0, 1.0))
     sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 1}
-    run = simulation.simulate(
+    run = simulation.federate(
         algorithm, task, DATA, cut([20, 20]), **sizes, sampler=full_batch
     )
     state = run.init(KEY)
@@ -344,10 +340,12 @@ def test_projection_of_images_of_any_shape():
 
 def test_adversarial_refusals():
     with pytest.raises(ValueError, match=r"strength must lie in \[0, infinity\)"):
-        adversarial(Linear(3), (5,), strength=-0.1)
+        adversarial(Linear(3), (5,), radius=0.5, strength=-0.1)
     for radius in (0, -1.0, float("inf")):
         with pytest.raises(ValueError, match=r"radius must lie in \(0, infinity\)"):
             project_perturbation(radius)
+        with pytest.raises(ValueError, match=r"radius must lie in \(0, infinity\)"):
+            adversarial(Linear(3), (5,), radius=radius)
 
 
 class Dropping(nn.Module):
@@ -360,7 +358,12 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "problem", [partial(auc, share=0.4), adversarial, partial(agnostic, num_clients=2)]
+    "problem",
+    [
+        partial(auc, share=0.4),
+        partial(adversarial, radius=0.5),
+        partial(agnostic, num_clients=2),
+    ],
 )
 def test_gradients_hand_their_key_to_the_model(problem):
     task = problem(Dropping(), (5,))

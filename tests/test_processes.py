@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from test_cli import SMALL, refused, run, spawn, wait_for
 
-from fedjax_muon import data, history, processes
-from fedjax_muon.cli import building, directory
+from fedjax_muon import data
+from fedjax_muon.engine import processes
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import build as building
+from fedjax_muon.runs import directory
 
 TOGETHER = [
     *("train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", "8", *SMALL),
@@ -48,11 +51,11 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
     # one process reads what two have written: of the six clients, three each
     last, alone = saved()[-1], tmp_path / "alone"
     run(*TOGETHER, "--rounds", last, "--output", alone)
-    mine, theirs = (history.read(p / "metrics.csv") for p in (alone, place))
-    assert mine["round"].tolist() == list(range(0, last + 1, 20))
-    for name in set(mine) - {"seconds"}:
-        known = theirs[name][: len(mine[name])]
-        np.testing.assert_allclose(known, mine[name], 1e-3, 1e-4, err_msg=name)
+    client_state, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
+    assert client_state["round"].tolist() == list(range(0, last + 1, 20))
+    for name in set(client_state) - {"seconds"}:
+        known = theirs[name][: len(client_state[name])]
+        np.testing.assert_allclose(known, client_state[name], 1e-3, 1e-4, err_msg=name)
     what = directory.read(place)
     dataset = data.load(what.config.dataset, what.config.data_dir)
     simulation = building.simulation_of(what, dataset)
@@ -102,6 +105,6 @@ def test_devices_train_resume_and_compare(tmp_path):
     alone = tmp_path / "one"
     sizes = sizes[3:]
     run("train", "--algorithm", "scaffold", *SMALL, *sizes, "--output", alone)
-    mine, theirs = (history.read(p / "metrics.csv") for p in (alone, place))
-    for name in set(mine) - {"seconds"}:
-        np.testing.assert_allclose(theirs[name], mine[name], 1e-4, err_msg=name)
+    client_state, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
+    for name in set(client_state) - {"seconds"}:
+        np.testing.assert_allclose(theirs[name], client_state[name], 1e-4, err_msg=name)

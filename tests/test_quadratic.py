@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from fedjax_muon.pair import Pair
-from fedjax_muon.problems import quadratic
-from fedjax_muon.problems.quadratic import draw_quadratic
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.tasks import quadratic
+from fedjax_muon.tasks.quadratic import draw_quadratic
 
 KEY = jax.random.key(3)
 N, CURVATURE = 3, 0.5

@@ -10,10 +10,9 @@ import optax
 import pytest
 from oracles.cases import ALONE, FULL, ONE_STEP, ONE_STEP_PARTIAL, PARTIAL, X
 from oracles.problem import Play, mean, polar, toy_grad
-from play import farthest, fixed_bias, grad_fn, path, precision, run
+from play import FIXED_BIAS, TOY, by_code, farthest, path, precision, run
 
-from fedjax_muon import engine, lmo, plans
-from fedjax_muon import orthogonalize as kernel
+from fedjax_muon import engine
 from fedjax_muon.algorithms import (
     ALL,
     diloco,
@@ -25,6 +24,10 @@ from fedjax_muon.algorithms import (
     local_muon_persistent,
     scaffold,
 )
+from fedjax_muon.core import Algorithm, Objective
+from fedjax_muon.engine import plans
+from fedjax_muon.linalg import lmo
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import by_rank, muon, orthogonalize, scale_by_lmo
 
 W = {"w": X["w"]}  # the toy model without its bias
@@ -34,65 +37,64 @@ MUON = muon(0.98)
 DECAYED = optax.chain(MUON, optax.add_decayed_weights(0.1))
 FIRST = PARTIAL._replace(rounds=PARTIAL.rounds[:1])
 cosine = lambda r: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * r / 6))
-correct_sgd = lambda g: fedmuon_correct(g, lr=0.2, fresh=1.0, rule=NOTHING)
-heavy_ball = lambda g: fedavg(g, rule=BALL, carry=("trace",))
+correct_sgd = fedmuon_correct(lr=0.2, momentum=0.0, rule=NOTHING)
+heavy_ball = fedavg(rule=BALL, averaged_state=("trace",))
 
-# what is compared: parameters, play, gradient; the one method; the other
-SAME: dict[str, tuple[Any, Play, Any, Any, Any]] = {
+# what is compared: parameters, play, objective; the one method; the other
+SAME: dict[str, tuple[Any, Play, Objective, Algorithm, Algorithm]] = {
     "one step without LMO and past: bias correction is SCAFFOLD": (
-        *(X, ONE_STEP, grad_fn),
+        *(X, ONE_STEP, TOY),
         correct_sgd,
-        lambda g: scaffold(g, lr=0.2),
+        scaffold(lr=0.2),
     ),
     "the same, with the server rate S/N, if clients are sampled": (
-        *(X, ONE_STEP_PARTIAL, grad_fn),
+        *(X, ONE_STEP_PARTIAL, TOY),
         correct_sgd,
-        lambda g: scaffold(g, lr=0.2, server_lr=3 / 5),
+        scaffold(lr=0.2, server_lr=3 / 5),
     ),
     "alignment and momentum aggregation off: Local Muon": (
-        *(X, PARTIAL, grad_fn),
-        lambda g: fedmuon_align(g, lr=cosine, align=0, decay=0.1, rule=MUON, carry=()),
-        lambda g: fedavg(g, lr=cosine, rule=DECAYED),
+        *(X, PARTIAL, TOY),
+        fedmuon_align(lr=cosine, align=0, decay=0.1, rule=MUON, averaged_state=()),
+        fedavg(lr=cosine, rule=DECAYED),
     ),
     "alignment off: Local Muon with averaged momentum": (
-        *(X, PARTIAL, grad_fn),
-        lambda g: fedmuon_align(g, lr=cosine, align=0.0, decay=0.0, rule=MUON),
-        lambda g: fedavg(g, lr=cosine, rule=MUON, carry=("trace",)),
+        *(X, PARTIAL, TOY),
+        fedmuon_align(lr=cosine, align=0.0, decay=0.0, rule=MUON),
+        fedavg(lr=cosine, rule=MUON, averaged_state=("trace",)),
     ),
     "MuLoCo with a trivial server: persistent LocalMuon": (
-        *(W, FULL, fixed_bias),
-        lambda g: diloco(g, lr=0.05, rule=muon(0.9), server_lr=1, server_rule=NOTHING),
-        lambda g: local_muon_persistent(g, lr=0.05, fresh=0.1, rule=orthogonalize()),
+        *(W, FULL, FIXED_BIAS),
+        diloco(lr=0.05, rule=muon(0.9), server_lr=1, server_rule=NOTHING),
+        local_muon_persistent(lr=0.05, momentum=0.9, rule=orthogonalize()),
     ),
     "U V' sees no scale: exponential average or heavy ball": (
-        *(W, PARTIAL, fixed_bias),
-        lambda g: fedavg(
-            g,
+        *(W, PARTIAL, FIXED_BIAS),
+        fedavg(
             lr=0.05,
             rule=optax.chain(optax.ema(0.9, debias=False), orthogonalize()),
         ),
-        lambda g: fedavg(g, lr=0.05, rule=muon(0.9)),
+        fedavg(lr=0.05, rule=muon(0.9)),
     ),
     "persistent LocalMuon without LMO and past: FedAvg at the server rate S/N": (
-        *(X, PARTIAL, grad_fn),
-        lambda g: local_muon_persistent(g, lr=0.1, fresh=1.0, rule=NOTHING),
-        lambda g: fedavg(g, lr=0.1, server_lr=3 / 5),
+        *(X, PARTIAL, TOY),
+        local_muon_persistent(lr=0.1, momentum=0.0, rule=NOTHING),
+        fedavg(lr=0.1, server_lr=3 / 5),
     ),
     "FedProx without its term: FedAvg": (
-        *(X, PARTIAL, grad_fn),
-        lambda g: fedprox(g, mu=0.0, rule=BALL),
-        lambda g: fedavg(g, rule=BALL),
+        *(X, PARTIAL, TOY),
+        fedprox(mu=0.0, rule=BALL),
+        fedavg(rule=BALL),
     ),
-    "SCAFFOLD's first round: FedAvg": (*(X, FIRST, grad_fn), scaffold, fedavg),
+    "SCAFFOLD's first round: FedAvg": (*(X, FIRST, TOY), scaffold(), fedavg()),
     "DiLoCo whose clients have no state: FedAvg with that server": (
-        *(X, PARTIAL, grad_fn),
-        lambda g: diloco(g, lr=0.1, rule=NOTHING, server_rule=BALL),
-        lambda g: fedavg(g, lr=0.1, server_lr=0.7, server_rule=BALL),
+        *(X, PARTIAL, TOY),
+        diloco(lr=0.1, rule=NOTHING, server_rule=BALL),
+        fedavg(lr=0.1, server_lr=0.7, server_rule=BALL),
     ),
     "one step, averaged momentum: the server's heavy ball": (
-        *(X, ONE_STEP, grad_fn),
+        *(X, ONE_STEP, TOY),
         heavy_ball,
-        lambda g: fedavg(g, server_rule=BALL),
+        fedavg(server_rule=BALL),
     ),
 }
 # the same pairs where one condition is missing
@@ -115,17 +117,18 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_methods_that_coincide(name):
-    params, play, g, one, other = SAME[name]
-    a = path(one(g), params, play)
-    assert farthest(a, path(other(g), params, play)) <= 1e-12
+    params, play, objective, one, other = SAME[name]
+    a = path(one, params, play, objective=objective)
+    assert farthest(a, path(other, params, play, objective=objective)) <= 1e-12
     assert farthest(a[-1:], [params]) >= 1e-2
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_and_where_they_part(name):
     pair, play = DIFFERENT[name]
-    params, _, g, one, other = SAME[pair]
-    assert farthest(path(one(g), params, play), path(other(g), params, play)) >= 1e-3
+    params, _, objective, one, other = SAME[pair]
+    a, b = (path(each, params, play, objective=objective) for each in (one, other))
+    assert farthest(a, b) >= 1e-3
 
 
 def mean_gradient(x, data):
@@ -141,7 +144,7 @@ def test_one_step_of_fedavg_is_descent_on_the_mean_gradient():
             updates, state = optimiser.update(mean_gradient(x, data), state)
             x = jax.tree.map(np.asarray, optax.apply_updates(x, updates))
             central.append(x)
-    got = path(fedavg(grad_fn, lr=0.2), X, ONE_STEP)
+    got = path(fedavg(lr=0.2), X, ONE_STEP)
     assert farthest(got, central) <= 1e-12
 
 
@@ -153,19 +156,16 @@ def test_one_step_of_synced_fedmuon_is_centralised_muon():
         m = {k: 0.7 * m[k] + 0.3 * g[k] for k in m}
         central.append(x)
     rule = by_rank(orthogonalize(kernel.polar))
-    make = lambda **how: fedmuon(grad_fn, lr=0.05, fresh=0.3, rule=rule, **how)
+    make = lambda **how: fedmuon(lr=0.05, momentum=0.7, rule=rule, **how)
     assert farthest(path(make(), X, ONE_STEP), central) <= 1e-12
     assert farthest(path(make(synced=False), X, ONE_STEP), central) >= 1e-3
 
 
-FACTORIES = {method.factory: name for name, method in reversed(ALL.items())}
-
-
-@pytest.mark.parametrize("name", sorted(FACTORIES.values()))
+@pytest.mark.parametrize("name", sorted(names[0] for names in by_code(ALL)))
 def test_identical_clients_are_one_client(name):
     rounds = [([2, 0, 1], data * 3) for _, data in ALONE.rounds]
     crowd = Play(toy_grad, 3, ALONE.first * 3, rounds, [9] * 3)
-    algorithm = ALL[name](grad_fn, lr=0.02)
+    algorithm = ALL[name].function(lr=0.02)
     alone = path(algorithm, X, ALONE)
     assert farthest(path(algorithm, X, crowd), alone) <= 1e-12
     assert farthest(alone[-1:], [X]) >= 1e-3
@@ -181,13 +181,13 @@ def test_alignment_is_momentum_on_directions(align):
     data = rng.normal(size=(5, 3, 4, 4, 3))  # rounds, S, K
     rounds: Any = [([4, 0, 2], [[(b,) for b in one] for one in now]) for now in data]
     play = PARTIAL._replace(rounds=rounds)
-    given = lambda params, batch, key: {"w": batch[0]}
+    objective = Objective(lambda params, batch, key: {"w": batch[0]})
     rule = orthogonalize(kernel.polar)
     algorithm = fedmuon_align(
-        given, lr=cosine, align=align, decay=0.0, rule=rule, carry=()
+        lr=cosine, align=align, decay=0.0, rule=rule, averaged_state=()
     )
     x, delta = X["w"], np.zeros((4, 3))
-    for r, state in enumerate(run(algorithm, W, play)):
+    for r, state in enumerate(run(algorithm, W, play, objective=objective)):
         directions = [polar(g) for one in data[r] for g in one]
         delta = align * delta + (1 - align) * np.mean(directions, axis=0)
         x = x - 0.05 * 0.5 * (1 + np.cos(np.pi * r / 6)) * 4 * delta
@@ -196,7 +196,7 @@ def test_alignment_is_momentum_on_directions(align):
 
 
 def test_alignment_alone_never_moves():
-    algorithm = fedmuon_align(grad_fn, align=1.0, decay=0.0)
+    algorithm = fedmuon_align(align=1.0, decay=0.0)
     assert farthest(path(algorithm, X, FIRST), [X]) == 0.0
 
 
@@ -212,12 +212,12 @@ RULES = {
 
 def parabolas(factory, rule, rounds):
     """All x of the play of Theorem 1, from -A / 4, for many (fresh, lr) at once."""
-    gradient = lambda p, batch, key: {"w": p["w"] + batch}
+    objective = Objective(lambda p, batch, key: {"w": p["w"] + batch})
     batches = jnp.array([0.0, A]).reshape(2, 1, 1, 1)  # S, K, and the matrix
 
-    def play(fresh, lr):
-        algorithm = factory(gradient, lr=lr, fresh=fresh, rule=rule)
-        round = engine.make_round(algorithm, 2, plans.vmapped)
+    def trajectory(fresh, lr):
+        algorithm = factory(lr=lr, momentum=1 - fresh, rule=rule)
+        round = engine.make_round(algorithm, objective, 2, plans.vmapped)
         state = engine.init(algorithm, {"w": jnp.full((1, 1), -A / 4)}, 2)
 
         def body(state, _):
@@ -227,7 +227,7 @@ def parabolas(factory, rule, rounds):
 
         return jax.lax.scan(body, state, length=rounds)[1]
 
-    return jax.jit(jax.vmap(play))(*GRID)
+    return jax.jit(jax.vmap(trajectory))(*GRID)
 
 
 GRID = tuple(jnp.array(np.meshgrid([0.05, 0.1, 0.5, 1.0], [0.01, 0.25])).reshape(2, -1))
@@ -250,8 +250,8 @@ def test_bias_correction_reaches_the_minimiser(rule):
 
 @pytest.mark.parametrize("factory", [scaffold, fedmuon_correct])
 def test_the_servers_control_is_the_mean_of_all_clients(factory):
-    for state in run(factory(grad_fn, lr=0.05), X, PARTIAL):
-        everyone = {k: v.mean(axis=0) for k, v in state.pool.items()}
+    for state in run(factory(lr=0.05), X, PARTIAL):
+        everyone = {k: v.mean(axis=0) for k, v in state.client_states.items()}
         assert farthest([state.server.control], [everyone]) <= 1e-12
         assert np.max(np.abs(everyone["w"])) > 1e-3
 
@@ -259,7 +259,7 @@ def test_the_servers_control_is_the_mean_of_all_clients(factory):
 def test_correction_moves_at_most_a_share_of_the_local_steps():
     # Lemma 5 between two rounds, in the norm of the LMO: (lr S / N) (r - r') K
     rule = by_rank(orthogonalize(kernel.polar))
-    later = path(fedmuon_correct(grad_fn, lr=0.05, rule=rule), X, PARTIAL)
+    later = path(fedmuon_correct(lr=0.05, rule=rule), X, PARTIAL)
     points = [X, *later]
     share = [
         np.linalg.norm(points[r]["w"] - points[s]["w"], 2)
@@ -284,13 +284,13 @@ def consensus(synced):
     targets = np.random.default_rng(0).normal(size=(4, 1, *SHAPE))
     data = jnp.asarray(targets)
     rule = orthogonalize(kernel.polar)
-    pull = lambda p, batch, key: p - batch
-    algorithm = fedmuon(pull, lr=LR, fresh=FRESH, rule=rule, synced=synced)
+    objective = Objective(lambda p, batch, key: p - batch)
+    algorithm = fedmuon(lr=LR, momentum=1 - FRESH, rule=rule, synced=synced)
     all_clients, key = jnp.arange(4), jax.random.key(0)
-    round = engine.make_round(algorithm, 4, plans.vmapped)
+    round = engine.make_round(algorithm, objective, 4, plans.vmapped)
     alone = jax.jit(jax.vmap(round, in_axes=(None, None, None, 0, None)))
     state = engine.init(algorithm, jnp.zeros(SHAPE), 4)
-    start = engine.make_prologue(algorithm, 4, plans.vmapped)
+    start = engine.make_prologue(algorithm, objective, 4, plans.vmapped)
     state, _ = jax.jit(start)(state, all_clients, data, jnp.ones(4), key)
     spread = lambda a: np.mean(np.linalg.norm(a - a.mean(0), axis=(1, 2)))
     x, m = [], []

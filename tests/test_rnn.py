@@ -197,7 +197,7 @@ def test_it_learns_which_word_came_first():
 
     params = train(jax.jit(task.init)(KEY))
     scores = jax.jit(task.evaluate)(params, batch.x, batch.y)
-    assert np.all(scores.correct)
+    assert np.all(scores["correct"])
 
 
 def test_default_sizes_are_the_papers():

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_muon.pair import Pair
-from fedjax_muon.problems.robust import (
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.tasks.classification import Batch
+from fedjax_muon.tasks.robust import (
     agents,
     data_gradient,
     public_gradient,
     robust_logistic,
 )
-from fedjax_muon.problems.simplex import project_weights
-from fedjax_muon.tasks import Batch
+from fedjax_muon.tasks.simplex import project_weights
 
 RNG = np.random.default_rng(0)
 EXAMPLES, FEATURES, AGENTS = 12, 4, 3
@@ -103,6 +103,18 @@ def test_public_terms_are_the_rest():
     assert np.count_nonzero(public.y) == EXAMPLES
 
 
+def test_the_task_has_gradients_of_examples_and_its_projection():
+    ids, weight = [3, 1, 7, 0], [1, 1, 1, 0]
+    task = robust_logistic(FEATURES, EXAMPLES)
+    assert task.project is project_weights
+    one = task.example_grad(PARAMS, batch_of(ids, weight), KEY)
+    whole = task.grad(PARAMS, batch_of(ids, weight), KEY)
+    for a, b, c in zip(one, task.public_grad(PARAMS), whole, strict=True):
+        assert len(a) == len(ids)
+        assert not np.any(a[-1])  # padding
+        np.testing.assert_allclose(a.sum(0) / 3 + b, c, atol=1e-6)
+
+
 def test_padding_does_not_count():
     grad = data_gradient(EXAMPLES)
     padded = grad(PARAMS, batch_of([2, 5, 9, 0], [1, 1, 0, 0]), KEY)
@@ -123,9 +135,9 @@ def test_it_begins_in_the_middle_of_the_simplex_and_stays_there():
 def test_evaluation():
     scores = robust_logistic(FEATURES, EXAMPLES).evaluate(PARAMS, np.float32(A), LABELS)
     margin = (2 * LABELS - 1) * (A @ X)
-    np.testing.assert_allclose(scores.loss, np.log1p(np.exp(-margin)), rtol=1e-5)
-    np.testing.assert_array_equal(scores.correct, margin > 0)
-    np.testing.assert_allclose(scores.score, A @ X, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores["loss"], np.log1p(np.exp(-margin)), rtol=1e-5)
+    np.testing.assert_array_equal(scores["correct"], margin > 0)
+    np.testing.assert_allclose(scores["score"], A @ X, rtol=1e-4, atol=1e-5)
 
 
 def test_refusals():

@@ -1,7 +1,6 @@
 """A cohort on several devices: the same numbers, little communication."""
 
 import re
-from functools import partial
 
 import federation
 import jax
@@ -9,32 +8,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federation import assert_same_bits
-from test_simulation import assert_close, played
+from test_simulation import assert_close, trained
 
-from fedjax_muon import batching, plans, sharding, simulation, sweep
+from fedjax_muon import simulation
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.batching import with_replacement
+from fedjax_muon.engine import plans, sharding
+from fedjax_muon.simulation import batching, sweep
+from fedjax_muon.simulation.batching import with_replacement
 
 EIGHT = jax.devices()[:8]
-SCAFFOLD = partial(ALL["scaffold"], lr=0.3)  # private states, and a prologue: none
+SCAFFOLD = ALL["scaffold"].function(lr=0.3)  # private states, and a prologue: none
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective")
 
 
 def unpadded(prepared, training):
     rows = prepared.setup.num_clients
-    return training._replace(pool=jax.tree.map(lambda x: x[:rows], training.pool))
+    return training._replace(
+        client_states=jax.tree.map(lambda x: x[:rows], training.client_states)
+    )
 
 
 # Six clients on eight devices.
 @pytest.mark.parametrize("split_examples", [False, True])
 def test_devices_give_the_same_numbers(split_examples):
     # a prologue, and states of clients
-    algorithm, how = partial(ALL["fafed"], lr=0.1), {"cohort_size": 6}
+    algorithm, how = ALL["fafed"].function(lr=0.1), {"cohort_size": 6}
     alone = federation.federation(algorithm, **how)
     shared = federation.federation(
         algorithm, devices=EIGHT, split_examples=split_examples, **how
     )
-    want, got = played(alone, 1, 5), played(shared, 1, 5)
+    want, got = trained(alone, 1, 5), trained(shared, 1, 5)
     assert_close(unpadded(shared, got.training), want.training)
     assert_close(shared.evaluate(got), alone.evaluate(want))
     assert shared.bytes_after(5) == alone.bytes_after(5)
@@ -44,10 +47,10 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
     # five of six clients on two devices, in chunks of two: none of it is divided
     how = {"cohort_size": 5, "dropout": 0.4, "sampler": batching.full_batch}
     alone = federation.federation(SCAFFOLD, **how)
-    want = played(alone, 2, 4)
+    want = trained(alone, 2, 4)
     where = {"devices": EIGHT[:2], "plan": plans.chunked(2), "split_examples": True}
     shared = federation.federation(SCAFFOLD, **where, **how)
-    assert_close(unpadded(shared, played(shared, 2, 4).training), want.training)
+    assert_close(unpadded(shared, trained(shared, 2, 4).training), want.training)
 
 
 def test_a_message_that_is_not_finite_is_named():
@@ -83,12 +86,14 @@ def test_every_device_holds_its_part_of_the_clients():
     state = shared.train_rounds(state, 2)[0]
     after = jax.tree.map(lambda x: x.sharding, state)
     assert jax.tree.leaves(before) == jax.tree.leaves(after)
-    for x in [*jax.tree.leaves(state.training.pool), shared.clients.x]:
+    for x in [*jax.tree.leaves(state.training.client_states), shared.clients.x]:
         total = len(x)
         assert total % 8 == 0
         assert {s.data.shape[0] for s in x.addressable_shards} == {total // 8}
     assert all(x.is_fully_replicated for x in jax.tree.leaves(state.params))
-    assert len(jax.tree.leaves(state.training.pool)[0]) == 8  # six clients, padded
+    assert (
+        len(jax.tree.leaves(state.training.client_states)[0]) == 8
+    )  # six clients, padded
     assert shared.clients.x.shape[0] == 80
 
 
@@ -100,7 +105,7 @@ def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
         kept = jax.tree.map(jnp.copy, state)
         once = shared.train_rounds(state, 5)[0]
         others = federation.cut([5, 10, 15, 20, 12, 13], seed=9)
-        moved = shared.repartition(others)
+        moved = shared.vary(parts=others)
         moved.train_rounds(moved.init(jax.random.key(0)), 1)
         again = shared.train_rounds(shared.train_rounds(kept, 3)[0], 2)[0]
     assert_same_bits(again, once)
@@ -112,7 +117,7 @@ def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
 def lowered(algorithm, **changes):
     shared = federation.federation(algorithm, devices=EIGHT, **changes)
     state = shared.init(jax.random.key(0))
-    given = shared.setup.task, state, shared.clients, 1, shared.longest
+    given = shared.inputs, state, shared.clients, 1, shared.max_client_size
     return shared.programs.rounds.trace(*given)
 
 
@@ -124,8 +129,8 @@ def operations(text: str) -> dict[str, int]:
 
 def test_one_reduction_ends_an_exchange():
     for name in ("fedavg", "padamfed_vr", "scaffold"):
-        traced = lowered(partial(ALL[name], lr=0.1))
-        algorithm = ALL[name](federation.TASK.grad)
+        algorithm = ALL[name].function(lr=0.1)
+        traced = lowered(algorithm)
         found = operations(traced.lower().compile().as_text())
         assert found.pop("all-reduce") == len(algorithm.exchanges), name
         has_states = algorithm.init_client(federation.TASK.init(jax.random.key(0)))
@@ -150,7 +155,7 @@ def scans(jaxpr, within=()):
 def test_local_training_has_no_communication():
     steps = 7  # no other scan is as long
     how = {"local_steps": steps, "split_examples": True, "sampler": with_replacement}
-    traced = lowered(partial(ALL["scaffold"], lr=0.1), **how)
+    traced = lowered(ALL["scaffold"].function(lr=0.1), **how)
     talking = ("psum", "all_gather", "reduce_scatter", "psum_scatter", "ppermute")
     found = [
         (equation.primitive.name, within)
@@ -171,7 +176,7 @@ def test_gradients_are_not_summed_over_devices():
     def part(w, x):
         return jax.grad(lambda w: jnp.sum(w * x))(w)[None]
 
-    same, split = sharding.SAME, sharding.SPLIT
+    same, split = sharding.REPLICATED, sharding.SHARDED
     whole = sharding.across(devices, part, (same, split), split)
     np.testing.assert_array_equal(whole(jnp.ones(()), jnp.array([1.0, 5.0])), [1, 5])
 
@@ -195,4 +200,4 @@ def test_a_sweep_refuses_devices():
 def test_split_examples_need_devices():
     with pytest.raises(ValueError, match="several devices"):
         federation.federation(split_examples=True)
-    assert simulation.STATE.training.pool == sharding.SPLIT
+    assert simulation.STATE.training.client_states == sharding.SHARDED

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_muon.pair import Pair
-from fedjax_muon.problems.simplex import nearest_in_simplex, project_weights
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.tasks.simplex import nearest_in_simplex, project_weights
 
 RNG = np.random.default_rng(0)
 CASES = {

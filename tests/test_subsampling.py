@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from test_batching import RARE, assert_uniform, draw_many, frequencies
 
-from fedjax_muon import batching
+from fedjax_muon.simulation import batching
 
 
 def joined(draws, size):

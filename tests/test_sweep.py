@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-from functools import partial
 from typing import Any
 
 import chex
@@ -12,14 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import DATA, PARTS, cut
-from play import grad_fn
+from federation import DATA, PARTS, assert_same_bits, cut
+from play import TOY
 
-from fedjax_muon import engine, fitting, plans, simulation, sweep, training
+from fedjax_muon import engine, simulation
 from fedjax_muon.algorithms import ALL, fedavg
-from fedjax_muon.cli.config import hyper_parameters
-from fedjax_muon.memory import UnknownMemoryError
-from fedjax_muon.sweep import Cell
+from fedjax_muon.core import Hyper, numbers_of, recorded
+from fedjax_muon.core.recipe import as_arrays
+from fedjax_muon.engine import plans
+from fedjax_muon.runs.config import hyper_parameters
+from fedjax_muon.simulation import memory_check, sweep, training
+from fedjax_muon.simulation.memory import UnknownMemoryError
+from fedjax_muon.simulation.sweep import Cell
 
 SIZES = [3, 20, 9, 6, 25, 12]
 ROUNDS, EVERY = 7, 3
@@ -40,15 +43,37 @@ def outcomes(prepared, cells, **how):
 @functools.cache
 def prepared_alone(name, lr, **changes):
     """The same run, prepared and compiled by itself."""
-    method: Any = ALL[name]
-    return federation.federation(partial(method, lr=lr), **changes)
+    return federation.federation(ALL[name].function(lr=lr), **changes)
 
 
 def alone(name, cell, **changes):
-    """Its rows."""
-    one = prepared_alone(name, cell.hyper["lr"], **changes).repartition(cell.parts)
+    """Its states and rows."""
+    one = prepared_alone(name, cell.hyper["lr"], **changes).vary(parts=cell.parts)
     how = {"rounds": ROUNDS, "evaluate_every": EVERY}
-    return training.run(one, one.init(cell.key), **how)[1]
+    return training.evaluations(one, one.init(cell.key), **how)
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """The states of a sweep's cells, whenever they were scored."""
+    seen: list[Any] = []
+    make = sweep._programs
+
+    def programs(*args):
+        made = make(*args)
+
+        def score(states, *rest):
+            seen.append(jax.tree.map(jnp.copy, states))
+            return made.score(states, *rest)
+
+        return made._replace(score=score)
+
+    monkeypatch.setattr(sweep, "_programs", programs)
+    return seen
+
+
+def of_cell(number, states):
+    return jax.tree.map(lambda x: x[number], states)
 
 
 def assert_same_rows(some, others):
@@ -68,40 +93,66 @@ def assert_same_rows(some, others):
         ("fedmuon_svd", {"plan": plans.chunked(2)}),
     ],
 )
-def test_every_cell_equals_a_run_of_its_own(name, changes):
+def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
     cells = [cell(0.03, 0), cell(0.3, 0), cell(0.3, 1)]
-    prepared = federation.federation(ALL[name], **changes)
+    prepared = federation.federation(ALL[name].function(), **changes)
     found = outcomes(prepared, cells)
     assert [outcome.diverged for outcome in found] == [None] * 3
     # the first cell's rate is what tells it from the second
-    for one, outcome in zip(cells[1:], found[1:], strict=True):
-        assert_same_rows(outcome.rows, alone(name, one, **changes))
+    for number in (1, 2):
+        rows = []
+        own = alone(name, cells[number], **changes)
+        for states, (state, row) in zip(scored, own, strict=True):
+            assert_same_bits(of_cell(number, states), state)
+            rows.append(row)
+        assert_same_rows(found[number].rows, rows)  # scores may differ in rounding
     losses = [outcome.rows[-1]["train_loss"] for outcome in found]
     assert len(set(losses)) == 3
+
+
+def test_another_number_needs_no_other_program():
+    """Hyper-parameters are arguments: a run with other ones is not compiled again."""
+    slow, fast = (federation.federation(fedavg(lr=lr)) for lr in (0.03, 0.3))
+
+    def trained(prepared):
+        state = prepared.init(jax.random.key(5))
+        return prepared.train_rounds(state, ROUNDS)[0]
+
+    expected = [trained(slow), trained(fast)]
+    faster = slow.vary(hyper={"lr": 0.3})
+    assert_same_bits(trained(faster), expected[1])
+    assert faster.programs is slow.programs
+    for prepared in (slow, fast):
+        assert prepared.programs.rounds._cache_size() == 1
+        assert prepared.programs.begin._cache_size() == 1
+    kernels = [state.params["Dense_0"]["kernel"] for state in expected]
+    assert np.abs(np.subtract(*kernels)).min() > 0
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_number_of_every_algorithm_may_be_traced(name):
     """So that a grid over it is one program."""
-    numbers = {
-        key: value
+    numbers = numbers_of(ALL[name].function())
+    options = {
+        key
         for key, value in hyper_parameters(ALL[name]).items()
         if not isinstance(value, bool)
     }
+    assert options - numbers.keys() <= {"share"}  # it decides about shapes
     params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     batches = jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 3)), jnp.ones((1, 2, 5))
 
     def two_rounds(hyper):
-        algorithm = ALL[name](grad_fn, **hyper)
+        algorithm = ALL[name].function(**hyper)
         state = engine.init(algorithm, params, 1)
         cohort, weights, key = jnp.arange(1), jnp.ones(1), jax.random.key(0)
         rest = cohort, batches, weights, key
-        start = engine.make_prologue(algorithm, 1, plans.mapped)
-        play = engine.make_round(algorithm, 1, plans.mapped)
-        return play(start(state, *rest)[0], *rest)[0].server.params
+        start = engine.make_prologue(algorithm, TOY, 1, plans.mapped)
+        run = engine.make_round(algorithm, TOY, 1, plans.mapped)
+        return run(start(state, *rest)[0], *rest)[0].server.params
 
     assert "lr" in numbers
-    hyper = {key: jnp.float32(value) for key, value in numbers.items()}
+    hyper = as_arrays(numbers)
     found = jax.eval_shape(two_rounds, hyper)
     chex.assert_trees_all_equal_shapes_and_dtypes(found, params)
 
@@ -114,7 +165,7 @@ HALF = DATA.x_test[::2], DATA.y_test[::2]
 @pytest.fixture(scope="module")
 def together():
     """Five cells in one group."""
-    return outcomes(federation.federation(fedavg), CELLS, validation=HALF)
+    return outcomes(federation.federation(fedavg()), CELLS, validation=HALF)
 
 
 def test_groups_play_the_same_cells_in_the_same_programs(together, monkeypatch):
@@ -129,7 +180,7 @@ def test_groups_play_the_same_cells_in_the_same_programs(together, monkeypatch):
     ticks: list[int] = []
     groups = list(
         sweep.sweep(
-            federation.federation(fedavg),
+            federation.federation(fedavg()),
             CELLS,
             rounds=ROUNDS,
             evaluate_every=EVERY,
@@ -146,9 +197,9 @@ def test_groups_play_the_same_cells_in_the_same_programs(together, monkeypatch):
 
 
 def test_cells_at_once_are_as_cells_one_by_one(together):
-    prepared = federation.federation(fedavg)
-    at_once = outcomes(prepared, CELLS, over=sweep.at_once, validation=TEST)
-    for one, other in zip(at_once, together, strict=True):
+    prepared = federation.federation(fedavg())
+    vectorized = outcomes(prepared, CELLS, over=sweep.vectorized, validation=TEST)
+    for one, other in zip(vectorized, together, strict=True):
         for row, expected in zip(one.rows, other.rows, strict=True):
             for name in row.keys() - {"seconds", *VALIDATION}:
                 assert row[name] == pytest.approx(expected[name], abs=1e-6)
@@ -164,11 +215,11 @@ VALIDATION = "validation_loss", "validation_accuracy"
 def test_validation_examples_are_those_that_were_given(together):
     prepared = prepared_alone("fedavg", 0.3)
     half = dataclasses.replace(prepared, test=tuple(map(jnp.asarray, HALF)))
-    state = half.repartition(CELLS[2].parts).init(CELLS[2].key)
+    state = half.vary(parts=CELLS[2].parts).init(CELLS[2].key)
     expected = half.evaluate(state)
     row = together[2].rows[0]
-    assert row["validation_loss"] == pytest.approx(float(expected.test_loss))
-    assert row["validation_accuracy"] == pytest.approx(float(expected.test_accuracy))
+    assert row["validation_loss"] == pytest.approx(float(expected["test_loss"]))
+    assert row["validation_accuracy"] == pytest.approx(float(expected["test_accuracy"]))
     assert row["validation_loss"] != pytest.approx(row["test_loss"])
 
 
@@ -183,11 +234,12 @@ def fragile():
     x = DATA.x_train.copy()
     x[PARTS[4]] *= 1e30
 
-    def late(grad_fn, lr=0.0):
-        return fedavg(grad_fn, lr=lambda index: jnp.where(index < FIRST, 0.0, lr))
+    @recorded
+    def late(lr: Hyper = 0.0):
+        return fedavg(lr=lambda index: jnp.where(index < FIRST, 0.0, lr))
 
     return federation.federation(
-        late, data=DATA._replace(x_train=x), local_steps=1, cohort_size=6
+        late(), data=DATA._replace(x_train=x), local_steps=1, cohort_size=6
     )
 
 
@@ -200,11 +252,9 @@ def test_a_diverging_cell_ends_and_the_others_go_on(fragile):
     assert (lost.diverged, kept.diverged) == (FIRST, None)
     assert [row["round"] for row in lost.rows] == [0, 3]
     assert [row["round"] for row in kept.rows] == [0, 3, 6, 7]
-    one = federation.federation(
-        partial(fragile.setup.algorithm, lr=0.0), local_steps=1, cohort_size=6
-    )
+    one = federation.federation(fedavg(lr=0.0), local_steps=1, cohort_size=6)
     state, _ = one.train_rounds(one.init(jax.random.key(0)), 3)
-    expected = float(one.evaluate(state).test_accuracy)
+    expected = float(one.evaluate(state)["test_accuracy"])
     assert kept.rows[1]["test_accuracy"] == pytest.approx(expected)
 
 
@@ -232,7 +282,7 @@ def test_a_prologue_that_is_not_finite_is_divergence_before_round_0():
     x = DATA.x_train.copy()
     x[PARTS[4]] = np.finfo(np.float32).max
     prepared = federation.federation(
-        ALL["stem"], data=DATA._replace(x_train=x), cohort_size=6
+        ALL["stem"].function(), data=DATA._replace(x_train=x), cohort_size=6
     )
     (found,) = outcomes(prepared, with_rates(0.1))
     assert found.diverged == 0
@@ -269,12 +319,12 @@ def test_what_is_no_sweep_is_refused_before_anything_is_compiled(
     monkeypatch.setattr(sweep, "_programs", None)
     how = {"cells": with_rates(0.1), "rounds": 3} | change
     with pytest.raises(ValueError, match=message):
-        next(sweep.sweep(federation.federation(fedavg), **how))
+        next(sweep.sweep(federation.federation(fedavg()), **how))
 
 
 def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
-    prepared = federation.federation(fedavg)
-    need = fitting.memory_of(prepared)
+    prepared = federation.federation(fedavg())
+    need = memory_check.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
     memory = [2 * (need.examples + 3 * one)]
     monkeypatch.setattr(sweep, "limit_of", lambda: memory[-1])
@@ -291,4 +341,4 @@ def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):
 
     monkeypatch.setattr(sweep, "limit_of", unknown)
     with pytest.warns(UserWarning, match="memory not checked, one cell .*: no device"):
-        assert sweep._fitting(federation.federation(fedavg)) == 1
+        assert sweep._fitting(federation.federation(fedavg())) == 1

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
-from fedjax_muon import evaluation, models, tasks
+from fedjax_muon import models, tasks
+from fedjax_muon.simulation import evaluation
 
 KEY = jax.random.key(0)
 
@@ -78,7 +79,7 @@ def test_gradient_by_finite_differences(name):
 
         def loss(step):
             moved = jax.tree.map(lambda p, d: p + step * d, params, direction)
-            loss = np.asarray(evaluate(moved, batch.x, batch.y).loss)
+            loss = np.asarray(evaluate(moved, batch.x, batch.y)["loss"])
             assert loss.dtype == np.float64
             return np.average(loss, weights=batch.weight)
 
@@ -113,14 +114,14 @@ def test_scores_equal_scikit_learn():
     task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
     params, batch = task.init(KEY), draw((4,), 3)
     scores = task.evaluate(params, batch.x, batch.y)
-    assert scores.loss.shape == scores.correct.shape == batch.y.shape
-    assert scores.correct.dtype == bool
+    assert scores["loss"].shape == scores["correct"].shape == batch.y.shape
+    assert scores["correct"].dtype == bool
     probabilities = softmax(
         np.float64(models.MLP(3, (5,)).apply({"params": params}, batch.x))
     )
-    assert 0 < scores.correct.sum() < 6, "a case in which all scores are alike"
+    assert 0 < scores["correct"].sum() < 6, "a case in which all scores are alike"
     for loss, correct, p, label in zip(
-        *scores[:2], probabilities, batch.y, strict=True
+        scores["loss"], scores["correct"], probabilities, batch.y, strict=True
     ):
         expected = log_loss([label], [p], labels=[0, 1, 2])
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -133,10 +134,10 @@ def test_predictions_of_two_classes():
     params, batch = task.init(KEY), draw((4,), 2)
     scores = task.evaluate(params, batch.x, batch.y)
     logits = models.MLP(2, (5,)).apply({"params": params}, batch.x)
-    np.testing.assert_array_equal(scores.predicted, np.argmax(logits, axis=1))
-    found = evaluation.means(task, params, jnp.asarray(batch.x), jnp.asarray(batch.y))
-    expected = matthews_corrcoef(batch.y, scores.predicted)
-    np.testing.assert_allclose(found.mcc, expected, atol=1e-6)
+    np.testing.assert_array_equal(scores["predicted"], np.argmax(logits, axis=1))
+    found = evaluation.measure(task, params, jnp.asarray(batch.x), jnp.asarray(batch.y))
+    expected = matthews_corrcoef(batch.y, scores["predicted"])
+    np.testing.assert_allclose(found["mcc"], expected, atol=1e-6)
 
 
 def test_parameters_are_a_plain_dict_drawn_from_the_key():
@@ -165,7 +166,7 @@ def test_dropout_takes_the_key_of_the_gradient():
     assert jnp.abs(first - other).max() > 0.01
     whole = batch.x @ params["Dense_0"]["kernel"]
     expected = -np.log(softmax(np.float64(whole)))[np.arange(6), batch.y]
-    loss = task.evaluate(params, batch.x, batch.y).loss
+    loss = task.evaluate(params, batch.x, batch.y)["loss"]
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
@@ -180,7 +181,7 @@ def test_the_loss_of_half_precision_logits_is_float32():
     params, batch = task.init(KEY), draw((4,), 3)
     logits = np.float64(Half().apply({"params": params}, batch.x))
     expected = -np.log(softmax(logits))[np.arange(6), batch.y]
-    loss = task.evaluate(params, batch.x, batch.y).loss
+    loss = task.evaluate(params, batch.x, batch.y)["loss"]
     np.testing.assert_allclose(loss, expected, rtol=1e-5)  # bfloat16 has 2^-8
     grads = task.grad(params, batch, KEY)
     assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(grads))

@@ -23,8 +23,9 @@ from experiments.theory import (
     stall,
 )
 from experiments.theory.finding import CAVEAT, FAILS, HOLDS
-from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.algorithms import fedmuon, fedmuon_correct, local_muon_persistent
+from fedjax_muon.core import map_exchanges
+from fedjax_muon.linalg import newton_schulz as kernel
 
 SMALL_STALL = stall.Size(20, (0.1, 1.0), (0.1,), 4, 200, (0.03,), (1,))
 
@@ -140,8 +141,8 @@ def test_drifts_are_those_of_clients_simulated_by_hand():
         m = 0.8 * m + 0.2 * a @ (x - b)
         assert found.params.ravel()[t] == pytest.approx(spread(x), rel=1e-4)
         assert found.momentum.ravel()[t] == pytest.approx(spread(m), rel=1e-4)
-    # judged as if steps were shorter and momenta less fresh, nothing is within bounds
-    claimed = size._replace(lrs=(0.01,), fresh=(0.01,))
+    # judged as if steps and betas were smaller, nothing is within bounds
+    claimed = size._replace(lrs=(0.01,), betas=(0.01,))
     ratios = consensus.ratios(found, 1.0, claimed)
     assert consensus.params_finding((ratios,)).verdict == FAILS
     assert consensus.momentum_finding("here", ratios.momentum, size).verdict == FAILS
@@ -153,10 +154,10 @@ def test_the_parameters_of_corollary_5_6():
 
 
 def test_where_a_grid_ends_is_seen_except_where_the_range_ends_too():
-    size = speedup.SIZES["full"]._replace(lrs=(0.1, 0.2, 0.3), fresh=(0.1, 0.5, 1.0))
+    size = speedup.SIZES["full"]._replace(lrs=(0.1, 0.2, 0.3), betas=(0.1, 0.5, 1.0))
     cells = np.array([[1, 1], [1, 2], [0, 1], [2, 1], [1, 0]])
     assert speedup.at_edges(cells, size) == 3
-    assert speedup.at_edges(cells, size._replace(fresh=(0.1, 0.5, 0.9))) == 4
+    assert speedup.at_edges(cells, size._replace(betas=(0.1, 0.5, 0.9))) == 4
 
 
 @pytest.mark.parametrize(
@@ -189,19 +190,27 @@ def test_clients_that_share_their_noise_bring_no_speed_up():
     """One key for all clients: the mean of N noises is no smaller than each."""
     size = speedup.SIZES["smoke"]._replace(clients=(1, 4), tails=(2.0,))
 
-    def one(algorithm, count, lr=0.02, fresh=1.0):
+    def one(algorithm, count, lr=0.02, beta=1.0):
         clients = speedup.problem(1)  # and no heterogeneity
         clients = jax.tree.map(lambda a: jnp.repeat(a, count, 0), clients)
         run = functools.partial(
             speedup.mean_norm, algorithm, clients, 2.0, iterations=64, tau=1
         )
         keys = jax.random.split(jax.random.key(0), size.seeds)
-        over_seeds = jax.vmap(lambda key: run(key, lr, fresh))
+        over_seeds = jax.vmap(lambda key: run(key, lr, beta))
         return np.asarray(quadratics.compiled(over_seeds)(keys), np.float64)
 
-    def shared(grad_fn, **hyper):
+    def shared(**hyper):
         fixed = jax.random.key(1)
-        return fedmuon(lambda x, batch, key: grad_fn(x, batch, fixed), **hyper)
+
+        def one_key(number, exchange):
+            def client(objective, *rest):
+                grad = lambda x, batch, key: objective.grad(x, batch, fixed)
+                return exchange.client(objective._replace(grad=grad), *rest)
+
+            return exchange._replace(client=client)
+
+        return map_exchanges(one_key, fedmuon(**hyper))
 
     alone, together = one(shared, 1), one(shared, 4)
     np.testing.assert_allclose(alone, together, rtol=1e-3)

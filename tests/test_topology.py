@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_muon import plots, topology
+from fedjax_muon.decentralized import topology
+from fedjax_muon.reporting import plots
 
 WEIGHTS = {"metropolis": topology.metropolis, "constant": topology.constant}
 KEYS = [jax.random.key(seed) for seed in range(600)]

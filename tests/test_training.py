@@ -1,6 +1,6 @@
 """Training: when it evaluates, what the rows say, going on, messages that overflow."""
 
-from functools import partial
+import dataclasses
 
 import federation
 import jax
@@ -9,14 +9,29 @@ import numpy as np
 import pytest
 from federation import DATA, PARTS, assert_same_bits
 
-from fedjax_muon import simulation, training
+from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
+from fedjax_muon.simulation import training
+
+
+def ran(prepared, state, **how):
+    """The last state and all rows of `evaluations`, up to a total of rounds."""
+    rows = []
+    for last, row in training.evaluations(prepared, state, **how):
+        state = last
+        rows.append(row)
+    return state, rows
+
 
 COLUMNS = [
     "round",
     "bytes_down",
     "bytes_up",
-    *simulation.Evaluation._fields[:5],  # no AUC or MCC of three classes
+    "client_accuracy_std",
+    "test_accuracy",
+    "test_loss",
+    "train_accuracy",
+    "train_loss",
     "dropped",
     "seconds",
 ]
@@ -43,7 +58,7 @@ def start(prepared):
 )
 def test_rows_are_at_multiples_and_at_the_end(plain, rounds, every, expected):
     ticks = []
-    state, rows = training.run(
+    state, rows = ran(
         plain, start(plain), rounds=rounds, evaluate_every=every, tick=ticks.append
     )
     assert [row["round"] for row in rows] == expected
@@ -61,9 +76,7 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
     for state, row in pairs:
         other, _ = plain.train_rounds(other, row["round"] - other.round)
         assert_same_bits(state, other)
-        scores = plain.evaluate(other)._asdict()
-        for absent in ("train_auc", "test_auc", "test_mcc"):
-            assert scores.pop(absent) is None
+        scores = plain.evaluate(other)
         assert {name: row[name] for name in scores} == jax.tree.map(float, scores)
         assert (row["bytes_down"], row["bytes_up"]) == plain.bytes_after(row["round"])
         assert row["dropped"] == 0
@@ -72,9 +85,9 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
 
 def test_going_on_from_the_middle_gives_the_same_rows(plain):
     how = {"rounds": 23, "evaluate_every": 5}
-    last, rows = training.run(plain, start(plain), **how)
+    last, rows = ran(plain, start(plain), **how)
     middle, _ = plain.train_rounds(start(plain), 13)
-    resumed, later = training.run(plain, middle, **how)
+    resumed, later = ran(plain, middle, **how)
     assert_same_bits(resumed, last)
     assert [row["round"] for row in later] == [13, 15, 20, 23]
     untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
@@ -85,7 +98,7 @@ def test_a_finished_state_is_evaluated_once(plain):
     state, _ = plain.train_rounds(start(plain), 4)
     kept = jax.tree.map(jnp.copy, state)
     ticks = []
-    state, rows = training.run(plain, state, rounds=4, tick=ticks.append)
+    state, rows = ran(plain, state, rounds=4, tick=ticks.append)
     assert_same_bits(state, kept)
     assert [row["round"] for row in rows] == [4]
     assert ticks == []
@@ -95,7 +108,7 @@ def test_a_finished_state_is_evaluated_once(plain):
 def test_evaluations_need_a_cadence(plain, every):
     message = f"evaluate_every must be at least 1, got {every}"
     with pytest.raises(ValueError, match=message):
-        training.run(plain, start(plain), rounds=1, evaluate_every=every)
+        ran(plain, start(plain), rounds=1, evaluate_every=every)
 
 
 # ------------------------------------------------------------- not finite
@@ -114,7 +127,7 @@ def overflowing():
     x[PARTS[GREEDY]] *= 1e30
     lr = lambda index: jnp.where(index < FIRST, 0.0, 1e10)
     return federation.federation(
-        partial(fedavg, lr=lr), data=DATA._replace(x_train=x), local_steps=1
+        fedavg(lr=lr), data=DATA._replace(x_train=x), local_steps=1
     )
 
 
@@ -132,9 +145,7 @@ def test_the_error_names_the_round_and_the_client(overflowing):
         simulation.NonFiniteError,
         match=rf"round {first}: not a finite message from client {GREEDY}; lower the",
     ):
-        training.run(
-            overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append
-        )
+        ran(overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append)
     assert sum(ticks) <= first
 
 
@@ -159,3 +170,60 @@ def test_metrics_name_the_first_loss_of_every_client(overflowing):
     only = np.arange(6) == GREEDY
     np.testing.assert_array_equal(metrics.lost, np.where(only, len(lost), 0))
     np.testing.assert_array_equal(metrics.lost_round, np.where(only, lost[0], -1))
+
+
+# ---------------------------------------------------------------------------- train
+
+
+def test_training_twice_adds_up(plain):
+    state, first = training.train(plain, start(plain), rounds=6, evaluate_every=4)
+    state, second = training.train(plain, state, rounds=6, evaluate_every=4)
+    assert [row["round"] for row in first] == [0, 4, 6]
+    assert [row["round"] for row in second] == [6, 8, 12]
+    expected, _ = plain.train_rounds(start(plain), 12)
+    assert_same_bits(state, expected)
+
+
+def test_callbacks_see_every_record_and_may_end_the_training(plain):
+    seen, kept = [], []
+
+    def enough(state, record):
+        kept.append(state.round)
+        return record["round"] >= 8
+
+    state, records = training.train(
+        plain,
+        start(plain),
+        rounds=100,
+        evaluate_every=4,
+        callbacks=[lambda state, record: seen.append(record), enough],
+    )
+    assert records == seen
+    assert kept == [0, 4, 8]
+    assert state.round == 8
+
+
+@pytest.mark.parametrize("rounds", [0, -1])
+def test_training_is_of_one_round_or_more(plain, rounds):
+    with pytest.raises(ValueError, match=f"rounds must be at least 1, got {rounds}"):
+        training.train(plain, start(plain), rounds=rounds)
+
+
+def test_a_loss_that_becomes_nan_names_its_round():
+    """Messages stay finite: the loss alone overflows."""
+    prepared = federation.federation()
+    task = prepared.inputs.task
+    low = lambda scores: jnp.mean(scores["loss"]) < 1.05
+    late = lambda scores, y: jnp.where(low(scores), jnp.nan, 1.0)
+    metrics = {**task.metrics, "loss": jax.tree_util.Partial(late)}
+    inputs = prepared.inputs._replace(task=task._replace(metrics=metrics))
+    broken = dataclasses.replace(prepared, inputs=inputs)
+    how = {"rounds": 40, "evaluate_every": 1}
+    with pytest.raises(
+        simulation.NonFiniteError, match="the training loss is NaN"
+    ) as e:
+        training.train(broken, start(broken), **how)
+    first = int(str(e.value).split(":")[0].removeprefix("round "))
+    _, rows = training.train(broken, start(broken), drop_nonfinite=True, **how)
+    nan = [row["round"] for row in rows if np.isnan(row["train_loss"])]
+    assert nan[0] == first > 0

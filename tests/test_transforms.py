@@ -11,8 +11,8 @@ import optax
 import pytest
 import torch
 
-from fedjax_muon import lmo
-from fedjax_muon.orthogonalize import JORDAN, polar
+from fedjax_muon.linalg import lmo
+from fedjax_muon.linalg.newton_schulz import JORDAN, polar
 from fedjax_muon.transforms import (
     by_rank,
     jordan,

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_muon import lmo
+from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
     by_rank,
     jordan,

@@ -45,7 +45,7 @@ def test_dropout_acts_with_a_key_alone():
         same = [tasks.logits_of(model, params, x)]
         same.append(tasks.logits_of(without, params, x, key))
         drops = tasks.logits_of(model, params, x, key)
-        return never, same, drops, task.evaluate(params, x, y).loss
+        return never, same, drops, task.evaluate(params, x, y)["loss"]
 
     never, same, once, loss = results(params, x, KEY)
     again, other = results(params, x, KEY)[2], results(params, x, jax.random.key(1))[2]

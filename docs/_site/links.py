@@ -42,6 +42,13 @@ def place_of(path: Path) -> str | None:
     return f"source/{inside.as_posix()}.md" if path.is_file() else None
 
 
+def anchor_of(path: Path) -> str:
+    """Where a module's part of its page of the reference begins."""
+    inside = path.relative_to(ROOT).with_suffix("").parts
+    below = inside[0] == "fedjax_muon" and path.suffix == ".py" and len(inside) > 2
+    return f"#{'.'.join(inside)}" if below and inside[-1] != "__init__" else ""
+
+
 def targets(path: Path) -> set[Path]:
     """The files of the repository that a page links to."""
     found = [m[2] for m in LINK.finditer(path.read_text()) if is_relative(m[2])]
@@ -84,6 +91,7 @@ def on_page_markdown(markdown, page, config, files):
             log.warning("%s links to %s, which is no file", page.file.src_uri, match[2])
             return match[0]
         start = posixpath.dirname(page.file.src_uri) or "."
-        return match[1] + posixpath.relpath(uri, start) + match[3]
+        end = match[3] if match[3] != ")" else f"{anchor_of(path)})"
+        return match[1] + posixpath.relpath(uri, start) + end
 
     return LINK.sub(turned, markdown)

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "fedjax_muon"
 INTRODUCTION = """# Reference
 
-What the docstrings say, one page for every part of `fedjax_muon`. Names are imported
-from where they are shown.
+The docstrings, one page for every part of `fedjax_muon`. Names are imported from the
+modules that they are listed under, or from the part itself where it exports them.
 
 | | |
 |---|---|

@@ -26,7 +26,7 @@ from experiments.theory import (
     speedup,
     stall,
 )
-from fedjax_muon.plots import STYLE
+from fedjax_muon.reporting.plots import STYLE
 
 STUDIES = {
     "stall": stall,

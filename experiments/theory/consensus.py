@@ -19,9 +19,12 @@ from matplotlib.figure import Figure
 
 from experiments.theory import quadratics
 from experiments.theory.finding import ZHANG, Finding, Study, verdict
-from fedjax_muon import engine, noise, plans
+from fedjax_muon import engine
 from fedjax_muon.algorithms import fedmuon
-from fedjax_muon.orthogonalize import polar
+from fedjax_muon.core import Objective
+from fedjax_muon.engine import plans
+from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.tasks import heavy_tails as noise
 from fedjax_muon.transforms import orthogonalize
 
 COLUMNS = 8  # n; the matrices are square
@@ -33,7 +36,7 @@ class Size(NamedTuple):
     rounds: int
     seeds: int
     lrs: tuple[float, ...]  # eta
-    fresh: tuple[float, ...]  # beta
+    betas: tuple[float, ...]
     sigmas: tuple[float, ...]
 
 
@@ -54,37 +57,38 @@ def _spread(x):
     return jnp.mean(jnp.linalg.norm(x - x.mean(0, keepdims=True), axis=(1, 2)))
 
 
-def watching(client, shared, pool, rows):
+def watching(client, shared, client_states, rows):
     """A plan that returns the clients' messages in place of their private states."""
-    mine = jax.tree.map(lambda x: x[rows.id], pool)
+    client_state = jax.tree.map(lambda x: x[rows.id], client_states)
     run = jax.vmap(client, in_axes=(None, 0, 0))
-    (messages, weights), _, heard = run(shared, mine, rows)
+    (messages, weights), _, received = run(shared, client_state, rows)
     total = jax.tree.map(lambda x: x.sum(0), (messages, weights))
-    return total, messages, heard
+    return total, messages, received
 
 
-def drifts(algorithm, clients, key, size: Size) -> Drift:
+def drifts(algorithm, objective, clients, key, size: Size) -> Drift:
     """Both distances at t = 1 ... tau - 1, tau + 1, ..., [rounds (tau - 1)].
 
     At the multiples of tau everything has just been averaged. The clients after k
     steps are those that end a round of k batches.
     """
-    count, cohort = size.clients, quadratics.everyone(clients)
+    count, cohort = size.clients, quadratics.full_participation(clients)
 
-    def play(plan, steps):
-        return engine.make_round(algorithm, count, plan, quadratics.repeated(steps))
+    def run(plan, steps):
+        draw = quadratics.repeated(steps)
+        return engine.make_round(algorithm, objective, count, plan, draw)
 
     def after(state, steps):
-        sent = play(watching, steps)(state, *cohort, key)[0].pool
+        sent = run(watching, steps)(state, *cohort, key)[0].client_states
         return Drift(_spread(sent.params), _spread(sent.momentum))
 
     def body(state, _):
         seen = [after(state, steps) for steps in range(1, size.steps)]
-        following = play(plans.vmapped, size.steps)(state, *cohort, key)[0]
+        following = run(plans.vmapped, size.steps)(state, *cohort, key)[0]
         return following, jax.tree.map(lambda *x: jnp.stack(x), *seen)
 
     begin = jnp.zeros((COLUMNS, COLUMNS))
-    state = quadratics.start(algorithm, clients, begin, key)
+    state = quadratics.start(algorithm, clients, begin, key, objective)
     _, seen = jax.lax.scan(body, state, None, length=size.rounds)
     return jax.tree.map(jnp.ravel, seen)
 
@@ -92,17 +96,17 @@ def drifts(algorithm, clients, key, size: Size) -> Drift:
 def measure(algorithm, clients, size: Size) -> Drift:
     """Drifts [eta, beta, sigma, seed, t]."""
 
-    def one(lr, fresh, sigma, key):
+    def one(lr, beta, sigma, key):
         # entries of variance sigma^2 / n^2: E||noise||_F^2 = sigma^2
         grad = noise.noisy(quadratics.gradient, noise.gaussian(sigma / COLUMNS))
-        method = algorithm(grad, lr=lr, fresh=fresh, rule=orthogonalize(polar))
-        return drifts(method, clients, key, size)
+        method = algorithm(lr=lr, momentum=1 - beta, rule=orthogonalize(polar))
+        return drifts(method, Objective(grad), clients, key, size)
 
     grid = one
     for axis in (3, 2, 1, 0):
         grid = jax.vmap(grid, tuple(0 if i == axis else None for i in range(4)))
     keys = jax.random.split(jax.random.key(3), size.seeds)
-    values = map(jnp.array, (size.lrs, size.fresh, size.sigmas))
+    values = map(jnp.array, (size.lrs, size.betas, size.sigmas))
     return Drift(
         *(np.asarray(x, np.float64) for x in quadratics.compiled(grid)(*values, keys))
     )
@@ -111,7 +115,7 @@ def measure(algorithm, clients, size: Size) -> Drift:
 def ratios(drift: Drift, delta: float, size: Size) -> Drift:
     """Distances over their bounds: [eta, beta, sigma, seed, t], and, since Lemma 6.1
     is about expectations, [eta, beta, sigma, t]."""
-    eta, beta, sigma = np.ix_(size.lrs, size.fresh, size.sigmas)
+    eta, beta, sigma = np.ix_(size.lrs, size.betas, size.sigmas)
     tau, root = size.steps, np.sqrt(COLUMNS)
     momentum = 4 * beta * eta * tau**2 * root + beta * tau * (2 * sigma + delta)
     params = 2 * eta * tau * root

@@ -5,7 +5,7 @@ there and that FedAvg does not stand it, and lay this to the orthonormalization
 (Section 1). So beside FedAvg there is FedMuon with the identity in its place.
 
 Every method takes the best of one grid of learning rates, and the best of four values
-of what else it has: the threshold, or the weight of the fresh gradient in FedMuon's
+of what else it has: the threshold, or beta, the weight of the new gradient in FedMuon's
 momentum; by the median over tuning seeds. What is reported comes from other seeds. The
 noise is symmetric, the best case for clipping: the optimum stays where it is.
 """
@@ -21,15 +21,16 @@ from matplotlib.figure import Figure
 
 from experiments.theory import quadratics
 from experiments.theory.finding import ZHANG, Finding, Study, verdict
-from fedjax_muon import noise
 from fedjax_muon.algorithms import fedavg, fedmuon
-from fedjax_muon.orthogonalize import polar
+from fedjax_muon.core import Objective
+from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.tasks import heavy_tails as noise
 from fedjax_muon.transforms import biclip, orthogonalize
 
 SHAPE = (8, 8)
 CLIENTS, STEPS = 8, 4
 SCALE = 1.0  # of the noise's entries
-FRESH = (0.03, 0.1, 0.3, 1.0)
+BETAS = (0.03, 0.1, 0.3, 1.0)
 HEAVY = 2.0  # tail indices below it are heavy
 
 
@@ -52,36 +53,36 @@ SIZES = {
 class Method(NamedTuple):
     """An algorithm that is free in its learning rate and in one number more."""
 
-    build: Callable  # (grad_fn, lr, other) -> Algorithm
+    build: Callable  # (lr, other) -> Algorithm
     others: tuple[float, ...]
 
 
-def _fedmuon(grad, lr, fresh):
-    return fedmuon(grad, lr=lr, fresh=fresh, rule=orthogonalize(polar))
+def _fedmuon(lr, beta):
+    return fedmuon(lr, momentum=1 - beta, rule=orthogonalize(polar))
 
 
-def _fedmuon_identity(grad, lr, fresh):
-    return fedmuon(grad, lr=lr, fresh=fresh, rule=optax.identity())
+def _fedmuon_identity(lr, beta):
+    return fedmuon(lr, momentum=1 - beta, rule=optax.identity())
 
 
-def _fedavg(grad, lr, other):
+def _fedavg(lr, other):
     del other
-    return fedavg(grad, lr=lr)
+    return fedavg(lr)
 
 
-def _fedavg_clipped(grad, lr, threshold):
-    return fedavg(grad, lr=lr, rule=optax.clip_by_global_norm(threshold))
+def _fedavg_clipped(lr, threshold):
+    return fedavg(lr, rule=optax.clip_by_global_norm(threshold))
 
 
-def _fedavg_biclip(grad, lr, threshold):
-    return fedavg(grad, lr=lr, rule=biclip(1e-3 * threshold, threshold))
+def _fedavg_biclip(lr, threshold):
+    return fedavg(lr, rule=biclip(1e-3 * threshold, threshold))
 
 
 MUON, IDENTITY, PLAIN = "FedMuon", "FedMuon without orthonormalization", "FedAvg"
 CLIPPED, BICLIP = "FedAvg, clipped by norm", "FedAvg, BiClip"
 METHODS = {
-    MUON: Method(_fedmuon, FRESH),
-    IDENTITY: Method(_fedmuon_identity, FRESH),
+    MUON: Method(_fedmuon, BETAS),
+    IDENTITY: Method(_fedmuon_identity, BETAS),
     PLAIN: Method(_fedavg, (1.0,)),
     CLIPPED: Method(_fedavg_clipped, (0.25, 1.0, 4.0, 16.0)),
     BICLIP: Method(_fedavg_biclip, (0.02, 0.1, 0.5, 2.5)),
@@ -110,14 +111,15 @@ def runs(method: Method, clients, size: Size):
     def one(setting, key):
         tail, lr, other = setting
         grad = noise.noisy(quadratics.gradient, noise.alpha_stable(tail, SCALE))
-        norms = quadratics.play(
-            method.build(grad, lr, other),
+        norms = quadratics.run(
+            method.build(lr, other),
             clients,
             jnp.zeros(SHAPE),
             key,
             rounds=size.rounds,
             steps=STEPS,
             observe=quadratics.norm_of_gradient(clients),
+            objective=Objective(grad),
         )
         return jnp.mean(norms[-(size.rounds // 4) :]) / norms[0]
 

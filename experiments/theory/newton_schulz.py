@@ -19,8 +19,8 @@ from scipy import stats
 
 from experiments.theory import quadratics
 from experiments.theory.finding import TAKEZAWA, Finding, Study, verdict
-from fedjax_muon import orthogonalize as kernel
 from fedjax_muon.algorithms import fedmuon_correct
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import orthogonalize
 
 SHAPE = (8, 8)
@@ -30,7 +30,7 @@ THEOREM = f"{TAKEZAWA}, Theorem 3"
 class Size(NamedTuple):
     rounds: tuple[int, ...]  # R
     rates: tuple[float, ...]  # the learning rate is one of these over sqrt(R)
-    fresh: tuple[float, ...]
+    betas: tuple[float, ...]  # weights of the new gradient in the momentum
     newton_schulz: tuple[int, ...]  # T
     clients: int
     steps: int  # K
@@ -59,13 +59,11 @@ def polar_factors(size: Size):
 
 
 def mean_norms(algorithm, polar, clients, size: Size):
-    """Means over the first R rounds of the trace norm, [fresh, rate, R]."""
+    """Means over the first R rounds of the trace norm, [beta, rate, R]."""
 
-    def one(fresh, lr):
-        return quadratics.play(
-            algorithm(
-                quadratics.gradient, lr=lr, fresh=fresh, rule=orthogonalize(polar)
-            ),
+    def one(beta, lr):
+        return quadratics.run(
+            algorithm(lr=lr, momentum=1 - beta, rule=orthogonalize(polar)),
             clients,
             jnp.zeros(SHAPE),
             jax.random.key(0),
@@ -78,7 +76,7 @@ def mean_norms(algorithm, polar, clients, size: Size):
     lrs = jnp.array(rates[:, None] / np.sqrt(rounds), jnp.float32)
     grid = jax.vmap(jax.vmap(jax.vmap(one, (None, 0)), (None, 0)), (0, None))
     norms = np.asarray(
-        quadratics.compiled(grid)(jnp.array(size.fresh), lrs), np.float64
+        quadratics.compiled(grid)(jnp.array(size.betas), lrs), np.float64
     )
     means = [norms[:, :, i, :R].mean(-1) for i, R in enumerate(rounds)]
     return np.stack(means, -1)

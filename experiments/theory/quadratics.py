@@ -1,4 +1,4 @@
-"""Clients whose losses are quadratics of a matrix, and rounds played on them.
+"""Clients whose losses are quadratics of a matrix, and rounds of training on them.
 
 Client i of N has f_i(X) = 1/2 <X - B_i, A_i (X - B_i)> for X of shape (m, n), so that
 gradients, optima and the constants of theorems are known exactly.
@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon import engine, plans
-from fedjax_muon.core import Algorithm
+from fedjax_muon import engine
+from fedjax_muon.core import Algorithm, Objective
+from fedjax_muon.engine import plans
 
 # At the default level compiling one of these programs, most of it the random number
 # generator, takes longer than running it.
@@ -33,6 +34,9 @@ def gradient(x, client: Quadratics, key):
     """A (X - B) of one client: the `GradFn` of all studies, before any noise."""
     del key
     return client.curvature @ (x - client.target)
+
+
+EXACT = Objective(gradient)
 
 
 def full_gradient(clients: Quadratics, x):
@@ -87,21 +91,25 @@ def repeated(steps: int):
     return draw
 
 
-def everyone(clients: Quadratics):
+def full_participation(clients: Quadratics):
     """The cohort, batches and weights of full participation."""
     count = len(clients.target)
     return jnp.arange(count, dtype=jnp.int32), clients, jnp.ones(count)
 
 
-def start(algorithm: Algorithm, clients: Quadratics, x, key) -> engine.State:
+def start(
+    algorithm: Algorithm, clients: Quadratics, x, key, objective: Objective = EXACT
+) -> engine.State:
     """The state after the prologue, in which every client uses one batch."""
     count = len(clients.target)
-    begin = engine.make_prologue(algorithm, count, plans.vmapped, repeated(1))
+    begin = engine.make_prologue(
+        algorithm, objective, count, plans.vmapped, repeated(1)
+    )
     state = engine.init(algorithm, x, count)
-    return begin(state, *everyone(clients), key)[0]
+    return begin(state, *full_participation(clients), key)[0]
 
 
-def play(
+def run(
     algorithm: Algorithm,
     clients: Quadratics,
     x,
@@ -110,6 +118,7 @@ def play(
     rounds: int,
     steps: int,
     observe: Callable,
+    objective: Objective = EXACT,
 ):
     """`observe(parameters)` before every one of `rounds` rounds and after the last.
 
@@ -117,23 +126,25 @@ def play(
     mapped. Returns what was observed, stacked [rounds + 1, ...].
     """
     count = len(clients.target)
-    play_round = engine.make_round(algorithm, count, plans.vmapped, repeated(steps))
+    run_round = engine.make_round(
+        algorithm, objective, count, plans.vmapped, repeated(steps)
+    )
 
     def body(state, _):
-        state, _ = play_round(state, *everyone(clients), key)
+        state, _ = run_round(state, *full_participation(clients), key)
         return state, observe(state.server.params)
 
-    state = start(algorithm, clients, x, key)
+    state = start(algorithm, clients, x, key, objective)
     first = observe(state.server.params)
     _, later = jax.lax.scan(body, state, None, length=rounds)
     return jnp.concatenate([first[None], later])
 
 
 def norm_of_gradient(clients: Quadratics) -> Callable:
-    """`observe` for `play`: the Frobenius norm of the gradient of the mean loss."""
+    """`observe` for `run`: the Frobenius norm of the gradient of the mean loss."""
     return lambda x: jnp.linalg.norm(full_gradient(clients, x))
 
 
 def trace_norm_of_gradient(clients: Quadratics) -> Callable:
-    """`observe` for `play`: the sum of the gradient's singular values."""
+    """`observe` for `run`: the sum of the gradient's singular values."""
     return lambda x: jnp.linalg.norm(full_gradient(clients, x), "nuc")

@@ -32,9 +32,10 @@ from scipy import stats
 
 from experiments.theory import quadratics
 from experiments.theory.finding import ZHANG, Finding, Study, verdict
-from fedjax_muon import noise
 from fedjax_muon.algorithms import fedmuon
-from fedjax_muon.orthogonalize import polar
+from fedjax_muon.core import Objective
+from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.tasks import heavy_tails as noise
 from fedjax_muon.transforms import orthogonalize
 
 SHAPE = (4, 4)
@@ -50,7 +51,7 @@ class Size(NamedTuple):
     some: int  # the N of all T
     tuned_iterations: int  # T with the best of a grid
     lrs: tuple[float, ...]
-    fresh: tuple[float, ...]
+    betas: tuple[float, ...]
 
 
 SIZES = {
@@ -83,17 +84,18 @@ def problem(clients: int) -> quadratics.Quadratics:
     return jax.tree.map(lambda a: a[:clients], largest)
 
 
-def mean_norm(algorithm, clients, tail, key, lr, fresh, *, iterations: int, tau: int):
+def mean_norm(algorithm, clients, tail, key, lr, beta, *, iterations: int, tau: int):
     """The mean of ||grad f||_F over the rounds of one run from zero."""
     grad = noise.noisy(quadratics.gradient, noise.alpha_stable(tail, SCALE))
-    norms = quadratics.play(
-        algorithm(grad, lr=lr, fresh=fresh, rule=orthogonalize(polar)),
+    norms = quadratics.run(
+        algorithm(lr=lr, momentum=1 - beta, rule=orthogonalize(polar)),
         clients,
         jnp.zeros(SHAPE),
         key,
         rounds=iterations // tau - 1,
         steps=tau,
         observe=quadratics.norm_of_gradient(clients),
+        objective=Objective(grad),
     )
     return jnp.mean(norms)
 
@@ -101,12 +103,12 @@ def mean_norm(algorithm, clients, tail, key, lr, fresh, *, iterations: int, tau:
 def by_corollary(algorithm, size: Size, count: int, iterations: int):
     """Mean norms [tail, seed] of `count` clients with the corollary's parameters."""
     keys = jax.random.split(jax.random.key(6), size.seeds)
-    lr, fresh, tau = corollary(count, iterations)
+    lr, beta, tau = corollary(count, iterations)
     clients = problem(count)
 
     def one(tail, key):
         settings = {"iterations": iterations, "tau": tau}
-        return mean_norm(algorithm, clients, tail, key, lr, fresh, **settings)
+        return mean_norm(algorithm, clients, tail, key, lr, beta, **settings)
 
     grid = quadratics.compiled(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))
     return np.asarray(grid(jnp.array(size.tails), keys), np.float64)
@@ -118,14 +120,14 @@ def tuned(algorithm, size: Size, count: int):
     keys = jax.random.split(jax.random.key(7), size.tuning_seeds)
     clients = problem(count)
 
-    def one(tail, key, lr, fresh):
+    def one(tail, key, lr, beta):
         settings = {"iterations": size.tuned_iterations, "tau": 1}
-        return mean_norm(algorithm, clients, tail, key, lr, fresh, **settings)
+        return mean_norm(algorithm, clients, tail, key, lr, beta, **settings)
 
     grid = one
     for axis in (3, 2, 1, 0):
         grid = jax.vmap(grid, tuple(0 if i == axis else None for i in range(4)))
-    values = jnp.array(size.tails), keys, jnp.array(size.lrs), jnp.array(size.fresh)
+    values = jnp.array(size.tails), keys, jnp.array(size.lrs), jnp.array(size.betas)
     norms = np.asarray(quadratics.compiled(grid)(*values), np.float64)
     cells = norms.reshape(*norms.shape[:2], -1)
     best = np.log(cells).mean(1).argmin(-1)
@@ -135,10 +137,10 @@ def tuned(algorithm, size: Size, count: int):
 
 def at_edges(where, size: Size) -> int:
     """How many of the best cells [..., 2] lie where the grid ends. A momentum that is
-    all fresh ends the range itself, not the grid."""
-    lr, fresh = np.moveaxis(where, -1, 0)
-    cut = (size.fresh[-1] < 1) & (fresh == len(size.fresh) - 1)
-    return int(np.sum((lr == 0) | (lr == len(size.lrs) - 1) | (fresh == 0) | cut))
+    all new gradient ends the range itself, not the grid."""
+    lr, beta = np.moveaxis(where, -1, 0)
+    cut = (size.betas[-1] < 1) & (beta == len(size.betas) - 1)
+    return int(np.sum((lr == 0) | (lr == len(size.lrs) - 1) | (beta == 0) | cut))
 
 
 class Slope(NamedTuple):

@@ -16,20 +16,20 @@ from matplotlib.figure import Figure
 
 from experiments.theory import quadratics
 from experiments.theory.finding import TAKEZAWA, Finding, Study, verdict
-from fedjax_muon import lmo
 from fedjax_muon.algorithms import fedmuon_correct, local_muon_persistent
-from fedjax_muon.orthogonalize import polar
+from fedjax_muon.linalg import lmo
+from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import orthogonalize, scale_by_lmo
 
 A = 4.0  # the counterexample's a: a power of two, so that nothing is rounded
 SIZE = 8  # of the square matrices
-FRESH = 0.1  # of the heterogeneous clients
+BETA = 0.1  # of the heterogeneous clients
 THEOREM = f"{TAKEZAWA}, Theorem 1"
 
 
 class Size(NamedTuple):
     rounds: int  # of the counterexample
-    fresh: tuple[float, ...]
+    betas: tuple[float, ...]  # weights of the new gradient in the momentum
     lrs: tuple[float, ...]  # of the counterexample
     clients: int
     long_rounds: int  # of the heterogeneous clients
@@ -79,17 +79,17 @@ def matrix_case() -> Case:
 
 
 def paths(algorithm, case: Case, size: Size):
-    """Parameters [fresh, lr, rounds + 1, m, n] of the counterexample."""
+    """Parameters [beta, lr, rounds + 1, m, n] of the counterexample."""
 
-    def one(fresh, lr):
-        method = algorithm(quadratics.gradient, lr=lr, fresh=fresh, rule=case.rule)
+    def one(beta, lr):
+        method = algorithm(lr=lr, momentum=1 - beta, rule=case.rule)
         key = jax.random.key(0)  # nothing is random here
-        play = partial(quadratics.play, rounds=size.rounds, steps=1)
-        return play(method, case.clients, case.x, key, observe=lambda x: x)
+        run = partial(quadratics.run, rounds=size.rounds, steps=1)
+        return run(method, case.clients, case.x, key, observe=lambda x: x)
 
     grid = jax.vmap(jax.vmap(one, (None, 0)), (0, None))
     return np.asarray(
-        quadratics.compiled(grid)(jnp.array(size.fresh), jnp.array(size.lrs))
+        quadratics.compiled(grid)(jnp.array(size.betas), jnp.array(size.lrs))
     )
 
 
@@ -127,8 +127,8 @@ def floors(algorithm, clients, steps: int, size: Size):
 
     def one(lr):
         rule = orthogonalize(polar)
-        method = algorithm(quadratics.gradient, lr=lr, fresh=FRESH, rule=rule)
-        return quadratics.play(
+        method = algorithm(lr=lr, momentum=1 - BETA, rule=rule)
+        return quadratics.run(
             method,
             clients,
             jnp.zeros((SIZE, SIZE)),
@@ -202,17 +202,17 @@ def draw(path, moved, curves, size: Size) -> Figure:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for x, label in ((path, "Local Muon"), (moved, "FedMuon, bias correction")):
-        for i in range(len(size.fresh)):
+        for i in range(len(size.betas)):
             left.plot(
                 x[i, -1, :, 0, 0],
                 color="C0" if x is path else "C1",
-                alpha=0.4 + 0.6 * (i + 1) / len(size.fresh),
-                label=label if i + 1 == len(size.fresh) else None,
+                alpha=0.4 + 0.6 * (i + 1) / len(size.betas),
+                label=label if i + 1 == len(size.betas) else None,
             )
     left.axhline(-A / 2, color="0.4", ls=":", label="optimum")
     left.set_xlim(0, min(size.rounds, 100))
     left.set_xlabel("round")
-    left.set_ylabel("x, one line for every fresh")
+    left.set_ylabel("x, one line for every beta")
     left.set_title(f"counterexample of Theorem 1, learning rate {size.lrs[-1]:g}")
     left.legend()
     names = "Local Muon", "FedMuon, bias correction"

@@ -12,17 +12,21 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
+    Model,
+    broadcast_params,
+    check_range,
+    descend,
     local_steps,
     move,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
+from fedjax_muon.transforms import Polar, default_rule, muon, spectral
 
 
 class State(NamedTuple):
@@ -30,10 +34,10 @@ class State(NamedTuple):
     opt: optax.OptState  # of the server rule
 
 
+@recorded
 def diloco(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.0004,
+    *,
     rule: optax.GradientTransformation = optax.chain(
         optax.scale_by_adam(), optax.add_decayed_weights(0.1)
     ),
@@ -43,10 +47,20 @@ def diloco(
     """Distributed low-communication training.
 
     Args:
-      lr: local learning rate.
-      rule: local rule whose state persists at each client, without learning rate.
-      server_lr: server learning rate.
-      server_rule: rule applied to the pseudo-gradient, without learning rate.
+      lr: Local learning rate.
+      rule: Local rule whose state persists at each client, without a learning rate.
+      server_lr: Server learning rate.
+      server_rule: Rule applied to the pseudo-gradient, without a learning rate.
+
+    Returns:
+      An algorithm that sends one model each way per round; clients keep their rule's
+      state.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = diloco(lr=0.0004)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -54,17 +68,61 @@ def diloco(
     def init(params):
         return State(params, server_rule.init(params))
 
-    def client(start, opt, batches, round):
+    def client(objective, shared, opt, batches, round):
+        start = shared.params
+
         def step(carry, batch, key):
             x, opt = carry
-            return move(x, at(lr, round), rule, opt, grad_fn(x, batch, key)), ()
+            return move(
+                objective,
+                x,
+                value_at(lr, round),
+                rule,
+                opt,
+                objective.grad(x, batch, key),
+            ), ()
 
         (x, opt), _ = local_steps(step, (start, opt), batches, round.key)
-        return tree.sub(start, x), opt
+        return Model(tree.sub(start, x)), opt
 
     def server(state, mean, round):
         x, opt = state
-        return State(*move(x, at(server_lr, round), server_rule, opt, mean))
+        return State(
+            *descend(x, value_at(server_lr, round), server_rule, opt, mean.params)
+        )
 
-    main = Exchange(lambda state, round: state.params, client, server)
+    main = Exchange(broadcast_params, client, server)
     return Algorithm(init, rule.init, (main,))
+
+
+@recorded
+def muloco(
+    lr: Hyper = 0.02,
+    *,
+    server_lr: Hyper = 0.7,
+    momentum: Hyper = 0.9,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """MuLoCo: DiLoCo with Muon at the clients.
+
+    Therien et al. 2025, arXiv:2505.23725. Matrices are orthogonalized and scaled by
+    sqrt(fan_out / fan_in); other leaves use Adam.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate.
+      momentum: Momentum of the clients' Muon.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm that sends one model each way; clients keep their rule's state.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = muloco(lr=0.02)
+    """
+    adam = optax.scale_by_adam(0.9, 0.99)
+    make = lambda polar: muon(momentum, polar=polar, shape_scale=spectral, rest=adam)
+    return diloco(lr=lr, rule=default_rule(None, polar, make), server_lr=server_lr)

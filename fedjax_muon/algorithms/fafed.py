@@ -4,7 +4,7 @@ Wu et al., AAAI 2023, arXiv:2212.00974, Algorithm 2; defined for full participat
 With x_ the client's own previous iterate and D = sqrt(v) + floor from the round's
 broadcast, for each of K batches s
 
-    g = grad_i(x_i; s);    m_i <- g + (1 - fresh) (m_i - grad_i(x_; s))
+    g = grad_i(x_i; s);    m_i <- g + momentum (m_i - grad_i(x_; s))
     v_i <- beta v_i + (1 - beta) g^2;    x_ <- x_i;    x_i <- x_i - lr m_i / D
 
 but the last move is the server's, on the means. The first of all, before round 0, has
@@ -15,18 +15,20 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    Number,
+    broadcast_params,
+    broadcast_state,
+    check_range,
     local_steps,
     mean_gradient,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):
@@ -35,24 +37,39 @@ class State(NamedTuple):
     square: Any  # v
 
 
+class Moments(NamedTuple):
+    mean: Any
+    square: Any
+
+
+@recorded
 def fafed(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.01,
-    fresh: Hyper = 0.1,
-    beta: float = 0.99,
-    floor: float = 0.01,
+    *,
+    momentum: Hyper = 0.9,
+    beta: Number = 0.99,
+    floor: Number = 0.01,
 ) -> Algorithm:
     """Fast adaptive federated learning.
 
     Args:
-      lr: learning rate.
-      fresh: weight of the fresh gradient in the momentum, alpha in the paper.
-      beta: decay of the second moment.
-      floor: added to the preconditioner, rho in the paper.
+      lr: Learning rate.
+      momentum: Weight of the past in the momentum, 1 - alpha in the paper.
+      beta: Decay of the second moment.
+      floor: Added to the preconditioner, rho in the paper.
+
+    Returns:
+      An algorithm that sends a model and two moments each way per round; clients keep
+      a model, and all clients must participate.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fafed(lr=0.01)
     """
     check_range("lr", lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
     check_range("beta", beta, 0.0, 1.0, schedules=False)
     check_range("floor", floor, open_low=True, schedules=False)
 
@@ -62,21 +79,25 @@ def fafed(
     def init(params):
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
-    def first(x, mine, batches, round):
-        g = mean_gradient(grad_fn, x, batches, round.key)
-        return (g, tree.map(jnp.square, g)), mine
+    def first(objective, shared, client_state, batches, round):
+        g = mean_gradient(objective, shared.params, batches, round.key)
+        return Moments(g, tree.map(jnp.square, g)), client_state
 
     def start(state, mean, round):
         m, v = mean
-        return State(tree.sub_scaled(state.params, at(lr, round), m), m, v)
+        return State(tree.sub_scaled(state.params, value_at(lr, round), m), m, v)
 
-    def client(shared, previous, batches, round):
+    def client(objective, shared, previous, batches, round):
         def step(carry, batch, key):
             x, previous, m, v = carry
-            new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            m = tree.add(new, tree.fade(at(fresh, round), tree.sub(m, old)))
+            new, old = (
+                objective.grad(x, batch, key),
+                objective.grad(previous, batch, key),
+            )
+            m = tree.add_scaled(new, value_at(momentum, round), tree.sub(m, old))
             v = tree.mix(v, 1 - beta, tree.map(jnp.square, new))
-            moved = tree.sub_scaled(x, at(lr, round), precondition(m, shared.square))
+            d = precondition(m, shared.square)
+            moved = objective.project(tree.sub_scaled(x, value_at(lr, round), d))
             return (moved, x, m, v), ()
 
         carry = shared.params, previous, shared.mean, shared.square
@@ -86,9 +107,9 @@ def fafed(
     def server(state, mean, round):
         dx, m, v = mean
         x = tree.add(state.params, dx)
-        return State(tree.sub_scaled(x, at(lr, round), precondition(m, v)), m, v)
+        return State(tree.sub_scaled(x, value_at(lr, round), precondition(m, v)), m, v)
 
-    prologue = Exchange(lambda state, round: state.params, first, start)
-    main = Exchange(everything, client, server)
+    prologue = Exchange(broadcast_params, first, start)
+    main = Exchange(broadcast_state, client, server)
     init_client = lambda params: params  # x_
-    return Algorithm(init, init_client, (main,), (prologue,), everyone=True)
+    return Algorithm(init, init_client, (main,), (prologue,), full_participation=True)

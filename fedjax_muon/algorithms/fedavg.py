@@ -5,80 +5,393 @@ arXiv:2003.00295. From the broadcast x, client i repeats for each of its batches
 
     x_i <- x_i - lr rule(grad_i(x_i; s)),    then    x <- x - server_lr server_rule(g)
 
-with the pseudo-gradient g = mean_i (x - x_i). The parts of the local rule's state
-called `carry` start where the clients' mean ended (with `optax.trace`: Yu et al. 2019,
-local momentum SGD); the rest starts anew every round.
+with the pseudo-gradient g = mean_i (x - x_i). The parts of the local rule's state that
+`averaged_state` names start where the clients' mean ended (with `optax.trace`: Yu et
+al. 2019, local momentum SGD); the rest starts anew every round. What differs from it in
+its rules alone stands below it.
 """
 
 from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
+    check_range,
+    descend,
     local_steps,
     move,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
+from fedjax_muon.transforms import (
+    Polar,
+    biclip,
+    default_rule,
+    muon,
+    scale_by_fedadagrad,
+    scale_by_fedadam,
+    scale_by_fedyogi,
+)
 
 
 class State(NamedTuple):
     params: Any
-    carried: Any  # the leaves of the local rule's state that travel
+    averaged: Any  # the leaves of the local rule's state that travel
     opt: optax.OptState  # of the server rule
+
+
+class Broadcast(NamedTuple):
+    params: Any
+    averaged: Any
 
 
 class Message(NamedTuple):
     params: Any  # x - x_i: optax descends
-    carried: Any
+    averaged: Any
 
 
+@recorded
 def fedavg(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
+    *,
     rule: optax.GradientTransformation = optax.identity(),
-    carry: tuple[str, ...] = (),
+    averaged_state: tuple[str, ...] = (),
     server_lr: Hyper = 1.0,
     server_rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
     """Federated averaging with any local and any server rule.
 
     Args:
-      lr: local learning rate.
-      rule: local rule, without learning rate.
-      carry: names of the parts of its state that the server averages.
-      server_lr: server learning rate; 1 is plain averaging.
-      server_rule: rule applied to the pseudo-gradient, without learning rate.
+      lr: Local learning rate.
+      rule: Local rule, without a learning rate.
+      averaged_state: Names of the parts of the rule's state that the server averages.
+      server_lr: Server learning rate; 1 is plain averaging.
+      server_rule: Rule applied to the pseudo-gradient, without a learning rate.
+
+    Returns:
+      An algorithm that sends one model, and the averaged state, each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedavg(lr=0.1, rule=optax.scale_by_lion())
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
 
     def init(params):
-        carried = tree.pick(rule.init(params), carry)
-        return State(params, carried, server_rule.init(params))
+        averaged = tree.pick(rule.init(params), averaged_state)
+        return State(params, averaged, server_rule.init(params))
 
-    def client(shared, mine, batches, round):
-        start, carried = shared
+    def client(objective, shared, client_state, batches, round):
+        start, averaged = shared
 
         def step(now, batch, key):
             x, opt = now
-            return move(x, at(lr, round), rule, opt, grad_fn(x, batch, key)), ()
+            return move(
+                objective,
+                x,
+                value_at(lr, round),
+                rule,
+                opt,
+                objective.grad(x, batch, key),
+            ), ()
 
-        now = start, tree.put(rule.init(start), carry, carried)
+        now = start, tree.put(rule.init(start), averaged_state, averaged)
         (x, opt), _ = local_steps(step, now, batches, round.key)
-        return Message(tree.sub(start, x), tree.pick(opt, carry)), mine
+        return Message(tree.sub(start, x), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):
-        g, carried = mean
-        x, opt = move(state.params, at(server_lr, round), server_rule, state.opt, g)
-        return State(x, carried, opt)
+        g, averaged = mean
+        x, opt = descend(
+            state.params, value_at(server_lr, round), server_rule, state.opt, g
+        )
+        return State(x, averaged, opt)
 
-    main = Exchange(lambda s, round: (s.params, s.carried), client, server)
-    return Algorithm(init, stateless, (main,))
+    broadcast = lambda state, round: Broadcast(state.params, state.averaged)
+    main = Exchange(broadcast, client, server)
+    return Algorithm(init, no_client_state, (main,))
+
+
+@recorded
+def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Hyper = 0.9) -> Algorithm:
+    """FedAvg(momentum): local SGD with momentum that is reset every round.
+
+    Takezawa et al. 2025, arXiv:2509.26337, where the momentum is 0.9.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedavg_momentum(lr=0.1)
+    """
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    return fedavg(lr=lr, rule=optax.trace(momentum))
+
+
+@recorded
+def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
+    """FedAvg(Adam): local Adam that is reset every round.
+
+    Takezawa et al. 2025, arXiv:2509.26337.
+
+    Args:
+      lr: Local learning rate.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedavg_adam(lr=0.001)
+    """
+    return fedavg(lr=lr, rule=optax.scale_by_adam())
+
+
+@recorded
+def local_adamw(lr: Hyper = 0.0005, *, decay: Hyper = 0.01) -> Algorithm:
+    """Local AdamW: local Adam with decoupled weight decay.
+
+    Liu et al. 2025, arXiv:2510.27403, where the decay is 0.01.
+
+    Args:
+      lr: Local learning rate.
+      decay: Decoupled weight decay, relative to `lr`.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_adamw(lr=0.0005)
+    """
+    check_range("decay", decay, schedules=False)
+    rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
+    return fedavg(lr=lr, rule=rule)
+
+
+@recorded
+def local_sgdm(lr: Hyper = 0.01, *, momentum: Hyper = 0.9) -> Algorithm:
+    """LocalSGDM: local SGD whose momenta the server averages.
+
+    Yu et al. 2019, arXiv:1905.03817.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_sgdm(lr=0.01)
+    """
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    return fedavg(lr=lr, rule=optax.trace(momentum), averaged_state=("trace",))
+
+
+@recorded
+def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+    """FedAdam: Adam without bias correction at the server.
+
+    Reddi et al. 2021, arXiv:2003.00295.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedadam(lr=0.1)
+    """
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
+
+
+@recorded
+def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+    """FedYogi: Yogi at the server.
+
+    Reddi et al. 2021, arXiv:2003.00295.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedyogi(lr=0.1)
+    """
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
+
+
+@recorded
+def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
+    """FedAdagrad: Adagrad at the server.
+
+    Reddi et al. 2021, arXiv:2003.00295.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedadagrad(lr=0.1)
+    """
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
+
+
+@recorded
+def adam_biclip(
+    lr: Hyper = 0.1, *, server_lr: Hyper = 0.01, low: Hyper = 1e-5, high: Hyper = 0.1
+) -> Algorithm:
+    """Adam-BiClip: coordinates clipped from both sides, FedAdam at the server.
+
+    Lee, Zaheer and Li 2025, arXiv:2502.04164.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate.
+      low: Smallest magnitude of a nonzero coordinate.
+      high: Largest magnitude of a coordinate.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = adam_biclip(lr=0.1)
+    """
+    rule = biclip(low, high)
+    return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=scale_by_fedadam())
+
+
+@recorded
+def bi2clip(
+    lr: Hyper = 0.1, *, server_lr: Hyper = 1.0, low: Hyper = 1e-5, high: Hyper = 0.1
+) -> Algorithm:
+    """Bi2Clip: coordinates clipped from both sides, at clients and server.
+
+    Lee, Zaheer and Li 2025, arXiv:2502.04164.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate.
+      low: Smallest magnitude of a nonzero coordinate.
+      high: Largest magnitude of a coordinate.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = bi2clip(lr=0.1)
+    """
+    clip = biclip(low, high)
+    return fedavg(lr=lr, rule=clip, server_lr=server_lr, server_rule=clip)
+
+
+def _decayed_muon(momentum, decay, polar: Polar | None):
+    check_range("decay", decay, schedules=False)
+    rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
+    return optax.chain(rule, optax.add_decayed_weights(decay))
+
+
+@recorded
+def local_muon(
+    lr: Hyper = 0.03,
+    *,
+    momentum: Hyper = 0.98,
+    decay: Hyper = 0.01,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """Local Muon: momenta that are reset every round.
+
+    Liu et al. 2025, arXiv:2510.27403.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+      decay: Decoupled weight decay, relative to `lr`.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_muon(lr=0.03)
+    """
+    return fedavg(lr=lr, rule=_decayed_muon(momentum, decay, polar))
+
+
+@recorded
+def local_muon_averaged(
+    lr: Hyper = 0.03,
+    *,
+    momentum: Hyper = 0.98,
+    decay: Hyper = 0.01,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """Local Muon with averaged momenta: the ablation without alignment.
+
+    Liu et al. 2025, arXiv:2510.27403.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+      decay: Decoupled weight decay, relative to `lr`.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_muon_averaged(lr=0.03)
+    """
+    rule = _decayed_muon(momentum, decay, polar)
+    return fedavg(lr=lr, rule=rule, averaged_state=("trace",))

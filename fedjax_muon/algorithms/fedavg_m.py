@@ -3,7 +3,7 @@
 Cheng et al., ICLR 2024, arXiv:2306.16504, and Xu et al. 2021, arXiv:2106.10874. From
 the broadcast (x, g), for each batch s
 
-    x_i <- x_i - lr rule(fresh grad_i(x_i; s) + (1 - fresh) g)
+    x_i <- x_i - lr rule((1 - momentum) grad_i(x_i; s) + momentum g)
 
 then g <- mean_i (x - x_i) / (K lr) and x <- x + server_lr mean_i (x_i - x). The paper's
 server rate gamma is K lr server_lr. Its recursion and step are as other papers quote
@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    Model,
+    broadcast_state,
+    check_range,
     local_steps,
     mean_direction,
     move,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):
@@ -35,45 +36,85 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
+@recorded
 def fedavg_m(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
+    *,
     server_lr: Hyper = 1.0,
-    fresh: Hyper = 0.1,
+    momentum: Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
     """Federated averaging with momentum at the server, applied by the clients.
 
     Args:
-      lr: local learning rate.
-      server_lr: server learning rate; 1 is plain averaging.
-      fresh: weight of the fresh gradient, alpha in FedCM and beta in FedAvg-M.
-      rule: local rule of the mixed direction, without learning rate.
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the last round's mean direction, 1 - alpha in FedCM and
+        1 - beta in FedAvg-M.
+      rule: Local rule of the mixed direction, without a learning rate.
+
+    Returns:
+      An algorithm that sends a model and a direction down, and a model up.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedavg_m(lr=0.1)
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(shared, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
         def step(carry, batch, key):
             x, opt = carry
-            g = grad_fn(x, batch, key)
-            d = tree.mix(shared.momentum, at(fresh, round), g)
-            return move(x, at(lr, round), rule, opt, d), ()
+            g = objective.grad(x, batch, key)
+            d = tree.mix(g, value_at(momentum, round), shared.momentum)
+            return move(objective, x, value_at(lr, round), rule, opt, d), ()
 
         carry = shared.params, rule.init(shared.params)
         (x, _), _ = local_steps(step, carry, batches, round.key)
-        return tree.sub(x, shared.params), mine
+        return Model(tree.sub(x, shared.params)), client_state
 
-    def server(state, dx, round):
+    def server(state, mean, round):
         return State(
-            params=tree.add_scaled(state.params, at(server_lr, round), dx),
-            momentum=mean_direction(lr, round, dx),
+            params=tree.add_scaled(
+                state.params, value_at(server_lr, round), mean.params
+            ),
+            momentum=mean_direction(lr, round, mean.params),
         )
 
-    main = Exchange(everything, client, server)
-    return Algorithm(init, stateless, (main,))
+    main = Exchange(broadcast_state, client, server)
+    return Algorithm(init, no_client_state, (main,))
+
+
+@recorded
+def fedcm(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = 0.9,
+) -> Algorithm:
+    """FedCM: the same algorithm as FedAvg-M, from an earlier paper.
+
+    Xu et al. 2021, arXiv:2106.10874.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the last round's mean direction, 1 - alpha in the paper.
+
+    Returns:
+      An algorithm that sends a model and a direction down, and a model up.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedcm(lr=0.1)
+    """
+    return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum)

@@ -3,27 +3,28 @@
 Cheng et al., ICLR 2024, arXiv:2306.16504, from memory: the text was not at hand. With
 x_ the server's previous iterate, from the broadcast (x, x_, g), for each batch s
 
-    d = grad_i(x_i; s) + (1 - fresh) (g - grad_i(x_; s));    x_i <- x_i - lr d
+    d = grad_i(x_i; s) + momentum (g - grad_i(x_; s));    x_i <- x_i - lr d
 
 then g <- mean_i (x - x_i) / (K lr) and x <- x + server_lr mean_i (x_i - x).
 """
 
 from typing import Any, NamedTuple
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
+    Model,
     after_first,
-    at,
-    everything,
+    broadcast_state,
+    check_range,
     local_steps,
     mean_direction,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):
@@ -32,44 +33,58 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
+@recorded
 def fedavg_vr(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
+    *,
     server_lr: Hyper = 1.0,
-    fresh: Hyper = after_first(0.1),
+    momentum: Hyper = after_first(0.9),
 ) -> Algorithm:
     """Federated averaging with variance-reduced server momentum.
 
     Args:
-      lr: local learning rate.
-      server_lr: server learning rate; 1 is plain averaging.
-      fresh: weight of the fresh gradient; 1 in round 0, where g has no past.
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the past; 0 in round 0, where there is none.
+
+    Returns:
+      An algorithm that sends two models and a direction down, and a model up.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedavg_vr(lr=0.1)
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, params, tree.zeros_like(params))
 
-    def client(shared, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
         start, previous, g = shared
 
         def step(x, batch, key):
-            new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            d = tree.add(new, tree.fade(at(fresh, round), tree.sub(g, old)))
-            return tree.sub_scaled(x, at(lr, round), d), ()
+            new, old = (
+                objective.grad(x, batch, key),
+                objective.grad(previous, batch, key),
+            )
+            d = tree.add_scaled(new, value_at(momentum, round), tree.sub(g, old))
+            return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), ()
 
         x, _ = local_steps(step, start, batches, round.key)
-        return tree.sub(x, start), mine
+        return Model(tree.sub(x, start)), client_state
 
-    def server(state, dx, round):
+    def server(state, mean, round):
         return State(
-            params=tree.add_scaled(state.params, at(server_lr, round), dx),
+            params=tree.add_scaled(
+                state.params, value_at(server_lr, round), mean.params
+            ),
             previous=state.params,
-            momentum=mean_direction(lr, round, dx),
+            momentum=mean_direction(lr, round, mean.params),
         )
 
-    main = Exchange(everything, client, server)
-    return Algorithm(init, stateless, (main,))
+    main = Exchange(broadcast_state, client, server)
+    return Algorithm(init, no_client_state, (main,))

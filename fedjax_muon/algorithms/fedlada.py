@@ -14,19 +14,20 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    Number,
+    broadcast_state,
+    check_range,
     local_steps,
     mean_direction,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):
@@ -40,25 +41,35 @@ class Message(NamedTuple):
     square: Any  # w_i
 
 
+@recorded
 def fedlada(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.001,
+    *,
     server_lr: Hyper = 1.0,
     amend: Hyper = 0.1,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    eps: float = 1e-8,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    eps: Number = 1e-8,
 ) -> Algorithm:
     """Local adaptive steps with locally amended directions.
 
     Args:
-      lr: local learning rate.
-      server_lr: server learning rate; 1 is plain averaging.
-      amend: weight of the adaptive direction, alpha in the paper.
-      b1: decay of the first moment.
-      b2: decay of the second moment.
-      eps: square root of the first second moment.
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      amend: Weight of the adaptive direction, alpha in the paper.
+      b1: Decay of the first moment.
+      b2: Decay of the second moment.
+      eps: Square root of the initial second moment.
+
+    Returns:
+      An algorithm that sends a model, a second moment and a direction down, and the
+      first two up.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedlada(lr=0.001)
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
@@ -71,29 +82,30 @@ def fedlada(
         square = tree.map(lambda x: jnp.full_like(x, eps**2), params)
         return State(params, square, tree.zeros_like(params))
 
-    def client(shared, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
         start, square, delta = shared
-        a = at(amend, round)
+        a = value_at(amend, round)
 
         def step(carry, batch, key):
             x, m, v, w = carry
-            g = grad_fn(x, batch, key)
+            g = objective.grad(x, batch, key)
             m, v = tree.mix(m, 1 - b1, g), tree.mix(v, 1 - b2, tree.map(jnp.square, g))
             w = tree.map(jnp.maximum, w, v)
             d = tree.mix(delta, a, tree.map(lambda m, w: m / jnp.sqrt(w), m, w))
-            return (tree.sub_scaled(x, at(lr, round), d), m, v, w), ()
+            x = objective.project(tree.sub_scaled(x, value_at(lr, round), d))
+            return (x, m, v, w), ()
 
         carry = start, tree.zeros_like(start), square, square
         (x, _, _, w), _ = local_steps(step, carry, batches, round.key)
-        return Message(tree.sub(x, start), w), mine
+        return Message(tree.sub(x, start), w), client_state
 
     def server(state, mean, round):
         dx, square = mean
         return State(
-            params=tree.add_scaled(state.params, at(server_lr, round), dx),
+            params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
             square=square,
             delta=mean_direction(lr, round, dx),
         )
 
-    main = Exchange(everything, client, server)
-    return Algorithm(init, stateless, (main,))
+    main = Exchange(broadcast_state, client, server)
+    return Algorithm(init, no_client_state, (main,))

@@ -3,7 +3,7 @@
 "On Provable Benefits of Muon in Federated Learning", Algorithm 1. From the broadcast
 (x, m), client i repeats for each of its batches s
 
-    x_i <- x_i - lr rule(m_i);    m_i <- (1 - fresh) m_i + fresh grad_i(x_i; s)
+    x_i <- x_i - lr rule(m_i);    m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s)
 
 in this order, and both are averaged. Before round 0 every m_i is a gradient at x:
 their mean (`synced`, which the paper's Lemma 6.1 needs), or each client's own, as
@@ -15,21 +15,22 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    broadcast_params,
+    broadcast_state,
+    check_range,
     local_steps,
     mean_gradient,
     move,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
-from fedjax_muon.transforms import by_rank, orthogonalize
+from fedjax_muon.transforms import Polar, by_rank, default_rule, orthogonalize
 
 
 class State(NamedTuple):
@@ -37,57 +38,110 @@ class State(NamedTuple):
     momentum: Any
 
 
+class Momentum(NamedTuple):
+    momentum: Any
+
+
+@recorded
 def fedmuon(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.01,
-    fresh: Hyper = 0.1,
-    rule: optax.GradientTransformation = by_rank(orthogonalize()),
+    *,
+    momentum: Hyper = 0.9,
+    rule: optax.GradientTransformation | None = None,
+    polar: Polar | None = None,
     synced: bool = True,
 ) -> Algorithm:
     """FedMuon with averaged momenta.
 
     Args:
-      lr: learning rate.
-      fresh: weight of the fresh gradient in the momentum; the paper's experiments call
-        the remaining 0.9 beta, its theory calls this one beta.
-      rule: what is done to the momentum, without learning rate.
-      synced: whether the first momenta are averaged too.
+      lr: Learning rate.
+      momentum: Weight of the past in the momentum; beta in the paper's experiments,
+        1 - beta in its theory.
+      rule: Rule applied to the momentum, without a learning rate; by default, matrices
+        are orthogonalized.
+      polar: Polar factor of matrices in the default rule.
+      synced: Whether the first momenta are averaged too.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round, after a
+      prologue in which all clients send a gradient.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range, or rule and polar are
+        both given.
+
+    Example:
+      >>> algorithm = fedmuon(lr=0.01)
     """
     check_range("lr", lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
+    rule = default_rule(rule, polar, lambda polar: by_rank(orthogonalize(polar)))
 
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def first(x, mine, batches, round):
-        m = mean_gradient(grad_fn, x, batches, round.key)
-        return (m, mine) if synced else ((), m)
+    def first(objective, shared, client_state, batches, round):
+        m = mean_gradient(objective, shared.params, batches, round.key)
+        return (Momentum(m), client_state) if synced else ((), m)
 
     def start(state, mean, round):
         del round
-        return State(state.params, mean) if synced else state
+        return State(state.params, mean.momentum) if synced else state
 
-    def client(shared, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
         x, m = shared
         if not synced:
-            m = tree.map(lambda s, i: jnp.where(round.index == 0, i, s), m, mine)
+            m = tree.map(
+                lambda s, i: jnp.where(round.index == 0, i, s), m, client_state
+            )
 
         def step(carry, batch, key):
             x, m, opt = carry
-            x, opt = move(x, at(lr, round), rule, opt, m)
-            m = tree.mix(m, at(fresh, round), grad_fn(x, batch, key))
+            x, opt = move(objective, x, value_at(lr, round), rule, opt, m)
+            m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
             return (x, m, opt), ()
 
         carry = x, m, rule.init(x)
         (y, m, _), _ = local_steps(step, carry, batches, round.key)
-        return State(tree.sub(y, x), m), mine
+        return State(tree.sub(y, x), m), client_state
 
     def server(state, mean, round):
         del round
         return State(tree.add(state.params, mean.params), mean.momentum)
 
-    prologue = Exchange(lambda state, round: state.params, first, start)
-    main = Exchange(everything, client, server)
-    init_client = stateless if synced else tree.zeros_like
+    prologue = Exchange(broadcast_params, first, start)
+    main = Exchange(broadcast_state, client, server)
+    init_client = no_client_state if synced else tree.zeros_like
     return Algorithm(init, init_client, (main,), (prologue,))
+
+
+@recorded
+def fedmuon_unsynced(
+    lr: Hyper = 0.01,
+    *,
+    momentum: Hyper = 0.9,
+    rule: optax.GradientTransformation | None = None,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """FedMuon as printed in its paper: the first momenta are not averaged.
+
+    Zhang and Gao, Algorithm 1.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+      rule: Rule applied to the momentum, without a learning rate.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round; clients keep
+      their gradients from before round 0.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range, or rule and polar are
+        both given.
+
+    Example:
+      >>> algorithm = fedmuon_unsynced(lr=0.01)
+    """
+    return fedmuon(lr=lr, momentum=momentum, rule=rule, polar=polar, synced=False)

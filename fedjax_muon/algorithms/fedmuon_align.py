@@ -5,10 +5,10 @@ arXiv:2510.27403, Algorithm 2. From the broadcast (x, m, delta), for each batch 
     u = rule(grad_i(x_i; s))
     x_i <- x_i - lr ((1 - align) u + align delta + decay x_i)
 
-where the parts of the rule's state called `carry` start at the mean of the clients'
-last ones (m), and the rest anew; then delta <- mean_i (x - x_i) / (K lr), x <- mean_i
-x_i. With `carry=()` it is the paper's ablation without momentum aggregation; without
-alignment it is `fedavg` with the same `carry`.
+where the parts of the rule's state that `averaged_state` names start at the mean of the
+clients' last ones (m), and the rest anew; then delta <- mean_i (x - x_i) / (K lr), x <-
+mean_i x_i. With `averaged_state=()` it is the paper's ablation without momentum
+aggregation; without alignment it is `fedavg` with the same `averaged_state`.
 
 Exactly K local steps are taken from the broadcast x, where the paper's loop starts its
 count at 1 and uploads the last but one.
@@ -18,20 +18,22 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import memory_share, truncated_svd
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    broadcast_state,
+    check_range,
     local_steps,
     mean_direction,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
-from fedjax_muon.transforms import muon
+from fedjax_muon.transforms import Polar, default_rule, muon
 
 
 class State(NamedTuple):
@@ -45,45 +47,64 @@ class Message(NamedTuple):
     momentum: Any
 
 
+@recorded
 def fedmuon_align(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.03,
+    *,
     align: Hyper = 0.5,
     decay: Hyper = 0.01,
-    rule: optax.GradientTransformation = muon(0.98),
-    carry: tuple[str, ...] = ("trace",),
+    momentum: Hyper = 0.98,
+    rule: optax.GradientTransformation | None = None,
+    polar: Polar | None = None,
+    averaged_state: tuple[str, ...] = ("trace",),
 ) -> Algorithm:
     """FedMuon with local-global alignment.
 
     Args:
-      lr: learning rate.
-      align: weight of the last round's mean direction, alpha in the paper.
-      decay: decoupled weight decay, lambda in the paper.
-      rule: local rule of the gradient, without learning rate.
-      carry: names of the parts of its state that the server averages.
+      lr: Learning rate.
+      align: Weight of the last round's mean direction, alpha in the paper.
+      decay: Decoupled weight decay, lambda in the paper.
+      momentum: Momentum of the default rule; has no effect if `rule` is given.
+      rule: Local rule of the gradient, without a learning rate; Muon by default.
+      polar: Polar factor of matrices in the default rule.
+      averaged_state: Names of the parts of its state that the server averages.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round, and a
+      direction down.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range, or rule and polar are
+        both given.
+
+    Example:
+      >>> algorithm = fedmuon_align(lr=0.03)
     """
     check_range("lr", lr, open_low=True)
     check_range("align", align, 0.0, 1.0)
     check_range("decay", decay)
+    rule = default_rule(rule, polar, lambda polar: muon(momentum, polar=polar))
 
     def init(params):
-        momentum = tree.pick(rule.init(params), carry)
+        momentum = tree.pick(rule.init(params), averaged_state)
         return State(params, momentum, tree.zeros_like(params))
 
-    def client(shared, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
         start, momentum, delta = shared
-        a, wd = at(align, round), at(decay, round)
+        a, wd = value_at(align, round), value_at(decay, round)
 
         def step(now, batch, key):
             x, opt = now
-            u, opt = rule.update(grad_fn(x, batch, key), opt, x)
+            u, opt = rule.update(objective.grad(x, batch, key), opt, x)
             d = tree.add_scaled(tree.mix(u, a, delta), wd, x)
-            return (tree.sub_scaled(x, at(lr, round), d), opt), ()
+            return (
+                objective.project(tree.sub_scaled(x, value_at(lr, round), d)),
+                opt,
+            ), ()
 
-        now = start, tree.put(rule.init(start), carry, momentum)
+        now = start, tree.put(rule.init(start), averaged_state, momentum)
         (x, opt), _ = local_steps(step, now, batches, round.key)
-        return Message(tree.sub(x, start), tree.pick(opt, carry)), mine
+        return Message(tree.sub(x, start), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):
         dx, momentum = mean
@@ -93,5 +114,146 @@ def fedmuon_align(
             delta=mean_direction(lr, round, dx),
         )
 
-    main = Exchange(everything, client, server)
-    return Algorithm(init, stateless, (main,))
+    main = Exchange(broadcast_state, client, server)
+    return Algorithm(init, no_client_state, (main,))
+
+
+@recorded
+def fedmuon_align_reset(
+    lr: Hyper = 0.03,
+    *,
+    align: Hyper = 0.5,
+    decay: Hyper = 0.01,
+    momentum: Hyper = 0.98,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """FedMuon without momentum aggregation: momenta that are reset every round.
+
+    Liu et al. 2025, arXiv:2510.27403, the ablation of Table 5.
+
+    Args:
+      lr: Local learning rate.
+      align: Weight of the last round's mean direction, alpha in the paper.
+      decay: Decoupled weight decay, relative to `lr`.
+      momentum: Weight of the past in the momentum.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm that sends a model up, and a model and a direction down.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedmuon_align_reset(lr=0.03)
+    """
+    return fedmuon_align(
+        lr=lr,
+        align=align,
+        decay=decay,
+        momentum=momentum,
+        polar=polar,
+        averaged_state=(),
+    )
+
+
+@recorded
+def fedmuon_svd(
+    lr: Hyper = 0.03,
+    *,
+    align: Hyper = 0.5,
+    decay: Hyper = 0.01,
+    momentum: Hyper = 0.98,
+    share: float = 0.05,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """FedMuon whose momenta travel as a truncated singular value decomposition.
+
+    Liu et al. 2025, arXiv:2510.27403, Section 5.2.
+
+    Args:
+      lr: Local learning rate.
+      align: Weight of the last round's mean direction, alpha in the paper.
+      decay: Decoupled weight decay, relative to `lr`.
+      momentum: Weight of the past in the momentum.
+      share: Largest share of a momentum's entries that is sent.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm that sends a model and the factors of a momentum up.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedmuon_svd(lr=0.03)
+    """
+    algorithm = fedmuon_align(
+        lr=lr, align=align, decay=decay, momentum=momentum, polar=polar
+    )
+    svd = truncated_svd(memory_share(share))
+    return compress(algorithm, svd, parts=("momentum",))
+
+
+@recorded
+def local_sgd_align(
+    lr: Hyper = 0.1,
+    *,
+    align: Hyper = 0.5,
+    momentum: Hyper = 0.9,
+) -> Algorithm:
+    """Local SGD with averaged momentum and alignment.
+
+    Liu et al. 2025, arXiv:2510.27403, Table 5.
+
+    Args:
+      lr: Local learning rate.
+      align: Weight of the last round's mean direction, alpha in the paper.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way, and a direction down.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_sgd_align(lr=0.1)
+    """
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    return fedmuon_align(lr=lr, align=align, decay=0.0, rule=optax.trace(momentum))
+
+
+@recorded
+def local_adamw_align(
+    lr: Hyper = 0.0005,
+    *,
+    align: Hyper = 0.5,
+    decay: Hyper = 0.01,
+) -> Algorithm:
+    """Local AdamW with averaged momentum and alignment.
+
+    Liu et al. 2025, arXiv:2510.27403, Table 5.
+
+    Args:
+      lr: Local learning rate.
+      align: Weight of the last round's mean direction, alpha in the paper.
+      decay: Decoupled weight decay, relative to `lr`.
+
+    Returns:
+      An algorithm that sends a model and a first moment each way, and a direction
+      down.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_adamw_align(lr=0.0005)
+    """
+    return fedmuon_align(
+        lr=lr,
+        align=align,
+        decay=decay,
+        rule=optax.scale_by_adam(),
+        averaged_state=("mu",),
+    )

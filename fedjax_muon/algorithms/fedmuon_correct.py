@@ -3,7 +3,8 @@
 arXiv:2509.26337, Algorithm 1. m_i persists, and c_i is its value when client i last
 took part. From the broadcast (x, c), for each batch s
 
-    m_i <- (1 - fresh) m_i + fresh grad_i(x_i; s);  x_i <- x_i - lr rule(m_i - c_i + c)
+    m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s)
+    x_i <- x_i - lr rule(m_i - c_i + c)
 
 then c <- c + (1/N) sum_i (m_i - c_i) and x <- (N - S)/N x + (1/N) sum_i x_i, the sums
 over the S sampled clients. The rule is minus the paper's LMO, for the spectral norm by
@@ -14,19 +15,26 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    broadcast_state,
+    check_range,
     local_steps,
     move,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
-from fedjax_muon.transforms import by_rank, orthogonalize
+from fedjax_muon.linalg import lmo
+from fedjax_muon.transforms import (
+    Polar,
+    by_rank,
+    default_rule,
+    orthogonalize,
+    scale_by_lmo,
+)
 
 
 class State(NamedTuple):
@@ -34,32 +42,49 @@ class State(NamedTuple):
     control: Any  # c, the mean of all c_i
 
 
+@recorded
 def fedmuon_correct(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.001,
-    fresh: Hyper = 0.1,
-    rule: optax.GradientTransformation = by_rank(orthogonalize(), optax.scale(10.0)),
+    *,
+    momentum: Hyper = 0.9,
+    rule: optax.GradientTransformation | None = None,
+    polar: Polar | None = None,
 ) -> Algorithm:
-    """FedMuon with bias correction; refuses weights other than uniform.
+    """FedMuon with bias correction; requires uniform weights.
 
     Args:
-      lr: learning rate.
-      fresh: weight of the fresh gradient in the momentum, alpha in the paper.
-      rule: minus the LMO, without learning rate.
+      lr: Learning rate.
+      momentum: Weight of the past in the momentum, 1 - alpha in the paper.
+      rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
+        rate; for matrices, by default that of the spectral norm.
+      polar: Polar factor of matrices in the default rule.
+
+    Returns:
+      An algorithm that sends a model and a control each way per round; clients keep a
+      momentum, and weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range, or rule and polar are
+        both given.
+
+    Example:
+      >>> algorithm = fedmuon_correct(lr=0.001)
     """
     check_range("lr", lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
+    rule = default_rule(
+        rule, polar, lambda polar: by_rank(orthogonalize(polar), optax.scale(10.0))
+    )
 
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(shared, control, batches, round):
+    def client(objective, shared, control, batches, round):
         def step(carry, batch, key):
             x, m, opt = carry
-            m = tree.mix(m, at(fresh, round), grad_fn(x, batch, key))
+            m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
             d = tree.map(lambda m, ci, c: m - ci + c, m, control, shared.control)
-            x, opt = move(x, at(lr, round), rule, opt, d)
+            x, opt = move(objective, x, value_at(lr, round), rule, opt, d)
             return (x, m, opt), ()
 
         carry = shared.params, control, rule.init(shared.params)
@@ -69,5 +94,57 @@ def fedmuon_correct(
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)
 
-    main = Exchange(everything, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform=True)
+    main = Exchange(broadcast_state, client, server)
+    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@recorded
+def fedmuon_correct_euclidean(
+    lr: Hyper = 0.01,
+    *,
+    momentum: Hyper = 0.9,
+) -> Algorithm:
+    """FedMuon with bias correction in the Euclidean norm.
+
+    Takezawa et al. 2025, arXiv:2509.26337.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedmuon_correct_euclidean(lr=0.01)
+    """
+    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.euclidean))
+
+
+@recorded
+def fedmuon_correct_max_norm(
+    lr: Hyper = 0.001,
+    *,
+    momentum: Hyper = 0.9,
+) -> Algorithm:
+    """FedMuon with bias correction in the maximum norm.
+
+    Takezawa et al. 2025, arXiv:2509.26337.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedmuon_correct_max_norm(lr=0.001)
+    """
+    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.max_norm))

@@ -10,56 +10,69 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    broadcast_state,
+    check_range,
     local_steps,
     move,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):
     params: Any
 
 
+@recorded
 def fedprox(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
+    *,
     mu: Hyper = 0.01,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Federated averaging with a proximal pull towards the broadcast parameters.
+    """Federated averaging with a proximal pull toward the broadcast parameters.
 
     Args:
-      lr: local learning rate.
-      mu: strength of the pull; 0 is FedAvg.
-      rule: local rule, without learning rate.
+      lr: Local learning rate.
+      mu: Strength of the pull; 0 is FedAvg.
+      rule: Local rule, without a learning rate.
+
+    Returns:
+      An algorithm that sends one model each way per round and keeps no client state.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedprox(lr=0.1)
     """
     check_range("lr", lr)
     check_range("mu", mu)
 
-    def client(shared, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
         start = shared.params
 
         def step(carry, batch, key):
             x, opt = carry
             pull = tree.sub(x, start)
-            d = tree.add_scaled(grad_fn(x, batch, key), at(mu, round), pull)
-            return move(x, at(lr, round), rule, opt, d), ()
+            d = tree.add_scaled(
+                objective.grad(x, batch, key), value_at(mu, round), pull
+            )
+            return move(objective, x, value_at(lr, round), rule, opt, d), ()
 
         (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round.key)
-        return State(tree.sub(x, start)), mine
+        return State(tree.sub(x, start)), client_state
 
     def server(state, mean, round):
         del round
         return tree.add(state, mean)
 
-    return Algorithm(State, stateless, (Exchange(everything, client, server),))
+    return Algorithm(
+        State, no_client_state, (Exchange(broadcast_state, client, server),)
+    )

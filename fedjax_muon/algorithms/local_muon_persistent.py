@@ -2,7 +2,7 @@
 
 arXiv:2509.26337, Section 3, where it is shown to stall. m_i persists; for each batch s
 
-    m_i <- (1 - fresh) m_i + fresh grad_i(x_i; s);    x_i <- x_i - lr rule(m_i)
+    m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s);    x_i <- x_i - lr rule(m_i)
 
 then x <- (N - S)/N x + (1/N) sum_i x_i over the S sampled clients.
 """
@@ -11,47 +11,63 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    broadcast_state,
+    check_range,
     local_steps,
     move,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
-from fedjax_muon.transforms import by_rank, orthogonalize
+from fedjax_muon.transforms import Polar, by_rank, default_rule, orthogonalize
 
 
 class State(NamedTuple):
     params: Any
 
 
+@recorded
 def local_muon_persistent(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.001,
-    fresh: Hyper = 0.1,
-    rule: optax.GradientTransformation = by_rank(orthogonalize(), optax.scale(10.0)),
+    *,
+    momentum: Hyper = 0.9,
+    rule: optax.GradientTransformation | None = None,
+    polar: Polar | None = None,
 ) -> Algorithm:
-    """LocalMuon as the bias-corrected FedMuon's paper defines it.
+    """LocalMuon as defined in the paper on FedMuon with bias correction.
 
     Args:
-      lr: learning rate.
-      fresh: weight of the fresh gradient in the momentum, alpha in the paper.
-      rule: minus the LMO, without learning rate.
+      lr: Learning rate.
+      momentum: Weight of the past in the momentum, 1 - alpha in the paper.
+      rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
+        rate; for matrices, by default that of the spectral norm.
+      polar: Polar factor of matrices in the default rule.
+
+    Returns:
+      An algorithm that sends one model each way per round; clients keep a momentum.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range, or rule and polar are
+        both given.
+
+    Example:
+      >>> algorithm = local_muon_persistent(lr=0.001)
     """
     check_range("lr", lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
+    rule = default_rule(
+        rule, polar, lambda polar: by_rank(orthogonalize(polar), optax.scale(10.0))
+    )
 
-    def client(shared, m, batches, round):
+    def client(objective, shared, m, batches, round):
         def step(carry, batch, key):
             x, m, opt = carry
-            m = tree.mix(m, at(fresh, round), grad_fn(x, batch, key))
-            x, opt = move(x, at(lr, round), rule, opt, m)
+            m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
+            x, opt = move(objective, x, value_at(lr, round), rule, opt, m)
             return (x, m, opt), ()
 
         carry = shared.params, m, rule.init(shared.params)
@@ -61,5 +77,5 @@ def local_muon_persistent(
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)
 
-    main = Exchange(everything, client, server)
+    main = Exchange(broadcast_state, client, server)
     return Algorithm(State, tree.zeros_like, (main,))

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    broadcast_state,
+    check_range,
     local_steps,
     move,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):
@@ -32,19 +32,29 @@ class State(NamedTuple):
     control: Any  # c: the mean of all clients' controls
 
 
+@recorded
 def scaffold(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
+    *,
     server_lr: Hyper = 1.0,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Stochastic controlled averaging; refuses weights other than uniform.
+    """Stochastic controlled averaging; requires uniform weights.
 
     Args:
-      lr: local learning rate.
-      server_lr: server learning rate; 1 is plain averaging.
-      rule: local rule applied to the corrected gradient, without learning rate.
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      rule: Local rule applied to the corrected gradient, without a learning rate.
+
+    Returns:
+      An algorithm that sends a model and a control each way per round; clients keep a
+      control, and weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = scaffold(lr=0.1)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -52,12 +62,12 @@ def scaffold(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(shared, control, batches, round):
+    def client(objective, shared, control, batches, round):
         def step(carry, batch, key):
             x, opt = carry
-            g = grad_fn(x, batch, key)
+            g = objective.grad(x, batch, key)
             d = tree.map(lambda g, ci, c: g - ci + c, g, control, shared.control)
-            return move(x, at(lr, round), rule, opt, d), g
+            return move(objective, x, value_at(lr, round), rule, opt, d), g
 
         carry = shared.params, rule.init(shared.params)
         (x, _), seen = local_steps(step, carry, batches, round.key)
@@ -65,9 +75,66 @@ def scaffold(
 
     def server(state, mean, round):
         return State(
-            params=tree.add_scaled(state.params, at(server_lr, round), mean.params),
+            params=tree.add_scaled(
+                state.params, value_at(server_lr, round), mean.params
+            ),
             control=tree.add_scaled(state.control, round.fraction, mean.control),
         )
 
-    main = Exchange(everything, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform=True)
+    main = Exchange(broadcast_state, client, server)
+    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@recorded
+def scaffold_momentum(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = 0.9,
+) -> Algorithm:
+    """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
+
+    Takezawa et al. 2025, arXiv:2509.26337.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = scaffold_momentum(lr=0.1)
+    """
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    return scaffold(lr=lr, server_lr=server_lr, rule=optax.trace(momentum))
+
+
+@recorded
+def scaffold_adam(
+    lr: Hyper = 0.001,
+    *,
+    server_lr: Hyper = 1.0,
+) -> Algorithm:
+    """SCAFFOLD(Adam): Adam on the corrected gradient, reset every round.
+
+    Takezawa et al. 2025, arXiv:2509.26337.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = scaffold_adam(lr=0.001)
+    """
+    return scaffold(lr=lr, server_lr=server_lr, rule=optax.scale_by_adam())

@@ -1,31 +1,32 @@
 """SCAFFOLD-M, and with normalised steps PAdaMFed: control variates, server momentum.
 
 SCAFFOLD-M: Cheng et al., ICLR 2024, arXiv:2306.16504, from memory: the text was not at
-hand. PAdaMFed: Yan et al., ICLR 2025. With h = fresh c + (1 - fresh) g broadcast beside
-x, for each batch s
+hand. PAdaMFed: Yan et al., ICLR 2025. With h = (1 - momentum) c + momentum g
+broadcast beside x, for each batch s
 
-    d = fresh (grad_i(x_i; s) - c_i) + h;    x_i <- x_i - lr rule(d)
+    d = (1 - momentum) (grad_i(x_i; s) - c_i) + h;    x_i <- x_i - lr rule(d)
 
-then c_i <- mean_k grad_i, and g <- fresh (c + mean_i (change of c_i)) + (1 - fresh) g,
-which is the mean of all local d; c <- c + (S/N) mean_i (change of c_i).
+then c_i <- mean_k grad_i, and g <- (1 - momentum) (c + mean_i (change of c_i)) +
+momentum g, which is the mean of all local d; c <- c + (S/N) mean_i (change of c_i).
 """
 
 from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
     after_first,
-    at,
+    check_range,
     local_steps,
     move,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
+from fedjax_muon.transforms import normalize
 
 
 class State(NamedTuple):
@@ -34,47 +35,63 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
+class Broadcast(NamedTuple):
+    params: Any
+    direction: Any  # h
+
+
 class Message(NamedTuple):
     params: Any  # x_i - x
     control: Any  # change of c_i
 
 
+@recorded
 def scaffold_m(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
+    *,
     server_lr: Hyper = 1.0,
-    fresh: Hyper = after_first(0.1),
+    momentum: Hyper = after_first(0.9),
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Controlled averaging with server momentum; refuses weights other than uniform.
+    """Controlled averaging with server momentum; requires uniform weights.
 
     Args:
-      lr: local learning rate.
-      server_lr: server learning rate; 1 is plain averaging.
-      fresh: weight of the fresh gradient; 1 in round 0, where g has no past.
-      rule: local rule of the direction, without learning rate; `normalize()` gives
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the past; 0 in round 0, where there is none.
+      rule: Local rule of the direction, without a learning rate; `normalize()` gives
         PAdaMFed.
+
+    Returns:
+      An algorithm that sends a model and a direction down, and a model and a control
+      up; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = scaffold_m(lr=0.1)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
     def broadcast(state, round):
-        return state.params, tree.mix(state.momentum, at(fresh, round), state.control)
+        h = tree.mix(state.control, value_at(momentum, round), state.momentum)
+        return Broadcast(state.params, h)
 
-    def client(shared, control, batches, round):
+    def client(objective, shared, control, batches, round):
         start, h = shared
-        b = at(fresh, round)
+        fresh = tree.map(lambda b: 1 - b, value_at(momentum, round))
 
         def step(carry, batch, key):
             x, opt = carry
-            g = grad_fn(x, batch, key)
-            d = tree.add_scaled(h, b, tree.sub(g, control))
-            return move(x, at(lr, round), rule, opt, d), g
+            g = objective.grad(x, batch, key)
+            d = tree.add_scaled(h, fresh, tree.sub(g, control))
+            return move(objective, x, value_at(lr, round), rule, opt, d), g
 
         carry = start, rule.init(start)
         (x, _), seen = local_steps(step, carry, batches, round.key)
@@ -82,12 +99,40 @@ def scaffold_m(
 
     def server(state, mean, round):
         dx, dc = mean
-        fresh_mean = tree.add(state.control, dc)
+        new = tree.add(state.control, dc)
         return State(
-            params=tree.add_scaled(state.params, at(server_lr, round), dx),
+            params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
             control=tree.add_scaled(state.control, round.fraction, dc),
-            momentum=tree.mix(state.momentum, at(fresh, round), fresh_mean),
+            momentum=tree.mix(new, value_at(momentum, round), state.momentum),
         )
 
     main = Exchange(broadcast, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform=True)
+    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@recorded
+def padamfed(
+    lr: Hyper = 0.01,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = after_first(0.9),
+) -> Algorithm:
+    """PAdaMFed: SCAFFOLD-M with normalized local steps.
+
+    Yan et al., ICLR 2025.
+
+    Args:
+      lr: Local learning rate, the length of every local move.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the past; 0 in round 0, where there is none.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = padamfed(lr=0.01)
+    """
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=normalize())

@@ -4,7 +4,7 @@ Khanduri et al. 2021, arXiv:2106.10435, from memory: the text was not at hand; d
 for full participation. With x_ the client's own previous iterate, for each of K
 batches s
 
-    d_i <- grad_i(x_i; s) + (1 - fresh) (d_i - grad_i(x_; s))
+    d_i <- grad_i(x_i; s) + momentum (d_i - grad_i(x_; s))
     x_ <- x_i;    x_i <- x_i - lr rule(d_i)
 
 but the last move is the server's, on the means: clients send x_, not x_i.
@@ -14,19 +14,20 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
-    everything,
+    broadcast_params,
+    broadcast_state,
+    check_range,
+    descend,
     local_steps,
     mean_gradient,
-    move,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.ranges import check_range
 
 
 class State(NamedTuple):
@@ -34,41 +35,60 @@ class State(NamedTuple):
     momentum: Any  # d
 
 
+class Direction(NamedTuple):
+    momentum: Any
+
+
+@recorded
 def stem(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
-    fresh: Hyper = 0.1,
+    *,
+    momentum: Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
     """Stochastic two-sided momentum.
 
     Args:
-      lr: learning rate.
-      fresh: weight of the fresh gradient in the momentum, a in the paper.
-      rule: what is done to the momentum, stateless, without learning rate.
+      lr: Learning rate.
+      momentum: Weight of the past in the momentum, 1 - a in the paper.
+      rule: Stateless rule applied to the momentum, without a learning rate.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round; clients keep
+      a model, and all clients must participate.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = stem(lr=0.1)
     """
     check_range("lr", lr)
-    check_range("fresh", fresh, 0.0, 1.0)
+    check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, tree.zeros_like(params))
 
     def step_along(x, d, round):
-        return move(x, at(lr, round), rule, rule.init(x), d)[0]
+        return descend(x, value_at(lr, round), rule, rule.init(x), d)[0]
 
-    def first(x, mine, batches, round):
-        return mean_gradient(grad_fn, x, batches, round.key), mine
+    def first(objective, shared, client_state, batches, round):
+        d = mean_gradient(objective, shared.params, batches, round.key)
+        return Direction(d), client_state
 
-    def start(state, d, round):
+    def start(state, mean, round):
+        d = mean.momentum
         return State(step_along(state.params, d, round), d)
 
-    def client(shared, previous, batches, round):
+    def client(objective, shared, previous, batches, round):
         def step(carry, batch, key):
             x, previous, d = carry
-            new, old = grad_fn(x, batch, key), grad_fn(previous, batch, key)
-            d = tree.add(new, tree.fade(at(fresh, round), tree.sub(d, old)))
-            return (step_along(x, d, round), x, d), ()
+            new, old = (
+                objective.grad(x, batch, key),
+                objective.grad(previous, batch, key),
+            )
+            d = tree.add_scaled(new, value_at(momentum, round), tree.sub(d, old))
+            return (objective.project(step_along(x, d, round)), x, d), ()
 
         x, d = shared
         (_, last, d), _ = local_steps(step, (x, previous, d), batches, round.key)
@@ -79,7 +99,7 @@ def stem(
         x = tree.add(state.params, dx)
         return State(step_along(x, d, round), d)
 
-    prologue = Exchange(lambda state, round: state.params, first, start)
-    main = Exchange(everything, client, server)
+    prologue = Exchange(broadcast_params, first, start)
+    main = Exchange(broadcast_state, client, server)
     init_client = lambda params: params  # x_
-    return Algorithm(init, init_client, (main,), (prologue,), everyone=True)
+    return Algorithm(init, init_client, (main,), (prologue,), full_participation=True)

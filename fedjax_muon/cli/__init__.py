@@ -9,7 +9,8 @@ import tyro
 from tyro.conf import subcommand
 
 import fedjax_muon
-from fedjax_muon.cli import arguments, launch, refusals
+from fedjax_muon.cli import arguments, refusals
+from fedjax_muon.runs import launch
 
 
 def main(argv: list[str] | None = None) -> None:

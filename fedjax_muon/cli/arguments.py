@@ -10,11 +10,11 @@ import tyro
 from tyro.conf import Positional
 
 from fedjax_muon import minimax
-from fedjax_muon.cli import config
-from fedjax_muon.cli.config import DEFAULTS, METHODS, Config, hyper_parameters
-from fedjax_muon.cli.launch import Launch
-from fedjax_muon.cli.lists import Names, Seeds
-from fedjax_muon.methods import Method, find
+from fedjax_muon.algorithms.registry import Method, find
+from fedjax_muon.runs import config
+from fedjax_muon.runs.config import DEFAULTS, METHODS, Config, hyper_parameters
+from fedjax_muon.runs.launch import Launch
+from fedjax_muon.runs.lists import Names, Seeds
 
 MAIN_JOB = (
     "fedavg",
@@ -183,7 +183,7 @@ class Prepare:
 
 def _options(method: Method) -> type:
     """The plain options of a method as a dataclass, with its docstring's help."""
-    text = docstring_parser.parse(inspect.getdoc(method.factory) or "")
+    text = docstring_parser.parse(inspect.getdoc(method.function) or "")
     help_of = {p.arg_name: p.description for p in text.params}
     fields: list[Any] = []
     for name, default in hyper_parameters(method).items():

@@ -10,10 +10,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon import comparison, data, history, models, plots
-from fedjax_muon.cli import arguments, directory, launch, private, sweeping, tables
-from fedjax_muon.cli.building import parts_of, simulation_of, start_key
-from fedjax_muon.cli.config import (
+from fedjax_muon import data, models
+from fedjax_muon.cli import arguments, private, sweeping, tables
+from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.cli.session import new_directory, progress_bar, resumable
+from fedjax_muon.data.partition import label_counts
+from fedjax_muon.engine.processes import is_first
+from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting.comparison import score_column
+from fedjax_muon.runs import directory, launch
+from fedjax_muon.runs.build import parts_of, simulation_of, start_key
+from fedjax_muon.runs.config import (
     METHODS,
     Comparison,
     Private,
@@ -21,20 +28,11 @@ from fedjax_muon.cli.config import (
     Sweep,
     hyper_parameters,
 )
-from fedjax_muon.cli.pretrained import dataset_of
-from fedjax_muon.cli.refusals import refusing
-from fedjax_muon.cli.session import (
-    new_directory,
-    progress_bar,
-    resumable,
-)
-from fedjax_muon.comparison import score_column
-from fedjax_muon.fitting import check_memory
-from fedjax_muon.gradient_noise import noise_norms
-from fedjax_muon.metrics import hill
-from fedjax_muon.partition import label_counts
-from fedjax_muon.processes import is_first
-from fedjax_muon.simulation import NonFiniteError
+from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.simulation.gradient_noise import noise_norms
+from fedjax_muon.simulation.memory_check import check_memory
+from fedjax_muon.simulation.simulation import NonFiniteError
+from fedjax_muon.tasks.metrics import hill
 
 # The best on two seeds that the main jobs do not use, by test score averaged over their
 # rounds: experiments/learning_rates.py.
@@ -96,7 +94,7 @@ def _train(run, simulation, place) -> None:
             sys.exit(1)
     if not is_first():
         return
-    columns = history.read(place / directory.METRICS)
+    columns = metrics_csv.read(place / directory.METRICS)
     plots.curves({METHODS[run.algorithm].label: [columns]}, place / "curves.png")
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
@@ -170,7 +168,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
                 try:
                     directory.play(
                         run,
-                        simulation.repartition(parts),
+                        simulation.vary(parts=parts),
                         cell,
                         tick,
                     )
@@ -183,7 +181,7 @@ def _compare(what: Comparison, dataset, place: Path) -> None:
 def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
     runs = {
         METHODS[name].label: [
-            history.read(place / name / f"seed{seed}" / directory.METRICS)
+            metrics_csv.read(place / name / f"seed{seed}" / directory.METRICS)
             for seed in what.seeds
         ]
         for name in what.algorithms
@@ -271,7 +269,7 @@ def plot(args: arguments.Plot) -> None:
             )
             for cell, run in cells.items():
                 label = METHODS[run.algorithm].label
-                columns = history.read(cell / directory.METRICS)
+                columns = metrics_csv.read(cell / directory.METRICS)
                 runs.setdefault(label, []).append(columns)
         comparison.check_rounds(runs)
         plots.curves(runs, args.output)

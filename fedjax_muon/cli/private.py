@@ -18,11 +18,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon import history, plots, training
-from fedjax_muon.cli import arguments, directory, tables
-from fedjax_muon.cli.building import start_key
-from fedjax_muon.cli.config import Private
-from fedjax_muon.cli.private_building import (
+from fedjax_muon.cli import arguments, tables
+from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.cli.session import new_directory, progress_bar, resumable
+from fedjax_muon.privacy.report import PrivacySpec, report
+from fedjax_muon.reporting import metrics_csv, plots
+from fedjax_muon.runs import directory
+from fedjax_muon.runs.build import start_key
+from fedjax_muon.runs.build_private import (
     REFERENCES,
     Setting,
     calibrated,
@@ -31,10 +34,9 @@ from fedjax_muon.cli.private_building import (
     simulation_of,
     varied,
 )
-from fedjax_muon.cli.refusals import refusing
-from fedjax_muon.cli.session import new_directory, progress_bar, resumable
-from fedjax_muon.decentralized_simulation import DecentralizedSimulation
-from fedjax_muon.privacy.report import PrivacySpec, report
+from fedjax_muon.runs.config import Private
+from fedjax_muon.simulation import training
+from fedjax_muon.simulation.simulation import Simulation
 
 ASSUMED = (
     "  assumed:    scaling and share of positives of the whole data are public\n"
@@ -43,10 +45,10 @@ ASSUMED = (
 
 
 class Plan(NamedTuple):
-    """All that is played, checked before anything is."""
+    """All that is run, checked before anything is."""
 
     setting: Setting
-    simulations: dict[str, DecentralizedSimulation]  # by method
+    simulations: dict[str, Simulation]  # by method
     specs: dict[tuple[str, float], PrivacySpec | None]  # by method and epsilon
 
 
@@ -75,7 +77,7 @@ def prepare(what: Private) -> Plan:
 
 
 def play(plan: Plan, place: Path) -> None:
-    """Plays what is not finished, and reports."""
+    """Runs what is not finished, and reports."""
     console, what = Console(), plan.setting.what
     said = _state(plan, place)
     plots.graph(
@@ -98,7 +100,7 @@ def play(plan: Plan, place: Path) -> None:
                     tick(what.rounds)
                     continue
                 simulation = varied(plan.simulations[name], plan.setting, seed, spec)
-                _, rows = training.run(
+                trained = training.evaluations(
                     simulation,
                     simulation.init(start_key(seed)),
                     rounds=what.rounds,
@@ -107,7 +109,7 @@ def play(plan: Plan, place: Path) -> None:
                     tick=tick,
                 )
                 about = {"method": name, "epsilon": epsilon, "seed": seed}
-                history.extend(metrics, [about | row for row in rows])
+                metrics_csv.extend(metrics, [about | row for _, row in trained])
         bar.update(everything, description="done")
     for statement in said:
         console.print(statement, highlight=False, markup=False)

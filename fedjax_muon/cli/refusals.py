@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from fedjax_muon.checkpoint import CheckpointError
-
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
     """Turns an error about what was asked for into one line and exit status 2."""
     try:
         yield
-    except (ValueError, OSError, CheckpointError) as error:
+    except (ValueError, OSError) as error:
         _print(f"fedjax-muon: error: {error}", "red")
         sys.exit(2)
 

@@ -18,8 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedjax_muon.cli.directory import held
 from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.runs.directory import held
 
 
 def new_directory(given: Path | None, name: str) -> Path:

@@ -18,20 +18,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedjax_muon import comparison, data, history, plots
-from fedjax_muon.cli import arguments, directory, tables
-from fedjax_muon.cli.building import algorithm_of, parts_of, simulation_of, start_key
-from fedjax_muon.cli.config import METHODS, Sweep, hyper_parameters, methods_for
-from fedjax_muon.cli.pretrained import dataset_of
+from fedjax_muon import data
+from fedjax_muon.algorithms.registry import find
+from fedjax_muon.cli import arguments, tables
 from fedjax_muon.cli.refusals import refusing
-from fedjax_muon.cli.session import (
-    new_directory,
-    progress_bar,
-    resumable,
-)
-from fedjax_muon.comparison import History, Point
-from fedjax_muon.methods import find
-from fedjax_muon.sweep import Cell, Outcome, sweep
+from fedjax_muon.cli.session import new_directory, progress_bar, resumable
+from fedjax_muon.core import numbers_of
+from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting.comparison import History, Point
+from fedjax_muon.runs import directory
+from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
+from fedjax_muon.runs.config import METHODS, Sweep, methods_for
+from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.simulation.sweep import Cell, Outcome, sweep
 
 DRAWN = 10  # methods whose curves are drawn, the best
 
@@ -93,9 +92,8 @@ def check(what: Sweep) -> None:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     for name in what.algorithms:
-        plain = hyper_parameters(find(name, METHODS))
+        known = numbers_of(find(name, METHODS).function())
         for option, values in what.grids[name].items():
-            known = [n for n, default in plain.items() if not isinstance(default, bool)]
             if option not in known:
                 raise ValueError(
                     f"the grid names {option!r}, which is no number that {name} takes; "
@@ -105,7 +103,7 @@ def check(what: Sweep) -> None:
                 raise ValueError(f"the grid of {option} has a value twice: {values}")
         for point in what.points(name):
             try:
-                algorithm_of(what.cell(name, point, 0))(lambda params, *_: params)
+                algorithm_of(what.cell(name, point, 0))
             except ValueError as error:
                 raise ValueError(f"the grid of {name}: {error}") from error
     for seed in what.seeds:
@@ -162,7 +160,9 @@ def train(what: Sweep, place: Path, again: str = "") -> None:
             waiting = iter(todo)
             for group in groups:
                 played = zip(itertools.islice(waiting, len(group)), group, strict=True)
-                history.extend(path, [row for cell in played for row in _rows(*cell)])
+                metrics_csv.extend(
+                    path, [row for cell in played for row in _rows(*cell)]
+                )
         bar.update(everything, description="done")
 
 
@@ -186,7 +186,7 @@ def _places(what: Sweep, name: str, path: Path) -> dict[tuple, list[int]]:
 
     Raises `ValueError` for a file that is not one of ours.
     """
-    columns = history.read(path)
+    columns = metrics_csv.read(path)
     names = (*what.grids[name], "seed")
     for column in (*names, "diverged"):
         if column not in columns:
@@ -202,7 +202,7 @@ def _finished(what: Sweep, name: str, path: Path) -> dict[tuple, History]:
     """The rows of every finished cell."""
     if not path.exists():
         return {}
-    columns = history.read(path)
+    columns = metrics_csv.read(path)
     return {
         key: {column: values[rows] for column, values in columns.items()}
         for key, rows in _places(what, name, path).items()
@@ -213,7 +213,7 @@ def _drop_unfinished(what: Sweep, name: str, path: Path) -> None:
     """Leaves out the rows of cells that something cut short."""
     if path.exists():
         finished = _places(what, name, path).values()
-        history.keep(path, sorted(row for rows in finished for row in rows))
+        metrics_csv.keep(path, sorted(row for rows in finished for row in rows))
 
 
 def points(what: Sweep, name: str, place: Path) -> list[Point]:

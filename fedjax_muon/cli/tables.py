@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
-from fedjax_muon.cli.config import Config
-from fedjax_muon.comparison import SHARE_OF_BEST, Point, Summary, score_column
+from fedjax_muon.reporting.comparison import SHARE_OF_BEST, Point, Summary, score_column
+from fedjax_muon.runs.config import Config
 
 
 class Cells(NamedTuple):

@@ -3,6 +3,7 @@
 `NAMES` has what is known of each, `status` says whether its files are there.
 """
 
+from fedjax_muon.data import imbalance, partition
 from fedjax_muon.data.dataset import Dataset, check, hold_out, standardise
 from fedjax_muon.data.names import NAMES, load, prepare
 from fedjax_muon.data.status import Status, status
@@ -13,7 +14,9 @@ __all__ = [
     "Status",
     "check",
     "hold_out",
+    "imbalance",
     "load",
+    "partition",
     "prepare",
     "standardise",
     "status",

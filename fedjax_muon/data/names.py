@@ -5,15 +5,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from fedjax_muon.data import (
-    cifar,
-    embedded,
-    idx,
-    libsvm,
-    prepared,
-    text,
-    tiny_imagenet,
-)
+from fedjax_muon.data import cifar, embedded, idx, libsvm, prepared, text, tiny_imagenet
 from fedjax_muon.data.dataset import Dataset, check, standardise
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 from fedjax_muon.data.text import Encoder, read_text_set

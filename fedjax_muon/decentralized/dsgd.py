@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
-from fedjax_muon.core import Hyper, at
-from fedjax_muon.gossip import Estimator, Gossip
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import Hyper, check_range, descend, recorded, value_at
+from fedjax_muon.decentralized.estimators import fresh
+from fedjax_muon.decentralized.gossip import Estimator, Gossip
 
 
 class State(NamedTuple):
@@ -24,35 +23,43 @@ class State(NamedTuple):
     opt: Any  # the rule's
 
 
+@recorded
 def dsgd(
-    estimator: Estimator,
-    *,
     lr: Hyper = 0.1,
+    *,
     rule: optax.GradientTransformation = optax.identity(),
+    estimator: Estimator = fresh(),
 ) -> Gossip:
-    """Decentralized (stochastic) gradient descent.
+    """Decentralized stochastic gradient descent.
 
     Args:
-      estimator: what an agent's gradient is.
-      lr: learning rate.
-      rule: local rule, without learning rate, whose state persists; a projection
-        belongs to it (`pair.projected`) and follows the mixing.
+      lr: Learning rate.
+      rule: Local update rule, an optax transformation without a learning rate, whose
+        state persists.
+      estimator: How an agent estimates its gradient.
+
+    Returns:
+      An algorithm whose agents send their parameters once in every iteration.
+
+    Raises:
+      ValueError: If `lr` is negative.
+
+    Example:
+      >>> algorithm = dsgd(lr=0.1)
     """
     check_range("lr", lr)
-    project = getattr(rule, "project", lambda params: params)
 
-    def advance(x, g, memory, opt, mix, turn):
-        u, opt = rule.update(g, opt, x)
-        moved = tree.sub_scaled(x, at(lr, turn), u)
-        return State(project(mix(moved)), memory, opt)
+    def advance(objective, x, g, memory, opt, mix, iteration):
+        moved, opt = descend(x, value_at(lr, iteration), rule, opt, g)
+        return State(objective.project(mix(moved)), memory, opt)
 
-    def start(x, mix, batch, turn):
-        g, memory = estimator.start(x, batch, turn)
-        return advance(x, g, memory, rule.init(x), mix, turn)
+    def start(objective, x, mix, batch, iteration):
+        g, memory = estimator.start(objective, x, batch, iteration)
+        return advance(objective, x, g, memory, rule.init(x), mix, iteration)
 
-    def step(state, mix, batch, turn):
+    def step(objective, state, mix, batch, iteration):
         x, memory, opt = state
-        g, memory = estimator.update(memory, x, batch, turn)
-        return advance(x, g, memory, opt, mix, turn)
+        g, memory = estimator.update(objective, memory, x, batch, iteration)
+        return advance(objective, x, g, memory, opt, mix, iteration)
 
     return Gossip(start, step)

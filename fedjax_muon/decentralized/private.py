@@ -1,39 +1,36 @@
 """`PRIVATE`: decentralized methods with a guarantee, by name.
 
-A row builds the method from the gradients of single examples, and says what an agent
-releases, in the words of `fedjax_muon.privacy`. Both are made from one `Mechanism`, so
-that what is accounted for is what is played. `calibrate` finds the noise of an epsilon.
+A row builds the method, which takes gradients of single examples, and says what an
+agent releases, in the words of `fedjax_muon.privacy`. Both are made from one
+`Mechanism`, so
+that what is accounted for is what is run. `calibrate` finds the noise of an epsilon.
 
     mechanism = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=20)
     spec = calibrate("private_storm", mechanism, 8.0, sampling, steps=1001, delta=1e-5)
     noise = noise_of(spec)
-    PRIVATE["private_storm"].build(example_grad, mechanism, noise, lr=0.1)
+    PRIVATE["private_storm"].build(mechanism, noise, lr=0.1)
 """
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import optax
+
+from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized.dsgd import dsgd
-from fedjax_muon.decentralized.tracking import tracking
-from fedjax_muon.estimators import noisy, plus
-from fedjax_muon.gossip import Gossip
-from fedjax_muon.privacy.report import (
-    Inside,
-    Output,
-    PrivacySpec,
-    Release,
-    calibrated,
-)
-from fedjax_muon.privacy.sampling import Sampling
-from fedjax_muon.privacy.sensitivity import Each, Split
-from fedjax_muon.private_storm import (
-    ExampleGradFn,
+from fedjax_muon.decentralized.estimators import add_public_gradient, noisy
+from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.private_storm import (
     each,
     private_gradient,
     private_storm,
     split,
 )
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.report import Inside, Output, PrivacySpec, Release, calibrated
+from fedjax_muon.privacy.sampling import Sampling
+from fedjax_muon.privacy.sensitivity import Each, Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,36 +48,49 @@ class PrivateMethod(NamedTuple):
 
     label: str
     paper: str
-    estimate: Callable[[ExampleGradFn, Mechanism, float], Any]  # the last is the noise
-    over: Callable[..., Gossip]  # (estimator, lr=, rule=) -> algorithm
+    estimate: Callable[[Mechanism, Hyper], Any]  # the last is the noise
+    over: Callable[..., Gossip]  # (lr, rule=, estimator=) -> algorithm
     release: Callable[[Mechanism, float], Release]
     amplified: bool  # accounted for under Poisson sampling, else cyclic
 
     def build(
-        self, example_grad, mechanism: Mechanism, noise: float, *, public=None, **hyper
+        self,
+        mechanism: Mechanism,
+        noise: Hyper,
+        lr: Hyper = 0.01,
+        rule: optax.GradientTransformation = optax.identity(),
     ) -> Gossip:
-        """The algorithm; `public` is the gradient of terms without data, if any."""
-        estimator = self.estimate(example_grad, mechanism, noise)
-        estimator = estimator if public is None else plus(estimator, public)
-        return self.over(estimator, **hyper)
+        """The algorithm; `noise` and `lr` are hyper-parameters.
+
+        It takes `objective.example_grad`, clips it and adds noise;
+        `objective.public_grad` is added as it is.
+        """
+        return _built(self, mechanism, noise, lr, rule)
 
 
-def _fresh(example_grad, m: Mechanism, noise):
-    return private_gradient(
-        example_grad, m.limit, batch_size=m.batch_size, inside=noise
-    )
+@recorded
+def _built(
+    method: PrivateMethod,
+    mechanism: Mechanism,
+    noise: Hyper,
+    lr: Hyper,
+    rule: optax.GradientTransformation,
+) -> Gossip:
+    estimator = add_public_gradient(method.estimate(mechanism, noise))
+    return method.over(lr=lr, rule=rule, estimator=estimator)
 
 
-def _paper(example_grad, m: Mechanism, noise):
-    estimator = private_storm(
-        example_grad, each(m.limit), beta=m.beta, batch_size=m.batch_size
-    )
+def _fresh(m: Mechanism, noise: Hyper):
+    return private_gradient(m.limit, batch_size=m.batch_size, inside=noise)
+
+
+def _paper(m: Mechanism, noise: Hyper):
+    estimator = private_storm(each(m.limit), beta=m.beta, batch_size=m.batch_size)
     return noisy(estimator, noise)
 
 
-def _inside(example_grad, m: Mechanism, noise):
+def _inside(m: Mechanism, noise: Hyper):
     return private_storm(
-        example_grad,
         each(m.limit),
         beta=m.beta,
         batch_size=m.batch_size,
@@ -88,9 +98,8 @@ def _inside(example_grad, m: Mechanism, noise):
     )
 
 
-def _split(example_grad, m: Mechanism, noise):
+def _split(m: Mechanism, noise: Hyper):
     return private_storm(
-        example_grad,
         split(m.limit, m.change),
         beta=m.beta,
         batch_size=m.batch_size,
@@ -112,7 +121,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         "DPMixSGD (clipped)",
         f"{SEED}; both gradients clipped, which the paper does not",
         _paper,
-        tracking,
+        gradient_tracking,
         lambda m, sigma: Release(Each(m.limit), Output(sigma), m.beta),
         amplified=False,
     ),
@@ -120,7 +129,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         "DPMixSGD (clipped, noise inside)",
         f"{SEED}; with noise that the recursion keeps",
         _inside,
-        tracking,
+        gradient_tracking,
         lambda m, z: Release(Each(m.limit), Inside(z), m.beta),
         amplified=True,
     ),
@@ -128,7 +137,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         "Private STORM (split clip)",
         "none: a composition of this library, after DIFF2, arXiv:2302.03884",
         _split,
-        tracking,
+        gradient_tracking,
         lambda m, z: Release(Split(m.limit, m.change), Inside(z), m.beta),
         amplified=True,
     ),

@@ -15,51 +15,60 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
-from fedjax_muon.core import Hyper, at
-from fedjax_muon.gossip import Estimator, Gossip
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import Hyper, check_range, descend, recorded, tree, value_at
+from fedjax_muon.decentralized.estimators import fresh
+from fedjax_muon.decentralized.gossip import Estimator, Gossip
 
 
 class State(NamedTuple):
     params: Any  # x
-    track: Any  # v
-    told: Any  # g_, as the neighbours heard it
+    tracked: Any  # v
+    estimate: Any  # g_, as the neighbors received it
     memory: Any  # the estimator's
     opt: Any  # the rule's
 
 
-def tracking(
-    estimator: Estimator,
-    *,
+@recorded
+def gradient_tracking(
     lr: Hyper = 0.01,
+    *,
     rule: optax.GradientTransformation = optax.identity(),
+    estimator: Estimator = fresh(),
 ) -> Gossip:
-    """Gradient tracking of an estimate.
+    """Gradient tracking with any estimator of the gradient.
 
     Args:
-      estimator: what an agent's gradient is.
-      lr: learning rate.
-      rule: what is done to the tracked gradient, without learning rate; its state
-        persists. A projection belongs to it (`pair.projected`) and follows the mixing.
+      lr: Learning rate.
+      rule: Rule applied to the tracked gradient, an optax transformation without a
+        learning rate; its state persists.
+      estimator: How an agent estimates its gradient.
+
+    Returns:
+      An algorithm whose agents send their tracked gradients and their parameters in
+      every iteration.
+
+    Raises:
+      ValueError: If `lr` is negative.
+
+    Example:
+      >>> estimator = decentralized.estimators.storm(0.1)
+      >>> algorithm = gradient_tracking(lr=0.01, estimator=estimator)
     """
     check_range("lr", lr)
-    project = getattr(rule, "project", lambda params: params)
 
-    def advance(x, news, g, memory, opt, mix, turn):
-        v = mix(news)
-        u, opt = rule.update(v, opt, x)
-        moved = tree.sub_scaled(x, at(lr, turn), u)
-        return State(project(mix(moved)), v, g, memory, opt)
+    def advance(objective, x, change, g, memory, opt, mix, iteration):
+        v = mix(change)
+        moved, opt = descend(x, value_at(lr, iteration), rule, opt, v)
+        return State(objective.project(mix(moved)), v, g, memory, opt)
 
-    def start(x, mix, batch, turn):
-        g, memory = estimator.start(x, batch, turn)
-        return advance(x, g, g, memory, rule.init(x), mix, turn)
+    def start(objective, x, mix, batch, iteration):
+        g, memory = estimator.start(objective, x, batch, iteration)
+        return advance(objective, x, g, g, memory, rule.init(x), mix, iteration)
 
-    def step(state, mix, batch, turn):
-        x, v, told, memory, opt = state
-        g, memory = estimator.update(memory, x, batch, turn)
-        news = tree.sub(tree.add(v, g), told)
-        return advance(x, news, g, memory, opt, mix, turn)
+    def step(objective, state, mix, batch, iteration):
+        x, v, before, memory, opt = state
+        g, memory = estimator.update(objective, memory, x, batch, iteration)
+        change = tree.sub(tree.add(v, g), before)
+        return advance(objective, x, change, g, memory, opt, mix, iteration)
 
     return Gossip(start, step)

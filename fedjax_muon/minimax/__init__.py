@@ -1,15 +1,20 @@
-"""`ALL`: every minimax method by name. Parameters are a `Pair`, see `fedjax_muon.pair`.
+"""Minimax methods; `ALL` has each with its paper and its published grid.
 
-Most are algorithms of minimisation, whose rules treat the two variables apart.
+Parameters are a `Pair` (`core.pair`).
 """
 
-import optax
-
-from fedjax_muon.algorithms import fedavg, fedmuon, scaffold, scaffold_m, stem
-from fedjax_muon.methods import Method
+from fedjax_muon.algorithms.registry import Method, by_name
 from fedjax_muon.minimax.fess_gda import fess_gda
-from fedjax_muon.pair import per_variable
-from fedjax_muon.transforms import by_rank, normalize, orthogonalize, sign_scalars
+from fedjax_muon.minimax.presets import (
+    fed_nsgda_m,
+    fedmuon_da,
+    fedsgda_clip,
+    fedsgda_m,
+    fsgda,
+    local_sgda,
+    local_sgdam,
+    sagda,
+)
 
 ZHANG = "Zhang and Gao, Federated stochastic minimax under heavy-tailed noises"
 YANG = "Yang et al. 2022, arXiv:2210.00611"
@@ -18,43 +23,27 @@ YANG = "Yang et al. 2022, arXiv:2210.00611"
 # over what they do not say.
 GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
-# Scalars are no matrices; the sign bounds their steps as the polar factor does others'.
-_polar = by_rank(orthogonalize(), sign_scalars())
+ALL = by_name(
+    Method(fed_nsgda_m, "Fed-NSGDA-M", ZHANG, GRID),
+    Method(fedmuon_da, "FedMuon-DA", ZHANG, GRID),
+    Method(fedsgda_clip, "FedSGDA-Clip", ZHANG, GRID),
+    Method(local_sgda, "LocalSGDA", "Deng and Mahdavi 2021, AISTATS", GRID),
+    Method(local_sgdam, "LocalSGDAM", "Sharma et al. 2022, arXiv:2203.04850", GRID),
+    Method(fedsgda_m, "FedSGDA-M", "Wu et al. 2023, FedSGDA-M, NeurIPS", GRID),
+    Method(sagda, "SAGDA", YANG, GRID),
+    Method(fsgda, "FSGDA", YANG, GRID),
+    Method(fess_gda, "FESS-GDA", "Shen et al. 2024, arXiv:2311.00944", GRID),
+)
 
-ALL: dict[str, Method] = {
-    "fed_nsgda_m": Method(
-        "Fed-NSGDA-M",
-        ZHANG,
-        scaffold_m,
-        {"rule": per_variable(normalize()), "lr": 0.01},
-        GRID,
-    ),
-    "fedmuon_da": Method(
-        "FedMuon-DA", ZHANG, scaffold_m, {"rule": _polar, "lr": 0.01}, GRID
-    ),
-    "fedsgda_clip": Method(
-        "FedSGDA-Clip",
-        ZHANG,
-        scaffold_m,
-        {"rule": per_variable(optax.clip_by_global_norm(0.1))},
-        GRID,
-    ),
-    "local_sgda": Method(
-        "LocalSGDA", "Deng and Mahdavi 2021, AISTATS", fedavg, grid=GRID
-    ),
-    "local_sgdam": Method(
-        "LocalSGDAM",
-        "Sharma et al. 2022, arXiv:2203.04850",
-        fedmuon,
-        {"rule": optax.identity(), "lr": 0.1},
-        GRID,
-    ),
-    "fedsgda_m": Method(
-        "FedSGDA-M", "Wu et al. 2023, FedSGDA-M, NeurIPS", stem, grid=GRID
-    ),
-    "sagda": Method("SAGDA", YANG, scaffold, grid=GRID),
-    "fsgda": Method("FSGDA", YANG, fedavg, grid=GRID),
-    "fess_gda": Method(
-        "FESS-GDA", "Shen et al. 2024, arXiv:2311.00944", fess_gda, grid=GRID
-    ),
-}
+__all__ = [
+    "ALL",
+    "fed_nsgda_m",
+    "fedmuon_da",
+    "fedsgda_clip",
+    "fedsgda_m",
+    "fess_gda",
+    "fsgda",
+    "local_sgda",
+    "local_sgdam",
+    "sagda",
+]

@@ -14,19 +14,21 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import tree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
-    GradFn,
     Hyper,
-    at,
+    Model,
+    broadcast_params,
+    check_range,
     local_steps,
     move,
-    stateless,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
 )
-from fedjax_muon.pair import Pair, both
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core.pair import Pair, both
 
 
 class State(NamedTuple):
@@ -34,10 +36,10 @@ class State(NamedTuple):
     anchor: Any  # z
 
 
+@recorded
 def fess_gda(
-    grad_fn: GradFn,
-    *,
     lr: Hyper = 0.1,
+    *,
     server_lr: Hyper = 1.0,
     pull: Hyper = 0.1,
     follow: Hyper = 0.5,
@@ -46,37 +48,53 @@ def fess_gda(
     """Federated stochastic smoothed gradient descent ascent.
 
     Args:
-      lr: local learning rates.
-      server_lr: server learning rates; 1 is plain averaging.
-      pull: strength of the pull of x towards z, rho in the paper.
-      follow: how far z follows x in a round, beta in the paper.
-      rule: local rule, without learning rate; a projection of y belongs to it.
+      lr: Local learning rates.
+      server_lr: Server learning rates; 1 is plain averaging.
+      pull: Strength of the pull of x towards z, rho in the paper.
+      follow: How far z follows x in a round, beta in the paper.
+      rule: Local rule, without a learning rate.
+
+    Returns:
+      An algorithm that sends one model each way per round and keeps no client state.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fess_gda(lr=0.1)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
     check_range("pull", pull)
     check_range("follow", follow, 0.0, 1.0)
 
-    def client(start, mine, batches, round):
+    def client(objective, shared, client_state, batches, round):
+        start = shared.params
+
         def step(carry, batch, key):
             x, opt = carry
-            return move(x, at(lr, round), rule, opt, grad_fn(x, batch, key)), ()
+            return move(
+                objective,
+                x,
+                value_at(lr, round),
+                rule,
+                opt,
+                objective.grad(x, batch, key),
+            ), ()
 
         (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round.key)
-        return tree.sub(end, start), mine
+        return Model(tree.sub(end, start)), client_state
 
     def server(state, mean, round):
         (x, y), z = state
-        local, relative = both(at(lr, round)), both(at(server_lr, round))
-        back = -local.x * relative.x * round.steps * at(pull, round)
-        moved = tree.add_scaled(Pair(x, y), relative, mean)
+        local, relative = both(value_at(lr, round)), both(value_at(server_lr, round))
+        back = -local.x * relative.x * round.steps * value_at(pull, round)
+        moved = tree.add_scaled(Pair(x, y), relative, mean.params)
         moved = moved._replace(x=tree.add_scaled(moved.x, back, tree.sub(x, z)))
-        project = getattr(rule, "project", lambda params: params)
-        new = project(moved)
-        return State(new, tree.mix(z, at(follow, round), new.x))
+        return State(moved, tree.mix(z, value_at(follow, round), moved.x))
 
     def init(params):
         return State(params, params.x)
 
-    main = Exchange(lambda state, round: state.params, client, server)
-    return Algorithm(init, stateless, (main,))
+    main = Exchange(broadcast_params, client, server)
+    return Algorithm(init, no_client_state, (main,))

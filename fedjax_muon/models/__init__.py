@@ -23,12 +23,10 @@ from fedjax_muon.models.lenet import LeNet
 from fedjax_muon.models.mlp import MLP
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN
-from fedjax_muon.models.roberta import RoBERTa as RoBERTa
-from fedjax_muon.models.roberta_checkpoint import load_roberta as load_roberta
-from fedjax_muon.models.roberta_checkpoint import roberta_of as roberta_of
-from fedjax_muon.models.swin import Swin as Swin
-from fedjax_muon.models.swin import swin_tiny
-from fedjax_muon.models.swin_checkpoint import load_swin as load_swin
+from fedjax_muon.models.roberta import RoBERTa
+from fedjax_muon.models.roberta_checkpoint import load_roberta, roberta_of
+from fedjax_muon.models.swin import Swin, swin_tiny
+from fedjax_muon.models.swin_checkpoint import load_swin
 from fedjax_muon.models.vit import ViT, vit_tiny
 
 ALL: dict[str, Callable[..., nn.Module]] = {
@@ -41,3 +39,20 @@ ALL: dict[str, Callable[..., nn.Module]] = {
     "vit_tiny": vit_tiny,
     "swin_tiny": swin_tiny,
 }
+
+__all__ = [
+    "ALL",
+    "MLP",
+    "RNN",
+    "EmnistCNN",
+    "LeNet",
+    "ResNet18",
+    "RoBERTa",
+    "Swin",
+    "ViT",
+    "load_roberta",
+    "load_swin",
+    "roberta_of",
+    "swin_tiny",
+    "vit_tiny",
+]

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import check_range
 
 _normal = nn.initializers.normal(0.02)
 _dense = partial(nn.Dense, kernel_init=_normal)

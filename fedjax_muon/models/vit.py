@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import check_range
 
 Initializer = nn.initializers.Initializer
 

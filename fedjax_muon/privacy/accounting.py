@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from scipy import optimize
 
-from fedjax_muon.privacy.sampling import FixedSize, Poisson, Sampling, check_count
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import check_count, check_range
+from fedjax_muon.privacy.sampling import FixedSize, Poisson, Sampling
 from fedjax_muon.versions import install_command
 
 

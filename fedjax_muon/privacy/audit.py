@@ -21,9 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.accounting import gaussian_epsilon
-from fedjax_muon.privacy.sampling import check_count
-from fedjax_muon.ranges import check_range
 
 
 class Errors(NamedTuple):

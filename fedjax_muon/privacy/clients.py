@@ -7,8 +7,9 @@ print(report(calibrated(spec, epsilon=4.0)).statement())
 
 import dataclasses
 
+from fedjax_muon.core import check_count
 from fedjax_muon.privacy.report import Inside, PrivacySpec, Release, TrustedServer
-from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling, check_count
+from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling
 from fedjax_muon.privacy.sensitivity import Each
 
 UNIT = "one client with all its examples"
@@ -29,7 +30,7 @@ def client_spec(
     Args:
       sampling: `Poisson(N, S)` for `poisson_cohorts()`, `Poisson(N, S, room)` for
         `poisson_cohorts(room)`, `FullBatch(N)` for full participation.
-      rounds: how many are played.
+      rounds: how many there are.
       noise: multiplier of a round.
       delta: below 1 / N.
       prologue: whether the algorithm has one (`bool(algorithm.prologue)`): one more

@@ -7,9 +7,8 @@ and its constant c is not given. `report` accounts for what a run really release
 import math
 from typing import NamedTuple
 
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.accounting import check_epsilon
-from fedjax_muon.privacy.sampling import check_count
-from fedjax_muon.ranges import check_range
 
 # What the moments argument of the paper's proof gives when it is carried through.
 MOMENTS_CONSTANT = 4 * math.sqrt(2)

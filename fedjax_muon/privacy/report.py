@@ -17,6 +17,7 @@ from typing import cast
 
 import numpy as np
 
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.accounting import (
     ADD_OR_REMOVE,
     Accountant,
@@ -27,15 +28,8 @@ from fedjax_muon.privacy.accounting import (
     mean_only,
     solve,
 )
-from fedjax_muon.privacy.sampling import (
-    FullBatch,
-    Patterned,
-    Sampling,
-    Shuffled,
-    check_count,
-)
+from fedjax_muon.privacy.sampling import FullBatch, Patterned, Sampling, Shuffled
 from fedjax_muon.privacy.sensitivity import Clip, transcript_norm
-from fedjax_muon.ranges import check_range
 
 
 @dataclasses.dataclass(frozen=True)

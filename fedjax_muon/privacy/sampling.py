@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedjax_muon.core import check_count
 from fedjax_muon.privacy.sensitivity import Clip
 
 
@@ -169,19 +170,6 @@ class FullBatch:
 
 Patterned = Cyclic | Shuffled | FullBatch
 Sampling = Poisson | FixedSize | Patterned
-
-
-def check_count(name: str, value: int, low: int = 1, high: int | None = None) -> None:
-    """Refuses what is no whole number in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-    if high is not None and value > high:
-        raise ValueError(
-            f"{name} must be at most {high}, the agent's examples, got {value}: "
-            "sampling is without replacement"
-        )
 
 
 def _check_batch(sampling) -> None:

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 from scipy import signal
 
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import check_range
 
 
 class Clip(Protocol):

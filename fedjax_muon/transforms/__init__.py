@@ -9,33 +9,31 @@ from fedjax_muon.transforms.fedopt import (
 )
 from fedjax_muon.transforms.layout import muon_dimension_numbers
 from fedjax_muon.transforms.muon import (
+    Polar,
     by_rank,
-    has_momentum,
+    default_rule,
     jordan,
     moonlight,
     muon,
     orthogonalize,
-    orthogonalizes,
     scale_by_lmo,
     scale_by_muon,
     scale_by_shape,
     spectral,
     unscaled,
-    with_momentum,
-    with_polar,
 )
 
 __all__ = [
+    "Polar",
     "biclip",
     "by_rank",
-    "has_momentum",
+    "default_rule",
     "jordan",
     "moonlight",
     "muon",
     "muon_dimension_numbers",
     "normalize",
     "orthogonalize",
-    "orthogonalizes",
     "scale_by_fedadagrad",
     "scale_by_fedadam",
     "scale_by_fedyogi",
@@ -45,6 +43,4 @@ __all__ = [
     "sign_scalars",
     "spectral",
     "unscaled",
-    "with_momentum",
-    "with_polar",
 ]

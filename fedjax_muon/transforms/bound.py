@@ -2,8 +2,7 @@
 
 import math
 
-from fedjax_muon.privacy.sampling import check_count
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.transforms.layout import (
     Layout,
     fans,

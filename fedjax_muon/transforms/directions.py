@@ -1,10 +1,12 @@
 """Maps of a whole direction, without state: normalised, or clipped from both sides."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import check_range
 
 
 def normalize() -> optax.GradientTransformation:
@@ -24,7 +26,7 @@ def sign_scalars() -> optax.GradientTransformation:
     return optax.stateless_with_tree_map(lambda g, _: g if g.ndim else jnp.sign(g))
 
 
-def biclip(low: float, high: float) -> optax.GradientTransformation:
+def biclip(low: Any, high: Any) -> optax.GradientTransformation:
     """Brings the size of every coordinate into [low, high]; zero stays zero.
 
     Lee, Zaheer and Li, ICML 2025, arXiv:2502.04164. Raises `ValueError` unless
@@ -33,7 +35,7 @@ def biclip(low: float, high: float) -> optax.GradientTransformation:
     check_range("low", low, schedules=False)
     check_range("high", high, schedules=False)
     if not isinstance(low, jax.core.Tracer) and not isinstance(high, jax.core.Tracer):
-        check_range("low", low, 0.0, float(high), schedules=False)
+        check_range("low", low, 0.0, high, schedules=False)
 
     def one(g, _):
         return (jnp.sign(g) * jnp.clip(jnp.abs(g), low, high)).astype(g.dtype)

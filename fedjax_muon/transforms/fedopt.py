@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import check_range
 
 
 class MomentsState(NamedTuple):

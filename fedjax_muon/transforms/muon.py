@@ -9,12 +9,10 @@ import math
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from fedjax_muon import orthogonalize as kernel
-from fedjax_muon.pair import Pair
-from fedjax_muon.ranges import check_range
+from fedjax_muon.core import Hyper, check_range
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms.layout import (
     Layout,
     as_matrices,
@@ -23,6 +21,7 @@ from fedjax_muon.transforms.layout import (
     muon_dimension_numbers,
 )
 
+Polar = Callable[[jax.Array], jax.Array]  # matrices [..., m, n] -> polar factors
 ShapeScale = Callable[[int, int], float]  # (fan_in, fan_out) -> factor
 
 
@@ -50,98 +49,46 @@ def spectral(fan_in: int, fan_out: int) -> float:
 
 
 def orthogonalize(
-    polar: Callable[[jax.Array], jax.Array] = kernel.orthogonalize,
+    polar: Polar = kernel.orthogonalize,
     *,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
-    """Replaces every matrix by its (approximate) polar factor; other leaves pass.
+    """Replaces every matrix by its (approximate) polar factor; other leaves pass."""
 
-    Its update takes another `polar` as an extra argument, see `with_polar`.
-    """
-
-    def update(updates, state, params=None, *, polar=polar, **extra):
-        del params, extra
+    def update(updates, params=None):
+        del params
         one = lambda numbers, leaf: as_matrices(polar, numbers, leaf)
-        return map_matrices(one, layout(updates), updates), state
+        return map_matrices(one, layout(updates), updates)
 
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return optax.stateless(update)
 
 
-def with_polar(
-    rule: optax.GradientTransformation, polar: Callable[[jax.Array], jax.Array]
+def default_rule(
+    rule: optax.GradientTransformation | None,
+    polar: Polar | None,
+    default: Callable[[Polar], optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-    """The same rule, but with `polar` in every `orthogonalize` of its chains and
-    partitions, which pass optax's extra arguments on.
+    """The rule of an algorithm that takes `rule=` and `polar=`.
 
-    Raises `ValueError` for a rule that orthogonalizes nothing.
+    Args:
+      rule: What the user gave, if anything.
+      polar: Polar factor of matrices that the user gave, if any.
+      default: Makes the default rule from a polar factor.
+
+    Returns:
+      `rule`, or the default one.
+
+    Raises:
+      ValueError: If both are given.
     """
-    if not orthogonalizes(rule):
+    if rule is None:
+        return default(kernel.orthogonalize if polar is None else polar)
+    if polar is not None:
         raise ValueError(
-            "this rule orthogonalizes nothing, so that polar would be without effect; "
-            "build it with transforms.orthogonalize or transforms.muon"
+            "rule and polar exclude each other: polar changes the default rule; build "
+            "it into yours with transforms.orthogonalize(polar)"
         )
-    return _given(rule, polar=polar)
-
-
-def with_momentum(
-    rule: optax.GradientTransformation, momentum: float
-) -> optax.GradientTransformation:
-    """The same rule, but with `momentum` in every `muon` of its chains and partitions.
-
-    Raises `ValueError` for a rule without one, and a momentum outside [0, 1).
-    """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    if not has_momentum(rule):
-        raise ValueError(
-            "this rule has no momentum of Muon's that could be another; build it with "
-            "transforms.muon"
-        )
-    return _given(rule, momentum_for=lambda own: momentum)
-
-
-def _given(rule: optax.GradientTransformation, **given):
-    """The rule with these extra arguments, unless others are passed."""
-    extended = optax.with_extra_args_support(rule)
-
-    def update(updates, state, params=None, **extra):
-        return extended.update(updates, state, params, **{**given, **extra})
-
-    return optax.GradientTransformationExtraArgs(rule.init, update)
-
-
-def orthogonalizes(rule: optax.GradientTransformation) -> bool:
-    """Whether an `orthogonalize` in the rule is reached by `with_polar`."""
-    reached = []
-
-    def note(x):
-        reached.append(x.shape)
-        return x
-
-    _probe(rule, polar=note)
-    return bool(reached)
-
-
-def has_momentum(rule: optax.GradientTransformation) -> bool:
-    """Whether a `muon` in the rule is reached by `with_momentum`."""
-    reached = []
-
-    def note(own):
-        reached.append(own)
-        return own
-
-    _probe(rule, momentum_for=note)
-    return bool(reached)
-
-
-def _probe(rule: optax.GradientTransformation, **extra) -> None:
-    """Calls the rule once with extra arguments, on shapes."""
-
-    def update(params):
-        extended = optax.with_extra_args_support(rule)
-        return extended.update(params, rule.init(params), params, **extra)[0]
-
-    matrix = {"kernel": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
-    jax.eval_shape(update, Pair(matrix, matrix))  # rules of two variables need a pair
+    return rule
 
 
 def scale_by_shape(
@@ -173,10 +120,10 @@ def scale_by_lmo(
 
 
 def scale_by_muon(
-    momentum: float = 0.95,
+    momentum: Hyper = 0.95,
     *,
     nesterov: bool = False,
-    polar: Callable[[jax.Array], jax.Array] = kernel.orthogonalize,
+    polar: Polar = kernel.orthogonalize,
     shape_scale: ShapeScale = unscaled,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
@@ -189,23 +136,10 @@ def scale_by_muon(
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.chain(
-        _heavy_ball(momentum, nesterov),
+        optax.trace(momentum, nesterov),
         orthogonalize(polar, layout=layout),
         scale_by_shape(shape_scale, layout=layout),
     )
-
-
-def _heavy_ball(momentum: float, nesterov: bool):
-    """optax's, whose update takes another momentum, as a function of its own, for an
-    extra argument."""
-
-    def update(updates, state, params=None, *, momentum_for=lambda own: own, **extra):
-        del extra
-        rule = optax.trace(momentum_for(momentum), nesterov)
-        return rule.update(updates, state, params)
-
-    init = optax.trace(momentum, nesterov).init
-    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def by_rank(
@@ -229,10 +163,10 @@ def by_rank(
 
 
 def muon(
-    momentum: float = 0.95,
+    momentum: Hyper = 0.95,
     *,
     nesterov: bool = False,
-    polar: Callable[[jax.Array], jax.Array] = kernel.orthogonalize,
+    polar: Polar = kernel.orthogonalize,
     shape_scale: ShapeScale = unscaled,
     rest: optax.GradientTransformation | None = None,
     layout: Layout = muon_dimension_numbers,

@@ -1,0 +1,167 @@
+"""Compression of what clients send, for any algorithm.
+
+    svd = truncated_svd(memory_share(0.05))
+    algorithm = compress(fedmuon_align(lr=0.03), svd, parts=["momentum"])
+
+The engine averages what a compressor gives back, and counts the bytes of what travels.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_muon.compression.compressors import Compressor
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    check_range,
+    map_exchanges,
+    message_shapes,
+    recorded,
+    streams,
+    tree,
+)
+
+
+class Encoded(NamedTuple):
+    """One array on its way. Its insides have no names, and so are no parts."""
+
+    sent: Any
+    like: jax.ShapeDtypeStruct
+    by: object  # the call of `compress` that made it, which alone decodes it
+
+
+jax.tree_util.register_pytree_node(
+    Encoded,
+    lambda encoded: ((encoded.sent,), encoded[1:]),
+    lambda rest, sent: Encoded(*sent, *rest),
+)
+
+
+class Private(NamedTuple):
+    """What a client keeps between rounds."""
+
+    inner: Any  # as the algorithm has it
+    errors: dict[int, list[jax.Array]]  # of each exchange's compressed arrays
+
+
+@recorded
+def compress(
+    algorithm: Algorithm,
+    compressor: Compressor,
+    *,
+    parts: Sequence[str] = (),
+    feedback: float | None = None,
+) -> Algorithm:
+    """Compresses the messages that the clients of an algorithm send.
+
+    Args:
+      algorithm: The algorithm to wrap.
+      compressor: Applied to every array by itself.
+      parts: Names of the parts of the messages that are compressed, such as
+        "momentum"; the whole message if there are none.
+      feedback: Decay of the error that a client keeps and adds to what it sends next,
+        e <- feedback e + message, sends C(e), e <- e - C(e): 1 in Karimireddy et al.
+        2019, arXiv:1901.09847, at most 1 in Therien et al. 2025, arXiv:2505.23725. By
+        default errors are forgotten. What the prologue sends is sent once only, and
+        its errors are forgotten in any case.
+
+    Returns:
+      The algorithm with compressed messages. As soon as it is given parameters, it
+      raises `ValueError` for an array that the compressor does not fit, and for parts
+      that no message has.
+
+    Raises:
+      TypeError: If `parts` is a single string.
+      ValueError: If `feedback` is outside [0, 1].
+
+    Example:
+      >>> algorithm = compress(fedavg(lr=0.1), top_k(0.05), feedback=1.0)
+    """
+    if isinstance(parts, str):
+        raise TypeError(f"parts must be a sequence of names, got {parts!r}")
+    if feedback is not None:
+        check_range("feedback", feedback, 0.0, 1.0, schedules=False)
+
+    mark = object()
+    first = len(algorithm.prologue)
+    remembered = range(first, first + len(algorithm.exchanges))
+    if feedback is None:
+        remembered = range(0)
+
+    def init(params):
+        _check(compressor, parts, message_shapes(algorithm, params))
+        return algorithm.init(params)
+
+    def init_client(params):
+        shapes = message_shapes(algorithm, params)
+        zeros = lambda message: tree.zeros_like(_chosen(message, parts))
+        errors = {n: zeros(shapes[n]) for n in remembered}
+        return Private(algorithm.init_client(params), errors)
+
+    def change(number: int, exchange: Exchange) -> Exchange:
+        def client(objective, shared, private, batches, round):
+            inner, errors = private
+            message, inner = exchange.client(objective, shared, inner, batches, round)
+            arrays = _chosen(message, parts)
+            if number in errors:
+                arrays = tree.add_scaled(arrays, feedback, errors[number])
+            encoded = _encode(compressor, mark, arrays, round.key)
+            if number in errors:
+                lost = tree.sub(arrays, _decode(compressor, mark, encoded))
+                errors = {**errors, number: lost}
+            return _replaced(message, parts, encoded), Private(inner, errors)
+
+        decode = lambda sent: exchange.decode(_decode(compressor, mark, sent))
+        return exchange._replace(client=client, decode=decode)
+
+    changed = map_exchanges(change, algorithm)
+    return changed._replace(init=init, init_client=init_client)
+
+
+def _is_chosen(path, parts) -> bool:
+    return not parts or any(getattr(key, "name", None) in parts for key in path)
+
+
+def _chosen(message, parts) -> list[Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(message)
+    return [leaf for path, leaf in leaves if _is_chosen(path, parts)]
+
+
+def _replaced(message, parts, encoded):
+    waiting = iter(encoded)
+    one = lambda path, leaf: next(waiting) if _is_chosen(path, parts) else leaf
+    return jax.tree_util.tree_map_with_path(one, message)
+
+
+def _encode(compressor: Compressor, mark, arrays, key) -> list[Encoded]:
+    key = jax.random.fold_in(key, streams.COMPRESSION)
+    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    encode = lambda i, x: compressor.encode(x, jax.random.fold_in(key, i))
+    return [Encoded(encode(i, x), like(x), mark) for i, x in enumerate(arrays)]
+
+
+def _decode(compressor: Compressor, mark, sent):
+    is_ours = lambda node: isinstance(node, Encoded) and node.by is mark
+    one = lambda x: compressor.decode(x.sent, x.like) if is_ours(x) else x
+    return jax.tree.map(one, sent, is_leaf=is_ours)
+
+
+def _check(compressor: Compressor, parts, sent) -> None:
+    leaves = [x for m in sent for x in jax.tree_util.tree_leaves_with_path(m)]
+    names = {getattr(key, "name", "") for path, _ in leaves for key in path} - {""}
+    for part in parts:
+        if part not in names:
+            known = ", ".join(sorted(names)) or "no parts with names"
+            raise ValueError(f"no message has a part {part!r}; there are {known}")
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    for path, leaf in leaves:
+        if _is_chosen(path, parts):
+            try:
+                jax.eval_shape(compressor.encode, leaf, key)
+            except ValueError as error:
+                name = jax.tree_util.keystr(path)
+                raise ValueError(
+                    f"message{name} can't be compressed: {error}"
+                ) from error

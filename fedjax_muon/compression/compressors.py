@@ -1,0 +1,264 @@
+"""Compressors: how one array crosses the network in fewer bytes.
+
+They know nothing of algorithms; `compression.compress` puts them to use.
+"""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_muon.core import check_range
+
+Rank = int | Callable[[int, int], int]  # or of the numbers of rows and columns
+
+
+class Compressor(NamedTuple):
+    """How one array crosses the network; pure functions, to be used inside jit."""
+
+    encode: Callable[[jax.Array, jax.Array], Any]  # (array, key) -> what travels
+    decode: Callable[[Any, jax.ShapeDtypeStruct], jax.Array]
+    # (what travelled, shape and dtype of the array) -> array
+
+
+def identity() -> Compressor:
+    """Arrays travel as they are.
+
+    Returns:
+      A compressor of arrays of any shape.
+
+    Example:
+      >>> compressor = truncated_svd(2, rest=identity())
+    """
+    return Compressor(lambda x, key: x, lambda sent, like: sent)
+
+
+# ----------------------------------------------------------------------- low rank
+
+
+def memory_share(share: float = 0.05) -> Rank:
+    """The largest rank whose factors U, s, V have at most `share` of the entries.
+
+    floor(share m n / (m + n + 1)), at least 1: Liu et al. 2025, arXiv:2510.27403, as in
+    their code, whose factor of a small matrix may have rank 0.
+
+    Args:
+      share: Largest share of the entries of a matrix, in (0, 1].
+
+    Returns:
+      A function of the numbers of rows m and columns n that returns the rank.
+
+    Raises:
+      ValueError: If `share` is outside (0, 1].
+
+    Example:
+      >>> compressor = truncated_svd(memory_share(0.05), rest=identity())
+    """
+    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+    exact = Fraction(str(share))  # as it is written, not as it is stored
+    return lambda m, n: max(1, exact * m * n // (m + n + 1))
+
+
+def rank_share(share: float = 0.05) -> Rank:
+    """ceil(share min(m, n)): Liu et al. 2025, arXiv:2510.27403, as in their text."""
+    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+    return lambda m, n: math.ceil(Fraction(str(share)) * min(m, n))
+
+
+def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
+    """The nearest matrix of rank q, sent as U [m, q], s [q] and V [n, q].
+
+    All axes of an array but the last are its rows, as in `muon_dimension_numbers`.
+
+    Args:
+      rank: q, or a function of the numbers of rows and columns that returns it, such
+        as `memory_share(0.05)` or `rank_share(0.05)`.
+      rest: Compressor of arrays of fewer than two axes; without it they are refused.
+
+    Returns:
+      A compressor. When it is used, it raises `ValueError` for a rank that a matrix
+      cannot have, and for an array that is no matrix if there is no `rest`.
+
+    Raises:
+      ValueError: If `rank` is a number below 1.
+
+    Example:
+      >>> algorithm = compress(fedavg(lr=0.1), truncated_svd(2, rest=identity()))
+    """
+
+    def encode(matrix, key):
+        del key
+        q, wide = _rank(rank, matrix), _wide(matrix)
+        wide = jnp.where(jnp.isfinite(wide), wide, jnp.nan)  # LAPACK hangs on infinity
+        u, s, vt = jnp.linalg.svd(wide, full_matrices=False)
+        return tuple(x.astype(matrix.dtype) for x in (u[:, :q], s[:q], vt[:q].T))
+
+    def decode(sent):
+        u, s, v = sent
+        return (u * s[None, :]) @ v.T
+
+    _check_rank(rank)
+    return _of_matrices(encode, decode, rest)
+
+
+def power_iteration(
+    rank: Rank, *, iterations: int = 2, rest: Compressor | None = None
+) -> Compressor:
+    """An almost nearest matrix of rank q, sent as P [m, q] and Q [n, q].
+
+    P is an orthonormal basis of (M M^T)^(iterations - 1) M G, with G [n, q] drawn anew
+    every time, and Q = M^T P: Halko, Martinsson and Tropp 2011, arXiv:0909.4061,
+    algorithm 4.4. Products with M and QR of q columns, where `truncated_svd` decomposes
+    all of M.
+
+    Args:
+      rank: q, or a function of the numbers of rows and columns that returns it, such
+        as `memory_share(0.05)` or `rank_share(0.05)`.
+      iterations: How often M M^T or M is applied, at least 1.
+      rest: Compressor of arrays of fewer than two axes; without it they are refused.
+
+    Returns:
+      A compressor. When it is used, it raises `ValueError` for a rank that a matrix
+      cannot have, and for an array that is no matrix if there is no `rest`.
+
+    Raises:
+      ValueError: If `rank` is a number below 1, or `iterations` is below 1.
+
+    Example:
+      >>> algorithm = compress(fedavg(lr=0.1), power_iteration(2, rest=identity()))
+    """
+    if type(iterations) is not int or iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+
+    def encode(matrix, key):
+        q, wide = _rank(rank, matrix), _wide(matrix)
+        basis = lambda x: jnp.linalg.qr(x)[0]
+        p = basis(wide @ jax.random.normal(key, (wide.shape[1], q), wide.dtype))
+        for _ in range(iterations - 1):
+            p = basis(wide @ basis(wide.T @ p))
+        return p.astype(matrix.dtype), (wide.T @ p).astype(matrix.dtype)
+
+    def decode(sent):
+        p, q = sent
+        return p @ q.T
+
+    _check_rank(rank)
+    return _of_matrices(encode, decode, rest)
+
+
+def _wide(matrix):
+    """In a precision that matrices can be decomposed in."""
+    return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
+
+
+def _check_rank(rank: Rank) -> None:
+    if not callable(rank) and rank < 1:
+        raise ValueError(f"rank must be at least 1, got {rank}")
+
+
+def _rank(rank: Rank, matrix) -> int:
+    q = rank(*matrix.shape) if callable(rank) else rank
+    if q not in range(1, min(matrix.shape) + 1):
+        raise ValueError(f"a matrix {matrix.shape} has no rank {q}")
+    return q
+
+
+def _of_matrices(encode, decode, rest) -> Compressor:
+    def encode_array(x, key):
+        if x.ndim >= 2:
+            return encode(x.reshape(-1, x.shape[-1]), key)
+        if rest is None:
+            raise ValueError(
+                f"an array {x.shape} is no matrix; give a compressor for the `rest`"
+            )
+        return rest.encode(x, key)
+
+    def decode_array(sent, like):
+        if len(like.shape) >= 2:
+            return decode(sent).reshape(like.shape)
+        assert rest is not None  # encode_array refused it otherwise
+        return rest.decode(sent, like)
+
+    return Compressor(encode_array, decode_array)
+
+
+# ------------------------------------------------------------ sparse and quantized
+
+
+def top_k(share: float) -> Compressor:
+    """The entries of largest magnitude, and where they are; the others become 0.
+
+    Of every array round(share size) entries are sent, at least one, in its own dtype,
+    each with an int32 place.
+
+    Args:
+      share: Share of the entries of an array that is sent, in (0, 1].
+
+    Returns:
+      A compressor of arrays of any shape.
+
+    Raises:
+      ValueError: If `share` is outside (0, 1].
+
+    Example:
+      >>> algorithm = compress(fedavg(lr=0.1), top_k(0.05), feedback=1.0)
+    """
+    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+
+    def encode(x, key):
+        del key
+        flat = x.reshape(-1)
+        count = max(1, round(share * flat.size))
+        places = jax.lax.top_k(jnp.abs(flat), count)[1]
+        return flat[places], places
+
+    def decode(sent, like):
+        values, places = sent
+        zeros = jnp.zeros(math.prod(like.shape), like.dtype)
+        return zeros.at[places].set(values).reshape(like.shape)
+
+    return Compressor(encode, decode)
+
+
+def quantize(bits: int) -> Compressor:
+    """Each entry rounded to one of 2^bits values, evenly spaced from least to largest.
+
+    The linear quantization of Therien et al. 2025, arXiv:2505.23725, one scale for an
+    array. The codes are packed: ceil(bits size / 8) bytes and two numbers.
+
+    Args:
+      bits: Bits of a code, an integer from 1 to 8.
+
+    Returns:
+      A compressor of arrays of any shape.
+
+    Raises:
+      ValueError: If `bits` is not an integer from 1 to 8.
+
+    Example:
+      >>> algorithm = compress(fedavg(lr=0.1), quantize(4), feedback=1.0)
+    """
+    if type(bits) is not int or bits not in range(1, 9):
+        raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")
+    levels = 2**bits - 1
+    places = jnp.arange(bits, dtype=jnp.uint8)
+
+    def encode(x, key):
+        del key
+        low, high = jnp.min(x), jnp.max(x)
+        step = (high - low) / levels
+        code = jnp.round((x.reshape(-1) - low) / jnp.where(step > 0, step, 1))
+        code = jnp.clip(code, 0, levels).astype(jnp.uint8)
+        return jnp.packbits(code[:, None] >> places[None, :] & 1), low, step
+
+    def decode(sent, like):
+        packed, low, step = sent
+        count = bits * math.prod(like.shape)
+        code = jnp.unpackbits(packed, count=count).reshape(-1, bits)
+        code = jnp.sum(code.astype(jnp.int32) << places[None, :], axis=1)
+        return (low + code * step).astype(like.dtype).reshape(like.shape)
+
+    return Compressor(encode, decode)

@@ -1,0 +1,71 @@
+"""What every algorithm is made of: the interface, local training, hyper-parameters."""
+
+from fedjax_muon.core.algorithm import (
+    Algorithm,
+    Exchange,
+    GradFn,
+    Model,
+    Objective,
+    Params,
+    Project,
+    Round,
+    as_sent,
+    broadcast_params,
+    broadcast_state,
+    map_exchanges,
+    no_client_state,
+    unconstrained,
+)
+from fedjax_muon.core.hyperparameters import (
+    Hyper,
+    Number,
+    Schedule,
+    after_first,
+    check_count,
+    check_range,
+    value_at,
+)
+from fedjax_muon.core.local import (
+    descend,
+    local_steps,
+    mean_direction,
+    mean_gradient,
+    move,
+)
+from fedjax_muon.core.messages import MessageShapes, exchange_shapes, message_shapes
+from fedjax_muon.core.recipe import numbers_of, recorded, with_numbers
+
+__all__ = [
+    "Algorithm",
+    "Exchange",
+    "GradFn",
+    "Hyper",
+    "MessageShapes",
+    "Model",
+    "Number",
+    "Objective",
+    "Params",
+    "Project",
+    "Round",
+    "Schedule",
+    "after_first",
+    "as_sent",
+    "broadcast_params",
+    "broadcast_state",
+    "check_count",
+    "check_range",
+    "descend",
+    "exchange_shapes",
+    "local_steps",
+    "map_exchanges",
+    "mean_direction",
+    "mean_gradient",
+    "message_shapes",
+    "move",
+    "no_client_state",
+    "numbers_of",
+    "recorded",
+    "unconstrained",
+    "value_at",
+    "with_numbers",
+]

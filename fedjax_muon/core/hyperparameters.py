@@ -1,0 +1,107 @@
+"""Hyper-parameters: numbers or schedules, and the ranges that they must lie in."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon.core import tree
+from fedjax_muon.core.algorithm import Round
+
+Schedule = Callable[[jax.Array], Any]  # round index -> number
+# what a hyper-parameter may be: also a prefix of the parameters' tree, see `tree`
+Hyper = float | jax.Array | Schedule | tuple["Hyper", ...]
+Number = float | jax.Array  # one that is no schedule; sweeps can vary it too
+
+
+def value_at(value: Hyper, round: Round) -> Any:
+    """Evaluates a hyper-parameter in a round.
+
+    Args:
+      value: A number, a schedule of the round index, or a tree of them.
+      round: The round, whose index counts from 0.
+
+    Returns:
+      A number, or a tree of numbers.
+
+    Example:
+      >>> round = Round(jnp.int32(3), jax.random.key(0), 1, 1, 1.0)
+      >>> lr = value_at(optax.exponential_decay(0.1, 100, 0.5), round)
+    """
+    return tree.map(lambda v: v(round.index) if callable(v) else v, value)
+
+
+def after_first(value: Hyper, first: float = 0.0) -> Hyper:
+    """`first` in round 0 and `value` later: the weight of a past that is not yet there.
+
+    Args:
+      value: A number, a schedule of the round index, or a tree of them.
+      first: The value in round 0.
+
+    Returns:
+      A schedule, or a tree of schedules.
+
+    Example:
+      >>> algorithm = scaffold_m(lr=0.1, momentum=after_first(0.9))
+    """
+
+    def schedule(value):
+        later = value if callable(value) else lambda index: value
+        return lambda index: jnp.where(index == 0, first, later(index))
+
+    return tree.map(schedule, value)
+
+
+def check_range(
+    name: str,
+    value,
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    schedules: bool = True,
+) -> None:
+    """Refuses a concrete number outside [low, high], whose ends may be left out.
+
+    Tracers pass, and so do functions of the round index where `schedules` are allowed:
+    their values are not known when a factory is called. The fields of a named tuple
+    are checked each. Raises `ValueError` for a number out of range or not finite, and
+    `TypeError` for what is no number.
+    """
+    if hasattr(value, "_fields"):
+        check = functools.partial(
+            check_range, open_low=open_low, open_high=open_high, schedules=schedules
+        )
+        for part, entry in zip(value._fields, value, strict=True):
+            check(f"{name}.{part}", entry, low, high)
+        return
+    if isinstance(value, jax.core.Tracer) or (schedules and callable(value)):
+        return
+    if not isinstance(value, (int, float)) and getattr(value, "shape", None) != ():
+        allowed = "a number or a schedule" if schedules else "a number"
+        raise TypeError(f"{name} must be {allowed}, got {value!r}")
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (above and below and math.isfinite(value)):
+        start = f"{'(' if open_low else '['}{low:g}"
+        infinite = math.isinf(high)
+        end = "infinity)" if infinite else f"{high:g}{')' if open_high else ']'}"
+        raise ValueError(f"{name} must lie in {start}, {end}, got {value}")
+
+
+def check_count(name: str, value: int, low: int = 1, high: int | None = None) -> None:
+    """Refuses what is no whole number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+    if high is not None and value > high:
+        raise ValueError(
+            f"{name} must be at most {high}, the agent's examples, got {value}: "
+            "sampling is without replacement"
+        )

@@ -1,0 +1,204 @@
+"""What made an algorithm: a function and its arguments.
+
+Hyper-parameters are closed over by the functions of an algorithm. Programs need them as
+arguments: one compilation for any value, and the same bits in a run and in a sweep. So
+an algorithm remembers its recipe, and `with_numbers` makes it again, inside the trace,
+with other numbers.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_muon.core.hyperparameters import Hyper, Number
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recipe:
+    """A function, the arguments that it was called with, and what it returned."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    made: tuple[Any, ...]  # the fields of the algorithm, to see whether it was changed
+
+
+def recorded(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a function that makes an algorithm: the result knows its recipe.
+
+    Arguments annotated `Hyper` or `Number` are hyper-parameters, which sweeps can vary.
+
+    Args:
+      function: Returns a named tuple with a field `recipe`: an `Algorithm`, a `Gossip`
+        or an `Estimator`.
+
+    Returns:
+      The function with the same signature.
+
+    Raises:
+      TypeError: When the function is called, if its first parameter is `lr` and a
+        function comes first by position.
+
+    Example:
+      >>> @recorded
+      ... def my_fedavg(lr: Hyper = 0.1) -> Algorithm:
+      ...     return fedavg(lr=lr)
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def make(*args: P.args, **kwargs: P.kwargs) -> T:
+        if args and callable(args[0]) and _takes_number_first(signature):
+            raise TypeError(_old_call(function))
+        made: Any = function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        fields = tuple(made._replace(recipe=None))
+        return made._replace(recipe=Recipe(make, dict(bound.arguments), fields))
+
+    return make
+
+
+def _takes_number_first(signature: inspect.Signature) -> bool:
+    first = next(iter(signature.parameters.values()), None)
+    return first is not None and first.name == "lr"
+
+
+def _old_call(function: Callable[..., Any]) -> str:
+    name = function.__name__
+    return (
+        f"{name} takes hyper-parameters, not a gradient; call {name}(lr=...) and give "
+        "the gradient to the simulation, or as Objective(grad) to the engine. A "
+        "schedule of the learning rate is given by name, lr=schedule"
+    )
+
+
+def recipe_of(algorithm: Any) -> Recipe | None:
+    """The recipe of an algorithm; None if it has none, or was changed since."""
+    recipe = algorithm.recipe
+    if recipe is None:
+        return None
+    fields = tuple(algorithm._replace(recipe=None))
+    same = all(a is b for a, b in zip(fields, recipe.made, strict=True))
+    return recipe if same else None
+
+
+def numbers_of(algorithm: Any) -> dict[str, Any]:
+    """The hyper-parameters of an algorithm by name, as far as they are numbers.
+
+    Those of an algorithm that is wrapped are among them. A schedule is no number.
+    """
+    recipe = recipe_of(algorithm)
+    if recipe is None:
+        return {}
+    found: dict[str, Any] = {}
+    for value in recipe.arguments.values():
+        if _is_inner(value):
+            found |= numbers_of(value)
+    hyper = hyper_parameters(recipe.function)
+    own = {name: recipe.arguments[name] for name in hyper}
+    return found | {name: value for name, value in own.items() if _is_number(value)}
+
+
+def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
+    """Makes an algorithm again with other hyper-parameters, which may be traced.
+
+    Args:
+      algorithm: An algorithm with a recipe.
+      numbers: Hyper-parameters by name; those that are not named stay.
+
+    Returns:
+      The algorithm with the new numbers.
+
+    Raises:
+      ValueError: If the algorithm has no recipe, or no hyper-parameter of that name.
+    """
+    if not numbers:
+        return algorithm
+    recipe = recipe_of(algorithm)
+    if recipe is None:
+        raise ValueError(
+            "this algorithm does not know what made it, so its hyper-parameters cannot "
+            "be varied; decorate the function that returns it with `recorded`"
+        )
+    unknown = numbers.keys() - all_hyper_parameters(algorithm)
+    if unknown:
+        known = ", ".join(sorted(all_hyper_parameters(algorithm))) or "none"
+        raise ValueError(
+            f"{recipe.function.__name__} has no hyper-parameter {min(unknown)!r}; it "
+            f"has {known}"
+        )
+    own = hyper_parameters(recipe.function)
+    given = {name: value for name, value in numbers.items() if name in own}
+    rest = {name: value for name, value in numbers.items() if name not in own}
+    inner = {
+        name: with_numbers(value, _known(value, rest))
+        for name, value in recipe.arguments.items()
+        if _is_inner(value)
+    }
+    return _call(recipe.function, {**recipe.arguments, **inner, **given})
+
+
+def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers as arrays of JAX's default floating-point type, to be arguments."""
+    return {
+        name: jax.tree.map(lambda x: jnp.asarray(x, float), value)
+        for name, value in numbers.items()
+    }
+
+
+def hyper_parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's arguments that are annotated `Hyper` or `Number`."""
+    parameters = inspect.signature(function).parameters.items()
+    return [name for name, p in parameters if p.annotation in (Hyper, Number)]
+
+
+def all_hyper_parameters(algorithm: Any) -> set[str]:
+    """The names of an algorithm's hyper-parameters, with those of what it wraps."""
+    recipe = recipe_of(algorithm)
+    if recipe is None:
+        return set()
+    inner = [all_hyper_parameters(v) for v in recipe.arguments.values() if _is_inner(v)]
+    return set(hyper_parameters(recipe.function)).union(*inner)
+
+
+def _known(algorithm: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    known = all_hyper_parameters(algorithm)
+    return {name: value for name, value in numbers.items() if name in known}
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Calls a function with arguments by name, as far as they have one.
+
+    A schedule must not come first by position, where `recorded` expects no function.
+    """
+    signature = inspect.signature(function)
+    kinds = {p.kind for p in signature.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        by_name = [
+            p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p
+            for p in signature.parameters.values()
+        ]
+        signature = signature.replace(parameters=by_name)
+    bound = signature.bind_partial()
+    bound.arguments.update(arguments)
+    return function(*bound.args, **bound.kwargs)
+
+
+def _is_inner(value: Any) -> bool:
+    return isinstance(getattr(value, "recipe", None), Recipe)
+
+
+def _is_number(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(
+        isinstance(x, (int, float, jax.Array)) and not isinstance(x, bool)
+        for x in leaves
+    )

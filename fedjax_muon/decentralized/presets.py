@@ -1,0 +1,206 @@
+"""Decentralized presets: `dsgd` or `gradient_tracking` over an estimator.
+
+Parameters are of one variable or a `Pair` (`core.pair`); gradients descend in both.
+None promises privacy: `decentralized.private` has methods that do.
+"""
+
+import optax
+
+from fedjax_muon.core import Hyper, recorded
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.decentralized.estimators import fresh, noisy, storm
+from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.transforms import (
+    Polar,
+    by_rank,
+    default_rule,
+    orthogonalize,
+    sign_scalars,
+)
+
+RATES = Pair(0.01, 0.1)  # of Xian et al.'s public code, as are these weights
+WEIGHTS = Pair(0.01, 0.1)
+
+
+def _muon(polar: Polar | None) -> optax.GradientTransformation:
+    # Scalars are no matrices; the sign bounds their steps as the polar factor does
+    # those of matrices.
+    make = lambda polar: by_rank(orthogonalize(polar), sign_scalars())
+    return default_rule(None, polar, make)
+
+
+@recorded
+def dsgd_muon(
+    lr: Hyper = 0.01,
+    *,
+    polar: Polar | None = None,
+) -> Gossip:
+    """D-SGD + Muon: decentralized SGD with orthogonalized gradients.
+
+    A composition of this library, not published.
+
+    Args:
+      lr: Learning rate.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm whose agents send their parameters in every iteration.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = dsgd_muon(lr=0.01)
+    """
+    return dsgd(lr=lr, rule=_muon(polar))
+
+
+@recorded
+def gradient_tracking_muon(
+    lr: Hyper = 0.01,
+    *,
+    polar: Polar | None = None,
+) -> Gossip:
+    """Gradient tracking + Muon: tracked gradients, orthogonalized.
+
+    A composition of this library, not published. He et al. 2025, DeMuon,
+    arXiv:2510.01377, track a momentum instead.
+
+    Args:
+      lr: Learning rate.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm whose agents send their tracked gradients and their parameters in
+      every iteration.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = gradient_tracking_muon(lr=0.01)
+    """
+    return gradient_tracking(lr=lr, rule=_muon(polar))
+
+
+@recorded
+def dsgda(
+    lr: Hyper = RATES,
+    *,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """D-SGDA: decentralized stochastic gradient descent ascent.
+
+    Zhu et al. 2023.
+
+    Args:
+      lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
+        code of Xian et al.
+      rule: Local update rule, an optax transformation without a learning rate.
+
+    Returns:
+      An algorithm whose agents send their parameters in every iteration.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = dsgda(lr=Pair(0.01, 0.1))
+    """
+    return dsgd(lr=lr, rule=rule)
+
+
+@recorded
+def dp_sgda(
+    lr: Hyper = RATES,
+    *,
+    sigma: Hyper = 0.5,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """DP-SGDA: D-SGDA with noise on every gradient.
+
+    Yang et al. 2022, UAI; here decentralized and without clipping, so no privacy is
+    promised.
+
+    Args:
+      lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
+        code of Xian et al.
+      sigma: Standard deviation of the noise in every coordinate.
+      rule: Local update rule, an optax transformation without a learning rate.
+
+    Returns:
+      An algorithm whose agents send their parameters in every iteration.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = dp_sgda(lr=Pair(0.01, 0.1))
+    """
+    return dsgd(lr=lr, rule=rule, estimator=noisy(fresh(), sigma))
+
+
+@recorded
+def dm_hsgd(
+    lr: Hyper = RATES,
+    *,
+    beta: Hyper = WEIGHTS,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """DM-HSGD: gradient tracking over STORM.
+
+    Xian et al. 2021, arXiv:2104.10116.
+
+    Args:
+      lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
+        code of Xian et al.
+      beta: Weight of the new gradient in STORM, as in the paper; by default, as in the
+        public code of Xian et al.
+      rule: Local update rule, an optax transformation without a learning rate.
+
+    Returns:
+      An algorithm whose agents send their tracked gradients and their parameters in
+      every iteration.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = dm_hsgd(lr=Pair(0.01, 0.1))
+    """
+    return gradient_tracking(lr=lr, rule=rule, estimator=storm(beta))
+
+
+@recorded
+def dpmixsgd(
+    lr: Hyper = RATES,
+    *,
+    beta: Hyper = WEIGHTS,
+    sigma: Hyper = 0.5,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """DPMixSGD: DM-HSGD with noise on what agents send.
+
+    Algorithm 1 of its paper, which does not clip, so no privacy is promised.
+
+    Args:
+      lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
+        code of Xian et al.
+      beta: Weight of the new gradient in STORM, as in the paper; by default, as in the
+        public code of Xian et al.
+      sigma: Standard deviation of the noise in every coordinate.
+      rule: Local update rule, an optax transformation without a learning rate.
+
+    Returns:
+      An algorithm whose agents send their tracked gradients and their parameters in
+      every iteration.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = dpmixsgd(lr=Pair(0.01, 0.1))
+    """
+    return gradient_tracking(lr=lr, rule=rule, estimator=noisy(storm(beta), sigma))

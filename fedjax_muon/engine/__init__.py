@@ -1,0 +1,13 @@
+"""Rounds of any algorithm on simulated clients."""
+
+from fedjax_muon.engine.round import (
+    Draw,
+    State,
+    Traffic,
+    init,
+    make_prologue,
+    make_round,
+    traffic,
+)
+
+__all__ = ["Draw", "State", "Traffic", "init", "make_prologue", "make_round", "traffic"]

@@ -1,0 +1,1 @@
+"""Matrix functions: polar factors and linear minimization oracles."""

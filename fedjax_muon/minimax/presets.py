@@ -1,0 +1,251 @@
+"""Minimax presets: algorithms of minimization whose rules treat the variables apart.
+
+Zhang and Gao, "Federated stochastic minimax optimization under heavy-tailed noises",
+and the baselines that they compare with.
+"""
+
+import optax
+
+from fedjax_muon.algorithms import fedavg, fedmuon, scaffold, scaffold_m, stem
+from fedjax_muon.core import (
+    Algorithm,
+    Hyper,
+    Number,
+    after_first,
+    check_range,
+    recorded,
+)
+from fedjax_muon.core.pair import per_variable
+from fedjax_muon.transforms import (
+    Polar,
+    by_rank,
+    default_rule,
+    normalize,
+    orthogonalize,
+    sign_scalars,
+)
+
+
+@recorded
+def fed_nsgda_m(
+    lr: Hyper = 0.01,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = after_first(0.9),
+) -> Algorithm:
+    """Fed-NSGDA-M: normalized descent ascent with momentum and control variates.
+
+    Zhang and Gao, Algorithm 1.
+
+    Args:
+      lr: Local learning rates, the lengths of local moves.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the past; 0 in round 0, where there is none.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fed_nsgda_m(lr=0.01)
+    """
+    rule = per_variable(normalize())
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
+
+
+@recorded
+def fedmuon_da(
+    lr: Hyper = 0.01,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = after_first(0.9),
+    polar: Polar | None = None,
+) -> Algorithm:
+    """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
+
+    Zhang and Gao, Algorithm 3. Scalars are not matrices; the sign bounds their steps,
+    as the polar factor bounds those of matrices.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the past; 0 in round 0, where there is none.
+      polar: Polar factor of matrices; Newton-Schulz by default.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedmuon_da(lr=0.01)
+    """
+    rule = default_rule(
+        None, polar, lambda polar: by_rank(orthogonalize(polar), sign_scalars())
+    )
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
+
+
+@recorded
+def fedsgda_clip(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = after_first(0.9),
+    clip_norm: Number = 0.1,
+) -> Algorithm:
+    """FedSGDA-Clip: clipped descent ascent with momentum and control variates.
+
+    Zhang and Gao, the clipped baseline.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+      momentum: Weight of the past; 0 in round 0, where there is none.
+      clip_norm: Largest norm of the direction of each variable.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedsgda_clip(lr=0.1)
+    """
+    check_range("clip_norm", clip_norm, open_low=True, schedules=False)
+    rule = per_variable(optax.clip_by_global_norm(clip_norm))
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
+
+
+@recorded
+def local_sgda(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 1.0,
+) -> Algorithm:
+    """LocalSGDA: local stochastic gradient descent ascent.
+
+    Deng and Mahdavi 2021, AISTATS.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_sgda(lr=0.1)
+    """
+    return fedavg(lr=lr, server_lr=server_lr)
+
+
+@recorded
+def local_sgdam(
+    lr: Hyper = 0.1,
+    *,
+    momentum: Hyper = 0.9,
+) -> Algorithm:
+    """LocalSGDAM: local descent ascent with averaged momenta.
+
+    Sharma et al. 2022, arXiv:2203.04850.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = local_sgdam(lr=0.1)
+    """
+    return fedmuon(lr=lr, momentum=momentum, rule=optax.identity())
+
+
+@recorded
+def fedsgda_m(
+    lr: Hyper = 0.1,
+    *,
+    momentum: Hyper = 0.9,
+) -> Algorithm:
+    """FedSGDA-M: descent ascent along variance-reduced momentum.
+
+    Wu et al. 2023, NeurIPS; defined for full participation.
+
+    Args:
+      lr: Local learning rate.
+      momentum: Weight of the past in the momentum.
+
+    Returns:
+      An algorithm that sends a model and a momentum each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fedsgda_m(lr=0.1)
+    """
+    return stem(lr=lr, momentum=momentum)
+
+
+@recorded
+def sagda(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 1.0,
+) -> Algorithm:
+    """SAGDA: descent ascent with control variates.
+
+    Yang et al. 2022, arXiv:2210.00611.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+
+    Returns:
+      An algorithm that sends a model and a control each way; weights must be uniform.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = sagda(lr=0.1)
+    """
+    return scaffold(lr=lr, server_lr=server_lr)
+
+
+@recorded
+def fsgda(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 1.0,
+) -> Algorithm:
+    """FSGDA: federated descent ascent with separate local and server rates.
+
+    Yang et al. 2022, arXiv:2210.00611.
+
+    Args:
+      lr: Local learning rate.
+      server_lr: Server learning rate; 1 is plain averaging.
+
+    Returns:
+      An algorithm that sends one model each way per round.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fsgda(lr=0.1)
+    """
+    return fedavg(lr=lr, server_lr=server_lr)

@@ -1,0 +1,1 @@
+"""Runs: their configuration, directories and resumption."""

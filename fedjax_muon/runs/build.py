@@ -1,0 +1,218 @@
+"""From words to what runs: the library's functions in place of a config's names."""
+
+from collections.abc import Callable
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_muon import algorithms, models, simulation
+from fedjax_muon.algorithms.registry import find
+from fedjax_muon.compression import compressors
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
+from fedjax_muon.data import Dataset, imbalance, partition
+from fedjax_muon.engine import plans
+from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.runs import launch, pretrained
+from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
+from fedjax_muon.simulation import batching
+from fedjax_muon.tasks import auc
+from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
+from fedjax_muon.tasks.classification import Task, by_matthews, classification
+
+SAMPLERS = {
+    "shuffled_epochs": batching.shuffled_epochs,
+    "with_replacement": batching.with_replacement,
+    "full_batch": batching.full_batch,
+}
+WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
+NORMALIZATIONS = {"frobenius": kernel.frobenius, "schatten8": kernel.schatten8}
+COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
+
+
+def algorithm_of(run: Run) -> Algorithm:
+    """The run's algorithm. Raises `ValueError` for an unknown name or option."""
+    method, config = find(run.algorithm, METHODS), run.config
+    if config.problem == "classification" and run.algorithm not in algorithms.ALL:
+        raise ValueError(
+            f"{run.algorithm} is a method for minimax problems; choose one with "
+            "--problem"
+        )
+    plain = hyper_parameters(method)
+    unknown = sorted(set(run.hyper) - set(plain))
+    if unknown:
+        raise ValueError(
+            f"{run.algorithm} has no option {unknown[0]!r}; it has {', '.join(plain)}"
+        )
+    hyper = plain | dict(run.hyper)
+    if method.takes("polar"):
+        hyper["polar"] = _polar(config)
+    algorithm = method.function(**hyper)
+    if config.lr_schedule == "cosine":
+        algorithm = cosine_decay(algorithm, lr=hyper["lr"], rounds=config.rounds)
+    return _compressed(algorithm, config)
+
+
+@recorded
+def cosine_decay(algorithm: Algorithm, *, lr: Hyper, rounds: int) -> Algorithm:
+    """The same algorithm, its learning rate falling from `lr` to 0 by a cosine."""
+    schedule = optax.cosine_decay_schedule(lr, rounds)
+    return with_numbers(algorithm, {"lr": schedule})
+
+
+def _polar(config: Config) -> Callable[[jax.Array], jax.Array]:
+    return partial(
+        kernel.orthogonalize,
+        steps=config.newton_schulz_steps,
+        dtype=COMPUTE_DTYPES[config.newton_schulz_dtype],
+        normalization=NORMALIZATIONS[config.newton_schulz_normalization],
+    )
+
+
+def _compressed(algorithm: Algorithm, config: Config) -> Algorithm:
+    parts, feedback = config.compressed_parts, config.error_feedback
+    if config.compressor != "none":
+        return compress(algorithm, _compressor(config), parts=parts, feedback=feedback)
+    if parts or feedback is not None:
+        raise ValueError(
+            "compressed_parts and error_feedback need a compressor; choose one with "
+            "--compressor"
+        )
+    return algorithm
+
+
+def _compressor(config: Config) -> compressors.Compressor:
+    rank, rest = compressors.memory_share, compressors.identity()
+    kinds = {
+        "svd": lambda share: compressors.truncated_svd(rank(share), rest=rest),
+        "power_iteration": lambda share: compressors.power_iteration(
+            rank(share), rest=rest
+        ),
+        "top_k": compressors.top_k,
+        "quantize": lambda share: compressors.quantize(config.compressor_bits),
+    }
+    try:
+        return kinds[config.compressor](config.compressor_share)
+    except ValueError as error:
+        raise ValueError(f"compressor {config.compressor}: {error}") from error
+
+
+def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
+    """Which examples each client has; another partition for every seed."""
+    key = jax.random.fold_in(_key(seed), streams.PARTITION)
+    if config.positives is None:
+        return _parts(config, dataset.y_train, key)
+    drop_key = jax.random.fold_in(key, 0)
+    kept = imbalance.drop_positives(dataset.y_train, config.positives, key=drop_key)
+    return [kept[part] for part in _parts(config, dataset.y_train[kept], key)]
+
+
+def _parts(config: Config, labels: np.ndarray, key: jax.Array) -> list[np.ndarray]:
+    number = config.num_clients
+    match config.partition:
+        case "dirichlet":
+            return partition.dirichlet(
+                labels, number, config.alpha, key=key, min_size=config.min_client_size
+            )
+        case "dirichlet_per_client":
+            return partition.dirichlet_per_client(labels, number, config.alpha, key=key)
+        case "shards":
+            return partition.shards(labels, number, config.shards_per_client, key=key)
+        case "iid":
+            return partition.iid(labels, number, key=key)
+        case "ratios":
+            if len(config.ratios) != number:
+                raise ValueError(
+                    f"ratios must be one for each of the {number} clients, got "
+                    f"{len(config.ratios)}"
+                )
+            return imbalance.with_ratios(labels, config.ratios, key=key)
+
+
+def start_key(seed: int) -> jax.Array:
+    """The key that a run's parameters, cohorts and batches come from."""
+    return jax.random.fold_in(_key(seed), streams.TRAINING)
+
+
+def _key(seed: int) -> jax.Array:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"a seed must lie in [0, 2^32), got {seed}")
+    return jax.random.key(seed)
+
+
+def _plan(config: Config) -> plans.Plan:
+    kinds = {
+        "default": plans.default_plan,
+        "loop": lambda: plans.loop,
+        "mapped": lambda: plans.mapped,
+        "vmapped": lambda: plans.vmapped,
+        "chunked": lambda: plans.chunked(config.chunk_size),
+    }
+    return kinds[config.plan]()
+
+
+def _task(config: Config, dataset: Dataset) -> Task:
+    task = _trained(config, dataset)
+    return by_matthews(task) if config.score == "MCC" else task
+
+
+def _trained(config: Config, dataset: Dataset) -> Task:
+    is_text = dataset.x_train.dtype == np.int32
+    if is_text != (config.model in ("rnn", "roberta")):
+        raise ValueError(
+            f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
+            "and for nothing else, and so is roberta"
+        )
+    place = pretrained.checkpoint_of(config)
+    if place is not None:
+        return pretrained.task_of(config, place, dataset)
+    task = {"classification": classification, "auc": auc}[config.problem]
+    return task(_model(config, dataset), dataset.x_train.shape[1:])
+
+
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    classes = len(dataset.classes)
+    dtype = COMPUTE_DTYPES[config.compute_dtype]
+    if config.model == "mlp":
+        return models.MLP(classes, config.hidden, dtype=dtype)
+    if config.model == "rnn":
+        return models.RNN(classes, dataset.tokens, *config.rnn, dtype=dtype)
+    return models.ALL[config.model](classes, dtype=dtype)
+
+
+def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
+    if config.augmentation == "none":
+        return task
+    augmentation = AUGMENTATIONS[config.augmentation]()
+    try:
+        jax.eval_shape(augmentation, jax.random.key(0), dataset.x_train[:1])
+    except ValueError as error:
+        raise ValueError(
+            f"augmentation {config.augmentation} does not fit {config.dataset}: {error}"
+        ) from error
+    return augmented(task, augmentation)
+
+
+def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
+    """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
+    config = run.config
+    return simulation.federate(
+        algorithm_of(run),
+        _augmented(_task(config, dataset), config, dataset),
+        dataset,
+        parts_of(config, dataset, run.seed),
+        cohort_size=config.cohort_size,
+        local_steps=config.local_steps,
+        batch_size=config.batch_size,
+        plan=_plan(config),
+        sampler=SAMPLERS[config.sampler],
+        weighting=WEIGHTINGS[config.weighting],
+        dropout=config.dropout,
+        devices=launch.devices_of(config.devices),
+        split_examples=config.split_examples,
+    )

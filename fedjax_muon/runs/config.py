@@ -1,0 +1,333 @@
+"""What a run is, in words: frozen values that the command line and config.json share.
+
+The names of data sets, partitions, plans and so on are strings here and nowhere else;
+`building` puts the library's functions in their place.
+"""
+
+import dataclasses
+import inspect
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fedjax_muon import algorithms, minimax
+from fedjax_muon.algorithms.registry import Method, find
+from fedjax_muon.runs.lists import Names, Numbers, Seeds
+
+METHODS = {**algorithms.ALL, **minimax.ALL}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything about a run but its algorithm and its seed."""
+
+    problem: Literal["classification", "auc"] = "classification"
+    """What is optimized: cross-entropy, or the area under the ROC curve of two classes,
+    a minimax problem."""
+    dataset: str = "digits"
+    """Data set, such as digits, fashion_mnist, cifar10, cifar100, tiny_imagenet, sst2
+    or breast_cancer: `fedjax-muon data` shows all; or tfds:NAME for one that `prepare`
+    has made."""
+    data_dir: Path | None = None
+    """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
+    train_share: float = 1.0
+    """Share of the training examples that is used: the same ones every time, of all
+    classes in proportion."""
+    num_clients: int = 16
+    """N, how many clients the training examples are divided over."""
+    partition: Literal[
+        "dirichlet", "dirichlet_per_client", "shards", "iid", "ratios"
+    ] = "dirichlet"
+    """How they are divided: per class by Dirichlet(alpha) over clients, per client by
+    Dirichlet(alpha) over classes, by shards of sorted labels, at random, or of two
+    classes with a share of positives for each client."""
+    positives: float | None = None
+    """Of two classes: so many positives are left out, at random, that the others are
+    this share of the training examples."""
+    ratios: tuple[float, ...] = (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
+    """Each client's share of positives in the partition ratios."""
+    alpha: float = 0.1
+    """Dirichlet concentration; the smaller, the less alike the clients."""
+    min_client_size: int = 10
+    """Fewest examples of a client that the per-class Dirichlet partition accepts."""
+    shards_per_client: int = 2
+    """How many label shards each client gets."""
+    model: Literal[
+        "mlp",
+        "lenet",
+        "emnist_cnn",
+        "rnn",
+        "resnet18",
+        "vit",
+        "vit_tiny",
+        "swin_tiny",
+        "roberta",
+    ] = "mlp"
+    """Model that is trained; rnn and roberta are for text, and text is for them."""
+    checkpoint: Path | None = None
+    """Pretrained weights: of roberta, model.safetensors beside its config.json,
+    vocab.json and merges.txt, or their folder; of swin_tiny, a safetensors file by
+    timm's names."""
+    lora_rank: int = 16
+    """Rank of the adapters that roberta is trained by, with alpha twice the rank."""
+    max_tokens: int = 128
+    """Longest text of roberta; the end of a longer one is left out."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the mlp's hidden layers."""
+    rnn: tuple[int, int, int] = (32, 64, 1)
+    """Widths of the rnn's embedding and state, and its layers; 300 4096 2 in papers."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the model computes in; parameters and their gradients stay float32."""
+    newton_schulz_steps: int = 5
+    """How many steps of Newton-Schulz, in algorithms that orthogonalize; with 0 they
+    only divide matrices by their norms."""
+    newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What its products with the matrices, not with their small squares, are of."""
+    newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
+    """The norm that matrices are first divided by; schatten8 is the smaller one."""
+    augmentation: Literal["none", "crop_and_flip"] = "none"
+    """Random changes of images in training: cropped with 4 pixels of padding and
+    mirrored, each example anew in every batch."""
+    cohort_size: int = 8
+    """S, clients sampled each round without replacement."""
+    local_steps: int = 5
+    """K, batches that each of them works through."""
+    batch_size: int = 32
+    """Examples in a batch."""
+    sampler: Literal["shuffled_epochs", "with_replacement", "full_batch"] = (
+        "shuffled_epochs"
+    )
+    """How a client's batches are drawn from its examples."""
+    weighting: Literal["uniform", "examples"] = "uniform"
+    """Weights of the mean over clients: equal, or their numbers of examples."""
+    dropout: float = 0.0
+    """Probability that a sampled client does not answer."""
+    drop_nonfinite: bool = False
+    """Leave messages that are not finite out of the mean, in place of stopping."""
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    """The local learning rate over rounds: as given, or falling to 0 by a cosine."""
+    rounds: int = 100
+    """How many rounds to train."""
+    evaluate_every: int = 5
+    """Rounds between two evaluations, which are the rows of metrics.csv."""
+    compressor: Literal["none", "svd", "power_iteration", "top_k", "quantize"] = "none"
+    """How messages to the server are compressed; low-rank ones leave vectors alone."""
+    compressor_share: float = 0.05
+    """What is left by svd and power_iteration (of a matrix's numbers) and top_k (of an
+    array's entries)."""
+    compressor_bits: int = 4
+    """Bits of a number under quantize."""
+    compressed_parts: tuple[str, ...] = ()
+    """Names of the parts of messages that are compressed, such as momentum; by default
+    all."""
+    error_feedback: float | None = None
+    """Decay of the compression's error that a client keeps and sends later; None
+    forgets it."""
+    plan: Literal["default", "loop", "mapped", "vmapped", "chunked"] = "default"
+    """How a cohort is executed; by default what was measured best on this backend."""
+    chunk_size: int = 8
+    """Clients at a time under the plan chunked."""
+    devices: int = 1
+    """Devices of every host that divide a cohort; each plays its part by the plan. Of a
+    CPU, at most its cores."""
+    split_examples: bool = False
+    """Divide the examples over the devices, in place of a copy on each."""
+
+    @property
+    def score(self) -> str:
+        """What methods are ranked by, as tables call it."""
+        if self.problem == "auc":
+            return "AUC"
+        # Matthews' correlation, which is what papers on GLUE give for this set
+        return "MCC" if self.dataset == "cola" else "accuracy"
+
+    def __post_init__(self):
+        if self.newton_schulz_steps < 0:
+            raise ValueError(
+                "newton_schulz_steps must be at least 0, got "
+                f"{self.newton_schulz_steps}"
+            )
+        for name in ("num_clients", "rounds", "evaluate_every", "devices"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}"
+                )
+        if not 0 < self.train_share <= 1:
+            raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
+        for name in ("hidden", "rnn"):
+            if any(width < 1 for width in getattr(self, name)):
+                raise ValueError(
+                    f"{name} widths must be at least 1, got {getattr(self, name)}"
+                )
+
+
+DEFAULTS = {
+    "classification": Config(),
+    "auc": Config(
+        problem="auc",
+        dataset="breast_cancer",
+        num_clients=8,
+        partition="iid",
+        positives=0.1,
+        cohort_size=8,
+        local_steps=4,
+        batch_size=16,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One algorithm, one seed."""
+
+    algorithm: str
+    hyper: Mapping[str, Any]
+    seed: int
+    config: Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Several algorithms on several seeds, each cell a run."""
+
+    algorithms: tuple[str, ...]
+    lr: Mapping[str, float]  # for those that depart from their default
+    seeds: tuple[int, ...]
+    config: Config
+
+    def cell(self, algorithm: str, seed: int) -> Run:
+        """The run of one algorithm and seed."""
+        hyper = {"lr": self.lr[algorithm]} if algorithm in self.lr else {}
+        return Run(algorithm, hyper, seed, self.config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Several algorithms, each on a grid of hyper-parameters and several seeds."""
+
+    algorithms: tuple[str, ...]
+    grids: Mapping[str, Mapping[str, tuple[float, ...]]]
+    seeds: tuple[int, ...]
+    validation: float  # share of the training examples
+    cells_at_once: int | None
+    config: Config
+
+    def __post_init__(self):
+        if set(self.grids) != set(self.algorithms):
+            raise ValueError(
+                f"grids must be those of {', '.join(self.algorithms)}, got "
+                f"{', '.join(self.grids)}"
+            )
+
+    def points(self, algorithm: str) -> list[dict[str, float]]:
+        """All combinations of the values in an algorithm's grid."""
+        grid = self.grids[algorithm]
+        return [
+            dict(zip(grid, p, strict=True)) for p in itertools.product(*grid.values())
+        ]
+
+    def cell(self, algorithm: str, hyper: Mapping[str, float], seed: int) -> Run:
+        """One run of the sweep."""
+        return Run(algorithm, hyper, seed, self.config_of(algorithm))
+
+    def config_of(self, algorithm: str) -> Config:
+        """The config, with all clients in every round where an algorithm needs them."""
+        made = find(algorithm, METHODS).function()
+        size = self.config.cohort_size
+        if made.full_participation:
+            size = self.config.num_clients
+        return dataclasses.replace(self.config, cohort_size=size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Private:
+    """Decentralized methods at several epsilons and on several seeds."""
+
+    methods: Names = (
+        "dsgda",
+        "dm_hsgd",
+        "dp_sgda",
+        "dpmixsgd",
+        "dpmixsgd_inside",
+        "private_storm",
+    )
+    """Of dsgda and dm_hsgd, without privacy; dp_sgda, dpmixsgd, dpmixsgd_inside and
+    private_storm."""
+    epsilons: Numbers = (1.0, 4.0)
+    """What all iterations together may cost one example of an agent."""
+    delta: float = 1e-5
+    """Below one over the examples of every agent."""
+    dataset: str = "breast_cancer"
+    """Data set of two classes, such as breast_cancer, a8a, a9a or ijcnn1."""
+    data_dir: Path | None = None
+    """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
+    hidden: tuple[int, ...] = ()
+    """Widths of the model's hidden layers."""
+    agents: int = 5
+    """Who divide the training examples, at random."""
+    graph: Literal["erdos_renyi", "ring", "star", "exponential", "complete"] = (
+        "erdos_renyi"
+    )
+    """Who talks to whom; mixed by Metropolis weights."""
+    connectivity: float = 0.5
+    """Probability of an edge of erdos_renyi, drawn until connected."""
+    rounds: int = 200
+    """Iterations after the first."""
+    batch_size: int = 16
+    """Examples in a batch; expected ones for methods that sample by Poisson."""
+    limit: float = 0.2
+    """Norm that the gradient of an example is clipped to."""
+    change: float = 0.02
+    """Norm that its change between iterations is clipped to, by private_storm."""
+    beta: float = 0.1
+    """Weight of the fresh gradient in STORM."""
+    lr: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Learning rates, as `--lr dp_sgda 0.3`; the others are of the default job."""
+    seeds: Seeds = (0, 1, 2)
+    """Each seed has its own partition, graph, initial parameters, batches and noise."""
+
+
+What = Run | Comparison | Sweep | Private
+
+
+def to_json(what: What) -> str:
+    """The text of config.json."""
+    kind = {"kind": type(what).__name__.lower()}
+    return json.dumps(kind | dataclasses.asdict(what), indent=2, default=str) + "\n"
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+
+def from_json(text: str) -> What:
+    """Reads what `to_json` wrote; raises `ValueError` for anything else."""
+    try:
+        fields = json.loads(text, object_hook=_with_tuples)
+        kinds = {"run": Run, "comparison": Comparison, "sweep": Sweep}
+        kind = fields.pop("kind")
+        config = fields if kind == "private" else fields.pop("config")
+        for name in ("data_dir", "checkpoint"):
+            if config.get(name) is not None:
+                config[name] = Path(config[name])
+        if kind == "private":
+            return Private(**config)
+        return kinds[kind](**fields, config=Config(**config))
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"config.json is not one of ours: {error!r}") from error
+
+
+def methods_for(config: Config) -> Mapping[str, Method]:
+    """The methods made for a problem; those of minimisation serve any."""
+    return algorithms.ALL if config.problem == "classification" else minimax.ALL
+
+
+def hyper_parameters(method: Method) -> dict[str, Any]:
+    """The plain options of a method, by name, with their defaults: numbers and flags,
+    not transformations."""
+    parameters = inspect.signature(method.function).parameters
+    defaults = {name: p.default for name, p in parameters.items()}
+    plain = (bool, int, float)
+    return {name: v for name, v in defaults.items() if isinstance(v, plain)}

@@ -1,0 +1,101 @@
+"""Which devices a command runs on: decided before JAX is first used."""
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import platformdirs
+
+LIFE_SIGN = 30  # seconds without one, after which a process counts as dead
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How this process joins others that run the same command, on hosts of their own.
+
+    All must see the run directory.
+    """
+
+    distributed: bool = False
+    """Join the processes that SLURM, Open MPI, Kubernetes or Cloud TPU has started."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0, if nothing of that kind has started them."""
+    num_processes: int | None = None
+    """How many there are; with coordinator."""
+    process_id: int | None = None
+    """Which of them this is, from 0; with coordinator."""
+
+
+def remember_programs() -> None:
+    """Keeps compiled programs on disk for the next run, where JAX is not told where by
+    the environment variable JAX_COMPILATION_CACHE_DIR."""
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
+    if given is None:
+        place = platformdirs.user_cache_path("fedjax_muon") / "programs"
+        jax.config.update("jax_compilation_cache_dir", str(place))
+
+
+def begin(launch: Launch, devices: int) -> None:
+    """Makes as many devices of a CPU as are asked for, and joins other processes.
+
+    Raises `ValueError` for options that do not go together, and if the others are not
+    to be found.
+    """
+    by_hand = (launch.coordinator, launch.num_processes, launch.process_id)
+    if any(x is not None for x in by_hand) and None in by_hand:
+        raise ValueError(
+            "coordinator, num_processes and process_id go together; got "
+            f"{launch.coordinator}, {launch.num_processes}, {launch.process_id}"
+        )
+    cores = min(devices, os.cpu_count() or 1)
+    made: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # dynamic
+    if cores > max(1, made):
+        jax.config.update("jax_num_cpu_devices", cores)
+    if launch.distributed or launch.coordinator is not None:
+        try:
+            jax.distributed.initialize(*by_hand, heartbeat_timeout_seconds=LIFE_SIGN)
+        except RuntimeError as error:
+            raise ValueError(f"the other processes were not found: {error}") from error
+
+
+def devices_of(count: int) -> tuple[jax.Device, ...]:
+    """The first `count` devices of every process; none for one device of one process,
+    which JAX uses by itself. Raises `ValueError` if there are fewer."""
+    here = jax.local_device_count()
+    if count > here:
+        raise ValueError(
+            f"devices must be at most the {here} that this host has "
+            f"({jax.local_devices()[0].device_kind}), got {count}"
+        )
+    if count == jax.process_count() == 1:
+        return ()
+    taken = [jax.local_devices(i)[:count] for i in range(jax.process_count())]
+    return tuple(device for own in taken for device in own)
+
+
+@contextmanager
+def together(resume: str) -> Iterator[None]:
+    """Says what to do, and ends at once, if another process is gone.
+
+    What has been saved stays as it is.
+    """
+    if jax.process_count() > 1:
+        # Orbax logs the traceback of an error that it raises too.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        print(
+            f"process {jax.process_index()}: another process has ended, or cannot be "
+            f"reached ({str(error).splitlines()[0][:200]}); start all of them again, "
+            f"with: {resume}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)  # an orderly exit would wait for the one that is gone

@@ -1,0 +1,95 @@
+"""Models that start at pretrained weights, for `--checkpoint`."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from fedjax_muon import data, models
+from fedjax_muon.data import Dataset
+from fedjax_muon.data.byte_pairs import roberta_encoder
+from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
+from fedjax_muon.runs.config import Config
+from fedjax_muon.tasks.classification import Task, classification, starting_at
+from fedjax_muon.tasks.lora import lora_classification
+from fedjax_muon.versions import install_command
+
+GET = {
+    "roberta": f"the directory of roberta-base, from {roberta_checkpoint.URL}",
+    "swin_tiny": f"model.safetensors from {swin_checkpoint.URL}",
+}
+
+
+def checkpoint_of(config: Config) -> Path | None:
+    """Where a run starts, if at a checkpoint. Raises `ValueError` if its model has
+    none, or needs one that is not there."""
+    if config.checkpoint is None:
+        if config.model == "roberta":
+            raise ValueError(
+                "the model roberta is not trained from scratch; give --checkpoint "
+                f"{GET['roberta']}"
+            )
+        return None
+    if config.model not in GET:
+        raise ValueError(
+            f"the model {config.model} has no checkpoint; leave it out, or choose one "
+            f"of {', '.join(GET)}"
+        )
+    if config.problem != "classification":
+        raise ValueError(
+            "a checkpoint is for classification; leave it out, or --problem"
+        )
+    absent = [n for n in ("safetensors", "tokenizers") if not find_spec(n)]
+    if absent:
+        raise ValueError(
+            f"a checkpoint needs {' and '.join(absent)}: {install_command(*absent)}"
+        )
+    if not config.checkpoint.exists():
+        raise ValueError(
+            f"the checkpoint {config.checkpoint} does not exist; give "
+            f"{GET[config.model]}"
+        )
+    return config.checkpoint
+
+
+def dataset_of(config: Config) -> Dataset:
+    """The data set of a run, in the ids of its model's own vocabulary if it has one."""
+    dataset = _whole(config)
+    if config.train_share == 1:
+        return dataset
+    _, (x, y) = data.hold_out(dataset, config.train_share)
+    return dataset._replace(x_train=x, y_train=y)
+
+
+def _whole(config: Config) -> Dataset:
+    place = checkpoint_of(config) if config.model == "roberta" else None
+    if place is None:
+        return data.load(config.dataset, config.data_dir)
+    folder = place if place.is_dir() else place.parent
+    encoder = roberta_encoder(
+        folder / "vocab.json", folder / "merges.txt", config.max_tokens
+    )
+    padding = models.roberta_of(place).padding
+    if encoder.padding != padding:
+        raise ValueError(
+            f"{folder}: vocab.json has the padding {encoder.padding}, config.json "
+            f"{padding}; take both from the same model"
+        )
+    return data.load(config.dataset, config.data_dir, encoder=encoder)
+
+
+def task_of(config: Config, place: Path, dataset: Dataset) -> Task:
+    """Of a run that starts at `place`: RoBERTa by adapters and head alone, Swin in all
+    of its parameters."""
+    classes, shape = len(dataset.classes), dataset.x_train.shape[1:]
+    half = config.compute_dtype == "bfloat16"
+    if config.model == "roberta":
+        if half:
+            raise ValueError("roberta computes in float32; leave out compute_dtype")
+        model = models.roberta_of(place, classes)
+        frozen = models.load_roberta(place, model)
+        return lora_classification(model, frozen, shape, rank=config.lora_rank)
+    swin, params = models.load_swin(place)
+    tuned = swin.clone(classes=classes, dtype=jnp.bfloat16 if half else None)
+    start = swin_checkpoint.without_head(params)
+    return starting_at(classification(tuned, shape), start)

@@ -1,0 +1,308 @@
+"""Grids of hyper-parameters and seeds: all cells of a group in one compiled program.
+
+    cells = [Cell({"lr": lr}, key, parts) for lr in rates for key, parts in seeds]
+    for group in sweep(simulation, cells, rounds=100):
+        for outcome in group: ...
+
+A cell is what `simulation` would be with these hyper-parameters, this key and these
+clients, and gives the same numbers.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon.core import numbers_of, with_numbers
+from fedjax_muon.core.recipe import as_arrays
+from fedjax_muon.simulation.batching import Clients
+from fedjax_muon.simulation.evaluation import evaluate, measure
+from fedjax_muon.simulation.memory import UnknownMemoryError
+from fedjax_muon.simulation.memory_check import limit_of, memory_of
+from fedjax_muon.simulation.rounds import (
+    Metrics,
+    Setup,
+    init_state,
+    run_prologue,
+    run_rounds,
+)
+from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.training import Record, calls, check_every
+from fedjax_muon.tasks.classification import Task
+
+Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
+Examples = tuple[Any, Any]  # x [n, ...], y [n]
+
+
+class Cell(NamedTuple):
+    """One run of a sweep."""
+
+    hyper: Mapping[str, float]  # the same names in all cells
+    key: jax.Array  # as `Simulation.init` takes it
+    parts: Sequence[np.ndarray]  # of every client, the ids of its examples
+
+
+class Outcome(NamedTuple):
+    """What became of a cell: rows as `training.train` has them, and the validation's.
+
+    A row's `seconds` are the cell's share of its group's.
+    """
+
+    rows: list[Record]
+    diverged: int | None  # the round in which a message was not finite
+
+
+def sequential(function, *stacked):
+    """One cell after the other in one compiled loop: nothing is faster on CPUs."""
+    return jax.lax.map(lambda cell: function(*cell), stacked)
+
+
+def vectorized(function, *stacked):
+    """All cells of a group at once: for accelerators."""
+    return jax.vmap(function)(*stacked)
+
+
+def default_over() -> Over:
+    """`sequential` on a CPU, else `vectorized`."""
+    return sequential if jax.default_backend() == "cpu" else vectorized
+
+
+class _Stacked(NamedTuple):
+    """What cells differ in; leaves lead with the cells of a group."""
+
+    numbers: dict[str, Any]  # all hyper-parameters, also those that cells share
+    order: jax.Array  # the clients' segments
+    start: jax.Array
+    size: jax.Array
+    shares: jax.Array
+
+
+class _Data(NamedTuple):
+    """What they share."""
+
+    x: jax.Array
+    y: jax.Array
+    test: Examples
+    validation: Examples | None
+    task: Task
+
+
+class _Programs(NamedTuple):
+    begin: Callable  # (states, stacked, data) -> states, clients heard
+    rounds: Callable  # (states, count, stacked, data) -> states, metrics
+    score: Callable  # (states, stacked, data) -> scores by name
+
+
+def sweep(
+    simulation: Simulation,
+    cells: Sequence[Cell],
+    *,
+    rounds: int,
+    evaluate_every: int = 10,
+    validation: Examples | None = None,
+    cells_at_once: int | None = None,
+    over: Over | None = None,
+    drop_nonfinite: bool = False,
+    tick: Callable[[int], None] = lambda rounds: None,
+) -> Iterator[list[Outcome]]:
+    """Trains all cells; yields the outcomes of one group of them after the other.
+
+    Args:
+      simulation: Everything that the cells have in common.
+      cells: The runs, each with its hyper-parameters, key and clients.
+      rounds: How many rounds to train each cell.
+      evaluate_every: Rounds between two rows.
+      validation: Examples (x [n, ...], y [n]) that no client has, scored as
+        `validation_loss`, `validation_accuracy` and, if the task has one,
+        `validation_auc` or `validation_mcc`.
+      cells_at_once: Cells in a group; by default, as many as should fit into half the
+        memory.
+      over: How the cells of a group are mapped over: `sequential`, the default on CPUs,
+        or `vectorized`, the default on accelerators.
+      drop_nonfinite: Whether messages that are not finite are left out of the mean.
+        Otherwise, the cell counts as diverged, and its rows end there.
+      tick: Called with the number of rounds completed since the last call, summed over
+        the cells of the group.
+
+    Returns:
+      An iterator over groups, each a list with one outcome for each of its cells.
+
+    Raises:
+      ValueError: When the first group is asked for, if there are no cells, cells differ
+        in the names of their hyper-parameters or in the numbers of their clients or
+        examples, a size is out of range, or the simulation is on several devices.
+
+    Example:
+      >>> cells = [Cell({"lr": lr}, jax.random.key(0), clients) for lr in (0.01, 0.1)]
+      >>> for group in sweep(simulation, cells, rounds=10):
+      ...     diverged = [outcome.diverged for outcome in group]
+    """
+    check_every(evaluate_every)
+    _check(simulation, cells, cells_at_once)
+    prepared = [simulation.vary(parts=cell.parts) for cell in cells]
+    max_client_size = max(one.max_client_size for one in prepared)
+    programs = _programs(simulation.setup, over or default_over(), max_client_size)
+    if validation is not None:
+        validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
+    x, y, *_ = simulation.clients
+    data = _Data(x, y, simulation.test, validation, simulation.inputs.task)
+
+    def run(group, missing) -> list[Outcome]:
+        record = _Record(simulation, len(group), drop_nonfinite)
+        states, stacked = _stack([*group, *group[-1:] * missing])
+        states, received = programs.begin(states, stacked, data)
+        record.hear_prologue(received)
+        record.add_rows(0, programs.score(states, stacked, data))
+        train = lambda states, count: programs.rounds(states, count, stacked, data)
+        span = {"rounds": rounds, "evaluate_every": evaluate_every}
+        for call in calls(train, states, 0, **span):
+            record.hear(call.metrics)
+            tick(call.rounds * len(group))
+            if record.is_over():
+                tick((rounds - call.total) * len(group))
+                break
+            if call.due:
+                scores = programs.score(call.state, stacked, data)
+                record.add_rows(call.total, scores)
+        return record.outcomes()
+
+    largest = cells_at_once or _fitting(simulation)
+    size = -(-len(cells) // -(-len(cells) // largest))  # groups as equal as can be
+    runs = list(zip(cells, prepared, strict=True))
+    for first in range(0, len(cells), size):
+        group = runs[first : first + size]
+        # a smaller group runs its last cell again, so that one program is enough
+        yield run(group, size - len(group))
+
+
+def _programs(setup: Setup, over: Over, max_client_size: int) -> _Programs:
+    def each(function, states, stacked, data):
+        def one(state, cell):
+            algorithm = with_numbers(setup.algorithm, cell.numbers)
+            clients = Clients(data.x, data.y, *cell[1:])
+            own = setup._replace(algorithm=algorithm, task=data.task)
+            return function(own, state, clients)
+
+        return over(one, states, stacked)
+
+    def begin(states, stacked, data):
+        return each(
+            partial(run_prologue, max_client_size=max_client_size),
+            states,
+            stacked,
+            data,
+        )
+
+    def rounds(states, count, stacked, data):
+        run = partial(run_rounds, count=count, max_client_size=max_client_size)
+        return each(run, states, stacked, data)
+
+    def score(states, stacked, data):
+        def one(own, state, clients):
+            found = evaluate(own.task, state.params, clients, data.test)
+            if data.validation is not None:
+                other = measure(own.task, state.params, *data.validation)
+                found |= {f"validation_{name}": v for name, v in other.items()}
+            return found
+
+        return each(one, states, stacked, data)
+
+    return _Programs(
+        begin=jax.jit(begin, donate_argnums=0),
+        rounds=jax.jit(rounds, donate_argnums=0),
+        score=jax.jit(score),
+    )
+
+
+def _stack(runs: Sequence[tuple[Cell, Simulation]]):
+    """The states before the prologue, and what else differs."""
+    states, rest = [], []
+    for (hyper, key, _), simulation in runs:
+        setup, clients = simulation.setup, simulation.clients
+        algorithm = with_numbers(setup.algorithm, hyper)
+        states.append(init_state(setup._replace(algorithm=algorithm), key))
+        numbers = as_arrays({**numbers_of(setup.algorithm), **hyper})
+        rest.append(_Stacked(numbers, *clients[2:]))
+    stack = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+    return stack(states), stack(rest)
+
+
+class _Record:
+    """The rows of a group's cells, and which of them have diverged."""
+
+    def __init__(self, simulation: Simulation, cells: int, drop_nonfinite: bool):
+        self.bytes_after = simulation.bytes_after
+        self.drop_nonfinite = drop_nonfinite
+        self.began = time.perf_counter()
+        self.rows: list[list[Record]] = [[] for _ in range(cells)]
+        self.dropped = [0] * cells
+        self.diverged: list[int | None] = [None] * cells
+
+    def hear_prologue(self, received) -> None:
+        for cell in np.flatnonzero(~np.asarray(received)[: len(self.rows)].all(axis=1)):
+            self.diverged[cell] = 0
+
+    def hear(self, metrics: Metrics) -> None:
+        lost, first = np.asarray(metrics.lost), np.asarray(metrics.lost_round)
+        for cell in np.flatnonzero(lost[: len(self.rows)].any(axis=1)):
+            self.dropped[cell] += int(lost[cell].sum())
+            if self.diverged[cell] is None and not self.drop_nonfinite:
+                self.diverged[cell] = int(first[cell][first[cell] >= 0].min())
+
+    def is_over(self) -> bool:
+        return None not in self.diverged
+
+    def add_rows(self, index: int, scores: Mapping[str, jax.Array]) -> None:
+        down, up = self.bytes_after(index)
+        seconds = (time.perf_counter() - self.began) / len(self.rows)
+        columns = {name: np.asarray(values) for name, values in scores.items()}
+        for cell, rows in enumerate(self.rows):
+            if index == 0 or self.diverged[cell] is None:
+                row: Record = {"round": index, "bytes_down": down, "bytes_up": up}
+                row |= {name: float(values[cell]) for name, values in columns.items()}
+                row |= {"dropped": self.dropped[cell], "seconds": seconds}
+                rows.append(row)
+
+    def outcomes(self) -> list[Outcome]:
+        return list(map(Outcome, self.rows, self.diverged))
+
+
+def _check(simulation: Simulation, cells, cells_at_once) -> None:
+    if not cells:
+        raise ValueError("a sweep needs at least one cell")
+    if cells_at_once is not None and cells_at_once < 1:
+        raise ValueError(f"cells_at_once must be at least 1, got {cells_at_once}")
+    if simulation.setup.devices:
+        raise ValueError(
+            "a sweep runs on one device; prepare its simulation without devices"
+        )
+    names, examples = set(cells[0].hyper), sum(map(len, cells[0].parts))
+    for number, cell in enumerate(cells):
+        if set(cell.hyper) != names:
+            raise ValueError(
+                f"cell {number} has the hyper-parameters {sorted(cell.hyper)}, the "
+                f"first has {sorted(names)}"
+            )
+        if sum(map(len, cell.parts)) != examples:
+            raise ValueError(
+                f"the clients of cell {number} have {sum(map(len, cell.parts))} "
+                f"examples, those of the first {examples}; one program needs equally "
+                "many"
+            )
+        with_numbers(simulation.setup.algorithm, cell.hyper)  # may refuse
+
+
+def _fitting(simulation: Simulation) -> int:
+    """How many cells should fit in half the memory, all of them at work at once."""
+    try:
+        need, limit = memory_of(simulation), limit_of()
+    except UnknownMemoryError as error:
+        warnings.warn(f"memory not checked, one cell at a time: {error}", stacklevel=2)
+        return 1
+    cell = need.state + need.work + simulation.clients.order.nbytes
+    return max(1, (limit // 2 - need.examples) // cell)

@@ -1,0 +1,47 @@
+"""Tasks: parameters, a loss to differentiate, and scores to report."""
+
+from fedjax_muon.tasks.adversarial import adversarial
+from fedjax_muon.tasks.agnostic import agnostic
+from fedjax_muon.tasks.auc import auc
+from fedjax_muon.tasks.classification import (
+    Batch,
+    Examples,
+    Logits,
+    Metric,
+    Scores,
+    Task,
+    as_argument,
+    as_partial,
+    by_matthews,
+    check_batch,
+    check_model,
+    classification,
+    cross_entropy,
+    from_logits,
+    logits_of,
+    starting_at,
+    weighted_mean,
+)
+
+__all__ = [
+    "Batch",
+    "Examples",
+    "Logits",
+    "Metric",
+    "Scores",
+    "Task",
+    "adversarial",
+    "agnostic",
+    "as_argument",
+    "as_partial",
+    "auc",
+    "by_matthews",
+    "check_batch",
+    "check_model",
+    "classification",
+    "cross_entropy",
+    "from_logits",
+    "logits_of",
+    "starting_at",
+    "weighted_mean",
+]

@@ -1,0 +1,163 @@
+"""Constraint sets: no method leaves the set that the problem is constrained to.
+
+The server's parameters lie in it after the start, the prologue and every round, and no
+client asks for a gradient outside of it: that gradient would be NaN, and the client's
+message lost.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_muon import algorithms, engine, minimax
+from fedjax_muon.algorithms import fedavg
+from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.compression import compressors
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.core import Objective, tree
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.engine import plans
+from fedjax_muon.privacy.private_clients import private_clients
+
+N, STEPS, RADIUS, ROUNDS = 3, 3, 0.01, 3
+KEY = jax.random.key(5)
+QUICKLY = {"xla_backend_optimization_level": 0}  # compiled for three small rounds
+ONE = {"w": jnp.full((3, 2), 0.5), "b": jnp.array([-0.003, 0.002])}  # w is outside
+WEIGHTS, COHORT = jnp.ones(N), jnp.arange(N)
+# constant gradients, one target for each client and step: they point out of the set
+TARGETS = jnp.asarray(
+    np.random.default_rng(0).normal(size=(N, STEPS, 1)) + 1.0, jnp.float32
+)
+CHAINED = optax.chain(optax.identity(), optax.scale(1.0))  # hides whatever it is given
+METHODS: dict[str, Method] = {**algorithms.ALL, **minimax.ALL}
+
+
+def box(params):
+    """Every coordinate clipped to [-RADIUS, RADIUS]."""
+    return jax.tree.map(lambda x: jnp.clip(x, -RADIUS, RADIUS), params)
+
+
+def is_inside(params):
+    """Exactly, as the projection leaves it."""
+    leaves = [jnp.all(jnp.abs(x) <= RADIUS) for x in jax.tree.leaves(params)]
+    return jnp.all(jnp.stack(leaves))
+
+
+def pulled(params, target):
+    """The gradient of |params - target|^2 / 2, also outside of the box."""
+    return jax.tree.map(lambda x: x - target[0], params)
+
+
+def guarded(params, batch, key):
+    """That gradient inside of the box, NaN outside."""
+    del key
+    inside = is_inside(params)
+    return jax.tree.map(lambda g: jnp.where(inside, g, jnp.nan), pulled(params, batch))
+
+
+BOXED = Objective(guarded, project=box)
+
+
+class Seen(NamedTuple):
+    """The server's parameters after the start, the prologue and every round."""
+
+    points: list
+    received: list[bool]  # whether all clients were, in the prologue and every round
+
+
+def run(algorithm, params=ONE, objective=BOXED) -> Seen:
+    state = engine.init(algorithm, params, N, project=objective.project)
+    points, received = [state.server.params], []
+    given = COHORT, TARGETS, WEIGHTS, KEY
+    compiled = lambda make: jax.jit(
+        make(algorithm, objective, N, plans.mapped), compiler_options=QUICKLY
+    )
+    if algorithm.prologue:
+        start = compiled(engine.make_prologue)
+        state, heard = start(state, *given)
+        points.append(state.server.params)
+        received.append(bool(heard.all()))
+    step = compiled(engine.make_round)
+    for _ in range(ROUNDS):
+        state, heard = step(state, *given)
+        points.append(state.server.params)
+        received.append(bool(heard.all()))
+    return Seen(points, received)
+
+
+def start_of(name):
+    return Pair(ONE, ONE) if name in minimax.ALL else ONE
+
+
+def farthest(params) -> float:
+    return max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(params))
+
+
+def assert_stays(algorithm, start=ONE):
+    seen = run(algorithm, start)
+    assert all(bool(is_inside(point)) for point in seen.points)
+    assert all(seen.received)
+    # not because nothing moves: the boundary is reached from within
+    assert farthest(tree.sub(seen.points[-1], seen.points[0])) > RADIUS / 10
+
+
+# the set is left in one local step, and by server rates above 1
+OPTIONS = [
+    (name, rule, server_lr)
+    for name, method in METHODS.items()
+    for rule in ((None, CHAINED) if method.takes("rule") else (None,))
+    for server_lr in ((None, 2.0) if method.takes("server_lr") else (None,))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "server_lr"),
+    OPTIONS,
+    ids=[
+        "-".join(
+            [name, *["chain"] * (rule is not None), *["fast"] * (rate is not None)]
+        )
+        for name, rule, rate in OPTIONS
+    ],
+)
+def test_no_method_leaves_the_set(name, rule, server_lr):
+    hyper = {"lr": 0.1}
+    hyper |= {} if rule is None else {"rule": rule}
+    hyper |= {} if server_lr is None else {"server_lr": server_lr}
+    assert_stays(METHODS[name].function(**hyper), start_of(name))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_a_projection_every_method_leaves_it(name):
+    """The problem is one in which a forgotten projection is seen."""
+    start = box(start_of(name))
+    seen = run(METHODS[name].function(lr=0.1), start, Objective(guarded))
+    assert not all(seen.received)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmuon_align", "scaffold", "stem"])
+def test_wrappers_do_not_leave_the_set(name):
+    sparse = compress(METHODS[name].function(lr=0.1), compressors.top_k(0.5))
+    assert_stays(sparse)
+    mechanism = {"clip_norm": 10.0, "noise_multiplier": 5.0}
+    private = private_clients(sparse, **mechanism, clients=N, cohort=N)
+    seen = run(private)
+    assert all(bool(is_inside(point)) for point in seen.points)
+    assert all(seen.received)
+
+
+def test_only_what_is_constrained_is_projected():
+    project = lambda params: {**params, "w": box(params["w"])}
+    objective = Objective(
+        lambda params, batch, key: pulled(params, batch), project=project
+    )
+    seen = run(fedavg(lr=0.1), ONE, objective)
+    assert all(bool(is_inside(point["w"])) for point in seen.points)
+    free = run(fedavg(lr=0.1), ONE, Objective(objective.grad))
+    for one, other in zip(seen.points, free.points, strict=True):
+        np.testing.assert_array_equal(one["b"], other["b"])
+    assert not is_inside(seen.points[-1]["b"])

@@ -1,0 +1,319 @@
+"""What `fm` offers is annotated, documented and runs as its docstrings show."""
+
+import ast
+import doctest
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import docstring_parser
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_muon as fm
+
+METHODS = [
+    method.function
+    for table in (fm.algorithms.ALL, fm.minimax.ALL, fm.decentralized.ALL)
+    for method in table.values()
+]
+NAMED = {name: getattr(fm, name) for name in fm.__all__}
+# functions of one name are one function: a registry's is that of `fm`
+FUNCTIONS: dict[str, Any] = {f.__name__: f for f in METHODS} | {
+    name: value for name, value in NAMED.items() if inspect.isfunction(value)
+}
+CLASSES = {name: value for name, value in NAMED.items() if inspect.isclass(value)}
+EMPTY = inspect.Parameter.empty
+
+
+def words(text: str) -> list[str]:
+    """The words of a name or a description, without articles."""
+    return [w for w in re.findall(r"\w+", text.lower()) if w not in ("a", "an", "the")]
+
+
+def refuses(function) -> bool:
+    """Whether a function raises or checks anything itself."""
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Raise):
+            return True
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).split(".")[-1]
+            if re.match("_?check(_|$)", called):
+                return True
+    return False
+
+
+def problems(function) -> list[str]:
+    """What is missing or wrong in the signature and the docstring of a function."""
+    signature = inspect.signature(function)
+    found = [
+        f"{name} is not annotated"
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation is EMPTY
+    ]
+    if signature.return_annotation is EMPTY:
+        found.append("the returned value is not annotated")
+    text = docstring_parser.parse(
+        inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE
+    )
+    if not text.short_description:
+        found.append("no summary")
+    described = [p.arg_name for p in text.params]
+    if described != list(signature.parameters):
+        found.append(f"Args has {described}, not {list(signature.parameters)}")
+    for p in text.params:
+        if words(p.description or "") in ([], words(p.arg_name.replace("_", " "))):
+            found.append(f"{p.arg_name} is described by its name")
+        elif not re.match(r"[A-Z`\d]|[b-z]\b", p.description or ""):
+            found.append(f"the description of {p.arg_name} has no capital letter")
+    if text.returns is None or not text.returns.description:
+        found.append("no Returns")
+    if refuses(function) and not text.raises:
+        found.append("no Raises")
+    if not any(">>>" in (e.description or "") for e in text.examples):
+        found.append("no Example")
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_annotated_and_documented(name):
+    assert problems(FUNCTIONS[name]) == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_have_a_docstring(name):
+    own = inspect.getdoc(CLASSES[name])
+    assert own
+    # what a NamedTuple or a dataclass is given where there is none
+    assert not own.startswith(f"{name}(")
+
+
+def test_a_registry_has_the_functions_that_are_public():
+    for function in METHODS:
+        assert NAMED.get(function.__name__, function) is function
+
+
+def good(lr: float) -> float:
+    """Doubles a number.
+
+    Args:
+      lr: Learning rate.
+
+    Returns:
+      Twice the number.
+
+    Raises:
+      ValueError: If it is negative.
+
+    Example:
+      >>> good(1.0)
+      2.0
+    """
+    if lr < 0:
+        raise ValueError(lr)
+    return 2 * lr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Learning rate.", "The lr."),
+        ("Learning rate.", "learning rate."),
+        ("  lr: Learning rate.", "  rate: Learning rate."),
+        ("Returns:\n  Twice the number.\n", ""),
+        ("Raises:\n  ValueError: If it is negative.\n", ""),
+        (">>> good(1.0)", "good(1.0)"),
+        ("Args:\n  lr: Learning rate.\n", ""),
+    ],
+)
+def test_a_wrong_docstring_would_be_found(old, new, monkeypatch):
+    assert problems(good) == []
+    text = inspect.getdoc(good) or ""
+    assert old in text
+    monkeypatch.setattr(good, "__doc__", text.replace(old, new))
+    assert len(problems(good)) == 1
+
+
+@pytest.mark.parametrize("name", ["lr", "return"])
+def test_a_missing_annotation_would_be_found(name, monkeypatch):
+    rest = {key: kind for key, kind in good.__annotations__.items() if key != name}
+    monkeypatch.setattr(good, "__annotations__", rest)
+    assert len(problems(good)) == 1
+
+
+@pytest.fixture(scope="module")
+def prepared() -> dict[str, Any]:
+    """The names that examples may use besides those of `fm`."""
+    digits = fm.data.load("digits")
+    clients = fm.partition.iid(digits.y_train, 4, key=jax.random.key(0))
+    model = fm.models.MLP(10, (4,))
+    task = fm.tasks.classification(model, digits.x_train.shape[1:])
+    simulation = fm.federate(
+        fm.fedavg(lr=0.1),
+        task,
+        digits,
+        clients,
+        cohort_size=4,
+        local_steps=1,
+        batch_size=8,
+    )
+    state, _ = simulation.train_round(simulation.init(jax.random.key(0)))
+    return {
+        "digits": digits,
+        "clients": clients,
+        "task": task,
+        "simulation": simulation,
+        "state": state,
+    }
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_examples_run(name, prepared):
+    function = FUNCTIONS[name]
+    modules = {"jax": jax, "jnp": jnp, "np": np, "optax": optax}
+    state = jax.tree.map(lambda x: x.copy(), prepared["state"])  # `train` donates it
+    names = NAMED | modules | prepared | {"state": state, name: function}
+    text = inspect.getdoc(function) or ""
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    assert example.examples
+    report: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_completion_offers_every_algorithm():
+    assert set(fm.algorithms.ALL) <= set(dir(fm))
+    assert set(fm.algorithms.ALL) <= set(fm.__all__)
+
+
+def test_importing_the_library_does_not_import_jax():
+    code = "import sys, fedjax_muon; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+USER = """
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fedjax_muon as fm
+
+
+def sign_of_average(decay: float = 0.9) -> optax.GradientTransformation:
+    def init(params: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def update(grads: Any, average: Any, params: Any = None) -> tuple[Any, Any]:
+        average = optax.tree.update_moment(grads, average, decay, order=1)
+        return jax.tree.map(jnp.sign, average), average
+
+    return optax.GradientTransformation(init, update)
+
+
+class State(NamedTuple):
+    params: Any
+    opt: optax.OptState
+
+
+@fm.recorded
+def mine(
+    lr: fm.Hyper = 0.1,
+    *,
+    server_lr: fm.Hyper = 1.0,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> fm.Algorithm:
+    server_rule = optax.trace(0.9)
+
+    def init(params: Any) -> State:
+        return State(params, server_rule.init(params))
+
+    def client(
+        objective: fm.Objective,
+        shared: fm.Model,
+        kept: Any,
+        batches: Any,
+        round: fm.Round,
+    ) -> tuple[fm.Model, Any]:
+        def step(now: Any, batch: fm.Batch, key: jax.Array) -> tuple[Any, Any]:
+            x, opt = now
+            g = objective.grad(x, batch, key)
+            return fm.move(objective, x, fm.value_at(lr, round), rule, opt, g), ()
+
+        now = shared.params, rule.init(shared.params)
+        (x, _), _ = fm.local_steps(step, now, batches, round.key)
+        return fm.Model(jax.tree.map(jnp.subtract, shared.params, x)), kept
+
+    def server(state: State, mean: fm.Model, round: fm.Round) -> State:
+        rate = fm.value_at(server_lr, round)
+        x, opt = fm.descend(state.params, rate, server_rule, state.opt, mean.params)
+        return State(x, opt)
+
+    main = fm.Exchange(fm.broadcast_params, client, server)
+    return fm.Algorithm(init, fm.no_client_state, (main,))
+
+
+digits = fm.data.load("digits")
+parts = fm.partition.dirichlet(digits.y_train, 4, alpha=0.5, key=jax.random.key(0))
+task: fm.Task = fm.tasks.classification(fm.models.MLP(10), digits.x_train.shape[1:])
+
+algorithm = fm.compress(
+    mine(lr=0.01, rule=sign_of_average()), fm.top_k(0.1), feedback=1.0
+)
+simulation: fm.Simulation = fm.federate(
+    algorithm, task, digits, parts, cohort_size=2, local_steps=5, batch_size=32
+)
+state = simulation.init(jax.random.key(1))
+state, metrics = simulation.train_round(state)
+state, history = fm.train(simulation, state, rounds=10)
+accuracy: float = history[-1]["test_accuracy"]
+
+schedule = optax.exponential_decay(0.1, 100, 0.5)
+scheduled: fm.Algorithm = fm.fedmuon(lr=schedule)
+cells = [fm.Cell({"lr": lr}, jax.random.key(0), parts) for lr in (0.01, 0.1)]
+for group in fm.sweep(simulation, cells, rounds=10):
+    losses = [outcome.rows[-1]["train_loss"] for outcome in group]
+
+weights = fm.topology.metropolis(fm.topology.ring(4))
+agents = fm.decentralize(
+    fm.decentralized.dsgd(lr=0.1), task, digits, parts, weights=weights, batch_size=32
+)
+final, rows = fm.train(agents, agents.init(jax.random.key(2)), rounds=10)
+"""
+
+
+WRONG = """
+import fedjax_muon as fm
+
+fm.fedavg(lr="high")
+fm.fedavg(rate=0.1)
+fm.fedavgs(lr=0.1)
+algorithm: int = fm.compress(fm.fedavg(), fm.top_k(0.1))
+"""
+
+
+def test_a_users_script_passes_strict_mypy(tmp_path):
+    (tmp_path / "user.py").write_text(USER)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    config = tmp_path / "mypy.ini"
+    # of the two scripts alone: what they import is followed, but not reported
+    config.write_text("[mypy]\nstrict = true\nfollow_imports = silent\n")
+    options = ["--config-file", config, "--ignore-missing-imports"]
+    options += ["--cache-dir", "/dev/null"]  # writing it would take half of the time
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "user.py", "wrong.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    found = re.findall(r"^(\S+?):(\d+): error", run.stdout, re.MULTILINE)
+    assert found == [("wrong.py", str(line)) for line in (4, 5, 6, 7)], run.stdout
+    assert "in 1 file (checked 2 source files)" in run.stdout
