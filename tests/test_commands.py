@@ -155,9 +155,9 @@ def test_a_wrong_command_would_be_found(command, parsing, capsys):
 
 
 def test_small_commands_run(capsys):
-    last = {p.words[-1]: p.words for p in PRINTED if not p.inline}
-    cli.main(list(last["list"][1:]))
-    benchmarks.main(list(last["--list"][3:]))
+    last = {(p.words[0], p.words[-1]): p.words for p in PRINTED if not p.inline}
+    cli.main(list(last["fedjax-muon", "list"][1:]))
+    benchmarks.main(list(last["python", "--list"][3:]))
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("fedmuon_align", "digits", "w1"))
 
