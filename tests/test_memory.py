@@ -294,10 +294,9 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
     short = ["--rounds", "1", "--model", "mlp", "--hidden", "4", "--cohort-size", "1"]
     out = tmp_path / "out"
     main(["train", "--algorithm", "fedavg", *short, "--output", str(out)])
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == (
-        "fedjax-muon: warning: memory not checked: the operation swirl is unknown"
-    )
+    said = capsys.readouterr().err.splitlines()
+    line = "fedjax-muon: warning: memory not checked: the operation swirl is unknown"
+    assert said.count(line) == 1  # beside what other packages warn of
     assert len((out / "metrics.csv").read_text().splitlines()) == 3
     main(
         ["sweep", "--algorithms", "fedavg", "--grid", "lr=0.1", "--seeds", "1", *short]
