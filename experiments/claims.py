@@ -1,4 +1,4 @@
-"""What the papers claim, judged by what was played.
+"""What the papers claim, judged by our runs.
 
 A claim reads the tables that `experiments.results` has collected. It is reproduced if
 every difference that it needs is there and larger than half the width of its 95 %

@@ -1,4 +1,4 @@
-"""A paper's table or figure as played here: beside what is printed there.
+"""A paper's table or figure as reproduced here, beside what is printed there.
 
 result.md     a table, with the commands, the machine and the time
 result.csv    the same numbers
@@ -24,7 +24,7 @@ from fedjax_muon.reporting import comparison, plots
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs.config import METHODS
 
-PLAYED = "played.jsonl"  # a line for every panel that a call played
+PLAYED = "played.jsonl"  # a line for every panel that a call ran
 FIELDS = (
     "setting",
     "method",
@@ -184,7 +184,7 @@ def write(
     if report.reduced:
         text += [f"Not as printed: {report.reduced}.", ""]
     if report.missing:
-        text += [f"Not played yet: {', '.join(report.missing)}.", ""]
+        text += [f"Not run yet: {', '.join(report.missing)}.", ""]
     others = {printed for row, printed in found if printed != row.setting}
     if published and others:
         text += [f"Published numbers are those of {'; '.join(sorted(others))}.", ""]
@@ -216,7 +216,7 @@ def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
 
 
 def played(place: Path) -> list[str]:
-    """How, on what and in what time it was played, as `papers.note` noted it."""
+    """How, on what machine and in what time it ran, as `papers.note` noted it."""
     path = place / PLAYED
     if not path.exists():
         return []
@@ -230,10 +230,10 @@ def played(place: Path) -> list[str]:
     )
     source = " ".join(dict.fromkeys(note["source"] for note in notes))
     where = f"{'; '.join(about)}, source {source}"
-    lines = [f"Played in {minutes:.0f} minutes, {where}, by", ""]
+    lines = [f"Ran in {minutes:.0f} minutes, {where}, by", ""]
     lines += [f"    {command}" for command in commands]
     if taken := dict.fromkeys(part for note in notes for part in note["taken"]):
-        lines += ["", f"Not played again: {', '.join(taken)}."]
+        lines += ["", f"Not run again: {', '.join(taken)}."]
     return lines
 
 

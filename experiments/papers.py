@@ -85,7 +85,7 @@ def swept(
 ) -> Sweep:
     """Methods on their grids; to see that it runs, the last one at its first point. A
     tenth of the training examples chooses the points. On a CPU every cell is on disk as
-    soon as it is played."""
+    soon as it has run."""
     if scale == "smoke":
         *_, (name, grid) = grids.items()
         grids = {name: {option: values[:1] for option, values in grid.items()}}
@@ -167,7 +167,7 @@ def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -
         paper_report.write(report, place, published)
     print(f"result.md, result.csv and result.png in {place}")
     if missing:
-        print(f"without what is not played yet: {', '.join(missing)}")
+        print(f"without what has not run yet: {', '.join(missing)}")
 
 
 def take_over(place: Path, sweep: Sweep, items: Sequence[Path]) -> list[str]:
@@ -199,7 +199,7 @@ def alone(what: Any, name: str) -> Any:
 def note(
     paper: str, place: Path, panel: str, seconds: float, taken: Sequence[str] = ()
 ) -> None:
-    """Adds a line to the record of what was played, and what was taken over."""
+    """Adds a line to the record of what ran, and of which runs were reused."""
     line = machine(f"experiments.{paper}") | {
         "panel": panel,
         "seconds": round(seconds),

@@ -1,4 +1,4 @@
-"""Collects what was played into docs, and judges the papers' claims by it.
+"""Collects results into docs, and judges the papers' claims by them.
 
     python -m experiments.results runs docs
 
@@ -35,7 +35,7 @@ not here. Reproduced: every difference that the claim needs is there, and larger
 half the width of its 95 % interval over seeds; within the noise: not larger.
 Differences are taken seed by seed; what stands beside a score is its own interval. Runs
 on a CPU are smaller than the papers' (each table says how), so that "not reproduced" is
-about the sizes played.
+about the sizes that ran.
 
 ## Experiments
 
@@ -78,7 +78,7 @@ def index(docs: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Tables and figures of the papers, as played here; written by `python -m "
+        "Tables and figures of the papers, as reproduced here; written by `python -m "
         "experiments.results`. The commands that made each are at its end.",
         "",
     ]
@@ -86,7 +86,7 @@ def index(docs: Path) -> str:
         title = report.read_text().splitlines()[0].removeprefix("# ")
         where = report.relative_to(docs / "results").as_posix()
         lines.append(f"- [{title}]({where})")
-    lines += ["", "Not played yet, of what the modules of the papers have:", ""]
+    lines += ["", "Not run yet, of what the modules of the papers have:", ""]
     for paper, items in PAPERS.items():
         left = [i for i in items if not (docs / f"results/{paper}/{i}.md").exists()]
         if left:
@@ -106,7 +106,7 @@ def judged(docs: Path) -> list[tuple[Claim, Found]]:
         scores = {key: s for path in paths for key, s in read(path).items()}
         try:
             found.append((claim, claim.judge(scores)))
-        except KeyError as absent:  # a panel that is not played yet
+        except KeyError as absent:  # a panel that has not run yet
             print(f"no run: {claim.claim} ({absent})")
     return found
 

@@ -3,7 +3,7 @@
     python -m experiments.tiny_checkpoints roberta tiny_roberta
     fedjax-muon train --dataset cola --model roberta --checkpoint tiny_roberta
 
-What is played with them says whether a pretrained experiment runs, not how well.
+A run with them says whether a pretrained experiment runs, not how well.
 """
 
 import json

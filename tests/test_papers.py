@@ -1,4 +1,4 @@
-"""The papers' tables and figures: as configs, and small ones played by the command."""
+"""The papers' tables and figures: as configs, and small ones run by the command."""
 
 import csv
 import dataclasses
@@ -162,7 +162,7 @@ def labels(panel, method):
 
 
 @pytest.mark.parametrize(("paper", "item"), ITEMS)
-def test_every_item_is_played_small(paper, item, tmp_path, capsys):
+def test_every_item_runs_small(paper, item, tmp_path, capsys):
     place = tmp_path / "out"
     chosen = panels(paper, item, "smoke")
     given = papers.Arguments(item, "smoke", output=place)
@@ -191,8 +191,8 @@ def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
     command(monkeypatch, "fedmuon_004", *words, "--output", whole)
     first, second = panels("fedmuon_004", "table_2", "smoke")
     command(monkeypatch, "fedmuon_004", *words, "--output", cut, "--panels", second)
-    assert f"not played yet: {first}\n" in capsys.readouterr().out
-    assert f"\nNot played yet: {first}.\n" in (cut / "result.md").read_text()
+    assert f"without what has not run yet: {first}\n" in capsys.readouterr().out
+    assert f"\nNot run yet: {first}.\n" in (cut / "result.md").read_text()
     assert len(read(cut)) == len(read(whole)) // 2
     # cut short: a panel that has begun, whose last row is not there
     shutil.copytree(whole / first, cut / first)
@@ -228,7 +228,7 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
     assert not papers.finished(here, panel._replace(sweep=wanted))
     assert papers.take_over(here, wanted, [there]) == []
     papers.note("fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"])
-    assert "Not played again: FedMuon of table_2-smoke." in paper_report.played(
+    assert "Not run again: FedMuon of table_2-smoke." in paper_report.played(
         here.parent
     )
 
@@ -252,9 +252,7 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
         (("table_4", "--scale", "cpu"), "table_4 starts at pretrained weights"),
     ],
 )
-def test_what_cannot_be_played_is_refused(
-    words, message, tmp_path, monkeypatch, capsys
-):
+def test_what_cannot_run_is_refused(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("FEDJAX_MUON_DATA", raising=False)
     scale = () if "--scale" in words else ("--scale", "smoke")
     place = tmp_path / "out"

@@ -198,8 +198,8 @@ def _evaluate(simulation: Simulation, state: State) -> Evaluation:
     )
 
 
-def _bytes_after(simulation: Simulation, rounds: int) -> Traffic:
-    """Over every link."""
+def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
+    """Over all links at t = 0, and at a later t."""
     setup, clients = simulation.setup, simulation.clients
     objective = objective_of(setup.task, clients)
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
@@ -212,11 +212,11 @@ def _bytes_after(simulation: Simulation, rounds: int) -> Traffic:
     sent = gossip_engine.traffic(
         setup.algorithm, objective, params, batch(True), batch(False)
     )
-    total = round(simulation.links * (sent.first + rounds * sent.later))
-    return Traffic(total, total)
+    first, later = simulation.links * sent.first, simulation.links * sent.later
+    return Traffic(first, first), Traffic(later, later)
 
 
-RUNNER = Runner(_place, _mix, _evaluate, _bytes_after)
+RUNNER = Runner(_place, _mix, _evaluate, _traffic)
 
 
 def _mixed(setup: Setup, weights) -> tuple[Mixer, float]:

@@ -8,9 +8,8 @@ where `members` is a `CohortMember` whose leaves lead with the cohort size S,
 `client_states` stacks the states of all N clients, and `client(shared, client_state,
 member) -> (contribution, client_state, aux)` is one client. It returns the sum of all
 contributions, the client states with those of the cohort replaced, and the small `aux`
-stacked. All plans give the same numbers to float
-tolerance, from the same random streams: a client's keys are folded from the round and
-its id, never from its position.
+stacked. All plans give the same numbers to float tolerance, from the same random
+streams: a client's keys are folded from the round and its id, never from its position.
 """
 
 import functools

@@ -207,10 +207,10 @@ def make_prologue(
 
 
 class Traffic(NamedTuple):
-    """Bytes per client."""
+    """Bytes; a mean over graphs that change with time need not be whole."""
 
-    down: int
-    up: int
+    down: float
+    up: float
 
 
 def traffic(

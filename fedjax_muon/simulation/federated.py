@@ -132,7 +132,6 @@ def federate(
       ...     batch_size=32,
       ... )
     """
-    clients_of(dataset.x_train, dataset.y_train, parts)  # may refuse
     plan = plan or plans.default_plan()
     setup = Setup(
         algorithm=algorithm,
@@ -149,6 +148,7 @@ def federate(
         devices=tuple(devices),
         split_examples=split_examples,
     )
+    clients = _place(setup, dataset.x_train, dataset.y_train, parts)
     _check(setup)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
     if devices:
@@ -158,7 +158,7 @@ def federate(
         runner=RUNNER,
         setup=setup,
         inputs=inputs_of(algorithm, setup.task),
-        clients=_place(setup, dataset.x_train, dataset.y_train, parts),
+        clients=clients,
         test=test,
         programs=_programs(setup),
         max_client_size=max_client_size_of(parts),
@@ -263,7 +263,7 @@ def _evaluate(simulation: Simulation, state: State) -> Evaluation:
 
 
 def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
-    """Of the prologue and of a round, per client."""
+    """Of all clients before round 0, and of the sampled ones in a round."""
     setup = simulation.setup._replace(split_examples=False)
     objective, draw = objective_and_sampler(
         setup, simulation.clients, setup.local_steps, simulation.max_client_size
@@ -271,18 +271,18 @@ def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
     algorithm = setup.algorithm
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
-    count = lambda parts: engine.traffic(parts, algorithm, objective, params, batches)
-    return count(algorithm.prologue), count(algorithm.exchanges)
+
+    def total(exchanges, clients: int) -> engine.Traffic:
+        one = engine.traffic(exchanges, algorithm, objective, params, batches)
+        return engine.Traffic(clients * one.down, clients * one.up)
+
+    return (
+        total(algorithm.prologue, setup.num_clients),
+        total(algorithm.exchanges, setup.cohort_size),
+    )
 
 
-def _bytes_after(simulation: Simulation, rounds: int) -> engine.Traffic:
-    setup = simulation.setup
-    all_clients, sampled = setup.num_clients, rounds * setup.cohort_size
-    total = lambda first, each: all_clients * first + sampled * each
-    return engine.Traffic(*map(total, *_traffic(simulation)))
-
-
-RUNNER = Runner(_place, _mix, _evaluate, _bytes_after)
+RUNNER = Runner(_place, _mix, _evaluate, _traffic)
 
 
 def _spread(setup: Setup, run: Callable, *more):

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,8 @@ class Runner(NamedTuple):
     # (setup, weights) -> (mixer, links); refuses where there is a server
     mix: Callable[[Any, np.ndarray], tuple[Any, float]]
     evaluate: Callable[["Simulation", Any], Any]  # (simulation, state) -> scores
-    bytes_after: Callable[["Simulation", int], Traffic]  # (simulation, rounds)
+    # simulation -> bytes before round 0, and of a round, of all clients together
+    traffic: Callable[["Simulation"], tuple[Traffic, Traffic]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,15 @@ class Simulation:
         Every sampled client counts, whether or not it answered; where cohorts vary, as
         many as are expected.
         """
-        return self.runner.bytes_after(self, rounds)
+        first, later = self._traffic
+        return Traffic(
+            *(round(a + rounds * b) for a, b in zip(first, later, strict=True))
+        )
+
+    @functools.cached_property
+    def _traffic(self) -> tuple[Traffic, Traffic]:
+        """Before round 0, and of a round; messages are traced once for both."""
+        return self.runner.traffic(self)
 
     def vary(
         self,
