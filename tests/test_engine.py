@@ -338,25 +338,6 @@ def test_draws_are_made_anew_in_every_round():
     assert len({float(m[0]) for m in moves}) == 3
 
 
-# -------------------------------------------------------------------- constraint sets
-
-
-@every_plan
-def test_servers_are_projected_and_never_leave_the_set(plan):
-    """A server that leaps out of the box is brought back, and the start is in it."""
-    box = lambda params: jax.tree.map(lambda x: jnp.clip(x, -1, 1), params)
-    objective = Objective(lambda p, batch, key: -batch, project=box)
-    algorithm = fedavg(lr=1.0, server_lr=3.0)
-    state = engine.init(algorithm, jnp.array([5.0, 0.2]), N, project=box)
-    np.testing.assert_array_equal(state.server.params, jnp.array([1.0, 0.2]))
-    run = jax.jit(engine.make_round(algorithm, objective, N, plan))
-    # local moves end at 1 and 0.5, and the server at 0.2 + 3 * 0.3
-    batches = jnp.tile(jnp.array([7.0, 0.3]), (S, 1, 1))
-    state, received = run(state, COHORT, batches, jnp.ones(S), KEY)
-    assert bool(received.all())
-    np.testing.assert_allclose(state.server.params, [1.0, 1.0])
-
-
 # ----------------------------------------------------------------- beginnings and ends
 
 

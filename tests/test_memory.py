@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import federation
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -244,64 +243,6 @@ def test_an_accelerator_that_does_not_say_its_memory_has_an_unknown_limit():
     for one in (a_device(), a_device(bytes_in_use=3)):
         with pytest.raises(UnknownMemoryError, match="a kind does not say how much"):
             limit_of([one])
-
-
-# ------------------------------------------------- estimates that nobody can make
-
-
-def unreadable(number):
-    """A scan in a form of no JAX that there is: with parameters of other names, without
-    a program, or of an operation that nobody knows."""
-    traced = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c * 2, ()), x, length=3)[0])
-    program = traced.trace(KB).jaxpr
-    (eqn,) = program.jaxpr.eqns
-    other = (
-        {"params": {"reverse": False}},
-        {"params": {"jaxpr": eqn.params["jaxpr"], "more": eqn.params["jaxpr"]}},
-        {"primitive": jax.extend.core.Primitive("swirl")},
-    )[number]
-    return SimpleNamespace(
-        jaxpr=SimpleNamespace(
-            invars=program.jaxpr.invars,
-            constvars=(),
-            outvars=program.jaxpr.outvars,
-            eqns=[eqn.replace(**other)],
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (0, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
-        (1, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
-        (2, "the operation swirl is unknown"),
-    ],
-)
-def test_a_program_in_an_unknown_form_has_an_unknown_estimate(number, message):
-    with pytest.raises(UnknownMemoryError, match=message):
-        memory.peak_bytes(unreadable(number))
-
-
-@pytest.mark.filterwarnings("default")
-def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
-    def unknown(program, donated=()):
-        return memory._peak(unreadable(2).jaxpr, donated)
-
-    monkeypatch.setattr(memory_check, "peak_bytes", unknown)
-    with pytest.warns(UserWarning, match="^memory not checked: the operation swirl"):
-        check_memory(prepared("fedavg", plans.mapped, 8, 4))
-    short = ["--rounds", "1", "--model", "mlp", "--hidden", "4", "--cohort-size", "1"]
-    out = tmp_path / "out"
-    main(["train", "--algorithm", "fedavg", *short, "--output", str(out)])
-    said = capsys.readouterr().err.splitlines()
-    line = "fedjax-muon: warning: memory not checked: the operation swirl is unknown"
-    assert said.count(line) == 1  # beside what other packages warn of
-    assert len((out / "metrics.csv").read_text().splitlines()) == 3
-    main(
-        ["sweep", "--algorithms", "fedavg", "--grid", "lr=0.1", "--seeds", "1", *short]
-    )
-    assert "memory not checked, one cell at a time: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(ALL))

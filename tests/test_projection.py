@@ -161,3 +161,21 @@ def test_only_what_is_constrained_is_projected():
     for one, other in zip(seen.points, free.points, strict=True):
         np.testing.assert_array_equal(one["b"], other["b"])
     assert not is_inside(seen.points[-1]["b"])
+
+
+@pytest.mark.parametrize(
+    "plan", [plans.loop, plans.mapped, plans.vmapped, *map(plans.chunked, (1, 2, 5, 8))]
+)
+def test_servers_are_projected_and_never_leave_the_set(plan):
+    """A server that leaps out of the box is brought back, and the start is in it."""
+    box = lambda params: jax.tree.map(lambda x: jnp.clip(x, -1, 1), params)
+    objective = Objective(lambda p, batch, key: -batch, project=box)
+    algorithm = fedavg(lr=1.0, server_lr=3.0)
+    state = engine.init(algorithm, jnp.array([5.0, 0.2]), 7, project=box)
+    np.testing.assert_array_equal(state.server.params, jnp.array([1.0, 0.2]))
+    run = jax.jit(engine.make_round(algorithm, objective, 7, plan))
+    # local moves end at 1 and 0.5, and the server at 0.2 + 3 * 0.3
+    batches = jnp.tile(jnp.array([7.0, 0.3]), (5, 1, 1))
+    state, received = run(state, jnp.arange(5), batches, jnp.ones(5), KEY)
+    assert bool(received.all())
+    np.testing.assert_allclose(state.server.params, [1.0, 1.0])
