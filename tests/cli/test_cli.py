@@ -1,0 +1,335 @@
+"""The command as a user meets it: what it leaves behind, and how it refuses."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import (
+    LONG,
+    SMALL,
+    assert_same_but_for_seconds,
+    refused,
+    rejected,
+    run,
+    spawn,
+    wait_for,
+)
+
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.reporting import metrics_csv
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A finished run; copy it before changing it."""
+    place = tmp_path_factory.mktemp("runs") / "fedavg"
+    run("train", "--algorithm", "fedavg", *SMALL, "--rounds", 7, "--output", place)
+    return place
+
+
+@pytest.fixture
+def copy(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def test_a_run_leaves_its_config_versions_metrics_and_figure(trained):
+    config = json.loads((trained / "config.json").read_text())
+    assert config["algorithm"] == "fedavg"
+    assert config["hyper"] == {"lr": 0.1, "server_lr": 1.0}
+    assert config["config"]["cohort_size"] == 3
+    versions = json.loads((trained / "versions.json").read_text())
+    assert {"python", "jax", "git_revision", "device"} <= set(versions)
+    columns = metrics_csv.read(trained / "metrics.csv")
+    assert columns["round"].tolist() == [0, 2, 4, 6, 7]
+    assert (np.diff(columns["seconds"]) > 0).all()
+    # 64 x 64 + 64 twice and 64 x 10 + 10 numbers of four bytes, 3 clients
+    assert columns["bytes_up"].tolist() == [r * 3 * 4 * 8970 for r in (0, 2, 4, 6, 7)]
+    assert (trained / "curves.png").stat().st_size > 10_000
+
+
+def test_resuming_a_finished_run_changes_nothing(copy):
+    before = (copy / "metrics.csv").read_text()
+    run("resume", copy)
+    assert (copy / "metrics.csv").read_text() == before
+
+
+def test_resuming_after_a_lost_tail_gives_the_same_rows(copy, trained):
+    # as if the run had died after it saved round 0 only: rows, but no checkpoint
+    shutil.rmtree(copy / "checkpoints")
+    run("resume", copy)
+    assert_same_but_for_seconds(copy / "metrics.csv", trained / "metrics.csv")
+
+
+def test_killed_in_the_middle_and_resumed_equals_uninterrupted(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = spawn(*LONG, "--output", killed)
+    checkpoints = killed / "checkpoints"
+    saved = lambda: (
+        sorted(int(p.name) for p in checkpoints.glob("*") if p.name.isdigit())
+        if checkpoints.is_dir()
+        else []
+    )
+    wait_for(lambda: saved()[-1:] > [0], process)
+    process.kill()
+    process.communicate()
+    first = saved()[-1]
+    assert 0 < first < 4000, "the kill came too late to mean anything"
+    run("resume", killed)
+    run(*LONG, "--output", whole)
+    assert_same_but_for_seconds(killed / "metrics.csv", whole / "metrics.csv")
+    rows = metrics_csv.read(killed / "metrics.csv")["round"]
+    assert rows.tolist() == list(range(0, 4001, 100))
+
+
+def test_an_interrupt_leaves_a_resumable_run_and_says_how(tmp_path):
+    place = tmp_path / "run"
+    process = spawn(*LONG, "--rounds", 10**6, "--output", place)
+    metrics = place / "metrics.csv"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text()) > 300, process)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate()[0]
+    assert process.returncode == 130
+    assert "Traceback" not in output
+    assert f"fedjax-muon resume {place}" in output.replace("\n", "")
+
+
+def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
+    place = tmp_path / "comparison"
+    run(
+        *("compare", "fedavg", "fedmuon", *SMALL, "--rounds", 4, "--seeds", 3, 4),
+        *("--lr", "fedavg", 0.2, "--output", place),
+    )
+    printed = capsys.readouterr().out
+    assert "FedAvg" in printed
+    assert "FedMuon" in printed
+    assert "90% of the best" in " ".join(printed.split())
+    summary = (place / "summary.csv").read_text()
+    with (place / "summary.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    final = [
+        metrics_csv.read(place / "fedavg" / f"seed{s}" / "metrics.csv")[
+            "test_accuracy"
+        ][-1]
+        for s in (3, 4)
+    ]
+    assert float(rows["FedAvg"]["score_mean"]) == pytest.approx(np.mean(final))
+    assert float(rows["FedAvg"]["score_std"]) == pytest.approx(np.std(final, ddof=1))
+    cell = json.loads((place / "fedavg" / "seed3" / "config.json").read_text())
+    assert cell["hyper"] == {"lr": 0.2}
+    assert (place / "comparison.png").stat().st_size > 10_000
+
+    metrics = place / "fedmuon" / "seed4" / "metrics.csv"
+    before = metrics.read_text()
+    shutil.rmtree(metrics.parent)
+    (place / "summary.csv").unlink()
+    run("resume", place)
+    assert_same_but_for_seconds(metrics, tmp_path / put(tmp_path, before))
+    without_seconds = lambda text: [line.rsplit(",", 1)[0] for line in text.split()]
+    again = (place / "summary.csv").read_text()
+    assert without_seconds(again) == without_seconds(summary)
+
+    figure = tmp_path / "both.pdf"
+    run("plot", place, "--output", figure)
+    assert figure.read_bytes().startswith(b"%PDF")
+
+    other = place / "fedavg" / "seed3" / "config.json"
+    other.write_text(other.read_text().replace('"lr": 0.2', '"lr": 0.3'))
+    assert "not what the comparison" in refused(capsys, "resume", place)
+
+
+def put(folder: Path, text: str) -> str:
+    (folder / "before.csv").write_text(text)
+    return "before.csv"
+
+
+def test_a_diverging_method_is_named_and_the_others_go_on(tmp_path, capsys):
+    place = tmp_path / "comparison"
+    run(
+        *("compare", "fedavg", "fedavg_momentum", *SMALL, "--rounds", 4, "--seeds", 0),
+        *("--lr", "fedavg_momentum", 1e30, "--output", place),
+    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "FedAvg(momentum) diverged: seed 0, round" in printed
+    assert "FedAvg" in (place / "summary.csv").read_text()
+
+
+def test_a_diverging_run_stops_with_status_1_and_names_the_client(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(
+            *("train", "--algorithm", "fedavg_momentum", "--algorithm.lr", 1e30),
+            *(*SMALL, "--rounds", 3, "--output", tmp_path / "run"),
+        )
+    assert stop.value.code == 1
+    assert "not a finite message from client" in capsys.readouterr().out
+
+
+def test_a_model_computes_in_bfloat16(trained, tmp_path):
+    place = tmp_path / "run"
+    run(
+        *("train", "--algorithm", "fedavg", *SMALL, "--rounds", 7),
+        *("--compute-dtype", "bfloat16", "--output", place),
+    )
+    written = json.loads((place / "config.json").read_text())["config"]
+    assert written["compute_dtype"] == "bfloat16"
+    exact, rounded = (
+        np.float64(metrics_csv.read(path / "metrics.csv")["test_loss"])
+        for path in (trained, place)
+    )
+    relative = np.abs(rounded / exact - 1)
+    assert np.all(relative > 0)
+    assert np.all(relative < 4 * 2.0**-8)  # of logits of three products, in bfloat16
+
+
+def test_list_names_everything(capsys):
+    run("list")
+    printed = capsys.readouterr().out
+    for name in (
+        *ALL,
+        "fashion_mnist",
+        "emnist_cnn",
+        "resnet18",
+        "vit_tiny",
+        "swin_tiny",
+    ):
+        assert name in printed
+
+
+def test_partition_draws_and_counts(tmp_path, capsys):
+    figure = tmp_path / "parts.png"
+    run("partition", "--num-clients", 5, "--partition", "iid", "--output", figure)
+    assert "5 clients with 287 to 288 examples" in capsys.readouterr().out
+    assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "partition", "plot"])
+def test_every_option_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(command, "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out.replace("│", "\n")
+    for option in ("--output",):
+        assert option in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for i, line in enumerate(lines):
+        if line.startswith("--"):
+            rest = " ".join(line.split()[2:]) + " ".join(lines[i + 1 : i + 4])
+            assert len(rest) > 15, f"{line} has no help"
+
+
+BAD = {
+    "rounds must be at least 1, got 0": ["train", "--rounds", "0"],
+    "newton_schulz_steps must be at least 0, got -1": [
+        *("train", "--newton-schulz-steps", "-1")
+    ],
+    "train_share must lie in (0, 1], got 0.0": ["train", "--train-share", "0"],
+    "momentum must lie in [0, 1), got 1.0": [
+        *("train", "--algorithm", "muloco", "--algorithm.momentum", "1")
+    ],
+    "unknown algorithm 'fedmun'; did you mean fedmuon": [
+        *("train", "--algorithm", "fedmun")
+    ],
+    "unknown data set 'digit'; choose one of digits": [
+        *("train", "--dataset", "digit")
+    ],
+    "fashion_mnist is stored in files: give data_dir": [
+        *("train", "--dataset", "fashion_mnist")
+    ],
+    "cohort_size must lie between 1 and the 16 clients": [
+        *("train", "--cohort-size", "17")
+    ],
+    "local_steps must be at least 1, got 0": ["train", "--local-steps", "0"],
+    "hidden widths must be at least 1, got (64, 0)": ["train", "--hidden", "64", "0"],
+    "batch_size must be at least 1, got -1": ["train", "--batch-size", "-1"],
+    "dropout must lie in [0, 1), got 1.0": ["train", "--dropout", "1"],
+    "alpha": ["train", "--alpha", "0"],
+    "align must lie in [0, 1], got 1.5": ["train", "--algorithm.align", "1.5"],
+    "lr must lie in (0, infinity), got -1": ["train", "--algorithm.lr", "-1"],
+    "lr must lie in [0, infinity), got nan": [
+        *("train", "--algorithm", "fedavg", "--algorithm.lr", "nan")
+    ],
+    "full participation only; use a cohort_size of all 16": [
+        *("train", "--algorithm", "stem")
+    ],
+    "has control variates": [
+        *("train", "--algorithm", "scaffold", "--weighting", "examples")
+    ],
+    "a chunk holds at least one client": [
+        *("train", "--plan", "chunked", "--chunk-size", "0")
+    ],
+    "LeNet": ["train", "--model", "lenet", "--dataset", "digits"],
+    "augmentation crop_and_flip does not fit breast_cancer: images": [
+        *("train", "--dataset", "breast_cancer", "--augmentation", "crop_and_flip")
+    ],
+    "algorithms must be one or more, each once": ["compare", "fedavg", "fedavg"],
+    "seeds must be one or more, each once": ["compare", "--seeds", "1", "1"],
+    "--lr names 'scafold', which is not compared": ["compare", "--lr", "scafold", "1"],
+    "is not a run directory": ["resume", "/nowhere"],
+    "plot needs at least one run directory": ["plot"],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_refused_in_one_line_before_anything_is_made(
+    message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDJAX_MUON_DATA", raising=False)
+    assert message in refused(capsys, *BAD[message])
+    assert list(tmp_path.iterdir()) == []
+
+
+PARSER = {
+    "--algorithm.lr": ["train", "--algorithm.lrr", "0.1"],
+    "invalid choice": ["train", "--model", "resnet"],
+    "could not convert": ["train", "--alpha", "small"],
+    "resume": ["resum"],
+}
+
+
+@pytest.mark.parametrize("message", PARSER)
+def test_what_is_no_argument_at_all_is_rejected_with_a_hint(
+    message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert message in rejected(capsys, *PARSER[message])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_used_directory_is_refused_and_left_alone(copy, capsys):
+    before = sorted(p.name for p in copy.iterdir())
+    message = refused(capsys, "train", *SMALL, "--output", copy)
+    assert f"{copy} is already used" in message
+    assert f"fedjax-muon resume {copy}" in message
+    assert sorted(p.name for p in copy.iterdir()) == before
+
+
+def test_an_unwritable_directory_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "run"
+    assert str(place) in refused(capsys, "train", *SMALL, "--output", place)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_read_only_directory_is_refused(tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    message = refused(capsys, "train", *SMALL, "--output", tmp_path / "run")
+    assert "ermission denied" in message
+
+
+def test_a_checkpoint_of_another_config_is_refused(copy, capsys):
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace('"lr": 0.1', '"lr": 0.2'))
+    before = (copy / "metrics.csv").read_text()
+    assert "another configuration" in refused(capsys, "resume", copy)
+    assert (copy / "metrics.csv").read_text() == before
+
+
+def test_a_damaged_config_is_refused(copy, capsys):
+    config = copy / "config.json"
+    config.write_text(config.read_text()[:40])
+    assert "config.json is not one of ours" in refused(capsys, "resume", copy)

@@ -1,0 +1,305 @@
+"""`--problem auc` as a user meets it: its methods, its defaults, its refusals."""
+
+import contextlib
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import assert_same_but_for_seconds, refused, rejected, run
+
+from fedjax_muon import data, minimax
+from fedjax_muon.algorithms.registry import find
+from fedjax_muon.cli import commands, sweeping
+from fedjax_muon.core import numbers_of
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import build as building
+from fedjax_muon.runs import config, directory
+
+AUC = ("--problem", "auc")
+TINY = (
+    *("--hidden", 8, "--num-clients", 4, "--cohort-size", 4, "--local-steps", 2),
+    *("--rounds", 3, "--evaluate-every", 2),
+)
+METHODS = ("local_sgda", "fed_nsgda_m")
+LABELS = [minimax.ALL[name].label for name in METHODS]
+SET = data.load("breast_cancer")
+
+
+# --------------------------------------------------------------------- what it leaves
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> tuple[Path, str]:
+    """A finished comparison, and what it printed."""
+    place, printed = tmp_path_factory.mktemp("runs") / "comparison", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        seeds = ("--seeds", 3, 4)
+        run("compare", *METHODS, *AUC, *TINY, *seeds, "--output", place)
+    return place, printed.getvalue()
+
+
+def curves(place, name):
+    """Of both seeds."""
+    cells = [place / name / f"seed{seed}" / "metrics.csv" for seed in (3, 4)]
+    return [metrics_csv.read(cell) for cell in cells]
+
+
+def test_every_cell_has_the_area_under_the_curve(compared):
+    place, _ = compared
+    for name in METHODS:
+        for columns in curves(place, name):
+            assert columns["round"].tolist() == [0, 2, 3]
+            for column in ("train_auc", "test_auc"):
+                assert ((columns[column] >= 0) & (columns[column] <= 1)).all()
+                assert len(set(columns[column])) > 1  # something is learnt
+
+
+def test_methods_are_compared_by_the_area_under_the_curve(compared):
+    place, printed = compared
+    with (place / "summary.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(rows) == LABELS
+    for name, label in zip(METHODS, LABELS, strict=True):
+        ends = [columns["test_auc"][-1] for columns in curves(place, name)]
+        others = [columns["test_accuracy"][-1] for columns in curves(place, name)]
+        assert float(rows[label]["score_mean"]) == pytest.approx(np.mean(ends))
+        assert float(rows[label]["score_std"]) == pytest.approx(np.std(ends, ddof=1))
+        assert np.mean(ends) != pytest.approx(np.mean(others), abs=1e-3)
+    assert "AUC,┃" in printed  # the heading, whose % is in the next line
+    assert "AUC on the test set" in " ".join(printed.split())
+    assert "accuracy" not in printed
+
+
+def test_resuming_a_comparison_plays_a_lost_cell_again(compared, tmp_path):
+    whole, place = compared[0], tmp_path / "copy"
+    shutil.copytree(whole, place)
+    cell = Path("local_sgda") / "seed4"
+    shutil.rmtree(place / cell / "checkpoints")  # as if it had died before the first
+    (place / "summary.csv").unlink()
+    run("resume", place)
+    metrics = cell / "metrics.csv"
+    assert_same_but_for_seconds(place / metrics, whole / metrics)
+    first = lambda path: [
+        line.rsplit(",", 1)[0] for line in path.read_text().split("\n")
+    ]
+    assert first(place / "summary.csv") == first(whole / "summary.csv")
+
+
+# ------------------------------------------------------------------- what is asked for
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """What would be played."""
+    asked: list = []
+    keep = lambda what, *_: asked.append(what)
+    monkeypatch.setattr(sweeping, "play", keep)
+    monkeypatch.setattr(commands, "_compare", keep)
+    monkeypatch.setattr(commands, "_train", keep)
+
+    def plan(*words):
+        place = tmp_path / str(len(asked))
+        run(*words, "--output", place)
+        assert directory.read(place) == asked[-1]
+        return asked[-1]
+
+    return plan
+
+
+@pytest.mark.parametrize("words", [AUC, ("--problem=auc",)])
+def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
+    what = planned("compare", *words)
+    assert what.algorithms == tuple(minimax.ALL)
+    assert what.config == config.DEFAULTS["auc"]
+    given = what.config
+    assert (given.dataset, given.num_clients, given.cohort_size) == (
+        "breast_cancer",
+        8,
+        8,
+    )
+    assert given.positives == 0.1
+    assert set(what.lr) == set(minimax.ALL)
+    for name in what.algorithms:
+        algorithm = building.algorithm_of(what.cell(name, 0))
+        assert numbers_of(algorithm)["lr"] == what.lr[name]
+
+
+@pytest.mark.parametrize("problem", commands.TUNED_LR)
+def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
+    """As experiments.learning_rates printed it."""
+    place = Path(__file__).parents[2] / "experiments"
+    text = (place / f"learning_rates_{problem}.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    score = f"mean_{config.DEFAULTS[problem].score.lower()}"
+    assert {row["algorithm"] for row in rows} == set(commands.TUNED_LR[problem])
+    for name, lr in commands.TUNED_LR[problem].items():
+        mine = [row for row in rows if row["algorithm"] == name and row[score]]
+        best = max(row[score] for row in mine)
+        assert [row[score] for row in mine if row["lr"] == lr] == [best]
+
+
+def test_all_minimax_methods_have_their_grids(planned):
+    what = planned("sweep", *AUC, "--seeds", 1)
+    assert what.algorithms == tuple(minimax.ALL)
+    for name, method in minimax.ALL.items():
+        points = [{"lr": lr} for lr in method.grid["lr"]]
+        assert what.points(name) == points
+        assert len(points) > 1
+
+
+def test_defaults_give_way(planned):
+    words = ("--lr", "fsgda", 0.5, "--num-clients", 9)
+    what = planned("compare", "fsgda", "sagda", *AUC, *words)
+    assert what.algorithms == ("fsgda", "sagda")
+    assert what.lr == {"fsgda": 0.5, "sagda": commands.TUNED_LR["auc"]["sagda"]}
+    assert what.config.num_clients == 9
+    hyper = planned("train", *AUC, "--algorithm", "fess_gda").hyper
+    assert hyper == {"lr": 0.1, "server_lr": 1.0, "pull": 0.1, "follow": 0.5}
+
+
+def test_a_run_is_of_fed_nsgda_m(planned):
+    what = planned("train", *AUC)
+    assert what.algorithm == "fed_nsgda_m"
+    assert what.hyper == config.hyper_parameters(minimax.ALL["fed_nsgda_m"])
+    assert what.config == config.DEFAULTS["auc"]
+
+
+def test_minimising_methods_serve_minimax_problems_too(planned):
+    assert planned("train", *AUC, "--algorithm", "fedprox").algorithm == "fedprox"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25])
+def test_positives_are_left_out_until_they_are_the_share(planned, share):
+    given = planned("train", *AUC, "--positives", share).config
+    parts = building.parts_of(given, SET, 0)
+    held = np.concatenate(parts)
+    labels = SET.y_train[held]
+    negatives = int((SET.y_train == 0).sum())
+    assert len(set(held)) == len(held)
+    assert (labels == 0).sum() == negatives
+    wanted = share * negatives / (1 - share)
+    assert abs((labels == 1).sum() - wanted) <= 0.5
+    assert len(parts) == 8
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_clients_have_the_ratios_that_are_asked_for(planned):
+    words = ("train", *AUC, "--positives", "None", "--partition", "ratios")
+    for more in ((), ("--num-clients", 2, "--cohort-size", 2, "--ratios", 0.5, 0.2)):
+        given = planned(*words, *more).config
+        parts = building.parts_of(given, SET, 1)
+        (size,) = set(map(len, parts))
+        assert len(parts) == len(given.ratios) == given.num_clients
+        assert len(set(np.concatenate(parts))) == size * len(parts)
+        for part, ratio in zip(parts, given.ratios, strict=True):
+            assert abs(SET.y_train[part].sum() - ratio * size) <= 0.5
+    assert given.ratios == (0.5, 0.2)
+
+
+def test_list_shows_minimax_methods(capsys):
+    run("list")
+    words = capsys.readouterr().out.split()
+    for name in minimax.ALL:
+        assert name in words
+
+
+# ------------------------------------------------------------------------ refusals
+
+NOT_MINIMAX = "fsgda is a method for minimax problems; choose one with --problem"
+BAD = {
+    "train, no problem": (NOT_MINIMAX, "train --algorithm fsgda"),
+    "compare, no problem": (NOT_MINIMAX, "compare fedavg fsgda"),
+    "sweep, no problem": (f"fsgda: {NOT_MINIMAX}", "sweep --algorithms fedavg,fsgda"),
+    "two ratios for 8": (
+        "ratios must be one for each of the 8 clients, got 2",
+        "train --problem auc --partition ratios --ratios 0.1 0.2",
+    ),
+    "two ratios in a sweep": (
+        "ratios must be one for each of the 8 clients, got 2",
+        "sweep --problem auc --partition ratios --ratios 0.1 0.2",
+    ),
+    "ten classes": (
+        "AUC is defined for two classes; the model gives 10 logits",
+        "train --problem auc --dataset digits",
+    ),
+    "ten classes compared": (
+        "AUC is defined for two classes; the model gives 10 logits",
+        "compare --problem auc --dataset digits",
+    ),
+    "ten classes swept": (
+        "AUC is defined for two classes; the model gives 10 logits",
+        "sweep --problem auc --dataset digits",
+    ),
+    "too many positives": (
+        "ratio 0.9 beside",
+        "train --problem auc --positives 0.9",
+    ),
+    "no share": (
+        "ratio must be in [0, 1], got 1.5",
+        "train --problem auc --positives 1.5",
+    ),
+    "positives of ten classes": (
+        "labels must be 0 (negative) or 1 (positive)",
+        "train --positives 0.1",
+    ),
+    "some of all": (
+        "full participation only; use a cohort_size of all 8",
+        "compare --problem auc --cohort-size 4",
+    ),
+    "digits for rnn": (
+        "the model rnn does not fit digits; rnn is for text",
+        "train --model rnn",
+    ),
+    "learning rate": (
+        "lr must lie in [0, infinity), got -1",
+        "train --problem auc --algorithm.lr -1",
+    ),
+    "near names": ("did you mean fess_gda", "train --problem auc --algorithm fessgda"),
+    "near names compared": ("did you mean sagda", "compare sagdaa --problem auc"),
+    "near names swept": ("fed_nsgda_m", "sweep --algorithms fed_nsgd_m"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_line_before_anything_is_made(
+    case, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    message, words = BAD[case]
+    assert message in refused(capsys, *words.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_is_refused_for_other_models(tmp_path, capsys):
+    place = tmp_path / "glue" / "SST-2"
+    place.mkdir(parents=True)
+    rows = [
+        f"a {word} film {i} \t{k}" for i in range(30) for k, word in enumerate("bg")
+    ]
+    for name in ("train", "dev"):
+        (place / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows, ""]))
+    output = tmp_path / "run"
+    for problem in ((), AUC):
+        words = ("--dataset", "sst2", "--data-dir", tmp_path, "--output", output)
+        message = refused(capsys, "train", *problem, *words)
+        assert "the model mlp does not fit sst2; rnn is for text" in message
+    assert not output.exists()
+
+
+def test_a_problem_that_does_not_exist_is_rejected(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in ("train", "compare", "sweep"):
+        message = rejected(capsys, command, "--problem", "regression")
+        assert "invalid choice" in message
+        assert "auc" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_names_are_told_apart_in_both_tables():
+    for name in minimax.ALL:
+        with pytest.raises(ValueError, match=f"did you mean {name}"):
+            find(f"{name}_", config.METHODS)

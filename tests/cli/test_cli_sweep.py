@@ -1,0 +1,357 @@
+"""`fedjax-muon sweep` as a user meets it: files, numbers, resuming, refusals."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import matplotlib.image
+import numpy as np
+import optax
+import pytest
+from command import refused, run
+from grids import BY_HAND, CONFIG, assert_reported, by_hand, chosen, last, played
+from grids import values as lines_of
+
+from fedjax_muon import algorithms, data, models, simulation
+from fedjax_muon.cli import arguments, commands, sweeping
+from fedjax_muon.compression import compressors
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.reporting import metrics_csv, plots
+from fedjax_muon.runs import build as building
+from fedjax_muon.runs import config, directory
+from fedjax_muon.simulation.sweep import Outcome
+from fedjax_muon.simulation.training import train as train
+from fedjax_muon.tasks.classification import classification
+
+TINY = [
+    *("--num-clients", 6, "--cohort-size", 3, "--local-steps", 2, "--batch-size", 8),
+    *("--hidden", 8, "--rounds", 5, "--evaluate-every", 2),
+]
+ARRAYS = (64 * 8, 8, 8 * 10, 10)  # of the model
+LABELS = {"fedavg": "FedAvg", "stem": "STEM (all clients)"}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    """A finished sweep; copy it before changing it."""
+    place = tmp_path_factory.mktemp("runs") / "sweep"
+    run(
+        *("sweep", "--algorithms", "fedavg,stem", "--grid", "lr=0.01,0.1"),
+        *("--seeds", 3, 4, *TINY, "--output", place),
+    )
+    return place
+
+
+@pytest.fixture
+def copy(swept, tmp_path) -> Path:
+    return Path(shutil.copytree(swept, tmp_path / "copy"))
+
+
+# ------------------------------------------------------------------- its files
+
+
+def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
+    what = json.loads((swept / "config.json").read_text())
+    assert what["algorithms"] == ["fedavg", "stem"]
+    assert what["grids"] == {name: {"lr": [0.01, 0.1]} for name in LABELS}
+    assert (what["seeds"], what["validation"]) == ([3, 4], 0.1)
+    assert {"jax", "device"} <= set(json.loads((swept / "versions.json").read_text()))
+    for name in LABELS:
+        cells = played(swept, name)
+        assert list(cells) == ["lr=0.01", "lr=0.1"]
+        for seeds in cells.values():
+            assert list(seeds) == ["3", "4"]
+            for rows in seeds.values():
+                assert [int(row["round"]) for row in rows] == [0, 2, 4, 5]
+                assert {row["diverged"] for row in rows} == {"-1"}
+    for name in ("curves.png", "grids.png", "ranking.png"):
+        image = matplotlib.image.imread(swept / name)
+        assert min(image.shape[:2]) > 200
+        assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 50
+    assert sorted(os.listdir(swept / "cells")) == ["fedavg.csv", "stem.csv"]
+
+
+def test_bytes_are_those_of_the_clients_that_play(swept):
+    model = 4 * sum(ARRAYS)
+    for rows in played(swept, "fedavg")["lr=0.1"].values():  # 3 clients, both ways
+        for row in rows:
+            assert int(row["bytes_up"]) == int(row["round"]) * 3 * model
+    for rows in played(swept, "stem")["lr=0.1"].values():  # all 6, and their prologue
+        for row in rows:  # of one model, then of iterates with momentum
+            for way in ("bytes_up", "bytes_down"):
+                assert int(row[way]) == 6 * model * (1 + 2 * int(row["round"]))
+
+
+def test_where_all_clients_play_anyway_nobody_is_marked():
+    what = config.Sweep(
+        ("fedavg", "stem"), {"fedavg": {}, "stem": {}}, (0,), 0.1, None, CONFIG
+    )
+    assert {name: sweeping.label(what, name) for name in LABELS} == LABELS
+    assert what.config_of("fedavg") == CONFIG
+    assert what.config_of("stem") == dataclasses.replace(CONFIG, cohort_size=6)
+    everyone = dataclasses.replace(what, config=what.config_of("stem"))
+    assert sweeping.label(everyone, "stem") == "STEM"
+
+
+# ----------------------------------------------------------------- its numbers
+
+
+def test_the_report_follows_from_the_cells(swept):
+    assert_reported(swept, LABELS)
+
+
+def test_a_sweep_in_which_everything_diverged_still_reports(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        by_hand(tmp_path / "sweep", {"stem": BY_HAND["stem"]})
+    assert stop.value.code == 1
+    place = tmp_path / "sweep"
+    assert "diverged" in capsys.readouterr().out
+    (line,) = lines_of(place / "summary.csv")
+    assert line == [LABELS["stem"], "diverged", *[""] * 7]
+    ends = [line[2:] for line in lines_of(place / "points.csv")]
+    assert ends == [["diverged", 1, 0, *[""] * 6]] * 2
+    assert (place / "grids.png").exists()
+
+
+def test_cells_are_the_runs_that_their_options_say(tmp_path):
+    """Against a simulation made by hand: a cosine, sparse messages, held-out data."""
+    place = tmp_path / "sweep"
+    run(
+        *("sweep", "--algorithms", "fedavg", "--grid", "lr=0.3", "--seeds", "3,4"),
+        *("--lr-schedule", "cosine", "--compressor", "top_k", "--validation", 0.2),
+        *("--compressor-share", 0.1, "--error-feedback", 1, "--cells-at-once", 1),
+        *(*TINY, "--output", place),
+    )
+    rest, (x, y) = data.hold_out(data.load("digits"), 0.2)
+    lr = optax.cosine_decay_schedule(0.3, 5)
+    averaging = algorithms.fedavg(lr=lr)
+    sparse = compress(averaging, compressors.top_k(0.1), feedback=1.0)
+    prepared = simulation.federate(
+        sparse,
+        classification(models.MLP(10, (8,)), rest.x_train.shape[1:]),
+        rest._replace(x_test=x, y_test=y),
+        building.parts_of(CONFIG, rest, 4),
+        cohort_size=3,
+        local_steps=2,
+        batch_size=8,
+    )
+    state = prepared.init(building.start_key(4))
+    _, alone = train(prepared, state, rounds=5, evaluate_every=2)
+    rows = played(place, "fedavg")["lr=0.3"]["4"]
+    for row, expected in zip(rows, alone, strict=True):
+        assert int(row["round"]) == expected["round"]
+        sent = sum(round(0.1 * size) for size in ARRAYS)  # four bytes and a place each
+        assert int(row["bytes_up"]) == 3 * 8 * sent * int(row["round"])
+        for name, other in (("train_loss",) * 2, ("validation_loss", "test_loss")):
+            assert float(row[name]) == pytest.approx(expected[other], rel=1e-5)
+        accuracy = float(row["validation_accuracy"])
+        assert accuracy == pytest.approx(expected["test_accuracy"])
+
+
+def test_a_compressed_part_alone_is_counted_as_its_factors(tmp_path):
+    place = tmp_path / "run"
+    run(
+        *("train", "--algorithm", "local_sgd_align", "--compressor", "svd"),
+        *("--compressed-parts", "momentum", "--compressor-share", 0.2),
+        *(*TINY, "--rounds", 2, "--output", place),
+    )
+    # floor(share m n / (m + n + 1)) of the matrices 64 x 8 and 8 x 10, and 1 at least
+    factors = int(0.2 * 64 * 8 / 73) * (64 + 8 + 1) + 1 * (8 + 10 + 1)
+    message = sum(ARRAYS) + factors + 8 + 10  # vectors as they are
+    columns = metrics_csv.read(place / "metrics.csv")
+    assert columns["round"].tolist() == [0, 2]
+    assert columns["bytes_up"].tolist() == [0, 2 * 3 * 4 * message]
+
+
+# -------------------------------------------------------------------- resuming
+
+
+@pytest.fixture
+def heard(swept, monkeypatch):
+    """The cells that are played: not trained, but played back from `swept`."""
+    asked: list[tuple[str, float, int]] = []
+    seeds = {
+        str(jax.random.key_data(building.start_key(seed))): seed for seed in (3, 4)
+    }
+    train, held_out = data.hold_out(data.load("digits"), 0.1)
+
+    def play(simulation, cells, *, validation, rounds, evaluate_every, tick, **how):
+        assert (rounds, evaluate_every) == (5, 2)
+        assert how == {"cells_at_once": None, "drop_nonfinite": False}
+        np.testing.assert_array_equal(validation[0], held_out[0])
+        name = "stem" if simulation.setup.cohort_size == 6 else "fedavg"
+        for hyper, key, parts in cells:
+            seed = seeds[str(jax.random.key_data(key))]
+            expected = building.parts_of(CONFIG, train, seed)
+            assert list(map(list, parts)) == list(map(list, expected))
+            asked.append((name, hyper["lr"], seed))
+            tick(rounds)
+            rows = played(swept, name)[f"lr={hyper['lr']:g}"][str(seed)]
+            mine = [dict(list(row.items())[3:]) for row in rows]
+            yield [Outcome(mine, None)]
+
+    monkeypatch.setattr(sweeping, "sweep", play)
+    for figure in ("curves", "grids", "ranking"):
+        monkeypatch.setattr(plots, figure, lambda *_, **how: None)
+    return asked
+
+
+def assert_same_files(place: Path, other: Path) -> None:
+    for name in ("cells/fedavg.csv", "cells/stem.csv", "points.csv", "summary.csv"):
+        assert (place / name).read_bytes() == (other / name).read_bytes(), name
+    assert (place / "summary.md").read_text() == (other / "summary.md").read_text()
+
+
+CELLS = [("fedavg", lr, seed) for lr in (0.01, 0.1) for seed in (3, 4)]
+LOST = {  # what is left of the lines of fedavg.csv, and which cells are played
+    "nothing": (lambda lines: lines, []),
+    "two cells": (lambda lines: lines[:9], CELLS[2:]),
+    "all cells": (lambda lines: lines[:1], CELLS),
+    "a first line": (lambda lines: [*lines[:13], lines[13][:30]], CELLS[3:]),
+    "a last line": (lambda lines: lines[:16], CELLS[3:]),
+    "the end of a line": (lambda lines: [*lines[:16], lines[16][:-5]], CELLS[3:]),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_resuming_plays_what_is_not_finished_and_nothing_else(lost, copy, swept, heard):
+    path, (change, expected) = copy / "cells" / "fedavg.csv", LOST[lost]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(change(lines)))
+    run("resume", copy)
+    assert heard == expected
+    assert_same_files(copy, swept)
+
+
+def test_resuming_plays_an_algorithm_that_was_not_begun(copy, swept, heard):
+    (copy / "cells" / "stem.csv").unlink()
+    for name in ("points.csv", "summary.csv", "summary.md"):
+        (copy / name).unlink()
+    run("resume", copy)
+    assert heard == [("stem", lr, seed) for _, lr, seed in CELLS]
+    assert_same_files(copy, swept)
+
+
+def test_an_interrupted_sweep_goes_on_at_its_last_group(
+    tmp_path, swept, heard, monkeypatch, capsys
+):
+    place, whole = tmp_path / "sweep", sweeping.sweep
+
+    def interrupted(*cells, **how):
+        for number, group in enumerate(whole(*cells, **how)):
+            yield group
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sweeping, "sweep", interrupted)
+    command = ("sweep", "--algorithms", "fedavg", "stem", "--grid", "lr=0.01,0.1")
+    with pytest.raises(SystemExit) as stop:
+        run(*command, "--seeds", "3,4", *TINY, "--output", place)
+    assert stop.value.code == 130
+    assert f"fedjax-muon resume {place}" in capsys.readouterr().out.replace("\n", "")
+    assert sorted(os.listdir(place)) == ["cells", "config.json", "versions.json"]
+    finished = (place / "cells" / "fedavg.csv").read_bytes()
+    assert finished.count(b"\n") == 1 + 2 * 4
+    assert "resume" in refused(capsys, "plot", place, "--output", tmp_path / "a.png")
+    message = refused(capsys, *command, "--output", place)
+    assert f"{place} is already used" in message
+    monkeypatch.setattr(sweeping, "sweep", whole)
+    del heard[2:]
+    run("resume", place)
+    assert heard == [*CELLS, *(("stem", lr, seed) for _, lr, seed in CELLS)]
+    assert (place / "cells" / "fedavg.csv").read_bytes().startswith(finished)
+    assert_same_files(place, swept)
+
+
+def test_plot_draws_the_best_of_a_sweep(swept, tmp_path, monkeypatch):
+    drawn: dict = {}
+    monkeypatch.setattr(plots, "curves", lambda runs, path, **how: drawn.update(runs))
+    run("plot", swept, "--output", tmp_path / "curves.png")
+    assert list(drawn) == list(LABELS.values())
+    for name, label in LABELS.items():
+        best = played(swept, name)[chosen(played(swept, name))]
+        ends = [float(some["test_accuracy"][-1]) for some in drawn[label]]
+        assert ends == last(best, "test_accuracy")
+
+
+# --------------------------------------------------------------- what is asked for
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """What would be played."""
+    asked: list = []
+    monkeypatch.setattr(sweeping, "play", lambda what, place: asked.append(what))
+    monkeypatch.setattr(commands, "_compare", lambda what, *_: asked.append(what))
+
+    def plan(*words):
+        place = tmp_path / str(len(asked))
+        run(*words, *TINY, "--output", place)
+        assert directory.read(place) == asked[-1]
+        return asked[-1]
+
+    return plan
+
+
+def test_all_algorithms_have_their_published_grids(planned):
+    what = planned("sweep", "--algorithms", "all", "--grid", "paper", "--seeds", 1)
+    assert what == planned("sweep", "--seeds", 1)
+    assert what.algorithms == tuple(algorithms.ALL)
+    for name, method in algorithms.ALL.items():
+        assert len(what.points(name)) == np.prod([len(v) for v in method.grid.values()])
+    assert what.points("fedmuon_unsynced") == [{}]
+    assert what.points("fedmuon_align") == [
+        {"lr": lr, "align": align}
+        for lr in (0.03, 0.02, 0.003)
+        for align in (0, 0.25, 0.5, 0.75, 0.9)
+    ]
+
+
+def test_a_grid_of_ones_own(planned):
+    names = ("fedmuon_align", "fedmuon_svd")
+    grid = ("--grid", "lr=0.1,0.3", "align=0.5")
+    what = planned("sweep", "--algorithms", *names, *grid)
+    assert what.seeds == (42, 43, 44, 45, 46)
+    for name in names:
+        points = [{"lr": 0.1, "align": 0.5}, {"lr": 0.3, "align": 0.5}]
+        assert what.points(name) == points
+    assert what == planned("sweep", "--algorithms", ",".join(names), *grid)
+
+
+def test_sizes_of_groups_and_what_is_dropped_are_passed_on(tmp_path, monkeypatch):
+    seen: dict = {}
+
+    def stop(*_, **how):
+        seen.update(how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "sweep", stop)
+    options = ("--cells-at-once", 2, "--drop-nonfinite", "--output", tmp_path / "sweep")
+    with pytest.raises(SystemExit):
+        run("sweep", "--algorithms", "fedavg", *TINY, *options)
+    assert (seen["cells_at_once"], seen["drop_nonfinite"]) == (2, True)
+
+
+@pytest.mark.parametrize("seeds", [["7,8,9"], [7, 8, 9], ["7,8", 9]])
+def test_seeds_are_apart_by_commas_or_spaces(planned, seeds):
+    sweep = planned("sweep", "--algorithms", "fedavg", "--seeds", *seeds)
+    compare = planned("compare", "fedavg", "--seeds", *seeds)
+    assert sweep.seeds == compare.seeds == (7, 8, 9)
+
+
+def test_every_option_has_help(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("sweep", "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out.replace("│", " ").replace("\n", " ")
+    options = re.split(r"\s\s(?=--[a-z])", text)
+    kinds = (arguments.Sweep, config.Config)
+    assert len(options) == sum(len(dataclasses.fields(kind)) for kind in kinds)
+    for option in options[1:]:
+        name, _, rest = option.partition("  ")
+        assert len(rest.split("(default")[0].split()) > 3, f"{name} has no help"

@@ -1,0 +1,321 @@
+"""Recipes: what made an algorithm, and the same algorithm with other numbers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles.cases import PARTIAL, X
+from oracles.saddle_cases import PARTIAL as SADDLE
+from oracles.saddle_cases import START
+from play import TOY, compilations, farthest, path, stack
+from saddle import OBJECTIVE
+
+from fedjax_muon import algorithms, decentralized, engine, minimax
+from fedjax_muon.algorithms import fedavg, fedmuon, fedmuon_align, scaffold
+from fedjax_muon.compression import compressors
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Hyper,
+    after_first,
+    broadcast_state,
+    no_client_state,
+    numbers_of,
+    recorded,
+    with_numbers,
+)
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.core.recipe import Recipe, as_arrays, recipe_of
+from fedjax_muon.decentralized.estimators import storm
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.engine import plans
+from fedjax_muon.privacy.private_clients import private_clients
+
+METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
+
+
+def undecorated(lr: Hyper = 0.1) -> Algorithm:
+    """FedAvg's step at the server, by someone who knows no recipes."""
+
+    def client(objective, shared, client_state, batches, round):
+        return objective.grad(shared, None, round.key), client_state
+
+    server = lambda state, mean, round: state - lr * mean
+    exchange = Exchange(broadcast_state, client, server)
+    return Algorithm(lambda params: params, no_client_state, (exchange,))
+
+
+@recorded
+def outer(algorithm: Algorithm, *, lr: Hyper = 3.0, label: str = "") -> Algorithm:
+    """A wrapper that has a number of the same name as what it wraps."""
+    del lr, label
+    return algorithm._replace(uniform_weights=True)
+
+
+def wrapped(**hyper):
+    """Two wrappers about an algorithm."""
+    inner = compress(fedmuon(**hyper), compressors.top_k(0.5), parts=("momentum",))
+    limits: Any = {"clip_norm": 1.0, "noise_multiplier": 0.5, "clients": 5, "cohort": 3}
+    return private_clients(inner, **limits)
+
+
+def known(algorithm) -> Recipe:
+    """The recipe of an algorithm that has one."""
+    recipe = recipe_of(algorithm)
+    assert recipe is not None
+    return recipe
+
+
+# --------------------------------------------------------------------- what is in them
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_knows_its_numbers_and_is_made_again(name):
+    function = METHODS[name].function
+    algorithm = function()
+    numbers = numbers_of(algorithm)
+    assert known(algorithm).function is function
+    assert "lr" in numbers
+    doubled = {key: jax.tree.map(lambda x: x / 2, v) for key, v in numbers.items()}
+    again = with_numbers(algorithm, doubled)
+    assert numbers_of(again) == doubled
+    assert known(again).function is function
+    assert numbers_of(algorithm) == numbers  # which is as it was
+
+
+def test_numbers_are_what_was_given_or_the_defaults():
+    assert numbers_of(fedavg()) == {"lr": 0.1, "server_lr": 1.0}
+    assert numbers_of(fedavg(0.3)) == {"lr": 0.3, "server_lr": 1.0}
+    assert numbers_of(scaffold(server_lr=2, lr=0.5)) == {"lr": 0.5, "server_lr": 2}
+    assert numbers_of(fedmuon(momentum=jnp.float32(0.5)))["momentum"] == 0.5
+    muloco = algorithms.muloco(momentum=0.8)  # the preset's own, not DiLoCo's
+    assert numbers_of(muloco) == {"lr": 0.02, "server_lr": 0.7, "momentum": 0.8}
+
+
+def test_a_schedule_is_no_number_but_may_be_replaced_by_one():
+    algorithm = fedavg(lr=lambda index: 0.1 / (1 + index))
+    assert numbers_of(algorithm) == {"server_lr": 1.0}
+    assert numbers_of(algorithms.scaffold_m()).keys() == {"lr", "server_lr"}
+    one_scheduled = fedavg(lr=Pair(0.1, lambda index: 0.2))
+    assert "lr" not in numbers_of(one_scheduled)
+    assert numbers_of(with_numbers(algorithm, {"lr": 0.2}))["lr"] == 0.2
+    # what is not named stays what it was
+    kept = with_numbers(algorithm, {"server_lr": 0.5})
+    assert numbers_of(kept) == {"server_lr": 0.5}
+    want = path(fedavg(lr=lambda index: 0.1 / (1 + index), server_lr=0.5), X, PARTIAL)
+    assert farthest(path(kept, X, PARTIAL), want) == 0
+
+
+def test_flags_rules_and_names_are_no_numbers():
+    options = {"rule": optax.trace(0.9), "averaged_state": ("trace",)}
+    assert numbers_of(fedavg(**options)).keys() == {"lr", "server_lr"}
+    assert numbers_of(fedmuon(synced=False)).keys() == {"lr", "momentum"}
+
+
+def test_numbers_that_may_not_be_schedules_are_numbers_too():
+    fixed = numbers_of(algorithms.fedlada()).keys() - {"lr", "server_lr", "amend"}
+    assert fixed == {"b1", "b2", "eps"}
+    assert numbers_of(algorithms.fafed(beta=0.5))["beta"] == 0.5
+    changed = with_numbers(minimax.fedsgda_clip(), {"clip_norm": 2.0})
+    assert numbers_of(changed)["clip_norm"] == 2.0
+    with pytest.raises(TypeError, match=r"^beta must be a number, got <function"):
+        METHODS["fafed"].function(beta=lambda index: 0.5)
+
+
+def test_pairs_are_numbers_of_two_variables():
+    rates = Pair(0.05, 0.15)
+    algorithm = minimax.local_sgda(lr=rates)
+    assert numbers_of(algorithm) == {"lr": rates, "server_lr": 1.0}
+    other = with_numbers(algorithm, {"lr": Pair(0.1, 0.01), "server_lr": Pair(1, 0.5)})
+    assert numbers_of(other) == {"lr": Pair(0.1, 0.01), "server_lr": Pair(1, 0.5)}
+    start = Pair(START["x"], START["y"])
+    wanted = minimax.local_sgda(lr=Pair(0.1, 0.01), server_lr=Pair(1, 0.5))
+    found = [path(one, start, SADDLE, objective=OBJECTIVE) for one in (other, wanted)]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    # one value for both variables, and back
+    assert numbers_of(with_numbers(algorithm, {"lr": 0.3}))["lr"] == 0.3
+    arrays = as_arrays(numbers_of(algorithm))
+    assert isinstance(arrays["lr"], Pair)
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(arrays))
+
+
+# ------------------------------------------------------------------------- wrappers
+
+
+def test_numbers_of_what_is_wrapped_are_among_them():
+    algorithm = compress(fedavg(lr=0.3), compressors.top_k(0.5))
+    assert numbers_of(algorithm) == {"lr": 0.3, "server_lr": 1.0}
+    assert numbers_of(wrapped(lr=0.2)) == {"lr": 0.2, "momentum": 0.9}
+    changed = with_numbers(wrapped(lr=0.2), {"momentum": 0.5})
+    assert numbers_of(changed) == {"lr": 0.2, "momentum": 0.5}
+    said = r"^private_clients has no hyper-parameter 'mu'; it has lr, momentum$"
+    with pytest.raises(ValueError, match=said):
+        with_numbers(wrapped(), {"mu": 0.5})
+
+
+def test_wrappers_are_put_on_again():
+    compressor = compressors.top_k(0.5)
+    made = compress(fedavg(lr=0.3), compressor, feedback=1.0)
+    other = with_numbers(made, {"lr": 0.1})
+    want = path(compress(fedavg(lr=0.1), compressor, feedback=1.0), X, PARTIAL)
+    assert farthest(path(other, X, PARTIAL), want) == 0
+    assert farthest(path(made, X, PARTIAL), want) > 1e-3
+    assert farthest(path(fedavg(lr=0.1), X, PARTIAL), want) > 1e-3
+
+
+def test_an_outer_number_hides_an_inner_one_of_the_same_name():
+    algorithm = outer(fedavg(lr=0.1))
+    assert numbers_of(algorithm)["lr"] == 3.0
+    changed = with_numbers(algorithm, {"lr": 5.0, "server_lr": 0.5})
+    assert known(changed).arguments["lr"] == 5.0
+    assert numbers_of(known(changed).arguments["algorithm"]) == {
+        "lr": 0.1,
+        "server_lr": 0.5,
+    }
+
+
+def test_gossip_has_the_numbers_of_its_estimator():
+    estimator = storm(0.2)
+    algorithm = decentralized.gradient_tracking(lr=0.3, estimator=estimator)
+    assert numbers_of(algorithm) == {"lr": 0.3, "beta": 0.2}
+    changed = with_numbers(algorithm, {"beta": 0.5})
+    assert numbers_of(changed) == {"lr": 0.3, "beta": 0.5}
+    assert numbers_of(known(changed).arguments["estimator"]) == {"beta": 0.5}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_methods_have_their_rate_and_their_noise(name):
+    mechanism = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=2)
+    algorithm = PRIVATE[name].build(mechanism, 0.7, lr=0.2)
+    assert numbers_of(algorithm) == {"noise": 0.7, "lr": 0.2}
+    assert numbers_of(with_numbers(algorithm, {"noise": 2.0}))["noise"] == 2.0
+
+
+# ----------------------------------------------------- numbers as programs' arguments
+
+
+@pytest.mark.parametrize("algorithm", [fedmuon_align(decay=0.1), wrapped()])
+def test_one_program_for_all_numbers(algorithm):
+    """Traced numbers give what constants give, and nothing is compiled again."""
+    ids, data = PARTIAL.rounds[0]
+    cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
+    cohort, batches, key = jnp.array(ids), cast(stack(data)), jax.random.key(0)
+
+    @jax.jit
+    def end(numbers):
+        with_them = with_numbers(algorithm, numbers)
+        state = engine.init(with_them, cast(X), 5)
+        round = engine.make_round(with_them, TOY, 5, plans.mapped)
+        return round(state, cohort, batches, jnp.ones(3), key)[0].server.params
+
+    for lr in (0.05, 0.01):
+        numbers = {**numbers_of(algorithm), "lr": lr}
+        alone = with_numbers(algorithm, {"lr": lr})
+        state = engine.init(alone, cast(X), 5)
+        round = jax.jit(engine.make_round(alone, TOY, 5, plans.mapped))
+        want = round(state, cohort, batches, jnp.ones(3), key)[0].server.params
+        found = end(as_arrays(numbers))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            found,
+            want,
+        )
+    assert compilations(end) == 1
+
+
+def test_presets_hand_traced_numbers_on():
+    """Every number of every method may be traced: none is compared or formatted."""
+    for name, method in METHODS.items():
+        algorithm = method.function()
+        make = lambda numbers, algorithm=algorithm: (
+            with_numbers(algorithm, numbers) and jnp.zeros(())
+        )
+        jax.eval_shape(make, as_arrays(numbers_of(algorithm))), name
+
+
+# ------------------------------------------------------------------------- refusals
+
+
+def test_names_that_do_not_exist_are_refused():
+    said = r"^fedavg has no hyper-parameter 'momentum'; it has lr, server_lr$"
+    with pytest.raises(ValueError, match=said):
+        with_numbers(fedavg(), {"momentum": 0.5})
+    with pytest.raises(
+        ValueError, match=r"no hyper-parameter 'synced'; it has lr, mom"
+    ):
+        with_numbers(fedmuon(), {"synced": 0.5, "lr": 0.1})
+    with pytest.raises(ValueError, match=r"^lr must lie in \[0, infinity\), got -1"):
+        with_numbers(fedavg(), {"lr": -1.0})
+
+
+def test_what_was_changed_since_is_no_longer_its_recipe():
+    algorithm = fedavg(lr=0.2)
+    same = algorithm._replace(uniform_weights=False)  # as it was
+    assert numbers_of(same) == numbers_of(algorithm)
+    changed = algorithm._replace(uniform_weights=True)
+    assert recipe_of(changed) is None
+    assert numbers_of(changed) == {}
+    with pytest.raises(ValueError, match=r"^this algorithm does not know what made it"):
+        with_numbers(changed, {"lr": 0.1})
+    # neither inside of a wrapper, whose own numbers remain
+    assert numbers_of(compress(changed, compressors.identity())) == {}
+    assert numbers_of(outer(changed)) == {"lr": 3.0}
+
+
+def test_undecorated_algorithms_refuse_in_one_line():
+    algorithm = undecorated()
+    assert recipe_of(algorithm) is None
+    assert numbers_of(algorithm) == {}
+    assert with_numbers(algorithm, {}) is algorithm
+    with pytest.raises(ValueError, match="decorate the function") as caught:
+        with_numbers(algorithm, {"lr": 0.5})
+    (line,) = str(caught.value).splitlines()
+    assert "`recorded`" in line
+    now = recorded(undecorated)
+    assert numbers_of(now()) == {"lr": 0.1}
+    assert numbers_of(with_numbers(now(0.2), {"lr": 0.5})) == {"lr": 0.5}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_in_the_place_of_numbers_are_refused(name):
+    function = METHODS[name].function
+    grad_fn = lambda params, batch, key: params
+    for old_call in (
+        lambda: function(grad_fn),
+        lambda: function(grad_fn, lr=0.1),
+    ):
+        with pytest.raises(TypeError, match=rf"call {name}\(lr=\.\.\.\)") as caught:
+            old_call()
+        (line,) = str(caught.value).splitlines()
+        assert "Objective(grad)" in line
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_schedules_by_name(name):
+    """Presets hand them on by name too."""
+    schedule = lambda index: 0.1 / (1 + index)
+    algorithm = METHODS[name].function(lr=schedule)
+    assert known(algorithm).arguments["lr"] is schedule
+    assert "lr" not in numbers_of(algorithm)
+    assert numbers_of(with_numbers(algorithm, {"lr": 0.2}))["lr"] == 0.2
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_methods_take_schedules(name):
+    mechanism = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=2)
+    algorithm = PRIVATE[name].build(mechanism, 0.7, lr=lambda index: 0.1)
+    assert numbers_of(algorithm) == {"noise": 0.7}
+
+
+def test_a_schedule_is_given_by_name():
+    schedule = lambda index: 0.1 / (1 + index)
+    with pytest.raises(TypeError, match="by name, lr=schedule"):
+        fedavg(schedule)
+    want = [schedule(index) for index in range(2)]
+    recipe = known(fedavg(lr=schedule))
+    assert [recipe.arguments["lr"](index) for index in range(2)] == want
+    assert callable(known(fedmuon(momentum=after_first(0.9))).arguments["momentum"])

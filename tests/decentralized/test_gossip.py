@@ -1,0 +1,399 @@
+"""What gossip keeps: means, consensus, bits; and the noise that agents tell."""
+
+import functools
+from importlib.metadata import version
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from federation import assert_same_bits
+from gossip_cases import (
+    INSIDE,
+    LR,
+    MINIMAX,
+    PLAY,
+    QUICKLY,
+    SIGMA,
+    START,
+    WEIGHTS,
+    M,
+    T,
+    draws,
+    pair,
+    run,
+    states_of,
+)
+
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import ALL, dpmixsgd
+from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.decentralized.engine import dense
+from fedjax_muon.decentralized.estimators import (
+    add_public_gradient,
+    fresh,
+    noisy,
+    storm,
+)
+from fedjax_muon.decentralized.gossip import Gossip, Iteration
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.gaussian import box_muller, standard_normal
+
+KEY = jax.random.key(2)
+
+
+def iteration(index=0):
+    key, noise = jax.random.split(jax.random.fold_in(KEY, index))
+    return Iteration(jnp.int32(index), key, noise)
+
+
+def always(gradient):
+    """An objective that has this gradient everywhere."""
+    return Objective(lambda params, batch, key: gradient)
+
+
+def flat(a):
+    """[T, m, dimensions], all leaves."""
+    return np.concatenate([x.reshape(T, M, -1) for x in jax.tree.leaves(a)], axis=2)
+
+
+# -------------------------------------------------------------------- identities
+
+
+def test_the_mean_track_is_the_mean_of_what_is_told():
+    """Lemma 7 of DPMixSGD: of all noise only the present remains in the mean."""
+    states = states_of("dpmixsgd")
+    track, told = flat(states.tracked), flat(states.estimate)
+    np.testing.assert_allclose(track.mean(1), told.mean(1), atol=1e-13)
+    assert np.ptp(track, axis=1).max() > 0.1
+
+
+def test_what_is_told_is_the_clean_memory_and_noise_from_the_first_iteration_on():
+    states = states_of("dpmixsgd")
+    for t in (0, T - 1):
+        at = lambda a: jax.tree.map(lambda leaf: leaf[t, 1], a)  # noqa: B023 - called here
+        noise = jax.tree.map(
+            np.subtract, at(states.estimate), at(states.memory.estimate)
+        )
+        with jax.enable_x64(True):
+            mine = jax.random.fold_in(jax.random.fold_in(jax.random.key(9), t), 1)
+            want = jax.tree.map(np.asarray, draws(mine, pair(START)))
+        for sigma, found, unit in zip(SIGMA, noise, want, strict=True):
+            for n in unit:
+                np.testing.assert_allclose(found[n], sigma * unit[n], atol=1e-12)
+
+
+@pytest.mark.parametrize("variable", [0, 1])
+def test_the_mean_point_moves_along_the_mean_of_what_is_told(variable):
+    states = states_of("dpmixsgd")
+    x = flat(states.params[variable]).mean(1)
+    told = flat(states.estimate[variable]).mean(1)
+    np.testing.assert_allclose(x[1:], x[:-1] - LR[variable] * told[1:], atol=1e-13)
+
+
+@pytest.mark.parametrize("variable", [0, 1])
+def test_consensus_contracts_up_to_what_the_tracks_disagree(variable):
+    """Lemma 10 of DPMixSGD, one step, for every W by its own second singular value."""
+    states, rate = states_of("dpmixsgd"), LR[variable]
+    x, v = flat(states.params[variable]), flat(states.tracked[variable])
+    apart = lambda a: np.sum((a - a.mean(0)) ** 2)
+    for t in range(1, T):
+        gap = np.linalg.norm(WEIGHTS[t] - 1 / M, 2) ** 2
+        bound = (1 + gap) / 2 * apart(x[t - 1])
+        bound += 2 * gap * rate**2 / (1 - gap) * apart(v[t])
+        assert 0 < apart(x[t]) <= bound
+        exact = WEIGHTS[t] @ (x[t - 1] - rate * v[t])
+        np.testing.assert_allclose(x[t], exact, atol=1e-13)
+
+
+# ------------------------------------------------------------------ without noise
+
+
+# by the code generator that users have, whatever the suite is compiled by
+FUSED = {"xla_cpu_use_fusion_emitters": True}  # which 0.11 always does
+USUALLY = FUSED if version("jaxlib").startswith("0.10.") else {}
+
+
+def compiled(dtype):
+    """With more and with fewer of the compiler's passes."""
+    options = USUALLY if dtype == "float32" else QUICKLY | USUALLY
+    return {"dtype": jnp.dtype(dtype), "options": options}
+
+
+@functools.cache
+def silent(dtype):
+    algorithm = ALL["dm_hsgd"].function(**MINIMAX["dm_hsgd"][0])
+    with jax.enable_x64(dtype == "float64"):
+        return compiled_run(algorithm, dtype)
+
+
+def compiled_run(algorithm, dtype):
+    mixer, options = dense(WEIGHTS), compiled(dtype)
+    return run(algorithm, INSIDE, mixer, pair(START), PLAY, **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sigma"),
+    [("float32", 0.0), ("float64", Pair(0.0, lambda t: 0.0 * t))],
+    ids=["float32", "float64"],
+)
+def test_noise_of_size_zero_changes_no_bit(dtype, sigma):
+    with jax.enable_x64(dtype == "float64"):
+        algorithm = dpmixsgd(**MINIMAX["dm_hsgd"][0], sigma=sigma)
+        found = compiled_run(algorithm, dtype)
+    assert_same_bits(found, silent(dtype))
+    assert flat(found.params).dtype == dtype
+
+
+def test_single_precision_is_near_double():
+    near = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5)
+    jax.tree.map(near, silent("float32").params, silent("float64").params)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_noise_of_size_zero_keeps_negative_zeros(dtype):
+    g = {"a": jnp.array([-0.0] * 50 + [0.0, 1.5, -2e-7], dtype)}
+    told, _ = noisy(fresh(), 0.0).start(always(g), g, (), iteration())
+    assert_same_bits(told, g)
+
+
+# ------------------------------------------------------------------- what noise is
+
+SIZE = 4000
+
+
+def recorder(estimator):
+    """An algorithm whose state is what its agents tell."""
+
+    def start(objective, params, mix, batch, iteration):
+        return (estimator.start(objective, params, batch, iteration)[0],)
+
+    def step(objective, told, mix, batch, iteration):
+        return start(objective, told[0], mix, batch, iteration)
+
+    return Gossip(start, step)
+
+
+def told_noise(sigma, agents=3, iterations=3):
+    """[iterations, agents, variables, SIZE] of noise on a gradient of zero."""
+    zero = Pair({"a": jnp.zeros(SIZE)}, {"a": jnp.zeros((2, SIZE // 2))})
+    recorded, alone = recorder(noisy(fresh(), sigma)), dense(np.eye(agents))
+    start, step = gossip_engine.make(recorded, always(zero), alone, agents)
+    idle = jnp.zeros(agents)
+    state = jax.jit(start)(zero, idle, KEY)
+    step = jax.jit(step)
+    seen = [state.nodes[0]]
+    for _ in range(iterations - 1):
+        state = step(state, idle, KEY)
+        seen.append(state.nodes[0])
+    rows = [
+        np.stack([np.asarray(v["a"]).reshape(agents, SIZE) for v in g], 1) for g in seen
+    ]
+    return np.stack(rows)
+
+
+def test_noise_is_normal_and_independent_over_iterations_agents_and_variables():
+    noise = told_noise(Pair(lambda t: 0.5 * (1 + t), 2.0))
+    want = np.stack([[0.5 * (1 + t), 2.0] for t in range(3)])[:, None]
+    unit = noise / want[..., None]
+    streams = unit.reshape(-1, SIZE)
+    assert np.abs(streams.mean(1)).max() < 4 / np.sqrt(SIZE)
+    assert np.abs(streams.var(1) - 1).max() < 4 * np.sqrt(2 / SIZE)
+    correlation = np.corrcoef(streams) - np.eye(len(streams))
+    assert np.abs(correlation).max() < 4.5 / np.sqrt(SIZE)
+    neighbours = [np.corrcoef(row[1:], row[:-1])[0, 1] for row in streams]
+    assert np.abs(neighbours).max() < 4 / np.sqrt(SIZE)
+    assert scipy.stats.kstest(streams.ravel(), "norm").pvalue > 0.01
+
+
+def words_of(key, size):
+    """What noise of this size is made of: three words for every two numbers."""
+    pairs = -(-size // 2)
+    blocks = jax.random.key_data(jax.random.split(key, -(-3 * pairs // 2)))
+    return np.asarray(blocks).T.ravel()[: 3 * pairs].reshape(3, pairs)
+
+
+def exactly(high, low, angle):
+    """Box and Muller in double precision."""
+    uniform = (high * 2.0**32 + low + 0.5) * 2.0**-64
+    theta = np.pi * (((angle >> 9) + 0.5) * 2.0**-23 - 0.5 + (angle & 1))
+    radius = np.sqrt(-2 * np.log(uniform))
+    return radius * np.cos(theta), radius * np.sin(theta)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (5, 4), (1001,)])
+def test_single_precision_noise_is_by_box_and_muller(shape):
+    found = standard_normal(KEY, shape)
+    assert found.dtype == jnp.float32
+    size = found.size
+    want = np.concatenate(exactly(*words_of(KEY, size)))[:size].reshape(shape)
+    # 2^-24 of a uniform near 1 is what the radius resolves where it is small
+    np.testing.assert_allclose(found, want, atol=3e-6, rtol=2e-6)
+
+
+def test_single_precision_noise_at_the_ends_of_its_words():
+    ends = np.array([0, 1, 511, 512, 2**31 - 1, 2**31, 2**32 - 512, 2**32 - 1])
+    grid = [a.ravel() for a in np.meshgrid(ends, ends, ends)]
+    found = np.stack(box_muller(*(jnp.asarray(a, jnp.uint32) for a in grid)))
+    want = np.stack(exactly(*(a.astype(np.uint64) for a in grid)))
+    np.testing.assert_allclose(found, want, atol=6e-4, rtol=2e-6)
+    # of one draw the largest is the inverse error function's at the last grid point
+    edge = np.sqrt(2) * jax.lax.erf_inv(np.nextafter(np.float32(1), np.float32(0)))
+    assert edge < 5.43
+    assert found.max() > 9.49
+    assert found.min() < -9.49
+
+
+def test_single_precision_noise_is_normal_and_its_pairs_are_independent():
+    size = 1_000_000
+    found = np.asarray(standard_normal(KEY, (size,)), np.float64)
+    assert scipy.stats.kstest(found, "norm").pvalue > 0.01
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        off = (found**power).mean() - moment
+        assert abs(off) < 4 * np.sqrt(variance / size)
+    one, other = found.reshape(2, -1)
+    for power in (1, 2):
+        both = np.corrcoef(one**power, other**power)[0, 1]
+        assert abs(both) < 4 / np.sqrt(size / 2)
+
+
+def test_double_precision_noise_is_one_draw_in_double_precision():
+    with jax.enable_x64(True):
+        found = standard_normal(KEY, (1000,))
+        want = jax.random.normal(KEY, (1000,), jnp.float64)
+        assert found.dtype == jnp.float64
+        assert_same_bits(found, want)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_noise_on_short_types_is_drawn_in_a_longer_one(dtype):
+    g = jnp.zeros(50_000, dtype)
+    told, _ = noisy(fresh(), 1.0).start(always(g), g, (), iteration())
+    assert told.dtype == dtype
+    values = np.asarray(told, np.float64)
+    assert np.abs(values).max() > 3.6  # 2.9 and 3.5 are the ends of their own draws
+    assert abs(values.std() - 1) < 0.02
+    assert len(np.unique(values)) > 1000
+
+
+def test_nested_noise_is_independent_and_gradients_keep_their_key():
+    seen = []
+
+    def grad(params, batch, key):
+        seen.append(jax.random.key_data(key))
+        return jnp.zeros(SIZE)
+
+    zero, objective = jnp.zeros(SIZE), Objective(grad)
+    once, _ = noisy(fresh(), 1.0).start(objective, zero, (), iteration())
+    both = noisy(noisy(fresh(), 1.0), 1.0)
+    twice, _ = both.start(objective, zero, (), iteration())
+    inner = twice - once
+    assert abs(np.corrcoef(once, inner)[0, 1]) < 4 / np.sqrt(SIZE)
+    assert abs(np.std(inner) - 1) < 0.05
+    fresh().start(objective, zero, (), iteration())
+    for key in seen:
+        np.testing.assert_array_equal(key, jax.random.key_data(iteration().key))
+
+
+# --------------------------------------------------------------------- estimators
+
+
+def quadratic(params, batch, key):
+    del key
+    return jax.tree.map(lambda x: batch * x, params)
+
+
+QUADRATIC = Objective(quadratic)
+
+
+def told_along(estimator, points, batches, objective=QUADRATIC):
+    told, memory = estimator.start(objective, points[0], batches[0], iteration(0))
+    seen = [told]
+    for t in range(1, len(points)):
+        told, memory = estimator.update(
+            objective, memory, points[t], batches[t], iteration(t)
+        )
+        seen.append(told)
+    return seen
+
+
+POINTS = [jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0]), jnp.array([-1.0, 0.25])]
+
+
+def test_storm_by_hand():
+    found = told_along(storm(0.25), POINTS, [2.0, 3.0, -1.0])
+    p = [np.asarray(point) for point in POINTS]
+    g = 2 * p[0]
+    np.testing.assert_allclose(found[0], g)
+    g = 3 * p[1] + 0.75 * (g - 3 * p[0])
+    np.testing.assert_allclose(found[1], g)
+    g = -p[2] + 0.75 * (g + p[1])
+    np.testing.assert_allclose(found[2], g)
+
+
+def test_storm_of_weight_one_is_fresh():
+    batches = [2.0, 3.0, -1.0]
+    one, other = storm(1.0), fresh()
+    for a, b in zip(
+        told_along(one, POINTS, batches),
+        told_along(other, POINTS, batches),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b)
+
+
+def test_public_terms_are_told_and_not_remembered():
+    objective = QUADRATIC._replace(public_grad=lambda params: 10 * params)
+    estimator = add_public_gradient(storm(0.25))
+    found = told_along(estimator, POINTS, [2.0, 3.0, -1.0], objective)
+    data = told_along(storm(0.25), POINTS, [2.0, 3.0, -1.0])
+    for told, private, point in zip(found, data, POINTS, strict=True):
+        np.testing.assert_allclose(told, private + 10 * point, rtol=1e-6)
+    assert_same_bits(told_along(estimator, POINTS, [2.0, 3.0, -1.0]), data)
+
+
+# ------------------------------------------------------------------------ methods
+
+
+def test_methods_are_labelled():
+    assert len({method.label for method in ALL.values()}) == len(ALL)
+    assert all(method.paper for method in ALL.values())
+    ours = {name for name, method in ALL.items() if "not published" in method.paper}
+    assert ours == {"dsgd_muon", "gradient_tracking_muon"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_methods_work_with_their_defaults_and_with_their_grids(name):
+    assert isinstance(ALL[name].function(), Gossip)
+    for hyper, values in ALL[name].grid.items():
+        for value in values:
+            assert isinstance(ALL[name].function(**{hyper: value}), Gossip)
+            both = {hyper: Pair(value, value)}
+            assert isinstance(ALL[name].function(**both), Gossip)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_methods_refuse_rates_out_of_range(name):
+    with pytest.raises(ValueError, match=r"lr\.y must lie in \[0, infinity\), got -1"):
+        ALL[name].function(lr=Pair(0.1, -1))
+    with pytest.raises(TypeError, match="lr must be a number or a schedule, got '1'"):
+        ALL[name].function(lr="1")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: storm(1.5), r"beta must lie in \[0, 1\], got 1.5"),
+        (lambda: storm(Pair(0.1, -1)), r"beta\.y must lie in \[0, 1\]"),
+        (lambda: noisy(fresh(), -1.0), r"sigma must lie in \[0, infinity\)"),
+        (lambda: noisy(fresh(), float("nan")), "sigma must lie in .* nan"),
+        (lambda: gradient_tracking(-1.0), r"lr must lie in \[0, infinity\)"),
+        (lambda: dsgd(-1.0), r"lr must lie in \[0, infinity\)"),
+    ],
+)
+def test_values_out_of_range_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

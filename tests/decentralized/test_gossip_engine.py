@@ -1,0 +1,309 @@
+"""Mixing, agents over devices, bytes, and what the engine refuses."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gossip_cases import FREE, LR, PLAY, SIGMA, START, WEIGHTS, M, pair, run
+from oracles.gossip import draw_weights
+from play import compilations
+
+from fedjax_muon.core import Objective, tree
+from fedjax_muon.decentralized import ALL, dp_sgda, dsgda, topology
+from fedjax_muon.decentralized.engine import dense, make, shifted, sparse, traffic
+from fedjax_muon.decentralized.gossip import Gossip
+
+KEY = jax.random.key(1)
+# what an agent hears when all tell their batches
+ECHO = Gossip(
+    lambda objective, params, mix, batch, iteration: mix(batch),
+    lambda objective, state, mix, batch, iteration: mix(batch),
+)
+NONE = Objective(lambda params, batch, key: params)  # gradients are never asked for
+STAR = np.eye(6) / 2 + np.diag([0.0, *[0.4] * 5])
+STAR[0, 1:] = STAR[1:, 0] = 0.1
+SHIFT = np.roll(np.eye(6), 1, axis=1)  # directed: agent i hears i + 1
+SEQUENCE = np.stack([draw_weights(5, 6), STAR, SHIFT, np.eye(6)])
+
+
+def messages(agents, dtype="float32"):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal((agents, *shape)), dtype)
+    return {"w": draw(3, 2), "s": draw()}
+
+
+def received(mixer, agents, iterations, devices=()):
+    """What agents hear at t = 0 and later, of the same messages in every iteration."""
+    start, step = make(ECHO, NONE, mixer, agents, devices)
+    told = messages(agents)
+    state = jax.jit(start)((), told, KEY)
+    step, seen = jax.jit(step), [state.nodes]
+    for _ in range(iterations - 1):
+        state = step(state, told, KEY)
+        seen.append(state.nodes)
+    assert compilations(step) <= 1
+    return seen
+
+
+def assert_mixed(seen, W):
+    told = messages(len(W(0)))
+    for t, found in enumerate(seen):
+        for name, rows in told.items():
+            want = np.tensordot(W(t), np.asarray(rows, np.float64), 1)
+            np.testing.assert_allclose(found[name], want, atol=1e-6)
+
+
+def test_star_weights_are_what_they_should_be():
+    assert np.allclose(STAR.sum(0), 1)
+    assert np.allclose(STAR, STAR.T)
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
+@pytest.mark.parametrize("W", SEQUENCE, ids=["random", "star", "shift", "none"])
+def test_constant_weights(mixer, W):
+    assert_mixed(received(mixer(W), 6, 2), lambda t: W)
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
+def test_sequences_of_weights_repeat(mixer):
+    assert_mixed(received(mixer(SEQUENCE), 6, 6), lambda t: SEQUENCE[t % 4])
+    assert_mixed(received(mixer(list(SEQUENCE)), 6, 2), lambda t: SEQUENCE[t])
+
+
+def test_weights_as_a_function_of_the_iteration():
+    ring = lambda t: jnp.roll(jnp.eye(6), t, axis=1)
+    seen = received(dense(ring), 6, 4)
+    assert_mixed(seen, lambda t: np.roll(np.eye(6), t, axis=1))
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
+def test_short_types_are_summed_in_long_ones(mixer):
+    W = draw_weights(7, 40)
+    start, _ = make(ECHO, NONE, mixer(W), 40)
+    told = jnp.asarray(np.random.default_rng(0).standard_normal((40, 50)), jnp.bfloat16)
+    found = jax.jit(start)((), told, KEY).nodes
+    assert found.dtype == jnp.bfloat16
+    want = jnp.asarray(W @ np.asarray(told, np.float64), jnp.bfloat16)
+    np.testing.assert_allclose(
+        np.asarray(found, np.float64), np.asarray(want, np.float64), rtol=2**-7
+    )
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_agents_over_devices_hear_the_same(mixer, devices):
+    sequence = np.stack([draw_weights(5, 8), draw_weights(6, 8)])
+    assert_mixed(
+        received(mixer(sequence), 8, 3, jax.devices()[:devices]),
+        lambda t: sequence[t % 2],
+    )
+
+
+# directed: agent i hears i, i + 1 and i + 4, so that a shift the wrong way is seen
+DIRECTED = 0.5 * np.eye(8) + 0.3 * np.roll(np.eye(8), 1, 1)
+DIRECTED += 0.2 * np.roll(np.eye(8), 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("W", "devices"),
+    [
+        (topology.metropolis(topology.ring(3)), 1),
+        (topology.metropolis(topology.ring(4)), 4),
+        (topology.metropolis(topology.ring(8)), 2),
+        (topology.metropolis(topology.torus(3, 4)), 4),
+        (topology.metropolis(topology.torus(3, 4)), 2),
+        (topology.metropolis(topology.exponential(8)), 4),
+        (DIRECTED, 1),
+        (DIRECTED, 2),
+        (DIRECTED, 4),
+        (DIRECTED[:, [3, 0, 1, 2, 7, 4, 5, 6]], 4),
+    ],
+    ids=lambda value: len(value) if isinstance(value, np.ndarray) else None,
+)
+def test_shifts_are_the_product(W, devices):
+    seen = received(shifted(W), len(W), 2, jax.devices()[:devices])
+    assert_mixed(seen, lambda t: W)
+
+
+def test_shifts_of_what_all_agents_share():
+    start, _ = make(
+        ECHO._replace(start=lambda objective, params, mix, *_: mix(params)),
+        NONE,
+        shifted(DIRECTED),
+        8,
+    )
+    found = jax.jit(start)(jnp.arange(3.0), jnp.zeros(8), KEY).nodes
+    np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
+
+
+def constant(objective, state, mix, batch, iteration):
+    return mix(jnp.arange(3.0))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_shifts_of_constants(devices):
+    algorithm = ECHO._replace(start=constant)
+    start, _ = make(algorithm, NONE, shifted(DIRECTED), 8, jax.devices()[:devices])
+    found = jax.jit(start)((), jnp.zeros(8), KEY).nodes
+    np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
+
+
+def test_only_offsets_with_weights_are_shifted():
+    def offsets(W):
+        mixer: Any = shifted(W)
+        return list(mixer.args[0])
+
+    assert offsets(DIRECTED) == [0, 1, 4]
+    torus = topology.metropolis(topology.torus(3, 4))
+    assert offsets(torus) == [0, 1, 3, 4, 8, 9, 11]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "sent"),
+    [(dense, {"all-gather"}), (shifted, {"collective-permute"})],
+)
+def test_what_is_sent_between_devices(mixer, sent):
+    start, _ = make(ECHO, NONE, mixer(DIRECTED), 8, jax.devices()[:4])
+    text = jax.jit(start).lower((), messages(8), KEY).compile().as_text() or ""
+    ways = {"all-gather", "collective-permute", "all-reduce", "all-to-all"}
+    assert {way for way in ways if way in text} == sent
+
+
+def test_only_rows_that_cross_are_sent():
+    """Of a ring of 8 on 2 devices, two rows of 4: the last and the first."""
+    ring = shifted(topology.metropolis(topology.ring(8)))
+    start, _ = make(ECHO, NONE, ring, 8, jax.devices()[:2])
+    lowered = jax.jit(start).lower((), jnp.zeros((8, 5)), KEY).as_text()
+    sends = [line for line in lowered.splitlines() if "collective_permute" in line]
+    assert len(sends) == 2
+    assert all("(tensor<1x5xf32>) -> tensor<1x5xf32>" in line for line in sends)
+
+
+def test_a_method_over_devices_is_the_same_method():
+    many = PLAY._replace(batches=[(b * 2)[:8] for b in PLAY.batches[:3]])
+    weights, params, single = draw_weights(8, 8), pair(START), jnp.float32
+    algorithm = dp_sgda(LR, sigma=SIGMA)
+    here = run(algorithm, FREE, dense(weights), params, many, single)
+    there = run(
+        algorithm, FREE, sparse(weights), params, many, single, jax.devices()[:4]
+    )
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5)
+    jax.tree.map(close, here, there)
+
+
+def test_one_compiled_step_serves_all_iterations():
+    start, step = make(dsgda(LR), FREE, dense(WEIGHTS), M)
+    batches = tuple(
+        jnp.asarray(np.stack(leaf), jnp.float32)
+        for leaf in zip(*PLAY.batches[1], strict=True)
+    )
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), pair(START))
+    state = jax.jit(start)(params, batches, KEY)
+    step = jax.jit(step, donate_argnums=0)
+    for t in range(1, 5):
+        assert int(state.index) == t
+        state = step(state, batches, KEY)
+    assert compilations(step) == 1
+
+
+# bytes in units of the parameters: one message of a point, another of a track
+UNITS = {
+    "dsgd": 1,
+    "dsgd_muon": 1,
+    "dsgda": 1,
+    "dp_sgda": 1,
+    "gradient_tracking": 2,
+    "gradient_tracking_muon": 2,
+    "dm_hsgd": 2,
+    "dpmixsgd": 2,
+}
+
+
+def test_all_methods_have_a_cost():
+    assert UNITS.keys() == ALL.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_traffic_is_the_papers(name):
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), pair(START))
+    unit = 4 * (4 * 3 + 3 + 1 + 3 * 2 + 1)
+    assert tree.nbytes(params) == unit
+    first, batch = (
+        tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in PLAY.batches[t][0])
+        for t in (0, 1)
+    )
+    assert first[0].shape != batch[0].shape
+    sent = traffic(ALL[name].function(), FREE, params, first, batch)
+    assert sent == (UNITS[name] * unit, UNITS[name] * unit)
+
+
+def test_traffic_tells_the_start_from_later():
+    twice = ECHO._replace(
+        start=lambda objective, params, mix, batch, iteration: mix(mix(batch))
+    )
+    sent = traffic(twice, NONE, (), jnp.zeros((9, 2)), jnp.zeros(5))
+    assert sent.first == 2 * 9 * 2 * 4
+    assert sent.later == 5 * 4
+
+
+# ----------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.eye(3)[:2], r"weights must be \[m, m\] or \[T, m, m\], got shape \(2, 3\)"),
+        (np.ones(3), r"weights must be \[m, m\] or \[T, m, m\], got shape \(3,\)"),
+        (np.ones((0, 0)), r"weights must be .* got shape \(0, 0\)"),
+        (np.array([[0.5, 0.5], [1.0, 0.0]]), "sum to 1, one is off by 0.5"),
+        (np.array([[0.5, 0.4], [0.5, 0.6]]), "sum to 1, one is off by 0.1"),
+        (np.full((2, 2), np.nan), "sum to 1, one is off by nan"),
+        (np.stack([np.eye(2), 2 * np.eye(2)]), "sum to 1, one is off by 1"),
+    ],
+)
+def test_weights_that_mix_wrongly_are_refused(mixer, weights, message):
+    with pytest.raises(ValueError, match=message):
+        mixer(weights)
+
+
+@pytest.mark.parametrize("mixer", [sparse, shifted])
+def test_functions_are_only_for_dense(mixer):
+    with pytest.raises(TypeError, match="give a function of t to `dense`"):
+        mixer(lambda t: jnp.eye(3))
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        dense(np.eye(3)),
+        sparse(np.eye(3)),
+        shifted(np.eye(3)),
+        dense(lambda t: jnp.eye(3)),
+    ],
+)
+def test_weights_of_other_agents_are_refused(mixer):
+    start, _ = make(ECHO, NONE, mixer, 4)
+    with pytest.raises(ValueError, match="those of 3 agents, but there are 4"):
+        start((), messages(4), KEY)
+
+
+def test_no_agents_are_refused():
+    with pytest.raises(ValueError, match="agents must be at least 1, got 0"):
+        make(ECHO, NONE, dense(np.eye(1)), 0)
+
+
+def test_devices_that_do_not_divide_the_agents_are_refused():
+    with pytest.raises(ValueError, match="divide the 6 agents equally, got 4 devices"):
+        make(ECHO, NONE, dense(np.eye(6)), 6, jax.devices()[:4])
+
+
+def test_batches_of_other_agents_are_refused():
+    start, step = make(ECHO, NONE, dense(np.eye(4)), 4)
+    with pytest.raises(ValueError, match=r"lead with the 4 agents, got \[\(3,\)\]"):
+        start((), messages(3), KEY)
+    state = start((), messages(4), KEY)
+    with pytest.raises(ValueError, match=r"lead with the 4 agents, got \[\(\)\]"):
+        step(state, 1.0, KEY)

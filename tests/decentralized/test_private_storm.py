@@ -1,0 +1,321 @@
+"""STORM with bounded examples: equal to its transcription, and bounded indeed."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bounded_examples import (
+    CHANGE,
+    CLIPS,
+    LIMIT,
+    OBJECTIVE,
+    POINTS,
+    RAW,
+    T,
+    as_batch,
+    assert_close,
+    compiled,
+    descending,
+    estimates,
+    iteration,
+    quick,
+)
+from federation import assert_same_bits
+from gossip_cases import (
+    BEGIN,
+    INSIDE,
+    LR,
+    PLAY,
+    START,
+    WEIGHTS,
+    draws,
+    draws_from,
+    pair,
+    run,
+)
+from oracles import gossip as oracle
+
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import ALL
+from fedjax_muon.decentralized.engine import dense
+from fedjax_muon.decentralized.estimators import fresh, noisy
+from fedjax_muon.decentralized.private_storm import (
+    difference,
+    each,
+    private_gradient,
+    private_storm,
+    split,
+)
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.tasks.classification import Batch
+
+BETA = Pair(0.3, 0.2)
+SIZES = (11.0, 5.5)  # expected, of t = 0 and later; the batches have other numbers
+SETTINGS = tuple({"x": p.x, "y": p.y} for p in (BETA, LIMIT, CHANGE))
+SETTINGS = (*SETTINGS, SIZES)  # as the oracle takes them
+
+
+@functools.cache
+def noise():
+    """N(0, 1) of every iteration, outer noise and inner, y's as it ascends."""
+
+    @quick
+    def drawn(key):
+        outer = draws(key, pair(START))
+        _, own = jax.random.split(key)
+        inner, _ = jax.random.split(own)
+        return outer, draws_from(inner, pair(START))
+
+    both = [drawn(jax.random.fold_in(jax.random.key(3), t)) for t in range(T)]
+    signed = lambda part, sign: {n: sign * np.asarray(v) for n, v in part.items()}
+    rising = lambda n: {"x": signed(n.x, 1), "y": signed(n.y, -1)}
+    return [rising(outer) for outer, _ in both], [rising(inner) for _, inner in both]
+
+
+# -------------------------------------------------------------- the transcription
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_every_clip_with_noise_in_both_places_equals_its_transcription(name):
+    clip, share = CLIPS[name]
+    inside, sigma = 0.6, 0.3
+    with jax.enable_x64(True):
+        private = private_storm(
+            clip,
+            beta=BETA,
+            batch_size=SIZES[1],
+            first_size=SIZES[0],
+            inside=inside,
+        )
+        found = estimates(noisy(private, sigma))
+        outer, inner = noise()
+    want = oracle.private_estimates(POINTS, RAW, share, *SETTINGS, inside, inner)
+    want = [
+        {k: oracle.add(g[k], oracle.times(sigma, n[k])) for k in g}
+        for g, n in zip(want, outer, strict=True)
+    ]
+    assert_close(found, [descending(g) for g in want])
+
+
+def test_the_clips_are_at_work_and_differ():
+    last = [
+        oracle.private_estimates(POINTS, RAW, share, *SETTINGS)[-1]["x"]["w"]
+        for _, share in CLIPS.values()
+    ]
+    free = {"x": 1e9, "y": 1e9}
+    no_clip = oracle.private_estimates(
+        POINTS, RAW, oracle.share_each, SETTINGS[0], free, free, SIZES
+    )
+    last.append(no_clip[-1]["x"]["w"])
+    for i, one in enumerate(last):
+        assert all(np.abs(one - other).max() > 1e-3 for other in last[:i])
+
+
+def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
+    """Here the expected sizes are those realised."""
+    whole = lambda b: (b[0], b[1], np.ones(len(b[2])))
+    play = PLAY._replace(batches=[[whole(b) for b in row] for row in PLAY.batches])
+    rows = lambda params, batch, key: OBJECTIVE.example_grad(params, Batch(*batch), key)
+    objective = INSIDE._replace(example_grad=rows)
+    first, size = (len(play.batches[t][0][2]) for t in (0, 1))
+    with jax.enable_x64(True):
+        free = split(Pair(1e9, 1e9), Pair(1e9, 1e9))
+        estimator = private_storm(free, beta=BETA, batch_size=size, first_size=first)
+        algorithm = gradient_tracking(LR, estimator=estimator)
+        states = run(algorithm, objective, dense(WEIGHTS), pair(START), play)
+    box = lambda y: {n: np.clip(v, -0.12, 0.12) for n, v in y.items()}
+    history = oracle.dpmixsgd(BEGIN, play, *LR, *BETA, box)
+    for t, agents in enumerate(history):
+        for i, want in enumerate(agents):
+            for found, part in ((states.params.x, "x"), (states.params.y, "y")):
+                for n, leaf in want[part].items():
+                    np.testing.assert_allclose(found[n][t, i], leaf, atol=1e-10)
+
+
+def test_no_noise_changes_no_bit():
+    rows = lambda params, batch, key: params[None] * batch
+    objective = OBJECTIVE._replace(example_grad=rows)
+    private = private_storm(difference(1.0), batch_size=3)
+    params, batch = jnp.array([1.0, -2.0]), jnp.array([[0.3], [-0.0], [7.0]])
+    begin = lambda estimator: estimator.start(objective, params, batch, iteration(0))
+    told, memory = begin(private)
+    assert_same_bits(begin(noisy(private, 0.0))[0], told)
+    later = lambda estimator: estimator.update(
+        objective, memory, params, batch, iteration(1)
+    )
+    told, _ = later(private)
+    assert_same_bits(later(noisy(private, 0.0))[0], told)
+    silent = private_storm(difference(1.0), batch_size=3, inside=0.0)
+    assert_same_bits(later(silent)[0], told)
+
+
+# ------------------------------------------------------------------- sensitivity
+
+K = Pair(0.8, 0.7)
+JOINT = {"each": each(0.8), "difference": difference(0.8), "split": split(0.8, 0.05)}
+BOUNDS = {
+    "each": Pair(1.8 * 0.8, 1.7 * 0.5),
+    "difference": LIMIT,
+    "split": Pair(0.2 * 0.8 + 0.8 * 0.05, 0.3 * 0.5 + 0.7 * 0.03),
+}
+JOINT_BOUNDS = {"each": 1.8 * 0.8, "difference": 0.8, "split": 0.3 * 0.8 + 0.8 * 0.05}
+
+
+def norm(a):
+    return np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in a.values()))
+
+
+def leaves_of(k):
+    return Pair({"w": k.x, "b": k.x}, {"v": k.y})
+
+
+def shapes(draw):
+    return Pair({"w": draw(3, 2), "b": draw(4)}, {"v": draw(5)})
+
+
+def adversaries(dtype):
+    """Pairs of gradients at two points, as hostile as they come."""
+    rng = np.random.default_rng(0)
+    random = shapes(lambda *shape: rng.standard_normal(shape))
+    as_is = lambda a: jax.tree.map(lambda x: jnp.asarray(x, dtype), a)
+    large = float(jnp.finfo(dtype).max) / 1.01
+    filled = lambda value: as_is(shapes(lambda *shape: np.full(shape, value)))
+    zero, huge = filled(0.0), filled(large)
+    for scale in (1e-30, 1e-3, 1.0, 1e3, 1e30):
+        g = as_is(jax.tree.map(lambda x: scale * x, random))  # noqa: B023 - called here
+        flipped = jax.tree.map(jnp.negative, g)
+        yield from ((g, flipped), (g, g), (g, zero), (zero, g))
+    yield from ((huge, filled(-large)), (huge, zero), (zero, zero), (huge, huge))
+    for bad in (np.nan, np.inf, -np.inf):
+        one = filled(1.0)
+        one.x["w"] = one.x["w"].at[0, 0].set(bad)
+        yield from ((one, g), (g, one), (one, one), (filled(bad), zero), (one, huge))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CLIPS)
+def test_one_example_moves_the_estimate_by_the_sensitivity_at_most(name, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        clip = CLIPS[name][0]
+        bound = clip.sensitivity(K, 1)
+        share = quick(lambda new, old: clip.innovate(new, old, leaves_of(K)))
+        worst = Pair(0.0, 0.0)
+        for new, old in adversaries(jnp.dtype(dtype)):
+            found = share(new, old)
+            assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+            worst = Pair(max(worst.x, norm(found.x)), max(worst.y, norm(found.y)))
+    eps = 1e-6 if dtype == "float32" else 1e-12
+    for found, limit, want in zip(worst, bound, BOUNDS[name], strict=True):
+        assert limit == pytest.approx(want, rel=1e-6)
+        assert want * (1 - eps) <= found <= want * (1 + eps)
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_one_limit_for_both_variables_with_a_beta_of_each(name):
+    clip, worst = JOINT[name], 0.0
+    only_x = Pair({"a": jnp.full(3, 9.0)}, {"a": jnp.zeros(2)})
+    only_y = Pair({"a": jnp.zeros(3)}, {"a": jnp.full(2, 9.0)})
+    both = Pair({"a": jnp.full(3, 9.0)}, {"a": jnp.full(2, 7.0)})
+    k, innovate = Pair({"a": K.x}, {"a": K.y}), jax.jit(clip.innovate)
+    for new in (only_x, only_y, both):
+        for old in (new, *(jax.tree.map(jnp.negative, g) for g in (only_x, both, new))):
+            share = innovate(new, old, k)
+            worst = max(worst, float(np.hypot(norm(share.x), norm(share.y))))
+    bound = clip.sensitivity(K, 1)
+    assert bound == pytest.approx(JOINT_BOUNDS[name])
+    assert worst <= bound * (1 + 1e-6)
+    if name != "split":  # whose bound takes the larger weight twice
+        assert worst >= bound * (1 - 1e-6)
+
+
+def test_sensitivities_take_weights_as_they_come():
+    assert each(2.0).sensitivity(0.5, 4) == 3.0 / 4
+    assert each(Pair(2.0, 1.0)).sensitivity(0.5, 4) == (3.0 / 4, 1.5 / 4)
+    assert each(2.0).sensitivity(0.0, 4) == 2.0 / 4  # as at t = 0
+    assert difference(2.0).sensitivity(Pair(0.5, 0.1), 4) == 2.0 / 4
+    assert split(2.0, 1.0).sensitivity(0.75, 4) == (0.25 * 2 + 0.75) / 4
+    found = split(Pair(2.0, 1.0), Pair(1.0, 0.5)).sensitivity(0.75, 1)
+    assert found == (0.25 * 2 + 0.75, 0.25 + 0.75 * 0.5)
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
+    """The whole mechanism: denominators, padding, and an example gone mad."""
+    clip = CLIPS[name][0]
+    estimator = private_storm(clip, beta=BETA, batch_size=SIZES[1], first_size=SIZES[0])
+    a, y, w = RAW[1]
+    w = np.ones_like(w)
+    gone = np.where(np.arange(len(w)) == 1, 0.0, w)
+    start, update = compiled(estimator, OBJECTIVE)
+    at = lambda t: jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), pair(POINTS[t]))
+    _, memory = start(at(0), as_batch((a, y, w), jnp.float32), iteration(0))
+    k = Pair(1 - BETA.x, 1 - BETA.y)
+    moved = []
+    for value in (0.0, 1.0, -30.0, 1e25, np.nan, np.inf):
+        odd = a.copy()
+        odd[1] = value
+        with_it, without = (
+            as_batch((odd, y, weight), jnp.float32) for weight in (w, gone)
+        )
+        for size, bound, told in (
+            (SIZES[0], clip.sensitivity(Pair(0.0, 0.0), SIZES[0]), None),
+            (SIZES[1], clip.sensitivity(k, SIZES[1]), memory),
+        ):
+            del size
+            if told is None:
+                one, other = (
+                    start(at(0), b, iteration(0))[0] for b in (with_it, without)
+                )
+            else:
+                one, other = (
+                    update(told, at(1), b, iteration(1))[0] for b in (with_it, without)
+                )
+            change = jax.tree.map(lambda u, v: u - v, one, other)
+            for part, most in zip(change, bound, strict=True):
+                assert norm(part) <= most * (1 + 1e-4)
+            moved.append(norm(change.x) / bound.x)
+    assert max(moved) > 0.1
+
+
+# ---------------------------------------------------------------- private gradient
+
+
+def test_the_private_gradient_is_a_clipped_mean():
+    with jax.enable_x64(True):
+        estimator = private_gradient(
+            LIMIT, batch_size=SIZES[1], first_size=SIZES[0], inside=0.6
+        )
+        found, (normal, _) = estimates(estimator), noise()
+    limits = {"x": LIMIT.x, "y": LIMIT.y}
+    every = {"x": 1.0, "y": 1.0}  # STORM that keeps nothing
+    want = oracle.private_estimates(
+        POINTS, RAW, oracle.share_each, every, limits, limits, SIZES, 0.6, normal
+    )
+    assert_close(found, [descending(g) for g in want])
+
+
+def test_short_parameters_have_estimates_in_single_precision():
+    params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
+    rows = lambda params, batch, key: {"w": jnp.ones((6, 4, 3), jnp.bfloat16) * 1e-3}
+    estimator = private_storm(each(1.0), batch_size=6, inside=1.0)
+    start, update = compiled(estimator, OBJECTIVE._replace(example_grad=rows))
+    told, memory = start(params, (), iteration(0))
+    assert told["w"].dtype == jnp.float32
+    assert np.abs(np.asarray(told["w"]) * 256 % 1).max() > 0  # finer than bfloat16
+    _, memory = update(memory, params, (), iteration(1))
+    assert memory.estimate["w"].dtype == jnp.float32
+    assert memory.before["w"].dtype == jnp.bfloat16
+
+
+def test_the_published_methods_do_not_clip():
+    """A single example moves their estimates without bound, whatever the noise."""
+    told = []
+    for size in (1.0, 1e6):
+        g = {"a": jnp.full(2, size)}
+        objective = Objective(lambda *_: g)  # noqa: B023 - called here
+        told.append(noisy(fresh(), 1.0).start(objective, g, (), iteration(0))[0])
+    assert np.abs(told[1]["a"] - told[0]["a"]).max() > 1e5
+    assert "without a clip" in ALL["dp_sgda"].paper

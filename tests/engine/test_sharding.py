@@ -1,0 +1,202 @@
+"""A cohort on several devices: the same numbers, little communication."""
+
+import re
+
+import federation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federation import assert_close, assert_same_bits, trained
+
+from fedjax_muon import simulation
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.engine import plans, sharding
+from fedjax_muon.simulation import batching, sweep
+from fedjax_muon.simulation.batching import with_replacement
+
+EIGHT = jax.devices()[:8]
+SCAFFOLD = ALL["scaffold"].function(lr=0.3)  # private states, and a prologue: none
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective")
+
+
+def unpadded(prepared, training):
+    rows = prepared.setup.num_clients
+    return training._replace(
+        client_states=jax.tree.map(lambda x: x[:rows], training.client_states)
+    )
+
+
+# Six clients on eight devices.
+@pytest.mark.parametrize("split_examples", [False, True])
+def test_devices_give_the_same_numbers(split_examples):
+    # a prologue, and states of clients
+    algorithm, how = ALL["fafed"].function(lr=0.1), {"cohort_size": 6}
+    alone = federation.federation(algorithm, **how)
+    shared = federation.federation(
+        algorithm, devices=EIGHT, split_examples=split_examples, **how
+    )
+    want, got = trained(alone, 1, 5), trained(shared, 1, 5)
+    assert_close(unpadded(shared, got.training), want.training)
+    assert_close(shared.evaluate(got), alone.evaluate(want))
+    assert shared.bytes_after(5) == alone.bytes_after(5)
+
+
+def test_a_plan_within_a_device_and_dropouts_and_gaps():
+    # five of six clients on two devices, in chunks of two: none of it is divided
+    how = {"cohort_size": 5, "dropout": 0.4, "sampler": batching.full_batch}
+    alone = federation.federation(SCAFFOLD, **how)
+    want = trained(alone, 2, 4)
+    where = {"devices": EIGHT[:2], "plan": plans.chunked(2), "split_examples": True}
+    shared = federation.federation(SCAFFOLD, **where, **how)
+    assert_close(unpadded(shared, trained(shared, 2, 4).training), want.training)
+
+
+def test_a_message_that_is_not_finite_is_named():
+    data = federation.DATA
+    spoilt = data._replace(x_train=data.x_train.copy())
+    spoilt.x_train[federation.PARTS[4][0]] = np.nan
+    how = {"cohort_size": 6, "sampler": batching.full_batch, "data": spoilt}
+    shared = federation.federation(devices=EIGHT, split_examples=True, **how)
+    state, metrics = shared.train_rounds(shared.init(jax.random.key(0)), 3)
+    np.testing.assert_array_equal(metrics.lost, [0, 0, 0, 0, 3, 0])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+def test_copies_are_made_in_an_order_that_all_processes_share(monkeypatch):
+    given = sorted((np.zeros(n) for n in (1, 2, 3)), key=id, reverse=True)
+    seen = []
+    real = sharding.placed
+
+    def placed(tree, *rest):
+        seen.extend(jax.tree.leaves(tree))
+        return real(tree, *rest)
+
+    monkeypatch.setattr(sharding, "placed", placed)
+    first, *_, last = sharding.replicated([*given, given[0]], EIGHT)
+    assert [id(x) for x in seen] == [id(x) for x in given]  # and each once
+    assert first is last
+
+
+def test_every_device_holds_its_part_of_the_clients():
+    shared = federation.federation(SCAFFOLD, devices=EIGHT, split_examples=True)
+    state = shared.init(jax.random.key(0))
+    before = jax.tree.map(lambda x: x.sharding, state)
+    state = shared.train_rounds(state, 2)[0]
+    after = jax.tree.map(lambda x: x.sharding, state)
+    assert jax.tree.leaves(before) == jax.tree.leaves(after)
+    for x in [*jax.tree.leaves(state.training.client_states), shared.clients.x]:
+        total = len(x)
+        assert total % 8 == 0
+        assert {s.data.shape[0] for s in x.addressable_shards} == {total // 8}
+    assert all(x.is_fully_replicated for x in jax.tree.leaves(state.params))
+    assert (
+        len(jax.tree.leaves(state.training.client_states)[0]) == 8
+    )  # six clients, padded
+    assert shared.clients.x.shape[0] == 80
+
+
+def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
+    shared = federation.federation(SCAFFOLD, devices=EIGHT)
+    state = shared.init(jax.random.key(3))
+    with jax.log_compiles():
+        state = shared.train_rounds(state, 2)[0]
+        kept = jax.tree.map(jnp.copy, state)
+        once = shared.train_rounds(state, 5)[0]
+        others = federation.cut([5, 10, 15, 20, 12, 13], seed=9)
+        moved = shared.vary(parts=others)
+        moved.train_rounds(moved.init(jax.random.key(0)), 1)
+        again = shared.train_rounds(shared.train_rounds(kept, 3)[0], 2)[0]
+    assert_same_bits(again, once)
+    said = [r.getMessage() for r in caplog.records]
+    compiled = [s for s in said if s.startswith("Finished XLA compilation of jit(")]
+    assert len([s for s in compiled if "jit(rounds)" in s]) == 1, compiled
+
+
+def lowered(algorithm, **changes):
+    shared = federation.federation(algorithm, devices=EIGHT, **changes)
+    state = shared.init(jax.random.key(0))
+    given = shared.inputs, state, shared.clients, 1, shared.max_client_size
+    return shared.programs.rounds.trace(*given)
+
+
+def operations(text: str) -> dict[str, int]:
+    """How many collectives there are of each kind, in compiled text."""
+    found = re.findall(rf"= .*? ({'|'.join(COLLECTIVES)})[a-z-]*\(", text)
+    return {name: found.count(name) for name in COLLECTIVES if name in found}
+
+
+def test_one_reduction_ends_an_exchange():
+    for name in ("fedavg", "padamfed_vr", "scaffold"):
+        algorithm = ALL[name].function(lr=0.1)
+        traced = lowered(algorithm)
+        found = operations(traced.lower().compile().as_text())
+        assert found.pop("all-reduce") == len(algorithm.exchanges), name
+        has_states = algorithm.init_client(federation.TASK.init(jax.random.key(0)))
+        assert bool(found) == bool(jax.tree.leaves(has_states)), (name, found)
+
+
+def scans(jaxpr, within=()):
+    """Every equation, with the lengths of the scans that it lies in."""
+    for equation in jaxpr.eqns:
+        yield equation, within
+        length = (
+            equation.params.get("length") if equation.primitive.name == "scan" else 0
+        )
+        inner = (*within, length) if length else within
+        for value in equation.params.values():
+            for part in value if isinstance(value, (tuple, list)) else (value,):
+                part = getattr(part, "jaxpr", part)
+                if hasattr(part, "eqns"):
+                    yield from scans(part, inner)
+
+
+def test_local_training_has_no_communication():
+    steps = 7  # no other scan is as long
+    how = {"local_steps": steps, "split_examples": True, "sampler": with_replacement}
+    traced = lowered(ALL["scaffold"].function(lr=0.1), **how)
+    talking = ("psum", "all_gather", "reduce_scatter", "psum_scatter", "ppermute")
+    found = [
+        (equation.primitive.name, within)
+        for equation, within in scans(traced.jaxpr.jaxpr)
+        if equation.primitive.name.startswith(talking)
+    ]
+    names = {name for name, _ in found}
+    assert {"all_gather", "reduce_scatter"} <= names  # states and examples travel
+    assert not [name for name, within in found if steps in within]
+    inside = [e for e, within in scans(traced.jaxpr.jaxpr) if steps in within]
+    assert any(e.primitive.name == "dot_general" for e in inside)
+
+
+def test_gradients_are_not_summed_over_devices():
+    """`jax.grad` of a replicated parameter inside shard_map would, if it were typed."""
+    devices = EIGHT[:2]
+
+    def part(w, x):
+        return jax.grad(lambda w: jnp.sum(w * x))(w)[None]
+
+    same, split = sharding.REPLICATED, sharding.SHARDED
+    whole = sharding.across(devices, part, (same, split), split)
+    np.testing.assert_array_equal(whole(jnp.ones(()), jnp.array([1.0, 5.0])), [1, 5])
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [([], "one or more devices"), ([EIGHT[0], EIGHT[0]], "each once")],
+)
+def test_a_mesh_refuses(devices, message):
+    with pytest.raises(ValueError, match=message):
+        sharding.mesh_of(devices)
+
+
+def test_a_sweep_refuses_devices():
+    shared = federation.federation(devices=EIGHT)
+    cells = [sweep.Cell({}, jax.random.key(0), federation.PARTS)]
+    with pytest.raises(ValueError, match="one device"):
+        list(sweep.sweep(shared, cells, rounds=1))
+
+
+def test_split_examples_need_devices():
+    with pytest.raises(ValueError, match="several devices"):
+        federation.federation(split_examples=True)
+    assert simulation.STATE.training.client_states == sharding.SHARDED

@@ -1,0 +1,373 @@
+"""A battery that every minimax method must pass, and the AUC task from end to end."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federation import assert_same_bits
+from oracles.cases import PARTIAL as PLAIN
+from oracles.cases import X
+from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
+from play import by_code, compilations, path, stack
+from play import grad_fn as plain_grad
+from saddle import OBJECTIVE
+from sklearn.metrics import roc_auc_score
+
+from fedjax_muon import algorithms, data, engine, models
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import identity, quantize
+from fedjax_muon.core import Algorithm, Objective, tree
+from fedjax_muon.core.pair import Pair, descent_ascent
+from fedjax_muon.data import partition
+from fedjax_muon.engine import plans
+from fedjax_muon.minimax import ALL
+from fedjax_muon.runs.config import hyper_parameters
+from fedjax_muon.simulation import Simulation, checkpoint, federate
+from fedjax_muon.simulation.rounds import State
+from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.simulation.training import Record, train
+from fedjax_muon.tasks import auc
+
+N, KEY = 5, jax.random.key(7)
+POINT = Pair(START["x"], START["y"])
+
+
+def single(t):
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
+
+
+def close(a, b):
+    """Equal up to float32 sums in another order."""
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, 1e-5, 1e-5), a, b)
+
+
+def farthest(a, b) -> float:
+    return max(jax.tree.leaves(jax.tree.map(lambda u, v: np.max(np.abs(u - v)), a, b)))
+
+
+class Warm(NamedTuple):
+    """A method in the middle of its work."""
+
+    name: str
+    algorithm: Algorithm
+    step: Any  # a compiled round, one client after the other
+    state: engine.State  # after two rounds
+    given: tuple  # cohort, batches, weights and key of the third
+
+    def third(self, **changes):
+        names = ("cohort", "batches", "weights", "key")
+        given = {**dict(zip(names, self.given, strict=True)), **changes}
+        return self.step(self.state, *given.values())
+
+
+def arguments(name, r):
+    """Cohort, batches, weights and key of a round of two steps."""
+    ids, data = (FULL if name in FULL_ONLY else PARTIAL).rounds[r]
+    batches = jax.tree.map(lambda a: a[:, :2], stack(data))
+    return jnp.array(ids), single(batches), jnp.ones(len(ids)), KEY
+
+
+def begun(algorithm):
+    """The state before round 0."""
+    state = engine.init(algorithm, single(POINT), N)
+    if algorithm.prologue:
+        start = jax.jit(engine.make_prologue(algorithm, OBJECTIVE, N, plans.mapped))
+        first = single(stack(FULL.first))
+        state, received = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
+        assert bool(received.all())
+    return state
+
+
+def by_hand(algorithm, state, given):
+    """The same round in plain Python, one client after the other, nothing compiled."""
+    with jax.disable_jit():
+        round = engine.make_round(algorithm, OBJECTIVE, N, plans.loop)
+        return round(state, *given)
+
+
+@pytest.fixture(scope="module", params=ALL)
+def warm(request):
+    algorithm = ALL[request.param].function()
+    assert algorithm.full_participation == (request.param in FULL_ONLY)
+    step = jax.jit(engine.make_round(algorithm, OBJECTIVE, N, plans.mapped))
+    state = begun(algorithm)
+    for r in range(2):
+        state, received = step(state, *arguments(request.param, r))
+        assert bool(received.all())
+    given = arguments(request.param, 2)
+    return Warm(request.param, algorithm, step, state, given)
+
+
+# ------------------------------------------------------------------------ execution
+
+
+# one method of every algorithm: all clients at once do not see a rule
+ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
+
+
+def test_plans_agree(warm):
+    want, received = warm.third()
+    moved = tree.sub(want.server.params, warm.state.server.params)
+    for variable in moved:  # both take part
+        assert farthest(variable, tree.zeros_like(variable)) > 1e-3
+    close(by_hand(warm.algorithm, warm.state, warm.given), (want, received))
+    plan = plans.chunked(2) if warm.name in ONE_OF_EACH else plans.vmapped
+    step = jax.jit(engine.make_round(warm.algorithm, OBJECTIVE, N, plan))
+    close(step(warm.state, *warm.given), (want, received))
+
+
+def test_a_sweep_maps_over_rates(warm):
+    """Two rates in one program, as all cells of a sweep are."""
+
+    def third(lr):
+        algorithm = ALL[warm.name].function(lr=lr)
+        step = engine.make_round(algorithm, OBJECTIVE, N, plans.mapped)
+        return step(warm.state, *warm.given)[0]
+
+    default = hyper_parameters(ALL[warm.name])["lr"]
+    rates = jnp.array([default, 2 * default])
+    quickly = {"xla_backend_optimization_level": 0}
+    both = jax.jit(lambda: jax.lax.map(third, rates), compiler_options=quickly)()
+    one, other = (jax.tree.map(lambda leaf, i=i: leaf[i], both) for i in range(2))
+    close(one, warm.third()[0])
+    assert farthest(one.server.params, other.server.params) > 1e-4
+
+
+def test_every_state_comes_back_from_disk(warm, tmp_path):
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        checkpoint.save(checkpoints, 2, warm.state, "mark")
+    template = jax.tree.map(jnp.zeros_like, warm.state)
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        again = checkpoint.restore(checkpoints, template, "mark")
+    assert_same_bits(again, warm.state)
+
+
+def test_one_program_for_all_rounds(warm):
+    warm.third()
+    assert compilations(warm.step) == 1
+
+
+def test_the_order_of_the_cohort_is_irrelevant(warm):
+    cohort, batches, *_ = warm.given
+    uneven = jnp.arange(1.0, len(cohort) + 1)
+    flip = jnp.roll(jnp.arange(len(cohort))[::-1], 1)
+    turned = jax.tree.map(lambda a: a[flip], (cohort, batches, uneven))
+    state, received = warm.third(weights=uneven)
+    names = ("cohort", "batches", "weights")
+    flipped = warm.third(**dict(zip(names, turned, strict=True)))
+    close(state, flipped[0])
+    assert_same_bits(
+        (state.client_states, received[flip]), (flipped[0].client_states, flipped[1])
+    )
+
+
+@pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
+def test_a_client_that_sends_nonsense_was_never_sampled(warm, poison):
+    a, target, weight = warm.given[1]
+    state, received = warm.third(batches=(a, target.at[1, 1, 0].set(poison), weight))
+    rest = [i != 1 for i in range(len(warm.given[0]))]
+    assert received.tolist() == rest
+    dropped, _ = warm.third(weights=jnp.array(rest, jnp.float32))
+    assert_same_bits(state, dropped)
+    assert bool(tree.all_finite(state))
+
+
+# -------------------------------------------------------------------- communication
+
+# (down, up) of a round and of the prologue, in pairs of 23 numbers
+GUIDED = ((2, 2), (0, 0))
+COST = {
+    "fed_nsgda_m": GUIDED,
+    "fedmuon_da": GUIDED,
+    "fedsgda_clip": GUIDED,
+    "local_sgda": ((1, 1), (0, 0)),
+    "local_sgdam": ((2, 2), (1, 1)),
+    "fedsgda_m": ((2, 2), (1, 1)),
+    "sagda": ((2, 2), (0, 0)),
+    "fsgda": ((1, 1), (0, 0)),
+    "fess_gda": ((1, 1), (0, 0)),
+}
+
+
+def traffic(algorithm):
+    batches = jax.tree.map(lambda a: a[0], arguments("fsgda", 0)[1])
+    return [
+        engine.traffic(exchanges, algorithm, OBJECTIVE, single(POINT), batches)
+        for exchanges in (algorithm.exchanges, algorithm.prologue)
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_traffic_is_the_papers(name):
+    pair = 4 * (4 * 3 + 3 + 1 + 3 * 2 + 1)
+    assert tree.nbytes(single(POINT)) == pair
+    sent = [(down / pair, up / pair) for down, up in traffic(ALL[name].function())]
+    assert sent == list(COST[name])
+
+
+def compressed(warm, compressor):
+    """The method compressed, and what it makes of the round at hand."""
+    algorithm = compress(ALL[warm.name].function(), compressor)
+    state = engine.init(algorithm, single(POINT), N)
+    client_states = state.client_states._replace(inner=warm.state.client_states)
+    state = state._replace(
+        server=warm.state.server, client_states=client_states, index=warm.state.index
+    )
+    state, received = by_hand(algorithm, state, warm.given)
+    assert bool(received.all())
+    return algorithm, state
+
+
+def test_compression_that_loses_nothing_changes_no_bit(warm):
+    _, state = compressed(warm, identity())
+    want, _ = by_hand(warm.algorithm, warm.state, warm.given)
+    assert_same_bits(state._replace(client_states=state.client_states.inner), want)
+
+
+def test_coarse_messages_are_smaller_and_near(warm):
+    coarse, state = compressed(warm, quantize(8))
+    (before, _), (after, _) = traffic(warm.algorithm), traffic(coarse)
+    assert after.up < before.up
+    assert after.down == before.down
+    want, _ = warm.third()
+    moved = farthest(want.server.params, warm.state.server.params)
+    assert 0 < farthest(state.server.params, want.server.params) < 0.05 * moved
+
+
+# ------------------------------------------------------------------------- the rows
+
+
+def test_rows_are_complete():
+    assert ALL.keys() == COST.keys()
+    assert len({method.label for method in ALL.values()}) == len(ALL)
+    assert not ALL.keys() & algorithms.ALL.keys()
+    assert all(method.paper for method in ALL.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_values_out_of_range_are_refused_by_their_variable(name):
+    with pytest.raises(ValueError, match=r"^lr\.y must lie in \[0, infinity\), got -1"):
+        ALL[name].function(lr=Pair(0.1, -1))
+    with pytest.raises(ValueError, match=r"^lr\.x must lie in .* got nan"):
+        ALL[name].function(lr=Pair(float("nan"), 0.1))
+    for lr in ALL[name].grid["lr"]:
+        assert isinstance(ALL[name].function(lr=Pair(lr, 2 * lr)), Algorithm)
+
+
+@pytest.mark.parametrize("hyper", ["lr", "server_lr", "pull", "follow"])
+def test_fess_gda_refuses_each_of_its_values(hyper):
+    with pytest.raises(ValueError, match=f"^{hyper} must lie in"):
+        ALL["fess_gda"].function(**{hyper: -0.5})
+    with pytest.raises(TypeError, match=f"^{hyper} must be a number"):
+        ALL["fess_gda"].function(**{hyper: "1"})
+
+
+# ----------------------------------------------------------------------- reductions
+
+
+def test_normalised_descent_where_y_does_not_matter_is_padamfed():
+    def gradient(params, batch, key):
+        return Pair(plain_grad(params.x, batch, key), tree.zeros_like(params.y))
+
+    hyper = {"lr": 0.05, "server_lr": 0.8}
+    one, objective = ALL["fed_nsgda_m"].function(**hyper), descent_ascent(gradient)
+    start = Pair(X, START["y"])
+    found = path(one, start, PLAIN, objective=Objective(objective))
+    other = algorithms.ALL["padamfed"].function(**hyper)
+    wanted = path(other, X, PLAIN)
+    assert farthest([p.x for p in found], wanted) < 1e-10
+    assert farthest(wanted[-1], X) > 0.05
+    assert all(farthest(p.y, START["y"]) == 0 for p in found)
+
+
+def test_fess_gda_that_does_not_pull_is_local_descent_ascent():
+    hyper = {"lr": Pair(0.05, 0.15)}
+    one = ALL["fess_gda"].function(pull=0.0, **hyper)
+    other = ALL["local_sgda"].function(**hyper)
+    found = [path(each, POINT, PARTIAL, objective=OBJECTIVE) for each in (one, other)]
+    assert farthest(*found) < 1e-12
+
+
+# ------------------------------------------------------------------- AUC, in training
+
+REST, VALIDATION = data.hold_out(data.load("breast_cancer"), 0.1)
+PARTS = partition.iid(REST.y_train, 4, key=jax.random.key(1))
+MODEL = models.MLP(2, (8,))
+TASK = auc(MODEL, REST.x_train.shape[1:])
+
+
+def federation(name, *, cohort_size=4, **hyper):
+    sizes = {"cohort_size": cohort_size, "local_steps": 4, "batch_size": 16}
+    return federate(ALL[name].function(**hyper), TASK, REST, PARTS, **sizes)
+
+
+def test_a_method_for_all_clients_refuses_some():
+    full = [name for name in ALL if ALL[name].function().full_participation]
+    assert full == ["fedsgda_m"]
+    with pytest.raises(ValueError, match="full participation only; use a cohort_size"):
+        federation("fedsgda_m", cohort_size=3)
+
+
+RATES = {"fed_nsgda_m": 0.03, "local_sgda": 0.3}
+SPAN: dict[str, Any] = {"rounds": 6, "evaluate_every": 3}
+BEGIN = jax.random.key(4)  # of a model that is no better than chance
+
+
+class Trained(NamedTuple):
+    simulation: Simulation
+    state: State
+    rows: list[Record]
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Trained]:
+    found = {}
+    for name, lr in RATES.items():
+        prepared = federation(name, lr=lr)
+        found[name] = Trained(prepared, *train(prepared, prepared.init(BEGIN), **SPAN))
+    return found
+
+
+def area(state, x, y):
+    """By the difference of logits, in scikit-learn."""
+    logits: Any = MODEL.apply({"params": state.params.x.model}, x)
+    return pytest.approx(roc_auc_score(y, logits[:, 1] - logits[:, 0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_training_raises_the_area_under_the_curve(name, trained):
+    _, state, rows = trained[name]
+    assert rows[-1]["test_auc"] == area(state, REST.x_test, REST.y_test)
+    assert rows[0]["test_auc"] < 0.5
+    assert rows[-1]["test_auc"] > 0.9
+
+
+def test_a_sweep_is_its_single_runs(trained):
+    _, state, rows = trained["local_sgda"]
+    cells = [Cell({"lr": lr}, BEGIN, PARTS) for lr in (0.01, RATES["local_sgda"])]
+    swept = sweep(federation("local_sgda"), cells, validation=VALIDATION, **SPAN)
+    other, outcome = [outcome for group in swept for outcome in group]
+    assert outcome.diverged is None
+    for found, wanted in zip(outcome.rows, rows, strict=True):
+        names = {f"validation_{what}" for what in ("loss", "accuracy", "auc")}
+        assert found.keys() == wanted.keys() | names
+        for column in wanted.keys() - {"seconds"}:
+            assert found[column] == pytest.approx(wanted[column], abs=1e-5), column
+    assert outcome.rows[-1]["validation_auc"] == area(state, *VALIDATION)
+    assert abs(other.rows[-1]["train_loss"] - rows[-1]["train_loss"]) > 1e-3
+
+
+def test_a_checkpoint_of_a_pair_comes_back_to_the_bit(tmp_path, trained):
+    prepared, state, _ = trained["fed_nsgda_m"]
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        checkpoint.save(checkpoints, 6, state, "mark")
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        template = prepared.init(jax.random.key(6))
+        again = checkpoint.restore(checkpoints, template, "mark")
+    assert isinstance(again.params, Pair)
+    assert_same_bits(again, state)
+    kept = jax.tree.map(jnp.copy, state)  # rounds consume what they are given
+    ends = [prepared.train_round(one)[0] for one in (again, kept)]
+    assert_same_bits(*ends)

@@ -1,0 +1,372 @@
+"""The benchmarks: their works, their counts, their rows, their figure."""
+
+import functools
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import contender, library, newton_schulz, race, turns, works
+from benchmarks.peers import PEERS, handwritten, torch_nets
+from benchmarks.works import WORKS
+from fedjax_muon import transforms
+from fedjax_muon.linalg.newton_schulz import orthogonalize
+
+ROOT = Path(__file__).parents[2]
+TINY = {"clients": 3, "cohort": 2, "steps": 2, "batch": 5}
+FIRST = {"first_call_seconds", "repeats", "wall_seconds", "wall_seconds_min"}
+FIELDS = FIRST | {"cpu_seconds", "cpu_seconds_min"}
+
+
+def run(*given: str) -> list[dict]:
+    """The lines that the command prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *given],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@functools.cache
+def weights_of(name: str) -> dict[str, np.ndarray]:
+    return library.first_weights(WORKS[name])
+
+
+# The works.
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "examples"),
+    [
+        # 784 x 200 + 200, 200 x 200 + 200, 200 x 10 + 10
+        ("w2", 199_210, 60_000),
+        ("w1", 1_199_882, 60_000),
+        # 52 classes more, of 128 weights and a bias
+        ("femnist", 1_199_882 + 52 * 129, 671_585),
+        # 9 x 3 x 32 + 32, 9 x 32 x 64 + 64, 14 x 14 x 64 x 128 + 128, 1290
+        ("cifar10", 896 + 18_496 + 1_605_760 + 1_290, 50_000),
+        # as published for 10 classes, and 90 classes more
+        ("cifar100_resnet18", 11_173_962 + 90 * 513, 50_000),
+        ("cifar100_vit_tiny", 5_362_762 + 90 * 193, 50_000),
+    ],
+)
+def test_works_have_the_published_sizes(name, parameters, examples):
+    work = WORKS[name]
+    assert sum(w.size for w in weights_of(name).values()) == parameters
+    sizes = works.sizes_of(work)
+    assert len(sizes) == work.clients
+    assert sizes.sum() == pytest.approx(examples, rel=0.005)
+    assert (sizes.std() > 0) == work.uneven
+    assert sizes.min() >= 1
+
+
+def test_parts_are_the_clients_examples_and_wrap_around():
+    work = WORKS["femnist"]
+    parts = works.parts_of(work)
+    assert [len(part) for part in parts] == works.sizes_of(work).tolist()
+    everything = np.concatenate(parts)
+    assert everything.max() == works.STORED - 1
+    assert (np.diff(everything) % works.STORED == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"batch": 0}, "batch must be at least 1"), ({"cohort": 4}, "as many clients")],
+)
+def test_sizes_that_no_round_has_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        works.check_sizes(WORKS["w2"]._replace(**(TINY | changed)))
+
+
+def test_large_models_do_less_on_a_cpu_unless_asked_for():
+    parse = command.arguments().parse_args
+    name = "cifar100_resnet18"
+    assert command.sizes_of(parse([]), name, True) == dict(works.FEW)
+    assert command.sizes_of(parse(["--steps", "9"]), name, True)["steps"] == 9
+    assert command.sizes_of(parse(["--full"]), name, True) == {}
+    assert command.sizes_of(parse([]), name, False) == {}
+
+
+# Newton-Schulz.
+
+
+def products(jaxpr) -> int:
+    """Operations of all products of a program, at 2 m n k for one."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            ((left, _), _), a = eqn.params["dimension_numbers"], eqn.invars[0].aval
+            inner = math.prod(a.shape[i] for i in left)
+            total += 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+        for inside in jax.extend.core.jaxprs_in_params(eqn.params):
+            total += products(inside)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_hand"),
+    [
+        # five steps of two products n x n x m and one n x n x n, each times 2
+        ((64, 64), 5 * (4 + 2) * 64**3),
+        ((64, 96), 5 * (4 * 64 * 64 * 96 + 2 * 64**3)),  # 1.5 times as long: still
+        # two stages of two n x n x m; A^2 five times; W A W and Q W three times
+        ((64, 128), 2 * 4 * 64 * 64 * 128 + 2 * (5 + 3 * 3) * 64**3),
+        ((576, 64), 2 * 4 * 64 * 64 * 576 + 2 * (5 + 3 * 3) * 64**3),
+    ],
+)
+def test_operations_are_counted_as_by_hand_and_as_in_the_program(shape, by_hand):
+    assert newton_schulz.flops(*shape) == by_hand
+    program = jax.make_jaxpr(orthogonalize)(jnp.zeros(shape))
+    assert products(program.jaxpr) == by_hand
+
+
+@pytest.mark.parametrize("name", newton_schulz.MODELS)
+def test_the_matrices_of_a_model_are_those_of_muons_layout(name):
+    weights = weights_of(name)
+    layout = transforms.muon_dimension_numbers(weights)
+    taken = [weights[k].shape for k in weights if layout[k] is not None]
+    expected = [(math.prod(s[:-1]), s[-1]) for s in taken]
+    assert newton_schulz.matrices(weights) == expected
+
+
+# Peers.
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("w2", {}),
+        ("cifar10", {}),
+        ("cifar100_resnet18", {"arguments": (100, 32, (32, 64))}),  # half as deep
+        ("cifar100_vit_tiny", {}),
+        ("rnn", {}),
+    ],
+)
+def test_torch_networks_are_those_of_the_works(name, changed):
+    work = WORKS[name]._replace(**changed)
+    weights = library.first_weights(work)
+    if work.tokens:  # a table drawn for many ids is small
+        weights["Embed_0/embedding"] *= 50
+    # texts end in padding
+    pad = [(0, 0), (0, 5)] if work.tokens else [(0, 0)] * (1 + len(work.example))
+    x = np.pad(works.arrays_of(work._replace(clients=1, examples=2))[0], pad)
+    ours = library.model_of(work).apply({"params": library.nested(weights)}, x)
+    net = torch_nets.network(work, weights)
+    channels_first = x if work.tokens else x.transpose(0, 3, 1, 2).copy()
+    with torch.no_grad():
+        theirs = net(torch.from_numpy(channels_first))
+    assert np.abs(ours).max() > 0.1
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_a_model_without_a_torch_version_is_refused():
+    other = WORKS["cifar10"]._replace(model="swin_tiny")
+    with pytest.raises(ValueError, match="no PyTorch version of swin_tiny"):
+        torch_nets.network(other, {})
+    deeper = WORKS["rnn"]._replace(arguments=(2, 99, 3, 4, 2))
+    with pytest.raises(ValueError, match="has one layer, not 2"):
+        torch_nets.network(deeper, {})
+
+
+def test_batches_are_shuffled_epochs():
+    work = WORKS["w2"]._replace(**TINY)
+    part = np.arange(40, 47)
+    drawn = torch_nets.batches(work, part, np.random.default_rng(0))
+    assert drawn.shape == (2, 5)
+    assert sorted(drawn.ravel()[:7]) == part.tolist()
+
+
+def test_peers_that_are_not_installed_are_named():
+    assert race.missing("handwritten") == []
+    assert race.missing("torch_loop") == []
+    assert set(race.missing("flower")) <= {"flwr", "ray"}
+
+
+# Taking turns.
+
+
+def test_a_turn_is_timed_between_start_and_stop():
+    answers = io.StringIO()
+    own = turns.Turns(io.StringIO("round\n"), answers)
+    assert own.start()
+    sum(range(300_000))
+    own.stop()
+    assert not own.start()
+    own.finish([1.5], 2**21)
+    first, last = map(json.loads, answers.getvalue().splitlines())
+    assert 0 < first["cpu"] < 10
+    assert 0 < first["wall"] < 10
+    assert last["losses"] == [1.5]
+    assert last["device_peak_mb"] == 2
+    assert 50 < last["peak_mb"] < 50_000
+
+
+def test_a_familys_processor_time_and_memory_are_its_members_too():
+    script = "sum(range(10_000_000)); b = bytearray(2**27); print(flush=True); input()"
+    before, alone = turns.descendants_seconds(), turns.peak_megabytes()
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        assert child.pid in turns.family(os.getpid())
+        assert turns.descendants_seconds() - before > 0.05
+        assert turns.peak_megabytes() - alone > 100
+        child.communicate(b"\n")
+    assert turns.descendants_seconds() - before > 0.05  # ended, and counted still
+
+
+def test_the_summary_leaves_out_the_first_call():
+    taken = [{"wall": w, "cpu": w / 2} for w in (9.0, 3.0, 1.0, 2.0)]
+    row = race.summary(taken)
+    assert row.keys() == FIELDS
+    assert row["first_call_seconds"] == 9
+    assert (row["wall_seconds"], row["wall_seconds_min"]) == (2, 1)
+    assert (row["cpu_seconds"], row["repeats"]) == (1, 3)
+
+
+def test_a_contender_that_fails_says_why(tmp_path, monkeypatch):
+    said = io.StringIO()
+    own = turns.Turns(io.StringIO(), said)
+    monkeypatch.setattr(contender, "on_standard_streams", lambda: own)
+    told = {"do": "round", "contender": "x", "work": "w2", "sizes": {}, "weights": "no"}
+    monkeypatch.setattr(sys, "argv", ["contender", json.dumps(told)])
+    with pytest.raises(FileNotFoundError):
+        contender.main()
+    assert json.loads(said.getvalue())["error"].startswith("FileNotFoundError: ")
+
+
+class Silent(race.Contender):
+    """A process of no contender: what it prints, it is taken to answer."""
+
+    def __init__(self, script):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen([sys.executable, "-c", script], **pipes)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('print(\'{"error": "why"}\')', "why"),
+        ("import sys; sys.exit(3)", "ended with status 3"),
+        ("", "ended before its last round"),
+    ],
+)
+def test_an_error_of_a_contender_becomes_a_row(script, message):
+    broken = Silent(script)
+    try:
+        with pytest.raises(race.ContenderError, match=message):
+            broken.ask()
+    finally:
+        broken.end()
+
+
+# The command.
+
+
+FULL = {"clients": 1, "cohort": 1, "steps": 3, "batch": 600}
+
+
+def test_contenders_agree_where_nothing_is_random(tmp_path):
+    # One client whose batch is all it has: every way to play the round is the same.
+    work = WORKS["w2"]._replace(**FULL)
+    weights = library.first_weights(work)
+
+    def loss(play, **how):
+        answers = io.StringIO()
+        play(work, weights, turns.Turns(io.StringIO("round\n" * 2), answers), **how)
+        *rounds, last = map(json.loads, answers.getvalue().splitlines())
+        assert len(rounds) == 2
+        return last["losses"][0]
+
+    peer = {"cores": 1, "rounds": 2}
+    own = loss(library.play, algorithms=["fedavg"], devices=1)
+    assert loss(handwritten.play, **peer) == pytest.approx(own, abs=1e-4)
+    # the same, in processes of their own and by the command
+    sizes = [part for size, n in FULL.items() for part in (f"--{size}", str(n))]
+    figure_path, output = tmp_path / "bars.png", tmp_path / "rows.jsonl"
+    head, row = run(
+        *("w2", *sizes, "--repeats", "1", "--algorithms", "none"),
+        *("--peers", "torch_loop", "--output", str(output)),
+        *("--figure", str(figure_path)),
+    )
+    assert {"cpu", "jax", "command", "load", "peers"} <= head.keys()
+    assert row.keys() == FIELDS | {
+        *("work", "contender", "algorithm", "whole", "devices"),
+        *("clients", "cohort", "steps", "batch", "peak_mb", "loss", "parameters"),
+    }
+    assert (row["contender"], row["whole"]) == (PEERS["torch_loop"].label, False)
+    assert row["loss"] == pytest.approx(own, abs=1e-3)
+    assert [json.loads(line) for line in output.read_text().splitlines()] == [head, row]
+    assert figure_path.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["w3"], "no work 'w3'; there are w1, w2"),
+        (["--peers", "tff"], "no peer 'tff'; there are handwritten"),
+        (["--algorithms", "muon"], "no algorithm 'muon'; there are fedavg"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--devices", "0"], "--devices must be at least 1, got 0"),
+        (["--batch", "-1"], "--batch must be at least 1, got -1"),
+        (["--figure", "bars.txt"], "no figure format 'bars.txt'; there are .*png"),
+        (["plot", "none.jsonl", "--output", "x.png"], "no file none.jsonl"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        command.main(given)
+
+
+def test_more_cores_than_there_are_are_refused():
+    with pytest.raises(ValueError, match="needs as many cores"):
+        command.keep_to(100_000)
+
+
+def test_a_cohort_of_more_clients_than_there_are_is_refused_at_once(monkeypatch):
+    head = {"backend": "gpu", "local_devices": 1}
+    monkeypatch.setattr(race, "answers", lambda told, devices: iter([head]))
+    options = command.arguments().parse_args(["w1", "w2", "--cohort", "101"])
+    with pytest.raises(ValueError, match="a cohort of 101 needs as many clients"):
+        next(command.measured(options))
+
+
+def test_a_measure_that_fails_becomes_a_row(monkeypatch):
+    def answers(told, devices):
+        if told["do"] == "measure":
+            raise race.ContenderError("why")
+        return iter([{"backend": "gpu", "local_devices": 1}])
+
+    monkeypatch.setattr(race, "answers", answers)
+    options = command.arguments().parse_args(["local_step"])
+    _, row = command.measured(options)
+    assert row == {"work": "local_step", "error": "why"}
+
+
+def test_more_devices_than_there_are_are_refused(monkeypatch):
+    head = {"backend": "gpu", "local_devices": 1}
+    monkeypatch.setattr(race, "answers", lambda told, devices: iter([head]))
+    options = types.SimpleNamespace(works=["w2"], devices=2, repeats=1, peers=())
+    with pytest.raises(ValueError, match="--devices 2, but there are 1"):
+        next(command.measured(options))
+
+
+def test_all_works_are_listed(capsys):
+    command.main(["--list"])
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [*WORKS, *command.MEASURES]

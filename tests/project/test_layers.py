@@ -1,0 +1,107 @@
+"""Imports flow one way. The order below is the architecture; only this enforces it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "fedjax_muon"
+LAYERS = (
+    {"versions"},
+    {"core"},
+    {"linalg", "data", "models"},
+    {"transforms", "tasks", "compression", "privacy"},
+    {"algorithms"},
+    {"minimax", "engine"},
+    {"simulation"},
+    {"decentralized"},
+    {"attacks", "reporting"},
+    {"runs"},
+    {"cli"},
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+TOP = {"__init__", "__main__"}
+# these know the interface of an algorithm, never one by name
+GENERIC = ("core", "compression", "privacy", "engine", "simulation")
+FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imported(source: str):
+    """The dotted names that a module imports, relative imports as they stand."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def parts(source: str) -> set[str]:
+    """The top-level parts of the library that a module imports."""
+    names = (name.split(".") for name in imported(source))
+    below = {name[1] for name in names if name[0] == "fedjax_muon" and len(name) > 1}
+    return (below & (RANK.keys() | {path.stem for path in ROOT.iterdir()})) - TOP
+
+
+def part(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def problems(path: Path, source: str) -> list[str]:
+    """What is wrong with the imports of a file at `path`."""
+    here = part(path)
+    found = []
+    for there in sorted(parts(source) - {here}):
+        if there not in RANK:
+            found.append(f"{there} has no layer")
+        elif here not in TOP and RANK[there] >= RANK[here]:
+            found.append(f"{here} imports {there}, which is not below it")
+        if here in GENERIC and there == "algorithms":
+            found.append(f"{here} must not know an algorithm")
+    inside = here == "algorithms" and path.stem != "__init__"
+    if inside and "algorithms" in parts(source):
+        found.append("an algorithm imports another")
+    for name in imported(source):
+        if name.split(".")[0] in {"experiments", "benchmarks", "tests", "notebooks"}:
+            found.append(f"the library imports {name}")
+        if name.startswith("."):
+            found.append(f"a relative import of {name}")
+    return found
+
+
+def test_every_part_has_a_layer():
+    assert {part(path) for path in FILES} - TOP <= RANK.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_flow_downwards(path):
+    assert problems(path, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("core/algorithm.py", "from fedjax_muon import engine"),
+        ("core/algorithm.py", "from fedjax_muon.algorithms import ALL"),
+        ("engine/round.py", "from fedjax_muon.algorithms.fedavg import fedavg"),
+        ("engine/round.py", "from fedjax_muon.simulation import federate"),
+        ("simulation/sweep.py", "import fedjax_muon.algorithms"),
+        ("algorithms/fedprox.py", "from fedjax_muon.algorithms.fedavg import fedavg"),
+        ("algorithms/fedprox.py", "from fedjax_muon.algorithms import ALL"),
+        ("transforms/muon.py", "from fedjax_muon.tasks import Task"),
+        ("tasks/auc.py", "from experiments import takezawa"),
+        ("tasks/auc.py", "from .classification import Task"),
+        ("core/tree.py", "def f():\n    from fedjax_muon import models"),
+    ],
+)
+def test_a_wrong_import_would_be_found(file, line):
+    assert problems(ROOT / file, line)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_small_and_named_by_what_they_hold(path):
+    assert len(path.read_text().splitlines()) <= 400
+    assert path.stem not in FORBIDDEN
+    assert path.parent.name not in FORBIDDEN

@@ -1,0 +1,122 @@
+"""Bounds of versions: what is refused at import, and that the metadata says them."""
+
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import fedjax_muon
+from fedjax_muon import versions
+from fedjax_muon.cli import main
+
+pytestmark = pytest.mark.portable
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+REQUIRED = {"jax", "jaxlib", "flax", "optax", "chex", "tensorflow-datasets"} | {
+    "orbax-checkpoint"
+}
+COMMAND = [sys.executable, "-c"]
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretends that some packages have other versions; None is not installed."""
+
+    def pretend(**found):
+        real = versions._version
+        monkeypatch.setattr(
+            versions, "_version", lambda name: found.get(name, real(name))
+        )
+
+    return pretend
+
+
+def test_the_bounds_are_those_of_the_project():
+    names = versions.requirements()
+    assert names.keys() >= REQUIRED
+    for line in PROJECT["project"]["dependencies"]:
+        found = versions.Requirement(line)
+        assert str(names[found.name].specifier) == str(found.specifier)
+
+
+def test_what_is_installed_here_is_allowed(installed):
+    versions.check_versions()
+    installed(jax="0.11.0")
+    versions.check_versions()
+
+
+@pytest.mark.parametrize("version", ["0.10.1", "0.12.0", "1.0.0", None])
+def test_a_version_out_of_bounds_is_refused_in_one_line(installed, version):
+    installed(jax=version)
+    with pytest.raises(ImportError) as error:
+        versions.check_versions()
+    assert str(error.value) == (
+        f"fedjax-muon {fedjax_muon.__version__}: jax is {version or 'not installed'}, "
+        'allowed is <0.12,>=0.10.2; run: pip install "jax<0.12,>=0.10.2"'
+    )
+
+
+def test_all_wrong_versions_are_named_at_once(installed):
+    installed(jax="0.9.0", optax=None)
+    with pytest.raises(ImportError) as error:
+        versions.check_versions()
+    assert "jax is 0.9.0, " in str(error.value)
+    assert "optax is not installed, " in str(error.value)
+    assert str(error.value).endswith('"jax<0.12,>=0.10.2" "optax<0.3,>=0.2.8"')
+
+
+WRONG = """
+import sys
+from importlib import metadata
+real = metadata.version
+metadata.version = lambda name: "0.9.9" if name == "jax" else real(name)
+"""
+
+
+def test_the_command_ends_with_one_line_and_an_import_with_an_error():
+    def run(script):
+        return subprocess.run(
+            [*COMMAND, WRONG + script], capture_output=True, text=True, check=False
+        )
+
+    done = run("sys.argv = ['/bin/fedjax-muon', '--help']; import fedjax_muon.cli")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fedjax-muon: error: fedjax-muon 0.1.0: jax is 0.9.9, ")
+    done = run("import fedjax_muon")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: fedjax-muon 0.1.0: jax is 0.9.9, ")
+
+
+def test_a_checkout_that_is_not_installed_is_not_checked(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions.metadata, "requires", absent)
+    versions.check_versions()
+    assert versions.install_command("chex") == 'pip install "chex"'
+
+
+def test_the_version_is_printed(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"fedjax-muon {PROJECT['project']['version']}\n"
+
+
+HEAVY = "sklearn matplotlib orbax tensorstore scipy networkx flax tensorflow_datasets"
+
+
+@pytest.mark.parametrize(
+    ("script", "absent"),
+    [
+        ("import fedjax_muon", f"{HEAVY} jax optax chex numpy"),
+        ("from fedjax_muon.cli import main; main(['--help'])", HEAVY),
+    ],
+)
+def test_nothing_slow_is_imported_before_it_is_needed(script, absent):
+    body = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {script}"
+    done = subprocess.run([*COMMAND, body], capture_output=True, text=True, check=True)
+    assert not set(absent.split()) & set(done.stdout.split())

@@ -1,0 +1,233 @@
+"""Grids of hyper-parameters: files, best points, tables, figures."""
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from grids import BY_HAND, assert_reported, by_hand, table
+from matplotlib.figure import Figure
+
+from fedjax_muon.cli import tables
+from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting.comparison import Point, Summary
+
+# -------------------------------------------------------------------- history
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "cells.csv"
+
+
+ROWS = [
+    {"lr": 0.1, "seed": 3, "diverged": -1, "round": r, "loss": np.sqrt(2) / (r + 1)}
+    for r in range(5)
+]
+
+
+def test_rows_that_are_added_together_are_as_rows_added_one_by_one(path, tmp_path):
+    metrics_csv.extend(path, ROWS[:2])
+    metrics_csv.extend(path, ROWS[2:])
+    for row in ROWS:
+        metrics_csv.append(tmp_path / "others.csv", row)
+    assert path.read_bytes() == (tmp_path / "others.csv").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["cells.csv", "others.csv"]
+    columns = metrics_csv.read(path)
+    for name, column in columns.items():
+        assert column.dtype == (np.float64 if name in ("lr", "loss") else np.int64)
+        assert column.tolist() == [row[name] for row in ROWS]
+
+
+@pytest.mark.parametrize("end", [1, 2, 9, 30])
+def test_a_last_line_that_was_cut_off_gives_way(path, end):
+    metrics_csv.extend(path, ROWS[:3])
+    whole = path.read_bytes()
+    assert len(whole) - whole.rindex(b"0.1,") > 30
+    path.write_bytes(whole[:-end])
+    metrics_csv.extend(path, ROWS[2:3])
+    assert path.read_bytes() == whole
+
+
+def test_rows_are_added_all_or_none_and_durably(path, monkeypatch):
+    metrics_csv.extend(path, ROWS[:2])
+    before = path.read_bytes()
+    synced: list[int] = []
+
+    def crash(self, target):
+        assert target == path
+        assert synced == [self.stat().st_size]  # durable before it takes the place
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.fstat(n).st_size))
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        metrics_csv.extend(path, ROWS[2:])
+    assert path.read_bytes() == before
+
+
+# ---------------------------------------------------------------- best points
+
+
+def point(lr, *runs, diverged=0):
+    return Point({"lr": lr}, runs, diverged)
+
+
+def run(validation, loss=1.0, test=0.5, start=0.9):
+    """A run whose validation accuracy falls or rises to `validation`."""
+    return {
+        "round": np.array([0, 2]),
+        "validation_accuracy": np.array([start, validation]),
+        "validation_loss": np.array([9.0 * start, loss]),
+        "test_accuracy": np.array([0.1, test]),
+    }
+
+
+def test_the_best_point_is_the_best_on_validation_after_the_last_round():
+    draw = np.random.default_rng(0).uniform
+    for _ in range(30):
+        means = draw(size=(4, 3))
+        points = [
+            point(lr, *(run(v, test=draw(), start=draw()) for v in row))
+            for lr, row in enumerate(means)
+        ]
+        assert comparison.best(points) is points[np.argmax(means.mean(1))]
+
+
+def test_equals_on_validation_are_told_apart_by_its_loss():
+    low, high, nan = run(0.5, 0.2, 0.1), run(0.5, 0.4, 0.9), run(0.5, np.nan, 0.9)
+    for order in itertools.permutations([low, high, nan]):
+        points = [point(lr, ending) for lr, ending in enumerate(order)]
+        expected = points[[ending is low for ending in order].index(True)]
+        assert comparison.best(points) is expected
+    first, better = point(1, low), point(3, run(0.51, 7.0, 0.1))
+    assert comparison.best([first, point(2, low)]) is first
+    assert comparison.best([first, better]) is better
+
+
+def test_points_without_a_validation_score_are_not_chosen():
+    undefined, first = point(0, run(0.9), run(np.nan)), point(1, run(0.2))
+    assert comparison.best([undefined, first]) is first
+    assert comparison.best([undefined]) is None
+
+
+# ------------------------------------------------------------ reports of sweeps
+
+
+def test_the_best_is_best_on_validation_and_never_diverged(tmp_path):
+    place = by_hand(tmp_path / "sweep", BY_HAND)
+    labels = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedmuon": "FedMuon"}
+    assert_reported(place, labels | {"stem": "STEM (all clients)"})
+    summary = {row["method"]: row for row in table(place / "summary.csv")}
+    for label in labels.values():
+        assert summary[label]["hyper"] == "lr=0.2", label
+    assert summary["STEM (all clients)"]["status"] == "diverged"
+
+
+# --------------------------------------------------------------------- tables
+
+
+def summary(method, accuracy=0.5, spread=0.02, megabytes=3.0, rounds=4.0):
+    return Summary(method, accuracy, spread, rounds, megabytes, 1234567.0, 1.0)
+
+
+def test_the_table_of_a_sweep_by_hand():
+    rows = [
+        (summary("A", 0.75, 0.012), point(0.1, run(0.7), run(0.8))),
+        (summary("B", 0.5, np.nan, np.nan, np.nan), point(0.2, run(0.4))),
+    ]
+    table = tables.swept(rows, ["C"], 0.675, "heading", 2)
+    assert tables.markdown(table) == (
+        "# heading\n\n"
+        "| algorithm | best of its grid | validation, % | accuracy, % | "
+        "rounds to target | MB to target | kB a round |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| A | lr=0.1 | 75.00 | 75.00 ± 1.20 | 4 | 3.0 | 1,235 |\n"
+        "| B | lr=0.2 | 40.00 | 50.00 ± - | - | - | 1,235 |\n"
+        "| C | - | - | diverged | - | - | - |\n\n"
+        "Accuracy on the test set: mean ± standard deviation of 2 seeds; "
+        "target: 67.5%, 90% of the best; MB, kB: of all clients; "
+        "best of its grid: on validation examples.\n"
+    )
+
+
+# ---------------------------------------------------------------------- plots
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: saved.append(self))
+    return saved
+
+
+def bars(container):
+    """The centres and the half lengths of error bars."""
+    line, _, (segments,) = container.lines
+    ends = [s for s in segments.get_segments() if len(s) == 2]  # else it has no length
+    return line.get_xydata(), np.ptp(np.array(ends), axis=1) / 2
+
+
+def test_the_ranking_has_a_line_for_every_method(figures, tmp_path):
+    rows = [summary("A", 0.8, 0.1, 5.0), summary("B", 0.7, np.nan, np.nan)]
+    rows.append(summary("C", 0.6, 0.02, 0.5))
+    plots.ranking(rows, tmp_path / "ranking.png")
+    accuracy, traffic = figures[0].axes
+    centres, spans = bars(accuracy.containers[0])
+    np.testing.assert_allclose(centres, [[0.8, 0], [0.7, 1], [0.6, 2]])
+    np.testing.assert_allclose(spans[:, 0], [0.1, 0, 0.02])
+    assert [label.get_text() for label in accuracy.get_yticklabels()] == list("ABC")
+    assert accuracy.yaxis_inverted()  # the first is the highest
+    (marks,) = traffic.lines
+    np.testing.assert_allclose(marks.get_xydata(), [[5, 0], [np.nan, 1], [0.5, 2]])
+    assert traffic.get_xscale() == "log"
+
+
+GRID = {
+    "aligned": [
+        Point({"lr": lr, "align": align}, [run(0, test=t), run(0, test=t + 0.2)], 0)
+        for lr, align, t in ((1.0, 0, 0.3), (1.0, 1, 0.4), (0.1, 0, 0.5), (0.1, 1, 0.6))
+    ],
+    "alone": [Point({}, [run(0)], 0)],
+    "fragile": [
+        point(0.1, run(0, test=0.2), run(0, test=0.4)),
+        point(1.0, run(0, test=0.9), diverged=1),
+        point(10.0, diverged=2),
+    ],
+    "from nothing": [point(lr, run(0, test=0.2)) for lr in (0.0, 0.5)],
+}
+
+
+def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
+    plots.grids(GRID, tmp_path / "grids.png", title="title")
+    panels = {axis.get_title(): axis for axis in figures[0].axes if axis.get_visible()}
+    assert list(panels) == ["aligned", "fragile", "from nothing"]
+    assert {axis.get_xlabel() for axis in panels.values()} == {"lr"}
+
+    aligned = panels["aligned"]
+    names = [text.get_text() for text in aligned.get_legend().get_texts()]
+    assert names == ["align=0", "align=1"]
+    deviation = np.std([0, 0.2], ddof=1)
+    for number, container in enumerate(aligned.containers):
+        centres, spans = bars(container)
+        means = [[0.1, 0.6 + 0.1 * number], [1, 0.4 + 0.1 * number]]
+        np.testing.assert_allclose(centres, means)  # in the order of learning rates
+        np.testing.assert_allclose(spans[:, 1], deviation)
+
+    crosses = [line for line in panels["fragile"].lines if line.get_marker() == "x"]
+    assert [line.get_xydata().tolist() for line in crosses] == [[[1, 0], [10, 0]]]
+    centres, _ = bars(panels["fragile"].containers[0])
+    np.testing.assert_allclose(centres, [[0.1, 0.3], [1, np.nan], [10, np.nan]])
+    assert panels["fragile"].get_legend() is None
+    scales = [axis.get_xscale() for axis in panels.values()]
+    assert scales == ["log", "log", "linear"]  # zero has no place on the former
+
+
+@pytest.mark.parametrize("methods", [1, 2, 6, 7, 13])
+def test_every_method_has_its_panel_however_many_there_are(figures, tmp_path, methods):
+    names = [f"method {number}" for number in range(methods)]
+    plots.grids(dict.fromkeys(names, GRID["aligned"]), tmp_path / "grids.png")
+    shown = [axis.get_title() for axis in figures[0].axes if axis.get_visible()]
+    assert shown == names

@@ -1,0 +1,139 @@
+"""Sweeps written by hand, with the reports that are right for them."""
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import run as command
+
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import config, directory
+
+TINY: Any = {"num_clients": 6, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
+
+
+CONFIG = config.Config(**TINY, hidden=(8,), rounds=5, evaluate_every=2)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def played(place: Path, name: str) -> dict[str, dict[str, list[dict[str, str]]]]:
+    """The rows of an algorithm's cells, by the words of their point and by seed."""
+    found: dict = {}
+    for row in table(place / "cells" / f"{name}.csv"):
+        options = list(row)[: list(row).index("seed")]
+        point = " ".join(f"{option}={float(row[option]):g}" for option in options)
+        found.setdefault(point or "-", {}).setdefault(row["seed"], []).append(row)
+    return found
+
+
+def last(runs, column: str) -> list[float]:
+    return [float(rows[-1][column]) for rows in runs.values()]
+
+
+def chosen(points) -> Any:
+    """By validation accuracy, then validation loss; no seed may have diverged."""
+    ended = lambda runs: all(rows[0]["diverged"] == "-1" for rows in runs.values())
+    whole = [point for point, runs in points.items() if ended(runs)]
+    score = lambda point: (
+        np.mean(last(points[point], "validation_accuracy")),
+        -np.mean(last(points[point], "validation_loss")),
+    )
+    return max(whole, key=score, default=None)
+
+
+def curve(runs, column: str) -> np.ndarray:
+    return np.mean([[float(r[column]) for r in rows] for rows in runs.values()], axis=0)
+
+
+def values(path: Path) -> list[list]:
+    """The lines of a file but its header, numbers as such."""
+    is_number = re.compile(r"-?\d[\d.e+-]*|nan").fullmatch
+    with path.open(newline="") as file:
+        _, *lines = csv.reader(file)
+    return [[float(v) if is_number(v) else v for v in line] for line in lines]
+
+
+def assert_reported(place: Path, labels: dict[str, str]) -> None:
+    """points.csv and summary.csv say what follows from cells/ by csv and numpy."""
+    grids = {label: played(place, name) for name, label in labels.items()}
+    best = {label: chosen(points) for label, points in grids.items()}
+    deviation = lambda v: np.sqrt(np.var(v) * len(v) / (len(v) - 1))
+    expected: list = []
+    for label, points in grids.items():
+        for point, seeds in points.items():
+            lost = sum(rows[0]["diverged"] != "-1" for rows in seeds.values())
+            columns = ("validation_accuracy", "test_accuracy", "train_loss")
+            ends = [last(seeds, column) for column in columns]
+            numbers = [f(end) for end in ends for f in (np.mean, deviation)]
+            status = "diverged" if lost else "finished"
+            expected.append([label, point, status, lost, float(point == best[label])])
+            expected[-1] += [""] * 6 if lost else numbers
+    for line, other in zip(values(place / "points.csv"), expected, strict=True):
+        assert line == pytest.approx(other)
+
+    runs: Any = {label: grids[label][p] for label, p in best.items() if p}
+    accuracy = {label: curve(some, "test_accuracy") for label, some in runs.items()}
+    target = 0.9 * max(map(max, accuracy.values()))
+    expected = []
+    for label in sorted(runs, key=lambda label: -accuracy[label][-1]):
+        final = last(runs[label], "test_accuracy")
+        rounds, total = curve(runs[label], "round"), curve(runs[label], "bytes_down")
+        total += curve(runs[label], "bytes_up")
+        first = next((i for i, a in enumerate(accuracy[label]) if a >= target), None)
+        reached = [np.nan] * 2 if first is None else [rounds[first], total[first] / 1e6]
+        row = [label, "finished", best[label], np.mean(final), deviation(final)]
+        row += reached
+        row += [(total[-1] - total[0]) / rounds[-1], curve(runs[label], "seconds")[-1]]
+        expected.append(row)
+    expected += [
+        [label, "diverged", *[""] * 7] for label in labels.values() if not best[label]
+    ]
+    for line, other in zip(values(place / "summary.csv"), expected, strict=True):
+        assert line == pytest.approx(other, nan_ok=True)
+    text = (place / "summary.md").read_text()
+    assert f"target: {target:.1%}, 90% of the best" in text
+    found = re.findall(r"^\| (.+?) \| (\S+)", text, re.MULTILINE)[2:]
+    assert found == [(row[0], row[2] or "-") for row in expected]
+
+
+# Of each method: learning rate -> validation accuracy and loss, test accuracy of one
+# seed (the other is 0.02 above), the round in which the other diverged.
+BY_HAND = {
+    "fedavg": {0.1: (0.5, 1.0, 0.8, -1), 0.2: (0.7, 1.0, 0.3, -1)},
+    "scaffold": {0.1: (0.5, 2.0, 0.6, -1), 0.2: (0.5, 1.0, 0.5, -1)},
+    "fedmuon": {0.1: (0.9, 0.1, 0.9, 3), 0.2: (0.2, 3.0, 0.1, -1)},
+    "stem": {0.1: (0.9, 0.1, 0.9, 0), 0.2: (0.9, 0.1, 0.9, 3)},
+}
+
+
+def by_hand(place: Path, methods) -> Path:
+    """A sweep whose cells are written down, reported by `resume`."""
+    grids = {name: {"lr": tuple(points)} for name, points in methods.items()}
+    what = config.Sweep(tuple(methods), grids, (3, 4), 0.1, None, CONFIG)
+    directory.create(place, what)
+    (place / "cells").mkdir()
+    for name, points in methods.items():
+        for lr, (accuracy, loss, test, lost) in points.items():
+            for seed in (3, 4):
+                diverged = lost if seed == 4 else -1
+                rounds = [0, 2, 4, 5] if diverged < 0 else [0, 2][: 1 + diverged // 2]
+                more = 0.02 * (seed - 3)
+                rows = [
+                    {"lr": lr, "seed": seed, "diverged": diverged, "round": played}
+                    | {"bytes_down": 7000 * played + 50, "bytes_up": 300 * played}
+                    | {"test_accuracy": 0.1 + (test + more - 0.1) * played / 5}
+                    | {"validation_accuracy": accuracy - (5 - played) / 50 + more}
+                    | {"validation_loss": loss, "train_loss": 3 - played * loss / 9}
+                    | {"dropped": 0, "seconds": played + 0.5}
+                    for played in rounds
+                ]
+                metrics_csv.extend(place / "cells" / f"{name}.csv", rows)
+    command("resume", place)
+    return place
