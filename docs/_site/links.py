@@ -1,9 +1,9 @@
 """Links that are right in the repository are right on the site.
 
-Pages of docs/ link to files beside docs/, such as an experiment. On the site a module
-of the library becomes its page of the reference; any other file gets a page that shows
-it. CHANGELOG.md, CONTRIBUTING.md and SECURITY.md are pages too, whose links start at
-the root.
+The site has the pages of docs/ and what programs wrote into results/. They link to
+other files too, such as an experiment. On the site a module of the library becomes its
+page of the reference; any other file gets a page that shows it. CHANGELOG.md,
+CONTRIBUTING.md and SECURITY.md are pages too, whose links start at the root.
 """
 
 import logging
@@ -15,6 +15,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+RESULTS = ROOT / "results"
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
@@ -35,6 +36,8 @@ def place_of(path: Path) -> str | None:
     inside = path.relative_to(ROOT)
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
+    if path.is_relative_to(RESULTS) and path.is_file():
+        return inside.as_posix()
     if inside.as_posix() in ROOT_PAGES:
         return ROOT_PAGES[inside.as_posix()]
     if inside.parts[0] == "fedjax_muon" and path.suffix == ".py":
@@ -64,7 +67,10 @@ def shown(path: Path) -> str:
 
 
 def on_files(files, config):
-    """Adds the pages of files that pages link to, and those from the root."""
+    """Adds results, the pages from the root, and those of files that pages link to."""
+    for path in sorted(filter(Path.is_file, RESULTS.rglob("*"))):
+        uri = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
     for name, uri in ROOT_PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
     written = [f for f in files.documentation_pages() if f.abs_src_path]

@@ -4,9 +4,9 @@
     python -m experiments.theory --only stall consensus
     python -m experiments.theory --scale smoke            # small, to see that it runs
 
-Writes theory.md, theory.csv and one figure a study; docs/theory has those of the first
-command. Criteria were set before anything was measured; grids of settings were widened
-afterwards where the best lay at their edge.
+Writes theory.md, theory.csv and one figure a study; results/theory has those of the
+first command. Criteria were set before anything was measured; grids of settings were
+widened afterwards where the best lay at their edge.
 """
 
 import time

@@ -35,7 +35,7 @@ from fedjax_muon.simulation.simulation import NonFiniteError
 from fedjax_muon.tasks.metrics import hill
 
 # The best on two seeds that the main jobs do not use, by test score averaged over their
-# rounds: experiments/learning_rates.py.
+# rounds: experiments/studies/learning_rates.py.
 TUNED_LR: Mapping[str, Mapping[str, float]] = {
     "classification": {
         "fedavg": 0.3,

@@ -20,7 +20,7 @@ from leaks import (
     told,
 )
 
-from experiments.reconstruction import private
+from experiments.studies.reconstruction import private
 from fedjax_muon.attacks import inversion
 from fedjax_muon.core import tree
 

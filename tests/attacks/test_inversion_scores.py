@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import reconstruction
-from experiments.reconstruction import MEAN, Picture, Row
+from experiments.studies import reconstruction
+from experiments.studies.reconstruction import MEAN, Picture, Row
 from fedjax_muon.attacks import inversion
 from fedjax_muon.attacks.inversion import Restored, Score
 from fedjax_muon.attacks.inversion.scores import CEILING

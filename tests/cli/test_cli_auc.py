@@ -130,8 +130,8 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
 
 @pytest.mark.parametrize("problem", commands.TUNED_LR)
 def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
-    """As experiments.learning_rates printed it."""
-    place = Path(__file__).parents[2] / "experiments"
+    """As experiments.studies.learning_rates printed it."""
+    place = Path(__file__).parents[2] / "results"
     text = (place / f"learning_rates_{problem}.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     score = f"mean_{config.DEFAULTS[problem].score.lower()}"

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments.tiny_checkpoints import write_vocabulary
+from experiments.studies.tiny_checkpoints import write_vocabulary
 from fedjax_muon import data
 from fedjax_muon.data.byte_pairs import roberta_encoder
 

@@ -139,7 +139,7 @@ def test_a_printed_command_is_parsed(printed, parsing):
         "fedjax-muon begin",
         "python -m experiments.theory --only nothing",
         "python -m experiments.nothing",
-        "python -m experiments.flaws",
+        "python -m experiments.studies.flaws",
         "python -m benchmarks w9",
         "python -m benchmarks --algorithms fedprox",
         "python -m benchmarks.sweep now",

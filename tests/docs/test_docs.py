@@ -88,10 +88,10 @@ def check_pages(site: Path) -> None:
 
 def check_links(site: Path) -> None:
     """Links out of the documentation lead to pages that were made for them."""
-    html = (site / "dpmixsgd" / "index.html").read_text()
-    assert "source/experiments/dpmixsgd_jobs.py/" in html
+    html = (site / "studies" / "dpmixsgd" / "index.html").read_text()
+    assert "source/experiments/papers/dpmixsgd_jobs.py/" in html
     assert "reference/privacy/#fedjax_muon.privacy.gaussian" in html
-    shown = site / "source" / "experiments" / "dpmixsgd_jobs.py" / "index.html"
+    shown = site / "source/experiments/papers/dpmixsgd_jobs.py" / "index.html"
     assert "robust logistic regression" in shown.read_text()
     contributing = (site / "contributing" / "index.html").read_text()
     assert 'href="../how_to/algorithm/"' in contributing

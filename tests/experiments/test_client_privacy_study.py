@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import client_privacy as study
+from experiments.studies import client_privacy as study
 from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans

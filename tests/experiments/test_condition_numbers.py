@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import condition_numbers as study
-from experiments import results
+from experiments.papers import results
+from experiments.studies import condition_numbers as study
 
 
 def test_condition_numbers_are_of_matrices_and_averaged_geometrically():
@@ -37,11 +37,12 @@ def test_it_plays_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
     assert len(lines) == len(study.RATES) * len(study.MEASURES)
     assert all(np.isfinite(float(line["score"])) for line in lines)
     assert (
-        "python -m experiments.condition_numbers" in (place / "result.md").read_text()
+        "python -m experiments.studies.condition_numbers"
+        in (place / "result.md").read_text()
     )
     assert (place / "result.png").exists()
-    results.collect(tmp_path / "runs", tmp_path / "docs")
-    found = {claim.claim: f.ours for claim, f in results.judged(tmp_path / "docs")}
+    results.collect(tmp_path / "runs", tmp_path / "results")
+    found = {claim.claim: f.ours for claim, f in results.judged(tmp_path / "results")}
     assert set(found) == {
         "matrices are better conditioned under Muon than under SGD and AdamW: weights",
         "matrices are better conditioned under Muon than under SGD and AdamW: moves",

@@ -11,8 +11,15 @@ import pytest
 import tyro
 from published import allow_small
 
-from experiments import dpmixsgd_002, dpmixsgd_equal, dpmixsgd_jobs
-from experiments.dpmixsgd_002 import PANELS, Cell, Runner, panels, same_run, sigma
+from experiments.papers import dpmixsgd_002, dpmixsgd_equal, dpmixsgd_jobs
+from experiments.papers.dpmixsgd_002 import (
+    PANELS,
+    Cell,
+    Runner,
+    panels,
+    same_run,
+    sigma,
+)
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import dpmixsgd
 from fedjax_muon.decentralized.simulation import decentralize

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import minimax_000, papers
+from experiments.papers import frame, minimax_000
 from fedjax_muon import minimax
 from fedjax_muon.reporting import metrics_csv
 
@@ -53,12 +53,12 @@ def test_figures_take_equally_many_local_steps(scale):
 def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(minimax_000, "FEWER", {"local_sgda": {"lr": (0.3,)}})
     monkeypatch.setattr(minimax_000, "SEEDS", (0,))
-    real = papers.sized
+    real = frame.sized
     tiny = lambda config, scale, **cpu: real(config, scale, **cpu, rounds=2)
     monkeypatch.setattr(minimax_000, "sized", tiny)
     place = tmp_path / "run"
-    given = papers.Arguments("figure_3", "cpu", sst2)
-    papers.play("minimax_000", given, minimax_000.ITEMS, place)
+    given = frame.Arguments("figure_3", "cpu", sst2)
+    frame.play("minimax_000", given, minimax_000.ITEMS, place)
     rows = metrics_csv.read(place / "sst2" / "cells" / "local_sgda.csv")
     assert rows["round"].tolist() == [0, 2]
     assert ((rows["test_auc"] > 0) & (rows["test_auc"] <= 1)).all()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import minimax_tails
+from experiments.studies import minimax_tails
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import paper_report, papers
+from experiments.papers import frame, paper_report
 from fedjax_muon.cli import sweeping
 from fedjax_muon.runs import directory
 
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
-MODULES = {name: importlib.import_module(f"experiments.{name}") for name in PAPERS}
+MODULES = {
+    name: importlib.import_module(f"experiments.papers.{name}") for name in PAPERS
+}
 ITEMS = [(paper, item) for paper, module in MODULES.items() for item in module.ITEMS]
 
 
@@ -24,9 +26,9 @@ def panels(paper, item, scale):
 
 
 def command(monkeypatch, paper, *words):
-    given = [f"experiments/{paper}.py", *map(str, words)]
+    given = [f"experiments/papers/{paper}.py", *map(str, words)]
     monkeypatch.setattr(sys, "argv", given)
-    papers.command(paper, MODULES[paper].__doc__, MODULES[paper].ITEMS)
+    frame.command(paper, MODULES[paper].__doc__, MODULES[paper].ITEMS)
 
 
 def read(place):
@@ -165,8 +167,8 @@ def labels(panel, method):
 def test_every_item_runs_small(paper, item, tmp_path, capsys):
     place = tmp_path / "out"
     chosen = panels(paper, item, "smoke")
-    given = papers.Arguments(item, "smoke", output=place)
-    papers.play(paper, given, MODULES[paper].ITEMS, place)
+    given = frame.Arguments(item, "smoke", output=place)
+    frame.play(paper, given, MODULES[paper].ITEMS, place)
     lines = read(place)
     assert {line["setting"] for line in lines} == {p.setting for p in chosen.values()}
     for line in lines:
@@ -174,7 +176,7 @@ def test_every_item_runs_small(paper, item, tmp_path, capsys):
     assert (place / "result.png").read_bytes()[:4] == b"\x89PNG"
     text = (place / "result.md").read_text()
     assert "only to see that it runs" in text
-    assert f"python -m experiments.{paper}" in text
+    assert f"python -m experiments.papers.{paper}" in text
     published = paper_report.read_published(paper, item)
     printed = {(line["setting"], line["method"]): line["published"] for line in lines}
     for panel in chosen.values():
@@ -199,7 +201,7 @@ def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
     (cells,) = (cut / first / "cells").glob("*.csv")
     lines = cells.read_text().splitlines(keepends=True)
     cells.write_text("".join(lines[:-1]))
-    monkeypatch.setattr(papers, "note", lambda *given: noted.append(given[2]))
+    monkeypatch.setattr(frame, "note", lambda *given: noted.append(given[2]))
     noted = []
     command(monkeypatch, "fedmuon_004", *words, "--output", cut)
     assert noted == [first]
@@ -216,8 +218,8 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
     panel = panels("fedmuon_004", "table_2", "smoke")["resnet18_dir0.1"]
     more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
     wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)
-    papers.begin(here, wanted)
-    assert papers.take_over(here, wanted, [there]) == [
+    frame.begin(here, wanted)
+    assert frame.take_over(here, wanted, [there]) == [
         "FedMuon(alignment) of table_2-smoke"
     ]
     ours, theirs = (
@@ -225,16 +227,16 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
         for place in (here, there / "resnet18_dir0.1")
     )
     assert ours.read_bytes() == theirs.read_bytes()
-    assert not papers.finished(here, panel._replace(sweep=wanted))
-    assert papers.take_over(here, wanted, [there]) == []
-    papers.note("fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"])
+    assert not frame.finished(here, panel._replace(sweep=wanted))
+    assert frame.take_over(here, wanted, [there]) == []
+    frame.note("fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"])
     assert "Not run again: FedMuon of table_2-smoke." in paper_report.played(
         here.parent
     )
 
     def refused(sweep):
         ours.unlink()
-        return papers.take_over(here, sweep, [there]) == []
+        return frame.take_over(here, sweep, [there]) == []
 
     config = dataclasses.replace(panel.sweep.config, batch_size=9)
     assert refused(dataclasses.replace(wanted, config=config))
@@ -265,11 +267,11 @@ def test_what_cannot_run_is_refused(words, message, tmp_path, monkeypatch, capsy
 
 def test_a_directory_of_another_sweep_is_refused(tmp_path):
     one = panels("fedmuon_004", "figure_3", "smoke")["resnet18_dir0.1"].sweep
-    papers.begin(tmp_path / "a", one)
-    papers.begin(tmp_path / "a", one)
-    different = papers.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
+    frame.begin(tmp_path / "a", one)
+    frame.begin(tmp_path / "a", one)
+    different = frame.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
     with pytest.raises(ValueError, match="holds another sweep"):
-        papers.begin(tmp_path / "a", different)
+        frame.begin(tmp_path / "a", different)
 
 
 def test_a_directory_in_use_is_refused(tmp_path):
@@ -289,6 +291,6 @@ def test_intervals_are_students():
 
 def test_commands_are_shown_without_this_machines_directories():
     given = ["table_2", "--data-dir", "/d", "--output", "/o", "--scale", "full"]
-    assert papers.shown("fedmuon_004", given) == (
-        "python -m experiments.fedmuon_004 table_2 --data-dir DATA --scale full"
+    assert frame.shown("papers.fedmuon_004", given) == (
+        "python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA --scale full"
     )

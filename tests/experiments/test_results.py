@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from experiments import results
-from experiments.claims import (
+from experiments.papers import results
+from experiments.papers.claims import (
     NO,
     NOISE,
     YES,
@@ -158,21 +158,19 @@ def folder(root, name, table=TABLE):
 def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     folder(tmp_path, "table_1-cpu")
     claims = (
-        Claim("P", "A is best", "curves", "results/paper/table_1", first("hard", "A")),
-        Claim("P", "B is best", "curves", "results/paper/table_2", first("hard", "B")),
-        Claim(
-            "P", "C is best", "curves", "results/paper/table_1", first("harder", "C")
-        ),
+        Claim("P", "A is best", "curves", "papers/paper/table_1", first("hard", "A")),
+        Claim("P", "B is best", "curves", "papers/paper/table_2", first("hard", "B")),
+        Claim("P", "C is best", "curves", "papers/paper/table_1", first("harder", "C")),
     )
     monkeypatch.setattr(results, "CLAIMS", claims)
-    docs = tmp_path / "docs"
-    results.main(tmp_path / "runs", docs)
-    assert (docs / "results/paper/table_1.md").read_text().endswith("(table_1.png)\n")
-    assert (docs / "results/paper/table_1.png").read_bytes() == b"png"
-    index = (docs / "results/README.md").read_text()
+    place = tmp_path / "results"
+    results.main(tmp_path / "runs", place)
+    assert (place / "papers/paper/table_1.md").read_text().endswith("(table_1.png)\n")
+    assert (place / "papers/paper/table_1.png").read_bytes() == b"png"
+    index = (place / "papers/README.md").read_text()
     assert "- [Paper, table_1: all](paper/table_1.md)" in index
     assert "- fedmuon_001: figure_1, figure_2\n" in index
-    page = (docs / "claims.md").read_text()
+    page = (place / "claims.md").read_text()
     assert "| P | A is best | curves | hard: 73.0 ± 0.5, place 1" in page
     assert "B is best" not in page
     said = capsys.readouterr().out
@@ -180,5 +178,5 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     assert "no run: C is best (('harder', 'C'))" in said
     folder(tmp_path, "table_1-full")
     with pytest.raises(SystemExit):
-        results.main(tmp_path / "runs", docs)
+        results.main(tmp_path / "runs", place)
     assert "are both of table_1" in capsys.readouterr().err

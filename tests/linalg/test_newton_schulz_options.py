@@ -9,8 +9,8 @@ import optax
 import pytest
 from jaxprs import products
 
-from experiments import newton_schulz_steps
-from experiments.newton_schulz_steps import flops, row
+from experiments.studies import newton_schulz_steps
+from experiments.studies.newton_schulz_steps import flops, row
 from fedjax_muon import decentralized, engine, minimax
 from fedjax_muon.algorithms import ALL, fedmuon_align
 from fedjax_muon.core import Objective

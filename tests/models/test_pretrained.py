@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.tiny_checkpoints import write_roberta, write_swin
+from experiments.studies.tiny_checkpoints import write_roberta, write_swin
 from fedjax_muon import data, models
 from fedjax_muon.cli import main
 from fedjax_muon.data.byte_pairs import roberta_encoder

@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch.nn.functional import conv2d, gelu, interpolate, layer_norm, linear
 
-from experiments.tiny_checkpoints import write_swin
+from experiments.studies.tiny_checkpoints import write_swin
 from fedjax_muon import models, tasks
 from fedjax_muon.models.swin_checkpoint import without_head
 

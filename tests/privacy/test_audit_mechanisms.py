@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import audit, flaws
-from experiments.flaws import CASES, CLAIM, STEPS, Flaw
+from experiments.studies import audit, flaws
+from experiments.studies.flaws import CASES, CLAIM, STEPS, Flaw
 from fedjax_muon.attacks import canary
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.gossip import Iteration

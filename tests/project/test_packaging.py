@@ -20,7 +20,7 @@ PAGE = """\
 See [the
 design](docs/design.md#why) and [a paper](https://arxiv.org/abs/2509.26337).
 
-![curves](docs/comparison.png)
+![curves](results/comparison.png)
 
 ![elsewhere](https://example.org/a.png)
 
@@ -52,7 +52,7 @@ folder.
 """
 LINKED = (
     PAGE.replace("(docs/design", f"({ADDRESS}/blob/main/docs/design")
-    .replace("(docs/comp", f"({ADDRESS}/raw/main/docs/comp")
+    .replace("(results/comp", f"({ADDRESS}/raw/main/results/comp")
     .replace("(docs)", f"({ADDRESS}/blob/main/docs)")
 )
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.reconstruction import Sigmoids, images, innovation, plain
+from experiments.studies.reconstruction import Sigmoids, images, innovation, plain
 from fedjax_muon.attacks import inversion
 from fedjax_muon.tasks.classification import Batch, classification
 

@@ -57,7 +57,7 @@ def commands(place: str, text: str) -> list[Printed]:
 def texts() -> dict[str, str]:
     """Everything that commands are looked for in, by its place."""
     pages = [*ROOT.glob("*.md")]
-    for folder in ("docs", "notebooks", "experiments", "benchmarks"):
+    for folder in ("docs", "results", "notebooks", "benchmarks"):
         pages += (ROOT / folder).rglob("*.md")
     found = {path: path.read_text() for path in pages}
     for folder in ("experiments", "benchmarks"):

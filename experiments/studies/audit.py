@@ -1,0 +1,253 @@
+"""Empirical audits of the private methods, and of mistakes that should be found.
+
+    python -m experiments.studies.audit --output results/privacy
+
+`experiments.studies.flaws` has the mechanisms. An audit scores what agent 0 told by the
+best test of the claimed mechanism, by the first release alone, which may lack noise,
+and by the largest difference of consecutive releases, which shows noise that is used
+again. The largest of the three bounds is taken, each at a confidence by which it holds
+with 95 %.
+"""
+
+import csv
+import functools
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+from benchmarks.machine import machine
+from experiments.studies.flaws import (
+    AGENTS,
+    CASES,
+    CLAIM,
+    DELTA,
+    STEPS,
+    Case,
+    Flaw,
+    deviations,
+    flaws,
+    pattern,
+    run,
+    traces,
+)
+from fedjax_muon.attacks import canary
+from fedjax_muon.privacy import audit
+from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.reporting.plots import STYLE
+
+CONFIDENCE = 1 - 0.05 / 3  # of each of three bounds
+
+
+def scores(case: Case, found) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By the best test of the claimed mechanism, the first release, differences."""
+    trace = traces(case) / deviations(case)
+    if isinstance(case.sampling, Poisson):
+        best = canary.likelihood_ratio(found, trace, case.probability)
+    else:
+        best = canary.matched_filter(found, trace)
+    return best, found[..., 0], canary.largest_difference(found)
+
+
+def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
+    """The lower bound of epsilon from `number` worlds with the canary and without."""
+    rng = np.random.default_rng(seed)
+    weights = np.zeros((number, 2, STEPS))  # in turn without and with
+    weights[:, 1] = pattern(case)
+    if isinstance(case.sampling, Poisson):
+        weights *= rng.random(weights.shape) < case.probability
+    found = run(case, flaw, weights.reshape(-1, STEPS, 1), seed)
+    found = found.reshape(number, 2, STEPS)
+    bounds = []
+    for score, level in zip(scores(case, found), thresholds(case), strict=True):
+        absent, present = score.T
+        if isinstance(case.sampling, Poisson):
+            bound = functools.partial(
+                audit.epsilon_bound, delta=DELTA, confidence=CONFIDENCE
+            )
+            half = number // 2  # chooses the threshold
+            level = audit.best_threshold(absent[:half], present[:half], bound)
+            bounds.append(bound(audit.errors(absent[half:], present[half:], level)))
+        else:
+            errors = audit.errors(absent, present, level)
+            bounds.append(audit.gaussian_epsilon_bound(errors, DELTA, CONFIDENCE))
+    return max(bounds)
+
+
+def thresholds(case: Case) -> tuple[float, float, float]:
+    """Half of what the scores would be without noise."""
+    trace = traces(case) / deviations(case)
+    whole, jump = np.linalg.norm(trace), canary.largest_difference(trace)
+    return float(whole) / 2, float(trace[0]) / 2, float(jump) / 2
+
+
+def one_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
+    """The lower bound of epsilon from one world with canaries by `number` coins."""
+    rng = np.random.default_rng(seed)
+    included = rng.random(number) < 0.5
+    weights = pattern(case)[:, None] * included
+    if isinstance(case.sampling, Poisson):
+        weights = weights * (rng.random(weights.shape) < case.probability)
+    found = run(case, flaw, weights[None], seed)[0]
+    guesses = number // 4 * 2
+    bounds = []
+    for score in scores(case, found):
+        right = audit.correct_guesses(score, included, guesses)
+        bounds.append(audit.one_run_bound(number, guesses, right, DELTA, CONFIDENCE))
+    return max(bounds)
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    mechanism: str
+    flaw: str
+    claim: float
+    many: float  # lower bounds
+    one: float
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        bounds = {"many runs": self.many, "one run": self.one}
+        return tuple(name for name, bound in bounds.items() if bound > self.claim)
+
+    @property
+    def verdict(self) -> str:
+        return f"ALARM: {', '.join(self.alarms)}" if self.alarms else "no alarm"
+
+
+def summary(rows: list[Row]) -> str:
+    """What the rows say, in words."""
+    correct = [row for row in rows if row.flaw == "correct"]
+    flawed = [row for row in rows if row.flaw != "correct"]
+    false = sum(bool(row.alarms) for row in correct)
+    many, one = (
+        sum(name in row.alarms for row in flawed) for name in ("many runs", "one run")
+    )
+    missed = [f"{row.flaw} ({row.mechanism})" for row in flawed if not row.alarms]
+    return (
+        f"Of {len(correct)} correct mechanisms {false} raise an alarm. Of "
+        f"{len(flawed)} mistakes many runs find {many}, and one run finds {one}. Found "
+        f"by neither: "
+        f"{'; '.join(missed) or 'none'}."
+    )
+
+
+def table(rows: list[Row]) -> list[str]:
+    """In Markdown."""
+    lines = [
+        "| mechanism | flaw | claimed epsilon | many runs | one run | verdict |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        numbers = f"{row.claim:g} | {row.many:.2f} | {row.one:.2f}"
+        lines.append(f"| {row.mechanism} | {row.flaw} | {numbers} | {row.verdict} |")
+    return lines
+
+
+def text(rows: list[Row], worlds: int, canaries: int, about, seconds) -> list[str]:
+    """The page, in Markdown."""
+    guesses = canaries // 4 * 2
+    right = audit.Errors(0, worlds, 0, worlds)
+    most = (
+        audit.gaussian_epsilon_bound(right, DELTA, CONFIDENCE),
+        audit.one_run_bound(canaries, guesses, guesses, DELTA, CONFIDENCE),
+    )
+    return [
+        "# Audits of privacy",
+        "",
+        f"Lower bounds of epsilon at delta {DELTA:g}, each true with probability 95 %, "
+        f"from attacks on agent 0 of a ring of {AGENTS}, {STEPS} iterations. "
+        + summary(rows),
+        "",
+        *table(rows),
+        "",
+        f"Many runs: {worlds} worlds with one canary and as many without; without "
+        "sampling by the errors at thresholds fixed beforehand and the trade-off of "
+        "Gaussian mechanisms, under Poisson sampling by the errors alone, at "
+        f"thresholds that half of the worlds chose. One run: {canaries} canaries, each "
+        f"there by a coin, {guesses} guesses; a clip of the mean, which all of them "
+        "share, cannot be seen so. An attack without any error proves "
+        f"{most[0]:.1f} without sampling, and {most[1]:.2f} in one run. The mistakes "
+        "are described in `experiments/studies/flaws.py`. No alarm is no proof.",
+        "",
+        f"`{about['command']}`, {seconds:.0f} seconds, "
+        f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",
+        "",
+        "![lower bounds of epsilon against the claim](audit.png)",
+        "",
+    ]
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Lower bounds against the claim, a panel for every mechanism."""
+    mechanisms = list(dict.fromkeys(row.mechanism for row in rows))
+    names = list(dict.fromkeys(row.flaw for row in rows))
+    left = 0.1  # bounds below are drawn here
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(14, 3.8), layout="constrained")
+        panels = figure.subplots(1, len(mechanisms), sharey=True, squeeze=False)[0]
+        for axis, mechanism in zip(panels, mechanisms, strict=True):
+            mine = [row for row in rows if row.mechanism == mechanism]
+            y = [names.index(row.flaw) for row in mine]
+            for which, marker, color, label in (
+                ("many", "o", "C0", "many runs, one canary"),
+                ("one", "s", "C1", "one run, many canaries"),
+            ):
+                x = [max(left, getattr(row, which)) for row in mine]
+                axis.plot(x, y, marker, color=color, ms=5, label=label)
+            claim = mine[0].claim
+            axis.axvline(claim, color="black", ls="--", lw=1, label="claimed epsilon")
+            axis.set_xscale("log")
+            axis.set_xlim(0.8 * left, 100)
+            axis.set_xticks([left, 1, 10, 100], [f"≤ {left:g}", "1", "10", "100"])
+            axis.set_title(mechanism.replace(", ", ",\n"), fontsize=10)
+            axis.set_xlabel("lower bound of epsilon")
+        panels[0].set_yticks(range(len(names)), names)
+        panels[0].invert_yaxis()
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.savefig(path, dpi=110)
+
+
+def write(rows: list[Row], lines: list[str], output: Path) -> None:
+    """Writes audit.csv, audit.md (the lines) and audit.png."""
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / "audit.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*Row._fields, "verdict"])
+        writer.writerows([*row, row.verdict] for row in rows)
+    (output / "audit.md").write_text("\n".join(lines))
+    draw(rows, output / "audit.png")
+
+
+def main(
+    worlds: int = 20_000, canaries: int = 1000, output: Path = Path("results/privacy")
+) -> None:
+    """Runs everything; writes audit.csv, audit.md and audit.png.
+
+    Args:
+      worlds: with the canary, and as many without, of an audit of many runs.
+      canaries: in an audit of one run.
+      output: directory.
+    """
+    began = time.perf_counter()
+    rows = []
+    for seed, (mechanism, case) in enumerate(CASES.items()):
+        for name, flaw in flaws(case).items():
+            many = multi_run(case, flaw, worlds, seed)
+            row = Row(mechanism, name, CLAIM, many, one_run(case, flaw, canaries, seed))
+            rows.append(row)
+            print(*row, row.verdict, flush=True)
+    seconds = time.perf_counter() - began
+    lines = text(rows, worlds, canaries, machine("experiments.studies.audit"), seconds)
+    write(rows, lines, output)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)

@@ -1,0 +1,382 @@
+"""Client-level privacy: a comparison of ways to bound a client's update.
+
+    python -m experiments.studies.client_privacy          # minutes on a core
+
+Handwritten digits, divided over 100 clients by Dirichlet(1), a network 64-32-10 without
+biases. Muon bounds an update by itself (`transforms.bound`), so that nothing needs to
+be clipped and no limit tuned; that is compared with clipping, with updates of one
+length, and with Muon at the server, where it is free of charge. Clients are drawn by
+Poisson's coins, or take part all of them in every round. For every method, cohort and
+multiplier z the best of a small grid is taken by the mean accuracy over seeds on
+examples that no client has; epsilon does not pay for that choice.
+"""
+
+import csv
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import matplotlib
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+from benchmarks.machine import machine
+from fedjax_muon.algorithms import fedavg
+from fedjax_muon.core import Algorithm, Hyper, recorded
+from fedjax_muon.data.dataset import hold_out
+from fedjax_muon.data.embedded import digits
+from fedjax_muon.data.partition import dirichlet
+from fedjax_muon.privacy.clients import client_spec
+from fedjax_muon.privacy.private_clients import private_clients
+from fedjax_muon.privacy.report import report
+from fedjax_muon.privacy.sampling import FullBatch, Poisson
+from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.tasks.classification import classification
+from fedjax_muon.transforms import muon
+from fedjax_muon.transforms.bound import muon_bound
+
+CLIENTS, EXPECTED, ROOM = 100, 20, 40
+STEPS, BATCH, DELTA = 4, 8, 1e-3
+NOISES = (0.0, 0.3, 1.0, 3.0)
+SHORT = 1e-3  # far below any update, so that all end at it
+MUON = muon(0.9)
+
+
+class Network(nn.Module):
+    """Matrices alone, so that Muon's bound is one of the whole update."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(32, use_bias=False)(x.reshape(len(x), -1)))
+        return nn.Dense(10, use_bias=False)(x)
+
+
+TASK = classification(Network(), (8, 8, 1))
+
+
+def reach() -> float:
+    """Muon's bound for a learning rate of 1."""
+    params = jax.eval_shape(TASK.init, jax.random.key(0))
+    return muon_bound(params, lr=1.0, steps=STEPS)
+
+
+def private(algorithm: Algorithm, limit, noise, cohort: int) -> Algorithm:
+    """The algorithm on private clients."""
+    return private_clients(
+        algorithm,
+        clip_norm=limit,
+        noise_multiplier=noise,
+        clients=CLIENTS,
+        cohort=cohort,
+    )
+
+
+# every method takes the noise, the size of a cohort, and its grid's names
+@recorded
+def clipped(
+    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.1, limit: Hyper = 1.0
+) -> Algorithm:
+    return private(fedavg(lr), limit, noise, cohort)
+
+
+@recorded
+def normalized(
+    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.1, length: Hyper = 1.0
+) -> Algorithm:
+    return private(fedavg(lr, server_lr=length / SHORT), SHORT, noise, cohort)
+
+
+@recorded
+def local_muon(
+    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.01, share: Hyper = 1.0
+) -> Algorithm:
+    return private(fedavg(lr, rule=MUON), share * lr * reach(), noise, cohort)
+
+
+@recorded
+def server_muon(
+    *, noise: Hyper = 0.0, cohort: int, limit: Hyper = 1.0, server_lr: Hyper = 0.1
+) -> Algorithm:
+    algorithm = fedavg(0.3, server_lr=server_lr, server_rule=MUON)
+    return private(algorithm, limit, noise, cohort)
+
+
+class Entry(NamedTuple):
+    """A way to bound what clients send, and what is tried."""
+
+    label: str
+    make: Callable[..., Algorithm]
+    grid: Mapping[str, tuple[float, ...]]
+
+
+METHODS = (
+    Entry(
+        "FedAvg, clipped",
+        clipped,
+        {"lr": (0.1, 0.3, 1.0), "limit": (0.3, 1.0, 3.0)},
+    ),
+    Entry(
+        "FedAvg, of one length",
+        normalized,
+        {"lr": (0.1, 0.3, 1.0), "length": (0.3, 1.0, 3.0)},
+    ),
+    Entry(
+        "Local Muon, clipped",
+        local_muon,
+        {"lr": (0.1, 0.3), "share": (0.125, 0.25, 0.5)},
+    ),
+    Entry(
+        "Local Muon, at its bound",
+        local_muon,
+        {"lr": (0.03, 0.1, 0.3), "share": (1.0,)},
+    ),
+    Entry(
+        "Muon at the server",
+        server_muon,
+        {"limit": (0.3, 1.0), "server_lr": (0.1, 0.3, 1.0)},
+    ),
+)
+
+
+class Cohorts(NamedTuple):
+    """Who takes part, and what accounting calls it."""
+
+    label: str
+    size: int
+    draw: Callable
+    sampling: Any
+
+
+WHO = (
+    Cohorts(
+        f"Poisson, {EXPECTED} of {CLIENTS}",
+        EXPECTED,
+        poisson_cohorts(ROOM),
+        Poisson(CLIENTS, EXPECTED, ROOM),
+    ),
+    Cohorts(f"all {CLIENTS}", CLIENTS, fixed_cohort, FullBatch(CLIENTS)),
+)
+
+
+class Result(NamedTuple):
+    """One cell's end."""
+
+    method: str
+    cohort: str
+    noise: float
+    hyper: dict[str, float]
+    seed: int
+    validation: float
+    test: float
+
+
+def results(entry: Entry, who: Cohorts, rounds: int, seeds: int) -> list[Result]:
+    """Of the whole grid, at all levels of noise."""
+    dataset, validation = hold_out(digits(), 0.2)
+    key = jax.random.key(0)
+    keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
+    parts = [
+        dirichlet(
+            dataset.y_train, CLIENTS, 1.0, min_size=1, key=jax.random.fold_in(k, 1)
+        )
+        for k in keys
+    ]
+    sizes = {"cohort_size": who.size, "local_steps": STEPS, "batch_size": BATCH}
+    algorithm = entry.make(cohort=who.size)
+    simulation = federate(algorithm, TASK, dataset, parts[0], **sizes, cohorts=who.draw)
+    asked = [
+        (noise, dict(zip(entry.grid, values, strict=True)), seed)
+        for noise in NOISES
+        for values in itertools.product(*entry.grid.values())
+        for seed in range(seeds)
+    ]
+    cells = [
+        Cell({"noise": noise, **hyper}, keys[seed], parts[seed])
+        for noise, hyper, seed in asked
+    ]
+    found = sweep(
+        simulation,
+        cells,
+        rounds=rounds,
+        evaluate_every=rounds,
+        validation=validation,
+        drop_nonfinite=True,
+    )
+    ends = [outcome.rows[-1] for group in found for outcome in group]
+    return [
+        Result(
+            entry.label,
+            who.label,
+            *one,
+            end["validation_accuracy"],
+            end["test_accuracy"],
+        )
+        for one, end in zip(asked, ends, strict=True)
+    ]
+
+
+class Best(NamedTuple):
+    """The best of a grid."""
+
+    method: str
+    cohort: str
+    noise: float
+    hyper: dict[str, float]
+    accuracy: np.ndarray  # [seeds], on the test set
+
+
+def best(found: list[Result]) -> list[Best]:
+    """By the mean over seeds of the accuracy in validation, of each z."""
+    chosen = []
+    same = lambda r: (r.method, r.cohort, r.noise)
+    for _, group in itertools.groupby(found, same):
+        cells: dict[tuple, list[Result]] = {}
+        for result in group:
+            cells.setdefault(tuple(result.hyper.items()), []).append(result)
+        score = lambda runs: np.mean([run.validation for run in runs])
+        runs = max(cells.values(), key=score)
+        accuracy = np.array([run.test for run in runs])
+        chosen.append(Best(*runs[0][:4], accuracy))
+    return chosen
+
+
+def epsilons(who: Cohorts, rounds: int) -> dict[float, float]:
+    """Of every z, for a client, at `DELTA`."""
+    facts = {"prologue": False, "private_states": False}  # of FedAvg, of any rule
+    spec = partial(client_spec, who.sampling, rounds=rounds, delta=DELTA, **facts)
+    return {noise: report(spec(noise=noise)).epsilon for noise in NOISES}
+
+
+def table(chosen: list[Best], who: Cohorts, rounds: int) -> list[str]:
+    """Test accuracies in percent, mean and standard deviation over seeds."""
+    spent = epsilons(who, rounds)
+    heads = [f"z = {z:g}, epsilon {spent[z]:.3g}" for z in NOISES]
+    lines = [
+        f"## {who.label} in every round",
+        "",
+        f"| method | {' | '.join(heads)} |",
+        f"|---|{'---:|' * len(heads)}",
+    ]
+    for entry in METHODS:
+        row = [b for b in chosen if (b.method, b.cohort) == (entry.label, who.label)]
+        cells = [
+            f"{100 * b.accuracy.mean():.1f} ± {100 * b.accuracy.std():.1f}" for b in row
+        ]
+        lines.append(f"| {entry.label} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def marked(chosen: Best) -> list[str]:
+    """The hyper-parameters, and which of them are at an edge of their grid."""
+    grid = next(entry.grid for entry in METHODS if entry.label == chosen.method)
+    ends = {name: (min(tried), max(tried)) for name, tried in grid.items()}
+    at_edge = lambda name, value: len(grid[name]) > 1 and value in ends[name]
+    return [
+        f"{name} {value:g}" + " (edge)" * at_edge(name, value)
+        for name, value in chosen.hyper.items()
+    ]
+
+
+def draw(chosen: list[Best], path: Path) -> None:
+    """Accuracy against z, a panel for each kind of cohort."""
+    places = np.arange(len(NOISES))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        panels = figure.subplots(1, len(WHO), sharey=True)
+        for axis, who in zip(panels, WHO, strict=True):
+            for i, entry in enumerate(METHODS):
+                here = (entry.label, who.label)
+                row = [b for b in chosen if (b.method, b.cohort) == here]
+                runs = 100 * np.array([b.accuracy for b in row])
+                axis.errorbar(
+                    places + 0.04 * (i - 2),
+                    runs.mean(1),
+                    runs.std(1),
+                    color=f"C{i}",
+                    marker="o",
+                    ms=4,
+                    capsize=2,
+                    label=entry.label,
+                )
+            axis.set_xticks(places, [f"{z:g}" for z in NOISES])
+            axis.set_title(f"{who.label} in every round")
+            axis.set_xlabel("noise multiplier z")
+        panels[0].set_ylabel("test accuracy in percent")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        figure.savefig(path, dpi=110)
+
+
+def write(found: list[Result], path: Path) -> None:
+    """Every run, one a line."""
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        names = ("method", "cohort", "z", "hyper", "seed", "validation", "test")
+        lines.writerow(names)
+        for result in found:
+            hyper = " ".join(f"{k}={v:g}" for k, v in result.hyper.items())
+            scores = f"{result.validation:.4f}", f"{result.test:.4f}"
+            lines.writerow((*result[:3], hyper, result.seed, *scores))
+
+
+def main(
+    rounds: int = 30, seeds: int = 5, output: Path = Path("results/privacy")
+) -> None:
+    """Runs everything; writes clients.csv, clients.md and clients.png.
+
+    Args:
+      rounds: of every run.
+      seeds: partitions, starts and noises.
+      output: directory.
+    """
+    began = time.perf_counter()
+    found = []
+    for entry, who in itertools.product(METHODS, WHO):
+        found += results(entry, who, rounds, seeds)
+        print(entry.label, who.label, f"{time.perf_counter() - began:.0f} s")
+    chosen = best(found)
+    lines = ["# Client-level privacy: how to bound an update", ""]
+    for who in WHO:
+        lines += table(chosen, who, rounds)
+    about = machine("experiments.studies.client_privacy")
+    lines += [
+        f"Test accuracy in percent, mean ± standard deviation of {seeds} seeds, after "
+        f"{rounds} rounds of {STEPS} local steps, delta {DELTA:g}, one client with all "
+        "its examples added or removed. z is the multiplier of a round. The best of a "
+        "small grid for every cell, chosen on examples that no client has; epsilon "
+        "does not pay for the choice.",
+        "",
+        "Chosen:",
+        "",
+        "| cohort | method | z | hyper-parameters |",
+        "|---|---|---:|---|",
+    ]
+    for b in chosen:
+        hyper = ", ".join(marked(b))
+        lines.append(f"| {b.cohort} | {b.method} | {b.noise:g} | {hyper} |")
+    lines += [
+        "",
+        f"`{about['command']}`, {time.perf_counter() - began:.0f} seconds, "
+        f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",
+        "",
+        "![test accuracy against the noise multiplier](clients.png)",
+        "",
+    ]
+    output.mkdir(parents=True, exist_ok=True)
+    write(found, output / "clients.csv")
+    (output / "clients.md").write_text("\n".join(lines))
+    draw(chosen, output / "clients.png")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)

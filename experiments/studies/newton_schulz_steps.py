@@ -1,0 +1,156 @@
+"""How few Newton-Schulz steps FedMuon can do with, under two normalisations.
+
+    python -m experiments.studies.newton_schulz_steps digits     # minutes on a core
+    python -m experiments.studies.newton_schulz_steps fashion_mnist --data-dir ~/data
+
+Fewer steps cost less and leave small singular values small; to divide by the Schatten-8
+norm in place of the Frobenius norm lets all start larger, at no cost. FedMuon on the
+default job of `fedjax-muon compare`, with Jordan's coefficients, at several learning
+rates: fewer steps make shorter moves, and a larger rate may make up for that. A seed
+has the same partition, start, cohorts and batches in every row.
+"""
+
+import csv
+import itertools
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+
+from benchmarks.machine import machine
+from fedjax_muon import data, models, simulation, tasks
+from fedjax_muon.algorithms import fedmuon
+from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.linalg.newton_schulz import orthogonalize
+from fedjax_muon.reporting import plots
+from fedjax_muon.runs.build import parts_of, start_key
+from fedjax_muon.runs.config import Config
+from fedjax_muon.simulation.sweep import Cell, sweep
+
+TABLE = """
+| learning rate | Newton-Schulz | flops | final accuracy, % | difference \
+| mean over rounds, % | difference |
+|---:|---|---:|---:|---:|---:|---:|"""
+NORMS = {"Frobenius": kernel.frobenius, "Schatten-8": kernel.schatten8}
+NEWTON_SCHULZ: dict[str, tuple[int | None, Any]] = {
+    f"{name}, {t} steps": (t, partial(orthogonalize, steps=t, normalization=norm))
+    for name, norm in NORMS.items()
+    for t in (5, 4, 3, 2)
+}
+ALL = NEWTON_SCHULZ | {"Exact, by SVD": (None, kernel.polar)}
+
+
+class Job(NamedTuple):
+    model: Any
+    rates: tuple[float, ...]
+    variants: Mapping[str, tuple[int | None, Any]]  # steps, None for no Newton-Schulz
+    share: int  # one in so many examples
+
+
+JOBS = {
+    "digits": Job(models.MLP(10, (64, 64)), (0.01, 0.03, 0.1), ALL, 1),
+    "fashion_mnist": Job(models.LeNet(10), (0.01,), NEWTON_SCHULZ, 10),
+}
+
+
+def flops(shape: tuple[int, int], steps: int) -> int:
+    """Of one matrix, in the form that `orthogonalize` takes in float32. A stage of k
+    steps has two products with the matrix and 4 k - 3 of small symmetric ones, whose
+    symmetry is not made use of. Schatten-8's product is the first step's too."""
+    short, long = sorted(shape)
+    form = kernel.gram if long > 1.5 * short else kernel.plain
+    stages = form(kernel.rows(kernel.JORDAN, steps), np.dtype("float32"))
+    sizes = [4 * short**2 * long + 2 * short**3 * (4 * len(s) - 3) for s in stages]
+    return sum(sizes)
+
+
+def model_flops(task: tasks.Task, steps: int) -> int:
+    leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
+    shapes = [(x.size // x.shape[-1], x.shape[-1]) for x in leaves if x.ndim > 1]
+    return sum(flops(shape, steps) for shape in shapes)
+
+
+def trained(job: Job, task: tasks.Task, polar, dataset, config: Config, seeds):
+    """Columns of the runs by (rate, seed)."""
+    parts = {seed: parts_of(config, dataset, seed) for seed in seeds}
+    points = list(itertools.product(job.rates, seeds))
+    cells = [Cell({"lr": lr}, start_key(seed), parts[seed]) for lr, seed in points]
+    prepared = simulation.federate(
+        fedmuon(lr=job.rates[0], polar=polar),
+        task,
+        dataset,
+        parts[seeds[0]],
+        cohort_size=config.cohort_size,
+        local_steps=config.local_steps,
+        batch_size=config.batch_size,
+    )
+    every = config.evaluate_every
+    groups = sweep(prepared, cells, rounds=config.rounds, evaluate_every=every)
+    found = [outcome.rows for group in groups for outcome in group]
+    columns = [{k: np.array([r[k] for r in rows]) for k in rows[0]} for rows in found]
+    return dict(zip(points, columns, strict=True))
+
+
+def row(first: np.ndarray, own: np.ndarray) -> list[str]:
+    """Cells of test accuracies [seeds, evaluations], and of what they exceed `first`'s
+    by, seed by seed."""
+    last, mean = lambda scores: scores[:, -1], lambda scores: scores.mean(1)
+    cells = [last(own), last(own - first), mean(own), mean(own - first)]
+    return [f"{100 * v.mean():.1f} ± {100 * v.std(ddof=1):.1f}" for v in cells]
+
+
+def main(
+    dataset: Annotated[Literal["digits", "fashion_mnist"], tyro.conf.Positional],
+    data_dir: Path | None = None,
+    rounds: int = 60,
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    output: Path = Path("results/newton_schulz"),
+) -> None:
+    """Trains all variants; writes a table, the curves of all runs, and a figure."""
+    job, config = JOBS[dataset], Config(dataset=dataset, rounds=rounds)
+    given = data.load(dataset, data_dir)
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        given = given._replace(**{name: getattr(given, name)[:: job.share]})
+    task = tasks.classification(job.model, given.x_train.shape[1:])
+    about = machine("experiments.studies.newton_schulz_steps")
+    runs, usual = {}, model_flops(task, 5)
+    for label, (_, polar) in job.variants.items():
+        for point, run in trained(job, task, polar, given, config, seeds).items():
+            runs[label, *point] = run
+            print(label, *point, run["test_accuracy"][-1], flush=True)
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / f"{dataset}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("variant", "lr", "seed", "round", "accuracy"))
+        for point, run in runs.items():
+            for at, score in zip(run["round"], run["test_accuracy"], strict=True):
+                writer.writerow((*point, at, f"{score:.4f}"))
+    lines = [
+        f"# Newton-Schulz steps on {dataset}\n",
+        f"{len(given.y_train)} training examples, {rounds} rounds, mean ± standard "
+        f"deviation over {len(seeds)} seeds; differences from the first row of a rate "
+        "are taken seed by seed. Flops are of all matrices of the model, relative to "
+        f"five steps. `{about['command']}` on one core of {about['cpu']}, jax "
+        f"{about['jax']}.",
+        TABLE,
+    ]
+    for lr in job.rates:
+        curves = {v: [runs[v, lr, seed] for seed in seeds] for v in job.variants}
+        of = lambda runs: np.array([run["test_accuracy"] for run in runs])
+        scores = {label: of(those) for label, those in curves.items()}
+        for label, (steps, _) in job.variants.items():
+            cost = f"{model_flops(task, steps) / usual:.2f}" if steps else ""
+            first = next(iter(scores.values()))
+            cells = [f"{lr:g}", label, cost, *row(first, scores[label])]
+            lines.append(f"| {' | '.join(cells)} |")
+        title = f"{dataset}, learning rate {lr:g}"
+        plots.curves(curves, output / f"{dataset}_{lr:g}.png", title=title)
+    (output / f"{dataset}.md").write_text("\n".join([*lines, ""]))
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
