@@ -26,13 +26,13 @@ import tyro
 from benchmarks.machine import machine
 from experiments.papers.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
-from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
 from fedjax_muon.reporting import metrics_csv, plots
+from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import always, cyclic, poisson, shuffled_epochs
 

@@ -24,10 +24,10 @@ import tyro
 
 from benchmarks.machine import machine
 from experiments.papers import paper_report
-from fedjax_muon.cli import sweeping
-from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.runs import directory
+from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import METHODS, Config, Sweep, from_json, to_json
+from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.lists import Names
 
 Scale = Literal["smoke", "cpu", "full"]
@@ -143,7 +143,7 @@ def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -
                 raise ValueError(f"no panel {name!r}; there are {', '.join(panels)}")
         chosen = given.panels or tuple(panels)
         for name in chosen:
-            sweeping.check(panels[name].sweep)
+            sweeps.check(panels[name].sweep)
         for name in chosen:
             begin(place / name, panels[name].sweep)
     for name in chosen:
@@ -153,7 +153,7 @@ def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -
             with refusing():
                 taken = take_over(place / name, panels[name].sweep, beside)
             try:
-                sweeping.train(panels[name].sweep, place / name, again(paper))
+                sweeps.train(panels[name].sweep, place / name, again(paper))
             finally:  # also of a call that is interrupted
                 note(paper, place, name, time.perf_counter() - since, taken)
     with refusing():
@@ -278,7 +278,7 @@ def all_played(sweep: Sweep, place: Path) -> bool:
     """Whether a directory has all cells of a sweep, whatever else it has."""
     try:
         for name in sweep.algorithms:
-            sweeping.points(sweep, name, place)
+            sweeps.points(sweep, name, place)
     except ValueError:
         return False
     return True

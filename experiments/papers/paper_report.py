@@ -19,9 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from fedjax_muon.cli import sweeping, tables
-from fedjax_muon.reporting import comparison, plots
+from fedjax_muon.reporting import comparison, plots, tables
 from fedjax_muon.reporting.comparison import History
+from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import METHODS
 
 PLAYED = "played.jsonl"  # a line for every panel that a call ran
@@ -97,7 +97,7 @@ def rows(panels: Mapping[str, Any], place: Path) -> list[tuple[Row, str]]:
     found = []
     for name, panel in panels.items():
         for method in panel.sweep.algorithms:
-            points = sweeping.points(panel.sweep, method, place / name)
+            points = sweeps.points(panel.sweep, method, place / name)
             best = comparison.best(points)
             shown = points if panel.every_point else [best] if best else points[:1]
             for point in shown:

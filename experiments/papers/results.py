@@ -18,7 +18,7 @@ import tyro
 from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
 from experiments.papers.claims import Claim, Found, read
 from experiments.papers.paper_claims import CLAIMS
-from fedjax_muon.cli.refusals import refusing
+from fedjax_muon.runs.errors import refusing
 
 PAPERS = {
     "fedmuon_001": fedmuon_001.ITEMS,

@@ -32,9 +32,9 @@ from benchmarks.machine import machine
 from experiments.papers import fedmuon_004
 from experiments.papers.frame import Scale, shown
 from experiments.papers.paper_report import interval
-from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.runs.build import simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Config, Run
+from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.transforms import muon
 

@@ -9,8 +9,8 @@ import tyro
 from tyro.conf import subcommand
 
 import fedjax_muon
-from fedjax_muon.cli import arguments, refusals
-from fedjax_muon.runs import launch
+from fedjax_muon.cli import arguments
+from fedjax_muon.runs import errors, launch
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -20,18 +20,18 @@ def main(argv: list[str] | None = None) -> None:
         print(f"fedjax-muon {fedjax_muon.__version__}")
         return
     launch.remember_programs()
-    with refusals.refusing():
+    with errors.refusing():
         train = arguments.train_class(arguments.algorithm_in(argv))
     # Modules are imported when their command runs: help needs none of them.
     runners: dict[type, tuple[str, str, str]] = {
         arguments.Compare: ("compare", "commands", "compare"),
         train: ("train", "commands", "train"),
-        arguments.Sweep: ("sweep", "sweeping", "command"),
+        arguments.Sweep: ("sweep", "commands", "sweep"),
         arguments.Resume: ("resume", "commands", "resume"),
         arguments.List: ("list", "commands", "show"),
         arguments.Plot: ("plot", "commands", "plot"),
         arguments.Partition: ("partition", "commands", "partition"),
-        arguments.Private: ("private", "private", "command"),
+        arguments.Private: ("private", "commands", "private"),
         arguments.Noise: ("noise", "commands", "noise"),
         arguments.Data: ("data", "datasets", "command"),
         arguments.Prepare: ("prepare", "commands", "prepare"),
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
             for kind, (name, _, _) in runners.items()
         )
     ]
-    with refusals.refusing():
+    with errors.refusing():
         args = tyro.cli(
             kinds,
             args=argv,
@@ -53,5 +53,5 @@ def main(argv: list[str] | None = None) -> None:
         )
     _, module, function = runners[type(args)]
     with warnings.catch_warnings():
-        warnings.showwarning = refusals.show_warning
+        warnings.showwarning = errors.show_warning
         getattr(importlib.import_module(f"{__name__}.{module}"), function)(args)

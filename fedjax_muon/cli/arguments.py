@@ -63,7 +63,7 @@ class Sweep:
     The hyper-parameters of an algorithm that are best on validation examples are
     reported with their test accuracy. All cells of an algorithm's grid are one compiled
     program. STEM, FAFED and FedSGDA-M, which are not defined for some of the clients,
-    play with all of them.
+    run with all of them.
     """
 
     algorithms: Names = ("all",)
@@ -128,7 +128,7 @@ class Private:
 
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
-    what: FlatPrivate = PRIVATE
+    job: FlatPrivate = PRIVATE
 
 
 @dataclasses.dataclass(frozen=True)

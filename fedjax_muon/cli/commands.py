@@ -1,4 +1,4 @@
-"""What the commands do, once their arguments are known to make sense."""
+"""The commands, once their arguments are known to make sense."""
 
 import dataclasses
 import sys
@@ -11,14 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import data, models
-from fedjax_muon.cli import arguments, private, sweeping, tables
-from fedjax_muon.cli.refusals import refusing
-from fedjax_muon.cli.session import new_directory, progress_bar, resumable
+from fedjax_muon.algorithms.registry import find
+from fedjax_muon.cli import arguments
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
-from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
+from fedjax_muon.runs import compare as comparisons
 from fedjax_muon.runs import directory, launch
+from fedjax_muon.runs import private as privately
+from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs import train as training
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import (
     METHODS,
@@ -27,8 +30,11 @@ from fedjax_muon.runs.config import (
     Run,
     Sweep,
     hyper_parameters,
+    methods_for,
 )
+from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.runs.session import new_directory, progress_bar, resumable
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError
@@ -66,20 +72,20 @@ def train(args) -> None:
     run = Run(args.algorithm, hyper, args.seed, args.config)
     with refusing():
         launch.begin(args.launch, run.config.devices)
-        place = new_directory(args.output, run.algorithm)
+        run_dir = new_directory(args.output, run.algorithm)
         if jax.process_count() > 1 and args.output is None:
             raise ValueError("several processes need one directory; name it by output")
         dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
         check_memory(simulation)
-        directory.create(place, run)
-    _train(run, simulation, place)
+        directory.create(run_dir, run)
+    _train(run, simulation, run_dir)
 
 
-def _train(run, simulation, place) -> None:
+def _train(run: Run, simulation, run_dir: Path) -> None:
     console = Console(quiet=not is_first())
-    again = launch.together(f"fedjax-muon resume {place}")
-    with resumable(place) as pause, progress_bar(console) as bar, refusing(), again:
+    again = launch.together(f"fedjax-muon resume {run_dir}")
+    with resumable(run_dir) as pause, progress_bar(console) as bar, refusing(), again:
         task = bar.add_task(METHODS[run.algorithm].label, total=run.config.rounds)
 
         def tick(rounds: int) -> None:
@@ -87,18 +93,18 @@ def _train(run, simulation, place) -> None:
             pause()
 
         try:
-            first = directory.play(run, simulation, place, tick)
+            first = training.train(run, simulation, run_dir, tick)
         except NonFiniteError as error:
             bar.stop()
             console.print(str(error), style="red")
             sys.exit(1)
     if not is_first():
         return
-    columns = metrics_csv.read(place / directory.METRICS)
-    plots.curves({METHODS[run.algorithm].label: [columns]}, place / "curves.png")
+    columns = metrics_csv.read(run_dir / directory.METRICS)
+    plots.curves({METHODS[run.algorithm].label: [columns]}, run_dir / "curves.png")
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
-        f"{columns['round'][-1]} rounds; metrics and figure in {place}"
+        f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
     )
     if first is not None:
         console.print(f"the first round took {first:.1f} s, compilation included")
@@ -106,130 +112,121 @@ def _train(run, simulation, place) -> None:
 
 def compare(args: arguments.Compare) -> None:
     """`fedjax-muon compare`."""
-    for name in args.lr:
-        if name not in args.algorithms:
-            with refusing():
+    with refusing():
+        for name in args.lr:
+            if name not in args.algorithms:
                 raise ValueError(
                     f"--lr names {name!r}, which is not compared; the algorithms are "
                     f"{', '.join(args.algorithms)}"
                 )
-    tuned = TUNED_LR[args.config.problem]
-    tuned = {name: lr for name, lr in tuned.items() if name in args.algorithms}
-    what = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
-    place = new_directory(args.output, "compare")
-    with refusing():
-        launch.begin(launch.Launch(), what.config.devices)
-        dataset = _check_cells(what)
-        directory.create(place, what)
-    _compare(what, dataset, place)
+        tuned = TUNED_LR[args.config.problem]
+        tuned = {name: lr for name, lr in tuned.items() if name in args.algorithms}
+        job = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
+        run_dir = new_directory(args.output, "compare")
+        launch.begin(launch.Launch(), job.config.devices)
+        dataset = comparisons.check(job)
+        directory.create(run_dir, job)
+    _compare(job, dataset, run_dir)
 
 
-def _check_cells(what: Comparison) -> data.Dataset:
-    for name, values in (("algorithms", what.algorithms), ("seeds", what.seeds)):
-        if not values or len(set(values)) != len(values):
-            raise ValueError(f"{name} must be one or more, each once, got {values}")
-    dataset = dataset_of(what.config)
-    for algorithm in what.algorithms:
-        simulation_of(what.cell(algorithm, what.seeds[0]), dataset)
-    for seed in what.seeds[1:]:
-        parts_of(what.config, dataset, seed)
-    return dataset
-
-
-def _compare(what: Comparison, dataset, place: Path) -> None:
+def _compare(job: Comparison, dataset: data.Dataset, run_dir: Path) -> None:
+    diverged = comparisons.run(job, dataset, run_dir)
     console = Console()
-    cells = directory.cells(place, what)
-    diverged: dict[str, str] = {}
-    with resumable(place) as pause, progress_bar(console) as bar, refusing():
-        total = len(cells) * what.config.rounds
-        everything = bar.add_task("all", total=total)
-
-        def tick(rounds: int) -> None:
-            bar.advance(everything, rounds)
-            pause()
-
-        for algorithm in what.algorithms:
-            simulation = None
-            for seed in what.seeds:
-                cell = place / algorithm / f"seed{seed}"
-                run = cells[cell]
-                label = METHODS[algorithm].label
-                bar.update(everything, description=f"{label}, seed {seed}")
-                if not (cell / directory.CONFIG).exists():
-                    directory.create(cell, run)
-                directory.check_same(cell, run)
-                if directory.is_complete(cell, run):
-                    bar.advance(everything, what.config.rounds)
-                    continue
-                if simulation is None:
-                    simulation = simulation_of(run, dataset)
-                    check_memory(simulation)
-                parts = parts_of(what.config, dataset, seed)
-                try:
-                    directory.play(
-                        run,
-                        simulation.vary(parts=parts),
-                        cell,
-                        tick,
-                    )
-                except NonFiniteError as error:
-                    diverged[algorithm] = f"seed {seed}, {error}"
-        bar.update(everything, description="done")
-    _report(what, place, diverged, console)
-
-
-def _report(what: Comparison, place: Path, diverged, console: Console) -> None:
-    runs = {
-        METHODS[name].label: [
-            metrics_csv.read(place / name / f"seed{seed}" / directory.METRICS)
-            for seed in what.seeds
-        ]
-        for name in what.algorithms
-        if name not in diverged
-    }
     for name, why in diverged.items():
         console.print(f"{METHODS[name].label} diverged: {why}", style="red")
-    if not runs:
+    table = comparisons.report(job, run_dir, diverged)
+    if table is None:
         sys.exit(1)
-    target = comparison.target_score(runs)
-    summaries = comparison.summarize(runs, target)
-    comparison.write(summaries, place / "summary.csv")
-    title = tables.title(what.config)
-    figure = place / "comparison.png"
-    plots.curves(runs, figure, title=title, target=target)
-    seeds, score = len(what.seeds), what.config.score
-    table = tables.compared(summaries, target, title, seeds, score)
     console.print(tables.for_terminal(table))
-    console.print(f"metrics, checkpoints and {figure.name} in {place}")
+    console.print(f"metrics, checkpoints and comparison.png in {run_dir}")
+
+
+def sweep(args: arguments.Sweep) -> None:
+    """`fedjax-muon sweep`."""
+    with refusing():
+        names = args.algorithms
+        if names == ("all",):
+            names = tuple(methods_for(args.config))
+        grids = {name: _grid(name, args.grid) for name in names}
+        job = Sweep(
+            names, grids, args.seeds, args.validation, args.cells_at_once, args.config
+        )
+        run_dir = new_directory(args.output, "sweep")
+        sweeps.check(job)
+        directory.create(run_dir, job)
+    _sweep(job, run_dir)
+
+
+def _sweep(job: Sweep, run_dir: Path) -> None:
+    sweeps.train(job, run_dir)
+    table = sweeps.report(job, run_dir)
+    console = Console()
+    console.print(tables.for_terminal(table))
+    console.print(f"all cells, summary and figures in {run_dir}")
+    if not any(point for point in sweeps.best(job, run_dir).values()):
+        sys.exit(1)
+
+
+def _grid(name: str, given: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
+    """The grid of one algorithm. Raises `ValueError` for what is no grid."""
+    method = find(name, METHODS)
+    if given == ("paper",):
+        return dict(method.grid)
+    if not given:
+        raise ValueError(
+            "a grid is the word paper, or NAME=NUMBER,NUMBER,...; got none"
+        )
+    grid: dict[str, tuple[float, ...]] = {}
+    for words in given:
+        option, _, numbers = words.partition("=")
+        if option in grid:
+            raise ValueError(f"the grid names {option!r} twice")
+        try:
+            grid[option] = tuple(map(float, numbers.split(",")))
+        except ValueError as error:
+            raise ValueError(
+                f"a grid is the word paper, or NAME=NUMBER,NUMBER,...; got {words!r}"
+            ) from error
+    return grid
+
+
+def private(args: arguments.Private) -> None:
+    """`fedjax-muon private`."""
+    with refusing():
+        plan = privately.prepare(args.job)
+        run_dir = new_directory(args.output, "private")
+        directory.create(run_dir, args.job)
+    privately.run(plan, run_dir)
 
 
 def resume(args: arguments.Resume) -> None:
     """`fedjax-muon resume`."""
-    place = args.directory
+    run_dir = args.directory
     with refusing():
-        what = directory.read(place)
-        devices = 1 if isinstance(what, Private) else what.config.devices
+        job = directory.read(run_dir)
+        devices = 1 if isinstance(job, Private) else job.config.devices
         launch.begin(args.launch, devices)
-        if jax.process_count() > 1 and not isinstance(what, Run):
-            raise ValueError(f"several processes resume single runs; {place} has many")
-        if isinstance(what, Run):
-            dataset = dataset_of(what.config)
-            simulation = simulation_of(what, dataset)
+        if jax.process_count() > 1 and not isinstance(job, Run):
+            raise ValueError(
+                f"several processes resume single runs; {run_dir} has many"
+            )
+        if isinstance(job, Run):
+            simulation = simulation_of(job, dataset_of(job.config))
             check_memory(simulation)
-        elif isinstance(what, Comparison):
-            dataset = _check_cells(what)
-        elif isinstance(what, Private):
-            plan = private.prepare(what)
+        elif isinstance(job, Comparison):
+            dataset = comparisons.check(job)
+        elif isinstance(job, Private):
+            plan = privately.prepare(job)
         else:
-            sweeping.check(what)
-    if isinstance(what, Run):
-        _train(what, simulation, place)
-    elif isinstance(what, Comparison):
-        _compare(what, dataset, place)
-    elif isinstance(what, Private):
-        private.play(plan, place)
+            sweeps.check(job)
+    if isinstance(job, Run):
+        _train(job, simulation, run_dir)
+    elif isinstance(job, Comparison):
+        _compare(job, dataset, run_dir)
+    elif isinstance(job, Private):
+        privately.run(plan, run_dir)
     else:
-        sweeping.play(what, place)
+        _sweep(job, run_dir)
 
 
 def show(args: arguments.List) -> None:
@@ -253,20 +250,20 @@ def plot(args: arguments.Plot) -> None:
         if not args.directories:
             raise ValueError("plot needs at least one run directory")
         runs: dict[str, list] = {}
-        for place in args.directories:
-            what = directory.read(place)
-            if isinstance(what, Private):
+        for run_dir in args.directories:
+            job = directory.read(run_dir)
+            if isinstance(job, Private):
                 raise ValueError(
-                    f"{place} is of `private`, which has drawn its figure: utility.png"
+                    f"{run_dir} is of `private`, whose figure is utility.png"
                 )
-            if isinstance(what, Sweep):
-                for method, point in sweeping.best(what, place).items():
+            if isinstance(job, Sweep):
+                for method, point in sweeps.best(job, run_dir).items():
                     if point is not None:
                         runs.setdefault(method, []).extend(point.runs)
                 continue
-            cells = (
-                {place: what} if isinstance(what, Run) else directory.cells(place, what)
-            )
+            cells = {run_dir: job} if isinstance(job, Run) else {}
+            if isinstance(job, Comparison):
+                cells = directory.cells(run_dir, job)
             for cell, run in cells.items():
                 label = METHODS[run.algorithm].label
                 columns = metrics_csv.read(cell / directory.METRICS)
@@ -311,13 +308,13 @@ def noise(args: arguments.Noise) -> None:
         launch.begin(launch.Launch(), run.config.devices)
         dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
-        params = directory.last_params(run, simulation, args.directory)
+        params = training.last_params(run, simulation, args.directory)
         key = start_key(args.seed)
         norms = noise_norms(simulation, params, key, batches=args.batches)
         tail = max(1, round(args.tail * norms.size))
         index = float(hill(norms, tail))
         label = METHODS[run.algorithm].label
-        title = f"{tables.title(run.config)}, {label}"
+        title = f"{run.config.title}, {label}"
         plots.tail(np.ravel(norms), tail, index, args.output, title=title)
     print(
         f"tail index {index:.2f} ± {index / tail**0.5:.2f} of the gradient noise, from "

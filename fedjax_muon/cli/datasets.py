@@ -9,10 +9,10 @@ from rich.text import Text
 
 from fedjax_muon import data
 from fedjax_muon.cli import arguments
-from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.data import Status, prepared
 from fedjax_muon.data.names import PREPARED, data_directory, source_of
 from fedjax_muon.data.source import File, Source, existing
+from fedjax_muon.runs.errors import refusing
 
 STYLE = {"there": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}
 EMBEDDED = "scikit-learn"

@@ -1,4 +1,4 @@
-"""What every algorithm is made of: the interface, local training, hyper-parameters."""
+"""Building blocks of algorithms: the interface, local training, hyper-parameters."""
 
 from fedjax_muon.core.algorithm import (
     Algorithm,

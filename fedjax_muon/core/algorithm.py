@@ -1,10 +1,10 @@
 """The interface of a federated algorithm.
 
 A round is a sequence of exchanges. In each, the server broadcasts a pytree, every
-sampled client answers with a message and keeps a private state, and the server folds
-the weighted mean of the messages into its own state. Nothing else crosses the network,
-which is what lets the engine own the mean, the mapping over clients, the byte counts
-and whatever happens to a message on its way.
+sampled client returns a message and updates its private state, and the server updates
+its own state from the weighted mean of the messages. Nothing else crosses the network.
+So the engine alone computes the mean, maps over clients and counts bytes, and wrappers
+change messages without knowing the algorithm.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,22 @@ Project = Callable[[Params], Params]
 
 
 def unconstrained(params: Params) -> Params:
-    """The projection of a problem without constraints: the identity."""
+    """Returns the parameters as they are: the projection without constraints.
+
+    Args:
+      params: Parameters.
+
+    Returns:
+      The same parameters.
+    """
     return params
 
 
 class Objective(NamedTuple):
-    """What is minimized, as algorithms see it.
+    """The function that an algorithm minimizes, by its gradients and its constraints.
 
-    Built inside a traced function, which may close over the examples; never an argument
-    of a compiled one.
+    It is built inside a traced function, which may close over the examples, and is
+    never an argument of a compiled function.
     """
 
     grad: GradFn
@@ -34,27 +41,34 @@ class Objective(NamedTuple):
     example_grad: GradFn | None = None
     # (params, batch, key) -> gradients of single examples, leaves [B, ...]
     public_grad: Callable[[Params], Params] | None = None
-    # gradient of the terms that touch no data
+    # params -> gradient of the terms that depend on no data
 
 
 class Round(NamedTuple):
-    """What everyone knows of a round besides their own state."""
+    """Information about a round that the server and the clients share."""
 
-    # int32 [], from 0
+    # int32 [], counts from 0
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
-    key: jax.Array  # typed key; another one for the server and for every client
-    steps: int  # K, the batches that each client works through
-    clients: int | jax.Array  # S, how many take part
+    key: jax.Array  # typed key; the server and every client have their own
+    steps: int  # K, the number of batches of each client
+    clients: int | jax.Array  # S, the number of clients that take part
     fraction: float | jax.Array  # S / N
 
 
-def as_sent(message):
-    """`decode` of an exchange whose messages are averaged as they are."""
+def as_sent(message: Any) -> Any:
+    """`decode` of an exchange whose messages are averaged as they are.
+
+    Args:
+      message: Message of a client.
+
+    Returns:
+      The same message.
+    """
     return message
 
 
 class Exchange(NamedTuple):
-    """One broadcast, the clients' answers to it, and what the server makes of them.
+    """One broadcast, the clients' messages, and the server's update from their mean.
 
     Broadcasts and messages are named tuples whose parameters, or their change, are the
     field `params`.
@@ -68,38 +82,38 @@ class Exchange(NamedTuple):
     server: Callable[[Any, Any, Round], Any]
     # (state, mean message, round) -> state
     decode: Callable[[Any], Any] = as_sent
-    # message -> what the mean is taken of, where a message travels in another form
+    # message -> value that is averaged, if a message is sent in another form
     reduce_sum: bool = False
     # whether the server receives the plain sum of all messages, even if there are none
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm: how states begin, and what is exchanged in a round."""
+    """A federated algorithm: initial states, and the exchanges of a round."""
 
     init: Callable[[Params], Any]  # params -> server state, which has `.params`
     init_client: Callable[[Params], Any]  # params -> client state, () if none
     exchanges: tuple[Exchange, ...]
     prologue: tuple[Exchange, ...] = ()  # run once, by all clients, before round 0
-    # whether its identities hold for the unweighted mean only
+    # whether it is correct for the unweighted mean only
     uniform_weights: bool = False
     # whether it is defined for full participation only
     full_participation: bool = False
-    # (N, S), if it divides by them itself
+    # (N, S) that it was built for, if it divides by them itself
     cohort_spec: tuple[int, int] | None = None
-    # what made it, see `core.recipe`
+    # the function and arguments that it was made from, see `core.recipe`
     recipe: Any = None
 
 
 def map_exchanges(
     change: Callable[[int, Exchange], Exchange], algorithm: Algorithm
 ) -> Algorithm:
-    """Changes all exchanges of an algorithm, the prologue's too.
+    """Changes all exchanges of an algorithm, including those of the prologue.
 
-    The one way to write a wrapper: no message escapes it.
+    Wrappers are written with this function, so that they cover every message.
 
     Args:
-      change: Called as `change(number, exchange)`; exchanges are numbered from 0 at the
-        prologue's first.
+      change: Called as `change(number, exchange)`; exchanges are numbered from 0,
+        beginning with those of the prologue.
       algorithm: The algorithm to wrap.
 
     Returns:
@@ -121,17 +135,17 @@ def map_exchanges(
 
 
 class Model(NamedTuple):
-    """A broadcast or a message that is parameters, or their change, alone."""
+    """A broadcast or a message with nothing but parameters, or their change."""
 
     params: Params
 
 
 def broadcast_params(state: Any, round: Round) -> Model:
-    """`broadcast` of an algorithm whose clients need the parameters alone.
+    """`broadcast` of an algorithm whose clients need only the parameters.
 
     Args:
       state: Server state, which has the field `params`.
-      round: Not used; every `broadcast` is given it.
+      round: Not used; it is an argument of every `broadcast`.
 
     Returns:
       A message with the parameters.
@@ -145,11 +159,11 @@ def broadcast_params(state: Any, round: Round) -> Model:
 
 
 def broadcast_state(state: Any, round: Round) -> Any:
-    """`broadcast` of an algorithm whose server has no secrets.
+    """`broadcast` of an algorithm whose clients receive the whole server state.
 
     Args:
       state: Server state, a named tuple with the field `params`.
-      round: Not used; every `broadcast` is given it.
+      round: Not used; it is an argument of every `broadcast`.
 
     Returns:
       The state as it is.
@@ -166,7 +180,8 @@ def no_client_state(params: Params) -> tuple[()]:
     """`init_client` of an algorithm whose clients keep nothing between rounds.
 
     Args:
-      params: Not used; every `init_client` is given the initial parameters.
+      params: Not used; the initial parameters are the argument of every
+        `init_client`.
 
     Returns:
       The empty tuple.

@@ -1,4 +1,4 @@
-"""Hyper-parameters: numbers or schedules, and the ranges that they must lie in."""
+"""Hyper-parameters: numbers or schedules, and their ranges."""
 
 import functools
 import math
@@ -13,9 +13,9 @@ from fedjax_muon.core import tree
 from fedjax_muon.core.algorithm import Round
 
 Schedule = Callable[[jax.Array], Any]  # round index -> number
-# what a hyper-parameter may be: also a prefix of the parameters' tree, see `tree`
+# A hyper-parameter may also be a prefix of the parameters' tree, see `tree`.
 Hyper = float | jax.Array | Schedule | tuple["Hyper", ...]
-Number = float | jax.Array  # one that is no schedule; sweeps can vary it too
+Number = float | jax.Array  # a hyper-parameter that cannot be a schedule
 
 
 def value_at(value: Hyper, round: Round) -> Any:
@@ -36,7 +36,7 @@ def value_at(value: Hyper, round: Round) -> Any:
 
 
 def after_first(value: Hyper, first: float = 0.0) -> Hyper:
-    """`first` in round 0 and `value` later: the weight of a past that is not yet there.
+    """Returns `first` in round 0 and `value` afterwards, such as a momentum of 0.
 
     Args:
       value: A number, a schedule of the round index, or a tree of them.
@@ -49,7 +49,7 @@ def after_first(value: Hyper, first: float = 0.0) -> Hyper:
       >>> algorithm = scaffold_m(lr=0.1, momentum=after_first(0.9))
     """
 
-    def schedule(value):
+    def schedule(value: Any) -> Schedule:
         later = value if callable(value) else lambda index: value
         return lambda index: jnp.where(index == 0, first, later(index))
 
@@ -58,7 +58,7 @@ def after_first(value: Hyper, first: float = 0.0) -> Hyper:
 
 def check_range(
     name: str,
-    value,
+    value: Any,
     low: float = 0.0,
     high: float = math.inf,
     *,
@@ -66,12 +66,26 @@ def check_range(
     open_high: bool = False,
     schedules: bool = True,
 ) -> None:
-    """Refuses a concrete number outside [low, high], whose ends may be left out.
+    """Checks that a hyper-parameter is a number in [low, high].
 
-    Tracers pass, and so do functions of the round index where `schedules` are allowed:
-    their values are not known when a factory is called. The fields of a named tuple
-    are checked each. Raises `ValueError` for a number out of range or not finite, and
-    `TypeError` for what is no number.
+    Traced numbers pass, as do schedules where they are allowed, since their values are
+    unknown when an algorithm is made. In a named tuple every field is checked.
+
+    Args:
+      name: Name of the argument, for the error message.
+      value: Value of the argument.
+      low: Lower end of the range.
+      high: Upper end of the range.
+      open_low: Whether `low` itself is excluded.
+      open_high: Whether `high` itself is excluded.
+      schedules: Whether a schedule is allowed.
+
+    Raises:
+      TypeError: If the value is not a number, nor an allowed schedule.
+      ValueError: If it is out of range or not finite.
+
+    Example:
+      >>> check_range("momentum", 0.9, 0.0, 1.0, open_high=True)
     """
     if hasattr(value, "_fields"):
         check = functools.partial(
@@ -95,7 +109,18 @@ def check_range(
 
 
 def check_count(name: str, value: int, low: int = 1, high: int | None = None) -> None:
-    """Refuses what is no whole number in [low, high]."""
+    """Checks that a value is an integer in [low, high].
+
+    Args:
+      name: Name of the argument, for the error message.
+      value: Value of the argument.
+      low: Smallest value.
+      high: Largest value, the number of an agent's examples; None for no limit.
+
+    Raises:
+      TypeError: If the value is not an integer.
+      ValueError: If it is out of range.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < low:

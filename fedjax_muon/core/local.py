@@ -1,4 +1,4 @@
-"""Local training, which all algorithms share: the loop over batches and one move."""
+"""Local training, common to all algorithms: the loop over batches and one move."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +21,12 @@ def descend(
     """Computes `params - lr * rule(direction)`.
 
     Args:
-      params: Where the step begins.
+      params: Parameters before the step.
       lr: Learning rate of this round: a number, or a tree of numbers that is a prefix
         of `params`.
       rule: An optax transformation without a learning rate.
       opt: State of the rule.
-      direction: What the rule is applied to, shaped like `params`.
+      direction: Input of the rule, shaped like `params`.
 
     Returns:
       The new parameters, and the new state of the rule.
@@ -50,17 +50,17 @@ def move(
 ) -> tuple[Params, optax.OptState]:
     """One local move: `project(params - lr * rule(direction))`.
 
-    Local rules are reset every round unless an algorithm says otherwise; what must
-    outlive a round travels as the algorithm's own state.
+    Local rules are reset every round unless stated otherwise. Values that outlive a
+    round are part of the algorithm's own state.
 
     Args:
-      objective: Has the projection onto the constraint set.
-      params: Where the move begins.
+      objective: Provides the projection onto the constraint set.
+      params: Parameters before the move.
       lr: Learning rate of this round: a number, or a tree of numbers that is a prefix
         of `params`.
       rule: An optax transformation without a learning rate.
       opt: State of the rule.
-      direction: What the rule is applied to, such as a gradient; shaped like `params`.
+      direction: Input of the rule, such as a gradient; shaped like `params`.
 
     Returns:
       The new parameters, and the new state of the rule.
@@ -75,8 +75,17 @@ def move(
     return objective.project(moved), opt
 
 
-def mean_direction(lr: Hyper, round: Round, dx):
-    """-dx / (K lr): the mean of the directions whose K moves add up to dx."""
+def mean_direction(lr: Hyper, round: Round, dx: Params) -> Params:
+    """Computes -dx / (K lr), the mean direction of K local moves whose sum is dx.
+
+    Args:
+      lr: Local learning rate.
+      round: The round; K is `round.steps`.
+      dx: Sum of the moves, shaped like the parameters.
+
+    Returns:
+      The mean direction, shaped like `dx`.
+    """
     weight = lambda lr: -1 / (round.steps * lr)
     return tree.scale(tree.map(weight, value_at(lr, round)), dx)
 
@@ -90,15 +99,14 @@ def local_steps(
     """Scans a local step over the K batches of a client.
 
     Args:
-      step: Called as `step(carry, batch, key) -> (carry, seen)`, where `seen` is
-        whatever is averaged: gradients for control variates, or `()`.
-      carry: What the first step starts from.
+      step: Called as `step(carry, batch, key) -> (carry, output)`. The outputs are
+        averaged: gradients for control variates, or `()`.
+      carry: The first step's carry.
       batches: A pytree of arrays with leaves [K, ...].
       key: Typed key, which is split into one for each step.
 
     Returns:
-      The last carry, and the mean of all `seen`, of which never more than one is
-      stored.
+      The last carry, and the mean of all outputs, which are never stored together.
 
     Example:
       >>> step = lambda x, batch, key: (x - 0.1 * (x - batch), ())
@@ -108,10 +116,10 @@ def local_steps(
     one = jax.tree.map(lambda x: x[0], (batches, keys))
     total = tree.zeros_like(jax.eval_shape(step, carry, *one)[1])
 
-    def body(state, row):
+    def body(state: tuple[Any, Any], row: tuple[Any, Any]) -> tuple[Any, None]:
         carry, total = state
-        carry, seen = step(carry, *row)
-        return (carry, tree.add(total, seen)), None
+        carry, output = step(carry, *row)
+        return (carry, tree.add(total, output)), None
 
     (carry, total), _ = jax.lax.scan(body, (carry, total), (batches, keys))
     return carry, tree.scale(1 / len(keys), total)
@@ -120,11 +128,11 @@ def local_steps(
 def mean_gradient(
     objective: Objective, params: Params, batches: Any, key: jax.Array
 ) -> Params:
-    """The mean gradient over all of `batches`, at one point: what prologues measure.
+    """Computes the mean gradient over all `batches` at one point, as prologues do.
 
     Args:
-      objective: Has the gradient.
-      params: Where the gradient is taken.
+      objective: Provides the gradient.
+      params: Parameters at which the gradient is evaluated.
       batches: A pytree of arrays with leaves [K, ...].
       key: Typed key, which is split into one for each batch.
 

@@ -1,4 +1,4 @@
-"""Shapes of what an algorithm sends, read off its interface."""
+"""Shapes of the messages of an algorithm, from its interface."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -8,54 +8,68 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_muon.core import tree
-from fedjax_muon.core.algorithm import Algorithm, Exchange, Objective, Round
+from fedjax_muon.core.algorithm import Algorithm, Exchange, Objective, Params, Round
 
 
 class MessageShapes(NamedTuple):
-    """The shapes of what one exchange sends to and receives from one client."""
+    """Shapes of an exchange's messages to and from one client."""
 
-    down: Any
-    up: Any
+    down: Any  # broadcast
+    up: Any  # message of the client
 
 
 def exchange_shapes(
     exchanges: Iterable[Exchange],
     algorithm: Algorithm,
     objective: Objective,
-    params,
-    batches,
+    params: Params,
+    batches: Any,
 ) -> list[MessageShapes]:
-    """What some exchanges of an algorithm send, without running anything.
+    """Finds the shapes of the messages of some exchanges, without running anything.
 
     Args:
-      exchanges: Some of the algorithm's.
-      algorithm: Gives the states.
-      objective: What is minimized.
-      params: Parameters, or their `ShapeDtypeStruct`s, as all arrays here.
-      batches: Those of one client, leaves [K, ...].
+      exchanges: Exchanges of the algorithm.
+      algorithm: Provides the states.
+      objective: Function to minimize.
+      params: Parameters, or their `ShapeDtypeStruct`s.
+      batches: Batches of one client, leaves [K, ...], or their `ShapeDtypeStruct`s.
 
     Returns:
-      `ShapeDtypeStruct`s for each exchange.
+      The `ShapeDtypeStruct`s of each exchange.
     """
     state = jax.eval_shape(algorithm.init, params)
     client_state = jax.eval_shape(algorithm.init_client, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
     steps = jax.tree.leaves(batches)[0].shape[0]
 
-    def sent(exchange, state, client_state, batches, key):
+    def shapes(
+        exchange: Exchange, state: Any, client_state: Any, batches: Any, key: Any
+    ) -> MessageShapes:
         round = Round(jnp.int32(0), key, steps, 1, 1.0)
         shared = exchange.broadcast(state, round)
         up, _ = exchange.client(objective, shared, client_state, batches, round)
         return MessageShapes(shared, up)
 
-    look = lambda e: jax.eval_shape(partial(sent, e), state, client_state, batches, key)
-    return [look(exchange) for exchange in exchanges]
+    return [
+        jax.eval_shape(partial(shapes, exchange), state, client_state, batches, key)
+        for exchange in exchanges
+    ]
 
 
-def message_shapes(algorithm: Algorithm, params) -> list[Any]:
-    """The shapes of what a client sends in all exchanges, the prologue's first.
+def message_shapes(algorithm: Algorithm, params: Params) -> list[Any]:
+    """Finds the shapes of a client's messages in all exchanges, the prologue's first.
 
     They are the same for any objective.
+
+    Args:
+      algorithm: The algorithm.
+      params: Parameters, or their `ShapeDtypeStruct`s.
+
+    Returns:
+      The `ShapeDtypeStruct`s of the message in each exchange.
+
+    Example:
+      >>> (message,) = message_shapes(fedavg(lr=0.1), {"w": jnp.ones(3)})
     """
     batches = jax.ShapeDtypeStruct((1,), jnp.float32)
     exchanges = (*algorithm.prologue, *algorithm.exchanges)
@@ -63,7 +77,7 @@ def message_shapes(algorithm: Algorithm, params) -> list[Any]:
     return [sent.up for sent in shapes]
 
 
-def _zero(params, batch, key):
-    """A gradient that does not look at its batch."""
+def _zero(params: Params, batch: Any, key: jax.Array) -> Params:
+    """A gradient that does not depend on its batch."""
     del batch, key
     return tree.zeros_like(params)

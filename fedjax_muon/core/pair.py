@@ -1,8 +1,8 @@
-"""Two variables, one to be minimised and one to be maximised over.
+"""Pairs of variables for minimax problems: minimization over x, maximization over y.
 
-Minimax needs no engine of its own: parameters are a `Pair`, gradients are negated in y,
-and every algorithm, plan, wrapper and sweep applies. A hyper-parameter of one value
-holds for both variables, `Pair(0.1, 0.01)` for each its own.
+Parameters are a `Pair`, and gradients are negated in y. Every algorithm, plan, wrapper
+and sweep then applies to minimax problems. A hyper-parameter is one value for both
+variables, or `Pair(0.1, 0.01)` with one value each.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,30 @@ from fedjax_muon.core import tree
 
 
 class Pair(NamedTuple):
-    """min over x, max over y; or anything else of which each has its own."""
+    """Variables x (minimization) and y (maximization), or a value for each of them."""
 
     x: Any
     y: Any
 
 
-def descent_ascent(grad_fn):
-    """The gradient of a function of a `Pair`, its y turned to descend."""
+def descent_ascent(
+    grad_fn: Callable[[Pair, Any, Any], Any],
+) -> Callable[[Pair, Any, Any], Pair]:
+    """Negates the y part of a gradient, so that descent becomes ascent in y.
 
-    def directed(params: Pair, batch, key) -> Pair:
+    Args:
+      grad_fn: Gradient `(params, batch, key) -> (x, y)` of a function of a `Pair`.
+
+    Returns:
+      The gradient, a `Pair` whose y part is negated.
+
+    Example:
+      >>> grad = descent_ascent(lambda params, batch, key: params)
+      >>> grad(Pair(jnp.ones(2), jnp.ones(2)), None, None).y.tolist()
+      [-1.0, -1.0]
+    """
+
+    def directed(params: Pair, batch: Any, key: Any) -> Pair:
         x, y = grad_fn(params, batch, key)
         return Pair(x, tree.scale(-1, y))
 
@@ -34,31 +48,56 @@ def descent_ascent(grad_fn):
 def per_variable(
     x: optax.GradientTransformation, y: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformation:
-    """A rule for each variable by itself: norms and clips do not mix x and y.
+    """Applies separate rules to x and y, so that norms and clips do not mix them.
 
     Args:
-      x: the rule of x.
-      y: the rule of y; the same by default.
+      x: Rule of x, an optax transformation without a learning rate.
+      y: Rule of y; the same as for x by default.
+
+    Returns:
+      A transformation of a `Pair`.
+
+    Example:
+      >>> rule = per_variable(optax.clip_by_global_norm(1.0))
     """
     rules = Pair(x, x if y is None else y)
 
-    def init(params):
+    def init(params: Pair) -> Pair:
         return Pair(rules.x.init(params.x), rules.y.init(params.y))
 
-    def update(updates, state, params=None):
-        mine = Pair(None, None) if params is None else params
-        x, state_x = rules.x.update(updates.x, state.x, mine.x)
-        y, state_y = rules.y.update(updates.y, state.y, mine.y)
+    def update(
+        updates: Pair, state: Pair, params: Pair | None = None
+    ) -> tuple[Pair, Pair]:
+        current = Pair(None, None) if params is None else params
+        x, state_x = rules.x.update(updates.x, state.x, current.x)
+        y, state_y = rules.y.update(updates.y, state.y, current.y)
         return Pair(x, y), Pair(state_x, state_y)
 
     return optax.GradientTransformation(init, update)
 
 
 def on_y(project: Callable[[jax.Array], jax.Array]) -> Callable[[Pair], Pair]:
-    """A projection of an array as one of every leaf of y."""
+    """Extends a projection of arrays to pairs: it applies to every leaf of y.
+
+    Args:
+      project: Projection of one array.
+
+    Returns:
+      A projection of a `Pair` that leaves x unchanged.
+
+    Example:
+      >>> project = on_y(optax.projections.projection_simplex)
+    """
     return lambda params: Pair(params.x, jax.tree.map(project, params.y))
 
 
-def both(value) -> Pair:
-    """A hyper-parameter's values for x and y, where one value stands for both."""
+def as_pair(value: Any) -> Pair:
+    """Returns the values of a hyper-parameter for x and y.
+
+    Args:
+      value: A `Pair`, or one value for both variables.
+
+    Returns:
+      A `Pair`.
+    """
     return value if isinstance(value, Pair) else Pair(value, value)

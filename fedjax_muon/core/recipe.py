@@ -1,8 +1,8 @@
-"""What made an algorithm: a function and its arguments.
+"""Recipes: the function and the arguments that an algorithm was made from.
 
-Hyper-parameters are closed over by the functions of an algorithm. Programs need them as
+The functions of an algorithm close over its hyper-parameters. Programs need them as
 arguments: one compilation for any value, and the same bits in a run and in a sweep. So
-an algorithm remembers its recipe, and `with_numbers` makes it again, inside the trace,
+an algorithm stores its recipe, and `with_numbers` makes it again, inside the trace,
 with other numbers.
 """
 
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recipe:
-    """A function, the arguments that it was called with, and what it returned."""
+    """A function, the arguments of its call, and the fields of the result."""
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
-    made: tuple[Any, ...]  # the fields of the algorithm, to see whether it was changed
+    fields: tuple[Any, ...]  # of the algorithm, to detect whether it was changed
 
 
 def recorded(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of a function that makes an algorithm: the result knows its recipe.
+    """Decorator of a function that makes an algorithm: it stores the recipe.
 
     Arguments annotated `Hyper` or `Number` are hyper-parameters, which sweeps can vary.
 
@@ -81,19 +81,34 @@ def _old_call(function: Callable[..., Any]) -> str:
 
 
 def recipe_of(algorithm: Any) -> Recipe | None:
-    """The recipe of an algorithm; None if it has none, or was changed since."""
+    """Finds the recipe of an algorithm.
+
+    Args:
+      algorithm: An `Algorithm`, a `Gossip` or an `Estimator`.
+
+    Returns:
+      The recipe, or None if there is none or the algorithm was changed afterwards.
+    """
     recipe = algorithm.recipe
     if recipe is None:
         return None
     fields = tuple(algorithm._replace(recipe=None))
-    same = all(a is b for a, b in zip(fields, recipe.made, strict=True))
+    same = all(a is b for a, b in zip(fields, recipe.fields, strict=True))
     return recipe if same else None
 
 
 def numbers_of(algorithm: Any) -> dict[str, Any]:
-    """The hyper-parameters of an algorithm by name, as far as they are numbers.
+    """Collects the numeric hyper-parameters of an algorithm, without its schedules.
 
-    Those of an algorithm that is wrapped are among them. A schedule is no number.
+    Args:
+      algorithm: An algorithm; one without a recipe has no hyper-parameters.
+
+    Returns:
+      Numbers by name, including those of wrapped algorithms.
+
+    Example:
+      >>> numbers_of(fedprox(lr=0.1, mu=0.01))
+      {'lr': 0.1, 'mu': 0.01}
     """
     recipe = recipe_of(algorithm)
     if recipe is None:
@@ -112,13 +127,16 @@ def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
 
     Args:
       algorithm: An algorithm with a recipe.
-      numbers: Hyper-parameters by name; those that are not named stay.
+      numbers: Hyper-parameters by name; the others stay unchanged.
 
     Returns:
       The algorithm with the new numbers.
 
     Raises:
       ValueError: If the algorithm has no recipe, or no hyper-parameter of that name.
+
+    Example:
+      >>> algorithm = with_numbers(fedprox(lr=0.1, mu=0.01), {"lr": 0.2})
     """
     if not numbers:
         return algorithm
@@ -147,7 +165,14 @@ def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
 
 
 def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers as arrays of JAX's default floating-point type, to be arguments."""
+    """Converts numbers to arrays of JAX's default floating-point type.
+
+    Args:
+      numbers: Numbers, or trees of numbers, by name.
+
+    Returns:
+      Arrays by name, for use as arguments of compiled programs.
+    """
     return {
         name: jax.tree.map(lambda x: jnp.asarray(x, float), value)
         for name, value in numbers.items()
@@ -155,13 +180,27 @@ def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hyper_parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's arguments that are annotated `Hyper` or `Number`."""
+    """Lists the hyper-parameters of a function that makes an algorithm.
+
+    Args:
+      function: A function decorated with `recorded`.
+
+    Returns:
+      The names of the arguments that are annotated `Hyper` or `Number`.
+    """
     parameters = inspect.signature(function).parameters.items()
     return [name for name, p in parameters if p.annotation in (Hyper, Number)]
 
 
 def all_hyper_parameters(algorithm: Any) -> set[str]:
-    """The names of an algorithm's hyper-parameters, with those of what it wraps."""
+    """Collects the names of an algorithm's hyper-parameters.
+
+    Args:
+      algorithm: An algorithm; one without a recipe has no hyper-parameters.
+
+    Returns:
+      The names, including those of wrapped algorithms.
+    """
     recipe = recipe_of(algorithm)
     if recipe is None:
         return set()
@@ -175,9 +214,9 @@ def _known(algorithm: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls a function with arguments by name, as far as they have one.
+    """Calls a function with arguments by name where possible.
 
-    A schedule must not come first by position, where `recorded` expects no function.
+    By position, `recorded` would reject a schedule as the first argument.
     """
     signature = inspect.signature(function)
     kinds = {p.kind for p in signature.parameters.values()}

@@ -1,9 +1,9 @@
-"""Numbers of random streams: what is folded into a key, and for what.
+"""Numbers of random streams, which are folded into keys.
 
-Every stream has its number here alone. Changing one changes all results.
+All of them are defined here. Changing a number changes all results.
 """
 
-# of a seed: what a run is made of
+# of the seed of a run
 PARTITION = 0
 TRAINING = 1
 AGENTS = 2
@@ -17,9 +17,9 @@ DROPOUT = 2
 BATCHES = 0
 ITERATIONS = 1
 
-# of a client's key, beside those that its local steps split off
+# of a client's key, besides the keys of its local steps
 COMPRESSION = 1 << 20
 # of the server's key
 CLIENT_PRIVACY = (1 << 20) + 1
-# of a batch's key; leaves of a gradient count on from here
+# of a batch's key; the number of a gradient's leaf is added
 HEAVY_TAILS = int.from_bytes(b"nois")

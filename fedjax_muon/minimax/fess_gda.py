@@ -28,7 +28,7 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.core.pair import Pair, both
+from fedjax_muon.core.pair import Pair, as_pair
 
 
 class State(NamedTuple):
@@ -87,7 +87,8 @@ def fess_gda(
 
     def server(state, mean, round):
         (x, y), z = state
-        local, relative = both(value_at(lr, round)), both(value_at(server_lr, round))
+        local = as_pair(value_at(lr, round))
+        relative = as_pair(value_at(server_lr, round))
         back = -local.x * relative.x * round.steps * value_at(pull, round)
         moved = tree.add_scaled(Pair(x, y), relative, mean.params)
         moved = moved._replace(x=tree.add_scaled(moved.x, back, tree.sub(x, z)))

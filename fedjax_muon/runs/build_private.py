@@ -38,7 +38,7 @@ LR = {
 class Setting(NamedTuple):
     """What all runs have in common."""
 
-    what: Private
+    job: Private
     dataset: Dataset
     task: Task
     parts: dict[int, list[np.ndarray]]  # by seed
@@ -52,73 +52,73 @@ class Setting(NamedTuple):
     @property
     def room(self) -> int:
         """Of a Poisson batch."""
-        return min(ROOM * self.what.batch_size, self.fewest)
+        return min(ROOM * self.job.batch_size, self.fewest)
 
 
-def setting_of(what: Private) -> Setting:
+def setting_of(job: Private) -> Setting:
     """Data, task, partitions and graphs. Raises `ValueError` for what does not fit."""
     for name in ("methods", "epsilons", "seeds"):
-        given = getattr(what, name)
+        given = getattr(job, name)
         if not given or len(set(given)) != len(given):
             raise ValueError(f"{name} must be one or more, each once, got {given}")
     known = (*REFERENCES, *PRIVATE)
-    for name in (*what.methods, *what.lr):
+    for name in (*job.methods, *job.lr):
         if name not in known:
             raise ValueError(f"unknown method {name!r}; there are {', '.join(known)}")
-    dataset = data.load(what.dataset, what.data_dir)
+    dataset = data.load(job.dataset, job.data_dir)
     if len(dataset.classes) != 2:
         raise ValueError(
-            f"AUC is defined for two classes, {what.dataset} has {len(dataset.classes)}"
+            f"AUC is defined for two classes, {job.dataset} has {len(dataset.classes)}"
         )
     if dataset.x_train.dtype == np.int32:
-        raise ValueError(f"the mlp does not fit the sentences of {what.dataset}")
+        raise ValueError(f"the mlp does not fit the sentences of {job.dataset}")
     keys = {
         seed: jax.random.fold_in(jax.random.key(seed), streams.AGENTS)
-        for seed in what.seeds
+        for seed in job.seeds
     }
     parts = {
-        seed: partition.iid(dataset.y_train, what.agents, key=key)
+        seed: partition.iid(dataset.y_train, job.agents, key=key)
         for seed, key in keys.items()
     }
     # the share of positives is taken as public: a client's own would tell of its data
     task = auc(
-        models.MLP(len(dataset.classes), what.hidden),
+        models.MLP(len(dataset.classes), job.hidden),
         dataset.x_train.shape[1:],
         share=float(dataset.y_train.mean()),
     )
-    graphs = {seed: _graph(what, key) for seed, key in keys.items()}
-    return Setting(what, dataset, task, parts, graphs)
+    graphs = {seed: _graph(job, key) for seed, key in keys.items()}
+    return Setting(job, dataset, task, parts, graphs)
 
 
-def _graph(what: Private, key: jax.Array) -> nx.Graph:
+def _graph(job: Private, key: jax.Array) -> nx.Graph:
     kinds: dict[str, Callable[[], nx.Graph]] = {
         "erdos_renyi": lambda: (
-            topology.erdos_renyi(what.agents, what.connectivity, key=key).graph
+            topology.erdos_renyi(job.agents, job.connectivity, key=key).graph
         ),
-        "ring": lambda: topology.ring(what.agents),
-        "star": lambda: topology.star(what.agents),
-        "exponential": lambda: topology.exponential(what.agents),
-        "complete": lambda: topology.complete(what.agents),
+        "ring": lambda: topology.ring(job.agents),
+        "star": lambda: topology.star(job.agents),
+        "exponential": lambda: topology.exponential(job.agents),
+        "complete": lambda: topology.complete(job.agents),
     }
-    return kinds[what.graph]()
+    return kinds[job.graph]()
 
 
-def _mechanism(what: Private) -> Mechanism:
-    return Mechanism(what.limit, what.change, what.beta, what.batch_size)
+def _mechanism(job: Private) -> Mechanism:
+    return Mechanism(job.limit, job.change, job.beta, job.batch_size)
 
 
 def calibrated(setting: Setting, name: str, epsilon: float) -> PrivacySpec:
     """What a private method releases with the least noise for epsilon."""
-    what = setting.what
+    job = setting.job
     sampling = (
-        Poisson(setting.fewest, what.batch_size, longest=setting.room)
+        Poisson(setting.fewest, job.batch_size, longest=setting.room)
         if PRIVATE[name].amplified
-        else Cyclic(setting.fewest, what.batch_size)
+        else Cyclic(setting.fewest, job.batch_size)
     )
-    mechanism, steps = _mechanism(what), what.rounds + 1
+    mechanism, steps = _mechanism(job), job.rounds + 1
     try:
         return calibrate(
-            name, mechanism, epsilon, sampling, steps=steps, delta=what.delta
+            name, mechanism, epsilon, sampling, steps=steps, delta=job.delta
         )
     except ImportError as error:
         raise ValueError(str(error)) from error
@@ -126,16 +126,16 @@ def calibrated(setting: Setting, name: str, epsilon: float) -> PrivacySpec:
 
 def simulation_of(setting: Setting, name: str) -> Simulation:
     """A method's simulation, to be varied by seed and noise."""
-    what, task, seed = setting.what, setting.task, setting.what.seeds[0]
-    lr = what.lr.get(name, LR[name])
+    job, task, seed = setting.job, setting.task, setting.job.seeds[0]
+    lr = job.lr.get(name, LR[name])
     algorithm: Gossip
     if name in REFERENCES:
-        beta: dict[str, Any] = {"beta": what.beta} if name == "dm_hsgd" else {}
+        beta: dict[str, Any] = {"beta": job.beta} if name == "dm_hsgd" else {}
         algorithm = ALL[name].function(lr=lr, **beta)
         sampler = always(shuffled_epochs)
     else:
         method = PRIVATE[name]
-        algorithm = method.build(_mechanism(what), 1.0, lr)
+        algorithm = method.build(_mechanism(job), 1.0, lr)
         sampler = always(poisson(setting.room)) if method.amplified else cyclic
     return decentralize(
         algorithm,
@@ -143,7 +143,7 @@ def simulation_of(setting: Setting, name: str) -> Simulation:
         setting.dataset,
         setting.parts[seed],
         weights=topology.metropolis(setting.graphs[seed]),
-        batch_size=what.batch_size,
+        batch_size=job.batch_size,
         sampler=sampler,
     )
 

@@ -130,7 +130,7 @@ class Config:
     chunk_size: int = 8
     """Clients at a time under the plan chunked."""
     devices: int = 1
-    """Devices of every host that divide a cohort; each plays its part by the plan. Of a
+    """Devices of every host that divide a cohort; each runs its part by the plan. Of a
     CPU, at most its cores."""
     split_examples: bool = False
     """Divide the examples over the devices, in place of a copy on each."""
@@ -142,6 +142,17 @@ class Config:
             return "AUC"
         # Matthews' correlation, which is what papers on GLUE give for this set
         return "MCC" if self.dataset == "cola" else "accuracy"
+
+    @property
+    def title(self) -> str:
+        """The data set and the federation, in a line."""
+        alpha = f" ({self.alpha:g})" if "dirichlet" in self.partition else ""
+        share = "" if self.positives is None else f", {self.positives:.0%} positives"
+        return (
+            f"{self.dataset}, {self.num_clients} clients by "
+            f"{self.partition.replace('_', ' ')}{alpha}{share}, "
+            f"{self.cohort_size} a round, {self.local_steps} local steps"
+        )
 
     def __post_init__(self):
         if self.newton_schulz_steps < 0:
@@ -289,20 +300,20 @@ class Private:
     """Each seed has its own partition, graph, initial parameters, batches and noise."""
 
 
-What = Run | Comparison | Sweep | Private
+Job = Run | Comparison | Sweep | Private
 
 
-def to_json(what: What) -> str:
+def to_json(job: Job) -> str:
     """The text of config.json."""
-    kind = {"kind": type(what).__name__.lower()}
-    return json.dumps(kind | dataclasses.asdict(what), indent=2, default=str) + "\n"
+    kind = {"kind": type(job).__name__.lower()}
+    return json.dumps(kind | dataclasses.asdict(job), indent=2, default=str) + "\n"
 
 
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
-def from_json(text: str) -> What:
+def from_json(text: str) -> Job:
     """Reads what `to_json` wrote; raises `ValueError` for anything else."""
     try:
         fields = json.loads(text, object_hook=_with_tuples)

@@ -14,20 +14,14 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 import jax
 
-from fedjax_muon.engine.processes import agreed, first_does, is_first
-from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs.build import start_key
-from fedjax_muon.runs.config import Comparison, Run, What, from_json, to_json
-from fedjax_muon.simulation import checkpoint
-from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.training import evaluations
+from fedjax_muon.engine.processes import first_does
+from fedjax_muon.runs.config import Comparison, Job, Run, from_json, to_json
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
 LOCK = ".lock"  # held by the process that works in a directory
@@ -40,23 +34,22 @@ PACKAGES = (
     "orbax-checkpoint",
     "numpy",
 )
-SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
 
-def create(directory: Path, what: What) -> None:
+def create(directory: Path, job: Job) -> None:
     """Makes a new run directory. Raises `ValueError` if something is there already,
     and `OSError` if it can't be written. Of several processes, the first does it."""
-    first_does(functools.partial(_create, directory, what))
+    first_does(functools.partial(_create, directory, job))
 
 
-def _create(directory: Path, what: What) -> None:
+def _create(directory: Path, job: Job) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(
             f"{directory} is already used; choose another --output, or continue it "
             f"with: fedjax-muon resume {directory}"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / CONFIG).write_text(to_json(what))
+    (directory / CONFIG).write_text(to_json(job))
     (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
 
 
@@ -86,7 +79,7 @@ def held(directory: Path) -> Iterator[None]:
             lock.release()
 
 
-def read(directory: Path) -> What:
+def read(directory: Path) -> Job:
     """What a run directory was made for. Raises `ValueError` if it is none."""
     path = directory / CONFIG
     if not path.is_file():
@@ -117,83 +110,6 @@ def _git_revision() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return found.stdout.strip()
-
-
-def _mark(run: Run, state) -> str:
-    return checkpoint.fingerprint(json.loads(to_json(run)), state)
-
-
-def play(
-    run: Run,
-    simulation: Simulation,
-    directory: Path,
-    tick: Callable[[int], None] = lambda rounds: None,
-) -> float | None:
-    """Trains a run in its directory, from its newest checkpoint if there is one.
-    Returns the seconds of the first round, compilation included, if one was played.
-
-    Rows are on disk before the checkpoint that covers them; rows that no checkpoint
-    covers are dropped first. `tick` hears of rounds as they are played, those that
-    were played before at once. Of several processes, which all see the directory, the
-    first writes the rows. Raises `CheckpointError` and `NonFiniteError`.
-    """
-    metrics = directory / METRICS
-    state = simulation.init(start_key(run.seed))
-    mark = _mark(run, state)
-    with checkpoint.open_checkpoints(directory / "checkpoints") as checkpoints:
-        found = checkpoint.restore(checkpoints, state, mark)
-        state = state if found is None else found
-        last = metrics_csv.truncate(metrics, state.round) if is_first() else {}
-        begun = agreed(last.get("round", -1))
-        tick(state.round)
-        saved = since = time.monotonic()
-        first: list[float] = []
-
-        def played(rounds: int) -> None:
-            if not first:
-                first.append(time.monotonic() - since)
-            tick(rounds)
-
-        rows = evaluations(
-            simulation,
-            state,
-            rounds=run.config.rounds,
-            evaluate_every=run.config.evaluate_every,
-            drop_nonfinite=run.config.drop_nonfinite,
-            tick=played,
-        )
-        for state, row in rows:
-            since = time.monotonic()
-            if row["round"] <= begun:
-                continue
-            for column in ("dropped", "seconds"):
-                row[column] += last.get(column, 0)
-            if is_first():
-                metrics_csv.append(metrics, row)
-            due = agreed(time.monotonic() - saved) > SECONDS_BETWEEN_CHECKPOINTS
-            if due or row["round"] == run.config.rounds:
-                checkpoint.save(checkpoints, row["round"], state, mark)
-                saved = since = time.monotonic()
-    return first[0] if first else None
-
-
-def last_params(run: Run, simulation: Simulation, directory: Path):
-    """The parameters in the newest checkpoint of a run.
-
-    Raises `CheckpointError` if it can't be used, `ValueError` if there is none.
-    """
-    state = simulation.init(start_key(run.seed))
-    place = directory / "checkpoints"
-    found = None
-    if place.is_dir():
-        with checkpoint.open_checkpoints(place) as checkpoints:
-            found = checkpoint.restore(checkpoints, state, _mark(run, state))
-    if found is None:
-        raise ValueError(
-            f"{directory} has no checkpoint yet; train first, with: fedjax-muon resume "
-            f"{directory}"
-        )
-    return found.params
 
 
 def is_complete(directory: Path, run: Run) -> bool:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.cases import PARTIAL, X
-from play import TOY, by_code, compilations, stack
+from traces import TOY, by_code, compilations, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL
@@ -35,7 +35,7 @@ def copy(state):
 
 
 def arguments(r):
-    """Cohort, batches, weights and key of a round of the play."""
+    """Cohort, batches, weights and key of a round of the trace."""
     ids, data = PARTIAL.rounds[r]
     batches = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), stack(data))
     return jnp.array(ids, jnp.int32), batches, jnp.ones(S), KEY

@@ -15,19 +15,19 @@ from oracles.fedavg_m import fedavg_m
 from oracles.fedavg_vr import fedavg_vr
 from oracles.fedlada import fedlada
 from oracles.padamfed_vr import padamfed_vr
-from oracles.problem import Play, draw_play, times
+from oracles.problem import Trace, draw_trace, times
 from oracles.scaffold import scaffold_momentum
 from oracles.scaffold_m import scaffold_m
 from oracles.scaffold_vr import scaffold_vr
 from oracles.stem import stem
-from play import farthest, grad_fn, path, run
+from traces import farthest, grad_fn, path, run
 
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.core import Objective, after_first, tree
 
 FIRST = ONE_STEP._replace(rounds=ONE_STEP.rounds[:1])
-# three batches before round 0, where the other plays have one
-PREPARED = draw_play(6, 5, 5, 4, 6, 5, SIZES, first=3)
+# three batches before round 0, where the other traces have one
+PREPARED = draw_trace(6, 5, 5, 4, 6, 5, SIZES, first=3)
 cosine = lambda r: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * r / 6))  # as `COSINE`
 
 
@@ -46,7 +46,7 @@ GUIDED = {
     "padamfed_vr": (padamfed_vr, after_first(0.7)),
 }
 # what the library and what the oracle calls the options, none at its default
-ADAPTIVE: dict[str, tuple[dict[str, float], Any, Play]] = {
+ADAPTIVE: dict[str, tuple[dict[str, float], Any, Trace]] = {
     "fedlada": (
         {"amend": 0.4, "b1": 0.8, "b2": 0.9, "eps": 0.1, "server_lr": 0.7},
         partial(fedlada, alpha=0.4, b1=0.8, b2=0.9, eps=0.1, server_lr=0.7),
@@ -71,9 +71,9 @@ def test_schedules_and_server_rates_follow(name):
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_schedules_and_options_follow(name):
-    hyper, oracle, play = ADAPTIVE[name]
-    got = path(ALL[name].function(lr=cosine, **hyper), X, play)
-    assert_follows(got, oracle(X, play, COSINE))
+    hyper, oracle, trace = ADAPTIVE[name]
+    got = path(ALL[name].function(lr=cosine, **hyper), X, trace)
+    assert_follows(got, oracle(X, trace, COSINE))
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_local_rules_keep_their_state_through_a_round(name, oracle):
 # --------------------------------------------------- both ends of both intervals
 
 CLIPPED = {
-    "adam_biclip": lambda play, lr: avg.adam_biclip(X, play, lr, 1e-5, 0.1, 0.01),
-    "bi2clip": lambda play, lr: avg.bi2clip(X, play, lr, 1e-5, 0.1, 1e-5, 0.1, 1.0),
+    "adam_biclip": lambda trace, lr: avg.adam_biclip(X, trace, lr, 1e-5, 0.1, 0.01),
+    "bi2clip": lambda trace, lr: avg.bi2clip(X, trace, lr, 1e-5, 0.1, 1e-5, 0.1, 1.0),
 }
 
 
@@ -102,8 +102,8 @@ CLIPPED = {
 def test_small_gradients_and_moves_are_lifted(name):
     """Gradients of about 1e-5: the toy's own lie above it, and so do its moves."""
     small = lambda params, *given: tree.scale(1e-4, grad_fn(params, *given))
-    play = PARTIAL._replace(grad=lambda p, batch: times(1e-4, PARTIAL.grad(p, batch)))
-    want = CLIPPED[name](play, 0.1)
+    trace = PARTIAL._replace(grad=lambda p, batch: times(1e-4, PARTIAL.grad(p, batch)))
+    want = CLIPPED[name](trace, 0.1)
     assert farthest(want[-1:], [X]) >= 1e-6
     got = path(ALL[name].function(), X, PARTIAL, objective=Objective(small))
     assert farthest(got, want) <= 1e-13

@@ -30,12 +30,12 @@ from oracles.fedmuon_correct import fedmuon_correct, local_muon_persistent
 from oracles.fedprox import fedprox
 from oracles.muloco import muloco
 from oracles.padamfed_vr import padamfed_vr
-from oracles.problem import Play, normalise, polar
+from oracles.problem import Trace, normalise, polar
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
 from oracles.scaffold_m import padamfed, scaffold_m
 from oracles.scaffold_vr import scaffold_vr
 from oracles.stem import stem
-from play import farthest, path
+from traces import farthest, path
 
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.linalg import newton_schulz as kernel
@@ -60,7 +60,7 @@ class Case(NamedTuple):
     settings: Mapping[str, Any]  # of the preset
     faster: Mapping[str, Any] = {}  # replaces them on both sides
     orthogonalizes: bool = False  # a preset whose polar factor is given
-    play: Play = PARTIAL  # in full where a method is defined so
+    trace: Trace = PARTIAL  # in full where a method is defined so
 
 
 EXACT = orthogonalize(kernel.polar)
@@ -116,8 +116,8 @@ CASES = {
     "padamfed": Case(padamfed, {"lr": 0.01}),
     "padamfed_vr": Case(padamfed_vr, {"lr": 0.01}),
     "fedlada": Case(fedlada, {"lr": 0.001}, {"lr": 0.01}),
-    "fafed": Case(fafed, {"lr": 0.01}, play=FULL),
-    "stem": Case(stem, {"lr": 0.1}, play=FULL),
+    "fafed": Case(fafed, {"lr": 0.01}, trace=FULL),
+    "stem": Case(stem, {"lr": 0.1}, trace=FULL),
     "local_sgdm": Case(avg.local_sgdm, {"lr": 0.01}, {"lr": 0.05}),
     "adam_biclip": Case(avg.adam_biclip, {"lr": 0.1, "server_lr": 0.01, **CLIP}),
     "bi2clip": Case(
@@ -156,8 +156,8 @@ def test_follows_its_oracle(name, dtype, tolerance):
     case = CASES[name]
     exact = {"polar": kernel.polar} if case.orthogonalizes else {}
     algorithm = ALL[name].function(**case.faster, **exact)
-    want = case.oracle(X, case.play, **{**case.settings, **case.faster})
-    assert_follows(path(algorithm, X, case.play, dtype=dtype), want, tolerance)
+    want = case.oracle(X, case.trace, **{**case.settings, **case.faster})
+    assert_follows(path(algorithm, X, case.trace, dtype=dtype), want, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_follows_its_oracle(name, dtype, tolerance):
 def test_the_preset_is_what_it_says(name):
     case = CASES[name]
     inexact = {"direction": newton_schulz} if case.orthogonalizes else {}
-    want = case.oracle(X, case.play, **case.settings, **inexact)
-    error = farthest(path(ALL[name].function(), X, case.play), want)
+    want = case.oracle(X, case.trace, **case.settings, **inexact)
+    error = farthest(path(ALL[name].function(), X, case.trace), want)
     moved = farthest(want[-1:], [X])
     # FedLADA's published rate moves the toy model by 0.0047 in five rounds
     assert moved >= (4e-3 if name == "fedlada" else 5e-3)
     assert error <= min(1e-10, 1e-8 * moved)
     if case.orthogonalizes:
-        exact = case.oracle(X, case.play, **case.settings, direction=polar)
+        exact = case.oracle(X, case.trace, **case.settings, direction=polar)
         assert farthest(want, exact) >= 1e-4
 
 

@@ -34,7 +34,7 @@ from oracles.scaffold_m import (
 from oracles.scaffold_vr import scaffold_vr, scaffold_vr_states
 from oracles.stem import stem
 
-PLAYS = pytest.mark.parametrize("play", [PARTIAL, FULL], ids=["partial", "full"])
+TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 CONTROLLED = [
     scaffold_m_states,
     scaffold_vr_states,
@@ -52,38 +52,38 @@ def assert_same(a, b, atol=1e-12):
             np.testing.assert_allclose(u[name], v[name], rtol=0, atol=atol)
 
 
-def mean_gradient(play, x, r):
+def mean_gradient(trace, x, r):
     """The cohort's mean gradient at x over the only batch of each in round r."""
-    return mean([play.grad(x, batches[0]) for batches in play.rounds[r][1]])
+    return mean([trace.grad(x, batches[0]) for batches in trace.rounds[r][1]])
 
 
 # ------------------------------------------------------------------------ momentum
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize("lr", [0.2, COSINE], ids=["constant", "cosine"])
-def test_fedcm_is_fedavg_m(play, lr):
-    assert_same(fedcm(X, play, lr, 0.3, 0.7), fedavg_m(X, play, lr, 0.3, 0.7))
+def test_fedcm_is_fedavg_m(trace, lr):
+    assert_same(fedcm(X, trace, lr, 0.3, 0.7), fedavg_m(X, trace, lr, 0.3, 0.7))
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize("f", [fedcm, fedavg_m, fedavg_vr])
-def test_weight_one_on_the_fresh_gradient_is_fedavg(f, play):
-    expected = avg.fedavg(X, play, COSINE, 0.7)
-    assert_same(f(X, play, COSINE, b=1.0, server_lr=0.7), expected)
+def test_weight_one_on_the_fresh_gradient_is_fedavg(f, trace):
+    expected = avg.fedavg(X, trace, COSINE, 0.7)
+    assert_same(f(X, trace, COSINE, b=1.0, server_lr=0.7), expected)
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize("f", [scaffold_m, scaffold_vr])
-def test_weight_one_on_the_fresh_gradient_is_scaffold(f, play):
-    expected = scaffold(X, play, COSINE, 0.7)
-    assert_same(f(X, play, COSINE, b=1.0, server_lr=0.7), expected)
+def test_weight_one_on_the_fresh_gradient_is_scaffold(f, trace):
+    expected = scaffold(X, trace, COSINE, 0.7)
+    assert_same(f(X, trace, COSINE, b=1.0, server_lr=0.7), expected)
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize("f", CONTROLLED)
-def test_c_is_the_mean_of_all_controls(f, play):
-    states = f(X, play, 0.05, b=0.3)
+def test_c_is_the_mean_of_all_controls(f, trace):
+    states = f(X, trace, 0.05, b=0.3)
     assert_same([s.c for s in states], [mean(s.c_i) for s in states])
 
 
@@ -91,11 +91,12 @@ def test_one_client_needs_no_controls():
     assert_same(scaffold_vr(X, ALONE, 0.2, 0.3), fedavg_vr(X, ALONE, 0.2, 0.3))
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize("f", [fedcm, fedavg_m, fedavg_vr, scaffold_m, scaffold_vr])
-def test_a_small_weight_changes_the_path(f, play):
+def test_a_small_weight_changes_the_path(f, trace):
     assert (
-        np.max(np.abs(f(X, play, 0.2)[-1]["w"] - f(X, play, 0.2, 1.0)[-1]["w"])) > 0.01
+        np.max(np.abs(f(X, trace, 0.2)[-1]["w"] - f(X, trace, 0.2, 1.0)[-1]["w"]))
+        > 0.01
     )
 
 
@@ -112,17 +113,17 @@ def test_padamfed_alone_with_weight_one_is_normalised_sgd(f):
     assert_same(f(X, ALONE, 0.05, b=1.0), expected)
 
 
-@PLAYS
-def test_padamfed_g_is_the_mean_of_the_local_directions(play):
-    states = padamfed_states(X, play, 0.05, b=0.3)
+@TRACES
+def test_padamfed_g_is_the_mean_of_the_local_directions(trace):
+    states = padamfed_states(X, trace, 0.05, b=0.3)
     for r, (before, after) in enumerate(pairwise(states), start=1):
-        ids, data = play.rounds[r]
+        ids, data = trace.rounds[r]
         h = add(times(0.3, before.c), times(0.7, before.g))
         directions = []
         for i, batches in zip(ids, data, strict=True):
             xi = before.x
             for batch in batches:
-                d = add(times(0.3, sub(play.grad(xi, batch), before.c_i[i])), h)
+                d = add(times(0.3, sub(trace.grad(xi, batch), before.c_i[i])), h)
                 directions.append(d)
                 xi = sub(xi, times(0.05, normalise_whole(d)))
         assert_same([after.g], [mean(directions)])
@@ -183,7 +184,7 @@ def test_fafed_on_tiny_gradients_is_stem():
 
 
 @pytest.mark.parametrize(("f", "lr"), [(stem, 0.1), (fafed, 0.01)])
-def test_two_point_methods_run_on_full_plays(f, lr):
+def test_two_point_methods_run_on_full_traces(f, lr):
     history = f(X, FULL, lr)
     assert len(history) == len(FULL.rounds)
     assert all(np.all(np.isfinite(x["w"])) for x in history)
@@ -192,21 +193,21 @@ def test_two_point_methods_run_on_full_plays(f, lr):
 # --------------------------------------------------------------- FedLADA and BiClip
 
 
-@PLAYS
-def test_fedlada_with_constant_second_moment_is_fedavg(play):
-    path = fedlada(X, play, 0.2, alpha=1.0, b1=0.0, b2=1.0, eps=1.0, server_lr=0.7)
-    assert_same(path, avg.fedavg(X, play, 0.2, 0.7))
+@TRACES
+def test_fedlada_with_constant_second_moment_is_fedavg(trace):
+    path = fedlada(X, trace, 0.2, alpha=1.0, b1=0.0, b2=1.0, eps=1.0, server_lr=0.7)
+    assert_same(path, avg.fedavg(X, trace, 0.2, 0.7))
 
 
-@PLAYS
-def test_fedlada_with_constant_second_moment_mixes_as_fedcm(play):
-    path = fedlada(X, play, COSINE, 0.3, b1=0.0, b2=1.0, eps=1.0, server_lr=0.7)
-    assert_same(path, fedcm(X, play, COSINE, 0.3, 0.7))
+@TRACES
+def test_fedlada_with_constant_second_moment_mixes_as_fedcm(trace):
+    path = fedlada(X, trace, COSINE, 0.3, b1=0.0, b2=1.0, eps=1.0, server_lr=0.7)
+    assert_same(path, fedcm(X, trace, COSINE, 0.3, 0.7))
 
 
-@PLAYS
-def test_fedlada_of_the_global_direction_alone_stays(play):
-    assert_same(fedlada(X, play, 0.2, alpha=0.0), [X] * len(play.rounds))
+@TRACES
+def test_fedlada_of_the_global_direction_alone_stays(trace):
+    assert_same(fedlada(X, trace, 0.2, alpha=0.0), [X] * len(trace.rounds))
 
 
 def test_fedlada_alone_in_its_first_round_is_amsgrad():
@@ -222,12 +223,12 @@ def test_fedlada_alone_in_its_first_round_is_amsgrad():
     assert_same(path[:1], [{k: v.detach().numpy() for k, v in w.items()}])
 
 
-@PLAYS
-def test_biclip_with_open_thresholds_clips_nothing(play):
-    adam = avg.adam_biclip(X, play, 0.1, 0.0, np.inf, 0.05)
-    assert_same(adam, avg.fedadam(X, play, 0.1, 0.05))
-    twice = avg.bi2clip(X, play, 0.1, 0.0, np.inf, 0.0, np.inf, 0.7)
-    assert_same(twice, avg.fedavg(X, play, 0.1, 0.7))
+@TRACES
+def test_biclip_with_open_thresholds_clips_nothing(trace):
+    adam = avg.adam_biclip(X, trace, 0.1, 0.0, np.inf, 0.05)
+    assert_same(adam, avg.fedadam(X, trace, 0.1, 0.05))
+    twice = avg.bi2clip(X, trace, 0.1, 0.0, np.inf, 0.0, np.inf, 0.7)
+    assert_same(twice, avg.fedavg(X, trace, 0.1, 0.7))
 
 
 def test_biclip_lifts_small_and_cuts_large_entries():
@@ -235,9 +236,9 @@ def test_biclip_lifts_small_and_cuts_large_entries():
     np.testing.assert_array_equal(clipped["w"], [-2.0, -0.1, 0.0, 0.5, 2.0])
 
 
-@PLAYS
-def test_bi2clip_with_equal_thresholds_moves_every_entry_alike(play):
-    path = avg.bi2clip(X, play, 0.1, 0.05, 0.5, 0.2, 0.2, 0.3)
+@TRACES
+def test_bi2clip_with_equal_thresholds_moves_every_entry_alike(trace):
+    path = avg.bi2clip(X, trace, 0.1, 0.05, 0.5, 0.2, 0.2, 0.3)
     for a, b in pairwise([X, *path]):
         np.testing.assert_allclose(np.abs(b["w"] - a["w"]), 0.06, rtol=1e-12)
 
@@ -258,17 +259,17 @@ def test_local_sgdm_of_one_step_is_heavy_ball():
     assert_same(avg.local_sgdm(X, ONE_STEP, 0.1, 0.8), expected)
 
 
-@PLAYS
-def test_local_sgd_align_without_alignment_is_local_sgdm(play):
-    path = local_sgd_align(X, play, COSINE, 0.8, align=0.0)
-    assert_same(path, avg.local_sgdm(X, play, COSINE, 0.8))
+@TRACES
+def test_local_sgd_align_without_alignment_is_local_sgdm(trace):
+    path = local_sgd_align(X, trace, COSINE, 0.8, align=0.0)
+    assert_same(path, avg.local_sgdm(X, trace, COSINE, 0.8))
 
 
-@PLAYS
-def test_local_sgd_align_is_fedmuon_with_the_identity_on_matrices(play):
-    play, x = matrix_only(play), {"w": X["w"]}
-    muon = fedmuon_align(x, play, COSINE, 0.8, 0.4, decay=0.0, direction=identity)
-    assert_same(local_sgd_align(x, play, COSINE, 0.8, 0.4), muon)
+@TRACES
+def test_local_sgd_align_is_fedmuon_with_the_identity_on_matrices(trace):
+    trace, x = matrix_only(trace), {"w": X["w"]}
+    muon = fedmuon_align(x, trace, COSINE, 0.8, 0.4, decay=0.0, direction=identity)
+    assert_same(local_sgd_align(x, trace, COSINE, 0.8, 0.4), muon)
 
 
 def test_local_sgd_align_decays_as_torch_does():
@@ -283,12 +284,12 @@ def test_local_sgd_align_decays_as_torch_does():
     assert_same(path[:1], [{k: v.detach().numpy() for k, v in w.items()}])
 
 
-@PLAYS
-def test_local_adamw_align_without_both_parts_is_local_adamw(play):
-    path = local_adamw_align(X, play, 0.02, b1=0.0, align=0.0)
-    assert_same(path, avg.local_adamw(X, play, 0.02, b1=0.0))
-    first = local_adamw_align(X, play, 0.02, align=0.0)[:1]
-    assert_same(first, avg.local_adamw(X, play, 0.02)[:1])
+@TRACES
+def test_local_adamw_align_without_both_parts_is_local_adamw(trace):
+    path = local_adamw_align(X, trace, 0.02, b1=0.0, align=0.0)
+    assert_same(path, avg.local_adamw(X, trace, 0.02, b1=0.0))
+    first = local_adamw_align(X, trace, 0.02, align=0.0)[:1]
+    assert_same(first, avg.local_adamw(X, trace, 0.02)[:1])
 
 
 def test_local_adamw_align_of_one_step_with_a_huge_eps_is_local_sgd_align():

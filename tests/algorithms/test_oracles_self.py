@@ -34,7 +34,15 @@ from oracles.fedmuon_correct import (
 )
 from oracles.fedprox import fedprox
 from oracles.muloco import muloco
-from oracles.problem import Play, draw_play, mean, normalise, polar, toy_grad, toy_loss
+from oracles.problem import (
+    Trace,
+    draw_trace,
+    mean,
+    normalise,
+    polar,
+    toy_grad,
+    toy_loss,
+)
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum, scaffold_states
 
 
@@ -81,7 +89,7 @@ def test_polar_is_the_maximiser_over_the_spectral_ball():
     assert np.array_equal(normalise(np.zeros(3)), np.zeros(3))
 
 
-def test_play_is_what_it_says():
+def test_trace_is_what_it_says():
     assert [len(batches) for batches in PARTIAL.first] == [1] * 5
     assert any(ids != sorted(ids) for ids, _ in PARTIAL.rounds)
     assert len({tuple(sorted(ids)) for ids, _ in PARTIAL.rounds}) > 1
@@ -93,7 +101,7 @@ def test_play_is_what_it_says():
                 assert x.shape == (6, 4)
                 assert y.shape == (6, 3)
                 assert weight.sum() == min(6, SIZES[i])
-    again = draw_play(1, 5, 3, 4, 6, 5, SIZES)
+    again = draw_trace(1, 5, 3, 4, 6, 5, SIZES)
     assert all(a[0] == b[0] for a, b in zip(again.rounds, PARTIAL.rounds, strict=True))
     assert np.array_equal(again.rounds[4][1][2][3][0], PARTIAL.rounds[4][1][2][3][0])
 
@@ -105,13 +113,13 @@ def test_play_is_what_it_says():
 @pytest.mark.parametrize("lr", [0.01, 0.25])
 def test_local_muon_stalls_where_the_lmo_votes_cancel(b, lr):
     a = 2.0
-    play = two_parabolas(a, 50)
+    trace = two_parabolas(a, 50)
     start = {"w": np.full((1, 1), -a / 4)}
     stalled = [
-        local_muon_persistent(start, play, lr, b),
-        local_muon_persistent(start, play, lr, b, np.sign, everywhere=True),
-        muloco(start, play, lr, momentum=1 - b),
-        avg.local_muon(start, play, lr, momentum=1 - b, decay=0.0),
+        local_muon_persistent(start, trace, lr, b),
+        local_muon_persistent(start, trace, lr, b, np.sign, everywhere=True),
+        muloco(start, trace, lr, momentum=1 - b),
+        avg.local_muon(start, trace, lr, momentum=1 - b, decay=0.0),
     ]
     for history in stalled:
         assert_same(history, [start] * 50)
@@ -153,9 +161,9 @@ def test_correct_moves_at_most_a_share_of_the_local_steps():
     assert max(steps) > 0.5 * 0.05 * 3 / 5 * 4
 
 
-@pytest.mark.parametrize("play", [PARTIAL, FULL])
+@pytest.mark.parametrize("trace", [PARTIAL, FULL])
 @pytest.mark.parametrize("align", [0.0, 0.5, 0.75])
-def test_alignment_is_momentum_on_directions(play, align):
+def test_alignment_is_momentum_on_directions(trace, align):
     # Delta_G' = align Delta_G + (1-align) mean direction, also when lr is scheduled
     seen = []
 
@@ -163,9 +171,9 @@ def test_alignment_is_momentum_on_directions(play, align):
         seen.append(polar(m))
         return seen[-1]
 
-    history = fedmuon_align(X, play, COSINE, align=align, decay=0.0, direction=record)
+    history = fedmuon_align(X, trace, COSINE, align=align, decay=0.0, direction=record)
     per_round = np.array(seen).reshape(5, -1, 4, 3)
-    assert per_round.shape[1] == 4 * len(play.rounds[0][0])
+    assert per_round.shape[1] == 4 * len(trace.rounds[0][0])
     before, delta_g = X["w"], np.zeros((4, 3))
     for r, x in enumerate(history):
         delta_g = align * delta_g + (1 - align) * per_round[r].mean(axis=0)
@@ -182,21 +190,21 @@ def test_alignment_alone_never_moves():
 
 @pytest.mark.parametrize("warm_start", [False, True])
 def test_correct_without_lmo_and_momentum_is_scaffold_for_one_step(warm_start):
-    for play, server_lr in ((ONE_STEP, 1.0), (ONE_STEP_PARTIAL, 3 / 5)):
-        ours = fedmuon_correct(X, play, 0.2, 1.0, identity, warm_start=warm_start)
-        assert_same(ours, scaffold(X, play, 0.2, server_lr, warm_start))
+    for trace, server_lr in ((ONE_STEP, 1.0), (ONE_STEP_PARTIAL, 3 / 5)):
+        ours = fedmuon_correct(X, trace, 0.2, 1.0, identity, warm_start=warm_start)
+        assert_same(ours, scaffold(X, trace, 0.2, server_lr, warm_start))
     ours = fedmuon_correct(X, FULL, 0.2, 1.0, identity, warm_start=warm_start)
     assert apart(ours, scaffold(X, FULL, 0.2, 1.0, warm_start)) > 1e-3
 
 
-@pytest.mark.parametrize("play", [PARTIAL, FULL])
-def test_align_without_its_mechanisms_is_local_muon(play):
+@pytest.mark.parametrize("trace", [PARTIAL, FULL])
+def test_align_without_its_mechanisms_is_local_muon(trace):
     for decay in (0.0, 0.1):
-        local = avg.local_muon(X, play, COSINE, decay=decay)
-        ours = fedmuon_align(X, play, COSINE, align=0.0, decay=decay, carry=False)
+        local = avg.local_muon(X, trace, COSINE, decay=decay)
+        ours = fedmuon_align(X, trace, COSINE, align=0.0, decay=decay, carry=False)
         assert_same(ours, local)
-        kept = avg.local_muon_momentum(X, play, COSINE, decay=decay)
-        assert_same(fedmuon_align(X, play, COSINE, align=0.0, decay=decay), kept)
+        kept = avg.local_muon_momentum(X, trace, COSINE, decay=decay)
+        assert_same(fedmuon_align(X, trace, COSINE, align=0.0, decay=decay), kept)
         assert apart(kept, local) > 1e-3
 
 
@@ -205,11 +213,11 @@ def test_local_muon_without_lmo_and_momentum_is_fedavg():
     assert_same(ours, avg.fedavg(X, PARTIAL, 0.2, server_lr=3 / 5))
 
 
-def centralised_muon(play, b, lr, decay, ratio):
-    """One worker, whose gradient is the mean over the play's clients (Zhang & Gao)."""
+def centralised_muon(trace, b, lr, decay, ratio):
+    """One worker, whose gradient is the mean over the trace's clients (Zhang & Gao)."""
     gradient = lambda x, batches: mean([toy_grad(x, batch) for batch in batches])
-    x, m, path = X, gradient(X, [batches[0] for batches in play.first]), []
-    for _, data in play.rounds:
+    x, m, path = X, gradient(X, [batches[0] for batches in trace.first]), []
+    for _, data in trace.rounds:
         for batches in zip(*data, strict=True):
             w = (1 - lr * decay) * x["w"] - lr * polar(m["w"])
             x = {"w": w, "b": (1 - lr * decay) * x["b"] - lr * ratio * m["b"]}
@@ -230,26 +238,26 @@ def test_synced_fedmuon_is_centralised_muon_for_one_step_or_one_client():
 def test_shared_momentum_is_heavy_ball_on_the_mean_gradient():
     # without U V^T and for one step the mean of the M_i is what the server needs
     m, w, path = 0 * X["w"], X["w"], []
-    play = matrix_only(ONE_STEP)
-    for _, data in play.rounds:
-        g = mean([play.grad({"w": w}, batches[0]) for batches in data])["w"]
+    trace = matrix_only(ONE_STEP)
+    for _, data in trace.rounds:
+        g = mean([trace.grad({"w": w}, batches[0]) for batches in data])["w"]
         m = 0.9 * m + g
         w = w - 0.05 * m
         path.append({"w": w})
     hyper: dict[str, Any] = {"momentum": 0.9, "decay": 0.0, "direction": identity}
     x = {"w": X["w"]}
-    assert_same(fedmuon_align(x, play, 0.05, align=0.0, **hyper), path)
-    assert_same(avg.local_muon_momentum(x, play, 0.05, **hyper), path)
+    assert_same(fedmuon_align(x, trace, 0.05, align=0.0, **hyper), path)
+    assert_same(avg.local_muon_momentum(x, trace, 0.05, **hyper), path)
 
 
 def test_muloco_with_a_trivial_server_is_persistent_local_muon():
     # heavy ball and the moving average point the same way, as U V^T ignores scale
-    play, x = matrix_only(FULL), {"w": X["w"]}
-    local = local_muon_persistent(x, play, 0.05, b=0.1)
-    assert_same(muloco(x, play, 0.05, outer_lr=1.0, outer_momentum=0.0), local)
-    assert apart(muloco(x, play, 0.05, outer_lr=1.0), local) > 1e-3
+    trace, x = matrix_only(FULL), {"w": X["w"]}
+    local = local_muon_persistent(x, trace, 0.05, b=0.1)
+    assert_same(muloco(x, trace, 0.05, outer_lr=1.0, outer_momentum=0.0), local)
+    assert apart(muloco(x, trace, 0.05, outer_lr=1.0), local) > 1e-3
     scale = lambda rows, cols: 1.5 * rows / cols  # 2 for the 4 by 3 leaf
-    twice = muloco(x, play, 0.025, 0.9, 0.0, 1.0, 0.0, scale)
+    twice = muloco(x, trace, 0.025, 0.9, 0.0, 1.0, 0.0, scale)
     assert_same(twice, local)
     alone = matrix_only(ALONE)
     carried = avg.local_muon_momentum(x, alone, 0.05, momentum=0.9, decay=0.0)
@@ -259,16 +267,16 @@ def test_muloco_with_a_trivial_server_is_persistent_local_muon():
 @pytest.mark.parametrize("name", ORACLES)
 def test_identical_clients_are_one_client(name):
     rounds = [([2, 0, 1], data * 3) for _, data in ALONE.rounds]
-    crowd = Play(toy_grad, 3, ALONE.first * 3, rounds, [9] * 3)
+    crowd = Trace(toy_grad, 3, ALONE.first * 3, rounds, [9] * 3)
     history = ORACLES[name](X, crowd)
     assert_same(history, ORACLES[name](X, ALONE))
     assert apart(history, [X]) > 1e-3
 
 
-def descent(play, share):
+def descent(trace, share):
     """Gradient descent on the cohort's gradients, averaged by the clients' shares."""
     x, path = X, []
-    for ids, data in play.rounds:
+    for ids, data in trace.rounds:
         present = share[ids] / np.sum(share[ids])
         g = [toy_grad(x, batches[0]) for batches in data]
         x = {k: x[k] - 0.2 * np.tensordot(present, [u[k] for u in g], 1) for k in x}
@@ -276,11 +284,11 @@ def descent(play, share):
     return path
 
 
-@pytest.mark.parametrize("play", [ONE_STEP, ONE_STEP_PARTIAL])
-def test_fedavg_of_one_step_is_gradient_descent_on_the_mean(play):
-    plain, by_size = descent(play, np.ones(5)), descent(play, np.array(SIZES))
-    assert_same(avg.fedavg(X, play, 0.2), plain)
-    assert_same(avg.fedavg_weighted(X, play, 0.2), by_size)
+@pytest.mark.parametrize("trace", [ONE_STEP, ONE_STEP_PARTIAL])
+def test_fedavg_of_one_step_is_gradient_descent_on_the_mean(trace):
+    plain, by_size = descent(trace, np.ones(5)), descent(trace, np.array(SIZES))
+    assert_same(avg.fedavg(X, trace, 0.2), plain)
+    assert_same(avg.fedavg_weighted(X, trace, 0.2), by_size)
     assert apart(by_size, plain) > 1e-3
 
 
@@ -288,7 +296,7 @@ def test_fedprox_without_the_proximal_term_is_fedavg():
     plain = avg.fedavg(X, PARTIAL, 0.2)
     assert_same(fedprox(X, PARTIAL, 0.2, 0.0), plain)
     # two steps by hand: the pull begins at the second one
-    two = draw_play(8, 1, 1, 2, 6, 1, [9])
+    two = draw_trace(8, 1, 1, 2, 6, 1, [9])
     a, b = two.rounds[0][1][0]
     x1 = {k: X[k] - 0.2 * toy_grad(X, a)[k] for k in X}
     x2 = {k: x1[k] - 0.2 * (toy_grad(x1, b)[k] + 0.5 * (x1[k] - X[k])) for k in X}
@@ -309,10 +317,10 @@ def test_scaffold_variants_agree_where_the_optimiser_is_sgd():
 # ------------------------------------------------------------ independent optimisers
 
 
-def by_torch(make, play):
+def by_torch(make, trace):
     """One client alone, a fresh torch optimiser per round, in float64."""
     path, x = [], X
-    for _, data in play.rounds:
+    for _, data in trace.rounds:
         leaves = {k: torch.tensor(v, requires_grad=True) for k, v in x.items()}
         optimiser = make(leaves.values())
         for batch in data[0]:
@@ -340,13 +348,13 @@ def test_local_optimisers_are_those_of_torch():
 
 def test_muloco_inner_and_outer_optimisers_are_those_of_torch():
     # sign instead of U V^T leaves heavy ball, persistent AdamW, and Nesterov SGD
-    play = draw_play(7, 2, 2, 3, 6, 5, [9, 4])
+    trace = draw_trace(7, 2, 2, 3, 6, 5, [9, 4])
     outer = [torch.tensor(X["w"]), torch.tensor(X["b"])]
     nesterov = torch.optim.SGD(outer, lr=0.7, momentum=0.9, nesterov=True)
     own = [[torch.tensor(X["w"]), torch.tensor(X["b"])] for _ in range(2)]
     inner = [torch.optim.AdamW(p[1:], 0.02, (0.9, 0.99), 1e-8, 0.1) for p in own]
     m, path = [np.zeros((4, 3))] * 2, []
-    for ids, data in play.rounds:
+    for ids, data in trace.rounds:
         for i, batches in zip(ids, data, strict=True):
             for mine, shared in zip(own[i], outer, strict=True):
                 mine.data.copy_(shared.data)
@@ -362,7 +370,7 @@ def test_muloco_inner_and_outer_optimisers_are_those_of_torch():
         nesterov.step()
         path.append({"w": outer[0].numpy().copy(), "b": outer[1].numpy().copy()})
     half = lambda rows, cols: 0.5
-    ours = muloco(X, play, 0.02, decay=0.1, scale=half, direction=np.sign)
+    ours = muloco(X, trace, 0.02, decay=0.1, scale=half, direction=np.sign)
     assert_same(ours, path)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 from oracles.cases import ALONE, FULL, ONE_STEP, ONE_STEP_PARTIAL, PARTIAL, X
-from oracles.problem import Play, mean, polar, toy_grad
-from play import FIXED_BIAS, TOY, by_code, farthest, path, precision, run
+from oracles.problem import Trace, mean, polar, toy_grad
+from traces import FIXED_BIAS, TOY, by_code, farthest, path, precision, run
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import (
@@ -40,8 +40,8 @@ cosine = lambda r: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * r / 6))
 correct_sgd = fedmuon_correct(lr=0.2, momentum=0.0, rule=NOTHING)
 heavy_ball = fedavg(rule=BALL, averaged_state=("trace",))
 
-# what is compared: parameters, play, objective; the one method; the other
-SAME: dict[str, tuple[Any, Play, Objective, Algorithm, Algorithm]] = {
+# what is compared: parameters, trace, objective; the one method; the other
+SAME: dict[str, tuple[Any, Trace, Objective, Algorithm, Algorithm]] = {
     "one step without LMO and past: bias correction is SCAFFOLD": (
         *(X, ONE_STEP, TOY),
         correct_sgd,
@@ -117,17 +117,17 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_methods_that_coincide(name):
-    params, play, objective, one, other = SAME[name]
-    a = path(one, params, play, objective=objective)
-    assert farthest(a, path(other, params, play, objective=objective)) <= 1e-12
+    params, trace, objective, one, other = SAME[name]
+    a = path(one, params, trace, objective=objective)
+    assert farthest(a, path(other, params, trace, objective=objective)) <= 1e-12
     assert farthest(a[-1:], [params]) >= 1e-2
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_and_where_they_part(name):
-    pair, play = DIFFERENT[name]
+    pair, trace = DIFFERENT[name]
     params, _, objective, one, other = SAME[pair]
-    a, b = (path(each, params, play, objective=objective) for each in (one, other))
+    a, b = (path(each, params, trace, objective=objective) for each in (one, other))
     assert farthest(a, b) >= 1e-3
 
 
@@ -164,7 +164,7 @@ def test_one_step_of_synced_fedmuon_is_centralised_muon():
 @pytest.mark.parametrize("name", sorted(names[0] for names in by_code(ALL)))
 def test_identical_clients_are_one_client(name):
     rounds = [([2, 0, 1], data * 3) for _, data in ALONE.rounds]
-    crowd = Play(toy_grad, 3, ALONE.first * 3, rounds, [9] * 3)
+    crowd = Trace(toy_grad, 3, ALONE.first * 3, rounds, [9] * 3)
     algorithm = ALL[name].function(lr=0.02)
     alone = path(algorithm, X, ALONE)
     assert farthest(path(algorithm, X, crowd), alone) <= 1e-12
@@ -180,14 +180,14 @@ def test_alignment_is_momentum_on_directions(align):
     rng = np.random.default_rng(0)
     data = rng.normal(size=(5, 3, 4, 4, 3))  # rounds, S, K
     rounds: Any = [([4, 0, 2], [[(b,) for b in one] for one in now]) for now in data]
-    play = PARTIAL._replace(rounds=rounds)
+    trace = PARTIAL._replace(rounds=rounds)
     objective = Objective(lambda params, batch, key: {"w": batch[0]})
     rule = orthogonalize(kernel.polar)
     algorithm = fedmuon_align(
         lr=cosine, align=align, decay=0.0, rule=rule, averaged_state=()
     )
     x, delta = X["w"], np.zeros((4, 3))
-    for r, state in enumerate(run(algorithm, W, play, objective=objective)):
+    for r, state in enumerate(run(algorithm, W, trace, objective=objective)):
         directions = [polar(g) for one in data[r] for g in one]
         delta = align * delta + (1 - align) * np.mean(directions, axis=0)
         x = x - 0.05 * 0.5 * (1 + np.cos(np.pi * r / 6)) * 4 * delta
@@ -211,7 +211,7 @@ RULES = {
 
 
 def parabolas(factory, rule, rounds):
-    """All x of the play of Theorem 1, from -A / 4, for many (fresh, lr) at once."""
+    """All x of the trace of Theorem 1, from -A / 4, for many (fresh, lr) at once."""
     objective = Objective(lambda p, batch, key: {"w": p["w"] + batch})
     batches = jnp.array([0.0, A]).reshape(2, 1, 1, 1)  # S, K, and the matrix
 

@@ -13,7 +13,7 @@ from command import assert_same_but_for_seconds, refused, rejected, run
 
 from fedjax_muon import data, minimax
 from fedjax_muon.algorithms.registry import find
-from fedjax_muon.cli import commands, sweeping
+from fedjax_muon.cli import commands
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build as building
@@ -74,7 +74,7 @@ def test_methods_are_compared_by_the_area_under_the_curve(compared):
     assert "accuracy" not in printed
 
 
-def test_resuming_a_comparison_plays_a_lost_cell_again(compared, tmp_path):
+def test_resuming_a_comparison_runs_a_lost_cell_again(compared, tmp_path):
     whole, place = compared[0], tmp_path / "copy"
     shutil.copytree(whole, place)
     cell = Path("local_sgda") / "seed4"
@@ -94,10 +94,10 @@ def test_resuming_a_comparison_plays_a_lost_cell_again(compared, tmp_path):
 
 @pytest.fixture
 def planned(tmp_path, monkeypatch):
-    """What would be played."""
+    """What would run."""
     asked: list = []
     keep = lambda what, *_: asked.append(what)
-    monkeypatch.setattr(sweeping, "play", keep)
+    monkeypatch.setattr(commands, "_sweep", keep)
     monkeypatch.setattr(commands, "_compare", keep)
     monkeypatch.setattr(commands, "_train", keep)
 

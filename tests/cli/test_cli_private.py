@@ -84,7 +84,7 @@ def test_a_cut_run_is_run_again_and_the_others_are_not(finished):
 
 def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
     place, _ = finished
-    assert "has drawn its figure: utility.png" in refused(capsys, "plot", place)
+    assert "whose figure is utility.png" in refused(capsys, "plot", place)
 
 
 def test_what_diverges_is_called_so(tmp_path):

@@ -14,16 +14,17 @@ import numpy as np
 import optax
 import pytest
 from command import refused, run
-from grids import BY_HAND, CONFIG, assert_reported, by_hand, chosen, last, played
+from grids import BY_HAND, CONFIG, assert_reported, by_hand, chosen, last, rows_by_cell
 from grids import values as lines_of
 
 from fedjax_muon import algorithms, data, models, simulation
-from fedjax_muon.cli import arguments, commands, sweeping
+from fedjax_muon.cli import arguments, commands
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.reporting import metrics_csv, plots
 from fedjax_muon.runs import build as building
 from fedjax_muon.runs import config, directory
+from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.simulation.sweep import Outcome
 from fedjax_muon.simulation.training import train as train
 from fedjax_muon.tasks.classification import classification
@@ -62,7 +63,7 @@ def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
     assert (what["seeds"], what["validation"]) == ([3, 4], 0.1)
     assert {"jax", "device"} <= set(json.loads((swept / "versions.json").read_text()))
     for name in LABELS:
-        cells = played(swept, name)
+        cells = rows_by_cell(swept, name)
         assert list(cells) == ["lr=0.01", "lr=0.1"]
         for seeds in cells.values():
             assert list(seeds) == ["3", "4"]
@@ -76,26 +77,30 @@ def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
     assert sorted(os.listdir(swept / "cells")) == ["fedavg.csv", "stem.csv"]
 
 
-def test_bytes_are_those_of_the_clients_that_play(swept):
+def test_bytes_are_those_of_participating_clients(swept):
     model = 4 * sum(ARRAYS)
-    for rows in played(swept, "fedavg")["lr=0.1"].values():  # 3 clients, both ways
+    for rows in rows_by_cell(swept, "fedavg")[
+        "lr=0.1"
+    ].values():  # 3 clients, both ways
         for row in rows:
             assert int(row["bytes_up"]) == int(row["round"]) * 3 * model
-    for rows in played(swept, "stem")["lr=0.1"].values():  # all 6, and their prologue
+    for rows in rows_by_cell(swept, "stem")[
+        "lr=0.1"
+    ].values():  # all 6, and their prologue
         for row in rows:  # of one model, then of iterates with momentum
             for way in ("bytes_up", "bytes_down"):
                 assert int(row[way]) == 6 * model * (1 + 2 * int(row["round"]))
 
 
-def test_where_all_clients_play_anyway_nobody_is_marked():
+def test_methods_with_full_participation_are_not_marked_where_all_participate():
     what = config.Sweep(
         ("fedavg", "stem"), {"fedavg": {}, "stem": {}}, (0,), 0.1, None, CONFIG
     )
-    assert {name: sweeping.label(what, name) for name in LABELS} == LABELS
+    assert {name: sweeps.label(what, name) for name in LABELS} == LABELS
     assert what.config_of("fedavg") == CONFIG
     assert what.config_of("stem") == dataclasses.replace(CONFIG, cohort_size=6)
     everyone = dataclasses.replace(what, config=what.config_of("stem"))
-    assert sweeping.label(everyone, "stem") == "STEM"
+    assert sweeps.label(everyone, "stem") == "STEM"
 
 
 # ----------------------------------------------------------------- its numbers
@@ -142,7 +147,7 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
     )
     state = prepared.init(building.start_key(4))
     _, alone = train(prepared, state, rounds=5, evaluate_every=2)
-    rows = played(place, "fedavg")["lr=0.3"]["4"]
+    rows = rows_by_cell(place, "fedavg")["lr=0.3"]["4"]
     for row, expected in zip(rows, alone, strict=True):
         assert int(row["round"]) == expected["round"]
         sent = sum(round(0.1 * size) for size in ARRAYS)  # four bytes and a place each
@@ -173,14 +178,14 @@ def test_a_compressed_part_alone_is_counted_as_its_factors(tmp_path):
 
 @pytest.fixture
 def heard(swept, monkeypatch):
-    """The cells that are played: not trained, but played back from `swept`."""
+    """The cells that run: not trained, but taken from `swept`."""
     asked: list[tuple[str, float, int]] = []
     seeds = {
         str(jax.random.key_data(building.start_key(seed))): seed for seed in (3, 4)
     }
     train, held_out = data.hold_out(data.load("digits"), 0.1)
 
-    def play(simulation, cells, *, validation, rounds, evaluate_every, tick, **how):
+    def trace(simulation, cells, *, validation, rounds, evaluate_every, tick, **how):
         assert (rounds, evaluate_every) == (5, 2)
         assert how == {"cells_at_once": None, "drop_nonfinite": False}
         np.testing.assert_array_equal(validation[0], held_out[0])
@@ -191,11 +196,11 @@ def heard(swept, monkeypatch):
             assert list(map(list, parts)) == list(map(list, expected))
             asked.append((name, hyper["lr"], seed))
             tick(rounds)
-            rows = played(swept, name)[f"lr={hyper['lr']:g}"][str(seed)]
+            rows = rows_by_cell(swept, name)[f"lr={hyper['lr']:g}"][str(seed)]
             mine = [dict(list(row.items())[3:]) for row in rows]
             yield [Outcome(mine, None)]
 
-    monkeypatch.setattr(sweeping, "sweep", play)
+    monkeypatch.setattr(sweeps, "sweep", trace)
     for figure in ("curves", "grids", "ranking"):
         monkeypatch.setattr(plots, figure, lambda *_, **how: None)
     return asked
@@ -208,7 +213,7 @@ def assert_same_files(place: Path, other: Path) -> None:
 
 
 CELLS = [("fedavg", lr, seed) for lr in (0.01, 0.1) for seed in (3, 4)]
-LOST = {  # what is left of the lines of fedavg.csv, and which cells are played
+LOST = {  # what is left of the lines of fedavg.csv, and which cells run
     "nothing": (lambda lines: lines, []),
     "two cells": (lambda lines: lines[:9], CELLS[2:]),
     "all cells": (lambda lines: lines[:1], CELLS),
@@ -219,7 +224,7 @@ LOST = {  # what is left of the lines of fedavg.csv, and which cells are played
 
 
 @pytest.mark.parametrize("lost", LOST)
-def test_resuming_plays_what_is_not_finished_and_nothing_else(lost, copy, swept, heard):
+def test_resuming_runs_what_is_not_finished_and_nothing_else(lost, copy, swept, heard):
     path, (change, expected) = copy / "cells" / "fedavg.csv", LOST[lost]
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(change(lines)))
@@ -228,7 +233,7 @@ def test_resuming_plays_what_is_not_finished_and_nothing_else(lost, copy, swept,
     assert_same_files(copy, swept)
 
 
-def test_resuming_plays_an_algorithm_that_was_not_begun(copy, swept, heard):
+def test_resuming_runs_an_algorithm_that_was_not_begun(copy, swept, heard):
     (copy / "cells" / "stem.csv").unlink()
     for name in ("points.csv", "summary.csv", "summary.md"):
         (copy / name).unlink()
@@ -240,7 +245,7 @@ def test_resuming_plays_an_algorithm_that_was_not_begun(copy, swept, heard):
 def test_an_interrupted_sweep_goes_on_at_its_last_group(
     tmp_path, swept, heard, monkeypatch, capsys
 ):
-    place, whole = tmp_path / "sweep", sweeping.sweep
+    place, whole = tmp_path / "sweep", sweeps.sweep
 
     def interrupted(*cells, **how):
         for number, group in enumerate(whole(*cells, **how)):
@@ -248,7 +253,7 @@ def test_an_interrupted_sweep_goes_on_at_its_last_group(
             if number == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(sweeping, "sweep", interrupted)
+    monkeypatch.setattr(sweeps, "sweep", interrupted)
     command = ("sweep", "--algorithms", "fedavg", "stem", "--grid", "lr=0.01,0.1")
     with pytest.raises(SystemExit) as stop:
         run(*command, "--seeds", "3,4", *TINY, "--output", place)
@@ -260,7 +265,7 @@ def test_an_interrupted_sweep_goes_on_at_its_last_group(
     assert "resume" in refused(capsys, "plot", place, "--output", tmp_path / "a.png")
     message = refused(capsys, *command, "--output", place)
     assert f"{place} is already used" in message
-    monkeypatch.setattr(sweeping, "sweep", whole)
+    monkeypatch.setattr(sweeps, "sweep", whole)
     del heard[2:]
     run("resume", place)
     assert heard == [*CELLS, *(("stem", lr, seed) for _, lr, seed in CELLS)]
@@ -274,7 +279,7 @@ def test_plot_draws_the_best_of_a_sweep(swept, tmp_path, monkeypatch):
     run("plot", swept, "--output", tmp_path / "curves.png")
     assert list(drawn) == list(LABELS.values())
     for name, label in LABELS.items():
-        best = played(swept, name)[chosen(played(swept, name))]
+        best = rows_by_cell(swept, name)[chosen(rows_by_cell(swept, name))]
         ends = [float(some["test_accuracy"][-1]) for some in drawn[label]]
         assert ends == last(best, "test_accuracy")
 
@@ -284,9 +289,9 @@ def test_plot_draws_the_best_of_a_sweep(swept, tmp_path, monkeypatch):
 
 @pytest.fixture
 def planned(tmp_path, monkeypatch):
-    """What would be played."""
+    """What would run."""
     asked: list = []
-    monkeypatch.setattr(sweeping, "play", lambda what, place: asked.append(what))
+    monkeypatch.setattr(commands, "_sweep", lambda what, place: asked.append(what))
     monkeypatch.setattr(commands, "_compare", lambda what, *_: asked.append(what))
 
     def plan(*words):
@@ -330,7 +335,7 @@ def test_sizes_of_groups_and_what_is_dropped_are_passed_on(tmp_path, monkeypatch
         seen.update(how)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeping, "sweep", stop)
+    monkeypatch.setattr(sweeps, "sweep", stop)
     options = ("--cells-at-once", 2, "--drop-nonfinite", "--output", tmp_path / "sweep")
     with pytest.raises(SystemExit):
         run("sweep", "--algorithms", "fedavg", *TINY, *options)

@@ -4,7 +4,7 @@ import pytest
 from command import refused
 from grids import BY_HAND, by_hand
 
-from fedjax_muon.cli import sweeping
+from fedjax_muon.cli import commands
 from fedjax_muon.runs import config
 
 BAD = {
@@ -49,7 +49,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_made(
     message, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweeping, "play", lambda *_: pytest.fail("not refused"))
+    monkeypatch.setattr(commands, "_sweep", lambda *_: pytest.fail("not refused"))
     default = () if "--algorithms" in BAD[message] else ("--algorithms", "fedavg")
     assert message in refused(capsys, "sweep", *default, *BAD[message].split())
     assert list(tmp_path.iterdir()) == []

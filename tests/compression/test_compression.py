@@ -13,8 +13,8 @@ from oracles import fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.fedmuon_align import fedmuon_align as fedmuon_align_oracle
 from oracles.muloco import muloco as muloco_oracle
-from oracles.problem import draw_params, draw_play, first_gradient, mean
-from play import TOY, farthest, path, precision, run, stack
+from oracles.problem import draw_params, draw_trace, first_gradient, mean
+from traces import TOY, farthest, path, precision, run, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
@@ -65,7 +65,7 @@ def sent_by(exchanges, algorithm, params=X):
 # ------------------------------------------------------------------- no compression
 
 
-TWO = draw_play(5, 2, 2, 2, 3, 2, [3, 4])
+TWO = draw_trace(5, 2, 2, 2, 3, 2, [3, 4])
 
 
 def simple(params, batch, key):
@@ -193,7 +193,7 @@ def test_muloco_with_quantized_moves_follows_its_oracle():
 # --------------------------------------------------------------- low rank, and parts
 
 WIDE = draw_params(3, 8, 6)
-WIDE_PLAY = draw_play(4, N, 3, 3, 6, 4, SIZES, features=8, outputs=6)
+WIDE_TRACE = draw_trace(4, N, 3, 3, 6, 4, SIZES, features=8, outputs=6)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ WIDE_PLAY = draw_play(4, N, 3, 3, 6, 4, SIZES, features=8, outputs=6)
     ids=["memory", "rank"],
 )
 def test_fedmuon_of_low_rank_follows_its_oracle(rank, low):
-    want = oracle.fedmuon_svd(WIDE, WIDE_PLAY, 0.03, low)
+    want = oracle.fedmuon_svd(WIDE, WIDE_TRACE, 0.03, low)
     plain = fedmuon_align(rule=EXACT)
     made = compress(plain, truncated_svd(rank), parts=["momentum"])
-    assert farthest(path(made, WIDE, WIDE_PLAY), want) <= 1e-10
-    whole = oracle.fedmuon_svd(WIDE, WIDE_PLAY, 0.03, lambda v: v)
+    assert farthest(path(made, WIDE, WIDE_TRACE), want) <= 1e-10
+    whole = oracle.fedmuon_svd(WIDE, WIDE_TRACE, 0.03, lambda v: v)
     assert farthest(whole[-1:], want[-1:]) >= 1e-3
 
 
@@ -223,13 +223,13 @@ def test_parts_may_have_compressors_of_their_own(momentum_first):
     made = second(first(fedmuon_align(rule=EXACT)))
     want = oracle.fedmuon_svd(
         WIDE,
-        WIDE_PLAY,
+        WIDE_TRACE,
         0.03,
         lambda v: oracle.low_rank(v, 2) if v.ndim > 1 else v,
         oracle.largest(0.4),
         0.9,
     )
-    assert farthest(path(made, WIDE, WIDE_PLAY), want) <= 1e-10
+    assert farthest(path(made, WIDE, WIDE_TRACE), want) <= 1e-10
     assert uploaded(made, WIDE) == 4 * 2 * (8 + 6 + 1) + 8 * (19 + 2)
 
 

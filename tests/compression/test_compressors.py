@@ -17,7 +17,7 @@ from oracles.compression import (
     packed,
     rank_rank,
 )
-from play import precision
+from traces import precision
 
 from fedjax_muon.compression.compressors import (
     identity,

@@ -19,7 +19,7 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.core.pair import (
     Pair,
-    both,
+    as_pair,
     descent_ascent,
     on_y,
     per_variable,
@@ -193,8 +193,8 @@ def test_on_y_maps_every_leaf_of_y():
 
 
 def test_one_value_stands_for_both():
-    assert both(0.1) == Pair(0.1, 0.1)
-    assert both(Pair(1, 2)) == Pair(1, 2)
+    assert as_pair(0.1) == Pair(0.1, 0.1)
+    assert as_pair(Pair(1, 2)) == Pair(1, 2)
 
 
 def test_schedules_in_pairs():

@@ -10,8 +10,8 @@ import pytest
 from oracles.cases import PARTIAL, X
 from oracles.saddle_cases import PARTIAL as SADDLE
 from oracles.saddle_cases import START
-from play import TOY, compilations, farthest, path, stack
 from saddle import OBJECTIVE
+from traces import TOY, compilations, farthest, path, stack
 
 from fedjax_muon import algorithms, decentralized, engine, minimax
 from fedjax_muon.algorithms import fedavg, fedmuon, fedmuon_align, scaffold

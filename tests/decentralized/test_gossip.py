@@ -13,10 +13,10 @@ from gossip_cases import (
     INSIDE,
     LR,
     MINIMAX,
-    PLAY,
     QUICKLY,
     SIGMA,
     START,
+    TRACE,
     WEIGHTS,
     M,
     T,
@@ -132,7 +132,7 @@ def silent(dtype):
 
 def compiled_run(algorithm, dtype):
     mixer, options = dense(WEIGHTS), compiled(dtype)
-    return run(algorithm, INSIDE, mixer, pair(START), PLAY, **options)
+    return run(algorithm, INSIDE, mixer, pair(START), TRACE, **options)
 
 
 @pytest.mark.parametrize(

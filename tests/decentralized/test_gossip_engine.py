@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gossip_cases import FREE, LR, PLAY, SIGMA, START, WEIGHTS, M, pair, run
+from gossip_cases import FREE, LR, SIGMA, START, TRACE, WEIGHTS, M, pair, run
 from oracles.gossip import draw_weights
-from play import compilations
+from traces import compilations
 
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized import ALL, dp_sgda, dsgda, topology
@@ -182,7 +182,7 @@ def test_only_rows_that_cross_are_sent():
 
 
 def test_a_method_over_devices_is_the_same_method():
-    many = PLAY._replace(batches=[(b * 2)[:8] for b in PLAY.batches[:3]])
+    many = TRACE._replace(batches=[(b * 2)[:8] for b in TRACE.batches[:3]])
     weights, params, single = draw_weights(8, 8), pair(START), jnp.float32
     algorithm = dp_sgda(LR, sigma=SIGMA)
     here = run(algorithm, FREE, dense(weights), params, many, single)
@@ -197,7 +197,7 @@ def test_one_compiled_step_serves_all_iterations():
     start, step = make(dsgda(LR), FREE, dense(WEIGHTS), M)
     batches = tuple(
         jnp.asarray(np.stack(leaf), jnp.float32)
-        for leaf in zip(*PLAY.batches[1], strict=True)
+        for leaf in zip(*TRACE.batches[1], strict=True)
     )
     params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), pair(START))
     state = jax.jit(start)(params, batches, KEY)
@@ -231,7 +231,7 @@ def test_traffic_is_the_papers(name):
     unit = 4 * (4 * 3 + 3 + 1 + 3 * 2 + 1)
     assert tree.nbytes(params) == unit
     first, batch = (
-        tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in PLAY.batches[t][0])
+        tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in TRACE.batches[t][0])
         for t in (0, 1)
     )
     assert first[0].shape != batch[0].shape

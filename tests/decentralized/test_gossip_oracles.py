@@ -10,8 +10,8 @@ from gossip_cases import (
     INSIDE,
     LR,
     MINIMAX,
-    PLAY,
     START,
+    TRACE,
     WEIGHTS,
     M,
     inside,
@@ -21,7 +21,7 @@ from gossip_cases import (
 )
 from oracles import gossip as oracle
 from oracles.cases import X
-from play import grad_fn as plain_grad
+from traces import grad_fn as plain_grad
 
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized import ALL, dm_hsgd, dsgda
@@ -68,7 +68,7 @@ def test_minimax_methods_equal_their_transcriptions(name):
     _, objective, expected = MINIMAX[name]
     states = states_of(name)
     with jax.enable_x64(True):
-        history = expected(PLAY)
+        history = expected(TRACE)
     worst = compare(states.params, history)
     print(f"{name}: {worst:.1e}")
     reached = np.abs(states.params.y["v"]).max()
@@ -90,8 +90,8 @@ def alone_weights(t):
 
 
 def test_a_lone_agent_descends_and_ascends_by_storm():
-    alone = PLAY._replace(
-        batches=[batches[2:3] for batches in PLAY.batches], W=alone_weights
+    alone = TRACE._replace(
+        batches=[batches[2:3] for batches in TRACE.batches], W=alone_weights
     )
     with jax.enable_x64(True):
         algorithm = dm_hsgd(LR, beta=BETA)
@@ -121,10 +121,10 @@ def test_a_lone_agent_descends_and_ascends_by_storm():
 def test_on_the_complete_graph_dsgda_is_sgda_on_the_mean_gradient():
     with jax.enable_x64(True):
         complete = dense(np.full((M, M), 1 / M))
-        states = run(dsgda(LR), INSIDE, complete, pair(START), PLAY)
+        states = run(dsgda(LR), INSIDE, complete, pair(START), TRACE)
     x, y = BEGIN["x"], BEGIN["y"]
-    for t, batches in enumerate(PLAY.batches):
-        gradients = [PLAY.grad({"x": x, "y": y}, batch) for batch in batches]
+    for t, batches in enumerate(TRACE.batches):
+        gradients = [TRACE.grad({"x": x, "y": y}, batch) for batch in batches]
         x = {n: x[n] - LR.x * np.mean([g["x"][n] for g in gradients], 0) for n in x}
         y = {n: y[n] + LR.y * np.mean([g["y"][n] for g in gradients], 0) for n in y}
         y = inside(y)

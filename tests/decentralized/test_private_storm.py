@@ -27,8 +27,8 @@ from gossip_cases import (
     BEGIN,
     INSIDE,
     LR,
-    PLAY,
     START,
+    TRACE,
     WEIGHTS,
     draws,
     draws_from,
@@ -117,17 +117,17 @@ def test_the_clips_are_at_work_and_differ():
 def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
     """Here the expected sizes are those realised."""
     whole = lambda b: (b[0], b[1], np.ones(len(b[2])))
-    play = PLAY._replace(batches=[[whole(b) for b in row] for row in PLAY.batches])
+    trace = TRACE._replace(batches=[[whole(b) for b in row] for row in TRACE.batches])
     rows = lambda params, batch, key: OBJECTIVE.example_grad(params, Batch(*batch), key)
     objective = INSIDE._replace(example_grad=rows)
-    first, size = (len(play.batches[t][0][2]) for t in (0, 1))
+    first, size = (len(trace.batches[t][0][2]) for t in (0, 1))
     with jax.enable_x64(True):
         free = split(Pair(1e9, 1e9), Pair(1e9, 1e9))
         estimator = private_storm(free, beta=BETA, batch_size=size, first_size=first)
         algorithm = gradient_tracking(LR, estimator=estimator)
-        states = run(algorithm, objective, dense(WEIGHTS), pair(START), play)
+        states = run(algorithm, objective, dense(WEIGHTS), pair(START), trace)
     box = lambda y: {n: np.clip(v, -0.12, 0.12) for n, v in y.items()}
-    history = oracle.dpmixsgd(BEGIN, play, *LR, *BETA, box)
+    history = oracle.dpmixsgd(BEGIN, trace, *LR, *BETA, box)
     for t, agents in enumerate(history):
         for i, want in enumerate(agents):
             for found, part in ((states.params.x, "x"), (states.params.y, "y")):

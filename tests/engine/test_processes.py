@@ -13,6 +13,7 @@ from fedjax_muon.engine import processes
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build as building
 from fedjax_muon.runs import directory
+from fedjax_muon.runs.train import last_params
 
 TOGETHER = [
     *("train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", "8", *SMALL),
@@ -59,8 +60,8 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
     what = directory.read(place)
     dataset = data.load(what.config.dataset, what.config.data_dir)
     simulation = building.simulation_of(what, dataset)
-    got = directory.last_params(what, simulation, place)
-    want = directory.last_params(directory.read(alone), simulation, alone)
+    got = last_params(what, simulation, place)
+    want = last_params(directory.read(alone), simulation, alone)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-3, 1e-3), got, want)
 
 

@@ -29,7 +29,7 @@ def test_states_are_counted():
     assert study.state_bytes("local_muon", params) == 4 * (32 + 2 * 4) + counter
 
 
-def test_it_plays_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
+def test_it_runs_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
     place = tmp_path / "runs" / "fedmuon_004" / "figure_4-smoke"
     study.main(scale="smoke", output=place)
     with (place / "result.csv").open(newline="") as file:

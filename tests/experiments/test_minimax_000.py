@@ -1,4 +1,4 @@
-"""The figures as the paper has them, and one played from SST-2's files."""
+"""The figures as the paper has them, and one run on SST-2's files."""
 
 import numpy as np
 import pytest

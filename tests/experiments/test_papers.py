@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from experiments.papers import frame, paper_report
-from fedjax_muon.cli import sweeping
 from fedjax_muon.runs import directory
+from fedjax_muon.runs import sweep as sweeps
 
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {
@@ -151,16 +151,16 @@ def test_published_numbers_belong_to_something_shown(paper):
 
 
 def labels(panel, method):
-    label = panel.label or sweeping.METHODS[method].label
+    label = panel.label or sweeps.METHODS[method].label
     if not panel.every_point:
         return [label]
     grid = panel.sweep.grids[method]
-    point = lambda hyper: sweeping.Point(hyper, [], 0)
+    point = lambda hyper: sweeps.Point(hyper, [], 0)
     points = map(point, panel.sweep.points(method))
     return [f"{label}, {paper_report.varied(grid, one)}" for one in points]
 
 
-# Played.
+# Run.
 
 
 @pytest.mark.parametrize(("paper", "item"), ITEMS)

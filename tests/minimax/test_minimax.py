@@ -10,10 +10,10 @@ from federation import assert_same_bits
 from oracles.cases import PARTIAL as PLAIN
 from oracles.cases import X
 from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
-from play import by_code, compilations, path, stack
-from play import grad_fn as plain_grad
 from saddle import OBJECTIVE
 from sklearn.metrics import roc_auc_score
+from traces import by_code, compilations, path, stack
+from traces import grad_fn as plain_grad
 
 from fedjax_muon import algorithms, data, engine, models
 from fedjax_muon.compression.compress import compress

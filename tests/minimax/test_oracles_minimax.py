@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 from oracles.saddle_cases import FULL, FULL_ONLY, ORACLES, PARTIAL, START, flat
-from play import path
 from saddle import OBJECTIVE
+from traces import path
 
 from fedjax_muon.algorithms import fedmuon_unsynced
 from fedjax_muon.core import after_first, tree
@@ -65,11 +65,11 @@ def farthest(a, b) -> float:
 
 
 def both_paths(name, settings, dtype, **changes):
-    play = FULL if name in FULL_ONLY else PARTIAL
-    expected = flat(ORACLES[name][0](START, play, **settings))
+    trace = FULL if name in FULL_ONLY else PARTIAL
+    expected = flat(ORACLES[name][0](START, trace, **settings))
     algorithm = ALL[name].function(**hyper(name, settings) | changes)
     start = Pair(START["x"], START["y"])
-    found = path(algorithm, start, play, objective=OBJECTIVE, dtype=dtype)
+    found = path(algorithm, start, trace, objective=OBJECTIVE, dtype=dtype)
     return as_history(found), expected
 
 

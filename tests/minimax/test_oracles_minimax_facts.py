@@ -26,7 +26,7 @@ from oracles.saddle_cases import (
 )
 from oracles.scaffold_m import normalise_whole
 
-PLAYS = pytest.mark.parametrize("play", [PARTIAL, FULL], ids=["partial", "full"])
+TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 
 
 # ------------------------------------------------------------- the guided methods
@@ -41,7 +41,7 @@ BY_LEAF = [
 ]
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize(
     ("f", "bounds"),
     [
@@ -50,11 +50,11 @@ BY_LEAF = [
     ],
     ids=["fed_nsgda_m", "fedmuon_da"],
 )
-def test_normalised_methods_move_by_their_rates_at_most(f, bounds, play):
+def test_normalised_methods_move_by_their_rates_at_most(f, bounds, trace):
     # Lemmas A.2 and B.1: lr times the local step; the server by gamma = K server_lr lr
-    noting, points = recorded(play)
+    noting, points = recorded(trace)
     starts = [START, *f(START, noting, **RATES, **FRESH, **SERVER)]
-    cohort = len(play.rounds[0][0])
+    cohort = len(trace.rounds[0][0])
     for (part, *leaves), most in bounds:
 
         def gap(a, b, part=part, leaves=leaves):
@@ -72,8 +72,8 @@ def test_normalised_methods_move_by_their_rates_at_most(f, bounds, play):
         assert 0.3 * gamma < max(moved) <= gamma + 1e-12
 
 
-@PLAYS
-def test_mean_of_the_local_directions_is_the_servers_momentum(play):
+@TRACES
+def test_mean_of_the_local_directions_is_the_servers_momentum(trace):
     # also under partial participation; and in the first round
     seen: dict[str, list[Params]] = {"x": [], "y": []}
 
@@ -85,9 +85,9 @@ def test_mean_of_the_local_directions_is_the_servers_momentum(play):
         return direction
 
     states = guided.guided_states(
-        START, play, **RATES, direction_x=noting("x"), direction_y=noting("y"), **FRESH
+        START, trace, **RATES, direction_x=noting("x"), direction_y=noting("y"), **FRESH
     )
-    per_round = 4 * len(play.rounds[0][0])
+    per_round = 4 * len(trace.rounds[0][0])
     for r, s in enumerate(states):
         for v, momentum in (("x", s.u), ("y", s.v)):
             local = mean(seen[v][r * per_round : (r + 1) * per_round])
@@ -95,7 +95,7 @@ def test_mean_of_the_local_directions_is_the_servers_momentum(play):
             assert norm(momentum) > 1e-3
         for control, own in ((s.g_x, s.g_x_i), (s.g_y, s.g_y_i)):
             assert norm(sub(control, mean(own))) < 1e-12
-    for (a, b), (ids, _) in zip(pairwise(states), play.rounds[1:], strict=True):
+    for (a, b), (ids, _) in zip(pairwise(states), trace.rounds[1:], strict=True):
         for i in range(5):
             stays = all(
                 np.array_equal(new[k], old[k])
@@ -139,14 +139,14 @@ def test_directions_that_need_no_matrix():
         g = saddle_grad(whole, batch)
         return {"x": {"w": g["x"]["w"][:, :1]}, "y": {"t": g["y"]["t"]}}
 
-    play = PARTIAL._replace(grad=grad)
+    trace = PARTIAL._replace(grad=grad)
     hyper = {**RATES, **FRESH, **SERVER}
-    muon = guided.fedmuon_da(thin, play, **hyper)
-    assert_same(muon, guided.fed_nsgda_m(thin, play, **hyper))
+    muon = guided.fedmuon_da(thin, trace, **hyper)
+    assert_same(muon, guided.fed_nsgda_m(thin, trace, **hyper))
     # a tiny threshold clips every step to the length tau
     tiny = {**hyper, "lr_x": 0.05 / 1e-9, "lr_y": 0.15 / 1e-9}
-    assert_same(guided.fedsgda_clip(thin, play, **tiny, tau=1e-9), muon)
-    ident = guided.fedmuon_da(thin, play, **hyper, scalar=lambda t: t)
+    assert_same(guided.fedsgda_clip(thin, trace, **tiny, tau=1e-9), muon)
+    ident = guided.fedmuon_da(thin, trace, **hyper, scalar=lambda t: t)
     assert apart(ident, muon) > 1e-3
 
 

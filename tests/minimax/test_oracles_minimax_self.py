@@ -10,7 +10,7 @@ from oracles import minimax as plain
 from oracles import minimax_guided as guided
 from oracles.fedmuon import fedmuon
 from oracles.fedmuon_correct import fedmuon_correct
-from oracles.problem import Params, Play, add, mean, sub, times, toy_grad
+from oracles.problem import Params, Trace, add, mean, sub, times, toy_grad
 from oracles.saddle import CURVATURE, Saddle, draw_saddle, saddle_grad, saddle_loss
 from oracles.saddle_cases import (
     ALONE,
@@ -37,7 +37,7 @@ from oracles.scaffold import scaffold
 from oracles.scaffold_m import normalise_whole, padamfed, scaffold_m
 from oracles.stem import stem
 
-PLAYS = pytest.mark.parametrize("play", [PARTIAL, FULL], ids=["partial", "full"])
+TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 
 
 # ------------------------------------------------------------------- the toy problem
@@ -77,12 +77,12 @@ def test_saddle_is_nonconvex_in_x_and_strongly_concave_in_y():
     assert max(bends["y"]) <= -CURVATURE + 1e-9
 
 
-def test_saddle_play_is_what_it_says():
+def test_saddle_trace_is_what_it_says():
     assert [len(batches) for batches in PARTIAL.first] == [2] * 5
     assert len({tuple(sorted(ids)) for ids, _ in PARTIAL.rounds}) > 1
     assert any(batch[2].min() == 0 for _, d in PARTIAL.rounds for c in d for batch in c)
-    for play, cohort in ((PARTIAL, 3), (FULL, 5)):
-        for ids, data in play.rounds:
+    for trace, cohort in ((PARTIAL, 3), (FULL, 5)):
+        for ids, data in trace.rounds:
             assert len(set(ids)) == len(ids) == cohort == len(data)
             assert [len(batches) for batches in data] == [4] * cohort
 
@@ -98,18 +98,18 @@ def test_swapping_the_variables_swaps_the_path(name):
         hyper = {**hyper, "rho": 0.0}
     other = {"x": "y", "y": "x"}
     swapped = {k[:-1] + other.get(k[-1], k[-1]): v for k, v in hyper.items()}
-    for play in [FULL] if name in FULL_ONLY else [PARTIAL, FULL]:
-        path = f(START, play, **hyper)
-        turned = f({"x": START["y"], "y": START["x"]}, mirrored(play), **swapped)
+    for trace in [FULL] if name in FULL_ONLY else [PARTIAL, FULL]:
+        path = f(START, trace, **hyper)
+        turned = f({"x": START["y"], "y": START["x"]}, mirrored(trace), **swapped)
         assert_same(path, [{"x": s["y"], "y": s["x"]} for s in turned])
         assert min(norm(sub(path[-1][v], START[v])) for v in "xy") > 0.01
 
 
-def both(minimiser, x, y, play, lr_x, lr_y, server_lr_x=1.0, server_lr_y=1.0, **rest):
+def both(minimiser, x, y, trace, lr_x, lr_y, server_lr_x=1.0, server_lr_y=1.0, **rest):
     """Two runs of a minimiser, as the two variables of one path."""
     b_x, b_y = rest.get("b_x"), rest.get("b_y")
     paths = [
-        minimiser(start, play, lr, *([] if b is None else [b]), server_lr)
+        minimiser(start, trace, lr, *([] if b is None else [b]), server_lr)
         for start, lr, b, server_lr in (
             (x, lr_x, b_x, server_lr_x),
             (y, lr_y, b_y, server_lr_y),
@@ -118,10 +118,10 @@ def both(minimiser, x, y, play, lr_x, lr_y, server_lr_x=1.0, server_lr_y=1.0, **
     return [{"x": x, "y": y} for x, y in zip(*paths, strict=True)]
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize("rates", [RATES, COSINES], ids=["constant", "cosine"])
 @pytest.mark.parametrize("name", ["fed_nsgda_m", "fedsgda_clip", "sagda", "fsgda"])
-def test_separable_problems_are_two_minimisations(name, rates, play):
+def test_separable_problems_are_two_minimisations(name, rates, trace):
     cases: dict[str, Any] = {
         "fed_nsgda_m": (guided.fed_nsgda_m, padamfed, FRESH, {}),
         "fedsgda_clip": (guided.fedsgda_clip, scaffold_m, FRESH, {"tau": np.inf}),
@@ -129,17 +129,17 @@ def test_separable_problems_are_two_minimisations(name, rates, play):
         "fsgda": (plain.fsgda, avg.fedavg, {}, {}),
     }
     f, minimiser, weights, extra = cases[name]
-    two, start = separable(play)
-    one = Play(toy_grad, *play[1:])
-    expected = both(minimiser, **start, play=one, **rates, **weights, **SERVER)
+    two, start = separable(trace)
+    one = Trace(toy_grad, *trace[1:])
+    expected = both(minimiser, **start, trace=one, **rates, **weights, **SERVER)
     assert_same(f(start, two, **rates, **weights, **SERVER, **extra), expected)
 
 
-@PLAYS
+@TRACES
 @pytest.mark.parametrize("own", [False, True])
-def test_separable_momentum_is_fedmuon_without_the_polar_factor(own, play):
-    two, start = separable(play)
-    one = Play(toy_grad, *play[1:])
+def test_separable_momentum_is_fedmuon_without_the_polar_factor(own, trace):
+    two, start = separable(trace)
+    one = Trace(toy_grad, *trace[1:])
     runs = [
         fedmuon(
             start[v],
@@ -160,7 +160,7 @@ def test_separable_momentum_is_fedmuon_without_the_polar_factor(own, play):
 
 def test_separable_storm_is_stem():
     two, start = separable(FULL)
-    one = Play(toy_grad, *FULL[1:])
+    one = Trace(toy_grad, *FULL[1:])
     runs = [stem(start["x"], one, COSINE_X, 0.3), stem(start["y"], one, COSINE_Y, 0.2)]
     expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
     assert_same(plain.fedsgda_m(start, two, **COSINES, a_x=0.3, a_y=0.2), expected)
@@ -169,7 +169,7 @@ def test_separable_storm_is_stem():
 def test_separable_polar_steps_are_those_of_bias_corrected_fedmuon():
     # for one step and fresh gradients alone; its server averages over all N = S
     two, start = separable(ONE_STEP)
-    one = Play(toy_grad, *ONE_STEP[1:])
+    one = Trace(toy_grad, *ONE_STEP[1:])
     runs = [
         fedmuon_correct(start[v], one, RATES[f"lr_{v}"], 1.0, ratio=2.0) for v in "xy"
     ]
@@ -187,56 +187,56 @@ def descend_ascend(point, g, lr_x, lr_y):
     return {"x": sub(point["x"], x), "y": add(point["y"], y)}
 
 
-def mean_gradient(play, point, batches):
+def mean_gradient(trace, point, batches):
     """The mean of the gradients at one point, one batch for each client."""
-    seen = [play.grad(point, batch) for batch in batches]
+    seen = [trace.grad(point, batch) for batch in batches]
     return {v: mean([g[v] for g in seen]) for v in "xy"}
 
 
-def centralised(play, step, state):
+def centralised(trace, step, state):
     """The paths of ``state <- step(state, mean gradient's batches)``, per round."""
     history = []
-    for _, data in play.rounds:
+    for _, data in trace.rounds:
         for batches in zip(*data, strict=True):
             state = step(state, batches)
         history.append(state)
     return history
 
 
-@pytest.mark.parametrize("play", [ONE_STEP, ALONE], ids=["one step", "one client"])
-def test_one_step_or_one_client_is_centralised_sgda(play):
+@pytest.mark.parametrize("trace", [ONE_STEP, ALONE], ids=["one step", "one client"])
+def test_one_step_or_one_client_is_centralised_sgda(trace):
     step = lambda at, batches: descend_ascend(
-        at, mean_gradient(play, at, batches), **RATES
+        at, mean_gradient(trace, at, batches), **RATES
     )
-    path = centralised(play, step, START)
+    path = centralised(trace, step, START)
     for f in (plain.local_sgda, plain.fsgda, plain.sagda):
-        assert_same(f(START, play, **RATES), path)
-    assert_same(plain.fess_gda(START, play, **RATES, rho=0.0), path)
+        assert_same(f(START, trace, **RATES), path)
+    assert_same(plain.fess_gda(START, trace, **RATES, rho=0.0), path)
 
     def alternating(at, batches):
-        x = descend_ascend(at, mean_gradient(play, at, batches), **RATES)["x"]
-        g = mean_gradient(play, {"x": x, "y": at["y"]}, batches)
+        x = descend_ascend(at, mean_gradient(trace, at, batches), **RATES)["x"]
+        g = mean_gradient(trace, {"x": x, "y": at["y"]}, batches)
         return {"x": x, "y": descend_ascend(at, g, **RATES)["y"]}
 
-    assert apart(centralised(play, alternating, START), path) > 1e-4
+    assert apart(centralised(trace, alternating, START), path) > 1e-4
 
 
-@pytest.mark.parametrize("play", [ONE_STEP, ALONE], ids=["one step", "one client"])
-def test_storm_is_centralised(play):
+@pytest.mark.parametrize("trace", [ONE_STEP, ALONE], ids=["one step", "one client"])
+def test_storm_is_centralised(trace):
     def step(state, batches):
         at, before, d = state
-        new = mean_gradient(play, at, batches)
-        old = mean_gradient(play, before, batches)
+        new = mean_gradient(trace, at, batches)
+        old = mean_gradient(trace, before, batches)
         keep = {"x": 0.7, "y": 0.8}
         d = {v: add(new[v], times(keep[v], sub(d[v], old[v]))) for v in "xy"}
         return descend_ascend(at, d, **RATES), at, d
 
-    seen = [[client[j] for client in play.first] for j in range(2)]
-    halves = [mean_gradient(play, START, batches) for batches in seen]
+    seen = [[client[j] for client in trace.first] for j in range(2)]
+    halves = [mean_gradient(trace, START, batches) for batches in seen]
     d = {v: mean([half[v] for half in halves]) for v in "xy"}
     state = (descend_ascend(START, d, **RATES), START, d)
-    path = [at for at, _, _ in centralised(play, step, state)]
-    assert_same(plain.fedsgda_m(START, play, **RATES, a_x=0.3, a_y=0.2), path)
+    path = [at for at, _, _ in centralised(trace, step, state)]
+    assert_same(plain.fedsgda_m(START, trace, **RATES, a_x=0.3, a_y=0.2), path)
 
 
 def test_storm_without_memory_is_local_sgda_after_the_first_step():
@@ -297,14 +297,14 @@ def test_sagda_is_fsgda_before_its_controls_count():
 # -------------------------------------------------------------------------- FESS-GDA
 
 
-@PLAYS
-def test_smoothed_server_reduces_to_local_sgda(play):
-    free = plain.fess_gda(START, play, **RATES, rho=0.0)
-    assert_same(free, plain.local_sgda(START, play, **RATES))
+@TRACES
+def test_smoothed_server_reduces_to_local_sgda(trace):
+    free = plain.fess_gda(START, trace, **RATES, rho=0.0)
+    assert_same(free, plain.local_sgda(START, trace, **RATES))
     # beta = 1: z is x itself, whatever rho
-    two_sided = plain.fess_gda(START, play, **COSINES, **SERVER, rho=3.0, beta=1.0)
-    assert_same(two_sided, plain.fsgda(START, play, **COSINES, **SERVER))
-    smoothed = plain.fess_gda(START, play, **COSINES, **SERVER, rho=3.0, beta=0.5)
+    two_sided = plain.fess_gda(START, trace, **COSINES, **SERVER, rho=3.0, beta=1.0)
+    assert_same(two_sided, plain.fsgda(START, trace, **COSINES, **SERVER))
+    smoothed = plain.fess_gda(START, trace, **COSINES, **SERVER, rho=3.0, beta=0.5)
     assert apart(smoothed, two_sided) > 1e-3
 
 
@@ -323,12 +323,12 @@ def test_smoothed_server_descends_on_the_proximal_function(beta):
     assert_same(ours, path)
 
 
-@PLAYS
-def test_smoothed_round_is_one_of_fsgda_less_k_pulls(play):
-    path = plain.fess_gda(START, play, **RATES, **SERVER, rho=2.0, beta=0.3)
+@TRACES
+def test_smoothed_round_is_one_of_fsgda_less_k_pulls(trace):
+    path = plain.fess_gda(START, trace, **RATES, **SERVER, rho=2.0, beta=0.3)
     at, z = START, START["x"]
-    for now, one in zip(path, play.rounds, strict=True):
-        free = plain.fsgda(at, play._replace(rounds=[one]), **RATES, **SERVER)[0]
+    for now, one in zip(path, trace.rounds, strict=True):
+        free = plain.fsgda(at, trace._replace(rounds=[one]), **RATES, **SERVER)[0]
         pull = times(4 * RATES["lr_x"] * 1.2 * 2.0, sub(at["x"], z))
         assert_same([now], [{"x": sub(free["x"], pull), "y": free["y"]}])
         at, z = now, add(times(0.7, z), times(0.3, now["x"]))

@@ -1,4 +1,4 @@
-"""`--checkpoint`: tiny random ones, played by the command and refused."""
+"""`--checkpoint`: tiny random ones, run by the command and refused."""
 
 import dataclasses
 import json

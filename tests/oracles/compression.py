@@ -9,8 +9,8 @@ import numpy as np
 from .problem import (
     Moments,
     Params,
-    Play,
     Rate,
+    Trace,
     adam,
     add,
     direct,
@@ -138,7 +138,7 @@ def send(
 
 def fedavg(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     compress: Compress,
     feedback: float | None = None,
@@ -148,19 +148,19 @@ def fedavg(
 
     A pair (round, client) in ``lost`` is not heard, and its e_i stays as it was.
     """
-    errors = [zeros(x) for _ in range(play.num_clients)]
+    errors = [zeros(x) for _ in range(trace.num_clients)]
     history, kept = [], []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         heard, weights = [], []
         for i, batches in zip(ids, data, strict=True):
             if (r, i) in lost:
                 continue
             xi = x
             for batch in batches:
-                xi = sub(xi, times(rate(lr, r), play.grad(xi, batch)))
+                xi = sub(xi, times(rate(lr, r), trace.grad(xi, batch)))
             got = send(sub(x, xi), compress, feedback, errors, i)
-            heard.append(times(play.sizes[i], got))
-            weights.append(play.sizes[i])
+            heard.append(times(trace.sizes[i], got))
+            weights.append(trace.sizes[i])
         x = sub(x, times(1 / sum(weights), total(heard)))
         history.append(x)
         kept.append(list(errors))
@@ -169,7 +169,7 @@ def fedavg(
 
 def muloco(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     compress: Compress,
     feedback: float,
@@ -184,16 +184,16 @@ def muloco(
     states stay with the client. Outer, on the mean of what was sent of x - x_i: ``u <-
     outer_momentum u + d; x <- x - outer_lr (d + outer_momentum u)``.
     """
-    n = play.num_clients
+    n = trace.num_clients
     balls, moments = [zeros(x)] * n, [Moments(zeros(x), zeros(x), 0)] * n
     errors, u = [zeros(x)] * n, zeros(x)
     history, kept = [], []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         got = []
         for i, batches in zip(ids, data, strict=True):
             xi = x
             for batch in batches:
-                g = play.grad(xi, batch)
+                g = trace.grad(xi, batch)
                 balls[i] = add(times(momentum, balls[i]), g)
                 by_adam, moments[i] = adam(g, moments[i], 0.9, 0.99, 1e-8)
                 mixed = {k: balls[i][k] if x[k].ndim > 1 else by_adam[k] for k in x}
@@ -209,7 +209,7 @@ def muloco(
 
 def fedmuon_svd(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     compress: Compress,
     compress_move: Compress = lambda v: v,
@@ -225,15 +225,15 @@ def fedmuon_svd(
     the mean as it is. Vectors: Adam(.9, .95, 1e-10), started anew every round. The
     moves x_i - x may have another compressor, and ``feedback`` is theirs.
     """
-    errors = [zeros(x)] * play.num_clients
+    errors = [zeros(x)] * trace.num_clients
     m_bar, delta_g = zeros(x), zeros(x)
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta, moves, last = rate(lr, r), [], []
         for i, batches in zip(ids, data, strict=True):
             xi, m, moments = x, m_bar, Moments(zeros(x), zeros(x), 0)
             for batch in batches:
-                g = play.grad(xi, batch)
+                g = trace.grad(xi, batch)
                 m = add(times(momentum, m), g)
                 by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
                 mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}

@@ -3,8 +3,8 @@
 from .problem import (
     Moments,
     Params,
-    Play,
     Rate,
+    Trace,
     adam,
     add,
     mean,
@@ -17,7 +17,7 @@ from .problem import (
 
 def diloco(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -36,16 +36,16 @@ def diloco(
 
     Workers that a round leaves out, which the paper has none of, keep their moments.
     """
-    moments = [Moments(zeros(x), zeros(x), 0) for _ in range(play.num_clients)]
+    moments = [Moments(zeros(x), zeros(x), 0) for _ in range(trace.num_clients)]
     u = zeros(x)
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         outer_gradients = []
         for i, batches in zip(ids, data, strict=True):
             xi = x
             for batch in batches:
-                step, moments[i] = adam(play.grad(xi, batch), moments[i], b1, b2, eps)
+                step, moments[i] = adam(trace.grad(xi, batch), moments[i], b1, b2, eps)
                 xi = sub(times(1 - eta * decay, xi), times(eta, step))
             outer_gradients.append(sub(x, xi))
         delta = mean(outer_gradients)

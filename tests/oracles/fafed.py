@@ -4,8 +4,8 @@ import numpy as np
 
 from .problem import (
     Params,
-    Play,
     Rate,
+    Trace,
     add,
     each,
     first_gradient,
@@ -18,7 +18,7 @@ from .problem import (
 
 def fafed(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     a: float = 0.1,
     beta: float = 0.99,
@@ -33,20 +33,20 @@ def fafed(
     start. In place of the round's last move the server averages x_i, m_i and v_i and
     sets ``x <- x_bar - lr m_bar/(sqrt(v_bar) + rho)``; x_i^prev stays a client's own.
     """
-    N = play.num_clients
-    g0 = [first_gradient(play, x, i) for i in range(N)]
+    N = trace.num_clients
+    g0 = [first_gradient(trace, x, i) for i in range(N)]
     m, v = mean(g0), mean([each(np.square, g) for g in g0])
     x_prev = [x] * N
     x = sub(x, times(rate(lr, 0), m))
     precondition = lambda m, v: m / (np.sqrt(v) + rho)
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         xs, ms, vs = [], [], []
         for i, batches in zip(ids, data, strict=True):
             xi, mi, vi = x, m, v
             for k, batch in enumerate(batches):
-                new, old = play.grad(xi, batch), play.grad(x_prev[i], batch)
+                new, old = trace.grad(xi, batch), trace.grad(x_prev[i], batch)
                 mi = add(new, times(1 - a, sub(mi, old)))
                 vi = each(lambda v, g: beta * v + (1 - beta) * g**2, vi, new)
                 x_prev[i] = xi

@@ -8,8 +8,8 @@ from .problem import (
     Batch,
     Moments,
     Params,
-    Play,
     Rate,
+    Trace,
     adam,
     add,
     direct,
@@ -24,20 +24,20 @@ from .problem import (
 )
 
 
-def fedavg(x: Params, play: Play, lr: Rate, server_lr: float = 1.0) -> list[Params]:
+def fedavg(x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0) -> list[Params]:
     """FedAvg with plain local SGD (McMahan et al. 2017, Algorithm 1).
 
     ``x_i <- x_i - lr grad_i(x_i)``; ``x <- x + server_lr mean_i(x_i - x)``. With
     server_lr = S/N this is line 10 of Algorithm 3 in Takezawa et al. 2025.
     """
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         deltas = []
         for batches in data:
             xi = x
             for batch in batches:
-                xi = sub(xi, times(eta, play.grad(xi, batch)))
+                xi = sub(xi, times(eta, trace.grad(xi, batch)))
             deltas.append(sub(xi, x))
         x = add(x, times(server_lr, mean(deltas)))
         history.append(x)
@@ -45,7 +45,7 @@ def fedavg(x: Params, play: Play, lr: Rate, server_lr: float = 1.0) -> list[Para
 
 
 def fedavg_weighted(
-    x: Params, play: Play, lr: Rate, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0
 ) -> list[Params]:
     """FedAvg, displacements weighted by n_i / sum of n_j over the cohort.
 
@@ -53,35 +53,35 @@ def fedavg_weighted(
     the round's clients), the weights n_k / m_t.
     """
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
-        present = sum(play.sizes[i] for i in ids)
+        present = sum(trace.sizes[i] for i in ids)
         weighted = []
         for i, batches in zip(ids, data, strict=True):
             xi = x
             for batch in batches:
-                xi = sub(xi, times(eta, play.grad(xi, batch)))
-            weighted.append(times(play.sizes[i] / present, sub(xi, x)))
+                xi = sub(xi, times(eta, trace.grad(xi, batch)))
+            weighted.append(times(trace.sizes[i] / present, sub(xi, x)))
         x = add(x, times(server_lr, total(weighted)))
         history.append(x)
     return history
 
 
 def fedavg_momentum(
-    x: Params, play: Play, lr: Rate, momentum: float = 0.9, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, momentum: float = 0.9, server_lr: float = 1.0
 ) -> list[Params]:
     """FedAvg with heavy-ball SGD: ``m <- .9 m + g; x -= lr m``, m = 0 every round.
 
     The FedAvg baseline of Takezawa et al. 2025 (Algorithm 3 with Momentum SGD).
     """
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         deltas = []
         for batches in data:
             xi, m = x, zeros(x)
             for batch in batches:
-                m = add(times(momentum, m), play.grad(xi, batch))
+                m = add(times(momentum, m), trace.grad(xi, batch))
                 xi = sub(xi, times(eta, m))
             deltas.append(sub(xi, x))
         x = add(x, times(server_lr, mean(deltas)))
@@ -91,7 +91,7 @@ def fedavg_momentum(
 
 def fedavg_adam(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -102,12 +102,12 @@ def fedavg_adam(
 
     The FedAvg (Adam) baseline of Takezawa et al. 2025 (Algorithm 3 with Adam).
     """
-    return local_adamw(x, play, lr, b1, b2, eps, decay=0.0, server_lr=server_lr)
+    return local_adamw(x, trace, lr, b1, b2, eps, decay=0.0, server_lr=server_lr)
 
 
 def local_adamw(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -121,13 +121,13 @@ def local_adamw(
     of the baseline of Liu et al. 2025 (arXiv 2510.27403, section 7).
     """
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         deltas = []
         for batches in data:
             xi, state = x, Moments(zeros(x), zeros(x), 0)
             for batch in batches:
-                step, state = adam(play.grad(xi, batch), state, b1, b2, eps)
+                step, state = adam(trace.grad(xi, batch), state, b1, b2, eps)
                 xi = sub(xi, times(eta, add(step, times(decay, xi))))
             deltas.append(sub(xi, x))
         x = add(x, times(server_lr, mean(deltas)))
@@ -140,7 +140,7 @@ def local_adamw(
 
 def _adaptive_server(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     server_lr: float,
     b1: float,
@@ -150,13 +150,13 @@ def _adaptive_server(
     """Reddi et al. 2021, Algorithm 2; ``second(v, delta)`` is its line for v_t."""
     m, v = zeros(x), each(lambda leaf: np.full_like(leaf, tau**2), x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         deltas = []
         for batches in data:
             xi = x
             for batch in batches:
-                xi = sub(xi, times(eta, play.grad(xi, batch)))
+                xi = sub(xi, times(eta, trace.grad(xi, batch)))
             deltas.append(sub(xi, x))
         delta = mean(deltas)
         m = add(times(b1, m), times(1 - b1, delta))
@@ -169,7 +169,7 @@ def _adaptive_server(
 
 def fedadam(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     server_lr: float,
     b1: float = 0.9,
@@ -178,12 +178,12 @@ def fedadam(
 ) -> list[Params]:
     """FedAdam (Reddi et al. 2021, Algorithm 2), v_{-1} = tau^2, no bias correction."""
     second = lambda v, d: b2 * v + (1 - b2) * d**2
-    return _adaptive_server(x, play, lr, server_lr, b1, tau, second)
+    return _adaptive_server(x, trace, lr, server_lr, b1, tau, second)
 
 
 def fedyogi(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     server_lr: float,
     b1: float = 0.9,
@@ -192,12 +192,12 @@ def fedyogi(
 ) -> list[Params]:
     """FedYogi (Reddi et al. 2021, Algorithm 2), v_{-1} = tau^2, no bias correction."""
     second = lambda v, d: v - (1 - b2) * d**2 * np.sign(v - d**2)
-    return _adaptive_server(x, play, lr, server_lr, b1, tau, second)
+    return _adaptive_server(x, trace, lr, server_lr, b1, tau, second)
 
 
 def fedadagrad(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     server_lr: float,
     b1: float = 0.0,
@@ -205,7 +205,7 @@ def fedadagrad(
 ) -> list[Params]:
     """FedAdagrad (Reddi et al. 2021, Algorithm 2), v_{-1} = tau^2."""
     second = lambda v, d: v + d**2
-    return _adaptive_server(x, play, lr, server_lr, b1, tau, second)
+    return _adaptive_server(x, trace, lr, server_lr, b1, tau, second)
 
 
 # -------------------------------------------------------------------- local Muon
@@ -213,7 +213,7 @@ def fedadagrad(
 
 def local_muon(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     momentum: float = 0.98,
     decay: float = 0.01,
@@ -226,13 +226,13 @@ def local_muon(
     Adam(.9, .95, 1e-10), also started anew (the authors' code).
     """
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         deltas = []
         for batches in data:
             xi, m, moments = x, zeros(x), Moments(zeros(x), zeros(x), 0)
             for batch in batches:
-                g = play.grad(xi, batch)
+                g = trace.grad(xi, batch)
                 m = add(times(momentum, m), g)
                 by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
                 mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
@@ -246,7 +246,7 @@ def local_muon(
 
 def local_muon_momentum(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     momentum: float = 0.98,
     decay: float = 0.01,
@@ -260,13 +260,13 @@ def local_muon_momentum(
     """
     m_bar = zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         deltas, last = [], []
         for batches in data:
             xi, m, moments = x, m_bar, Moments(zeros(x), zeros(x), 0)
             for batch in batches:
-                g = play.grad(xi, batch)
+                g = trace.grad(xi, batch)
                 m = add(times(momentum, m), g)
                 by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
                 mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
@@ -283,7 +283,9 @@ def local_muon_momentum(
 # ------------------------------------------------- averaged momentum, clipped steps
 
 
-def local_sgdm(x: Params, play: Play, lr: Rate, momentum: float = 0.9) -> list[Params]:
+def local_sgdm(
+    x: Params, trace: Trace, lr: Rate, momentum: float = 0.9
+) -> list[Params]:
     """Local SGD with momentum (Yu et al. 2019, arXiv 1905.03817; from memory).
 
     ``m <- momentum m + g; x_i <- x_i - lr m`` (heavy ball); after the K steps of a
@@ -291,13 +293,13 @@ def local_sgdm(x: Params, play: Play, lr: Rate, momentum: float = 0.9) -> list[P
     """
     m_bar = zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         points, last = [], []
         for batches in data:
             xi, m = x, m_bar
             for batch in batches:
-                m = add(times(momentum, m), play.grad(xi, batch))
+                m = add(times(momentum, m), trace.grad(xi, batch))
                 xi = sub(xi, times(eta, m))
             points.append(xi)
             last.append(m)
@@ -315,21 +317,26 @@ def biclip(g: Params, low: float, high: float) -> Params:
 
 
 def _biclip_displacement(
-    x: Params, data: list[list[Batch]], play: Play, eta: float, low: float, high: float
+    x: Params,
+    data: list[list[Batch]],
+    trace: Trace,
+    eta: float,
+    low: float,
+    high: float,
 ) -> Params:
     """The mean of x_i - x after local steps ``x_i <- x_i - eta BiClip(g)``."""
     deltas = []
     for batches in data:
         xi = x
         for batch in batches:
-            xi = sub(xi, times(eta, biclip(play.grad(xi, batch), low, high)))
+            xi = sub(xi, times(eta, biclip(trace.grad(xi, batch), low, high)))
         deltas.append(sub(xi, x))
     return mean(deltas)
 
 
 def adam_biclip(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     low: float,
     high: float,
@@ -345,8 +352,8 @@ def adam_biclip(
     """
     m, v = zeros(x), each(lambda leaf: np.full_like(leaf, tau**2), x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
-        delta = _biclip_displacement(x, data, play, rate(lr, r), low, high)
+    for r, (_, data) in enumerate(trace.rounds):
+        delta = _biclip_displacement(x, data, trace, rate(lr, r), low, high)
         m = each(lambda m, d: b1 * m + (1 - b1) * d, m, delta)
         v = each(lambda v, d: b2 * v + (1 - b2) * d**2, v, delta)
         step = each(lambda m, v: m / (np.sqrt(v) + tau), m, v)
@@ -357,7 +364,7 @@ def adam_biclip(
 
 def bi2clip(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     low: float,
     high: float,
@@ -370,8 +377,8 @@ def bi2clip(
     ``x <- x + server_lr BiClip(mean(x_i - x), server_low, server_high)``.
     """
     history = []
-    for r, (_, data) in enumerate(play.rounds):
-        delta = _biclip_displacement(x, data, play, rate(lr, r), low, high)
+    for r, (_, data) in enumerate(trace.rounds):
+        delta = _biclip_displacement(x, data, trace, rate(lr, r), low, high)
         x = add(x, times(server_lr, biclip(delta, server_low, server_high)))
         history.append(x)
     return history

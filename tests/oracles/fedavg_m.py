@@ -1,10 +1,10 @@
 """FedCM and FedAvg-M: the last round's mean displacement is every client's momentum."""
 
-from .problem import Params, Play, Rate, add, mean, rate, sub, times, zeros
+from .problem import Params, Rate, Trace, add, mean, rate, sub, times, zeros
 
 
 def fedcm(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Params]:
     """FedCM (Xu et al. 2021, arXiv 2106.10874, Algorithm 2).
 
@@ -13,14 +13,14 @@ def fedcm(
     """
     delta_r = zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         deltas = []
         for batches in data:
             xi = x
             for batch in batches:
-                v = add(times(b, play.grad(xi, batch)), times(1 - b, delta_r))
+                v = add(times(b, trace.grad(xi, batch)), times(1 - b, delta_r))
                 xi = sub(xi, times(eta, v))
             deltas.append(sub(xi, x))
         delta_r = times(-1 / (K * eta), mean(deltas))
@@ -30,7 +30,7 @@ def fedcm(
 
 
 def fedavg_m(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Params]:
     """FedAvg-M (Cheng et al. 2024, arXiv 2306.16504, Algorithm 1).
 
@@ -40,7 +40,7 @@ def fedavg_m(
     """
     g = zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         gamma = server_lr * eta * K
@@ -48,7 +48,7 @@ def fedavg_m(
         for batches in data:
             xi = x
             for batch in batches:
-                d = add(times(b, play.grad(xi, batch)), times(1 - b, g))
+                d = add(times(b, trace.grad(xi, batch)), times(1 - b, g))
                 xi = sub(xi, times(eta, d))
                 directions.append(d)
         g = mean(directions)

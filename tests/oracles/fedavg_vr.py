@@ -1,10 +1,10 @@
 """FedAvg-VR (Cheng et al. 2024): FedAvg-M with a two-point, STORM-like direction."""
 
-from .problem import Params, Play, Rate, add, mean, rate, sub, times, zeros
+from .problem import Params, Rate, Trace, add, mean, rate, sub, times, zeros
 
 
 def fedavg_vr(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Params]:
     """FedAvg-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
 
@@ -14,7 +14,7 @@ def fedavg_vr(
     """
     x_prev, g = x, zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         b_r = 1.0 if r == 0 else b
@@ -22,8 +22,8 @@ def fedavg_vr(
         for batches in data:
             xi = x
             for batch in batches:
-                old = play.grad(x_prev, batch)
-                d = add(play.grad(xi, batch), times(1 - b_r, sub(g, old)))
+                old = trace.grad(x_prev, batch)
+                d = add(trace.grad(xi, batch), times(1 - b_r, sub(g, old)))
                 xi = sub(xi, times(eta, d))
             deltas.append(sub(xi, x))
         g = times(-1 / (K * eta), mean(deltas))

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from .problem import Params, Play, Rate, add, each, mean, rate, sub, times, zeros
+from .problem import Params, Rate, Trace, add, each, mean, rate, sub, times, zeros
 
 
 def fedlada(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     alpha: float = 0.1,
     b1: float = 0.9,
@@ -25,14 +25,14 @@ def fedlada(
     """
     v, d = each(lambda leaf: np.full_like(leaf, eps**2), x), zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         points, seconds = [], []
         for batches in data:
             xi, m, vi, v_hat = x, zeros(x), v, v
             for batch in batches:
-                g = play.grad(xi, batch)
+                g = trace.grad(xi, batch)
                 m = each(lambda m, g: b1 * m + (1 - b1) * g, m, g)
                 vi = each(lambda v, g: b2 * v + (1 - b2) * g**2, vi, g)
                 v_hat = each(np.maximum, v_hat, vi)

@@ -9,8 +9,8 @@ import numpy as np
 
 from .problem import (
     Params,
-    Play,
     Rate,
+    Trace,
     add,
     direct,
     first_gradient,
@@ -24,7 +24,7 @@ from .problem import (
 
 def fedmuon(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b: float = 0.1,
     decay: float = 0.0,
@@ -44,10 +44,10 @@ def fedmuon(
     move along ``ratio`` M. With ``synced`` every client begins from the mean of
     M_0^(i) over all N, which Lemma 6.1 needs before the first communication.
     """
-    m_0 = [first_gradient(play, x, i) for i in range(play.num_clients)]
+    m_0 = [first_gradient(trace, x, i) for i in range(trace.num_clients)]
     m_bar = mean(m_0)
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         last_x, last_m = [], []
         for i, batches in zip(ids, data, strict=True):
@@ -56,7 +56,7 @@ def fedmuon(
             for batch in batches:
                 step = direct(m, direction, ratio)
                 xi = sub(times(1 - eta * decay, xi), times(eta, step))
-                m = add(times(1 - b, m), times(b, play.grad(xi, batch)))
+                m = add(times(1 - b, m), times(b, trace.grad(xi, batch)))
             last_x.append(xi)
             last_m.append(m)
         x = mean(last_x)

@@ -7,8 +7,8 @@ import numpy as np
 from .problem import (
     Moments,
     Params,
-    Play,
     Rate,
+    Trace,
     adam,
     add,
     direct,
@@ -23,7 +23,7 @@ from .problem import (
 
 def fedmuon_align(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     momentum: float = 0.98,
     align: float = 0.5,
@@ -46,7 +46,7 @@ def fedmuon_align(
     """
     m_bar, delta_g = zeros(x), zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         deltas, last = [], []
@@ -55,7 +55,7 @@ def fedmuon_align(
             m = m_bar if carry else zeros(x)
             moments = Moments(zeros(x), zeros(x), 0)
             for batch in batches:
-                g = play.grad(xi, batch)
+                g = trace.grad(xi, batch)
                 m = add(times(momentum, m), g)
                 by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
                 mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
@@ -73,7 +73,7 @@ def fedmuon_align(
 
 def local_sgd_align(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     momentum: float = 0.9,
     align: float = 0.5,
@@ -87,14 +87,14 @@ def local_sgd_align(
     """
     m_bar, delta_g = zeros(x), zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         deltas, last = [], []
         for batches in data:
             xi, m = x, m_bar
             for batch in batches:
-                g = add(play.grad(xi, batch), times(decay, xi))
+                g = add(trace.grad(xi, batch), times(decay, xi))
                 m = add(times(momentum, m), g)
                 step = add(times(1 - align, m), times(align, delta_g))
                 xi = sub(xi, times(eta, step))
@@ -109,7 +109,7 @@ def local_sgd_align(
 
 def local_adamw_align(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -125,14 +125,14 @@ def local_adamw_align(
     """
     m_bar, delta_g = zeros(x), zeros(x)
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         deltas, last = [], []
         for batches in data:
             xi, state = x, Moments(m_bar, zeros(x), 0)
             for batch in batches:
-                by_adam, state = adam(play.grad(xi, batch), state, b1, b2, eps)
+                by_adam, state = adam(trace.grad(xi, batch), state, b1, b2, eps)
                 step = add(times(1 - align, by_adam), times(align, delta_g))
                 xi = sub(xi, times(eta, add(step, times(decay, xi))))
             deltas.append(sub(xi, x))

@@ -7,8 +7,8 @@ import numpy as np
 
 from .problem import (
     Params,
-    Play,
     Rate,
+    Trace,
     add,
     direct,
     first_gradient,
@@ -31,16 +31,16 @@ class Corrected(NamedTuple):
     m_i: list[Params]
 
 
-def _start(x: Params, play: Play, warm_start: bool) -> list[Params]:
+def _start(x: Params, trace: Trace, warm_start: bool) -> list[Params]:
     """M_i before round 0: zeros, or client i's gradient on its first batches."""
     if warm_start:
-        return [first_gradient(play, x, i) for i in range(play.num_clients)]
-    return [zeros(x) for _ in range(play.num_clients)]
+        return [first_gradient(trace, x, i) for i in range(trace.num_clients)]
+    return [zeros(x) for _ in range(trace.num_clients)]
 
 
 def fedmuon_correct_states(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b: float = 0.1,
     direction: Callable[[np.ndarray], np.ndarray] = polar,
@@ -60,12 +60,12 @@ def fedmuon_correct_states(
     ``numpy.sign`` (max norm), leaf by leaf. Leaves that are no matrices move along
     ``ratio`` (M_i - C_i + C) unless ``everywhere``.
     """
-    n = play.num_clients
-    m_i = _start(x, play, warm_start)
+    n = trace.num_clients
+    m_i = _start(x, trace, warm_start)
     c_i = list(m_i)
     c = mean(c_i)
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         S = len(ids)
         last_x, changes = [], []
@@ -73,7 +73,7 @@ def fedmuon_correct_states(
         for i, batches in zip(ids, data, strict=True):
             xi, m = x, m_i[i]
             for batch in batches:
-                m = add(times(1 - b, m), times(b, play.grad(xi, batch)))
+                m = add(times(1 - b, m), times(b, trace.grad(xi, batch)))
                 corrected = add(sub(m, c_i[i]), c)
                 step = direct(corrected, direction, ratio, everywhere)
                 xi = sub(xi, times(eta, step))
@@ -89,7 +89,7 @@ def fedmuon_correct_states(
 
 def fedmuon_correct(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b: float = 0.1,
     direction: Callable[[np.ndarray], np.ndarray] = polar,
@@ -99,14 +99,14 @@ def fedmuon_correct(
 ) -> list[Params]:
     """The parameters of `fedmuon_correct_states` (Takezawa et al., Algorithm 1)."""
     states = fedmuon_correct_states(
-        x, play, lr, b, direction, ratio, everywhere, warm_start
+        x, trace, lr, b, direction, ratio, everywhere, warm_start
     )
     return [s.x for s in states]
 
 
 def local_muon_persistent(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     b: float = 0.1,
     direction: Callable[[np.ndarray], np.ndarray] = polar,
@@ -120,10 +120,10 @@ def local_muon_persistent(
     lmo(M_i) alone; the server's rule is line 15, as in FedMuon. (Line 10, which sets
     C_i, has no effect: nothing reads C_i.)
     """
-    n = play.num_clients
-    m_i = _start(x, play, warm_start)
+    n = trace.num_clients
+    m_i = _start(x, trace, warm_start)
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         S = len(ids)
         last_x = []
@@ -131,7 +131,7 @@ def local_muon_persistent(
         for i, batches in zip(ids, data, strict=True):
             xi, m = x, m_i[i]
             for batch in batches:
-                m = add(times(1 - b, m), times(b, play.grad(xi, batch)))
+                m = add(times(1 - b, m), times(b, trace.grad(xi, batch)))
                 xi = sub(xi, times(eta, direct(m, direction, ratio, everywhere)))
             fresh_m[i] = m
             last_x.append(xi)

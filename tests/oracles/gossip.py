@@ -16,7 +16,7 @@ from .problem import (
     Params,
     add,
     direct,
-    draw_play,
+    draw_trace,
     polar,
     rate,
     sub,
@@ -25,13 +25,13 @@ from .problem import (
     toy_grad,
     zeros,
 )
-from .saddle import Saddle, draw_saddle_play, saddle_grad
+from .saddle import Saddle, draw_saddle_trace, saddle_grad
 
 Project = Callable[[Params], Params]
 Noise = Sequence[Sequence[Saddle]]  # of iteration t and agent i
 
 
-class GossipPlay(NamedTuple):
+class GossipTrace(NamedTuple):
     """Everything random: ``batches[t][i]`` is agent i's in iteration t, W(t) is W."""
 
     grad: Callable
@@ -48,7 +48,7 @@ def still(params: Params) -> Params:
     return params
 
 
-# ------------------------------------------------------------------------- plays
+# ------------------------------------------------------------------------- traces
 
 
 def draw_weights(seed: int, agents: int) -> np.ndarray:
@@ -75,26 +75,26 @@ def draw_weights(seed: int, agents: int) -> np.ndarray:
     return W
 
 
-def _arranged(play, grad: Callable, W: Callable[[int], np.ndarray]) -> GossipPlay:
-    """A federated play of one local step as one of agents, with a larger t = 0."""
+def _arranged(trace, grad: Callable, W: Callable[[int], np.ndarray]) -> GossipTrace:
+    """A federated trace of one local step as one of agents, with a larger t = 0."""
     parts = lambda batches: zip(*batches, strict=True)
     join = lambda batches: tuple(np.concatenate(leaf) for leaf in parts(batches))
-    batches = [[join(play.first[i]) for i in range(play.num_clients)]]
-    for ids, data in play.rounds:
-        batches.append([data[ids.index(i)][0] for i in range(play.num_clients)])
-    return GossipPlay(grad, batches, W)
+    batches = [[join(trace.first[i]) for i in range(trace.num_clients)]]
+    for ids, data in trace.rounds:
+        batches.append([data[ids.index(i)][0] for i in range(trace.num_clients)])
+    return GossipTrace(grad, batches, W)
 
 
-def draw_saddles(seed: int, W: Callable[[int], np.ndarray]) -> GossipPlay:
+def draw_saddles(seed: int, W: Callable[[int], np.ndarray]) -> GossipTrace:
     """Five unequal agents, six iterations, two of the agents with padded batches."""
-    play = draw_saddle_play(seed, cohort_size=5, steps=1, rounds=5)
-    return _arranged(play, saddle_grad, W)
+    trace = draw_saddle_trace(seed, cohort_size=5, steps=1, rounds=5)
+    return _arranged(trace, saddle_grad, W)
 
 
-def draw_minimum(seed: int, W: Callable[[int], np.ndarray]) -> GossipPlay:
+def draw_minimum(seed: int, W: Callable[[int], np.ndarray]) -> GossipTrace:
     """As `draw_saddles`, with the toy model to be minimised."""
-    play = draw_play(seed, 5, 5, 1, 6, 5, (3, 9, 5, 14, 7), first=2)
-    return _arranged(play, toy_grad, W)
+    trace = draw_trace(seed, 5, 5, 1, 6, 5, (3, 9, 5, 14, 7), first=2)
+    return _arranged(trace, toy_grad, W)
 
 
 # ------------------------------------------------------------------ minimisation
@@ -109,47 +109,47 @@ def mix(W: np.ndarray, messages: Sequence[Params]) -> list[Params]:
 
 
 def dsgd(
-    start: Params, play: GossipPlay, lr: float, direction=lambda m: m
+    start: Params, trace: GossipTrace, lr: float, direction=lambda m: m
 ) -> list[list[Params]]:
     """Decentralized SGD, move then mix: ``x_i <- sum_j W_ij (x_j - lr dir(g_j))``."""
-    x = [start] * play.agents
+    x = [start] * trace.agents
     history = []
-    for t, batches in enumerate(play.batches):
+    for t, batches in enumerate(trace.batches):
         half = []
-        for i in range(play.agents):
-            g = play.grad(x[i], batches[i])
+        for i in range(trace.agents):
+            g = trace.grad(x[i], batches[i])
             half.append(sub(x[i], times(lr, direct(g, direction))))
-        x = mix(play.W(t), half)
+        x = mix(trace.W(t), half)
         history.append(x)
     return history
 
 
 def gradient_tracking(
-    start: Params, play: GossipPlay, lr: float, direction=lambda m: m
+    start: Params, trace: GossipTrace, lr: float, direction=lambda m: m
 ) -> list[list[Params]]:
     """``v <- W(v + g - g_)``, ``x <- W(x - lr dir(v))``, with v = g_ = 0 at first."""
-    m = play.agents
+    m = trace.agents
     x, v, before = [start] * m, [zeros(start)] * m, [zeros(start)] * m
     history = []
-    for t, batches in enumerate(play.batches):
-        g = [play.grad(x[i], batches[i]) for i in range(m)]
-        v = mix(play.W(t), [add(v[i], sub(g[i], before[i])) for i in range(m)])
+    for t, batches in enumerate(trace.batches):
+        g = [trace.grad(x[i], batches[i]) for i in range(m)]
+        v = mix(trace.W(t), [add(v[i], sub(g[i], before[i])) for i in range(m)])
         half = [sub(x[i], times(lr, direct(v[i], direction))) for i in range(m)]
-        x, before = mix(play.W(t), half), g
+        x, before = mix(trace.W(t), half), g
         history.append(x)
     return history
 
 
-def dsgd_muon(start: Params, play: GossipPlay, lr: float) -> list[list[Params]]:
+def dsgd_muon(start: Params, trace: GossipTrace, lr: float) -> list[list[Params]]:
     """`dsgd` along the polar factors of matrices, gradients of the rest."""
-    return dsgd(start, play, lr, polar)
+    return dsgd(start, trace, lr, polar)
 
 
 def gradient_tracking_muon(
-    start: Params, play: GossipPlay, lr: float
+    start: Params, trace: GossipTrace, lr: float
 ) -> list[list[Params]]:
     """`gradient_tracking` along the polar factors of matrices, tracks of the rest."""
-    return gradient_tracking(start, play, lr, polar)
+    return gradient_tracking(start, trace, lr, polar)
 
 
 # ----------------------------------------------------------------------- minimax
@@ -157,7 +157,7 @@ def gradient_tracking_muon(
 
 def dsgda(
     start: Saddle,
-    play: GossipPlay,
+    trace: GossipTrace,
     lr_x,
     lr_y,
     project: Project = still,
@@ -167,26 +167,26 @@ def dsgda(
 
     D-SGDA, and with noise DP-SGDA: y's noise is added to what is ascended along.
     """
-    m = play.agents
+    m = trace.agents
     x, y = [start["x"]] * m, [start["y"]] * m
     history = []
-    for t, batches in enumerate(play.batches):
+    for t, batches in enumerate(trace.batches):
         half_x, half_y = [], []
         for i in range(m):
-            g = play.grad({"x": x[i], "y": y[i]}, batches[i])
+            g = trace.grad({"x": x[i], "y": y[i]}, batches[i])
             if noise is not None:
                 g = {k: add(g[k], noise[t][i][k]) for k in ("x", "y")}
             half_x.append(sub(x[i], times(rate(lr_x, t), g["x"])))
             half_y.append(add(y[i], times(rate(lr_y, t), g["y"])))
-        x = mix(play.W(t), half_x)
-        y = [project(one) for one in mix(play.W(t), half_y)]
+        x = mix(trace.W(t), half_x)
+        y = [project(one) for one in mix(trace.W(t), half_y)]
         history.append([{"x": x[i], "y": y[i]} for i in range(m)])
     return history
 
 
 def dpmixsgd(
     start: Saddle,
-    play: GossipPlay,
+    trace: GossipTrace,
     lr_x,
     lr_y,
     beta_x,
@@ -200,22 +200,22 @@ def dpmixsgd(
     they tell, ``v`` and ``u`` what they track. Iteration 0 has the gradients of its
     batch for estimates, and its noise too.
     """
-    m = play.agents
+    m = trace.agents
     x, y = [start["x"]] * m, [start["y"]] * m
     v, u = [zeros(start["x"])] * m, [zeros(start["y"])] * m
     told_g, told_h = v, u
     g, h, before = [], [], []
     history = []
-    for t, batches in enumerate(play.batches):
+    for t, batches in enumerate(trace.batches):
         keep_x, keep_y = 1 - rate(beta_x, t), 1 - rate(beta_y, t)
         new_g, new_h = [], []
         for i in range(m):
-            new = play.grad({"x": x[i], "y": y[i]}, batches[i])
+            new = trace.grad({"x": x[i], "y": y[i]}, batches[i])
             if t == 0:
                 new_g.append(new["x"])
                 new_h.append(new["y"])
             else:
-                old = play.grad(before[i], batches[i])
+                old = trace.grad(before[i], batches[i])
                 new_g.append(add(new["x"], times(keep_x, sub(g[i], old["x"]))))
                 new_h.append(add(new["y"], times(keep_y, sub(h[i], old["y"]))))
         g, h = new_g, new_h
@@ -223,14 +223,14 @@ def dpmixsgd(
         if noise is not None:
             g_star = [add(g[i], noise[t][i]["x"]) for i in range(m)]
             h_star = [add(h[i], noise[t][i]["y"]) for i in range(m)]
-        v = mix(play.W(t), [add(v[i], sub(g_star[i], told_g[i])) for i in range(m)])
-        u = mix(play.W(t), [add(u[i], sub(h_star[i], told_h[i])) for i in range(m)])
+        v = mix(trace.W(t), [add(v[i], sub(g_star[i], told_g[i])) for i in range(m)])
+        u = mix(trace.W(t), [add(u[i], sub(h_star[i], told_h[i])) for i in range(m)])
         told_g, told_h = g_star, h_star
         before = [{"x": x[i], "y": y[i]} for i in range(m)]
         half_x = [sub(x[i], times(rate(lr_x, t), v[i])) for i in range(m)]
         half_y = [add(y[i], times(rate(lr_y, t), u[i])) for i in range(m)]
-        x = mix(play.W(t), half_x)
-        y = [project(one) for one in mix(play.W(t), half_y)]
+        x = mix(trace.W(t), half_x)
+        y = [project(one) for one in mix(trace.W(t), half_y)]
         history.append([{"x": x[i], "y": y[i]} for i in range(m)])
     return history
 

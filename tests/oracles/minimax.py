@@ -7,10 +7,12 @@ the same local (x, y) on the same batch, and both variables move at once.
 from collections.abc import Callable
 
 from .problem import Params, Rate, add, mean, rate, sub, times, total, zeros
-from .saddle import Saddle, SaddlePlay, first_saddle_gradient
+from .saddle import Saddle, SaddleTrace, first_saddle_gradient
 
 
-def local_sgda(start: Saddle, play: SaddlePlay, lr_x: Rate, lr_y: Rate) -> list[Saddle]:
+def local_sgda(
+    start: Saddle, trace: SaddleTrace, lr_x: Rate, lr_y: Rate
+) -> list[Saddle]:
     """Local SGDA (Deng & Mahdavi 2021, arXiv 2102.13152; from memory).
 
     ``x_i <- x_i - lr_x grad_x``, ``y_i <- y_i + lr_y grad_y``, K times; then the plain
@@ -18,13 +20,13 @@ def local_sgda(start: Saddle, play: SaddlePlay, lr_x: Rate, lr_y: Rate) -> list[
     """
     x, y = start["x"], start["y"]
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
         last_x, last_y = [], []
         for batches in data:
             xi, yi = x, y
             for batch in batches:
-                g = play.grad({"x": xi, "y": yi}, batch)
+                g = trace.grad({"x": xi, "y": yi}, batch)
                 xi = sub(xi, times(eta_x, g["x"]))
                 yi = add(yi, times(eta_y, g["y"]))
             last_x.append(xi)
@@ -36,7 +38,7 @@ def local_sgda(start: Saddle, play: SaddlePlay, lr_x: Rate, lr_y: Rate) -> list[
 
 def local_sgdam(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     b_x: float = 0.1,
@@ -55,10 +57,10 @@ def local_sgdam(
     from its own such gradient instead.
     """
     x, y = start["x"], start["y"]
-    first = [first_saddle_gradient(play, start, i) for i in range(play.num_clients)]
+    first = [first_saddle_gradient(trace, start, i) for i in range(trace.num_clients)]
     d_x, d_y = mean([g["x"] for g in first]), mean([g["y"] for g in first])
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
         last_x, last_y, last_d_x, last_d_y = [], [], [], []
         for i, batches in zip(ids, data, strict=True):
@@ -68,7 +70,7 @@ def local_sgdam(
             for batch in batches:
                 xi = sub(xi, times(eta_x, dx))
                 yi = add(yi, times(eta_y, dy))
-                g = play.grad({"x": xi, "y": yi}, batch)
+                g = trace.grad({"x": xi, "y": yi}, batch)
                 dx = add(times(1 - b_x, dx), times(b_x, g["x"]))
                 dy = add(times(1 - b_y, dy), times(b_y, g["y"]))
             last_x.append(xi)
@@ -83,7 +85,7 @@ def local_sgdam(
 
 def fedsgda_m(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     a_x: float = 0.1,
@@ -100,23 +102,23 @@ def fedsgda_m(
     client steps along its own. (x_{t-1,i}, y_{t-1,i}) is the client's own iterate,
     across an averaging too.
     """
-    N = play.num_clients
+    N = trace.num_clients
     x, y = start["x"], start["y"]
-    first = [first_saddle_gradient(play, start, i) for i in range(N)]
+    first = [first_saddle_gradient(trace, start, i) for i in range(N)]
     v, u = mean([g["x"] for g in first]), mean([g["y"] for g in first])
     before = [start] * N
     x = sub(x, times(rate(lr_x, 0), v))
     y = add(y, times(rate(lr_y, 0), u))
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         assert sorted(ids) == list(range(N)), "FedSGDA-M needs all clients"
         eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
         xs, ys, vs, us = [], [], [], []
         for i, batches in zip(ids, data, strict=True):
             xi, yi, vi, ui = x, y, v, u
             for k, batch in enumerate(batches):
-                old = play.grad(before[i], batch)
-                new = play.grad({"x": xi, "y": yi}, batch)
+                old = trace.grad(before[i], batch)
+                new = trace.grad({"x": xi, "y": yi}, batch)
                 vi = add(new["x"], times(1 - a_x, sub(vi, old["x"])))
                 ui = add(new["y"], times(1 - a_y, sub(ui, old["y"])))
                 before[i] = {"x": xi, "y": yi}
@@ -136,7 +138,7 @@ def fedsgda_m(
 
 def fsgda(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     server_lr_x: float = 1.0,
@@ -149,13 +151,13 @@ def fsgda(
     """
     x, y = start["x"], start["y"]
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
         moves_x, moves_y = [], []
         for batches in data:
             xi, yi = x, y
             for batch in batches:
-                g = play.grad({"x": xi, "y": yi}, batch)
+                g = trace.grad({"x": xi, "y": yi}, batch)
                 xi = sub(xi, times(eta_x, g["x"]))
                 yi = add(yi, times(eta_y, g["y"]))
             moves_x.append(sub(xi, x))
@@ -168,7 +170,7 @@ def fsgda(
 
 def sagda(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     server_lr_x: float = 1.0,
@@ -182,19 +184,19 @@ def sagda(
     client's K gradients, ``v += (1/N) sum_S(v_i^+ - v_i)``, all 0 first; absent clients
     keep theirs.
     """
-    N = play.num_clients
+    N = trace.num_clients
     x, y = start["x"], start["y"]
     v_x, v_x_i = zeros(x), [zeros(x)] * N
     v_y, v_y_i = zeros(y), [zeros(y)] * N
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
         moves_x, fresh_x = [], list(v_x_i)
         moves_y, fresh_y = [], list(v_y_i)
         for i, batches in zip(ids, data, strict=True):
             xi, yi, raw_x, raw_y = x, y, [], []
             for batch in batches:
-                g = play.grad({"x": xi, "y": yi}, batch)
+                g = trace.grad({"x": xi, "y": yi}, batch)
                 raw_x.append(g["x"])
                 raw_y.append(g["y"])
                 xi = sub(xi, times(eta_x, add(sub(g["x"], v_x_i[i]), v_x)))
@@ -213,7 +215,7 @@ def sagda(
 
 def fess_gda(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     server_lr_x: float = 1.0,
@@ -233,14 +235,14 @@ def fess_gda(
     x, y = start["x"], start["y"]
     z = x
     history = []
-    for r, (_, data) in enumerate(play.rounds):
+    for r, (_, data) in enumerate(trace.rounds):
         eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
         K = len(data[0])
         moves_x, moves_y = [], []
         for batches in data:
             xi, yi = x, y
             for batch in batches:
-                g = play.grad({"x": xi, "y": yi}, batch)
+                g = trace.grad({"x": xi, "y": yi}, batch)
                 xi = sub(xi, times(eta_x, g["x"]))
                 yi = project(add(yi, times(eta_y, g["y"])))
             moves_x.append(sub(xi, x))

@@ -22,7 +22,7 @@ from .problem import (
     total,
     zeros,
 )
-from .saddle import Saddle, SaddlePlay
+from .saddle import Saddle, SaddleTrace
 from .scaffold_m import normalise_whole
 
 Direction = Callable[[Params], Params]  # of the whole variable x or the whole y
@@ -43,7 +43,7 @@ class GuidedSaddle(NamedTuple):
 
 def guided_states(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     direction_x: Direction,
@@ -68,12 +68,12 @@ def guided_states(
     with the old g_x, then ``g_x += (1/N) sum_S(g_i^+ - g_i)``; absent clients keep
     their g_i. With S = N it is steps 10 and 12.
     """
-    N = play.num_clients
+    N = trace.num_clients
     x, y = start["x"], start["y"]
     u, g_x, g_x_i = zeros(x), zeros(x), [zeros(x)] * N
     v, g_y, g_y_i = zeros(y), zeros(y), [zeros(y)] * N
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
         beta_x, beta_y = (1.0, 1.0) if r == 0 else (b_x, b_y)
         moves_x, fresh_x = [], list(g_x_i)
@@ -81,7 +81,7 @@ def guided_states(
         for i, batches in zip(ids, data, strict=True):
             xi, yi, raw_x, raw_y = x, y, [], []
             for batch in batches:
-                grad = play.grad({"x": xi, "y": yi}, batch)
+                grad = trace.grad({"x": xi, "y": yi}, batch)
                 raw_x.append(grad["x"])
                 raw_y.append(grad["y"])
                 u_i = times(beta_x, sub(add(grad["x"], g_x), g_x_i[i]))
@@ -108,7 +108,7 @@ def guided_states(
 
 def fed_nsgda_m(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     b_x: float = 0.1,
@@ -122,7 +122,7 @@ def fed_nsgda_m(
     """
     states = guided_states(
         start,
-        play,
+        trace,
         lr_x,
         lr_y,
         normalise_whole,
@@ -137,7 +137,7 @@ def fed_nsgda_m(
 
 def fedmuon_da(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     b_x: float = 0.1,
@@ -161,7 +161,7 @@ def fedmuon_da(
 
     by_leaf = lambda variable: each(direction, variable)
     states = guided_states(
-        start, play, lr_x, lr_y, by_leaf, by_leaf, b_x, b_y, server_lr_x, server_lr_y
+        start, trace, lr_x, lr_y, by_leaf, by_leaf, b_x, b_y, server_lr_x, server_lr_y
     )
     return [{"x": s.x, "y": s.y} for s in states]
 
@@ -174,7 +174,7 @@ def clip_whole(variable: Params, tau: float) -> Params:
 
 def fedsgda_clip(
     start: Saddle,
-    play: SaddlePlay,
+    trace: SaddleTrace,
     lr_x: Rate,
     lr_y: Rate,
     b_x: float = 0.1,
@@ -186,6 +186,6 @@ def fedsgda_clip(
     """FedSGDA-Clip, equation (21): u and v are clipped, each as a whole, at tau."""
     clipped = lambda variable: clip_whole(variable, tau)
     states = guided_states(
-        start, play, lr_x, lr_y, clipped, clipped, b_x, b_y, server_lr_x, server_lr_y
+        start, trace, lr_x, lr_y, clipped, clipped, b_x, b_y, server_lr_x, server_lr_y
     )
     return [{"x": s.x, "y": s.y} for s in states]

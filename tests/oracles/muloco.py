@@ -7,8 +7,8 @@ import numpy as np
 from .problem import (
     Moments,
     Params,
-    Play,
     Rate,
+    Trace,
     adam,
     add,
     direct,
@@ -23,7 +23,7 @@ from .problem import (
 
 def muloco(
     x: Params,
-    play: Play,
+    trace: Trace,
     lr: Rate,
     momentum: float = 0.9,
     decay: float = 0.0,
@@ -44,18 +44,18 @@ def muloco(
     ``delta = mean(x - x_i); u <- outer_momentum u + delta;
     x <- x - outer_lr (delta + outer_momentum u)``, u = 0 at first.
     """
-    m_i = [zeros(x) for _ in range(play.num_clients)]
-    moments_i = [Moments(zeros(x), zeros(x), 0) for _ in range(play.num_clients)]
+    m_i = [zeros(x) for _ in range(trace.num_clients)]
+    moments_i = [Moments(zeros(x), zeros(x), 0) for _ in range(trace.num_clients)]
     scaled = lambda m: scale(*m.shape) * direction(m)
     u = zeros(x)
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         deltas = []
         for i, batches in zip(ids, data, strict=True):
             xi = x
             for batch in batches:
-                g = play.grad(xi, batch)
+                g = trace.grad(xi, batch)
                 m_i[i] = add(times(momentum, m_i[i]), g)
                 by_adam, moments_i[i] = adam(g, moments_i[i], 0.9, 0.99, 1e-8)
                 mixed = {k: m_i[i][k] if x[k].ndim > 1 else by_adam[k] for k in x}

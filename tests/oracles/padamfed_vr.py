@@ -1,11 +1,11 @@
 """PAdaMFed-VR: PAdaMFed with a two-point, STORM-like direction."""
 
-from .problem import Params, Play, Rate, add, mean, rate, sub, times, total, zeros
+from .problem import Params, Rate, Trace, add, mean, rate, sub, times, total, zeros
 from .scaffold_m import Guided, normalise_whole
 
 
 def padamfed_vr_states(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Guided]:
     """PAdaMFed-VR (Yan et al., ICLR 2025).
 
@@ -16,10 +16,10 @@ def padamfed_vr_states(
     the local rule is); ``c += (1/N) sum_S(c_i^+ - c_i)``; ``x += server_lr mean_S(x_i
     - x)``. Controls and g are 0 first, x^{-1} = x^0, b = 1 in round 0.
     """
-    N = play.num_clients
+    N = trace.num_clients
     x_prev, g, c, c_i = x, zeros(x), zeros(x), [zeros(x)] * N
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         b_r = 1.0 if r == 0 else b
         h = add(times(b_r, c), times(1 - b_r, g))
@@ -27,7 +27,7 @@ def padamfed_vr_states(
         for i, batches in zip(ids, data, strict=True):
             xi, raw = x, []
             for batch in batches:
-                new, old = play.grad(xi, batch), play.grad(x_prev, batch)
+                new, old = trace.grad(xi, batch), trace.grad(x_prev, batch)
                 raw.append(new)
                 d = add(sub(new, times(b_r, c_i[i])), h)
                 d = sub(d, times(1 - b_r, old))
@@ -45,7 +45,7 @@ def padamfed_vr_states(
 
 
 def padamfed_vr(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Params]:
     """The parameters of `padamfed_vr_states` (Yan et al., ICLR 2025)."""
-    return [s.x for s in padamfed_vr_states(x, play, lr, b, server_lr)]
+    return [s.x for s in padamfed_vr_states(x, trace, lr, b, server_lr)]

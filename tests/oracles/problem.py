@@ -1,7 +1,7 @@
-"""What the oracles share: a played game, a toy model, arithmetic on dicts of arrays.
+"""What the oracles share: fixed traces, a toy model, arithmetic on dicts of arrays.
 
-A play fixes everything random (which clients, which batches), so that two
-implementations which are given the same play must produce the same parameters.
+A trace fixes everything random (which clients, which batches), so that two
+implementations which are given the same trace must produce the same parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Batch = tuple[np.ndarray, np.ndarray, np.ndarray]  # x [B, d], y [B, c], weight 
 Rate = float | Callable[[int], float]
 
 
-class Play(NamedTuple):
+class Trace(NamedTuple):
     """One fixed course of events, to be replayed by any federated algorithm.
 
     Attributes:
@@ -59,7 +59,7 @@ def draw_params(seed: int, features: int = 4, outputs: int = 3) -> Params:
     return {"w": w, "b": 0.3 * rng.standard_normal(outputs)}
 
 
-# ------------------------------------------------------------------------- plays
+# ------------------------------------------------------------------------- traces
 
 
 def _draw_batch(
@@ -74,7 +74,7 @@ def _draw_batch(
     return x, y, (np.arange(size) < count).astype(np.float64)
 
 
-def draw_play(
+def draw_trace(
     seed: int,
     num_clients: int,
     cohort_size: int,
@@ -86,8 +86,8 @@ def draw_play(
     features: int = 4,
     outputs: int = 3,
     first: int = 1,
-) -> Play:
-    """A play of unequal clients: client i owns ``sizes[i]`` examples and its own map.
+) -> Trace:
+    """A trace of unequal clients: client i owns ``sizes[i]`` examples and its own map.
 
     Cohorts are random subsets without repetition, in random order. Every batch has
     ``batch`` rows; the rows that a small client lacks are zeros with weight 0.
@@ -104,17 +104,17 @@ def draw_play(
         [_draw_batch(rng, owned[i], batch) for _ in range(first)]
         for i in range(num_clients)
     ]
-    played = []
+    events = []
     for _ in range(rounds):
         ids = [int(i) for i in rng.permutation(num_clients)[:cohort_size]]
         data = [[_draw_batch(rng, owned[i], batch) for _ in range(steps)] for i in ids]
-        played.append((ids, data))
-    return Play(toy_grad, num_clients, before, played, list(sizes))
+        events.append((ids, data))
+    return Trace(toy_grad, num_clients, before, events, list(sizes))
 
 
-def first_gradient(play: Play, x: Params, i: int) -> Params:
+def first_gradient(trace: Trace, x: Params, i: int) -> Params:
     """Client i's gradient at x, the mean over its batches before round 0."""
-    return mean([play.grad(x, batch) for batch in play.first[i]])
+    return mean([trace.grad(x, batch) for batch in trace.first[i]])
 
 
 def rate(lr: Rate, r: int) -> float:

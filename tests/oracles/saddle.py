@@ -1,19 +1,19 @@
-"""A toy minimax problem and its plays: min over x, max over y, both dicts of arrays."""
+"""A toy minimax problem and its traces: min over x, max over y, in dicts of arrays."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from .problem import Batch, Params, draw_play, mean
+from .problem import Batch, Params, draw_trace, mean
 
 Saddle = dict[str, Params]  # {"x": minimised, "y": maximised}
 
 CURVATURE = 0.5  # the modulus of strong concavity in y
 
 
-class SaddlePlay(NamedTuple):
-    """A `problem.Play` whose gradient has the parts x and y; fields as there."""
+class SaddleTrace(NamedTuple):
+    """A `problem.Trace` whose gradient has the parts x and y; fields as there."""
 
     grad: Callable[[Saddle, Batch], Saddle]
     num_clients: int
@@ -79,7 +79,7 @@ def draw_saddle(seed: int, features: int = 4, outputs: int = 3) -> Saddle:
     return {"x": x, "y": {"v": draw(outputs, 2), "t": draw()}}
 
 
-def draw_saddle_play(
+def draw_saddle_trace(
     seed: int,
     num_clients: int = 5,
     cohort_size: int = 3,
@@ -91,14 +91,14 @@ def draw_saddle_play(
     features: int = 4,
     outputs: int = 3,
     first: int = 2,
-) -> SaddlePlay:
-    """The toy minimax problem on the data of `problem.draw_play`.
+) -> SaddleTrace:
+    """The toy minimax problem on the data of `problem.draw_trace`.
 
     By default five unequal clients of which three take part, four local steps, five
     rounds; the two smallest clients pad their batches with weight 0, and every client
     has two batches before round 0.
     """
-    play = draw_play(
+    trace = draw_trace(
         seed,
         num_clients,
         cohort_size,
@@ -110,10 +110,10 @@ def draw_saddle_play(
         outputs=outputs,
         first=first,
     )
-    return SaddlePlay(saddle_grad, num_clients, play.first, play.rounds, play.sizes)
+    return SaddleTrace(saddle_grad, num_clients, trace.first, trace.rounds, trace.sizes)
 
 
-def first_saddle_gradient(play: SaddlePlay, start: Saddle, i: int) -> Saddle:
+def first_saddle_gradient(trace: SaddleTrace, start: Saddle, i: int) -> Saddle:
     """Client i's gradient at the start, the mean over its batches before round 0."""
-    seen = [play.grad(start, batch) for batch in play.first[i]]
+    seen = [trace.grad(start, batch) for batch in trace.first[i]]
     return {"x": mean([g["x"] for g in seen]), "y": mean([g["y"] for g in seen])}

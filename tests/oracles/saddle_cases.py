@@ -1,4 +1,4 @@
-"""The minimax plays and the table of oracles that their own tests run through."""
+"""The minimax traces and the table of oracles that their own tests run through."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +8,13 @@ import numpy as np
 from . import minimax as plain
 from . import minimax_guided as guided
 from .problem import Batch, Params, draw_params, times, toy_grad
-from .saddle import Saddle, SaddlePlay, draw_saddle, draw_saddle_play
+from .saddle import Saddle, SaddleTrace, draw_saddle, draw_saddle_trace
 
 START = draw_saddle(0)
-PARTIAL = draw_saddle_play(1)
-FULL = draw_saddle_play(2, cohort_size=5)
-ONE_STEP = draw_saddle_play(3, cohort_size=5, steps=1, rounds=6)
-ALONE = draw_saddle_play(5, 1, 1, rounds=4, sizes=(9,))
+PARTIAL = draw_saddle_trace(1)
+FULL = draw_saddle_trace(2, cohort_size=5)
+ONE_STEP = draw_saddle_trace(3, cohort_size=5, steps=1, rounds=6)
+ALONE = draw_saddle_trace(5, 1, 1, rounds=4, sizes=(9,))
 
 COSINE_X = lambda r: 0.05 * 0.5 * (1 + np.cos(np.pi * r / 6))
 COSINE_Y = lambda r: 0.15 * 0.5 * (1 + np.cos(np.pi * r / 6))
@@ -38,7 +38,7 @@ ORACLES: dict[str, tuple[Callable[..., list[Saddle]], dict[str, Any]]] = {
 FULL_ONLY = {"fedsgda_m"}
 
 
-def separable(play: SaddlePlay) -> tuple[SaddlePlay, Saddle]:
+def separable(trace: SaddleTrace) -> tuple[SaddleTrace, Saddle]:
     """f(x, y) = L(x) - L(y) with the toy loss L, and a start: two problems in one.
 
     Descent in x and ascent in y each minimise L, so that any minimiser must be met.
@@ -48,17 +48,17 @@ def separable(play: SaddlePlay) -> tuple[SaddlePlay, Saddle]:
         g_y = toy_grad(params["y"], batch)
         return {"x": toy_grad(params["x"], batch), "y": times(-1.0, g_y)}
 
-    return play._replace(grad=grad), {"x": draw_params(7), "y": draw_params(8)}
+    return trace._replace(grad=grad), {"x": draw_params(7), "y": draw_params(8)}
 
 
-def mirrored(play: SaddlePlay) -> SaddlePlay:
-    """The play of -f(y, x): the two variables in each other's place."""
+def mirrored(trace: SaddleTrace) -> SaddleTrace:
+    """The trace of -f(y, x): the two variables in each other's place."""
 
     def grad(params: Saddle, batch: Batch) -> Saddle:
-        g = play.grad({"x": params["y"], "y": params["x"]}, batch)
+        g = trace.grad({"x": params["y"], "y": params["x"]}, batch)
         return {"x": times(-1.0, g["y"]), "y": times(-1.0, g["x"])}
 
-    return play._replace(grad=grad)
+    return trace._replace(grad=grad)
 
 
 # ---------------------------------------------------------------------- comparison
@@ -92,12 +92,12 @@ def norm(variable: Params) -> float:
     return float(np.sqrt(sum(np.sum(leaf**2) for leaf in variable.values())))
 
 
-def recorded(play: SaddlePlay) -> tuple[SaddlePlay, list[Saddle]]:
-    """The play, and the list of the points at which gradients will be asked for."""
+def recorded(trace: SaddleTrace) -> tuple[SaddleTrace, list[Saddle]]:
+    """The trace, and the list of the points at which gradients will be asked for."""
     points: list[Saddle] = []
 
     def grad(params: Saddle, batch: Batch) -> Saddle:
         points.append(params)
-        return play.grad(params, batch)
+        return trace.grad(params, batch)
 
-    return play._replace(grad=grad), points
+    return trace._replace(grad=grad), points

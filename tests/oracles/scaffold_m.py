@@ -6,8 +6,8 @@ import numpy as np
 
 from .problem import (
     Params,
-    Play,
     Rate,
+    Trace,
     add,
     each,
     mean,
@@ -35,7 +35,7 @@ def normalise_whole(d: Params) -> Params:
 
 
 def scaffold_m_states(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Guided]:
     """SCAFFOLD-M (Cheng et al. 2024, arXiv 2306.16504; from memory).
 
@@ -44,17 +44,17 @@ def scaffold_m_states(
     x)``; ``c += (1/N) sum_S(c_i^+ - c_i)``. Controls and g are 0 first, b = 1 in
     round 0.
     """
-    N = play.num_clients
+    N = trace.num_clients
     g, c, c_i = zeros(x), zeros(x), [zeros(x)] * N
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         b_r = 1.0 if r == 0 else b
         deltas, fresh = [], list(c_i)
         for i, batches in zip(ids, data, strict=True):
             xi, raw = x, []
             for batch in batches:
-                gradient = play.grad(xi, batch)
+                gradient = trace.grad(xi, batch)
                 raw.append(gradient)
                 d = times(b_r, add(sub(gradient, c_i[i]), c))
                 d = add(d, times(1 - b_r, g))
@@ -70,14 +70,14 @@ def scaffold_m_states(
 
 
 def scaffold_m(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Params]:
     """The parameters of `scaffold_m_states` (Cheng et al. 2024)."""
-    return [s.x for s in scaffold_m_states(x, play, lr, b, server_lr)]
+    return [s.x for s in scaffold_m_states(x, trace, lr, b, server_lr)]
 
 
 def padamfed_states(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Guided]:
     """PAdaMFed (Yan et al., ICLR 2025, the version without variance reduction).
 
@@ -87,10 +87,10 @@ def padamfed_states(
     sum_S(c_i^+ - c_i)``; ``x += server_lr mean_S(x_i - x)``. Controls and g are 0
     first, b = 1 in round 0.
     """
-    N = play.num_clients
+    N = trace.num_clients
     g, c, c_i = zeros(x), zeros(x), [zeros(x)] * N
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         b_r = 1.0 if r == 0 else b
         h = add(times(b_r, c), times(1 - b_r, g))
@@ -98,7 +98,7 @@ def padamfed_states(
         for i, batches in zip(ids, data, strict=True):
             xi, raw = x, []
             for batch in batches:
-                gradient = play.grad(xi, batch)
+                gradient = trace.grad(xi, batch)
                 raw.append(gradient)
                 d = add(sub(times(b_r, gradient), times(b_r, c_i[i])), h)
                 xi = sub(xi, times(eta, normalise_whole(d)))
@@ -114,7 +114,7 @@ def padamfed_states(
 
 
 def padamfed(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Params]:
     """The parameters of `padamfed_states` (Yan et al., ICLR 2025)."""
-    return [s.x for s in padamfed_states(x, play, lr, b, server_lr)]
+    return [s.x for s in padamfed_states(x, trace, lr, b, server_lr)]

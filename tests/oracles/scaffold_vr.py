@@ -1,11 +1,11 @@
 """SCAFFOLD-VR: SCAFFOLD-M with a two-point, STORM-like direction."""
 
-from .problem import Params, Play, Rate, add, mean, rate, sub, times, total, zeros
+from .problem import Params, Rate, Trace, add, mean, rate, sub, times, total, zeros
 from .scaffold_m import Guided
 
 
 def scaffold_vr_states(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Guided]:
     """SCAFFOLD-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
 
@@ -15,17 +15,17 @@ def scaffold_vr_states(
     ``c += (1/N) sum_S(c_i^+ - c_i)``. Controls and g are 0 first, x^{-1} = x^0, b = 1
     in round 0.
     """
-    N = play.num_clients
+    N = trace.num_clients
     x_prev, g, c, c_i = x, zeros(x), zeros(x), [zeros(x)] * N
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         b_r = 1.0 if r == 0 else b
         deltas, fresh = [], list(c_i)
         for i, batches in zip(ids, data, strict=True):
             xi, raw = x, []
             for batch in batches:
-                new, old = play.grad(xi, batch), play.grad(x_prev, batch)
+                new, old = trace.grad(xi, batch), trace.grad(x_prev, batch)
                 raw.append(new)
                 d = sub(new, times(b_r, sub(c_i[i], c)))
                 d = add(d, times(1 - b_r, sub(g, old)))
@@ -42,7 +42,7 @@ def scaffold_vr_states(
 
 
 def scaffold_vr(
-    x: Params, play: Play, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
 ) -> list[Params]:
     """The parameters of `scaffold_vr_states` (Cheng et al. 2024)."""
-    return [s.x for s in scaffold_vr_states(x, play, lr, b, server_lr)]
+    return [s.x for s in scaffold_vr_states(x, trace, lr, b, server_lr)]

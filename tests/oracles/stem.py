@@ -2,8 +2,8 @@
 
 from .problem import (
     Params,
-    Play,
     Rate,
+    Trace,
     add,
     first_gradient,
     mean,
@@ -13,7 +13,7 @@ from .problem import (
 )
 
 
-def stem(x: Params, play: Play, lr: Rate, a: float = 0.1) -> list[Params]:
+def stem(x: Params, trace: Trace, lr: Rate, a: float = 0.1) -> list[Params]:
     """STEM (Khanduri et al. 2021, Algorithm 1; from memory), constant a.
 
     Full participation. Iteration 0: ``d = mean g_i`` at x^0 over the first batches,
@@ -22,21 +22,21 @@ def stem(x: Params, play: Play, lr: Rate, a: float = 0.1) -> list[Params]:
     d_bar``, else ``x_{t+1,i} = x_t,i - lr d_i``. x_{t-1,i} is the client's own iterate,
     across an averaging too.
     """
-    N = play.num_clients
-    d = mean([first_gradient(play, x, i) for i in range(N)])
+    N = trace.num_clients
+    d = mean([first_gradient(trace, x, i) for i in range(N)])
     x_prev = [x] * N
     x = sub(x, times(rate(lr, 0), d))
     t = 0
     history = []
-    for r, (ids, data) in enumerate(play.rounds):
+    for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         xs, ds = dict.fromkeys(ids, x), dict.fromkeys(ids, d)
         for k in range(K):
             t += 1
             for i, batches in zip(ids, data, strict=True):
-                old = play.grad(x_prev[i], batches[k])
-                new = play.grad(xs[i], batches[k])
+                old = trace.grad(x_prev[i], batches[k])
+                new = trace.grad(xs[i], batches[k])
                 ds[i] = add(new, times(1 - a, sub(ds[i], old)))
                 x_prev[i] = xs[i]
                 if t % K != 0:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federation import assert_same_bits
-from oracles.problem import draw_params, draw_play, toy_grad
-from play import TOY, stack
+from oracles.problem import draw_params, draw_trace, toy_grad
 from scipy import stats
+from traces import TOY, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
@@ -28,7 +28,7 @@ N, KEY = 5, jax.random.key(3)
 
 # ---------------------------------------------------------------------- by hand
 
-PLAY = draw_play(1, N, N, 3, 4, 5, [3, 9, 5, 14, 7])
+TRACE = draw_trace(1, N, N, 3, 4, 5, [3, 9, 5, 14, 7])
 WHO = [
     (1, 1, 0, 1, 0),
     (0, 0, 0, 1, 0),
@@ -51,7 +51,7 @@ def moved(x, scale, parts):
 
 
 def private_fedavg(x, limit, lr):
-    for (ids, data), present in zip(PLAY.rounds, WHO, strict=True):
+    for (ids, data), present in zip(TRACE.rounds, WHO, strict=True):
         sent = []
         for i, batches in zip(ids, data, strict=True):
             if present[i]:
@@ -67,7 +67,7 @@ def private_fedavg(x, limit, lr):
 def private_scaffold(x, limits, lr):
     c = {k: 0 * x[k] for k in x}
     own = [c] * N
-    for (ids, data), present in zip(PLAY.rounds, WHO, strict=True):
+    for (ids, data), present in zip(TRACE.rounds, WHO, strict=True):
         steps, changes = [], []
         for i, batches in zip(ids, data, strict=True):
             if present[i]:
@@ -103,7 +103,7 @@ def test_by_hand_in_cohorts_of_any_size(factory, oracle, limit):
         state = engine.init(algorithm, jax.tree.map(jnp.asarray, x), N)
         step = jax.jit(engine.make_round(algorithm, TOY, N, plans.mapped))
         want = oracle(x, limit, 0.3)
-        for (ids, data), present in zip(PLAY.rounds, WHO, strict=True):
+        for (ids, data), present in zip(TRACE.rounds, WHO, strict=True):
             # weights other than 0 all count the same
             weights = jnp.asarray([3.0 * present[i] for i in ids])
             batches = jax.tree.map(jnp.asarray, stack(data))
@@ -238,7 +238,9 @@ def test_a_run_is_a_function_of_its_key():
     algorithm = private_clients(fedavg(), clip_norm=1.0, noise_multiplier=1.0, **sizes)
     x = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), draw_params(0))
     state = engine.init(algorithm, x, N)
-    data = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), stack(PLAY.rounds[0][1]))
+    data = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.float32), stack(TRACE.rounds[0][1])
+    )
     step = jax.jit(engine.make_round(algorithm, TOY, N, plans.vmapped))
     end = lambda key: step(state, jnp.arange(N), data, jnp.ones(N), key)[0]
     assert_same_bits(end(KEY), end(KEY))
@@ -274,7 +276,7 @@ def test_messages_are_clipped_as_they_arrive():
 def test_low_precision_is_summed_and_noised_in_float32():
     half = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), draw_params(0))
     data = jax.tree.map(
-        lambda a: jnp.asarray(a, jnp.bfloat16), stack(PLAY.rounds[0][1])
+        lambda a: jnp.asarray(a, jnp.bfloat16), stack(TRACE.rounds[0][1])
     )
     algorithm = private_clients(
         fedmuon(), clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=N

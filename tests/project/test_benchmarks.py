@@ -282,13 +282,13 @@ FULL = {"clients": 1, "cohort": 1, "steps": 3, "batch": 600}
 
 
 def test_contenders_agree_where_nothing_is_random(tmp_path):
-    # One client whose batch is all it has: every way to play the round is the same.
+    # One client whose batch is all it has: every way to trace the round is the same.
     work = WORKS["w2"]._replace(**FULL)
     weights = library.first_weights(work)
 
-    def loss(play, **how):
+    def loss(trace, **how):
         answers = io.StringIO()
-        play(work, weights, turns.Turns(io.StringIO("round\n" * 2), answers), **how)
+        trace(work, weights, turns.Turns(io.StringIO("round\n" * 2), answers), **how)
         *rounds, last = map(json.loads, answers.getvalue().splitlines())
         assert len(rounds) == 2
         return last["losses"][0]

@@ -9,8 +9,7 @@ import pytest
 from grids import BY_HAND, assert_reported, by_hand, table
 from matplotlib.figure import Figure
 
-from fedjax_muon.cli import tables
-from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import Point, Summary
 
 # -------------------------------------------------------------------- history

@@ -71,22 +71,22 @@ def test_a_loop_carries_in_place_and_stacks_its_results():
     def body(carry, x):
         return carry + product(x), jnp.sum(x)
 
-    def play(carry, xs):
+    def trace(carry, xs):
         return jax.lax.scan(body, carry, xs)
 
     xs = jnp.zeros((10, 250))
     # the sums; carry, a slice, what is made of it, and a sum
-    assert peak(play, KB, xs, donated=[True]) == 40 + 3000
-    assert peak(play, KB, xs) == 40 + 3000  # the carry is a copy
-    both = peak(lambda c, xs: (play(c, xs), c), KB, xs, donated=[True])
+    assert peak(trace, KB, xs, donated=[True]) == 40 + 3000
+    assert peak(trace, KB, xs) == 40 + 3000  # the carry is a copy
+    both = peak(lambda c, xs: (trace(c, xs), c), KB, xs, donated=[True])
     assert both == 40 + 4000  # as it is if somebody reads the carry afterwards
 
 
 def test_a_while_loop_and_branches():
-    def play(x):
+    def trace(x):
         return jax.lax.while_loop(lambda c: c[250 - 1] < 3, product, x)
 
-    assert peak(play, KB, donated=[True]) == 2000
+    assert peak(trace, KB, donated=[True]) == 2000
     heavy = lambda x: product(product(product(x)))
     branch = lambda x: jax.lax.cond(x[0] > 0, heavy, lambda x: x, x)
     assert 2000 <= peak(branch, KB) < 2100

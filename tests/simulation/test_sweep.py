@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federation import DATA, PARTS, assert_same_bits, cut
-from play import TOY
+from traces import TOY
 
 from fedjax_muon import engine, simulation
 from fedjax_muon.algorithms import ALL, fedavg
@@ -168,7 +168,7 @@ def together():
     return outcomes(federation.federation(fedavg()), CELLS, validation=HALF)
 
 
-def test_groups_play_the_same_cells_in_the_same_programs(together, monkeypatch):
+def test_groups_run_the_same_cells_in_the_same_programs(together, monkeypatch):
     compiled: list[Any] = []
 
     def remember(*args):

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gossip_cases import (
-    PLAY,
     QUICKLY,
+    TRACE,
     pair,
 )
 from oracles import gossip as oracle
@@ -52,7 +52,7 @@ quick = functools.partial(jax.jit, compiler_options=QUICKLY)
 POINTS = [draw_saddle(seed) for seed in range(T)]
 
 
-RAW = [agents[2] for agents in PLAY.batches[:T]]
+RAW = [agents[2] for agents in TRACE.batches[:T]]
 # the last example is twice padding: junk for the library, absent for the oracle
 RAW = [(a, y, np.where(np.arange(len(w)) >= len(w) - 2, 0.0, w)) for a, y, w in RAW]
 

@@ -21,7 +21,7 @@ M, T, SEED = 5, 6, 9
 WEIGHTS = np.stack([oracle.draw_weights(seed, M) for seed in range(T)])
 
 
-PLAY = oracle.draw_saddles(3, lambda t: WEIGHTS[t])
+TRACE = oracle.draw_saddles(3, lambda t: WEIGHTS[t])
 
 
 START = draw_saddle(0)
@@ -64,7 +64,7 @@ def run(
     objective,
     mixer,
     params,
-    play,
+    trace,
     dtype=jnp.float64,
     devices=(),
     options=QUICKLY,
@@ -72,9 +72,9 @@ def run(
     """All states [T, ...], of iterations 0 to T - 1: one compiled program."""
     cast = lambda a: jnp.asarray(a, dtype)
     params = jax.tree.map(cast, params)
-    first, *rest = (jax.tree.map(cast, gathered(b)) for b in play.batches)
+    first, *rest = (jax.tree.map(cast, gathered(b)) for b in trace.batches)
     rest = jax.tree.map(lambda *rows: jnp.stack(rows), *rest)
-    start, step = gossip_engine.make(algorithm, objective, mixer, play.agents, devices)
+    start, step = gossip_engine.make(algorithm, objective, mixer, trace.agents, devices)
 
     @functools.partial(jax.jit, compiler_options=options)
     def whole(params, first, rest, key):
@@ -143,22 +143,22 @@ MINIMAX = {  # hyper-parameters, objective, transcription
     "dsgda": (
         {"lr": LR},
         INSIDE,
-        lambda play: oracle.dsgda(BEGIN, play, *RATES, inside),
+        lambda trace: oracle.dsgda(BEGIN, trace, *RATES, inside),
     ),
     "dp_sgda": (
         {"lr": LR, "sigma": SIGMA},
         INSIDE,
-        lambda play: oracle.dsgda(BEGIN, play, *RATES, inside, added_noise()),
+        lambda trace: oracle.dsgda(BEGIN, trace, *RATES, inside, added_noise()),
     ),
     "dm_hsgd": (
         {"lr": SCHEDULES, "beta": FADING},
         INSIDE,
-        lambda play: oracle.dpmixsgd(BEGIN, play, *SCHEDULES, *FADING, inside),
+        lambda trace: oracle.dpmixsgd(BEGIN, trace, *SCHEDULES, *FADING, inside),
     ),
     "dpmixsgd": (
         {"lr": LR, "beta": BETA, "sigma": SIGMA},
         FREE,
-        lambda play: oracle.dpmixsgd(START, play, *LR, *BETA, noise=added_noise()),
+        lambda trace: oracle.dpmixsgd(START, trace, *LR, *BETA, noise=added_noise()),
     ),
 }
 
@@ -169,4 +169,4 @@ def states_of(name):
     hyper, objective, _ = MINIMAX[name]
     with jax.enable_x64(True):
         algorithm = ALL[name].function(**hyper)
-        return run(algorithm, objective, dense(WEIGHTS), pair(START), PLAY)
+        return run(algorithm, objective, dense(WEIGHTS), pair(START), TRACE)

@@ -23,7 +23,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def played(place: Path, name: str) -> dict[str, dict[str, list[dict[str, str]]]]:
+def rows_by_cell(place: Path, name: str) -> dict[str, dict[str, list[dict[str, str]]]]:
     """The rows of an algorithm's cells, by the words of their point and by seed."""
     found: dict = {}
     for row in table(place / "cells" / f"{name}.csv"):
@@ -62,7 +62,7 @@ def values(path: Path) -> list[list]:
 
 def assert_reported(place: Path, labels: dict[str, str]) -> None:
     """points.csv and summary.csv say what follows from cells/ by csv and numpy."""
-    grids = {label: played(place, name) for name, label in labels.items()}
+    grids = {label: rows_by_cell(place, name) for name, label in labels.items()}
     best = {label: chosen(points) for label, points in grids.items()}
     deviation = lambda v: np.sqrt(np.var(v) * len(v) / (len(v) - 1))
     expected: list = []
@@ -126,13 +126,13 @@ def by_hand(place: Path, methods) -> Path:
                 rounds = [0, 2, 4, 5] if diverged < 0 else [0, 2][: 1 + diverged // 2]
                 more = 0.02 * (seed - 3)
                 rows = [
-                    {"lr": lr, "seed": seed, "diverged": diverged, "round": played}
-                    | {"bytes_down": 7000 * played + 50, "bytes_up": 300 * played}
-                    | {"test_accuracy": 0.1 + (test + more - 0.1) * played / 5}
-                    | {"validation_accuracy": accuracy - (5 - played) / 50 + more}
-                    | {"validation_loss": loss, "train_loss": 3 - played * loss / 9}
-                    | {"dropped": 0, "seconds": played + 0.5}
-                    for played in rounds
+                    {"lr": lr, "seed": seed, "diverged": diverged, "round": done}
+                    | {"bytes_down": 7000 * done + 50, "bytes_up": 300 * done}
+                    | {"test_accuracy": 0.1 + (test + more - 0.1) * done / 5}
+                    | {"validation_accuracy": accuracy - (5 - done) / 50 + more}
+                    | {"validation_loss": loss, "train_loss": 3 - done * loss / 9}
+                    | {"dropped": 0, "seconds": done + 0.5}
+                    for done in rounds
                 ]
                 metrics_csv.extend(place / "cells" / f"{name}.csv", rows)
     command("resume", place)

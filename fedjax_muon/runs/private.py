@@ -1,9 +1,9 @@
-"""`fedjax-muon private`: decentralized training with a privacy guarantee.
+"""Decentralized training with a privacy guarantee, in a run directory.
 
 config.json    what was asked for
 versions.json  of everything that computes
 privacy.txt    the statement of every private run
-graph.png      who talks to whom, for the first seed
+graph.png      the graph of agents, for the first seed
 metrics.csv    the rows of all finished runs
 summary.csv    the test AUC of every method at every epsilon
 utility.png    the same, drawn
@@ -18,12 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon.cli import arguments, tables
-from fedjax_muon.cli.refusals import refusing
-from fedjax_muon.cli.session import new_directory, progress_bar, resumable
 from fedjax_muon.privacy.report import PrivacySpec, report
-from fedjax_muon.reporting import metrics_csv, plots
-from fedjax_muon.runs import directory
+from fedjax_muon.reporting import metrics_csv, plots, tables
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.build_private import (
     REFERENCES,
@@ -35,6 +31,8 @@ from fedjax_muon.runs.build_private import (
     varied,
 )
 from fedjax_muon.runs.config import Private
+from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -52,41 +50,32 @@ class Plan(NamedTuple):
     specs: dict[tuple[str, float], PrivacySpec | None]  # by method and epsilon
 
 
-def command(args: arguments.Private) -> None:
-    """`fedjax-muon private`."""
-    with refusing():
-        plan = prepare(args.what)
-        place = new_directory(args.output, "private")
-        directory.create(place, args.what)
-    play(plan, place)
-
-
-def prepare(what: Private) -> Plan:
+def prepare(job: Private) -> Plan:
     """Calibrates the noise of every run. Raises `ValueError` for what is refused."""
-    setting = setting_of(what)
+    setting = setting_of(job)
     # first what is refused at once: to calibrate takes seconds
-    simulations = {name: simulation_of(setting, name) for name in what.methods}
+    simulations = {name: simulation_of(setting, name) for name in job.methods}
     specs: dict[tuple[str, float], PrivacySpec | None] = {}
-    for name in what.methods:
+    for name in job.methods:
         if name in REFERENCES:
             specs[name, math.inf] = None
             continue
-        for epsilon in what.epsilons:
+        for epsilon in job.epsilons:
             specs[name, epsilon] = calibrated(setting, name, epsilon)
     return Plan(setting, simulations, specs)
 
 
-def play(plan: Plan, place: Path) -> None:
+def run(plan: Plan, run_dir: Path) -> None:
     """Runs what is not finished, and reports."""
-    console, what = Console(), plan.setting.what
-    said = _state(plan, place)
+    console, job = Console(), plan.setting.job
+    said = _state(plan, run_dir)
     plots.graph(
-        plan.setting.graphs[what.seeds[0]], place / "graph.png", title=what.graph
+        plan.setting.graphs[job.seeds[0]], run_dir / "graph.png", title=job.graph
     )
-    metrics = place / "metrics.csv"
-    with resumable(place) as pause, progress_bar(console) as bar, refusing():
+    metrics = run_dir / "metrics.csv"
+    with resumable(run_dir) as pause, progress_bar(console) as bar, refusing():
         finished = _finished(metrics)
-        total = len(plan.specs) * len(what.seeds) * what.rounds
+        total = len(plan.specs) * len(job.seeds) * job.rounds
         everything = bar.add_task("all", total=total)
 
         def tick(rounds: int) -> None:
@@ -95,16 +84,16 @@ def play(plan: Plan, place: Path) -> None:
 
         for (name, epsilon), spec in plan.specs.items():
             bar.update(everything, description=label_of(name))
-            for seed in what.seeds:
+            for seed in job.seeds:
                 if (name, epsilon, seed) in finished:
-                    tick(what.rounds)
+                    tick(job.rounds)
                     continue
                 simulation = varied(plan.simulations[name], plan.setting, seed, spec)
                 trained = training.evaluations(
                     simulation,
                     simulation.init(start_key(seed)),
-                    rounds=what.rounds,
-                    evaluate_every=max(1, what.rounds // 10),
+                    rounds=job.rounds,
+                    evaluate_every=max(1, job.rounds // 10),
                     drop_nonfinite=True,
                     tick=tick,
                 )
@@ -113,18 +102,19 @@ def play(plan: Plan, place: Path) -> None:
         bar.update(everything, description="done")
     for statement in said:
         console.print(statement, highlight=False, markup=False)
-    _report(plan, place, console)
+    console.print(_report(plan, run_dir))
+    console.print(f"statements, metrics and figures in {run_dir}")
 
 
-def _state(plan: Plan, place: Path) -> list[str]:
+def _state(plan: Plan, run_dir: Path) -> list[str]:
     """Writes the statements of all private runs; those of the first epsilon."""
     said = {
         (name, epsilon): f"{label_of(name)}\n{report(spec).statement()}\n{ASSUMED}"
         for (name, epsilon), spec in plan.specs.items()
         if spec is not None
     }
-    (place / "privacy.txt").write_text("\n\n".join(said.values()) + "\n")
-    first = plan.setting.what.epsilons[0]
+    (run_dir / "privacy.txt").write_text("\n\n".join(said.values()) + "\n")
+    first = plan.setting.job.epsilons[0]
     return [statement for (_, epsilon), statement in said.items() if epsilon == first]
 
 
@@ -140,14 +130,15 @@ def _finished(metrics: Path) -> dict[tuple[str, float, int], float]:
     }
 
 
-def _report(plan: Plan, place: Path, console: Console) -> None:
-    what = plan.setting.what
-    finished = _finished(place / "metrics.csv")
+def _report(plan: Plan, run_dir: Path) -> Table:
+    """Writes the summary and its figure; returns the table."""
+    job = plan.setting.job
+    finished = _finished(run_dir / "metrics.csv")
     title = (
-        f"{what.dataset}, {what.agents} agents, {what.graph}, {what.rounds} "
-        f"iterations, delta {what.delta:g}"
+        f"{job.dataset}, {job.agents} agents, {job.graph}, {job.rounds} "
+        f"iterations, delta {job.delta:g}"
     )
-    seeds = len(what.seeds)
+    seeds = len(job.seeds)
     caption = (
         f"on the test set: mean ± standard deviation, {tables.count(seeds, 'seed')}"
     )
@@ -155,11 +146,11 @@ def _report(plan: Plan, place: Path, console: Console) -> None:
     for column in ("method", "epsilon", "AUC, %"):
         table.add_column(column, justify="left" if column == "method" else "right")
     curves: dict[str, dict[float, list[float]]] = {}
-    with (place / "summary.csv").open("w", newline="") as file:
+    with (run_dir / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("method", "epsilon", "auc_mean", "auc_std"))
         for name, epsilon in plan.specs:
-            scores = [finished[name, epsilon, seed] for seed in what.seeds]
+            scores = [finished[name, epsilon, seed] for seed in job.seeds]
             spread = np.std(scores, ddof=1) if len(scores) > 1 else np.nan
             writer.writerow((name, epsilon, np.mean(scores), spread))
             shown = tables.percent(float(np.mean(scores)), float(spread))
@@ -168,6 +159,5 @@ def _report(plan: Plan, place: Path, console: Console) -> None:
             if not lost:
                 curves.setdefault(label_of(name), {})[epsilon] = scores
     if curves:
-        plots.utility(curves, place / "utility.png", title=title)
-    console.print(table)
-    console.print(f"statements, metrics and figures in {place}")
+        plots.utility(curves, run_dir / "utility.png", title=title)
+    return table

@@ -1,4 +1,4 @@
-"""`fedjax-muon sweep`: grids of hyper-parameters, finished group by group.
+"""Sweeps in a run directory: grids of hyper-parameters, finished group by group.
 
 config.json        what was asked for
 versions.json      of everything that computes
@@ -10,7 +10,6 @@ summary.csv, .md   every algorithm at the point that is best on validation
 
 import csv
 import itertools
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,80 +19,39 @@ from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.algorithms.registry import find
-from fedjax_muon.cli import arguments, tables
-from fedjax_muon.cli.refusals import refusing
-from fedjax_muon.cli.session import new_directory, progress_bar, resumable
 from fedjax_muon.core import numbers_of
-from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
-from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
-from fedjax_muon.runs.config import METHODS, Sweep, methods_for
+from fedjax_muon.runs.config import METHODS, Sweep
+from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.simulation.sweep import Cell, Outcome, sweep
 
 DRAWN = 10  # methods whose curves are drawn, the best
 
 
-def command(args: arguments.Sweep) -> None:
-    """`fedjax-muon sweep`."""
-    with refusing():
-        names = args.algorithms
-        if names == ("all",):
-            names = tuple(methods_for(args.config))
-        grids = {name: _grid(name, args.grid) for name in names}
-        what = Sweep(
-            names, grids, args.seeds, args.validation, args.cells_at_once, args.config
-        )
-        place = new_directory(args.output, "sweep")
-        check(what)
-        directory.create(place, what)
-    play(what, place)
-
-
-def _grid(name: str, given: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
-    """Of one algorithm. Raises `ValueError` for what is no grid."""
-    method = find(name, METHODS)
-    if given == ("paper",):
-        return dict(method.grid)
-    if not given:
-        raise ValueError(
-            "a grid is the word paper, or NAME=NUMBER,NUMBER,...; got none"
-        )
-    grid: dict[str, tuple[float, ...]] = {}
-    for words in given:
-        option, _, numbers = words.partition("=")
-        if option in grid:
-            raise ValueError(f"the grid names {option!r} twice")
-        try:
-            grid[option] = tuple(map(float, numbers.split(",")))
-        except ValueError as error:
-            raise ValueError(
-                f"a grid is the word paper, or NAME=NUMBER,NUMBER,...; got {words!r}"
-            ) from error
-    return grid
-
-
-def check(what: Sweep) -> None:
+def check(job: Sweep) -> None:
     """Raises `ValueError` for what can't be swept, before anything is compiled."""
-    for kind, given in (("algorithms", what.algorithms), ("seeds", what.seeds)):
+    for kind, given in (("algorithms", job.algorithms), ("seeds", job.seeds)):
         if not given or len(set(given)) != len(given):
             raise ValueError(f"{kind} must be one or more, each once, got {given}")
-    if what.cells_at_once is not None and what.cells_at_once < 1:
-        raise ValueError(f"cells_at_once must be at least 1, got {what.cells_at_once}")
-    if what.config.devices > 1:
+    if job.cells_at_once is not None and job.cells_at_once < 1:
+        raise ValueError(f"cells_at_once must be at least 1, got {job.cells_at_once}")
+    if job.config.devices > 1:
         raise ValueError(
-            f"a sweep runs on one device, got devices {what.config.devices}"
+            f"a sweep runs on one device, got devices {job.config.devices}"
         )
-    train, _ = _data(what)
-    for name in what.algorithms:
+    train, _ = _data(job)
+    for name in job.algorithms:
         try:
-            simulation_of(what.cell(name, {}, what.seeds[0]), train)
+            simulation_of(job.cell(name, {}, job.seeds[0]), train)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-    for name in what.algorithms:
+    for name in job.algorithms:
         known = numbers_of(find(name, METHODS).function())
-        for option, values in what.grids[name].items():
+        for option, values in job.grids[name].items():
             if option not in known:
                 raise ValueError(
                     f"the grid names {option!r}, which is no number that {name} takes; "
@@ -101,75 +59,69 @@ def check(what: Sweep) -> None:
                 )
             if len(set(values)) != len(values):
                 raise ValueError(f"the grid of {option} has a value twice: {values}")
-        for point in what.points(name):
+        for point in job.points(name):
             try:
-                algorithm_of(what.cell(name, point, 0))
+                algorithm_of(job.cell(name, point, 0))
             except ValueError as error:
                 raise ValueError(f"the grid of {name}: {error}") from error
-    for seed in what.seeds:
-        parts_of(what.config, train, seed)
+    for seed in job.seeds:
+        parts_of(job.config, train, seed)
 
 
-def _data(what: Sweep):
-    dataset = dataset_of(what.config)
-    return data.hold_out(dataset, what.validation)
+def _data(job: Sweep):
+    dataset = dataset_of(job.config)
+    return data.hold_out(dataset, job.validation)
 
 
-def play(what: Sweep, place: Path) -> None:
-    """Plays what is not finished, and reports."""
-    train(what, place)
-    _report(what, place, Console())
-
-
-def train(what: Sweep, place: Path, again: str = "") -> None:
-    """Plays what is not finished; `again` is the command to go on with, if it is not
-    `fedjax-muon resume`."""
+def train(job: Sweep, run_dir: Path, again: str = "") -> None:
+    """Trains the cells that are not finished; `again` is the command to resume with, by
+    default `fedjax-muon resume`."""
     console = Console()
     with refusing():
-        train, validation = _data(what)
-        parts = {seed: parts_of(what.config, train, seed) for seed in what.seeds}
-    (place / "cells").mkdir(exist_ok=True)
-    total = sum(len(what.points(name)) for name in what.algorithms)
-    with resumable(place, again) as pause, progress_bar(console) as bar, refusing():
-        rounds = total * len(what.seeds) * what.config.rounds
+        train, validation = _data(job)
+        parts = {seed: parts_of(job.config, train, seed) for seed in job.seeds}
+    (run_dir / "cells").mkdir(exist_ok=True)
+    total = sum(len(job.points(name)) for name in job.algorithms)
+    with resumable(run_dir, again) as pause, progress_bar(console) as bar, refusing():
+        rounds = total * len(job.seeds) * job.config.rounds
         everything = bar.add_task("all", total=rounds)
 
         def tick(rounds: int) -> None:
             bar.advance(everything, rounds)
             pause()
 
-        for name in what.algorithms:
+        for name in job.algorithms:
             bar.update(everything, description=METHODS[name].label)
-            path = place / "cells" / f"{name}.csv"
-            _drop_unfinished(what, name, path)
-            todo = list(_unfinished(what, name, path))
-            cells = len(what.points(name)) * len(what.seeds)
-            tick((cells - len(todo)) * what.config.rounds)
+            path = run_dir / "cells" / f"{name}.csv"
+            _drop_unfinished(job, name, path)
+            todo = list(_unfinished(job, name, path))
+            cells = len(job.points(name)) * len(job.seeds)
+            tick((cells - len(todo)) * job.config.rounds)
             if not todo:
                 continue
             groups = sweep(
-                simulation_of(what.cell(name, {}, what.seeds[0]), train),
+                simulation_of(job.cell(name, {}, job.seeds[0]), train),
                 [Cell(hyper, start_key(seed), parts[seed]) for hyper, seed in todo],
-                rounds=what.config.rounds,
-                evaluate_every=what.config.evaluate_every,
+                rounds=job.config.rounds,
+                evaluate_every=job.config.evaluate_every,
                 validation=validation,
-                cells_at_once=what.cells_at_once,
-                drop_nonfinite=what.config.drop_nonfinite,
+                cells_at_once=job.cells_at_once,
+                drop_nonfinite=job.config.drop_nonfinite,
                 tick=tick,
             )
             waiting = iter(todo)
             for group in groups:
-                played = zip(itertools.islice(waiting, len(group)), group, strict=True)
+                ended = zip(itertools.islice(waiting, len(group)), group, strict=True)
                 metrics_csv.extend(
-                    path, [row for cell in played for row in _rows(*cell)]
+                    path, [row for cell in ended for row in _rows(*cell)]
                 )
         bar.update(everything, description="done")
 
 
-def _unfinished(what: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]:
-    finished = _finished(what, name, path)
-    for point in what.points(name):
-        for seed in what.seeds:
+def _unfinished(job: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]:
+    finished = _finished(job, name, path)
+    for point in job.points(name):
+        for seed in job.seeds:
             if (*point.values(), seed) not in finished:
                 yield point, seed
 
@@ -181,79 +133,84 @@ def _rows(cell: tuple[dict, int], outcome: Outcome) -> list[dict[str, Any]]:
     return [about | row for row in outcome.rows]
 
 
-def _places(what: Sweep, name: str, path: Path) -> dict[tuple, list[int]]:
+def _places(job: Sweep, name: str, path: Path) -> dict[tuple, list[int]]:
     """The lines of every finished cell, by the values of its point and its seed.
 
     Raises `ValueError` for a file that is not one of ours.
     """
     columns = metrics_csv.read(path)
-    names = (*what.grids[name], "seed")
+    names = (*job.grids[name], "seed")
     for column in (*names, "diverged"):
         if column not in columns:
             raise ValueError(f"{path} has no column {column!r}; delete it")
     places: dict[tuple, list[int]] = {}
     for row, key in enumerate(zip(*(columns[c] for c in names), strict=True)):
         places.setdefault(key, []).append(row)
-    ended = (columns["round"] == what.config.rounds) | (columns["diverged"] >= 0)
+    ended = (columns["round"] == job.config.rounds) | (columns["diverged"] >= 0)
     return {key: rows for key, rows in places.items() if ended[rows[-1]]}
 
 
-def _finished(what: Sweep, name: str, path: Path) -> dict[tuple, History]:
+def _finished(job: Sweep, name: str, path: Path) -> dict[tuple, History]:
     """The rows of every finished cell."""
     if not path.exists():
         return {}
     columns = metrics_csv.read(path)
     return {
         key: {column: values[rows] for column, values in columns.items()}
-        for key, rows in _places(what, name, path).items()
+        for key, rows in _places(job, name, path).items()
     }
 
 
-def _drop_unfinished(what: Sweep, name: str, path: Path) -> None:
+def _drop_unfinished(job: Sweep, name: str, path: Path) -> None:
     """Leaves out the rows of cells that something cut short."""
     if path.exists():
-        finished = _places(what, name, path).values()
+        finished = _places(job, name, path).values()
         metrics_csv.keep(path, sorted(row for rows in finished for row in rows))
 
 
-def points(what: Sweep, name: str, place: Path) -> list[Point]:
+def points(job: Sweep, name: str, run_dir: Path) -> list[Point]:
     """Every point of an algorithm's grid, with its runs. Raises `ValueError` if some
     are not finished."""
-    finished = _finished(what, name, place / "cells" / f"{name}.csv")
-    if len(finished) < len(what.points(name)) * len(what.seeds):
+    finished = _finished(job, name, run_dir / "cells" / f"{name}.csv")
+    if len(finished) < len(job.points(name)) * len(job.seeds):
         raise ValueError(
-            f"{place} is not finished; continue with: fedjax-muon resume {place}"
+            f"{run_dir} is not finished; continue with: fedjax-muon resume {run_dir}"
         )
     found = []
-    for hyper in what.points(name):
-        runs = [finished[*hyper.values(), seed] for seed in what.seeds]
+    for hyper in job.points(name):
+        runs = [finished[*hyper.values(), seed] for seed in job.seeds]
         ended = [run for run in runs if run["diverged"][0] < 0]
         found.append(Point(hyper, ended, len(runs) - len(ended)))
     return found
 
 
-def label(what: Sweep, name: str) -> str:
-    """The method's, marked if all clients play where others don't."""
-    everyone = what.config_of(name) != what.config
-    return METHODS[name].label + (" (all clients)" if everyone else "")
+def label(job: Sweep, name: str) -> str:
+    """The method's label, marked if all its clients participate in every round."""
+    full = job.config_of(name) != job.config
+    return METHODS[name].label + (" (all clients)" if full else "")
 
 
-def best(what: Sweep, place: Path) -> dict[str, Point | None]:
+def best(job: Sweep, run_dir: Path) -> dict[str, Point | None]:
     """The best point of every algorithm, by the method's label."""
-    grids = _grids(what, place)
+    grids = _grids(job, run_dir)
     return {method: comparison.best(points) for method, points in grids.items()}
 
 
-def _grids(what: Sweep, place: Path) -> dict[str, list[Point]]:
-    return {label(what, name): points(what, name, place) for name in what.algorithms}
+def _grids(job: Sweep, run_dir: Path) -> dict[str, list[Point]]:
+    return {label(job, name): points(job, name, run_dir) for name in job.algorithms}
 
 
-def _report(what: Sweep, place: Path, console: Console) -> None:
-    grids = _grids(what, place)
+def report(job: Sweep, run_dir: Path) -> tables.Cells:
+    """Writes tables and figures of a finished sweep; returns the table of the best.
+
+    Raises:
+      ValueError: If some cells are not finished.
+    """
+    grids = _grids(job, run_dir)
     found = {method: comparison.best(points) for method, points in grids.items()}
-    _write_points(grids, found, place / "points.csv", what.config.score.lower())
-    heading = f"{tables.title(what.config)}, {what.config.rounds} rounds"
-    plots.grids(grids, place / "grids.png", title=heading)
+    _write_points(grids, found, run_dir / "points.csv", job.config.score.lower())
+    heading = f"{job.config.title}, {job.config.rounds} rounds"
+    plots.grids(grids, run_dir / "grids.png", title=heading)
     chosen = {method: point for method, point in found.items() if point is not None}
     target, ranked = np.nan, []
     if chosen:
@@ -261,16 +218,16 @@ def _report(what: Sweep, place: Path, console: Console) -> None:
         target = comparison.target_score(runs)
         summaries = comparison.summarize(runs, target)
         ranked = sorted(summaries, key=lambda row: -row.score_mean)
-        name = f"test {what.config.score}"
-        plots.ranking(ranked, place / "ranking.png", title=heading, score=name)
+        name = f"test {job.config.score}"
+        plots.ranking(ranked, run_dir / "ranking.png", title=heading, score=name)
         drawn = {row.method: runs[row.method] for row in ranked[:DRAWN]}
-        plots.curves(drawn, place / "curves.png", title=heading, target=target)
+        plots.curves(drawn, run_dir / "curves.png", title=heading, target=target)
     pairs = [(row, chosen[row.method]) for row in ranked]
     diverged = [method for method, point in found.items() if point is None]
-    seeds, score = len(what.seeds), what.config.score
+    seeds, score = len(job.seeds), job.config.score
     table = tables.swept(pairs, diverged, target, heading, seeds, score)
-    (place / "summary.md").write_text(tables.markdown(table))
-    with (place / "summary.csv").open("w", newline="") as file:
+    (run_dir / "summary.md").write_text(tables.markdown(table))
+    with (run_dir / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         first, *others = comparison.Summary._fields
         writer.writerow((first, "status", "hyper", *others))
@@ -279,10 +236,7 @@ def _report(what: Sweep, place: Path, console: Console) -> None:
             writer.writerow((method, "finished", hyper, *numbers))
         nothing = [""] * (1 + len(others))
         writer.writerows((method, "diverged", *nothing) for method in diverged)
-    console.print(tables.for_terminal(table))
-    console.print(f"all cells, summary and figures in {place}")
-    if not chosen:
-        sys.exit(1)
+    return table
 
 
 def _write_points(grids, found: Mapping[str, Point | None], path, kind: str) -> None:

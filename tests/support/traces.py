@@ -1,6 +1,6 @@
-"""The JAX side of a play: how the library runs what an oracle transcribes.
+"""The JAX side of a trace: how the library runs what an oracle transcribes.
 
-A `Play` fixes the clients and batches of every round, so that an algorithm and its
+A `Trace` fixes the clients and batches of every round, so that an algorithm and its
 oracle must reach the same parameters, round after round.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles.problem import Play
-from oracles.saddle import SaddlePlay
+from oracles.problem import Trace
+from oracles.saddle import SaddleTrace
 
 from fedjax_muon import engine
 from fedjax_muon.core import Objective
@@ -31,7 +31,7 @@ def grad_fn(params, batch, key):
 
 
 def fixed_bias(params, batch, key):
-    """`grad_fn` for w alone, the play of `oracles.cases.matrix_only`."""
+    """`grad_fn` for w alone, the trace of `oracles.cases.matrix_only`."""
     bias = jnp.array([0.1, -0.2, 0.3], params["w"].dtype)
     return {"w": grad_fn({**params, "b": bias}, batch, key)["w"]}
 
@@ -59,7 +59,7 @@ def compilations(jitted: Any) -> int:
 def run(
     algorithm,
     params,
-    play: Play | SaddlePlay,
+    trace: Trace | SaddleTrace,
     *,
     objective: Objective = TOY,
     plan=plans.mapped,
@@ -72,15 +72,15 @@ def run(
     """
     with precision(dtype):
         cast = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
-        N, key = play.num_clients, jax.random.key(0)
+        N, key = trace.num_clients, jax.random.key(0)
         state = engine.init(algorithm, cast(params), N, project=objective.project)
         if algorithm.prologue:
             start = jax.jit(engine.make_prologue(algorithm, objective, N, plan))
-            first = cast(stack(play.first))
+            first = cast(stack(trace.first))
             state, _ = start(state, jnp.arange(N), first, jnp.ones(N, dtype), key)
         step = jax.jit(engine.make_round(algorithm, objective, N, plan))
         states = []
-        for ids, data in play.rounds:
+        for ids, data in trace.rounds:
             cohort = jnp.array(ids, jnp.int32)
             weights = cast(np.ones(len(ids)) if weigh is None else weigh(ids))
             state, received = step(state, cohort, cast(stack(data)), weights, key)
@@ -90,9 +90,9 @@ def run(
     return states
 
 
-def path(algorithm, params, play: Play | SaddlePlay, **options):
+def path(algorithm, params, trace: Trace | SaddleTrace, **options):
     """The parameters after each round."""
-    return [s.server.params for s in run(algorithm, params, play, **options)]
+    return [s.server.params for s in run(algorithm, params, trace, **options)]
 
 
 def by_code(methods) -> list[list[str]]:

@@ -18,8 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedjax_muon.cli.refusals import refusing
 from fedjax_muon.runs.directory import held
+from fedjax_muon.runs.errors import refusing
 
 
 def new_directory(given: Path | None, name: str) -> Path:
@@ -39,7 +39,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 @contextlib.contextmanager
-def resumable(place: Path, again: str = "") -> Iterator[Callable[[], None]]:
+def resumable(run_dir: Path, again: str = "") -> Iterator[Callable[[], None]]:
     """Holds the directory, and ends with the command to resume, or what else is to be
     done `again`, if the user presses Ctrl-C.
 
@@ -61,13 +61,13 @@ def resumable(place: Path, again: str = "") -> Iterator[Callable[[], None]]:
 
     holding = contextlib.ExitStack()
     with refusing():
-        holding.enter_context(held(place))
+        holding.enter_context(held(run_dir))
     previous = signal.signal(signal.SIGINT, press)
     try:
         with holding:
             yield between_rounds
     except KeyboardInterrupt:
-        again = again or f"fedjax-muon resume {place}"
+        again = again or f"fedjax-muon resume {run_dir}"
         print(f"\ninterrupted; continue with: {again}")
         sys.exit(130)
     finally:

@@ -8,7 +8,6 @@ import numpy as np
 from rich.table import Table
 
 from fedjax_muon.reporting.comparison import SHARE_OF_BEST, Point, Summary, score_column
-from fedjax_muon.runs.config import Config
 
 
 class Cells(NamedTuple):
@@ -27,17 +26,6 @@ NUMBERS = (
 )
 VALIDATION = "validation, %"
 TEXT = ("algorithm", "best of its grid")
-
-
-def title(config: Config) -> str:
-    """What was trained on, in a line."""
-    return (
-        f"{config.dataset}, {config.num_clients} clients by "
-        + config.partition.replace("_", " ")
-        + (f" ({config.alpha:g})" if "dirichlet" in config.partition else "")
-        + ("" if config.positives is None else f", {config.positives:.0%} positives")
-        + f", {config.cohort_size} a round, {config.local_steps} local steps"
-    )
 
 
 def hyper_text(point: Point) -> str:

@@ -1,0 +1,95 @@
+"""Comparisons in a run directory: several algorithms, each on several seeds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from fedjax_muon import data
+from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
+from fedjax_muon.runs import directory
+from fedjax_muon.runs.build import parts_of, simulation_of
+from fedjax_muon.runs.config import METHODS, Comparison
+from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.train import train
+from fedjax_muon.simulation.memory_check import check_memory
+from fedjax_muon.simulation.simulation import NonFiniteError
+
+
+def check(job: Comparison) -> data.Dataset:
+    """The data set of a comparison whose runs can all be made.
+
+    Raises:
+      ValueError: If a run can't be made, before anything is compiled.
+    """
+    for name, values in (("algorithms", job.algorithms), ("seeds", job.seeds)):
+        if not values or len(set(values)) != len(values):
+            raise ValueError(f"{name} must be one or more, each once, got {values}")
+    dataset = dataset_of(job.config)
+    for algorithm in job.algorithms:
+        simulation_of(job.cell(algorithm, job.seeds[0]), dataset)
+    for seed in job.seeds[1:]:
+        parts_of(job.config, dataset, seed)
+    return dataset
+
+
+def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]:
+    """Trains what is not finished; returns why algorithms diverged, by their names."""
+    console = Console()
+    cells = directory.cells(run_dir, job)
+    diverged: dict[str, str] = {}
+    with resumable(run_dir) as pause, progress_bar(console) as bar, refusing():
+        total = len(cells) * job.config.rounds
+        overall = bar.add_task("all", total=total)
+
+        def tick(rounds: int) -> None:
+            bar.advance(overall, rounds)
+            pause()
+
+        for algorithm in job.algorithms:
+            simulation = None
+            for seed in job.seeds:
+                cell = run_dir / algorithm / f"seed{seed}"
+                one = cells[cell]
+                label = METHODS[algorithm].label
+                bar.update(overall, description=f"{label}, seed {seed}")
+                if not (cell / directory.CONFIG).exists():
+                    directory.create(cell, one)
+                directory.check_same(cell, one)
+                if directory.is_complete(cell, one):
+                    bar.advance(overall, job.config.rounds)
+                    continue
+                if simulation is None:
+                    simulation = simulation_of(one, dataset)
+                    check_memory(simulation)
+                parts = parts_of(job.config, dataset, seed)
+                try:
+                    train(one, simulation.vary(parts=parts), cell, tick)
+                except NonFiniteError as error:
+                    diverged[algorithm] = f"seed {seed}, {error}"
+        bar.update(overall, description="done")
+    return diverged
+
+
+def report(
+    job: Comparison, run_dir: Path, diverged: Mapping[str, str]
+) -> tables.Cells | None:
+    """Writes the summary and its figure; returns the table, None if all diverged."""
+    runs = {
+        METHODS[name].label: [
+            metrics_csv.read(run_dir / name / f"seed{seed}" / directory.METRICS)
+            for seed in job.seeds
+        ]
+        for name in job.algorithms
+        if name not in diverged
+    }
+    if not runs:
+        return None
+    target = comparison.target_score(runs)
+    summaries = comparison.summarize(runs, target)
+    comparison.write(summaries, run_dir / "summary.csv")
+    title, config = job.config.title, job.config
+    plots.curves(runs, run_dir / "comparison.png", title=title, target=target)
+    return tables.compared(summaries, target, title, len(job.seeds), config.score)
