@@ -1,18 +1,18 @@
-"""Seconds a round of federated learning, beside other ways to do the same.
+"""Seconds per round of federated learning, compared with other implementations.
 
-    python -m benchmarks                          # all works and peers
+    python -m benchmarks                          # all workloads and peers
     python -m benchmarks w1 w2 --repeats 25 --output w.jsonl --figure w.png
-    python -m benchmarks cifar10 --devices 2      # a cohort divided over two devices
+    python -m benchmarks cifar10 --devices 2      # each cohort on two devices
     python -m benchmarks --list
     python -m benchmarks plot w.jsonl --output w.png
     python -m benchmarks table w.jsonl
 
-Prints JSON lines: the machine, then a row for every contender and algorithm. Contenders
-are processes that play one round each in turns: the library with FedAvg, FedMuon and
-Local AdamW; hand-written JAX, a PyTorch loop, Flower, pfl and FedJAX with FedAvg, those
-that are installed. On a CPU everything keeps to one core and one thread, or to as many
-as `--devices` says, one device a core; large models then make fewer steps with fewer
-clients, unless `--full`.
+Prints JSON lines: the machine, then a row for every contender and algorithm. A
+contender is a process of its own; contenders run one round each in turns. They are the
+library with FedAvg, FedMuon and Local AdamW, and with FedAvg those that are installed
+of hand-written JAX, a PyTorch loop, Flower, pfl and FedJAX. On a CPU everything is
+bound to one core and one thread, or to as many as `--devices` says, with one device per
+core. Large models then run fewer steps with fewer clients, unless `--full` is given.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from typing import IO
 
 from benchmarks import figure, race, table
 from benchmarks.peers import PEERS
-from benchmarks.works import SIZES, WORKS, check_sizes
+from benchmarks.workloads import SIZES, WORKLOADS, check_sizes
 
 ALGORITHMS = ("fedavg", "fedmuon", "local_adamw")
-MEASURES = {  # further works: modules with `rows`
-    "newton_schulz": "five Newton-Schulz steps beside optax's, and beside the "
-    "machine's rate of products",
-    "local_step": "a local step of ResNet-18 inside a round, beside the step alone",
+MEASURES = {  # further workloads: modules with `rows`
+    "newton_schulz": "five Newton-Schulz steps compared with optax, and with the "
+    "machine's matrix-product rate",
+    "local_step": "a local step of ResNet-18 inside a round, and the same step alone",
 }
 SHOWN = {"plot": figure.main, "table": table.main}
 
@@ -43,7 +43,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Returns the parser of the command line."""
     about, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         "python -m benchmarks",
@@ -52,13 +52,13 @@ def arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("works", nargs="*", metavar="WORK", help="all by default; see --list")
-    add("--list", action="store_true", help="print the works and peers, and stop")
+    add("workloads", nargs="*", metavar="WORKLOAD", help="all by default; see --list")
+    add("--list", action="store_true", help="print the workloads and peers, and stop")
     add("--repeats", type=int, default=5, help="rounds after the first")
-    add("--devices", type=int, default=1, help="how many the library divides a cohort")
+    add("--devices", type=int, default=1, help="that the library divides a cohort over")
     add("--algorithms", type=_names, default=ALGORITHMS, metavar="A,B")
     add("--peers", type=_names, default=tuple(PEERS), metavar="A,B", help="or none")
-    add("--full", action="store_true", help="large models in full on a CPU too")
+    add("--full", action="store_true", help="full-size large models on a CPU too")
     for size in SIZES:
         add(f"--{size}", type=int, help=f"another number of {size}")
     add("--output", type=Path, help="also append the lines to this file")
@@ -66,15 +66,15 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"no {what} {name!r}; there are {', '.join(known)}")
+            raise ValueError(f"no {kind} {name!r}; there are {', '.join(known)}")
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises `ValueError` for what cannot be measured."""
-    _known("work", options.works, (*WORKS, *MEASURES))
+    """Raises `ValueError` for options that cannot be measured."""
+    _known("workload", options.workloads, (*WORKLOADS, *MEASURES))
     _known("peer", options.peers, tuple(PEERS))
     _known("algorithm", options.algorithms, ALGORITHMS)
     for name in ("repeats", "devices", *SIZES):
@@ -86,14 +86,14 @@ def check(options: argparse.Namespace) -> None:
 
 
 def sizes_of(options: argparse.Namespace, name: str, on_cpu: bool) -> race.Row:
-    """Where a work differs from its own sizes."""
-    small = dict(WORKS[name].small) if on_cpu and not options.full else {}
+    """Returns the sizes that differ from the workload's own."""
+    small = dict(WORKLOADS[name].small) if on_cpu and not options.full else {}
     given = {size: getattr(options, size) for size in SIZES}
     return small | {size: n for size, n in given.items() if n is not None}
 
 
 def keep_to(cores: int) -> None:
-    """Binds this process, and those it starts, to so many cores."""
+    """Binds this process, and those that it starts, to a number of cores."""
     if not hasattr(os, "sched_setaffinity"):
         return
     allowed = sorted(os.sched_getaffinity(0))
@@ -105,24 +105,27 @@ def keep_to(cores: int) -> None:
 
 
 def measured(options: argparse.Namespace) -> Iterator[race.Row]:
-    """A line about the machine, then the rows. Raises `ValueError` for more devices
-    than there are, and for sizes that no round has."""
-    names = options.works or [*WORKS, *MEASURES]
-    works = [name for name in names if name in WORKS]
+    """Yields a line about the machine, then the rows.
+
+    Raises:
+      ValueError: If there are fewer devices, or if no round can have these sizes.
+    """
+    names = options.workloads or [*WORKLOADS, *MEASURES]
+    workloads = [name for name in names if name in WORKLOADS]
     with tempfile.TemporaryDirectory() as folder:
-        told = {"do": "opening", "works": works, "weights": folder}
-        head, *about = race.answers(told | {"module": "benchmarks"}, options.devices)
+        request = {"do": "prepare", "workloads": workloads, "weights": folder}
+        head, *about = race.answers(request | {"module": "benchmarks"}, options.devices)
         head["command"] = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
         head |= {"peers": race.versions(options.peers), "load": os.getloadavg()[0]}
         on_cpu = head["backend"] == "cpu"
-        if (there := head.pop("local_devices")) < options.devices:
-            raise ValueError(f"--devices {options.devices}, but there are {there}")
+        if (available := head.pop("local_devices")) < options.devices:
+            raise ValueError(f"--devices {options.devices}, but there are {available}")
         if on_cpu:
             keep_to(options.devices)
-        sizes = {name: sizes_of(options, name, on_cpu) for name in works}
-        for name in works:
-            check_sizes(WORKS[name]._replace(**sizes[name]))
-        parameters = {one["work"]: one["parameters"] for one in about}
+        sizes = {name: sizes_of(options, name, on_cpu) for name in workloads}
+        for name in workloads:
+            check_sizes(WORKLOADS[name]._replace(**sizes[name]))
+        parameters = {one["workload"]: one["parameters"] for one in about}
         yield head
         for name in names:
             if name in MEASURES:
@@ -140,29 +143,31 @@ def measured(options: argparse.Namespace) -> Iterator[race.Row]:
 
 
 def _measure(name: str, options: argparse.Namespace) -> Iterator[race.Row]:
-    told = {"do": "measure", "module": name, "repeats": options.repeats}
+    request = {"do": "measure", "module": name, "repeats": options.repeats}
     try:
-        for row in race.answers(told, options.devices):
-            yield {"work": name} | row
+        for row in race.answers(request, options.devices):
+            yield {"workload": name} | row
     except race.ContenderError as error:
-        yield {"work": name, "error": str(error)}
+        yield {"workload": name, "error": str(error)}
 
 
 def write(row: race.Row, streams: Sequence[IO[str]]) -> None:
-    """One line of JSON on each."""
+    """Writes one line of JSON to each stream."""
     for stream in streams:
         print(json.dumps(row), file=stream, flush=True)
 
 
 def main(given: Sequence[str]) -> None:
-    """Measures, or shows what was measured."""
+    """Measures, or shows stored measurements."""
     if given and given[0] in SHOWN:
         SHOWN[given[0]](given[1:])
         return
     options = arguments().parse_args(given)
     check(options)
     if options.list:
-        for name, about in ({n: w.about for n, w in WORKS.items()} | MEASURES).items():
+        for name, about in (
+            {n: w.about for n, w in WORKLOADS.items()} | MEASURES
+        ).items():
             print(f"{name:20}{about}")
         return
     rows, streams = [], [sys.stdout]

@@ -1,13 +1,13 @@
-"""Decentralized robust logistic regression on a9a beside a NumPy loop over its agents.
+"""Decentralized robust logistic regression on a9a, compared with a NumPy loop.
 
     python -m benchmarks.decentralized --data-dir DATA        # about three minutes
 
-20 agents on a random graph, batches of 20, dual weights of the agents (messages of 143
-numbers) or of the 32,561 training examples (messages of 32,684). `loop` is what one
-writes first: float64, agents one after the other, neighbours' messages added one by
-one, the projection by sorting (Duchi et al. 2008). `loop, at its best` mixes by one
-matrix product and projects as the library does. All in one process and in turns; both
-cores are free to all. Prints JSON lines.
+20 agents on a random graph, batches of 20, and dual weights of the agents (messages of
+143 numbers) or of the 32,561 training examples (messages of 32,684). `loop` is a direct
+implementation in float64: it runs the agents and adds their neighbors' messages one by
+one, and projects by sorting (Duchi et al. 2008). `loop, at its best` mixes by one
+matrix product and projects as the library does. All run in one process, in turns, and
+may use both cores. Prints JSON lines.
 """
 
 import argparse
@@ -38,14 +38,14 @@ COUNTS = {agents: lambda dataset: AGENTS, examples: lambda data: len(data.y_trai
 
 
 def by_sorting(y: np.ndarray) -> np.ndarray:
-    """The projection onto the simplex."""
+    """Projects onto the simplex by sorting."""
     u = np.sort(y)[::-1]
     excess = (np.cumsum(u) - 1) / np.arange(1, len(u) + 1)
     return np.maximum(y - excess[np.flatnonzero(u > excess)[-1]], 0)
 
 
 def by_newton(y: np.ndarray) -> np.ndarray:
-    """The same, as `tasks.simplex` has it."""
+    """Projects onto the simplex by Newton's method, as `tasks.simplex` does."""
     t, above = y.max() - 1, y
     while True:
         kept = above[above > t]
@@ -56,61 +56,65 @@ def by_newton(y: np.ndarray) -> np.ndarray:
 
 
 def sequential(weights: np.ndarray, x: list[np.ndarray]) -> list[np.ndarray]:
-    """What every agent receives: a sum over its neighbours."""
+    """Returns the sum over its neighbors that every agent receives."""
     links = [np.flatnonzero(row) for row in weights]
     return [sum(weights[i, j] * x[j] for j in links[i]) for i in range(len(x))]
 
 
 def by_product(weights: np.ndarray, x: list[np.ndarray]) -> list[np.ndarray]:
-    """The same."""
+    """Returns the same sums by one matrix product."""
     return list(weights @ np.stack(x))
 
 
-def gradient(dataset, x, y, ids, whose):
-    """Of robust logistic regression on a batch: to descend in x and to ascend in y."""
+def gradient(dataset, x, y, ids, groups):
+    """Gradients of robust logistic regression: to descend in x and to ascend in y.
+
+    `groups` are the positions in y of the weights of the examples `ids`.
+    """
     n, a, b = len(y), dataset.x_train[ids].astype(float), 2 * dataset.y_train[ids] - 1
     margin = b * (a @ x)
-    pull = -n * y[whose] * b / (1 + np.exp(margin)) / len(ids)
-    bent = 2 * STRENGTH * BEND * x / (1 + BEND * x**2) ** 2
+    slopes = -n * y[groups] * b / (1 + np.exp(margin)) / len(ids)
+    regularizer = 2 * STRENGTH * BEND * x / (1 + BEND * x**2) ** 2
     gy = 1 / n - y
-    np.add.at(gy, whose, n * np.logaddexp(0, -margin) / len(ids))
-    return a.T @ pull + bent, gy
+    np.add.at(gy, groups, n * np.logaddexp(0, -margin) / len(ids))
+    return a.T @ slopes + regularizer, gy
 
 
 def loop(dataset, parts, weights, of, sigma, steps, *, mix, project) -> None:
-    """DPMixSGD, or DM-HSGD for sigma = 0, agent by agent."""
-    rng, everyone = np.random.default_rng(0), range(AGENTS)
+    """Runs DPMixSGD, or DM-HSGD for sigma = 0, agent by agent."""
+    rng, every_agent = np.random.default_rng(0), range(AGENTS)
     n = COUNTS[of](dataset)
-    xs = [np.zeros(dataset.x_train.shape[1]) for _ in everyone]
-    ys = [np.full(n, 1 / n) for _ in everyone]
-    before = [(xs[i], ys[i]) for i in everyone]
+    xs = [np.zeros(dataset.x_train.shape[1]) for _ in every_agent]
+    ys = [np.full(n, 1 / n) for _ in every_agent]
+    before = [(xs[i], ys[i]) for i in every_agent]
     g, h, v, u = ([np.zeros(())] * AGENTS for _ in range(4))
-    told = [(np.zeros(()), np.zeros(()))] * AGENTS
+    released = [(np.zeros(()), np.zeros(()))] * AGENTS
     for t in range(steps):
-        for i in everyone:
+        for i in every_agent:
             ids = rng.choice(parts[i], BATCH)
-            whose = ids if of is examples else np.full(BATCH, i)
-            gx, gy = gradient(dataset, xs[i], ys[i], ids, whose)
+            groups = ids if of is examples else np.full(BATCH, i)
+            gx, gy = gradient(dataset, xs[i], ys[i], ids, groups)
             if t == 0:
                 g[i], h[i] = gx, gy
             else:
-                gx_, gy_ = gradient(dataset, *before[i], ids, whose)
+                gx_, gy_ = gradient(dataset, *before[i], ids, groups)
                 g[i] = gx + (1 - BETA) * (g[i] - gx_)
                 h[i] = gy + (1 - BETA) * (h[i] - gy_)
-            tell = g[i], h[i]
+            new = g[i], h[i]
             if sigma:
-                tell = tuple(m + sigma * rng.standard_normal(len(m)) for m in tell)
-            v[i], u[i] = v[i] + tell[0] - told[i][0], u[i] + tell[1] - told[i][1]
-            told[i] = tell
+                new = tuple(m + sigma * rng.standard_normal(len(m)) for m in new)
+            old = released[i]
+            v[i], u[i] = v[i] + new[0] - old[0], u[i] + new[1] - old[1]
+            released[i] = new
         v, u = mix(weights, v), mix(weights, u)
-        before = [(xs[i], ys[i]) for i in everyone]
-        xs = mix(weights, [xs[i] - LR.x * v[i] for i in everyone])
-        ys = mix(weights, [ys[i] + LR.y * u[i] for i in everyone])
+        before = [(xs[i], ys[i]) for i in every_agent]
+        xs = mix(weights, [xs[i] - LR.x * v[i] for i in every_agent])
+        ys = mix(weights, [ys[i] + LR.y * u[i] for i in every_agent])
         ys = [project(y) for y in ys]
 
 
 def library(name, dataset, parts, weights, of) -> Callable[[int], None]:
-    """The same by the library: a function that runs some iterations."""
+    """Returns a function that runs iterations of the same method by the library."""
     task = robust_logistic(dataset.x_train.shape[1], COUNTS[of](dataset), of)
     hyper = METHODS[name] | {"lr": LR, "beta": BETA}
     simulation = decentralize(
@@ -134,7 +138,7 @@ def library(name, dataset, parts, weights, of) -> Callable[[int], None]:
 
 
 def timed(run: Callable[[int], object], steps: int) -> tuple[float, float]:
-    """Milliseconds an iteration: on the wall, and of the processor."""
+    """Returns wall and CPU milliseconds per iteration."""
     wall, cpu = time.perf_counter(), time.process_time()
     run(steps)
     per_iteration = lambda seconds: round(1e3 * seconds / steps, 3)
@@ -145,7 +149,7 @@ def timed(run: Callable[[int], object], steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measures both methods, three times."""
+    """Measures both methods three times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--iterations", type=int, default=1000)

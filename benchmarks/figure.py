@@ -1,4 +1,4 @@
-"""Bars of seconds a round, a panel for each work.
+"""Bar charts of seconds per round, one panel per workload.
 
 python -m benchmarks plot RESULTS.jsonl [MORE.jsonl ...] --output FIGURE.png
 """
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 def check_format(path: Path) -> None:
-    """Raises `ValueError` for a suffix that no figure is written as."""
+    """Raises `ValueError` for a suffix that is not a figure format."""
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix[1:] not in known:
         raise ValueError(
@@ -38,7 +38,7 @@ def check_format(path: Path) -> None:
 
 
 class Bar(NamedTuple):
-    """A row that has a time."""
+    """A row with a time."""
 
     label: str
     seconds: float
@@ -46,12 +46,12 @@ class Bar(NamedTuple):
 
 
 def panels(rows: Sequence[Row]) -> dict[str, list[Bar]]:
-    """The bars of every work, titled by its name and what is less than the whole."""
+    """Returns the bars of every workload, by its name and any reduced sizes."""
     found: dict[str, list[Bar]] = {}
     for row in rows:
         if "wall_seconds" not in row:
             continue
-        title = row["work"]
+        title = row["workload"]
         if row.get("whole") is False:
             sizes = "; {clients} clients, {cohort} a round, {steps} steps of {batch}"
             title += sizes.format(**row)
@@ -64,37 +64,42 @@ def panels(rows: Sequence[Row]) -> dict[str, list[Bar]]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """One panel under the other, all bars of one height.
+    """Draws the panels below each other, with bars of equal height.
 
-    Raises `ValueError` if no row has a time, or for an unknown suffix.
+    Raises:
+      ValueError: If no row has a time, or the suffix is not a figure format.
     """
     check_format(path)
-    works = panels(rows)
-    if not works:
+    workloads = panels(rows)
+    if not workloads:
         raise ValueError("no row has wall_seconds: nothing to draw")
-    counts = [len(bars) for bars in works.values()]
+    counts = [len(bars) for bars in workloads.values()]
     with matplotlib.rc_context(STYLE):
-        height = 0.6 * len(works) + 0.24 * sum(counts) + 0.3
+        height = 0.6 * len(workloads) + 0.24 * sum(counts) + 0.3
         figure = Figure(figsize=(7.5, height), layout="constrained")
         ratios = {"height_ratios": [0.4 + count for count in counts]}
-        axes = figure.subplots(len(works), squeeze=False, gridspec_kw=ratios)[:, 0]
-        for axis, (title, bars) in zip(axes, works.items(), strict=True):
+        axes = figure.subplots(len(workloads), squeeze=False, gridspec_kw=ratios)[:, 0]
+        for axis, (title, bars) in zip(axes, workloads.items(), strict=True):
             labels, seconds, ours = zip(*bars, strict=True)
-            places = range(len(bars))
+            positions = range(len(bars))
             colors = [OURS if own else THEIRS for own in ours]
-            drawn = axis.barh(places, seconds, color=colors, height=0.7)
+            drawn = axis.barh(positions, seconds, color=colors, height=0.7)
             axis.bar_label(drawn, [f"{s:.3g}" for s in seconds], padding=3)
-            axis.set_yticks(places, labels)
+            axis.set_yticks(positions, labels)
             axis.set_ylim(len(bars) - 0.5, -0.5)
             axis.margins(x=0.12)
             axis.set_title(title, loc="left", fontsize=9)
-        axes[-1].set_xlabel("seconds: a round, or a call")
+        axes[-1].set_xlabel("seconds per round, or per call")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 
 
 def main(given: Sequence[str]) -> None:
-    """The command `plot`. Raises `ValueError` as `draw` does, and for no such file."""
+    """Runs the command `plot`.
+
+    Raises:
+      ValueError: As `draw` does, and if there is no such file.
+    """
     parser = argparse.ArgumentParser("python -m benchmarks plot", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, required=True)

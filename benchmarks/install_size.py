@@ -54,19 +54,19 @@ def required(name: str, extras: Iterable[str] = ()) -> dict[str, Names]:
 
     Args:
       name: The package.
-      extras: The extras of `name` that are asked for.
+      extras: The extras of `name` that are installed.
 
     Returns:
-      The extras that are asked for of each required package, by its name.
+      The extras that are required of each package, by its name.
     """
     found: dict[str, Names] = {}
     for line in metadata.requires(name) or []:
         one = Requirement(line)
-        asked = any(
+        needed = any(
             one.marker is None or one.marker.evaluate({"extra": extra})
             for extra in ("", *extras)
         )
-        if asked:
+        if needed:
             key = canonical(one.name)
             found[key] = found.get(key, frozenset()) | one.extras
     return found
@@ -77,10 +77,10 @@ def closure(name: str, extras: Names) -> Names:
     seen: dict[str, Names] = {}
     left = [(canonical(name), extras)]
     while left:
-        one, asked = left.pop()
+        one, needed = left.pop()
         known = seen.get(one)
-        if known is None or not asked <= known:
-            seen[one] = asked | (known or frozenset())
+        if known is None or not needed <= known:
+            seen[one] = needed | (known or frozenset())
             left += required(one, seen[one]).items()
     return frozenset(seen)
 
@@ -116,14 +116,14 @@ def table(used_for: Mapping[str, str]) -> list[str]:
     missing = sorted(direct.keys() - used_for.keys())
     if missing:
         raise ValueError(
-            f"no entry for {', '.join(missing)} in USED_FOR; say there what each is "
-            "used for"
+            f"no entry for {', '.join(missing)} in USED_FOR; describe there what each "
+            "is used for"
         )
     closures = {name: closure(name, extras) for name, extras in direct.items()}
     everything = Names().union(*closures.values())
     sizes = {name: size(name) for name in everything}
     lines = [
-        "| package | version | own size, MB | brought in by it alone, MB | used for |",
+        "| package | version | own size, MB | only through it, MB | used for |",
         "|---|---|---:|---:|---|",
     ]
     for name in sorted(direct, key=lambda name: (-sizes[name], name)):

@@ -1,4 +1,4 @@
-"""The works with the library: FedAvg, FedMuon and Local AdamW, in turns."""
+"""The library's contender: FedAvg, FedMuon and Local AdamW, in turns."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks.turns import Turns
-from benchmarks.works import LR, Work, arrays_of, parts_of, probed
+from benchmarks.workloads import LR, Workload, arrays_of, parts_of, probed
 from fedjax_muon import data, models, simulation, tasks
 from fedjax_muon.algorithms import ALL
 
-# with the learning rates of their tables, but for the one of FedAvg
+# at their default learning rates, except for FedAvg
 ALGORITHMS: dict[str, dict[str, float]] = {
     "fedavg": {"lr": LR},
     "fedmuon": {},
@@ -22,24 +22,26 @@ ALGORITHMS: dict[str, dict[str, float]] = {
 }
 
 
-def model_of(work: Work):
-    """The work's model."""
-    return models.ALL[work.model](*work.arguments)
+def model_of(workload: Workload):
+    """Returns the workload's model."""
+    return models.ALL[workload.model](*workload.arguments)
 
 
-def dataset_of(work: Work) -> data.Dataset:
-    """The work's examples, on the device already; a batch of them for a test."""
+def dataset_of(workload: Workload) -> data.Dataset:
+    """Returns the workload's examples on the device; one batch is the test set."""
     on_device: Any = jnp.asarray
-    x, y = map(on_device, arrays_of(work))
-    names = tuple(map(str, range(work.classes)))
-    return data.Dataset(x, y, x[: work.batch], y[: work.batch], names)
+    x, y = map(on_device, arrays_of(workload))
+    names = tuple(map(str, range(workload.classes)))
+    return data.Dataset(x, y, x[: workload.batch], y[: workload.batch], names)
 
 
-def first_weights(work: Work) -> dict[str, np.ndarray]:
-    """Initial parameters for all contenders, under names as `Dense_0/kernel`: what has
-    rows and columns is normal, scaled by its inputs. Not as the model's own `init`
-    draws, whose compilation for a large model takes longer than its rounds."""
-    task = tasks.classification(model_of(work), work.example)
+def first_weights(workload: Workload) -> dict[str, np.ndarray]:
+    """Returns initial parameters for all contenders, by names such as `Dense_0/kernel`.
+
+    Matrices are normal, scaled by their inputs. The model's own `init` is not used: for
+    a large model its compilation takes longer than the rounds.
+    """
+    task = tasks.classification(model_of(workload), workload.example)
     shapes = flatten_dict(jax.eval_shape(task.init, jax.random.key(0)), sep="/")
     rng = np.random.default_rng(2)
 
@@ -54,12 +56,12 @@ def first_weights(work: Work) -> dict[str, np.ndarray]:
 
 
 def nested(weights: dict[str, np.ndarray]) -> Any:
-    """The same as Flax has them."""
+    """Returns the weights as a Flax tree."""
     return jax.tree.map(jnp.asarray, unflatten_dict(weights, sep="/"))
 
 
 def prepare(
-    work: Work,
+    workload: Workload,
     dataset,
     parts,
     *,
@@ -68,8 +70,8 @@ def prepare(
     devices: Sequence[jax.Device] = (),
     **hyper,
 ) -> simulation.Simulation:
-    """The work with the library, from given parameters or its own."""
-    task = tasks.classification(model_of(work), work.example)
+    """Returns the library's simulation, from given or from its own parameters."""
+    task = tasks.classification(model_of(workload), workload.example)
     if weights is not None:
         start = nested(weights)
         task = task._replace(init=lambda key: start)
@@ -78,44 +80,44 @@ def prepare(
         task,
         dataset,
         parts,
-        cohort_size=work.cohort,
-        local_steps=work.steps,
-        batch_size=work.batch,
+        cohort_size=workload.cohort,
+        local_steps=workload.steps,
+        batch_size=workload.batch,
         weighting=simulation.by_examples,
         devices=devices,
     )
 
 
-def loss_of(work: Work, params, dataset) -> float:
-    """On some of the training examples."""
-    task = tasks.classification(model_of(work), work.example)
-    some = probed(work)
+def loss_of(workload: Workload, params, dataset) -> float:
+    """Returns the loss on some of the training examples."""
+    task = tasks.classification(model_of(workload), workload.example)
+    some = probed(workload)
     x, y = dataset.x_train[some], dataset.y_train[some]
     return float(jax.jit(task.evaluate)(params, x, y)["loss"].mean())
 
 
 def device_bytes() -> int | None:
-    """The most memory that was in use on one device; unknown for a CPU."""
+    """Returns the peak memory of one device; None on a CPU."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     peaks = [s["peak_bytes_in_use"] for s in stats if s and "peak_bytes_in_use" in s]
     return max(peaks, default=None)
 
 
-def play(work: Work, weights, turns: Turns, *, algorithms, devices: int) -> None:
-    """One round of each algorithm after the other, as often as is asked for."""
-    dataset, parts = dataset_of(work), parts_of(work)
+def run(workload: Workload, weights, turns: Turns, *, algorithms, devices: int) -> None:
+    """Runs one round of each algorithm in turn, as long as rounds are requested."""
+    dataset, parts = dataset_of(workload), parts_of(workload)
     use = jax.devices()[:devices] if devices > 1 else []
-    simulated = [
-        prepare(work, dataset, parts, algorithm=name, weights=weights, devices=use)
+    simulations = [
+        prepare(workload, dataset, parts, algorithm=name, weights=weights, devices=use)
         for name in algorithms
     ]
-    states: list[Any] = [None] * len(simulated)
+    states: list[Any] = [None] * len(simulations)
     turn = 0
     while turns.start():
-        i = turn % len(simulated)
-        state = states[i] or simulated[i].init(jax.random.key(0))
-        states[i] = jax.block_until_ready(simulated[i].train_round(state)[0])
+        i = turn % len(simulations)
+        state = states[i] or simulations[i].init(jax.random.key(0))
+        states[i] = jax.block_until_ready(simulations[i].train_round(state)[0])
         turns.stop()
         turn += 1
-    losses = [loss_of(work, state.params, dataset) for state in states]
+    losses = [loss_of(workload, state.params, dataset) for state in states]
     turns.finish(losses, device_bytes())

@@ -1,7 +1,7 @@
-"""A local step of ResNet-18 inside the library's round, beside the same step alone: one
-jitted function, called once a step.
+"""A local step of ResNet-18 inside the library's round, and the same step alone.
 
-What a round adds is the scan over steps, the batches drawn, and the mean.
+The step alone is one jitted function that is called once per step. A round adds the
+scan over steps, the draw of batches, and the mean.
 """
 
 import functools
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks.library import dataset_of, first_weights, nested, prepare
 from benchmarks.newton_schulz import in_turns
-from benchmarks.works import LR, WORKS, Work, parts_of
+from benchmarks.workloads import LR, WORKLOADS, Workload, parts_of
 from fedjax_muon import tasks
 
 PER_STEP = tuple(
@@ -22,21 +22,25 @@ PER_STEP = tuple(
 NAME = "cifar100_resnet18"
 
 
-def work_here() -> Work:
-    """One client; on a CPU with fewer steps."""
-    steps = 4 if jax.default_backend() == "cpu" else WORKS[NAME].steps
-    return WORKS[NAME]._replace(clients=2, cohort=1, steps=steps)
+def workload_here() -> Workload:
+    """Returns the workload with one client per round, and fewer steps on a CPU."""
+    steps = 4 if jax.default_backend() == "cpu" else WORKLOADS[NAME].steps
+    return WORKLOADS[NAME]._replace(clients=2, cohort=1, steps=steps)
 
 
 def rows(repeats: int) -> Iterator[dict[str, Any]]:
-    """Seconds of a local step, of a round's steps and of as many by themselves."""
-    work = work_here()
-    dataset, parts, weights = dataset_of(work), parts_of(work), first_weights(work)
-    simulated = prepare(work, dataset, parts, weights=weights)
-    task = simulated.setup.task
-    state = simulated.init(jax.random.key(0))
+    """Yields the seconds of a step inside a round, and of a step alone."""
+    workload = workload_here()
+    dataset, parts, weights = (
+        dataset_of(workload),
+        parts_of(workload),
+        first_weights(workload),
+    )
+    simulation = prepare(workload, dataset, parts, weights=weights)
+    task = simulation.setup.task
+    state = simulation.init(jax.random.key(0))
     x, y = dataset.x_train, dataset.y_train
-    ids = jnp.asarray(parts[0][: work.batch])
+    ids = jnp.asarray(parts[0][: workload.batch])
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(params, x, y, ids, key):
@@ -46,28 +50,30 @@ def rows(repeats: int) -> Iterator[dict[str, Any]]:
 
     params, key = nested(weights), jax.random.key(0)
 
-    def play():
+    def run_round():
         nonlocal state
-        state, _ = simulated.train_round(state)
+        state, _ = simulation.train_round(state)
         return state.params
 
     def alone():
         nonlocal params
-        for _ in range(work.steps):
+        for _ in range(workload.steps):
             params = step(params, x, y, ids, key)
         return params
 
-    spent = in_turns({"fedjax_muon": play, "one jitted step": alone}, repeats)
+    spent = in_turns({"fedjax_muon": run_round, "one jitted step": alone}, repeats)
     least = spent["one jitted step"]
     for name, row in spent.items():
         per_step = {
-            kind: round(row[kind] / work.steps, 5) for kind in row if kind in PER_STEP
+            kind: round(row[kind] / workload.steps, 5)
+            for kind in row
+            if kind in PER_STEP
         }
         ratio = row["wall_seconds"] / least["wall_seconds"]
         yield {
             "contender": name,
-            "batch": work.batch,
-            "steps": work.steps,
+            "batch": workload.batch,
+            "steps": workload.steps,
             **(row | per_step),
             "times_step_alone": round(ratio, 3),
         }

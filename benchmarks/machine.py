@@ -1,4 +1,4 @@
-"""Where a benchmark runs, and how to keep it to one core and one thread."""
+"""The machine of a benchmark, and a limit of one core and one thread."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import optax
 
 
 def one_thread() -> None:
-    """Keeps this process to one core and XLA to one thread; call it first of all."""
+    """Binds this process to one core and XLA to one thread; call it before JAX runs."""
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
     )
@@ -20,7 +20,7 @@ def one_thread() -> None:
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Returns the processor's name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
@@ -28,7 +28,7 @@ def cpu_model() -> str:
 
 
 def machine(module: str) -> dict[str, object]:
-    """What a figure must be read with: processor, backend, versions, command."""
+    """Returns the context of a measurement: processor, backend, versions, command."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

@@ -1,8 +1,8 @@
-"""Five Newton-Schulz steps: ours against optax's, and against the machine.
+"""Five Newton-Schulz steps, compared with optax and with the machine's product rate.
 
-Single matrices in float32 with Jordan's coefficients, in one process and in turns; then
-all matrices of a large model, whose time is compared with what their operations take at
-the rate that this machine multiplies large matrices with.
+Single matrices are orthogonalized in float32 with Jordan's coefficients, in one process
+and in turns. Then all matrices of a large model are; their time is compared with that
+of as many operations at the rate of large matrix products on this machine.
 """
 
 import functools
@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Not exported by optax; what `optax.contrib.scale_by_muon` calls for every matrix.
+# optax does not export it; `optax.contrib.scale_by_muon` calls it for every matrix
 from optax.contrib._muon import orthogonalize_via_newton_schulz
 
 from benchmarks.library import first_weights, nested
 from benchmarks.race import summary
-from benchmarks.works import WORKS
+from benchmarks.workloads import WORKLOADS
 from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import JORDAN, gram, orthogonalize, plain
 
@@ -30,10 +30,11 @@ MODELS = ("cifar100_resnet18", "cifar100_vit_tiny")
 
 
 def flops(rows: int, columns: int, steps: int = STEPS) -> int:
-    """Additions and multiplications of a matrix's products, 2 m n k for one.
+    """Returns the additions and multiplications of all products, 2 m n k for one.
 
-    In the form that `orthogonalize` takes for the shape, with no use made of symmetry:
-    n x n products and, at both ends of every stage, those with the n x m matrix.
+    They are those of the form that `orthogonalize` chooses for the shape: n x n
+    products, and products with the n x m matrix at both ends of every stage. Symmetry
+    is not exploited.
     """
     n, m = sorted((rows, columns))
     form = gram if m > 1.5 * n else plain
@@ -45,7 +46,7 @@ def flops(rows: int, columns: int, steps: int = STEPS) -> int:
 
 
 def matrices(weights: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
-    """Rows and columns of the matrices that Muon's default layout takes of a model."""
+    """Returns rows and columns of the matrices of a model in Muon's default layout."""
     shapes = [w.shape for w in weights.values() if w.ndim >= 2]
     return [(math.prod(shape[:-1]), shape[-1]) for shape in shapes]
 
@@ -53,15 +54,15 @@ def matrices(weights: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
 def in_turns(
     functions: Mapping[str, Callable[[], Any]], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """What a call of each takes; the first of each compiles."""
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in functions}
+    """Returns the times of a call of each function; the first call compiles."""
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in functions}
     for _ in range(repeats + 1):
         for name, function in functions.items():
             wall, cpu = time.perf_counter(), time.process_time()
             jax.block_until_ready(function())
             spent = time.perf_counter() - wall, time.process_time() - cpu
-            taken[name].append(dict(zip(("wall", "cpu"), spent, strict=True)))
-    return {name: summary(rounds) for name, rounds in taken.items()}
+            times[name].append(dict(zip(("wall", "cpu"), spent, strict=True)))
+    return {name: summary(rounds) for name, rounds in times.items()}
 
 
 def _shapes(repeats: int) -> Iterator[dict[str, Any]]:
@@ -71,9 +72,9 @@ def _shapes(repeats: int) -> Iterator[dict[str, Any]]:
     for shape in SHAPES:
         x = jax.random.normal(jax.random.key(0), shape)
         calls = {"fedjax_muon": lambda x=x: ours(x), "optax": lambda x=x: theirs(x)}
-        taken = in_turns(calls, repeats)
+        times = in_turns(calls, repeats)
         difference = float(jnp.max(jnp.abs(ours(x) - theirs(x))))
-        for name, spent in taken.items():
+        for name, spent in times.items():
             about = {"case": "{} x {}".format(*shape), "contender": name}
             yield about | spent | {"largest_difference": difference}
 
@@ -81,21 +82,21 @@ def _shapes(repeats: int) -> Iterator[dict[str, Any]]:
 def _models(repeats: int) -> Iterator[dict[str, Any]]:
     on_cpu = jax.default_backend() == "cpu"
     side = 2048 if on_cpu else 8192
-    # of the one thread that a CPU has here, whatever else it does
+    # on a CPU, the time of its one thread: other load does not count
     kind = f"{'cpu' if on_cpu else 'wall'}_seconds_min"
     large = jax.random.normal(jax.random.key(0), (side, side))
     product = functools.partial(jax.jit(jnp.matmul), large, large)
     rule = transforms.by_rank(transforms.orthogonalize())
     update = jax.jit(lambda x, state: rule.update(x, state)[0])
     for name in MODELS:
-        weights = first_weights(WORKS[name])
+        weights = first_weights(WORKLOADS[name])
         params = nested(weights)
         call = functools.partial(update, params, rule.init(params))
         spent = in_turns({"update": call, "product": product}, repeats)
         rate = 2 * side**3 / spent["product"][kind]
         count = sum(flops(*shape) for shape in matrices(weights))
         yield {
-            "case": f"all matrices of {WORKS[name].model}",
+            "case": f"all matrices of {WORKLOADS[name].model}",
             "contender": "fedjax_muon",
             **spent["update"],
             "gflop": round(count / 1e9, 2),
@@ -106,6 +107,6 @@ def _models(repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def rows(repeats: int) -> Iterator[dict[str, Any]]:
-    """One for every shape and way, one for every model."""
+    """Yields a row for every shape and contender, and one for every model."""
     yield from _shapes(repeats)
     yield from _models(repeats)

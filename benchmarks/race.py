@@ -1,7 +1,7 @@
-"""Starts the processes that are measured, lets them take turns, and makes rows of it.
+"""The processes that are measured, their turns, and the rows of results.
 
-Every contender is a process of its own, so that threads, imports and memory of one do
-not disturb another; while one plays a round, the others wait.
+Every contender is a process of its own, so that its threads, imports and memory do not
+affect the others. While one runs a round, the others wait.
 """
 
 import contextlib
@@ -17,26 +17,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.peers import PEERS
-from benchmarks.works import SIZES, WORKS
+from benchmarks.workloads import SIZES, WORKLOADS
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 
 
 class Limits(NamedTuple):
-    """What a contender may use."""
+    """The resources of a contender."""
 
-    devices: int  # on a CPU: as many cores, of one thread each
+    devices: int  # on a CPU, as many cores of one thread each
     repeats: int
 
 
 class ContenderError(RuntimeError):
-    """A contender said that, or ended without an answer."""
+    """A contender reported an error, or ended without an answer."""
 
 
 def environment(threads: bool, devices: int) -> dict[str, str]:
-    """For a contender: JAX with that many CPU devices, of one thread each unless
-    `threads`; memory of a GPU is not reserved, as others need it."""
+    """Returns the environment variables of a contender.
+
+    JAX has that many CPU devices, of one thread each unless `threads`. GPU memory is
+    not preallocated, because other contenders need it.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
     if not threads:
         flags += " --xla_cpu_multi_thread_eigen=false"
@@ -51,11 +54,11 @@ def environment(threads: bool, devices: int) -> dict[str, str]:
 
 
 class Contender:
-    """A process that plays rounds; see `benchmarks.turns`."""
+    """A process that runs rounds; see `benchmarks.turns`."""
 
-    def __init__(self, told: Row, *, devices: int, threads: bool = False):
+    def __init__(self, request: Row, *, devices: int, threads: bool = False):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.contender", json.dumps(told)],
+            [sys.executable, "-m", "benchmarks.contender", json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -63,7 +66,11 @@ class Contender:
         )
 
     def answer(self) -> Row | None:
-        """The next one, `None` at the end. Raises `ContenderError` for an error."""
+        """Returns the next answer, `None` at the end.
+
+        Raises:
+          ContenderError: If the contender reports an error or fails.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -75,10 +82,10 @@ class Contender:
             raise ContenderError(answer["error"])
         return answer
 
-    def ask(self) -> Row:
-        """One round, and what it took."""
+    def run_round(self) -> Row:
+        """Runs one round and returns its times."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its last answer says why
+        with contextlib.suppress(BrokenPipeError):  # its last answer has the reason
             self._process.stdin.write("round\n")
             self._process.stdin.flush()
         if (answer := self.answer()) is None:
@@ -86,13 +93,13 @@ class Contender:
         return answer
 
     def last(self) -> Row:
-        """What it knows after all rounds."""
+        """Returns the losses and the peak memory after all rounds."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self.answer() or {}
 
     def end(self) -> None:
-        """Stops it, whatever it does."""
+        """Stops the process at once."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -100,9 +107,9 @@ class Contender:
                 stream and stream.close()
 
 
-def answers(told: Row, devices: int) -> Iterator[Row]:
-    """All that a process says which is asked nothing."""
-    contender = Contender(told, devices=devices)
+def answers(request: Row, devices: int) -> Iterator[Row]:
+    """Yields all answers of a process that runs no rounds."""
+    contender = Contender(request, devices=devices)
     try:
         while (answer := contender.answer()) is not None:
             yield answer
@@ -111,12 +118,12 @@ def answers(told: Row, devices: int) -> Iterator[Row]:
 
 
 def missing(peer: str) -> list[str]:
-    """The modules that a peer needs and that are not there."""
+    """Returns the modules that a peer needs and that are not installed."""
     return [m for m in PEERS[peer].needs if importlib.util.find_spec(m) is None]
 
 
 def versions(peers: Sequence[str]) -> dict[str, str]:
-    """What is installed of the peers' packages."""
+    """Returns the versions of the peers' packages that are installed."""
     found = {}
     for package in {p for peer in peers for p in PEERS[peer].packages}:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -125,17 +132,17 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
 
 
 class Lane(NamedTuple):
-    """A contender with all its algorithms, and what they have taken so far."""
+    """A contender with all its algorithms, and their times so far."""
 
     label: str
     algorithms: tuple[str, ...]
     contender: Contender
-    taken: list[list[Row]]  # for every algorithm, a row a round
+    times: list[list[Row]]  # for every algorithm, one row per round
 
 
-def _lanes(told: Row, algorithms, peers: Sequence[str], limits: Limits):
-    """Starts all that can be, and says what cannot."""
-    own = told | {
+def _lanes(request: Row, algorithms, peers: Sequence[str], limits: Limits):
+    """Starts the contenders that are installed; returns them and rows of the others."""
+    own = request | {
         "contender": "library",
         "algorithms": list(algorithms),
         "devices": limits.devices,
@@ -143,8 +150,8 @@ def _lanes(told: Row, algorithms, peers: Sequence[str], limits: Limits):
     lanes, absent = [], []
     if algorithms:
         contender = Contender(own, devices=limits.devices)
-        taken: list[list[Row]] = [[] for _ in algorithms]
-        lanes.append(Lane("fedjax_muon", tuple(algorithms), contender, taken))
+        times: list[list[Row]] = [[] for _ in algorithms]
+        lanes.append(Lane("fedjax_muon", tuple(algorithms), contender, times))
     for peer in peers:
         label = PEERS[peer].label
         if lacking := missing(peer):
@@ -152,16 +159,16 @@ def _lanes(told: Row, algorithms, peers: Sequence[str], limits: Limits):
             absent.append({"contender": label, "algorithm": "fedavg", "error": error})
             continue
         how = {"cores": limits.devices, "rounds": limits.repeats + 1}
-        theirs = told | {"contender": f"peers.{peer}"} | how
-        # one device with all threads: they know no others
+        theirs = request | {"contender": f"peers.{peer}"} | how
+        # one device with all threads: peers use one device only
         contender = Contender(theirs, devices=1, threads=limits.devices > 1)
         lanes.append(Lane(label, ("fedavg",), contender, [[]]))
     return lanes, absent
 
 
-def summary(taken: Sequence[Row]) -> Row:
-    """Of the rounds of one algorithm: the first, and the medians of the others."""
-    first, *others = taken
+def summary(rounds: Sequence[Row]) -> Row:
+    """Returns the time of the first round, and medians and minima of the others."""
+    first, *others = rounds
     row = {"first_call_seconds": round(first["wall"], 3), "repeats": len(others)}
     for kind in ("wall", "cpu"):
         times = [one[kind] for one in others]
@@ -179,13 +186,15 @@ def race(
     weights: Path,
     limits: Limits,
 ) -> Iterator[Row]:
-    """Plays a work's rounds in turns, `limits.repeats` after the first, and yields a
-    row for every contender and algorithm."""
-    work = WORKS[name]._replace(**sizes)
-    told = {"do": "round", "work": name, "sizes": sizes, "weights": str(weights)}
-    lanes, absent = _lanes(told, algorithms, peers, limits)
-    about = {"work": name} | {size: getattr(work, size) for size in SIZES}
-    about |= {"whole": work == WORKS[name], "devices": limits.devices}
+    """Runs a workload's rounds in turns, `limits.repeats` of them after the first.
+
+    Yields a row for every contender and algorithm.
+    """
+    workload = WORKLOADS[name]._replace(**sizes)
+    request = {"do": "round", "workload": name, "sizes": sizes, "weights": str(weights)}
+    lanes, absent = _lanes(request, algorithms, peers, limits)
+    about = {"workload": name} | {size: getattr(workload, size) for size in SIZES}
+    about |= {"whole": workload == WORKLOADS[name], "devices": limits.devices}
     yield from (about | row for row in absent)
     failed: dict[str, str] = {}
     try:
@@ -194,8 +203,8 @@ def race(
                 if lane.label in failed:
                     continue
                 try:
-                    for taken in lane.taken:
-                        taken.append(lane.contender.ask())
+                    for rounds in lane.times:
+                        rounds.append(lane.contender.run_round())
                 except ContenderError as error:
                     failed[lane.label] = str(error)
         for lane in lanes:
@@ -218,4 +227,4 @@ def _rows(lane: Lane, failed: dict[str, str]) -> Iterator[Row]:
         if lane.label in failed:
             yield row | {"error": failed[lane.label]}
         else:
-            yield row | summary(lane.taken[i]) | last | {"loss": round(losses[i], 4)}
+            yield row | summary(lane.times[i]) | last | {"loss": round(losses[i], 4)}

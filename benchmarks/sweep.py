@@ -1,11 +1,10 @@
-"""A sweep of 5 learning rates and 5 seeds, beside its 25 runs one by one: one core, one
-thread, in one process and in turns.
+"""A sweep of 5 learning rates and 5 seeds, compared with its 25 runs one by one.
 
     python -m benchmarks.sweep             # about three minutes
 
-The work is `w2` of benchmarks.works with FedAvg. The runs one by one share the
-seeds' data but are what a user without sweeps has: a simulation of its own for every
-learning rate, whose program is compiled anew. Prints JSON lines.
+Both run on one core with one thread, in one process and in turns. The workload is `w2`
+of benchmarks.workloads with FedAvg. Without sweeps every learning rate has a simulation
+of its own, whose program is compiled again; seeds share it. Prints JSON lines.
 """
 
 import json
@@ -17,27 +16,29 @@ import numpy as np
 
 from benchmarks.library import dataset_of, prepare
 from benchmarks.machine import machine, one_thread
-from benchmarks.works import WORKS
+from benchmarks.workloads import WORKLOADS
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.sweep import Cell, sweep
 
 RATES, SEEDS = (0.01, 0.03, 0.05, 0.1, 0.3), range(5)
 ROUNDS = 20
-WORK = WORKS["w2"]
+WORKLOAD = WORKLOADS["w2"]
 
 
 def parts(seed: int) -> list[np.ndarray]:
-    """Another partition for every seed."""
-    order = np.random.default_rng(seed).permutation(WORK.clients * WORK.examples)
-    return np.split(order, WORK.clients)
+    """Returns the partition of a seed."""
+    order = np.random.default_rng(seed).permutation(
+        WORKLOAD.clients * WORKLOAD.examples
+    )
+    return np.split(order, WORKLOAD.clients)
 
 
 def sequential(dataset) -> tuple[float, float]:
-    """CPU seconds of all runs without their first calls, and of these calls."""
+    """Returns the CPU seconds of all runs without their first calls, and of these."""
     compiled = run = 0.0
     for lr in RATES:
         began = time.process_time()
-        prepared = prepare(WORK, dataset, parts(0), lr=lr)
+        prepared = prepare(WORKLOAD, dataset, parts(0), lr=lr)
         training.train(prepared, prepared.init(jax.random.key(0)), rounds=1)
         compiled += time.process_time() - began
         for seed in SEEDS:
@@ -50,23 +51,23 @@ def sequential(dataset) -> tuple[float, float]:
 
 
 def vectorized(dataset, rounds: int) -> float:
-    """CPU seconds of the sweep, its compilation included."""
+    """Returns the CPU seconds of the sweep, including compilation."""
     cells = [
         Cell({"lr": lr}, jax.random.key(seed), parts(seed))
         for lr in RATES
         for seed in SEEDS
     ]
     began = time.process_time()
-    prepared = prepare(WORK, dataset, parts(0), lr=RATES[0])
+    prepared = prepare(WORKLOAD, dataset, parts(0), lr=RATES[0])
     for _ in sweep(prepared, cells, rounds=rounds, evaluate_every=ROUNDS):
         pass
     return time.process_time() - began
 
 
 def main() -> None:
-    """Measures both, twice."""
+    """Measures both twice."""
     print(json.dumps(machine("benchmarks.sweep") | {"load": os.getloadavg()[0]}))
-    dataset = dataset_of(WORK)
+    dataset = dataset_of(WORKLOAD)
     for _ in range(2):
         run, compiled = sequential(dataset)
         total = vectorized(dataset, ROUNDS)

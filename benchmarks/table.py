@@ -1,4 +1,4 @@
-"""Results in Markdown: seconds a round, and Newton-Schulz beside optax's.
+"""Results in Markdown: seconds per round, and Newton-Schulz compared with optax.
 
 python -m benchmarks table RESULTS.jsonl [MORE.jsonl ...]
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import PEERS
-from benchmarks.works import WORKS
+from benchmarks.workloads import WORKLOADS
 
 OURS = "fedjax_muon"
 FEDAVG = (OURS, *(peer.label for peer in PEERS.values()))
@@ -18,21 +18,25 @@ OTHERS = {"fedmuon": "FedMuon", "local_adamw": "Local AdamW"}
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """The rows of results. Raises `ValueError` for a file that is not there."""
+    """Returns the rows of results.
+
+    Raises:
+      ValueError: If a file does not exist.
+    """
     rows = []
     for path in paths:
         if not path.is_file():
             raise ValueError(f"no file {path}")
         rows += [json.loads(line) for line in path.read_text().splitlines()]
-    return [row for row in rows if "work" in row]
+    return [row for row in rows if "workload" in row]
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table for the works that were played and one for the kernel, if they were."""
-    played = [row for row in rows if "wall_seconds" in row]
+    """Returns a table of workloads and one of Newton-Schulz, if either has run."""
+    finished = [row for row in rows if "wall_seconds" in row]
     tables = (
-        rounds([row for row in played if row["work"] in WORKS]),
-        kernels([row for row in played if row["work"] == "newton_schulz"]),
+        rounds([row for row in finished if row["workload"] in WORKLOADS]),
+        kernels([row for row in finished if row["workload"] == "newton_schulz"]),
     )
     lines: list[str] = []
     for table in filter(None, tables):
@@ -41,42 +45,48 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def rounds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """FedAvg by all contenders that have a time, the least in bold, then the library's
-    other algorithms; medians of wall seconds."""
+    """Returns a table of median wall seconds.
+
+    It has FedAvg by all contenders with a time, the least in bold, and then the
+    library's other algorithms.
+    """
     if not rows:
         return []
     seconds = {
-        (row["work"], row["contender"], row["algorithm"]): row["wall_seconds"]
+        (row["workload"], row["contender"], row["algorithm"]): row["wall_seconds"]
         for row in rows
     }
-    works = [name for name in WORKS if any(key[0] == name for key in seconds)]
+    workloads = [name for name in WORKLOADS if any(key[0] == name for key in seconds)]
     peers = [c for c in FEDAVG if any(key[1:] == (c, "fedavg") for key in seconds)]
     others = [a for a in OTHERS if any(key[1:] == (OURS, a) for key in seconds)]
     heads = [*peers, *(OTHERS[algorithm] for algorithm in others)]
     lines = [
-        f"| a round of | {' | '.join(heads)} |",
+        f"| workload | {' | '.join(heads)} |",
         "|---|" + "---:|" * len(heads),
     ]
-    for name in works:
+    for name in workloads:
         fedavg = [seconds.get((name, peer, "fedavg")) for peer in peers]
         least = min(value for value in fedavg if value is not None)
         cells = [number(v, bold=v == least) for v in fedavg]
         cells += [number(seconds.get((name, OURS, a)), bold=False) for a in others]
-        (played, *_) = (row for row in rows if row["work"] == name)
-        lines.append(f"| {about(played)} | {' | '.join(cells)} |")
+        (first, *_) = (row for row in rows if row["workload"] == name)
+        lines.append(f"| {about(first)} | {' | '.join(cells)} |")
     return lines
 
 
 def kernels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Medians of five Newton-Schulz steps, in milliseconds; for all matrices of a model
-    together, how often that is the time of its products alone at the machine's rate."""
+    """Returns a table of median milliseconds of five Newton-Schulz steps.
+
+    For all matrices of a model together, the last column divides this time by that of
+    the products alone at the machine's rate.
+    """
     if not rows:
         return []
     cases: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         cases.setdefault(row["case"], {})[row["contender"]] = row
     lines = [
-        "| five Newton-Schulz steps, ms | fedjax_muon | optax | times the products |",
+        "| five Newton-Schulz steps, ms | fedjax_muon | optax | ratio to products |",
         "|---|---:|---:|---:|",
     ]
     for case, found in cases.items():
@@ -88,15 +98,15 @@ def kernels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def about(row: Mapping[str, Any]) -> str:
-    """A work, and what it is less than the whole."""
-    text = WORKS[row["work"]].about
+    """Describes a workload, and its sizes where they are reduced."""
+    text = WORKLOADS[row["workload"]].about
     if row["whole"]:
         return text
     return text + " (here {cohort} of {clients} clients, {steps} steps)".format(**row)
 
 
 def number(seconds: float | None, *, bold: bool) -> str:
-    """Three digits; nothing for what has no time."""
+    """Formats seconds with three digits; `-` if there is no time."""
     if seconds is None:
         return "-"
     text = f"{seconds:.3g}"
@@ -104,7 +114,7 @@ def number(seconds: float | None, *, bold: bool) -> str:
 
 
 def main(given: Sequence[str]) -> None:
-    """The command `table`."""
+    """Runs the command `table`."""
     parser = argparse.ArgumentParser("python -m benchmarks table", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path)
     print("\n".join(markdown(read(parser.parse_args(given).results))))

@@ -1,9 +1,8 @@
-"""How contenders take turns: each is a process that plays one round when it is told to
-and answers with what the round took.
+"""Turns of contenders: each is a process that runs one round on request.
 
-A line on standard input asks for a round, its end for the last answers. Answers are
-JSON lines on what was standard output; anything else that is printed goes to standard
-error.
+A line on standard input requests a round, and the end of input the final answers. The
+answers, such as the times of a round, are JSON lines on the original standard output.
+Anything else that is printed goes to standard error.
 """
 
 import json
@@ -18,7 +17,7 @@ PROC = Path("/proc")
 
 
 def family(root: int) -> list[int]:
-    """A process and all that descend from it; itself alone where nothing tells."""
+    """Returns a process and its descendants; without /proc, the process alone."""
     children: dict[int, list[int]] = {}
     for path in PROC.glob("[0-9]*/stat"):
         try:
@@ -33,7 +32,7 @@ def family(root: int) -> list[int]:
 
 
 def descendants_seconds() -> float:
-    """Processor time of this process's descendants, those that ended included."""
+    """Returns the CPU time of this process's descendants, ended ones included."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = ended.ru_utime + ended.ru_stime
     for pid in family(os.getpid())[1:]:
@@ -46,7 +45,7 @@ def descendants_seconds() -> float:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process had, and each of its descendants."""
+    """Returns the sum of the peak memory of this process and of its descendants."""
     total = 0
     for pid in family(os.getpid()):
         try:
@@ -58,41 +57,42 @@ def peak_megabytes() -> float:
 
 
 class Turns:
-    """The contender's end. `start` waits for its turn, `stop` answers."""
+    """The contender's side: `start` waits for a request, `stop` answers it."""
 
-    def __init__(self, asked: IO[str], answers: IO[str]):
-        self._asked, self._answers = asked, answers
+    def __init__(self, requests: IO[str], answers: IO[str]):
+        self._requests, self._answers = requests, answers
         self._began = 0.0, 0.0, 0.0
 
     def start(self) -> bool:
-        """Waits until a round is asked for; False: none will be any more."""
-        if not self._asked.readline().strip():
+        """Waits until a round is requested; returns False after the last one."""
+        if not self._requests.readline().strip():
             return False
-        others = descendants_seconds()  # first: looking takes time too
+        others = descendants_seconds()  # first, because reading it takes time too
         self._began = time.perf_counter(), time.process_time(), others
         return True
 
     def stop(self) -> None:
-        """The round has been played, to its last number."""
+        """Answers with the times of the round that has just ended."""
         now = time.perf_counter(), time.process_time(), descendants_seconds()
         wall, own, others = (
             end - start for end, start in zip(now, self._began, strict=True)
         )
-        self.say(wall=wall, cpu=own + others)
+        self.send(wall=wall, cpu=own + others)
 
     def finish(self, losses: list[float], device_bytes: int | None = None) -> None:
-        """What is known after the last round: a loss for every algorithm."""
+        """Sends the losses of all algorithms and the peak memory after all rounds."""
         peak = {"peak_mb": round(peak_megabytes())}
         if device_bytes is not None:
             peak["device_peak_mb"] = round(device_bytes / 2**20)
-        self.say(losses=losses, **peak)
+        self.send(losses=losses, **peak)
 
-    def say(self, **answer) -> None:
+    def send(self, **answer) -> None:
+        """Sends one answer."""
         print(json.dumps(answer), file=self._answers, flush=True)
 
 
 def on_standard_streams() -> Turns:
-    """Keeps standard output for answers: what prints from now on goes to the other."""
+    """Reserves standard output for answers; other output goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return Turns(sys.stdin, answers)

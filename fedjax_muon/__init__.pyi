@@ -250,7 +250,7 @@ from .decentralized import (
 from .decentralized.simulation import (
     decentralize as decentralize,
 )
-from .privacy.private_clients import (
+from .privacy.client_mechanism import (
     private_clients as private_clients,
 )
 from .simulation import (

@@ -1,10 +1,10 @@
-"""Executes the notebooks where nothing is but a wheel of the package, as on Colab.
+"""A test of the notebooks with only a wheel of the package, as on Colab.
 
     pip wheel --no-deps -w dist .
     python -m notebooks.check --wheel dist/fedjax_muon-0.1.0-py3-none-any.whl
 
-The environment has jupytext, nbclient and ipykernel, and not the package: the first
-cells of the notebooks install it there. Outputs are not kept.
+The environment has jupytext, nbclient and ipykernel, but not the package, which the
+first cells of the notebooks install. Outputs are not kept.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from notebooks.build import HERE, NAMES, execute
 
 
 def installed() -> str:
-    """The SHA-256 of the wheel that the package was installed from.
+    """Returns the SHA-256 of the wheel that the package was installed from.
 
-    Empty if it is not installed, and "no wheel" if from elsewhere.
+    It is empty if the package is not installed, and "no wheel" if it was not installed
+    from a wheel.
     """
     try:
         found = metadata.distribution("fedjax-muon")
@@ -37,9 +38,10 @@ def installed() -> str:
 
 
 def run(notebook: Path, wheel: Path) -> nbformat.NotebookNode:
-    """Executes a notebook in a folder that has the wheel alone.
+    """Executes a notebook in a folder with only the wheel, without the checkout.
 
-    Without the checkout on its path. Raises `nbclient.exceptions.CellExecutionError`.
+    Raises:
+      nbclient.exceptions.CellExecutionError: If a cell raises an error.
     """
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(wheel, folder)

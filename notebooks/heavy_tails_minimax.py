@@ -3,8 +3,8 @@
 #
 # Stochastic gradients of large models can have tails so heavy that their variance is
 # infinite. Single draws can then dominate steps that are proportional to a gradient,
-# but not steps of a fixed length. This notebook shows it on a minimax problem whose
-# solution is known:
+# but not steps of a fixed length. This notebook shows this on a minimax problem with a
+# known solution:
 #
 # $$\min_X \max_Y\ \frac1N \sum_i\ \tfrac12\langle X, QX\rangle + \langle B_i, X\rangle
 # + \langle Y, AX + C_i\rangle - \tfrac12\langle Y, DY\rangle.$$
@@ -23,7 +23,7 @@ if not find_spec("fedjax_muon"):
     if not sources:
         raise FileNotFoundError(
             "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist beside this notebook"
+            "of the repository, and upload the file in dist next to this notebook"
         )
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
@@ -51,10 +51,10 @@ CLIENTS, STEPS = 4, 2
 # %% [markdown]
 # ## The tail index
 #
-# Every entry of every gradient gets symmetric Pareto noise, $P(|\xi| > t) \sim t^{-s}$.
-# The smaller the tail index $s$, the heavier the tail: the variance is finite for $s >
-# 2$ only. Both noises here have the same mean absolute value. Hill's estimator finds
-# the index from the largest values of a sample.
+# Every entry of every gradient has symmetric Pareto noise, $P(|\xi| > t) \sim t^{-s}$.
+# A smaller tail index $s$ means a heavier tail; the variance is finite only for $s >
+# 2$. The two kinds of noise here have the same mean absolute value. Hill's estimator
+# computes the index from the largest values of a sample.
 
 
 # %%
@@ -78,8 +78,9 @@ for name, tail in TAILS.items():
 # (Sharma et al. 2022). The score is the norm of the gradient of $\Phi(X) = \max_Y f(X,
 # Y)$, which is zero at the solution only.
 #
-# `engine.make_round` makes one round of any algorithm on any objective. Everything is a
-# pure function, so the grid of tails, learning rates and seeds is three nested `vmap`s.
+# `engine.make_round` returns one round of any algorithm on any objective. Everything is
+# a pure function, so the grid of tails, learning rates and seeds is three nested
+# `vmap`s.
 
 
 # %%
@@ -92,10 +93,10 @@ def distances(method, tail, lr, drawn, key):
     """Norm of the primal gradient after every round."""
     problem, hessian, solution = drawn
     objective = Objective(noisy(quadratic.gradient(problem), noise_of(tail)))
-    algorithm = method.function(lr=Pair(lr, 10 * lr))  # y has to follow x
+    algorithm = method.function(lr=Pair(lr, 10 * lr))  # y must follow x
     state = engine.init(algorithm, quadratic.start(problem), CLIENTS)
     cohort = jnp.arange(CLIENTS)
-    batches = jnp.repeat(cohort[:, None], STEPS, 1)  # a batch is its client's number
+    batches = jnp.repeat(cohort[:, None], STEPS, 1)  # a batch is its client's id
     rest = cohort, batches, jnp.ones(CLIENTS), key
     made = algorithm, objective, CLIENTS, plans.vmapped
     state, _ = engine.make_prologue(*made)(state, *rest)
@@ -113,7 +114,7 @@ jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})
 
 RATES = (0.0003, 0.001, 0.003)
 keys = jax.random.split(jax.random.key(2), 4)
-problems = jit(jax.vmap(draw))(keys)  # every seed has its own
+problems = jit(jax.vmap(draw))(keys)  # one problem per seed
 
 
 def grid(name):
@@ -130,8 +131,8 @@ found = {name: np.asarray(grid(name)) for name in METHODS}
 # %% [markdown]
 # ## Results
 #
-# For every method and tail, the learning rate with the smallest mean over the last
-# tenth of the rounds.
+# For every method and tail, we choose the learning rate with the smallest mean over the
+# last tenth of the rounds.
 
 # %%
 best = {}
@@ -156,7 +157,7 @@ for (name, tail), color in zip(TAILS.items(), ("C3", "C4"), strict=True):
 axes[0].set(xlabel="size of the noise", ylabel="share above", title="the noise")
 axes[0].legend()
 
-window = ROUNDS // 50  # every point of a curve is a mean over so many rounds
+window = ROUNDS // 50  # rounds that a point of a curve averages
 for axis, (tail, index) in zip(axes[1:], TAILS.items(), strict=True):
     for i, name in enumerate(METHODS):
         smooth = best[tail, name].reshape(-1, window).mean(1)
@@ -171,6 +172,7 @@ axes[1].set_yticks((0.2, 0.5, 1, 2), ("0.2", "0.5", "1", "2"))
 plt.show()
 
 # %% [markdown]
-# With light tails all three come equally near, and plain steps are the fastest. With
-# heavy ones single draws throw the plain method back, also at the small learning rate
-# that suits it best, and steps of a fixed length end at less than half of its distance.
+# With light tails, all three methods come equally close to the solution, and plain
+# steps are the fastest. With heavy tails, single draws set the plain method back, even
+# at its best learning rate, which is small. Steps of a fixed length end at less than
+# half of its distance.

@@ -2,7 +2,7 @@
 # # Custom rules and algorithms
 #
 # A local rule is any optax transformation without a learning rate. Here it is the sign
-# of an exponential average of gradients, in FedAvg, on digits that 16 clients hold.
+# of an exponential average of gradients. FedAvg uses it on digits of 16 clients.
 
 # %%
 import subprocess
@@ -15,7 +15,7 @@ if not find_spec("fedjax_muon"):
     if not sources:
         raise FileNotFoundError(
             "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist beside this notebook"
+            "of the repository, and upload the file in dist next to this notebook"
         )
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
@@ -24,9 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon import algorithms, data, models, simulation, tasks
-from fedjax_muon.data import partition
-from fedjax_muon.simulation import training
+import fedjax_muon as fm
 
 
 def sign_of_average(decay=0.9):
@@ -37,20 +35,21 @@ def sign_of_average(decay=0.9):
     return optax.GradientTransformation(optax.tree.zeros_like, update)
 
 
-digits = data.load("digits")
-parts = partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
-task = tasks.classification(models.MLP(classes=10), digits.x_train.shape[1:])
-algorithm = algorithms.fedavg(lr=0.001, rule=sign_of_average())
+digits = fm.data.load("digits")
+clients = fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
+task = fm.tasks.classification(fm.models.MLP(classes=10), digits)
+algorithm = fm.fedavg(lr=0.001, rule=sign_of_average())
 sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
-simulated = simulation.federate(algorithm, task, digits, parts, **sizes)
-state, rows = training.train(simulated, simulated.init(jax.random.key(1)), rounds=50)
-print(f"test accuracy after 50 rounds: {rows[-1]['test_accuracy']:.3f}")
+simulation = fm.federate(algorithm, task, digits, clients, **sizes)
+state = simulation.init(jax.random.key(1))
+state, history = fm.train(simulation, state, rounds=50)
+print(f"test accuracy after 50 rounds: {history[-1]['test_accuracy']:.3f}")
 
 # %% [markdown]
 # ## The same rule in another algorithm
 #
-# SCAFFOLD corrects local gradients for the differences between clients. The rule is
-# applied to the corrected gradient, so SCAFFOLD takes the same one.
+# SCAFFOLD corrects local gradients for the differences between clients. The rule acts
+# on the corrected gradient, so SCAFFOLD takes the same rule.
 
 # %%
 import matplotlib.pyplot as plt
@@ -60,91 +59,67 @@ from fedjax_muon.reporting.plots import STYLE
 ROUNDS = 50
 
 
-def federate(algorithm):
-    return simulation.federate(algorithm, task, digits, parts, **sizes)
+def curve(algorithm):
+    simulation = fm.federate(algorithm, task, digits, clients, **sizes)
+    state = simulation.init(jax.random.key(1))
+    _, history = fm.train(simulation, state, rounds=ROUNDS, evaluate_every=5)
+    return [row["round"] for row in history], [row["test_accuracy"] for row in history]
 
 
-def curve(simulated):
-    state = simulated.init(jax.random.key(1))
-    _, rows = training.train(simulated, state, rounds=ROUNDS, evaluate_every=5)
-    return [row["round"] for row in rows], [row["test_accuracy"] for row in rows]
-
-
-corrected = algorithms.scaffold(lr=0.001, rule=sign_of_average())
 curves = {
-    "FedAvg": curve(federate(algorithms.fedavg(lr=0.3))),
-    "FedAvg, custom rule": curve(simulated),
-    "SCAFFOLD, custom rule": curve(federate(corrected)),
+    "FedAvg": curve(fm.fedavg(lr=0.3)),
+    "FedAvg, custom rule": curve(algorithm),
+    "SCAFFOLD, custom rule": curve(fm.scaffold(lr=0.001, rule=sign_of_average())),
 }
 
 # %% [markdown]
 # ## A custom algorithm
 #
-# An exchange has three functions: the server's broadcast, the client's answer, and the
-# server's step on the mean of the answers. In this algorithm a client sends the sign of
-# its change of every parameter, and the server moves every parameter a fixed length in
-# the direction of the majority. From the broadcast $x$, client $i$ takes $K$ steps to
-# $x_i$; then
+# An exchange has three functions: the server's broadcast, the client's message, and the
+# server's step on the mean message. In this algorithm, a client sends the sign of its
+# change of every parameter, and the server moves every parameter by a fixed length in
+# the direction of the majority. Client $i$ starts at the broadcast $x$ and takes $K$
+# steps to $x_i$; then
 #
 # $$x \leftarrow x + \gamma_t\ \mathrm{sign}\Big(\sum_i \mathrm{sign}(x_i - x)\Big).$$
 #
-# It is signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291) on local
-# moves in place of gradients.
+# This is signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291), applied
+# to local updates instead of gradients.
+
 
 # %%
-from typing import Any, NamedTuple
-
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    broadcast_state,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
-
-
-class State(NamedTuple):
-    params: Any
-
-
-@recorded
-def majority_vote(lr: Hyper = 0.1, *, server_lr: Hyper = 0.005) -> Algorithm:
+@fm.recorded
+def majority_vote(lr: fm.Hyper = 0.1, *, server_lr: fm.Hyper = 0.005) -> fm.Algorithm:
     sgd = optax.identity()
 
     def client(objective, broadcast, client_state, batches, round):
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), sgd, opt, g), ()
+            return fm.move(objective, x, fm.value_at(lr, round), sgd, opt, g), ()
 
         carry = broadcast.params, sgd.init(broadcast.params)
-        (x, _), _ = local_steps(step, carry, batches, round.key)
-        votes = tree.map(jnp.sign, tree.sub(x, broadcast.params))
-        return State(votes), client_state
+        (x, _), _ = fm.local_steps(step, carry, batches, round.key)
+        votes = fm.tree.map(jnp.sign, fm.tree.sub(x, broadcast.params))
+        return fm.Model(votes), client_state
 
     def server(state, mean, round):
-        majority = tree.map(jnp.sign, mean)
-        return tree.add_scaled(state, value_at(server_lr, round), majority)
+        majority = fm.tree.map(jnp.sign, mean)
+        return fm.tree.add_scaled(state, fm.value_at(server_lr, round), majority)
 
-    return Algorithm(
-        State, no_client_state, (Exchange(broadcast_state, client, server),)
-    )
+    main = fm.Exchange(fm.broadcast_state, client, server)
+    return fm.Algorithm(fm.Model, fm.no_client_state, (main,))
 
 
 # %% [markdown]
-# `federate` samples the cohorts, draws batches, takes the mean and counts bytes. A
+# `federate` samples cohorts, draws batches, averages messages and counts bytes. A
 # hyper-parameter that is read by `value_at` may be a schedule of the round index.
-# `recorded` makes numbers annotated `Hyper` arguments of the compiled programs, which
-# sweeps can vary.
+# `recorded` makes numeric arguments annotated `Hyper` arguments of the compiled
+# programs, so that sweeps can vary them.
 
 # %%
 falling = optax.cosine_decay_schedule(0.01, ROUNDS)
-curves["Majority vote"] = curve(federate(majority_vote(server_lr=falling)))
+curves["Majority vote"] = curve(majority_vote(server_lr=falling))
 
 # %%
 plt.rcParams.update(STYLE)

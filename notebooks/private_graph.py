@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Private agents on a graph, and an audit
 #
-# Five hospitals train one classifier of tumors together, without a server: each
-# exchanges messages with its neighbors on a graph. The messages are differentially
-# private. An audit then tests the guarantee: an adversary plants a record that is easy
-# to detect, and finds a *lower* bound of epsilon.
+# Five hospitals train one classifier of tumors without a server. Each exchanges
+# messages with its neighbors on a graph, and the messages are differentially private.
+# An audit then tests the guarantee: an adversary plants a record that is easy to
+# detect, and computes a *lower* bound of epsilon.
 
 # %%
 import subprocess
@@ -17,7 +17,7 @@ if not (find_spec("fedjax_muon") and find_spec("dp_accounting")):
     if not sources:
         raise FileNotFoundError(
             "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist beside this notebook"
+            "of the repository, and upload the file in dist next to this notebook"
         )
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
@@ -35,20 +35,23 @@ from fedjax_muon import data, models
 from fedjax_muon.attacks import canary
 from fedjax_muon.core import Objective
 from fedjax_muon.data import partition
+from fedjax_muon.decentralized import dense, topology
 from fedjax_muon.decentralized import engine as gossip_engine
-from fedjax_muon.decentralized import topology
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
+from fedjax_muon.decentralized.private import (
+    PRIVATE,
+    Mechanism,
+    calibrate,
+    noise_scale_of,
+)
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import audit
-from fedjax_muon.privacy.report import report
-from fedjax_muon.privacy.sampling import FullBatch
+from fedjax_muon.privacy import FullBatch, audit, report
 from fedjax_muon.reporting import plots
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import always, full_batch
 from fedjax_muon.tasks import auc
 
 ROUNDS, WORLDS = 50, 1000
-AGENTS, LIMIT, LR, DELTA = 5, 0.5, 1.0, 1e-3
+AGENTS, CLIP_NORM, LR, DELTA = 5, 0.5, 1.0, 1e-3
 
 # %% [markdown]
 # ## The graph
@@ -65,8 +68,8 @@ Image("runs/graph.png", width=330)
 # ## The guarantee
 #
 # In every iteration an agent clips the gradient of each of its examples to norm
-# `LIMIT`, adds noise to their mean, moves, and averages its parameters with those of
-# its neighbors (DP-SGDA). `calibrate` finds the least noise for an epsilon, and
+# `CLIP_NORM`, adds noise to their mean, moves, and averages its parameters with those
+# of its neighbors (DP-SGDA). `calibrate` finds the least noise for an epsilon, and
 # `report` states the guarantee, the adversary and the assumptions.
 
 # %%
@@ -74,7 +77,7 @@ cells = data.load("breast_cancer")
 parts = partition.iid(cells.y_train, AGENTS, key=jax.random.key(2))
 size = len(parts[0])
 method = PRIVATE["dp_sgda"]
-mechanism = Mechanism(limit=LIMIT, change=LIMIT, beta=1.0, batch_size=size)
+mechanism = Mechanism(CLIP_NORM, CLIP_NORM, beta=1.0, batch_size=size)
 
 
 def promise(epsilon):
@@ -88,9 +91,9 @@ print(report(promise(1.0)).statement())
 # %% [markdown]
 # ## Training
 #
-# The model is linear, the objective the area under the ROC curve, a minimax problem.
-# The noise is a hyper-parameter, so it is an argument of the compiled program: one
-# program serves all epsilons.
+# The model is linear. The objective is the area under the ROC curve, which is a minimax
+# problem. The noise is a hyper-parameter and so an argument of the compiled program:
+# one program serves all epsilons.
 
 # %%
 task = auc(
@@ -108,14 +111,14 @@ agents = decentralize(
 
 
 def curve(noise, seed):
-    noised = agents.vary(hyper={"noise": noise})
+    noised = agents.vary(hyper={"noise_scale": noise})
     state = noised.init(jax.random.key(seed))
     _, rows = training.train(noised, state, rounds=ROUNDS, evaluate_every=5)
     return np.array([(row["round"], row["test_auc"]) for row in rows])
 
 
 levels = {"no noise": 0.0}
-levels |= {f"epsilon = {e:g}": noise_of(promise(e)) for e in (4.0, 1.0, 0.25)}
+levels |= {f"epsilon = {e:g}": noise_scale_of(promise(e)) for e in (4.0, 1.0, 0.25)}
 curves = {
     name: np.array([curve(noise, seed) for seed in range(3)])
     for name, noise in levels.items()
@@ -126,15 +129,15 @@ for name, runs in curves.items():
 # %% [markdown]
 # ## The attack
 #
-# The adversary sees all messages, controls all agents but one, and knows all examples;
-# the only question is whether one record, the canary, is among agent 0's. Its gradient
-# lies in a direction of its own and is far above the clip, the worst case. A world is a
-# whole run of the same mechanism on the same graph, with the canary (`weight` 1) or
-# without it (0).
+# The adversary sees all messages, controls all agents but one, and knows all examples.
+# The only question is whether one record, the canary, is among those of agent 0. In the
+# worst case, its gradient is orthogonal to all others and far above the clip norm. A
+# world is a whole run of the same mechanism on the same graph, with the canary
+# (`weight` 1) or without it (0).
 
 # %%
 canaries = jnp.array([[0.0, 100.0]])  # one, in the second of two coordinates
-targets = jnp.arange(1.0, AGENTS + 1)  # another example of each agent
+targets = jnp.arange(1.0, AGENTS + 1)  # one other example of each agent
 
 
 def example_grad(x, target, key):
@@ -149,7 +152,7 @@ def world(weight, noise, key):
     mean = lambda x, batch, key: planted(x, batch, key).mean(0)
     objective = Objective(mean, example_grad=planted)
     algorithm = method.build(mechanism, noise, lr=LR)
-    mixer = gossip_engine.dense(W)
+    mixer = dense(W)
     start, step = gossip_engine.make(algorithm, objective, mixer, AGENTS)
 
     def batches(x):
@@ -168,23 +171,24 @@ def world(weight, noise, key):
 
 
 # %% [markdown]
-# From the parameters and the weights of the graph, the adversary computes what agent 0
-# released, compares it with the trace of the canary, and decides by a threshold. The
-# error rates bound epsilon from below, with a confidence of 95 %. A *correct* mechanism
-# has the calibrated noise. A *mistaken* one has the noise that would be enough if the
-# adversary saw only the mean of the agents, which a graph does not guarantee.
+# From the parameters and the weights of the graph, the adversary computes the releases
+# of agent 0, compares them with the trace of the canary, and decides by a threshold.
+# The error rates bound epsilon from below, with a confidence of 95 %. The *correct*
+# mechanism has the calibrated noise. The *mistaken* one has the noise that would
+# suffice if the adversary saw only the mean of the agents, which a graph does not
+# guarantee.
 
 
 # %%
 def lower_bound(noise, used, seed):
     """A bound of epsilon, if the noise should be `noise` and is `used`."""
-    sigma = noise * LIMIT / size  # of what is released, as promised
+    sigma = noise * CLIP_NORM / size  # of what is released, as promised
     pattern = np.full(ROUNDS + 1, 1 / noise)  # what the canary adds to it, in sigmas
     scores = []
     for there, key in enumerate(jax.random.split(jax.random.key(seed))):
         keys = jax.random.split(key, WORLDS)
         x = np.asarray(world(jnp.full(WORLDS, float(there)), used, keys))
-        released = canary.moves(x, W, LR)[..., 0]
+        released = canary.moves_from_params(x, W, LR)[..., 0]
         scores.append(canary.matched_filter(released / sigma, pattern))
     half = np.linalg.norm(pattern) / 2
     return audit.gaussian_epsilon_bound(audit.errors(*scores, half), DELTA)
@@ -193,14 +197,14 @@ def lower_bound(noise, used, seed):
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 bounds = {"correct": [], "mistaken: noise / √5": []}
 for seed, epsilon in enumerate(EPSILONS):
-    noise = noise_of(promise(epsilon))
+    noise = noise_scale_of(promise(epsilon))
     for name, used in zip(bounds, (noise, noise / AGENTS**0.5), strict=True):
         bounds[name].append(lower_bound(noise, used, seed))
         print(f"promised {epsilon:g}, {name}: at least {bounds[name][-1]:.2f}")
 
 # %% [markdown]
-# A bound above the guarantee refutes it. A bound below proves nothing, but a close one
-# shows that both the accounting and the attack are nearly tight.
+# A bound above the guarantee refutes it. A bound below proves nothing. If it is close,
+# both the accounting and the attack are nearly tight.
 
 # %%
 plt.rcParams.update(plots.STYLE)

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Quickstart: three algorithms on heterogeneous clients
 #
-# 16 clients hold handwritten digits, each mostly a few of the ten. A server trains one
-# model with them by FedAvg, by Local Muon, and by FedMuon, and never sees an image.
+# 16 clients have handwritten digits, and most of them have only a few of the ten
+# classes. A server trains one model with FedAvg, Local Muon and FedMuon. It never
+# receives an image.
 
 # %%
 import subprocess
@@ -15,7 +16,7 @@ if not find_spec("fedjax_muon"):
     if not sources:
         raise FileNotFoundError(
             "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist beside this notebook"
+            "of the repository, and upload the file in dist next to this notebook"
         )
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
@@ -26,26 +27,24 @@ import jax
 import numpy as np
 from IPython.display import Image
 
-from fedjax_muon import data, models, simulation, tasks
+import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.data import partition
 from fedjax_muon.reporting import comparison, plots
-from fedjax_muon.simulation import training
 
 ROUNDS = 60
 
 # %% [markdown]
 # ## The labels of each client
 #
-# Each digit is divided among the clients by its own draw of Dirichlet(0.1). The smaller
-# this number, the more the clients differ.
+# The examples of each class are divided among the clients by a draw from
+# Dirichlet(0.1). A smaller parameter gives more heterogeneous clients.
 
 # %%
-digits = data.load("digits")
-parts = partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
+digits = fm.data.load("digits")
+clients = fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
 
 Path("runs").mkdir(exist_ok=True)
-counts = partition.label_counts(digits.y_train, parts, len(digits.classes))
+counts = fm.partition.label_counts(digits.y_train, clients, len(digits.classes))
 plots.label_counts(counts, digits.classes, Path("runs/clients.png"))
 Image("runs/clients.png", width=700)
 
@@ -53,12 +52,12 @@ Image("runs/clients.png", width=700)
 # ## Training
 #
 # A task is a model and its loss. An algorithm is made from its hyper-parameters, like
-# an optax optimizer; `ALL` lists the library's methods by name. In every round, 8 of
-# the clients take 5 local steps each. All rounds between two evaluations are one call
-# of one compiled program.
+# an optax optimizer; `ALL` has the library's methods by name. In every round, 8 clients
+# take 5 local steps each. All rounds between two evaluations are one call of one
+# compiled program.
 
 # %%
-task = tasks.classification(models.MLP(10, (64, 64)), digits.x_train.shape[1:])
+task = fm.tasks.classification(fm.models.MLP(10, (64, 64)), digits)
 sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
 rates = {"fedavg": 0.3, "local_muon": 0.3, "fedmuon": 0.01}  # the best of a grid
 seeds = (1, 2)
@@ -66,10 +65,10 @@ seeds = (1, 2)
 
 def train(name):
     algorithm = ALL[name].function(lr=rates[name])
-    simulated = simulation.federate(algorithm, task, digits, parts, **sizes)
+    simulation = fm.federate(algorithm, task, digits, clients, **sizes)
     for seed in seeds:
-        state = simulated.init(jax.random.key(seed))
-        _, rows = training.train(simulated, state, rounds=ROUNDS, evaluate_every=5)
+        state = simulation.init(jax.random.key(seed))
+        _, rows = fm.train(simulation, state, rounds=ROUNDS, evaluate_every=5)
         yield {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 
@@ -78,7 +77,7 @@ runs = {ALL[name].label: list(train(name)) for name in rates}
 # %% [markdown]
 # ## Comparison
 #
-# A round of FedMuon costs twice the bytes, since momenta travel with the parameters.
+# A round of FedMuon costs twice the bytes, since momenta are sent with the parameters.
 # The target is 90 % of the best accuracy.
 
 # %%
@@ -94,8 +93,8 @@ plots.curves(runs, Path("runs/curves.png"), title="digits, 16 clients", target=t
 Image("runs/curves.png", width=1000)
 
 # %% [markdown]
-# FedMuon is the most accurate at the end, FedAvg reaches the target with the fewest
-# bytes. Two seeds of one partition are an example, not a comparison; for that, see
-# [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
+# FedMuon has the highest final accuracy, and FedAvg reaches the target with the fewest
+# bytes. Two seeds of one partition are an example, not a comparison. For comparisons,
+# see [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
 #
-# Next: [a rule and an algorithm of your own](own_transformation.ipynb).
+# Next: [custom rules and algorithms](own_transformation.ipynb).

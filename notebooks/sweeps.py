@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Sweeps: learning rates and seeds in one program
 #
-# A comparison of algorithms is fair if each has a tuned learning rate. Here two
-# algorithms are run with five learning rates and two seeds each. The best rate is
-# chosen on validation examples and reported on test examples.
+# A fair comparison of algorithms needs a tuned learning rate for each. Here two
+# algorithms run with five learning rates and two seeds each. The best rate is chosen on
+# validation examples and reported on test examples.
 
 # %%
 import subprocess
@@ -16,7 +16,7 @@ if not find_spec("fedjax_muon"):
     if not sources:
         raise FileNotFoundError(
             "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist beside this notebook"
+            "of the repository, and upload the file in dist next to this notebook"
         )
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
 
@@ -27,12 +27,10 @@ import jax
 import numpy as np
 from IPython.display import Image, display
 
-from fedjax_muon import data, models, simulation, tasks
+import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.data import partition
 from fedjax_muon.reporting import comparison, plots
 from fedjax_muon.reporting.comparison import Point
-from fedjax_muon.simulation.sweep import Cell, sweep
 
 ROUNDS, SEEDS = 30, (0, 1)
 RATES = {
@@ -43,39 +41,37 @@ RATES = {
 # %% [markdown]
 # ## Data
 #
-# A tenth of the training examples is held out for validation. Every seed partitions the
-# others anew.
+# A tenth of the training examples is held out for validation. Every seed has its own
+# partition of the others.
 
 # %%
-digits, validation = data.hold_out(data.load("digits"), 0.1)
-task = tasks.classification(models.MLP(10, (32, 32)), digits.x_train.shape[1:])
+digits, validation = fm.data.hold_out(fm.data.load("digits"), 0.1)
+task = fm.tasks.classification(fm.models.MLP(10, (32, 32)), digits)
 sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
 keys = {seed: jax.random.split(jax.random.key(seed)) for seed in SEEDS}
 parts = {
-    seed: partition.dirichlet(digits.y_train, 16, alpha=0.1, key=keys[seed][0])
+    seed: fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=keys[seed][0])
     for seed in SEEDS
 }
 
 # %% [markdown]
 # ## A grid as a list of cells
 #
-# A cell is hyper-parameters, a key and a partition. Each grid compiles once; cells run
+# A cell has hyper-parameters, a key and a partition. Each grid compiles once; cells run
 # sequentially on a CPU and in parallel on an accelerator. Diverged cells are flagged;
 # the sweep continues.
 
 
 # %%
 def points_of(name):
-    simulated = simulation.federate(
-        ALL[name].function(), task, digits, parts[0], **sizes
-    )
+    simulation = fm.federate(ALL[name].function(), task, digits, parts[0], **sizes)
     cells = [
-        Cell({"lr": lr}, keys[seed][1], parts[seed])
+        fm.Cell({"lr": lr}, keys[seed][1], parts[seed])
         for lr in RATES[name]
         for seed in SEEDS
     ]
     how = {"rounds": ROUNDS, "evaluate_every": 5, "validation": validation}
-    outcomes = [run for group in sweep(simulated, cells, **how) for run in group]
+    outcomes = [run for group in fm.sweep(simulation, cells, **how) for run in group]
     for i, lr in enumerate(RATES[name]):
         seeds = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
         runs = [columns(run.rows) for run in seeds if run.diverged is None]
@@ -104,9 +100,9 @@ for label, point in best.items():
 # %% [markdown]
 # ## Figures
 #
-# The grids show the last test accuracy against the learning rate, one panel per method.
-# The ranking shows every method at its best rate, and the bytes until it reaches 90 %
-# of the best accuracy.
+# The first figure shows the final test accuracy against the learning rate, one panel
+# per method. The second shows every method at its best rate, and the bytes until it
+# reaches 90 % of the best accuracy.
 
 # %%
 runs = {label: point.runs for label, point in best.items()}

@@ -1,20 +1,20 @@
-"""FedAvg on the same works by other means: one file each, with one function
+"""FedAvg on the same workloads by other software: one file each, with one function
 
-    play(work, weights, turns, *, cores, rounds)
+    run(workload, weights, turns, *, cores, rounds)
 
-that starts from the same weights (names of Flax to arrays), has the same data, plays a
-round at every turn, `rounds` in all, and ends with its loss.
+It starts from the same weights (arrays by Flax's names) and has the same data. It runs
+one round per turn, `rounds` in all, and finishes with its loss.
 """
 
 from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """What a peer is called, and what must be installed for it."""
+    """A peer's label, and the packages that it needs."""
 
     label: str
     needs: tuple[str, ...] = ()  # modules
-    packages: tuple[str, ...] = ()  # what pip calls them
+    packages: tuple[str, ...] = ()  # names for pip
 
 
 PEERS = {

@@ -1,4 +1,4 @@
-"""With JAX alone: a scan over a client's steps, inside a map over clients."""
+"""Hand-written JAX: a scan over a client's steps, inside a map over clients."""
 
 import functools
 from typing import Any
@@ -8,20 +8,20 @@ import jax.numpy as jnp
 
 from benchmarks.library import dataset_of, device_bytes, loss_of, model_of, nested
 from benchmarks.turns import Turns
-from benchmarks.works import LR, Work, parts_of, sizes_of
+from benchmarks.workloads import LR, Workload, parts_of, sizes_of
 
 
-def play(work: Work, weights, turns: Turns, *, cores: int, rounds: int) -> None:
-    """Clients are mapped one by one on a CPU, and at once on an accelerator."""
-    del cores, rounds  # XLA takes what it is given
-    dataset, model = dataset_of(work), model_of(work)
+def run(workload: Workload, weights, turns: Turns, *, cores: int, rounds: int) -> None:
+    """Runs clients sequentially on a CPU and in parallel on an accelerator."""
+    del cores, rounds  # XLA uses the cores that the process is bound to
+    dataset, model = dataset_of(workload), model_of(workload)
     each: Any = jax.lax.map
     if jax.default_backend() != "cpu":
         each = lambda function, rows: jax.vmap(function)(rows)
-    sizes = jnp.asarray(sizes_of(work), jnp.int32)
-    starts = jnp.asarray([part[0] for part in parts_of(work)], jnp.int32)
+    sizes = jnp.asarray(sizes_of(workload), jnp.int32)
+    starts = jnp.asarray([part[0] for part in parts_of(workload)], jnp.int32)
     longest = int(sizes.max())
-    count = work.steps * work.batch
+    count = workload.steps * workload.batch
     state: Any = nested(weights), jax.random.key(1)
     x, y = dataset.x_train, dataset.y_train
 
@@ -34,7 +34,7 @@ def play(work: Work, weights, turns: Turns, *, cores: int, rounds: int) -> None:
     def round(state, x, y):
         params, key = state
         cohort_key, data_key, key = jax.random.split(key, 3)
-        cohort = jax.random.permutation(cohort_key, work.clients)[: work.cohort]
+        cohort = jax.random.permutation(cohort_key, workload.clients)[: workload.cohort]
 
         def client(args):
             number, key = args
@@ -47,9 +47,11 @@ def play(work: Work, weights, turns: Turns, *, cores: int, rounds: int) -> None:
                 g = jax.grad(loss)(params, x[rows], y[rows])
                 return jax.tree.map(lambda p, g: p - LR * g, params, g), None
 
-            return jax.lax.scan(step, params, rows.reshape(work.steps, work.batch))[0]
+            return jax.lax.scan(
+                step, params, rows.reshape(workload.steps, workload.batch)
+            )[0]
 
-        locals_ = each(client, (cohort, jax.random.split(data_key, work.cohort)))
+        locals_ = each(client, (cohort, jax.random.split(data_key, workload.cohort)))
         weights = sizes[cohort].astype(jnp.float32)
         mean = lambda p: jnp.tensordot(weights / weights.sum(), p, 1)
         return jax.tree.map(mean, locals_), key
@@ -57,4 +59,4 @@ def play(work: Work, weights, turns: Turns, *, cores: int, rounds: int) -> None:
     while turns.start():
         state = jax.block_until_ready(round(state, x, y))
         turns.stop()
-    turns.finish([loss_of(work, state[0], dataset)], device_bytes())
+    turns.finish([loss_of(workload, state[0], dataset)], device_bytes())

@@ -1,4 +1,4 @@
-"""A loop in PyTorch, as one writes it first: clients, then their batches."""
+"""A plain loop in PyTorch: over clients, then over their batches."""
 
 import numpy as np
 import torch
@@ -6,30 +6,30 @@ from torch import nn
 
 from benchmarks.peers.torch_nets import batches, examples, loss_of, network
 from benchmarks.turns import Turns
-from benchmarks.works import LR, Work
+from benchmarks.workloads import LR, Workload
 
 
-def play(work: Work, weights, turns: Turns, *, cores: int, rounds: int) -> None:
-    """On the first GPU if PyTorch sees one, else on that many cores."""
-    del rounds  # as many as are asked for
+def run(workload: Workload, weights, turns: Turns, *, cores: int, rounds: int) -> None:
+    """Runs rounds on the first GPU if there is one, else on that many cores."""
+    del rounds  # as many as are requested
     torch.set_num_threads(cores)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    net = network(work, weights).to(device)
-    x, y, parts = examples(work)
+    net = network(workload, weights).to(device)
+    x, y, parts = examples(workload)
     x, y = x.to(device), y.to(device)
     rng = np.random.default_rng(0)
     params: list[torch.Tensor] = list(net.parameters())
     while turns.start():
         start = [p.detach().clone() for p in params]
         mean = [torch.zeros_like(p) for p in params]
-        cohort = rng.choice(work.clients, work.cohort, replace=False)
+        cohort = rng.choice(workload.clients, workload.cohort, replace=False)
         total = sum(len(parts[i]) for i in cohort)
         for i in cohort:
             with torch.no_grad():
                 torch._foreach_copy_(params, start)
             optimizer = torch.optim.SGD(params, LR)
-            for ids in torch.tensor(batches(work, parts[i], rng), device=device):
+            for ids in torch.tensor(batches(workload, parts[i], rng), device=device):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(net(x[ids]), y[ids]).backward()
                 optimizer.step()
@@ -41,4 +41,4 @@ def play(work: Work, weights, turns: Turns, *, cores: int, rounds: int) -> None:
             torch.cuda.synchronize()
         turns.stop()
     peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    turns.finish([loss_of(work, net, x, y)], peak)
+    turns.finish([loss_of(workload, net, x, y)], peak)

@@ -1,4 +1,4 @@
-"""The works' networks by PyTorch's own layers, from the same initial weights."""
+"""The workloads' networks in PyTorch's own layers, with the same initial weights."""
 
 import itertools
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from benchmarks.peers.torch_tokens import rnn, vit_tiny
-from benchmarks.works import Work, arrays_of, parts_of, probed
+from benchmarks.workloads import Workload, arrays_of, parts_of, probed
 
-Layers = dict[str, Any]  # what has a weight, by its name in Flax's
+Layers = dict[str, Any]  # layers with a weight, by their names in Flax
 
 
 class Residual(nn.Module):
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 def resnet18(
     classes: int, groups: int = 32, widths: tuple[int, ...] = (64, 128, 256, 512)
 ) -> tuple[nn.Module, Layers]:
-    """The network, and its layers by their names in Flax's."""
+    """Returns the network, and its layers by their names in Flax."""
     stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
     layers: list[nn.Module] = [stem, nn.GroupNorm(groups, widths[0]), nn.ReLU()]
     names = ["stem", "GroupNorm_0"]
@@ -54,7 +54,7 @@ def resnet18(
 
 
 def emnist_cnn(classes: int, image) -> tuple[nn.Module, Layers]:
-    """The same of the EMNIST network."""
+    """Returns the EMNIST network, and its layers."""
     height, width, channels = image
     flat = (height - 4) // 2 * ((width - 4) // 2) * 64
     layers = [
@@ -66,7 +66,7 @@ def emnist_cnn(classes: int, image) -> tuple[nn.Module, Layers]:
 
 
 def mlp(classes: int, image, features) -> tuple[nn.Module, Layers]:
-    """The same of the multilayer perceptron."""
+    """Returns the multilayer perceptron, and its layers."""
     layers: list[nn.Module] = [nn.Flatten()]
     for wide, narrow in itertools.pairwise((int(np.prod(image)), *features)):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
@@ -80,23 +80,24 @@ def _named(layers: list[nn.Module], names: list[str]) -> tuple[nn.Module, Layers
     return net, dict(zip(names, weighted, strict=True))
 
 
-NETWORKS: dict[str, Callable[[Work], tuple[nn.Module, Layers]]] = {
-    "mlp": lambda work: mlp(work.classes, work.example, (200, 200)),
-    "emnist_cnn": lambda work: emnist_cnn(work.classes, work.example),
-    "resnet18": lambda work: resnet18(*work.arguments),
-    "vit_tiny": lambda work: vit_tiny(work.classes, work.example),
-    "rnn": lambda work: rnn(*work.arguments),
+NETWORKS: dict[str, Callable[[Workload], tuple[nn.Module, Layers]]] = {
+    "mlp": lambda workload: mlp(workload.classes, workload.example, (200, 200)),
+    "emnist_cnn": lambda workload: emnist_cnn(workload.classes, workload.example),
+    "resnet18": lambda workload: resnet18(*workload.arguments),
+    "vit_tiny": lambda workload: vit_tiny(workload.classes, workload.example),
+    "rnn": lambda workload: rnn(*workload.arguments),
 }
 
 
-def network(work: Work, weights: dict[str, np.ndarray]) -> nn.Module:
-    """The work's model with these weights.
+def network(workload: Workload, weights: dict[str, np.ndarray]) -> nn.Module:
+    """Returns the workload's model with these weights.
 
-    Raises `ValueError` for a model that is not among those above.
+    Raises:
+      ValueError: If the model is not one of `NETWORKS`.
     """
-    if work.model not in NETWORKS:
-        raise ValueError(f"there is no PyTorch version of {work.model} here")
-    net, layers = NETWORKS[work.model](work)
+    if workload.model not in NETWORKS:
+        raise ValueError(f"there is no PyTorch version of {workload.model} here")
+    net, layers = NETWORKS[workload.model](workload)
     channels = 0
     with torch.no_grad():
         for name, layer in layers.items():
@@ -118,23 +119,27 @@ def network(work: Work, weights: dict[str, np.ndarray]) -> nn.Module:
     return net
 
 
-def examples(work: Work) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """Images with channels first or texts, their labels, and who has which."""
-    x, y = arrays_of(work)
-    if not work.tokens:
+def examples(workload: Workload) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
+    """Returns images (channels first) or texts, their labels, and clients' ids."""
+    x, y = arrays_of(workload)
+    if not workload.tokens:
         x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    return torch.from_numpy(x), torch.from_numpy(y).long(), parts_of(work)
+    return torch.from_numpy(x), torch.from_numpy(y).long(), parts_of(workload)
 
 
 @torch.no_grad()
-def loss_of(work: Work, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """On some of the training examples."""
-    some = probed(work)
+def loss_of(
+    workload: Workload, net: nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> float:
+    """Returns the loss on some of the training examples."""
+    some = probed(workload)
     return nn.functional.cross_entropy(net(x[some]), y[some]).item()
 
 
-def batches(work: Work, part: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Shuffled epochs over a client's examples, cut into its batches."""
-    count = work.steps * work.batch
+def batches(
+    workload: Workload, part: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns the batches of a client: shuffled epochs over its examples."""
+    count = workload.steps * workload.batch
     epochs = [rng.permutation(part) for _ in range(-(-count // len(part)))]
-    return np.concatenate(epochs)[:count].reshape(work.steps, work.batch)
+    return np.concatenate(epochs)[:count].reshape(workload.steps, workload.batch)

@@ -1,4 +1,4 @@
-"""The works' networks on tokens, by PyTorch's own layers: ViT and the recurrent one."""
+"""The workloads' networks on tokens in PyTorch's own layers: ViT and recurrent."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Vector(nn.Module):
-    """A learned vector before all tokens."""
+    """A learned vector in front of all tokens."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -20,7 +20,7 @@ class Vector(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a network of one hidden layer, each after its normalisation."""
+    """Attention, then a network with one hidden layer, each after a normalization."""
 
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches, a class token, places, blocks, and a head on the class token."""
+    """Patches, a class token, positions, blocks, and a head on the class token."""
 
     def __init__(self, classes: int, image, patch=4, width=192, depth=12, heads=3):
         super().__init__()
@@ -66,7 +66,7 @@ class ViT(nn.Module):
 
 
 def vit_tiny(classes: int, image) -> tuple[nn.Module, dict[str, Any]]:
-    """The network, and its layers by their names in Flax's."""
+    """Returns the network, and its layers by their names in Flax."""
     net = ViT(classes, image)
     layers: dict[str, Any] = {
         "patches": net.patches,
@@ -90,7 +90,7 @@ class Recurrent(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, embedding)
         self.cell = nn.RNN(embedding, hidden, batch_first=True)
-        # PyTorch's second bias, of the same place as the first
+        # PyTorch's second bias is added to the first
         second: Any = self.cell.bias_hh_l0
         second.requires_grad_(False).zero_()
         self.head = nn.Linear(hidden, classes)
@@ -102,8 +102,11 @@ class Recurrent(nn.Module):
 
 
 def rnn(classes, vocabulary, embedding, hidden, layers):
-    """The same of the recurrent network. Raises `ValueError` for more than one
-    layer."""
+    """Returns the recurrent network, and its layers.
+
+    Raises:
+      ValueError: If there is more than one layer.
+    """
     if layers != 1:
         raise ValueError(f"the PyTorch version has one layer, not {layers}")
     net = Recurrent(classes, vocabulary, embedding, hidden)

@@ -1,11 +1,11 @@
-"""What the papers claim, judged by our runs.
+"""Criteria for the papers' claims, applied to our runs.
 
-A claim reads the tables that `experiments.papers.results` has collected. It is
-reproduced if every difference that it needs is there and larger than half the width of
-its 95 % interval, reproduced within the noise if all are there but one is not, and
-otherwise not. Differences are taken seed by seed, since a seed has the same partition,
-start and cohorts under every method; where seeds are not known the half widths of both
-sides are added in quadrature. A diverged method counts as worst.
+A claim is judged by the tables that `experiments.papers.results` has collected. It is
+reproduced if every difference that it needs has the right sign and exceeds half the
+width of its 95 % interval. It is reproduced within the noise if all signs are right but
+a difference is smaller. Differences are taken seed by seed, since a seed has the same
+partition, initial parameters and cohorts under every method. Without scores by seed,
+the half widths of both methods are added in quadrature. A diverged method ranks last.
 """
 
 import csv
@@ -24,12 +24,12 @@ YES, NOISE, NO = "reproduced", "reproduced within the noise", "not reproduced"
 
 
 class Score(NamedTuple):
-    """Percent, and half the width of its interval."""
+    """A mean in percent, and half the width of its interval."""
 
     mean: float
     half: float = 0.0
-    runs: tuple[float, ...] = ()  # of the seeds, in their order, where they are known
-    digits: int = 1  # that are shown
+    runs: tuple[float, ...] = ()  # of the seeds in order, if they are known
+    digits: int = 1  # shown digits
 
     def __str__(self) -> str:
         return (
@@ -40,7 +40,7 @@ class Score(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found, and what follows."""
+    """Our numbers and the verdict."""
 
     ours: str
     verdict: str
@@ -50,17 +50,17 @@ Scores = Mapping[tuple[str, str], Score]  # by setting and method
 
 
 class Claim(NamedTuple):
-    """One sentence of a paper, and how it is judged."""
+    """One claim of a paper, and its criterion."""
 
     paper: str
     claim: str
     printed: str
-    table: str  # in results, as papers/fedmuon_004/table_2
+    table: str  # in results, such as papers/fedmuon_004/table_2
     judge: Callable[[Scores], Found]
 
 
 def read(path: Path) -> dict[tuple[str, str], Score]:
-    """The scores of a result.csv, or of a file with an AUC for every seed."""
+    """Returns the scores of a result.csv, or of a file with an AUC for every seed."""
     found, seeds = {}, {}
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
@@ -84,37 +84,37 @@ def read(path: Path) -> dict[tuple[str, str], Score]:
 
 
 def uploads(setting: str) -> str:
-    """What `read` calls the bytes that all clients of a setting send in a round."""
+    """Returns the key in `read` for the bytes that all clients send in a round."""
     return f"{setting}, upload"
 
 
 def train_loss(setting: str) -> str:
-    """What `read` calls the training losses of a setting."""
+    """Returns the key in `read` for the training losses of a setting."""
     return f"{setting}, train loss"
 
 
 def over(runs: Sequence[float], digits: int = 1) -> Score:
-    """The mean over seeds."""
+    """Returns the mean over seeds."""
     half = float(interval(np.array(runs)) or 0)
     return Score(fmean(runs), half, tuple(runs), digits)
 
 
 def verdict(gaps: Sequence[Score]) -> str:
-    """Of differences that should all be positive."""
+    """Returns the verdict on differences that should all be positive."""
     if any(not gap.mean > 0 for gap in gaps):
         return NO
     return YES if all(gap.mean > gap.half for gap in gaps) else NOISE
 
 
 def minus(one: Score, other: Score) -> Score:
-    """The difference, seed by seed if both have as many."""
+    """Returns the difference, taken seed by seed if both have the same seeds."""
     if one.runs and len(one.runs) == len(other.runs):
         return over([a - b for a, b in zip(one.runs, other.runs, strict=True)])
     return Score(one.mean - other.mean, math.hypot(one.half, other.half))
 
 
 def above(settings: Sequence[str], method: str, other: str):
-    """A method is above another in all settings."""
+    """Judges whether a method is above another in all settings."""
 
     def judge(scores: Scores) -> Found:
         gaps = [minus(scores[s, method], scores[s, other]) for s in settings]
@@ -127,7 +127,7 @@ def above(settings: Sequence[str], method: str, other: str):
 
 
 def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:
-    """The methods' scores fall in this order."""
+    """Judges whether the methods' scores decrease in this order."""
 
     def judge(scores: Scores) -> Found:
         found = [scores[setting, method] for method in methods]
@@ -139,12 +139,12 @@ def falling(setting: str, *methods: str) -> Callable[[Scores], Found]:
 
 
 def first(setting: str, method: str, *among: str) -> Callable[[Scores], Found]:
-    """A method is above others of a setting; by default above all."""
+    """Judges whether a method is above others of a setting; by default all."""
     return _ranked(setting, method, among, lambda own, other: minus(own, other))
 
 
 def least(setting: str, method: str, *among: str) -> Callable[[Scores], Found]:
-    """A method's number, where less is better, is below others'; by default all."""
+    """Judges whether a method is below others, where less is better; by default all."""
     return _ranked(setting, method, among, lambda own, other: minus(other, own))
 
 
@@ -154,15 +154,15 @@ def _ranked(
     among: Sequence[str],
     gain: Callable[[Score, Score], Score],
 ) -> Callable[[Scores], Found]:
-    """By what a method gains on others."""
+    """Judges by the gains of a method over others."""
 
     def judge(scores: Scores) -> Found:
         own = scores[setting, method]
-        everyone = [m for where, m in scores if where == setting and m != method]
-        gains = {name: gain(own, scores[setting, name]) for name in among or everyone}
+        others = [m for where, m in scores if where == setting and m != method]
+        gains = {name: gain(own, scores[setting, name]) for name in among or others}
         best = min(gains, key=lambda name: gains[name].mean)
-        place = 1 + sum(one.mean < 0 for one in gains.values())
-        ours = f"{setting}: {own}, place {place} of {1 + len(gains)}"
+        rank = 1 + sum(one.mean < 0 for one in gains.values())
+        ours = f"{setting}: {own}, rank {rank} of {1 + len(gains)}"
         ours += f"; the best other is {best}, {scores[setting, best]}"
         return Found(ours, verdict(list(gains.values())))
 
@@ -170,7 +170,7 @@ def _ranked(
 
 
 def highest(setting: str, label: str, *values: float, at: float):
-    """Of one method's points, `label=value`, the one at `at` is highest."""
+    """Judges whether one method is best at the value `at` of a hyper-parameter."""
 
     def judge(scores: Scores) -> Found:
         found = {value: scores[setting, f"{label}={value:g}"] for value in values}
@@ -184,7 +184,7 @@ def highest(setting: str, label: str, *values: float, at: float):
 
 
 def within(setting: str, method: str, other: str, points: float):
-    """A method loses at most so many points against another."""
+    """Judges whether a method is at most a number of points below another."""
 
     def judge(scores: Scores) -> Found:
         lost = minus(scores[setting, other], scores[setting, method])
@@ -195,13 +195,13 @@ def within(setting: str, method: str, other: str, points: float):
 
 
 def cheaper(setting: str, times: Mapping[str, float], than: str):
-    """Methods send at most so many times what another one sends."""
+    """Judges whether methods send at most these multiples of another's bytes."""
 
     def judge(scores: Scores) -> Found:
         sent = lambda method: scores[uploads(setting), method].mean
         found = {method: sent(method) / sent(than) for method in times}
         ours = ", ".join(f"{m} {ratio:.2f}" for m, ratio in found.items())
-        # as many digits as are printed
+        # rounded like the printed ratios
         holds = all(round(ratio, 2) <= times[m] for m, ratio in found.items())
         return Found(f"{setting}: {ours}", YES if holds else NO)
 
@@ -209,7 +209,7 @@ def cheaper(setting: str, times: Mapping[str, float], than: str):
 
 
 def wider(setting: tuple[str, str], method: str) -> Callable[[Scores], Found]:
-    """A method's distance from the best of the others grows between two settings."""
+    """Judges whether a method's lead over the best other grows between settings."""
 
     def judge(scores: Scores) -> Found:
         gaps = []

@@ -1,4 +1,4 @@
-"""The tables of "Decentralized minimax with privacy, DPMixSGD", as printed.
+"""The tables of "Decentralized minimax with privacy, DPMixSGD", as in the paper.
 
     python -m experiments.papers.dpmixsgd_002 table_2 --data-dir DATA
     python -m experiments.papers.dpmixsgd_002 table_2 --kind agents --data-dir DATA
@@ -6,17 +6,18 @@
     python -m experiments.papers.dpmixsgd_002 table_4 --data-dir DATA
     python -m experiments.papers.dpmixsgd_002 table_4 --scale smoke
 
-Test AUC of D-SGDA ("SGDA"), DP-SGDA, DM-HSGD and DPMixSGD: 5 agents on a random graph,
-privacy budgets theta and gamma, one of which changes at a time. Learning rates and beta
-are the best of the paper's sets by the AUC on a tenth of the training examples, in the
-first column with one seed. Every cell is on disk when it is known, and the same command
-continues where it was stopped. `experiments.papers.dpmixsgd_equal` compares the methods
-at equal privacy, which these tables do not.
+Test AUC of D-SGDA ("SGDA"), DP-SGDA, DM-HSGD and DPMixSGD. By default there are 5
+agents on a random graph and privacy budgets theta and gamma; each panel changes one of
+these. Learning rates and beta are the best of the paper's sets by the AUC on a tenth of
+the training examples, in the first column with one seed. Every finished cell is written
+to disk, and the same command resumes an interrupted table.
+`experiments.papers.dpmixsgd_equal` compares the methods at equal privacy, which these
+tables do not.
 
-None of this is private: nothing is clipped, and the noise is as the paper scales it.
-DPMixSGD's is that of Theorem 3 with the constant that makes it 1 in the first column;
-with the theorem's own constant it would be above 10^6. DP-SGDA's is that of its paper,
-sqrt(T log(1/gamma)) / (n theta), with n the examples of an agent.
+None of these runs is private: nothing is clipped, and the noise is scaled as in the
+paper. DPMixSGD's is that of Theorem 3 with the constant that makes it 1 in the first
+column; with the theorem's own constant it would be above 10^6. DP-SGDA's is that of its
+paper, sqrt(T log(1/gamma)) / (n theta), with n the examples of an agent.
 """
 
 import csv
@@ -46,7 +47,7 @@ from fedjax_muon.privacy.paper import theorem_3_constant, theorem_3_sigma
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
-from fedjax_muon.tasks.classification import Batch
+from fedjax_muon.tasks.task import Batch
 
 Table = Literal["table_2", "table_3", "table_4"]
 METHODS = ("dsgda", "dp_sgda", "dm_hsgd", "dpmixsgd")
@@ -63,8 +64,11 @@ PUBLISHED = Path(__file__).parent / "dpmixsgd_002_published.csv"
 
 
 class Cell(NamedTuple):
-    """What the panels change. The paper does not name its defaults; those of each
-    table are where most of its panels agree."""
+    """Values that the panels change.
+
+    The paper does not state its defaults; these are the values on which most panels of
+    a table agree.
+    """
 
     agents: int = 5
     connectivity: float = 0.5
@@ -73,7 +77,7 @@ class Cell(NamedTuple):
 
 
 def sigma(name: str, job: Job, cell: Cell, examples: int) -> float:
-    """Standard deviation of a method's noise."""
+    """Returns the standard deviation of a method's noise."""
     first = Cell()
     budgets = first.theta, first.gamma
     if name == "dpmixsgd":
@@ -88,7 +92,7 @@ def sigma(name: str, job: Job, cell: Cell, examples: int) -> float:
 
 @recorded
 def clip_batches(algorithm: Gossip, limit: Hyper = math.inf) -> Gossip:
-    """The algorithm on gradients of batches that are clipped as a whole."""
+    """Returns the algorithm with the gradients of batches clipped as a whole."""
 
     def bounded(objective):
         grad = lambda *batch: clipped(limit, objective.grad(*batch))
@@ -101,7 +105,7 @@ def clip_batches(algorithm: Gossip, limit: Hyper = math.inf) -> Gossip:
 
 
 class Runner:
-    """Runs cells, and keeps the programs of those that differ in numbers only."""
+    """Runs cells; cells that differ in numbers only share compiled programs."""
 
     def __init__(self, data_dir: Path | None):
         self.problem = functools.cache(
@@ -127,7 +131,7 @@ class Runner:
         )
 
     def trained(self, job, name, cell, seed, hyper, validate=False):
-        """A simulation of one cell, its last state and its AUC on what it tests."""
+        """Returns the simulation of a cell, its last state, and its AUC."""
         problem = self.problem(job, cell.agents, validate)
         simulation = self.simulation(job, name, cell.agents, validate)
         level = sigma(name, job, cell, problem.fewest)
@@ -145,7 +149,7 @@ class Runner:
         return simulation, state, rows[-1]["test_auc"]
 
     def tuned(self, job: Job, name: str, cell: Cell) -> dict[str, float]:
-        """The best of the paper's sets, by validation."""
+        """Returns the best of the paper's sets by validation."""
         grid = {"lr_x": job.rates, "lr_y": job.rates}
         grid |= {"beta": job.betas} if name in STORM else {}
         points = [
@@ -159,7 +163,10 @@ class Runner:
         return points[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
     def limit(self, job: Job, cell: Cell, hyper: dict[str, float]) -> float:
-        """The norm that a fifth of all batches' gradients exceed where DM-HSGD ends."""
+        """Returns the norm that a fifth of the batches' gradients exceed.
+
+        Gradients are taken at the last parameters of DM-HSGD.
+        """
         simulation, state, _ = self.trained(job, "dm_hsgd", cell, 0, hyper)
         problem = self.problem(job, cell.agents, False)
         mean = jax.tree.map(lambda x: x.mean(0), state.params)
@@ -176,19 +183,21 @@ class Runner:
         return float(jnp.quantile(jax.lax.map(norm, rows), 0.8))
 
 
-class Asked(NamedTuple):
+class Entry(NamedTuple):
     """One number of a table."""
 
     panel: str
-    value: str  # of what the panel changes, as printed
+    value: str  # of the quantity that the panel changes, as printed
     method: str
     cell: Cell
-    hyper: dict[str, float]  # besides what is tuned
+    hyper: dict[str, float]
 
 
 def panels(table: Table, scale: Scale = "full") -> Iterator[tuple[str, str, str, Cell]]:
-    """Panel, value, method and cell of tables 2 and 4; of every panel the first value
-    to see that it runs."""
+    """Yields panel, value, method and cell of tables 2 and 4.
+
+    A smoke test has the first value of every panel only.
+    """
     usual = Cell(connectivity=0.8) if table == "table_4" else Cell()
     for panel, values in PANELS.items():
         for value, number in list(values.items())[: 1 if scale == "smoke" else None]:
@@ -196,62 +205,62 @@ def panels(table: Table, scale: Scale = "full") -> Iterator[tuple[str, str, str,
             yield from ((panel, value, name, cell) for name in METHODS)
 
 
-def asked(
+def entries(
     runner: Runner,
     table: Table,
     job: Job,
     tuned: dict[str, dict[str, float]],
     scale: Scale,
-) -> Iterator[Asked]:
-    """All numbers of a table for one data set."""
+) -> Iterator[Entry]:
+    """Yields all numbers of a table for one data set."""
     if table != "table_3":
         for panel, value, name, cell in panels(table, scale):
-            yield Asked(panel, value, name, cell, tuned[name])
+            yield Entry(panel, value, name, cell, tuned[name])
         return
     cell, best = Cell(), tuned["dm_hsgd"]
     limit = runner.limit(job, cell, best)
-    yield Asked("sigma", "0", "dm_hsgd", cell, best)
+    yield Entry("sigma", "0", "dm_hsgd", cell, best)
     for level in (0.5, 1.0):
         noise = best | {"sigma": level}
-        yield Asked("sigma", f"{level:g}", "dpmixsgd", cell, noise)
+        yield Entry("sigma", f"{level:g}", "dpmixsgd", cell, noise)
         clip = noise | {"limit": limit}
-        yield Asked("sigma", f"{level:g}", "dpmixsgd_clip", cell, clip)
+        yield Entry("sigma", f"{level:g}", "dpmixsgd_clip", cell, clip)
 
 
-def same_run(job: Job, one: Asked) -> tuple:
-    """Runs that are alike are run once: budgets are nothing to some methods."""
+def same_run(job: Job, one: Entry) -> tuple:
+    """Returns a key that equal runs share; some methods ignore the budgets."""
     name = one.method.removesuffix("_clip")
     level = sigma(name, job, one.cell, 1)
     return name, one.cell.agents, one.cell.connectivity, level, *one.hyper.items()
 
 
 def run(
-    runner: Runner, table: Table, job: Job, seeds: int, place: Path, scale: Scale
+    runner: Runner, table: Table, job: Job, seeds: int, run_dir: Path, scale: Scale
 ) -> None:
-    """Runs what place/runs.csv does not have yet."""
-    path = place / "runs.csv"
+    """Runs the cells that run_dir/runs.csv does not have yet."""
+    path = run_dir / "runs.csv"
     known = {tuple(row[column] for column in COLUMNS) for row in read_rows(path)}
     names = ("dm_hsgd",) if table == "table_3" else METHODS
     usual = Cell(connectivity=0.8) if table == "table_4" else Cell()
-    tuned = {name: rates(runner, job, name, usual, place) for name in names}
+    tuned = {name: rates(runner, job, name, usual, run_dir) for name in names}
     scores: dict[tuple, float] = {}
-    for one in asked(runner, table, job, tuned, scale):
+    for one in entries(runner, table, job, tuned, scale):
         for seed in range(seeds):
             row = (job.dataset, one.panel, one.value, one.method, str(seed))
             if row in known:
                 continue
-            alike = (*same_run(job, one), seed)
-            if alike not in scores:
+            key = (*same_run(job, one), seed)
+            if key not in scores:
                 name = one.method.removesuffix("_clip")
-                scores[alike] = runner.trained(job, name, one.cell, seed, one.hyper)[2]
+                scores[key] = runner.trained(job, name, one.cell, seed, one.hyper)[2]
             about = dict(zip(COLUMNS, row, strict=True))
-            metrics_csv.append(path, about | {"auc": scores[alike]})
+            metrics_csv.append(path, about | {"auc": scores[key]})
         print(job.dataset, one.panel, one.value, one.method, flush=True)
 
 
-def rates(runner: Runner, job: Job, name: str, cell: Cell, place: Path):
-    """The tuned hyper-parameters, from place/rates.jsonl once they are known."""
-    path = place / "rates.jsonl"
+def rates(runner: Runner, job: Job, name: str, cell: Cell, run_dir: Path):
+    """Returns tuned hyper-parameters; run_dir/rates.jsonl stores them."""
+    path = run_dir / "rates.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     for found in map(json.loads, lines):
         if (found["dataset"], found["method"]) == (job.dataset, name):
@@ -264,7 +273,7 @@ def rates(runner: Runner, job: Job, name: str, cell: Cell, place: Path):
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, none if there is no file."""
+    """Returns the rows of a CSV file; none if there is no file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -272,22 +281,22 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def mean_and_spread(scores: Sequence[float]) -> str:
-    """Of several seeds, nothing of none."""
+    """Formats the mean and standard deviation over seeds; empty without scores."""
     if not scores:
         return ""
     spread = f"{np.std(scores, ddof=1):.3f}" if len(scores) > 1 else "-"
     return f"{np.mean(scores):.3f} ± {spread}"
 
 
-def report(table: Table, place: Path, seeds: int) -> str:
-    """Every number beside the printed one, as Markdown."""
+def report(table: Table, run_dir: Path, seeds: int) -> str:
+    """Returns every number with the published one, as Markdown."""
     printed = {
         tuple(row[column] for column in COLUMNS[:4]): row["auc"]
         for row in read_rows(PUBLISHED)
         if row["table"] == table
     }
     found: dict[tuple, list[float]] = {}
-    for row in read_rows(place / "runs.csv"):
+    for row in read_rows(run_dir / "runs.csv"):
         key = tuple(row[column] for column in COLUMNS[:4])
         found.setdefault(key, []).append(float(row["auc"]))
     lines = []
@@ -338,21 +347,22 @@ def main(
     seeds: int = 5,
     output: Path | None = None,
 ) -> None:
-    """Runs one table of the paper and prints it beside the published numbers.
+    """Runs one table of the paper and prints it with the published numbers.
 
     Args:
       table: 2, robust logistic regression; 3, an MLP, also clipped; 4, an MLP.
-      scale: two cores bear the paper's sizes, so that cpu is full; smoke takes three
+      scale: The paper's sizes fit a 2-core CPU, so cpu equals full; smoke takes three
         iterations, one seed and scikit-learn's breast cancer cells.
-      data_dir: where the files of the data sets are; by default the environment
-        variable FEDJAX_MUON_DATA.
-      kind: whose weights the simplex of table 2 has.
-      datasets: some of the table's; all by default.
-      iterations: after the first; by default 500, 2000 and 200 for tables 2, 3 and 4.
-      seeds: partitions, graphs, parameters, batches and noises.
-      output: directory; what is there already is not run again.
+      data_dir: Directory of the data sets' files; by default the environment variable
+        FEDJAX_MUON_DATA.
+      kind: Dual weights of table 2: one per example, or one per agent.
+      datasets: Some of the table's data sets; all by default.
+      iterations: Iterations after the first; by default 500, 2000 and 200 for tables
+        2, 3 and 4.
+      seeds: Number of seeds, of partitions, graphs, parameters, batches and noise.
+      output: Directory; existing runs in it are reused.
     """
-    place = output or Path("runs/dpmixsgd_002") / (
+    run_dir = output or Path("runs/dpmixsgd_002") / (
         f"{table}-{kind}" if table == "table_2" else table
     )
     known = DATASETS[table]
@@ -363,15 +373,15 @@ def main(
             if name not in known:
                 raise ValueError(f"{table} has {', '.join(known)}, got {name!r}")
         runner = Runner(data_dir)
-        place.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
         for name in datasets or known:
             job = JOBS[table](name)
             job = dataclasses.replace(job, kind=kind) if table == "table_2" else job
             if iterations is not None:
                 job = dataclasses.replace(job, iterations=iterations)
-            run(runner, table, job, seeds, place, scale)
-    text = report(table, place, seeds)
-    (place / f"{table}.md").write_text(text)
+            run(runner, table, job, seeds, run_dir, scale)
+    text = report(table, run_dir, seeds)
+    (run_dir / f"{table}.md").write_text(text)
     print(text)
 
 

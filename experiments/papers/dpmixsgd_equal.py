@@ -2,16 +2,16 @@
 
     python -m experiments.papers.dpmixsgd_equal --data-dir DATA
 
-Every private method clips the gradients of examples and gets the least noise with which
-all that an agent releases in all iterations is (epsilon, delta)-private for one of its
-examples, whatever its neighbours do (docs/privacy.md): 5 agents, a random graph,
-delta = 1e-5. Learning rates are the best of seven by the AUC on a tenth of the training
-examples, with one seed, for each epsilon; that choice is not accounted for. Every run
-is on disk when it is known, and the same command continues where it was stopped.
+Every private method clips the gradients of examples. It has the least noise that makes
+all releases of an agent (epsilon, delta)-private for one of its examples, whatever its
+neighbors do (docs/privacy.md). There are 5 agents on a random graph, and delta is 1e-5.
+Learning rates are the best of seven by the AUC on a tenth of the training examples,
+with one seed, for each epsilon; the accounting does not cover this choice. Every
+finished run is written to disk, and the same command resumes an interrupted comparison.
 
-Of robust logistic regression it is the reading with a weight for every agent. With one
-for every example the gradient of an example is 30,000 times longer in its own weight
-than in the model, and a clip of both leaves nothing of the model's part.
+Robust logistic regression has one weight per agent here. With one per example, the
+gradient of an example is 30,000 times larger in its own weight than in the model, and
+clipping both together would remove the model's part.
 """
 
 import dataclasses
@@ -28,9 +28,14 @@ from experiments.papers.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, rea
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
+from fedjax_muon.decentralized.private import (
+    PRIVATE,
+    Mechanism,
+    calibrate,
+    noise_scale_of,
+)
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
-from fedjax_muon.privacy.sampling import Cyclic, Poisson
+from fedjax_muon.privacy import Cyclic, Poisson
 from fedjax_muon.reporting import metrics_csv, plots
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
@@ -49,19 +54,21 @@ JOBS = {
 
 
 def mechanism(job: Job) -> Mechanism:
-    """Clips near the median norm of an example's gradient at the start, and a tenth of
-    it for its change."""
-    limit = 0.2 if job.kind == "mlp" else 1.0
-    return Mechanism(limit, limit / 10, BETA, job.batch_size)
+    """Returns the clip norms: near the median norm of an example's first gradient.
+
+    The clip norm of changes is a tenth of it.
+    """
+    clip_norm = 0.2 if job.kind == "mlp" else 1.0
+    return Mechanism(clip_norm, clip_norm / 10, BETA, job.batch_size)
 
 
 def room(job: Job) -> int:
-    """Of a Poisson batch: eight standard deviations above its expected size."""
+    """Returns the largest Poisson batch: 8 standard deviations above its mean."""
     return job.batch_size + math.ceil(8 * math.sqrt(job.batch_size))
 
 
 class Runner:
-    """Runs cells, and keeps the programs of those that differ in numbers only."""
+    """Runs cells; cells that differ in numbers only share compiled programs."""
 
     def __init__(self, data_dir: Path | None):
         self.problem = functools.cache(
@@ -73,12 +80,12 @@ class Runner:
     def _noise(self, job: Job, name: str, epsilon: float) -> float:
         examples = self.problem(job, False).fewest
         sampling = (
-            Poisson(examples, job.batch_size, longest=room(job))
+            Poisson(examples, job.batch_size, max_batch=room(job))
             if PRIVATE[name].amplified
             else Cyclic(examples, job.batch_size)
         )
         steps = job.iterations + 1
-        return noise_of(
+        return noise_scale_of(
             calibrate(name, mechanism(job), epsilon, sampling, steps=steps, delta=DELTA)
         )
 
@@ -103,11 +110,11 @@ class Runner:
         )
 
     def auc(self, job, name, epsilon, seed, lr, validate=False) -> float:
-        """What a run reaches on what it is tested on."""
+        """Returns the test or validation AUC at the end of a run."""
         problem = self.problem(job, validate)
         hyper = paired({"lr_x": lr, "lr_y": lr})
         if name not in REFERENCES:
-            hyper |= {"noise": self.noise(job, name, epsilon)}
+            hyper |= {"noise_scale": self.noise(job, name, epsilon)}
         simulation = self.simulation(job, name, validate).vary(
             parts=problem.parts(seed),
             weights=problem.weights(seed, CONNECTIVITY),
@@ -124,13 +131,13 @@ class Runner:
         return rows[-1]["test_auc"]
 
     def tuned(self, job: Job, name: str, epsilon: float) -> float:
-        """The best rate by validation."""
+        """Returns the best learning rate by validation."""
         scores = [self.auc(job, name, epsilon, 0, lr, validate=True) for lr in RATES]
         return RATES[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
 
 def run(runner: Runner, job: Job, epsilons, seeds: int, path: Path) -> None:
-    """Runs what the file does not have yet."""
+    """Runs the cells that the file does not have yet."""
     known = {tuple(row[column] for column in COLUMNS) for row in read_rows(path)}
     runs = [(name, math.inf) for name in REFERENCES]
     runs += [(name, epsilon) for name in PRIVATE for epsilon in epsilons]
@@ -151,14 +158,14 @@ def run(runner: Runner, job: Job, epsilons, seeds: int, path: Path) -> None:
 
 
 def label(name: str) -> str:
-    """A method as tables call it."""
+    """Returns a method's label in tables."""
     return ALL[name].label if name in REFERENCES else PRIVATE[name].label
 
 
-def report(place: Path, seeds: int) -> str:
-    """A table and a figure for every data set."""
+def report(run_dir: Path, seeds: int) -> str:
+    """Returns a table for every data set as Markdown, and draws a figure."""
     found: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for row in read_rows(place / "runs.csv"):
+    for row in read_rows(run_dir / "runs.csv"):
         runs = found.setdefault(row["dataset"], {})
         runs.setdefault((row["method"], row["value"]), []).append(float(row["auc"]))
     epsilons = list(dict.fromkeys(e for runs in found.values() for _, e in runs))
@@ -184,7 +191,7 @@ def report(place: Path, seeds: int) -> str:
                     curves.setdefault(label(name), {})[float(epsilon)] = scores
             lines.append(f"| {label(name)} | {' | '.join(cells)} |")
         figure = f"equal_{dataset}.png"
-        plots.utility(curves, place / figure, title=f"{dataset}, delta {DELTA:g}")
+        plots.utility(curves, run_dir / figure, title=f"{dataset}, delta {DELTA:g}")
         lines += ["", f"![test AUC against epsilon on {dataset}]({figure})"]
     return "\n".join([*lines, ""])
 
@@ -200,13 +207,13 @@ def main(
     """Compares the methods at equal epsilon.
 
     Args:
-      data_dir: where the files of the data sets are; by default the environment
-        variable FEDJAX_MUON_DATA.
-      datasets: of a8a, a9a, ijcnn1, mnist and fashion_mnist.
-      epsilons: of all iterations together, for one example of an agent.
-      iterations: after the first; by default 500, and 200 for the MLP.
-      seeds: partitions, graphs, parameters, batches and noises.
-      output: directory; what is there already is not run again.
+      data_dir: Directory of the data sets' files; by default the environment variable
+        FEDJAX_MUON_DATA.
+      datasets: Some of a8a, a9a, ijcnn1, mnist and fashion_mnist.
+      epsilons: Epsilons of all iterations together, for one example of an agent.
+      iterations: Iterations after the first; by default 500, and 200 for the MLP.
+      seeds: Number of seeds, of partitions, graphs, parameters, batches and noise.
+      output: Directory; existing runs in it are reused.
     """
     with refusing():
         for name in datasets:

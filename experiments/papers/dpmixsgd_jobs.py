@@ -1,11 +1,11 @@
-"""What the experiments of DPMixSGD train: robust logistic regression, AUC by an MLP.
+"""Problems of the DPMixSGD experiments: robust logistic regression, and AUC of an MLP.
 
-The paper (its section 6 and appendix C) does not say how many iterations it runs, how
-large its MLP is, which classes of ten count as positive, or whether the simplex of
-robust logistic regression has a weight for every example or for every agent, which its
-equation (22) reads as. Here: 500 iterations for logistic regression, 200 for the MLP,
-and 2000 in the paper's table 3, where 200 do not get anywhere; one hidden layer of 32;
-classes 5 to 9 are positive; both simplices.
+The paper (section 6 and appendix C) leaves open the number of iterations, the size of
+the MLP, and which of ten classes are positive. It also leaves open whether the simplex
+of robust logistic regression has a weight for every example, or for every agent, as
+equation (22) reads. We run 500 iterations of logistic regression, 200 of the MLP, and
+2000 in the paper's table 3, where 200 make no progress. The MLP has one hidden layer
+of 32 units, classes 5 to 9 are positive, and both simplices are run.
 """
 
 import dataclasses
@@ -22,40 +22,42 @@ from fedjax_muon.data import Dataset, partition
 from fedjax_muon.decentralized import topology
 from fedjax_muon.tasks import robust
 from fedjax_muon.tasks.auc import auc
-from fedjax_muon.tasks.classification import Task
+from fedjax_muon.tasks.task import Task
 
 Kind = Literal["examples", "agents", "mlp"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A problem, and how it is trained; without its data."""
+    """A problem and its training, without its data."""
 
     dataset: str
-    kind: Kind  # whose weights the simplex has, or the MLP
+    kind: Kind  # dual weights of examples or of agents, or the MLP
     iterations: int
     batch_size: int
-    first_size: int  # at most: agents may have fewer examples
+    first_size: int  # an upper limit: agents may have fewer examples
     rates: tuple[float, ...]  # of both variables
     betas: tuple[float, ...]
 
 
 def logistic(dataset: str, kind: Kind) -> Job:
-    """Section 6.1."""
+    """Returns the job of section 6.1."""
     return Job(
         dataset, kind, 500, 20, 10_000, (1.0, 0.1, 0.01, 0.001), (0.5, 0.1, 0.01)
     )
 
 
 def mlp(dataset: str, iterations: int = 200) -> Job:
-    """Appendix C."""
+    """Returns the job of appendix C."""
     return Job(dataset, "mlp", iterations, 64, 64, (0.01, 0.001, 0.0001), (0.1, 0.01))
 
 
 @functools.cache
 def read(name: str, data_dir: Path | None, validate: bool) -> Dataset:
-    """A data set of two classes; to validate, a tenth of its training examples is what
-    it is tested on."""
+    """Returns a data set with two classes.
+
+    With `validate`, a tenth of the training examples replaces the test examples.
+    """
     dataset = data.load(name, data_dir)
     if len(dataset.classes) > 2:
         half = len(dataset.classes) // 2
@@ -72,7 +74,7 @@ def read(name: str, data_dir: Path | None, validate: bool) -> Dataset:
 
 
 class Problem:
-    """A job's data and task, for some agents."""
+    """Data and task of a job, for a number of agents."""
 
     def __init__(self, job: Job, agents: int, data_dir: Path | None, validate: bool):
         self.job, self.agents = job, agents
@@ -88,22 +90,22 @@ class Problem:
             self.task = robust.robust_logistic(features, count, of)
 
     def parts(self, seed: int) -> list[np.ndarray]:
-        """Equal shares of the training examples."""
+        """Returns equal shares of the training examples."""
         return partition.iid(self.dataset.y_train, self.agents, key=_keys(seed)[0])
 
     def weights(self, seed: int, connectivity: float) -> np.ndarray:
-        """Of a random graph."""
+        """Returns the mixing weights of a random graph."""
         drawn = topology.erdos_renyi(self.agents, connectivity, key=_keys(seed)[1])
         return topology.metropolis(drawn.graph)
 
     @property
     def fewest(self) -> int:
-        """Examples of the agent that has fewest."""
+        """The smallest number of examples of an agent."""
         return len(self.dataset.y_train) // self.agents
 
 
 def paired(hyper: dict[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters whose learning rates of x and y are a pair."""
+    """Joins the learning rates of x and y in a pair."""
     rest = {k: v for k, v in hyper.items() if k not in ("lr_x", "lr_y")}
     return rest | {"lr": Pair(hyper["lr_x"], hyper["lr_y"])}
 

@@ -4,23 +4,23 @@
     python -m experiments.papers.fedmuon_001 figure_2 --data-dir DATA  # a core, 25 min
     python -m experiments.papers.fedmuon_001 figure_1 --scale full --data-dir DATA
 
-Test accuracy on Fashion-MNIST with LeNet and on CIFAR-10 with ResNet-18 (GroupNorm): 16
-clients of which 8 run 5 local steps a round, divided by Dirichlet(10), called
-homogeneous, and Dirichlet(0.1). The paper prints curves only. It tells neither the
-batch size nor the weight of the past in momenta, here 32 and 0.9, nor what an epoch is,
-here rounds that take as many examples as there are.
+Test accuracy on Fashion-MNIST with LeNet and on CIFAR-10 with ResNet-18 (GroupNorm).
+There are 16 clients, of which 8 run 5 local steps per round; data are divided by
+Dirichlet(10), which the paper calls homogeneous, and by Dirichlet(0.1). The paper has
+curves only. It gives neither the batch size nor the momentum, here 32 and 0.9, nor the
+length of an epoch, here as many rounds as use all examples once.
 
-Validation chooses among three learning rates, of which one is the paper's (appendix G)
-for FedAvg and SCAFFOLD. SCAFFOLD(momentum) diverges at the paper's, 0.1: controls are
-here averages of the gradients along the local path, so that a client's drift feeds the
-next one; the paper does not say which gradients its own are. Its methods with Muon have
-0.001, times a scale that depends on a matrix's dimensions and is not printed (after Liu
-et al. 2025, arXiv:2502.16982, where it is 1 to 4 for LeNet and 1 to 14 for ResNet-18);
-here nothing is scaled. Vectors move ten times as fast as matrices, the appendix's ratio
-but for LocalMuon on Fashion-MNIST, where it is a hundred.
+Validation chooses among three learning rates. For FedAvg and SCAFFOLD one of them is
+the paper's (appendix G). SCAFFOLD(momentum) diverges at the paper's rate, 0.1: control
+variates are averages of the gradients along the local path here, so a client's drift
+feeds the next one. The paper does not say which gradients it uses. Its methods with
+Muon have the rate 0.001 times a scale that depends on a matrix's shape and is not
+printed (after Liu et al. 2025, arXiv:2502.16982, where it is 1 to 4 for LeNet and 1 to
+14 for ResNet-18); here nothing is scaled. Vectors have ten times the rate of matrices,
+as in the appendix, which has a hundred times for LocalMuon on Fashion-MNIST.
 
-With `--scale cpu` Fashion-MNIST alone, in full, with fewer rounds, and three seeds
-where the paper has two.
+`--scale cpu` has Fashion-MNIST only, with all its examples, fewer rounds, and three
+seeds where the paper has two.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ BASE = Config(
 )
 EXAMPLES_A_ROUND = 8 * 5 * 32
 SEEDS = (42, 43, 44)
-ROUNDS = {"figure_1": 200, "figure_2": 150}  # on a CPU
+ROUNDS = {"figure_1": 200, "figure_2": 150}  # for `--scale cpu`
 MUON = (0.001, 0.003, 0.01)
 GRIDS: dict[str, tuple[float, ...]] = {
     "fedavg_momentum": (0.03, 0.1, 0.3),
@@ -56,7 +56,7 @@ STEPS = (0, 1, 2, 3, 4, 5)
 
 
 def config(dataset: str, alpha: float, item: str, scale: Scale) -> Config:
-    """Of a setting."""
+    """Returns the config of a setting."""
     rounds = round(EPOCHS[dataset] * SIZES[dataset] / EXAMPLES_A_ROUND)
     as_printed = dataclasses.replace(
         BASE,
@@ -75,7 +75,7 @@ def setting(dataset: str, alpha: float) -> str:
 
 
 def figure_1(scale: Scale) -> dict[str, Panel]:
-    """All methods in every setting."""
+    """Returns the panels of all methods in every setting."""
     grids = {name: {"lr": rates} for name, rates in GRIDS.items()}
     found = {}
     for dataset in MODELS if scale == "full" else ("fashion_mnist",):
@@ -87,8 +87,10 @@ def figure_1(scale: Scale) -> dict[str, Panel]:
 
 
 def figure_2(scale: Scale) -> dict[str, Panel]:
-    """FedMuon by the steps of Newton-Schulz; with none, matrices are divided by their
-    Frobenius norm."""
+    """Returns the panels of FedMuon by the number of Newton-Schulz steps.
+
+    Without steps, matrices are divided by their Frobenius norm.
+    """
     found = {}
     for alpha in ALPHAS[1:] if scale == "smoke" else ALPHAS:
         for steps in STEPS[::3] if scale == "smoke" else STEPS:
@@ -107,7 +109,7 @@ ITEMS = {
         f"Fashion-MNIST only, {ROUNDS['figure_1']} rounds in place of 4688",
     ),
     "figure_2": Item(
-        "FedMuon with 0 to 5 steps of Newton-Schulz",
+        "FedMuon with 0 to 5 Newton-Schulz steps",
         figure_2,
         f"{ROUNDS['figure_2']} rounds in place of 4688",
     ),

@@ -4,18 +4,18 @@
     python -m experiments.papers.fedmuon_003 figure_5 --data-dir DATA  # a core, 30 min
     python -m experiments.papers.fedmuon_003 figure_1 --scale full --data-dir DATA
 
-FedMuon beside eleven others: 8 clients that all run 4 or 16 local steps a round with
-batches of 64, rates falling by a cosine. ResNet-18 and ViT on CIFAR-10 and CIFAR-100,
-i.i.d. and once by Dirichlet(0.5); a recurrent network on a hundredth of Sentiment140.
-The paper prints curves only and tells neither how many epochs they are, here 200 (20
-for sentences), nor the other methods' grids, here three rates each. "The momentum
-hyperparameters are fixed at 0.9" is read as the weight of the past.
-FedMuon's weight decay, which its algorithm does not have, is left out. Images are
-cropped and mirrored at random, as usual, of which the paper says nothing.
+FedMuon and eleven other methods: 8 clients all run 4 or 16 local steps per round with
+batches of 64 and a cosine learning rate schedule. ResNet-18 and ViT are trained on
+CIFAR-10 and CIFAR-100, i.i.d. and once by Dirichlet(0.5), and a recurrent network on
+one percent of Sentiment140. The paper has curves only. It gives neither the number of
+epochs, here 200 (20 for sentences), nor the other methods' grids, here three rates
+each. "The momentum hyperparameters are fixed at 0.9" is read as the weight of the past.
+FedMuon's weight decay is left out, since its algorithm has none. Images are randomly
+cropped and flipped, which the paper does not mention.
 
-With `--scale cpu` LeNet has 8 epochs of 10,000 images of CIFAR-10 in batches of 32,
-also in place of CIFAR-100; ViT is LeNet there, so that figures 3 and 7 to 9 have
-nothing of their own. Sentences are those of SST-2.
+`--scale cpu` trains LeNet for 8 epochs on 10,000 images of CIFAR-10 in batches of 32,
+also in place of CIFAR-100 and of ViT, so that figures 3 and 7 to 9 repeat other ones.
+Sentences are those of SST-2.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "fedmuon": {"lr": (0.001, 0.002, 0.005, 0.01, 0.05)},  # as printed
 }
 FEWER = (
-    {  # on a CPU
+    {  # for `--scale cpu`
         name: {option: rates[-2:] for option, rates in grid.items()}
         for name, grid in GRIDS.items()
     }
@@ -58,7 +58,7 @@ EPOCHS = {"cifar10": 200, "cifar100": 200, "tfds:sentiment140": 20}
 
 
 def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
-    """All methods in one setting."""
+    """Returns the panels of a figure: all methods in one setting."""
 
     def panels(scale: Scale) -> dict[str, Panel]:
         epoch = EXAMPLES[dataset] / (BASE.num_clients * BASE.batch_size * steps)

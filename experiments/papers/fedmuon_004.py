@@ -6,28 +6,28 @@
     python -m experiments.papers.fedmuon_004 table_7 --data-dir DATA  # after table_5
     python -m experiments.papers.fedmuon_004 table_2 --scale full --data-dir DATA
 
-CIFAR-100 divided over 100 clients by drawing each one's share of classes from
-Dirichlet(0.6) or Dirichlet(0.1), as the public code does; 10 of them make 50 local
-steps of batch 50 a round, 300 rounds, rates falling by a cosine, seeds 42 to 46. The
-numbers printed are in fedmuon_004_published.csv. Learning rates are of the paper's
-grids, for FedLADA and FedCM of those for Adam and for SGD; the weight decay of 0.001
-that the paper has for SGD is left out.
+CIFAR-100 is divided over 100 clients by drawing the classes of each from Dirichlet(0.6)
+or Dirichlet(0.1), as the public code does. In each of 300 rounds, 10 clients take 50
+local steps of batch 50, with a cosine learning rate schedule and seeds 42 to 46. The
+published numbers are in fedmuon_004_published.csv. Learning rates are those of the
+paper's grids; FedLADA has the grid of Adam and FedCM that of SGD. The paper's weight
+decay of 0.001 for SGD is left out.
 
 Figures 4 (b) and 6 are table 2's curves under Dirichlet(0.1); figure 4 (a) has a module
 of its own, experiments.studies.condition_numbers.
 
-With `--scale cpu` LeNet is trained by 5 of 50 clients with 10 local steps of batch 20 a
-round, 100 rounds, seeds 42 to 44; Adam and Muon have larger rates there, for fewer
-steps. Which ones was decided after trials with seed 42, and for the ablations after
+`--scale cpu` trains LeNet with 5 of 50 clients, 10 local steps of batch 20, 100 rounds
+and seeds 42 to 44. Adam and Muon have larger rates there, because there are fewer
+steps. These rates were chosen after trials with seed 42, those of the ablations after
 table 2.
 
-Tables 3 and 4 start at pretrained weights, Swin-Tiny's by timm's names and RoBERTa's,
-whose adapters of rank 16 alone are trained:
+Tables 3 and 4 start at pretrained weights: Swin-Tiny's by timm's names, and RoBERTa's,
+of which only adapters of rank 16 are trained:
 
     python -m experiments.papers.fedmuon_004 table_4 --scale full --data-dir DATA \\
         --checkpoint CHECKPOINT
 
-On a CPU they are no more than a start: 4 rounds of 5 steps with two methods.
+For a CPU they are cut to 4 rounds of 5 steps with two methods.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ RIVALS: Grids = {
     "local_adamw": ADAM,
     "local_muon": MUON,
 }
-FEWER: Grids = {  # on a CPU: fewer and larger, for fewer steps
+FEWER: Grids = {  # for `--scale cpu`: fewer and larger rates, since steps are fewer
     "fedavg": {"lr": (0.03, 0.1)},
     "scaffold": {"lr": (0.03, 0.1)},
     "fedcm": {"lr": (0.1, 0.3)},
@@ -85,7 +85,7 @@ REDUCED = (
 
 
 def config(model: str, alpha: float, scale: Scale) -> Config:
-    """Of a setting."""
+    """Returns the config of a setting."""
     as_printed = dataclasses.replace(BASE, model=model, alpha=alpha)
     small = {"model": "lenet", "local_steps": 10, "batch_size": 20, "rounds": 100}
     small |= {"num_clients": 50, "cohort_size": 5, "augmentation": "none"}
@@ -93,7 +93,7 @@ def config(model: str, alpha: float, scale: Scale) -> Config:
 
 
 def panel(model: str, alpha: float, grids: Grids, scale: Scale) -> Panel:
-    """Some methods in a setting."""
+    """Returns the panel of some methods in a setting."""
     one = config(model, alpha, scale)
     sweep = swept(one, grids, scale, SEEDS[:3] if scale == "cpu" else SEEDS)
     printed_for = f"{model}, Dirichlet({alpha:g})"
@@ -102,7 +102,10 @@ def panel(model: str, alpha: float, grids: Grids, scale: Scale) -> Panel:
 
 
 def panels(grids: Grids, alphas: tuple[float, ...], scale: Scale) -> dict[str, Panel]:
-    """The methods in every setting; one model stands for both where it is small."""
+    """Returns the panels of methods in every setting.
+
+    At reduced scales, one small model replaces both of the paper's.
+    """
     if scale == "cpu":
         grids = {name: FEWER[name] for name in grids}
     return {
@@ -113,17 +116,21 @@ def panels(grids: Grids, alphas: tuple[float, ...], scale: Scale) -> dict[str, P
 
 
 def models(scale: Scale) -> tuple[str, ...]:
-    """Those that a scale has, or has something in place of."""
+    """Returns the paper's models that a scale has, or replaces by a smaller one."""
     return MODELS if scale == "full" else MODELS[:1]
 
 
 def table_2(scale: Scale) -> dict[str, Panel]:
-    """All methods."""
+    """Returns the panels of all methods."""
     return panels({**RIVALS, "fedmuon_align": MUON}, ALPHAS, scale)
 
 
 def table_5(scale: Scale) -> dict[str, Panel]:
-    """Without momentum aggregation, without alignment, with other local rules."""
+    """Returns the panels of the ablations.
+
+    They are FedMuon without momentum aggregation, without alignment, and with other
+    local rules.
+    """
     grids: Grids = {
         "fedmuon_align_reset": MUON,
         "local_muon_averaged": MUON,
@@ -135,7 +142,7 @@ def table_5(scale: Scale) -> dict[str, Panel]:
 
 
 def table_6(scale: Scale) -> dict[str, Panel]:
-    """FedMuon by the weight of alignment and by the momentum, at one rate."""
+    """Returns the panels by alignment weight and by momentum, at one rate."""
     rate = {"lr": (0.01,) if scale == "cpu" else (0.03,)}
     varied = {
         "align": (0.0, 0.25, 0.5, 0.75, 0.9),
@@ -151,13 +158,13 @@ def table_6(scale: Scale) -> dict[str, Panel]:
 
 
 def table_7(scale: Scale) -> dict[str, Panel]:
-    """Aggregation of momenta: none, whole, or by a truncated SVD."""
+    """Returns the panels of momentum aggregation: none, full, or truncated by SVD."""
     names = ("fedmuon_align_reset", "fedmuon_align", "fedmuon_svd")
     return panels(dict.fromkeys(names, MUON), (0.1,), scale)
 
 
 def table_3(scale: Scale) -> dict[str, Panel]:
-    """Swin-Tiny, pretrained."""
+    """Returns the panels of pretrained Swin-Tiny."""
     found = {}
     for dataset in ("cifar100", "tiny_imagenet"):
         one = dataclasses.replace(
@@ -174,7 +181,10 @@ def table_3(scale: Scale) -> dict[str, Panel]:
 
 
 def table_4(scale: Scale) -> dict[str, Panel]:
-    """RoBERTa with adapters on the sets of GLUE; Matthews' correlation for CoLA."""
+    """Returns the panels of RoBERTa with adapters on GLUE.
+
+    CoLA's score is Matthews' correlation.
+    """
     found = {}
     for dataset in ("cola", "rte", "sst2", "qqp", "mrpc", "qnli", "mnli"):
         one = dataclasses.replace(
@@ -193,7 +203,7 @@ def table_4(scale: Scale) -> dict[str, Panel]:
 
 
 def pretrained(one: Config, setting: str, scale: Scale) -> Panel:
-    """All methods from a checkpoint."""
+    """Returns the panel of all methods from a checkpoint."""
     grids: Grids = {**RIVALS, "fedmuon_align": MUON}
     if scale == "cpu":
         grids = {name: FEWER[name] for name in ("local_adamw", "fedmuon_align")}
@@ -204,7 +214,7 @@ def pretrained(one: Config, setting: str, scale: Scale) -> Panel:
 
 
 def figure_3(scale: Scale) -> dict[str, Panel]:
-    """Local SGD, Local AdamW and Local Muon."""
+    """Returns the panels of Local SGD, Local AdamW and Local Muon."""
     names = ("fedavg", "local_adamw", "local_muon")
     return panels({name: RIVALS[name] for name in names}, ALPHAS, scale)
 
@@ -213,9 +223,9 @@ ITEMS = {
     "table_2": Item("seven methods, two models, two partitions", table_2, REDUCED),
     "table_3": Item("Swin-Tiny, fine-tuned", table_3, START),
     "table_4": Item("RoBERTa, fine-tuned by adapters", table_4, START),
-    "table_5": Item("what FedMuon consists of", table_5, REDUCED),
-    "table_6": Item("weight of alignment, momentum", table_6, REDUCED),
-    "table_7": Item("what aggregating momenta costs", table_7, REDUCED),
+    "table_5": Item("ablations of FedMuon", table_5, REDUCED),
+    "table_6": Item("alignment weight, momentum", table_6, REDUCED),
+    "table_7": Item("cost of momentum aggregation", table_7, REDUCED),
     "figure_3": Item("Local SGD, Local AdamW, Local Muon", figure_3, REDUCED),
 }
 

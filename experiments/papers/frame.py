@@ -1,13 +1,12 @@
-"""What the modules named after papers share: their commands, their tables and figures.
+"""The command line, tables and figures that all modules of papers share.
 
     python -m experiments.papers.fedmuon_004 table_2 --scale cpu --data-dir DATA
     python -m experiments.papers.fedmuon_004 table_2 --panels resnet18_dir0.1
 
-An item, a table or a figure of a paper, consists of panels; a panel is a sweep in a
-directory of its own. The same command goes on where it was stopped, `--panels` splits
-an item over several calls and machines, and every call writes result.md, result.csv and
-result.png of the panels that are finished by then. Runs that items beside it have
-already are taken over.
+An item is a table or a figure of a paper and consists of panels. A panel is a sweep in
+a run directory of its own. The same command resumes an interrupted item; existing runs
+of other items are reused. `--panels` splits an item over several calls and machines.
+Every call writes result.md, result.csv and result.png of all finished panels.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ from benchmarks.machine import machine
 from experiments.papers import paper_report
 from fedjax_muon.runs import directory
 from fedjax_muon.runs import sweep as sweeps
-from fedjax_muon.runs.config import METHODS, Config, Sweep, from_json, to_json
+from fedjax_muon.runs.config import METHODS, Config, Job, Sweep, from_json, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.lists import Names
 
@@ -34,27 +33,30 @@ Scale = Literal["smoke", "cpu", "full"]
 
 
 class Panel(NamedTuple):
-    """One sweep, and what of it is shown."""
+    """One sweep, and how it is shown."""
 
-    setting: str  # the model, the data, the partition: panels of one are drawn together
+    setting: str  # model, data, partition; panels of one setting share a figure
     sweep: Sweep
-    label: str = ""  # in place of the method's, for a sweep of one method
+    label: str = ""  # replaces the method's label, for a sweep of one method
     every_point: bool = False  # show the whole grid, not the best on validation
-    printed_for: str = ""  # the paper's setting, where this one only resembles it
+    printed_for: str = ""  # the paper's setting, if this one only resembles it
     pretrained: bool = False  # whether it starts at --checkpoint
 
 
 class Item(NamedTuple):
     """A table or a figure."""
 
-    about: str  # a line
+    about: str  # one line
     panels: Callable[[Scale], Mapping[str, Panel]]
-    reduced: str  # where `--scale cpu` differs from the paper
+    reduced: str  # how `--scale cpu` differs from the paper
 
 
 def sized(config: Config, scale: Scale, **cpu: Any) -> Config:
-    """The config at a scale: as it is, with what a CPU bears, or to see that it runs,
-    on the data that come with scikit-learn."""
+    """Returns the config at a scale.
+
+    It is unchanged (full), has the sizes `cpu` (cpu), or is a smoke test on the data
+    that come with scikit-learn (smoke).
+    """
     if scale == "full":
         return config
     if scale == "cpu":
@@ -83,9 +85,12 @@ def swept(
     scale: Scale,
     seeds: tuple[int, ...],
 ) -> Sweep:
-    """Methods on their grids; to see that it runs, the last one at its first point. A
-    tenth of the training examples chooses the points. On a CPU every cell is on disk as
-    soon as it has run."""
+    """Returns the sweep of methods over their grids.
+
+    A tenth of the training examples is held out for the choice of grid points. On a CPU
+    every cell is written to disk as soon as it is finished. A smoke test has the first
+    grid point of the last method only.
+    """
     if scale == "smoke":
         *_, (name, grid) = grids.items()
         grids = {name: {option: values[:1] for option, values in grid.items()}}
@@ -96,28 +101,26 @@ def swept(
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Plays a table or a figure of a paper, or goes on with it, and reports."""
+    """Runs or resumes a table or a figure of a paper, and reports it."""
 
     item: tyro.conf.Positional[str]
-    """Its name."""
+    """Name of the table or figure."""
     scale: Scale = "cpu"
-    """As in the paper (full), at a size that two cores bear (cpu), or to see that it
-    runs (smoke)."""
+    """As in the paper (full), scaled down for a 2-core CPU (cpu), or a smoke test
+    (smoke)."""
     data_dir: Path | None = None
-    """Where the data sets' files are; by default the environment variable
+    """Directory of the data sets' files; by default the environment variable
     FEDJAX_MUON_DATA."""
     checkpoint: Path | None = None
-    """Pretrained weights, for items that start at some, as `fedjax-muon train` takes
-    them."""
+    """Pretrained weights for items that start at them, as for `fedjax-muon train`."""
     panels: Names = ()
-    """Only these; by default all."""
+    """Panels to run; by default all."""
     output: Path | None = None
-    """Directory, new or one of the same command; by default
-    runs/PAPER/ITEM-SCALE."""
+    """Directory, new or of the same command; by default runs/PAPER/ITEM-SCALE."""
 
 
 def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
-    """The command line of a paper's module."""
+    """Runs the command line of a paper's module."""
     listed = "\n".join(f"  {name:12}{item.about}" for name, item in items.items())
     description = f"{about}\n\nitems:\n{listed}"
     prog = f"python -m experiments.papers.{paper}"
@@ -125,14 +128,23 @@ def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
     with refusing():
         if given.item not in items:
             raise ValueError(f"no item {given.item!r}; there are {', '.join(items)}")
-    place = given.output or Path("runs") / paper / f"{given.item}-{given.scale}"
-    play(paper, given, items, place)
+    item_dir = given.output or Path("runs") / paper / f"{given.item}-{given.scale}"
+    run(paper, given, items, item_dir)
 
 
-def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -> None:
-    """Plays what is not finished of an item's chosen panels, and reports."""
+def run(
+    paper: str, given: Arguments, items: Mapping[str, Item], item_dir: Path
+) -> None:
+    """Runs the chosen panels that are not finished, and writes the report.
+
+    Args:
+      paper: Name of the paper's module.
+      given: Arguments of the command.
+      items: All items of the paper.
+      item_dir: Directory of the item; its panels have run directories inside.
+    """
     item = items[given.item]
-    beside = [place.parent / f"{name}-{given.scale}" for name in items]
+    item_dirs = [item_dir.parent / f"{name}-{given.scale}" for name in items]
     with refusing():
         panels = {
             name: with_files(panel, given)
@@ -145,79 +157,93 @@ def play(paper: str, given: Arguments, items: Mapping[str, Item], place: Path) -
         for name in chosen:
             sweeps.check(panels[name].sweep)
         for name in chosen:
-            begin(place / name, panels[name].sweep)
+            prepare(item_dir / name, panels[name].sweep)
     for name in chosen:
-        if not finished(place / name, panels[name]):
+        run_dir = item_dir / name
+        if not finished(run_dir, panels[name]):
             since = time.perf_counter()
             print(f"{name}: {panels[name].setting}", flush=True)
             with refusing():
-                taken = take_over(place / name, panels[name].sweep, beside)
+                reused = reuse(run_dir, panels[name].sweep, item_dirs)
             try:
-                sweeps.train(panels[name].sweep, place / name, again(paper))
-            finally:  # also of a call that is interrupted
-                note(paper, place, name, time.perf_counter() - since, taken)
+                sweeps.train(panels[name].sweep, run_dir, resume_command(paper))
+            finally:  # also of an interrupted call
+                seconds = time.perf_counter() - since
+                record_call(paper, item_dir, name, seconds, reused)
     with refusing():
-        done = {n: p for n, p in panels.items() if finished(place / n, p)}
+        done = {n: p for n, p in panels.items() if finished(item_dir / n, p)}
         missing = [name for name in panels if name not in done]
-        scaled = {"full": "", "cpu": item.reduced, "smoke": "only to see that it runs"}
+        scaled = {"full": "", "cpu": item.reduced, "smoke": "a smoke test"}
         report = paper_report.Report(
             f"{paper}, {given.item}: {item.about}", scaled[given.scale], done, missing
         )
         published = paper_report.read_published(paper, given.item)
-        paper_report.write(report, place, published)
-    print(f"result.md, result.csv and result.png in {place}")
+        paper_report.write(report, item_dir, published)
+    print(f"result.md, result.csv and result.png in {item_dir}")
     if missing:
-        print(f"without what has not run yet: {', '.join(missing)}")
+        print(f"not included, because they have not run yet: {', '.join(missing)}")
 
 
-def take_over(place: Path, sweep: Sweep, items: Sequence[Path]) -> list[str]:
-    """Copies the cells that other items have of the same methods in the same setting,
-    on the same grids; returns what, and of which items."""
-    taken = []
+def reuse(run_dir: Path, sweep: Sweep, item_dirs: Sequence[Path]) -> list[str]:
+    """Copies finished cells of the same methods, settings and grids from other items.
+
+    Args:
+      run_dir: Run directory that cells are copied to.
+      sweep: The sweep of that directory.
+      item_dirs: Directories of items that may have the cells.
+
+    Returns:
+      The labels of the copied methods, each with its item.
+    """
+    reused = []
     for name in sweep.algorithms:
-        cells = place / "cells" / f"{name}.csv"
-        found = [p for item in items for p in item.glob(f"*/cells/{cells.name}")]
+        cells = run_dir / "cells" / f"{name}.csv"
+        found = [p for item in item_dirs for p in item.glob(f"*/cells/{cells.name}")]
         for path in sorted(found):
             other = directory.read(path.parent.parent)
-            if cells.exists() or not same(alone(other, name), alone(sweep, name)):
+            if cells.exists() or not same(part(other, name), part(sweep, name)):
                 continue
-            if all_played(alone(sweep, name), path.parent.parent):
+            if all_finished(part(sweep, name), path.parent.parent):
                 cells.parent.mkdir(exist_ok=True)
-                shutil.copy(path, cells)
-                taken.append(f"{METHODS[name].label} of {path.parents[2].name}")
-    return taken
+                for suffix in (
+                    ".json",
+                    ".csv",
+                ):  # rows without their record are an error
+                    shutil.copy(path.with_suffix(suffix), cells.with_suffix(suffix))
+                reused.append(f"{METHODS[name].label} of {path.parents[2].name}")
+    return reused
 
 
-def alone(what: Any, name: str) -> Any:
-    """A sweep's part that is about one method; of anything else, all."""
-    if not isinstance(what, Sweep) or name not in what.grids:
-        return what
-    grids = {name: what.grids[name]}
-    return dataclasses.replace(what, algorithms=(name,), grids=grids)
+def part(job: Job, name: str) -> Job:
+    """Returns the part of a sweep for one method; other jobs are returned unchanged."""
+    if not isinstance(job, Sweep) or name not in job.grids:
+        return job
+    grids = {name: job.grids[name]}
+    return dataclasses.replace(job, algorithms=(name,), grids=grids)
 
 
-def note(
-    paper: str, place: Path, panel: str, seconds: float, taken: Sequence[str] = ()
+def record_call(
+    paper: str, item_dir: Path, panel: str, seconds: float, reused: Sequence[str] = ()
 ) -> None:
-    """Adds a line to the record of what ran, and of which runs were reused."""
+    """Appends a line to the record of calls: machine, command, time, reused runs."""
     line = machine(f"experiments.papers.{paper}") | {
         "panel": panel,
         "seconds": round(seconds),
-        "taken": list(taken),
+        "reused": list(reused),
         "source": directory.versions()["git_revision"][:10],
-        "command": shown(f"papers.{paper}", sys.argv[1:]),
+        "command": public_command(f"papers.{paper}", sys.argv[1:]),
     }
-    with (place / paper_report.PLAYED).open("a") as file:
+    with (item_dir / paper_report.CALLS).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
-def again(paper: str) -> str:
-    """The command of this call."""
+def resume_command(paper: str) -> str:
+    """Returns the command of this call, which also resumes it."""
     return shlex.join(["python", "-m", f"experiments.papers.{paper}", *sys.argv[1:]])
 
 
-def shown(program: str, given: Sequence[str]) -> str:
-    """A command as others can give it: without this machine's directories."""
+def public_command(program: str, given: Sequence[str]) -> str:
+    """Returns a command without the directories of this machine."""
     words = list(given)
     for option, name in (("--data-dir", "DATA"), ("--checkpoint", "CHECKPOINT")):
         if option in words:
@@ -228,9 +254,10 @@ def shown(program: str, given: Sequence[str]) -> str:
 
 
 def with_files(panel: Panel, given: Arguments) -> Panel:
-    """The panel with its data and its checkpoint there.
+    """Returns the panel with the directory of its data, and its checkpoint.
 
-    Raises `ValueError` if it needs one and there is none.
+    Raises:
+      ValueError: If the panel needs a checkpoint and none is given.
     """
     files: dict[str, Path | None] = {"data_dir": given.data_dir}
     if panel.pretrained and given.scale != "smoke":
@@ -243,23 +270,24 @@ def with_files(panel: Panel, given: Arguments) -> Panel:
     return panel._replace(sweep=dataclasses.replace(panel.sweep, config=config))
 
 
-def begin(place: Path, sweep: Sweep) -> None:
-    """Makes the directory of a sweep, or finds that it is of the same one.
+def prepare(run_dir: Path, sweep: Sweep) -> None:
+    """Creates the run directory of a sweep, or checks that it is of the same sweep.
 
-    Raises `ValueError` if it is of another.
+    Raises:
+      ValueError: If the directory is of another sweep.
     """
-    if not (place / directory.CONFIG).exists():
-        directory.create(place, sweep)
+    if not (run_dir / directory.CONFIG).exists():
+        directory.create(run_dir, sweep)
         return
-    if not same(directory.read(place), sweep):
+    if not same(directory.read(run_dir), sweep):
         raise ValueError(
-            f"{place} holds another sweep than this command's, as {directory.CONFIG} "
-            "there says; choose another --output"
+            f"{run_dir} holds another sweep than this command's (see "
+            f"{directory.CONFIG} there); choose another --output"
         )
 
 
-def same(one: Any, other: Sweep) -> bool:
-    """Whether two sweeps give the same numbers, wherever their data are."""
+def same(one: Job, other: Job) -> bool:
+    """Returns whether two sweeps give the same numbers, wherever their data are."""
 
     def numbers(sweep: Any) -> Sweep:
         config = dataclasses.replace(sweep.config, data_dir=None, checkpoint=None)
@@ -269,16 +297,16 @@ def same(one: Any, other: Sweep) -> bool:
     return isinstance(one, Sweep) and numbers(one) == numbers(as_read)
 
 
-def finished(place: Path, panel: Panel) -> bool:
-    """Whether all cells of a panel are on disk."""
-    return all_played(panel.sweep, place) and (place / directory.CONFIG).exists()
+def finished(run_dir: Path, panel: Panel) -> bool:
+    """Returns whether all cells of a panel are on disk."""
+    return all_finished(panel.sweep, run_dir) and (run_dir / directory.CONFIG).exists()
 
 
-def all_played(sweep: Sweep, place: Path) -> bool:
-    """Whether a directory has all cells of a sweep, whatever else it has."""
+def all_finished(sweep: Any, run_dir: Path) -> bool:
+    """Returns whether a directory has all cells of a sweep; it may have others."""
     try:
         for name in sweep.algorithms:
-            sweeps.points(sweep, name, place)
+            sweeps.points(sweep, name, run_dir)
     except ValueError:
         return False
     return True

@@ -3,15 +3,15 @@
     python -m experiments.papers.minimax_000 figure_1 --data-dir DATA  # 2 cores, 20 min
     python -m experiments.papers.minimax_000 figure_1 --scale full --data-dir DATA
 
-Test AUC on Sentiment140, SST-2 and Yelp polarity over 8 clients with batches of 64, of
-a recurrent network. The paper prints curves only. It does not say which of its learning
-rates it means; here the local one is tuned, and the server averages. It gives the range
-0.001 to 0.1 for its two methods, and none for the others, which it tunes too. Nor does
-it say how long it trains: here 20,000 local steps.
+Test AUC of a recurrent network on Sentiment140, SST-2 and Yelp polarity, with 8 clients
+and batches of 64. The paper has curves only. It does not say which learning rate it
+tunes; here it is the local one, and the server averages. It gives the range 0.001 to
+0.1 for its two methods, and none for the others, which it also tunes. It does not give
+the length of training, here 20,000 local steps.
 
-With `--scale cpu` SST-2 alone with a small network, 512 local steps. That one learns
-nothing by plain gradients at rates in the paper's range: the objective's gradients are
-small where positives are rare, and need larger ones.
+`--scale cpu` has SST-2 only, a small network, and 512 local steps. Methods that step
+along plain gradients learn nothing there at rates in the paper's range: the objective's
+gradients are small if positives are rare, and need larger rates.
 """
 
 import dataclasses
@@ -23,17 +23,20 @@ from fedjax_muon.runs.config import DEFAULTS
 SENTENCES = dataclasses.replace(DEFAULTS["auc"], model="rnn", batch_size=64)
 DATASETS = ("sst2", "tfds:sentiment140", "tfds:yelp_polarity_reviews")
 SEEDS = (0, 1, 2)
-BOUNDED = ("fed_nsgda_m", "fedmuon_da")  # methods whose steps gradients don't scale
+BOUNDED = ("fed_nsgda_m", "fedmuon_da")  # step length is independent of the gradient's
 FEWER = {
     name: {"lr": (0.003, 0.01, 0.03, 0.1) if name in BOUNDED else (0.3, 1.0, 3.0)}
     for name in minimax.ALL
-    if name != "fsgda"  # with the server's learning rate 1 it is LocalSGDA
+    if name != "fsgda"  # which is LocalSGDA at the server learning rate 1
 }
 GRIDS = {name: dict(method.grid) for name, method in minimax.ALL.items()}
 
 
 def figure(local_steps: int, unequal: bool):
-    """All methods; one in ten positive, or clients of unequal shares of positives."""
+    """Returns the panels of a figure.
+
+    One in ten examples is positive, or clients have unequal shares of positives.
+    """
 
     def panels(scale: Scale) -> dict[str, Panel]:
         steps = 512 if scale == "cpu" else 20_000
@@ -63,8 +66,8 @@ def figure(local_steps: int, unequal: bool):
 
 
 SMALL = "SST-2 only, a network of 32 units on embeddings of 16, 512 local steps"
-# The paper's text has 8 local steps where its second caption has 16; it draws the
-# clients of unequal ratios for 4 only.
+# The paper's text has 8 local steps and its second caption 16. It shows clients with
+# unequal shares for 4 only.
 ITEMS = {
     "figure_1": Item("one in ten positive, 4 local steps", figure(4, False), SMALL),
     "figure_2": Item("one in ten positive, 16 local steps", figure(16, False), SMALL),

@@ -1,4 +1,4 @@
-"""The papers' claims, in their words' sense, and by which table each is judged."""
+"""The papers' claims, each with its table and its criterion."""
 
 from experiments.papers.claims import (
     Claim,
@@ -19,53 +19,55 @@ CORRECT, PERSISTENT = "FedMuon(bias correction)", "LocalMuon(persistent)"
 HARD = f"{CIFAR100}, Dirichlet(0.1)"
 FOUR, SIXTEEN = (f"{CIFAR}, {steps} steps, i.i.d." for steps in (4, 16))
 AUC = "sst2, {} steps, {}"
-ABLATION = "what it consists of is needed: {} is worse than FedMuon"
+ABLATION = "FedMuon is worse {}"
+UNNAMED = "a bar chart (ViT-Tiny) that does not name the matrices"
+UNEQUAL = "not in the paper, which compares unequal noise"
 CLAIMS = (
     Claim(
         "Liu et al.",
-        "FedMuon is above Local Muon, and that above FedAvg, under Dirichlet(0.1)",
+        "FedMuon beats Local Muon, and Local Muon FedAvg, under Dirichlet(0.1)",
         "73.05, 66.71, 60.25 (ResNet-18); 48.18, 40.53, 27.14 (ViT-Tiny)",
         "papers/fedmuon_004/table_2",
         falling(HARD, MUON, LOCAL, AVERAGE),
     ),
     Claim(
         "Liu et al.",
-        "the same under Dirichlet(0.6)",
+        "FedMuon beats Local Muon, and Local Muon FedAvg, under Dirichlet(0.6)",
         "74.12, 71.66, 64.08 (ResNet-18); 50.22, 46.69, 32.36 (ViT-Tiny)",
         "papers/fedmuon_004/table_2",
         falling(f"{CIFAR100}, Dirichlet(0.6)", MUON, LOCAL, AVERAGE),
     ),
     Claim(
         "Liu et al.",
-        "FedMuon is first of seven methods under Dirichlet(0.1)",
+        "FedMuon ranks first of seven methods under Dirichlet(0.1)",
         "73.05; next FedCM 66.73 (ResNet-18)",
         "papers/fedmuon_004/table_2",
         first(HARD, MUON),
     ),
     Claim(
         "Liu et al.",
-        "FedMuon is first of seven methods under Dirichlet(0.6)",
+        "FedMuon ranks first of seven methods under Dirichlet(0.6)",
         "74.12; next Local Muon 71.66 (ResNet-18)",
         "papers/fedmuon_004/table_2",
         first(f"{CIFAR100}, Dirichlet(0.6)", MUON),
     ),
     Claim(
         "Liu et al.",
-        ABLATION.format("without averaged momenta it"),
+        ABLATION.format("without averaged momenta"),
         "73.05 and 69.12 (ResNet-18)",
         "papers/fedmuon_004/table_5",
         falling(HARD, MUON, "FedMuon(alignment, own momentum)"),
     ),
     Claim(
         "Liu et al.",
-        ABLATION.format("without alignment it"),
+        ABLATION.format("without alignment"),
         "73.05 and 68.05 (ResNet-18)",
         "papers/fedmuon_004/table_5",
         falling(HARD, MUON, "Local Muon(averaged momentum)"),
     ),
     Claim(
         "Liu et al.",
-        ABLATION.format("with AdamW or SGD in place of Muon it"),
+        ABLATION.format("with AdamW or SGD in place of Muon"),
         "73.05; 64.25 and 66.28 (ResNet-18)",
         "papers/fedmuon_004/table_5",
         first(
@@ -91,15 +93,15 @@ CLAIMS = (
     ),
     Claim(
         "Liu et al.",
-        "truncated by SVD, momenta lose at most a point (1.05 of FedAvg's upload)",
+        "momenta truncated by SVD cost at most one point (1.05 times FedAvg's upload)",
         "73.05 and 72.56 (ResNet-18)",
         "papers/fedmuon_004/table_7",
         within(HARD, "FedMuon(SVD)", MUON, 1.0),
     ),
     Claim(
         "Liu et al.",
-        "averaged momenta double the upload, truncated by SVD they add 5 % to it",
-        "2 and 1.05 times that without",
+        "averaged momenta double the upload; truncated by SVD they add 5 % to it",
+        "2 and 1.05 times the upload without them",
         "papers/fedmuon_004/table_7",
         cheaper(
             HARD,
@@ -110,16 +112,16 @@ CLAIMS = (
     Claim(
         "Liu et al.",
         "matrices are better conditioned under Muon than under SGD and AdamW: weights",
-        "a bar chart (ViT-Tiny), not saying of what",
+        UNNAMED,
         "papers/fedmuon_004/figure_4",
         least("condition number of the weights", LOCAL, AVERAGE, "Local AdamW"),
     ),
     Claim(
         "Liu et al.",
-        "matrices are better conditioned under Muon than under SGD and AdamW: moves",
-        "a bar chart (ViT-Tiny), not saying of what",
+        "matrices are better conditioned under Muon than under SGD and AdamW: updates",
+        UNNAMED,
         "papers/fedmuon_004/figure_4",
-        least("condition number of their moves", LOCAL, AVERAGE, "Local AdamW"),
+        least("condition number of their updates", LOCAL, AVERAGE, "Local AdamW"),
     ),
     Claim(
         "Liu et al.",
@@ -137,105 +139,105 @@ CLAIMS = (
     ),
     Claim(
         "Takezawa et al.",
-        "FedMuon is first of six methods under Dirichlet(0.1)",
+        "FedMuon ranks first of six methods under Dirichlet(0.1)",
         "curves",
         "papers/fedmuon_001/figure_1",
         first(f"{FASHION}, Dirichlet(0.1)", CORRECT),
     ),
     Claim(
         "Takezawa et al.",
-        "FedMuon is first of six methods under Dirichlet(10)",
+        "FedMuon ranks first of six methods under Dirichlet(10)",
         "curves",
         "papers/fedmuon_001/figure_1",
         first(f"{FASHION}, Dirichlet(10)", CORRECT),
     ),
     Claim(
         "Takezawa et al.",
-        "one step of Newton-Schulz is much better than none, under Dirichlet(0.1)",
+        "one Newton-Schulz step is much better than none under Dirichlet(0.1)",
         "curves",
         "papers/fedmuon_001/figure_2",
         falling(f"{FASHION}, Dirichlet(0.1)", "T = 1", "T = 0"),
     ),
     Claim(
         "Takezawa et al.",
-        "two steps are best under Dirichlet(0.1)",
+        "two Newton-Schulz steps are best under Dirichlet(0.1)",
         "curves",
         "papers/fedmuon_001/figure_2",
         first(f"{FASHION}, Dirichlet(0.1)", "T = 2"),
     ),
     Claim(
         "Takezawa et al.",
-        "four steps are best under Dirichlet(10)",
+        "four Newton-Schulz steps are best under Dirichlet(10)",
         "curves",
         "papers/fedmuon_001/figure_2",
         first(f"{FASHION}, Dirichlet(10)", "T = 4"),
     ),
     Claim(
         "Zhang and Gao, Muon",
-        "FedMuon is first of twelve methods with 4 local steps",
+        "FedMuon ranks first of twelve methods with 4 local steps",
         "curves",
         "papers/fedmuon_003/figure_1",
         first(FOUR, "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, Muon",
-        "FedMuon is first of twelve methods with 16 local steps",
+        "FedMuon ranks first of twelve methods with 16 local steps",
         "curves",
         "papers/fedmuon_003/figure_5",
         first(SIXTEEN, "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, Muon",
-        "FedMuon's training loss is the least of twelve with 4 local steps",
+        "FedMuon has the lowest training loss of twelve with 4 local steps",
         "curves",
         "papers/fedmuon_003/figure_1",
         least(train_loss(FOUR), "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, Muon",
-        "FedMuon's training loss is the least of twelve with 16 local steps",
+        "FedMuon has the lowest training loss of twelve with 16 local steps",
         "curves",
         "papers/fedmuon_003/figure_5",
         least(train_loss(SIXTEEN), "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, Muon",
-        "its distance from the next grows from 4 to 16 local steps",
+        "FedMuon's lead over the next method grows from 4 to 16 local steps",
         "curves",
         "papers/fedmuon_003/figure_1 papers/fedmuon_003/figure_5",
         wider((FOUR, SIXTEEN), "FedMuon"),
     ),
     Claim(
         "Zhang and Gao, minimax",
-        "FedMuon-DA is first with 4 local steps, one in ten positive",
+        "FedMuon-DA ranks first with 4 local steps, one in ten positive",
         "curves",
         "papers/minimax_000/figure_1",
         first(AUC.format(4, "one in ten positive"), "FedMuon-DA"),
     ),
     Claim(
         "Zhang and Gao, minimax",
-        "FedMuon-DA is first with 16 local steps, one in ten positive",
+        "FedMuon-DA ranks first with 16 local steps, one in ten positive",
         "curves",
         "papers/minimax_000/figure_2",
         first(AUC.format(16, "one in ten positive"), "FedMuon-DA"),
     ),
     Claim(
         "Zhang and Gao, minimax",
-        "FedMuon-DA is first with 4 local steps and unequal shares of positives",
+        "FedMuon-DA ranks first with 4 local steps and unequal shares of positives",
         "curves",
         "papers/minimax_000/figure_3",
         first(AUC.format(4, "unequal shares"), "FedMuon-DA"),
     ),
     Claim(
         "DPMixSGD",
-        "above DP-SGDA at the printed noise: robust logistic regression on a8a",
+        "above DP-SGDA at the paper's noise: robust logistic regression on a8a",
         "80.9, 73.8 with 5 agents; 74.6, 73.0 with 20",
         "dpmixsgd/table_2_agents",
         above(["a8a, agents 5", "a8a, agents 20"], "dpmixsgd", "dp_sgda"),
     ),
     Claim(
         "DPMixSGD",
-        "above DP-SGDA at the printed noise: an MLP on Fashion-MNIST",
+        "above DP-SGDA at the paper's noise: an MLP on Fashion-MNIST",
         "93.1, 77.5 with 5 agents; 93.2, 55.1 with 20",
         "dpmixsgd/table_4",
         above(
@@ -246,7 +248,7 @@ CLAIMS = (
     ),
     Claim(
         "DPMixSGD",
-        "at most a point below DM-HSGD, which has no noise: an MLP on Fashion-MNIST",
+        "at most a point below DM-HSGD, without noise: an MLP on Fashion-MNIST",
         "93.1 and 93.5 with 5 agents",
         "dpmixsgd/table_4",
         within("fashion_mnist, agents 5", "dpmixsgd", "dm_hsgd", 1.0),
@@ -254,14 +256,14 @@ CLAIMS = (
     Claim(
         "DPMixSGD",
         "above DP-SGDA at equal privacy, clipped: robust logistic regression on a9a",
-        "not printed; the paper compares unequal noise",
+        UNEQUAL,
         "dpmixsgd/equal",
         above(["a9a, epsilon 1", "a9a, epsilon 8"], "dpmixsgd", "dp_sgda"),
     ),
     Claim(
         "DPMixSGD",
         "above DP-SGDA at equal privacy, clipped: an MLP on Fashion-MNIST",
-        "not printed; the paper compares unequal noise",
+        UNEQUAL,
         "dpmixsgd/equal",
         above(
             ["fashion_mnist, epsilon 1", "fashion_mnist, epsilon 8"],

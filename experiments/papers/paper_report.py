@@ -1,4 +1,4 @@
-"""A paper's table or figure as reproduced here, beside what is printed there.
+"""Reports of a paper's table or figure: our numbers and the published ones.
 
 result.md     a table, with the commands, the machine and the time
 result.csv    the same numbers
@@ -24,7 +24,7 @@ from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import METHODS
 
-PLAYED = "played.jsonl"  # a line for every panel that a call ran
+CALLS = "calls.jsonl"  # a line for every panel that a call ran
 FIELDS = (
     "setting",
     "method",
@@ -38,27 +38,27 @@ FIELDS = (
     "bytes_per_round",
     "bytes_up_per_round",
     "seconds",
-    "by_seed",  # this and the next in result.csv alone
+    "by_seed",  # this and the next are in result.csv only
     "train_loss_by_seed",
 )
 HEADS = (
     "setting",
     "method",
-    "at",
+    "hyper-parameters",
     "seeds",
     "{score}, %",
-    "±, 95 %",
+    "± 95 %",
     "published",
     "train loss",
     "published",
-    "kB a round",
+    "kB per round",
     "kB up",
-    "s a run",
+    "s per run",
 )
 
 
 class Published(NamedTuple):
-    """What a paper prints; nothing where it draws a curve only."""
+    """Numbers that a paper prints; None where it has curves only."""
 
     score: float | None = None  # percent
     train_loss: float | None = None
@@ -70,13 +70,15 @@ class Row(NamedTuple):
     setting: str
     label: str
     hyper: str
-    runs: Sequence[History]  # of the seeds; none if one of them diverged
+    runs: Sequence[History]  # of the seeds; empty if one of them diverged
     diverged: int
 
 
 def read_published(paper: str, item: str) -> dict[tuple[str, str], Published]:
-    """By setting and label, from the table beside the paper's module, if there is
-    one."""
+    """Returns published numbers by setting and label.
+
+    They are in a CSV file next to the paper's module, if there are any.
+    """
     path = Path(__file__).with_name(f"{paper}_published.csv")
     if not path.exists():
         return {}
@@ -91,13 +93,16 @@ def read_published(paper: str, item: str) -> dict[tuple[str, str], Published]:
         }
 
 
-def rows(panels: Mapping[str, Any], place: Path) -> list[tuple[Row, str]]:
-    """What all panels show, with the settings that the paper has for it. Raises
-    `ValueError` for a panel that is not finished."""
+def rows(panels: Mapping[str, Any], item_dir: Path) -> list[tuple[Row, str]]:
+    """Returns the rows of all panels, each with the paper's name of its setting.
+
+    Raises:
+      ValueError: If a panel is not finished.
+    """
     found = []
     for name, panel in panels.items():
         for method in panel.sweep.algorithms:
-            points = sweeps.points(panel.sweep, method, place / name)
+            points = sweeps.points(panel.sweep, method, item_dir / name)
             best = comparison.best(points)
             shown = points if panel.every_point else [best] if best else points[:1]
             for point in shown:
@@ -112,13 +117,13 @@ def rows(panels: Mapping[str, Any], place: Path) -> list[tuple[Row, str]]:
 
 
 def varied(grid: Mapping[str, Sequence[float]], point: comparison.Point) -> str:
-    """What distinguishes a point from the others of its grid."""
+    """Returns the hyper-parameters in which a point differs from others of its grid."""
     hyper = {name: v for name, v in point.hyper.items() if len(grid[name]) > 1}
     return tables.hyper_text(point._replace(hyper=hyper))
 
 
 def numbers(row: Row, published: Published) -> dict[str, Any]:
-    """A line of result.csv; empty where there is nothing."""
+    """Returns a line of result.csv; fields without a value are empty."""
     line: dict[str, Any] = dict.fromkeys(FIELDS, "")
     line |= {"setting": row.setting, "method": row.label, "hyper": row.hyper}
     if published.score is not None:
@@ -150,57 +155,63 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
 
 
 def interval(scores: np.ndarray) -> float | None:
-    """Half the width of Student's 95 % confidence interval of the mean; none of one
-    score."""
+    """Returns half the width of Student's 95 % confidence interval of the mean.
+
+    It is None for a single score.
+    """
     if len(scores) < 2:
         return None
     return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores))
 
 
 class Report(NamedTuple):
-    """What is reported of an item."""
+    """Contents of the report of an item."""
 
     title: str
     reduced: str  # how it differs from the paper
-    panels: Mapping[str, Any]  # that are finished
-    missing: Sequence[str]  # panels that are not
+    panels: Mapping[str, Any]  # finished ones
+    missing: Sequence[str]  # names of the others
 
 
 def write(
-    report: Report, place: Path, published: Mapping[tuple[str, str], Published]
+    report: Report, item_dir: Path, published: Mapping[tuple[str, str], Published]
 ) -> None:
-    """Writes the three files. Raises `ValueError` for panels not finished."""
-    found = rows(report.panels, place)
+    """Writes the three files.
+
+    Raises:
+      ValueError: If a panel is not finished.
+    """
+    found = rows(report.panels, item_dir)
     lines = [
         numbers(row, published.get((printed_for, row.label), Published()))
         for row, printed_for in found
     ]
-    with (place / "result.csv").open("w", newline="") as file:
+    with (item_dir / "result.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(lines)
     score = next(iter(report.panels.values())).sweep.config.score
     text = [f"# {report.title}", ""]
     if report.reduced:
-        text += [f"Not as printed: {report.reduced}.", ""]
+        text += [f"Differs from the paper: {report.reduced}.", ""]
     if report.missing:
         text += [f"Not run yet: {', '.join(report.missing)}.", ""]
     others = {printed for row, printed in found if printed != row.setting}
     if published and others:
-        text += [f"Published numbers are those of {'; '.join(sorted(others))}.", ""]
+        text += [f"Published numbers are for {'; '.join(sorted(others))}.", ""]
     text += table(lines, score)
     text += [
         "",
         "![test scores and training losses against rounds](result.png)",
         "",
-        *played(place),
+        *provenance(item_dir),
     ]
-    (place / "result.md").write_text("\n".join(text) + "\n")
-    draw(report.title, [row for row, _ in found], score, place / "result.png")
+    (item_dir / "result.md").write_text("\n".join(text) + "\n")
+    draw(report.title, [row for row, _ in found], score, item_dir / "result.png")
 
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
-    """The lines in Markdown, without columns that are empty."""
+    """Returns the lines as Markdown, without empty columns."""
     heads = dict(zip(FIELDS[: len(HEADS)], HEADS, strict=True))
     used = [name for name in heads if any(line[name] != "" for line in lines)]
     text = ["| " + " | ".join(heads[name].format(score=score) for name in used) + " |"]
@@ -215,31 +226,33 @@ def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
     return text
 
 
-def played(place: Path) -> list[str]:
-    """How, on what machine and in what time it ran, as `papers.note` noted it."""
-    path = place / PLAYED
+def provenance(item_dir: Path) -> list[str]:
+    """Returns the time, the machine and the commands that `frame.record_call` wrote."""
+    path = item_dir / CALLS
     if not path.exists():
         return []
-    notes = [json.loads(line) for line in path.read_text().splitlines()]
-    minutes = sum(note["seconds"] for note in notes) / 60
-    commands = dict.fromkeys(note["command"] for note in notes)
+    calls = [json.loads(line) for line in path.read_text().splitlines()]
+    minutes = sum(call["seconds"] for call in calls) / 60
+    commands = dict.fromkeys(call["command"] for call in calls)
     about = dict.fromkeys(
-        f"{n['cores']} cores of an {n['cpu']}, {n['backend']}, jax {n['jax']}, "
-        f"Python {n['python']}"
-        for n in notes
+        f"{call['cores']} cores of an {call['cpu']}, {call['backend']}, "
+        f"jax {call['jax']}, Python {call['python']}"
+        for call in calls
     )
-    source = " ".join(dict.fromkeys(note["source"] for note in notes))
+    source = " ".join(dict.fromkeys(call["source"] for call in calls))
     where = f"{'; '.join(about)}, source {source}"
-    lines = [f"Ran in {minutes:.0f} minutes, {where}, by", ""]
+    lines = [f"Ran in {minutes:.0f} minutes on {where}:", ""]
     lines += [f"    {command}" for command in commands]
-    if taken := dict.fromkeys(part for note in notes for part in note["taken"]):
-        lines += ["", f"Not run again: {', '.join(taken)}."]
+    if reused := dict.fromkeys(run for call in calls for run in call["reused"]):
+        lines += ["", f"Reused runs: {', '.join(reused)}."]
     return lines
 
 
 def draw(title: str, shown: Sequence[Row], score: str, path: Path) -> None:
-    """Test scores and training losses, a line of panels for every setting; curves are
-    means over seeds, bands reach from the lowest to the highest."""
+    """Draws test scores and training losses, one row of panels for every setting.
+
+    Curves are means over seeds; bands are their range.
+    """
     settings = list(dict.fromkeys(row.setting for row in shown))
     labels = list(dict.fromkeys(row.label for row in shown))
     with matplotlib.rc_context(plots.STYLE):
@@ -265,11 +278,11 @@ def draw(title: str, shown: Sequence[Row], score: str, path: Path) -> None:
 
 
 def curve(axes, row: Row, column: str, scale: float, labels: Sequence[str]) -> None:
-    """One method's, in the color that its label has everywhere."""
-    place = labels.index(row.label)
-    color = matplotlib.color_sequences["tab10"][place % 10]
+    """Draws the curve of one method, in the same color in all panels."""
+    number = labels.index(row.label)
+    color = matplotlib.color_sequences["tab10"][number % 10]
     values = scale * np.array([run[column] for run in row.runs])
     x = row.runs[0]["round"]
-    style = {"color": color, "ls": plots.LINES[place // 10], "lw": 1.5}
+    style = {"color": color, "ls": plots.LINES[number // 10], "lw": 1.5}
     axes.plot(x, values.mean(0), label=row.label, **style)
     axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)

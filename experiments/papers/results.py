@@ -1,11 +1,10 @@
-"""Collects the papers' tables and figures, and judges the papers' claims by them.
+"""Collection of the papers' tables and figures, and verdicts on the papers' claims.
 
     python -m experiments.papers.results runs results
 
 Copies result.md, .csv and .png of every runs/PAPER/ITEM-SCALE to results/papers/PAPER,
-writes results/papers/README.md, and results/claims.md from the tables that are then
-there and those of the studies before. Claims without a table are named on the terminal
-and left out.
+and writes the index results/papers/README.md. It also writes results/claims.md from all
+tables in results. Claims without a table are printed and left out.
 """
 
 import csv
@@ -27,15 +26,16 @@ PAPERS = {
     "minimax_000": minimax_000.ITEMS,
 }
 SUFFIXES = (".md", ".csv", ".png")
-HEAD = """# What the papers claim, and what we found
+HEAD = """# The papers' claims and our results
 
-Written by `python -m experiments.papers.results` from the tables of
-[papers](papers/README.md) and of [theory](theory/theory.md); a claim without a run is
-not here. Reproduced: every difference that the claim needs is there, and larger than
-half the width of its 95 % interval over seeds; within the noise: not larger.
-Differences are taken seed by seed; what stands beside a score is its own interval. Runs
-on a CPU are smaller than the papers' (each table says how), so that "not reproduced" is
-about the sizes that ran.
+`python -m experiments.papers.results` writes this page from the tables of
+[papers](papers/README.md) and of [theory](theory/theory.md). Claims without a run are
+left out. A claim is reproduced if every difference that it needs has the right sign and
+exceeds half the width of its 95 % interval over seeds. It is reproduced within the
+noise if the signs are right but a difference is smaller. Differences are taken seed by
+seed; the interval of a score is that of the score itself. Runs on a CPU are smaller
+than the papers' (each table says how), so "not reproduced" is a statement about these
+sizes.
 
 ## Experiments
 
@@ -45,8 +45,8 @@ about the sizes that ran.
 THEORY = """
 ## Theorems
 
-On matrix quadratics whose solution is known; [theory](theory/theory.md) has the
-criteria and the numbers.
+These were measured on matrix quadratics with a known solution;
+[theory](theory/theory.md) has the criteria and the numbers.
 
 | claim | verdict |
 |---|---|
@@ -54,39 +54,44 @@ criteria and the numbers.
 
 
 def collect(runs: Path, results: Path) -> None:
-    """Copies the reports. Raises `ValueError` if two are of one item."""
-    taken: dict[Path, Path] = {}
+    """Copies the reports.
+
+    Raises:
+      ValueError: If two reports are of one item.
+    """
+    copied: dict[Path, Path] = {}
     for report in sorted(runs.glob("*/*-*/result.md")):
         item = report.parent.name.rpartition("-")[0]
-        place = results / "papers" / report.parent.parent.name / item
-        if place in taken:
+        target = results / "papers" / report.parent.parent.name / item
+        if target in copied:
             raise ValueError(
-                f"{report.parent} and {taken[place]} are both of {place.name}; leave "
-                "one out"
+                f"{report.parent} and {copied[target]} are both of {target.name}; "
+                "leave one out"
             )
-        taken[place] = report.parent
-        place.parent.mkdir(parents=True, exist_ok=True)
+        copied[target] = report.parent
+        target.parent.mkdir(parents=True, exist_ok=True)
         for suffix in SUFFIXES:
-            shutil.copy(report.with_suffix(suffix), place.with_suffix(suffix))
-        text = place.with_suffix(".md").read_text()
-        text = text.replace("(result.png)", f"({place.name}.png)")
-        place.with_suffix(".md").write_text(text)
+            shutil.copy(report.with_suffix(suffix), target.with_suffix(suffix))
+        text = target.with_suffix(".md").read_text()
+        text = text.replace("(result.png)", f"({target.name}.png)")
+        target.with_suffix(".md").write_text(text)
 
 
 def index(results: Path) -> str:
-    """The list of everything collected."""
+    """Returns the index of all collected reports, in Markdown."""
     lines = [
         "# Results",
         "",
-        "Tables and figures of the papers, as reproduced here; written by `python -m "
-        "experiments.papers.results`. The commands that made each are at its end.",
+        "Our versions of the papers' tables and figures; `python -m "
+        "experiments.papers.results` writes this list. The commands of each are at its "
+        "end.",
         "",
     ]
     for report in sorted((results / "papers").glob("*/*.md")):
         title = report.read_text().splitlines()[0].removeprefix("# ")
         where = report.relative_to(results / "papers").as_posix()
         lines.append(f"- [{title}]({where})")
-    lines += ["", "Not run yet, of what the modules of the papers have:", ""]
+    lines += ["", "Not run yet:", ""]
     for paper, items in PAPERS.items():
         left = [i for i in items if not (results / f"papers/{paper}/{i}.md").exists()]
         if left:
@@ -95,7 +100,7 @@ def index(results: Path) -> str:
 
 
 def judged(results: Path) -> list[tuple[Claim, Found]]:
-    """The claims that have a run, and what was found; the others are printed."""
+    """Returns the claims with a run, each with its result; prints the others."""
     found = []
     for claim in CLAIMS:
         paths = [results / f"{name}.csv" for name in claim.table.split()]
@@ -112,7 +117,7 @@ def judged(results: Path) -> list[tuple[Claim, Found]]:
 
 
 def page(results: Path) -> str:
-    """results/claims.md."""
+    """Returns the text of results/claims.md."""
     text = HEAD
     for claim, (ours, verdict) in judged(results):
         links = ", ".join(
@@ -137,8 +142,8 @@ def main(
     """Collects results and judges claims.
 
     Args:
-      runs: where the papers' modules have written.
-      results: where tables, figures and claims.md go.
+      runs: Directory that the papers' modules have written to.
+      results: Directory for tables, figures and claims.md.
     """
     with refusing():
         collect(runs, results)

@@ -2,11 +2,11 @@
 
     python -m experiments.studies.audit --output results/privacy
 
-`experiments.studies.flaws` has the mechanisms. An audit scores what agent 0 told by the
-best test of the claimed mechanism, by the first release alone, which may lack noise,
-and by the largest difference of consecutive releases, which shows noise that is used
-again. The largest of the three bounds is taken, each at a confidence by which it holds
-with 95 %.
+`experiments.studies.flaws` has the mechanisms. An audit has three scores of the
+releases of agent 0: the best test of the claimed mechanism; the first release alone,
+which may lack noise; and the largest difference of consecutive releases, which shows
+reused noise. The result is the largest of the three bounds. The confidence of each is
+chosen such that the result holds with 95 %.
 """
 
 import csv
@@ -36,15 +36,14 @@ from experiments.studies.flaws import (
     traces,
 )
 from fedjax_muon.attacks import canary
-from fedjax_muon.privacy import audit
-from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.privacy import Poisson, audit
 from fedjax_muon.reporting.plots import STYLE
 
 CONFIDENCE = 1 - 0.05 / 3  # of each of three bounds
 
 
 def scores(case: Case, found) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By the best test of the claimed mechanism, the first release, differences."""
+    """Returns the three scores: best test, first release, largest difference."""
     trace = traces(case) / deviations(case)
     if isinstance(case.sampling, Poisson):
         best = canary.likelihood_ratio(found, trace, case.probability)
@@ -54,9 +53,9 @@ def scores(case: Case, found) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
-    """The lower bound of epsilon from `number` worlds with the canary and without."""
+    """Returns a lower bound of epsilon from `number` worlds with and without canary."""
     rng = np.random.default_rng(seed)
-    weights = np.zeros((number, 2, STEPS))  # in turn without and with
+    weights = np.zeros((number, 2, STEPS))  # alternately without and with
     weights[:, 1] = pattern(case)
     if isinstance(case.sampling, Poisson):
         weights *= rng.random(weights.shape) < case.probability
@@ -69,7 +68,7 @@ def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
             bound = functools.partial(
                 audit.epsilon_bound, delta=DELTA, confidence=CONFIDENCE
             )
-            half = number // 2  # chooses the threshold
+            half = number // 2  # worlds that choose the threshold
             level = audit.best_threshold(absent[:half], present[:half], bound)
             bounds.append(bound(audit.errors(absent[half:], present[half:], level)))
         else:
@@ -79,14 +78,17 @@ def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
 
 
 def thresholds(case: Case) -> tuple[float, float, float]:
-    """Half of what the scores would be without noise."""
+    """Returns half of the scores without noise."""
     trace = traces(case) / deviations(case)
     whole, jump = np.linalg.norm(trace), canary.largest_difference(trace)
     return float(whole) / 2, float(trace[0]) / 2, float(jump) / 2
 
 
 def one_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
-    """The lower bound of epsilon from one world with canaries by `number` coins."""
+    """Returns a lower bound of epsilon from one world with random canaries.
+
+    Each of `number` canaries is included by a fair coin.
+    """
     rng = np.random.default_rng(seed)
     included = rng.random(number) < 0.5
     weights = pattern(case)[:, None] * included
@@ -105,7 +107,7 @@ class Row(NamedTuple):
     """A line of the table."""
 
     mechanism: str
-    flaw: str
+    variant: str  # "correct", or the name of a mistake
     claim: float
     many: float  # lower bounds
     one: float
@@ -121,14 +123,14 @@ class Row(NamedTuple):
 
 
 def summary(rows: list[Row]) -> str:
-    """What the rows say, in words."""
-    correct = [row for row in rows if row.flaw == "correct"]
-    flawed = [row for row in rows if row.flaw != "correct"]
+    """Returns a summary of the rows in words."""
+    correct = [row for row in rows if row.variant == "correct"]
+    flawed = [row for row in rows if row.variant != "correct"]
     false = sum(bool(row.alarms) for row in correct)
     many, one = (
         sum(name in row.alarms for row in flawed) for name in ("many runs", "one run")
     )
-    missed = [f"{row.flaw} ({row.mechanism})" for row in flawed if not row.alarms]
+    missed = [f"{row.variant} ({row.mechanism})" for row in flawed if not row.alarms]
     return (
         f"Of {len(correct)} correct mechanisms {false} raise an alarm. Of "
         f"{len(flawed)} mistakes many runs find {many}, and one run finds {one}. Found "
@@ -138,19 +140,19 @@ def summary(rows: list[Row]) -> str:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """In Markdown."""
+    """Returns the rows as Markdown."""
     lines = [
-        "| mechanism | flaw | claimed epsilon | many runs | one run | verdict |",
+        "| mechanism | variant | claimed epsilon | many runs | one run | verdict |",
         "|---|---|---:|---:|---:|---|",
     ]
     for row in rows:
         numbers = f"{row.claim:g} | {row.many:.2f} | {row.one:.2f}"
-        lines.append(f"| {row.mechanism} | {row.flaw} | {numbers} | {row.verdict} |")
+        lines.append(f"| {row.mechanism} | {row.variant} | {numbers} | {row.verdict} |")
     return lines
 
 
 def text(rows: list[Row], worlds: int, canaries: int, about, seconds) -> list[str]:
-    """The page, in Markdown."""
+    """Returns the page as Markdown."""
     guesses = canaries // 4 * 2
     right = audit.Errors(0, worlds, 0, worlds)
     most = (
@@ -160,20 +162,21 @@ def text(rows: list[Row], worlds: int, canaries: int, about, seconds) -> list[st
     return [
         "# Audits of privacy",
         "",
-        f"Lower bounds of epsilon at delta {DELTA:g}, each true with probability 95 %, "
-        f"from attacks on agent 0 of a ring of {AGENTS}, {STEPS} iterations. "
+        f"Lower bounds of epsilon at delta {DELTA:g}, each with a confidence of 95 %, "
+        f"from attacks on agent 0 of a ring of {AGENTS} agents in {STEPS} iterations. "
         + summary(rows),
         "",
         *table(rows),
         "",
-        f"Many runs: {worlds} worlds with one canary and as many without; without "
-        "sampling by the errors at thresholds fixed beforehand and the trade-off of "
-        "Gaussian mechanisms, under Poisson sampling by the errors alone, at "
-        f"thresholds that half of the worlds chose. One run: {canaries} canaries, each "
-        f"there by a coin, {guesses} guesses; a clip of the mean, which all of them "
-        "share, cannot be seen so. An attack without any error proves "
-        f"{most[0]:.1f} without sampling, and {most[1]:.2f} in one run. The mistakes "
-        "are described in `experiments/studies/flaws.py`. No alarm is no proof.",
+        f"Many runs: {worlds} worlds with one canary and as many without. Without "
+        "sampling, the bound follows from the errors at fixed thresholds and the "
+        "trade-off function of Gaussian mechanisms. Under Poisson sampling it follows "
+        "from the errors alone, at thresholds that half of the worlds chose. One run: "
+        f"{canaries} canaries, each included by a fair coin, and {guesses} guesses. It "
+        "cannot detect a clip of the mean, which all canaries share. An attack without "
+        f"errors proves {most[0]:.1f} without sampling, and {most[1]:.2f} in one run. "
+        "`experiments/studies/flaws.py` describes the mistakes. The absence of an "
+        "alarm is not a proof of privacy.",
         "",
         f"`{about['command']}`, {seconds:.0f} seconds, "
         f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",
@@ -184,23 +187,23 @@ def text(rows: list[Row], worlds: int, canaries: int, about, seconds) -> list[st
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Lower bounds against the claim, a panel for every mechanism."""
+    """Draws lower bounds and the claim, one panel for every mechanism."""
     mechanisms = list(dict.fromkeys(row.mechanism for row in rows))
-    names = list(dict.fromkeys(row.flaw for row in rows))
-    left = 0.1  # bounds below are drawn here
+    names = list(dict.fromkeys(row.variant for row in rows))
+    left = 0.1  # smaller bounds are drawn here
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(14, 3.8), layout="constrained")
         panels = figure.subplots(1, len(mechanisms), sharey=True, squeeze=False)[0]
         for axis, mechanism in zip(panels, mechanisms, strict=True):
-            mine = [row for row in rows if row.mechanism == mechanism]
-            y = [names.index(row.flaw) for row in mine]
+            panel = [row for row in rows if row.mechanism == mechanism]
+            y = [names.index(row.variant) for row in panel]
             for which, marker, color, label in (
                 ("many", "o", "C0", "many runs, one canary"),
                 ("one", "s", "C1", "one run, many canaries"),
             ):
-                x = [max(left, getattr(row, which)) for row in mine]
+                x = [max(left, getattr(row, which)) for row in panel]
                 axis.plot(x, y, marker, color=color, ms=5, label=label)
-            claim = mine[0].claim
+            claim = panel[0].claim
             axis.axvline(claim, color="black", ls="--", lw=1, label="claimed epsilon")
             axis.set_xscale("log")
             axis.set_xlim(0.8 * left, 100)
@@ -228,12 +231,12 @@ def write(rows: list[Row], lines: list[str], output: Path) -> None:
 def main(
     worlds: int = 20_000, canaries: int = 1000, output: Path = Path("results/privacy")
 ) -> None:
-    """Runs everything; writes audit.csv, audit.md and audit.png.
+    """Runs all audits; writes audit.csv, audit.md and audit.png.
 
     Args:
-      worlds: with the canary, and as many without, of an audit of many runs.
-      canaries: in an audit of one run.
-      output: directory.
+      worlds: Worlds with the canary, and as many without, in an audit of many runs.
+      canaries: Canaries in an audit of one run.
+      output: Directory of the results.
     """
     began = time.perf_counter()
     rows = []

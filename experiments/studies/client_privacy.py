@@ -2,13 +2,13 @@
 
     python -m experiments.studies.client_privacy          # minutes on a core
 
-Handwritten digits, divided over 100 clients by Dirichlet(1), a network 64-32-10 without
-biases. Muon bounds an update by itself (`transforms.bound`), so that nothing needs to
-be clipped and no limit tuned; that is compared with clipping, with updates of one
-length, and with Muon at the server, where it is free of charge. Clients are drawn by
-Poisson's coins, or take part all of them in every round. For every method, cohort and
-multiplier z the best of a small grid is taken by the mean accuracy over seeds on
-examples that no client has; epsilon does not pay for that choice.
+Handwritten digits are divided over 100 clients by Dirichlet(1); the network 64-32-10
+has no biases. Muon's updates have a known bound (`transforms.bound`), so that no clip
+norm has to be tuned. This is compared with clipping, with updates of fixed length, and
+with Muon at the server, where it costs no privacy. Clients are drawn by Poisson
+sampling, or all participate in every round. For every method, cohort and noise
+multiplier z, the best point of a small grid is chosen by the mean validation accuracy
+over seeds, on examples that no client has; the accounting does not cover this choice.
 """
 
 import csv
@@ -32,10 +32,7 @@ from fedjax_muon.core import Algorithm, Hyper, recorded
 from fedjax_muon.data.dataset import hold_out
 from fedjax_muon.data.embedded import digits
 from fedjax_muon.data.partition import dirichlet
-from fedjax_muon.privacy.clients import client_spec
-from fedjax_muon.privacy.private_clients import private_clients
-from fedjax_muon.privacy.report import report
-from fedjax_muon.privacy.sampling import FullBatch, Poisson
+from fedjax_muon.privacy import FullBatch, Poisson, client_spec, private_clients, report
 from fedjax_muon.reporting.plots import STYLE
 from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
 from fedjax_muon.simulation.federated import federate
@@ -47,12 +44,12 @@ from fedjax_muon.transforms.bound import muon_bound
 CLIENTS, EXPECTED, ROOM = 100, 20, 40
 STEPS, BATCH, DELTA = 4, 8, 1e-3
 NOISES = (0.0, 0.3, 1.0, 3.0)
-SHORT = 1e-3  # far below any update, so that all end at it
+SHORT = 1e-3  # far below any update, so that all are clipped to it
 MUON = muon(0.9)
 
 
 class Network(nn.Module):
-    """Matrices alone, so that Muon's bound is one of the whole update."""
+    """A network of matrices only, so that Muon's bound holds for the whole update."""
 
     @nn.compact
     def __call__(self, x):
@@ -63,14 +60,14 @@ class Network(nn.Module):
 TASK = classification(Network(), (8, 8, 1))
 
 
-def reach() -> float:
-    """Muon's bound for a learning rate of 1."""
+def unit_bound() -> float:
+    """Returns Muon's bound for a learning rate of 1."""
     params = jax.eval_shape(TASK.init, jax.random.key(0))
     return muon_bound(params, lr=1.0, steps=STEPS)
 
 
 def private(algorithm: Algorithm, limit, noise, cohort: int) -> Algorithm:
-    """The algorithm on private clients."""
+    """Returns the algorithm with private clients."""
     return private_clients(
         algorithm,
         clip_norm=limit,
@@ -80,7 +77,7 @@ def private(algorithm: Algorithm, limit, noise, cohort: int) -> Algorithm:
     )
 
 
-# every method takes the noise, the size of a cohort, and its grid's names
+# every method takes the noise, the cohort size, and the options of its grid
 @recorded
 def clipped(
     *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.1, limit: Hyper = 1.0
@@ -99,7 +96,7 @@ def normalized(
 def local_muon(
     *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.01, share: Hyper = 1.0
 ) -> Algorithm:
-    return private(fedavg(lr, rule=MUON), share * lr * reach(), noise, cohort)
+    return private(fedavg(lr, rule=MUON), share * lr * unit_bound(), noise, cohort)
 
 
 @recorded
@@ -111,7 +108,7 @@ def server_muon(
 
 
 class Entry(NamedTuple):
-    """A way to bound what clients send, and what is tried."""
+    """A way to bound the clients' messages, and its grid."""
 
     label: str
     make: Callable[..., Algorithm]
@@ -148,7 +145,7 @@ METHODS = (
 
 
 class Cohorts(NamedTuple):
-    """Who takes part, and what accounting calls it."""
+    """Sampled clients, and their sampling in the accounting."""
 
     label: str
     size: int
@@ -156,7 +153,7 @@ class Cohorts(NamedTuple):
     sampling: Any
 
 
-WHO = (
+COHORTS = (
     Cohorts(
         f"Poisson, {EXPECTED} of {CLIENTS}",
         EXPECTED,
@@ -168,7 +165,7 @@ WHO = (
 
 
 class Result(NamedTuple):
-    """One cell's end."""
+    """The result of one run."""
 
     method: str
     cohort: str
@@ -179,8 +176,8 @@ class Result(NamedTuple):
     test: float
 
 
-def results(entry: Entry, who: Cohorts, rounds: int, seeds: int) -> list[Result]:
-    """Of the whole grid, at all levels of noise."""
+def results(entry: Entry, cohorts: Cohorts, rounds: int, seeds: int) -> list[Result]:
+    """Returns the results of the whole grid at all levels of noise."""
     dataset, validation = hold_out(digits(), 0.2)
     key = jax.random.key(0)
     keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
@@ -190,10 +187,12 @@ def results(entry: Entry, who: Cohorts, rounds: int, seeds: int) -> list[Result]
         )
         for k in keys
     ]
-    sizes = {"cohort_size": who.size, "local_steps": STEPS, "batch_size": BATCH}
-    algorithm = entry.make(cohort=who.size)
-    simulation = federate(algorithm, TASK, dataset, parts[0], **sizes, cohorts=who.draw)
-    asked = [
+    sizes = {"cohort_size": cohorts.size, "local_steps": STEPS, "batch_size": BATCH}
+    algorithm = entry.make(cohort=cohorts.size)
+    simulation = federate(
+        algorithm, TASK, dataset, parts[0], **sizes, cohorts=cohorts.draw
+    )
+    points = [
         (noise, dict(zip(entry.grid, values, strict=True)), seed)
         for noise in NOISES
         for values in itertools.product(*entry.grid.values())
@@ -201,7 +200,7 @@ def results(entry: Entry, who: Cohorts, rounds: int, seeds: int) -> list[Result]
     ]
     cells = [
         Cell({"noise": noise, **hyper}, keys[seed], parts[seed])
-        for noise, hyper, seed in asked
+        for noise, hyper, seed in points
     ]
     found = sweep(
         simulation,
@@ -215,17 +214,17 @@ def results(entry: Entry, who: Cohorts, rounds: int, seeds: int) -> list[Result]
     return [
         Result(
             entry.label,
-            who.label,
+            cohorts.label,
             *one,
             end["validation_accuracy"],
             end["test_accuracy"],
         )
-        for one, end in zip(asked, ends, strict=True)
+        for one, end in zip(points, ends, strict=True)
     ]
 
 
 class Best(NamedTuple):
-    """The best of a grid."""
+    """The best point of a grid."""
 
     method: str
     cohort: str
@@ -235,7 +234,7 @@ class Best(NamedTuple):
 
 
 def best(found: list[Result]) -> list[Best]:
-    """By the mean over seeds of the accuracy in validation, of each z."""
+    """Returns the best points of every z by mean validation accuracy over seeds."""
     chosen = []
     same = lambda r: (r.method, r.cohort, r.noise)
     for _, group in itertools.groupby(found, same):
@@ -249,25 +248,26 @@ def best(found: list[Result]) -> list[Best]:
     return chosen
 
 
-def epsilons(who: Cohorts, rounds: int) -> dict[float, float]:
-    """Of every z, for a client, at `DELTA`."""
-    facts = {"prologue": False, "private_states": False}  # of FedAvg, of any rule
-    spec = partial(client_spec, who.sampling, rounds=rounds, delta=DELTA, **facts)
-    return {noise: report(spec(noise=noise)).epsilon for noise in NOISES}
+def epsilons(cohorts: Cohorts, rounds: int) -> dict[float, float]:
+    """Returns the epsilon of a client for every z at `DELTA`."""
+    facts = {"prologue": False, "private_states": False}  # of FedAvg with any rule
+    spec = partial(client_spec, cohorts.sampling, rounds=rounds, delta=DELTA, **facts)
+    return {z: report(spec(noise_multiplier=z)).epsilon for z in NOISES}
 
 
-def table(chosen: list[Best], who: Cohorts, rounds: int) -> list[str]:
-    """Test accuracies in percent, mean and standard deviation over seeds."""
-    spent = epsilons(who, rounds)
+def table(chosen: list[Best], cohorts: Cohorts, rounds: int) -> list[str]:
+    """Returns test accuracies in percent as Markdown: mean and standard deviation."""
+    spent = epsilons(cohorts, rounds)
     heads = [f"z = {z:g}, epsilon {spent[z]:.3g}" for z in NOISES]
     lines = [
-        f"## {who.label} in every round",
+        f"## {cohorts.label} in every round",
         "",
         f"| method | {' | '.join(heads)} |",
         f"|---|{'---:|' * len(heads)}",
     ]
     for entry in METHODS:
-        row = [b for b in chosen if (b.method, b.cohort) == (entry.label, who.label)]
+        here = (entry.label, cohorts.label)
+        row = [b for b in chosen if (b.method, b.cohort) == here]
         cells = [
             f"{100 * b.accuracy.mean():.1f} ± {100 * b.accuracy.std():.1f}" for b in row
         ]
@@ -276,7 +276,7 @@ def table(chosen: list[Best], who: Cohorts, rounds: int) -> list[str]:
 
 
 def marked(chosen: Best) -> list[str]:
-    """The hyper-parameters, and which of them are at an edge of their grid."""
+    """Returns the hyper-parameters, and marks those at an edge of their grid."""
     grid = next(entry.grid for entry in METHODS if entry.label == chosen.method)
     ends = {name: (min(tried), max(tried)) for name, tried in grid.items()}
     at_edge = lambda name, value: len(grid[name]) > 1 and value in ends[name]
@@ -287,18 +287,18 @@ def marked(chosen: Best) -> list[str]:
 
 
 def draw(chosen: list[Best], path: Path) -> None:
-    """Accuracy against z, a panel for each kind of cohort."""
-    places = np.arange(len(NOISES))
+    """Draws accuracy against z, one panel for each kind of cohort."""
+    positions = np.arange(len(NOISES))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 4), layout="constrained")
-        panels = figure.subplots(1, len(WHO), sharey=True)
-        for axis, who in zip(panels, WHO, strict=True):
+        panels = figure.subplots(1, len(COHORTS), sharey=True)
+        for axis, cohorts in zip(panels, COHORTS, strict=True):
             for i, entry in enumerate(METHODS):
-                here = (entry.label, who.label)
+                here = (entry.label, cohorts.label)
                 row = [b for b in chosen if (b.method, b.cohort) == here]
                 runs = 100 * np.array([b.accuracy for b in row])
                 axis.errorbar(
-                    places + 0.04 * (i - 2),
+                    positions + 0.04 * (i - 2),
                     runs.mean(1),
                     runs.std(1),
                     color=f"C{i}",
@@ -307,8 +307,8 @@ def draw(chosen: list[Best], path: Path) -> None:
                     capsize=2,
                     label=entry.label,
                 )
-            axis.set_xticks(places, [f"{z:g}" for z in NOISES])
-            axis.set_title(f"{who.label} in every round")
+            axis.set_xticks(positions, [f"{z:g}" for z in NOISES])
+            axis.set_title(f"{cohorts.label} in every round")
             axis.set_xlabel("noise multiplier z")
         panels[0].set_ylabel("test accuracy in percent")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -317,7 +317,7 @@ def draw(chosen: list[Best], path: Path) -> None:
 
 
 def write(found: list[Result], path: Path) -> None:
-    """Every run, one a line."""
+    """Writes one line per run."""
     with path.open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         names = ("method", "cohort", "z", "hyper", "seed", "validation", "test")
@@ -331,31 +331,31 @@ def write(found: list[Result], path: Path) -> None:
 def main(
     rounds: int = 30, seeds: int = 5, output: Path = Path("results/privacy")
 ) -> None:
-    """Runs everything; writes clients.csv, clients.md and clients.png.
+    """Runs the study; writes clients.csv, clients.md and clients.png.
 
     Args:
-      rounds: of every run.
-      seeds: partitions, starts and noises.
-      output: directory.
+      rounds: Rounds of every run.
+      seeds: Number of seeds, of partitions, initial parameters and noise.
+      output: Directory of the results.
     """
     began = time.perf_counter()
     found = []
-    for entry, who in itertools.product(METHODS, WHO):
-        found += results(entry, who, rounds, seeds)
-        print(entry.label, who.label, f"{time.perf_counter() - began:.0f} s")
+    for entry, cohorts in itertools.product(METHODS, COHORTS):
+        found += results(entry, cohorts, rounds, seeds)
+        print(entry.label, cohorts.label, f"{time.perf_counter() - began:.0f} s")
     chosen = best(found)
-    lines = ["# Client-level privacy: how to bound an update", ""]
-    for who in WHO:
-        lines += table(chosen, who, rounds)
+    lines = ["# Client-level privacy: bounds on updates", ""]
+    for cohorts in COHORTS:
+        lines += table(chosen, cohorts, rounds)
     about = machine("experiments.studies.client_privacy")
     lines += [
         f"Test accuracy in percent, mean ± standard deviation of {seeds} seeds, after "
-        f"{rounds} rounds of {STEPS} local steps, delta {DELTA:g}, one client with all "
-        "its examples added or removed. z is the multiplier of a round. The best of a "
-        "small grid for every cell, chosen on examples that no client has; epsilon "
-        "does not pay for the choice.",
+        f"{rounds} rounds of {STEPS} local steps. Delta is {DELTA:g}; neighboring data "
+        "sets differ by one client with all its examples. z is the noise multiplier of "
+        "a round. Every cell is the best of a small grid, chosen on examples that no "
+        "client has; the accounting does not cover this choice.",
         "",
-        "Chosen:",
+        "Chosen grid points:",
         "",
         "| cohort | method | z | hyper-parameters |",
         "|---|---|---:|---|",

@@ -1,18 +1,18 @@
-"""Liu et al., "FedMuon", arXiv:2510.27403, figure 4 (a): what a local optimizer costs,
-and what it makes of the weight matrices.
+"""Condition numbers of weight matrices, and costs of local optimizers.
 
     python -m experiments.studies.condition_numbers --data-dir DATA  # a core, 10 min
 
-The paper says that under SGD and AdamW matrices become ill-conditioned and under Muon
-they do not, and draws it beside the memory of the optimizers' states and the time, for
-ViT-Tiny on CIFAR-100, without numbers. It does not say which matrices: here those of
-the server's model, and how far they have moved since the start. A condition number is
-the largest singular value over the least; for a model, the geometric mean over its
-matrices, kernels of convolutions as matrices of [window and inputs, outputs].
+This is figure 4 (a) of Liu et al., "FedMuon", arXiv:2510.27403. The paper states that
+matrices become ill-conditioned under SGD and AdamW, and not under Muon. It shows this
+for ViT-Tiny on CIFAR-100, with the memory of optimizer states and the time, as bars
+without numbers. It does not say which matrices these are; here they are those of the
+server's model, and their total updates since the start. A condition number is the
+largest singular value divided by the smallest. For a model it is the geometric mean
+over its matrices; convolution kernels are matrices [window and inputs, outputs].
 
 The setting is that of `python -m experiments.papers.fedmuon_004 table_2` under
-Dirichlet(0.1), with the learning rates that were best there on a CPU (FedMuon's: among
-those that the paper has).
+Dirichlet(0.1), with the learning rates that were best there on a CPU (FedMuon's is one
+of the paper's).
 """
 
 import csv
@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from experiments.papers import fedmuon_004
-from experiments.papers.frame import Scale, shown
+from experiments.papers.frame import Scale, public_command
 from experiments.papers.paper_report import interval
 from fedjax_muon.runs.build import simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Config, Run
@@ -44,7 +44,7 @@ RATES = {
     "local_muon": 0.03,
     "fedmuon_align": 0.003,
 }
-RULES = {  # local ones
+RULES = {  # local rules
     "fedavg": optax.identity(),
     "local_adamw": optax.scale_by_adam(),
     "local_muon": muon(),
@@ -53,26 +53,26 @@ RULES = {  # local ones
 EVERY = 10  # rounds between two measurements
 MEASURES = {
     "weights": "condition number of the weights",
-    "moves": "condition number of their moves",
+    "updates": "condition number of their updates",
     "accuracy": "test accuracy, %",
     "state": "kB of a local optimizer's state",
-    "seconds": "ms a local step",
+    "seconds": "ms per local step",
 }
 
 
-class Course(NamedTuple):
+class Result(NamedTuple):
     """A run of one method and seed; condition numbers after every `EVERY` rounds."""
 
     rounds: list[int]
     weights: list[float]
-    moves: list[float]
+    updates: list[float]
     accuracy: float
     state: int  # bytes
-    seconds: float  # of a local step, but for the first call's, which compiles
+    seconds: float  # of a local step, without the first call, which compiles
 
     def value(self, measure: str) -> float:
-        """After the last round, in the units of `MEASURES`."""
-        last = {"weights": self.weights[-1], "moves": self.moves[-1]}
+        """Returns the value after the last round, in the units of `MEASURES`."""
+        last = {"weights": self.weights[-1], "updates": self.updates[-1]}
         scaled = {
             "accuracy": 100 * self.accuracy,
             "state": self.state / 1e3,
@@ -82,7 +82,7 @@ class Course(NamedTuple):
 
 
 def condition_number(params) -> float:
-    """The geometric mean over the matrices of a model."""
+    """Returns the geometric mean of condition numbers over a model's matrices."""
     matrices = [
         np.asarray(x, np.float64) for x in jax.tree.leaves(params) if x.ndim > 1
     ]
@@ -91,18 +91,18 @@ def condition_number(params) -> float:
 
 
 def state_bytes(method: str, params) -> int:
-    """Of the local rule's state."""
+    """Returns the bytes of the local rule's state."""
     state = jax.eval_shape(RULES[method].init, params)
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
-def course(method: str, seed: int, config: Config, train) -> Course:
-    """Trains, and measures on the way."""
+def measured(method: str, seed: int, config: Config, train) -> Result:
+    """Trains, and measures every `EVERY` rounds."""
     run = Run(method, {"lr": RATES[method]}, seed, config)
     simulation = simulation_of(run, train)
     state = simulation.init(start_key(seed))
     start = jax.tree.map(np.asarray, state.params)
-    rounds, weights, moves, seconds = [0], [condition_number(start)], [np.nan], []
+    rounds, weights, updates, seconds = [0], [condition_number(start)], [np.nan], []
     while rounds[-1] < config.rounds:
         count = min(EVERY, config.rounds - rounds[-1])
         began = perf_counter()
@@ -112,19 +112,18 @@ def course(method: str, seed: int, config: Config, train) -> Course:
         params = jax.tree.map(np.asarray, state.params)
         rounds.append(rounds[-1] + count)
         weights.append(condition_number(params))
-        moves.append(condition_number(jax.tree.map(np.subtract, params, start)))
+        updates.append(condition_number(jax.tree.map(np.subtract, params, start)))
     accuracy = float(simulation.evaluate(state)["test_accuracy"])
     used = state_bytes(method, start)
-    return Course(
-        rounds, weights, moves, accuracy, used, float(np.median(seconds[1:] or seconds))
-    )
+    median = float(np.median(seconds[1:] or seconds))
+    return Result(rounds, weights, updates, accuracy, used, median)
 
 
-def draw(courses: dict[str, list[Course]], path: Path) -> None:
-    """Condition numbers against rounds, a line for every method."""
+def draw(results: dict[str, list[Result]], path: Path) -> None:
+    """Draws condition numbers against rounds, one line for every method."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 2), ("weights", "moves"), strict=True):
-        for method, runs in courses.items():
+    for axes, name in zip(figure.subplots(1, 2), ("weights", "updates"), strict=True):
+        for method, runs in results.items():
             numbers = np.array([getattr(run, name) for run in runs])
             line = np.exp(np.log(numbers).mean(0))
             (drawn,) = axes.plot(runs[0].rounds, line, label=METHODS[method].label)
@@ -138,21 +137,21 @@ def draw(courses: dict[str, list[Course]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def write(courses: dict[str, list[Course]], config: Config, place: Path) -> None:
-    """result.md, result.csv and result.png."""
+def write(results: dict[str, list[Result]], config: Config, run_dir: Path) -> None:
+    """Writes result.md, result.csv and result.png."""
     about = machine("experiments.studies.condition_numbers")
-    seeds = len(next(iter(courses.values())))
+    seeds = len(next(iter(results.values())))
     lines = [
         "# fedmuon_004, figure_4: condition numbers of matrices, and costs",
         "",
         f"{config.model} on {config.dataset}, Dirichlet({config.alpha:g}), after "
         f"{config.rounds} rounds; mean ± 95 % interval over {seeds} seeds.",
         "",
-        f"| method | at | {' | '.join(MEASURES.values())} |",
+        f"| method | hyper-parameters | {' | '.join(MEASURES.values())} |",
         f"|---|---|{'---:|' * len(MEASURES)}",
     ]
     table = []
-    for method, runs in courses.items():
+    for method, runs in results.items():
         cells = []
         for measure, name in MEASURES.items():
             values = np.array([run.value(measure) for run in runs])
@@ -168,22 +167,22 @@ def write(courses: dict[str, list[Course]], config: Config, place: Path) -> None
         "![condition numbers against rounds](result.png)",
         "",
         "Lines are geometric means over seeds, bands their range. "
-        f"`{shown('studies.condition_numbers', sys.argv[1:])}` on one core of "
+        f"`{public_command('studies.condition_numbers', sys.argv[1:])}` on one core of "
         f"{about['cpu']}, jax {about['jax']}.",
         "",
     ]
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "result.md").write_text("\n".join(lines))
-    with (place / "result.csv").open("w", newline="") as file:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "result.md").write_text("\n".join(lines))
+    with (run_dir / "result.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("setting", "method", "score", "interval", "by_seed"))
         writer.writerows(table)
-    draw(courses, place / "result.png")
+    draw(results, run_dir / "result.png")
 
 
 def main(
     data_dir: Path | None = None,
-    scale: Annotated[Scale, tyro.conf.arg(help="as of the papers' modules")] = "cpu",
+    scale: Annotated[Scale, tyro.conf.arg(help="as in the papers' modules")] = "cpu",
     output: Path | None = None,
 ) -> None:
     """Trains all methods; writes a table and a figure."""
@@ -193,11 +192,11 @@ def main(
     seeds = fedmuon_004.SEEDS[: {"smoke": 1, "cpu": 3, "full": 5}[scale]]
     with refusing():
         train = dataset_of(config)
-    courses = {}
+    results = {}
     for method in RATES:
-        courses[method] = [course(method, seed, config, train) for seed in seeds]
-        print(method, courses[method][0], flush=True)
-    write(courses, config, output or Path("runs/fedmuon_004") / f"figure_4-{scale}")
+        results[method] = [measured(method, seed, config, train) for seed in seeds]
+        print(method, results[method][0], flush=True)
+    write(results, config, output or Path("runs/fedmuon_004") / f"figure_4-{scale}")
 
 
 if __name__ == "__main__":

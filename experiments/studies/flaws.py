@@ -1,17 +1,17 @@
 """Private methods, and mistakes in them that an audit should find.
 
-Every method of `decentralized.private` is run by the engine on a ring of 4 agents,
-with noise for one claimed epsilon. Agent 0 has canaries or not; the attack sees the
-parameters of all agents and finds what agent 0 told. The mistakes are wrong pieces put
-together here:
+The engine runs every method of `decentralized.private` on a ring of 4 agents, with
+noise for one claimed epsilon. Agent 0 has canaries or not; the attack sees the
+parameters of all agents and computes the releases of agent 0 from them. The mistakes
+are:
 
-- noise / 10;
-- no clip;
+- noise / 10: the standard deviation of the noise is ten times too small;
+- no clip: gradients are not clipped;
 - clean at t = 0: noise is added from t = 1 on;
-- clip of the mean: what is clipped is the batch's mean, not each of its gradients;
-- reused key: the noise of every iteration is drawn with the first's key;
-- memory forgotten: the noise is for the sensitivity of gradients without STORM's
-  memory, which repeats a record, or takes an old gradient off;
+- clip of the mean: the batch's mean is clipped instead of each gradient;
+- reused key: every iteration draws its noise with the key of the first;
+- memory forgotten: the noise ignores STORM's memory, which repeats a record or
+  subtracts an old gradient, and so increases the sensitivity;
 - counted for the mean: the noise is for an attack that sees the agents' mean only.
 """
 
@@ -25,33 +25,37 @@ import numpy as np
 
 from fedjax_muon.attacks import canary
 from fedjax_muon.core import GradFn, Objective
+from fedjax_muon.decentralized import dense, topology
 from fedjax_muon.decentralized import engine as gossip_engine
-from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
+from fedjax_muon.decentralized.private import (
+    PRIVATE,
+    Mechanism,
+    calibrate,
+    noise_scale_of,
+)
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.privacy.report import Inside
-from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
+from fedjax_muon.privacy import Cyclic, FullBatch, Inside, Poisson, Sampling
 
 AGENTS, STEPS, LR, DELTA, CLAIM = 4, 40, 0.1, 1e-5, 3.0
-MECHANISM = Mechanism(limit=1.0, change=0.2, beta=0.1, batch_size=4)
-HUGE = 100 * MECHANISM.limit  # norm of a canary's gradient
+MECHANISM = Mechanism(clip_norm=1.0, change_clip_norm=0.2, beta=0.1, batch_size=4)
+HUGE = 100 * MECHANISM.clip_norm  # norm of a canary's gradient
 WEIGHTS = topology.metropolis(topology.ring(AGENTS))
-CHUNK = 2000  # worlds that are run together
+CHUNK = 2000  # worlds per batch
 
 
 class Flaw(NamedTuple):
-    """What is done instead of what is claimed; a correct mechanism by default."""
+    """Deviations from the claimed mechanism; the default is the correct one."""
 
     noise: float = 1.0  # factor on the standard deviation of the noise
     first: float = 1.0  # another factor, at t = 0
-    limit: float = 1.0  # factor on the limits of the clip
+    limit: float = 1.0  # factor on the clip norms
     mean: bool = False  # clips the mean of the batch
     stale: bool = False  # draws the noise of t = 0 again
 
 
 class Case(NamedTuple):
-    """A method and the way its records take part."""
+    """A method and its sampling."""
 
     method: str
     sampling: Sampling
@@ -80,15 +84,15 @@ CASES = {
 
 @functools.cache
 def claimed_noise(case: Case) -> float:
-    """What the library says is enough for the claim."""
+    """Returns the noise that the library calibrates to the claim."""
     spec = calibrate(
         case.method, MECHANISM, CLAIM, case.sampling, steps=STEPS, delta=DELTA
     )
-    return noise_of(spec)
+    return noise_scale_of(spec)
 
 
 def flaws(case: Case) -> dict[str, Flaw]:
-    """The correct mechanism, and all mistakes that the method leaves room for."""
+    """Returns the correct mechanism, and all mistakes that apply to the method."""
     found = {
         "correct": Flaw(),
         "noise / 10": Flaw(noise=0.1),
@@ -99,21 +103,21 @@ def flaws(case: Case) -> dict[str, Flaw]:
     }
     clip, beta, size = case.release.clip, case.release.beta, MECHANISM.batch_size
     if not case.inside:
-        # without memory a record would count as often as it takes part
+        # without memory a record counts as often as it is sampled
         times = np.sqrt(np.count_nonzero(pattern(case)))
         alone = times * clip.sensitivity(beta, size) / np.linalg.norm(traces(case))
         found["memory forgotten"] = Flaw(noise=float(alone))
     elif beta < 1:
-        # fresh gradients, by their weight, without the old ones that are taken off
+        # new gradients by their weight, without the old ones that are subtracted
         weight = 1.0 if case.method == "dpmixsgd_inside" else beta
-        alone = weight * MECHANISM.limit / size / clip.sensitivity(beta, size)
+        alone = weight * MECHANISM.clip_norm / size / clip.sensitivity(beta, size)
         found["memory forgotten"] = Flaw(noise=alone)
     found["counted for the mean"] = Flaw(noise=AGENTS**-0.5)
     return found
 
 
 def pattern(case: Case) -> np.ndarray:
-    """The canary's weights when it takes part as often as it may, [T]."""
+    """Returns the canary's weights if it participates as often as possible, [T]."""
     weights = np.zeros(STEPS)
     if isinstance(case.sampling, Cyclic):
         weights[:: case.sampling.separation] = 1.0
@@ -123,7 +127,7 @@ def pattern(case: Case) -> np.ndarray:
 
 
 def deviations(case: Case) -> np.ndarray:
-    """Claimed standard deviations of what `seen` is measured in, [T]."""
+    """Returns the claimed standard deviations, which are the units of `seen`, [T]."""
     noise = claimed_noise(case)
     if not case.inside:
         return np.full(STEPS, noise)
@@ -131,22 +135,26 @@ def deviations(case: Case) -> np.ndarray:
 
 
 def sensitivities(case: Case) -> np.ndarray:
-    """How far the canary moves the fresh term of every step, [T]."""
+    """Returns how far the canary moves the new term of every step, [T]."""
     clip, size = case.release.clip, MECHANISM.batch_size
     found = np.full(STEPS, clip.sensitivity(case.release.beta, size))
-    found[0] = clip.first(size)
+    found[0] = clip.first_sensitivity(size)
     return found
 
 
 def traces(case: Case) -> np.ndarray:
-    """What the canary leaves in what is seen if it follows `pattern`, [T]."""
+    """Returns the canary's contribution to `seen` if it follows `pattern`, [T]."""
     changes = pattern(case) * sensitivities(case)
-    return changes if case.inside else canary.remembered(changes, case.release.beta)
+    return (
+        changes if case.inside else canary.storm_estimates(changes, case.release.beta)
+    )
 
 
 def _mean_first(estimator: Estimator, mean) -> Estimator:
-    """Sees the mean of the batch's gradients in place of the first, zeros of the
-    others."""
+    """Returns an estimator of the mean gradient in place of single gradients.
+
+    The first row is the mean of the batch's gradients, and the others are zero.
+    """
 
     def changed(objective: Objective) -> Objective:
         def gradients(params, batch, key):
@@ -163,53 +171,53 @@ def _mean_first(estimator: Estimator, mean) -> Estimator:
 
 
 def _reusing(estimator: Estimator, stale) -> Estimator:
-    """Keeps the key of the noise at t = 0 and draws with it again."""
+    """Returns an estimator that draws all noise with the key of t = 0."""
 
     def start(objective, params, batch, iteration):
-        told, memory = estimator.start(objective, params, batch, iteration)
-        return told, (memory, iteration.noise)
+        estimate, memory = estimator.start(objective, params, batch, iteration)
+        return estimate, (memory, iteration.noise)
 
     def update(objective, memory, params, batch, iteration):
         memory, first = memory
         iteration = iteration._replace(noise=jnp.where(stale, first, iteration.noise))
-        told, memory = estimator.update(objective, memory, params, batch, iteration)
-        return told, (memory, first)
+        estimate, memory = estimator.update(objective, memory, params, batch, iteration)
+        return estimate, (memory, first)
 
     return Estimator(start, update)
 
 
 def build(method: str, flaw: Flaw, noise):
-    """The library's method, with what is flawed exchanged."""
+    """Returns the library's method with the flaw."""
     row = PRIVATE[method]
     size: Any = jnp.where(flaw.mean, 1.0, MECHANISM.batch_size)
     mechanism = dataclasses.replace(
         MECHANISM,
-        limit=flaw.limit * MECHANISM.limit,
-        change=flaw.limit * MECHANISM.change,
+        clip_norm=flaw.limit * MECHANISM.clip_norm,
+        change_clip_norm=flaw.limit * MECHANISM.change_clip_norm,
         batch_size=size,
     )
     noise = flaw.noise * noise
     if isinstance(row.release(MECHANISM, 1.0).noise, Inside):
-        # a multiplier, and the flawed mechanism's own sensitivity is another
+        # the noise is a multiple of the sensitivity, which the flaw changes
         noise = noise / (flaw.limit * MECHANISM.batch_size / size)
 
-    def estimate(mechanism, noise):
-        begin = row.estimate(mechanism, flaw.first * noise)
-        later = row.estimate(mechanism, noise)
+    def estimator(mechanism, noise):
+        begin = row.estimator(mechanism, flaw.first * noise)
+        later = row.estimator(mechanism, noise)
         both = _mean_first(Estimator(begin.start, later.update), flaw.mean)
         return _reusing(both, flaw.stale)
 
-    return row._replace(estimate=estimate).build(mechanism, noise, lr=LR)
+    return row._replace(estimator=estimator).build(mechanism, noise, lr=LR)
 
 
 def of_examples(example_grad: GradFn) -> Objective:
-    """The objective of these gradients of single examples."""
+    """Returns the objective with these gradients of single examples."""
     mean = lambda *where: example_grad(*where).mean(0)
     return Objective(mean, example_grad=example_grad)
 
 
 def trajectory(algorithm: Gossip, weights, key) -> jax.Array:
-    """Parameters of all agents in the directions of the canaries, [T + 1, m, K].
+    """Returns the parameters of all agents in the canaries' directions, [T + 1, m, K].
 
     Each agent has three examples of 1/2 ||x - target||^2 in two other coordinates, and
     agent 0 the canaries by `weights` [T, K].
@@ -224,7 +232,7 @@ def trajectory(algorithm: Gossip, weights, key) -> jax.Array:
         return jnp.concatenate([rows, jnp.zeros((3, number))], 1)
 
     objective = of_examples(canary.plant(example_grad, HUGE * directions))
-    mixer = gossip_engine.dense(WEIGHTS)
+    mixer = dense(WEIGHTS)
     start, step = gossip_engine.make(algorithm, objective, mixer, AGENTS)
 
     def batches(x, row):
@@ -243,35 +251,38 @@ def trajectory(algorithm: Gossip, weights, key) -> jax.Array:
     return jnp.concatenate([ends[0], before, ends[1]])
 
 
-# optimised less, it compiles in half the time and runs as fast
+# with fewer optimizations it compiles in half the time and runs as fast
 _COMPILED = {"xla_backend_optimization_level": 1}
 
 
 @functools.partial(jax.jit, static_argnames="method", compiler_options=_COMPILED)
 def worlds(method: str, flaw: Flaw, noise, weights, keys) -> jax.Array:
-    """[N, T + 1, m, K] for `weights` [N, T, K]."""
+    """Returns trajectories [N, T + 1, m, K] for `weights` [N, T, K]."""
     algorithm = build(method, flaw, noise)
     one = lambda weights, key: trajectory(algorithm, weights, key)
     return jax.vmap(one)(weights, keys)
 
 
-def told(method: str, x) -> np.ndarray:
-    """What agent 0 told, from all agents' parameters: [N, T + 1, m, K] -> [N, K, T]."""
-    u = canary.moves(np.moveaxis(x, -1, 1), WEIGHTS, LR)
-    if PRIVATE[method].over is gradient_tracking:
-        u = canary.untracked(u, WEIGHTS)
+def released(method: str, x) -> np.ndarray:
+    """Returns agent 0's releases, computed from the parameters of all agents.
+
+    Parameters are [N, T + 1, m, K], and releases [N, K, T].
+    """
+    u = canary.moves_from_params(np.moveaxis(x, -1, 1), WEIGHTS, LR)
+    if PRIVATE[method].base is gradient_tracking:
+        u = canary.estimates_from_tracked(u, WEIGHTS)
     return u[..., 0]
 
 
 def seen(case: Case, x) -> np.ndarray:
-    """What is known of agent 0, in standard deviations of the claimed noise."""
-    y = told(case.method, x)
+    """Returns the adversary's view of agent 0, in claimed standard deviations."""
+    y = released(case.method, x)
     y = canary.innovations(y, case.release.beta) if case.inside else y
     return y / deviations(case)
 
 
 def run(case: Case, flaw: Flaw, weights, seed: int) -> np.ndarray:
-    """`seen` [N, K, T] in worlds with the canaries' `weights` [N, T, K]."""
+    """Returns `seen` [N, K, T] in worlds with the canaries' `weights` [N, T, K]."""
     noise = claimed_noise(case)
     keys = jax.random.split(jax.random.key(seed), len(weights))
     found = []

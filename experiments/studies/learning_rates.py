@@ -1,12 +1,12 @@
-"""Learning rates of the main jobs, `fedjax-muon compare` and `fedjax-muon compare
---problem auc`: a grid on seeds that they never use.
+"""Learning rates of the default comparisons: a grid on seeds that they never use.
 
     python -m experiments.studies.learning_rates classification     # minutes on 2 cores
     python -m experiments.studies.learning_rates auc
 
+The comparisons are `fedjax-muon compare` and `fedjax-muon compare --problem auc`.
 Prints one JSON line for every method and rate: the test accuracy or AUC, averaged over
-the evaluated rounds (which rewards being fast) and after the last one. `null` stands
-for a run that diverged. What it printed is in results/learning_rates_*.jsonl.
+the evaluated rounds (which rewards fast methods) and after the last one. `null` marks a
+diverged run. The output is stored in results/learning_rates_*.jsonl.
 """
 
 import json
@@ -30,7 +30,7 @@ SEEDS = (100, 101)
 
 
 def rows_of(algorithm: str, config: Config, rates, dataset):
-    """One row for every rate."""
+    """Yields one row for every rate."""
     run = Run(algorithm, {"lr": rates[0]}, SEEDS[0], config)
     parts = {seed: parts_of(config, dataset, seed) for seed in SEEDS}
     cells = [
@@ -45,11 +45,11 @@ def rows_of(algorithm: str, config: Config, rates, dataset):
     outcomes = [outcome for group in groups for outcome in group]
     kind = config.score.lower()
     for i, lr in enumerate(rates):
-        mine = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
+        runs = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
         row: dict = {"algorithm": algorithm, "lr": lr, f"mean_{kind}": None}
         row[f"last_{kind}"] = None
-        if all(outcome.diverged is None for outcome in mine):
-            scores = np.array([[r[f"test_{kind}"] for r in o.rows] for o in mine])
+        if all(outcome.diverged is None for outcome in runs):
+            scores = np.array([[r[f"test_{kind}"] for r in o.rows] for o in runs])
             row[f"mean_{kind}"] = round(float(scores.mean()), 4)
             row[f"last_{kind}"] = round(float(scores[:, -1].mean()), 4)
         yield row
@@ -58,7 +58,7 @@ def rows_of(algorithm: str, config: Config, rates, dataset):
 def main(
     problem: Annotated[Literal["classification", "auc"], tyro.conf.Positional],
 ) -> None:
-    """Prints the grid of a problem's main job."""
+    """Prints the grid of a problem's default comparison."""
     config = DEFAULTS[problem]
     dataset = data.load(config.dataset)
     for algorithm in METHODS[problem]:

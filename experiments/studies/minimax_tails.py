@@ -3,14 +3,13 @@
     python -m experiments.studies.minimax_tails          # ten minutes on a core
 
 Zhang and Gao, "Federated Stochastic Minimax Optimization Under Heavy-Tailed Noises":
-normalised and orthogonalised steps converge where gradients have no second moment. The
-methods are run on one nonconvex-PL family (`tasks.quadratic`, 8 clients, all of them
-in every round, 4 local steps), with symmetric Pareto noise of tail index 1.5 on every
-entry of every gradient, and with Gaussian noise. y moves at ten times the rate of x, as
-the theory asks for: at equal rates all methods circle about the solution. For every
-method the learning rate is the best of one grid, by the mean over seeds of the primal
-gradient's norm, averaged over the last tenth of the rounds; every seed has its own
-problem.
+normalized and orthogonalized steps converge where gradients have no second moment. The
+methods run on one nonconvex-PL family (`tasks.quadratic`) with 8 clients, which all
+participate, and 4 local steps. Every entry of every gradient has symmetric Pareto noise
+of tail index 1.5, or Gaussian noise. y has ten times the rate of x, as in the theory;
+at equal rates all methods circle around the solution. The learning rate of every method
+is the best of one grid by the norm of the primal gradient, averaged over seeds and over
+the last tenth of the rounds. Every seed has its own problem.
 """
 
 import time
@@ -35,15 +34,15 @@ from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
 
 CLIENTS, STEPS, RATIO = 8, 4, 10.0
 RATES = (0.00001, 0.00003, 0.0001, 0.0003, 0.001)
-# Pareto entries have the mean size 3
+# Pareto entries have the mean absolute value 3
 NOISES = {"tail index 1.5": pareto(1.5, 1.0), "Gaussian": gaussian(3.0)}
 OURS, OTHERS = ("fed_nsgda_m", "fedmuon_da"), ("local_sgdam", "fedsgda_m")
 METHODS = (*OURS, *OTHERS)
-BAR = 0.5  # of the others' norm, set before anything was run
+BAR = 0.5  # fraction of the others' norm, set before any run
 
 
 def norms(name: str, noise, problem, lr, key, rounds: int) -> jax.Array:
-    """Norm of the primal gradient after every round."""
+    """Returns the norm of the primal gradient after every round."""
     objective = Objective(noisy(quadratic.gradient(problem), noise))
     algorithm = ALL[name].function(lr=Pair(lr, RATIO * lr))
     number = len(problem.B)
@@ -65,7 +64,7 @@ def norms(name: str, noise, problem, lr, key, rounds: int) -> jax.Array:
 
 
 def curves(name: str, noise, rates, seeds: int, rounds: int) -> np.ndarray:
-    """[rates, seeds, rounds]."""
+    """Returns norms of primal gradients, [rates, seeds, rounds]."""
 
     @jax.jit
     def all_cells(rates, keys):
@@ -82,24 +81,27 @@ def curves(name: str, noise, rates, seeds: int, rounds: int) -> np.ndarray:
 
 
 def last(found: np.ndarray) -> np.ndarray:
-    """Means over the last tenth of the rounds [rates, seeds], infinite if diverged."""
+    """Returns means over the last tenth of the rounds [rates, seeds].
+
+    They are infinite for diverged runs.
+    """
     tenth = max(1, found.shape[2] // 10)
     return np.nan_to_num(found[:, :, -tenth:].mean(2), nan=np.inf)
 
 
 def best(found: np.ndarray) -> int:
-    """The rate whose mean over seeds of `last` is least."""
+    """Returns the index of the rate with the smallest mean of `last` over seeds."""
     return int(np.argmin(last(found).mean(1)))
 
 
 def ratio(results) -> float:
-    """The worst of ours over the best of the others, means over seeds."""
+    """Returns the worst of `OURS` over the best of `OTHERS`, in means over seeds."""
     mean = {name: last(found).mean(1).min() for name, found in results.items()}
     return float(max(mean[a] for a in OURS) / min(mean[b] for b in OTHERS))
 
 
 def rows(noise: str, results) -> list[str]:
-    """Of the table, one for each method."""
+    """Returns the rows of the table, one for each method."""
     lines = []
     for name, found in results.items():
         at = best(found)
@@ -111,14 +113,14 @@ def rows(noise: str, results) -> list[str]:
 
 
 def draw(results, path: Path) -> None:
-    """Means over seeds against rounds, at the best rate."""
+    """Draws means over seeds against rounds at the best rate."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 4), layout="constrained")
         panels = figure.subplots(1, len(results), sharey=True)
         for axis, (noise, methods) in zip(panels, results.items(), strict=True):
             for i, (name, found) in enumerate(methods.items()):
                 mean = found[best(found)].mean(0)
-                window = max(1, len(mean) // 200)  # drawn as means of so many rounds
+                window = max(1, len(mean) // 200)  # rounds that a point averages
                 smooth = mean[: len(mean) // window * window].reshape(-1, window)
                 x = window * np.arange(1, len(smooth) + 1)
                 label = ALL[name].label
@@ -126,7 +128,7 @@ def draw(results, path: Path) -> None:
             axis.set_title(noise)
             axis.set_yscale("log")
             axis.set_xlabel("round")
-        panels[0].set_ylabel("norm of the primal gradient, mean of seeds")
+        panels[0].set_ylabel("norm of the primal gradient, mean over seeds")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
         figure.savefig(path, dpi=110)
@@ -135,12 +137,12 @@ def draw(results, path: Path) -> None:
 def main(
     rounds: int = 16_000, seeds: int = 10, output: Path = Path("results/minimax")
 ) -> None:
-    """Runs everything; writes tails.md and tails.png.
+    """Runs the study; writes tails.md and tails.png.
 
     Args:
-      rounds: of every run.
-      seeds: problems.
-      output: directory.
+      rounds: Rounds of every run.
+      seeds: Number of seeds, each with its own problem.
+      output: Directory of the results.
     """
     began = time.perf_counter()
     results = {
@@ -161,9 +163,9 @@ def main(
     lines += [
         "",
         f"Norm of the primal gradient, averaged over the last tenth of {rounds} "
-        f"rounds, {seeds} seeds. Under tail index 1.5 the worse of {labels[0]} reaches "
-        f"{heavy:.2f} times the better of {labels[1]}: that it is at most {BAR:g} "
-        f"{'holds' if heavy <= BAR else 'does not hold'}.",
+        f"rounds, {seeds} seeds. At tail index 1.5 the worse of {labels[0]} reaches "
+        f"{heavy:.2f} times the norm of the better of {labels[1]}. The criterion, at "
+        f"most {BAR:g}, {'holds' if heavy <= BAR else 'does not hold'}.",
         "",
         f"`{about['command']}`, {time.perf_counter() - began:.0f} seconds, "
         f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",

@@ -1,13 +1,14 @@
-"""How few Newton-Schulz steps FedMuon can do with, under two normalisations.
+"""FedMuon with fewer Newton-Schulz steps, under two normalizations.
 
     python -m experiments.studies.newton_schulz_steps digits     # minutes on a core
     python -m experiments.studies.newton_schulz_steps fashion_mnist --data-dir ~/data
 
-Fewer steps cost less and leave small singular values small; to divide by the Schatten-8
-norm in place of the Frobenius norm lets all start larger, at no cost. FedMuon on the
-default job of `fedjax-muon compare`, with Jordan's coefficients, at several learning
-rates: fewer steps make shorter moves, and a larger rate may make up for that. A seed
-has the same partition, start, cohorts and batches in every row.
+Fewer steps cost less and leave small singular values small. Division by the Schatten-8
+norm instead of the Frobenius norm makes all singular values larger at the start, at no
+cost. FedMuon runs on the default job of `fedjax-muon compare` with Jordan's
+coefficients. Several learning rates are tried, since fewer steps give shorter updates,
+which a larger rate may compensate. A seed has the same partition, initial parameters,
+cohorts and batches in every row.
 """
 
 import csv
@@ -47,8 +48,8 @@ ALL = NEWTON_SCHULZ | {"Exact, by SVD": (None, kernel.polar)}
 class Job(NamedTuple):
     model: Any
     rates: tuple[float, ...]
-    variants: Mapping[str, tuple[int | None, Any]]  # steps, None for no Newton-Schulz
-    share: int  # one in so many examples
+    variants: Mapping[str, tuple[int | None, Any]]  # steps, None without Newton-Schulz
+    stride: int  # one in that many examples is used
 
 
 JOBS = {
@@ -58,9 +59,12 @@ JOBS = {
 
 
 def flops(shape: tuple[int, int], steps: int) -> int:
-    """Of one matrix, in the form that `orthogonalize` takes in float32. A stage of k
-    steps has two products with the matrix and 4 k - 3 of small symmetric ones, whose
-    symmetry is not made use of. Schatten-8's product is the first step's too."""
+    """Returns the flops of one matrix, in the form that `orthogonalize` chooses.
+
+    A stage of k steps has two products with the matrix and 4 k - 3 products of small
+    symmetric matrices, whose symmetry is not exploited. The product for the Schatten-8
+    norm is also the first step's.
+    """
     short, long = sorted(shape)
     form = kernel.gram if long > 1.5 * short else kernel.plain
     stages = form(kernel.rows(kernel.JORDAN, steps), np.dtype("float32"))
@@ -75,7 +79,7 @@ def model_flops(task: tasks.Task, steps: int) -> int:
 
 
 def trained(job: Job, task: tasks.Task, polar, dataset, config: Config, seeds):
-    """Columns of the runs by (rate, seed)."""
+    """Returns the columns of all runs by (rate, seed)."""
     parts = {seed: parts_of(config, dataset, seed) for seed in seeds}
     points = list(itertools.product(job.rates, seeds))
     cells = [Cell({"lr": lr}, start_key(seed), parts[seed]) for lr, seed in points]
@@ -96,8 +100,10 @@ def trained(job: Job, task: tasks.Task, polar, dataset, config: Config, seeds):
 
 
 def row(first: np.ndarray, own: np.ndarray) -> list[str]:
-    """Cells of test accuracies [seeds, evaluations], and of what they exceed `first`'s
-    by, seed by seed."""
+    """Returns cells of test accuracies and of their differences from `first`.
+
+    Both are [seeds, evaluations]; differences are taken seed by seed.
+    """
     last, mean = lambda scores: scores[:, -1], lambda scores: scores.mean(1)
     cells = [last(own), last(own - first), mean(own), mean(own - first)]
     return [f"{100 * v.mean():.1f} ± {100 * v.std(ddof=1):.1f}" for v in cells]
@@ -110,11 +116,11 @@ def main(
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     output: Path = Path("results/newton_schulz"),
 ) -> None:
-    """Trains all variants; writes a table, the curves of all runs, and a figure."""
+    """Trains all variants; writes a table, the curves of all runs, and figures."""
     job, config = JOBS[dataset], Config(dataset=dataset, rounds=rounds)
     given = data.load(dataset, data_dir)
     for name in ("x_train", "y_train", "x_test", "y_test"):
-        given = given._replace(**{name: getattr(given, name)[:: job.share]})
+        given = given._replace(**{name: getattr(given, name)[:: job.stride]})
     task = tasks.classification(job.model, given.x_train.shape[1:])
     about = machine("experiments.studies.newton_schulz_steps")
     runs, usual = {}, model_flops(task, 5)
@@ -132,10 +138,10 @@ def main(
     lines = [
         f"# Newton-Schulz steps on {dataset}\n",
         f"{len(given.y_train)} training examples, {rounds} rounds, mean ± standard "
-        f"deviation over {len(seeds)} seeds; differences from the first row of a rate "
-        "are taken seed by seed. Flops are of all matrices of the model, relative to "
-        f"five steps. `{about['command']}` on one core of {about['cpu']}, jax "
-        f"{about['jax']}.",
+        f"deviation over {len(seeds)} seeds. Differences from the first row of a rate "
+        "are taken seed by seed. Flops are those of all matrices of the model, "
+        f"relative to five steps. `{about['command']}` on one core of {about['cpu']}, "
+        f"jax {about['jax']}.",
         TABLE,
     ]
     for lr in job.rates:

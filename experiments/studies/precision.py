@@ -1,13 +1,13 @@
-"""What bfloat16 costs in accuracy: in the model, in Newton-Schulz, in both.
+"""Accuracy of bfloat16: in the model, in Newton-Schulz, in both.
 
     python -m experiments.studies.precision     # minutes on 2 cores
 
-FedMuon on digits, on the default job of `fedjax-muon compare`. A seed has the same
-partition, initial parameters, cohorts and batches in every row, so that rows differ by
-rounding, as far as training does not magnify it: the row of another order of the same
-sums, the gram form of Newton-Schulz, says how far that is. Parameters, gradients,
-momenta and messages are float32 throughout. What is printed is in results/precision.md.
-It is about accuracy: few CPUs have products of bfloat16 to be fast.
+FedMuon is trained on digits, on the default job of `fedjax-muon compare`. A seed has
+the same partition, initial parameters, cohorts and batches in every row, so rows differ
+by rounding, which training can amplify. The row with another order of the same sums,
+the gram form of Newton-Schulz, shows by how much. Parameters, gradients, momenta and
+messages are always float32. The table is written to results/precision.md. Speed is not
+measured: few CPUs have fast bfloat16 products.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ ROWS = (
 
 
 def scores(model, numbers: Numbers, seeds, config: Config) -> np.ndarray:
-    """[seeds, 2]: test accuracy and test loss after the last round."""
+    """Returns test accuracy and test loss after the last round, [seeds, 2]."""
     dataset = data.load(config.dataset)
     parts = [parts_of(config, dataset, seed) for seed in seeds]
     prepared = simulation.federate(
@@ -85,16 +85,16 @@ def over_seeds(values: np.ndarray, scale: int, digits: int) -> str:
 
 
 def main(rounds: int = 60, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Trains every model in all numbers, and writes a table."""
+    """Trains every model in every precision, and writes a table."""
     about = machine("experiments.studies.precision")
     lines = [
-        "# What bfloat16 costs",
+        "# Accuracy in bfloat16",
         "",
         f"FedMuon on digits after {rounds} rounds, mean ± standard deviation over "
-        f"{len(seeds)} seeds; differences from the first row are taken seed by seed. "
-        "Rounded to bfloat16 is what products take; parameters and momenta are not. "
-        f"`{about['command']}` on {about['cores']} cores of {about['cpu']}, jax "
-        f"{about['jax']}.",
+        f"{len(seeds)} seeds. Differences from the first row are taken seed by seed. "
+        "The inputs of products are rounded to bfloat16; parameters and momenta are "
+        f"float32. `{about['command']}` on {about['cores']} cores of {about['cpu']}, "
+        f"jax {about['jax']}.",
         "",
         "| model | numbers | test accuracy, % | difference | test loss | difference |",
         "|---|---|---:|---:|---:|---:|",

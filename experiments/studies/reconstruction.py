@@ -1,18 +1,18 @@
-"""What a neighbour reconstructs of the examples behind a release.
+"""Reconstruction of examples from a release, by a neighbor.
 
     python -m experiments.studies.reconstruction  # digits
     python -m experiments.studies.reconstruction --dataset mnist --data-dir DATA
 
 "DPMixSGD" shows in its Figure 1 that DLG fails on one release with noise of standard
 deviation 1 in every coordinate. Here three attacks of `fedjax_muon.attacks.inversion`
-are given releases as the library's estimators make them: gradients and STORM's
-innovations with several levels of noise, means of many releases of the same examples,
-and gradients clipped per example without noise and with that of epsilon 1. The model
-has DLG's hidden sigmoids and weights uniform in +-0.5; the first layer's in +-4 /
-sqrt(pixels), the same for 64 of them, lest sigmoids saturate on more. Pixels are in
-0..1. On a shared machine set OPENBLAS_NUM_THREADS=1 and
-XLA_FLAGS=--xla_cpu_multi_thread_eigen=false: threads that wait for each other took ten
-times as long.
+run on releases of the library's estimators: gradients and STORM's innovations with
+several levels of noise, means of many releases of the same examples, and gradients
+clipped per example, without noise and with the noise of epsilon 1. The model has DLG's
+hidden sigmoids, and weights uniform in +-0.5. The first layer's are uniform in +-4 /
+sqrt(pixels), which is the same for 64 pixels and keeps sigmoids from saturating on
+more. Pixels are in 0..1. On a shared machine set OPENBLAS_NUM_THREADS=1 and
+XLA_FLAGS=--xla_cpu_multi_thread_eigen=false: with several threads it took ten times as
+long there.
 """
 
 import csv
@@ -35,23 +35,23 @@ from matplotlib.figure import Figure
 from benchmarks.machine import machine
 from fedjax_muon import data
 from fedjax_muon.attacks import inversion
-from fedjax_muon.attacks.inversion import Restored, Score, mean_guess, score
+from fedjax_muon.attacks.inversion import Reconstruction, Score, mean_guess, score
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized.estimators import fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private_storm import private_gradient
-from fedjax_muon.privacy.accounting import ADD_OR_REMOVE, Pld, solve
-from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.privacy import ADD_OR_REMOVE, Pld, Poisson, calibrate_noise
 from fedjax_muon.reporting.plots import STYLE
-from fedjax_muon.tasks.classification import Batch, classification, per_example
+from fedjax_muon.tasks.classification import classification
+from fedjax_muon.tasks.task import Batch, per_example
 
-REPEATS = {1: 4, 4: 2, 16: 1}  # batches, by their size
+REPEATS = {1: 4, 4: 2, 16: 1}  # number of batches by their size
 SIGMAS = (0.0, 0.01, 0.1, 1.0)
 AVERAGED = (10, 100)  # releases with sigma 1
 LIMIT = 1.0  # C
 AGENTS, STEPS, DELTA, EPSILON = 5, 1000, 1e-5, 1.0  # of the accounted run
 BETA, LR = 0.1, 0.01  # of STORM
-MEAN, KNOWN = "mean image", "cosine + TV"  # the latter is told the labels
+MEAN, KNOWN = "mean image", "cosine + TV"  # the latter knows the labels
 
 
 class Sigmoids(nn.Module):
@@ -67,12 +67,12 @@ class Sigmoids(nn.Module):
         return dense(self.classes, 0.5)(hidden)
 
 
-def dense(width: int, reach: float) -> nn.Dense:
-    """Weights uniform in +-reach, biases in +-0.5."""
+def dense(width: int, bound: float) -> nn.Dense:
+    """Returns a layer with weights uniform in +-bound, and biases in +-0.5."""
     uniform = lambda r: (
         lambda *args: 2 * r * (nn.initializers.uniform(1.0)(*args) - 0.5)
     )
-    return nn.Dense(width, kernel_init=uniform(reach), bias_init=uniform(0.5))
+    return nn.Dense(width, kernel_init=uniform(bound), bias_init=uniform(0.5))
 
 
 class Images(NamedTuple):
@@ -83,9 +83,9 @@ class Images(NamedTuple):
 
 class Release(NamedTuple):
     name: str
-    kind: str  # which of `gradients` it is
-    # (params, batch, other batch, key) -> what the gradient takes, what is told
-    tell: Callable[[Any, Batch, Batch, jax.Array], tuple[Any, Any]]
+    kind: str  # key of `gradients`
+    # (params, batch, other batch, key) -> arguments of the gradient, release
+    make: Callable[[Any, Batch, Batch, jax.Array], tuple[Any, Any]]
 
 
 class Row(NamedTuple):
@@ -93,12 +93,12 @@ class Row(NamedTuple):
     release: str
     attack: str
     batches: int
-    norm: float  # of what was told, mean over batches
+    norm: float  # of the release, mean over batches
     score: Score  # mean over batches
 
 
 class Picture(NamedTuple):
-    """One example and what was made of it."""
+    """One example and its reconstruction."""
 
     batch: int
     release: str
@@ -110,7 +110,7 @@ class Picture(NamedTuple):
 
 
 def images(name: str, data_dir: Path | None) -> Images:
-    """The training set with pixels in 0..1 again, in a fixed random order."""
+    """Returns the training set with pixels in 0..1, in a fixed random order."""
     dataset = data.load(name, data_dir)
     low, high = dataset.x_train.min(), dataset.x_train.max()
     order = np.random.default_rng(0).permutation(len(dataset.y_train))
@@ -119,14 +119,17 @@ def images(name: str, data_dir: Path | None) -> Images:
 
 
 def multiplier(examples: int, batch: int) -> float:
-    """z of noise inside with which STEPS batches of an agent have EPSILON."""
+    """Returns the noise multiplier z that gives an agent EPSILON after STEPS batches.
+
+    The noise is inside the recursion.
+    """
     sampling = Poisson(examples // AGENTS, batch)
     epsilon = lambda z: Pld().epsilon(sampling, z, STEPS, DELTA, ADD_OR_REMOVE)
-    return solve(epsilon, EPSILON, 1e-3)
+    return calibrate_noise(epsilon, EPSILON, 1e-3)
 
 
 def gradients(model: nn.Module) -> dict[str, inversion.Gradient]:
-    """What was told, as a function of the examples, by the kind of release."""
+    """Returns releases as functions of the examples, by kind."""
     gradient = inversion.cross_entropy_gradient(model)
     return {
         "gradient": gradient,
@@ -141,7 +144,7 @@ def iteration(index: int, key) -> Iteration:
 
 
 def plain(grad_fn, sigma: float, count: int = 1) -> Callable:
-    """The mean of `count` noisy gradients of the same batch."""
+    """Returns the release of the mean of `count` noisy gradients of one batch."""
     estimator, objective = noisy(fresh(), sigma), Objective(grad_fn)
 
     @jax.jit
@@ -149,20 +152,23 @@ def plain(grad_fn, sigma: float, count: int = 1) -> Callable:
         begin = functools.partial(estimator.start, objective, params, batch)
         return jax.vmap(lambda key: begin(iteration(0, key))[0])(keys)
 
-    def tell(params, batch, other, key):
+    def make(params, batch, other, key):
         del other
-        told = many(params, batch, jax.random.split(key, count))
-        return params, inversion.average(told)
+        released = many(params, batch, jax.random.split(key, count))
+        return params, inversion.average(released)
 
-    return tell
+    return make
 
 
 def innovation(grad_fn, sigma: float) -> Callable:
-    """d* = g* - (1 - beta) g*_ of STORM with noise outside, after one step."""
+    """Returns the release d* = g* - (1 - beta) g*_ of STORM, after one step.
+
+    The noise is on the output.
+    """
     estimator, objective = noisy(storm(BETA), sigma), Objective(grad_fn)
 
     @jax.jit
-    def tell(params, batch, other, key):
+    def make(params, batch, other, key):
         first, second = jax.random.split(key)
         begun, later = iteration(0, first), iteration(1, second)
         before, memory = estimator.start(objective, params, other, begun)
@@ -170,57 +176,57 @@ def innovation(grad_fn, sigma: float) -> Callable:
         now, _ = estimator.update(objective, memory, moved, batch, later)
         return (moved, params), tree.sub_scaled(now, 1 - BETA, before)
 
-    return tell
+    return make
 
 
 def private(grad_fn, size: int, z: float) -> Callable:
-    """The library's mechanism: clipped per example, noise of z LIMIT / size."""
+    """Returns the library's release: clipped per example, noise of z LIMIT / size."""
     objective = Objective(grad_fn, example_grad=per_example(grad_fn))
-    estimator = private_gradient(LIMIT, batch_size=size, inside=z)
+    estimator = private_gradient(LIMIT, batch_size=size, noise_multiplier=z)
 
     @jax.jit
-    def tell(params, batch, other, key):
+    def make(params, batch, other, key):
         del other
         return params, estimator.start(objective, params, batch, iteration(0, key))[0]
 
-    return tell
+    return make
 
 
 def releases(grad_fn, size: int, z: float) -> list[Release]:
-    """All of a batch of `size` examples, innovations of single examples only."""
+    """Returns all releases of a batch of `size`; innovations for single examples."""
     found = [Release(f"σ = {s:g}", "gradient", plain(grad_fn, s)) for s in SIGMAS]
     for k in AVERAGED:
-        told = plain(grad_fn, 1.0, k)
-        found.append(Release(f"σ = 1, mean of {k}", "gradient", told))
+        make = plain(grad_fn, 1.0, k)
+        found.append(Release(f"σ = 1, mean of {k}", "gradient", make))
     for name, noise in ((f"clip {LIMIT:g}", 0.0), (f"clip, ε = {EPSILON:g}", z)):
         found.append(Release(name, "clipped", private(grad_fn, size, noise)))
     for sigma in SIGMAS if size == 1 else ():
-        told = innovation(grad_fn, sigma)
-        found.append(Release(f"STORM's d, σ = {sigma:g}", "innovation", told))
+        make = innovation(grad_fn, sigma)
+        found.append(Release(f"STORM's d, σ = {sigma:g}", "innovation", make))
     return found
 
 
 def attacks(gradient, shape, classes: int, size: int) -> dict[str, Callable]:
-    """By name: (params, release, labels, key) -> Restored."""
+    """Returns the attacks by name: (params, release, labels, key) -> Reconstruction."""
     leakage = inversion.deep_leakage(
         gradient, shape, classes, size=size, steps=500, restarts=2
     )
     cosine = inversion.cosine_matching(gradient, shape)
     return {
-        "analytic": lambda p, told, labels, key: inversion.analytic(told, shape, size),
-        "DLG": lambda params, told, labels, key: leakage(params, told, key),
+        "analytic": lambda p, seen, labels, key: inversion.analytic(seen, shape, size),
+        "DLG": lambda params, seen, labels, key: leakage(params, seen, key),
         KNOWN: cosine,
     }
 
 
-def scored(x, y, restored: Restored) -> tuple[Score, np.ndarray]:
-    """The score, and the guess at the first example."""
-    place = inversion.matched(x, np.clip(restored.x, 0, 1))[0]
-    return score(x, y, restored), np.clip(restored.x[place], 0, 1)
+def scored(x, y, restored: Reconstruction) -> tuple[Score, np.ndarray]:
+    """Returns the score, and the reconstruction of the first example."""
+    first = inversion.matched(x, np.clip(restored.x, 0, 1))[0]
+    return score(x, y, restored), np.clip(restored.x[first], 0, 1)
 
 
 def audit(source: Images, size: int, repeats: int, z: float):
-    """Rows and pictures of all attacks on all releases of batches of `size`."""
+    """Returns rows and pictures of all attacks on all releases of batches of `size`."""
     shape = source.x.shape[1:]
     model = Sigmoids(source.classes)
     task = classification(model, shape)
@@ -238,11 +244,11 @@ def audit(source: Images, size: int, repeats: int, z: float):
             keys = jax.random.split(jax.random.key(repeat), 3)
             batch, other = (_batch(source, size, repeat + i) for i in (0, repeats))
             params = task.init(keys[0])
-            points, told = release.tell(params, batch, other, keys[1])
-            norms.append(float(optax.tree.norm(told)))
+            points, released = release.make(params, batch, other, keys[1])
+            norms.append(float(optax.tree.norm(released)))
             labels = jax.nn.one_hot(batch.y, source.classes)
             guesses = {
-                name: attack(points, told, labels, keys[2])
+                name: attack(points, released, labels, keys[2])
                 for name, attack in by_kind[release.kind].items()
             }
             guesses[MEAN] = mean_guess(source.x, source.y, source.classes, size)
@@ -261,16 +267,16 @@ def audit(source: Images, size: int, repeats: int, z: float):
 
 
 def _batch(source: Images, size: int, index: int) -> Batch:
-    place = slice(index * size, (index + 1) * size)
+    rows = slice(index * size, (index + 1) * size)
     return Batch(
-        x=jnp.asarray(source.x[place]),
-        y=jnp.asarray(source.y[place]),
+        x=jnp.asarray(source.x[rows]),
+        y=jnp.asarray(source.y[rows]),
         weight=jnp.ones(size, jnp.float32),
     )
 
 
 def table(rows: list[Row]) -> list[str]:
-    """Releases of one batch size down, attacks across: PSNR / SSIM / labels."""
+    """Returns a table of releases and attacks as Markdown: PSNR / SSIM / labels."""
     names = list(dict.fromkeys(row.attack for row in rows))
     lines = ["| release | norm | " + " | ".join(names) + " |"]
     lines.append("|---|---:|" + "---:|" * len(names))
@@ -283,7 +289,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def cell(row: Row, bar: float) -> str:
-    """PSNR / SSIM / labels, the PSNR bold if it is above `bar`."""
+    """Formats PSNR / SSIM / labels, with the PSNR in bold if it is above `bar`."""
     labels = "known" if row.attack == KNOWN else f"{row.score.labels:.2f}"
     decibels = f"{row.score.psnr:.1f}"
     first = f"**{decibels}**" if row.score.psnr > bar else decibels
@@ -291,7 +297,7 @@ def cell(row: Row, bar: float) -> str:
 
 
 def draw(pictures: list[Picture], path: Path) -> None:
-    """A row for an example and an attack: the original, then what was made of it."""
+    """Draws one row per example and attack: the original and its reconstructions."""
     lines = [(1, attack, i) for attack in ("analytic", "DLG", KNOWN) for i in (0, 1)]
     lines += [(size, attack, 0) for size in (4, 16) for attack in ("DLG", KNOWN)]
     lines = [line for line in lines if any(p.batch == line[0] for p in pictures)]
@@ -320,7 +326,7 @@ def draw(pictures: list[Picture], path: Path) -> None:
 
 
 def write(rows: list[Row], path: Path) -> None:
-    """Every mean with all its digits."""
+    """Writes all means with all digits."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow([*Row._fields[:-1], *Score._fields])
@@ -332,12 +338,12 @@ def main(
     data_dir: Path | None = None,
     output: Path = Path("results/privacy"),
 ) -> None:
-    """Runs everything; writes reconstruction_DATASET.csv, .md and .png.
+    """Runs the study; writes reconstruction_DATASET.csv, .md and .png.
 
     Args:
-      dataset: images in `fedjax_muon.data`: digits, mnist, fashion_mnist.
-      data_dir: where its files are.
-      output: directory.
+      dataset: Images in `fedjax_muon.data`: digits, mnist, fashion_mnist.
+      data_dir: Directory of its files.
+      output: Directory of the results.
     """
     began, name = time.perf_counter(), f"reconstruction_{dataset}"
     source = images(dataset, data_dir)
@@ -354,12 +360,12 @@ def main(
     about = machine("experiments.studies.reconstruction")
     lines += [
         "",
-        "PSNR in dB / SSIM / share of right labels; exact images count as "
-        f"{inversion.scores.CEILING:g} dB. {KNOWN} is told the labels. The mean image "
-        "looks at no release; what is nearer is bold. σ is the standard deviation of "
-        f"the noise in every coordinate; with a clip of C = {LIMIT:g} it is z C / b, "
-        f"with ε = {EPSILON:g} (δ = {DELTA:g}) for {STEPS} Poisson batches of b of an "
-        f"agent's {len(source.y) // AGENTS} examples.",
+        "PSNR in dB / SSIM / share of correct labels; exact images count as "
+        f"{inversion.scores.CEILING:g} dB. {KNOWN} knows the labels. The mean image "
+        "uses no release; closer reconstructions are bold. σ is the standard deviation "
+        f"of the noise in every coordinate. With a clip of C = {LIMIT:g} it is "
+        f"z C / b, which gives ε = {EPSILON:g} (δ = {DELTA:g}) for {STEPS} Poisson "
+        f"batches of b of an agent's {len(source.y) // AGENTS} examples.",
         "",
         f"`{about['command']}`, {time.perf_counter() - began:.0f} seconds, "
         f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",

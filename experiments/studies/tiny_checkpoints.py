@@ -1,9 +1,9 @@
-"""Random checkpoints of a few thousand numbers, with the names of the published ones.
+"""Random checkpoints of a few thousand numbers, with the published names.
 
     python -m experiments.studies.tiny_checkpoints roberta tiny_roberta
     fedjax-muon train --dataset cola --model roberta --checkpoint tiny_roberta
 
-A run with them says whether a pretrained experiment runs, not how well.
+They test that a pretrained experiment runs; the scores mean nothing.
 """
 
 import json
@@ -20,7 +20,7 @@ MERGES = ("Ġ t", "h e", "Ġ a", "i n", "Ġt he", "r e", "o n", "n d", "Ġ s", "
 
 
 def _tensors(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """Normal numbers that keep the size of what they are multiplied with."""
+    """Returns normal numbers that preserve the scale of their inputs."""
     rng, found = np.random.default_rng(seed), {}
     for name, shape in shapes.items():
         scale = 1 / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else 0.1
@@ -38,8 +38,11 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_vocabulary(folder: Path) -> int:
-    """Writes vocab.json and merges.txt of all bytes and a few merges; returns how many
-    ids there are."""
+    """Writes vocab.json and merges.txt of all bytes and a few merges.
+
+    Returns:
+      The number of token ids.
+    """
     merged = [merge.replace(" ", "") for merge in MERGES]
     pieces = [*MARKS, *sorted(ByteLevel.alphabet()), *merged]
     ids = {piece: i for i, piece in enumerate(pieces)}
@@ -58,8 +61,11 @@ def write_roberta(
     positions: int = 66,
     seed: int = 0,
 ) -> Path:
-    """Writes what a directory of roberta-base has, without a head for classes; returns
-    the directory, which may be new."""
+    """Writes the files of a directory of roberta-base, without a classification head.
+
+    Returns:
+      The directory, which may be new.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     words = write_vocabulary(folder)
     shapes = {
@@ -109,9 +115,13 @@ def write_swin(
     expansion: int = 2,
     seed: int = 0,
 ) -> Path:
-    """Writes model.safetensors of a Swin transformer by timm's names, for images of
-    patch window 2^(stages - 1) pixels a side; returns the directory, which may be
-    new."""
+    """Writes model.safetensors of a Swin transformer by timm's names.
+
+    Images have patch window 2^(stages - 1) pixels per side.
+
+    Returns:
+      The directory, which may be new.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shapes = {
         "patch_embed.proj.weight": (width, 3, patch, patch),
@@ -144,11 +154,11 @@ def main(
     model: Annotated[Literal["roberta", "swin"], tyro.conf.Positional],
     folder: Annotated[Path, tyro.conf.Positional],
 ) -> None:
-    """Writes one.
+    """Writes a random checkpoint.
 
     Args:
-      model: of which kind.
-      folder: where to.
+      model: Kind of model.
+      folder: Directory of the checkpoint.
     """
     print({"roberta": write_roberta, "swin": write_swin}[model](folder))
 

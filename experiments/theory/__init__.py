@@ -1,1 +1,1 @@
-"""What the papers on federated Muon claim, measured on matrix quadratics."""
+"""Theorems on federated Muon, measured on matrix quadratics."""

@@ -1,12 +1,12 @@
-"""Measures what the papers claim, on matrix quadratics with the library's algorithms.
+"""Measurements of the papers' theorems on matrix quadratics.
 
     python -m experiments.theory                          # all; minutes on 2 cores
     python -m experiments.theory --only stall consensus
-    python -m experiments.theory --scale smoke            # small, to see that it runs
+    python -m experiments.theory --scale smoke            # a small smoke test
 
-Writes theory.md, theory.csv and one figure a study; results/theory has those of the
-first command. Criteria were set before anything was measured; grids of settings were
-widened afterwards where the best lay at their edge.
+Writes theory.md, theory.csv and one figure per study; results/theory has those of the
+first command. Criteria were set before any measurement. Grids were widened afterwards
+where the best setting was at their edge.
 """
 
 import time
@@ -44,12 +44,12 @@ def main(
     only: tuple[Name, ...] = (),
     scale: Literal["smoke", "full"] = "full",
 ) -> None:
-    """Runs the studies and writes what they found.
+    """Runs the studies and writes their findings.
 
     Args:
-      output: the directory, made if it is not there.
-      only: some studies; all by default.
-      scale: full is what the documentation shows, smoke a small version of it.
+      output: Directory of the results; it may be new.
+      only: Studies to run; all by default.
+      scale: full is the version in the documentation, smoke a small one.
     """
     output.mkdir(parents=True, exist_ok=True)
     console = Console()

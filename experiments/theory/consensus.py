@@ -1,4 +1,4 @@
-"""How far clients drift apart within a round of FedMuon (Zhang and Gao).
+"""Client drift within a round of FedMuon (Zhang and Gao).
 
 Lemma 6.2:  mean_k ||Xbar_t - X_t^k||_F <= 2 eta tau sqrt(n), always;
 Lemma 6.1:  mean_k E||Mbar_t - M_t^k||_F
@@ -6,8 +6,8 @@ Lemma 6.1:  mean_k E||Mbar_t - M_t^k||_F
 
 for every t and without any bound on eta, with tau local steps, matrices of n columns,
 E||noise||_F^2 <= sigma^2 and mean_k ||grad f_k - grad f||_F^2 <= delta^2. The lemma's
-proof starts from equal momenta at the last exchange, which Algorithm 1 does not provide
-before the first: M_0^k there is a gradient of client k.
+proof starts from equal momenta at the last exchange. Algorithm 1 does not provide these
+before the first exchange: its M_0^k is a gradient of client k.
 """
 
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ SIZES = {
 
 
 class Drift(NamedTuple):
-    """Mean distances of clients to their mean."""
+    """Mean distances of clients from their mean."""
 
     params: Any  # an array
     momentum: Any  # an array
@@ -57,8 +57,8 @@ def _spread(x):
     return jnp.mean(jnp.linalg.norm(x - x.mean(0, keepdims=True), axis=(1, 2)))
 
 
-def watching(client, shared, client_states, rows):
-    """A plan that returns the clients' messages in place of their private states."""
+def observing(client, shared, client_states, rows):
+    """Runs a plan that returns the clients' messages in place of their states."""
     client_state = jax.tree.map(lambda x: x[rows.id], client_states)
     run = jax.vmap(client, in_axes=(None, 0, 0))
     (messages, weights), _, received = run(shared, client_state, rows)
@@ -67,10 +67,10 @@ def watching(client, shared, client_states, rows):
 
 
 def drifts(algorithm, objective, clients, key, size: Size) -> Drift:
-    """Both distances at t = 1 ... tau - 1, tau + 1, ..., [rounds (tau - 1)].
+    """Returns both distances at t = 1 ... tau - 1, tau + 1, ..., [rounds (tau - 1)].
 
-    At the multiples of tau everything has just been averaged. The clients after k
-    steps are those that end a round of k batches.
+    At multiples of tau everything has just been averaged. The clients after k steps are
+    those at the end of a round of k batches.
     """
     count, cohort = size.clients, quadratics.full_participation(clients)
 
@@ -79,7 +79,7 @@ def drifts(algorithm, objective, clients, key, size: Size) -> Drift:
         return engine.make_round(algorithm, objective, count, plan, draw)
 
     def after(state, steps):
-        sent = run(watching, steps)(state, *cohort, key)[0].client_states
+        sent = run(observing, steps)(state, *cohort, key)[0].client_states
         return Drift(_spread(sent.params), _spread(sent.momentum))
 
     def body(state, _):
@@ -94,7 +94,7 @@ def drifts(algorithm, objective, clients, key, size: Size) -> Drift:
 
 
 def measure(algorithm, clients, size: Size) -> Drift:
-    """Drifts [eta, beta, sigma, seed, t]."""
+    """Returns drifts [eta, beta, sigma, seed, t]."""
 
     def one(lr, beta, sigma, key):
         # entries of variance sigma^2 / n^2: E||noise||_F^2 = sigma^2
@@ -113,8 +113,11 @@ def measure(algorithm, clients, size: Size) -> Drift:
 
 
 def ratios(drift: Drift, delta: float, size: Size) -> Drift:
-    """Distances over their bounds: [eta, beta, sigma, seed, t], and, since Lemma 6.1
-    is about expectations, [eta, beta, sigma, t]."""
+    """Returns distances divided by their bounds.
+
+    They are [eta, beta, sigma, seed, t] for parameters, and [eta, beta, sigma, t] for
+    momenta, since Lemma 6.1 is about expectations.
+    """
     eta, beta, sigma = np.ix_(size.lrs, size.betas, size.sigmas)
     tau, root = size.steps, np.sqrt(COLUMNS)
     momentum = 4 * beta * eta * tau**2 * root + beta * tau * (2 * sigma + delta)
@@ -126,7 +129,7 @@ def ratios(drift: Drift, delta: float, size: Size) -> Drift:
 
 
 def params_finding(drifts: tuple[Drift, ...]) -> Finding:
-    """Lemma 6.2 in all that was measured."""
+    """Returns the finding on Lemma 6.2 over all measurements."""
     worst = max(float(drift.params.max()) for drift in drifts)
     return Finding(
         "parameters of clients stay within the bound of Lemma 6.2 at any learning rate",
@@ -139,7 +142,7 @@ def params_finding(drifts: tuple[Drift, ...]) -> Finding:
 
 
 def momentum_finding(name: str, ratio, size: Size) -> Finding:
-    """Lemma 6.1 for one way to begin."""
+    """Returns the finding on Lemma 6.1 for one choice of first momenta."""
     early = float(ratio[..., : size.steps - 1].max())
     later = float(ratio[..., size.steps - 1 :].max())
     return Finding(
@@ -153,7 +156,7 @@ def momentum_finding(name: str, ratio, size: Size) -> Finding:
 
 
 def study(size: Size, *, algorithm=fedmuon) -> Study:
-    """Both lemmas, with the first momenta as printed and averaged."""
+    """Measures both lemmas, with first momenta as in Algorithm 1 and averaged."""
     shape = (COLUMNS, COLUMNS)
     clients = quadratics.random(jax.random.key(4), size.clients, shape, 0.1, 1.0)
     delta = quadratics.dissimilarity(clients, np.zeros(shape))
@@ -172,7 +175,7 @@ def study(size: Size, *, algorithm=fedmuon) -> Study:
 
 
 def draw(printed: Drift, averaged: Drift, size: Size) -> Figure:
-    """Ratios against t, the largest over everything else."""
+    """Draws the largest ratios against t."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True)
     inner = np.arange(1, size.steps)

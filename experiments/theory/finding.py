@@ -1,4 +1,4 @@
-"""What a study returns: claims, each with a verdict by a criterion set beforehand."""
+"""Findings of a study: claims, each with a verdict by a criterion set beforehand."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,25 +14,25 @@ FAILS = "does not hold"
 
 
 class Finding(NamedTuple):
-    """One claim and what became of it."""
+    """One claim and its verdict."""
 
     claim: str
     source: str  # paper and theorem
-    criterion: str  # what must be measured for it to hold
+    criterion: str  # condition under which the claim holds
     measured: str  # in words
     verdict: str  # HOLDS, CAVEAT or FAILS
-    numbers: Mapping[str, float]  # what `measured` rests on
+    numbers: Mapping[str, float]  # numbers behind `measured`
 
 
 class Study(NamedTuple):
-    """Some findings and the figure that shows them."""
+    """Findings and their figure."""
 
     findings: tuple[Finding, ...]
     figure: Figure
 
 
 def verdict(holds, with_caveat=False) -> str:
-    """HOLDS, else CAVEAT where `with_caveat`, else FAILS."""
+    """Returns HOLDS if `holds`, else CAVEAT if `with_caveat`, else FAILS."""
     if holds:
         return HOLDS
     return CAVEAT if with_caveat else FAILS

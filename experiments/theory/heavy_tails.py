@@ -1,13 +1,14 @@
-"""FedMuon without clipping, FedAvg with and without, under heavy-tailed noise.
+"""FedMuon without clipping, and FedAvg with and without, under heavy-tailed noise.
 
 Zhang and Gao claim (abstract; Table 1; Theorem 5.5) that FedMuon needs no clipping
-there and that FedAvg does not stand it, and lay this to the orthonormalization
-(Section 1). So beside FedAvg there is FedMuon with the identity in its place.
+under such noise, that FedAvg fails, and that the reason is orthonormalization (Section
+1). So FedMuon is also run with the identity in place of the orthonormalization.
 
-Every method takes the best of one grid of learning rates, and the best of four values
-of what else it has: the threshold, or beta, the weight of the new gradient in FedMuon's
-momentum; by the median over tuning seeds. What is reported comes from other seeds. The
-noise is symmetric, the best case for clipping: the optimum stays where it is.
+Every method has the best of one grid of learning rates, and the best of four values of
+its second hyper-parameter, by the median over tuning seeds. The second one is the
+threshold of a clip, or beta, the weight of the new gradient in FedMuon's momentum.
+Results are from other seeds. The noise is symmetric, which is the best case for
+clipping, since the optimum does not move.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ SIZES = {
 
 
 class Method(NamedTuple):
-    """An algorithm that is free in its learning rate and in one number more."""
+    """An algorithm with a learning rate and one other hyper-parameter."""
 
     build: Callable  # (lr, other) -> Algorithm
     others: tuple[float, ...]
@@ -90,7 +91,7 @@ METHODS = {
 
 
 class Result(NamedTuple):
-    """Of one method: ||grad f|| over its first value, mean of the last quarter."""
+    """||grad f|| over its first value, averaged over the last quarter of rounds."""
 
     norms: np.ndarray  # [tail, seed], at the chosen settings
     settings: np.ndarray  # [tail, 2], learning rate and the other number
@@ -103,9 +104,10 @@ class Result(NamedTuple):
 
 
 def runs(method: Method, clients, size: Size):
-    """Builds `(settings [c, 3], keys [c]) -> norms [c]`, in one program for all c.
+    """Returns a function `(settings [c, 3], keys [c]) -> norms [c]`.
 
-    Settings are the tail index, the learning rate and the other number.
+    Settings are the tail index, the learning rate and the other hyper-parameter. All c
+    run in one program.
     """
 
     def one(setting, key):
@@ -137,7 +139,7 @@ def runs(method: Method, clients, size: Size):
 
 
 def measure(method: Method, clients, size: Size) -> Result:
-    """The method at its best settings for every tail index."""
+    """Runs the method at its best settings for every tail index."""
     run = runs(method, clients, size)
     keys = jax.random.split(jax.random.key(8), size.tuning_seeds + size.seeds)
 
@@ -162,13 +164,13 @@ def _listed(values, size: Size) -> str:
 
 
 def convergence(result: Result, size: Size) -> Finding:
-    """Does FedMuon end near the optimum on every seed?"""
+    """Returns whether FedMuon ends near the optimum on every seed."""
     heavy = np.array(size.tails) < HEAVY
     median, worst = result.median(), result.worst()
     medians_small = bool(np.all(median[heavy] <= 0.25))
     return Finding(
-        f"FedMuon without clipping gets near the optimum in {size.rounds} rounds of "
-        "heavy-tailed noise",
+        f"FedMuon without clipping comes close to the optimum in {size.rounds} rounds "
+        "of heavy-tailed noise",
         f"{ZHANG}, Theorem 5.5",
         "for every s < 2, ||grad f|| ends at or below 25 % of its first value in the "
         "median and 50 % on the worst seed; with a caveat if only in the median",
@@ -182,7 +184,7 @@ def convergence(result: Result, size: Size) -> Finding:
 
 
 def comparison(claim, source, criterion, ratio, low: float, size: Size) -> Finding:
-    """Is a ratio at least `low` for all heavy tails, for some, or for none?"""
+    """Returns whether a ratio is at least `low` for all, some or no heavy tails."""
     heavy = np.array(size.tails) < HEAVY
     enough = np.asarray(ratio)[heavy] >= low
     return Finding(
@@ -196,24 +198,24 @@ def comparison(claim, source, criterion, ratio, low: float, size: Size) -> Findi
 
 
 def chosen(results: dict[str, Result], size: Size) -> dict[str, float]:
-    """The best learning rates and other numbers, by method and tail index."""
+    """Returns the best hyper-parameters by method and tail index."""
     return {
-        f"{name}, s = {s:g}, {what}": float(value)
+        f"{name}, s = {s:g}, {option}": float(value)
         for name, result in results.items()
         for s, settings in zip(size.tails, result.settings, strict=True)
-        for what, value in zip(("lr", "other"), settings, strict=True)
+        for option, value in zip(("lr", "other"), settings, strict=True)
     }
 
 
 def findings(results: dict[str, Result], size: Size) -> tuple[Finding, ...]:
-    """All verdicts from the measured norms."""
+    """Returns all verdicts from the measured norms."""
     ours, plain, same = (results[name] for name in (MUON, PLAIN, IDENTITY))
     first = convergence(ours, size)
     numbers = {**first.numbers, **chosen(results, size)}
     return (
         first._replace(numbers=numbers),
         comparison(
-            "FedAvg without clipping does not stand heavy-tailed noise as FedMuon does",
+            "FedAvg without clipping is less robust to heavy-tailed noise than FedMuon",
             f"{ZHANG}, Table 1",
             "worst ||grad f|| over seeds, FedAvg over FedMuon,",
             plain.worst() / ours.worst(),
@@ -233,7 +235,7 @@ def findings(results: dict[str, Result], size: Size) -> tuple[Finding, ...]:
             for name in (CLIPPED, BICLIP)
         ),
         comparison(
-            "it is the orthonormalization that stands the noise",
+            "FedMuon's robustness to the noise comes from the orthonormalization",
             f"{ZHANG}, Section 1",
             "worst ||grad f|| over seeds, FedMuon with the identity over FedMuon,",
             same.worst() / ours.worst(),
@@ -244,14 +246,14 @@ def findings(results: dict[str, Result], size: Size) -> tuple[Finding, ...]:
 
 
 def study(size: Size, *, methods=METHODS) -> Study:
-    """All methods under noise of every tail index."""
+    """Runs all methods under noise of every tail index."""
     clients = quadratics.random(jax.random.key(9), CLIENTS, SHAPE, 0.1, 0.5)
     results = {name: measure(method, clients, size) for name, method in methods.items()}
     return Study(findings(results, size), draw(results, size))
 
 
 def draw(results: dict[str, Result], size: Size) -> Figure:
-    """Every seed as a point, medians as bars, one group for every tail index."""
+    """Draws seeds as points and medians as bars, one group for every tail index."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axis = figure.subplots()
     width = 0.8 / len(results)

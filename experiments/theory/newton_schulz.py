@@ -2,9 +2,9 @@
 
 arXiv:2509.26337, Theorem 3, with the coefficients (15/8, -5/4, 3/8): for every T some
 learning rate and momentum give, without noise, a mean Schatten-p norm of the gradient
-of O((L r_0 / R)^(1/2)), where p falls from 2 at T = 0 to 1 as T grows. All Schatten
-norms are equivalent, so the power of R may be measured in the largest, the trace norm,
-in which the theorem also says that larger T can be better.
+of O((L r_0 / R)^(1/2)). The p decreases from 2 at T = 0 to 1 as T grows. All Schatten
+norms are equivalent, so the power of R can be measured in the largest, the trace norm.
+In this norm the theorem also allows larger T to be better.
 """
 
 import functools
@@ -50,7 +50,7 @@ SIZES = {
 
 
 def polar_factors(size: Size):
-    """What stands for the LMO, by name."""
+    """Returns the approximations of the LMO by name."""
     quintic = functools.partial(kernel.orthogonalize, coefficients=kernel.QUINTIC)
     inexact = {
         f"T = {t}": functools.partial(quintic, steps=t) for t in size.newton_schulz
@@ -59,7 +59,7 @@ def polar_factors(size: Size):
 
 
 def mean_norms(algorithm, polar, clients, size: Size):
-    """Means over the first R rounds of the trace norm, [beta, rate, R]."""
+    """Returns means of the trace norm over the first R rounds, [beta, rate, R]."""
 
     def one(beta, lr):
         return quadratics.run(
@@ -83,7 +83,7 @@ def mean_norms(algorithm, polar, clients, size: Size):
 
 
 def convergence(name: str, best, size: Size) -> Finding:
-    """Does the mean gradient fall with the rounds as it should?"""
+    """Returns whether the mean gradient decreases at the predicted rate."""
     slope = stats.linregress(np.log(size.rounds), np.log(best)).slope
     return Finding(
         f"FedMuon with bias correction converges with {name}: mean gradient norm "
@@ -98,7 +98,7 @@ def convergence(name: str, best, size: Size) -> Finding:
 
 
 def order(best, size: Size) -> Finding:
-    """Does a larger T give a smaller gradient?"""
+    """Returns whether a larger T gives a smaller gradient."""
     ends = {name: float(values[-1]) for name, values in best.items()}
     values = np.array(list(ends.values()))
     never_worse = bool(np.all(values[1:] <= 1.05 * values[:-1]))
@@ -114,7 +114,7 @@ def order(best, size: Size) -> Finding:
 
 
 def study(size: Size, *, algorithm=fedmuon_correct) -> Study:
-    """Every T on clients with random targets; the best of a grid for every R."""
+    """Runs every T on clients with random targets; the best of a grid for every R."""
     clients = quadratics.random(jax.random.key(2), size.clients, SHAPE, 0.1, 1.0)
     best = {
         name: mean_norms(algorithm, polar, clients, size).min((0, 1))
@@ -125,7 +125,7 @@ def study(size: Size, *, algorithm=fedmuon_correct) -> Study:
 
 
 def draw(best, size: Size) -> Figure:
-    """The best mean gradient norms against R."""
+    """Draws the best mean gradient norms against R."""
     figure = Figure(figsize=(5.5, 3.8), layout="constrained")
     axis = figure.subplots()
     for i, (name, values) in enumerate(best.items()):

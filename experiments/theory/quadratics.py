@@ -16,22 +16,22 @@ from fedjax_muon import engine
 from fedjax_muon.core import Algorithm, Objective
 from fedjax_muon.engine import plans
 
-# At the default level compiling one of these programs, most of it the random number
-# generator, takes longer than running it.
+# at the default level, compiling one of these programs (mostly its random number
+# generator) takes longer than running it
 compiled = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 1}
 )
 
 
 class Quadratics(NamedTuple):
-    """One quadratic, or one a client, stacked."""
+    """One quadratic, or one per client, stacked."""
 
     curvature: jax.Array  # A [N, m, m], symmetric positive definite
     target: jax.Array  # B [N, m, n]
 
 
 def gradient(x, client: Quadratics, key):
-    """A (X - B) of one client: the `GradFn` of all studies, before any noise."""
+    """Returns A (X - B) of one client: the `GradFn` of all studies, without noise."""
     del key
     return client.curvature @ (x - client.target)
 
@@ -40,19 +40,19 @@ EXACT = Objective(gradient)
 
 
 def full_gradient(clients: Quadratics, x):
-    """The gradient of the mean of all losses."""
+    """Returns the gradient of the mean loss."""
     each = jax.vmap(gradient, in_axes=(None, 0, None))
     return jnp.mean(each(x, clients, None), axis=0)
 
 
 def optimum(clients: Quadratics) -> np.ndarray:
-    """Where the mean of all losses is least, in float64."""
+    """Returns the minimizer of the mean loss in float64."""
     a, b = (np.asarray(v, np.float64) for v in clients)
     return np.linalg.solve(a.mean(0), (a @ b).mean(0))
 
 
 def dissimilarity(clients: Quadratics, x) -> float:
-    """The root of the mean of ||grad f_i - grad f||_F^2 over clients, at x.
+    """Returns the root of the mean of ||grad f_i - grad f||_F^2 over clients, at x.
 
     At the optimum this is zeta_* of arXiv:2509.26337; for equal curvatures it is the
     same everywhere, and the delta of Zhang and Gao.
@@ -66,11 +66,11 @@ def dissimilarity(clients: Quadratics, x) -> float:
 def random(
     key, clients: int, shape: tuple[int, int], least: float, spread: float
 ) -> Quadratics:
-    """One curvature for all, targets that differ by `spread` about a common matrix.
+    """Draws quadratics with one curvature, and targets around a common matrix.
 
-    Eigenvalues of the curvature are spread evenly by ratio over [least, 1], so that
-    gradients have the Lipschitz constant 1. Entries of the common matrix, and of what
-    `spread` multiplies, are standard normal.
+    Eigenvalues of the curvature are a geometric sequence on [least, 1], so gradients
+    have the Lipschitz constant 1. The entries of the common matrix, and of the
+    deviations that `spread` multiplies, are standard normal.
     """
     curvature_key, common_key, own_key = jax.random.split(key, 3)
     q = jnp.linalg.qr(jax.random.normal(curvature_key, (shape[0], shape[0])))[0]
@@ -81,7 +81,7 @@ def random(
 
 
 def repeated(steps: int):
-    """What turns a client into `steps` batches: its exact loss, every time."""
+    """Returns a function that gives a client `steps` equal batches: its exact loss."""
 
     def draw(client, key):
         del key
@@ -92,7 +92,7 @@ def repeated(steps: int):
 
 
 def full_participation(clients: Quadratics):
-    """The cohort, batches and weights of full participation."""
+    """Returns the cohort, batches and weights of full participation."""
     count = len(clients.target)
     return jnp.arange(count, dtype=jnp.int32), clients, jnp.ones(count)
 
@@ -100,7 +100,7 @@ def full_participation(clients: Quadratics):
 def start(
     algorithm: Algorithm, clients: Quadratics, x, key, objective: Objective = EXACT
 ) -> engine.State:
-    """The state after the prologue, in which every client uses one batch."""
+    """Returns the state after the prologue, in which every client uses one batch."""
     count = len(clients.target)
     begin = engine.make_prologue(
         algorithm, objective, count, plans.vmapped, repeated(1)
@@ -120,10 +120,10 @@ def run(
     observe: Callable,
     objective: Objective = EXACT,
 ):
-    """`observe(parameters)` before every one of `rounds` rounds and after the last.
+    """Returns `observe(parameters)` before every round and after the last.
 
-    All clients take part, with `steps` local steps. Everything can be traced and
-    mapped. Returns what was observed, stacked [rounds + 1, ...].
+    All clients participate, with `steps` local steps. The function can be traced and
+    mapped. Observations are stacked, [rounds + 1, ...].
     """
     count = len(clients.target)
     run_round = engine.make_round(
@@ -141,10 +141,10 @@ def run(
 
 
 def norm_of_gradient(clients: Quadratics) -> Callable:
-    """`observe` for `run`: the Frobenius norm of the gradient of the mean loss."""
+    """Returns an `observe` for `run`: the Frobenius norm of the gradient."""
     return lambda x: jnp.linalg.norm(full_gradient(clients, x))
 
 
 def trace_norm_of_gradient(clients: Quadratics) -> Callable:
-    """`observe` for `run`: the sum of the gradient's singular values."""
+    """Returns an `observe` for `run`: the sum of the gradient's singular values."""
     return lambda x: jnp.linalg.norm(full_gradient(clients, x), "nuc")

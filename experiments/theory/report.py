@@ -14,7 +14,7 @@ COLUMNS = ("study", "claim", "source", "criterion", "measured", "verdict")
 
 
 class Entry(NamedTuple):
-    """A study that has run."""
+    """The results of one study."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -23,13 +23,13 @@ class Entry(NamedTuple):
 
 
 NOTE = (
-    "Criteria were set before anything was measured. Grids of settings were widened "
-    "afterwards where the best lay at their edge, which moved verdicts of heavy_tails."
+    "Criteria were set before any measurement. Grids were widened afterwards where the "
+    "best setting was at their edge, which changed verdicts of heavy_tails."
 )
 
 
 def table(entries: Sequence[Entry]) -> Table:
-    """What the terminal shows."""
+    """Returns the table for the terminal."""
     shown = Table("study", "claim", "measured", "verdict", show_lines=True)
     for entry in entries:
         for f in entry.findings:
@@ -39,9 +39,9 @@ def table(entries: Sequence[Entry]) -> Table:
 
 
 def markdown(entries: Sequence[Entry], machine: dict[str, object]) -> str:
-    """The whole table, the commands and the machine."""
+    """Returns the whole table, the commands and the machine as Markdown."""
     row = lambda cells: "| " + " | ".join(c.replace("|", r"\|") for c in cells) + " |"
-    lines = ["# What the theorems claim, measured on matrix quadratics", "", NOTE, ""]
+    lines = ["# Theorems, measured on matrix quadratics", "", NOTE, ""]
     lines += [row(COLUMNS), row(["---"] * len(COLUMNS))]
     for entry in entries:
         for f in entry.findings:
@@ -55,7 +55,7 @@ def markdown(entries: Sequence[Entry], machine: dict[str, object]) -> str:
 
 
 def write_csv(entries: Sequence[Entry], path: Path) -> None:
-    """One row for every number that a finding rests on."""
+    """Writes one row for every number behind a finding."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("study", "claim", "quantity", "value", "verdict"))

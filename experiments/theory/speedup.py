@@ -1,4 +1,4 @@
-"""FedMuon's error against the number of clients N, under light and heavy tails.
+"""FedMuon's error by the number of clients N, under light and heavy tails.
 
 Zhang and Gao, Theorem 5.5: if E||noise||^p <= sigma^p for a p in (1, 2], then the mean
 of ||grad f||_F over T iterations is at most
@@ -11,14 +11,14 @@ Corollary 5.6: eta = N^(1/4) / T^(3/4), beta = (N / T)^(1/2), tau = T^(1/4) / N^
 make it O((N T)^(-(p - 1) / (2 p))), so the slope in log N, and that in log T, is
 -(p - 1) / (2 p).
 
-Those parameters change with N by themselves. So another run has tau = 1, where clients
+These parameters depend on N themselves. So a second run has tau = 1, where clients
 agree exactly, and the best eta and beta of a grid for every N. The bound's first term,
-2 eta n L / beta and its last then balance at eta ~ (beta / T)^(1/2) and
-beta^(1/2 + q) ~ N^q T^(-1/2), q = 1 - 1/p, which leaves N^(-(p - 1) / (3 p - 2)); the
-paper does not say this, it is derived here.
+2 eta n L / beta and its last term then balance at eta ~ (beta / T)^(1/2) and
+beta^(1/2 + q) ~ N^q T^(-1/2), q = 1 - 1/p, which gives N^(-(p - 1) / (3 p - 2)). This
+rate is derived here and is not in the paper.
 
-Noise of tail index s < 2 is alpha-stable with alpha = s: it has moments of all orders
-below s, so that the rates hold for p up to s; s = 2 is Gaussian noise.
+Noise of tail index s < 2 is alpha-stable with alpha = s. It has moments of all orders
+below s, so the rates hold for p up to s. s = 2 is Gaussian noise.
 """
 
 from typing import NamedTuple
@@ -46,9 +46,9 @@ class Size(NamedTuple):
     clients: tuple[int, ...]  # N
     tails: tuple[float, ...]  # s
     seeds: int
-    tuning_seeds: int  # with the best of a grid
+    tuning_seeds: int  # of the grid
     iterations: tuple[int, ...]  # T with the corollary's parameters; all N at the last
-    some: int  # the N of all T
+    some: int  # the N for all T
     tuned_iterations: int  # T with the best of a grid
     lrs: tuple[float, ...]
     betas: tuple[float, ...]
@@ -71,7 +71,7 @@ SIZES = {
 
 
 def corollary(clients: int, iterations: int) -> tuple[float, float, int]:
-    """eta, beta and tau of Corollary 5.6; tau rounded, and at least 1."""
+    """Returns eta, beta and tau of Corollary 5.6; tau is rounded, and at least 1."""
     eta = clients**0.25 / iterations**0.75
     beta = (clients / iterations) ** 0.5
     tau = iterations**0.25 / clients**0.75
@@ -79,13 +79,13 @@ def corollary(clients: int, iterations: int) -> tuple[float, float, int]:
 
 
 def problem(clients: int) -> quadratics.Quadratics:
-    """The first clients of one large federation: the same targets for all N."""
+    """Returns the first clients of one large federation, with the same targets."""
     largest = quadratics.random(jax.random.key(5), 64, SHAPE, 0.1, 0.3)
     return jax.tree.map(lambda a: a[:clients], largest)
 
 
 def mean_norm(algorithm, clients, tail, key, lr, beta, *, iterations: int, tau: int):
-    """The mean of ||grad f||_F over the rounds of one run from zero."""
+    """Returns the mean of ||grad f||_F over the rounds of one run from zero."""
     grad = noise.noisy(quadratics.gradient, noise.alpha_stable(tail, SCALE))
     norms = quadratics.run(
         algorithm(lr=lr, momentum=1 - beta, rule=orthogonalize(polar)),
@@ -101,7 +101,7 @@ def mean_norm(algorithm, clients, tail, key, lr, beta, *, iterations: int, tau: 
 
 
 def by_corollary(algorithm, size: Size, count: int, iterations: int):
-    """Mean norms [tail, seed] of `count` clients with the corollary's parameters."""
+    """Returns mean norms [tail, seed] with the corollary's parameters."""
     keys = jax.random.split(jax.random.key(6), size.seeds)
     lr, beta, tau = corollary(count, iterations)
     clients = problem(count)
@@ -115,8 +115,11 @@ def by_corollary(algorithm, size: Size, count: int, iterations: int):
 
 
 def tuned(algorithm, size: Size, count: int):
-    """Mean norms [tail, seed] with the best of the grid for every tail, and where in
-    the grid it was, [tail, 2]. Best is the least mean over seeds of the logarithm."""
+    """Returns mean norms [tail, seed] at the best of the grid for every tail.
+
+    The best grid point has the smallest mean of log norms over seeds; its indices are
+    returned too, [tail, 2].
+    """
     keys = jax.random.split(jax.random.key(7), size.tuning_seeds)
     clients = problem(count)
 
@@ -136,15 +139,17 @@ def tuned(algorithm, size: Size, count: int):
 
 
 def at_edges(where, size: Size) -> int:
-    """How many of the best cells [..., 2] lie where the grid ends. A momentum that is
-    all new gradient ends the range itself, not the grid."""
+    """Returns how many of the best cells [..., 2] are at an edge of the grid.
+
+    beta = 1, which is no momentum, is the end of the range and does not count.
+    """
     lr, beta = np.moveaxis(where, -1, 0)
     cut = (size.betas[-1] < 1) & (beta == len(size.betas) - 1)
     return int(np.sum((lr == 0) | (lr == len(size.lrs) - 1) | (beta == 0) | cut))
 
 
 class Slope(NamedTuple):
-    """Of log norm against log N, with its 95 % confidence interval."""
+    """The slope of log norm against log N, with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -152,7 +157,7 @@ class Slope(NamedTuple):
 
 
 def fit(norms, counts) -> Slope:
-    """Least squares through all seeds, norms [seed, N]."""
+    """Fits least squares through all seeds, norms [seed, N]."""
     x = np.broadcast_to(np.log(counts), norms.shape)
     line = stats.linregress(x.ravel(), np.log(norms).ravel())
     width = stats.t.ppf(0.975, x.size - 2) * line.stderr
@@ -160,7 +165,7 @@ def fit(norms, counts) -> Slope:
 
 
 def slope_verdict(slope: Slope, predicted: float) -> str:
-    """Bounds are from above: a steeper slope agrees with them, a flatter does not."""
+    """Returns the verdict; a steeper slope than that of the upper bound agrees."""
     as_steep, falling = slope.low <= predicted, slope.high < 0
     return verdict(as_steep and falling, as_steep)
 
@@ -179,7 +184,7 @@ def finding(claim: str, source: str, predicted: float, slope: Slope) -> Finding:
 
 
 def findings(i: int, s: float, fixed, longer, best, edges, size: Size):
-    """The three slopes of one tail index."""
+    """Returns the findings on the three slopes of one tail index."""
     rate, tuned_rate = -(s - 1) / (2 * s), -(s - 1) / (3 * s - 2)
     source = f"{ZHANG}, Corollary 5.6, eq. (5.4)"
     tuned_source = f"derived from {ZHANG}, Theorem 5.5, eq. (5.3); not in the paper"
@@ -208,7 +213,7 @@ def findings(i: int, s: float, fixed, longer, best, edges, size: Size):
 
 
 def study(size: Size, *, algorithm=fedmuon) -> Study:
-    """Slopes for every tail index, with the corollary's and with tuned parameters."""
+    """Measures the slopes for every tail index, by the corollary and tuned."""
     final = size.iterations[-1]
     by_count = {n: by_corollary(algorithm, size, n, final) for n in size.clients}
     by_time = [
@@ -227,7 +232,7 @@ def study(size: Size, *, algorithm=fedmuon) -> Study:
 
 
 def draw(fixed, longer, best, size: Size) -> Figure:
-    """Mean norms of every seed and the predicted slopes."""
+    """Draws mean norms of every seed and the predicted slopes."""
     figure = Figure(figsize=(11, 3.9), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     old = lambda s: -(s - 1) / (2 * s)

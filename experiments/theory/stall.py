@@ -1,9 +1,9 @@
-"""Local Muon stalls where clients differ; FedMuon with bias correction does not.
+"""Stalling of Local Muon on heterogeneous clients, and FedMuon with bias correction.
 
-arXiv:2509.26337, Theorem 1, proves it with f_1(x) = x^2/2 and f_2(x) = (x + a)^2/2 from
-x = -a/4 and zero momenta: the two clients move by the same distance in opposite
-directions for ever. The gradient there is a/4, the optimum -a/2, and
-zeta_*^2 = mean_i |f_i'(-a/2)|^2 = a^2/4.
+arXiv:2509.26337, Theorem 1, has the example f_1(x) = x^2/2 and f_2(x) = (x + a)^2/2,
+started at x = -a/4 with zero momenta. The two clients always move by the same distance
+in opposite directions, so that Local Muon never moves. The gradient there is a/4, the
+optimum is -a/2, and zeta_*^2 = mean_i |f_i'(-a/2)|^2 = a^2/4.
 """
 
 from functools import partial
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 def counterexample(a: np.ndarray, rule) -> Case:
-    """f_1(X) = ||X||^2/2 and f_2(X) = ||X + A||^2/2, curvatures 1, from -A/4."""
+    """Returns f_1(X) = ||X||^2/2 and f_2(X) = ||X + A||^2/2, started at -A/4."""
     ones = np.broadcast_to(np.eye(len(a), dtype=np.float32), (2, len(a), len(a)))
     clients = quadratics.Quadratics(jnp.array(ones), jnp.array([0 * a, -a]))
     return Case(clients, jnp.array(-a / 4), rule)
@@ -71,7 +71,7 @@ def scalar_case() -> Case:
 
 
 def matrix_case() -> Case:
-    """The same with a matrix A of singular values from 1 to 2."""
+    """Returns the counterexample for a matrix A with singular values from 1 to 2."""
     two = np.asarray(jax.random.normal(jax.random.key(0), (2, SIZE, SIZE)), float)
     u, v = np.linalg.qr(two)[0]
     a = u @ np.diag(np.linspace(1, 2, SIZE)) @ v
@@ -79,7 +79,7 @@ def matrix_case() -> Case:
 
 
 def paths(algorithm, case: Case, size: Size):
-    """Parameters [beta, lr, rounds + 1, m, n] of the counterexample."""
+    """Returns the parameters [beta, lr, rounds + 1, m, n] of the counterexample."""
 
     def one(beta, lr):
         method = algorithm(lr=lr, momentum=1 - beta, rule=case.rule)
@@ -94,7 +94,7 @@ def paths(algorithm, case: Case, size: Size):
 
 
 def stall_finding(name: str, case: Case, path, tolerance: float) -> Finding:
-    """Does Local Muon stay where it began, at a gradient of zeta_*/2?"""
+    """Returns whether Local Muon stays at its start, with a gradient of zeta_*/2."""
     x = np.asarray(case.x)
     distance = np.linalg.norm(path - x, axis=(-2, -1)).max() / np.linalg.norm(x)
     best = quadratics.optimum(case.clients)
@@ -122,7 +122,7 @@ def heterogeneous(size: Size) -> quadratics.Quadratics:
 
 
 def floors(algorithm, clients, steps: int, size: Size):
-    """||grad f||_F / zeta_* over rounds, [lr, rounds + 1], from zero."""
+    """Returns ||grad f||_F / zeta_* over rounds, [lr, rounds + 1], from zero."""
     zeta = quadratics.dissimilarity(clients, quadratics.optimum(clients))
 
     def one(lr):
@@ -144,12 +144,12 @@ def floors(algorithm, clients, steps: int, size: Size):
 
 
 def last(curves):
-    """The mean over the last tenth of the rounds."""
+    """Returns the mean over the last tenth of the rounds."""
     return curves[..., -max(1, curves.shape[-1] // 10) :].mean(-1)
 
 
 def heterogeneous_findings(steps: int, size: Size, stuck, moving):
-    """What of both algorithms is left at the smallest learning rate?"""
+    """Returns the findings on both algorithms at the smallest learning rate."""
     name = f"{size.clients} clients with random targets, K = {steps}"
     a, b = float(last(stuck)[-1]), float(last(moving)[-1])
     return (
@@ -176,8 +176,10 @@ def heterogeneous_findings(steps: int, size: Size, stuck, moving):
 def study(
     size: Size, *, local=local_muon_persistent, corrected=fedmuon_correct
 ) -> Study:
-    """Both algorithms on the counterexample, as scalars and as matrices, and on
-    clients with random targets."""
+    """Runs both algorithms on the counterexample and on random targets.
+
+    The counterexample is run with scalars and with matrices.
+    """
     scalar, matrix = scalar_case(), matrix_case()
     path, moved = paths(local, scalar, size), paths(corrected, scalar, size)
     found = [
@@ -198,7 +200,7 @@ def study(
 
 
 def draw(path, moved, curves, size: Size) -> Figure:
-    """The scalar's path, and what is left of the gradient at every learning rate."""
+    """Draws the scalar's path, and the last gradients at every learning rate."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for x, label in ((path, "Local Muon"), (moved, "FedMuon, bias correction")):

@@ -1,4 +1,4 @@
-"""Federated algorithms; `ALL` has each with its paper and its published grid."""
+"""Federated algorithms; `ALL` has each of them with its paper and published grid."""
 
 from fedjax_muon.algorithms.diloco import diloco, muloco
 from fedjax_muon.algorithms.fafed import fafed

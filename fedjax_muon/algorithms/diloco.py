@@ -73,14 +73,8 @@ def diloco(
 
         def step(carry, batch, key):
             x, opt = carry
-            return move(
-                objective,
-                x,
-                value_at(lr, round),
-                rule,
-                opt,
-                objective.grad(x, batch, key),
-            ), ()
+            g = objective.grad(x, batch, key)
+            return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         (x, opt), _ = local_steps(step, (start, opt), batches, round.key)
         return Model(tree.sub(start, x)), opt

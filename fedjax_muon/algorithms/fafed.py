@@ -1,13 +1,13 @@
-"""FAFED: STEM's momentum over a preconditioner that stays frozen within a round.
+"""FAFED: STEM's momentum with a preconditioner that is fixed within a round.
 
-Wu et al., AAAI 2023, arXiv:2212.00974, Algorithm 2; defined for full participation.
-With x_ the client's own previous iterate and D = sqrt(v) + floor from the round's
-broadcast, for each of K batches s
+Wu et al., AAAI 2023, arXiv:2212.00974, Algorithm 2, defined for full participation.
+With x_ the client's own previous iterate and D = sqrt(v) + floor from the broadcast,
+for each of K batches s
 
     g = grad_i(x_i; s);    m_i <- g + momentum (m_i - grad_i(x_; s))
     v_i <- beta v_i + (1 - beta) g^2;    x_ <- x_i;    x_i <- x_i - lr m_i / D
 
-but the last move is the server's, on the means. The first of all, before round 0, has
+except that the server makes the last move, with the means. The move before round 0 has
 no D.
 """
 
@@ -90,10 +90,8 @@ def fafed(
     def client(objective, shared, previous, batches, round):
         def step(carry, batch, key):
             x, previous, m, v = carry
-            new, old = (
-                objective.grad(x, batch, key),
-                objective.grad(previous, batch, key),
-            )
+            new = objective.grad(x, batch, key)
+            old = objective.grad(previous, batch, key)
             m = tree.add_scaled(new, value_at(momentum, round), tree.sub(m, old))
             v = tree.mix(v, 1 - beta, tree.map(jnp.square, new))
             d = precondition(m, shared.square)

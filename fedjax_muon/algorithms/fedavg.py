@@ -1,4 +1,4 @@
-"""FedAvg and FedOpt: local steps, the mean move, one server step on it.
+"""FedAvg and FedOpt: local steps, and a server step along their mean.
 
 McMahan et al. 2017, arXiv:1602.05629; server rules: Reddi et al. 2021,
 arXiv:2003.00295. From the broadcast x, client i repeats for each of its batches s
@@ -6,9 +6,9 @@ arXiv:2003.00295. From the broadcast x, client i repeats for each of its batches
     x_i <- x_i - lr rule(grad_i(x_i; s)),    then    x <- x - server_lr server_rule(g)
 
 with the pseudo-gradient g = mean_i (x - x_i). The parts of the local rule's state that
-`averaged_state` names start where the clients' mean ended (with `optax.trace`: Yu et
-al. 2019, local momentum SGD); the rest starts anew every round. What differs from it in
-its rules alone stands below it.
+are named in `averaged_state` start from the clients' mean of the last round (with
+`optax.trace`: local momentum SGD, Yu et al. 2019); the rest is reset every round.
+Methods that differ only in their rules are below.
 """
 
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
+    Number,
     check_range,
     descend,
     local_steps,
@@ -41,7 +42,7 @@ from fedjax_muon.transforms import (
 
 class State(NamedTuple):
     params: Any
-    averaged: Any  # the leaves of the local rule's state that travel
+    averaged: Any  # the leaves of the local rule's state that are sent
     opt: optax.OptState  # of the server rule
 
 
@@ -51,7 +52,7 @@ class Broadcast(NamedTuple):
 
 
 class Message(NamedTuple):
-    params: Any  # x - x_i: optax descends
+    params: Any  # x - x_i, the pseudo-gradient
     averaged: Any
 
 
@@ -64,7 +65,7 @@ def fedavg(
     server_lr: Hyper = 1.0,
     server_rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Federated averaging with any local and any server rule.
+    """Federated averaging with any local rule and any server rule.
 
     Args:
       lr: Local learning rate.
@@ -94,14 +95,8 @@ def fedavg(
 
         def step(now, batch, key):
             x, opt = now
-            return move(
-                objective,
-                x,
-                value_at(lr, round),
-                rule,
-                opt,
-                objective.grad(x, batch, key),
-            ), ()
+            g = objective.grad(x, batch, key)
+            return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         now = start, tree.put(rule.init(start), averaged_state, averaged)
         (x, opt), _ = local_steps(step, now, batches, round.key)
@@ -120,7 +115,7 @@ def fedavg(
 
 
 @recorded
-def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Hyper = 0.9) -> Algorithm:
+def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
     """FedAvg(momentum): local SGD with momentum that is reset every round.
 
     Takezawa et al. 2025, arXiv:2509.26337, where the momentum is 0.9.
@@ -164,7 +159,7 @@ def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
 
 
 @recorded
-def local_adamw(lr: Hyper = 0.0005, *, decay: Hyper = 0.01) -> Algorithm:
+def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
     """Local AdamW: local Adam with decoupled weight decay.
 
     Liu et al. 2025, arXiv:2510.27403, where the decay is 0.01.
@@ -188,7 +183,7 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Hyper = 0.01) -> Algorithm:
 
 
 @recorded
-def local_sgdm(lr: Hyper = 0.01, *, momentum: Hyper = 0.9) -> Algorithm:
+def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
     """LocalSGDM: local SGD whose momenta the server averages.
 
     Yu et al. 2019, arXiv:1905.03817.
@@ -278,7 +273,7 @@ def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
 
 @recorded
 def adam_biclip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 0.01, low: Hyper = 1e-5, high: Hyper = 0.1
+    lr: Hyper = 0.1, *, server_lr: Hyper = 0.01, low: Number = 1e-5, high: Number = 0.1
 ) -> Algorithm:
     """Adam-BiClip: coordinates clipped from both sides, FedAdam at the server.
 
@@ -305,7 +300,7 @@ def adam_biclip(
 
 @recorded
 def bi2clip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 1.0, low: Hyper = 1e-5, high: Hyper = 0.1
+    lr: Hyper = 0.1, *, server_lr: Hyper = 1.0, low: Number = 1e-5, high: Number = 0.1
 ) -> Algorithm:
     """Bi2Clip: coordinates clipped from both sides, at clients and server.
 
@@ -330,7 +325,9 @@ def bi2clip(
     return fedavg(lr=lr, rule=clip, server_lr=server_lr, server_rule=clip)
 
 
-def _decayed_muon(momentum, decay, polar: Polar | None):
+def _decayed_muon(
+    momentum: Hyper, decay: Number, polar: Polar | None
+) -> optax.GradientTransformation:
     check_range("decay", decay, schedules=False)
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return optax.chain(rule, optax.add_decayed_weights(decay))
@@ -341,7 +338,7 @@ def local_muon(
     lr: Hyper = 0.03,
     *,
     momentum: Hyper = 0.98,
-    decay: Hyper = 0.01,
+    decay: Number = 0.01,
     polar: Polar | None = None,
 ) -> Algorithm:
     """Local Muon: momenta that are reset every round.
@@ -371,7 +368,7 @@ def local_muon_averaged(
     lr: Hyper = 0.03,
     *,
     momentum: Hyper = 0.98,
-    decay: Hyper = 0.01,
+    decay: Number = 0.01,
     polar: Polar | None = None,
 ) -> Algorithm:
     """Local Muon with averaged momenta: the ablation without alignment.

@@ -1,4 +1,4 @@
-"""FedAvg-M, also known as FedCM: local steps lean on the last round's mean direction.
+"""FedAvg-M, also known as FedCM: local steps mixed with the last mean direction.
 
 Cheng et al., ICLR 2024, arXiv:2306.16504, and Xu et al. 2021, arXiv:2106.10874. From
 the broadcast (x, g), for each batch s
@@ -6,8 +6,8 @@ the broadcast (x, g), for each batch s
     x_i <- x_i - lr rule((1 - momentum) grad_i(x_i; s) + momentum g)
 
 then g <- mean_i (x - x_i) / (K lr) and x <- x + server_lr mean_i (x_i - x). The paper's
-server rate gamma is K lr server_lr. Its recursion and step are as other papers quote
-them; the text itself was not at hand.
+server rate gamma is K lr server_lr. The recursion and the step are those that other
+papers quote, since the text of the paper was not available.
 """
 
 from typing import Any, NamedTuple

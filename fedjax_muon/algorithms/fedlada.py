@@ -1,4 +1,4 @@
-"""FedLADA: amended local AMSGrad, mixed with the last round's mean direction.
+"""FedLADA: local AMSGrad, amended with the last round's mean direction.
 
 Sun et al. 2023, arXiv:2308.00522, Algorithm 3. From the broadcast (x, v, d), with m = 0
 and v_i = w = v, for each batch's gradient g
@@ -6,8 +6,8 @@ and v_i = w = v, for each batch's gradient g
     m <- b1 m + (1 - b1) g;    v_i <- b2 v_i + (1 - b2) g^2;    w <- max(w, v_i)
     x_i <- x_i - lr (amend m / sqrt(w) + (1 - amend) d)
 
-then v <- mean_i w_i, d <- mean_i (x - x_i) / (K lr). No bias is corrected; v begins at
-eps^2, the only place of eps.
+then v <- mean_i w_i, d <- mean_i (x - x_i) / (K lr). There is no bias correction, and
+eps is used only for the initial v = eps^2.
 """
 
 from typing import Any, NamedTuple

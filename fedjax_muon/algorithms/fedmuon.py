@@ -1,13 +1,14 @@
-"""FedMuon (Zhang and Gao): clients refresh a momentum that the server averages.
+"""FedMuon (Zhang and Gao): local Muon steps with a momentum that the server averages.
 
 "On Provable Benefits of Muon in Federated Learning", Algorithm 1. From the broadcast
 (x, m), client i repeats for each of its batches s
 
     x_i <- x_i - lr rule(m_i);    m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s)
 
-in this order, and both are averaged. Before round 0 every m_i is a gradient at x:
-their mean (`synced`, which the paper's Lemma 6.1 needs), or each client's own, as
-printed. Weight decay is part of the rule: chain `optax.add_decayed_weights` to it.
+in this order, and both are averaged. Before round 0, every m_i is a gradient at x: the
+clients' mean (`synced`, as the paper's Lemma 6.1 requires), or each client's own, as in
+the paper's algorithm. Weight decay is part of the rule: chain it with
+`optax.add_decayed_weights`.
 """
 
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ def fedmuon(
       rule: Rule applied to the momentum, without a learning rate; by default, matrices
         are orthogonalized.
       polar: Polar factor of matrices in the default rule.
-      synced: Whether the first momenta are averaged too.
+      synced: Whether the initial momenta are averaged too.
 
     Returns:
       An algorithm that sends a model and a momentum each way per round, after a
@@ -123,7 +124,7 @@ def fedmuon_unsynced(
     rule: optax.GradientTransformation | None = None,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """FedMuon as printed in its paper: the first momenta are not averaged.
+    """FedMuon as in its paper's algorithm: the initial momenta are not averaged.
 
     Zhang and Gao, Algorithm 1.
 

@@ -1,17 +1,18 @@
-"""FedMuon (Liu et al.): momentum aggregation and alignment with the mean move.
+"""FedMuon (Liu et al.): momentum aggregation, and alignment with the mean direction.
 
 arXiv:2510.27403, Algorithm 2. From the broadcast (x, m, delta), for each batch s
 
     u = rule(grad_i(x_i; s))
     x_i <- x_i - lr ((1 - align) u + align delta + decay x_i)
 
-where the parts of the rule's state that `averaged_state` names start at the mean of the
-clients' last ones (m), and the rest anew; then delta <- mean_i (x - x_i) / (K lr), x <-
-mean_i x_i. With `averaged_state=()` it is the paper's ablation without momentum
-aggregation; without alignment it is `fedavg` with the same `averaged_state`.
+then delta <- mean_i (x - x_i) / (K lr) and x <- mean_i x_i. The parts of the rule's
+state that are named in `averaged_state` start from the clients' mean of the last round
+(m); the rest is reset. `averaged_state=()` is the paper's ablation without momentum
+aggregation. Without alignment, the algorithm is `fedavg` with the same
+`averaged_state`.
 
-Exactly K local steps are taken from the broadcast x, where the paper's loop starts its
-count at 1 and uploads the last but one.
+There are exactly K local steps from the broadcast x. The paper's loop counts from 1 and
+uploads the iterate before the last.
 """
 
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
+    Number,
     broadcast_state,
     check_range,
     local_steps,
@@ -38,7 +40,7 @@ from fedjax_muon.transforms import Polar, default_rule, muon
 
 class State(NamedTuple):
     params: Any
-    momentum: Any  # the leaves of the rule's state that travel
+    momentum: Any  # the leaves of the rule's state that are sent
     delta: Any  # the mean local direction of the last round
 
 
@@ -67,7 +69,7 @@ def fedmuon_align(
       momentum: Momentum of the default rule; has no effect if `rule` is given.
       rule: Local rule of the gradient, without a learning rate; Muon by default.
       polar: Polar factor of matrices in the default rule.
-      averaged_state: Names of the parts of its state that the server averages.
+      averaged_state: Names of the parts of the rule's state that the server averages.
 
     Returns:
       An algorithm that sends a model and a momentum each way per round, and a
@@ -167,7 +169,7 @@ def fedmuon_svd(
     share: float = 0.05,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """FedMuon whose momenta travel as a truncated singular value decomposition.
+    """FedMuon that sends momenta as a truncated singular value decomposition.
 
     Liu et al. 2025, arXiv:2510.27403, Section 5.2.
 
@@ -176,7 +178,7 @@ def fedmuon_svd(
       align: Weight of the last round's mean direction, alpha in the paper.
       decay: Decoupled weight decay, relative to `lr`.
       momentum: Weight of the past in the momentum.
-      share: Largest share of a momentum's entries that is sent.
+      share: Largest share of a momentum's entries that the factors have, in (0, 1].
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
@@ -200,7 +202,7 @@ def local_sgd_align(
     lr: Hyper = 0.1,
     *,
     align: Hyper = 0.5,
-    momentum: Hyper = 0.9,
+    momentum: Number = 0.9,
 ) -> Algorithm:
     """Local SGD with averaged momentum and alignment.
 

@@ -1,14 +1,14 @@
-"""FedMuon (Takezawa et al.): bias-corrected, with momenta that stay at the clients.
+"""FedMuon (Takezawa et al.): bias correction with momenta that persist at clients.
 
-arXiv:2509.26337, Algorithm 1. m_i persists, and c_i is its value when client i last
-took part. From the broadcast (x, c), for each batch s
+arXiv:2509.26337, Algorithm 1. m_i persists, and c_i is its value after the last round
+in which client i participated. From the broadcast (x, c), for each batch s
 
     m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s)
     x_i <- x_i - lr rule(m_i - c_i + c)
 
-then c <- c + (1/N) sum_i (m_i - c_i) and x <- (N - S)/N x + (1/N) sum_i x_i, the sums
-over the S sampled clients. The rule is minus the paper's LMO, for the spectral norm by
-default; momenta and controls start at zero. One buffer serves for m_i and c_i.
+then c <- c + (1/N) sum_i (m_i - c_i) and x <- (N - S)/N x + (1/N) sum_i x_i, with sums
+over the S sampled clients. The rule is minus the paper's LMO, by default for the
+spectral norm. Momenta and controls start at zero. m_i and c_i share one buffer.
 """
 
 from typing import Any, NamedTuple

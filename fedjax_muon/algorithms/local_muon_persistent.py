@@ -1,6 +1,6 @@
-"""LocalMuon (Takezawa et al.): local momenta that are never sent, and no correction.
+"""LocalMuon (Takezawa et al.): momenta that persist at clients, without correction.
 
-arXiv:2509.26337, Section 3, where it is shown to stall. m_i persists; for each batch s
+arXiv:2509.26337, Section 3, which shows that it stalls. m_i persists; for each batch s
 
     m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s);    x_i <- x_i - lr rule(m_i)
 

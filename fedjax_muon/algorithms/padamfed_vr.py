@@ -1,4 +1,4 @@
-"""PAdaMFed-VR: normalised steps along variance-reduced, controlled momentum.
+"""PAdaMFed-VR: normalized steps with control variates and variance reduction.
 
 Yan et al., ICLR 2025. With x_ the server's previous iterate and h = (1 - momentum)
 c + momentum g, for each batch s
@@ -6,8 +6,8 @@ c + momentum g, for each batch s
     d = grad_i(x_i; s) - (1 - momentum) c_i + h - momentum grad_i(x_; s)
     x_i <- x_i - lr d / |d|
 
-then c_i <- mean_k grad_i and g <- mean of all local d, which is sent as a third
-message: the server's formula in public code leaves the second gradient out.
+then c_i <- mean_k grad_i and g <- mean of all local d. The mean of d is an additional
+message, since the server's formula in public code omits the second gradient.
 """
 
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ def padamfed_vr(
     Args:
       lr: Local learning rate, the length of every local move.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; 0 in round 0, where there is none.
+      momentum: Weight of the past; by default 0 in round 0, which has no past.
       rule: Local rule of the direction, without a learning rate.
 
     Returns:
@@ -92,10 +92,8 @@ def padamfed_vr(
 
         def step(carry, batch, key):
             x, opt = carry
-            new, old = (
-                objective.grad(x, batch, key),
-                objective.grad(previous, batch, key),
-            )
+            new = objective.grad(x, batch, key)
+            old = objective.grad(previous, batch, key)
             d = tree.sub(tree.add(new, h), tree.mix(control, b, old))
             return move(objective, x, value_at(lr, round), rule, opt, d), (new, d)
 

@@ -1,4 +1,4 @@
-"""Methods by name: data about functions that make algorithms."""
+"""Registries of methods: data about the functions that make algorithms."""
 
 import dataclasses
 import difflib
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A function that makes an algorithm, and what tables say of it."""
+    """A function that makes an algorithm, and its entries in tables."""
 
-    function: Callable[..., Any]  # of hyper-parameters, returns an algorithm
-    label: str  # as tables and legends call it
+    function: Callable[..., Any]  # hyper-parameters -> algorithm
+    label: str  # name in tables and legends
     paper: str
     grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    # `grid` is as published
+    # published values of hyper-parameters by name
 
     @property
     def name(self) -> str:
@@ -23,17 +23,42 @@ class Method:
         return self.function.__name__
 
     def takes(self, argument: str) -> bool:
-        """Whether the function has an argument of that name."""
+        """Checks whether the function has an argument.
+
+        Args:
+          argument: Name of the argument.
+
+        Returns:
+          Whether there is an argument with this name.
+        """
         return argument in inspect.signature(self.function).parameters
 
 
 def by_name(*methods: Method) -> dict[str, Method]:
-    """A table of methods, in the given order."""
+    """Makes a registry.
+
+    Args:
+      *methods: Methods, in the order of the registry.
+
+    Returns:
+      The methods by the names of their functions.
+    """
     return {method.name: method for method in methods}
 
 
 def find(name: str, methods: Mapping[str, Method]) -> Method:
-    """The method of that name; `ValueError` with the nearest names if there is none."""
+    """Looks up a method.
+
+    Args:
+      name: Name of the function.
+      methods: A registry.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: If there is no such method; the message suggests similar names.
+    """
     if name in methods:
         return methods[name]
     nearest = difflib.get_close_matches(name, methods, n=3, cutoff=0.0)

@@ -1,12 +1,12 @@
-"""SCAFFOLD: control variates cancel client drift.
+"""SCAFFOLD: control variates against client drift.
 
 Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. From the broadcast (x, c),
 
     x_i <- x_i - lr rule(grad_i(x_i; s) - c_i + c),    then    c_i <- mean_k grad_i,
     x <- x + server_lr mean_i (x_i - x),    c <- c + (S/N) mean_i (change of c_i)
 
-The new c_i is the paper's Option II when the rule is the identity; unlike Option II it
-stays an average of gradients under any other rule.
+With the identity as the rule, the new c_i is the paper's Option II. Unlike Option II,
+it is an average of gradients for any other rule too.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
+    Number,
     broadcast_state,
     check_range,
     local_steps,
@@ -90,7 +91,7 @@ def scaffold_momentum(
     lr: Hyper = 0.1,
     *,
     server_lr: Hyper = 1.0,
-    momentum: Hyper = 0.9,
+    momentum: Number = 0.9,
 ) -> Algorithm:
     """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
 

@@ -1,8 +1,8 @@
-"""SCAFFOLD-M, and with normalised steps PAdaMFed: control variates, server momentum.
+"""SCAFFOLD-M and PAdaMFed: control variates and server momentum.
 
-SCAFFOLD-M: Cheng et al., ICLR 2024, arXiv:2306.16504, from memory: the text was not at
-hand. PAdaMFed: Yan et al., ICLR 2025. With h = (1 - momentum) c + momentum g
-broadcast beside x, for each batch s
+SCAFFOLD-M: Cheng et al., ICLR 2024, arXiv:2306.16504, written from memory, since the
+text was not available. PAdaMFed, with normalized steps: Yan et al., ICLR 2025. From the
+broadcast (x, h) with h = (1 - momentum) c + momentum g, for each batch s
 
     d = (1 - momentum) (grad_i(x_i; s) - c_i) + h;    x_i <- x_i - lr rule(d)
 
@@ -58,7 +58,7 @@ def scaffold_m(
     Args:
       lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; 0 in round 0, where there is none.
+      momentum: Weight of the past; by default 0 in round 0, which has no past.
       rule: Local rule of the direction, without a learning rate; `normalize()` gives
         PAdaMFed.
 
@@ -85,12 +85,12 @@ def scaffold_m(
 
     def client(objective, shared, control, batches, round):
         start, h = shared
-        fresh = tree.map(lambda b: 1 - b, value_at(momentum, round))
+        weight = tree.map(lambda b: 1 - b, value_at(momentum, round))
 
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            d = tree.add_scaled(h, fresh, tree.sub(g, control))
+            d = tree.add_scaled(h, weight, tree.sub(g, control))
             return move(objective, x, value_at(lr, round), rule, opt, d), g
 
         carry = start, rule.init(start)
@@ -124,7 +124,7 @@ def padamfed(
     Args:
       lr: Local learning rate, the length of every local move.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; 0 in round 0, where there is none.
+      momentum: Weight of the past; by default 0 in round 0, which has no past.
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.

@@ -1,7 +1,8 @@
-"""SCAFFOLD-VR: control variates with server momentum by two gradients at one sample.
+"""SCAFFOLD-VR: control variates, server momentum with two gradients on the same batch.
 
-Cheng et al., ICLR 2024, arXiv:2306.16504, from memory: the text was not at hand. With
-x_ the server's previous iterate and h = (1 - momentum) c + momentum g, for each batch s
+Cheng et al., ICLR 2024, arXiv:2306.16504, written from memory, since the text was not
+available. With x_ the server's previous iterate and h = (1 - momentum) c + momentum g,
+for each batch s
 
     d = grad_i(x_i; s) - (1 - momentum) c_i + h - momentum grad_i(x_; s)
     x_i <- x_i - lr d
@@ -56,7 +57,7 @@ def scaffold_vr(
     Args:
       lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; 0 in round 0, where there is none.
+      momentum: Weight of the past; by default 0 in round 0, which has no past.
 
     Returns:
       An algorithm that sends two models and a direction down, and a model and a
@@ -85,10 +86,8 @@ def scaffold_vr(
         b = value_at(momentum, round)
 
         def step(x, batch, key):
-            new, old = (
-                objective.grad(x, batch, key),
-                objective.grad(previous, batch, key),
-            )
+            new = objective.grad(x, batch, key)
+            old = objective.grad(previous, batch, key)
             d = tree.sub(tree.add(new, h), tree.mix(control, b, old))
             return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), new
 

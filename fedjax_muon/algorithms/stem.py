@@ -1,13 +1,13 @@
-"""STEM: momentum by two gradients at one sample, averaged in the middle of a step.
+"""STEM: momentum with two gradients on the same batch, averaged within a step.
 
-Khanduri et al. 2021, arXiv:2106.10435, from memory: the text was not at hand; defined
-for full participation. With x_ the client's own previous iterate, for each of K
-batches s
+Khanduri et al. 2021, arXiv:2106.10435, written from memory, since the text was not
+available. It is defined for full participation. With x_ the client's own previous
+iterate, for each of K batches s
 
     d_i <- grad_i(x_i; s) + momentum (d_i - grad_i(x_; s))
     x_ <- x_i;    x_i <- x_i - lr rule(d_i)
 
-but the last move is the server's, on the means: clients send x_, not x_i.
+except that the server makes the last move, with the means: clients send x_, not x_i.
 """
 
 from typing import Any, NamedTuple
@@ -83,10 +83,8 @@ def stem(
     def client(objective, shared, previous, batches, round):
         def step(carry, batch, key):
             x, previous, d = carry
-            new, old = (
-                objective.grad(x, batch, key),
-                objective.grad(previous, batch, key),
-            )
+            new = objective.grad(x, batch, key)
+            old = objective.grad(previous, batch, key)
             d = tree.add_scaled(new, value_at(momentum, round), tree.sub(d, old))
             return (objective.project(step_along(x, d, round)), x, d), ()
 

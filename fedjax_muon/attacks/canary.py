@@ -1,24 +1,27 @@
-"""Canaries: records made to be seen, with which to audit a private mechanism.
+"""Canaries: records made to be detected, which audit a private mechanism.
 
-A canary's gradient lies in a direction of its own, is far above any clip, and turns
-round between the two points at which STORM takes it: the worst case of every clip in
-`private_storm`. `plant` adds canaries to an agent's examples, before any clip:
+The gradient of a canary has a direction of its own, is far longer than any clip norm,
+and changes its sign between the two points at which STORM evaluates it: the worst case
+of every clip in `private_storm`. `plant` adds canaries to an agent's examples, before
+any clip:
 
-    gradients = plant(example_grad, 100 * limit * directions)  # [K, ...]
+    gradients = plant(example_grad, 100 * clip_norm * directions)  # [K, ...]
     objective = Objective(grad, example_grad=gradients)
-    algorithm = PRIVATE["private_storm"].build(mechanism, noise, lr=0.1)
+    algorithm = PRIVATE["private_storm"].build(mechanism, noise_scale, lr=0.1)
     ...
-    here = state.nodes.params
-    state = step(state, Planted(batches, weight, here), key)  # weight [m, K]
+    params = state.nodes.params
+    state = step(state, Planted(batches, weight, params), key)  # weight [m, K]
 
-Run this in worlds with weights and in worlds with zeros, and keep all agents' x along
-a canary's direction, [T + 1, m]. Whoever sees them finds what every agent told:
+This is run in worlds with weights and in worlds with zeros. An adversary who sees all
+agents' x along a canary's direction, [T + 1, m], recovers what every agent sent:
 
-    told = untracked(moves(x, W, lr), W)  # [T, m]; `moves` alone for `dsgd`
-    score = matched_filter(told[:, 0] / sigma, remembered(changes, beta) / sigma)
+    moves = moves_from_params(x, W, lr)
+    estimates = estimates_from_tracked(moves, W)  # [T, m]; for `dsgd`, `moves` itself
+    pattern = storm_estimates(changes, beta)
+    score = matched_filter(estimates[:, 0] / sigma, pattern / sigma)
 
-`privacy.audit` makes lower bounds of epsilon from scores of worlds with and without.
-Scores take the last axis as iterations, t = 0 first.
+`privacy.audit` computes lower bounds of epsilon from the scores of both kinds of
+worlds. The last axis of scored arrays is the iteration, beginning with t = 0.
 """
 
 from typing import Any, NamedTuple
@@ -26,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import signal
 
 from fedjax_muon.core import GradFn, check_range, tree
@@ -38,123 +42,195 @@ class Planted(NamedTuple):
     # [K]: 0 if the canary is not in the batch, else 1 or -1, its direction at x_t. A
     # record in consecutive batches is a function of x only if its sign alternates.
     weight: jax.Array
-    here: Any  # x_t, the parameters at the beginning of the iteration
+    params: Any  # x_t, the parameters at the start of the iteration
 
 
-def plant(example_grad: GradFn, canaries) -> GradFn:
-    """The gradients of a batch's examples, and of K canaries after them.
+def plant(example_grad: GradFn, canaries: Any) -> GradFn:
+    """Appends the gradients of K canaries to those of a batch's examples.
 
-    Takes `Planted` batches. `canaries` has the leaves of the parameters, [K, ...]:
-    `weight` times these at x_t, the opposite at any other point, zero when absent. The
-    gradients raise `ValueError` for another number of weights, and `plant` for leaves
-    of several numbers of canaries.
+    Args:
+      example_grad: Gradients of single examples, leaves [B, ...].
+      canaries: Directions and lengths of the canaries' gradients, with the tree of the
+        parameters, leaves [K, ...].
+
+    Returns:
+      Gradients of `Planted` batches, leaves [B + K, ...]. Those of a canary are its
+      weight times its direction at x_t, the opposite at any other point, and zero if it
+      is absent. They raise `ValueError` for another number of weights than K.
+
+    Raises:
+      ValueError: If leaves of `canaries` have different numbers of canaries.
+
+    Example:
+      >>> grad = lambda params, batch, key: batch - params
+      >>> gradients = plant(grad, 100.0 * jnp.eye(3))
     """
     number, *others = sorted({len(c) for c in jax.tree.leaves(canaries)})
     if others:
         raise ValueError(
-            "leaves of canaries must lead with their one number K, got "
+            "all leaves of canaries must have the same number K of canaries, got "
             f"{[number, *others]}"
         )
 
-    def gradients(params, planted, key):
+    def gradients(params: Any, planted: Planted, key: jax.Array) -> Any:
         if planted.weight.shape != (number,):
             raise ValueError(
                 f"weight must have one entry for each of {number} canaries, got shape "
                 f"{planted.weight.shape}"
             )
         rows = example_grad(params, planted.batch, key)
-        same = jax.tree.map(lambda x, h: jnp.all(x == h), params, planted.here)
-        now = jnp.all(jnp.array(jax.tree.leaves(same)))
-        weight = jnp.where(now, planted.weight, -planted.weight)
+        same = jax.tree.map(lambda x, x_t: jnp.all(x == x_t), params, planted.params)
+        current = jnp.all(jnp.array(jax.tree.leaves(same)))
+        weight = jnp.where(current, planted.weight, -planted.weight)
 
-        def more(row, canary):
+        def append(row: jax.Array, canary: jax.Array) -> jax.Array:
             return jnp.concatenate([row, jax.vmap(jnp.multiply)(weight, canary)])
 
         canary = jax.tree.map(lambda c, row: c.astype(row.dtype), canaries, rows)
-        return tree.map(lambda r, c: more(r, c).astype(r.dtype), rows, canary)
+        return tree.map(lambda r, c: append(r, c).astype(r.dtype), rows, canary)
 
     return gradients
 
 
-def moves(params, weights, lr: float) -> np.ndarray:
-    """What every agent took off its parameters, over `lr`, from parameters alone.
+def moves_from_params(params: ArrayLike, weights: ArrayLike, lr: float) -> np.ndarray:
+    """Recovers every agent's move u of x <- W (x - lr u) from the parameters alone.
+
+    Without a rule, the moves are the estimates that agents send in `dsgd`, and the
+    tracked gradients in `gradient_tracking`.
 
     Args:
-      params: coordinates of all agents' x, [..., T + 1, m], from the start on.
-      weights: W [m, m] of x <- W (x - lr u).
-      lr: learning rate.
+      params: Coordinates of all agents' x, [..., T + 1, m], from the start.
+      weights: Mixing matrix W, [m, m].
+      lr: Learning rate, positive.
 
-    Returns u, [..., T, m]: without a rule the estimates told in `dsgd` and the tracks
-    in `tracking`. Raises `ValueError` if W is singular or `lr` is not positive.
+    Returns:
+      u, [..., T, m].
+
+    Raises:
+      ValueError: If W is singular, or `lr` is not positive.
     """
     check_range("lr", lr, open_low=True, schedules=False)
     params = np.asarray(params, np.float64)
     return (params[..., :-1, :] - _unmixed(params[..., 1:, :], weights)) / lr
 
 
-def untracked(tracks, weights) -> np.ndarray:
-    """The estimates that agents told, from their tracks v <- W (v + g - g_).
+def estimates_from_tracked(tracked: ArrayLike, weights: ArrayLike) -> np.ndarray:
+    """Recovers agents' estimates g from tracked gradients v <- W (v + g - g_).
 
-    Both are [..., T, m]. Raises `ValueError` if W is singular.
+    Here g_ is the estimate of the iteration before, see `gradient_tracking`.
+
+    Args:
+      tracked: Tracked gradients v of all agents, [..., T, m].
+      weights: Mixing matrix W, [m, m].
+
+    Returns:
+      The estimates that agents sent, [..., T, m].
+
+    Raises:
+      ValueError: If W is singular.
     """
-    tracks = np.asarray(tracks, np.float64)
-    before = np.zeros_like(tracks)
-    before[..., 1:, :] = tracks[..., :-1, :]
-    return np.cumsum(_unmixed(tracks, weights) - before, axis=-2)
+    tracked = np.asarray(tracked, np.float64)
+    before = np.zeros_like(tracked)
+    before[..., 1:, :] = tracked[..., :-1, :]
+    return np.cumsum(_unmixed(tracked, weights) - before, axis=-2)
 
 
-def remembered(changes, beta: float) -> np.ndarray:
-    """A u: what is in STORM's estimates if the fresh terms change by u, [..., T]."""
+def storm_estimates(changes: ArrayLike, beta: float) -> np.ndarray:
+    """Returns the change of STORM's estimates if its innovations change.
+
+    Args:
+      changes: Changes of the innovations d_t, [..., T].
+      beta: Weight of the new gradient in STORM.
+
+    Returns:
+      Changes of the estimates g_t = (1 - beta) g_{t-1} + d_t, [..., T].
+    """
     return signal.lfilter([1.0], [1.0, beta - 1], np.asarray(changes, float), axis=-1)
 
 
-def innovations(told, beta: float) -> np.ndarray:
-    """d*_t = y_t - (1 - beta) y_{t-1}: what is new in estimates y, [..., T].
+def innovations(estimates: ArrayLike, beta: float) -> np.ndarray:
+    """Returns the innovations d_t = g_t - (1 - beta) g_{t-1} of STORM's estimates.
 
-    Noise inside is independent in these; `remembered` undoes it.
+    This is the inverse of `storm_estimates`. Noise that the recursion keeps is
+    independent in different innovations.
+
+    Args:
+      estimates: Estimates g_t, [..., T].
+      beta: Weight of the new gradient in STORM.
+
+    Returns:
+      The innovations, [..., T].
     """
-    return signal.lfilter([1.0, beta - 1], [1.0], np.asarray(told, float), axis=-1)
+    return signal.lfilter([1.0, beta - 1], [1.0], np.asarray(estimates, float), axis=-1)
 
 
-def matched_filter(seen, pattern) -> np.ndarray:
-    """<seen, pattern> / ||pattern||, the best score if the noise is white.
+def matched_filter(observed: ArrayLike, pattern: ArrayLike) -> np.ndarray:
+    """Returns <observed, pattern> / ||pattern||, the best score for white noise.
 
-    `seen` [..., T] and the `pattern` [T] that the canary leaves in it are in standard
-    deviations of the noise: N(0, 1) without the canary and N(||pattern||, 1) with it.
-    Raises `ValueError` for a pattern of zeros.
+    Args:
+      observed: Observations, [..., T], in standard deviations of the noise.
+      pattern: What the canary adds to them, [T], in the same unit.
+
+    Returns:
+      Scores, [...]: N(0, 1) without the canary and N(||pattern||, 1) with it.
+
+    Raises:
+      ValueError: If the pattern is zero.
+
+    Example:
+      >>> matched_filter([[3.0, 4.0]], pattern=[0.6, 0.8]).tolist()
+      [5.0]
     """
     pattern = np.asarray(pattern, float)
     if not pattern.any():
-        raise ValueError("pattern must not be zero everywhere: nothing is looked for")
-    return np.asarray(seen) @ (pattern / np.linalg.norm(pattern))
+        raise ValueError("pattern must not be zero everywhere")
+    return np.asarray(observed) @ (pattern / np.linalg.norm(pattern))
 
 
-def likelihood_ratio(seen, pattern, probability: float) -> np.ndarray:
-    """The log-likelihood ratio if the canary is in every batch by a coin:
+def likelihood_ratio(
+    observed: ArrayLike, pattern: ArrayLike, probability: float
+) -> np.ndarray:
+    """Returns the log-likelihood ratio if the canary joins each batch at random:
 
         sum_t log(1 - q + q exp(s_t (y_t - s_t / 2)))
 
-    As `matched_filter`; `pattern` [T] is what the canary leaves when it takes part, and
-    `probability` is q, in (0, 1).
+    Args:
+      observed: Observations y, [..., T], in standard deviations of the noise.
+      pattern: What the canary adds when it takes part, s, [T], in the same unit.
+      probability: q, with which it takes part, in (0, 1).
+
+    Returns:
+      Scores, [...].
+
+    Raises:
+      ValueError: If `probability` is out of range.
     """
     ends = {"open_low": True, "open_high": True, "schedules": False}
     check_range("probability", probability, 0, 1, **ends)
-    exponent = pattern * (np.asarray(seen) - np.asarray(pattern) / 2)
+    pattern = np.asarray(pattern)
+    exponent = pattern * (np.asarray(observed) - pattern / 2)
     parts = np.log1p(-probability), np.log(probability) + exponent
     return np.logaddexp(*parts).sum(-1)
 
 
-def largest_difference(seen) -> np.ndarray:
-    """The largest |seen_t - seen_{t-1}|: tells worlds apart only if noise is reused."""
-    return np.abs(np.diff(seen, axis=-1)).max(-1)
+def largest_difference(observed: ArrayLike) -> np.ndarray:
+    """Returns the largest |y_t - y_{t-1}|, which detects noise that is reused.
+
+    Args:
+      observed: Observations y, [..., T].
+
+    Returns:
+      Scores, [...].
+    """
+    return np.abs(np.diff(observed, axis=-1)).max(-1)
 
 
-def _unmixed(values, weights) -> np.ndarray:
+def _unmixed(values: np.ndarray, weights: ArrayLike) -> np.ndarray:
     """W^-1 applied to the last axis."""
     weights = np.asarray(weights, np.float64)
     if np.linalg.matrix_rank(weights) < len(weights):
         raise ValueError(
-            "what agents sent cannot be found from singular weights: take another "
+            "what agents sent cannot be recovered from singular weights: use another "
             "graph, or weights with more of an agent's own part"
         )
     return values @ np.linalg.inv(weights).T

@@ -9,49 +9,85 @@ import tyro
 from tyro.conf import subcommand
 
 import fedjax_muon
-from fedjax_muon.cli import arguments
+from fedjax_muon.cli import arguments, parsing
 from fedjax_muon.runs import errors, launch
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parses the command line and runs one command; exits with 2 for bad input."""
-    argv = sys.argv[1:] if argv is None else argv
+    """Parses the command line and runs one command.
+
+    It ends in 0, in 2 for bad input, in 1 for another fault, or in 130 if interrupted.
+    """
+    argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    with errors.guarded(), warnings.catch_warnings():
+        warnings.showwarning = errors.show_warning
+        _main(argv)
+
+
+def _main(argv: list[str]) -> None:
     if argv == ["--version"]:
         print(f"fedjax-muon {fedjax_muon.__version__}")
         return
     launch.remember_programs()
     with errors.refusing():
-        train = arguments.train_class(arguments.algorithm_in(argv))
-    # Modules are imported when their command runs: help needs none of them.
-    runners: dict[type, tuple[str, str, str]] = {
-        arguments.Compare: ("compare", "commands", "compare"),
-        train: ("train", "commands", "train"),
-        arguments.Sweep: ("sweep", "commands", "sweep"),
-        arguments.Resume: ("resume", "commands", "resume"),
-        arguments.List: ("list", "commands", "show"),
-        arguments.Plot: ("plot", "commands", "plot"),
-        arguments.Partition: ("partition", "commands", "partition"),
-        arguments.Private: ("private", "commands", "private"),
-        arguments.Noise: ("noise", "commands", "noise"),
-        arguments.Data: ("data", "datasets", "command"),
-        arguments.Prepare: ("prepare", "commands", "prepare"),
-    }
-    problem = arguments.problem_in(argv)
-    kinds: Any = Union[  # noqa: UP007 - made from a list
+        kinds = command_kinds(argv)
+        known = argv[:1] in ([name] for name in kinds)
+        if not known and argv[0] not in ("-h", "--help"):
+            raise ValueError(parsing.unknown_command(argv[0], list(kinds)))
+    if known:
+        name, *rest = argv
+        kind, how = kinds[name]
+        with errors.refusing():  # arguments that are out of range
+            args = parsing.parse(kind, rest, f"fedjax-muon {name}", **how)
+        # Modules are imported when their command runs: help needs none of them.
+        module, function = RUNNERS[name]
+        getattr(importlib.import_module(f"{__name__}.{module}"), function)(args)
+        return
+    every: Any = Union[  # noqa: UP007 - made from a list
         tuple(
-            Annotated[kind, subcommand(name, **arguments.defaults(kind, problem))]
-            for kind, (name, _, _) in runners.items()
+            Annotated[kind, subcommand(name, **how)]
+            for name, (kind, how) in kinds.items()
         )
     ]
-    with errors.refusing():
-        args = tyro.cli(
-            kinds,
-            args=argv,
-            prog="fedjax-muon",
-            description="Federated optimization built around Muon. "
-            "`fedjax-muon --version` prints the version.",
-        )
-    _, module, function = runners[type(args)]
-    with warnings.catch_warnings():
-        warnings.showwarning = errors.show_warning
-        getattr(importlib.import_module(f"{__name__}.{module}"), function)(args)
+    tyro.cli(
+        every,
+        args=argv,
+        prog="fedjax-muon",
+        description="Federated optimization built around Muon. "
+        "`fedjax-muon --version` prints the version.",
+    )
+
+
+RUNNERS = {
+    "compare": ("commands", "compare"),
+    "train": ("commands", "train"),
+    "sweep": ("commands", "sweep"),
+    "resume": ("commands", "resume"),
+    "list": ("commands", "show"),
+    "plot": ("commands", "plot"),
+    "partition": ("commands", "partition"),
+    "private": ("commands", "private"),
+    "noise": ("commands", "noise"),
+    "data": ("datasets", "command"),
+    "prepare": ("commands", "prepare"),
+}
+
+
+def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The arguments of every command and their defaults, which others may decide."""
+    problem = arguments.problem_in(argv)
+    kinds = {
+        "compare": arguments.Compare,
+        "train": arguments.train_class(arguments.algorithm_in(argv)),
+        "sweep": arguments.Sweep,
+        "resume": arguments.Resume,
+        "list": arguments.List,
+        "plot": arguments.Plot,
+        "partition": arguments.Partition,
+        "private": arguments.Private,
+        "noise": arguments.Noise,
+        "data": arguments.Data,
+        "prepare": arguments.Prepare,
+    }
+    defaults = {name: arguments.defaults(kind, problem) for name, kind in kinds.items()}
+    return {name: (kinds[name], defaults[name]) for name in kinds}

@@ -1,6 +1,7 @@
 """The commands, once their arguments are known to make sense."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ from fedjax_muon.runs.config import (
 )
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import new_directory, progress_bar, resumable
+from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError
@@ -72,28 +73,23 @@ def train(args) -> None:
     run = Run(args.algorithm, hyper, args.seed, args.config)
     with refusing():
         launch.begin(args.launch, run.config.devices)
-        run_dir = new_directory(args.output, run.algorithm)
         if jax.process_count() > 1 and args.output is None:
             raise ValueError("several processes need one directory; name it by output")
         dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
         check_memory(simulation)
-        directory.create(run_dir, run)
+        run_dir = directory.create(args.output, run, run.algorithm)
     _train(run, simulation, run_dir)
 
 
 def _train(run: Run, simulation, run_dir: Path) -> None:
     console = Console(quiet=not is_first())
-    again = launch.together(f"fedjax-muon resume {run_dir}")
-    with resumable(run_dir) as pause, progress_bar(console) as bar, refusing(), again:
+    again = launch.together(directory.resume_command(run_dir))
+    with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
         task = bar.add_task(METHODS[run.algorithm].label, total=run.config.rounds)
-
-        def tick(rounds: int) -> None:
-            bar.advance(task, rounds)
-            pause()
-
+        tick = functools.partial(bar.advance, task)
         try:
-            first = training.train(run, simulation, run_dir, tick)
+            first = training.train(run, simulation, run_dir, tick, stop)
         except NonFiniteError as error:
             bar.stop()
             console.print(str(error), style="red")
@@ -122,10 +118,9 @@ def compare(args: arguments.Compare) -> None:
         tuned = TUNED_LR[args.config.problem]
         tuned = {name: lr for name, lr in tuned.items() if name in args.algorithms}
         job = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
-        run_dir = new_directory(args.output, "compare")
         launch.begin(launch.Launch(), job.config.devices)
         dataset = comparisons.check(job)
-        directory.create(run_dir, job)
+        run_dir = directory.create(args.output, job, "compare")
     _compare(job, dataset, run_dir)
 
 
@@ -151,9 +146,8 @@ def sweep(args: arguments.Sweep) -> None:
         job = Sweep(
             names, grids, args.seeds, args.validation, args.cells_at_once, args.config
         )
-        run_dir = new_directory(args.output, "sweep")
         sweeps.check(job)
-        directory.create(run_dir, job)
+        run_dir = directory.create(args.output, job, "sweep")
     _sweep(job, run_dir)
 
 
@@ -194,8 +188,7 @@ def private(args: arguments.Private) -> None:
     """`fedjax-muon private`."""
     with refusing():
         plan = privately.prepare(args.job)
-        run_dir = new_directory(args.output, "private")
-        directory.create(run_dir, args.job)
+        run_dir = directory.create(args.output, args.job, "private")
     privately.run(plan, run_dir)
 
 

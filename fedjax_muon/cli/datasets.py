@@ -14,7 +14,7 @@ from fedjax_muon.data.names import PREPARED, data_directory, source_of
 from fedjax_muon.data.source import File, Source, existing
 from fedjax_muon.runs.errors import refusing
 
-STYLE = {"there": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}
+STYLE = {"present": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}
 EMBEDDED = "scikit-learn"
 
 
@@ -118,7 +118,7 @@ def _show(name: str, data_dir: Path | None) -> None:
             f"published: {_sizes(source)} examples to train on and to test on, of "
             f"{source.classes} classes, {source.example}"
         )
-    console.print(f"licence:   {source.licence}")
+    console.print(f"license:   {source.license}")
     if source.embedded:
         console.print(f"status:    comes with {EMBEDDED}")
     else:

@@ -1,9 +1,9 @@
-"""Compression of what clients send, for any algorithm.
+"""Compression of the messages of any algorithm.
 
     svd = truncated_svd(memory_share(0.05))
     algorithm = compress(fedmuon_align(lr=0.03), svd, parts=["momentum"])
 
-The engine averages what a compressor gives back, and counts the bytes of what travels.
+The engine averages decompressed messages, and counts the bytes of compressed ones.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from fedjax_muon.core import (
 
 
 class Encoded(NamedTuple):
-    """One array on its way. Its insides have no names, and so are no parts."""
+    """One compressed array. It has no named fields for `parts` to select."""
 
     sent: Any
-    like: jax.ShapeDtypeStruct
-    by: object  # the call of `compress` that made it, which alone decodes it
+    like: jax.ShapeDtypeStruct  # shape and dtype of the array
+    owner: object  # the call of `compress` that made it; only that call decodes it
 
 
 jax.tree_util.register_pytree_node(
@@ -39,11 +39,11 @@ jax.tree_util.register_pytree_node(
 )
 
 
-class Private(NamedTuple):
-    """What a client keeps between rounds."""
+class ClientState(NamedTuple):
+    """State of a client: that of the algorithm, and accumulated compression errors."""
 
-    inner: Any  # as the algorithm has it
-    errors: dict[int, list[jax.Array]]  # of each exchange's compressed arrays
+    inner: Any  # of the algorithm
+    errors: dict[int, list[jax.Array]]  # by exchange, of its compressed arrays
 
 
 @recorded
@@ -58,19 +58,19 @@ def compress(
 
     Args:
       algorithm: The algorithm to wrap.
-      compressor: Applied to every array by itself.
+      compressor: Applied to every array separately.
       parts: Names of the parts of the messages that are compressed, such as
-        "momentum"; the whole message if there are none.
-      feedback: Decay of the error that a client keeps and adds to what it sends next,
-        e <- feedback e + message, sends C(e), e <- e - C(e): 1 in Karimireddy et al.
-        2019, arXiv:1901.09847, at most 1 in Therien et al. 2025, arXiv:2505.23725. By
-        default errors are forgotten. What the prologue sends is sent once only, and
-        its errors are forgotten in any case.
+        "momentum"; by default, the whole message.
+      feedback: Decay of the accumulated compression error, in [0, 1], which a client
+        adds to its next message: e <- feedback e + message, sends C(e), e <- e - C(e).
+        It is 1 in Karimireddy et al. 2019, arXiv:1901.09847, and at most 1 in Therien
+        et al. 2025, arXiv:2505.23725. By default errors are discarded. Those of the
+        prologue, whose messages are sent once, are always discarded.
 
     Returns:
       The algorithm with compressed messages. As soon as it is given parameters, it
-      raises `ValueError` for an array that the compressor does not fit, and for parts
-      that no message has.
+      raises `ValueError` if the compressor does not fit an array, or no message has one
+      of the parts.
 
     Raises:
       TypeError: If `parts` is a single string.
@@ -84,11 +84,11 @@ def compress(
     if feedback is not None:
         check_range("feedback", feedback, 0.0, 1.0, schedules=False)
 
-    mark = object()
+    owner = object()
     first = len(algorithm.prologue)
-    remembered = range(first, first + len(algorithm.exchanges))
+    with_feedback = range(first, first + len(algorithm.exchanges))
     if feedback is None:
-        remembered = range(0)
+        with_feedback = range(0)
 
     def init(params):
         _check(compressor, parts, message_shapes(algorithm, params))
@@ -97,59 +97,61 @@ def compress(
     def init_client(params):
         shapes = message_shapes(algorithm, params)
         zeros = lambda message: tree.zeros_like(_chosen(message, parts))
-        errors = {n: zeros(shapes[n]) for n in remembered}
-        return Private(algorithm.init_client(params), errors)
+        errors = {n: zeros(shapes[n]) for n in with_feedback}
+        return ClientState(algorithm.init_client(params), errors)
 
     def change(number: int, exchange: Exchange) -> Exchange:
-        def client(objective, shared, private, batches, round):
-            inner, errors = private
+        def client(objective, shared, client_state, batches, round):
+            inner, errors = client_state
             message, inner = exchange.client(objective, shared, inner, batches, round)
             arrays = _chosen(message, parts)
             if number in errors:
                 arrays = tree.add_scaled(arrays, feedback, errors[number])
-            encoded = _encode(compressor, mark, arrays, round.key)
+            encoded = _encode(compressor, owner, arrays, round.key)
             if number in errors:
-                lost = tree.sub(arrays, _decode(compressor, mark, encoded))
-                errors = {**errors, number: lost}
-            return _replaced(message, parts, encoded), Private(inner, errors)
+                error = tree.sub(arrays, _decode(compressor, owner, encoded))
+                errors = {**errors, number: error}
+            return _replaced(message, parts, encoded), ClientState(inner, errors)
 
-        decode = lambda sent: exchange.decode(_decode(compressor, mark, sent))
+        decode = lambda sent: exchange.decode(_decode(compressor, owner, sent))
         return exchange._replace(client=client, decode=decode)
 
     changed = map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
 
 
-def _is_chosen(path, parts) -> bool:
+def _is_chosen(path: Any, parts: Sequence[str]) -> bool:
     return not parts or any(getattr(key, "name", None) in parts for key in path)
 
 
-def _chosen(message, parts) -> list[Any]:
+def _chosen(message: Any, parts: Sequence[str]) -> list[Any]:
     leaves = jax.tree_util.tree_leaves_with_path(message)
     return [leaf for path, leaf in leaves if _is_chosen(path, parts)]
 
 
-def _replaced(message, parts, encoded):
-    waiting = iter(encoded)
-    one = lambda path, leaf: next(waiting) if _is_chosen(path, parts) else leaf
+def _replaced(message: Any, parts: Sequence[str], encoded: list[Encoded]) -> Any:
+    following = iter(encoded)
+    one = lambda path, leaf: next(following) if _is_chosen(path, parts) else leaf
     return jax.tree_util.tree_map_with_path(one, message)
 
 
-def _encode(compressor: Compressor, mark, arrays, key) -> list[Encoded]:
+def _encode(
+    compressor: Compressor, owner: object, arrays: list[Any], key: jax.Array
+) -> list[Encoded]:
     key = jax.random.fold_in(key, streams.COMPRESSION)
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     encode = lambda i, x: compressor.encode(x, jax.random.fold_in(key, i))
-    return [Encoded(encode(i, x), like(x), mark) for i, x in enumerate(arrays)]
+    return [Encoded(encode(i, x), like(x), owner) for i, x in enumerate(arrays)]
 
 
-def _decode(compressor: Compressor, mark, sent):
-    is_ours = lambda node: isinstance(node, Encoded) and node.by is mark
-    one = lambda x: compressor.decode(x.sent, x.like) if is_ours(x) else x
-    return jax.tree.map(one, sent, is_leaf=is_ours)
+def _decode(compressor: Compressor, owner: object, sent: Any) -> Any:
+    is_own = lambda node: isinstance(node, Encoded) and node.owner is owner
+    one = lambda x: compressor.decode(x.sent, x.like) if is_own(x) else x
+    return jax.tree.map(one, sent, is_leaf=is_own)
 
 
-def _check(compressor: Compressor, parts, sent) -> None:
-    leaves = [x for m in sent for x in jax.tree_util.tree_leaves_with_path(m)]
+def _check(compressor: Compressor, parts: Sequence[str], messages: Any) -> None:
+    leaves = [x for m in messages for x in jax.tree_util.tree_leaves_with_path(m)]
     names = {getattr(key, "name", "") for path, _ in leaves for key in path} - {""}
     for part in parts:
         if part not in names:

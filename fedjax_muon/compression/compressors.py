@@ -1,6 +1,6 @@
-"""Compressors: how one array crosses the network in fewer bytes.
+"""Compressors: encoding of one array in fewer bytes.
 
-They know nothing of algorithms; `compression.compress` puts them to use.
+They are independent of algorithms; `compression.compress` applies them to messages.
 """
 
 import math
@@ -13,19 +13,19 @@ import jax.numpy as jnp
 
 from fedjax_muon.core import check_range
 
-Rank = int | Callable[[int, int], int]  # or of the numbers of rows and columns
+Rank = int | Callable[[int, int], int]  # (rows, columns) -> rank
 
 
 class Compressor(NamedTuple):
-    """How one array crosses the network; pure functions, to be used inside jit."""
+    """Encoding and decoding of one array: pure functions, which may be jitted."""
 
-    encode: Callable[[jax.Array, jax.Array], Any]  # (array, key) -> what travels
+    encode: Callable[[jax.Array, jax.Array], Any]  # (array, key) -> what is sent
     decode: Callable[[Any, jax.ShapeDtypeStruct], jax.Array]
-    # (what travelled, shape and dtype of the array) -> array
+    # (what was sent, shape and dtype of the array) -> array
 
 
 def identity() -> Compressor:
-    """Arrays travel as they are.
+    """Sends arrays unchanged.
 
     Returns:
       A compressor of arrays of any shape.
@@ -40,10 +40,10 @@ def identity() -> Compressor:
 
 
 def memory_share(share: float = 0.05) -> Rank:
-    """The largest rank whose factors U, s, V have at most `share` of the entries.
+    """Returns the largest rank whose factors U, s, V have a share of the entries.
 
     floor(share m n / (m + n + 1)), at least 1: Liu et al. 2025, arXiv:2510.27403, as in
-    their code, whose factor of a small matrix may have rank 0.
+    their code, in which the factor of a small matrix may have rank 0.
 
     Args:
       share: Largest share of the entries of a matrix, in (0, 1].
@@ -58,29 +58,44 @@ def memory_share(share: float = 0.05) -> Rank:
       >>> compressor = truncated_svd(memory_share(0.05), rest=identity())
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
-    exact = Fraction(str(share))  # as it is written, not as it is stored
+    exact = Fraction(str(share))  # the decimal number, not its binary approximation
     return lambda m, n: max(1, exact * m * n // (m + n + 1))
 
 
 def rank_share(share: float = 0.05) -> Rank:
-    """ceil(share min(m, n)): Liu et al. 2025, arXiv:2510.27403, as in their text."""
+    """Returns a rank in proportion to the shorter side: ceil(share min(m, n)).
+
+    Liu et al. 2025, arXiv:2510.27403, as in their text.
+
+    Args:
+      share: Share of the shorter side, in (0, 1].
+
+    Returns:
+      A function of the numbers of rows m and columns n that returns the rank.
+
+    Raises:
+      ValueError: If `share` is outside (0, 1].
+
+    Example:
+      >>> compressor = truncated_svd(rank_share(0.05), rest=identity())
+    """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     return lambda m, n: math.ceil(Fraction(str(share)) * min(m, n))
 
 
 def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
-    """The nearest matrix of rank q, sent as U [m, q], s [q] and V [n, q].
+    """Sends the nearest matrix of rank q as U [m, q], s [q] and V [n, q].
 
     All axes of an array but the last are its rows, as in `muon_dimension_numbers`.
 
     Args:
       rank: q, or a function of the numbers of rows and columns that returns it, such
         as `memory_share(0.05)` or `rank_share(0.05)`.
-      rest: Compressor of arrays of fewer than two axes; without it they are refused.
+      rest: Compressor of arrays with fewer than two axes; an error by default.
 
     Returns:
       A compressor. When it is used, it raises `ValueError` for a rank that a matrix
-      cannot have, and for an array that is no matrix if there is no `rest`.
+      cannot have, and for an array that is not a matrix if there is no `rest`.
 
     Raises:
       ValueError: If `rank` is a number below 1.
@@ -107,22 +122,22 @@ def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
 def power_iteration(
     rank: Rank, *, iterations: int = 2, rest: Compressor | None = None
 ) -> Compressor:
-    """An almost nearest matrix of rank q, sent as P [m, q] and Q [n, q].
+    """Sends an almost nearest matrix of rank q as P [m, q] and Q [n, q].
 
-    P is an orthonormal basis of (M M^T)^(iterations - 1) M G, with G [n, q] drawn anew
-    every time, and Q = M^T P: Halko, Martinsson and Tropp 2011, arXiv:0909.4061,
-    algorithm 4.4. Products with M and QR of q columns, where `truncated_svd` decomposes
-    all of M.
+    P is an orthonormal basis of (M M^T)^(iterations - 1) M G, with a new Gaussian G
+    [n, q] in every call, and Q = M^T P: Halko, Martinsson and Tropp 2011,
+    arXiv:0909.4061, algorithm 4.4. This takes products with M and QR decompositions of
+    q columns, while `truncated_svd` decomposes all of M.
 
     Args:
       rank: q, or a function of the numbers of rows and columns that returns it, such
         as `memory_share(0.05)` or `rank_share(0.05)`.
-      iterations: How often M M^T or M is applied, at least 1.
-      rest: Compressor of arrays of fewer than two axes; without it they are refused.
+      iterations: Number of products with M M^T or M, at least 1.
+      rest: Compressor of arrays with fewer than two axes; an error by default.
 
     Returns:
       A compressor. When it is used, it raises `ValueError` for a rank that a matrix
-      cannot have, and for an array that is no matrix if there is no `rest`.
+      cannot have, and for an array that is not a matrix if there is no `rest`.
 
     Raises:
       ValueError: If `rank` is a number below 1, or `iterations` is below 1.
@@ -149,8 +164,8 @@ def power_iteration(
     return _of_matrices(encode, decode, rest)
 
 
-def _wide(matrix):
-    """In a precision that matrices can be decomposed in."""
+def _wide(matrix: jax.Array) -> jax.Array:
+    """The matrix in a dtype for which decompositions exist."""
     return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
 
 
@@ -159,27 +174,33 @@ def _check_rank(rank: Rank) -> None:
         raise ValueError(f"rank must be at least 1, got {rank}")
 
 
-def _rank(rank: Rank, matrix) -> int:
+def _rank(rank: Rank, matrix: jax.Array) -> int:
     q = rank(*matrix.shape) if callable(rank) else rank
     if q not in range(1, min(matrix.shape) + 1):
         raise ValueError(f"a matrix {matrix.shape} has no rank {q}")
     return q
 
 
-def _of_matrices(encode, decode, rest) -> Compressor:
+def _of_matrices(
+    encode: Callable[[jax.Array, jax.Array], Any],
+    decode: Callable[[Any], jax.Array],
+    rest: Compressor | None,
+) -> Compressor:
+    """A compressor of arrays from one of matrices."""
+
     def encode_array(x, key):
         if x.ndim >= 2:
             return encode(x.reshape(-1, x.shape[-1]), key)
         if rest is None:
             raise ValueError(
-                f"an array {x.shape} is no matrix; give a compressor for the `rest`"
+                f"an array {x.shape} is not a matrix; give a compressor for the `rest`"
             )
         return rest.encode(x, key)
 
     def decode_array(sent, like):
         if len(like.shape) >= 2:
             return decode(sent).reshape(like.shape)
-        assert rest is not None  # encode_array refused it otherwise
+        assert rest is not None  # `encode_array` raises otherwise
         return rest.decode(sent, like)
 
     return Compressor(encode_array, decode_array)
@@ -189,10 +210,10 @@ def _of_matrices(encode, decode, rest) -> Compressor:
 
 
 def top_k(share: float) -> Compressor:
-    """The entries of largest magnitude, and where they are; the others become 0.
+    """Sends the entries of largest magnitude and their indices; the others become 0.
 
-    Of every array round(share size) entries are sent, at least one, in its own dtype,
-    each with an int32 place.
+    Of every array round(share size) entries are sent, at least one, in the dtype of the
+    array, each with an int32 index.
 
     Args:
       share: Share of the entries of an array that is sent, in (0, 1].
@@ -212,22 +233,22 @@ def top_k(share: float) -> Compressor:
         del key
         flat = x.reshape(-1)
         count = max(1, round(share * flat.size))
-        places = jax.lax.top_k(jnp.abs(flat), count)[1]
-        return flat[places], places
+        indices = jax.lax.top_k(jnp.abs(flat), count)[1]
+        return flat[indices], indices
 
     def decode(sent, like):
-        values, places = sent
+        values, indices = sent
         zeros = jnp.zeros(math.prod(like.shape), like.dtype)
-        return zeros.at[places].set(values).reshape(like.shape)
+        return zeros.at[indices].set(values).reshape(like.shape)
 
     return Compressor(encode, decode)
 
 
 def quantize(bits: int) -> Compressor:
-    """Each entry rounded to one of 2^bits values, evenly spaced from least to largest.
+    """Rounds each entry to one of 2^bits values, evenly spaced over the array's range.
 
-    The linear quantization of Therien et al. 2025, arXiv:2505.23725, one scale for an
-    array. The codes are packed: ceil(bits size / 8) bytes and two numbers.
+    The linear quantization of Therien et al. 2025, arXiv:2505.23725, with one scale for
+    each array. Codes are packed: ceil(bits size / 8) bytes and two numbers.
 
     Args:
       bits: Bits of a code, an integer from 1 to 8.

@@ -59,8 +59,8 @@ def after_first(value: Hyper, first: float = 0.0) -> Hyper:
 def check_range(
     name: str,
     value: Any,
-    low: float = 0.0,
-    high: float = math.inf,
+    low: Number = 0.0,
+    high: Number = math.inf,
     *,
     open_low: bool = False,
     open_high: bool = False,

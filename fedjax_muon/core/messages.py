@@ -62,7 +62,7 @@ def message_shapes(algorithm: Algorithm, params: Params) -> list[Any]:
     They are the same for any objective.
 
     Args:
-      algorithm: The algorithm.
+      algorithm: Provides the states and the exchanges.
       params: Parameters, or their `ShapeDtypeStruct`s.
 
     Returns:

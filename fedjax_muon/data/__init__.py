@@ -1,10 +1,12 @@
-"""Data sets: `load` one by its name, `prepare` it beforehand, `check` your own.
+"""Data sets, and their partitions among clients.
 
-`NAMES` has what is known of each, `status` says whether its files are there.
+`load` reads a data set by its name, `prepare` downloads one of tensorflow-datasets, and
+`check` validates your own arrays. `NAMES` describes all data sets, and `status` reports
+whether the files of one are present.
 """
 
 from fedjax_muon.data import imbalance, partition
-from fedjax_muon.data.dataset import Dataset, check, hold_out, standardise
+from fedjax_muon.data.dataset import Dataset, check, hold_out, standardize
 from fedjax_muon.data.names import NAMES, load, prepare
 from fedjax_muon.data.status import Status, status
 
@@ -18,6 +20,6 @@ __all__ = [
     "load",
     "partition",
     "prepare",
-    "standardise",
+    "standardize",
     "status",
 ]

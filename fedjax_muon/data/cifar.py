@@ -1,9 +1,10 @@
 """CIFAR-10 and CIFAR-100 from a NumPy archive, or from the original binary files.
 
-The format (Krizhevsky, the CIFAR page): one byte for the label, in CIFAR-100 two for
-the coarse and the fine one, then 3072 for the pixels of a 32 x 32 image: all red ones
-row by row, all green ones, all blue ones. Of CIFAR-100 the fine labels are read. The
-Python version of these files is pickled, which could run anything, and is not read.
+The format (Krizhevsky, the CIFAR page): one byte for the label (in CIFAR-100 two, for
+the coarse and the fine label), then 3072 bytes for the pixels of a 32 x 32 image: all
+red values row by row, then all green and all blue ones. For CIFAR-100 the fine labels
+are used. The Python version of these files is not read, since it is pickled and could
+execute code.
 """
 
 from functools import partial
@@ -16,22 +17,26 @@ from fedjax_muon.data.npz import npz_layout
 from fedjax_muon.data.source import File, Layout, Source
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
-LICENCE = "none stated; cite Krizhevsky 2009"
+LICENSE = "none stated; cite Krizhevsky 2009"
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 
 
 def read_binary(paths: list[Path], *, labels: int, num_classes: int) -> Dataset:
-    """The set in files of training examples, then one of test examples and one of
-    class names; pixels in uint8.
+    """Reads the binary files of CIFAR.
 
     Args:
-      paths: of the files.
-      labels: bytes before the pixels of an image, of which the last is its label.
-      num_classes: how many names there must be.
+      paths: One or more files of training examples, then one of test examples and one
+        of class names.
+      labels: Bytes before the pixels of an image; the last one is its label.
+      num_classes: Number of class names in the last file.
+
+    Returns:
+      The data set, with pixels in uint8.
 
     Raises:
-      ValueError: if a file does not consist of whole records, or there are other names.
+      ValueError: If a file does not consist of whole records, or the number of class
+        names differs.
     """
     *train, test, names = paths
     parts = [_read_records(path, labels) for path in train]
@@ -51,7 +56,7 @@ def _read_records(path: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
     if not len(content) or len(content) % record:
         raise ValueError(
             f"{path}: expected records of {record} bytes, found {len(content)} bytes; "
-            f"it was cut off, or is another file: fetch it again from {URL}"
+            f"it was cut off, or is another file: download it again from {URL}"
         )
     rows = content.reshape(-1, record)
     planes = rows[:, labels:].reshape(-1, 3, SIDE, SIDE)
@@ -63,7 +68,7 @@ def _read_names(path: Path, num_classes: int) -> tuple[str, ...]:
     if len(names) != num_classes:
         raise ValueError(
             f"{path}: expected the names of {num_classes} classes, found {len(names)}; "
-            f"fetch it again from {URL}"
+            f"download it again from {URL}"
         )
     return names
 
@@ -86,7 +91,7 @@ def _source(name: str, num_classes: int, *layouts: Layout) -> Source:
         example="32 x 32 x 3",
         examples=(50_000, 10_000),
         classes=num_classes,
-        licence=LICENCE,
+        license=LICENSE,
         layouts=(npz_layout(name, num_classes), *layouts),
         prepared=name,
     )
@@ -102,7 +107,7 @@ SETS = {
         10,
         _binary_layout("cifar-10-batches-bin", BATCHES, "batches.meta.txt", 1, 10),
     ),
-    # a selection of one's own, so that neither its size nor its files are published
+    # A user's own selection, so neither its size nor its files are published.
     "cifar10_subset": _source("cifar10_subset", 10)._replace(
         examples=None, prepared="cifar10"
     ),

@@ -1,15 +1,17 @@
-"""A classification data set in memory, checked and standardised."""
+"""A classification data set in memory, checked and standardized."""
 
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Dataset(NamedTuple):
-    """Examples lead; images are NHWC, texts int32 token ids [n, length], 0 for padding
-    unless an encoder has another.
+    """Training and test examples of a classification problem.
 
-    What `load` returns is float32 or token ids, with int32 labels.
+    The first dimension counts the examples. Images are NHWC. Texts are int32 token ids
+    [n, length], with 0 as padding unless an encoder uses another id. The inputs that
+    `load` returns are float32 or token ids, with int32 labels.
     """
 
     x_train: np.ndarray  # [n, ..., channels] or [n, length]
@@ -17,19 +19,27 @@ class Dataset(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
-    tokens: int = 0  # token ids of texts are below; what a model has to embed
+    tokens: int = 0  # for texts, the size of the vocabulary: all token ids are below
 
 
 def check(dataset: Dataset) -> Dataset:
-    """The same data with int32 labels, or an error that names what is wrong with it.
+    """Validates a data set and converts its labels to int32.
 
-    Inputs may be float32, uint8 pixels that are not yet standardised, or int32 token
-    ids; labels any integers.
+    Args:
+      dataset: Inputs in float32, in uint8 (pixels that are not yet standardized), or
+        int32 token ids; labels in any integer type.
+
+    Returns:
+      The same data with int32 labels.
 
     Raises:
-      ValueError: if a split is empty; inputs are not [n, ..., channels] of float32 or
-        uint8 or [n, length] of int32, alike in both splits, finite, and as token ids
-        not negative; or labels are not one integer in 0..len(classes)-1 for each input.
+      ValueError: If a split is empty, the inputs are not float32 or uint8
+        [n, ..., channels] or int32 [n, length], the splits have different shapes or
+        dtypes, inputs are not finite or token ids negative, or the labels are not one
+        integer in 0..len(classes)-1 per input.
+
+    Example:
+      >>> digits = check(digits)
     """
     x_train, x_test = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
     if (x_train.shape[1:], x_train.dtype) != (x_test.shape[1:], x_test.dtype):
@@ -73,7 +83,9 @@ def _checked_inputs(name: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _checked_labels(name: str, labels, num_examples: int, num_classes: int):
+def _checked_labels(
+    name: str, labels: ArrayLike, num_examples: int, num_classes: int
+) -> np.ndarray:
     y = np.asarray(labels)
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) != num_examples:
         raise ValueError(
@@ -88,14 +100,20 @@ def _checked_labels(name: str, labels, num_examples: int, num_classes: int):
     return y.astype(np.int32)
 
 
-def standardise(dataset: Dataset) -> Dataset:
-    """(x - mean) / std per channel, float32, with mean and std of the training set.
+def standardize(dataset: Dataset) -> Dataset:
+    """Standardizes each channel with the mean and the std of the training set.
 
-    The last axis holds the channels. `dataset` is one that `check` returned. Token ids
-    stay as they are.
+    Args:
+      dataset: A data set that `check` has returned, with the channels on the last axis.
+
+    Returns:
+      The data set with float32 inputs (x - mean) / std. Token ids do not change.
 
     Raises:
-      ValueError: if a channel is constant in the training set.
+      ValueError: If a channel is constant in the training set.
+
+    Example:
+      >>> digits = standardize(digits)
     """
     if dataset.x_train.dtype == np.int32:
         return dataset
@@ -110,7 +128,7 @@ def standardise(dataset: Dataset) -> Dataset:
     if not std.all():
         raise ValueError(
             f"channel {int(np.argmin(std))} is constant in x_train and cannot be "
-            "standardised; leave it out"
+            "standardized; leave it out"
         )
     x_train /= std
     x_test = dataset.x_test - mean
@@ -121,13 +139,23 @@ def standardise(dataset: Dataset) -> Dataset:
 def hold_out(
     dataset: Dataset, share: float
 ) -> tuple[Dataset, tuple[np.ndarray, np.ndarray]]:
-    """The data set without some training examples, and these, for validation.
+    """Splits a validation set off the training examples.
 
-    The same examples every time, from all classes in proportion.
+    The split is stratified, and the same in every call.
+
+    Args:
+      dataset: A data set.
+      share: Share of the training examples for validation, in (0, 1).
+
+    Returns:
+      The data set without these examples, and their inputs and labels.
 
     Raises:
-      ValueError: if `share` is not in (0, 1), or leaves either side without examples
-        of some class.
+      ValueError: If `share` is not in (0, 1), or leaves one side without examples of a
+        class.
+
+    Example:
+      >>> rest, (x_validation, y_validation) = hold_out(digits, 0.1)
     """
     if not 0 < share < 1:
         raise ValueError(f"the validation share must be in (0, 1), got {share}")
@@ -138,7 +166,7 @@ def hold_out(
             f"a validation share of {share} leaves one side without a class that has "
             f"{least} of {len(y)} training examples"
         )
-    # Imported here: scikit-learn takes a second.
+    # Imported here, since importing scikit-learn takes a second.
     from sklearn.model_selection import train_test_split
 
     split = train_test_split(x, y, test_size=share, stratify=y, random_state=0)

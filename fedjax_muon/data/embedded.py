@@ -7,12 +7,15 @@ from fedjax_muon.data.source import Layout, Source
 
 
 def digits() -> Dataset:
-    """scikit-learn's 1797 handwritten digits, 8 x 8 x 1, values in 0..1.
+    """Reads scikit-learn's 1797 handwritten digits.
 
-    Test set of the UCI "Optical recognition of handwritten digits". The split is fixed:
-    1437 to train on, 360 to test on, stratified.
+    They are the test set of the UCI "Optical recognition of handwritten digits".
+
+    Returns:
+      The data set of images 8 x 8 x 1 with values in 0..1, in a fixed stratified split:
+      1437 training and 360 test examples.
     """
-    # Imported here: scikit-learn takes a second, and other sets do not need it.
+    # Imported here, since importing scikit-learn takes a second.
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -22,16 +25,18 @@ def digits() -> Dataset:
 
 
 def breast_cancer() -> Dataset:
-    """scikit-learn's 569 tumours, each a vector of 30 measurements: 1 is malignant.
+    """Reads scikit-learn's breast cancer data: 569 tumors with 30 measurements each.
 
-    The UCI "Breast Cancer Wisconsin (Diagnostic)", 212 malignant and 357 benign ones;
-    the labels of scikit-learn are the other way round. The split is fixed: 455 to train
-    on, 114 to test on, stratified.
+    They are the UCI "Breast Cancer Wisconsin (Diagnostic)". Label 1 is malignant (212)
+    and 0 benign (357), the reverse of scikit-learn's labels.
+
+    Returns:
+      The data set in a fixed stratified split: 455 training and 114 test examples.
     """
     from sklearn.datasets import load_breast_cancer
 
     source = load_breast_cancer()
-    benign, malignant = 1, 0  # there
+    benign, malignant = 1, 0  # in scikit-learn
     names = (str(source.target_names[k]) for k in (benign, malignant))
     return _split(source.data.astype(np.float32), 1 - source.target, tuple(names))
 
@@ -56,14 +61,14 @@ SETS = {
         example="8 x 8 x 1",
         examples=(1437, 360),
         classes=10,
-        licence="CC BY 4.0 (UCI)",
+        license="CC BY 4.0 (UCI)",
         layouts=(Layout((), ("",), lambda paths: digits()),),
     ),
     "breast_cancer": Source(
         example="30 numbers",
         examples=(455, 114),
         classes=2,
-        licence="CC BY 4.0 (UCI)",
+        license="CC BY 4.0 (UCI)",
         layouts=(Layout((), ("",), lambda paths: breast_cancer()),),
     ),
 }

@@ -15,16 +15,16 @@ import numpy as np
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.source import File, Layout, Source, unpacked
 
-FILES = {  # and their bytes, unpacked
+FILES = {  # with their unpacked sizes in bytes
     "train-images-idx3-ubyte": 16 + 60_000 * 28 * 28,
     "train-labels-idx1-ubyte": 8 + 60_000,
     "t10k-images-idx3-ubyte": 16 + 10_000 * 28 * 28,
     "t10k-labels-idx1-ubyte": 8 + 10_000,
 }
-UINT8 = 8  # the format's code for that type of value
+UINT8 = 8  # the format's code for this type
 
-# Of the unpacked files, in the order of FILES: as published with MNIST, and as found in
-# the Fashion-MNIST files whose own checksums are the published ones.
+# Checksums of the unpacked files, in the order of FILES. Those of MNIST are published;
+# those of Fashion-MNIST are from files whose packed checksums are the published ones.
 MD5 = {
     "mnist": (
         "6bbc9ace898e44ae57da46a324031adb",
@@ -42,10 +42,17 @@ MD5 = {
 
 
 def read_idx(paths: list[Path], classes: tuple[str, ...]) -> Dataset:
-    """The set in the four files of FILES, pixels in uint8.
+    """Reads a data set from its four IDX files.
+
+    Args:
+      paths: Paths of the files, in the order of FILES.
+      classes: Names of the classes.
+
+    Returns:
+      The data set, with pixels in uint8.
 
     Raises:
-      ValueError: if a file is damaged.
+      ValueError: If a file is damaged.
     """
     x_train, y_train, x_test, y_test = (
         parse_idx(unpacked(path), num_axes, path)
@@ -61,10 +68,18 @@ def read_idx(paths: list[Path], classes: tuple[str, ...]) -> Dataset:
 
 
 def parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
-    """The uint8 array in the bytes of an uncompressed IDX file; errors name `path`.
+    """Parses an uncompressed IDX file.
+
+    Args:
+      content: Bytes of the file.
+      num_axes: Number of axes of the array.
+      path: Path of the file, for error messages.
+
+    Returns:
+      The array, in uint8.
 
     Raises:
-      ValueError: if type, number of axes or length are not as they must be.
+      ValueError: If the type, the number of axes or the length is wrong.
     """
     header = 4 + 4 * num_axes
     magic = bytes([0, 0, UINT8, num_axes])
@@ -72,25 +87,26 @@ def parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
         raise ValueError(
             f"{path}: expected an IDX file of uint8 with {num_axes} axes (first bytes "
             f"{magic.hex()}, header of {header} bytes), found {content[:4].hex()!r} in "
-            f"{len(content)} bytes; replace it by the original file"
+            f"{len(content)} bytes; replace it with the original file"
         )
     shape = struct.unpack(f">{num_axes}I", content[4:header])
     if len(content) != header + math.prod(shape):
         raise ValueError(
             f"{path}: expected {header + math.prod(shape)} bytes for shape "
-            f"{list(shape)}, found {len(content)}; the file is damaged, fetch it again"
+            f"{list(shape)}, found {len(content)}; the file is damaged, download it "
+            "again"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def _source(name: str, url: str, licence: str, classes: tuple[str, ...]) -> Source:
+def _source(name: str, url: str, license: str, classes: tuple[str, ...]) -> Source:
     files = tuple(
         File(
             file,
             size=size,
             md5=MD5[name][i],
-            # both sets' files have the same names, so that a wrong folder would go
-            # unnoticed
+            # The files of both sets have the same names, so a wrong folder would go
+            # unnoticed.
             namesakes=tuple((md5[i], other) for other, md5 in MD5.items()),
         )
         for i, (file, size) in enumerate(FILES.items())
@@ -106,7 +122,7 @@ def _source(name: str, url: str, licence: str, classes: tuple[str, ...]) -> Sour
         example="28 x 28 x 1",
         examples=(60_000, 10_000),
         classes=len(classes),
-        licence=licence,
+        license=license,
         layouts=(layout,),
         prepared=name,
     )
@@ -116,13 +132,13 @@ SETS = {
     "mnist": _source(
         "mnist",
         url="https://storage.googleapis.com/cvdf-datasets/mnist/",
-        licence="CC BY-SA 3.0 (LeCun and Cortes)",
+        license="CC BY-SA 3.0 (LeCun and Cortes)",
         classes=tuple("0123456789"),
     ),
     "fashion_mnist": _source(
         "fashion_mnist",
         url="https://github.com/zalandoresearch/fashion-mnist",
-        licence="MIT",
+        license="MIT",
         classes=(
             "T-shirt/top",
             "Trouser",

@@ -1,28 +1,41 @@
-"""Few positives: which examples of two classes to keep, and which client gets which.
+"""Class imbalance: subsets and partitions with given ratios of positives.
 
-Label 1 is the positive class, 0 the negative one. As in the experiments of "Federated
-Stochastic Minimax Optimization Under Heavy-Tailed Noises" (Zhang and Gao), whose
-homogeneous clients share what `drop_positives` leaves at a ratio of 0.1, and whose
-eight heterogeneous ones have the ratios .05, .05, .08, .1, .12, .15, .2, .25.
+Label 1 is the positive class, 0 the negative one. The experiments of "Federated
+Stochastic Minimax Optimization Under Heavy-Tailed Noises" (Zhang and Gao) use both
+functions: their homogeneous clients share the result of `drop_positives` at a ratio of
+0.1, and their eight heterogeneous clients have the ratios .05, .05, .08, .1, .12, .15,
+.2, .25.
 """
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_muon.data.partition import checked_labels, generator
 
 
-def drop_positives(labels, ratio: float, *, key) -> np.ndarray:
-    """Indices of all negatives and of so few random positives that they are `ratio`.
+def drop_positives(labels: ArrayLike, ratio: float, *, key: jax.Array) -> np.ndarray:
+    """Drops random positives until they are a given ratio of the examples.
 
-    That is of all that are kept, to the nearest whole number of positives. The indices
-    are int32 and shuffled.
+    Args:
+      labels: Labels, 0 or 1 [n].
+      ratio: Ratio of the positives to the examples that are kept, in [0, 1]. The number
+        of positives is rounded to the nearest integer.
+      key: Typed key.
+
+    Returns:
+      Indices of the examples that are kept, int32 and shuffled. All negatives are kept.
 
     Raises:
-      ValueError: if the labels are not 0 or 1; the ratio is not in [0, 1]; there are
-        not enough positives for it; or it is neither 0 nor 1, but leaves one class out.
-      TypeError: if `key` is not one typed key.
+      TypeError: If `key` is not one typed key.
+      ValueError: If the labels are not 0 or 1, the ratio is out of range, there are too
+        few positives for it, or it is neither 0 nor 1 but leaves out a class.
+
+    Example:
+      >>> is_one = digits.y_train == 1
+      >>> kept = drop_positives(is_one.astype(int), 0.05, key=jax.random.key(0))
     """
     labels = _checked_binary(labels)
     _check_ratio("ratio", ratio)
@@ -38,7 +51,7 @@ def drop_positives(labels, ratio: float, *, key) -> np.ndarray:
         wanted = int(np.floor(len(negatives) * ratio / (1 - ratio) + 0.5))
     if wanted > len(positives) or (0 < ratio < 1 and not wanted):
         raise ValueError(
-            f"ratio {ratio} beside {len(negatives)} negatives takes {wanted} "
+            f"ratio {ratio} with {len(negatives)} negatives needs {wanted} "
             f"positives, which must be in {int(ratio > 0)}..{len(positives)}; "
             f"choose a {'lower' if wanted else 'higher'} ratio"
         )
@@ -46,19 +59,32 @@ def drop_positives(labels, ratio: float, *, key) -> np.ndarray:
     return rng.permutation(np.concatenate([negatives, kept])).astype(np.int32)
 
 
-def with_ratios(labels, ratios: Sequence[float], *, key) -> list[np.ndarray]:
-    """Client i gets a share ratios[i] of positives; all get as many examples.
+def with_ratios(
+    labels: ArrayLike, ratios: Sequence[float], *, key: jax.Array
+) -> list[np.ndarray]:
+    """Partitions examples so that each client has its own ratio of positives.
 
-    As many as there can be: the largest s for which all clients together need no more
-    of a class than there are. Of its s examples client i has ratios[i] s, rounded to
-    the nearest whole number, positive. No example has two owners, some have none. One
-    array of indices a client, int32 and shuffled.
+    All clients have s examples, with the largest s for which there are enough examples
+    of both classes. Client i has ratios[i] s positives, rounded to the nearest integer.
+    No example has two owners; some have none.
+
+    Args:
+      labels: Labels, 0 or 1 [n].
+      ratios: For every client, the ratio of positives to its examples, in [0, 1].
+      key: Typed key.
+
+    Returns:
+      One array of example indices per client, int32 and shuffled.
 
     Raises:
-      ValueError: if the labels are not 0 or 1; there are no ratios, or one is not in
-        [0, 1]; or a client could have no example, or none of a class that its ratio
-        asks for.
-      TypeError: if `key` is not one typed key.
+      TypeError: If `key` is not one typed key.
+      ValueError: If the labels are not 0 or 1, there are no ratios or one is out of
+        range, or a client would have no examples, or none of a class that its ratio
+        requires.
+
+    Example:
+      >>> is_one = (digits.y_train == 1).astype(int)
+      >>> clients = with_ratios(is_one, [0.05, 0.1, 0.2], key=jax.random.key(0))
     """
     labels = _checked_binary(labels)
     if not len(ratios):
@@ -69,12 +95,12 @@ def with_ratios(labels, ratios: Sequence[float], *, key) -> list[np.ndarray]:
     pools = [rng.permutation(np.flatnonzero(labels == k)) for k in (0, 1)]
     have = np.array([len(pool) for pool in pools])
     share = np.asarray(ratios, np.float64)
-    # a first size of 1 for the error below, should none be possible
+    # At least the size 1, for the error below if no size is possible.
     sizes = np.arange(1, max(len(labels) // len(share), 1) + 1)
     positives = np.floor(sizes[:, None] * share + 0.5).astype(np.int64)
     needs = np.stack([sizes[:, None] - positives, positives], axis=1)  # [s, class, i]
     fits = np.all(needs.sum(axis=-1) <= have, axis=-1)
-    need = needs[max(int(fits.sum()), 1) - 1]  # they fit up to some size
+    need = needs[max(int(fits.sum()), 1) - 1]  # sizes fit up to a largest one
     _check_needs(need, have, share)
     ends = np.cumsum(need, axis=1)
     hands = [np.split(pools[k][: ends[k, -1]], ends[k, :-1]) for k in (0, 1)]
@@ -84,8 +110,8 @@ def with_ratios(labels, ratios: Sequence[float], *, key) -> list[np.ndarray]:
     ]
 
 
-def _check_needs(need, have, share):
-    """`need` [class, client] of `have` [class], for `share` [client]."""
+def _check_needs(need: np.ndarray, have: np.ndarray, share: np.ndarray) -> None:
+    """Checks the numbers needed [class, client] against those available [class]."""
     mixed = (share > 0) & (share < 1)
     short = np.cumsum(need, axis=1) > have[:, None]
     bad = np.any(short | (mixed & (need < 1)), axis=0)
@@ -94,17 +120,17 @@ def _check_needs(need, have, share):
         raise ValueError(
             f"client {client} of {len(share)} with a ratio of {share[client]} would "
             f"get {need[1, client]} positives and {need[0, client]} negatives, out of "
-            f"{have[1]} and {have[0]} for all; take more examples, fewer clients or "
+            f"{have[1]} and {have[0]} for all; use more examples, fewer clients or "
             "other ratios"
         )
 
 
-def _check_ratio(name: str, ratio: float):
+def _check_ratio(name: str, ratio: float) -> None:
     if not 0 <= ratio <= 1:
         raise ValueError(f"{name} must be in [0, 1], got {ratio}")
 
 
-def _checked_binary(labels) -> np.ndarray:
+def _checked_binary(labels: ArrayLike) -> np.ndarray:
     labels = checked_labels(labels)
     other = np.setdiff1d(labels, (0, 1))
     if other.size:

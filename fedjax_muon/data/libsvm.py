@@ -1,8 +1,8 @@
-"""Two-class sets in the format of LIBSVM: lines `label index:value ...`.
+"""Two-class data sets in the format of LIBSVM: lines `label index:value ...`.
 
-a8a and a9a (UCI Adult, 123 binary features) and ijcnn1 (22 features) as distributed at
-https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html, scaled by whoever
-made the files. Label -1 becomes 0.
+a8a and a9a (UCI Adult, 123 binary features) and ijcnn1 (22 features), as distributed at
+https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html. The features in the
+files are already scaled. Label -1 becomes 0.
 """
 
 import io
@@ -21,12 +21,20 @@ INCOME = ("at most 50K", "above 50K")
 def read_libsvm(
     paths: list[Path], *, features: int, classes: tuple[str, str]
 ) -> Dataset:
-    """The set in a file of training and a file of test examples, float32.
+    """Reads a data set from a training and a test file.
+
+    Args:
+      paths: Paths of the training and the test file.
+      features: Number of features.
+      classes: Names of the classes with labels -1 and 1.
+
+    Returns:
+      The data set, in float32.
 
     Raises:
-      ValueError: if a file is damaged, or has other features or labels.
+      ValueError: If a file is damaged, or has other features or labels.
     """
-    # Imported here: scikit-learn takes a second, and other sets do not need it.
+    # Imported here, since importing scikit-learn takes a second.
     from sklearn.datasets import load_svmlight_file
 
     found = []
@@ -37,7 +45,7 @@ def read_libsvm(
         except ValueError as error:
             raise ValueError(
                 f"{path}: not in LIBSVM's format with {features} features "
-                f"({error}); fetch it again from {URL}"
+                f"({error}); download it again from {URL}"
             ) from error
         labels = np.unique(y)
         if not np.isin(labels, (-1, 1)).all():
@@ -53,10 +61,10 @@ def _source(
     examples: tuple[int, int],
     features: int,
     classes: tuple[str, str],
-    licence: str,
+    license: str,
 ) -> Source:
     layout = Layout(
-        # published are the numbers of examples, one a line
+        # The numbers of examples are published; each is a line.
         files=tuple(
             File(f, lines=lines) for f, lines in zip(files, examples, strict=True)
         ),
@@ -69,7 +77,7 @@ def _source(
         example=f"{features} numbers",
         examples=examples,
         classes=2,
-        licence=licence,
+        license=license,
         layouts=(layout,),
         scaled=True,
     )

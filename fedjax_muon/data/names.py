@@ -1,4 +1,4 @@
-"""Every data set by its name."""
+"""Data sets by name."""
 
 import difflib
 import os
@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fedjax_muon.data import cifar, embedded, idx, libsvm, prepared, text, tiny_imagenet
-from fedjax_muon.data.dataset import Dataset, check, standardise
+from fedjax_muon.data.dataset import Dataset, check, standardize
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 from fedjax_muon.data.text import Encoder, read_text_set
 
@@ -15,7 +15,7 @@ PREPARED = "tfds:"  # prefix of the names of tensorflow-datasets
 
 Directory = str | os.PathLike[str] | None
 
-SENTENCES = {  # to train on and to test on, as published with GLUE and by UCI
+SENTENCES = {  # training and test examples, as published with GLUE and by UCI
     "sst2": (67_349, 872),
     "cola": (8_551, 1_043),
     "mrpc": (3_668, 408),
@@ -44,7 +44,7 @@ def _of_sentences(name: str, row: text.TextSet) -> Source:
         example="text",
         examples=SENTENCES.get(name),
         classes=len(row.classes),
-        licence=prepared.GLUE_LICENCE if glue else "CC BY 4.0 (UCI)",
+        license=prepared.GLUE_LICENSE if glue else "CC BY 4.0 (UCI)",
         layouts=(layout,),
     )
 
@@ -62,35 +62,57 @@ NAMES: dict[str, Source] = {
 def load(
     name: str, data_dir: Directory = None, *, encoder: Encoder | None = None
 ) -> Dataset:
-    """The data set `name`, checked and standardised (see `check`, `standardise`).
+    """Reads, checks and standardizes a data set.
 
-    `name` is one of NAMES, or "tfds:" and the name of a set that tensorflow-datasets
-    has prepared in `data_dir` (see `prepare`). Files are looked for in `data_dir`, or
-    where the environment variable FEDJAX_MUON_DATA points if it is None; in which
-    folders there, and where they come from, NAMES has, and `fedjax-muon data NAME`
-    shows. Those of which size or checksum are published must be these.
+    `fedjax-muon data NAME` shows the files of a data set and how to get them. Files
+    whose size or checksum is published are verified. Two kinds of data sets are not
+    standardized: sentences, which become token ids, and LIBSVM's, which are already
+    scaled.
 
-    Sentences are not standardised, they are token ids (see `text.encode`), nor are
-    LIBSVM's sets, which are scaled in their files. Sets of sentences, but for those of
-    tensorflow-datasets, become the ids of another vocabulary by an `encoder`.
+    Args:
+      name: One of NAMES, or "tfds:" and the name of a data set that tensorflow-datasets
+        has prepared in `data_dir` (see `prepare`).
+      data_dir: Directory with the files; by default, the environment variable
+        FEDJAX_MUON_DATA.
+      encoder: Encoder for the token ids of sentences, such as that of
+        `byte_pairs.roberta_encoder`; by default, ids of frequent words. Data sets of
+        tensorflow-datasets do not take one.
+
+    Returns:
+      The data set, in float32 or int32 token ids, with int32 labels.
 
     Raises:
-      ValueError: for an unknown name, a missing `data_dir`, damaged data, or an encoder
-        for anything but sentences.
-      FileNotFoundError: if the files are not there.
+      FileNotFoundError: If files are missing.
+      ValueError: If the name is unknown, no directory is given, data is damaged, or the
+        data set does not take an encoder.
+
+    Example:
+      >>> digits = load("digits")
     """
     if encoder is not None:
         return _encoded(name, data_dir, encoder)
     raw = read(name, data_dir)
     scaled = name in NAMES and NAMES[name].scaled
     try:
-        return check(raw) if scaled else standardise(check(raw))
+        return check(raw) if scaled else standardize(check(raw))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
 def read(name: str, data_dir: Directory = None) -> Dataset:
-    """What `load` standardises, pixels in uint8; the same arguments and errors."""
+    """Reads a data set as it is stored, without checks and standardization.
+
+    Args:
+      name: Name of the data set, as for `load`.
+      data_dir: Directory with the files, as for `load`.
+
+    Returns:
+      The data set, with pixels in uint8.
+
+    Raises:
+      FileNotFoundError: If files are missing.
+      ValueError: If the name is unknown, no directory is given, or data is damaged.
+    """
     if name.startswith(PREPARED):
         plain = name.removeprefix(PREPARED)
         return prepared.read_prepared(plain, data_directory(name, data_dir))
@@ -102,9 +124,17 @@ def read(name: str, data_dir: Directory = None) -> Dataset:
 
 
 def source_of(name: str) -> Source:
-    """What is known of a set; of "tfds:" sets in `prepared.SETS` alone.
+    """Describes a data set.
 
-    Raises `ValueError` for an unknown name.
+    Args:
+      name: Name of the data set, as for `load`.
+
+    Returns:
+      The description; with "tfds:", it is almost empty for names outside
+      `prepared.SETS`.
+
+    Raises:
+      ValueError: If the name is unknown.
     """
     if name.startswith(PREPARED):
         plain = name.removeprefix(PREPARED)
@@ -122,28 +152,47 @@ def source_of(name: str) -> Source:
 def _encoded(name: str, data_dir: Directory, encoder: Encoder) -> Dataset:
     if name not in text.SETS:
         raise ValueError(
-            f"{name} is no set that an encoder is for; choose one of "
-            f"{', '.join(text.SETS)}"
+            f"{name} does not take an encoder; choose one of {', '.join(text.SETS)}"
         )
     return check(read_text_set(name, data_directory(name, data_dir), encoder))
 
 
 def prepare(name: str, data_dir: Directory = None) -> Path:
-    """Downloads a set of tensorflow-datasets and converts it for `load("tfds:...")`.
+    """Downloads a data set of tensorflow-datasets and converts it for `load`.
 
-    Needs the network and, unlike `load`, TensorFlow (the extra `prepare`). The prefix
-    "tfds:" of `name` may be left out. Returns the folder.
+    This needs the network and, unlike `load`, TensorFlow (the extra `prepare`).
+
+    Args:
+      name: Name of the data set, with or without the prefix "tfds:".
+      data_dir: Directory for the files, as for `load`.
+
+    Returns:
+      The folder of the data set, which `load("tfds:...")` reads.
 
     Raises:
-      ValueError: without TensorFlow, or for a name that tensorflow-datasets does not
-        know.
+      ValueError: If TensorFlow is missing, or tensorflow-datasets does not know the
+        name.
+
+    Example:
+      >>> folder = prepare("tfds:cifar10", "data")  # doctest: +SKIP
     """
     plain = name.removeprefix(PREPARED)
     return prepared.prepare(plain, data_directory(name, data_dir))
 
 
 def data_directory(name: str, data_dir: Directory) -> Path:
-    """`data_dir`, or where FEDJAX_MUON_DATA points; ValueError if neither is given."""
+    """Returns the directory with the files of data sets.
+
+    Args:
+      name: Name of the data set, for the error message.
+      data_dir: The directory; by default, the environment variable FEDJAX_MUON_DATA.
+
+    Returns:
+      The path of the directory.
+
+    Raises:
+      ValueError: If neither is given.
+    """
     chosen = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     if not chosen:
         raise ValueError(

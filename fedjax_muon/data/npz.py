@@ -1,4 +1,4 @@
-"""Image sets in one NumPy archive, such as CIFAR-10 and CIFAR-100."""
+"""Image data sets in a NumPy archive, such as CIFAR-10 and CIFAR-100."""
 
 import zipfile
 import zlib
@@ -14,7 +14,15 @@ SPLITS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def npz_layout(name: str, num_classes: int) -> Layout:
-    """A set in data_dir/name.npz, as `read_npz` reads it."""
+    """Describes a data set in data_dir/name.npz.
+
+    Args:
+      name: Name of the file, without its suffix.
+      num_classes: Number of classes.
+
+    Returns:
+      The layout of a file for `read_npz`.
+    """
     return Layout(
         files=(File(f"{name}.npz"),),
         folders=("",),
@@ -26,14 +34,21 @@ def npz_layout(name: str, num_classes: int) -> Layout:
 
 
 def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
-    """The set in the only one of `paths`, pixels in uint8.
+    """Reads a data set from a NumPy archive.
 
-    The archive holds x_train and x_test (uint8, [n, height, width, channels]), y_train
-    and y_test (integers), and may hold the names of the classes in order (`classes`,
-    strings); without them the classes are called "0" to str(num_classes - 1).
+    The archive has the arrays x_train and x_test (uint8 [n, height, width, channels]),
+    y_train and y_test (integers), and optionally `classes`, the names of the classes in
+    order (strings). By default the names are "0" to str(num_classes - 1).
+
+    Args:
+      paths: Path of the archive, in a list of one.
+      num_classes: Number of classes.
+
+    Returns:
+      The data set, with pixels in uint8.
 
     Raises:
-      ValueError: if the file is damaged, or its arrays are not as above.
+      ValueError: If the file is damaged, or its arrays are not as above.
     """
     (path,) = paths
     arrays = _arrays(path)
@@ -47,13 +62,14 @@ def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
         if arrays[key].ndim != 4 or arrays[key].dtype != np.uint8:
             raise ValueError(
                 f"{path}: expected {key} as uint8 [n, height, width, channels], found "
-                f"{arrays[key].dtype}{list(arrays[key].shape)}; save it so"
+                f"{arrays[key].dtype}{list(arrays[key].shape)}; save it in this form"
             )
     classes = arrays.get("classes", np.arange(num_classes).astype(str))
     if classes.ndim != 1 or classes.dtype.kind != "U":
         raise ValueError(
             f"{path}: expected classes as strings on one axis, found "
-            f"{classes.dtype}{list(classes.shape)}; save them so or leave them out"
+            f"{classes.dtype}{list(classes.shape)}; save them in this form, or leave "
+            "them out"
         )
     return Dataset(
         x_train=arrays["x_train"],
@@ -65,10 +81,10 @@ def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
 
 
 def _check(paths: list[Path]) -> None:
-    """The archive's directory is at its end, which one that was cut off lacks."""
+    """Checks the archive's directory, which is at its end: truncated files lack it."""
     if not zipfile.is_zipfile(paths[0]):
         raise ValueError(
-            f"{paths[0]}: expected a NumPy .npz archive, found another or a cut-off "
+            f"{paths[0]}: expected a NumPy .npz archive, found another or a truncated "
             "file; write it again"
         )
 

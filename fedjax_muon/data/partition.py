@@ -1,12 +1,10 @@
-"""Which client holds which examples.
+"""Partitions of examples among clients.
 
-Every function returns one array of example indices (int32, shuffled) per client, and
-the same typed key always gives the same partition. Two different splits are both
-called "Dirichlet(alpha)" in the literature, and one alpha does not mean the same in
-the two, so each has its function:
+Two different partitions are called "Dirichlet(alpha)" in the literature. The same alpha
+has a different meaning in each, so there are two functions:
 
-* `dirichlet`: per *class* k, p_k ~ Dir(alpha) over the clients. Clients differ in
-  size, and every example has one owner (Li et al., arXiv:2102.02079; Flower).
+* `dirichlet`: per *class* k, p_k ~ Dir(alpha) over the clients. Clients have different
+  sizes, and every example has one owner (Li et al., arXiv:2102.02079; Flower).
 * `dirichlet_per_client`: per *client* j, p_j ~ Dir(alpha) over the classes. Clients
   have equal sizes and share examples (the code of Liu et al., arXiv:2510.27403).
 """
@@ -15,16 +13,26 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def iid(labels, num_clients: int, *, key) -> list[np.ndarray]:
-    """Shuffles all examples and deals them out; sizes differ by at most one.
+def iid(labels: ArrayLike, num_clients: int, *, key: jax.Array) -> list[np.ndarray]:
+    """Distributes shuffled examples evenly; sizes differ by at most one.
 
-    Only the number of `labels` matters.
+    Args:
+      labels: Labels of the examples, integers [n]; only their number matters.
+      num_clients: Number of clients, in 1..n.
+      key: Typed key; the same key gives the same partition.
+
+    Returns:
+      One array of example indices per client, int32 and shuffled.
 
     Raises:
-      ValueError, TypeError: as every function here, if `labels` are not one axis of
-        integers, `num_clients` is not in 1..n, or `key` is not one typed key.
+      TypeError: If `key` is not one typed key.
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> clients = iid(digits.y_train, 16, key=jax.random.key(0))
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -33,25 +41,40 @@ def iid(labels, num_clients: int, *, key) -> list[np.ndarray]:
 
 
 def dirichlet(
-    labels,
+    labels: ArrayLike,
     num_clients: int,
     alpha: float,
     *,
-    key,
+    key: jax.Array,
     min_size: int = 10,
     max_tries: int = 10_000,
 ) -> list[np.ndarray]:
     """Splits each class over the clients by its own p_k ~ Dir(alpha, ..., alpha).
 
-    The n_k shuffled examples of class k are cut at floor(n_k cumsum(p_k)), and the draw
-    of all p_k is repeated until the smallest client holds `min_size` examples (Li et
-    al., arXiv:2102.02079, without the balancing heuristic of its code; Flower's
-    DirichletPartitioner). Each example has exactly one owner. Small alpha means few
-    classes per client; alpha to infinity is a stratified, equal split.
+    The n_k shuffled examples of class k are cut at floor(n_k cumsum(p_k)). The draw of
+    all p_k is repeated until the smallest client has `min_size` examples (Li et al.,
+    arXiv:2102.02079, without the balancing heuristic of its code; Flower's
+    DirichletPartitioner). Each example has exactly one owner.
+
+    Args:
+      labels: Labels of the examples, integers [n].
+      num_clients: Number of clients, in 1..n.
+      alpha: Concentration, positive. Small values give few classes per client; the
+        limit of infinity is a stratified split into equal parts.
+      key: Typed key; the same key gives the same partition.
+      min_size: Smallest number of examples of a client.
+      max_tries: Largest number of draws.
+
+    Returns:
+      One array of example indices per client, int32 and shuffled.
 
     Raises:
-      ValueError: also if alpha is not positive and finite, if `min_size` cannot be met
-        by any split, or was not met by `max_tries` draws.
+      TypeError: If `key` is not one typed key.
+      ValueError: If an argument is out of range, or no draw gives every client
+        `min_size` examples.
+
+    Example:
+      >>> clients = dirichlet(digits.y_train, 16, alpha=0.5, key=jax.random.key(0))
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -64,25 +87,32 @@ def dirichlet(
             "examples each; lower min_size or num_clients"
         )
     rng = generator(key)
-    # All shuffling comes before the tries: their number must not change it.
+    # Shuffled before the draws, so that their number does not change the result.
     dealt = rng.permutation(len(labels))
     dealt = dealt[np.argsort(labels[dealt], kind="stable")]
-    reading = rng.permutation(len(labels))
+    order = rng.permutation(len(labels))
     counts = np.unique(labels, return_counts=True)[1]
     sizes = _dirichlet_sizes(rng, counts, num_clients, alpha, min_size, max_tries)
     owner = np.empty(len(labels), np.int64)
     owner[dealt] = np.repeat(
         np.tile(np.arange(num_clients), len(counts)), sizes.ravel()
     )
-    grouped = reading[np.argsort(owner[reading], kind="stable")]
+    grouped = order[np.argsort(owner[order], kind="stable")]
     ends = np.cumsum(sizes.sum(axis=0))
     return [_indices(part) for part in np.split(grouped, ends[:-1])]
 
 
-def _dirichlet_sizes(rng, counts, num_clients, alpha, min_size, max_tries):
+def _dirichlet_sizes(
+    rng: np.random.Generator,
+    counts: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    min_size: int,
+    max_tries: int,
+) -> np.ndarray:
     """Examples per class and client, [classes, clients], of the first draw that fits.
 
-    Draws many tries at once, in blocks of about 256 kB.
+    Many draws are made together, in blocks of about 256 kB.
     """
     block = max(1, 2**15 // (len(counts) * num_clients))
     for start in range(0, max_tries, block):
@@ -102,19 +132,39 @@ def _dirichlet_sizes(rng, counts, num_clients, alpha, min_size, max_tries):
 
 
 def dirichlet_per_client(
-    labels, num_clients: int, alpha: float, *, key, size: int | None = None
+    labels: ArrayLike,
+    num_clients: int,
+    alpha: float,
+    *,
+    key: jax.Array,
+    size: int | None = None,
 ) -> list[np.ndarray]:
     """Gives each client `size` examples whose classes follow its p_j ~ Dir(alpha).
 
-    `size` is n // num_clients by default. Client j draws its class counts from
-    Multinomial(size, p_j) and takes them from the shuffled pool of each class, which
-    all clients share and which starts anew when it is used up. So clients have equal
-    sizes, an example may belong to several of them (or to one of them twice, if it asks
-    for more than a class has), and others belong to nobody. This is the split in the
-    code of Liu et al., arXiv:2510.27403.
+    Client j draws its class counts from Multinomial(size, p_j) and takes them from the
+    shuffled examples of each class. All clients share these, and they start again when
+    they are used up. So an example can belong to several clients, or twice to one that
+    needs more examples of a class than exist, and other examples belong to no client.
+    This is the partition in the code of Liu et al., arXiv:2510.27403.
+
+    Args:
+      labels: Labels of the examples, integers [n].
+      num_clients: Number of clients, in 1..n.
+      alpha: Concentration, positive.
+      key: Typed key; the same key gives the same partition.
+      size: Number of examples of every client; n // num_clients by default.
+
+    Returns:
+      One array of example indices per client, int32 and shuffled.
 
     Raises:
-      ValueError: also if alpha is not positive and finite, or `size` is below 1.
+      TypeError: If `key` is not one typed key.
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> clients = dirichlet_per_client(
+      ...     digits.y_train, 16, alpha=0.5, key=jax.random.key(0)
+      ... )
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -137,16 +187,30 @@ def dirichlet_per_client(
 
 
 def shards(
-    labels, num_clients: int, shards_per_client: int, *, key
+    labels: ArrayLike, num_clients: int, shards_per_client: int, *, key: jax.Array
 ) -> list[np.ndarray]:
-    """Deals every client `shards_per_client` runs of the examples sorted by label.
+    """Gives every client random shards of the examples sorted by label.
 
-    The sorted examples are cut into num_clients * shards_per_client shards whose sizes
-    differ by at most one; with two shards most clients see two classes (McMahan et al.
-    2017, arXiv:1602.05629, section 3).
+    The sorted examples are cut into num_clients * shards_per_client shards, whose sizes
+    differ by at most one (McMahan et al. 2017, arXiv:1602.05629, section 3).
+
+    Args:
+      labels: Labels of the examples, integers [n].
+      num_clients: Number of clients, in 1..n.
+      shards_per_client: Number of shards of a client; with 2, most clients have two
+        classes.
+      key: Typed key; the same key gives the same partition.
+
+    Returns:
+      One array of example indices per client, int32 and shuffled.
 
     Raises:
-      ValueError: also if there are more shards than examples.
+      TypeError: If `key` is not one typed key.
+      ValueError: If an argument is out of range, or there are more shards than
+        examples.
+
+    Example:
+      >>> clients = shards(digits.y_train, 16, 2, key=jax.random.key(0))
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -166,11 +230,25 @@ def shards(
     ]
 
 
-def label_counts(labels, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """How many examples of each class each client holds, [num_clients, num_classes].
+def label_counts(
+    labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: int
+) -> np.ndarray:
+    """Counts the examples of each class that each client has.
+
+    Args:
+      labels: Labels of the examples, integers [n].
+      parts: For every client, the indices of its examples.
+      num_classes: Number of classes.
+
+    Returns:
+      The counts, int64 [num_clients, num_classes].
 
     Raises:
-      ValueError: if a label is not in 0..num_classes-1 or an index not in 0..n-1.
+      ValueError: If a label is not in 0..num_classes-1, or an index not in 0..n-1.
+
+    Example:
+      >>> label_counts(digits.y_train, clients, 10).shape
+      (4, 10)
     """
     labels = checked_labels(labels)
     _check_count("num_classes", num_classes)
@@ -195,8 +273,19 @@ def _indices(part: np.ndarray) -> np.ndarray:
     return part.astype(np.int32)
 
 
-def generator(key, *more: int) -> np.random.Generator:
-    """A NumPy generator seeded by all words of one typed JAX key, and `more`."""
+def generator(key: jax.Array, *more: int) -> np.random.Generator:
+    """Makes a NumPy generator from a JAX key.
+
+    Args:
+      key: Typed key, all of whose data is part of the seed.
+      *more: Further integers of the seed.
+
+    Returns:
+      The generator.
+
+    Raises:
+      TypeError: If `key` is not one typed key.
+    """
     typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )
@@ -208,7 +297,18 @@ def generator(key, *more: int) -> np.random.Generator:
     return np.random.default_rng([*words, *more])
 
 
-def checked_labels(labels) -> np.ndarray:
+def checked_labels(labels: ArrayLike) -> np.ndarray:
+    """Checks labels and converts them to an array.
+
+    Args:
+      labels: Labels, integers [n].
+
+    Returns:
+      The labels as an array.
+
+    Raises:
+      ValueError: If they are not one non-empty axis of integers.
+    """
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise ValueError(
@@ -218,13 +318,13 @@ def checked_labels(labels) -> np.ndarray:
     return labels
 
 
-def _check_count(name: str, value: int, most: int | None = None):
+def _check_count(name: str, value: int, most: int | None = None) -> None:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < 1 or (most is not None and value > most):
         limit = "at least 1" if most is None else f"in 1..{most} (the examples)"
         raise ValueError(f"{name} must be a whole number {limit}, got {value!r}")
 
 
-def _check_alpha(alpha: float):
+def _check_alpha(alpha: float) -> None:
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha must be positive and finite, got {alpha}")

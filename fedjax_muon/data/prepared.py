@@ -1,7 +1,7 @@
-"""Images and texts that tensorflow-datasets prepared, read without TensorFlow.
+"""Images and texts prepared by tensorflow-datasets, read without TensorFlow.
 
-Preparing (once: download, convert to array_record) needs TensorFlow for most sets;
-reading what is prepared does not.
+For most data sets, only the preparation (download and conversion to array_record)
+needs TensorFlow.
 """
 
 import importlib.util
@@ -13,19 +13,21 @@ import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.source import Source
-from fedjax_muon.data.text import Sentences, tokenised
+from fedjax_muon.data.text import Sentences, tokenized
 from fedjax_muon.versions import install_command
 
-INFO = "dataset_info.json"  # marks the folder of one version of a prepared set
-TEXTS = ("text", "sentence")  # what features with sentences are called
+INFO = "dataset_info.json"  # a file in the folder of each version of a prepared set
+TEXTS = ("text", "sentence")  # names of features with sentences
 
 
-def _source(name: str, example: str, examples, classes: int, licence: str) -> Source:
-    return Source(example, examples, classes, licence, prepared=name)
+def _source(
+    name: str, example: str, examples: tuple[int, int], classes: int, license: str
+) -> Source:
+    return Source(example, examples, classes, license, prepared=name)
 
 
-# Those of papers on federated optimization; others can be read as well.
-GLUE_LICENCE = "its own for each task, see gluebenchmark.com"
+# Data sets of papers on federated optimization; others can be read too.
+GLUE_LICENSE = "its own for each task, see gluebenchmark.com"
 SETS = {
     source.prepared: source
     for source in (
@@ -33,30 +35,35 @@ SETS = {
         _source("cifar100", "32 x 32 x 3", (50_000, 10_000), 100, "none stated"),
         _source("sentiment140", "text", (1_600_000, 359), 2, "none stated"),
         _source("yelp_polarity_reviews", "text", (560_000, 38_000), 2, "Yelp's terms"),
-        _source("glue/sst2", "text", (67_349, 872), 2, GLUE_LICENCE),
-        _source("glue/cola", "text", (8_551, 1_043), 2, GLUE_LICENCE),
+        _source("glue/sst2", "text", (67_349, 872), 2, GLUE_LICENSE),
+        _source("glue/cola", "text", (8_551, 1_043), 2, GLUE_LICENSE),
     )
 }
 
 
 def read_prepared(name: str, directory: Path) -> Dataset:
-    """The prepared set in directory/name, pixels as stored, texts as token ids.
+    """Reads a prepared data set from directory/name.
 
-    `name` is as in the catalog of tensorflow-datasets, with configuration and version
-    where there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2". The set
-    needs splits "train" and "test", a feature "image" of one shape or else "text" or
-    "sentence" (see `tokenised`), and a feature "label" with class names. Texts may have
-    a "polarity" instead, as those of Sentiment140: 0 is negative and 4 positive; the
-    neutral ones, 2, are left out (139 of its 498 test tweets; there are none to train
-    on). Where all labels of "test" are hidden (-1), as in GLUE, "validation" is read in
-    its place.
+    The data set needs the splits "train" and "test", a feature "image" of one shape or
+    else "text" or "sentence", and a feature "label" with class names. If all labels of
+    "test" are hidden (-1), as in GLUE, "validation" is read instead. Texts can have a
+    "polarity" instead of a label, as in Sentiment140: 0 is negative and 4 positive.
+    Neutral texts, 2, are dropped (139 of the 498 test tweets, no training tweets).
+
+    Args:
+      name: Name in the catalog of tensorflow-datasets, with configuration and version
+        if there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2".
+      directory: Data directory.
+
+    Returns:
+      The data set, with pixels as stored or texts as token ids (see `tokenized`).
 
     Raises:
-      FileNotFoundError: if it is not there.
-      ValueError: if several versions are, or the set is damaged, not in array_record or
-        has other features, splits or polarities.
+      FileNotFoundError: If the data set is missing.
+      ValueError: If there are several versions, or the data set is damaged, not in
+        array_record, or has other features, splits or polarities.
     """
-    # Imported here: it takes a while, and no other set needs it.
+    # Imported here, since the import is slow and no other data set needs it.
     import tensorflow_datasets as tfds
     from google.protobuf import json_format  # type: ignore[import-untyped] # no stubs
 
@@ -76,14 +83,14 @@ def read_prepared(name: str, directory: Path) -> Dataset:
     except (OSError, RuntimeError, ValueError) as error:  # of records, images, texts
         raise ValueError(_damaged(folder, error)) from error
     if y == "polarity":
-        return tokenised(
+        return tokenized(
             _without_neutral(train, folder),
             _without_neutral(test, folder),
             ("negative", "positive"),
         )
     classes = tuple(builder.info.features[y].names)
     if x in TEXTS:
-        return tokenised(Sentences(*train), Sentences(*test), classes)
+        return tokenized(Sentences(*train), Sentences(*test), classes)
     x_train, y_train = _stack(train, folder)
     x_test, y_test = _stack(test, folder)
     return Dataset(
@@ -96,12 +103,17 @@ def read_prepared(name: str, directory: Path) -> Dataset:
 
 
 def prepare(name: str, directory: Path) -> Path:
-    """Downloads and converts a set of tensorflow-datasets; returns its folder.
+    """Downloads and converts a data set of tensorflow-datasets, unless it is present.
 
-    Does nothing if it is there already.
+    Args:
+      name: Name in the catalog of tensorflow-datasets.
+      directory: Data directory.
+
+    Returns:
+      The folder of the data set.
 
     Raises:
-      ValueError: without TensorFlow, or if tensorflow-datasets has no such set.
+      ValueError: If TensorFlow is missing, or tensorflow-datasets has no such data set.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(
@@ -123,13 +135,25 @@ def prepare(name: str, directory: Path) -> Path:
 
 
 def locate(name: str, directory: Path) -> Path:
-    """The folder of the prepared set directory/name; errors as `read_prepared`'s."""
+    """Finds the folder of a prepared data set.
+
+    Args:
+      name: Name in the catalog of tensorflow-datasets.
+      directory: Data directory.
+
+    Returns:
+      The folder of its only version.
+
+    Raises:
+      FileNotFoundError: If the data set is missing.
+      ValueError: If there are several versions.
+    """
     root = directory / name
     found = sorted(
         path.parent
         for depth in ("", "*/", "*/*/")  # itself; version; configuration and version
         for path in root.glob(depth + INFO)
-        # A conversion that is running or was interrupted.
+        # the folder of a conversion that is running or was interrupted
         if "incomplete" not in path.parent.name
     )
     if not found:
@@ -145,8 +169,14 @@ def locate(name: str, directory: Path) -> Path:
 
 
 def check(folder: Path) -> None:
-    """Raises `ValueError` if a file of the set in `folder` is damaged or missing, as
-    far as that can be seen without reading examples."""
+    """Checks a prepared data set without reading its examples.
+
+    Args:
+      folder: Folder of the data set.
+
+    Raises:
+      ValueError: If a file is missing or damaged.
+    """
     try:
         info = json.loads((folder / INFO).read_text())
         for split in info["splits"]:
@@ -162,8 +192,10 @@ def check(folder: Path) -> None:
 
 
 def _check_classes(features: Any) -> None:
-    """Raises `ValueError` if features name classes of another package, which
-    tensorflow-datasets would import, and so execute."""
+    """Rejects features with classes of other packages.
+
+    tensorflow-datasets would import, and so execute, these packages.
+    """
     if isinstance(features, list):
         features = dict(enumerate(features))
     if not isinstance(features, dict):
@@ -174,7 +206,7 @@ def _check_classes(features: Any) -> None:
         _check_classes(value)
 
 
-def _check_layout(builder: Any, folder: Path, tfds: Any):
+def _check_layout(builder: Any, folder: Path, tfds: Any) -> None:
     info = builder.info
     if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise ValueError(

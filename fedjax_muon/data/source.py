@@ -1,7 +1,7 @@
-"""Where a data set comes from: its files, what is published of them, how to get them.
+"""Sources of data sets: their files, published facts about them, how to get them.
 
-Readers find and verify their files by it; errors, `data.status` and the command
-`fedjax-muon data` speak from it.
+Readers use them to find and verify files. Error messages, `data.status` and the command
+`fedjax-muon data` report them.
 """
 
 import bz2
@@ -17,51 +17,53 @@ from fedjax_muon.data.dataset import Dataset
 
 
 class File(NamedTuple):
-    """A file as published. What is None is not known for certain, and not checked."""
+    """A file as published. A field that is None is unknown and not checked."""
 
-    name: str  # below the set's folder
+    name: str  # relative to the folder of the data set
     size: int | None = None  # bytes, unpacked
     lines: int | None = None
-    md5: str | None = None  # of what is unpacked
-    namesakes: tuple[tuple[str, str], ...] = ()  # md5 and set, of files named the same
+    md5: str | None = None  # of the unpacked file
+    namesakes: tuple[tuple[str, str], ...] = ()
+    # (MD5, data set) of files with the same name
 
 
 class Layout(NamedTuple):
-    """One way in which a set lies in files, all in one folder."""
+    """One form in which a data set is stored: files in one folder, and their reader."""
 
     files: tuple[File, ...]
-    folders: tuple[str, ...]  # below the data directory; the first that has all counts
+    folders: tuple[str, ...]
+    # relative to the data directory; the first one with all files is used
     read: Callable[[list[Path]], Dataset]  # pixels in uint8
     url: str = ""
-    how: str = ""  # how to get the files, where that is not a plain download
-    packed: tuple[str, ...] = ()  # suffixes that files may have, such as .gz
-    check: Callable[[list[Path]], object] | None = None  # quick: nothing is decoded
+    how: str = ""  # how to get the files, unless by a plain download
+    packed: tuple[str, ...] = ()  # suffixes of packed files, such as .gz
+    check: Callable[[list[Path]], object] | None = None  # quick, without decoding
 
     @property
     def remedy(self) -> str:
-        """What to do where files are missing or damaged."""
+        """How to replace missing or damaged files."""
         return self.how or f"download from {self.url}"
 
 
 class Source(NamedTuple):
-    """What is known of a set before its files are read."""
+    """A description of a data set, known before its files are read."""
 
-    example: str  # what one is, such as 28 x 28 x 1
-    examples: tuple[int, int] | None  # to train on and to test on, as published
+    example: str  # shape or kind of an example, such as 28 x 28 x 1
+    examples: tuple[int, int] | None  # training and test examples, as published
     classes: int
-    licence: str
-    layouts: tuple[Layout, ...] = ()  # the first that is there is read
-    prepared: str = ""  # what tensorflow-datasets calls it
-    scaled: bool = False  # in its files, so that it is not standardised
+    license: str
+    layouts: tuple[Layout, ...] = ()  # the first one that is present is read
+    prepared: str = ""  # name in tensorflow-datasets
+    scaled: bool = False  # whether its files are scaled, so it is not standardized
 
     @property
     def embedded(self) -> bool:
-        """Whether it comes with a package."""
+        """Whether the data set is part of an installed package."""
         return any(not layout.files for layout in self.layouts)
 
 
 class Located(NamedTuple):
-    """A layout of a set, and its files in the same order."""
+    """A layout of a data set, and the paths of its files in the same order."""
 
     layout: Layout
     folder: Path
@@ -69,9 +71,18 @@ class Located(NamedTuple):
 
 
 def located(name: str, source: Source, directory: Path) -> Located:
-    """The files of the set, all in one folder; what is in them is not looked at.
+    """Finds the files of a data set, without reading them.
 
-    Raises `FileNotFoundError`, which says how to get them, if no folder has all.
+    Args:
+      name: Name of the data set, for the error message.
+      source: Description of the data set.
+      directory: Data directory.
+
+    Returns:
+      The first layout whose files are all present in one folder.
+
+    Raises:
+      FileNotFoundError: If no folder has all files; the message says how to get them.
     """
     for layout in source.layouts:
         for folder in layout.folders:
@@ -79,21 +90,36 @@ def located(name: str, source: Source, directory: Path) -> Located:
                 next(existing(directory / folder, file, layout), None)
                 for file in layout.files
             ]
-            there = [path for path in paths if path is not None]
-            if len(there) == len(paths):
-                return Located(layout, directory / folder, there)
+            present = [path for path in paths if path is not None]
+            if len(present) == len(paths):
+                return Located(layout, directory / folder, present)
     raise FileNotFoundError(_missing(name, source, directory))
 
 
 def verify(found: Located) -> None:
-    """Raises `ValueError` for a file that is not what was published, as far as known:
-    one that was cut off, or another of the same name."""
+    """Compares files with their published sizes and checksums.
+
+    Args:
+      found: Files of a data set.
+
+    Raises:
+      ValueError: If a file differs: it was cut off, or is another file of that name.
+    """
     for file, path in zip(found.layout.files, found.paths, strict=True):
         _verify_file(file, path, found.layout.remedy)
 
 
 def existing(folder: Path, file: File, layout: Layout) -> Iterator[Path]:
-    """Where the file is in `folder`, packed or not."""
+    """Yields the paths of a file, packed or not, that exist in a folder.
+
+    Args:
+      folder: Folder to search.
+      file: File to look for.
+      layout: Layout of the file, with the suffixes of packed files.
+
+    Yields:
+      Paths that exist.
+    """
     for suffix in ("", *layout.packed):
         path = folder / f"{file.name}{suffix}"
         if path.is_file():
@@ -101,9 +127,16 @@ def existing(folder: Path, file: File, layout: Layout) -> Iterator[Path]:
 
 
 def unpacked(path: Path) -> bytes:
-    """What is in a file, by its suffix one of gzip, bzip2 or xz, or none of these.
+    """Reads a file, unpacked if its suffix is that of gzip, bzip2 or xz.
 
-    Raises `ValueError` for a packed file that was cut off or is damaged.
+    Args:
+      path: Path of the file.
+
+    Returns:
+      The unpacked content.
+
+    Raises:
+      ValueError: If a packed file is damaged or was cut off.
     """
     content = path.read_bytes()
     kinds: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
@@ -119,7 +152,7 @@ def unpacked(path: Path) -> bytes:
     except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(
             f"{path}: expected a complete {kind} file, found a damaged one, or one cut "
-            f"off after {len(content)} bytes ({error}); delete it and fetch it again"
+            f"off after {len(content)} bytes ({error}); delete it and download it again"
         ) from error
 
 
@@ -128,7 +161,7 @@ def _verify_file(file: File, path: Path, remedy: str) -> None:
     if file.lines is not None or file.md5 is not None:
         content = unpacked(path)
         size = len(content)
-        # the last line may lack its end
+        # The last line may have no line break.
         lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     again = f"delete it and {remedy}"
@@ -165,7 +198,7 @@ def _missing(name: str, source: Source, directory: Path) -> str:
 
 
 def _absent(layout: Layout, directory: Path) -> str:
-    """Which files are missing where, and how to get them."""
+    """The missing files, their folders, and how to get them."""
     folders = [directory / folder for folder in layout.folders]
     names = [file.name for file in layout.files]
     packed = f" (or with {', '.join(layout.packed)})" if layout.packed else ""
@@ -181,7 +214,7 @@ def _absent(layout: Layout, directory: Path) -> str:
 
 
 def _lacks(folder: Path, layout: Layout) -> str:
-    """What a folder that has some of the files lacks."""
+    """The missing files of a folder that has some of the files."""
     lacking = [
         file.name for file in layout.files if not any(existing(folder, file, layout))
     ]

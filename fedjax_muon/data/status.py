@@ -1,4 +1,4 @@
-"""Which data sets are there, and whether their files are whole."""
+"""The status of data sets: whether their files are present and complete."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -9,23 +9,36 @@ from fedjax_muon.data.source import File, located, verify
 
 
 class Status(NamedTuple):
-    """Whether `load` finds what it needs."""
+    """Whether `load` finds the files that it needs."""
 
-    state: Literal["there", "missing", "damaged", "ambiguous"]
-    place: Path | None = None  # of what is there: the folder, or the only file
-    problem: str = ""  # if it is not just there; and what to do
-    verified: bool = False  # sizes or checksums of it are published, and are these
+    state: Literal["present", "missing", "damaged", "ambiguous"]
+    place: Path | None = None  # the folder, or the only file, unless it is missing
+    problem: str = ""  # what is wrong, and what to do
+    verified: bool = False  # whether published sizes or checksums match
 
 
 def status(name: str, data_dir: Directory = None) -> Status:
-    """Looks for the files of a set, at their sizes, and at checksums that are known.
+    """Checks the files of a data set: their presence, sizes and known checksums.
 
-    Arguments as `load`'s. Images and texts are not decoded, so that more damage may
-    come to light when they are. Raises `ValueError` for an unknown name.
+    Images and texts are not decoded, so reading them can reveal further damage.
+
+    Args:
+      name: Name of the data set, as for `load`.
+      data_dir: Directory with the files, as for `load`.
+
+    Returns:
+      The state of the files, and the problem if there is one.
+
+    Raises:
+      ValueError: If the name is unknown.
+
+    Example:
+      >>> status("digits").state
+      'present'
     """
     source = source_of(name)
     if source.embedded:
-        return Status("there")
+        return Status("present")
     try:
         directory = data_directory(name, data_dir)
     except ValueError as error:
@@ -44,7 +57,7 @@ def status(name: str, data_dir: Directory = None) -> Status:
     except ValueError as error:
         return Status("damaged", place, str(error))
     known = any(file != File(file.name) for file in found.layout.files)
-    return Status("there", place, verified=known)
+    return Status("present", place, verified=known)
 
 
 def _prepared(plain: str, directory: Path) -> Status:
@@ -56,4 +69,4 @@ def _prepared(plain: str, directory: Path) -> Status:
         prepared.check(folder)
     except ValueError as error:
         return Status("damaged", folder, str(error))
-    return Status("there", folder)
+    return Status("present", folder)

@@ -1,8 +1,8 @@
-"""Sentences as token ids, and the sets of sentences in tab-separated files.
+"""Token ids of sentences, and sets of sentences in tab-separated files.
 
-* The sets of GLUE (arXiv:1804.07461) that have classes, of sentences or of pairs. The
-  labels of GLUE's test sets are not public, so its dev.tsv serves as the test set, as
-  in most papers; of MNLI the matched one, from the training set's genres.
+* The classification tasks of GLUE (arXiv:1804.07461), on sentences or pairs. The labels
+  of GLUE's test sets are not public, so dev.tsv is the test set, as in most papers; for
+  MNLI it is the matched one, with the genres of the training set.
 * The 1000 restaurant reviews of the UCI "Sentiment Labelled Sentences" (Kotzias et al.
   2015), which are not the "Yelp polarity" reviews.
 """
@@ -17,13 +17,12 @@ import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
 
-PADDING, UNKNOWN = 0, 1  # token ids; words follow
+PADDING, UNKNOWN = 0, 1  # token ids; those of words follow
 VOCABULARY_SIZE = 2**15
-LONGEST = 256  # tokens
+MAX_LENGTH = 256  # tokens
 
-# Words in lower case with what follows their apostrophes, so that "don't" and the
-# "n't" of tokenised sets keep their negation; scikit-learn's default loses both, and
-# all words of one letter.
+# Words include what follows an apostrophe, so that "don't" and the "n't" of tokenized
+# sets keep their negation. scikit-learn's default drops both, and words of one letter.
 WORD = r"(?u)\b\w+(?:'\w+)*"
 
 
@@ -34,17 +33,28 @@ class Vocabulary(NamedTuple):
 
 
 def build_vocabulary(sentences: Sequence[str], size: int) -> Vocabulary:
-    """The most frequent words of the sentences, `size` ids with padding and unknown.
+    """Collects the most frequent words of sentences.
 
-    Give it training sentences alone. Words equally frequent come in the order of their
-    letters.
+    Equally frequent words are in alphabetical order.
+
+    Args:
+      sentences: Training sentences.
+      size: Number of token ids, including padding and the unknown token.
+
+    Returns:
+      The token ids of the words.
 
     Raises:
-      ValueError: if `size` is below 3, or if there is no word in the sentences.
+      ValueError: If `size` is below 3, or there is no word in the sentences.
+
+    Example:
+      >>> vocabulary = build_vocabulary(["good food", "bad food"], size=5)
+      >>> vocabulary.ids["food"]
+      2
     """
     if size < 3:
         raise ValueError(
-            "a vocabulary has padding, the unknown token and one word at least: size "
+            "a vocabulary has padding, the unknown token and at least one word: size "
             f"must be 3 or more, got {size}"
         )
     words = _words()
@@ -60,13 +70,25 @@ def build_vocabulary(sentences: Sequence[str], size: int) -> Vocabulary:
 
 
 def encode(vocabulary: Vocabulary, sentences: Sequence[str], length: int) -> np.ndarray:
-    """Token ids, int32 [len(sentences), length], padded behind or cut off there.
+    """Converts sentences to token ids, padded or cut off at the end.
 
-    A word that the vocabulary lacks becomes UNKNOWN. So does a text without any word:
-    every example has at least one token that is no padding.
+    Words that are not in the vocabulary become UNKNOWN. So does a text without words:
+    every example has at least one token besides padding.
+
+    Args:
+      vocabulary: Token ids of words.
+      sentences: Sentences to encode.
+      length: Number of tokens of every sentence.
+
+    Returns:
+      Token ids, int32 [len(sentences), length].
 
     Raises:
-      ValueError: if `length` is below 1.
+      ValueError: If `length` is below 1.
+
+    Example:
+      >>> encode(Vocabulary({"food": 2}), ["Good food"], length=3).tolist()
+      [[1, 2, 0]]
     """
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
@@ -78,16 +100,19 @@ def encode(vocabulary: Vocabulary, sentences: Sequence[str], length: int) -> np.
     return encoded
 
 
-Text = str | tuple[str, str]  # a sentence or a pair of them
+Text = str | tuple[str, str]  # a sentence, or a pair of sentences
 
 
 class Encoder(NamedTuple):
-    """How texts become token ids for a model that has a vocabulary of its own, such as
-    `byte_pairs.roberta_encoder`."""
+    """An encoder of texts for a model with its own vocabulary.
 
-    encode: Callable[[Sequence[Text]], np.ndarray]  # int32 [n, length], padded behind
-    padding: int
-    tokens: int  # ids are below
+    An example is that of `byte_pairs.roberta_encoder`.
+    """
+
+    encode: Callable[[Sequence[Text]], np.ndarray]
+    # texts -> token ids int32 [n, length], padded at the end
+    padding: int  # token id of padding
+    tokens: int  # size of the vocabulary: all token ids are below
 
 
 class Sentences(NamedTuple):
@@ -97,17 +122,26 @@ class Sentences(NamedTuple):
     labels: Sequence[int]
 
 
-def tokenised(
+def tokenized(
     train: Sentences,
     test: Sentences,
     classes: tuple[str, ...],
     encoder: Encoder | None = None,
 ) -> Dataset:
-    """The data set of token ids, by the encoder or else word by word.
+    """Makes a data set of token ids.
 
-    Words and length come from the training texts alone: the VOCABULARY_SIZE - 2 most
-    frequent words, and as many tokens as the longest training text has, LONGEST at
-    most. A pair is its two sentences, one after the other.
+    Without an encoder, tokens are the VOCABULARY_SIZE - 2 most frequent words of the
+    training texts, texts are as long as the longest training text, at most MAX_LENGTH,
+    and the sentences of a pair are joined.
+
+    Args:
+      train: Training texts and labels.
+      test: Test texts and labels.
+      classes: Names of the classes.
+      encoder: Encoder of the texts; tokens are words by default.
+
+    Returns:
+      The data set, with inputs int32 [n, length].
     """
     if encoder is None:
         return _of_words(train, test, classes)
@@ -123,12 +157,12 @@ def tokenised(
     )
 
 
-def _of_words(train, test, classes):
+def _of_words(train: Sentences, test: Sentences, classes: tuple[str, ...]) -> Dataset:
     join = lambda text: text if isinstance(text, str) else " ".join(text)
     texts, others = ([join(text) for text in part.texts] for part in (train, test))
     vocabulary = build_vocabulary(texts, VOCABULARY_SIZE)
     words = _words()
-    length = min(max(len(words(text)) for text in texts), LONGEST)
+    length = min(max(len(words(text)) for text in texts), MAX_LENGTH)
     return Dataset(
         x_train=encode(vocabulary, texts, length),
         y_train=np.array(train.labels),
@@ -139,7 +173,7 @@ def _of_words(train, test, classes):
 
 
 def _words() -> Callable[[str], list[str]]:
-    # Imported here: scikit-learn takes a second, and other sets do not need it.
+    # Imported here, since importing scikit-learn takes a second.
     from sklearn.feature_extraction.text import CountVectorizer
 
     return CountVectorizer(token_pattern=WORD).build_analyzer()
@@ -149,27 +183,29 @@ Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL or csv.QUOTE_NONE
 
 
 class Table(NamedTuple):
-    """How the lines of a file are to be read."""
+    """The columns of a file, and how to read its lines."""
 
     texts: tuple[str, ...]  # names of the columns with the sentence, or with both
-    label: str
-    labels: tuple[str, ...] = ("0", "1")  # class by class, as they stand in the column
-    columns: tuple[str, ...] = ()  # all names, of a file whose first line lacks them
+    label: str  # name of the column with the label
+    labels: tuple[str, ...] = ("0", "1")  # values of the label column, class by class
+    columns: tuple[str, ...] = ()  # all names, if they are not in the first line
     quoting: Quoting = csv.QUOTE_NONE
-    broken: int = 0  # lines with other columns, at most, that the original has
+    broken: int = 0  # largest number of broken lines, which the original file has
 
 
 class TextSet(NamedTuple):
-    """A set in files, and where to get them."""
+    """A set of sentences in files, and where to get them."""
 
     folders: tuple[str, ...]
-    files: tuple[str, ...]  # of training and test; one file is split
+    files: tuple[str, ...]  # training and test file; a single file is split
     table: Table
     classes: tuple[str, ...]
     url: str
 
 
-def _glue(folder: str, table: Table, classes: tuple[str, ...], test="dev.tsv"):
+def _glue(
+    folder: str, table: Table, classes: tuple[str, ...], test: str = "dev.tsv"
+) -> TextSet:
     return TextSet(
         folders=(f"glue/{folder}", folder),
         files=("train.tsv", test),
@@ -193,7 +229,7 @@ SETS = {
         Table(("#1 String", "#2 String"), "Quality"),
         ("not_equivalent", "equivalent"),
     ),
-    # questions with line breaks, which everyone leaves out
+    # Some questions contain line breaks; these lines are skipped, as is usual.
     "qqp": _glue(
         "QQP",
         Table(("question1", "question2"), "is_duplicate", broken=100),
@@ -214,7 +250,7 @@ SETS = {
     "yelp_labelled": TextSet(
         folders=("yelp_labelled_uci", "sentiment labelled sentences"),
         files=("yelp_labelled.txt",),
-        # there are copies with quotes around sentences that have commas
+        # Some copies have quotes around sentences with commas.
         table=Table(
             ("sentence",),
             "label",
@@ -230,21 +266,28 @@ SETS = {
 def read_text_set(
     name: str, directory: Path, encoder: Encoder | None = None
 ) -> Dataset:
-    """The set `name` of SETS as token ids, see `tokenised`.
+    """Reads a set of sentences as token ids.
 
-    Of yelp_labelled, which is one file, a fifth is for testing, stratified and the same
-    every time. Of qqp, a few questions of the original file have line breaks in them;
-    these lines are left out, as by RoBERTa's authors.
+    yelp_labelled is one file; a fixed stratified fifth of it is the test set. In qqp, a
+    few questions contain line breaks; these lines are skipped, as by RoBERTa's authors.
+
+    Args:
+      name: Name in SETS.
+      directory: Data directory.
+      encoder: Encoder of the texts; tokens are words by default, see `tokenized`.
+
+    Returns:
+      The data set, with inputs int32 [n, length].
 
     Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file lacks a column, a line has another number of columns or a
-        label that is none, or a file has no sentences or is not UTF-8.
+      FileNotFoundError: If a file is missing.
+      ValueError: If a file lacks a column, a line has another number of columns or an
+        unknown label, or a file has no sentences or is not UTF-8.
     """
     row = SETS[name]
     parts = [_read_table(path, row.table) for path in _locate(name, directory)]
     train, test = parts if len(parts) == 2 else _split(parts[0])
-    return tokenised(train, test, row.classes, encoder)
+    return tokenized(train, test, row.classes, encoder)
 
 
 def _locate(name: str, directory: Path) -> list[Path]:
@@ -267,7 +310,7 @@ def _read_table(path: Path, table: Table) -> Sentences:
     if not set(needed) <= set(names):
         raise ValueError(
             f"{path}: expected the columns {', '.join(needed)} in line 1; replace it "
-            "by the original file"
+            "with the original file"
         )
     *places, last = (names.index(name) for name in needed)
     texts: list[Text] = []
@@ -279,25 +322,25 @@ def _read_table(path: Path, table: Table) -> Sentences:
                 continue
             raise ValueError(
                 f"{path}, line {number}: expected {len(names)} columns between tabs, "
-                f"found {len(columns)}; replace it by the original file"
+                f"found {len(columns)}; replace it with the original file"
             )
         label = columns[last]
         if label not in table.labels:
             raise ValueError(
                 f"{path}, line {number}, column {last + 1}: expected the label "
-                f"{' or '.join(table.labels)}, found {label!r}; replace it by the "
+                f"{' or '.join(table.labels)}, found {label!r}; replace it with the "
                 "original file"
             )
         found = [columns[place] for place in places]
         texts.append(found[0] if len(found) == 1 else (found[0], found[1]))
         labels.append(table.labels.index(label))
     if not texts:
-        raise ValueError(f"{path}: expected sentences, found none; fetch it again")
+        raise ValueError(f"{path}: expected sentences, found none; download it again")
     return Sentences(texts, labels)
 
 
 def _lines(path: Path, quoting: Quoting) -> Iterator[tuple[int, list[str]]]:
-    """Numbers and columns of the lines, one by one: a quote must not join lines."""
+    """Numbers and columns of the lines, parsed one by one, so no quote joins lines."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
@@ -306,7 +349,7 @@ def _lines(path: Path, quoting: Quoting) -> Iterator[tuple[int, list[str]]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(
             f"{path}: expected text in UTF-8 between tabs, found a damaged file "
-            f"({error}); fetch it again"
+            f"({error}); download it again"
         ) from error
 
 

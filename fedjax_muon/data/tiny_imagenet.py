@@ -1,14 +1,14 @@
 """Tiny ImageNet (Stanford CS231n) from the folders of tiny-imagenet-200.zip.
 
-    wnids.txt                          the classes, by their WordNet ids
-    words.txt                          what WordNet calls these and many others
+    wnids.txt                          WordNet ids of the classes
+    words.txt                          WordNet's names of these and many others
     train/<wnid>/images/*.JPEG
     val/images/*.JPEG
     val/val_annotations.txt            file, wnid and a box, between tabs
 
 Labels are numbered in the order of wnids.txt. The labels of test/images were never
-published, so that the validation images are the test set, as in most papers. Some
-images are grey and become RGB, of three equal channels.
+published, so the validation images are the test set, as in most papers. Some images are
+gray; they become RGB with three equal channels.
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ AGAIN = f"unpack tiny-imagenet-200.zip again, or download it from {URL}"
 
 
 class Sizes(NamedTuple):
-    """How many there must be: what is less was cut off."""
+    """Numbers of classes and images, to detect truncated copies."""
 
     classes: int = 200
-    train: int = 500  # images of each class
-    validation: int = 10_000  # images of all classes together
-    side: int = 64  # of an image, pixels
+    train: int = 500  # images per class
+    validation: int = 10_000  # images of all classes
+    side: int = 64  # height and width of an image, in pixels
 
 
 class Images(NamedTuple):
-    """Files and their labels."""
+    """Image files and their labels."""
 
     paths: list[Path]
     labels: list[int]
 
 
 class Listing(NamedTuple):
-    """All that can be known without opening an image."""
+    """Classes and image files, known without opening an image."""
 
     classes: tuple[str, ...]
     train: Images
@@ -55,11 +55,18 @@ PUBLISHED = Sizes()
 
 
 def read_tiny_imagenet(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Dataset:
-    """The set whose text files, those of FILES, lie at `paths`; pixels in uint8.
+    """Reads Tiny ImageNet.
+
+    Args:
+      paths: Paths of the text files, in the order of FILES.
+      sizes: Expected numbers of classes and images.
+
+    Returns:
+      The data set, with pixels in uint8.
 
     Raises:
-      ValueError: if there are other numbers of classes or images than `sizes` says, a
-        text file is damaged, or an image cannot be decoded or has another shape.
+      ValueError: If the numbers of classes or images differ from `sizes`, a text file
+        is damaged, or an image cannot be decoded or has another shape.
     """
     found = list_images(paths, sizes)
     return Dataset(
@@ -72,7 +79,19 @@ def read_tiny_imagenet(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Datas
 
 
 def list_images(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Listing:
-    """The files of the set; arguments and errors as `read_tiny_imagenet`'s."""
+    """Lists the images without decoding them.
+
+    Args:
+      paths: Paths of the text files, in the order of FILES.
+      sizes: Expected numbers of classes and images.
+
+    Returns:
+      The classes, and the image files with their labels.
+
+    Raises:
+      ValueError: If the numbers of classes or images differ from `sizes`, or a text
+        file is damaged.
+    """
     wnids_path, words_path, annotations_path = paths
     wnids = _lines(wnids_path)
     if len(set(wnids)) != sizes.classes or len(wnids) != sizes.classes:
@@ -117,10 +136,10 @@ def _train_images(folder: Path, wnids: list[str], number: int) -> Images:
 
 def _annotated(path: Path, wnids: list[str], number: int) -> Images:
     folder, rows = path.parent / "images", _lines(path)
-    there = {image.name: image for image in _jpegs(folder)}
+    present = {image.name: image for image in _jpegs(folder)}
     for what, found in (
         (f"{path}: expected {number} lines", len(rows)),
-        (f"{folder}: expected {number} images (.JPEG)", len(there)),
+        (f"{folder}: expected {number} images (.JPEG)", len(present)),
     ):
         if found != number:
             raise ValueError(f"{what}, found {found}; {AGAIN}")
@@ -128,11 +147,11 @@ def _annotated(path: Path, wnids: list[str], number: int) -> Images:
     images = Images([], [])
     for line, row in enumerate(rows, start=1):
         name, wnid = (*row.split("\t"), "")[:2]
-        image = there.pop(name, None)
+        image = present.pop(name, None)
         if image is None or wnid not in label_of:
             raise ValueError(
-                f"{path}, line {line}: expected the name of an image in {folder}, none "
-                f"twice, and a class of wnids.txt, found {name!r} and {wnid!r}; {AGAIN}"
+                f"{path}, line {line}: expected the name of an image in {folder}, each "
+                f"once, and a class of wnids.txt, found {name!r} and {wnid!r}; {AGAIN}"
             )
         images.paths.append(image)
         images.labels.append(label_of[wnid])
@@ -140,7 +159,7 @@ def _annotated(path: Path, wnids: list[str], number: int) -> Images:
 
 
 def _jpegs(folder: Path) -> list[Path]:
-    """In the order of their names; none if there is no such folder."""
+    """Images in the order of their names; an empty list if there is no such folder."""
     return sorted(folder.glob("*.JPEG"))
 
 
@@ -150,7 +169,7 @@ def _decode(paths: list[Path], side: int) -> np.ndarray:
     def read(i: int) -> None:
         images[i] = _pixels(paths[i], side)
 
-    # decoding leaves the interpreter to other threads
+    # Decoding releases the interpreter lock.
     with ThreadPoolExecutor() as threads:
         for _ in threads.map(read, range(len(paths))):
             pass
@@ -158,13 +177,13 @@ def _decode(paths: list[Path], side: int) -> np.ndarray:
 
 
 def _pixels(path: Path, side: int) -> np.ndarray:
-    # Imported here: no other set needs it.
+    # Imported here, since no other data set needs it.
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # as Pillow puts it
+    except (OSError, SyntaxError, ValueError) as error:  # all raised by Pillow
         raise ValueError(
             f"{path}: expected a JPEG image, found a damaged file ({error}); {AGAIN}"
         ) from error
@@ -177,7 +196,14 @@ def _pixels(path: Path, side: int) -> np.ndarray:
 
 
 def source_of(sizes: Sizes) -> Source:
-    """The set in data_dir/tiny-imagenet-200, of these sizes."""
+    """Describes Tiny ImageNet in data_dir/tiny-imagenet-200.
+
+    Args:
+      sizes: Expected numbers of classes and images.
+
+    Returns:
+      The description of the data set.
+    """
     layout = Layout(
         files=tuple(File(name) for name in FILES),
         folders=("tiny-imagenet-200", ""),
@@ -190,7 +216,7 @@ def source_of(sizes: Sizes) -> Source:
         example=f"{sizes.side} x {sizes.side} x 3",
         examples=(sizes.classes * sizes.train, sizes.validation),
         classes=sizes.classes,
-        licence="ImageNet's terms: research, not commercial",
+        license="ImageNet's terms: research, not commercial",
         layouts=(layout,),
     )
 

@@ -1,11 +1,13 @@
 """Decentralized methods; `ALL` has each with its paper and its published grid.
 
-None promises privacy: `decentralized.private` has methods that do.
+None of them guarantees privacy: `decentralized.private` has methods that do.
 """
 
 from fedjax_muon.algorithms.registry import Method, by_name
-from fedjax_muon.decentralized import topology
+from fedjax_muon.decentralized import estimators, topology
 from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
+from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.presets import (
     dm_hsgd,
     dp_sgda,
@@ -52,13 +54,20 @@ ALL = by_name(
 
 __all__ = [
     "ALL",
+    "Estimator",
+    "Gossip",
+    "Iteration",
+    "dense",
     "dm_hsgd",
     "dp_sgda",
     "dpmixsgd",
     "dsgd",
     "dsgd_muon",
     "dsgda",
+    "estimators",
     "gradient_tracking",
     "gradient_tracking_muon",
+    "shifted",
+    "sparse",
     "topology",
 ]

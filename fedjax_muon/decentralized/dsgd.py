@@ -1,11 +1,11 @@
-"""Decentralized SGD: move, then mix.
+"""Decentralized SGD: agents move, then mix.
 
-With g what `estimator` says the gradient is, and W the multiplication by the weights,
+With g the estimate of the gradient, and W the multiplication by the mixing weights,
 
     x <- project(W(x - lr rule(g)))
 
-Lian et al. 2017, arXiv:1705.09056, who mix before they move; here the move is mixed
-too, as D-SGDA has it, which this is for parameters that are a `Pair`.
+In Lian et al. 2017, arXiv:1705.09056, agents mix before they move. Here the move is
+mixed too, as in D-SGDA, which this is for parameters that are a `Pair`.
 """
 
 from typing import Any, NamedTuple
@@ -18,9 +18,11 @@ from fedjax_muon.decentralized.gossip import Estimator, Gossip
 
 
 class State(NamedTuple):
+    """State of an agent."""
+
     params: Any  # x
-    memory: Any  # the estimator's
-    opt: Any  # the rule's
+    memory: Any  # of the estimator
+    opt: Any  # state of the rule
 
 
 @recorded
@@ -39,7 +41,7 @@ def dsgd(
       estimator: How an agent estimates its gradient.
 
     Returns:
-      An algorithm whose agents send their parameters once in every iteration.
+      An algorithm whose agents send their parameters once in each iteration.
 
     Raises:
       ValueError: If `lr` is negative.

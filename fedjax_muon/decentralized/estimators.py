@@ -1,4 +1,4 @@
-"""What an agent says its gradient is: fresh, by STORM, with noise on the way out."""
+"""Estimators of an agent's gradient: plain, recursive (STORM), and noisy."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,14 @@ class Storm(NamedTuple):
 
 @recorded
 def fresh() -> Estimator:
-    """The gradient on the batch: g = grad(x; z)."""
+    """Estimates the gradient by that of the batch: g = grad(x; z).
+
+    Returns:
+      An estimator without memory.
+
+    Example:
+      >>> algorithm = decentralized.dsgd(estimator=decentralized.estimators.fresh())
+    """
 
     def start(objective, params, batch, iteration):
         return objective.grad(params, batch, iteration.key), ()
@@ -32,11 +39,25 @@ def fresh() -> Estimator:
 
 @recorded
 def storm(beta: Hyper = 0.01) -> Estimator:
-    """g <- grad(x; z) + (1 - beta) (g - grad(x_; z)), with x_ the x before.
+    """Estimates the gradient recursively, by STORM.
 
-    Both gradients are taken with the same batch z and key (Cutkosky and Orabona 2019,
-    arXiv:1905.10018). At t = 0, g = grad(x; z). `beta` in [0, 1] may be a schedule of t
-    and a prefix of the parameters.
+        g <- grad(x; z) + (1 - beta) (g - grad(x_; z)),
+
+    with x_ the parameters of the iteration before. Both gradients have the same batch z
+    and key (Cutkosky and Orabona 2019, arXiv:1905.10018). At t = 0, g = grad(x; z).
+
+    Args:
+      beta: Weight of the new gradient, in [0, 1]; 1 is `fresh`.
+
+    Returns:
+      An estimator that takes two gradients of each batch.
+
+    Raises:
+      ValueError: If `beta` is out of range.
+
+    Example:
+      >>> estimator = decentralized.estimators.storm(beta=0.1)
+      >>> algorithm = decentralized.gradient_tracking(estimator=estimator)
     """
     check_range("beta", beta, 0.0, 1.0)
 
@@ -56,11 +77,23 @@ def storm(beta: Hyper = 0.01) -> Estimator:
 
 @recorded
 def noisy(estimator: Estimator, sigma: Hyper) -> Estimator:
-    """g* = g + N(0, sigma^2) in every coordinate is told, at t = 0 too; g is kept.
+    """Adds Gaussian noise to the estimates that an agent sends: g* = g + N(0, sigma^2).
 
-    The memory stays clean. `sigma`, a standard deviation, may be a schedule of t and a
-    prefix of the parameters; 0 changes no bit. See `add_normal` for what the noise is
-    made of. Raises `ValueError` for a negative `sigma`.
+    The memory of the estimator stays clean. Noise is added at t = 0 too.
+
+    Args:
+      estimator: The estimator to wrap.
+      sigma: Standard deviation in every coordinate; 0 keeps every bit.
+
+    Returns:
+      An estimator with the same memory.
+
+    Raises:
+      ValueError: If `sigma` is negative.
+
+    Example:
+      >>> estimators = decentralized.estimators
+      >>> estimator = estimators.noisy(estimators.storm(0.1), sigma=0.5)
     """
     check_range("sigma", sigma)
 
@@ -69,13 +102,13 @@ def noisy(estimator: Estimator, sigma: Hyper) -> Estimator:
         return add_normal(key, value_at(sigma, iteration), g), memory
 
     def start(objective, params, batch, iteration):
-        inner, key = apart(iteration)
+        inner, key = split_noise_key(iteration)
         return with_noise(
             estimator.start(objective, params, batch, inner), iteration, key
         )
 
     def update(objective, memory, params, batch, iteration):
-        inner, key = apart(iteration)
+        inner, key = split_noise_key(iteration)
         return with_noise(
             estimator.update(objective, memory, params, batch, inner), iteration, key
         )
@@ -85,10 +118,20 @@ def noisy(estimator: Estimator, sigma: Hyper) -> Estimator:
 
 @recorded
 def add_public_gradient(estimator: Estimator) -> Estimator:
-    """Adds the gradient of terms that touch no data, `objective.public_grad`.
+    """Adds the gradient of the terms that depend on no data, such as regularizers.
 
-    Regularizers need neither clip nor noise. The memory of `estimator` does not see
-    them. Without such terms the estimate stays.
+    They need neither clipping nor noise. The memory of the estimator does not contain
+    them.
+
+    Args:
+      estimator: The estimator to wrap.
+
+    Returns:
+      An estimator that adds `objective.public_grad` if there is one.
+
+    Example:
+      >>> estimators = decentralized.estimators
+      >>> estimator = estimators.add_public_gradient(estimators.storm(0.1))
     """
 
     def total(objective, estimate, params):
@@ -108,7 +151,14 @@ def add_public_gradient(estimator: Estimator) -> Estimator:
     return Estimator(start, update)
 
 
-def apart(iteration: Iteration) -> tuple[Iteration, jax.Array]:
-    """The turn of an estimator within, and a key for noise that it cannot draw."""
-    within, mine = jax.random.split(iteration.noise)
-    return iteration._replace(noise=within), mine
+def split_noise_key(iteration: Iteration) -> tuple[Iteration, jax.Array]:
+    """Splits the noise key of an iteration.
+
+    Args:
+      iteration: Iteration of an estimator that adds noise.
+
+    Returns:
+      The iteration for a wrapped estimator, and an independent key for the noise.
+    """
+    inner, key = jax.random.split(iteration.noise)
+    return iteration._replace(noise=inner), key

@@ -1,12 +1,12 @@
-"""The interface of a decentralized algorithm: agents and neighbours, no server.
+"""The interface of a decentralized algorithm: agents and neighbors without a server.
 
-One agent's iteration is one function. Where a paper multiplies by W the code calls
-`mix`, and all else is local: `mix(message)` is what an agent hears of its neighbours,
-the weighted sum of their messages and its own. Whoever hands it over owns the graph,
-the bytes, and whatever happens to a message on its way.
+One agent's iteration is one function. Where a paper multiplies by W, the code calls
+`mix`; everything else is local. `mix(message)` is the weighted sum of the neighbors'
+messages and the agent's own. The engine that provides it owns the graph and counts
+the bytes.
 
-A `mix` is called as often in every iteration, and not inside `jax.lax` loops, where
-bytes would be counted once.
+Every iteration must call `mix` the same number of times, and never inside a `jax.lax`
+loop, where the bytes would be counted once.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from fedjax_muon.core import Objective
 
 
 class Iteration(NamedTuple):
-    """What an agent knows of an iteration besides its state and its batch."""
+    """Information about an iteration, besides an agent's state and batch."""
 
     # int32 [], t, from 0
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
-    key: jax.Array  # typed key of gradients; another one for every agent and every t
-    noise: jax.Array  # typed key of the noise on what is told, apart from `key`
+    key: jax.Array  # typed key of gradients; every agent and every t has its own
+    noise: jax.Array  # typed key of the noise on what is sent, independent of `key`
 
 
 class Gossip(NamedTuple):
@@ -33,16 +33,16 @@ class Gossip(NamedTuple):
     # t = 0: (objective, params, mix, batch, iteration) -> state, which has `.params`
     step: Callable[[Objective, Any, Callable, Any, Iteration], Any]
     # t >= 1: (objective, state, mix, batch, iteration) -> state
-    # what made it, see `core.recipe`
+    # the function and arguments that it was made from, see `core.recipe`
     recipe: Any = None
 
 
 class Estimator(NamedTuple):
-    """What an agent says its gradient is, from its own memory and one batch."""
+    """How an agent estimates its gradient, from its memory and one batch."""
 
     start: Callable[[Objective, Any, Any, Iteration], tuple[Any, Any]]
     # t = 0: (objective, params, batch, iteration) -> (estimate, memory)
     update: Callable[[Objective, Any, Any, Any, Iteration], tuple[Any, Any]]
     # t >= 1: (objective, memory, params, batch, iteration) -> (estimate, memory)
-    # what made it, see `core.recipe`
+    # the function and arguments that it was made from, see `core.recipe`
     recipe: Any = None

@@ -1,7 +1,7 @@
 """Decentralized presets: `dsgd` or `gradient_tracking` over an estimator.
 
 Parameters are of one variable or a `Pair` (`core.pair`); gradients descend in both.
-None promises privacy: `decentralized.private` has methods that do.
+None of them guarantees privacy: `decentralized.private` has methods that do.
 """
 
 import optax
@@ -20,13 +20,13 @@ from fedjax_muon.transforms import (
     sign_scalars,
 )
 
-RATES = Pair(0.01, 0.1)  # of Xian et al.'s public code, as are these weights
+# as in the public code of Xian et al.
+RATES = Pair(0.01, 0.1)
 WEIGHTS = Pair(0.01, 0.1)
 
 
 def _muon(polar: Polar | None) -> optax.GradientTransformation:
-    # Scalars are no matrices; the sign bounds their steps as the polar factor does
-    # those of matrices.
+    # The sign bounds the steps of scalars as the polar factor bounds those of matrices.
     make = lambda polar: by_rank(orthogonalize(polar), sign_scalars())
     return default_rule(None, polar, make)
 
@@ -121,8 +121,8 @@ def dp_sgda(
 ) -> Gossip:
     """DP-SGDA: D-SGDA with noise on every gradient.
 
-    Yang et al. 2022, UAI; here decentralized and without clipping, so no privacy is
-    promised.
+    Yang et al. 2022, UAI; here decentralized and without clipping, which gives no
+    privacy guarantee.
 
     Args:
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
@@ -156,8 +156,8 @@ def dm_hsgd(
     Args:
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
         code of Xian et al.
-      beta: Weight of the new gradient in STORM, as in the paper; by default, as in the
-        public code of Xian et al.
+      beta: Weight of the new gradient in STORM, in [0, 1]; by default, as in the public
+        code of Xian et al.
       rule: Local update rule, an optax transformation without a learning rate.
 
     Returns:
@@ -183,13 +183,13 @@ def dpmixsgd(
 ) -> Gossip:
     """DPMixSGD: DM-HSGD with noise on what agents send.
 
-    Algorithm 1 of its paper, which does not clip, so no privacy is promised.
+    Algorithm 1 of its paper, which does not clip and gives no privacy guarantee.
 
     Args:
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
         code of Xian et al.
-      beta: Weight of the new gradient in STORM, as in the paper; by default, as in the
-        public code of Xian et al.
+      beta: Weight of the new gradient in STORM, in [0, 1]; by default, as in the public
+        code of Xian et al.
       sigma: Standard deviation of the noise in every coordinate.
       rule: Local update rule, an optax transformation without a learning rate.
 

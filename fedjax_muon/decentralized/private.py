@@ -1,26 +1,28 @@
-"""`PRIVATE`: decentralized methods with a guarantee, by name.
+"""Decentralized methods with a privacy guarantee; `PRIVATE` has them by name.
 
-A row builds the method, which takes gradients of single examples, and says what an
-agent releases, in the words of `fedjax_muon.privacy`. Both are made from one
-`Mechanism`, so
-that what is accounted for is what is run. `calibrate` finds the noise of an epsilon.
+A row builds a method, which needs the gradients of single examples, and says what an
+agent releases, in terms of `fedjax_muon.privacy`. Both follow from one `Mechanism`, so
+that the accounting is that of the method that runs. `calibrate` finds the smallest
+noise for an epsilon:
 
-    mechanism = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=20)
+    mechanism = Mechanism(
+        clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=20
+    )
     spec = calibrate("private_storm", mechanism, 8.0, sampling, steps=1001, delta=1e-5)
-    noise = noise_of(spec)
-    PRIVATE["private_storm"].build(mechanism, noise, lr=0.1)
+    noise_scale = noise_scale_of(spec)
+    PRIVATE["private_storm"].build(mechanism, noise_scale, lr=0.1)
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optax
 
 from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import add_public_gradient, noisy
-from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.gossip import Estimator, Gossip
 from fedjax_muon.decentralized.private_storm import (
     each,
     private_gradient,
@@ -28,7 +30,8 @@ from fedjax_muon.decentralized.private_storm import (
     split,
 )
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.privacy.report import Inside, Output, PrivacySpec, Release, calibrated
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
+from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Sampling
 from fedjax_muon.privacy.sensitivity import Each, Split
 
@@ -37,100 +40,122 @@ from fedjax_muon.privacy.sensitivity import Each, Split
 class Mechanism:
     """How the influence of an example is bounded; the same for all agents."""
 
-    limit: float  # norm of an example's gradient, all variables together
-    change: float  # norm of its change between two iterations, for `split`
-    beta: float  # weight of the fresh gradient in STORM
-    batch_size: int  # expected
+    clip_norm: float  # of an example's gradient, all variables together
+    change_clip_norm: float  # of its change between two iterations, for `split`
+    beta: float  # weight of the new gradient in STORM
+    batch_size: int  # expected number of examples in a batch
 
 
 class PrivateMethod(NamedTuple):
-    """A method, what it releases, and whether sampling may hide who took part."""
+    """A private method, and what it releases."""
 
     label: str
     paper: str
-    estimate: Callable[[Mechanism, Hyper], Any]  # the last is the noise
-    over: Callable[..., Gossip]  # (lr, rule=, estimator=) -> algorithm
+    estimator: Callable[[Mechanism, Hyper], Estimator]
+    # (mechanism, noise scale) -> private estimator
+    base: Callable[..., Gossip]  # (lr, rule=, estimator=) -> algorithm
     release: Callable[[Mechanism, float], Release]
-    amplified: bool  # accounted for under Poisson sampling, else cyclic
+    # (mechanism, noise scale) -> what an agent releases
+    amplified: bool  # whether it is accounted for under Poisson, or cyclic sampling
 
     def build(
         self,
         mechanism: Mechanism,
-        noise: Hyper,
+        noise_scale: Hyper,
         lr: Hyper = 0.01,
         rule: optax.GradientTransformation = optax.identity(),
     ) -> Gossip:
-        """The algorithm; `noise` and `lr` are hyper-parameters.
+        """Builds the algorithm.
 
-        It takes `objective.example_grad`, clips it and adds noise;
-        `objective.public_grad` is added as it is.
+        It clips the gradients of `objective.example_grad` and adds noise.
+        `objective.public_grad` is added without either.
+
+        Args:
+          mechanism: How the influence of an example is bounded.
+          noise_scale: Noise multiplier; for noise on the output, standard deviation.
+            See `noise_scale_of`.
+          lr: Learning rate.
+          rule: Local update rule, an optax transformation without a learning rate.
+
+        Returns:
+          An algorithm with the hyper-parameters `noise_scale` and `lr`.
+
+        Raises:
+          ValueError: If an argument is out of range.
+
+        Example:
+          >>> mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=20)
+          >>> algorithm = PRIVATE["private_storm"].build(mechanism, 0.8, lr=0.1)
         """
-        return _built(self, mechanism, noise, lr, rule)
+        return _built(self, mechanism, noise_scale, lr, rule)
 
 
 @recorded
 def _built(
     method: PrivateMethod,
     mechanism: Mechanism,
-    noise: Hyper,
+    noise_scale: Hyper,
     lr: Hyper,
     rule: optax.GradientTransformation,
 ) -> Gossip:
-    estimator = add_public_gradient(method.estimate(mechanism, noise))
-    return method.over(lr=lr, rule=rule, estimator=estimator)
+    estimator = add_public_gradient(method.estimator(mechanism, noise_scale))
+    return method.base(lr=lr, rule=rule, estimator=estimator)
 
 
-def _fresh(m: Mechanism, noise: Hyper):
-    return private_gradient(m.limit, batch_size=m.batch_size, inside=noise)
-
-
-def _paper(m: Mechanism, noise: Hyper):
-    estimator = private_storm(each(m.limit), beta=m.beta, batch_size=m.batch_size)
-    return noisy(estimator, noise)
-
-
-def _inside(m: Mechanism, noise: Hyper):
-    return private_storm(
-        each(m.limit),
-        beta=m.beta,
-        batch_size=m.batch_size,
-        inside=noise,
+def _fresh(m: Mechanism, noise_scale: Hyper) -> Estimator:
+    return private_gradient(
+        m.clip_norm, batch_size=m.batch_size, noise_multiplier=noise_scale
     )
 
 
-def _split(m: Mechanism, noise: Hyper):
+def _paper(m: Mechanism, noise_scale: Hyper) -> Estimator:
+    clip = each(m.clip_norm)
+    estimator = private_storm(clip, beta=m.beta, batch_size=m.batch_size)
+    return noisy(estimator, noise_scale)
+
+
+def _inside(m: Mechanism, noise_scale: Hyper) -> Estimator:
     return private_storm(
-        split(m.limit, m.change),
+        each(m.clip_norm),
         beta=m.beta,
         batch_size=m.batch_size,
-        inside=noise,
+        noise_multiplier=noise_scale,
     )
 
 
-SEED = "Decentralized minimax with privacy, DPMixSGD"
+def _split(m: Mechanism, noise_scale: Hyper) -> Estimator:
+    return private_storm(
+        split(m.clip_norm, m.change_clip_norm),
+        beta=m.beta,
+        batch_size=m.batch_size,
+        noise_multiplier=noise_scale,
+    )
+
+
+DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD"
 PRIVATE: dict[str, PrivateMethod] = {
     "dp_sgda": PrivateMethod(
         "DP-SGDA",
         "Yang et al. 2022, DP-SGDA, UAI; here decentralized",
         _fresh,
         dsgd,
-        lambda m, z: Release(Each(m.limit), Inside(z)),
+        lambda m, z: Release(Each(m.clip_norm), Inside(z)),
         amplified=True,
     ),
     "dpmixsgd": PrivateMethod(
         "DPMixSGD (clipped)",
-        f"{SEED}; both gradients clipped, which the paper does not",
+        f"{DPMIXSGD}; both gradients clipped, which the paper does not",
         _paper,
         gradient_tracking,
-        lambda m, sigma: Release(Each(m.limit), Output(sigma), m.beta),
+        lambda m, sigma: Release(Each(m.clip_norm), Output(sigma), m.beta),
         amplified=False,
     ),
     "dpmixsgd_inside": PrivateMethod(
         "DPMixSGD (clipped, noise inside)",
-        f"{SEED}; with noise that the recursion keeps",
+        f"{DPMIXSGD}; with noise that the recursion keeps",
         _inside,
         gradient_tracking,
-        lambda m, z: Release(Each(m.limit), Inside(z), m.beta),
+        lambda m, z: Release(Each(m.clip_norm), Inside(z), m.beta),
         amplified=True,
     ),
     "private_storm": PrivateMethod(
@@ -138,7 +163,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         "none: a composition of this library, after DIFF2, arXiv:2302.03884",
         _split,
         gradient_tracking,
-        lambda m, z: Release(Split(m.limit, m.change), Inside(z), m.beta),
+        lambda m, z: Release(Split(m.clip_norm, m.change_clip_norm), Inside(z), m.beta),
         amplified=True,
     ),
 }
@@ -153,18 +178,30 @@ def calibrate(
     steps: int,
     delta: float,
 ) -> PrivacySpec:
-    """What a method's agents release with the least noise for `epsilon`.
+    """Finds the smallest noise of a private method for an epsilon.
 
     Args:
-      name: in `PRIVATE`.
-      mechanism: the same that the method is built from.
-      epsilon: what all iterations together may cost an example.
-      sampling: of the agent that has fewest examples.
-      steps: iterations, t = 0 included.
-      delta: below 1 / examples.
+      name: Name of the method in `PRIVATE`.
+      mechanism: The mechanism that the method is built from.
+      epsilon: Privacy loss of an example over all iterations, positive.
+      sampling: Sampling of the agent with the fewest examples.
+      steps: Number of iterations, t = 0 included.
+      delta: Below 1 / examples.
 
-    Raises `ValueError` for a sampling whose batches are not the mechanism's, or that
-    does not go with the method's noise.
+    Returns:
+      What an agent releases, with that noise; see `noise_scale_of`.
+
+    Raises:
+      ValueError: If the sampling has another batch size than the mechanism, or does not
+        fit the method's noise.
+      ImportError: If dp-accounting is not installed.
+
+    Example:
+      >>> mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=20)
+      >>> sampling = Cyclic(examples=6512, batch=20)
+      >>> spec = calibrate(
+      ...     "dpmixsgd", mechanism, 8.0, sampling, steps=1001, delta=1e-5
+      ... )
     """
     if sampling.batch != mechanism.batch_size:
         raise ValueError(
@@ -176,7 +213,14 @@ def calibrate(
     return calibrated(spec, epsilon)
 
 
-def noise_of(spec: PrivacySpec) -> float:
-    """What `PrivateMethod.build` takes: a multiplier, or a standard deviation."""
+def noise_scale_of(spec: PrivacySpec) -> float:
+    """Returns the noise scale of `PrivateMethod.build`.
+
+    Args:
+      spec: What an agent releases, as returned by `calibrate`.
+
+    Returns:
+      The noise multiplier; for noise on the output, its standard deviation.
+    """
     (release,) = spec.releases.values()
-    return release.noise.least
+    return release.noise.smallest

@@ -1,20 +1,20 @@
-"""STORM in which every example has bounded influence, with noise outside or inside.
+"""STORM with bounded influence of every example, and noise inside or on the output.
 
 STORM is g_t = k g_{t-1} + d_t with k = 1 - beta, and k = 0 at t = 0. A `Clip` bounds
-one example's share of d_t, so that it must see both of the example's gradients:
+one example's share of d_t, for which it needs both gradients of the example:
 
     each(C)        clip_C(new) - k clip_C(old)                 S = (1 + k) C / b
     difference(C)  clip_C(new - k old)                         S = C / b
     split(C, D)    (1 - k) clip_C(new) + k clip_D(new - old)   S = ((1 - k) C + k D) / b
 
-d_t is the sum of all shares over b, the *expected* batch size, never the realised one,
-which would tell how many examples there were. S is how far one example more or less
-moves d_t; to replace an example counts twice. `each` clips the gradients of Xian et al.
-2021, arXiv:2104.10116; clipped differences are DIFF2's (Murata and Suzuki 2023,
-arXiv:2302.03884), `split` is their composition.
+d_t is the sum of all shares over b, the *expected* batch size. The actual size is not
+used, since it would reveal how many examples there were. S is the sensitivity of d_t to
+one added or removed example; replacing an example counts twice. `each` clips the
+gradients of Xian et al. 2021, arXiv:2104.10116. Clipped differences are those of DIFF2
+(Murata and Suzuki 2023, arXiv:2302.03884), and `split` combines both.
 
-Noise outside, as the paper of DPMixSGD has it: `noisy(private_storm(...), sigma)`.
-Inside: d_t + N(0, (inside S)^2), which the recursion keeps.
+Noise on the output, as in the paper of DPMixSGD, is `noisy(private_storm(...), sigma)`.
+Noise inside is d_t + N(0, (noise_multiplier S)^2), which the recursion keeps.
 """
 
 import functools
@@ -24,96 +24,158 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import Hyper, check_range, recorded, tree, value_at
-from fedjax_muon.decentralized.estimators import Storm, apart
-from fedjax_muon.decentralized.gossip import Estimator
+from fedjax_muon.core import Hyper, Objective, check_range, recorded, tree, value_at
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.estimators import Storm, split_noise_key
+from fedjax_muon.decentralized.gossip import Estimator, Iteration
 from fedjax_muon.privacy.clipping import clipped
-from fedjax_muon.privacy.gaussian import add_normal, wide
+from fedjax_muon.privacy.gaussian import add_normal, sum_dtype
+
+# of all variables together, or of each of them
+ClipNorm = float | jax.Array | Pair
 
 
 class Clip(NamedTuple):
     """How one example's share of the innovation d is bounded."""
 
     # (new, old, k) -> share; both gradients and k have all leaves of the parameters
-    innovate: Callable[[Any, Any, Any], Any]
-    # (k, b) -> S, one value for every limit: the largest norm of a share, over b
+    share: Callable[[Any, Any, Any], Any]
+    # (k, b) -> S, one value for every norm: the largest norm of a share, over b
     sensitivity: Callable[[Any, Any], Any]
 
 
-def each(limit) -> Clip:
-    """Both gradients are clipped to `limit`: STORM on clipped gradients.
+def each(clip_norm: ClipNorm) -> Clip:
+    """Clips both gradients: STORM on clipped gradients.
 
-    Here and below, a number limits the norm of all variables together and a `Pair` that
-    of each; gradients that are not finite count as zero. Raises `ValueError` unless
-    limits are positive.
+    Gradients that are not finite count as zero.
+
+    Args:
+      clip_norm: Largest norm of all variables together, or a `Pair` of the largest
+        norms of x and y.
+
+    Returns:
+      A clip with sensitivity (1 + k) clip_norm / b.
+
+    Raises:
+      ValueError: If a norm is not positive.
+
+    Example:
+      >>> clip = each(1.0)
     """
-    _check_limit("limit", limit)
+    _check_norm("clip_norm", clip_norm)
 
-    def innovate(new, old, k):
-        faded = jax.tree.map(jnp.multiply, k, clipped(limit, old))
-        return tree.sub(clipped(limit, new), faded)
+    def share(new: Any, old: Any, k: Any) -> Any:
+        faded = jax.tree.map(jnp.multiply, k, clipped(clip_norm, old))
+        return tree.sub(clipped(clip_norm, new), faded)
 
-    def sensitivity(k, size):
-        _, most = _extremes(limit, k)
-        return jax.tree.map(lambda c, k: (1 + k) * c / size, limit, most)
+    def sensitivity(k: Any, size: Any) -> Any:
+        _, most = _extremes(clip_norm, k)
+        return jax.tree.map(lambda c, k: (1 + k) * c / size, clip_norm, most)
 
-    return Clip(innovate, sensitivity)
-
-
-def difference(limit) -> Clip:
-    """The gradient less what STORM keeps of the old one is clipped to `limit`."""
-    _check_limit("limit", limit)
-
-    def innovate(new, old, k):
-        return clipped(limit, jax.tree.map(lambda n, o, k: n - k * o, new, old, k))
-
-    return Clip(innovate, lambda k, size: jax.tree.map(lambda c: c / size, limit))
+    return Clip(share, sensitivity)
 
 
-def split(limit, change) -> Clip:
-    """The gradient is clipped to `limit`, its change since the last point to `change`.
+def difference(clip_norm: ClipNorm) -> Clip:
+    """Clips the new gradient minus the part of the old one that STORM keeps.
 
-    The two must be both numbers or both `Pair`s. With numbers and a beta of each
-    variable the sensitivity, which takes the larger weight of both, is a bound only.
+    Gradients that are not finite count as zero.
+
+    Args:
+      clip_norm: Largest norm of the difference, all variables together, or a `Pair` of
+        the largest norms of x and y.
+
+    Returns:
+      A clip with sensitivity clip_norm / b.
+
+    Raises:
+      ValueError: If a norm is not positive.
     """
-    _check_limit("limit", limit)
-    _check_limit("change", change)
-    if hasattr(limit, "_fields") != hasattr(change, "_fields"):
+    _check_norm("clip_norm", clip_norm)
+
+    def share(new: Any, old: Any, k: Any) -> Any:
+        innovation = jax.tree.map(lambda n, o, k: n - k * o, new, old, k)
+        return clipped(clip_norm, innovation)
+
+    return Clip(share, lambda k, size: jax.tree.map(lambda c: c / size, clip_norm))
+
+
+def split(clip_norm: ClipNorm, change_clip_norm: ClipNorm) -> Clip:
+    """Clips the gradient, and separately its change since the last iteration.
+
+    Gradients that are not finite count as zero.
+
+    Args:
+      clip_norm: Largest norm of the gradient, all variables together, or a `Pair` of
+        the largest norms of x and y.
+      change_clip_norm: Largest norm of its change, of the same kind.
+
+    Returns:
+      A clip with sensitivity ((1 - k) clip_norm + k change_clip_norm) / b. If norms are
+      numbers and x and y have different k, it is an upper bound.
+
+    Raises:
+      ValueError: If a norm is not positive, or one is a number and the other a `Pair`.
+
+    Example:
+      >>> clip = split(1.0, change_clip_norm=0.1)
+    """
+    _check_norm("clip_norm", clip_norm)
+    _check_norm("change_clip_norm", change_clip_norm)
+    if hasattr(clip_norm, "_fields") != hasattr(change_clip_norm, "_fields"):
         raise ValueError(
-            "limit and change must be both numbers or both pairs, got "
-            f"{limit!r} and {change!r}"
+            "clip_norm and change_clip_norm must be both numbers or both pairs, got "
+            f"{clip_norm!r} and {change_clip_norm!r}"
         )
 
-    def innovate(new, old, k):
-        now, moved = clipped(limit, new), clipped(change, tree.sub(new, old))
-        return jax.tree.map(lambda n, m, k: (1 - k) * n + k * m, now, moved, k)
+    def share(new: Any, old: Any, k: Any) -> Any:
+        gradient = clipped(clip_norm, new)
+        change = clipped(change_clip_norm, tree.sub(new, old))
+        return jax.tree.map(lambda n, m, k: (1 - k) * n + k * m, gradient, change, k)
 
-    def sensitivity(k, size):
-        least, most = _extremes(limit, k)
+    def sensitivity(k: Any, size: Any) -> Any:
+        least, most = _extremes(clip_norm, k)
         bound = lambda c, d, least, most: ((1 - least) * c + most * d) / size
-        return jax.tree.map(bound, limit, change, least, most)
+        return jax.tree.map(bound, clip_norm, change_clip_norm, least, most)
 
-    return Clip(innovate, sensitivity)
+    return Clip(share, sensitivity)
 
 
 @recorded
 def private_gradient(
-    limit,
+    clip_norm: ClipNorm,
     *,
-    batch_size,
-    first_size=None,
-    inside: Hyper = 0.0,
+    batch_size: float,
+    first_size: float | None = None,
+    noise_multiplier: Hyper = 0.0,
 ) -> Estimator:
-    """The mean of clipped per-example gradients, as DP-SGD's (Abadi et al. 2016,
-    arXiv:1607.00133); arguments as those of `private_storm`, S = limit / b."""
-    clip = difference(limit)
+    """Estimates the gradient by the mean of clipped gradients, as DP-SGD.
+
+    Abadi et al. 2016, arXiv:1607.00133; the sensitivity is S = clip_norm / b.
+
+    Args:
+      clip_norm: Largest norm of an example's gradient, all variables together, or a
+        `Pair` of the largest norms of x and y.
+      batch_size: b, the expected number of examples in a batch at t >= 1.
+      first_size: The same for the batch at t = 0; `batch_size` by default.
+      noise_multiplier: Standard deviation of the noise over S; 0 is no noise.
+
+    Returns:
+      An estimator without memory.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> estimator = private_gradient(1.0, batch_size=20, noise_multiplier=0.8)
+    """
+    clip = difference(clip_norm)
     size, first = _checked_sizes(batch_size, first_size)
-    check_range("inside", inside, schedules=False)
+    check_range("noise_multiplier", noise_multiplier, schedules=False)
 
     def measure(size, objective, params, batch, iteration):
-        new = objective.example_grad(params, batch, iteration.key)
-        none = jax.tree.map(lambda _: 0.0, params)
-        return _innovation(clip, new, new, none, size, inside, iteration), ()
+        new = _example_gradients(objective, params, batch, iteration)
+        zero = jax.tree.map(lambda _: 0.0, params)
+        return _innovation(clip, new, new, zero, size, noise_multiplier, iteration), ()
 
     def update(objective, memory, params, batch, iteration):
         del memory
@@ -127,73 +189,105 @@ def private_storm(
     clip: Clip,
     *,
     beta: Hyper = 0.01,
-    batch_size,
-    first_size=None,
-    inside: Hyper = 0.0,
+    batch_size: float,
+    first_size: float | None = None,
+    noise_multiplier: Hyper = 0.0,
 ) -> Estimator:
-    """STORM with bounded influence of every example.
+    """Estimates the gradient by STORM with bounded influence of every example.
 
-    Estimates are in float32 or better, also for parameters of fewer bits: to round
-    before noise is added would move them by more than the sensitivity.
+    Estimates are in float32 or wider, also for parameters in fewer bits: rounding
+    before the noise is added would change them by more than the sensitivity.
 
     Args:
       clip: `each`, `difference` or `split`.
-      beta: weight of the fresh gradient, in [0, 1], as in `estimators.storm`.
-      batch_size: expected number of examples in a batch at t >= 1, b above.
-      first_size: that of the batch at t = 0; the same by default.
-      inside: noise multiplier, standard deviation over sensitivity; 0 is no noise.
+      beta: Weight of the new gradient, in [0, 1], as in `estimators.storm`.
+      batch_size: b, the expected number of examples in a batch at t >= 1.
+      first_size: The same for the batch at t = 0; `batch_size` by default.
+      noise_multiplier: Standard deviation of the noise inside over the sensitivity; 0
+        is no noise.
+
+    Returns:
+      An estimator that takes two gradients of each example.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> estimator = private_storm(
+      ...     split(1.0, 0.1), beta=0.1, batch_size=20, noise_multiplier=0.8
+      ... )
     """
     check_range("beta", beta, 0.0, 1.0)
     size, first = _checked_sizes(batch_size, first_size)
-    check_range("inside", inside, schedules=False)
+    check_range("noise_multiplier", noise_multiplier, schedules=False)
 
     def start(objective, params, batch, iteration):
-        new = objective.example_grad(params, batch, iteration.key)
-        none = jax.tree.map(lambda _: 0.0, params)
-        g = _innovation(clip, new, new, none, first, inside, iteration)
+        new = _example_gradients(objective, params, batch, iteration)
+        zero = jax.tree.map(lambda _: 0.0, params)
+        g = _innovation(clip, new, new, zero, first, noise_multiplier, iteration)
         return g, Storm(g, params)
 
     def update(objective, memory, params, batch, iteration):
         g, before = memory
-        new = objective.example_grad(params, batch, iteration.key)
-        old = objective.example_grad(before, batch, iteration.key)
+        new = _example_gradients(objective, params, batch, iteration)
+        old = _example_gradients(objective, before, batch, iteration)
         k = tree.map(lambda beta: 1 - beta, value_at(beta, iteration))
-        d = _innovation(clip, new, old, _spread(k, params), size, inside, iteration)
+        spread = _spread(k, params)
+        d = _innovation(clip, new, old, spread, size, noise_multiplier, iteration)
         g = tree.add(tree.scale(k, g), d)
         return g, Storm(g, params)
 
     return Estimator(start, update)
 
 
-def _innovation(clip: Clip, new, old, k, size, inside, iteration):
+def _example_gradients(
+    objective: Objective, params: Any, batch: Any, iteration: Iteration
+) -> Any:
+    if objective.example_grad is None:
+        raise ValueError(
+            "private estimators need the gradients of single examples: set "
+            "example_grad of the Objective"
+        )
+    return objective.example_grad(params, batch, iteration.key)
+
+
+def _innovation(
+    clip: Clip,
+    new: Any,
+    old: Any,
+    k: Any,
+    size: Any,
+    noise_multiplier: Any,
+    iteration: Iteration,
+) -> Any:
     """d: the sum of the examples' shares over the expected size, and the noise."""
-    new, old = (tree.map(lambda x: x.astype(wide(x)), g) for g in (new, old))
-    shares = jax.vmap(clip.innovate, in_axes=(0, 0, None))(new, old, k)
+    new, old = (tree.map(lambda x: x.astype(sum_dtype(x)), g) for g in (new, old))
+    shares = jax.vmap(clip.share, in_axes=(0, 0, None))(new, old, k)
     d = tree.map(lambda share, g: (share.sum(0) / size).astype(g.dtype), shares, new)
     bound = _spread(clip.sensitivity(k, size), d)
-    sigma = tree.map(jnp.multiply, _spread(inside, d), bound)
-    return add_normal(apart(iteration)[1], sigma, d)
+    sigma = tree.map(jnp.multiply, _spread(noise_multiplier, d), bound)
+    return add_normal(split_noise_key(iteration)[1], sigma, d)
 
 
-def _spread(prefix, a):
-    """A prefix of a's tree as a tree with the leaves of a."""
+def _spread(prefix: Any, a: Any) -> Any:
+    """A prefix of the tree of `a`, extended to all leaves of `a`."""
     return tree.map(lambda p, part: tree.map(lambda _: p, part), prefix, a)
 
 
-def _extremes(limit, k):
-    """The smallest and the largest k below every limit; k may be one number."""
+def _extremes(norms: Any, k: Any) -> tuple[Any, Any]:
+    """The smallest and the largest k under every norm; k may be one number."""
     if jax.tree_util.all_leaves([k]):
-        k = tree.map(lambda _: k, limit)
+        k = tree.map(lambda _: k, norms)
     least = lambda _, part: functools.reduce(jnp.minimum, jax.tree.leaves(part))
     most = lambda _, part: functools.reduce(jnp.maximum, jax.tree.leaves(part))
-    return jax.tree.map(least, limit, k), jax.tree.map(most, limit, k)
+    return jax.tree.map(least, norms, k), jax.tree.map(most, norms, k)
 
 
-def _check_limit(name, limit):
-    check_range(name, limit, open_low=True, schedules=False)
+def _check_norm(name: str, norm: ClipNorm) -> None:
+    check_range(name, norm, open_low=True, schedules=False)
 
 
-def _checked_sizes(batch_size, first_size):
+def _checked_sizes(batch_size: float, first_size: float | None) -> tuple[float, float]:
     first = batch_size if first_size is None else first_size
     check_range("batch_size", batch_size, open_low=True, schedules=False)
     check_range("first_size", first, open_low=True, schedules=False)

@@ -1,55 +1,80 @@
-"""Who talks to whom without a server: graphs, and the matrices that average over them.
+"""Graphs of agents, and mixing matrices that average over them.
 
-Agents are the nodes of an undirected `networkx.Graph`, numbered in the graph's own node
-order whatever its labels are. One exchange with all neighbours is x <- W x for a mixing
-matrix W [m, m]: symmetric, doubly stochastic, not negative, zero where there is no
-edge. It brings agents closer to their mean by the factor
+Agents are the nodes of an undirected `networkx.Graph`, numbered in the order of its
+nodes, whatever their labels. One exchange with all neighbors is x <- W x for a
+mixing matrix W [m, m], which is symmetric, doubly stochastic, not negative, and zero
+where there is no edge. It brings agents closer to their mean by the factor
 
     lambda = ||W - 11^T / m||_2 < 1,   spectral gap = 1 - lambda.
 
-Any networkx graph will do (`networkx.hypercube_graph`, `networkx.read_edgelist`, ...)
-if it is undirected and simple. Isolated agents are allowed in a graph, since graphs
-that change with time may have them; `check_mixing` refuses the matrix that follows.
+Any networkx graph may be used (`networkx.hypercube_graph`, `networkx.read_edgelist`,
+...) if it is undirected and simple. A graph may have isolated agents, since those of a
+time-varying graph may; `check_mixing` rejects the matrix that follows from such a graph
+alone.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import networkx as nx
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_muon.core import check_range
 from fedjax_muon.data.partition import generator
 
 MAX_TRIES = 10_000
-SMALLEST_P = 1e-9  # below, MAX_TRIES graphs of two or more agents would not connect
-TOLERANCE = 1e-6  # of a mixing matrix: what float32, in which it is used, resolves
-SMALLEST_GAP = 1e-9  # also the smallest weight that joins two agents
+SMALLEST_P = 1e-9  # below this, none of MAX_TRIES graphs would be connected
+TOLERANCE = 1e-6  # of a mixing matrix, which is used in float32
+SMALLEST_GAP = 1e-9  # also the smallest weight that connects two agents
 
 
 class RandomGraph(NamedTuple):
+    """A random graph, and the number of draws until one was connected."""
+
     graph: nx.Graph
-    tries: int  # draws up to this one, which is the first that is connected
+    tries: int
 
 
 def ring(agents: int) -> nx.Graph:
-    """Agent i is joined with i - 1 and i + 1 modulo m.
+    """Connects agent i to i - 1 and i + 1 modulo m.
 
-    Both weightings below give 1/3, 1/3, 1/3 and lambda = (1 + 2 cos(2 pi / m)) / 3
-    from m = 3 on. A ring of two is one edge, a ring of one has none.
+    Both weightings below are 1/3, 1/3, 1/3, with lambda = (1 + 2 cos(2 pi / m)) / 3, if
+    m >= 3. A ring of two agents is one edge; a ring of one has none.
+
+    Args:
+      agents: m, at least 1.
+
+    Returns:
+      The graph.
 
     Raises:
-      ValueError: as every function of agents, if they are no whole number above 0.
+      ValueError: If `agents` is not a whole number, at least 1.
+
+    Example:
+      >>> weights = topology.metropolis(topology.ring(8))
     """
     _check_count("agents", agents)
     return nx.circulant_graph(agents, [1] if agents > 1 else [])
 
 
 def torus(rows: int, columns: int) -> nx.Graph:
-    """A grid closed to a ring along both sides; (r, c) is agent r * columns + c.
+    """Connects the agents of a grid that is closed to a ring along both sides.
 
-    Four neighbours each, so weights of 1/5. A side of two has one edge, not two, and a
-    side of one has none: torus(1, m) is ring(m).
+    Agent (r, c) has the number r * columns + c. Each has four neighbors, so that
+    weights are 1/5. A side of two has one edge, not two, and a side of one has none:
+    torus(1, m) is ring(m).
+
+    Args:
+      rows: Number of rows, at least 1.
+      columns: Number of columns, at least 1.
+
+    Returns:
+      The graph of rows * columns agents.
+
+    Raises:
+      ValueError: If a size is not a whole number, at least 1.
     """
     _check_count("rows", rows)
     _check_count("columns", columns)
@@ -58,40 +83,81 @@ def torus(rows: int, columns: int) -> nx.Graph:
 
 
 def complete(agents: int) -> nx.Graph:
-    """Everyone is joined with everyone: weights 1/m, lambda = 0, one exchange averages
-    exactly."""
+    """Connects every agent to every other.
+
+    Weights are 1/m and lambda = 0: one exchange averages exactly.
+
+    Args:
+      agents: m, at least 1.
+
+    Returns:
+      The graph.
+
+    Raises:
+      ValueError: If `agents` is not a whole number, at least 1.
+    """
     _check_count("agents", agents)
     return nx.complete_graph(agents)
 
 
 def star(agents: int) -> nx.Graph:
-    """Agent 0 is joined with all others, which are not joined with each other."""
+    """Connects agent 0 to all others, which are not connected to each other.
+
+    Args:
+      agents: m, at least 1.
+
+    Returns:
+      The graph.
+
+    Raises:
+      ValueError: If `agents` is not a whole number, at least 1.
+    """
     _check_count("agents", agents)
     return nx.star_graph(agents - 1)
 
 
 def exponential(agents: int) -> nx.Graph:
-    """Agent i is joined with i - 2^k and i + 2^k modulo m, for all 2^k < m.
+    """Connects agent i to i - 2^k and i + 2^k modulo m, for all 2^k < m.
 
     The undirected form of the static exponential graph (Ying et al. 2021, "Exponential
     graph is provably efficient for decentralized deep training", arXiv:2110.13363).
+
+    Args:
+      agents: m, at least 1.
+
+    Returns:
+      The graph.
+
+    Raises:
+      ValueError: If `agents` is not a whole number, at least 1.
     """
     _check_count("agents", agents)
     powers = range(int(agents - 1).bit_length())
     return nx.circulant_graph(agents, [2**k for k in powers])
 
 
-def erdos_renyi(agents: int, p: float, *, key) -> RandomGraph:
-    """G(m, p), every edge with probability p, given that the graph is connected.
+def erdos_renyi(agents: int, p: float, *, key: jax.Array) -> RandomGraph:
+    """Draws G(m, p), with every edge of probability p, until the graph is connected.
 
-    Graphs are drawn until one is connected. Draw number t = 1, 2, ... is
-    `networkx.fast_gnp_random_graph` with the NumPy generator seeded by the words of the
-    typed `key` and then t, so that (key, tries) alone gives the graph again.
+    Draw t = 1, 2, ... is `networkx.fast_gnp_random_graph` with the NumPy generator
+    seeded by the words of the key and then t, so that (key, tries) determines the
+    graph.
+
+    Args:
+      agents: m, at least 1.
+      p: Probability of an edge, in [1e-9, 1].
+      key: Typed PRNG key.
+
+    Returns:
+      The graph and the number of draws.
 
     Raises:
-      ValueError: if `p` is not in [1e-9, 1], or none of 10^4 graphs is connected (a few
-        are if p is above log(m) / m).
-      TypeError: if `key` is not one typed key.
+      ValueError: If an argument is out of range, or none of 10^4 graphs is connected; a
+        few are if p is above log(m) / m.
+      TypeError: If `key` is not one typed key.
+
+    Example:
+      >>> graph = topology.erdos_renyi(8, 0.5, key=jax.random.key(0)).graph
     """
     _check_count("agents", agents)
     check_range("p", p, SMALLEST_P, 1, schedules=False)
@@ -107,16 +173,24 @@ def erdos_renyi(agents: int, p: float, *, key) -> RandomGraph:
 
 
 def metropolis(graph: nx.Graph) -> np.ndarray:
-    """Metropolis weights W [m, m] in float64: W_ij = 1 / (1 + max(d_i, d_j)) for edges.
+    """Returns Metropolis weights: W_ij = 1 / (1 + max(d_i, d_j)) for edges.
 
     d are the degrees, and W_ii = 1 - sum_j W_ij, which is at least 1 / (1 + d_i). Each
-    agent needs to know only its neighbours' degrees (Xiao, Boyd and Lall 2005, "A
-    scheme for robust distributed sensor fusion based on average consensus"). Only edges
-    count, not their attributes.
+    agent needs to know only its neighbors' degrees (Xiao, Boyd and Lall 2005, "A scheme
+    for robust distributed sensor fusion based on average consensus").
+
+    Args:
+      graph: Undirected graph; attributes of its edges are not used.
+
+    Returns:
+      W, [m, m] in float64.
 
     Raises:
-      TypeError: if `graph` is no undirected, simple networkx graph.
-      ValueError: if it has no nodes, or a node is joined with itself.
+      TypeError: If `graph` is not an undirected, simple networkx graph.
+      ValueError: If it has no nodes, or a self-loop.
+
+    Example:
+      >>> weights = topology.metropolis(topology.ring(8))
     """
     adjacency = _adjacency(graph)
     degrees = adjacency.sum(1)
@@ -125,48 +199,66 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
 
 
 def constant(graph: nx.Graph) -> np.ndarray:
-    """One weight for all edges, W = I - L / (1 + d_max) [m, m] in float64.
+    """Returns one weight for all edges: W = I - L / (1 + d_max).
 
     L is the Laplacian and d_max the highest degree (Xiao and Boyd 2004, "Fast linear
-    iterations for distributed averaging"). On regular graphs these are the
-    Metropolis weights. Only edges count, not their attributes.
+    iterations for distributed averaging"). On regular graphs these are the Metropolis
+    weights.
+
+    Args:
+      graph: Undirected graph; attributes of its edges are not used.
+
+    Returns:
+      W, [m, m] in float64.
 
     Raises:
-      TypeError, ValueError: as `metropolis`.
+      TypeError: If `graph` is not an undirected, simple networkx graph.
+      ValueError: If it has no nodes, or a self-loop.
     """
     adjacency = _adjacency(graph)
     weights = adjacency / (1 + adjacency.sum(1).max())
     return weights + np.diag(1 - weights.sum(1))
 
 
-def spectral_gap(W) -> float:
-    """1 - ||W - 11^T / m||_2 of one matrix W [m, m]: 1 averages in one step, 0 never.
+def spectral_gap(W: ArrayLike) -> float:
+    """Returns 1 - ||W - 11^T / m||_2: 1 averages in one step, 0 never.
 
-    Of a sequence [T, m, m] it is the gap of the product W_T ... W_1, that is of one
-    whole period.
+    Args:
+      W: Mixing matrix [m, m]; or a sequence [T, m, m], whose gap is that of the product
+        W_T ... W_1.
+
+    Returns:
+      The gap.
 
     Raises:
-      ValueError: if `W` is not [m, m] or [T, m, m], or not finite.
+      ValueError: If `W` is not [m, m] or [T, m, m], or not finite.
+
+    Example:
+      >>> gap = topology.spectral_gap(topology.metropolis(topology.ring(8)))
     """
     period = _matrices(W)
     product = functools.reduce(lambda product, W: W @ product, period)
     return 1 - float(np.linalg.norm(product - 1 / len(product), 2))
 
 
-def check_mixing(W) -> np.ndarray:
-    """Returns `W` in float64 if agents that mix with it come to their common mean.
+def check_mixing(W: ArrayLike) -> np.ndarray:
+    """Checks that agents who mix with `W` converge to their common mean.
 
-    `W` is one matrix [m, m], or a sequence [T, m, m] for a graph that changes with time
-    and starts again after T exchanges. Every matrix must be symmetric, not negative,
-    and its rows sum to one, up to 1e-6. The graph of positive weights must be
-    connected, and lambda below 1 - 1e-9. Of a sequence, both are asked of one period,
-    not of every matrix: of the union of its graphs, and of the product of its matrices
-    (a union can be connected while weights only swap agents). One agent, W = [[1]], is
-    allowed.
+    Every matrix must be symmetric and not negative, and its rows must sum to 1, up to
+    1e-6. The graph of positive weights must be connected, and lambda below 1 - 1e-9. Of
+    a sequence, this is required of one period, not of every matrix: of the union of its
+    graphs, and of the product of its matrices (a union can be connected while weights
+    only swap agents). One agent, W = [[1]], is allowed.
+
+    Args:
+      W: Mixing matrix [m, m]; or [T, m, m], a sequence that repeats.
+
+    Returns:
+      `W` in float64.
 
     Raises:
-      ValueError: with what is not so, and where.
-      TypeError: if `W` is a graph.
+      ValueError: If a condition does not hold; the message says which, and where.
+      TypeError: If `W` is a graph.
     """
     period = _matrices(W)
     changes = np.ndim(W) == 3
@@ -178,20 +270,20 @@ def check_mixing(W) -> np.ndarray:
         of = "of one period " if changes else ""
         raise ValueError(
             f"lambda {of}must be below 1 - {SMALLEST_GAP:g}, got {1 - gap:.12g}: the "
-            "agents are connected but hardly average; let them keep more weight of "
-            "their own, such as (I + W) / 2, or add edges"
+            "agents are connected but hardly average; give their own values more "
+            "weight, as in (I + W) / 2, or add edges"
         )
     return period if changes else period[0]
 
 
-def _check_count(name: str, value: int):
+def _check_count(name: str, value: int) -> None:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < 1:
         raise ValueError(f"{name} must be a whole number at least 1, got {value!r}")
 
 
 def _adjacency(graph: nx.Graph) -> np.ndarray:
-    """Ones and zeros [m, m] in the graph's node order, after the graph was checked."""
+    """The checked graph as ones and zeros [m, m], in the order of its nodes."""
     if not isinstance(graph, nx.Graph) or graph.is_directed() or graph.is_multigraph():
         raise TypeError(
             f"graph must be an undirected networkx.Graph, got {type(graph).__name__}; "
@@ -202,14 +294,13 @@ def _adjacency(graph: nx.Graph) -> np.ndarray:
     loops = [node for node, _ in nx.selfloop_edges(graph)]
     if loops:
         raise ValueError(
-            f"node {loops[0]!r} is joined with itself, but what agents keep follows "
-            "from their other edges; graph.remove_edges_from(networkx.selfloop_edges("
-            "graph)) first"
+            f"node {loops[0]!r} has a self-loop, but agents' own weights follow from "
+            "other edges; call graph.remove_edges_from(networkx.selfloop_edges(graph))"
         )
     return nx.to_numpy_array(graph, weight=None)
 
 
-def _matrices(W) -> np.ndarray:
+def _matrices(W: Any) -> np.ndarray:
     """`W` as a period of matrices [T, m, m], finite float64."""
     if isinstance(W, nx.Graph):
         raise TypeError("W must be a matrix, got a graph; use metropolis(graph)")
@@ -231,7 +322,7 @@ def _matrices(W) -> np.ndarray:
     return W if W.ndim == 3 else W[None]
 
 
-def _check_doubly_stochastic(name: str, W: np.ndarray):
+def _check_doubly_stochastic(name: str, W: np.ndarray) -> None:
     i, j = np.unravel_index(np.argmax(np.abs(W - W.T)), W.shape)
     if abs(W[i, j] - W[j, i]) > TOLERANCE:
         raise ValueError(
@@ -249,17 +340,17 @@ def _check_doubly_stochastic(name: str, W: np.ndarray):
     if abs(sums[i] - 1) > TOLERANCE:
         raise ValueError(
             f"every row of {name} must sum to 1, got {sums[i]:.9g} in row {i}; set "
-            "W[i, i] to 1 less the weights of the edges"
+            "W[i, i] to 1 minus the weights of the edges"
         )
 
 
-def _check_connected(graphs_have: str, period: np.ndarray):
-    joined = nx.from_numpy_array((period > SMALLEST_GAP).any(0))
-    parts = list(nx.connected_components(joined))
+def _check_connected(graphs_have: str, period: np.ndarray) -> None:
+    union = nx.from_numpy_array((period > SMALLEST_GAP).any(0))
+    parts = list(nx.connected_components(union))
     if len(parts) > 1:
         raise ValueError(
-            f"{graphs_have} {len(parts)} components that hear nothing of each other, "
-            f"as agents {_some(parts[0])} and {_some(parts[1])}; join them by edges"
+            f"{graphs_have} {len(parts)} components that do not exchange messages, as "
+            f"agents {_some(parts[0])} and {_some(parts[1])}; connect them by edges"
         )
 
 

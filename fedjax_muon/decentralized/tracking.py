@@ -1,14 +1,14 @@
-"""Gradient tracking: every agent follows the network's mean of what agents estimate.
+"""Gradient tracking: every agent tracks the mean of all agents' estimates.
 
-With g what `estimator` says the gradient is, g_ what it said before, and W the
-multiplication by the weights,
+With g the estimate of the gradient, g_ the estimate of the iteration before, and W the
+multiplication by the mixing weights,
 
     v <- W(v + g - g_);    x <- project(W(x - lr rule(v)))
 
-with v = g_ = 0 before t = 0. The mean of all v is that of all g, at every t. With
+with v = g_ = 0 before t = 0. The mean of all v is the mean of all g, at every t. With
 `fresh` gradients it is DIGing's adapt-then-combine form (Nedic et al. 2017,
-arXiv:1607.03218), with `storm` DM-HSGD (Xian et al. 2021, arXiv:2104.10116), with noise
-on it DPMixSGD.
+arXiv:1607.03218), with `storm` it is DM-HSGD (Xian et al. 2021, arXiv:2104.10116), and
+with noisy `storm` it is DPMixSGD.
 """
 
 from typing import Any, NamedTuple
@@ -21,11 +21,13 @@ from fedjax_muon.decentralized.gossip import Estimator, Gossip
 
 
 class State(NamedTuple):
+    """State of an agent."""
+
     params: Any  # x
     tracked: Any  # v
     estimate: Any  # g_, as the neighbors received it
-    memory: Any  # the estimator's
-    opt: Any  # the rule's
+    memory: Any  # of the estimator
+    opt: Any  # state of the rule
 
 
 @recorded

@@ -1,4 +1,4 @@
-"""Rounds of any algorithm on simulated clients."""
+"""Execution of rounds of any algorithm on simulated clients."""
 
 from fedjax_muon.engine.round import (
     Draw,

@@ -1,15 +1,16 @@
-"""How the clients of a cohort are executed.
+"""Execution plans for the clients of a cohort.
 
 A *plan* is called as
 
     plan(client, shared, client_states, members) -> (sum, client_states, aux)
 
-where `members` is a `CohortMember` whose leaves lead with the cohort size S,
-`client_states` stacks the states of all N clients, and `client(shared, client_state,
-member) -> (contribution, client_state, aux)` is one client. It returns the sum of all
-contributions, the client states with those of the cohort replaced, and the small `aux`
-stacked. All plans give the same numbers to float tolerance, from the same random
-streams: a client's keys are folded from the round and its id, never from its position.
+where `members` is a `CohortMember` whose leaves have the leading axis [S] of the
+cohort, `client_states` stacks the states of all N clients, and `client(shared,
+client_state, member) -> (contribution, client_state, aux)` runs one client. The plan
+returns the sum of all contributions, the client states with those of the cohort
+replaced, and the small `aux` stacked. All plans give the same numbers up to rounding,
+from the same random streams: a client's keys depend on the round and its id, never on
+its position.
 """
 
 import functools
@@ -22,105 +23,183 @@ import jax.numpy as jnp
 
 from fedjax_muon.core import tree
 
-Plan = Callable[..., tuple[Any, Any, Any]]
-PADDING_ID = jnp.iinfo(jnp.int32).max  # the id of a member that is padding
+Result = tuple[Any, Any, Any]
+Plan = Callable[..., Result]
+Client = Callable[[Any, Any, "CohortMember"], Result]
+PADDING_ID = jnp.iinfo(jnp.int32).max  # id of a member that is padding
 
 
 class CohortMember(NamedTuple):
-    """One client of a cohort, as a plan hands it on."""
+    """One client of a cohort, or all of them with leaves [S, ...]."""
 
     id: jax.Array  # int32
     batches: Any
     weight: jax.Array  # float; 0 if the client dropped out
-    key: jax.Array
-    draw_key: jax.Array
+    key: jax.Array  # of the client's local training
+    draw_key: jax.Array  # of the client's batches
 
 
 class Store(NamedTuple):
-    """How client states are read and written, by ids of clients."""
+    """Functions that read and write client states by client ids."""
 
     take: Callable[[Any, jax.Array], Any]  # (client states, ids) -> rows
     # (client states, ids, rows) -> client states
     put: Callable[[Any, jax.Array, Any], Any]
 
 
-def _take(client_states, ids):
+def _take(client_states: Any, ids: jax.Array) -> Any:
     rows = lambda states: jax.tree.map(lambda x: x[ids], states)
     if ids.ndim or not jax.tree.leaves(client_states):
         return rows(client_states)
-    # A branch, since XLA would else read the one row again wherever it is needed, also
-    # after `put`, and to that end copy all client states for every client.
-    nothing = lambda states: tree.zeros_like(jax.eval_shape(rows, states))
-    return jax.lax.cond(ids < PADDING_ID, rows, nothing, client_states)
+    # A branch, since XLA would otherwise read the row again at each use, even after
+    # `put`, and therefore copy all client states for every client.
+    zeros = lambda states: tree.zeros_like(jax.eval_shape(rows, states))
+    return jax.lax.cond(ids < PADDING_ID, rows, zeros, client_states)
 
 
-def _put(client_states, ids, rows):
-    # padding is past the end: read as the last row or zeros, never written
+def _put(client_states: Any, ids: jax.Array, rows: Any) -> Any:
+    # The id of padding is past the end: read as the last row or zeros, never written.
     write = lambda x, row: x.at[ids].set(row, mode="drop")
     return jax.tree.map(write, client_states, rows)
 
 
-HERE = Store(_take, _put)
+LOCAL = Store(_take, _put)
 
 
-def _one(client, store, shared, client_states, member):
+def _run_client(
+    client: Client, store: Store, shared: Any, client_states: Any, member: CohortMember
+) -> Result:
     before = store.take(client_states, member.id)
-    added, after, aux = client(shared, before, member)
-    return added, store.put(client_states, member.id, after), aux
+    contribution, after, aux = client(shared, before, member)
+    return contribution, store.put(client_states, member.id, after), aux
 
 
-def _accumulate(run, shared, client_states, members):
+def _accumulate(
+    run: Callable[..., Result], shared: Any, client_states: Any, members: CohortMember
+) -> Result:
     """Scans `run` over the leading axis of members, with running sums."""
     first = jax.tree.map(operator.itemgetter(0), members)
     total = tree.zeros_like(jax.eval_shape(run, shared, client_states, first)[0])
 
-    def body(carry, member):
+    def body(carry: tuple[Any, Any], member: CohortMember) -> tuple[Any, Any]:
         total, client_states = carry
-        added, client_states, aux = run(shared, client_states, member)
-        return (tree.add(total, added), client_states), aux
+        contribution, client_states, aux = run(shared, client_states, member)
+        return (tree.add(total, contribution), client_states), aux
 
     (total, client_states), aux = jax.lax.scan(body, (total, client_states), members)
     return total, client_states, aux
 
 
-def loop(client, shared, client_states, members, store: Store = HERE):
-    """One client at a time in Python: slow, debuggable, and the oracle of the rest."""
-    total, every = None, []
+def loop(
+    client: Client,
+    shared: Any,
+    client_states: Any,
+    members: CohortMember,
+    store: Store = LOCAL,
+) -> Result:
+    """Runs clients one by one in Python: slow, but easy to debug, and a reference.
+
+    Args:
+      client: Function that runs one client; see the docstring of this module.
+      shared: Broadcast of the server.
+      client_states: States of all N clients, leaves [N, ...].
+      members: Members of the cohort, leaves [S, ...].
+      store: How client states are read and written.
+
+    Returns:
+      The sum of all contributions, the new client states, and every member's aux.
+    """
+    total: Any = None
+    all_aux = []
     for i in range(len(members.weight)):
         member = jax.tree.map(operator.itemgetter(i), members)
-        added, client_states, aux = _one(client, store, shared, client_states, member)
-        total = added if total is None else tree.add(total, added)
-        every.append(aux)
-    return total, client_states, jax.tree.map(lambda *xs: jnp.stack(xs), *every)
+        contribution, client_states, aux = _run_client(
+            client, store, shared, client_states, member
+        )
+        total = contribution if total is None else tree.add(total, contribution)
+        all_aux.append(aux)
+    return total, client_states, jax.tree.map(lambda *xs: jnp.stack(xs), *all_aux)
 
 
-def mapped(client, shared, client_states, members, store: Store = HERE):
-    """One client after the other in one compiled loop: the fastest plan on CPUs."""
-    run = functools.partial(_one, client, store)
+def mapped(
+    client: Client,
+    shared: Any,
+    client_states: Any,
+    members: CohortMember,
+    store: Store = LOCAL,
+) -> Result:
+    """Runs clients sequentially in one compiled loop: the fastest plan on CPUs.
+
+    Args:
+      client: Function that runs one client; see the docstring of this module.
+      shared: Broadcast of the server.
+      client_states: States of all N clients, leaves [N, ...].
+      members: Members of the cohort, leaves [S, ...].
+      store: How client states are read and written.
+
+    Returns:
+      The sum of all contributions, the new client states, and every member's aux.
+    """
+    run = functools.partial(_run_client, client, store)
     return _accumulate(run, shared, client_states, members)
 
 
-def vmapped(client, shared, client_states, members, store: Store = HERE):
-    """All clients at once: for accelerators, while their states fit in memory."""
+def vmapped(
+    client: Client,
+    shared: Any,
+    client_states: Any,
+    members: CohortMember,
+    store: Store = LOCAL,
+) -> Result:
+    """Runs all clients in parallel: for accelerators, if their states fit in memory.
+
+    Args:
+      client: Function that runs one client; see the docstring of this module.
+      shared: Broadcast of the server.
+      client_states: States of all N clients, leaves [N, ...].
+      members: Members of the cohort, leaves [S, ...].
+      store: How client states are read and written.
+
+    Returns:
+      The sum of all contributions, the new client states, and every member's aux.
+    """
     run = jax.vmap(client, in_axes=(None, 0, 0))
-    added, client_state, aux = run(
+    contributions, client_state, aux = run(
         shared, store.take(client_states, members.id), members
     )
-    total = jax.tree.map(lambda x: x.sum(0), added)
+    total = jax.tree.map(lambda x: x.sum(0), contributions)
     return total, store.put(client_states, members.id, client_state), aux
 
 
 def chunked(size: int) -> Plan:
-    """`size` clients at a time; memory does not grow with the cohort.
+    """Makes a plan that runs `size` clients in parallel at a time.
 
-    Sums run along, and private rows are streamed in and out, in place of stacking
-    them. A cohort that `size` does not divide is padded with clients of weight 0.
-    Raises `ValueError` for a size below 1.
+    Its memory does not grow with the cohort, since sums are accumulated, and client
+    states are read and written chunk by chunk. A cohort that `size` does not divide is
+    padded with clients of weight 0.
+
+    Args:
+      size: Number of clients in a chunk.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: If `size` is below 1.
+
+    Example:
+      >>> plan = fm.engine.plans.chunked(16)
     """
     if size < 1:
         raise ValueError(f"a chunk holds at least one client, got size {size}")
 
-    def plan(client, shared, client_states, members, store: Store = HERE):
+    def plan(
+        client: Client,
+        shared: Any,
+        client_states: Any,
+        members: CohortMember,
+        store: Store = LOCAL,
+    ) -> Result:
         count = len(members.weight)
         chunks = jax.tree.map(
             lambda x: x.reshape(-1, size, *x.shape[1:]), pad_cohort(members, size)
@@ -133,7 +212,15 @@ def chunked(size: int) -> Plan:
 
 
 def pad_cohort(members: CohortMember, size: int) -> CohortMember:
-    """The members and, up to a multiple of `size`, padding with weight 0."""
+    """Pads a cohort to a multiple of `size` with members of weight 0.
+
+    Args:
+      members: Members of the cohort, leaves [S, ...].
+      size: Divisor of the padded cohort's size.
+
+    Returns:
+      The members, followed by the padding.
+    """
     missing = -len(members.weight) % size
     last = jax.tree.map(lambda x: jnp.repeat(x[-1:], missing, 0), members)
     padding_ids = jnp.full(missing, PADDING_ID, jnp.int32)
@@ -142,9 +229,12 @@ def pad_cohort(members: CohortMember, size: int) -> CohortMember:
 
 
 def default_plan() -> Plan:
-    """The plan for this machine's accelerator, or for its CPU if it has none.
+    """Selects the plan for this machine: `mapped` on CPUs, otherwise `vmapped`.
 
-    On CPUs one client after the other was measured to be several times faster than
-    vmapping them, whose per-client weights leave the cache.
+    On CPUs `mapped` was measured to be several times faster than `vmapped`, whose
+    weights of all clients do not fit in the cache.
+
+    Returns:
+      The plan.
     """
     return mapped if jax.default_backend() == "cpu" else vmapped

@@ -1,4 +1,4 @@
-"""What processes that run one program together (`jax.distributed`) agree on."""
+"""Coordination of processes that run one program together (`jax.distributed`)."""
 
 from collections.abc import Callable
 
@@ -8,33 +8,59 @@ from jax.experimental import multihost_utils
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes files."""
+    """Whether this is the first process, which writes the files of a run."""
     return jax.process_index() == 0
 
 
-def agreed(value: float) -> float:
-    """The first process's value. All must call it at the same time."""
+def broadcast_from_first(value: float) -> float:
+    """Sends a number from the first process to all of them.
+
+    All processes must call this function at the same time.
+
+    Args:
+      value: A number of this process.
+
+    Returns:
+      The number of the first process.
+    """
     if jax.process_count() == 1:
         return value
     return float(multihost_utils.broadcast_one_to_all(np.float64(value)))
 
 
-def first_does(act: Callable[[], object]) -> None:
-    """What the first process alone does. If it raises `ValueError` or `OSError`, all
-    raise; they must call this at the same time."""
+def run_on_first(act: Callable[[], object]) -> None:
+    """Calls a function in the first process only.
+
+    All processes must call this function at the same time.
+
+    Args:
+      act: Function without arguments.
+
+    Raises:
+      ValueError: In all processes, if `act` raises it.
+      OSError: In the first process, if `act` raises it; the others raise `ValueError`.
+    """
     error: Exception | None = None
     if is_first():
         try:
             act()
         except (ValueError, OSError) as raised:
             error = raised
-    if agreed(error is not None):
-        raise error or ValueError("refused by the first process, which says why")
+    if broadcast_from_first(error is not None):
+        raise error or ValueError("the first process failed; its message says why")
 
 
-def whole(x: jax.Array) -> np.ndarray:
-    """All of an array, also if parts of it lie with other processes, which must then
-    call this at the same time."""
+def full_array(x: jax.Array) -> np.ndarray:
+    """Copies an array to the host, including the parts on other processes.
+
+    All processes must call this function at the same time if there are such parts.
+
+    Args:
+      x: An array, which may be divided among processes.
+
+    Returns:
+      The whole array.
+    """
     if x.is_fully_addressable:
         return np.asarray(x)
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))

@@ -1,10 +1,11 @@
 """Rounds of any algorithm on simulated clients.
 
-It knows the interface, never an algorithm. How the clients of a cohort are executed is
-up to a plan, see `plans`.
+This module depends on the interface of algorithms, never on a particular one. A plan
+executes the clients of a cohort, see `plans`.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,19 +22,23 @@ from fedjax_muon.core import (
     tree,
     unconstrained,
 )
-from fedjax_muon.engine.plans import CohortMember, Plan
+from fedjax_muon.engine.plans import Client, CohortMember, Plan, Result
 
 # (one client's entry of batches, key) -> batches
 Draw = Callable[[Any, jax.Array], Any]
+# (state, cohort, batches, weights, key) -> (state, received), see `make_round`
+RunRound = Callable[
+    ["State", jax.Array, Any, jax.Array, jax.Array], tuple["State", jax.Array]
+]
 
 
 class State(NamedTuple):
-    """The state of an algorithm between rounds."""
+    """State of an algorithm between rounds."""
 
-    # int32 [], rounds completed
+    # int32 [], number of completed rounds
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
-    server: Any  # the algorithm's server state; has `.params`
-    client_states: Any  # of all N clients, stacked on axis 0, maybe padded
+    server: Any  # server state of the algorithm, has `.params`
+    client_states: Any  # of all N clients, stacked on axis 0, possibly padded
 
 
 def init(
@@ -44,20 +49,23 @@ def init(
     *,
     project: Project = unconstrained,
 ) -> State:
-    """The state before the prologue and round 0.
+    """Makes the state before the prologue and round 0.
 
     Args:
-      algorithm: What is run.
+      algorithm: The algorithm to run.
       params: Initial parameters; they are copied, since the state is donated.
-      num_clients: N.
-      parts: Client states are padded until it divides their number.
+      num_clients: N, the number of clients.
+      parts: Divisor of the number of client states, which are padded if necessary.
       project: Projection of the parameters onto the constraint set.
 
     Returns:
       The state.
 
     Raises:
-      ValueError: Unless there is at least one client.
+      ValueError: If `num_clients` is below 1.
+
+    Example:
+      >>> state = fm.engine.init(fedavg(lr=0.1), {"w": jnp.zeros(3)}, num_clients=8)
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
@@ -65,26 +73,33 @@ def init(
     one = algorithm.init_client(params)
     rows = num_clients + -num_clients % parts
     client_states = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), one)
+    # Donated buffers must be distinct; the rows of client states are copies already.
     server = jax.tree.map(jnp.copy, algorithm.init(params))
-    return State(jnp.int32(0), server, client_states)  # of rows that are copies already
+    return State(jnp.int32(0), server, client_states)
 
 
-def _as_given(batches, key):
+def _unchanged(batches: Any, key: jax.Array) -> Any:
+    """`draw` of batches that are drawn already."""
     del key
     return batches
 
 
-def _projected(objective: Objective, server):
-    """Server rules, rates above 1, compression and noise leave the constraint set."""
+def _projected(objective: Objective, server: Any) -> Any:
+    """Projects the server's parameters.
+
+    Server rules, rates above 1, compression and noise can leave the constraint set.
+    """
     if objective.project is unconstrained:
         return server
     return server._replace(params=objective.project(server.params))
 
 
-def _client(exchange: Exchange, objective: Objective, draw: Draw, shared, round_info):
-    """One client of an exchange, as plans call it."""
+def _client(
+    exchange: Exchange, objective: Objective, draw: Draw, round_info: Round
+) -> Client:
+    """Makes the function of one client of an exchange, which plans call."""
 
-    def client(shared, before, member: CohortMember):
+    def client(shared: Any, before: Any, member: CohortMember) -> Result:
         batches = draw(member.batches, member.draw_key)
         round = round_info._replace(key=member.key)
         sent, after = exchange.client(objective, shared, before, batches, round)
@@ -101,18 +116,22 @@ def _client(exchange: Exchange, objective: Objective, draw: Draw, shared, round_
 
 
 def _exchange(
-    exchange: Exchange, objective: Objective, plan: Plan, draw: Draw, about, server_key
-):
-    """Builds `run(server, client_states, members) -> (server, client_states, received)`
-    for one exchange."""
+    exchange: Exchange,
+    objective: Objective,
+    plan: Plan,
+    draw: Draw,
+    round_of: Callable[[jax.Array], Round],
+) -> Callable[[Any, Any, CohortMember], Result]:
+    """Makes `run(server, client_states, members) -> (server, client_states, received)`
+    for one exchange; `round_of` makes the server's `Round` of the present clients."""
 
-    def run(server, client_states, members):
-        round_info = about(key=server_key, present=members.weight > 0)
+    def run(server: Any, client_states: Any, members: CohortMember) -> Result:
+        round_info = round_of(members.weight > 0)
         shared = exchange.broadcast(server, round_info)
-        client = _client(exchange, objective, draw, shared, round_info)
+        client = _client(exchange, objective, draw, round_info)
         result = plan(client, shared, client_states, members)
         (total, weight), client_states, received = result
-        round_after = about(key=server_key, present=received)
+        round_after = round_of(received)
         if exchange.reduce_sum:
             after = exchange.server(server, total, round_after)
         else:
@@ -128,28 +147,46 @@ def _exchange(
     return run
 
 
-def _runner(exchanges, objective, num_clients, plan, draw, first):
-    def run(state, cohort, batches, weights, key):
+def _runner(
+    exchanges: Sequence[Exchange],
+    objective: Objective,
+    num_clients: int,
+    plan: Plan,
+    draw: Draw,
+    first: int,
+) -> RunRound:
+    """Makes a function that runs some exchanges, numbered from `first`."""
+
+    def run(
+        state: State,
+        cohort: jax.Array,
+        batches: Any,
+        weights: jax.Array,
+        key: jax.Array,
+    ) -> tuple[State, jax.Array]:
         index, server, client_states = state
         one = jax.tree.map(lambda x: x[0], batches)
         steps = jax.tree.leaves(jax.eval_shape(draw, one, key))[0].shape[0]
-        talk_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
+        message_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
         fold_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         draw_keys = fold_each(jax.random.fold_in(draw_key, first), cohort)
 
-        def about(key, present):
+        def round_of(server_key: jax.Array, present: jax.Array) -> Round:
             size = jnp.sum(present).astype(weights.dtype)
-            return Round(index, key, steps, size, size / num_clients)
+            return Round(index, server_key, steps, size, size / num_clients)
 
         received = weights > 0
         for number, exchange in enumerate(exchanges, first):
-            exchange_key = jax.random.fold_in(talk_key, number)
-            keys = fold_each(exchange_key, cohort)  # by identity, never by position
-            left = jnp.where(received, weights, 0)
-            members = CohortMember(cohort, batches, left, keys, draw_keys)
+            exchange_key = jax.random.fold_in(message_key, number)
+            keys = fold_each(exchange_key, cohort)  # by id, never by position
+            remaining = jnp.where(received, weights, 0)
+            members = CohortMember(cohort, batches, remaining, keys, draw_keys)
             server_key = jax.random.fold_in(exchange_key, num_clients)
-            exchanged = _exchange(exchange, objective, plan, draw, about, server_key)
-            server, client_states, received = exchanged(server, client_states, members)
+            in_exchange = functools.partial(round_of, server_key)
+            run_exchange = _exchange(exchange, objective, plan, draw, in_exchange)
+            server, client_states, received = run_exchange(
+                server, client_states, members
+            )
         return State(index, server, client_states), received
 
     return run
@@ -160,32 +197,45 @@ def make_round(
     objective: Objective,
     num_clients: int,
     plan: Plan,
-    draw: Draw = _as_given,
-):
-    """Builds one round, to be jitted with the state donated.
+    draw: Draw = _unchanged,
+) -> RunRound:
+    """Makes a function that runs one round, to be jitted with the state donated.
 
     Args:
-      algorithm: What is run.
-      objective: What is minimized.
-      num_clients: N.
-      plan: How the clients of a cohort are executed.
-      draw: `draw(entry, key)` turns one client's entry of `batches` into what its local
-        steps scan, [K, ...], inside the plan, so that the batches of a large cohort
-        never lie in memory at once. By default an entry is that already.
+      algorithm: The algorithm to run.
+      objective: Function to minimize.
+      num_clients: N, the number of clients.
+      plan: Execution plan for the clients of a cohort.
+      draw: Called as `draw(entry, key)` inside the plan. It maps one client's entry of
+        `batches` to the batches of its local steps, [K, ...], so that the batches of a
+        large cohort are never in memory together. By default, an entry is the batches
+        themselves.
 
     Returns:
       `round(state, cohort, batches, weights, key) -> (state, received)`. `cohort` [S]
-      int32 lists distinct client ids; the leaves of `batches` lead with [S]; `weights`
-      [S] are the weights of the mean, not necessarily normalized, 0 for a client that
-      dropped out; `key` is the same typed key in every round. `received` [S] is False
-      for clients that dropped out or sent a message, or kept a state, that is not
-      finite: they are left out of the mean, and their states stay. A round without any
-      message leaves the server's state as it was, unless an exchange has `reduce_sum`.
+      int32 lists distinct client ids. The leaves of `batches` are [S, ...]. `weights`
+      [S] are the weights of the mean, not necessarily normalized, and 0 for a client
+      that dropped out. `key` is the same typed key in every round. `received` [S] is
+      False for clients that dropped out, and for those whose message or new state is
+      not finite: they are excluded from the mean, and their states stay unchanged.
+      Without any message the server's state stays unchanged, unless an exchange has
+      `reduce_sum`.
+
+    Example:
+      >>> objective = Objective(lambda params, batch, key: params)
+      >>> plan = fm.engine.plans.mapped
+      >>> train_round = fm.engine.make_round(fedavg(lr=0.1), objective, 8, plan)
     """
     first = len(algorithm.prologue)
     run = _runner(algorithm.exchanges, objective, num_clients, plan, draw, first)
 
-    def round(state, cohort, batches, weights, key):
+    def round(
+        state: State,
+        cohort: jax.Array,
+        batches: Any,
+        weights: jax.Array,
+        key: jax.Array,
+    ) -> tuple[State, jax.Array]:
         state, received = run(state, cohort, batches, weights, key)
         return state._replace(index=state.index + 1), received
 
@@ -197,29 +247,56 @@ def make_prologue(
     objective: Objective,
     num_clients: int,
     plan: Plan,
-    draw: Draw = _as_given,
-):
-    """As `make_round`, for what happens before round 0; the index stays there.
+    draw: Draw = _unchanged,
+) -> RunRound:
+    """Makes a function that runs the prologue; the round index stays 0.
 
-    The cohort should be all N clients. Without a prologue it changes nothing.
+    The cohort should be all N clients. Without a prologue the function changes nothing.
+
+    Args:
+      algorithm: The algorithm to run.
+      objective: Function to minimize.
+      num_clients: N, the number of clients.
+      plan: Execution plan for the clients of a cohort.
+      draw: Function that draws the batches of a client, as in `make_round`.
+
+    Returns:
+      A function with the arguments and results of `make_round`'s.
     """
     return _runner(algorithm.prologue, objective, num_clients, plan, draw, 0)
 
 
 class Traffic(NamedTuple):
-    """Bytes; a mean over graphs that change with time need not be whole."""
+    """Number of bytes; a mean over time-varying graphs may be fractional."""
 
-    down: float
-    up: float
+    down: float  # to clients
+    up: float  # from clients
 
 
 def traffic(
-    exchanges, algorithm: Algorithm, objective: Objective, params, batches
+    exchanges: Iterable[Exchange],
+    algorithm: Algorithm,
+    objective: Objective,
+    params: Params,
+    batches: Any,
 ) -> Traffic:
-    """Bytes that some exchanges send to and receive from one client.
+    """Counts the bytes that some exchanges send to and receive from one client.
 
-    Read off the interface by shapes, without running anything. `batches` are one
-    client's, [K, ...]; arrays may be `ShapeDtypeStruct`s.
+    They follow from the shapes of messages; nothing is run. Arrays may be
+    `ShapeDtypeStruct`s.
+
+    Args:
+      exchanges: Exchanges of the algorithm.
+      algorithm: Provides the states.
+      objective: Function to minimize.
+      params: Parameters.
+      batches: Batches of one client, leaves [K, ...].
+
+    Returns:
+      Bytes to and from the client.
     """
-    seen = exchange_shapes(exchanges, algorithm, objective, params, batches)
-    return Traffic(*(tree.nbytes([p[way] for p in seen]) for way in (0, 1)))
+    shapes = exchange_shapes(exchanges, algorithm, objective, params, batches)
+    return Traffic(
+        tree.nbytes([message.down for message in shapes]),
+        tree.nbytes([message.up for message in shapes]),
+    )

@@ -1,10 +1,11 @@
-"""A cohort on several devices, of one process or of many.
+"""Cohorts on several devices, of one process or of many.
 
-Whole rounds run inside `jax.shard_map`, so that devices exchange nothing but what is
-written here. Each runs an equal part of the cohort, and one sum over devices ends an
-exchange. The private states of all clients lie on the devices in equal parts too; a
-client's state travels to the device that runs it and back, before and after its local
-training, which itself has no communication. So do its examples, if they are divided.
+Whole rounds run inside `jax.shard_map`, so that all communication is explicit in this
+module. Each device runs an equal part of the cohort, and one sum over devices ends an
+exchange. The private states of all clients are divided among the devices in equal parts
+too. A client's state is sent to the device that runs it before local training, and back
+afterwards. Local training itself has no communication. Examples that are divided among
+the devices are sent in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,30 +18,58 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedjax_muon.engine.plans import Plan, Store, pad_cohort
+from fedjax_muon.engine.plans import (
+    Client,
+    CohortMember,
+    Plan,
+    Result,
+    Store,
+    pad_cohort,
+)
 
 Devices = Sequence[jax.Device]
 CLIENTS = "clients"  # the axis of devices
-# `Any`, since trees of them have the types of what they speak of
+# `Any`, since trees of specs have the types of the trees that they describe
 SHARDED: Any = PartitionSpec(CLIENTS)
 REPLICATED: Any = PartitionSpec()
 
 
 def mesh_of(devices: Devices) -> Mesh:
-    """The devices along one axis, over which clients are divided.
+    """Makes a mesh of one axis, along which clients are divided among the devices.
 
-    Raises `ValueError` for no devices, or one that is given twice.
+    Args:
+      devices: One or more devices, each once.
+
+    Returns:
+      The mesh.
+
+    Raises:
+      ValueError: If there are no devices, or one of them occurs twice.
     """
     if not devices or len(set(devices)) < len(devices):
         raise ValueError(f"needs one or more devices, each once, got {devices}")
     return Mesh(np.array(devices), (CLIENTS,), axis_types=(AxisType.Auto,))
 
 
-def across(devices: Devices, function: Callable, given, result) -> Callable:
-    """`function` on every device at once, on its part of what is `SHARDED` and on all
-    of what is `REPLICATED`: prefixes of its arguments, and of what it returns."""
-    # Unchecked: `jax.grad` would sum over devices what is not marked as varying, and
-    # rules that users write start from constants, which are not.
+def across(
+    devices: Devices, function: Callable[..., Any], given: Any, result: Any
+) -> Callable[..., Any]:
+    """Makes a function that runs on all devices in parallel.
+
+    On each device `function` sees the device's part of `SHARDED` arrays, and all of
+    `REPLICATED` ones.
+
+    Args:
+      devices: One or more devices, each once.
+      function: Function that runs on each device.
+      given: Specs of its arguments, `SHARDED` or `REPLICATED`; a prefix of them.
+      result: Specs of its results; a prefix of them.
+
+    Returns:
+      A function of whole arrays.
+    """
+    # Unchecked, since `jax.grad` would sum values over devices that are not marked as
+    # varying, and users' rules start from constants, which are not marked.
     return jax.shard_map(
         function,
         mesh=mesh_of(devices),
@@ -50,54 +79,87 @@ def across(devices: Devices, function: Callable, given, result) -> Callable:
     )
 
 
-def shardings(devices: Devices, specs):
-    """What `specs`, of `SHARDED` and `REPLICATED`, say of arrays on these devices."""
+def shardings(devices: Devices, specs: Any) -> Any:
+    """Converts specs to shardings of arrays on some devices.
+
+    Args:
+      devices: One or more devices, each once.
+      specs: A pytree of `SHARDED` and `REPLICATED`.
+
+    Returns:
+      A pytree of `NamedSharding`s.
+    """
     mesh = mesh_of(devices)
     is_spec = lambda spec: isinstance(spec, PartitionSpec)
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
 
-def placed(tree, devices: Devices, specs):
-    """Puts `tree` on the devices; `specs` is a prefix of it, as of `shardings`."""
+def placed(tree: Any, devices: Devices, specs: Any) -> Any:
+    """Puts a pytree of arrays on the devices.
+
+    Args:
+      tree: The arrays.
+      devices: One or more devices, each once.
+      specs: A prefix of `tree` with leaves `SHARDED` and `REPLICATED`.
+
+    Returns:
+      The arrays on the devices.
+    """
     return jax.device_put(tree, shardings(devices, specs))
 
 
-def replicated(tree, devices: Devices):
-    """Puts a copy on every device, of an array that occurs twice only one."""
+def replicated(tree: Any, devices: Devices) -> Any:
+    """Puts a copy of a pytree on every device; repeated arrays are copied once.
+
+    Args:
+      tree: The arrays.
+      devices: One or more devices, each once.
+
+    Returns:
+      The arrays on the devices.
+    """
     leaves, structure = jax.tree.flatten(tree)
-    once = {id(x): x for x in leaves}
-    # in their own order, which unlike that of ids is the same in all processes
-    copies = placed(list(once.values()), devices, REPLICATED)
-    found = dict(zip(once, copies, strict=True))
-    return jax.tree.unflatten(structure, [found[id(x)] for x in leaves])
+    unique = {id(x): x for x in leaves}
+    # In the order of the leaves: unlike that of ids, it is the same in all processes.
+    copies = placed(list(unique.values()), devices, REPLICATED)
+    by_id = dict(zip(unique, copies, strict=True))
+    return jax.tree.unflatten(structure, [by_id[id(x)] for x in leaves])
 
 
 def sharded(inner: Plan) -> Plan:
-    """The devices divide a cohort; each runs its part by the plan `inner`.
+    """Makes a plan that divides a cohort among devices.
 
-    A cohort that the devices do not divide is padded with clients of weight 0. To be
-    used inside `across` them, with the client states `SHARDED`, whose number the
-    devices must divide (`engine.init(..., parts=len(devices))`).
+    A cohort that the number of devices does not divide is padded with clients of weight
+    0. Use the plan inside `across`, with the client states `SHARDED`. The number of
+    devices must divide that of client states (`engine.init(..., parts=len(devices))`).
+
+    Args:
+      inner: Plan by which each device runs its part of the cohort.
+
+    Returns:
+      The plan.
     """
 
-    def plan(client, shared, client_states, rows):
-        devices, count = lax.axis_size(CLIENTS), len(rows.weight)
-        rows = pad_cohort(rows, devices)
-        everyone = jnp.zeros(rows.weight.shape, rows.weight.dtype)
-        size = len(everyone) // devices
-        own = lambda x: x.reshape(devices, size, *x.shape[1:])[_me()]
+    def plan(
+        client: Client, shared: Any, client_states: Any, members: CohortMember
+    ) -> Result:
+        devices, count = lax.axis_size(CLIENTS), len(members.weight)
+        members = pad_cohort(members, devices)
+        zeros = jnp.zeros(members.weight.shape, members.weight.dtype)
+        size = len(zeros) // devices
+        own = lambda x: x.reshape(devices, size, *x.shape[1:])[_device()]
         total, client_states, aux = inner(
             client,
             shared,
             client_states,
-            jax.tree.map(own, rows),
+            jax.tree.map(own, members),
             _store(client_states),
         )
-        told = lambda n: lax.dynamic_update_slice(
-            everyone, n.astype(everyone.dtype), (_me() * size,)
+        in_cohort = lambda n: lax.dynamic_update_slice(
+            zeros, n.astype(zeros.dtype), (_device() * size,)
         )
-        # as one vector, for one reduction
-        flat, unravel = ravel_pytree((total, jax.tree.map(told, aux)))
+        # One vector, for one reduction.
+        flat, unravel = ravel_pytree((total, jax.tree.map(in_cohort, aux)))
         total, aux = unravel(lax.psum(flat, CLIENTS))
         return total, client_states, jax.tree.map(lambda n: n[:count] > 0, aux)
 
@@ -105,38 +167,48 @@ def sharded(inner: Plan) -> Plan:
 
 
 def sharded_gather(x: jax.Array, ids: jax.Array) -> jax.Array:
-    """x[ids] of an x that is `SHARDED`, wherever the rows lie; zeros where there is no
-    such row. All devices must ask at the same time, each for rows of its own."""
-    at, here = _asked(ids, len(x))
-    rows = x[jnp.where(here, at, 0)]
-    mask = here.reshape(here.shape + (1,) * (rows.ndim - here.ndim))
+    """Gathers x[ids] from a `SHARDED` array, inside `across`.
+
+    All devices must call it at the same time, each with its own ids.
+
+    Args:
+      x: The device's part of the array.
+      ids: Numbers of rows of the whole array.
+
+    Returns:
+      The rows, with zeros for ids that do not exist.
+    """
+    at, is_local = _local_rows(ids, len(x))
+    rows = x[jnp.where(is_local, at, 0)]
+    mask = is_local.reshape(is_local.shape + (1,) * (rows.ndim - is_local.ndim))
     return lax.psum_scatter(jnp.where(mask, rows, 0), CLIENTS)
 
 
-def _me() -> jax.Array:
+def _device() -> jax.Array:
+    """The number of this device."""
     return lax.axis_index(CLIENTS)
 
 
-def _asked(ids, held: int):
-    """Everyone's ids [devices, ...] as places among the rows held here, and whether
-    they are."""
-    at = lax.all_gather(ids, CLIENTS) - _me() * held
-    return at, (at >= 0) & (at < held)
+def _local_rows(ids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The ids of all devices [devices, ...] as positions among the `count` rows of this
+    device, and whether they are in range."""
+    at = lax.all_gather(ids, CLIENTS) - _device() * count
+    return at, (at >= 0) & (at < count)
 
 
-def _store(client_states) -> Store:
-    """Rows of client states that are `SHARDED`."""
+def _store(client_states: Any) -> Store:
+    """Access to client states that are `SHARDED`."""
     leaves = jax.tree.leaves(client_states)
     if not leaves:
         return Store(
             lambda client_states, ids: client_states,
             lambda client_states, ids, rows: client_states,
         )
-    held = len(leaves[0])
+    count = len(leaves[0])
 
-    def put(client_states, ids, rows):
-        at, here = _asked(ids, held)
-        at = jnp.where(here, at, held)  # past the end: not written
+    def put(client_states: Any, ids: jax.Array, rows: Any) -> Any:
+        at, is_local = _local_rows(ids, count)
+        at = jnp.where(is_local, at, count)  # past the end: not written
         return jax.tree.map(
             lambda x, row: x.at[at].set(lax.all_gather(row, CLIENTS), mode="drop"),
             client_states,

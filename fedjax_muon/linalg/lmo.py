@@ -1,7 +1,7 @@
 """Linear minimization oracles: lmo(g) = argmin <g, d> over the unit ball of a norm.
 
-All have <g, lmo(g)> = -||g||_*, with the dual norm named below, and lmo(0) = 0, one of
-the minimizers. Each takes one array; `jax.tree.map` applies them to the leaves of a
+They satisfy <g, lmo(g)> = -||g||_*, with the dual norm named below, and lmo(0) = 0, one
+of the minimizers. Each takes one array; `jax.tree.map` applies them to the leaves of a
 pytree (Pethick et al., "Training Deep Learning Models with Norm-Constrained LMOs",
 arXiv:2502.07529).
 """
@@ -18,22 +18,41 @@ from fedjax_muon.linalg.newton_schulz import orthogonalize as newton_schulz
 def spectral(
     g: ArrayLike, orthogonalize: Callable[[ArrayLike], jax.Array] = newton_schulz
 ) -> jax.Array:
-    """-U V^T of every matrix U S V^T in `g` (..., m, n); dual: the nuclear norm.
+    """Computes -U V^T of every matrix U S V^T; the dual norm is the nuclear norm.
 
     Args:
-      g: floating, at least two axes.
-      orthogonalize: how U V^T is found. The default is Muon's approximation, which may
-        leave the unit ball; `functools.partial` gives it other arguments, and
+      g: Floating-point array [..., m, n].
+      orthogonalize: Function that computes U V^T. The default is Muon's approximation,
+        which may leave the unit ball; `functools.partial` sets its other arguments.
         `fedjax_muon.linalg.newton_schulz.polar` is exact.
+
+    Returns:
+      An array of the shape and dtype of `g`.
+
+    Raises:
+      TypeError: If `g` is not of a real floating-point type.
+      ValueError: If `g` has fewer than two axes.
+
+    Example:
+      >>> direction = spectral(jnp.ones((4, 3)))
     """
     return -orthogonalize(g)
 
 
 def euclidean(g: ArrayLike) -> jax.Array:
-    """-g / ||g||, the norm taken over all axes; self-dual.
+    """Computes -g / ||g||, with the norm over all axes, which is its own dual.
 
-    As `orthogonalize` does, it stands any scale of `g`, and gives NaN everywhere if any
-    entry is NaN or infinite.
+    The result does not depend on the scale of `g`. A NaN or an infinity makes all
+    entries NaN.
+
+    Args:
+      g: Floating-point array of any shape.
+
+    Returns:
+      An array of the shape and dtype of `g`.
+
+    Example:
+      >>> direction = euclidean(jnp.ones((4, 3)))
     """
     g = jnp.asarray(g)
     if g.size == 0:
@@ -41,10 +60,20 @@ def euclidean(g: ArrayLike) -> jax.Array:
     work = g.astype(jnp.promote_types(g.dtype, jnp.float32))
     largest = jnp.max(jnp.abs(work))
     unit = work / jnp.where(largest == 0, 1, largest)
-    # At least 1 unless g = 0, so that the maximum acts on zeros alone.
+    # The norm is at least 1 unless g = 0, so the maximum changes only zero arrays.
     return (-unit / jnp.maximum(jnp.linalg.norm(unit.ravel()), 1)).astype(g.dtype)
 
 
 def max_norm(g: ArrayLike) -> jax.Array:
-    """-sign(g) of every entry; dual: the sum of absolute values."""
+    """Computes -sign(g) of every entry; the dual norm is the sum of absolute values.
+
+    Args:
+      g: Array of any shape.
+
+    Returns:
+      An array of the shape and dtype of `g`.
+
+    Example:
+      >>> direction = max_norm(jnp.ones((4, 3)))
+    """
     return -jnp.sign(g)

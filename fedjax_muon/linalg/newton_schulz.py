@@ -1,20 +1,20 @@
 """Newton-Schulz orthogonalization of batches of matrices: the kernel of Muon.
 
 With the singular value decomposition X = U S V^T, T steps with coefficients
-(a_t, b_t, c_t) and a normalising factor r <= 1 / ||X||_2 compute
+(a_t, b_t, c_t) and a normalizing factor r <= 1 / ||X||_2 compute
 
     U p(r S) V^T,  p = p_T o ... o p_1,  p_t(s) = a_t s + b_t s^3 + c_t s^5,
 
 which approaches the polar factor U V^T by matrix products alone (Jordan et al.,
 "Muon: An optimizer for hidden layers in neural networks", 2024). Every step is
 X <- W X with W = a I + b A + c A^2 and A = X X^T, on the shorter side of X. Since W
-and A commute, k steps in a row need the large matrix only at their two ends
+and A commute, k consecutive steps need the large matrix only at the first and the last
 ("Gram Newton-Schulz", Dao-AILab 2026):
 
     Q <- Q W,  A <- W A W  (k times),  then  X <- Q X.
 
-Such a run of steps is a *stage* here, and a *form* cuts the schedule into stages:
-`plain` into single steps, `gram` into the longest runs that rounding allows.
+These steps form a *stage*, and a *form* divides the schedule into stages: `plain` into
+single steps, `gram` into the longest stages that rounding errors allow.
 """
 
 import functools
@@ -31,8 +31,8 @@ Coefficients = tuple[tuple[float, float, float], ...]
 Form = Callable[[Coefficients, np.dtype], tuple[Coefficients, ...]]
 Normalization = Callable[[jax.Array], jax.Array]
 
-# Jordan et al. 2024. Steepest at zero, never converges: p stays below 1.2024 and
-# most singular values end in [0.68, 1.13]. ||output||_2 <= 1 does not hold.
+# Jordan et al. 2024. p is steepest at zero and does not converge: it stays below
+# 1.2024, and most singular values end in [0.68, 1.13]. ||output||_2 <= 1 does not hold.
 JORDAN: Coefficients = ((3.4445, -4.7750, 2.0315),)
 
 # Takezawa et al., arXiv:2509.26337, Theorem 3: p increases from p(0) = 0 to p(1) = 1,
@@ -72,14 +72,25 @@ POLAR_EXPRESS: Coefficients = (
 
 
 def rows(coefficients: Coefficients, steps: int) -> Coefficients:
-    """The `steps` rows that are executed.
+    """Selects the rows of the steps that are executed.
 
-    One row is repeated. Several rows that end in one with p(1) = 1 are cut short or
-    continued by that row; any other set is a schedule of fixed length.
+    One row is repeated. Several rows whose last row has p(1) = 1 are truncated, or
+    continued with their last row. Any other set is a schedule of fixed length.
+
+    Args:
+      coefficients: Rows (a, b, c).
+      steps: T, the number of steps.
+
+    Returns:
+      The `steps` rows.
 
     Raises:
-      ValueError: `steps` is no integer >= 0, a row is not three finite numbers, or a
-        schedule of fixed length has another length than `steps`.
+      ValueError: If `steps` is not an integer >= 0, a row is not three finite numbers,
+        or a schedule of fixed length does not have `steps` rows.
+
+    Example:
+      >>> rows(CUBIC, 2)
+      ((1.5, -0.5, 0.0), (1.5, -0.5, 0.0))
     """
     if not isinstance(steps, int | np.integer) or steps < 0:
         raise ValueError(f"steps must be an integer >= 0, got {steps!r}")
@@ -102,19 +113,35 @@ def rows(coefficients: Coefficients, steps: int) -> Coefficients:
 
 
 def plain(schedule: Coefficients, dtype: np.dtype) -> tuple[Coefficients, ...]:
-    """Every step by itself: two products with the large matrix a step."""
+    """Makes every step a stage: two products with the large matrix per step.
+
+    Args:
+      schedule: Rows (a, b, c) of all steps.
+      dtype: Not used; it is an argument of every form.
+
+    Returns:
+      The stages, each with one row.
+    """
     del dtype
     return tuple((row,) for row in schedule)
 
 
 def gram(schedule: Coefficients, dtype: np.dtype) -> tuple[Coefficients, ...]:
-    """Several steps a stage, as many as rounding errors allow.
+    """Combines several steps in a stage, as many as rounding errors allow.
 
-    Within a stage rounding makes A indefinite and Q amplifies that by the product of
-    the a_t. Starting afresh from X after two steps, then (beyond five steps) after
-    every second one, keeps float32 within 1e-3 of the exact result in spectral norm
-    for up to eight steps of all sets of coefficients here; 16-bit matrices start
-    afresh after one step and then after every second one.
+    Within a stage rounding makes A indefinite, and Q amplifies the error by the product
+    of the a_t. A new stage, which starts from X, limits it. In float32 the first stage
+    has two steps and later ones three, or two if there are more than five steps. This
+    keeps the result within 1e-3 of the exact one in spectral norm for up to eight steps
+    of all coefficients in this module. For 16-bit matrices the first stage has one step
+    and later ones two.
+
+    Args:
+      schedule: Rows (a, b, c) of all steps.
+      dtype: Type of the large matrix inside the products.
+
+    Returns:
+      The stages, each with several rows.
     """
     low_precision = jnp.finfo(dtype).bits < 32
     first = 1 if low_precision else 2
@@ -124,17 +151,31 @@ def gram(schedule: Coefficients, dtype: np.dtype) -> tuple[Coefficients, ...]:
 
 
 def frobenius(outer: jax.Array) -> jax.Array:
-    """r = 1 / ||X||_F from A = X X^T (..., n, n), shape (...); 0 for A = 0."""
+    """Computes r = 1 / ||X||_F from A = X X^T.
+
+    Args:
+      outer: A, shape [..., n, n].
+
+    Returns:
+      r, shape [...]; 0 for A = 0.
+    """
     square = jnp.trace(outer, axis1=-2, axis2=-1)
     is_zero = square == 0
     return jnp.where(is_zero, 0, jax.lax.rsqrt(jnp.where(is_zero, 1, square)))
 
 
 def schatten8(outer: jax.Array) -> jax.Array:
-    """r = 1 / ||X||_S8 = ||A^2||_F^(-1/4) from A = X X^T (..., n, n), shape (...).
+    """Computes r = 1 / ||X||_S8 = ||A^2||_F^(-1/4) from A = X X^T.
 
-    A tighter upper bound of ||X||_2 than the Frobenius norm (n^(1/8) instead of n^(1/2)
-    apart at worst), at no cost: the first step needs A^2 anyway. 0 for A = 0.
+    The Schatten-8 norm is a tighter upper bound of ||X||_2 than the Frobenius norm: at
+    most n^(1/8) times as large, instead of n^(1/2). It is free of cost, since the first
+    step needs A^2 anyway.
+
+    Args:
+      outer: A, shape [..., n, n].
+
+    Returns:
+      r, shape [...]; 0 for A = 0.
     """
     scale = frobenius(outer)
     # Relative to the trace, so that large matrices do not overflow.
@@ -156,33 +197,36 @@ def orthogonalize(
     normalization: Normalization = frobenius,
     dtype: DTypeLike | None = None,
 ) -> jax.Array:
-    """U p(r S) V^T of every matrix U S V^T in `x`; see the module's docstring.
+    """Computes U p(r S) V^T of every matrix U S V^T; see the module's docstring.
 
     Zero singular values stay zero, so a zero matrix gives zeros and padding with zeros
-    changes nothing. The result does not depend on the scale of a matrix: to the bit
-    for powers of two, as long as no entry overflows or is subnormal. A NaN or an
-    infinity makes its own matrix NaN and leaves the others of the batch untouched.
+    changes nothing. The result does not depend on the scale of a matrix: it is
+    bit-identical for powers of two, if no entry overflows or is subnormal. A NaN or an
+    infinity makes its own matrix NaN; the other matrices of the batch are unaffected.
 
     Args:
-      x: floating (..., m, n); every leading axis is a batch axis.
-      coefficients: rows (a, b, c), expanded by `rows`.
-      steps: T; 0 only normalises.
-      form: `plain`, `gram`, or any function that cuts the rows into stages. None takes
-        `gram` where it needs fewer operations and is safe: matrices more than 1.5 times
-        as long as wide, computed in 32 bits or more.
+      x: Floating-point array [..., m, n]; leading axes are batch axes.
+      coefficients: Rows (a, b, c), expanded by `rows`.
+      steps: T, the number of steps; 0 only normalizes.
+      form: `plain`, `gram`, or any function that divides the rows into stages. The
+        default is `gram` where it needs fewer operations and is safe: for matrices more
+        than 1.5 times as long as wide, computed in 32 bits or more.
       normalization: `frobenius` (as in the papers), `schatten8`, or any function from
         X X^T to a factor r <= 1 / ||X||_2, where the largest entry of X is about 1.
-      dtype: of the large matrix inside the products, by default that of `x` but at
-        least float32. Products accumulate, and X X^T and its powers live, in float32
-        or better; they ignore `jax.default_matmul_precision`, which does rule the
-        products with the large matrix.
+      dtype: Type of the large matrix inside the products; by default, that of `x` but
+        at least float32. Accumulators, X X^T and its powers have float32 or better, and
+        ignore `jax.default_matmul_precision`, which applies to the products with the
+        large matrix.
 
     Returns:
       An array of the shape and dtype of `x`.
 
     Raises:
-      ValueError: fewer than two axes, or what `rows` refuses.
-      TypeError: `x` or `dtype` is not a real floating-point type.
+      ValueError: If `x` has fewer than two axes, or `rows` rejects the coefficients.
+      TypeError: If `x` or `dtype` is not of a real floating-point type.
+
+    Example:
+      >>> u = orthogonalize(jnp.ones((4, 3)), coefficients=QUINTIC, steps=8)
     """
     x = _checked(x)
     compute = jnp.dtype(
@@ -193,19 +237,32 @@ def orthogonalize(
     schedule = rows(coefficients, steps)
     short, long = sorted(x.shape[-2:])
     if form is None:
-        favourable = long > 1.5 * short and jnp.finfo(compute).bits >= 32
-        form = gram if favourable else plain
+        is_faster = long > 1.5 * short and jnp.finfo(compute).bits >= 32
+        form = gram if is_faster else plain
     if x.size == 0:
         return x
     return _newton_schulz(x, form(schedule, compute), normalization, compute)
 
 
 def polar(x: ArrayLike) -> jax.Array:
-    """The exact polar factor U V^T, over the non-zero singular values, by SVD.
+    """Computes the exact polar factor U V^T over the non-zero singular values, by SVD.
 
-    The same interface and errors as `orthogonalize`, but many times slower: for small
-    problems and as a reference. Singular values below max(m, n) machine epsilons of
-    the largest count as zero.
+    It is many times slower than `orthogonalize`, and serves small problems and as a
+    reference. Singular values below max(m, n) eps times the largest one count as zero,
+    where eps is the machine epsilon.
+
+    Args:
+      x: Floating-point array [..., m, n]; leading axes are batch axes.
+
+    Returns:
+      An array of the shape and dtype of `x`.
+
+    Raises:
+      ValueError: If `x` has fewer than two axes.
+      TypeError: If `x` is not of a real floating-point type.
+
+    Example:
+      >>> u = polar(jnp.eye(3))
     """
     x = _checked(x)
     if x.size == 0:
@@ -254,13 +311,13 @@ def _newton_schulz(
 
 
 def _prescaled(x: jax.Array) -> jax.Array:
-    """Every matrix times the power of two that brings its largest entry near 1.
+    """Multiplies every matrix by a power of two, so that its largest entry is near 1.
 
-    Exact, and squares can then neither overflow nor vanish.
+    This is exact, and squares then neither overflow nor underflow.
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    # By its bits, since no device promises an exact power or quotient.
+    # From the bits, since powers and quotients are not exact on every device.
     info = jnp.finfo(x.dtype)
     bits = jax.lax.bitcast_convert_type(largest, jnp.dtype(f"int{info.bits}"))
     exponent = 2 * (info.maxexp - 1) - (bits >> info.nmant)
@@ -282,7 +339,7 @@ def _polynomial(
             outer = _small_product(factors[-1], _small_product(outer, factors[-1]))
             outer = (outer + outer.mT) / 2  # halves the error of long stages
             scale = 1.0
-        # p(r s) = (a r) s + (b r^3) s^3 + (c r^5) s^5: no pass over X to scale it.
+        # p(r s) = (a r) s + (b r^3) s^3 + (c r^5) s^5 needs no pass over X to scale it.
         factor = a * scale * identity + b * scale**3 * outer
         if c != 0:
             factor += c * scale**5 * _small_product(outer, outer)
@@ -293,12 +350,12 @@ def _polynomial(
 def _large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
     accumulator = jnp.promote_types(dtype, jnp.float32)
 
-    def product(a, b):
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.matmul(
             a.astype(dtype), b.astype(dtype), preferred_element_type=accumulator
         )
 
-    def of_rounded(a, b):
+    def product_of_rounded(a: jax.Array, b: jax.Array) -> jax.Array:
         info = jnp.finfo(dtype)
         rounded = lambda x: jax.lax.reduce_precision(
             x.astype(accumulator), info.nexp, info.nmant
@@ -307,11 +364,12 @@ def _large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
 
     if dtype == accumulator:
         return product(a, b)
-    # XLA:CPU has no product of 16-bit numbers in some layouts, those of tall matrices
-    # among them, and fails. Two of them have an exact product in 32 bits.
-    return jax.lax.platform_dependent(a, b, cpu=of_rounded, default=product)
+    # XLA:CPU fails on products of 16-bit numbers in some layouts, such as those of tall
+    # matrices. The product of two such numbers is exact in 32 bits.
+    return jax.lax.platform_dependent(a, b, cpu=product_of_rounded, default=product)
 
 
 def _small_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    # TPUs would round the factors to bfloat16 and GPUs to TF32: see `gram` for why not.
+    # Otherwise, TPUs round the factors to bfloat16 and GPUs to TF32, which is too
+    # coarse within a stage: see `gram`.
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

@@ -1,4 +1,4 @@
-"""Minimax methods; `ALL` has each with its paper and its published grid.
+"""Minimax methods; `ALL` has each of them with its paper and published grid.
 
 Parameters are a `Pair` (`core.pair`).
 """
@@ -19,8 +19,8 @@ from fedjax_muon.minimax.presets import (
 ZHANG = "Zhang and Gao, Federated stochastic minimax under heavy-tailed noises"
 YANG = "Yang et al. 2022, arXiv:2210.00611"
 
-# The ends are those of Zhang and Gao for their two methods; they tuned the others too,
-# over what they do not say.
+# Zhang and Gao state the smallest and the largest value for their two methods. They do
+# not state the grids with which they tuned the others.
 GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
 ALL = by_name(

@@ -50,8 +50,8 @@ def fess_gda(
     Args:
       lr: Local learning rates.
       server_lr: Server learning rates; 1 is plain averaging.
-      pull: Strength of the pull of x towards z, rho in the paper.
-      follow: How far z follows x in a round, beta in the paper.
+      pull: Strength of the pull of x toward z, rho in the paper.
+      follow: Weight of x in the update of z, beta in the paper.
       rule: Local rule, without a learning rate.
 
     Returns:
@@ -73,14 +73,8 @@ def fess_gda(
 
         def step(carry, batch, key):
             x, opt = carry
-            return move(
-                objective,
-                x,
-                value_at(lr, round),
-                rule,
-                opt,
-                objective.grad(x, batch, key),
-            ), ()
+            g = objective.grad(x, batch, key)
+            return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round.key)
         return Model(tree.sub(end, start)), client_state

@@ -1,7 +1,7 @@
-"""Minimax presets: algorithms of minimization whose rules treat the variables apart.
+"""Minimax presets: algorithms of minimization with separate rules for both variables.
 
 Zhang and Gao, "Federated stochastic minimax optimization under heavy-tailed noises",
-and the baselines that they compare with.
+and the baselines of their comparison.
 """
 
 import optax
@@ -40,7 +40,7 @@ def fed_nsgda_m(
     Args:
       lr: Local learning rates, the lengths of local moves.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; 0 in round 0, where there is none.
+      momentum: Weight of the past; by default 0 in round 0, which has no past.
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
@@ -71,7 +71,7 @@ def fedmuon_da(
     Args:
       lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; 0 in round 0, where there is none.
+      momentum: Weight of the past; by default 0 in round 0, which has no past.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
@@ -104,7 +104,7 @@ def fedsgda_clip(
     Args:
       lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; 0 in round 0, where there is none.
+      momentum: Weight of the past; by default 0 in round 0, which has no past.
       clip_norm: Largest norm of the direction of each variable.
 
     Returns:

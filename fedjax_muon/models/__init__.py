@@ -1,16 +1,17 @@
-"""Flax modules from a batch of examples to logits, without batch statistics.
+"""Flax modules that map a batch of examples to logits, without batch statistics.
 
-`ALL` names each constructor; all take `classes`, all else has a default. The RNN takes
-token ids, the others images; the MLP takes any array of numbers. `ResNet18`, `ViT`,
-`vit_tiny` and `swin_tiny` have the sizes that papers train on CIFAR, for which a CPU is
-slow.
+`ALL` has the constructors by name. Each takes `classes`; all other arguments have
+defaults. The RNN takes token ids, the MLP any numeric arrays, and the others images.
+`ResNet18`, `ViT`, `vit_tiny` and `swin_tiny` have the sizes that papers train on CIFAR;
+these are slow on a CPU.
 
-All take `dtype`, the numbers that layers compute in, such as `jnp.bfloat16`; by default
-those of parameters and examples. Parameters and their gradients stay float32, as do the
-statistics of normalisations and the softmax of attention; logits are of `dtype`.
+Models take `dtype`, the type of their computations, such as `jnp.bfloat16`; by default
+it is that of the parameters and inputs. Parameters and gradients stay float32, as do
+the statistics of normalization layers and the softmax of attention. Logits have the
+type `dtype`.
 
-`RoBERTa` is not in `ALL`: it is for ids of its own tokenizer, whose padding is 1, and
-for weights that `load_roberta` reads; `lora` trains it. `load_swin` reads those of a
+`RoBERTa` is not in `ALL`, since it needs the ids of its own tokenizer and the weights
+that `load_roberta` reads; `tasks.lora` trains it. `load_swin` reads the weights of a
 pretrained `Swin`.
 """
 

@@ -1,20 +1,24 @@
-"""The operations of convolutional networks in forms that stay fast inside a scan.
+"""Convolutions and pooling whose gradients are fast inside a scan.
 
-XLA:CPU brings convolutions to its fast layout (NHWC data, HWIO kernels) only in the
+XLA:CPU converts convolutions to its fast layout (NHWC data, HWIO kernels) only in the
 entry computation of a program (https://github.com/jax-ml/jax/issues/12868). JAX writes
-the gradients of a convolution in other layouts, so inside a scan, that is in every loop
-over local steps, they run as naive loops, up to 20 times slower. `convolution` writes
-them in the fast layout instead. Likewise `max_pool_2x2` has a gradient of comparisons
-and products where `flax.linen.max_pool` has XLA's slow select-and-scatter.
+the gradients of a convolution in other layouts. So inside a scan, as in every loop over
+local steps, they run as naive loops, up to 20 times slower. `convolution` writes them
+in the fast layout instead. Likewise, the gradient of `max_pool_2x2` consists of
+comparisons and products, while `flax.linen.max_pool` uses XLA's slow
+select-and-scatter.
 
-XLA:CPU multiplies all patches of the data by the kernel: with few channels a product
-so narrow that copying the patches takes most of the time. LeNet's kernels are applied
-to squares of places at once instead (`_blockwise`): on 50 images of 32 x 32 x 3 its
-first convolution with its gradients takes a third of the time, its second 0.6.
+XLA:CPU multiplies all patches of the data by the kernel. With few channels, this
+product is so narrow that copying the patches takes most of the time. LeNet's kernels
+are therefore applied to squares of places together (`_blockwise`). On 50 images of
+32 x 32 x 3, its first convolution with gradients takes a third of the time, its second
+0.6.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,32 +28,49 @@ from jax import lax
 def convolution(
     lhs: jax.Array,
     rhs: jax.Array,
-    window_strides,
-    padding,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
     *,
-    lhs_dilation=None,
-    rhs_dilation=None,
-    dimension_numbers=None,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
     feature_group_count: int = 1,
-    precision=None,
-    **options,
+    precision: Any = None,
+    **options: Any,
 ) -> jax.Array:
-    """`lax.conv_general_dilated` with faster gradients, for every `flax.linen.Conv`:
+    """`lax.conv_general_dilated` with faster gradients on CPUs.
 
-        nn.Conv(32, (3, 3), conv_general_dilated=convolution)
+    Values are the same, and gradients are the same up to rounding. The faster gradients
+    are for data [B, *space, I] and kernels [*space, I, O] with any strides, padding and
+    kernel dilation, as in flax's convolutions. All other calls (groups, dilated inputs,
+    other layouts, further options, empty results) are passed to lax unchanged.
 
-    Takes the arguments of `lax.conv_general_dilated` and returns the same numbers; its
-    gradients are the same up to rounding. What flax's plain convolutions ask for, data
-    [B, *space, I] and kernels [*space, I, O] with any strides, padding and kernel
-    dilation, gets the gradients written here; all else (groups, dilated inputs, other
-    layouts, further options, empty results) is handed to lax as it is.
-
-    Reverse mode can be repeated (`grad` of `grad`). Forward mode (`jax.jvp`,
+    Reverse mode can be repeated (`grad` of `grad`). Forward mode (`jax.jvp`, and
     `jax.hessian`, which is forward over reverse) raises JAX's TypeError about
-    `custom_vjp`: where it is needed, build the model with a plain `nn.Conv`.
+    `custom_vjp`; models that need it must use a plain `nn.Conv`.
+
+    Args:
+      lhs: Data.
+      rhs: Kernel.
+      window_strides: Stride of each spatial dimension.
+      padding: Name "SAME" or "VALID", or the low and high padding of each spatial
+        dimension.
+      lhs_dilation: Dilation of the data.
+      rhs_dilation: Dilation of the kernel.
+      dimension_numbers: Layout of data, kernel and result.
+      feature_group_count: Number of groups of channels.
+      precision: Precision of the products.
+      **options: Further arguments of `lax.conv_general_dilated`.
+
+    Returns:
+      The convolution.
+
+    Example:
+      >>> import flax.linen as nn
+      >>> layer = nn.Conv(32, (3, 3), conv_general_dilated=convolution)
     """
 
-    def reference(x, w):
+    def reference(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(
             x,
             w,
@@ -63,7 +84,7 @@ def convolution(
             **options,
         )
 
-    result = jax.eval_shape(reference, lhs, rhs)  # lax judges the arguments first
+    result = jax.eval_shape(reference, lhs, rhs)  # lax checks the arguments
     plain = (
         lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
         == _dimension_numbers(lhs.ndim)
@@ -86,11 +107,17 @@ def convolution(
 
 
 def max_pool_2x2(x: jax.Array) -> jax.Array:
-    """The largest of each 2 x 2 square: [B, H, W, C] to [B, H // 2, W // 2, C].
+    """Max pooling of 2 x 2 squares with stride 2.
 
-    Equals `flax.linen.max_pool(x, (2, 2), strides=(2, 2))`, which also leaves out the
-    last row and column of odd sizes. Where several entries of a square are the largest,
-    each gets an equal part of the gradient, not the first one all of it.
+    It equals `flax.linen.max_pool(x, (2, 2), strides=(2, 2))`, which also drops the
+    last row and column of odd sizes. If several entries of a square are the largest,
+    each gets an equal part of the gradient; in flax the first one gets all of it.
+
+    Args:
+      x: Images [B, H, W, C].
+
+    Returns:
+      The maxima [B, H // 2, W // 2, C].
     """
     batch, height, width, channels = x.shape
     height, width = height // 2, width // 2
@@ -100,21 +127,22 @@ def max_pool_2x2(x: jax.Array) -> jax.Array:
 
 def _dimension_numbers(ndim: int) -> lax.ConvDimensionNumbers:
     space = range(1, ndim - 1)
-    data = (0, ndim - 1, *space)  # places of batch, features, space: NHWC
-    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # of O, I, space: HWIO
+    data = (0, ndim - 1, *space)  # positions of batch, features, space: NHWC
+    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # positions of O, I, space: HWIO
     return lax.ConvDimensionNumbers(data, kernel, data)
 
 
-def _reach(kernel, dilation):
+def _reach(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
     """The distance between a kernel's first and last entry, in places of the input."""
     return [(size - 1) * d for size, d in zip(kernel, dilation, strict=True)]
 
 
-def _equally_varying(*arrays):
-    """Inside `jax.shard_map`: each array varying over every axis that one varies over.
+def _equally_varying(*arrays: jax.Array) -> list[jax.Array]:
+    """Makes all arrays vary over the same axes of a `jax.shard_map`.
 
-    JAX does it for its own operations; a `custom_vjp` must, or its gradients would vary
-    where its arguments do not. Outside of `shard_map` nothing varies.
+    JAX does this for its own operations. A `custom_vjp` has to do it too, since its
+    gradients would otherwise vary where its arguments do not. Outside of `shard_map`
+    nothing varies.
     """
     axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
     everywhere = frozenset().union(*axes)
@@ -124,7 +152,16 @@ def _equally_varying(*arrays):
     ]
 
 
-def _run(x, w, strides, padding, spread=None, dilation=None, *, precision):
+def _run(
+    x: jax.Array,
+    w: jax.Array,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    spread: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+    *,
+    precision: Any,
+) -> jax.Array:
     return lax.conv_general_dilated(
         x,
         w,
@@ -137,11 +174,21 @@ def _run(x, w, strides, padding, spread=None, dilation=None, *, precision):
     )
 
 
-def _run_canonical(x, w, strides, padding, spread=None, dilation=None, *, precision):
-    """`_run`, kept in the fast layout where the kernel has more places than the data.
+def _run_canonical(
+    x: jax.Array,
+    w: jax.Array,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    spread: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+    *,
+    precision: Any,
+) -> jax.Array:
+    """`_run` in the fast layout, also if the kernel has more places than the data.
 
-    There XLA would swap the two, out of the layout. Data padded beforehand has no fewer
-    places than the kernel, and the barrier keeps XLA from taking the padding back.
+    In this case XLA would swap the two and leave the layout. Data that is padded first
+    has at least as many places as the kernel. The barrier keeps XLA from moving the
+    padding back into the convolution.
     """
     if math.prod(w.shape[:-2]) > math.prod(x.shape[1:-1]):
         inner = [d - 1 for d in spread or (1,) * len(strides)]
@@ -153,19 +200,22 @@ def _run_canonical(x, w, strides, padding, spread=None, dilation=None, *, precis
     return _run(x, w, strides, padding, spread, dilation, precision=precision)
 
 
-def _by_backend(canonical, plain, *arrays):
-    """The one place that chooses: by the platform that the code is lowered for.
+def _by_backend(
+    canonical: Callable[..., Any], plain: Callable[..., Any], *arrays: jax.Array
+) -> Any:
+    """Chooses by the platform that the code is lowered for.
 
-    CPU: measured, see the module. Nothing has been measured elsewhere, so there lax's
-    own convolutions and gradients stay as they are.
+    The fast forms were measured on CPUs only, see the module. Other platforms use lax's
+    own convolutions and gradients.
     """
     return lax.platform_dependent(*arrays, cpu=canonical, default=plain)
 
 
-def _side(w, strides, dilation):
-    """Of the squares that a kernel is applied to at once, 1 for place by place.
+def _side(w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> int:
+    """The side of the squares that a kernel is applied to, 1 for single places.
 
-    Measured: on kernels of 3 x 3 and with more channels squares gain little or lose.
+    In measurements, squares were of little use or slower with kernels of 3 x 3 and with
+    more channels.
     """
     alone = all(one == 1 for one in (*strides, *dilation))
     *window, inputs, outputs = w.shape
@@ -174,11 +224,18 @@ def _side(w, strides, dilation):
     return 4 if outputs <= 8 else 2
 
 
-def _blockwise(x, w, side, padding, precision):
-    """The convolution with strides of 1 by way of squares, whose places are channels.
+def _blockwise(
+    x: jax.Array,
+    w: jax.Array,
+    side: int,
+    padding: Sequence[tuple[int, int]],
+    precision: Any,
+) -> jax.Array:
+    """The convolution with strides of 1, computed on squares of places.
 
-    A square of outputs is a linear map of the squares of inputs that it reaches: fewer
-    and wider patches, and a kernel with zeros.
+    The places of a square become channels. A square of outputs is a linear map of the
+    squares of inputs that it depends on, so there are fewer and wider patches, and the
+    kernel contains zeros.
     """
     window = [-(-(k + side - 1) // side) for k in w.shape[:2]]  # in squares
     low, high = zip(*padding, strict=True)
@@ -196,7 +253,7 @@ def _blockwise(x, w, side, padding, precision):
     height, width = height // side, width // side
     x = x.reshape(batch, height, side, width, side, inputs).swapaxes(2, 3)
     x = x.reshape(batch, height, width, -1)
-    # place p of a square has the kernel's entry r at place p + r of what it reaches
+    # The output at place p has the kernel's entry r for the input at place p + r.
     rows, columns = (
         jnp.stack(
             [jnp.eye(side * n, k, -p, dtype=w.dtype) for p in range(side)]
@@ -212,7 +269,14 @@ def _blockwise(x, w, side, padding, precision):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _convolution(x, w, strides, padding, dilation, precision):
+def _convolution(
+    x: jax.Array,
+    w: jax.Array,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    precision: Any,
+) -> jax.Array:
     how = {
         "strides": strides,
         "padding": padding,
@@ -225,45 +289,68 @@ def _convolution(x, w, strides, padding, dilation, precision):
     return _by_backend(fast, partial(_run, **how), x, w)
 
 
-def _forward(x, w, *how):
+def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
     return _convolution(x, w, *how), (x, w)
 
 
-def _backward(strides, padding, dilation, precision, saved, g):
+def _backward(
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    precision: Any,
+    saved: tuple[jax.Array, jax.Array],
+    g: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     how = (strides, padding, dilation, precision)
     return _by_backend(
         partial(_canonical_gradients, *how), partial(_lax_gradients, *how), *saved, g
     )
 
 
-def _lax_gradients(strides, padding, dilation, precision, x, w, g):
+def _lax_gradients(
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    precision: Any,
+    x: jax.Array,
+    w: jax.Array,
+    g: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     run = partial(_run, precision=precision, dilation=dilation)
     _, pullback = jax.vjp(lambda x, w: run(x, w, strides, padding), x, w)
     return pullback(g)
 
 
-def _canonical_gradients(strides, padding, dilation, precision, x, w, g):
+def _canonical_gradients(
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    precision: Any,
+    x: jax.Array,
+    w: jax.Array,
+    g: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     if (side := _side(w, strides, dilation)) > 1:
         how = {"side": side, "padding": padding, "precision": precision}
         return jax.vjp(partial(_blockwise, **how), x, w)[1](g)
     low, padded_high = zip(*padding, strict=True)
-    del padded_high  # may be more than the windows cover
+    del padded_high  # can exceed what the windows cover
     reach = _reach(w.shape[:-2], dilation)
-    # how far the windows start, first to last, in places of the input
+    # the distance between the first and the last window, in places of the input
     span = _reach(g.shape[1:-1], strides)
     covered = [r + s + 1 for r, s in zip(reach, span, strict=True)]
     space = x.shape[1:-1]
     high = [c - n - p for c, n, p in zip(covered, space, low, strict=True)]
 
     # dw[k] = sum over o of x[o stride + k dilation] g[o]: a convolution with kernel g,
-    # which sums over the batch and has the channels of x for its batch.
-    outer = (*range(1, x.ndim - 1), 0, x.ndim - 1)  # the batch behind space
+    # which sums over the batch and whose batch is the channels of x.
+    outer = (*range(1, x.ndim - 1), 0, x.ndim - 1)  # the batch after space
     pads = list(zip(low, high, strict=True))
     x, kernel = x.swapaxes(0, -1), g.transpose(outer)
     run = partial(_run_canonical, precision=precision)
     dw = run(x, kernel, dilation, pads, dilation=strides)
 
-    # dx: g, spread by the strides, against the mirrored kernel
+    # dx: the convolution of g, spread by the strides, with the mirrored kernel.
     mirror = lax.rev(w, range(w.ndim - 2)).swapaxes(-1, -2)
     pads = [(r - p, r - h) for r, p, h in zip(reach, low, high, strict=True)]
     one = (1,) * len(strides)

@@ -1,4 +1,4 @@
-"""The convolutional network that federated learning trains on (E)MNIST."""
+"""The convolutional network of federated learning papers for (E)MNIST."""
 
 from functools import partial
 
@@ -10,13 +10,21 @@ from fedjax_muon.models.convolution import convolution, max_pool_2x2
 
 
 class EmnistCNN(nn.Module):
-    """Two 3 x 3 convolutions (32 and 64 channels), one pooling, layers of 128, classes.
+    """Two 3 x 3 convolutions (32 and 64 channels), pooling, and two dense layers.
 
-    Takes images [B, H, W, C] of at least 6 x 6, returns logits [B, classes]; 28 x 28
-    x 1 and 10 classes make 1,199,882 parameters. It is the EMNIST network of "Adaptive
-    Federated Optimization" (arXiv:2003.00295), without its dropout.
+    It maps images [B, H, W, C] of at least 6 x 6 to logits [B, classes], and has
+    1,199,882 parameters for 28 x 28 x 1 and 10 classes. It is the EMNIST network of
+    "Adaptive Federated Optimization" (arXiv:2003.00295), without dropout.
 
-    Raises ValueError for other ranks and for smaller images.
+    Attributes:
+      classes: Number of classes.
+      dtype: Type of the computation; that of parameters and inputs by default.
+
+    Raises:
+      ValueError: If the inputs have another rank, or the images are smaller.
+
+    Example:
+      >>> task = tasks.classification(EmnistCNN(10), digits)
     """
 
     classes: int = 10
@@ -34,7 +42,7 @@ class EmnistCNN(nn.Module):
         x = conv(32, (3, 3), padding="VALID")(x)
         x = nn.relu(x)
         x = conv(64, (3, 3), padding="VALID")(x)
-        # ReLU after the pooling: the same numbers, from a quarter of the entries.
+        # ReLU after pooling gives the same numbers at a quarter of the cost.
         x = nn.relu(max_pool_2x2(x))
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(dense(128)(x))

@@ -12,16 +12,24 @@ from fedjax_muon.models.convolution import convolution, max_pool_2x2
 class LeNet(nn.Module):
     """Two 5 x 5 convolutions (6 and 16 channels), then layers of 120, 84 and `classes`.
 
-    Takes images [B, H, W, C] of at least 12 x 12, returns logits [B, classes]; 28 x 28
-    x 1 and 10 classes make 61,706 parameters. The first convolution keeps the size, so
-    that 28 x 28 images give the 5 x 5 x 16 features of the original with its padded
-    32 x 32 ones; 32 x 32 images are taken as they are and give 6 x 6 x 16.
+    It maps images [B, H, W, C] of at least 12 x 12 to logits [B, classes], and has
+    61,706 parameters for 28 x 28 x 1 and 10 classes. The first convolution keeps the
+    size, so 28 x 28 images give 5 x 5 x 16 features, as images padded to 32 x 32 do in
+    the original. Images of 32 x 32 are not padded and give 6 x 6 x 16.
 
     From "Gradient-Based Learning Applied to Document Recognition" (LeCun, Bottou,
-    Bengio, Haffner, 1998), whose sigmoids, trained averages, partial connections and
-    radial basis outputs have given way to ReLU, maxima and dense layers.
+    Bengio, Haffner, 1998), with ReLU, max pooling and dense layers in place of
+    sigmoids, trained averages, partial connections and radial basis outputs.
 
-    Raises ValueError for other ranks and for smaller images.
+    Attributes:
+      classes: Number of classes.
+      dtype: Type of the computation; that of parameters and inputs by default.
+
+    Raises:
+      ValueError: If the inputs have another rank, or the images are smaller.
+
+    Example:
+      >>> params = LeNet(10).init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
     """
 
     classes: int = 10
@@ -37,7 +45,7 @@ class LeNet(nn.Module):
         conv = partial(nn.Conv, dtype=self.dtype, conv_general_dilated=convolution)
         dense = partial(nn.Dense, dtype=self.dtype)
         x = conv(6, (5, 5), padding="SAME")(x)
-        # ReLU after the pooling: the same numbers, from a quarter of the entries.
+        # ReLU after pooling gives the same numbers at a quarter of the cost.
         x = nn.relu(max_pool_2x2(x))
         x = conv(16, (5, 5), padding="VALID")(x)
         x = nn.relu(max_pool_2x2(x))

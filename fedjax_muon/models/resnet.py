@@ -1,4 +1,4 @@
-"""The residual network of 18 layers for small images, without batch statistics."""
+"""The residual network with 18 layers for small images, without batch statistics."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,14 +10,14 @@ from jax.typing import DTypeLike
 
 from fedjax_muon.models.convolution import convolution
 
-# Scaled by the outputs, so that gradients keep their size through the layers: He et
-# al. 2015 (arXiv:1502.01852), as in torchvision's networks.
+# Scaled by the number of outputs, so that gradients keep their size through the layers:
+# He et al. 2015 (arXiv:1502.01852), as in torchvision's networks.
 _he = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
-# Padded on both sides: "SAME" would pad even sizes, at stride 2, on one side alone.
+# Padded on both sides, since "SAME" with stride 2 pads even sizes on one side only.
 _convolution = partial(
     nn.Conv,
-    use_bias=False,  # the normalisation that follows has one
+    use_bias=False,  # the normalization that follows has one
     kernel_init=_he,
     conv_general_dilated=convolution,
 )
@@ -26,10 +26,10 @@ _1x1 = partial(_convolution, kernel_size=(1, 1), padding=0)
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions and the way around them: [B, H, W, C] to [B, H', W', F].
+    """Two 3 x 3 convolutions and a shortcut: [B, H, W, C] to [B, H', W', features].
 
-    F = features, H' = ceil(H / stride). The way around is the identity for stride 1 and
-    C = F, else a 1 x 1 convolution with the stride and its own normalisation.
+    H' = ceil(H / stride). The shortcut is the identity for stride 1 and C = features,
+    else a 1 x 1 convolution with the stride and its own normalization.
     """
 
     features: int
@@ -52,31 +52,41 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """A 3 x 3 stem, four stages of two residual blocks, their mean over the image.
+    """A 3 x 3 stem, four stages of two residual blocks, and the mean over the image.
 
-    Takes images [B, H, W, C] of any size, returns logits [B, classes]. Every stage but
-    the first halves height and width; 32 x 32 x 3 images and 10 classes make 11,173,962
-    parameters, as many as with batch normalisation:
+    It maps images [B, H, W, C] of any size to logits [B, classes]. Every stage except
+    the first halves height and width. For 32 x 32 x 3 and 10 classes it has 11,173,962
+    parameters, as many as with batch normalization:
 
         stem                 kernel [3, 3, C, 64]
-        GroupNorm_0          scale, bias [64]: of the stem
+        GroupNorm_0          scale, bias [64], after the stem
         ResidualBlock_i      Conv_0, Conv_1, GroupNorm_0, GroupNorm_1; the first
                              of every stage but one also shortcut, a 1 x 1
                              convolution, and shortcut_norm
         head                 kernel [512, classes], bias [classes]
 
     From "Deep Residual Learning for Image Recognition" (arXiv:1512.03385), with the
-    stem that small images ask for in place of one of 7 x 7 and stride 2 with a pooling,
-    and with "Group Normalization" (arXiv:1803.08494) in place of batch normalisation.
-    `groups` is its 32; federated work also takes 2 (arXiv:1910.00189). `widths` are the
-    channels of the stages, the first also those of the stem.
+    usual stem for small images in place of 7 x 7, stride 2 and pooling, and with "Group
+    Normalization" (arXiv:1803.08494) in place of batch normalization.
 
-    Muon's default layout takes all kernels for matrices, a convolution's as one of
+    Muon's default layout treats all kernels as matrices, those of convolutions as
     (height width in) x out, and nothing else. `exclude=("bias", "scale", "stem",
-    "head")` of `muon_dimension_numbers` keeps the first and last layer from it.
+    "head")` of `muon_dimension_numbers` also excludes the first and the last layer.
 
-    Raises ValueError for other ranks, for widths that `groups` does not divide, and for
-    groups or widths below 1.
+    Attributes:
+      classes: Number of classes.
+      groups: Groups of each normalization, 32 in its paper; federated work also uses 2
+        (arXiv:1910.00189).
+      widths: Channels of the stages; the stem has those of the first stage.
+      dtype: Type of the computation; that of parameters and inputs by default.
+
+    Raises:
+      ValueError: If the inputs have another rank, or the widths are not positive
+        multiples of `groups`.
+
+    Example:
+      >>> images = jnp.zeros((1, 32, 32, 3))
+      >>> params = ResNet18(10, widths=(32, 64)).init(jax.random.key(0), images)
     """
 
     classes: int = 10
@@ -95,7 +105,7 @@ class ResNet18(nn.Module):
         head = nn.Dense(self.classes, dtype=self.dtype, name="head")
         return head(jnp.mean(x, axis=(1, 2)))
 
-    def _check(self, x):
+    def _check(self, x: jax.Array) -> None:
         if x.ndim != 4:
             raise ValueError(
                 f"ResNet18 takes images [B, H, W, C], got shape {x.shape}; use MLP for "

@@ -9,19 +9,19 @@ from jax.typing import DTypeLike
 
 
 class RNN(nn.Module):
-    """Embeds tokens, runs tanh layers over them, and classifies the last hidden state.
+    """An embedding, recurrent tanh layers, and a linear map of the last hidden state.
 
-    Takes token ids [B, length], 0 for padding, returns logits [B, classes]. With h = 0
-    before the first token, layer after layer and token after token
+    It maps token ids [B, length], with 0 for padding, to logits [B, classes]. In every
+    layer, h starts at 0 and for each token
 
-        h <- tanh(W x + b + U h),
+        h <- tanh(W x + b + U h)
 
-    x the token's embedding or the state of the layer below. Logits are a linear map of
-    the state after the last token that is no padding, so that longer padding changes
-    nothing; an example of padding alone counts as one token 0. Ids may come as floats,
-    as zeros do for the initialisation; those of vocabulary_size or more give NaN.
+    where x is the embedding of the token or the state of the layer below. Logits are a
+    linear map of the state after the last token that is not padding, so padding has no
+    effect; an example with padding alone counts as one token 0. Ids can be floats, as
+    the zeros of the initialization are. Ids from vocabulary_size on give NaN.
 
-    Parameters, H = hidden, W of the first layer having `embedding` rows, others H:
+    Parameters, with H = hidden:
 
         Embed_0/embedding    [vocabulary_size, embedding]
         SimpleCell_i/i       kernel W [embedding or H, H], bias b [H]
@@ -29,10 +29,22 @@ class RNN(nn.Module):
         Dense_0              kernel [H, classes], bias [classes]
 
     The default sizes are those of "Federated Stochastic Minimax Optimization Under
-    Heavy-Tailed Noises" (Zhang and Gao): 61,407,234 parameters. `RNN(2, 2**15, 32, 64,
-    1)` is one for a laptop. The default vocabulary holds all ids of `data.load`.
+    Heavy-Tailed Noises" (Zhang and Gao): 61,407,234 parameters. A size for laptops is
+    `RNN(2, 2**15, 32, 64, 1)`.
 
-    Raises ValueError for other ranks, and for sizes below 1.
+    Attributes:
+      classes: Number of classes.
+      vocabulary_size: Number of token ids; the default holds all ids of `data.load`.
+      embedding: Size of an embedding.
+      hidden: Size H of a hidden state.
+      layers: Number of recurrent layers.
+      dtype: Type of the computation; that of parameters and inputs by default.
+
+    Raises:
+      ValueError: If the inputs have another rank, or a size is below 1.
+
+    Example:
+      >>> task = tasks.classification(RNN(2, embedding=8, hidden=16, layers=1), (20,))
     """
 
     classes: int = 2
@@ -47,13 +59,13 @@ class RNN(nn.Module):
         self._check(x)
         ids = x.astype(jnp.int32)
         place = jnp.arange(1, ids.shape[1] + 1)
-        # 1 for padding alone, which no data set holds but every initialisation does
+        # 1 for padding alone, which the initialization has although no data set does
         lengths = jnp.max(jnp.where(ids != 0, place[None], 1), axis=1)
-        # time leads: slices of the first axis are the scan's fast ones
+        # Time is the first axis, whose slices are fast in a scan.
         states: Any = nn.Embed(self.vocabulary_size, self.embedding)(ids.T)
-        # not in the table's lookup: there a frequent token's gradients add up
+        # Cast after the lookup, since there the gradients of frequent tokens add up.
         states = jnp.asarray(states, self.dtype)
-        # like them: inside `jax.shard_map` it has to vary over the same axes
+        # Inside `jax.shard_map` the carry must vary over the same axes as the states.
         start = jnp.zeros_like(states, shape=(len(ids), self.hidden))
         for _ in range(self.layers):
             cell = nn.SimpleCell(self.hidden, dtype=self.dtype)
@@ -62,7 +74,7 @@ class RNN(nn.Module):
         last = states[lengths - 1, jnp.arange(len(ids))]
         return nn.Dense(self.classes, dtype=self.dtype)(last)
 
-    def _check(self, x):
+    def _check(self, x: jax.Array) -> None:
         if x.ndim != 2 or not x.shape[1]:
             raise ValueError(
                 f"RNN takes token ids [B, length], one or more, got shape {x.shape}; "

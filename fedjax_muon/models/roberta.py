@@ -1,4 +1,4 @@
-"""RoBERTa: attention between all tokens of a sentence, read off at its first one."""
+"""RoBERTa: attention between the tokens of a sentence, classified by the first one."""
 
 from functools import partial
 from typing import Any
@@ -18,14 +18,14 @@ def _dropped(module: nn.Module, rate: float, x: jax.Array) -> jax.Array:
 
 
 class Attention(nn.Module):
-    """Softmax attention of each token to those that are `real` [B, N], no padding.
+    """Softmax attention: [B, N, width] to [B, N, width].
 
-    [B, N, width] to [B, N, width]. The four kernels are [width, width], all heads
-    together.
+    Tokens attend to those that are `real` [B, N], not padding. Each of the four kernels
+    is [width, width] for all heads together.
     """
 
     heads: int
-    dropout: float  # of the weights
+    dropout: float  # of the attention weights
 
     @nn.compact
     def __call__(self, x: jax.Array, real: jax.Array) -> jax.Array:
@@ -48,8 +48,10 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then a network of one hidden layer; each sum is normalised
-    (post-norm). [B, N, width] to [B, N, width]."""
+    """Attention, then a network with one hidden layer: [B, N, width] to [B, N, width].
+
+    The sum of the input and output of each is normalized (post-norm).
+    """
 
     heads: int
     hidden: int
@@ -67,7 +69,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """[B, width] to logits [B, classes]."""
+    """A network with one hidden layer: [B, width] to logits [B, classes]."""
 
     classes: int
     dropout: float
@@ -80,16 +82,16 @@ class Head(nn.Module):
 
 
 class RoBERTa(nn.Module):
-    """RoBERTa for classes of sentences, as Hugging Face's transformers compute it in
-    `RobertaForSequenceClassification`; `load_roberta` reads its checkpoints.
+    """RoBERTa for the classification of sentences.
 
-    Takes token ids [B, N] and returns logits [B, classes]. A sentence starts with the
-    token <s>, from which the head reads the class, and is filled up with `padding`, to
-    which no token attends and after which positions do not count on. Ids may come as
-    floats, as zeros do for the initialisation; those of vocabulary_size or more give
-    NaN. Dropout acts on the embedded tokens, the attention's weights, the output of
-    both parts of a layer, and the input of both layers of the head, where the module is
-    given a stream "dropout", and nowhere else:
+    It computes the same numbers as `RobertaForSequenceClassification` of Hugging Face's
+    transformers, whose checkpoints `load_roberta` reads. It maps token ids [B, N] to
+    logits [B, classes]. A sentence starts with the token <s>, which the head reads, and
+    ends with padding, to which no token attends and which has no positions. Ids can be
+    floats, as the zeros of the initialization are. Ids from vocabulary_size on give
+    NaN. If the module gets a stream "dropout", there is dropout on the embedded tokens,
+    the attention weights, the outputs of both parts of a layer, and the inputs of both
+    layers of the head:
 
         words                embedding [vocabulary_size, width]
         positions            embedding [position_count, width], from padding + 1 on
@@ -106,14 +108,31 @@ class RoBERTa(nn.Module):
           out                kernel [width, classes], bias
 
     From "RoBERTa: A Robustly Optimized BERT Pretraining Approach" (arXiv:1907.11692).
-    The defaults are those of roberta-base, 124,647,170 parameters for 2 classes, whose
-    tokens are <s> 0, padding 1, </s> 2 and unknown 3: its weights mean something only
-    for ids from its own tokenizer. The ids of `data.load` are others; `padding=0` is
-    right for these, to train a small one from the start.
+    The defaults are those of roberta-base: 124,647,170 parameters for 2 classes. Its
+    weights need the ids of its own tokenizer, with <s> 0, padding 1, </s> 2 and unknown
+    3. The ids of `data.load` without an encoder need `padding=0` and training from
+    scratch.
 
-    Raises ValueError for other ranks, for no tokens, for more than position_count -
-    padding - 1, for sizes below 1 and a width that `heads` does not divide, for a
-    padding that is no id, and for a dropout outside [0, 1).
+    Attributes:
+      classes: Number of classes.
+      vocabulary_size: Number of token ids.
+      position_count: Number of positions; sentences have at most position_count -
+        padding - 1 tokens.
+      width: Size of a token.
+      depth: Number of layers.
+      heads: Number of attention heads, which divides `width`.
+      hidden: Size of the hidden layer after attention.
+      padding: Token id of padding.
+      dropout: Dropout rate in [0, 1).
+      epsilon: Added to the variances in normalization layers.
+
+    Raises:
+      ValueError: If the inputs have another rank or length, or a size or rate is out of
+        range.
+
+    Example:
+      >>> model = RoBERTa(2, 100, width=16, depth=1, heads=2, hidden=32, padding=0)
+      >>> task = tasks.classification(model, (20,))
     """
 
     classes: int = 2
@@ -125,7 +144,7 @@ class RoBERTa(nn.Module):
     hidden: int = 3072
     padding: int = 1
     dropout: float = 0.1
-    epsilon: float = 1e-5  # of the normalisations
+    epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -146,7 +165,7 @@ class RoBERTa(nn.Module):
             y = layer(y, real)
         return Head(self.classes, self.dropout, name="head")(y[:, 0])
 
-    def _check(self, x):
+    def _check(self, x: jax.Array) -> None:
         sizes = ("classes", "vocabulary_size", "width", "depth", "heads", "hidden")
         for name in sizes:
             if getattr(self, name) < 1:

@@ -1,4 +1,4 @@
-"""Reads weights of RoBERTa as Hugging Face's transformers saves them.
+"""RoBERTa's weights in checkpoints of Hugging Face's transformers.
 
 model = roberta_of("roberta-base", classes=2)
 params = load_roberta("roberta-base", model)
@@ -18,7 +18,7 @@ from fedjax_muon.models.roberta import RoBERTa
 
 URL = "https://huggingface.co/FacebookAI/roberta-base"
 
-# where a layer of `RoBERTa` is in a checkpoint, without "roberta."
+# names of the layers of `RoBERTa` in a checkpoint, without "roberta."
 OUTSIDE = {
     "words": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
@@ -37,7 +37,7 @@ INSIDE = {  # layer_i, encoder.layer.i
     "output": "output.dense",
     "output_norm": "output.LayerNorm",
 }
-# where a size of `RoBERTa` is in config.json
+# names of the sizes of `RoBERTa` in config.json
 SIZES = {
     "vocabulary_size": "vocab_size",
     "position_count": "max_position_embeddings",
@@ -48,18 +48,28 @@ SIZES = {
     "padding": "pad_token_id",
 }
 RATES = {"dropout": "hidden_dropout_prob", "epsilon": "layer_norm_eps"}
-# what config.json must say of what `RoBERTa` does not leave open
+# required values in config.json of what is fixed in `RoBERTa`
 FIXED = {"model_type": "roberta", "hidden_act": "gelu", "type_vocab_size": 1}
-# of pretraining, or no weights
+# tensors of pretraining, or without weights
 IGNORED = ("lm_head.", "pooler.", "embeddings.position_ids")
 
 
 def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
-    """The module that a checkpoint is of, by the `config.json` in its directory; of
-    roberta-base's sizes where there is none.
+    """Makes the module of a checkpoint from the `config.json` in its directory.
 
-    Raises `ValueError` for a file that is none of transformers' for RoBERTa, or of one
-    that differs from `RoBERTa`, such as in its activation.
+    Args:
+      path: Directory of the checkpoint, or a file in it.
+      classes: Number of classes.
+
+    Returns:
+      The module; without a `config.json`, it has the sizes of roberta-base.
+
+    Raises:
+      ValueError: If the file is not a configuration of transformers for RoBERTa, or
+        differs from `RoBERTa`, for example in the activation.
+
+    Example:
+      >>> model = roberta_of("roberta-base", classes=2)  # doctest: +SKIP
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
@@ -72,7 +82,7 @@ def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
         fixed = {name: found[name] for name in FIXED}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{file}: expected the sizes of a RoBERTa ({error!r}); fetch it again"
+            f"{file}: expected the sizes of a RoBERTa ({error!r}); download it again"
         ) from error
     if fixed != FIXED or found.get("attention_probs_dropout_prob") != sizes["dropout"]:
         raise ValueError(
@@ -83,26 +93,36 @@ def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
 
 
 def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
-    """The parameters of `model` in a file `model.safetensors`, or in its directory.
+    """Reads the parameters of RoBERTa from a file `model.safetensors`.
 
-    Names are those of `RobertaForSequenceClassification`, "roberta." before them or
-    not. The head is absent from the result where it is from the file, as in what
-    pretraining leaves; that of masked words is ignored. Floating-point types stay, but
-    for half precision, which becomes float32. One tensor at a time is copied from the
-    file, which is mapped, to the device. Needs the extra `roberta`.
+    Names in the file are those of `RobertaForSequenceClassification`, with or without
+    the prefix "roberta.". The head of masked words is ignored. Half precision becomes
+    float32. The file is memory-mapped, and its tensors are copied to the device one by
+    one. Requires the extra `roberta`.
 
-    Raises `FileNotFoundError` without the file, and `ValueError` for a file of another
-    format, tensors that are missing or that the model does not have, and shapes that
-    are not the model's.
+    Args:
+      path: Path of the file, or of its directory.
+      model: Module whose parameters are read.
+
+    Returns:
+      The parameters, without the head if the file has none, as after pretraining.
+
+    Raises:
+      FileNotFoundError: If the file is missing.
+      ValueError: If the file has another format, or its tensors differ from the model's
+        in names or shapes.
+
+    Example:
+      >>> params = load_roberta("roberta-base", RoBERTa(2))  # doctest: +SKIP
     """
-    from safetensors import SafetensorError, safe_open  # an extra, `roberta`
+    from safetensors import SafetensorError, safe_open  # in the extra `roberta`
 
     path = Path(path)
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} does not exist; download model.safetensors, of roberta-base from "
-            f"{URL}"
+            f"{file} does not exist; download model.safetensors, that of roberta-base "
+            f"from {URL}"
         )
     try:
         with safe_open(file, framework="numpy") as tensors:
@@ -117,14 +137,16 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
             }
     except SafetensorError as error:
         raise ValueError(
-            f"{file}: expected tensors in the format of safetensors ({error}); fetch "
-            "it again"
+            f"{file}: expected tensors in the format of safetensors ({error}); "
+            "download it again"
         ) from error
     return unflatten_dict(leaves, sep=".")
 
 
-def _wanted(model: RoBERTa, found: Mapping[str, str], file: Path):
-    """{place in the parameters: (name in the file, shape)} of what is to be read."""
+def _wanted(
+    model: RoBERTa, found: Mapping[str, str], file: Path
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """{path in the parameters: (name in the file, shape)} of the tensors to read."""
     ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
     places = {
@@ -138,7 +160,7 @@ def _wanted(model: RoBERTa, found: Mapping[str, str], file: Path):
     unexpected = sorted(n for n in found.keys() - names if not n.startswith(IGNORED))
     if missing or unexpected:
         raise ValueError(
-            f"{file} is none of this RoBERTa of depth {model.depth}: missing "
+            f"{file} does not match a RoBERTa of depth {model.depth}: missing "
             f"{_some(missing)}; unexpected {_some(unexpected)}"
         )
     return places
@@ -154,7 +176,9 @@ def _name(place: str) -> str:
     return f"encoder.layer.{number}.{INSIDE[inner]}.{end}"
 
 
-def _leaf(tensor, place, shape, name):
+def _leaf(
+    tensor: np.ndarray, place: str, shape: tuple[int, ...], name: str
+) -> jax.Array:
     turned = tensor.T if place.endswith(".kernel") else tensor  # torch's are (out, in)
     if turned.shape != shape:
         wanted = shape[::-1] if turned is not tensor else shape
@@ -165,6 +189,6 @@ def _leaf(tensor, place, shape, name):
     return jnp.asarray(turned.astype(np.float32) if half else turned)
 
 
-def _some(names):
+def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more or "nothing"

@@ -1,7 +1,8 @@
-"""The Swin transformer: attention within windows that every second block shifts."""
+"""The Swin transformer: attention within windows, shifted in every second block."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,17 +12,17 @@ from jax.typing import DTypeLike
 
 from fedjax_muon.models.vit import Attention, squares
 
-# That of torch's convolutions, which the published code leaves the patches at.
+# torch's default for convolutions, which the published code uses for the patches.
 _patches_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 _normal = nn.initializers.normal(0.02)
 
 
 class RelativePositions(nn.Module):
-    """A learned number for each head and offset between two places of a window.
+    """A learned number for each head and each offset between two places of a window.
 
-    Returns [heads, N, N], N = window^2, query before key, from a table "bias"
-    [(2 window - 1)^2, heads]: row (2 window - 1) (dy + window - 1) + dx + window - 1
-    for a query dy rows below and dx columns right of its key.
+    The result is [heads, N, N] for queries and keys, with N = window^2. It is read from
+    a table "bias" [(2 window - 1)^2, heads], in row (2 window - 1) (dy + window - 1) +
+    dx + window - 1 for a query dy rows below and dx columns right of its key.
     """
 
     window: int
@@ -37,12 +38,12 @@ class RelativePositions(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Attention within windows, then a network of one hidden layer, each pre-norm and
-    added to what it reads: [B, H, W, width] to [B, H, W, width].
+    """Attention within windows, then a network with one hidden layer.
 
-    `window` divides H and W. The windows lie `shift` rows lower and columns further
-    right than in a plain division of the map; what this cuts off at its edges stays
-    apart from what it is brought together with.
+    [B, H, W, width] to [B, H, W, width]. Each of the two reads its normalized input and
+    is added to the input (pre-norm). `window` divides H and W. The windows are shifted
+    by `shift` rows and columns. The shift is cyclic, and a mask separates places from
+    opposite edges of the map.
     """
 
     heads: int
@@ -69,9 +70,9 @@ class SwinBlock(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Each 2 x 2 square to one place: [B, H, W, C] to [B, H / 2, W / 2, 2 C].
+    """Merges 2 x 2 places into one: [B, H, W, C] to [B, H / 2, W / 2, 2 C].
 
-    Its four vectors, column by column, are normalised as one of 4 C numbers.
+    The four vectors, column by column, are normalized as one vector of 4 C numbers.
     """
 
     dtype: DTypeLike | None
@@ -88,18 +89,16 @@ class PatchMerging(nn.Module):
 
 
 class Swin(nn.Module):
-    """A pyramid of stages of blocks, each on half the sides and twice the features.
+    """Stages of blocks; each stage halves the sides and doubles the features.
 
-    Takes images [B, H, W, C], returns logits [B, classes]. The squares of `patch` x
-    `patch` pixels make a map of H / patch x W / patch places of `width` features.
-    Stage s has depths[s] blocks of heads[s] heads, hidden layers `expansion` times as
-    wide as the features, and windows of `window` x `window` places, shifted by
-    window // 2 in every second block. Where a side of the map is no longer than a
-    window, the shorter side is the window, and nothing is shifted. The mean over the
-    last map, normalised, gives the logits:
+    It maps images [B, H, W, C] to logits [B, classes]. The first map has H / patch x
+    W / patch places with `width` features. Windows are shifted by window // 2 in every
+    second block. If a side of the map is not longer than a window, the shorter side is
+    the window, and there is no shift. The mean over the normalized last map gives the
+    logits:
 
         patches              kernel [patch^2 C, width], bias [width]
-        LayerNorm_0          scale, bias [width]: of the patches
+        LayerNorm_0          scale, bias [width], after the patches
         SwinBlock_i          LayerNorm_0, LayerNorm_1: scale, bias [F]
           RelativePositions_0  bias [(2 window - 1)^2, heads]
           Attention_0        query, key, value, out: kernel [F, F], bias [F]
@@ -107,28 +106,44 @@ class Swin(nn.Module):
           Dense_1            kernel [expansion F, F], bias
         PatchMerging_s       LayerNorm_0: scale, bias [4 F]
                              Dense_0: kernel [4 F, 2 F]
-        LayerNorm_1          scale, bias: of the last map
+        LayerNorm_1          scale, bias, after the last stage
         head                 kernel, bias [classes]
 
-    The default patch and window are for images of 32 x 32, whose maps have sides of
-    16, 8, 4 and 2, and of 64 x 64. The published ones, 4 and 7, are for 224 x 224: with
-    them the last two stages of a 32 x 32 image would have a window of four places and
-    of one. With `side`, images are first resized to side x side, linearly: what was
-    pretrained on such images sees smaller ones so (`load_swin`).
+    The default patch and window are for images of 32 x 32, whose maps have sides of 16,
+    8, 4 and 2, and of 64 x 64. The published ones, 4 and 7, are for 224 x 224; with
+    these, the windows in the last two stages of a 32 x 32 image would have four places
+    and one place.
 
-    Muon's default layout takes all kernels for matrices, and the relative positions,
-    named as the biases that they are, for none: a row of their table is looked up, and
-    never multiplied with features. `exclude=("bias", "scale", "patches", "head")` of
-    `muon_dimension_numbers` keeps the first and last layer from it as well.
+    Muon's default layout treats all kernels as matrices, but not the relative
+    positions, which are biases: rows of their table are looked up, never multiplied
+    with features. `exclude=("bias", "scale", "patches", "head")` of
+    `muon_dimension_numbers` also excludes the first and the last layer.
 
     From "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows"
     (arXiv:2103.14030), in the form of https://github.com/microsoft/Swin-Transformer,
     which has one kernel for query, key and value together, without its stochastic
-    depth. Kernels and relative positions start as there, biases at 0.
+    depth. Kernels and relative positions are initialized as there, biases with 0.
 
-    Raises ValueError for other ranks; for sides that are no multiples of
-    patch 2^(stages - 1), or give maps that their windows do not fill; for heads that do
-    not divide the features; and for sizes below 1.
+    Attributes:
+      classes: Number of classes.
+      patch: Side of a patch in pixels.
+      window: Side of a window in places.
+      width: Features of the first stage.
+      depths: Number of blocks of each stage.
+      heads: Number of attention heads of each stage.
+      expansion: Size of a hidden layer, divided by the number of features.
+      dtype: Type of the computation; that of parameters and inputs by default.
+      side: If given, images are first resized linearly to side x side pixels, for
+        models that were pretrained on larger images (`load_swin`).
+
+    Raises:
+      ValueError: If the inputs have another rank, the sides of images are not multiples
+        of patch 2^(stages - 1) or give maps that their windows do not fill, heads do
+        not divide the features, or a size is below 1.
+
+    Example:
+      >>> model = Swin(10, width=8, depths=(2, 2), heads=(1, 2))
+      >>> task = tasks.classification(model, (32, 32, 3))
     """
 
     classes: int = 10
@@ -139,7 +154,7 @@ class Swin(nn.Module):
     heads: Sequence[int] = (3, 6, 12, 24)
     expansion: int = 4
     dtype: DTypeLike | None = None
-    side: int | None = None  # pixels
+    side: int | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -165,7 +180,7 @@ class Swin(nn.Module):
         head = partial(nn.Dense, kernel_init=_normal, dtype=self.dtype, name="head")
         return head(self.classes)(x)
 
-    def _check(self, x):
+    def _check(self, x: jax.Array) -> None:
         for name in ("patch", "window", "width", "expansion"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -202,35 +217,38 @@ class Swin(nn.Module):
 
 
 swin_tiny = partial(Swin, width=96, depths=(2, 2, 6, 2), heads=(3, 6, 12, 24))
-"""`Swin` at the size of the paper's Swin-T: 27,505,108 parameters for 32 x 32 x 3
-images and 10 classes. `swin_tiny(1000, patch=4, window=7)`, for 224 x 224 x 3, has the
-published 28,288,354.
+"""`Swin` with the size of the paper's Swin-T: 27,505,108 parameters for 32 x 32 x 3 and
+10 classes. `swin_tiny(1000, patch=4, window=7)`, for 224 x 224 x 3, has the published
+28,288,354.
 """
 
 
 def _window(window: int, height: int, width: int) -> tuple[int, int]:
-    """The side of a map's windows and how far they are shifted."""
+    """The side of a map's windows, and their shift."""
     shorter = min(height, width)
     return (shorter, 0) if shorter <= window else (window, window // 2)
 
 
-def _windows(x, side):
-    """[B, H, W, C] to [B, H W / side^2, side^2, C], row by row outside and inside."""
+def _windows(x: Any, side: int) -> Any:
+    """[B, H, W, C] to [B, H W / side^2, side^2, C], both in row-major order."""
     batch, height, width, features = x.shape
     x = x.reshape(batch, height // side, side, width // side, side, features)
     return x.swapaxes(2, 3).reshape(batch, -1, side * side, features)
 
 
-def _map(x, side, height, width):
-    """What `_windows` took apart."""
+def _map(x: jax.Array, side: int, height: int, width: int) -> jax.Array:
+    """The inverse of `_windows`."""
     batch, _, _, features = x.shape
     x = x.reshape(batch, height // side, width // side, side, side, features)
     return x.swapaxes(2, 3).reshape(batch, height, width, features)
 
 
 def _together(height: int, width: int, window: int, shift: int) -> jax.Array:
-    """Which places of a shifted window were neighbours in the map: [1, windows, 1, N,
-    N], false between those that the shift brought from the other edge and the rest."""
+    """Mask of a shifted map's windows [1, windows, 1, N, N].
+
+    It is false between places that the cyclic shift brought from the other edge and the
+    rest of the window.
+    """
     rows, columns = np.arange(height) < shift, np.arange(width) < shift
     region = np.roll(2 * rows[:, None] + columns[None], (-shift, -shift), (0, 1))
     region = _windows(region[None, :, :, None], window)[..., 0]

@@ -1,4 +1,4 @@
-"""Reads weights of Swin transformers as timm saves them.
+"""Weights of Swin transformers in checkpoints of timm.
 
 model, params = load_swin("swin_tiny_patch4_window7_224.ms_in1k/model.safetensors")
 tuned = model.clone(classes=100)
@@ -7,7 +7,7 @@ task = starting_at(classification(tuned, (32, 32, 3)), without_head(params))
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedjax_muon.models.swin import Swin
 URL = "https://huggingface.co/timm/swin_tiny_patch4_window7_224.ms_in1k"
 CHANNELS = 3
 
-# where a layer of `Swin` is in a checkpoint
+# names of the layers of `Swin` in a checkpoint
 OUTSIDE = {
     "patches": "patch_embed.proj",
     "LayerNorm_0": "patch_embed.norm",
@@ -41,38 +41,48 @@ INSIDE = {  # SwinBlock_n, layers.stage.blocks.i
 TABLE = "attn.relative_position_bias_table"
 MERGING = {"LayerNorm_0": "norm", "Dense_0": "reduction"}  # layers.stage.downsample
 THIRDS = ("Attention_0.query", "Attention_0.key", "Attention_0.value")
-IGNORED = ("relative_position_index", "attn_mask")  # no weights
+IGNORED = ("relative_position_index", "attn_mask")  # not weights
 
 
 def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
-    """The module of a file `model.safetensors`, or of the one in a directory, and its
-    parameters.
+    """Reads a Swin transformer from a file `model.safetensors`.
 
-    The file says the sizes; `side` is that of images whose last map is one window, 224
-    of "patch4_window7_224". So every relative position keeps the number that it was
-    trained with, on images of whatever size. Names are timm's, of before its version
-    0.9, which are the paper's authors', or since. Half precision becomes float32. Needs
-    the extra `roberta`.
+    The shapes of the tensors determine the sizes of the module. Its `side` is that of
+    images whose last map is one window, 224 for "patch4_window7_224", so images of any
+    size are resized to it and use all relative positions as they were trained. Names in
+    the file are those of timm, before version 0.9 (the paper's names) or since. Half
+    precision becomes float32. Requires the extra `roberta`.
 
-    Raises `FileNotFoundError` without the file, and `ValueError` for a file of another
-    format, of another network, or of parts that do not go together, as of one that was
-    made for several sizes of windows.
+    Args:
+      path: Path of the file, or of its directory.
+
+    Returns:
+      The module and its parameters.
+
+    Raises:
+      FileNotFoundError: If the file is missing.
+      ValueError: If the file has another format, is of another network, or has tensors
+        that do not match each other, such as those of several window sizes.
+
+    Example:
+      >>> model, params = load_swin("model.safetensors")  # doctest: +SKIP
     """
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file  # an extra, `roberta`
+    from safetensors.numpy import load_file  # in the extra `roberta`
 
     path = Path(path)
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} does not exist; download model.safetensors, of Swin-T from {URL}"
+            f"{file} does not exist; download model.safetensors, that of Swin-T from "
+            f"{URL}"
         )
     try:
         tensors = _renamed(load_file(file))
     except SafetensorError as error:
         raise ValueError(
-            f"{file}: expected tensors in the format of safetensors ({error}); fetch "
-            "it again"
+            f"{file}: expected tensors in the format of safetensors ({error}); "
+            "download it again"
         ) from error
     try:
         model = _model(tensors)
@@ -82,18 +92,28 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     except (KeyError, ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(
-            f"{file} is no Swin transformer as timm saves them: {what}"
+            f"{file} is not a Swin transformer as saved by timm: {what}"
         ) from error
 
 
 def without_head(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters but for the last layer, to start a task of other classes at."""
+    """Removes the last layer, for a task with other classes (`tasks.starting_at`).
+
+    Args:
+      params: Parameters of a model with a layer "head".
+
+    Returns:
+      The parameters without it.
+    """
     return {name: part for name, part in params.items() if name != "head"}
 
 
 def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """By the names since timm 0.9: before, a stage ended with what now begins the next,
-    and the head was one layer."""
+    """Tensors by their names since timm 0.9.
+
+    Before, a merging belonged to the end of a stage, not to the beginning of the next
+    one, and the head was a single layer.
+    """
     old = any(name.startswith("layers.0.downsample.") for name in tensors)
     found = {}
     for name, tensor in tensors.items():
@@ -108,7 +128,7 @@ def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _model(tensors: Mapping[str, np.ndarray]) -> Swin:
-    """By the shapes. Raises `KeyError` where it needs what is not there."""
+    """The module with the sizes of the tensors; `KeyError` if one is missing."""
     blocks = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.norm1\.weight")
     places = [tuple(map(int, m.groups())) for m in map(blocks.fullmatch, tensors) if m]
     stages = 1 + max((stage for stage, _ in places), default=0)
@@ -128,7 +148,9 @@ def _model(tensors: Mapping[str, np.ndarray]) -> Swin:
     )
 
 
-def _params(tensors, shapes, depths):
+def _params(
+    tensors: Mapping[str, np.ndarray], shapes: Any, depths: Sequence[int]
+) -> dict[str, Any]:
     blocks = [(stage, i) for stage, depth in enumerate(depths) for i in range(depth)]
     leaves, used = {}, set()
     for place, leaf in flatten_dict(shapes, sep=".").items():
@@ -141,7 +163,7 @@ def _params(tensors, shapes, depths):
     return unflatten_dict(leaves, sep=".")
 
 
-def _name(place: str, blocks) -> str:
+def _name(place: str, blocks: list[tuple[int, int]]) -> str:
     layer, leaf = place.rsplit(".", 1)
     end = "bias" if leaf == "bias" else "weight"
     if layer in OUTSIDE:
@@ -155,7 +177,9 @@ def _name(place: str, blocks) -> str:
     return f"layers.{stage}.blocks.{i}.{own}"
 
 
-def _leaf(tensor, place, shape, name):
+def _leaf(
+    tensor: np.ndarray, place: str, shape: tuple[int, ...], name: str
+) -> jax.Array:
     found = tensor
     for third, layer in enumerate(THIRDS):
         if f".{layer}." in place:
@@ -166,7 +190,7 @@ def _leaf(tensor, place, shape, name):
         found = found.T  # torch's are (out, in)
     if found.shape != shape:
         raise ValueError(
-            f"{name} has shape {tensor.shape}, which does not go with others"
+            f"{name} has shape {tensor.shape}, which does not match the others"
         )
     half = found.dtype.itemsize < 4
     return jnp.asarray(found.astype(np.float32) if half else found)

@@ -1,4 +1,4 @@
-"""The vision transformer, at the two sizes that federated work trains from scratch."""
+"""The vision transformer, in two sizes that federated work trains from scratch."""
 
 from functools import partial
 
@@ -11,25 +11,25 @@ from fedjax_muon.core import check_range
 
 Initializer = nn.initializers.Initializer
 
-# Uniform within 1 / sqrt(fan_in): how torch starts a linear layer.
+# Uniform within 1 / sqrt(fan_in), as torch initializes linear layers.
 _torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Attention(nn.Module):
     """Softmax attention of each token to all: [..., N, width] to [..., N, width].
 
-    `bias` is added to what the softmax takes, and where `mask` is false a token does
-    not attend: both [..., heads or 1, N, N] with all axes, of length 1 where alike. The
-    softmax is taken in float32 or better.
+    `bias` is added to the inputs of the softmax, and tokens do not attend where `mask`
+    is false. Both broadcast to [..., heads, N, N] and have as many axes. The softmax is
+    computed in float32 or a wider type.
 
-    The kernels of query, key and value, [width, heads head_width], and of out, with the
-    axes the other way, are plain matrices: Muon orthogonalises each of the four as one,
+    The kernels of query, key and value, [width, heads head_width], and the transposed
+    one of out are plain matrices: Muon orthogonalizes each of the four as one matrix,
     all heads together.
     """
 
     heads: int
     head_width: int
-    bias: bool  # of query, key and value
+    bias: bool  # whether query, key and value have a bias
     kernel_init: Initializer
     dtype: DTypeLike | None
 
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         *outer, width = x.shape
         dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
 
-        def project(name):
+        def project(name: str) -> jax.Array:
             inner = self.heads * self.head_width
             y = dense(inner, use_bias=self.bias, name=name)(x)
             return y.reshape(*outer, self.heads, self.head_width)
@@ -58,9 +58,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a network of one hidden layer, each added to what it reads.
+    """Attention, then a network with one hidden layer: [B, N, width] to [B, N, width].
 
-    Each reads its normalised input (pre-norm). [B, N, width] to [B, N, width].
+    Each reads its normalized input and is added to the input (pre-norm).
     """
 
     heads: int
@@ -91,15 +91,15 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Attention between the squares of an image, read off at one more token.
+    """Attention between the patches of an image, classified by an additional token.
 
-    Takes images [B, H, W, C], H and W multiples of `patch`, returns logits
-    [B, classes]. The H W / patch^2 squares, row by row, each as a vector of
-    patch^2 C numbers, are mapped to tokens of `width`; a learned class token goes
-    before them, and each place's learned vector is added to its token. After `depth`
-    blocks the class token, normalised, gives the logits. Dropout acts on the first
-    tokens, on the attention's output, and on both layers of each block's network, where
-    the module is given a stream "dropout", and nowhere else:
+    It maps images [B, H, W, C], with H and W multiples of `patch`, to logits
+    [B, classes]. Each of the H W / patch^2 patches is a vector of patch^2 C numbers,
+    which is mapped to a token. A learned class token is prepended, and a learned vector
+    is added to the token of each position. After `depth` blocks, the normalized class
+    token gives the logits. If the module gets a stream "dropout", there is dropout on
+    the first tokens, on the output of attention, and on both layers of the network in
+    each block:
 
         patches              kernel [patch^2 C, width], bias [width]
         positions            embedding [1 + H W / patch^2, width]
@@ -112,19 +112,39 @@ class ViT(nn.Module):
         LayerNorm_0          scale, bias [width]
         head                 kernel [width, classes], bias [classes]
 
-    Muon's default layout takes all kernels and `positions` for matrices, as it does
-    with every embedding; scales, biases and the class token are none. `exclude=("bias",
-    "scale", "embedding", "head")` of `muon_dimension_numbers` keeps the positions and
-    the head from it as well.
+    Muon's default layout treats all kernels and `positions`, like every embedding, as
+    matrices, but not scales, biases and the class token. `exclude=("bias", "scale",
+    "embedding", "head")` of `muon_dimension_numbers` also excludes the positions and
+    the head.
 
     From "An Image is Worth 16x16 Words" (arXiv:2010.11929). The defaults are those of
     https://github.com/kentaroy47/vision-transformers-cifar10, which has one kernel for
-    query, key and value together: 9,523,722 parameters for 32 x 32 x 3 images and 10
-    classes. Kernels start as torch's linear layers do, biases at 0. `vit_tiny` is a
+    query, key and value together: 9,523,722 parameters for 32 x 32 x 3 and 10 classes.
+    Kernels are initialized as torch's linear layers, biases with 0. `vit_tiny` is a
     second size.
 
-    Raises ValueError for other ranks, for sides that `patch` does not divide, for sizes
-    below 1, and for a dropout outside [0, 1).
+    Attributes:
+      classes: Number of classes.
+      patch: Side of a patch in pixels.
+      width: Size of a token.
+      depth: Number of blocks.
+      heads: Number of attention heads.
+      head_width: Size of a head.
+      hidden: Size of the hidden layer after attention.
+      dropout: Dropout rate in [0, 1).
+      attention_bias: Whether query, key and value have a bias.
+      epsilon: Added to the variances in normalization layers.
+      kernel_init: Initializer of kernels.
+      token_init: Initializer of the class token and the positions.
+      dtype: Type of the computation; that of parameters and inputs by default.
+
+    Raises:
+      ValueError: If the inputs have another rank, `patch` does not divide the sides of
+        the images, or a size or rate is out of range.
+
+    Example:
+      >>> model = ViT(10, width=16, depth=1, heads=2, head_width=8, hidden=32)
+      >>> task = tasks.classification(model, digits)
     """
 
     classes: int = 10
@@ -135,10 +155,10 @@ class ViT(nn.Module):
     head_width: int = 64
     hidden: int = 512
     dropout: float = 0.1
-    attention_bias: bool = False  # of query, key and value
-    epsilon: float = 1e-5  # of the normalisations
+    attention_bias: bool = False
+    epsilon: float = 1e-5
     kernel_init: Initializer = _torch_linear
-    token_init: Initializer = nn.initializers.normal(1.0)  # class token, positions
+    token_init: Initializer = nn.initializers.normal(1.0)
     dtype: DTypeLike | None = None
 
     @nn.compact
@@ -149,11 +169,11 @@ class ViT(nn.Module):
         token = self.param("class_token", self.token_init, (self.width,))
         token = jnp.broadcast_to(token, (len(x), 1, self.width))
         x = jnp.concatenate([token, x], axis=1)
-        # a table like any other, so that what excludes embeddings finds it by its name
+        # An `nn.Embed`, so that rules that exclude embeddings by name apply to it.
         positions = nn.Embed(
             x.shape[1], self.width, embedding_init=self.token_init, name="positions"
         )
-        # only now, as the batch's gradients of tokens and positions add up before
+        # Cast after the sum, since there the gradients of the batch add up.
         x = jnp.asarray(x + positions.embedding[None], self.dtype)
         x = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(x)
         for _ in range(self.depth):
@@ -170,7 +190,7 @@ class ViT(nn.Module):
         x = nn.LayerNorm(epsilon=self.epsilon, dtype=self.dtype)(x[:, 0])
         return dense(self.classes, name="head")(x)
 
-    def _check(self, x):
+    def _check(self, x: jax.Array) -> None:
         for name in ("patch", "width", "depth", "heads", "head_width", "hidden"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -196,15 +216,23 @@ vit_tiny = partial(
     kernel_init=nn.initializers.normal(0.02),
     token_init=nn.initializers.normal(0.02),
 )
-"""`ViT` at the size of DeiT-Tiny, "Training data-efficient image transformers &
+"""`ViT` with the size of DeiT-Tiny, "Training data-efficient image transformers &
 distillation through attention" (arXiv:2012.12877), for 32 x 32 images: patches of 4 in
-place of 16. 5,362,762 parameters for 10 classes. Without dropout, as there, and without
-its stochastic depth and distillation.
+place of 16. It has 5,362,762 parameters for 10 classes, no dropout, as in the paper,
+and no stochastic depth or distillation.
 """
 
 
 def squares(x: jax.Array, side: int) -> jax.Array:
-    """[B, H, W, C] to [B, H W / side^2, side^2 C], row by row outside and inside."""
+    """Divides images into squares, in row-major order.
+
+    Args:
+      x: Images [B, H, W, C].
+      side: Side of a square in pixels, which divides H and W.
+
+    Returns:
+      The squares [B, H W / side^2, side^2 C], with their pixels in row-major order.
+    """
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height // side, side, width // side, side, channels)
     return x.swapaxes(2, 3).reshape(batch, -1, side * side * channels)

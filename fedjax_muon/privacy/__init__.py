@@ -1,7 +1,14 @@
-"""Privacy accounting: how much a private run gives away about one example or client.
+"""Differential privacy: accounting, guarantees, audits, and private clients.
 
-Numbers only, no gradients: `sensitivity` (what one record can change), `sampling` (when
-it takes part), `accounting` (epsilon of a noise level and back), `report` (all of it in
-one statement), `clients` (what a federated run releases), `paper` (the noise that
-published theorems ask for). Epsilons need the extra `privacy`, dp-accounting.
+A `PrivacySpec` describes what a run releases: `Release` has the clip (`Each`, `Split`,
+...) and the noise (`Inside` or `Output`), a sampling (`Poisson`, `Cyclic`, ...) the
+batches, and an adversary (`Neighbor`, `MeanOnly`, `TrustedServer`) what is seen.
+`report` computes epsilon and lists all conditions; `calibrated` finds the noise for an
+epsilon. `private_clients` makes a federated algorithm private, and `client_spec`
+describes what it releases. `audit` has lower bounds of epsilon, `paper` the noise of
+published theorems. Epsilons need the extra `privacy`, which installs dp-accounting.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,18 +1,16 @@
-"""Epsilon of a noise level, and the noise level of an epsilon.
+"""Accounting: epsilon of a noise level, and the noise level of an epsilon.
 
-A multiplier is the standard deviation of the noise divided by the L2 sensitivity to one
-added or removed record. Accountants are values with `check(sampling, adjacency)`, which
-refuses what they do not cover, and `epsilon(...)`. The computations are those of
-dp-accounting (optional; `ImportError` says how to install it).
+A noise multiplier is the standard deviation of the noise divided by the L2 sensitivity
+to one added or removed record. An accountant has two methods: `epsilon(...)`, and
+`check(sampling, adjacency)`, which raises `ValueError` for what it does not cover. The
+computations are those of dp-accounting, an optional package; without it, functions
+that compute an epsilon raise `ImportError`, which says how to install it.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-from scipy import optimize
+from typing import Any, NamedTuple, cast
 
 from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.sampling import FixedSize, Poisson, Sampling
@@ -20,11 +18,11 @@ from fedjax_muon.versions import install_command
 
 
 class Adjacency(NamedTuple):
-    """Which data sets count as neighbours."""
+    """Which data sets count as neighbors."""
 
-    meaning: str
-    factor: float  # by which it multiplies the sensitivity to one added record
-    relation: str  # its name in dp_accounting.NeighboringRelation
+    meaning: str  # in words, for the statement
+    factor: float  # sensitivity over the sensitivity to one added record
+    relation: str  # name in dp_accounting.NeighboringRelation
 
 
 ADD_OR_REMOVE = Adjacency(
@@ -36,23 +34,71 @@ REPLACE_ONE = Adjacency("one record is replaced by another", 2.0, "REPLACE_ONE")
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The exact epsilon of one Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
+    """Returns the exact epsilon of one Gaussian mechanism.
+
+    Balle and Wang 2018, "Improving the Gaussian mechanism for differential privacy",
+    Theorem 8.
+
+    Args:
+      multiplier: Noise multiplier, standard deviation over L2 sensitivity.
+      delta: In (0, 1).
+
+    Returns:
+      Epsilon; infinite without noise.
+
+    Raises:
+      ValueError: If an argument is out of range.
+      ImportError: If dp-accounting is not installed.
+
+    Example:
+      >>> epsilon = gaussian_epsilon(4.0, delta=1e-5)
+    """
     check_range("multiplier", multiplier, schedules=False)
     _check_delta(delta)
     return float(_library().get_epsilon_gaussian(multiplier, delta))
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest multiplier of a Gaussian mechanism with this epsilon and delta."""
+    """Returns the smallest noise multiplier of a Gaussian mechanism for an epsilon.
+
+    Args:
+      epsilon: Target, positive.
+      delta: In (0, 1).
+
+    Returns:
+      The noise multiplier, standard deviation over L2 sensitivity.
+
+    Raises:
+      ValueError: If an argument is out of range.
+      ImportError: If dp-accounting is not installed.
+
+    Example:
+      >>> multiplier = gaussian_multiplier(1.0, delta=1e-5)
+    """
     check_epsilon(epsilon)
     _check_delta(delta)
     return float(_library().get_sigma_gaussian(epsilon, delta))
 
 
-def joint(*multipliers: float) -> float:
-    """The multiplier of releases that are made together: (sum_i z_i^-2)^(-1/2)."""
+def joint_multiplier(*multipliers: float) -> float:
+    """Returns the noise multiplier of several releases together: (sum_i z_i^-2)^(-1/2).
+
+    Args:
+      *multipliers: Noise multiplier z_i of every release, at least one.
+
+    Returns:
+      The multiplier of one Gaussian mechanism that is equally private; 0 if one of the
+      releases has no noise.
+
+    Raises:
+      ValueError: If there is none, or one is negative.
+
+    Example:
+      >>> joint_multiplier(3.0, 4.0)
+      2.4
+    """
     if not multipliers:
-        raise ValueError("joint needs at least one multiplier, got none")
+        raise ValueError("joint_multiplier needs at least one multiplier, got none")
     for multiplier in multipliers:
         check_range("multiplier", multiplier, schedules=False)
     if min(multipliers) == 0:
@@ -60,8 +106,24 @@ def joint(*multipliers: float) -> float:
     return 1 / math.sqrt(sum(z**-2 for z in multipliers))
 
 
-def mean_only(multiplier: float, agents: int, colluders: int = 0) -> float:
-    """The multiplier if only the agents' mean is seen and `colluders` tell theirs."""
+def mean_multiplier(multiplier: float, agents: int, colluders: int = 0) -> float:
+    """Returns the noise multiplier if only the mean over agents is seen.
+
+    Args:
+      multiplier: Noise multiplier of each agent.
+      agents: Number of agents, whose noise is independent.
+      colluders: Number of agents that reveal their noise to the adversary.
+
+    Returns:
+      multiplier sqrt(agents - colluders).
+
+    Raises:
+      ValueError: If an argument is out of range, or all agents collude.
+
+    Example:
+      >>> mean_multiplier(0.5, agents=16)
+      2.0
+    """
     check_range("multiplier", multiplier, schedules=False)
     check_count("agents", agents)
     check_count("colluders", colluders, 0)
@@ -75,12 +137,13 @@ def mean_only(multiplier: float, agents: int, colluders: int = 0) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
-    """One Gaussian mechanism over the whole transcript: exact, not amplified."""
+    """One exact Gaussian mechanism over the whole transcript, not amplified."""
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "exact Gaussian mechanism"
 
     def check(self, sampling: Sampling, adjacency: Adjacency) -> None:
+        """Raises `ValueError` for sampling that amplifies privacy."""
         if sampling.amplifies:
             raise ValueError(
                 f"the exact Gaussian accountant covers Cyclic, Shuffled and FullBatch, "
@@ -88,35 +151,46 @@ class Gaussian:
             )
 
     def epsilon(self, multiplier: float, delta: float, adjacency: Adjacency) -> float:
-        """Epsilon for the multiplier of the whole transcript."""
+        """Returns the epsilon of a run.
+
+        Args:
+          multiplier: Noise multiplier of the whole transcript.
+          delta: In (0, 1).
+          adjacency: Which data sets count as neighbors.
+
+        Returns:
+          Epsilon.
+        """
         return gaussian_epsilon(multiplier / adjacency.factor, delta)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pld:
-    """Privacy loss distributions, discretised upwards in steps of `interval`.
+    """Privacy loss distributions, composed numerically.
 
-    Numerical composition, tight up to the discretisation (Koskela et al. 2020,
-    arXiv:1906.03049; Doroshenko et al. 2022, arXiv:2207.04380). A coarser interval is
-    faster, and its epsilon too large rather than too small.
+    Tight up to the discretization (Koskela et al. 2020, arXiv:1906.03049; Doroshenko et
+    al. 2022, arXiv:2207.04380). A coarser interval is faster and overestimates epsilon.
     """
 
-    interval: float = 1e-4
+    interval: float = 1e-4  # of privacy losses, which are rounded up
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_range("interval", self.interval, open_low=True, schedules=False)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"privacy loss distribution, interval {self.interval:g}"
 
     def check(self, sampling: Sampling, adjacency: Adjacency) -> None:
-        """Covers Poisson sampling; truncated only for an added or removed record."""
+        """Raises `ValueError` unless the sampling is Poisson.
+
+        Batches of limited size are covered only for an added or removed record.
+        """
         if not isinstance(sampling, Poisson):
             raise ValueError(_not_poisson("Pld", sampling))
-        if sampling.longest is not None and adjacency != ADD_OR_REMOVE:
+        if sampling.max_batch is not None and adjacency != ADD_OR_REMOVE:
             raise ValueError(
-                f"Pld covers batches of at most {sampling.longest} only for an added "
-                "or removed record: drop longest, or use ADD_OR_REMOVE"
+                f"Pld covers batches of at most {sampling.max_batch} only for an added "
+                "or removed record: drop max_batch, or use ADD_OR_REMOVE"
             )
 
     def epsilon(
@@ -126,44 +200,75 @@ class Pld:
         steps: int,
         delta: float,
         adjacency: Adjacency = ADD_OR_REMOVE,
-        first: float | None = None,
+        first_multiplier: float | None = None,
     ) -> float:
-        """Epsilon of `steps` steps, step 0 with the multiplier `first` if given."""
+        """Returns the epsilon of a run.
+
+        Args:
+          sampling: How batches are drawn.
+          multiplier: Noise multiplier of a step.
+          steps: Number of steps, step 0 included.
+          delta: In (0, 1).
+          adjacency: Which data sets count as neighbors.
+          first_multiplier: Noise multiplier of step 0; `multiplier` by default.
+
+        Returns:
+          Epsilon.
+
+        Raises:
+          ValueError: If `check` does, or a number is out of range.
+          ImportError: If dp-accounting is not installed.
+
+        Example:
+          >>> sampling = Poisson(examples=6512, batch=20)
+          >>> epsilon = Pld().epsilon(sampling, 0.8, steps=1000, delta=1e-5)
+        """
         self.check(sampling, adjacency)
-        asked = (sampling, multiplier, steps, _check_delta(delta), adjacency, first)
-        return _pld_epsilon(self.interval, *asked)
+        _check_delta(delta)
+        run = (sampling, multiplier, steps, delta, adjacency, first_multiplier)
+        return _pld_epsilon(self.interval, *run)
 
 
-@functools.lru_cache(maxsize=256)  # seconds each; methods that differ ask for the same
-def _pld_epsilon(interval, sampling, multiplier, steps, delta, adjacency, first):
+@functools.lru_cache(maxsize=256)  # takes seconds, and methods share their epsilons
+def _pld_epsilon(
+    interval: float,
+    sampling: Poisson,
+    multiplier: float,
+    steps: int,
+    delta: float,
+    adjacency: Adjacency,
+    first_multiplier: float | None,
+) -> float:
     accounting = _library()
     accountant = accounting.pld.PLDAccountant(
         getattr(accounting.NeighboringRelation, _relation(sampling, adjacency)),
         interval,
     )
-    event = _event(accounting, sampling, multiplier, steps, first)
+    event = _event(accounting, sampling, multiplier, steps, first_multiplier)
     return float(accountant.compose(event).get_epsilon(delta))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rdp:
-    """Renyi differential privacy (Mironov 2017); an upper bound, looser than `Pld`.
+    """Renyi differential privacy (Mironov 2017); an upper bound, looser than `Pld`."""
 
-    `orders` are those of dp-accounting unless given: 1.1, 1.2, ..., 10.9, 11, ..., 63,
-    128, 256, 512, 1024.
-    """
-
+    # by default those of dp-accounting: 1.1, 1.2, ..., 10.9, 11, ..., 63, 128, 256, 512
+    # and 1024
     orders: tuple[float, ...] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for order in self.orders or ():
             check_range("orders", order, 1, open_low=True, schedules=False)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "Renyi differential privacy"
 
     def check(self, sampling: Sampling, adjacency: Adjacency) -> None:
-        """Covers Poisson for an added record, fixed size for a replaced one."""
+        """Raises `ValueError` for combinations that are not covered.
+
+        These are covered: Poisson sampling for an added or removed record, and batches
+        of fixed size for a replaced record.
+        """
         if isinstance(sampling, FixedSize):
             if adjacency != REPLACE_ONE:
                 raise ValueError(
@@ -173,11 +278,11 @@ class Rdp:
             return
         if not isinstance(sampling, Poisson):
             raise ValueError(_not_poisson("Rdp", sampling))
-        if adjacency != ADD_OR_REMOVE or sampling.longest is not None:
+        if adjacency != ADD_OR_REMOVE or sampling.max_batch is not None:
             raise ValueError(
                 "Rdp covers Poisson sampling only for an added or removed record and "
-                f"without longest, got {adjacency.meaning!r}, longest "
-                f"{sampling.longest}: use Pld"
+                f"without max_batch, got {adjacency.meaning!r}, max_batch "
+                f"{sampling.max_batch}: use Pld"
             )
 
     def epsilon(
@@ -187,9 +292,9 @@ class Rdp:
         steps: int,
         delta: float,
         adjacency: Adjacency = ADD_OR_REMOVE,
-        first: float | None = None,
+        first_multiplier: float | None = None,
     ) -> float:
-        """Epsilon of `steps` steps, see `Pld.epsilon`."""
+        """Returns the epsilon of a run; arguments are those of `Pld.epsilon`."""
         self.check(sampling, adjacency)
         accounting = _library()
         accountant = accounting.rdp.RdpAccountant(
@@ -198,67 +303,44 @@ class Rdp:
         # Unlike its PLD, the library's RDP takes the multiplier as the noise over the
         # sensitivity to a replaced record, which is twice that to an added one.
         later = multiplier / adjacency.factor
-        start = later if first is None else first / adjacency.factor
-        event = _event(accounting, sampling, later, steps, start)
+        first = multiplier if first_multiplier is None else first_multiplier
+        start = first / adjacency.factor
+        sampled = cast(Poisson | FixedSize, sampling)  # checked above
+        event = _event(accounting, sampled, later, steps, start)
         return float(accountant.compose(event).get_epsilon(_check_delta(delta)))
 
 
 Accountant = Gaussian | Pld | Rdp
 
 
-def solve(
-    epsilon: Callable[[float], float], target: float, tolerance: float = 1e-5
-) -> float:
-    """A noise level with epsilon(level) <= target, at most `tolerance` above the least.
-
-    `epsilon` must not increase with the level. `tolerance` is relative. Raises
-    `ValueError` if no level between 2^-40 and 2^40 fits.
-    """
-    check_epsilon(target)
-
-    def excess(log: float) -> float:  # between -1 and 1 even if epsilon is 0 or inf
-        return 1 - 2 * target / (epsilon(math.exp(log)) + target)
-
-    bracket = _bracket(excess, 0.5 * math.log(2), 40 * math.log(2))
-    if bracket is None:
-        raise ValueError(
-            f"no noise level reaches epsilon {target:g}, got {epsilon(2.0**40):g} at "
-            "the largest and more noise does not help: raise epsilon or delta"
-        )
-    log = optimize.brentq(excess, *bracket, xtol=tolerance / 2)
-    while epsilon(math.exp(log)) > target:
-        log += tolerance / 2
-    return math.exp(log)
-
-
 def check_epsilon(epsilon: float) -> None:
-    """Refuses an epsilon that is not positive and finite."""
+    """Checks that an epsilon is positive and finite.
+
+    Args:
+      epsilon: The value.
+
+    Raises:
+      ValueError: If it is not.
+    """
     check_range("epsilon", epsilon, open_low=True, schedules=False)
 
 
-def _bracket(excess, step: float, largest: float) -> tuple[float, float] | None:
-    """Two neighbouring levels around the root of a decreasing function, from 0 on."""
-    direction = step if excess(0.0) > 0 else -step
-    level = 0.0
-    while abs(level) < largest:
-        if (excess(level + direction) > 0) != (direction > 0):
-            return (min(level, level + direction), max(level, level + direction))
-        level += direction
-    return None
-
-
 def _event(
-    accounting, sampling, multiplier: float, steps: int, first: float | None
+    accounting: Any,
+    sampling: Poisson | FixedSize,
+    multiplier: float,
+    steps: int,
+    first_multiplier: float | None,
 ) -> Any:
-    """What is composed: step 0, a full batch if there is one, and the sampled steps."""
-    first = multiplier if first is None else first
+    """The composition of step 0, a full batch if there is one, and the later steps."""
+    first = multiplier if first_multiplier is None else first_multiplier
     check_range("multiplier", multiplier, schedules=False)
-    check_range("first", first, schedules=False)
+    check_range("first_multiplier", first, schedules=False)
     check_count("steps", steps)
     step = _step(accounting, sampling, multiplier)
-    if sampling.first is None and first == multiplier:
+    if sampling.first_batch is None and first == multiplier:
         return accounting.SelfComposedDpEvent(step, steps)
-    if sampling.first is None:
+    if sampling.first_batch is None:
         start = _step(accounting, sampling, first)
     else:
         start = accounting.GaussianDpEvent(first)
@@ -266,28 +348,28 @@ def _event(
     return accounting.ComposedDpEvent([start, *rest])
 
 
-def _step(accounting, sampling: Poisson | FixedSize, multiplier: float) -> Any:
+def _step(accounting: Any, sampling: Poisson | FixedSize, multiplier: float) -> Any:
     gaussian = accounting.GaussianDpEvent(multiplier)
     n, b = sampling.examples, sampling.batch
     if isinstance(sampling, FixedSize):
         return accounting.SampledWithoutReplacementDpEvent(n, b, gaussian)
-    if sampling.longest is None:
+    if sampling.max_batch is None:
         return accounting.PoissonSampledDpEvent(b / n, gaussian)
     return accounting.TruncatedSubsampledGaussianDpEvent(
-        n, b / n, sampling.longest, multiplier
+        n, b / n, sampling.max_batch, multiplier
     )
 
 
-def _relation(sampling, adjacency: Adjacency) -> str:
-    """The library takes truncated batches for a record that is zeroed out only."""
-    return adjacency.relation if sampling.longest is None else "REPLACE_SPECIAL"
+def _relation(sampling: Poisson, adjacency: Adjacency) -> str:
+    """The library accepts truncated batches only for a record that is zeroed out."""
+    return adjacency.relation if sampling.max_batch is None else "REPLACE_SPECIAL"
 
 
 def _not_poisson(name: str, sampling: Sampling) -> str:
     return (
-        f"{name} does not cover {sampling!r}: batches that are not drawn afresh, such "
-        "as shuffled or cyclic ones, must not pass for Poisson (Chua et al. 2024, "
-        "arXiv:2403.17673): use Gaussian"
+        f"{name} does not cover {sampling!r}: batches that are not drawn "
+        "independently, such as shuffled or cyclic ones, must not be treated as "
+        "Poisson samples (Chua et al. 2024, arXiv:2403.17673): use Gaussian"
     )
 
 

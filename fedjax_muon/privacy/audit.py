@@ -1,15 +1,15 @@
-"""Lower bounds of epsilon from what an attack found out: a check of a privacy claim.
+"""Audits: lower bounds of epsilon from the success of an attack.
 
 A mechanism is run in worlds with a record, the *canary*, and in worlds without it, and
-an attack tells them apart by a score. Its errors bound epsilon from below. A bound that
-is above the claim says that the claim is false, or that something improbable happened;
-one below it proves nothing. Two kinds of audit:
+an attack tells them apart by a score. Its error rates bound epsilon from below. If the
+bound is above the claim, the claim is false, or something improbable happened. A bound
+below the claim proves nothing. There are two kinds of audit:
 
-- Many runs, one canary (Nasr et al. 2023, arXiv:2302.07956). Scores above a threshold
-  say that the record was there. The threshold must not depend on the scores that are
-  counted: take one fixed beforehand, or `best_threshold` of *other* worlds.
-- One run, many canaries, each of which is there by a coin (Steinke, Nasr and Jagielski
-  2023, arXiv:2305.08846). The attack guesses the coins of the clearest.
+- Many runs, one canary (Nasr et al. 2023, arXiv:2302.07956). A score above a threshold
+  says that the record was present. The threshold must not depend on the scores that are
+  counted: it is fixed beforehand, or `best_threshold` of *other* worlds.
+- One run, many canaries, each of which is present with probability 1/2 (Steinke, Nasr
+  and Jagielski 2023, arXiv:2305.08846). The attack guesses the most certain ones.
 
 `confidence` is the probability, over the worlds, that a bound is true.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 
 from fedjax_muon.core import check_count, check_range
@@ -34,11 +35,23 @@ class Errors(NamedTuple):
     present: int
 
 
-def errors(absent, present, threshold: float) -> Errors:
-    """Of the attack that says "there" for scores above `threshold`.
+def errors(absent: ArrayLike, present: ArrayLike, threshold: float) -> Errors:
+    """Counts the errors of an attack that says "present" above a threshold.
 
-    `absent` and `present` are the scores of worlds without and with the record, of any
-    shape. Raises `ValueError` for scores that are not numbers, or for none.
+    Args:
+      absent: Scores of worlds without the record, any shape.
+      present: Scores of worlds with the record, any shape.
+      threshold: Scores above it are counted as "present".
+
+    Returns:
+      The counts.
+
+    Raises:
+      ValueError: If there are no scores, or one is NaN.
+
+    Example:
+      >>> errors([0.1, 0.9], [0.8, 1.2], threshold=0.5)
+      Errors(false_positives=1, absent=2, false_negatives=0, present=2)
     """
     absent, present = _scores("absent", absent), _scores("present", present)
     return Errors(
@@ -50,7 +63,21 @@ def errors(absent, present, threshold: float) -> Errors:
 
 
 def clopper_pearson(events: int, trials: int, confidence: float) -> float:
-    """The upper end of a one-sided interval for a rate (Clopper and Pearson 1934)."""
+    """Returns the upper end of a one-sided interval for a rate.
+
+    Clopper and Pearson 1934, "The use of confidence or fiducial limits".
+
+    Args:
+      events: Number of events, at most `trials`.
+      trials: Number of independent trials.
+      confidence: In (0, 1).
+
+    Returns:
+      The bound, in [0, 1].
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     check_count("trials", trials)
     check_count("events", events, 0)
     if events > trials:
@@ -62,13 +89,24 @@ def clopper_pearson(events: int, trials: int, confidence: float) -> float:
 
 
 def gdp_bound(found: Errors, confidence: float = 0.95) -> float:
-    """A lower bound of mu for mechanisms that are mu-GDP, as Gaussian ones without
-    sampling are: any attack has
+    """Returns a lower bound of mu for a mechanism that is mu-GDP.
+
+    Gaussian mechanisms without sampling are. Any attack has
 
         mu >= Phi^-1(1 - false positive rate) - Phi^-1(false negative rate)
 
-    (Dong, Roth and Su 2019, arXiv:1905.02383). The difference has a sign: of rates that
-    are bounds its absolute value would be large for attacks that are merely bad.
+    (Dong, Roth and Su 2019, arXiv:1905.02383). The difference keeps its sign: the rates
+    are upper bounds, so that its absolute value would be large for a poor attack.
+
+    Args:
+      found: Errors of the attack.
+      confidence: In (0, 1).
+
+    Returns:
+      The bound, at least 0.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     positive, negative = _rates(found, confidence)
     return max(0.0, -float(special.ndtri(positive) + special.ndtri(negative)))
@@ -77,21 +115,47 @@ def gdp_bound(found: Errors, confidence: float = 0.95) -> float:
 def gaussian_epsilon_bound(
     found: Errors, delta: float, confidence: float = 0.95
 ) -> float:
-    """A lower bound of the epsilon at `delta` of a Gaussian mechanism, see `gdp_bound`.
+    """Returns a lower bound of the epsilon of a Gaussian mechanism without sampling.
 
-    It is the epsilon of the Gaussian mechanism that is no more private than was found.
+    It is the epsilon of the Gaussian mechanism whose mu is `gdp_bound`.
+
+    Args:
+      found: Errors of the attack.
+      delta: In (0, 1).
+      confidence: In (0, 1).
+
+    Returns:
+      The bound, at least 0.
+
+    Raises:
+      ValueError: If an argument is out of range.
+      ImportError: If dp-accounting is not installed.
     """
     mu = gdp_bound(found, confidence)
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
 def epsilon_bound(found: Errors, delta: float, confidence: float = 0.95) -> float:
-    """A lower bound of the epsilon at `delta`, whatever the mechanism:
+    """Returns a lower bound of epsilon for any mechanism.
 
-        exp(epsilon) >= (1 - delta - one rate) / the other rate
+        exp(epsilon) >= (1 - delta - one rate) / the other rate,
 
-    both ways round (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776). It never exceeds
-    about log(worlds / 4): to refute a larger claim takes more worlds.
+    in both directions (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776). The bound
+    never exceeds about log(worlds / 4): refuting a larger claim takes more worlds.
+
+    Args:
+      found: Errors of the attack.
+      delta: In [0, 1).
+      confidence: In (0, 1).
+
+    Returns:
+      The bound, at least 0.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> bound = epsilon_bound(Errors(5, 1000, 10, 1000), delta=1e-5)
     """
     _check_delta(delta)
     positive, negative = _rates(found, confidence)
@@ -100,11 +164,23 @@ def epsilon_bound(found: Errors, delta: float, confidence: float = 0.95) -> floa
     return math.log(max(1.0, *ratios))
 
 
-def best_threshold(absent, present, bound: Callable[[Errors], float]) -> float:
-    """The threshold with the largest `bound(errors)` on these scores.
+def best_threshold(
+    absent: ArrayLike, present: ArrayLike, bound: Callable[[Errors], float]
+) -> float:
+    """Finds the threshold with the largest bound on these scores.
 
-    A bound holds for errors at this threshold in other worlds, not in these. Of 200
-    quantiles; raises `ValueError` as `errors` does.
+    The bound is valid for the errors of other worlds at this threshold, not for these.
+
+    Args:
+      absent: Scores of worlds without the record, any shape.
+      present: Scores of worlds with the record, any shape.
+      bound: Function of the errors, such as `epsilon_bound` with a fixed delta.
+
+    Returns:
+      The best of 200 quantiles of all scores.
+
+    Raises:
+      ValueError: If there are no scores, or one is NaN.
     """
     absent, present = _scores("absent", absent), _scores("present", present)
     both = np.concatenate([absent, present])
@@ -113,14 +189,21 @@ def best_threshold(absent, present, bound: Callable[[Errors], float]) -> float:
     return float(levels[int(np.argmax(found))])
 
 
-def correct_guesses(scores, included, guesses: int) -> int:
-    """How many of an attack's guesses in one run are right.
+def correct_guesses(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
+    """Counts an attack's correct guesses in one run.
 
     Args:
-      scores: of the canaries, [m]; large for those that seem to be there.
-      included: their coins, [m] booleans.
-      guesses: r, even, at most m, fixed beforehand: the r / 2 largest scores are said
-        to be there, the r / 2 smallest not, and nothing is said of the others.
+      scores: Scores of the canaries, [m]; large if a canary seems to be present.
+      included: Whether each canary was present, [m] booleans.
+      guesses: r, even and at most m, fixed beforehand: the r / 2 largest scores are
+        guessed to be present, the r / 2 smallest to be absent, and the others are left
+        out.
+
+    Returns:
+      Number of correct guesses, from 0 to r.
+
+    Raises:
+      ValueError: If shapes differ, or `guesses` is not even or too large.
     """
     scores, included = _scores("scores", scores), np.asarray(included, bool)
     if scores.shape != included.shape:
@@ -142,13 +225,30 @@ def correct_guesses(scores, included, guesses: int) -> int:
 def one_run_p_value(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """How probable so many right guesses are, at most, if the claim is true.
+    """Bounds the probability of so many correct guesses if a claim is true.
 
-    With W a binomial of `guesses` and e^epsilon / (1 + e^epsilon), it is
+    With W binomial with `guesses` trials of probability e^epsilon / (1 + e^epsilon),
+    the bound is
 
         P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i
 
     for m canaries and v correct guesses (Steinke et al. 2023, Theorem 5.2).
+
+    Args:
+      canaries: m, number of canaries.
+      guesses: Number of guesses, at most m.
+      correct: v, number of correct guesses.
+      epsilon: Claimed epsilon.
+      delta: Claimed delta, in [0, 1).
+
+    Returns:
+      The bound, at most 1.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> p = one_run_p_value(1000, 500, 400, epsilon=1.0, delta=1e-5)
     """
     check_count("canaries", canaries)
     check_count("guesses", guesses)
@@ -170,10 +270,27 @@ def one_run_p_value(
 def one_run_bound(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """The smallest epsilon at `delta` whose `one_run_p_value` is 1 - `confidence`."""
+    """Returns a lower bound of epsilon from the guesses of one run.
+
+    Args:
+      canaries: Number of canaries.
+      guesses: Number of guesses.
+      correct: Number of correct guesses.
+      delta: In [0, 1).
+      confidence: In (0, 1).
+
+    Returns:
+      The epsilon at which `one_run_p_value` is 1 - `confidence`, or 0.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> bound = one_run_bound(1000, 500, 400, delta=1e-5)
+    """
     _check_confidence(confidence)
 
-    def excess(epsilon):
+    def excess(epsilon: float) -> float:
         p = one_run_p_value(canaries, guesses, correct, epsilon, delta)
         return p - (1 - confidence)
 
@@ -186,7 +303,7 @@ def one_run_bound(
 
 
 def _rates(found: Errors, confidence: float) -> tuple[float, float]:
-    """Upper bounds of both rates that hold together."""
+    """Upper bounds of both error rates, which hold together."""
     _check_confidence(confidence)
     each = (1 + confidence) / 2
     return (
@@ -195,7 +312,7 @@ def _rates(found: Errors, confidence: float) -> tuple[float, float]:
     )
 
 
-def _scores(name: str, values) -> np.ndarray:
+def _scores(name: str, values: ArrayLike) -> np.ndarray:
     values = np.asarray(values, float).ravel()
     if not values.size or np.isnan(values).any():
         what = "NaN among them" if values.size else "none"

@@ -1,4 +1,4 @@
-"""Normal noise with tails that single-precision draws do not have."""
+"""Gaussian noise with tails that single-precision draws do not have."""
 
 import itertools
 import math
@@ -12,13 +12,20 @@ LAST = 13  # power of a Taylor series; on quarter turns the rest is below 6e-8
 
 
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """N(0, 1) with tails: float64 where that is enabled, else float32 by Box and Muller
-    (1958, "A note on the generation of random normal deviates").
+    """Draws from N(0, 1), with tails up to 9.5 in float32.
 
-    One float32 draw of `jax.random.normal` never exceeds 5.42 and shows it; here the
-    radius is made of 64 random bits and reaches 9.5. This is noise for simulations:
+    One float32 draw of `jax.random.normal` never exceeds 5.42, which an adversary can
+    see. Here the radius of the Box-Muller method (1958, "A note on the generation of
+    random normal deviates") is made of 64 random bits. This is noise for simulations:
     attacks on the rounding of floating-point sums (Haney et al., arXiv:2207.13793) are
     not covered.
+
+    Args:
+      key: Typed PRNG key.
+      shape: Shape of the result.
+
+    Returns:
+      An array in float64 where that is enabled, else in float32.
     """
     best = jnp.result_type(float)
     if best == jnp.float64:
@@ -28,35 +35,43 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.concatenate(pair)[:size].reshape(shape)
 
 
-def box_muller(high, low, angle) -> tuple[jax.Array, jax.Array]:
-    """Two independent N(0, 1) in float32 of three uint32 words, of any one shape.
+def box_muller(
+    high: jax.Array, low: jax.Array, angle: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns two independent N(0, 1) draws in float32 from three uint32 words.
 
-    `high` and `low` make the radius, `angle` the point on the circle.
+    Args:
+      high: High word of the uniform number that gives the radius, any shape.
+      low: Low word of the same number, same shape.
+      angle: Word that gives the point on the circle, same shape.
+
+    Returns:
+      Two arrays of the same shape.
     """
-    # in (0, 1]: what the low word adds is seen where the high one is small
+    # in (0, 1]; the low word matters where the high word is small
     uniform = high * np.float32(2**-32) + (low + np.float32(0.5)) * np.float32(2**-64)
     radius = jnp.sqrt(-2 * jnp.log(uniform))
     cosine, sine = _on_circle(angle)
     return radius * cosine, radius * sine
 
 
-def _words(key, count: int, size: int):
+def _words(key: jax.Array, count: int, size: int) -> jax.Array:
     """Independent random 32-bit words [count, size].
 
-    They are read off keys that are split, which keeps both words that the generator
-    makes at a time; `jax.random.bits` returns one, at twice the time.
+    They are taken from split keys, which have both words that the generator makes at a
+    time; `jax.random.bits` returns one of them, in twice the time.
     """
     blocks = jax.random.key_data(jax.random.split(key, -(-count * size // 2)))
     words = jnp.concatenate([blocks[:, 0], blocks[:, 1]])
     return words[: count * size].reshape(count, size)
 
 
-def _on_circle(word):
-    """Cosine and sine of a uniform angle: of a half turn, in which the cosine is not
-    negative, and then a sign. The lowest bit is the sign, the angle has the highest 23.
+def _on_circle(word: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of a uniform angle.
 
-    Series are several times as fast as XLA's own functions on a CPU, which must reduce
-    any angle first.
+    The highest 23 bits give an angle of a half turn, in which the cosine is not
+    negative; the lowest bit gives a sign. Series are several times as fast on a CPU as
+    XLA's own functions, which must first reduce the angle.
     """
     half = (word >> 9) + np.float32(0.5 - 2**22)
     angle = half * np.float32(math.pi * 2**-23)
@@ -65,37 +80,52 @@ def _on_circle(word):
     return sign * _series(square, 0), sign * angle * _series(square, 1)
 
 
-def _series(square, first: int):
+def _series(square: jax.Array, first: int) -> Any:
     """sum_k (-1)^k square^k / (2 k + first)!"""
     powers = range(first, LAST + 1, 2)
     terms = [(-1) ** k / math.factorial(power) for k, power in enumerate(powers)]
-    total = np.float32(terms[-1])
+    total: Any = np.float32(terms[-1])
     for term in reversed(terms[:-1]):
         total = total * square + np.float32(term)
     return total
 
 
-def wide(x) -> Any:
-    """The type that sums of `x` and noise are taken in: float32 or better."""
+def sum_dtype(x: jax.Array) -> Any:
+    """Returns the dtype in which `x` and noise are added: float32 or wider.
+
+    Args:
+      x: Array of a floating dtype.
+
+    Returns:
+      A NumPy dtype.
+    """
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def add_normal(key: jax.Array, sigma, g):
-    """g + sigma N(0, 1), independent in every coordinate; `sigma` is a prefix of g.
+def add_normal(key: jax.Array, sigma: Any, g: Any) -> Any:
+    """Returns g + sigma N(0, 1), independent in every coordinate.
 
-    Drawn and added in float32 or better, whatever the dtype of g, in which the result
-    is returned. Where sigma is 0, g is returned to the bit.
+    Noise is drawn and added in float32 or wider, whatever the dtype of `g`. Where
+    `sigma` is 0, every bit of `g` is kept.
+
+    Args:
+      key: Typed PRNG key.
+      sigma: Standard deviation; one number, or a prefix of the tree of `g`.
+      g: Pytree of arrays.
+
+    Returns:
+      The noisy tree, with the dtypes of `g`.
     """
     leaves, structure = jax.tree.flatten(g)
     if not leaves:
         return g
-    # one draw for all leaves: every call of a generator is compiled by itself
+    # one draw for all leaves: every call of a generator compiles separately
     ends = list(itertools.accumulate(x.size for x in leaves))
     parts = jnp.split(standard_normal(key, (ends[-1],)), ends[:-1])
     noise = [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
 
-    def one(sigma, x, n):
-        total = x.astype(jnp.promote_types(wide(x), n.dtype)) + sigma * n
+    def one(sigma: Any, x: jax.Array, n: jax.Array) -> jax.Array:
+        total = x.astype(jnp.promote_types(sum_dtype(x), n.dtype)) + sigma * n
         return jnp.where(sigma > 0, total.astype(x.dtype), x)
 
     below = lambda sigma, *parts: jax.tree.map(lambda *p: one(sigma, *p), *parts)

@@ -1,7 +1,8 @@
-"""Noise levels as published theorems state them, with the constants made explicit.
+"""Noise levels as published theorems state them, with explicit constants.
 
-They are no accounting: Theorem 3 of DPMixSGD holds for what `Reading.holds_if` says,
-and its constant c is not given. `report` accounts for what a run really releases.
+They are not an accounting: Theorem 3 of DPMixSGD holds under the conditions of
+`Reading.holds_if`, and the paper leaves its constant c open. `privacy.report` is for
+what a run really releases.
 """
 
 import math
@@ -10,22 +11,36 @@ from typing import NamedTuple
 from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.accounting import check_epsilon
 
-# What the moments argument of the paper's proof gives when it is carried through.
+# the constant that follows from the moments argument of the paper's proof
 MOMENTS_CONSTANT = 4 * math.sqrt(2)
 
 
 class Reading(NamedTuple):
-    """What a noise level of Theorem 3 means, and for whom."""
+    """What a noise level of Theorem 3 means for one adversary."""
 
-    view: str
+    view: str  # what the adversary sees
     rho: float  # of zero-concentrated differential privacy
     epsilon: float
-    gamma: float
+    gamma: float  # the delta of (epsilon, delta)-differential privacy
     holds_if: tuple[str, ...]
 
 
 def theorem_3_sum(steps: int) -> float:
-    """S_T = sum_{t=1..T} (16 t^2 + 4) = 8 T (T + 1) (2 T + 1) / 3 + 4 T."""
+    """Returns S_T = sum_{t=1..T} (16 t^2 + 4) = 8 T (T + 1) (2 T + 1) / 3 + 4 T.
+
+    Args:
+      steps: T, at least 1.
+
+    Returns:
+      S_T.
+
+    Raises:
+      ValueError: If `steps` is below 1.
+
+    Example:
+      >>> theorem_3_sum(2)
+      88.0
+    """
     check_count("steps", steps)
     return 8 * steps * (steps + 1) * (2 * steps + 1) / 3 + 4 * steps
 
@@ -38,12 +53,25 @@ def theorem_3_sigma(
     constant: float,
     lipschitz: float = 1.0,
 ) -> float:
-    """c L_g sqrt(S_T log(1/gamma)) / (2 theta sqrt(m)): DPMixSGD, eq. 18.
+    """Returns c L_g sqrt(S_T log(1/gamma)) / (2 theta sqrt(m)): DPMixSGD, eq. 18.
 
-    Standard deviation of the noise that every agent adds to every coordinate.
-    `constant` is the paper's unnamed c: see `smallest_constant`, `MOMENTS_CONSTANT`.
-    `lipschitz` is L_g, the bound on the gradient of one example. Raises
-    `ValueError` for what is out of range.
+    Args:
+      steps: T, number of steps.
+      agents: m, number of agents.
+      theta: The paper's epsilon, positive.
+      gamma: The paper's delta, in (0, 1).
+      constant: c, which the paper leaves open; see `smallest_constant` and
+        `MOMENTS_CONSTANT`.
+      lipschitz: L_g, bound on the gradient of one example.
+
+    Returns:
+      Standard deviation of the noise that every agent adds to every coordinate.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> sigma = theorem_3_sigma(100, 5, 0.01, 1 / 30_000, MOMENTS_CONSTANT)
     """
     check_range("constant", constant, open_low=True, schedules=False)
     return constant * _sigma_for_one(steps, agents, theta, gamma, lipschitz)
@@ -57,15 +85,41 @@ def theorem_3_constant(
     gamma: float,
     lipschitz: float = 1.0,
 ) -> float:
-    """The c with which `theorem_3_sigma` gives `sigma`, to scale from a known run."""
+    """Returns the constant c for which `theorem_3_sigma` is `sigma`.
+
+    Args:
+      sigma: Standard deviation, positive.
+      steps: T, number of steps.
+      agents: m, number of agents.
+      theta: The paper's epsilon, positive.
+      gamma: The paper's delta, in (0, 1).
+      lipschitz: L_g, bound on the gradient of one example.
+
+    Returns:
+      The constant, with which the noise of a known run can be scaled to others.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     check_range("sigma", sigma, open_low=True, schedules=False)
     return sigma / _sigma_for_one(steps, agents, theta, gamma, lipschitz)
 
 
 def smallest_constant(theta: float, gamma: float) -> float:
-    """c = 2 (1 + sqrt(1 + theta / log(1/gamma))): the least for which the proof works.
+    """Returns the smallest constant c for which the proof of Theorem 3 holds.
 
-    It makes `mean_reading` at `theorem_3_sigma` have epsilon = theta exactly.
+    c = 2 (1 + sqrt(1 + theta / log(1/gamma))). With it, `mean_reading` at
+    `theorem_3_sigma` has an epsilon of exactly theta.
+
+    Args:
+      theta: The paper's epsilon, positive.
+      gamma: The paper's delta, in (0, 1).
+
+    Returns:
+      The constant.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     check_range("theta", theta, open_low=True, schedules=False)
     return 2 * (1 + math.sqrt(1 + theta / _log(gamma)))
@@ -74,10 +128,26 @@ def smallest_constant(theta: float, gamma: float) -> float:
 def mean_reading(
     sigma: float, steps: int, agents: int, gamma: float, lipschitz: float = 1.0
 ) -> Reading:
-    """The theorem's own view: only the mean over agents is seen.
+    """Interprets a noise level as the theorem does: only the mean over agents is seen.
 
     rho = L_g^2 S_T / (m sigma^2), epsilon = rho + 2 sqrt(rho log(1/gamma)) (Bun and
     Steinke 2016), for one variable and one replaced record.
+
+    Args:
+      sigma: Standard deviation of each agent's noise, positive.
+      steps: T, number of steps.
+      agents: m, number of agents.
+      gamma: The paper's delta, in (0, 1).
+      lipschitz: L_g, bound on the gradient of one example.
+
+    Returns:
+      Epsilon and its conditions.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> epsilon = mean_reading(1e5, steps=100, agents=5, gamma=1e-5).epsilon
     """
     rho = _rho(sigma, steps, agents, lipschitz)
     secret = (
@@ -87,10 +157,26 @@ def mean_reading(
     return _reading("mean over agents only", rho, gamma, secret)
 
 
-def neighbour_reading(
+def neighbor_reading(
     sigma: float, steps: int, agents: int, gamma: float, lipschitz: float = 1.0
 ) -> Reading:
-    """The view of who receives one agent's messages: rho is `agents` times larger."""
+    """Interprets a noise level for a neighbor, who sees one agent's messages.
+
+    rho is `agents` times that of `mean_reading`.
+
+    Args:
+      sigma: Standard deviation of each agent's noise, positive.
+      steps: T, number of steps.
+      agents: m, number of agents.
+      gamma: The paper's delta, in (0, 1).
+      lipschitz: L_g, bound on the gradient of one example.
+
+    Returns:
+      Epsilon and its conditions.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     rho = _rho(sigma, steps, agents, lipschitz) * agents
     return _reading("every message of the agent is seen", rho, gamma, ())
 
@@ -103,7 +189,24 @@ def dp_sgda_sigma(
     constant: float = 1.0,
     lipschitz: float = 1.0,
 ) -> float:
-    """c G sqrt(T log(1/delta)) / (n epsilon): DP-SGDA (Yang et al. 2022, UAI)."""
+    """Returns c G sqrt(T log(1/delta)) / (n epsilon), the noise of DP-SGDA.
+
+    Yang et al. 2022, UAI.
+
+    Args:
+      steps: T, number of steps.
+      examples: n, number of examples.
+      epsilon: Positive.
+      delta: In (0, 1).
+      constant: c, which the paper leaves open.
+      lipschitz: G, bound on the gradient of one example.
+
+    Returns:
+      Standard deviation of the noise in every coordinate.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     check_count("steps", steps)
     check_count("examples", examples)
     check_epsilon(epsilon)
@@ -113,7 +216,9 @@ def dp_sgda_sigma(
     return constant * lipschitz * root / (examples * epsilon)
 
 
-def _sigma_for_one(steps, agents, theta, gamma, lipschitz) -> float:
+def _sigma_for_one(
+    steps: int, agents: int, theta: float, gamma: float, lipschitz: float
+) -> float:
     check_count("agents", agents)
     check_range("theta", theta, open_low=True, schedules=False)
     check_range("lipschitz", lipschitz, open_low=True, schedules=False)
@@ -121,7 +226,7 @@ def _sigma_for_one(steps, agents, theta, gamma, lipschitz) -> float:
     return lipschitz * root / (2 * theta * math.sqrt(agents))
 
 
-def _rho(sigma, steps, agents, lipschitz) -> float:
+def _rho(sigma: float, steps: int, agents: int, lipschitz: float) -> float:
     check_count("agents", agents)
     check_range("sigma", sigma, open_low=True, schedules=False)
     check_range("lipschitz", lipschitz, open_low=True, schedules=False)

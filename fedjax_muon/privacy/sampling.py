@@ -1,11 +1,12 @@
-"""How an agent's records come into its batches, as privacy accounting sees it.
+"""Sampling schemes: how privacy accounting sees the batches of an agent.
 
-`Poisson` and `FixedSize` draw every batch afresh, which hides who took part: the coins
-count as amplification, and only noise inside the recursion can be accounted for.
-`Cyclic`, `Shuffled` and `FullBatch` have no coins that count: the pattern in which a
-record takes part is bounded, and the whole transcript is one Gaussian mechanism.
-Constructors raise `TypeError` for counts that are not whole numbers, and `ValueError`
-for a batch that is larger than the data: batches are drawn without replacement.
+`Poisson` and `FixedSize` draw every batch independently, which hides who took part: the
+sampling amplifies privacy, and only noise inside the recursion can be accounted for.
+`Cyclic`, `Shuffled` and `FullBatch` do not amplify: the steps in which a record takes
+part are bounded, and the whole transcript is one Gaussian mechanism.
+
+Constructors raise `TypeError` if a count is not a whole number, and `ValueError` if a
+batch is larger than the data, since batches are drawn without replacement.
 """
 
 import dataclasses
@@ -21,97 +22,107 @@ from fedjax_muon.privacy.sensitivity import Clip
 class Poisson:
     """Every record joins a batch independently with probability batch / examples.
 
-    `batch` is the expected size, by which sums are divided. `longest`, if given, is the
-    largest batch that the program holds: of a larger draw a uniform part is kept.
-    `first=examples` makes step 0 a full batch without sampling.
+    Of a draw larger than `max_batch` a uniform subset of that size is kept.
     """
 
-    examples: int
-    batch: int
-    longest: int | None = None
-    first: int | None = None
+    examples: int  # records of the agent
+    batch: int  # expected size, by which sums are divided
+    max_batch: int | None = None  # the largest batch that the program can hold
+    # size of the batch at step 0, if not sampled; it must be `examples`
+    first_batch: int | None = None
     amplifies: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_batch(self)
-        if self.longest is not None:
-            check_count("longest", self.longest, self.batch)
-        if self.first not in (None, self.examples):
+        if self.max_batch is not None:
+            check_count("max_batch", self.max_batch, self.batch)
+        if self.first_batch not in (None, self.examples):
             raise ValueError(
-                f"first must be None or all {self.examples} examples under Poisson "
-                f"sampling, got {self.first}: a part of them is no Poisson sample"
+                f"first_batch must be None or all {self.examples} examples under "
+                f"Poisson sampling, got {self.first_batch}: a part of them is not a "
+                "Poisson sample"
             )
 
-    def __str__(self):
-        cut = "" if self.longest is None else f", at most {self.longest} of them"
+    def __str__(self) -> str:
+        cut = "" if self.max_batch is None else f", at most {self.max_batch} of them"
         return (
             f"Poisson: every record joins a batch independently with probability "
-            f"{self.batch}/{self.examples}{cut}{_first(self.first)}"
+            f"{self.batch}/{self.examples}{cut}{_first(self.first_batch)}"
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedSize:
-    """Every batch is a fresh uniform subset of exactly `batch` records."""
+    """Every batch is an independent uniform subset of exactly `batch` records."""
 
-    examples: int
+    examples: int  # records of the agent
     batch: int
-    first: ClassVar[None] = None
+    first_batch: ClassVar[None] = None
     amplifies: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_batch(self)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"a fresh uniform subset of {self.batch} of {self.examples} every step"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cyclic:
-    """Fixed batches, taken in the same order over and over.
+    """Fixed batches in a fixed order, over and over.
 
-    A record takes part once in `separation` = examples // batch steps. Step 0 is the
-    first batch of the cycle, unless `first` gives the size of a batch that is drawn
-    apart for it, after which the cycle starts.
+    A record takes part once in `separation` = examples // batch steps.
     """
 
-    examples: int
+    examples: int  # records of the agent
     batch: int
-    first: int | None = None
+    # size of a separate batch at step 0, after which the cycle starts; without it,
+    # step 0 is the first batch of the cycle
+    first_batch: int | None = None
     amplifies: ClassVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_batch(self)
-        if self.first is not None:
-            check_count("first", self.first, 1, self.examples)
+        if self.first_batch is not None:
+            check_count("first_batch", self.first_batch, 1, self.examples)
         if self.separation < 2:
             raise ValueError(
                 f"a cycle has at least 2 batches, got batch {self.batch} of "
                 f"{self.examples} examples: use FullBatch or a smaller batch"
             )
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"cyclic: fixed batches of {self.batch} of {self.examples}, a record takes "
-            f"part once in {self.separation} steps{_first(self.first)}"
+            f"part once in {self.separation} steps{_first(self.first_batch)}"
         )
 
     @property
     def separation(self) -> int:
+        """Steps between two batches with the same record."""
         return self.examples // self.batch
 
     def changes(self, clip: Clip, beta: float, steps: int) -> np.ndarray:
-        """Largest change of d_0, ..., d_{steps-1} by one record, shape (steps,)."""
+        """Bounds how one record changes the innovations d_0, ..., d_{steps-1}.
+
+        Args:
+          clip: How the gradients of an example are bounded.
+          beta: Weight of the new gradient in STORM, in (0, 1].
+          steps: Number of steps, step 0 included.
+
+        Returns:
+          L2 norms of the largest changes, [steps].
+        """
         change = clip.sensitivity(beta, self.batch)
         changes = np.zeros(steps)
-        if self.first is None:
+        if self.first_batch is None:
             # Step 0 counts as the larger of both kinds of step, which also covers the
             # records that take part at 1, 1 + separation, ... instead.
             changes[:: self.separation] = change
-            changes[0] = max(change, clip.first(self.batch))
+            changes[0] = max(change, clip.first_sensitivity(self.batch))
         else:
             changes[1 :: self.separation] = change
-            changes[0] = clip.first(self.first)
+            changes[0] = clip.first_sensitivity(self.first_batch)
         return changes
 
 
@@ -119,27 +130,27 @@ class Cyclic:
 class Shuffled:
     """Batches of a new permutation in every epoch.
 
-    No amplification is claimed: a record may be anywhere, even in consecutive batches.
+    No amplification is claimed: a record may be in any batch, even in consecutive ones.
     """
 
-    examples: int
+    examples: int  # records of the agent
     batch: int
-    first: ClassVar[None] = None
+    first_batch: ClassVar[None] = None
     amplifies: ClassVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_batch(self)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"shuffled batches of {self.batch} of {self.examples}, accounted for as if "
             "a record could be in any of them"
         )
 
     def changes(self, clip: Clip, beta: float, steps: int) -> np.ndarray:
-        """Changes that bound the transcript, shape (steps,); see `Clip.anywhere`."""
-        changes = np.full(steps, clip.anywhere(beta, self.batch))
-        changes[0] = max(changes[0], clip.first(self.batch))
+        """Returns changes that bound the transcript, [steps]; see `Cyclic.changes`."""
+        changes = np.full(steps, clip.shuffled_change(beta, self.batch))
+        changes[0] = max(changes[0], clip.first_sensitivity(self.batch))
         return changes
 
 
@@ -147,24 +158,25 @@ class Shuffled:
 class FullBatch:
     """All records in every step."""
 
-    examples: int
-    first: ClassVar[None] = None
+    examples: int  # records of the agent
+    first_batch: ClassVar[None] = None
     amplifies: ClassVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_count("examples", self.examples)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"all {self.examples} records in every step"
 
     @property
     def batch(self) -> int:
+        """Size of a batch, all examples."""
         return self.examples
 
     def changes(self, clip: Clip, beta: float, steps: int) -> np.ndarray:
-        """Changes that bound the transcript, shape (steps,); see `Clip.always`."""
-        changes = np.full(steps, clip.always(beta, self.examples))
-        changes[0] = clip.first(self.examples)
+        """Returns changes that bound the transcript, [steps]; see `Cyclic.changes`."""
+        changes = np.full(steps, clip.full_batch_change(beta, self.examples))
+        changes[0] = clip.first_sensitivity(self.examples)
         return changes
 
 
@@ -172,7 +184,7 @@ Patterned = Cyclic | Shuffled | FullBatch
 Sampling = Poisson | FixedSize | Patterned
 
 
-def _check_batch(sampling) -> None:
+def _check_batch(sampling: Poisson | FixedSize | Cyclic | Shuffled) -> None:
     check_count("examples", sampling.examples)
     check_count("batch", sampling.batch, 1, sampling.examples)
 

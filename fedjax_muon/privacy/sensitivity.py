@@ -1,21 +1,21 @@
-"""What one record can change in a private recursive-momentum (STORM) run.
+"""Sensitivity of a private recursive-momentum (STORM) run to one record.
 
 An agent estimates its gradient by g_t = c g_{t-1} + d_t, c = 1 - beta, where
 
     d_0 = m_0(x_0),    d_t = m_t(x_t) - c m_t(x_{t-1}),
 
-and m_t(x) is the sum over the batch of the clipped gradients at x, divided by a fixed
-(expected) batch size. Noise is added either to the fresh term d_t (inside the
-recursion) or to the released g_t while the recursion keeps the clean one (on the
-output). In the second case the release is A d + noise with A[t, k] = c^(t-k), a matrix
-mechanism: its L2 sensitivity is the norm of v_t = sum_k c^(t-k) w_k for the largest
-changes w_k that one record can make to d_k (Denisov et al. 2022, arXiv:2202.08312;
-Choquette-Choo et al. 2023, arXiv:2306.08153).
+and m_t(x) is the sum of the clipped gradients of a batch at x, divided by a fixed
+(expected) batch size. Noise is added either to the innovation d_t, which the recursion
+keeps, or to the released g_t, while the recursion keeps the clean value. In the second
+case the release is A d + noise with A[t, k] = c^(t-k), a matrix mechanism. Its L2
+sensitivity is the norm of v_t = sum_k c^(t-k) w_k for the largest changes w_k that one
+record can make to d_k (Denisov et al. 2022, arXiv:2202.08312; Choquette-Choo et al.
+2023, arXiv:2306.08153).
 
-A clip describes w_k. Its methods give L2 norms for one record that is added or removed;
-replacing a record counts twice. They raise `ValueError` for a `beta` outside (0, 1]
-(one is plain gradients, without memory) or a `batch` below 1, and its constructor for
-limits that are not positive.
+A `Clip` describes w_k. Its methods return L2 norms for one record that is added or
+removed; replacing a record counts twice. They raise `ValueError` if `beta` is outside
+(0, 1] (with 1, a release is the plain gradient without memory) or if `batch` is below
+1. Its constructor raises `ValueError` if a clip norm is not positive.
 """
 
 import dataclasses
@@ -31,125 +31,167 @@ from fedjax_muon.core import check_range
 class Clip(Protocol):
     """How the two gradients of one example are bounded before they are averaged."""
 
-    def first(self, batch: int) -> float:
+    def first_sensitivity(self, batch: int) -> float:
         """Change of d_0, the mean of clipped gradients of a first batch."""
 
     def sensitivity(self, beta: float, batch: int) -> float:
-        """Change of d_t, t >= 1, by a record in its batch; noise inside scales so."""
+        """Change of d_t, t >= 1, by a record in its batch; scale of `Inside` noise."""
 
-    def anywhere(self, beta: float, batch: int) -> float:
-        """A w for every step that bounds v_t whichever steps the record is in."""
+    def shuffled_change(self, beta: float, batch: int) -> float:
+        """Bound w for every step, if the record may be in any batches."""
 
-    def always(self, beta: float, batch: int) -> float:
-        """A w for every step t >= 1 that bounds v_t if the record is in every batch."""
+    def full_batch_change(self, beta: float, batch: int) -> float:
+        """Bound w for every step t >= 1, if the record is in every batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Each:
-    """Both gradients clipped to `limit`: clip(g(x_t)) - c clip(g(x_{t-1})).
+    """Clips both gradients: clip(g(x_t)) - c clip(g(x_{t-1})).
 
-    The change reaches (2 - beta) limit / batch, when the gradient flips. A record in
-    consecutive batches changes the output by less than the sum, as the sum telescopes.
+    The change reaches (2 - beta) clip_norm / batch when the gradient flips. A record in
+    consecutive batches changes the output by less than the sum of its changes, since
+    the sum telescopes.
     """
 
-    limit: float
+    clip_norm: float  # of each gradient
 
-    def __post_init__(self):
-        _check_limit("limit", self.limit)
+    def __post_init__(self) -> None:
+        _check_norm("clip_norm", self.clip_norm)
 
-    def first(self, batch: int) -> float:
-        return self.limit / _batch(batch)
+    def first_sensitivity(self, batch: int) -> float:
+        """See `Clip`."""
+        return self.clip_norm / _batch(batch)
 
     def sensitivity(self, beta: float, batch: int) -> float:
-        return (2 - _beta(beta)) * self.limit / _batch(batch)
+        """See `Clip`."""
+        return (2 - _beta(beta)) * self.clip_norm / _batch(batch)
 
-    def anywhere(self, beta: float, batch: int) -> float:
+    def shuffled_change(self, beta: float, batch: int) -> float:
+        """See `Clip`."""
         _beta(beta)
-        return self.limit / _batch(batch)
+        return self.clip_norm / _batch(batch)
 
-    def always(self, beta: float, batch: int) -> float:
-        return _beta(beta) * self.limit / _batch(batch)
+    def full_batch_change(self, beta: float, batch: int) -> float:
+        """See `Clip`."""
+        return _beta(beta) * self.clip_norm / _batch(batch)
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The fresh term g(x_t) - c g(x_{t-1}) of every example clipped to `limit`."""
+    """Clips the innovation g(x_t) - c g(x_{t-1}) of every example."""
 
-    limit: float
+    clip_norm: float  # of the innovation
 
-    def __post_init__(self):
-        _check_limit("limit", self.limit)
+    def __post_init__(self) -> None:
+        _check_norm("clip_norm", self.clip_norm)
 
-    def first(self, batch: int) -> float:
-        return self.limit / _batch(batch)
+    def first_sensitivity(self, batch: int) -> float:
+        """See `Clip`."""
+        return self.clip_norm / _batch(batch)
 
     def sensitivity(self, beta: float, batch: int) -> float:
+        """See `Clip`."""
         _beta(beta)
-        return self.limit / _batch(batch)
+        return self.clip_norm / _batch(batch)
 
-    anywhere = sensitivity
-    always = sensitivity
+    shuffled_change = sensitivity
+    full_batch_change = sensitivity
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """beta clip_limit(g(x_t)) + c clip_change(g(x_t) - g(x_{t-1})).
+    """Clips gradient and change: beta clip(g(x_t)) + c clip(g(x_t) - g(x_{t-1})).
 
-    `change` bounds how much the gradient of an example changes in one step (as in
-    DIFF2, Murata and Suzuki 2023, arXiv:2302.03884). It may be set anew every step from
-    public values only if the noise scales with it, which noise inside does.
+    The second clip bounds how much the gradient of an example changes in one step, as
+    in DIFF2 (Murata and Suzuki 2023, arXiv:2302.03884). Its norm may change in
+    every step, by public values, only if the noise scales with it, as `Inside` does.
     """
 
-    limit: float
-    change: float
+    clip_norm: float  # of the gradient
+    change_clip_norm: float  # of its change in one step
 
-    def __post_init__(self):
-        _check_limit("limit", self.limit)
-        _check_limit("change", self.change)
+    def __post_init__(self) -> None:
+        _check_norm("clip_norm", self.clip_norm)
+        _check_norm("change_clip_norm", self.change_clip_norm)
 
-    def first(self, batch: int) -> float:
-        return self.limit / _batch(batch)
+    def first_sensitivity(self, batch: int) -> float:
+        """See `Clip`."""
+        return self.clip_norm / _batch(batch)
 
     def sensitivity(self, beta: float, batch: int) -> float:
-        bound = _beta(beta) * self.limit + (1 - beta) * self.change
+        """See `Clip`."""
+        bound = _beta(beta) * self.clip_norm + (1 - beta) * self.change_clip_norm
         return bound / _batch(batch)
 
-    anywhere = sensitivity
-    always = sensitivity
+    shuffled_change = sensitivity
+    full_batch_change = sensitivity
 
 
 @dataclasses.dataclass(frozen=True)
 class Unclipped:
-    """No clipping: one record can change the gradient without limit."""
+    """No clipping: the change that one record can make is unbounded."""
 
-    def first(self, batch: int) -> float:
+    def first_sensitivity(self, batch: int) -> float:
+        """See `Clip`."""
         _batch(batch)
         return math.inf
 
     def sensitivity(self, beta: float, batch: int) -> float:
+        """See `Clip`."""
         _beta(beta)
-        return self.first(batch)
+        return self.first_sensitivity(batch)
 
-    anywhere = sensitivity
-    always = sensitivity
+    shuffled_change = sensitivity
+    full_batch_change = sensitivity
 
 
 def transcript_norm(changes: np.ndarray, decay: float) -> float:
-    """||v||_2 with v_t = decay v_{t-1} + changes_t; `changes` of shape (steps,)."""
+    """Returns the norm of v, where v_t = decay v_{t-1} + changes_t.
+
+    Args:
+      changes: Largest change of every d_t by one record, [steps].
+      decay: c = 1 - beta, in [0, 1).
+
+    Returns:
+      ||v||_2, the L2 sensitivity of all releases together.
+    """
     if np.isinf(changes).any():
         return math.inf
     return float(np.linalg.norm(signal.lfilter([1.0], [1.0, -decay], changes)))
 
 
 def single_gain(steps: int, beta: float) -> float:
-    """||v|| for a change of one at step 0 only: at most 1 / sqrt(beta (2 - beta))."""
+    """Returns ||v|| for a change of 1 at step 0 only.
+
+    Args:
+      steps: Number of steps, at least 1.
+      beta: Weight of the new gradient in STORM, in (0, 1].
+
+    Returns:
+      The norm, at most 1 / sqrt(beta (2 - beta)).
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     check_range("steps", steps, 1, schedules=False)
     c = 1 - _beta(beta)
     return math.sqrt((1 - c ** (2 * steps)) / (1 - c**2))
 
 
 def separated_gain(steps: int, beta: float, separation: int) -> float:
-    """||v|| for changes of one, at least `separation` steps apart: the largest."""
+    """Returns the largest ||v|| for changes of 1 at least `separation` steps apart.
+
+    Args:
+      steps: Number of steps, at least 1.
+      beta: Weight of the new gradient in STORM, in (0, 1].
+      separation: Smallest distance of two changes in steps, at least 1.
+
+    Returns:
+      The norm.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     check_range("steps", steps, 1, schedules=False)
     check_range("separation", separation, 1, schedules=False)
     changes = np.zeros(steps)
@@ -158,21 +200,53 @@ def separated_gain(steps: int, beta: float, separation: int) -> float:
 
 
 def any_gain(steps: int, beta: float) -> float:
-    """||v|| for changes of one at any steps: at most sqrt(steps) / beta."""
+    """Returns the largest ||v|| for changes of 1 at any steps.
+
+    Args:
+      steps: Number of steps, at least 1.
+      beta: Weight of the new gradient in STORM, in (0, 1].
+
+    Returns:
+      The norm, at most sqrt(steps) / beta.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     return separated_gain(steps, beta, 1)
 
 
 def marginal_std(std: float, beta: float) -> float:
-    """Long-run standard deviation of the noise in g_t when d_t gets noise of `std`."""
+    """Returns the long-run standard deviation of the noise in g_t.
+
+    Args:
+      std: Standard deviation of the noise in every d_t.
+      beta: Weight of the new gradient in STORM, in (0, 1].
+
+    Returns:
+      The standard deviation in each coordinate of g_t, for large t.
+
+    Raises:
+      ValueError: If `beta` is out of range.
+    """
     return std / math.sqrt(_beta(beta) * (2 - beta))
 
 
 def long_run_std(std: float, beta: float) -> float:
-    """Its share in the sum of T estimates, divided by sqrt(T), for large T.
+    """Returns the standard deviation of the sum of T estimates over sqrt(T).
 
-    This is what drives the parameters: noise of `std` in every d_t acts on their walk
-    like independent noise of this standard deviation in every g_t. Noise on the output
-    has the same standard deviation in both.
+    This is the noise that drives the parameters: noise of `std` in every d_t acts on
+    their sum like independent noise of the returned level in every g_t. For noise on
+    the output, which is independent, it is the standard deviation itself.
+
+    Args:
+      std: Standard deviation of the noise in every d_t.
+      beta: Weight of the new gradient in STORM, in (0, 1].
+
+    Returns:
+      The standard deviation in each coordinate, for large T.
+
+    Raises:
+      ValueError: If `beta` is out of range.
     """
     return std / _beta(beta)
 
@@ -187,5 +261,5 @@ def _batch(batch: int) -> int:
     return batch
 
 
-def _check_limit(name: str, limit: float) -> None:
-    check_range(name, limit, open_low=True, schedules=False)
+def _check_norm(name: str, norm: float) -> None:
+    check_range(name, norm, open_low=True, schedules=False)

@@ -1,4 +1,4 @@
-"""What several runs say together: one line per method, over seeds."""
+"""Comparison of methods over several seeds."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -8,39 +8,71 @@ from typing import NamedTuple
 import numpy as np
 
 SHARE_OF_BEST = 0.9
-History = Mapping[str, np.ndarray]  # columns, as `history.read` returns them
+History = Mapping[str, np.ndarray]  # columns by name, see `metrics_csv.read`
 
 
 class Summary(NamedTuple):
-    """One method over its seeds. Rounds and megabytes are nan where the target was not
-    reached; a megabyte is 10^6 bytes, up and down of all clients together."""
+    """Results of one method over its seeds.
+
+    Rounds and megabytes are NaN if the target was not reached. A megabyte is 10^6
+    bytes; traffic is up and down, of all clients together.
+    """
 
     method: str
     score_mean: float  # after the last round, see `score_column`
-    score_std: float  # over seeds, with n - 1; nan for one seed
+    score_std: float  # over seeds, with n - 1; NaN for one seed
     rounds_to_target: float  # first evaluated round whose mean score reaches it
     megabytes_to_target: float
-    bytes_per_round: float  # mean, up and down of the whole cohort
-    seconds: float  # mean wall clock of a run
+    bytes_per_round: float  # mean over rounds
+    seconds: float  # mean wall-clock time of a run
 
 
 def score_column(run: History, examples: str = "test") -> str:
-    """What runs are ranked by, on test or validation examples: the AUC or Matthews'
-    correlation where there is one, else the accuracy."""
+    """Returns the column that runs are ranked by.
+
+    Args:
+      run: Metrics of a run.
+      examples: Which examples, "test" or "validation".
+
+    Returns:
+      The column of the AUC or of Matthews' correlation if there is one, else that of
+      the accuracy.
+    """
     kinds = [kind for kind in ("auc", "mcc") if f"test_{kind}" in run]
     return f"{examples}_{(*kinds, 'accuracy')[0]}"
 
 
 def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
-    """Mean of a column over seeds, at the rounds that all runs evaluated."""
+    """Returns the mean of a column over seeds.
+
+    Args:
+      runs: Metrics of one run for each seed, evaluated at the same rounds.
+      column: Name of the column.
+
+    Returns:
+      One mean for each evaluated round.
+    """
     return np.mean([run[column] for run in runs], axis=0)
 
 
 def target_score(
     methods: Mapping[str, Sequence[History]], share: float = SHARE_OF_BEST
 ) -> float:
-    """`share` of the best mean test score that any method reached at any round; of an
-    AUC, of what it has above one half, which is guessing's."""
+    """Returns a share of the best mean test score of any method at any round.
+
+    Args:
+      methods: Runs of every method by name, one for each seed.
+      share: Share of the best score. Of an AUC, it is the share of the part above 1/2,
+        the AUC of random guesses.
+
+    Returns:
+      The target.
+
+    Example:
+      >>> run = {"test_accuracy": np.array([0.1, 0.5])}
+      >>> target_score({"FedAvg": [run]})
+      0.45
+    """
     columns = [score_column(runs[0]) for runs in methods.values()]
     curves = map(mean_curve, methods.values(), columns)
     floor = 0.5 if "test_auc" in columns else 0.0
@@ -48,11 +80,19 @@ def target_score(
 
 
 def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[Summary]:
-    """One `Summary` for every method, in the given order."""
+    """Summarizes every method.
+
+    Args:
+      methods: Runs of every method by name, one for each seed.
+      target: Test score for `rounds_to_target`, such as `target_score(methods)`.
+
+    Returns:
+      One summary for each method, in the same order.
+    """
     return [_summary(name, runs, target) for name, runs in methods.items()]
 
 
-def _summary(name, runs, target):
+def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
     column = score_column(runs[0])
     final = np.array([run[column][-1] for run in runs])
     curve = mean_curve(runs, column)
@@ -60,28 +100,34 @@ def _summary(name, runs, target):
     total = runs[0]["bytes_down"] + runs[0]["bytes_up"]
     reached = np.flatnonzero(curve >= target)
     first = reached[0] if len(reached) else None
-    played = max(int(rounds[-1]), 1)
+    count = max(int(rounds[-1]), 1)
     return Summary(
         method=name,
         score_mean=float(final.mean()),
         score_std=float(final.std(ddof=1)) if len(final) > 1 else np.nan,
         rounds_to_target=np.nan if first is None else float(rounds[first]),
         megabytes_to_target=np.nan if first is None else float(total[first]) / 1e6,
-        bytes_per_round=float(total[-1] - total[0]) / played,
+        bytes_per_round=float(total[-1] - total[0]) / count,
         seconds=float(np.mean([run["seconds"][-1] for run in runs])),
     )
 
 
 class Point(NamedTuple):
-    """Some hyper-parameters of a method, run on several seeds."""
+    """One point of a hyper-parameter grid, run on several seeds."""
 
     hyper: Mapping[str, float]
-    runs: Sequence[History]  # those that did not diverge
-    diverged: int  # how many did
+    runs: Sequence[History]  # without diverged ones
+    diverged: int  # number of diverged seeds
 
     def last(self, column: str) -> tuple[float, float]:
-        """Mean and deviation over seeds (n - 1) of a column's last value, nan if a
-        seed diverged."""
+        """Returns the last value of a column over seeds.
+
+        Args:
+          column: Name of the column.
+
+        Returns:
+          Mean and standard deviation (n - 1); NaN if a seed diverged.
+        """
         values = np.array([run[column][-1] for run in self.runs])
         if self.diverged or not len(values):
             return np.nan, np.nan
@@ -90,11 +136,17 @@ class Point(NamedTuple):
 
 
 def best(points: Sequence[Point]) -> Point | None:
-    """The point of highest mean validation score after the last round, of lowest
-    validation loss among equals; points with a diverged seed, or whose score is nan,
-    are out."""
+    """Selects the point with the highest mean validation score after the last round.
 
-    def score(point):
+    Args:
+      points: Points of a method's grid.
+
+    Returns:
+      The best point, by lower validation loss if scores are equal. Points with a
+      diverged seed or a score of NaN are excluded; None if none is left.
+    """
+
+    def score(point: Point) -> tuple[float, float]:
         score, _ = point.last(score_column(point.runs[0], "validation"))
         loss, _ = point.last("validation_loss")
         return score, -np.nan_to_num(loss, nan=np.inf)
@@ -104,7 +156,12 @@ def best(points: Sequence[Point]) -> Point | None:
 
 
 def write(summaries: Sequence[Summary], path: Path) -> None:
-    """The summaries as a CSV file, one line each."""
+    """Writes summaries as a CSV file, one line each.
+
+    Args:
+      summaries: Rows of the file.
+      path: File to write.
+    """
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Summary._fields)
@@ -112,10 +169,17 @@ def write(summaries: Sequence[Summary], path: Path) -> None:
 
 
 def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:
-    """Raises `ValueError` unless the runs of each method were evaluated alike."""
+    """Checks that the runs of each method were evaluated at the same rounds.
+
+    Args:
+      methods: Runs of every method by name.
+
+    Raises:
+      ValueError: If they were not.
+    """
     for name, runs in methods.items():
         if any(not np.array_equal(run["round"], runs[0]["round"]) for run in runs):
             raise ValueError(
                 f"the runs of {name} were evaluated at different rounds and have no "
-                "mean; draw them apart, or finish the unfinished ones with resume"
+                "mean; draw them separately, or finish the unfinished ones with resume"
             )

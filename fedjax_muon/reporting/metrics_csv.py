@@ -1,4 +1,4 @@
-"""The metrics of a run as a CSV file: appended durably, cut on resume, read back."""
+"""The metrics of a run in a CSV file, which survives crashes of the program."""
 
 import csv
 import io
@@ -10,46 +10,44 @@ from typing import Any
 import numpy as np
 
 
-def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Adds one row, with a header if the file is new; on disk when it returns."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if new:
-            writer.writerow(row)
-        writer.writerow(row.values())
-        file.flush()
-        os.fsync(file.fileno())
+def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
+    """Formats rows as lines of a metrics file.
 
+    Args:
+      rows: Values by column, with the same columns in every row.
+      header: Whether the names of the columns come first.
 
-def extend(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Adds several rows, all or none; on disk when it returns."""
-    old = _lines(path) if path.exists() else []
-    new = io.StringIO(newline="")
-    writer = csv.writer(new)
-    if not old and rows:
+    Returns:
+      The text of the lines.
+    """
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines)
+    if header and rows:
         writer.writerow(rows[0])
     writer.writerows(row.values() for row in rows)
-    _replace(path, [*old, new.getvalue()])
+    return lines.getvalue()
 
 
-def keep(path: Path, rows: Sequence[int]) -> None:
-    """Drops all rows but those at `rows`, counted from 0, atomically."""
-    header, *lines = _lines(path)
-    _replace(path, [header, *(lines[row] for row in rows)])
+def append(path: Path, row: Mapping[str, Any]) -> str:
+    """Adds one row to a metrics file, and waits until it is on disk.
 
+    Args:
+      path: File; a new file also gets a header.
+      row: Values by column.
 
-def _replace(path: Path, lines: Sequence[str]) -> None:
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        file.writelines(lines)
+    Returns:
+      The text that was added.
+    """
+    text = text_of([row], header=not path.exists())
+    with path.open("a", newline="") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
+    return text
 
 
 def _lines(path: Path) -> list[str]:
-    """All lines, as they are, but a last one that was cut off."""
+    """All lines, without a last one that was cut off."""
     with path.open(newline="") as file:
         lines = file.readlines()
     commas = lines[0].count(",") if lines else 0
@@ -58,10 +56,20 @@ def _lines(path: Path) -> list[str]:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a metrics file; a last line that was cut off is left out.
+    """Reads a metrics file.
 
-    `pandas.DataFrame(read(path))` makes a table of them. Raises `ValueError` for a file
-    that is not one of ours.
+    Args:
+      path: File.
+
+    Returns:
+      Columns by name, which `pandas.DataFrame` makes a table of. A last line that was
+      cut off is ignored.
+
+    Raises:
+      ValueError: If the file is not a metrics file, or a line is damaged.
+
+    Example:
+      >>> columns = metrics_csv.read(Path("runs/fedavg/metrics.csv"))
     """
     header, *rows = list(csv.reader(_lines(path))) or [[]]
     if "round" not in header:
@@ -81,20 +89,3 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 INTEGERS = {"round", "bytes_down", "bytes_up", "dropped", "seed", "diverged"}
-
-
-def truncate(path: Path, last_round: int) -> dict[str, Any]:
-    """Drops the rows after `last_round`, which no checkpoint covers, atomically.
-
-    Returns the last row that stays, {} if none does.
-    """
-    if not path.exists():
-        return {}
-    lines = _lines(path)
-    if not lines:  # a run that ended while it wrote the header
-        path.unlink()
-        return {}
-    columns = read(path)
-    count = int(np.sum(columns["round"] <= last_round))
-    _replace(path, lines[: count + 1])
-    return {name: column[count - 1].item() for name, column in columns.items() if count}

@@ -1,5 +1,8 @@
-"""Figures, drawn from numbers alone: curves of runs, who has which labels, and who
-talks to whom."""
+"""Figures: curves of runs, rankings, grids, labels of clients, and graphs of agents.
+
+Every function draws numbers and writes one file, whose format follows from the suffix
+of its path.
+"""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -32,15 +35,24 @@ NAMES = {
 LINES = ("-", "--", "-.", ":")
 
 
-def _band(axis, x, runs, column, *, label=None, **style):
+def _band(
+    axis: Any,
+    x: np.ndarray,
+    runs: Sequence[History],
+    column: str,
+    *,
+    label: str | None = None,
+    **style: Any,
+) -> None:
+    """Draws the mean of a column, and a band from the lowest to the highest run."""
     values = np.array([run[column] for run in runs], float)
     axis.plot(x, values.mean(0), label=label, **style)
     lowest, highest = values.min(0), values.max(0)
     axis.fill_between(x, lowest, highest, color=style["color"], alpha=0.13, lw=0)
 
 
-def _logarithmic(axis, values) -> None:
-    """A logarithmic x axis whose labels do not overlap; `values` are what it shows."""
+def _logarithmic(axis: Any, values: Any) -> None:
+    """Makes the x axis logarithmic, with labels that do not overlap."""
     decades = np.log10(max(values) / min(values))
     steps = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
     axis.set_xscale("log")
@@ -56,24 +68,33 @@ def curves(
     title: str = "",
     target: float | None = None,
 ) -> None:
-    """Test scores against rounds and against megabytes, and training loss.
+    """Draws test scores against rounds and against megabytes, and the training loss.
 
-    Lines are means over seeds, bands reach from the lowest to the highest. `target`
-    draws a horizontal line in the accuracy panels. The format follows from the suffix
-    of `path`.
+    Lines are means over seeds; bands reach from the lowest to the highest.
+
+    Args:
+      methods: Runs of every method by name, one for each seed.
+      path: File to write.
+      title: Title of the figure.
+      target: Score that is marked by a horizontal line.
+
+    Example:
+      >>> run = metrics_csv.read(Path("runs/fedavg/metrics.csv"))
+      >>> curves({"FedAvg": [run]}, Path("curves.png"))
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         accuracy, traffic, loss = figure.subplots(1, 3)
         colors = matplotlib.color_sequences["tab10"]
         for i, (name, runs) in enumerate(methods.items()):
+            style: dict[str, Any]
             style = {"color": colors[i % 10], "ls": LINES[i // 10 % 4], "lw": 1.6}
             rounds = runs[0]["round"]
             megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
             column = score_column(runs[0])
             _band(accuracy, rounds, runs, column, label=name, **style)
             sent = [{k: v[megabytes > 0] for k, v in run.items()} for run in runs]
-            after = megabytes[megabytes > 0]  # zero has no place on a logarithmic axis
+            after = megabytes[megabytes > 0]  # a logarithmic axis has no zero
             _band(traffic, after, sent, column, **style)
             _band(loss, rounds, runs, "train_loss", **style)
         for axis in (accuracy, traffic):
@@ -100,10 +121,16 @@ def ranking(
     title: str = "",
     score: str = "test accuracy",
 ) -> None:
-    """Last test score and megabytes to the target, a line for every method.
+    """Draws the last test score and the megabytes to the target of every method.
 
-    Bars reach one standard deviation over seeds to both sides. Methods that did not
-    reach the target have no mark on the right.
+    Error bars are one standard deviation over seeds. Methods that did not reach the
+    target have no mark on the right.
+
+    Args:
+      summaries: One line each, from top to bottom.
+      path: File to write.
+      title: Title of the figure.
+      score: Label of the score.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 1.4 + 0.2 * len(summaries)), layout="constrained")
@@ -127,12 +154,17 @@ def ranking(
 def grids(
     methods: Mapping[str, Sequence[Point]], path: Path, *, title: str = ""
 ) -> None:
-    """Last test score against the first hyper-parameter of each method's grid.
-    Nothing is drawn if no method has a grid.
+    """Draws the last test score against the first hyper-parameter of each grid.
 
-    A panel for every method with a grid, a line for every combination of its other
-    hyper-parameters, bars of one standard deviation over seeds. Diverged points are
-    crosses at the bottom.
+    There is a panel for every method with a grid, and a line for every combination of
+    its other hyper-parameters. Error bars are one standard deviation over seeds.
+    Diverged points are crosses at the bottom.
+
+    Args:
+      methods: Points of every method's grid by name. Nothing is drawn if no method has
+        more than one point.
+      path: File to write.
+      title: Title of the figure.
     """
     shown = {name: points for name, points in methods.items() if len(points) > 1}
     if not shown:
@@ -154,7 +186,7 @@ def grids(
         figure.savefig(path, dpi=150)
 
 
-def _grid(axis, points: Sequence[Point]) -> None:
+def _grid(axis: Any, points: Sequence[Point]) -> None:
     swept = next(iter(points[0].hyper))
     lines: dict[tuple, list[Point]] = {}
     for point in points:
@@ -163,13 +195,13 @@ def _grid(axis, points: Sequence[Point]) -> None:
     for others, line in lines.items():
         line = sorted(line, key=lambda point: point.hyper[swept])
         x = [point.hyper[swept] for point in line]
-        ends = [p.last(score_column(p.runs[0])) if p.runs else NOTHING for p in line]
+        ends = [p.last(score_column(p.runs[0])) if p.runs else MISSING for p in line]
         mean, spread = np.array(ends).T
         name = ", ".join(f"{k}={v:g}" for k, v in others)
         spread = np.nan_to_num(spread)
         axis.errorbar(x, mean, spread, fmt="o-", ms=3, lw=1, label=name or None)
-        lost = [v for v, point in zip(x, line, strict=True) if point.diverged]
-        axis.plot(lost, [0] * len(lost), "kx", ms=4)
+        diverged = [v for v, point in zip(x, line, strict=True) if point.diverged]
+        axis.plot(diverged, [0] * len(diverged), "kx", ms=4)
     values = sorted({point.hyper[swept] for point in points})
     if min(values) > 0:
         axis.set_xscale("log")
@@ -181,14 +213,19 @@ def _grid(axis, points: Sequence[Point]) -> None:
         axis.legend(fontsize=5)
 
 
-NOTHING = (np.nan, np.nan)
+MISSING = (np.nan, np.nan)
 
 
 def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None:
-    """How many examples of every class each client has, `counts` [clients, classes].
+    """Draws the number of examples of every class that each client has.
 
-    Areas of the discs are proportional to the counts, as partitions are drawn in the
-    federated literature; the bars give the clients' sizes.
+    The areas of the discs are proportional to the counts, as is usual in the federated
+    literature. Bars are the clients' sizes.
+
+    Args:
+      counts: Number of examples, [clients, classes].
+      classes: Names of the classes.
+      path: File to write.
     """
     clients, labels = np.nonzero(counts)
     amount = counts[clients, labels]
@@ -212,10 +249,14 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
 def tail(
     norms: np.ndarray, count: int, index: float, path: Path, *, title: str = ""
 ) -> None:
-    """The share of norms above a size, against the size, both logarithmic.
+    """Draws the share of norms above a value against the value, on logarithmic axes.
 
-    The `count` largest of `norms` [n] are its tail, beside which lies a line of slope
-    -index.
+    Args:
+      norms: Norms of the gradient noise, [n].
+      count: Number of the largest norms that form the tail.
+      index: Tail index; a line of slope -index is drawn beside the tail.
+      path: File to write.
+      title: Title of the figure.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5, 3.8), layout="constrained")
@@ -237,16 +278,20 @@ def tail(
 
 
 def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
-    """Who talks to whom: agents as discs with their numbers, edges as lines.
+    """Draws a graph of agents, with the spectral gap of its Metropolis weights.
 
-    The caption states the spectral gap of the Metropolis weights. A graph always gives
-    the same picture, and its nodes are numbered as in `topology`.
+    A graph always gives the same picture.
+
+    Args:
+      graph: Undirected graph, whose nodes are numbered as in `topology`.
+      path: File to write.
+      title: Title of the figure.
     """
     gap = round(spectral_gap(metropolis(graph)), 12)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.5, 4.8), layout="constrained")
         axis = figure.subplots()
-        # From a circle, rings keep their order and nothing is left to chance.
+        # Starting from a circle, rings keep their order and the result is not random.
         start = nx.circular_layout(graph)
         places = nx.spring_layout(graph, pos=start)
         size = 260 / max(1.0, len(graph) / 30)
@@ -271,10 +316,16 @@ def utility(
     *,
     title: str = "",
 ) -> None:
-    """Test AUC against epsilon: for every method, by epsilon, the scores of its seeds.
+    """Draws the test AUC against epsilon.
 
-    Lines are means, bars reach from the lowest seed to the highest. Methods without
-    privacy, epsilon infinite, are horizontal lines.
+    Lines are means; error bars reach from the lowest seed to the highest. Methods
+    without privacy are horizontal lines.
+
+    Args:
+      methods: For every method by name, the scores of its seeds by epsilon; an epsilon
+        of infinity is for methods without privacy.
+      path: File to write.
+      title: Title of the figure.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6, 4), layout="constrained")

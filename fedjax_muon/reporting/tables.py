@@ -1,4 +1,4 @@
-"""Tables of results, for the terminal and as Markdown."""
+"""Tables of results for the terminal and in Markdown."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,14 @@ TEXT = ("algorithm", "best of its grid")
 
 
 def hyper_text(point: Point) -> str:
-    """The hyper-parameters of a point, as `lr=0.1 align=0.5`."""
+    """Formats the hyper-parameters of a point, such as `lr=0.1 align=0.5`.
+
+    Args:
+      point: Point of a grid.
+
+    Returns:
+      The text; "-" if there are none.
+    """
     return (
         " ".join(f"{name}={value:.12g}" for name, value in point.hyper.items()) or "-"
     )
@@ -42,7 +49,18 @@ def compared(
     seeds: int,
     score: str = "accuracy",
 ) -> Cells:
-    """The table of a comparison."""
+    """Makes the table of a comparison.
+
+    Args:
+      summaries: One row each.
+      target: Test score that `rounds_to_target` refers to; NaN for none.
+      heading: Title of the table.
+      seeds: Number of seeds, for the caption.
+      score: Name of the score.
+
+    Returns:
+      The table as text.
+    """
     rows = [(row.method, *_numbers(row), f"{row.seconds:.1f}") for row in summaries]
     columns = ("algorithm", f"{score}, %", *NUMBERS, "s a run")
     return Cells(heading, _caption(target, seeds, score), columns, rows)
@@ -56,13 +74,25 @@ def swept(
     seeds: int,
     score: str = "accuracy",
 ) -> Cells:
-    """The table of a sweep: every method at its best point, and those without one."""
+    """Makes the table of a sweep, with every method at its best point.
+
+    Args:
+      summaries: One row each: a summary, and the point that it is of.
+      diverged: Names of the methods of which every point diverged.
+      target: Test score that `rounds_to_target` refers to; NaN for none.
+      heading: Title of the table.
+      seeds: Number of seeds, for the caption.
+      score: Name of the score.
+
+    Returns:
+      The table as text.
+    """
     rows = [
         (row.method, hyper_text(point), _validation(point), *_numbers(row))
         for row, point in summaries
     ]
-    nothing = ("-",) * len(NUMBERS)
-    rows += [(method, "-", "-", "diverged", *nothing) for method in diverged]
+    empty = ("-",) * len(NUMBERS)
+    rows += [(method, "-", "-", "diverged", *empty) for method in diverged]
     columns = (*TEXT, VALIDATION, f"{score}, %", *NUMBERS)
     caption = _caption(target, seeds, score)
     caption += "; best of its grid: on validation examples"
@@ -79,7 +109,15 @@ def _caption(target: float, seeds: int, score: str) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """As `1 seed`, `3 seeds`."""
+    """Formats a number of things, such as `1 seed` or `3 seeds`.
+
+    Args:
+      number: How many there are.
+      what: Singular of the noun; the plural ends in s.
+
+    Returns:
+      The text.
+    """
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -88,7 +126,15 @@ def _number(value: float, form: str) -> str:
 
 
 def percent(mean: float, spread: float) -> str:
-    """Both in percent; nan is a dash."""
+    """Formats a mean and a standard deviation in percent.
+
+    Args:
+      mean: Mean of a score, as a share of 1.
+      spread: Standard deviation of the same score.
+
+    Returns:
+      The text, such as `89.90 ± 0.25`; NaN becomes a dash.
+    """
     return f"{_number(100 * mean, '.2f')} ± {_number(100 * spread, '.2f')}"
 
 
@@ -108,7 +154,14 @@ def _numbers(row: Summary) -> tuple[str, ...]:
 
 
 def for_terminal(cells: Cells) -> Table:
-    """The table as `rich` prints it, in 80 columns if need be: without validation."""
+    """Converts a table for `rich`, without the validation column, to fit 80 columns.
+
+    Args:
+      cells: The table.
+
+    Returns:
+      A table that `rich` prints.
+    """
     table = Table(title=cells.title, caption=cells.caption, padding=(0, 0, 0, 1))
     shown = [i for i, column in enumerate(cells.columns) if column != VALIDATION]
     for column in (cells.columns[i] for i in shown):
@@ -123,7 +176,14 @@ def for_terminal(cells: Cells) -> Table:
 
 
 def markdown(cells: Cells) -> str:
-    """The table in Markdown, its caption below."""
+    """Converts a table to Markdown, with the caption below.
+
+    Args:
+      cells: The table.
+
+    Returns:
+      Text in Markdown.
+    """
     line = lambda values: f"| {' | '.join(values)} |\n"
     rule = ["---" if c in TEXT else "---:" for c in cells.columns]
     body = "".join(map(line, [cells.columns, rule, *cells.rows]))

@@ -22,7 +22,8 @@ from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.simulation import batching
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
-from fedjax_muon.tasks.classification import Task, by_matthews, classification
+from fedjax_muon.tasks.classification import by_matthews, classification
+from fedjax_muon.tasks.task import Task
 
 SAMPLERS = {
     "shuffled_epochs": batching.shuffled_epochs,

@@ -12,15 +12,20 @@ from fedjax_muon.core import streams
 from fedjax_muon.data import Dataset, partition
 from fedjax_muon.decentralized import ALL, topology
 from fedjax_muon.decentralized.gossip import Gossip
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
+from fedjax_muon.decentralized.private import (
+    PRIVATE,
+    Mechanism,
+    calibrate,
+    noise_scale_of,
+)
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy.report import PrivacySpec
+from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
 from fedjax_muon.runs.config import Private
 from fedjax_muon.simulation.batching import always, cyclic, poisson, shuffled_epochs
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.tasks import auc
-from fedjax_muon.tasks.classification import Task
+from fedjax_muon.tasks.task import Task
 
 REFERENCES = ("dsgda", "dm_hsgd")  # what the same methods reach without privacy
 ROOM = 3  # a batch's, over its expected size
@@ -104,14 +109,14 @@ def _graph(job: Private, key: jax.Array) -> nx.Graph:
 
 
 def _mechanism(job: Private) -> Mechanism:
-    return Mechanism(job.limit, job.change, job.beta, job.batch_size)
+    return Mechanism(job.clip_norm, job.change_clip_norm, job.beta, job.batch_size)
 
 
 def calibrated(setting: Setting, name: str, epsilon: float) -> PrivacySpec:
     """What a private method releases with the least noise for epsilon."""
     job = setting.job
     sampling = (
-        Poisson(setting.fewest, job.batch_size, longest=setting.room)
+        Poisson(setting.fewest, job.batch_size, max_batch=setting.room)
         if PRIVATE[name].amplified
         else Cyclic(setting.fewest, job.batch_size)
     )
@@ -158,7 +163,7 @@ def varied(
     return simulation.vary(
         parts=setting.parts[seed],
         weights=topology.metropolis(setting.graphs[seed]),
-        hyper={} if spec is None else {"noise": noise_of(spec)},
+        hyper={} if spec is None else {"noise_scale": noise_scale_of(spec)},
     )
 
 

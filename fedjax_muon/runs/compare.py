@@ -1,5 +1,6 @@
 """Comparisons in a run directory: several algorithms, each on several seeds."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fedjax_muon.runs.config import METHODS, Comparison
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
-from fedjax_muon.runs.train import train
+from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError
 
@@ -29,7 +30,7 @@ def check(job: Comparison) -> data.Dataset:
             raise ValueError(f"{name} must be one or more, each once, got {values}")
     dataset = dataset_of(job.config)
     for algorithm in job.algorithms:
-        simulation_of(job.cell(algorithm, job.seeds[0]), dataset)
+        check_memory(simulation_of(job.cell(algorithm, job.seeds[0]), dataset))
     for seed in job.seeds[1:]:
         parts_of(job.config, dataset, seed)
     return dataset
@@ -40,16 +41,12 @@ def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]
     console = Console()
     cells = directory.cells(run_dir, job)
     diverged: dict[str, str] = {}
-    with resumable(run_dir) as pause, progress_bar(console) as bar, refusing():
+    with resumable(run_dir) as stop, progress_bar(console) as bar, refusing():
         total = len(cells) * job.config.rounds
         overall = bar.add_task("all", total=total)
-
-        def tick(rounds: int) -> None:
-            bar.advance(overall, rounds)
-            pause()
-
+        tick = functools.partial(bar.advance, overall)
         for algorithm in job.algorithms:
-            simulation = None
+            simulation = simulation_of(job.cell(algorithm, job.seeds[0]), dataset)
             for seed in job.seeds:
                 cell = run_dir / algorithm / f"seed{seed}"
                 one = cells[cell]
@@ -58,15 +55,12 @@ def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]
                 if not (cell / directory.CONFIG).exists():
                     directory.create(cell, one)
                 directory.check_same(cell, one)
-                if directory.is_complete(cell, one):
-                    bar.advance(overall, job.config.rounds)
+                if is_complete(one, simulation, cell):
+                    tick(job.config.rounds)
                     continue
-                if simulation is None:
-                    simulation = simulation_of(one, dataset)
-                    check_memory(simulation)
                 parts = parts_of(job.config, dataset, seed)
                 try:
-                    train(one, simulation.vary(parts=parts), cell, tick)
+                    train(one, simulation.vary(parts=parts), cell, tick, stop)
                 except NonFiniteError as error:
                     diverged[algorithm] = f"seed {seed}, {error}"
         bar.update(overall, description="done")

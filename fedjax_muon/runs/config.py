@@ -10,12 +10,17 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
+
+from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
 from fedjax_muon import algorithms, minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.runs.lists import Names, Numbers, Seeds
 
+ALL = CollectionCheckStrategy.ALL_ITEMS
+MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
+LARGEST = 2**31 - 1  # of an integer in a compiled program
 METHODS = {**algorithms.ALL, **minimax.ALL}
 
 
@@ -155,11 +160,15 @@ class Config:
         )
 
     def __post_init__(self):
-        if self.newton_schulz_steps < 0:
+        if not 0 <= self.newton_schulz_steps <= MOST_STEPS:
             raise ValueError(
-                "newton_schulz_steps must be at least 0, got "
+                f"newton_schulz_steps must lie in 0..{MOST_STEPS}, got "
                 f"{self.newton_schulz_steps}"
             )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value > LARGEST:
+                raise ValueError(f"{field.name} must be below 2^31, got {value}")
         for name in ("num_clients", "rounds", "evaluate_every", "devices"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -288,9 +297,9 @@ class Private:
     """Iterations after the first."""
     batch_size: int = 16
     """Examples in a batch; expected ones for methods that sample by Poisson."""
-    limit: float = 0.2
+    clip_norm: float = 0.2
     """Norm that the gradient of an example is clipped to."""
-    change: float = 0.02
+    change_clip_norm: float = 0.02
     """Norm that its change between iterations is clipped to, by private_storm."""
     beta: float = 0.1
     """Weight of the fresh gradient in STORM."""
@@ -301,6 +310,9 @@ class Private:
 
 
 Job = Run | Comparison | Sweep | Private
+KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep, "private": Private}
+# fields of `Private` in older configs
+RENAMED = {"limit": "clip_norm", "change": "change_clip_norm"}
 
 
 def to_json(job: Job) -> str:
@@ -317,17 +329,40 @@ def from_json(text: str) -> Job:
     """Reads what `to_json` wrote; raises `ValueError` for anything else."""
     try:
         fields = json.loads(text, object_hook=_with_tuples)
-        kinds = {"run": Run, "comparison": Comparison, "sweep": Sweep}
-        kind = fields.pop("kind")
-        config = fields if kind == "private" else fields.pop("config")
-        for name in ("data_dir", "checkpoint"):
-            if config.get(name) is not None:
-                config[name] = Path(config[name])
-        if kind == "private":
-            return Private(**config)
-        return kinds[kind](**fields, config=Config(**config))
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"config.json is not one of ours: {error!r}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"not the config of a run, but {type(fields).__name__}")
+    kind = fields.pop("kind", None)
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind == "private":
+        fields = {RENAMED.get(name, name): value for name, value in fields.items()}
+    else:
+        config = fields.get("config")
+        if not isinstance(config, dict):
+            raise ValueError(f"config must be an object, got {config!r}")
+        fields["config"] = _made(Config, config)
+    return _made(KINDS[kind], fields)
+
+
+def _made(kind: Any, fields: dict[str, Any]) -> Any:
+    """An instance whose fields have the types that they are declared with."""
+    hints = get_type_hints(kind)
+    for name in sorted(fields.keys() ^ hints.keys()):
+        problem = "unknown" if name in fields else "missing"
+        raise ValueError(f"{name!r} is {problem} in its {kind.__name__.lower()}")
+    for name, hint in hints.items():
+        value = fields[name]
+        if name in ("data_dir", "checkpoint") and isinstance(value, str):
+            fields[name] = value = Path(value)
+        if isinstance(value, bool) and hint is not bool:
+            raise ValueError(f"{name} has a wrong type: bool")
+        try:
+            check_type(value, hint, collection_check_strategy=ALL)
+        except TypeCheckError as error:
+            raise ValueError(f"{name} has a wrong type: {error}") from error
+    return kind(**fields)
 
 
 def methods_for(config: Config) -> Mapping[str, Method]:

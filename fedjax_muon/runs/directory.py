@@ -11,19 +11,25 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import json
 import platform
+import shlex
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 import jax
 
-from fedjax_muon.engine.processes import first_does
+from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.runs import files
 from fedjax_muon.runs.config import Comparison, Job, Run, from_json, to_json
+from fedjax_muon.simulation import checkpoint
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
+CHECKPOINTS = "checkpoints"
 LOCK = ".lock"  # held by the process that works in a directory
 PACKAGES = (
     "fedjax-muon",
@@ -36,21 +42,69 @@ PACKAGES = (
 )
 
 
-def create(directory: Path, job: Job) -> None:
-    """Makes a new run directory. Raises `ValueError` if something is there already,
-    and `OSError` if it can't be written. Of several processes, the first does it."""
-    first_does(functools.partial(_create, directory, job))
+def create(output: Path | None, job: Job, name: str = "run") -> Path:
+    """Makes a new run directory; of several processes, the first does it.
+
+    Args:
+      output: Where; by default in `runs`, named after the time.
+      job: What is going to run there.
+      name: The end of the default's name.
+
+    Returns:
+      The directory, which no other process has been given.
+
+    Raises:
+      OSError: If it can't be written.
+      ValueError: If something is there already, or it can't have checkpoints.
+    """
+    if output is not None:
+        checkpoint.check_path(output)
+        run_on_first(functools.partial(_create, output, job))
+        return output
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for number in itertools.count(1):
+        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        checkpoint.check_path(path)
+        if not path.exists():
+            try:
+                _create(path, job)
+            except UsedError:  # by a process that began at the same time
+                continue
+            return path
+    raise AssertionError("unreachable")
+
+
+def resume_command(directory: Path) -> str:
+    """The command that continues what runs in a directory, for a shell."""
+    return shlex.join(["fedjax-muon", "resume", str(directory)])
+
+
+class UsedError(ValueError):
+    """A directory that is used already."""
 
 
 def _create(directory: Path, job: Job) -> None:
+    used = UsedError(
+        f"{directory} is already used; choose another --output, or continue it with: "
+        f"{resume_command(directory)}"
+    )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(
-            f"{directory} is already used; choose another --output, or continue it "
-            f"with: fedjax-muon resume {directory}"
-        )
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / CONFIG).write_text(to_json(job))
-    (directory / VERSIONS).write_text(json.dumps(versions(), indent=2) + "\n")
+        raise used
+    about = json.dumps(versions(), indent=2) + "\n"
+    # what is not made here is not removed
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not files.claim(directory / CONFIG, to_json(job)):
+            raise used
+        files.write(directory / VERSIONS, about)
+    except OSError:
+        for path in (directory / VERSIONS, directory / CONFIG):
+            path.unlink(missing_ok=True)
+        for path in made:
+            with contextlib.suppress(OSError):  # another process works there
+                path.rmdir()
+        raise
 
 
 @contextlib.contextmanager
@@ -70,7 +124,7 @@ def held(directory: Path) -> Iterator[None]:
                 "another directory"
             ) from error
 
-    first_does(acquire)
+    run_on_first(acquire)
     try:
         yield
     finally:
@@ -110,12 +164,6 @@ def _git_revision() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return found.stdout.strip()
-
-
-def is_complete(directory: Path, run: Run) -> bool:
-    """Whether the run's last row and checkpoint are there."""
-    done = directory / "checkpoints" / str(run.config.rounds)
-    return done.is_dir() and (directory / METRICS).is_file()
 
 
 def cells(directory: Path, comparison: Comparison) -> dict[Path, Run]:

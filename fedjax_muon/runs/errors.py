@@ -1,10 +1,30 @@
-"""Errors and warnings as the command prints them: one line each."""
+"""How a command ends: one line and an exit status, whatever happened.
+
+0 is success, 2 an error about what was asked for, 1 any other fault, whose traceback is
+in a log file, and 130 an interrupt (Ctrl-C, SIGTERM).
+"""
 
 import contextlib
+import os
+import signal
 import sys
+import tempfile
+import threading
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
+
+LOG = "error.log"
+
+
+class FaultError(Exception):
+    """A fault whose traceback has been written to a log file."""
+
+    def __init__(self, error: Exception, log: Path | None):
+        self.error, self.log = error, log
+        super().__init__(str(error))
 
 
 @contextlib.contextmanager
@@ -12,9 +32,94 @@ def refusing() -> Iterator[None]:
     """Turns an error about what was asked for into one line and exit status 2."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # nobody reads the output any more
     except (ValueError, OSError) as error:
-        _print(f"fedjax-muon: error: {error}", "red")
+        show_error(str(error))
         sys.exit(2)
+
+
+@contextlib.contextmanager
+def logged(directory: Path) -> Iterator[None]:
+    """Writes the traceback of a fault into a run directory."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        raise FaultError(error, _write_log(directory / LOG)) from error
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Ends a command with one line and an exit status, whatever is raised.
+
+    SIGTERM counts as an interrupt.
+    """
+    with _terminable():
+        try:
+            yield
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            show_error("interrupted")
+            sys.exit(130)
+        except BrokenPipeError:
+            _abandon_output()
+            show_error("the output was closed")
+            sys.exit(1)
+        except FaultError as fault:
+            _end(fault.error, fault.log)
+        except OSError as error:
+            _abandon_output()
+            show_error(str(error))
+            sys.exit(1)
+        except Exception as error:
+            _end(error, _write_log(None))
+
+
+def _end(error: Exception, log: Path | None) -> None:
+    where = f"; the traceback is in {log}" if log else ""
+    what = str(error).strip().split("\n")[0][:300]
+    show_error(f"{type(error).__name__}: {what}{where}")
+    sys.exit(1)
+
+
+def _write_log(path: Path | None) -> Path | None:
+    """Where the traceback of the current exception is; None if it can't be written."""
+    text = traceback.format_exc()
+    try:
+        if path is None:
+            number, name = tempfile.mkstemp(prefix="fedjax-muon-", suffix=".log")
+            os.close(number)
+            path = Path(name)
+        path.write_text(text)
+    except OSError:
+        return None
+    return path
+
+
+def _abandon_output() -> None:
+    """Lets the interpreter end although standard output can't be flushed."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Makes SIGTERM an interrupt, where signals can be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number, frame):
+        del number, frame
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
@@ -24,7 +129,13 @@ def show_warning(message, category, filename, lineno, file=None, line=None) -> N
     _print(f"fedjax-muon: warning: {message}", "yellow")
 
 
+def show_error(message: str) -> None:
+    """Prints one line about an error."""
+    _print(f"fedjax-muon: error: {message}", "red")
+
+
 def _print(text: str, style: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(
-        " ".join(text.split()), style=style, markup=False, highlight=False
-    )
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
+        Console(stderr=True, soft_wrap=True).print(
+            " ".join(text.split()), style=style, markup=False, highlight=False
+        )

@@ -10,8 +10,9 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
 from fedjax_muon.runs.config import Config
-from fedjax_muon.tasks.classification import Task, classification, starting_at
+from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
+from fedjax_muon.tasks.task import Task
 from fedjax_muon.versions import install_command
 
 GET = {

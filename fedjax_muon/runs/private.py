@@ -5,11 +5,13 @@ versions.json  of everything that computes
 privacy.txt    the statement of every private run
 graph.png      the graph of agents, for the first seed
 metrics.csv    the rows of all finished runs
+metrics.json   what they were computed with, and a digest
 summary.csv    the test AUC of every method at every epsilon
 utility.png    the same, drawn
 """
 
 import csv
+import dataclasses
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon.privacy.report import PrivacySpec, report
-from fedjax_muon.reporting import metrics_csv, plots, tables
+from fedjax_muon.privacy.guarantees import PrivacySpec, report
+from fedjax_muon.reporting import plots, tables
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.build_private import (
     REFERENCES,
@@ -32,8 +34,10 @@ from fedjax_muon.runs.build_private import (
 )
 from fedjax_muon.runs.config import Private
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.files import CheckedRows, write
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.simulation import training
+from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import Simulation
 
 ASSUMED = (
@@ -55,6 +59,8 @@ def prepare(job: Private) -> Plan:
     setting = setting_of(job)
     # first what is refused at once: to calibrate takes seconds
     simulations = {name: simulation_of(setting, name) for name in job.methods}
+    for simulation in simulations.values():
+        check_memory(simulation)
     specs: dict[tuple[str, float], PrivacySpec | None] = {}
     for name in job.methods:
         if name in REFERENCES:
@@ -72,15 +78,16 @@ def run(plan: Plan, run_dir: Path) -> None:
     plots.graph(
         plan.setting.graphs[job.seeds[0]], run_dir / "graph.png", title=job.graph
     )
-    metrics = run_dir / "metrics.csv"
-    with resumable(run_dir) as pause, progress_bar(console) as bar, refusing():
-        finished = _finished(metrics)
+    with resumable(run_dir) as stop, progress_bar(console) as bar, refusing():
+        rows = _rows_of(job, run_dir)
+        finished = _finished(rows.path)
         total = len(plan.specs) * len(job.seeds) * job.rounds
         everything = bar.add_task("all", total=total)
 
         def tick(rounds: int) -> None:
             bar.advance(everything, rounds)
-            pause()
+            if stop():
+                raise KeyboardInterrupt
 
         for (name, epsilon), spec in plan.specs.items():
             bar.update(everything, description=label_of(name))
@@ -98,7 +105,7 @@ def run(plan: Plan, run_dir: Path) -> None:
                     tick=tick,
                 )
                 about = {"method": name, "epsilon": epsilon, "seed": seed}
-                metrics_csv.extend(metrics, [about | row for _, row in trained])
+                rows.extend([about | row for _, row in trained])
         bar.update(everything, description="done")
     for statement in said:
         console.print(statement, highlight=False, markup=False)
@@ -113,9 +120,20 @@ def _state(plan: Plan, run_dir: Path) -> list[str]:
         for (name, epsilon), spec in plan.specs.items()
         if spec is not None
     }
-    (run_dir / "privacy.txt").write_text("\n\n".join(said.values()) + "\n")
+    write(run_dir / "privacy.txt", "\n\n".join(said.values()) + "\n")
     first = plan.setting.job.epsilons[0]
     return [statement for (_, epsilon), statement in said.items() if epsilon == first]
+
+
+def _rows_of(job: Private, run_dir: Path) -> CheckedRows:
+    """The rows of finished runs, of any methods, epsilons and seeds.
+
+    Raises `ValueError` if they are damaged, or were computed with another config.
+    """
+    config = dataclasses.asdict(job)
+    for name in ("methods", "epsilons", "seeds", "data_dir"):
+        del config[name]
+    return CheckedRows(run_dir / "metrics.csv", config)
 
 
 def _finished(metrics: Path) -> dict[tuple[str, float, int], float]:

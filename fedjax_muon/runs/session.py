@@ -1,10 +1,9 @@
-"""What every command that works for a while needs: a directory, progress, Ctrl-C."""
+"""What every command that trains needs: progress, and an orderly end when stopped."""
 
 import contextlib
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,15 +17,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedjax_muon.runs.directory import held
-from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.directory import held, resume_command
+from fedjax_muon.runs.errors import logged, refusing
 
-
-def new_directory(given: Path | None, name: str) -> Path:
-    return given or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; preemption
 
 
 def progress_bar(console: Console) -> Progress:
+    """A bar of rounds."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -39,13 +37,19 @@ def progress_bar(console: Console) -> Progress:
 
 
 @contextlib.contextmanager
-def resumable(run_dir: Path, again: str = "") -> Iterator[Callable[[], None]]:
-    """Holds the directory, and ends with the command to resume, or what else is to be
-    done `again`, if the user presses Ctrl-C.
+def resumable(run_dir: Path, again: str = "") -> Iterator[Callable[[], bool]]:
+    """Holds a run directory, and ends with the command to resume if it is interrupted.
 
-    Yields a function to be called between rounds, which is where the run stops: an
-    interrupt anywhere else could be lost in a library's callback. A second Ctrl-C stops
-    at once.
+    A second Ctrl-C, or SIGTERM, stops at once.
+
+    Args:
+      run_dir: The directory.
+      again: The command to continue with; by default `fedjax-muon resume`.
+
+    Yields:
+      A function that tells whether an interrupt has come, to be asked between rounds:
+      anywhere else it could be lost in a library's callback. Whoever asks saves what is
+      needed, and raises `KeyboardInterrupt`.
     """
     pressed = threading.Event()
 
@@ -55,20 +59,17 @@ def resumable(run_dir: Path, again: str = "") -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
         pressed.set()
 
-    def between_rounds():
-        if pressed.is_set():
-            raise KeyboardInterrupt
-
     holding = contextlib.ExitStack()
     with refusing():
         holding.enter_context(held(run_dir))
-    previous = signal.signal(signal.SIGINT, press)
+    previous = {number: signal.signal(number, press) for number in SIGNALS}
     try:
-        with holding:
-            yield between_rounds
+        with holding, logged(run_dir):
+            yield pressed.is_set
     except KeyboardInterrupt:
-        again = again or f"fedjax-muon resume {run_dir}"
+        again = again or resume_command(run_dir)
         print(f"\ninterrupted; continue with: {again}")
         sys.exit(130)
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

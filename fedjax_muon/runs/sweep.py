@@ -3,12 +3,14 @@
 config.json        what was asked for
 versions.json      of everything that computes
 cells/NAME.csv     the rows of all finished cells of an algorithm's grid
+cells/NAME.json    what they were computed with, and a digest
 points.csv         one line for every point of every grid
 summary.csv, .md   every algorithm at the point that is best on validation
 *.png              figures, drawn from cells/ alone
 """
 
 import csv
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,11 +24,14 @@ from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
+from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Sweep
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.sweep import Cell, Outcome, sweep
 
 DRAWN = 10  # methods whose curves are drawn, the best
@@ -46,7 +51,7 @@ def check(job: Sweep) -> None:
     train, _ = _data(job)
     for name in job.algorithms:
         try:
-            simulation_of(job.cell(name, {}, job.seeds[0]), train)
+            check_memory(simulation_of(job.cell(name, {}, job.seeds[0]), train))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     for name in job.algorithms:
@@ -82,19 +87,19 @@ def train(job: Sweep, run_dir: Path, again: str = "") -> None:
         parts = {seed: parts_of(job.config, train, seed) for seed in job.seeds}
     (run_dir / "cells").mkdir(exist_ok=True)
     total = sum(len(job.points(name)) for name in job.algorithms)
-    with resumable(run_dir, again) as pause, progress_bar(console) as bar, refusing():
+    with resumable(run_dir, again) as stop, progress_bar(console) as bar, refusing():
         rounds = total * len(job.seeds) * job.config.rounds
         everything = bar.add_task("all", total=rounds)
 
         def tick(rounds: int) -> None:
             bar.advance(everything, rounds)
-            pause()
+            if stop():
+                raise KeyboardInterrupt
 
         for name in job.algorithms:
             bar.update(everything, description=METHODS[name].label)
-            path = run_dir / "cells" / f"{name}.csv"
-            _drop_unfinished(job, name, path)
-            todo = list(_unfinished(job, name, path))
+            rows = rows_of(job, name, run_dir)
+            todo = list(_unfinished(job, name, rows.path))
             cells = len(job.points(name)) * len(job.seeds)
             tick((cells - len(todo)) * job.config.rounds)
             if not todo:
@@ -112,10 +117,20 @@ def train(job: Sweep, run_dir: Path, again: str = "") -> None:
             waiting = iter(todo)
             for group in groups:
                 ended = zip(itertools.islice(waiting, len(group)), group, strict=True)
-                metrics_csv.extend(
-                    path, [row for cell in ended for row in _rows(*cell)]
-                )
+                rows.extend([row for cell in ended for row in _rows(*cell)])
         bar.update(everything, description="done")
+
+
+def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
+    """The rows of an algorithm's finished cells.
+
+    They serve any grid of the same options and any seeds. Raises `ValueError` if they
+    are damaged, or were computed with another config.
+    """
+    config = dataclasses.asdict(job.config_of(name))
+    del config["data_dir"]  # data sets may lie elsewhere
+    about = {"validation": job.validation, "options of the grid": [*job.grids[name]]}
+    return CheckedRows(run_dir / "cells" / f"{name}.csv", config | about)
 
 
 def _unfinished(job: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]:
@@ -133,48 +148,30 @@ def _rows(cell: tuple[dict, int], outcome: Outcome) -> list[dict[str, Any]]:
     return [about | row for row in outcome.rows]
 
 
-def _places(job: Sweep, name: str, path: Path) -> dict[tuple, list[int]]:
-    """The lines of every finished cell, by the values of its point and its seed.
-
-    Raises `ValueError` for a file that is not one of ours.
-    """
-    columns = metrics_csv.read(path)
-    names = (*job.grids[name], "seed")
-    for column in (*names, "diverged"):
-        if column not in columns:
-            raise ValueError(f"{path} has no column {column!r}; delete it")
-    places: dict[tuple, list[int]] = {}
-    for row, key in enumerate(zip(*(columns[c] for c in names), strict=True)):
-        places.setdefault(key, []).append(row)
-    ended = (columns["round"] == job.config.rounds) | (columns["diverged"] >= 0)
-    return {key: rows for key, rows in places.items() if ended[rows[-1]]}
-
-
 def _finished(job: Sweep, name: str, path: Path) -> dict[tuple, History]:
-    """The rows of every finished cell."""
+    """The rows of every finished cell, by the values of its point and its seed."""
     if not path.exists():
         return {}
     columns = metrics_csv.read(path)
+    places: dict[tuple, list[int]] = {}
+    keys = zip(*(columns[c] for c in (*job.grids[name], "seed")), strict=True)
+    for row, key in enumerate(keys):
+        places.setdefault(key, []).append(row)
     return {
         key: {column: values[rows] for column, values in columns.items()}
-        for key, rows in _places(job, name, path).items()
+        for key, rows in places.items()
     }
-
-
-def _drop_unfinished(job: Sweep, name: str, path: Path) -> None:
-    """Leaves out the rows of cells that something cut short."""
-    if path.exists():
-        finished = _places(job, name, path).values()
-        metrics_csv.keep(path, sorted(row for rows in finished for row in rows))
 
 
 def points(job: Sweep, name: str, run_dir: Path) -> list[Point]:
     """Every point of an algorithm's grid, with its runs. Raises `ValueError` if some
     are not finished."""
-    finished = _finished(job, name, run_dir / "cells" / f"{name}.csv")
-    if len(finished) < len(job.points(name)) * len(job.seeds):
+    finished = _finished(job, name, rows_of(job, name, run_dir).path)
+    wanted = {(*p.values(), seed) for p in job.points(name) for seed in job.seeds}
+    if not wanted <= finished.keys():
         raise ValueError(
-            f"{run_dir} is not finished; continue with: fedjax-muon resume {run_dir}"
+            f"{run_dir} is not finished; continue with: "
+            f"{directory.resume_command(run_dir)}"
         )
     found = []
     for hyper in job.points(name):

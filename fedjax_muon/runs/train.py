@@ -1,24 +1,29 @@
-"""Training in a run directory: from the newest checkpoint on, or from the start."""
+"""Training in a run directory: from the newest checkpoint on, or from the start.
+
+A checkpoint has the state, and the rows of metrics.csv up to its round; whatever became
+of that file, it is restored from there.
+"""
 
 import json
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from fedjax_muon.engine.processes import agreed, is_first
+import jax
+
+from fedjax_muon.engine.processes import broadcast_from_first, run_on_first
 from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import files
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.config import Run, to_json
-from fedjax_muon.runs.directory import METRICS
+from fedjax_muon.runs.directory import CHECKPOINTS, METRICS, resume_command
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.training import evaluations
+from fedjax_muon.simulation.training import Step, steps
 
 SECONDS_BETWEEN_CHECKPOINTS = 5.0
-
-
-def _mark(run: Run, state) -> str:
-    return checkpoint.fingerprint(json.loads(to_json(run)), state)
 
 
 def train(
@@ -26,69 +31,177 @@ def train(
     simulation: Simulation,
     directory: Path,
     tick: Callable[[int], None] = lambda rounds: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> float | None:
     """Trains a run in its directory, from its newest checkpoint if there is one.
-    Returns the seconds of the first round, compilation included, if one was run.
 
-    Rows are on disk before the checkpoint that covers them; rows that no checkpoint
-    covers are dropped first. `tick` is called with the number of new rounds, at once
-    with those that were run before. Of several processes, which all see the directory,
-    the first writes the rows. Raises `CheckpointError` and `NonFiniteError`.
+    Rows are on disk before the checkpoint that covers them. Of several processes, which
+    all see the directory, the first writes the rows.
+
+    Args:
+      run: What is run.
+      simulation: Its simulation.
+      directory: Its directory.
+      tick: Called with the number of new rounds, at once with those that were run
+        before.
+      stop: Asked between calls of about a tenth of a second; if it returns True, a
+        checkpoint is saved.
+
+    Returns:
+      The seconds of the first round, compilation included, if one was run.
+
+    Raises:
+      CheckpointError: If a checkpoint can't be used.
+      KeyboardInterrupt: After `stop`.
+      NonFiniteError: If a message or the training loss is not finite.
     """
-    metrics = directory / METRICS
-    state = simulation.init(start_key(run.seed))
-    mark = _mark(run, state)
-    with checkpoint.open_checkpoints(directory / "checkpoints") as checkpoints:
-        found = checkpoint.restore(checkpoints, state, mark)
-        state = state if found is None else found
-        last = metrics_csv.truncate(metrics, state.round) if is_first() else {}
-        begun = agreed(last.get("round", -1))
+    record = _Recorder(run, simulation, directory)
+    with checkpoint.open_checkpoints(directory / CHECKPOINTS) as checkpoints:
+        state = record.begin(checkpoints)
         tick(state.round)
-        saved = since = time.monotonic()
+        since = time.monotonic()
         first: list[float] = []
-
-        def completed(rounds: int) -> None:
-            if not first:
-                first.append(time.monotonic() - since)
-            tick(rounds)
-
-        rows = evaluations(
+        for step in steps(
             simulation,
             state,
             rounds=run.config.rounds,
             evaluate_every=run.config.evaluate_every,
             drop_nonfinite=run.config.drop_nonfinite,
-            tick=completed,
-        )
-        for state, row in rows:
-            since = time.monotonic()
-            if row["round"] <= begun:
-                continue
-            for column in ("dropped", "seconds"):
-                row[column] += last.get(column, 0)
-            if is_first():
-                metrics_csv.append(metrics, row)
-            due = agreed(time.monotonic() - saved) > SECONDS_BETWEEN_CHECKPOINTS
-            if due or row["round"] == run.config.rounds:
-                checkpoint.save(checkpoints, row["round"], state, mark)
-                saved = since = time.monotonic()
+            evaluate_first=record.last_round < 0,
+            dropped=record.dropped,
+            seconds=record.seconds,
+        ):
+            if step.rounds and not first:
+                first.append(time.monotonic() - since)
+            tick(step.rounds)
+            stopped = bool(broadcast_from_first(stop()))
+            record.add(checkpoints, step, stopped)
+            if stopped and record.last_round < run.config.rounds:
+                raise KeyboardInterrupt
     return first[0] if first else None
 
 
-def last_params(run: Run, simulation: Simulation, directory: Path):
+class _Recorder:
+    """The rows and checkpoints of a run, kept in step with each other."""
+
+    def __init__(self, run: Run, simulation: Simulation, directory: Path):
+        self.run, self.simulation = run, simulation
+        self.metrics = directory / METRICS
+        self.rows = ""  # the text of metrics.csv
+        self.last_round, self.dropped, self.seconds = -1, 0, 0.0
+        self.saved_round = -1
+        # reading together takes barriers, at which a dead process would be waited for
+        self.verified = jax.process_count() > 1
+        self.saved = time.monotonic()
+
+    def begin(self, checkpoints) -> Any:
+        """The state to continue from; metrics.csv is made what it was then."""
+        drop = self.run.config.drop_nonfinite
+        self.template = self.simulation.init(
+            start_key(self.run.seed), drop_nonfinite=drop
+        )
+        self.mark = mark_of(self.run, self.template)
+        found = checkpoint.restore(checkpoints, self.template, self.mark)
+        state = self.template
+        if found is not None:
+            state, notes = found
+            self.rows, self.last_round = notes["rows"], notes["last_round"]
+            self.dropped, self.seconds = notes["dropped"], notes["seconds"]
+            self.verified = True
+        run_on_first(lambda: restore_rows(self.metrics, self.rows))
+        return state
+
+    def add(self, checkpoints, step: Step, stopped: bool) -> None:
+        """Writes the row of a step, if it has one, and a checkpoint, if one is due."""
+        self.dropped, self.seconds = step.dropped, step.seconds
+        row = step.record
+        if row is not None:
+            self.last_round = row["round"]
+            self.rows += metrics_csv.text_of([row], header=not self.rows)
+            run_on_first(lambda: metrics_csv.append(self.metrics, row))
+        due = row is not None and self._is_due()
+        if (stopped or due) and step.state.round > self.saved_round:
+            self.save(checkpoints, step.state)
+
+    def _is_due(self) -> bool:
+        waited = broadcast_from_first(time.monotonic() - self.saved)
+        return (
+            waited > SECONDS_BETWEEN_CHECKPOINTS
+            or self.last_round == self.run.config.rounds
+        )
+
+    def save(self, checkpoints, state) -> None:
+        """Saves a checkpoint; the first is read back, where a process is alone."""
+        notes = {
+            "rows": self.rows,
+            "last_round": self.last_round,
+            "dropped": self.dropped,
+            "seconds": self.seconds,
+        }
+        checkpoint.save(checkpoints, state.round, state, self.mark, notes)
+        if not self.verified:
+            checkpoint.restore(checkpoints, state, self.mark)
+            self.verified = True
+        self.saved_round, self.saved = state.round, time.monotonic()
+
+
+def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
+    """Whether a run has its last checkpoint, by which metrics.csv is then restored.
+
+    Raises:
+      CheckpointError: If the checkpoint is damaged or of another run.
+    """
+    saved = directory / CHECKPOINTS
+    if not (saved / str(run.config.rounds)).is_dir():
+        return False
+    state = jax.eval_shape(simulation.programs.create, start_key(run.seed))
+    with checkpoint.open_checkpoints(saved) as checkpoints:
+        notes = checkpoint.notes_of(checkpoints, mark_of(run, state))
+    if notes is None or notes["last_round"] < run.config.rounds:
+        return False
+    restore_rows(directory / METRICS, notes["rows"])
+    return True
+
+
+def mark_of(run: Run, state) -> str:
+    """Identifies a run and the structure of its state."""
+    return checkpoint.fingerprint(json.loads(to_json(run)), state)
+
+
+def restore_rows(metrics: Path, rows: str) -> None:
+    """Makes metrics.csv what a checkpoint says, and warns if rows were not as it does.
+
+    Rows after it are dropped: they are computed again.
+    """
+    text = metrics.read_bytes().decode("utf-8", "replace") if metrics.exists() else ""
+    if not text.startswith(rows):
+        warnings.warn(
+            f"{metrics} is not what the checkpoint says, and is restored from there",
+            stacklevel=2,
+        )
+    if not rows:
+        metrics.unlink(missing_ok=True)
+    elif text != rows:
+        files.write(metrics, rows)
+
+
+def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
     """The parameters in the newest checkpoint of a run.
 
-    Raises `CheckpointError` if it can't be used, `ValueError` if there is none.
+    Raises:
+      CheckpointError: If it can't be used.
+      ValueError: If there is none.
     """
-    state = simulation.init(start_key(run.seed))
-    saved = directory / "checkpoints"
+    drop = run.config.drop_nonfinite
+    state = simulation.init(start_key(run.seed), drop_nonfinite=drop)
+    saved = directory / CHECKPOINTS
     found = None
     if saved.is_dir():
         with checkpoint.open_checkpoints(saved) as checkpoints:
-            found = checkpoint.restore(checkpoints, state, _mark(run, state))
+            found = checkpoint.restore(checkpoints, state, mark_of(run, state))
     if found is None:
         raise ValueError(
-            f"{directory} has no checkpoint yet; train first, with: fedjax-muon resume "
-            f"{directory}"
+            f"{directory} has no checkpoint yet; train first, with: "
+            f"{resume_command(directory)}"
         )
-    return found.params
+    return found[0].params

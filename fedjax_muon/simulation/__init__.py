@@ -1,4 +1,4 @@
-"""Simulations of training on divided data."""
+"""Simulations of federated training."""
 
 from fedjax_muon.simulation.federated import (
     STATE,

@@ -1,8 +1,8 @@
-"""What a client trains on: batches as rows of example ids, drawn inside jit.
+"""Batches of clients: ids of examples, drawn inside jit.
 
-Examples lie on the device once. A client owns a segment of `order`, and what its local
-steps scan are `Rows`: ids of examples, not examples, which are gathered step by step
-(`on`).
+The examples are stored on the device once. A client owns a segment of `order`. Its
+local steps scan `ExampleIndices`, and gather the examples step by step
+(`gradient_of_indices`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,39 +13,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import GradFn, Objective, unconstrained
-from fedjax_muon.tasks.classification import Batch, Task, per_example
+from fedjax_muon.core import GradFn, Objective, Params, unconstrained
+from fedjax_muon.tasks.task import Batch, Task, per_example
 
+Array = jax.Array | np.ndarray
 Sampler = Callable[[jax.Array, jax.Array, int, int, int], jax.Array]
-# (key, size, steps, batch_size, longest) -> int32 [steps, batch], places below `size`
-# among a client's examples or -1; `longest` bounds the size of every client
+# (key, size, steps, batch_size, max_client_size) -> int32 [steps, batch], positions
+# below `size` among a client's examples, or -1 for padding
 
 
 class Clients(NamedTuple):
-    """All clients' training examples: whose they are, as segments of `order`."""
+    """Training examples of all clients, each of which owns a segment of `order`."""
 
     x: jax.Array  # [n, ...]
     y: jax.Array  # [n]
     order: jax.Array  # int32, ids of examples, client by client
-    start: jax.Array  # int32 [N], where a client's segment begins
-    size: jax.Array  # int32 [N], its length, at least 1
-    shares: jax.Array  # float32 [N, classes], of the classes in a client's examples
+    start: jax.Array  # int32 [N], first position of a client's segment
+    size: jax.Array  # int32 [N], length of the segment, at least 1
+    shares: jax.Array  # float32 [N, classes], class frequencies of a client's examples
 
 
 class ExampleIndices(NamedTuple):
-    """The examples of K batches, or of one without the leading axis."""
+    """The examples of K batches, or of one batch without the leading axis."""
 
-    ids: jax.Array  # int32 [K, B], -1 where a batch has a gap
-    client: jax.Array  # int32 [K], whose they are
+    ids: jax.Array  # int32 [K, B], -1 for padding
+    client: jax.Array  # int32 [K], the client that owns the examples
 
 
-def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
-    """Puts the examples on the device, divided as in `parts`.
+def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
+    """Puts the examples on the device, divided among clients.
 
-    `parts` holds for every client the ids of its examples; ids may occur with several
-    clients. Raises `ValueError` for no clients, a client without examples, or ids that
-    are not integers or do not exist, raw uint8 pixels, and labels that are not integers
-    from 0.
+    Args:
+      x: Examples [n, ...].
+      y: Labels [n], integers from 0.
+      parts: For every client, the ids of its examples; clients may share examples.
+
+    Returns:
+      The clients.
+
+    Raises:
+      ValueError: If there are no clients, a client has no examples, ids are not
+        integers or do not exist, examples are raw uint8 pixels, or labels are not
+        integers from 0.
     """
     if not parts:
         raise ValueError("a partition needs at least one client, got none")
@@ -68,7 +77,7 @@ def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
     if x.dtype == np.uint8:
         raise ValueError(
             "these examples are raw uint8 pixels; convert them first, with "
-            "fedjax_muon.data.standardise(dataset) or to float32"
+            "fedjax_muon.data.standardize(dataset) or to float32"
         )
     labels = np.asarray(y)
     if labels.dtype.kind not in "iu" or labels.min() < 0:
@@ -89,84 +98,139 @@ def clients_of(x, y, parts: Sequence[np.ndarray]) -> Clients:
 
 
 def max_client_size_of(parts: Sequence[np.ndarray]) -> int:
-    """A bound of all clients' sizes: rounded up, so that partitions of similar sizes
-    share a program."""
+    """Computes an upper bound of the clients' sizes, a power of two.
+
+    Partitions of similar sizes have the same bound, and so share compiled programs.
+
+    Args:
+      parts: For every client, the ids of its examples.
+
+    Returns:
+      The bound.
+    """
     return 1 << (max(map(len, parts)) - 1).bit_length()
 
 
 def shuffled_epochs(
-    key, size, steps: int, batch_size: int, max_client_size: int
+    key: jax.Array, size: jax.Array, steps: int, batch_size: int, max_client_size: int
 ) -> jax.Array:
-    """Epochs over a client's examples, each shuffled anew, cut into K batches.
+    """Draws K consecutive batches from epochs that are shuffled independently.
 
-    A batch may reach from one epoch into the next. The result depends on the key and
-    the client's size only, not on `longest`.
+    A batch may contain the end of one epoch and the beginning of the next. The result
+    does not depend on `max_client_size`.
+
+    Args:
+      key: Typed key.
+      size: Int32 [], number of the client's examples.
+      steps: K, the number of batches.
+      batch_size: Examples in a batch.
+      max_client_size: Upper bound of the sizes of all clients.
+
+    Returns:
+      Positions among the client's examples, int32 [steps, batch_size].
     """
     count = steps * batch_size
     first_key, rest_key = jax.random.split(key)
     at = jnp.arange(count + min(count, max_client_size), dtype=jnp.int32)
     draw = jax.random.bits(rest_key, at.shape)
-    # every epoch that is used is whole, if the client has fewer than `count` examples
-    _, _, place = jax.lax.sort((at // size, draw, at % size), num_keys=2)
-    place = place[:count]
+    # Every epoch in use is complete, if the client has fewer than `count` examples.
+    _, _, position = jax.lax.sort((at // size, draw, at % size), num_keys=2)
+    position = position[:count]
     if max_client_size >= count:
-        # one epoch is enough for larger clients: its first places are the largest of
-        # random numbers, and finding these is much faster than sorting all
+        # One epoch is enough for larger clients. Its first positions are those of the
+        # largest random numbers, which is much faster than sorting all numbers.
         bits = jax.random.bits(first_key, (max_client_size,)) >> 2
         mark = jax.lax.bitcast_convert_type(bits + jnp.uint32(1 << 23), jnp.float32)
-        mark = jnp.where(
-            jnp.arange(max_client_size) < size, mark, 0
-        )  # marks are positive
+        # Marks are positive, so zeros come last.
+        mark = jnp.where(jnp.arange(max_client_size) < size, mark, 0)
         top = jax.lax.top_k(mark, count)[1]
-        place = jnp.where(size >= count, top, place)
-    return place.reshape(steps, batch_size)
+        position = jnp.where(size >= count, top, position)
+    return position.reshape(steps, batch_size)
 
 
 def with_replacement(
-    key, size, steps: int, batch_size: int, max_client_size: int
+    key: jax.Array, size: jax.Array, steps: int, batch_size: int, max_client_size: int
 ) -> jax.Array:
-    """Every example of every batch drawn independently and uniformly."""
+    """Draws every example of every batch independently and uniformly.
+
+    Args:
+      key: Typed key.
+      size: Int32 [], number of the client's examples.
+      steps: K, the number of batches.
+      batch_size: Examples in a batch.
+      max_client_size: Not used. Upper bound of the sizes of all clients.
+
+    Returns:
+      Positions among the client's examples, int32 [steps, batch_size].
+    """
     del max_client_size
     return jax.random.randint(key, (steps, batch_size), 0, size)
 
 
 def full_batch(
-    key, size, steps: int, batch_size: int, max_client_size: int
+    key: jax.Array, size: jax.Array, steps: int, batch_size: int, max_client_size: int
 ) -> jax.Array:
-    """All of a client's examples in every local step; deterministic gradients."""
+    """Uses all examples of a client in every local step.
+
+    Args:
+      key: Not used. Typed key.
+      size: Int32 [], number of the client's examples.
+      steps: K, the number of batches.
+      batch_size: Not used. Examples in a batch.
+      max_client_size: Upper bound of the sizes of all clients.
+
+    Returns:
+      Positions among the client's examples, int32 [steps, max_client_size], with
+      -1 for padding.
+    """
     del key, batch_size
-    place = jnp.arange(max_client_size, dtype=jnp.int32)
+    position = jnp.arange(max_client_size, dtype=jnp.int32)
     return jnp.broadcast_to(
-        jnp.where(place < size, place, -1), (steps, max_client_size)
+        jnp.where(position < size, position, -1), (steps, max_client_size)
     )
 
 
 def poisson(longest_batch: int) -> Sampler:
-    """Every example joins a batch independently, with chance batch_size / size.
+    """Makes a sampler of truncated Poisson sampling, as in privacy accounting.
 
-    A batch has room for `longest_batch` examples, -1 where there are fewer; of more a
-    uniform part is kept. What privacy accounting calls truncated Poisson sampling: sums
-    over a batch are to be divided by batch_size, never by how many there are. Raises
-    `ValueError` for room for less than the expected batch, when used.
+    Every example joins a batch independently with probability batch_size / size. If
+    more than `longest_batch` examples join, a uniform subset is kept. Sums over a batch
+    must be divided by `batch_size`, never by the number of examples in it.
+
+    Args:
+      longest_batch: Largest number of examples in a batch.
+
+    Returns:
+      A sampler. Its batches have at most `longest_batch` entries, with -1 for padding.
+      It raises `ValueError` if `longest_batch` is below the expected `batch_size`.
+
+    Example:
+      >>> sampler = poisson(64)
     """
 
-    def sample(key, size, steps, batch_size, max_client_size):
+    def sample(
+        key: jax.Array,
+        size: jax.Array,
+        steps: int,
+        batch_size: int,
+        max_client_size: int,
+    ) -> jax.Array:
         if longest_batch < batch_size:
             raise ValueError(
                 f"longest_batch must be at least the batch_size {batch_size}, got "
                 f"{longest_batch}"
             )
 
-        def one(key):
+        def one(key: jax.Array) -> jax.Array:
             coins, order = jax.random.split(key)
             chance = jnp.minimum(batch_size / size, 1)
             joins = jax.random.uniform(coins, (max_client_size,)) < chance
             joins &= jnp.arange(max_client_size) < size
-            # marks of those that join are positive: the largest are a uniform part
+            # Examples that join have positive marks: the largest are a uniform subset.
             mark = jax.random.uniform(order, (max_client_size,), minval=0.5)
             count = min(longest_batch, max_client_size)
-            top, place = jax.lax.top_k(jnp.where(joins, mark, 0.0), count)
-            return jnp.where(top > 0, place.astype(jnp.int32), -1)
+            top, position = jax.lax.top_k(jnp.where(joins, mark, 0.0), count)
+            return jnp.where(top > 0, position.astype(jnp.int32), -1)
 
         return jax.vmap(one)(jax.random.split(key, steps))
 
@@ -174,29 +238,68 @@ def poisson(longest_batch: int) -> Sampler:
 
 
 def without_replacement(
-    key, size, steps: int, batch_size: int, max_client_size: int
+    key: jax.Array, size: jax.Array, steps: int, batch_size: int, max_client_size: int
 ) -> jax.Array:
-    """A fresh uniform subset for every batch; -1 if the client has fewer examples."""
+    """Draws an independent uniform subset for every batch.
 
-    def one(key):
+    Args:
+      key: Typed key.
+      size: Int32 [], number of the client's examples.
+      steps: K, the number of batches.
+      batch_size: Examples in a batch.
+      max_client_size: Upper bound of the sizes of all clients.
+
+    Returns:
+      Positions among the client's examples, int32 [steps, batch_size], with -1 if
+      the client has fewer examples.
+    """
+
+    def one(key: jax.Array) -> jax.Array:
         mark = jax.random.uniform(key, (max_client_size,), minval=0.5)
         mark = jnp.where(jnp.arange(max_client_size) < size, mark, 0.0)
-        top, place = jax.lax.top_k(mark, min(batch_size, max_client_size))
-        return jnp.where(top > 0, place.astype(jnp.int32), -1)
+        top, position = jax.lax.top_k(mark, min(batch_size, max_client_size))
+        return jnp.where(top > 0, position.astype(jnp.int32), -1)
 
     return jax.vmap(one)(jax.random.split(key, steps))
 
 
 def always(sampler: Sampler) -> Callable[[jax.Array], Sampler]:
-    """The same sampler in every iteration."""
+    """Uses the same sampler in every iteration, for `decentralize`.
+
+    Args:
+      sampler: Function that draws positions among a client's examples.
+
+    Returns:
+      A function of the iteration that returns `sampler`.
+
+    Example:
+      >>> sampler = always(poisson(64))
+    """
     return lambda index: sampler
 
 
 def cyclic(index: jax.Array) -> Sampler:
-    """Fixed batches of a client's examples, one after the other, over and over: the
-    one of iteration `index`. Examples that fill no batch are never drawn."""
+    """Makes a sampler that cycles through fixed batches of a client's examples.
 
-    def sample(key, size, steps, batch_size, max_client_size):
+    Examples that fill no batch are never drawn.
+
+    Args:
+      index: Int32 [], the iteration.
+
+    Returns:
+      The sampler of this iteration.
+
+    Example:
+      >>> sampler = cyclic(jnp.int32(0))
+    """
+
+    def sample(
+        key: jax.Array,
+        size: jax.Array,
+        steps: int,
+        batch_size: int,
+        max_client_size: int,
+    ) -> jax.Array:
         del key, max_client_size
         at = (index * steps + jnp.arange(steps)) % jnp.maximum(size // batch_size, 1)
         return at[:, None] * batch_size + jnp.arange(batch_size)[None]
@@ -210,31 +313,43 @@ def draw_rows(
     steps: int,
     batch_size: int,
     max_client_size: int,
-):
-    """`(client id, key) -> Rows` of its K batches, for the engine."""
+) -> Callable[[jax.Array, jax.Array], ExampleIndices]:
+    """Makes a function that draws the batches of a client, for the engine.
 
-    def draw(client, key):
-        place = sampler(key, clients.size[client], steps, batch_size, max_client_size)
-        ids = clients.order[clients.start[client] + jnp.maximum(place, 0)]
-        ids = jnp.where(place < 0, -1, ids)
+    Args:
+      clients: The clients' examples.
+      sampler: Function that draws positions among a client's examples.
+      steps: K, the number of batches.
+      batch_size: Examples in a batch.
+      max_client_size: Upper bound of the sizes of all clients.
+
+    Returns:
+      A function `(client id, key) -> ExampleIndices`.
+    """
+
+    def draw(client: jax.Array, key: jax.Array) -> ExampleIndices:
+        size = clients.size[client]
+        position = sampler(key, size, steps, batch_size, max_client_size)
+        ids = clients.order[clients.start[client] + jnp.maximum(position, 0)]
+        ids = jnp.where(position < 0, -1, ids)
         return ExampleIndices(ids, jnp.full(len(ids), client, jnp.int32))
 
     return draw
 
 
 def objective_of(task: Task, clients: Clients | None = None) -> Objective:
-    """What algorithms see of a task.
+    """Makes the objective of a task.
 
     Args:
-      task: What is trained.
-      clients: The examples, if batches are `ExampleIndices` in place of `Batch`. Call
-        this inside the jitted function that has them as an argument: closing over
-        concrete data costs compilation time and memory.
+      task: Provides the gradients and the projection.
+      clients: The examples, if batches are `ExampleIndices` instead of `Batch`. Call
+        this function inside the jitted function that has them as an argument: closing
+        over concrete data costs compilation time and memory.
 
     Returns:
       The objective.
     """
-    read = (lambda f: f) if clients is None else partial(on, clients)
+    read = (lambda f: f) if clients is None else partial(gradient_of_indices, clients)
     example_grad = task.example_grad or per_example(task.grad)
     return Objective(
         grad=read(task.grad),
@@ -244,19 +359,38 @@ def objective_of(task: Task, clients: Clients | None = None) -> Objective:
     )
 
 
-def on(clients: Clients, grad: GradFn) -> GradFn:
-    """A gradient of batches as a gradient of `ExampleIndices`."""
+def gradient_of_indices(clients: Clients, grad: GradFn) -> GradFn:
+    """Converts a gradient of a `Batch` to a gradient of `ExampleIndices`.
 
-    def grad_fn(params, rows, key):
+    Args:
+      clients: The examples.
+      grad: Gradient of a `Batch`.
+
+    Returns:
+      The gradient of `ExampleIndices` of one batch.
+    """
+
+    def grad_fn(params: Params, rows: ExampleIndices, key: jax.Array) -> Params:
         return grad(params, batch_of(clients, rows), key)
 
     return grad_fn
 
 
 def batch_of(
-    clients: Clients, rows: ExampleIndices, take=lambda x, ids: x[ids]
+    clients: Clients,
+    rows: ExampleIndices,
+    take: Callable[[jax.Array, jax.Array], jax.Array] = lambda x, ids: x[ids],
 ) -> Batch:
-    """The examples themselves, read by `take`."""
+    """Gathers the examples of a batch.
+
+    Args:
+      clients: The examples.
+      rows: Their ids.
+      take: Function `(x, ids) -> rows` that gathers from the examples.
+
+    Returns:
+      The batch, in which padding has weight 0.
+    """
     ids, client = rows
     weight = (ids >= 0).astype(jnp.float32)
     x, y = take(clients.x, ids), clients.y[ids]

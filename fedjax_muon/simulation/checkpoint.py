@@ -1,110 +1,253 @@
-"""Checkpoints of a simulation's state: atomic, on disk, equal to the bit when restored.
+"""Checkpoints of a simulation's state: atomic, on disk, bit-identical when restored.
 
-Orbax keeps the last two. Its default policy skips saves in silence while one is under
-way; every save here is forced and waited for. It has no checksums of large arrays
-either, so a digest of all values is stored, and compared when they are read.
+Orbax keeps the last two. Its default policy silently skips saves while another one is
+in progress, so every save is forced and awaited here. Orbax has no checksums of large
+arrays, so a digest of all values is stored, and compared after reading.
 
-Of several processes all save and restore together, each its part of the state, in a
-directory that all of them see.
+Several processes save and restore together, each its part of the state, in a directory
+that is visible to all of them.
 """
 
+import contextlib
+import gc
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_muon.engine.processes import whole
+from fedjax_muon.engine.processes import full_array
 
 KEPT = 2
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says which, and what to do."""
+    """A checkpoint cannot be used; the message names it and a remedy."""
 
 
-def fingerprint(config: Mapping[str, Any], state) -> str:
-    """Identifies a configuration together with the structure, shapes and dtypes of the
-    state it leads to. `config` holds what JSON can."""
+def fingerprint(config: Mapping[str, Any], state: Any) -> str:
+    """Identifies a configuration and the structure, shapes and dtypes of its state.
+
+    Args:
+      config: Configuration, with values that JSON can represent.
+      state: A state, or its `ShapeDtypeStruct`s.
+
+    Returns:
+      A hexadecimal digest.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(state)
     shapes = [f"{jax.tree_util.keystr(p)} {x.shape} {x.dtype}" for p, x in leaves]
     text = json.dumps([config, shapes], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest(state) -> str:
-    """Of all values in order, with their shapes and dtypes: orbax reads a typed key as
-    plain numbers if a file that says otherwise is missing."""
+def _digest(state: Any) -> str:
+    """Computes a digest of all values in order, with their shapes and dtypes.
+
+    Orbax reads a typed key as plain numbers if a metadata file is missing.
+    """
     total = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
         total.update(f"{leaf.shape} {leaf.dtype};".encode())
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        values = whole(jax.random.key_data(leaf) if is_key else leaf)
+        values = full_array(jax.random.key_data(leaf) if is_key else leaf)
         total.update(np.ascontiguousarray(values).view(np.uint8).data)
     return total.hexdigest()
 
 
-def open_checkpoints(directory: Path) -> Any:
-    """The checkpoints of a run; create or continue. Close it when done.
+def check_path(directory: Path) -> None:
+    """Checks that checkpoints in a directory can be read.
 
-    Raises `CheckpointError` if one that is there cannot be told what it is.
+    Args:
+      directory: Directory of checkpoints.
+
+    Raises:
+      CheckpointError: If its path has characters of a file pattern.
     """
-    # Imported here: it takes a while, and only runs on disk need it.
+    wild = sorted(set("[]*?") & set(str(directory.absolute())))
+    if wild:  # orbax searches the files of a checkpoint by patterns
+        raise CheckpointError(
+            f"checkpoints can't be read from a path with {' '.join(wild)}, got "
+            f"{directory.absolute()}; choose another directory"
+        )
+
+
+def _digest_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def open_checkpoints(directory: Path) -> Any:
+    """Opens the checkpoints of a run, which must be closed afterwards.
+
+    Args:
+      directory: Directory of the checkpoints; it is created if necessary.
+
+    Returns:
+      Orbax's `Checkpointer`, a context manager.
+
+    Raises:
+      CheckpointError: If an existing checkpoint cannot be read, or the path has
+        characters of a file pattern.
+    """
+    check_path(directory)
+    # Imported here, since it is slow and only runs on disk need it.
     from orbax.checkpoint.experimental import v1 as orbax
 
     policy = orbax.training.preservation_policies.LatestN(KEPT)
-    try:
-        return orbax.training.Checkpointer(
+    return _attempt(
+        lambda: orbax.training.Checkpointer(
             directory.absolute(),
             preservation_policy=policy,
             cleanup_tmp_directories=True,
-        )
-    except Exception as error:  # as in `restore`
-        raise CheckpointError(
-            f"the checkpoints in {directory} cannot be opened ({error}); delete the "
+        ),
+        lambda reason: CheckpointError(
+            f"the checkpoints in {directory} cannot be opened ({reason}); delete the "
             "damaged one, or start anew in another directory"
-        ) from error
+        ),
+    )
 
 
-def save(checkpoints, round: int, state, mark: str) -> None:
-    """Writes the state after `round` rounds; returns when it is on disk.
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels, hook = [logger.level for logger in loggers], sys.unraisablehook
+    sys.unraisablehook = lambda found: None
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
-    Raises `CheckpointError` if it was not written.
+
+def _attempt(read: Callable[[], Any], problem: Callable[[str], CheckpointError]) -> Any:
+    """The result of `read`, or one error, whatever damaged files make orbax raise.
+
+    Orbax logs them too, and leaves coroutines behind, of which Python complains when it
+    finds them; they are collected here.
     """
+    with _silence():
+        try:
+            return read()
+        except Exception as error:  # orbax names no common type
+            reason = str(error)
+        for _ in range(3):  # reads that are still under way end meanwhile
+            gc.collect()
+            time.sleep(0.1)
+    raise problem(reason)
+
+
+def save(
+    checkpoints: Any,
+    round: int,
+    state: Any,
+    mark: str,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a checkpoint; returns when it is on disk.
+
+    Args:
+      checkpoints: From `open_checkpoints`.
+      round: Number of completed rounds. An existing checkpoint of this round is
+        replaced.
+      state: The state, a pytree of arrays.
+      mark: The `fingerprint`, which `restore` compares.
+      notes: Other values that JSON can represent, which `restore` returns.
+
+    Raises:
+      CheckpointError: If it was not written.
+    """
+    text = json.dumps(dict(notes or {}))
     about = {"fingerprint": mark, "digest": _digest(state)}
-    written = checkpoints.save(round, state, force=True, custom_metadata=about)
+    about |= {"notes": text, "notes_digest": _digest_of_text(text)}
+    written = checkpoints.save(
+        round, state, force=True, overwrite=True, custom_metadata=about
+    )
     if not written:
         raise CheckpointError(f"round {round} was not saved in {checkpoints.directory}")
 
 
-def restore(checkpoints, template, mark: str):
-    """The newest state, with the structure and placement of `template`; None if there
-    is no checkpoint yet.
+def restore(
+    checkpoints: Any, template: Any, mark: str
+) -> tuple[Any, dict[str, Any]] | None:
+    """Reads the newest checkpoint.
 
-    Raises `CheckpointError` if it is damaged or belongs to another configuration.
+    Args:
+      checkpoints: From `open_checkpoints`.
+      template: A state of the same structure, on the devices of the result.
+      mark: The `fingerprint` of the configuration.
+
+    Returns:
+      The state and its notes, or None if there is no checkpoint yet.
+
+    Raises:
+      CheckpointError: If it is damaged or belongs to another configuration.
     """
-    newest = checkpoints.latest
-    if newest is None:
+    about = _newest(checkpoints, mark)
+    if about is None:
         return None
-    place = Path(checkpoints.directory) / str(newest.step)
-    damaged = CheckpointError(
-        f"the checkpoint {place} is damaged; delete it to continue from the one "
-        "before, or start anew in another directory"
+    damaged = lambda _: _damaged(checkpoints)
+    state = _attempt(
+        lambda: checkpoints.load(checkpoints.latest.step, template), damaged
     )
-    try:
-        about = checkpoints.metadata(newest.step).custom_metadata
-        same = about["fingerprint"] == mark
-        state = checkpoints.load(newest.step, template) if same else None
-    except Exception as error:  # orbax names no common type for what damage raises
-        raise damaged from error
-    if not same:
-        raise CheckpointError(
-            f"the checkpoint {place} was written by another configuration or version; "
-            "resume it with its own config.json, or start anew in another directory"
-        )
     if _digest(state) != about.get("digest"):
-        raise damaged
-    return state
+        raise _damaged(checkpoints)
+    return state, json.loads(about["notes"])
+
+
+def notes_of(checkpoints: Any, mark: str) -> dict[str, Any] | None:
+    """Reads the notes of the newest checkpoint, without its state.
+
+    Args:
+      checkpoints: From `open_checkpoints`.
+      mark: The `fingerprint` of the configuration.
+
+    Returns:
+      The notes, or None if there is no checkpoint yet.
+
+    Raises:
+      CheckpointError: If it is damaged or belongs to another configuration.
+    """
+    about = _newest(checkpoints, mark)
+    return None if about is None else json.loads(about["notes"])
+
+
+def _newest(checkpoints: Any, mark: str) -> dict[str, Any] | None:
+    """What is stored beside the newest state, checked; None if there is none."""
+    if checkpoints.latest is None:
+        return None
+    about = _attempt(
+        lambda: dict(checkpoints.metadata(checkpoints.latest.step).custom_metadata),
+        lambda _: _damaged(checkpoints),
+    )
+    if about.get("fingerprint") != mark:
+        raise CheckpointError(
+            f"the checkpoint {_path(checkpoints)} was written by another "
+            "configuration or version; resume it with its own config.json, or start "
+            "anew in another directory"
+        )
+    if _digest_of_text(str(about.get("notes"))) != about.get("notes_digest"):
+        raise _damaged(checkpoints)
+    return about
+
+
+def _path(checkpoints: Any) -> Path:
+    return Path(checkpoints.directory) / str(checkpoints.latest.step)
+
+
+def _damaged(checkpoints: Any) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {_path(checkpoints)} is damaged; delete it to continue from "
+        "the one before, or start anew in another directory"
+    )

@@ -1,22 +1,23 @@
-"""Federated training of a task on divided data: compiled once, all on the device.
+"""Federated training of a task on divided data, compiled once for the device.
 
     simulation = federate(algorithm, task, dataset, parts, cohort_size=8, ...)
     state = simulation.init(jax.random.key(0))
     state, metrics = simulation.train_round(state)
 
-`training.train` goes on from here to the end.
+`training.train` then runs and evaluates the other rounds.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon import engine
-from fedjax_muon.core import Algorithm
+from fedjax_muon.core import Algorithm, Exchange
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import Plan
@@ -40,14 +41,16 @@ from fedjax_muon.simulation.batching import (
 from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate
 from fedjax_muon.simulation.rounds import (
+    Inputs,
+    Metrics,
     Setup,
     State,
     Weighting,
     init_state,
     objective_and_sampler,
-    of_inputs,
     run_prologue,
     run_rounds,
+    with_inputs,
 )
 from fedjax_muon.simulation.rule_check import check_rules
 from fedjax_muon.simulation.simulation import (
@@ -56,16 +59,30 @@ from fedjax_muon.simulation.simulation import (
     Simulation,
     inputs_of,
 )
-from fedjax_muon.tasks.classification import Task, as_argument
+from fedjax_muon.tasks.task import Task, as_argument
 
 
 def uniform(sizes: jax.Array) -> jax.Array:
-    """Every client counts the same, as in the papers."""
+    """Gives all clients the same weight, as in the papers.
+
+    Args:
+      sizes: Numbers of the clients' examples, int32 [S].
+
+    Returns:
+      Weights in the mean, float32 [S].
+    """
     return jnp.ones(sizes.shape, jnp.float32)
 
 
 def by_examples(sizes: jax.Array) -> jax.Array:
-    """Every client counts as many times as it has examples, as in FedAvg's paper."""
+    """Weights clients by the numbers of their examples, as in the FedAvg paper.
+
+    Args:
+      sizes: Numbers of the clients' examples, int32 [S].
+
+    Returns:
+      Weights in the mean, float32 [S].
+    """
     return sizes.astype(jnp.float32)
 
 
@@ -88,30 +105,30 @@ def federate(
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
 
-    `memory_check.check_memory` says whether it will fit into memory, or which plan
-    would.
+    `memory_check.check_memory` checks that it fits in memory, and otherwise suggests a
+    plan that fits.
 
     Args:
-      algorithm: What is run, such as `fedavg(lr=0.1)`.
-      task: What is trained: a model and its loss.
+      algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.
+      task: A model and its loss.
       dataset: Training and test examples.
       parts: For every client, the ids of its training examples.
-      cohort_size: S, how many clients are sampled each round, without replacement;
-        with `poisson_cohorts`, how many are expected.
-      local_steps: K, how many batches each of them works through.
+      cohort_size: S, the number of clients that are sampled without replacement each
+        round; with `poisson_cohorts`, the expected number.
+      local_steps: K, the number of batches that each of them trains on.
       batch_size: Examples in a batch.
-      plan: How a cohort is executed; by default, the plan that was measured to be
+      plan: Execution plan for a cohort; by default, the plan that was measured to be
         fastest on this backend.
-      sampler: How a client's batches are drawn from its examples.
+      sampler: Function that draws a client's batches from its examples.
       weighting: Function of the clients' sizes that returns their weights in the mean.
-      dropout: Probability in [0, 1) that a sampled client does not answer.
-      cohorts: How clients are sampled, `fixed_cohort` or `poisson_cohorts(room)`.
+      dropout: Probability in [0, 1) that a sampled client drops out.
+      cohorts: Sampling of clients, `fixed_cohort` or `poisson_cohorts(room)`.
       devices: Devices that a cohort and the states of all clients are divided among;
-        `plan` is how each executes its part. By default, JAX's default device. With
+        each executes its part by `plan`. By default, JAX's default device. With
         several processes, pass `jax.devices()` after `jax.distributed.initialize`;
         all processes must then make the same calls.
       split_examples: Whether the examples are divided among the devices too, instead
-        of copied to each. Batches then travel to the device that runs a client, before
+        of copied to each. Batches are then sent to the device that runs a client before
         its local training.
 
     Returns:
@@ -119,7 +136,7 @@ def federate(
 
     Raises:
       ValueError: If a size is out of range, a client has no examples, or the algorithm
-        refuses the sizes, the weights or the parameters.
+        does not support the sizes, the weights or the parameters.
 
     Example:
       >>> simulation = federate(
@@ -166,20 +183,35 @@ def federate(
 
 
 def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
-    """The same federated simulation by another plan; programs are compiled anew."""
+    """Changes the plan of a federated simulation, whose programs are compiled again.
+
+    Args:
+      simulation: From `federate`.
+      plan: Execution plan for a cohort.
+
+    Returns:
+      The same simulation with another plan.
+
+    Example:
+      >>> chunked = with_plan(simulation, fm.engine.plans.chunked(2))
+    """
     plan = sharded(plan) if simulation.setup.devices else plan
     setup = simulation.setup._replace(plan=plan)
     return dataclasses.replace(simulation, setup=setup, programs=_programs(setup))
 
 
 def _programs(setup: Setup) -> Programs:
-    def begin(inputs, state, clients, max_client_size):
-        run = of_inputs(partial(run_prologue, max_client_size=max_client_size), setup)
-        return _spread(setup, run)(inputs, state, clients)
+    def begin(
+        inputs: Inputs, state: State, clients: Clients, max_client_size: int
+    ) -> tuple[State, jax.Array]:
+        run = with_inputs(partial(run_prologue, max_client_size=max_client_size), setup)
+        return _on_devices(setup, run)(inputs, state, clients)
 
-    def rounds(inputs, state, clients, count, max_client_size):
-        run = of_inputs(partial(run_rounds, max_client_size=max_client_size), setup)
-        return _spread(setup, run, REPLICATED)(inputs, state, clients, count)
+    def rounds(
+        inputs: Inputs, state: State, clients: Clients, count: int, max_client_size: int
+    ) -> tuple[State, Metrics]:
+        run = with_inputs(partial(run_rounds, max_client_size=max_client_size), setup)
+        return _on_devices(setup, run, REPLICATED)(inputs, state, clients, count)
 
     return Programs(
         create=partial(_create, setup),
@@ -204,7 +236,7 @@ def _check(setup: Setup) -> None:
     if setup.split_examples and not setup.devices:
         raise ValueError("split_examples needs several devices to divide them over")
     algorithm = setup.algorithm
-    state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may refuse
+    state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may raise
     check_rules(algorithm, state.params)
     full = setup.cohort_size == setup.num_clients and not setup.dropout
     if algorithm.full_participation and not full:
@@ -219,7 +251,7 @@ def _check(setup: Setup) -> None:
             f"{algorithm.cohort_spec}, got {sizes}"
         )
     draw = lambda key: setup.cohorts(key, *sizes)
-    jax.eval_shape(draw, jax.random.key(0))  # may refuse the sizes
+    jax.eval_shape(draw, jax.random.key(0))  # may reject the sizes
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates, whose mean only uniform weights "
@@ -227,17 +259,24 @@ def _check(setup: Setup) -> None:
         )
 
 
-STATE = State(
-    engine.State(REPLICATED, REPLICATED, SHARDED), REPLICATED
-)  # what lies where
+# Specs of a state on several devices, as of `engine.sharding`.
+STATE = State(engine.State(REPLICATED, REPLICATED, SHARDED), REPLICATED)
 
 
 def client_specs(setup: Setup) -> Clients:
+    """Makes the specs of the clients' examples on several devices.
+
+    Args:
+      setup: Setup of a simulation.
+
+    Returns:
+      `SHARDED` or `REPLICATED` for each field.
+    """
     return Clients(SHARDED if setup.split_examples else REPLICATED, *[REPLICATED] * 5)
 
 
-def _place(setup: Setup, x, y, parts: Sequence[np.ndarray]) -> Clients:
-    """The clients' examples, on all devices if there are several."""
+def _place(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
+    """Puts the clients' examples on the devices."""
     clients = clients_of(x, y, parts)
     if not setup.devices:
         return clients
@@ -248,7 +287,7 @@ def _place(setup: Setup, x, y, parts: Sequence[np.ndarray]) -> Clients:
     return placed(clients, setup.devices, client_specs(setup))
 
 
-def _mix(setup: Setup, weights: np.ndarray):
+def _mix(setup: Setup, weights: np.ndarray) -> tuple[Any, float]:
     raise ValueError("a simulation with a server has no mixing weights")
 
 
@@ -257,13 +296,13 @@ def _evaluate(simulation: Simulation, state: State) -> Evaluation:
     setup = simulation.setup
     given = simulation.inputs.task, state.params, simulation.clients, simulation.test
     if setup.devices and not setup.split_examples:
-        # on one device, which has all of it, rather than the same on every one
+        # On one device, since every device has the same arrays.
         given = jax.tree.map(lambda x: x.addressable_data(0), given)
     return simulation.programs.score(*given)
 
 
 def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
-    """Of all clients before round 0, and of the sampled ones in a round."""
+    """Counts the bytes of all clients before round 0, and of a cohort in a round."""
     setup = simulation.setup._replace(split_examples=False)
     objective, draw = objective_and_sampler(
         setup, simulation.clients, setup.local_steps, simulation.max_client_size
@@ -272,7 +311,7 @@ def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
 
-    def total(exchanges, clients: int) -> engine.Traffic:
+    def total(exchanges: Sequence[Exchange], clients: int) -> engine.Traffic:
         one = engine.traffic(exchanges, algorithm, objective, params, batches)
         return engine.Traffic(clients * one.down, clients * one.up)
 
@@ -282,22 +321,26 @@ def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
     )
 
 
-RUNNER = Runner(_place, _mix, _evaluate, _traffic)
+RUNNER = Runner(
+    _place, _mix, _evaluate, _traffic, lambda state: state.training.client_states
+)
 
 
-def _spread(setup: Setup, run: Callable, *more):
-    """`run(inputs, state, clients, ...) -> (state, ...)`, on all devices together."""
+def _on_devices(
+    setup: Setup, run: Callable[..., Any], *more_specs: Any
+) -> Callable[..., Any]:
+    """Runs `run(inputs, state, clients, ...) -> (state, ...)` on all devices."""
     if not setup.devices:
         return run
-    given = (REPLICATED, STATE, client_specs(setup), *more)
+    given = (REPLICATED, STATE, client_specs(setup), *more_specs)
     return across(setup.devices, run, given, (STATE, REPLICATED))
 
 
 def _create(setup: Setup, key: jax.Array) -> State:
-    """The state before the prologue, made where it is to lie."""
+    """Makes the state before the prologue on its devices."""
     if not setup.devices:
         return init_state(setup, key)
     where = shardings(setup.devices, STATE)
-    return jax.jit(of_inputs(init_state, setup), out_shardings=where)(
+    return jax.jit(with_inputs(init_state, setup), out_shardings=where)(
         inputs_of(setup.algorithm, setup.task), key
     )

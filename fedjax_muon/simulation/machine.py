@@ -1,4 +1,4 @@
-"""Memory of the machine that a process runs on, or of the container that it runs in."""
+"""Memory of the machine or the container that a process runs on."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,22 +7,26 @@ import psutil
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may use.
+    """Finds the number of bytes of memory that this process may use.
 
     Args:
-      root: Directory that has `proc` and `sys`, where there are control groups.
+      root: Directory with `proc` and `sys`, in which control groups are listed.
 
     Returns:
-      The memory of the machine, or the smallest limit of the control groups that the
-      process belongs to, as those of a container.
+      The memory of the machine, or the smallest limit of the process's control groups,
+      such as those of a container.
     """
     return min([psutil.virtual_memory().total, *container_limits(root)])
 
 
 def container_limits(root: Path = Path("/")) -> Iterator[int]:
-    """Memory limits of this process's control groups (versions 1 and 2), in bytes.
+    """Finds the memory limits of this process's control groups (versions 1 and 2).
 
-    There are none where the operating system has no control groups, or none is limited.
+    Args:
+      root: Directory with `proc` and `sys`, in which control groups are listed.
+
+    Yields:
+      Limits in bytes; none if there are no control groups or they have no limit.
     """
     mounted = root / "sys/fs/cgroup"
     try:
@@ -31,7 +35,7 @@ def container_limits(root: Path = Path("/")) -> Iterator[int]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2, maybe beside version 1
+        if not controllers:  # version 2, possibly together with version 1
             for top in (mounted, mounted / "unified"):
                 yield from _limits(top, path, "memory.max")
         elif "memory" in controllers.split(","):
@@ -39,8 +43,10 @@ def container_limits(root: Path = Path("/")) -> Iterator[int]:
 
 
 def _limits(top: Path, path: str, name: str) -> Iterator[int]:
-    """Limits of a group and of all above it. A container may see its own group alone,
-    at the top."""
+    """Yields the limits of a group and its parents.
+
+    A container may see only its own group, at the top.
+    """
     group = top
     for part in ("", *Path(path.lstrip("/")).parts):
         group /= part

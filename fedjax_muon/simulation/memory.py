@@ -1,31 +1,31 @@
-"""How much memory a traced program needs, before it is compiled.
+"""Estimates of the memory of traced programs, before they are compiled.
 
-Values are followed from where they are made to where they are last read; what lies in
-memory at the worst moment is the estimate. XLA frees what nobody reads any more and
-writes over it where it can, as is done here. What else it does is not known beforehand:
-it fuses, which takes less memory, and it runs what is independent in an order of its
-own, which can take more.
+Every value takes memory from the operation that computes it to the last one that reads
+it. The estimate is the peak of their sum. XLA frees values after their last use and
+overwrites them where it can, and so does the estimate. Other optimizations of XLA are
+unknown before compilation: fusion takes less memory, and another order of independent
+operations can take more.
 
-The form of traced programs is JAX's own and changes between its versions. A program
-that this file cannot read has an unknown estimate (`UnknownMemoryError`).
+Traced programs have an internal format of JAX, which changes between versions. The
+estimate of a program that this module cannot read is unknown (`UnknownMemoryError`).
 """
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-# Programs of these operations run once, as if they stood where they are called.
+# The programs of these operations run once, as if they were inlined.
 INLINED = frozenset(
     """jit pjit closed_call remat remat2 checkpoint custom_jvp_call
     custom_vjp_call shard_map""".split()  # noqa: SIM905 - a list of words
 )
-# These copy what they are given into the order that their kernels read.
+# These copy their operands into the layout of their kernels.
 PACKED = frozenset({"conv_general_dilated", "dot_general"})
-# Their results may lie where an operand did that nobody reads any more.
+# Their results may overwrite an operand that is not read again.
 IN_PLACE = frozenset(
     """abs add add_any and atan2 bitcast_convert_type cbrt ceil clamp
     convert_element_type copy cos div dynamic_update_slice eq erf erf_inv exp exp2
@@ -34,7 +34,7 @@ IN_PLACE = frozenset(
     scatter-add select_n shift_left shift_right_arithmetic shift_right_logical sign sin
     sqrt square squeeze stop_gradient sub tan tanh xor""".split()  # noqa: SIM905 - a list of words
 )
-# Their programs combine single numbers, which take no memory.
+# The programs of these operations combine scalars, which take no memory.
 SCALAR = frozenset(
     """reduce reduce_window scatter scatter-add scatter-mul scatter-sub scatter_max
     scatter_min select_and_scatter""".split()  # noqa: SIM905 - a list of words
@@ -42,30 +42,29 @@ SCALAR = frozenset(
 
 
 class UnknownMemoryError(Exception):
-    """The memory that a program needs is not known; the message says why."""
+    """The memory of a program is unknown; the message states the reason."""
 
 
 def peak_bytes(program: ClosedJaxpr, donated: Iterable[bool] = ()) -> int:
-    """Bytes that lie in memory at a program's worst moment, arguments left out.
+    """Estimates the peak memory of a program, without its arguments.
 
     Args:
       program: A traced program.
-      donated: Of the first arguments, whether they count nevertheless, and whether
-        their memory may be reused.
+      donated: Whether each of the first arguments is donated. Donated arguments are
+        included in the estimate, and their memory may be reused.
 
     Returns:
-      The estimate in bytes. Where a program runs on several devices, inside
-      `jax.shard_map`, those of one device.
+      The estimate in bytes; inside `jax.shard_map`, the bytes of one device.
 
     Raises:
-      UnknownMemoryError: If the program has operations that this file does not know, or
-        that another version of JAX describes differently.
+      UnknownMemoryError: If the program has operations that are unknown to this module,
+        or the format of another version of JAX.
     """
     try:
         return _peak(program.jaxpr, donated)
     except UnknownMemoryError:
         raise
-    except Exception as error:  # JAX promises nothing about a program's insides
+    except Exception as error:  # the internal format of programs has no guarantees
         raise UnknownMemoryError(
             f"jax {jax.__version__} describes programs in an unknown form "
             f"({type(error).__name__}: {error})"
@@ -77,12 +76,15 @@ class _Value:
     nbytes: int
 
 
+Values = Set[_Value | None]
+
+
 class _Step(NamedTuple):
-    """One operation of a program, its calls inlined; literals are no values."""
+    """One operation of a program with inlined calls; literals are None."""
 
     eqn: JaxprEqn
-    given: list[_Value | None]
-    made: list[_Value]
+    operands: list[_Value | None]
+    results: list[_Value]
 
     @property
     def name(self) -> str:
@@ -94,12 +96,12 @@ def _nbytes(aval: Any) -> int:
     return 0 if dtype is None else aval.size * dtype.itemsize
 
 
-def _value(var) -> _Value:
+def _value(var: Any) -> _Value:
     return _Value(_nbytes(var.aval))
 
 
 def _programs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """What an operation runs."""
+    """Lists the programs that an operation runs."""
     found: list[Any] = []
     for parameter in eqn.params.values():
         found += parameter if isinstance(parameter, tuple | list) else [parameter]
@@ -107,82 +109,89 @@ def _programs(eqn: JaxprEqn) -> list[Jaxpr]:
     return [x for x in found if isinstance(x, Jaxpr)]
 
 
-def _inlined(jaxpr: Jaxpr, given: Sequence[_Value | None]):
-    """The steps of a program in their order, and the values that it returns."""
-    here = dict(zip(jaxpr.invars, given, strict=True))
-    here |= {var: _value(var) for var in jaxpr.constvars}
-    read = lambda x: None if isinstance(x, Literal) else here[x]
+def _inlined(
+    jaxpr: Jaxpr, arguments: Sequence[_Value | None]
+) -> tuple[list[_Step], list[_Value | None]]:
+    """Lists the steps of a program in order, and the values that it returns."""
+    values_of: dict[Any, _Value | None] = dict(
+        zip(jaxpr.invars, arguments, strict=True)
+    )
+    values_of |= {var: _value(var) for var in jaxpr.constvars}
+    read = lambda x: None if isinstance(x, Literal) else values_of[x]
     steps: list[_Step] = []
     for eqn in jaxpr.eqns:
         values = [read(x) for x in eqn.invars]
         if eqn.primitive.name in INLINED:
             (program,) = _programs(eqn)
             for value, part in zip(values, program.invars, strict=True):
-                if value is not None:  # inside of shard_map, a device's part of it
+                if value is not None:  # inside shard_map, a device's part of it
                     value.nbytes = _nbytes(part.aval)
-            more, made = _inlined(program, values)
+            more, returned = _inlined(program, values)
             steps += more
+            values_of |= dict(zip(eqn.outvars, returned, strict=True))
         else:
-            made = [_value(var) for var in eqn.outvars]
-            steps.append(_Step(eqn, values, made))
-        here |= dict(zip(eqn.outvars, made, strict=True))
+            results = [_value(var) for var in eqn.outvars]
+            steps.append(_Step(eqn, values, results))
+            values_of |= dict(zip(eqn.outvars, results, strict=True))
     return steps, [read(x) for x in jaxpr.outvars]
 
 
-def _total(values: Iterable[_Value]) -> int:
-    return sum(value.nbytes for value in values)
+def _total(values: Iterable[_Value | None]) -> int:
+    return sum(value.nbytes for value in values if value is not None)
 
 
 def _peak(jaxpr: Jaxpr, owned: Iterable[bool]) -> int:
-    """The most that lies in memory of what a program makes, and of what it owns."""
+    """Computes the peak memory of a program's values and of the arguments it owns."""
     arguments = [_value(var) for var in jaxpr.invars]
     steps, returned = _inlined(jaxpr, arguments)
-    last = {x: i for i, step in enumerate(steps) for x in step.given}
+    last = {x: i for i, step in enumerate(steps) for x in step.operands}
     last |= dict.fromkeys(returned, len(steps))
-    ending: defaultdict[int, list[_Value]] = defaultdict(list)
-    for value, place in last.items():
-        ending[place].append(value)
-    own = {value for value, mine in zip(arguments, owned, strict=False) if mine}
+    ending: defaultdict[int, list[_Value | None]] = defaultdict(list)
+    for value, number in last.items():
+        ending[number].append(value)
+    own = {x for x, is_owned in zip(arguments, owned, strict=False) if is_owned}
     live = peak = _total(own)
-    for place, step in enumerate(steps):
-        own |= set(step.made)
-        dying = {x for x in ending[place] if x in own}
-        dying |= {x for x in step.made if x not in last}
+    for number, step in enumerate(steps):
+        own |= set(step.results)
+        dying = {x for x in ending[number] if x in own}
+        dying |= {x for x in step.results if x not in last}
         peak = max(peak, live + _during(step, dying))
-        live += _total(step.made) - _total(dying)
-    # what was only lent has to be copied, to be returned
+        live += _total(step.results) - _total(dying)
+    # Returned values that the program does not own have to be copied.
     return max(peak, live + _total({x for x in returned if x} - own))
 
 
-def _during(step: _Step, dying: set[_Value]) -> int:
-    """What a step adds to the memory in use while it runs, before values die."""
-    made, eqn = _total(step.made), step.eqn
+def _during(step: _Step, dying: Values) -> int:
+    """Computes the memory that a step adds while it runs.
+
+    Dying values are not read again; they are freed after the step.
+    """
+    results, eqn = _total(step.results), step.eqn
     if step.name == "scan":
         (body,) = _programs(eqn)
-        lent, carried = _lent_and_carried(eqn, body)
-        stacked = _total(step.made[carried:])
-        return stacked + _repeated(body, step.given, lent, carried, dying)
+        constants, carried = _constants_and_carry(eqn, body)
+        stacked = _total(step.results[carried:])
+        return stacked + _loop(body, step.operands, constants, carried, dying)
     if step.name == "while":
-        tested = eqn.params["cond_nconsts"]
-        lent, body = eqn.params["body_nconsts"], eqn.params["body_jaxpr"].jaxpr
-        given = step.given[tested:]
-        return _repeated(body, given, lent, len(given) - lent, dying)
+        constants, body = eqn.params["body_nconsts"], eqn.params["body_jaxpr"].jaxpr
+        operands = step.operands[eqn.params["cond_nconsts"] :]
+        return _loop(body, operands, constants, len(operands) - constants, dying)
     if step.name == "cond":
-        return max(_handed(program, step.given, dying) for program in _programs(eqn))
+        return max(_branch(program, step.operands, dying) for program in _programs(eqn))
     if step.name not in SCALAR and _programs(eqn):
         raise UnknownMemoryError(f"the operation {step.name} is unknown")
     if step.name in PACKED:
-        return made + _total(filter(None, step.given))
+        return results + _total(step.operands)
     if step.name in IN_PLACE:
-        return max(0, made - _total(dying))
-    return made
+        return max(0, results - _total(dying))
+    return results
 
 
-def _lent_and_carried(eqn: JaxprEqn, body: Jaxpr) -> tuple[int, int]:
-    """How many arguments of a scan are constants, and how many are its carry.
+def _constants_and_carry(eqn: JaxprEqn, body: Jaxpr) -> tuple[int, int]:
+    """Counts the arguments of a scan that are constants, and those that are its carry.
 
-    Told by their shapes, since parameters that count them differ between versions of
-    JAX: what is scanned over, or stacked, has one axis more than the body sees.
+    The parameters that count them differ between versions of JAX, but shapes identify
+    them: arrays that are scanned or stacked have one more axis outside the body.
     """
     alike = lambda outer, inner: sum(
         x.aval.ndim == y.aval.ndim for x, y in zip(outer, inner, strict=True)
@@ -191,16 +200,25 @@ def _lent_and_carried(eqn: JaxprEqn, body: Jaxpr) -> tuple[int, int]:
     return alike(eqn.invars, body.invars) - carried, carried
 
 
-def _repeated(body: Jaxpr, given, lent: int, carried: int, dying: set[_Value]) -> int:
-    """A loop owns what it carries: taken over from outside, or else copied."""
-    owned = [i >= lent for i in range(len(body.invars))]
-    carry = {x for x in given[lent : lent + carried] if x in dying}
+def _loop(
+    body: Jaxpr,
+    operands: Sequence[_Value | None],
+    constants: int,
+    carried: int,
+    dying: Values,
+) -> int:
+    """Computes the memory of a loop, which owns its carry.
+
+    The carry is copied unless it dies.
+    """
+    owned = [i >= constants for i in range(len(body.invars))]
+    carry = {x for x in operands[constants : constants + carried] if x in dying}
     return _peak(body, owned) - _total(carry)
 
 
-def _handed(program: Jaxpr, given, dying: set[_Value]) -> int:
-    """A branch owns what nobody else reads any more."""
-    passed = given[len(given) - len(program.invars) :]
+def _branch(program: Jaxpr, operands: Sequence[_Value | None], dying: Values) -> int:
+    """Computes the memory of a branch, which owns operands that are not read again."""
+    passed = operands[len(operands) - len(program.invars) :]
     owned = [x in dying and x not in passed[:i] for i, x in enumerate(passed)]
-    handed = {x for x, mine in zip(passed, owned, strict=True) if mine}
-    return _peak(program, owned) - _total(handed)
+    own = {x for x, is_owned in zip(passed, owned, strict=True) if is_owned}
+    return _peak(program, owned) - _total(own)

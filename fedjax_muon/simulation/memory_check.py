@@ -1,9 +1,8 @@
-"""Whether a simulation fits into memory, asked before its first round is compiled."""
+"""Check that a simulation fits in memory, before its first round is compiled."""
 
 import warnings
 from collections.abc import Iterator
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,58 +12,85 @@ from fedjax_muon.engine.sharding import Devices
 from fedjax_muon.simulation.federated import with_plan
 from fedjax_muon.simulation.machine import memory_bytes
 from fedjax_muon.simulation.memory import UnknownMemoryError, peak_bytes
-from fedjax_muon.simulation.rounds import init_state
 from fedjax_muon.simulation.simulation import Simulation
 
-# XLA was measured to need 0.8 to 1.5 times what `peak_bytes` finds for the work.
+# XLA was measured to need 0.8 to 1.5 times the `peak_bytes` of temporary values.
 ALLOWANCE = 1.1
 
 
 class Memory(NamedTuple):
     """Bytes on each device."""
 
-    state: int  # the server's, and the device's part of the clients'
-    # with what the task holds, such as frozen weights, and the hyper-parameters
+    state: int  # server state, and the device's part of the client states
+    # with the arrays of the task, such as frozen weights, and the hyper-parameters
     examples: int
-    work: int  # beside these, at the worst moment of a round or an evaluation
+    work: int  # temporary values, at the peak of a round or an evaluation
 
     @property
     def total(self) -> int:
+        """The sum of all parts."""
         return sum(self)
 
 
 def memory_of(simulation: Simulation) -> Memory:
-    """What a simulation will need: exact but for the work, which is estimated.
+    """Computes the memory that a simulation needs; temporary values are estimated.
 
-    Its programs are traced, which they need not be again; nothing is compiled, and the
-    state is not made. Raises `UnknownMemoryError` if it can't be estimated.
+    Its programs are traced, and the traces are used again when it runs. Nothing is
+    compiled, and the state is not allocated.
+
+    Args:
+      simulation: From `federate`.
+
+    Returns:
+      Bytes on each device.
+
+    Raises:
+      UnknownMemoryError: If the memory cannot be estimated.
+
+    Example:
+      >>> total = memory_of(simulation).total
     """
     setup, programs = simulation.setup, simulation.programs
     inputs, clients = simulation.inputs, simulation.clients
     task, max_client_size = setup.task, simulation.max_client_size
-    state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))
-    client_states = tree.nbytes(state.training.client_states)
-    held = (
-        tree.nbytes(state) - client_states + client_states // max(1, len(setup.devices))
-    )
-    own = [False] * len(jax.tree.leaves(inputs)) + [True] * len(jax.tree.leaves(state))
-    begin = programs.begin.trace(inputs, state, clients, max_client_size).jaxpr
-    rounds = programs.rounds.trace(inputs, state, clients, 1, max_client_size).jaxpr
+    created = jax.eval_shape(programs.create, jax.random.key(0))
+    begin = programs.begin.trace(inputs, created, clients, max_client_size)
+    state, _ = begin.out_info
+    divided = tree.nbytes(simulation.runner.divided(state))
+    held = tree.nbytes(state) - divided + divided // max(1, len(setup.devices))
+    rounds = programs.rounds.trace(inputs, state, clients, 1, max_client_size)
+    count = lambda tree: len(jax.tree.leaves(tree))
+    donated = lambda state: [False] * count(inputs) + [True] * count(state)
+    trained = peak_bytes(rounds.jaxpr, donated(state))
+    trained = max(peak_bytes(begin.jaxpr, donated(created)), trained) - held
     score = programs.score.trace(task, state.params, clients, simulation.test).jaxpr
-    trained = max(peak_bytes(begin, own), peak_bytes(rounds, own)) - held
     work = max(trained, peak_bytes(score))
     arrays = jax.tree.leaves((inputs, clients, simulation.test))
-    each = {id(x): x.addressable_data(0).nbytes for x in arrays}
-    examples = sum(each.values())
+    examples = sum({id(x): _here(x) for x in arrays}.values())
     return Memory(held, examples, round(ALLOWANCE * work))
 
 
+def _here(x: Any) -> int:
+    """The bytes of an array on one device."""
+    return x.addressable_data(0).nbytes if isinstance(x, jax.Array) else x.nbytes
+
+
 def limit_of(devices: Devices = ()) -> int:
-    """Bytes that each of these devices has, of those that this process can use; by
-    default of JAX's first. Devices of a CPU share its memory. Raises
-    `UnknownMemoryError` if an accelerator doesn't say how much it has."""
-    here = jax.process_index()
-    own = [device for device in devices if device.process_index == here]
+    """Finds the memory of each device that belongs to this process.
+
+    Devices of a CPU share its memory.
+
+    Args:
+      devices: Devices; by default, JAX's first device.
+
+    Returns:
+      Bytes on each device, the minimum over devices.
+
+    Raises:
+      UnknownMemoryError: If an accelerator does not report its memory.
+    """
+    process = jax.process_index()
+    own = [device for device in devices if device.process_index == process]
     own = own or jax.local_devices()[:1]
     return min(_limit(device, len(own)) for device in own)
 
@@ -81,13 +107,19 @@ def _limit(device: jax.Device, sharing: int) -> int:
 
 
 def check_memory(simulation: Simulation) -> None:
-    """Checks that a simulation fits into the memory of its devices.
+    """Checks that a simulation fits in the memory of its devices.
 
-    Warns, and checks nothing, where that is not known.
+    It warns, and checks nothing, if the memory is unknown.
+
+    Args:
+      simulation: From `federate`.
 
     Raises:
-      ValueError: If it needs more than there is; says which plan would fit, if one
-        does.
+      ValueError: If it does not fit; the message names a plan that fits, if there is
+        one.
+
+    Example:
+      >>> check_memory(simulation)
     """
     devices = simulation.setup.devices
     try:
@@ -106,11 +138,12 @@ def check_memory(simulation: Simulation) -> None:
 
 
 def _advice(simulation: Simulation, limit: int) -> str:
+    """Names a plan that fits in `limit` bytes, or another remedy."""
     for name, other in _others(simulation):
         need = memory_of(other)
         if need.total <= limit:
             return f"{name} needs about {_size(need.total)}"
-    # `need` is that of one client at a time
+    # `need` is now that of the last plan, `mapped`
     setup = simulation.setup
     large = max(need._fields, key=need._asdict().__getitem__)
     known = f"even mapped needs {_size(need.total)}, of which {_size(max(need))} are "
@@ -124,8 +157,10 @@ def _advice(simulation: Simulation, limit: int) -> str:
 
 
 def _others(simulation: Simulation) -> Iterator[tuple[str, Simulation]]:
-    """Plans that need less and less memory."""
+    """Yields the same simulation with plans of decreasing memory."""
     setup = simulation.setup
+    if not hasattr(setup, "plan"):  # there is no server
+        return
     size = -(-setup.cohort_size // max(1, len(setup.devices))) // 2
     while size > 1:
         yield f"chunked with chunk_size {size}", with_plan(simulation, chunked(size))

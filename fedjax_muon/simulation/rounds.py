@@ -1,7 +1,7 @@
 """Rounds of a simulated federation: cohorts, batches, and the engine's rounds.
 
-Functions of a `Setup`, of a `State` and of the clients' examples; `simulation` compiles
-them.
+They are functions of a `Setup`, a `State` and the clients' examples, which `federated`
+compiles.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_muon import engine
-from fedjax_muon.core import Algorithm, Objective, streams, with_numbers
+from fedjax_muon.core import Algorithm, Objective, Params, streams, with_numbers
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.sharding import Devices, sharded_gather
 from fedjax_muon.simulation.batching import (
@@ -23,37 +23,37 @@ from fedjax_muon.simulation.batching import (
     objective_of,
 )
 from fedjax_muon.simulation.cohorts import Cohorts
-from fedjax_muon.tasks.classification import Task
+from fedjax_muon.tasks.task import Task
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
 
 
 class State(NamedTuple):
-    """All that training needs to go on; donated to every call that trains."""
+    """The complete state of training; it is donated to every call that trains."""
 
     training: engine.State
     key: jax.Array  # the same in every round
 
     @property
-    def params(self):
+    def params(self) -> Params:
         """The server's current parameters."""
         return self.training.server.params
 
     @property
     def round(self) -> int:
-        """Rounds completed."""
+        """The number of completed rounds."""
         return int(self.training.index)
 
 
 class Metrics(NamedTuple):
-    """What went wrong in some rounds: messages left out because not finite."""
+    """Messages of some rounds that were left out because they were not finite."""
 
-    lost: jax.Array  # int32 [N], how many of each client's
-    lost_round: jax.Array  # int32 [N], the round of the first, -1 if none
+    lost: jax.Array  # int32 [N], number of each client's lost messages
+    lost_round: jax.Array  # int32 [N], round of the first lost message, or -1
 
 
 class Setup(NamedTuple):
-    """What is simulated, but for the data."""
+    """Settings of a simulation, without its data."""
 
     algorithm: Algorithm
     task: Task
@@ -71,32 +71,50 @@ class Setup(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What compiled programs are given besides states and examples.
+    """Arguments of compiled programs besides states and examples.
 
-    What a task holds, and the hyper-parameters, are arguments of programs and no
-    constants in them.
+    The arrays of a task and the hyper-parameters are arguments, and not constants in
+    the programs.
     """
 
     task: Task
     numbers: dict[str, Any]  # hyper-parameters by name
-    mixer: Any = None  # how agents' messages are mixed, where there is no server
+    mixer: Any = None  # of agents' messages, in a decentralized simulation
 
 
-def of_inputs(run: Callable, setup) -> Callable:
-    """`run(setup, ...)` as a function `(inputs, ...)`, to be compiled."""
+def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
+    """Converts a function of a setup to a function of `Inputs`, to be compiled.
+
+    Args:
+      run: Called as `run(setup, ...)`.
+      setup: Settings; the task and the hyper-parameters are those of the inputs.
+
+    Returns:
+      A function `(inputs, ...)`.
+    """
 
     @functools.wraps(run)
-    def given_inputs(inputs, *rest):
+    def run_with_inputs(inputs: Inputs, *rest: Any) -> Any:
         algorithm = with_numbers(setup.algorithm, inputs.numbers)
         return run(setup._replace(task=inputs.task, algorithm=algorithm), *rest)
 
-    return given_inputs
+    return run_with_inputs
 
 
 def objective_and_sampler(
     setup: Setup, clients: Clients, steps: int, max_client_size: int
 ) -> tuple[Objective, engine.Draw]:
-    """What local steps minimize, and how what they scan is drawn."""
+    """Makes the objective of local steps, and the function that draws their batches.
+
+    Args:
+      setup: Settings of the simulation.
+      clients: The clients' examples.
+      steps: K, the number of local steps.
+      max_client_size: Upper bound of the sizes of all clients.
+
+    Returns:
+      The objective, and a function `(client id, key) -> batches`.
+    """
     draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, max_client_size)
     if not setup.split_examples:
         return objective_of(setup.task, clients), draw
@@ -105,7 +123,15 @@ def objective_and_sampler(
 
 
 def init_state(setup: Setup, key: jax.Array) -> State:
-    """The state before the prologue."""
+    """Makes the state before the prologue.
+
+    Args:
+      setup: Settings of the simulation.
+      key: Typed key of the run.
+
+    Returns:
+      The state.
+    """
     init_key, key = jax.random.split(key)
     training = engine.init(
         setup.algorithm,
@@ -117,8 +143,21 @@ def init_state(setup: Setup, key: jax.Array) -> State:
     return State(training, key)
 
 
-def run_prologue(setup: Setup, state: State, clients: Clients, max_client_size: int):
-    """The state before round 0, and whose messages were received."""
+def run_prologue(
+    setup: Setup, state: State, clients: Clients, max_client_size: int
+) -> tuple[State, jax.Array]:
+    """Runs the prologue of the algorithm, if it has one.
+
+    Args:
+      setup: Settings of the simulation.
+      state: From `init_state`.
+      clients: The clients' examples.
+      max_client_size: Upper bound of the sizes of all clients.
+
+    Returns:
+      The state before round 0, and whether each client's message was received,
+      bool [N].
+    """
     training, key = state
     if not setup.algorithm.prologue:
         return state, jnp.ones(setup.num_clients, bool)
@@ -133,17 +172,20 @@ def run_prologue(setup: Setup, state: State, clients: Clients, max_client_size: 
     return State(training, key), received
 
 
-def _round(setup: Setup, state: State, clients: Clients, max_client_size: int):
+def _round(
+    setup: Setup, state: State, clients: Clients, max_client_size: int
+) -> tuple[State, jax.Array, jax.Array]:
+    """Runs a round; returns the state, the cohort, and whose messages were lost."""
     training, key = state
     stream = lambda number: jax.random.fold_in(key, number)
     in_round = lambda number: jax.random.fold_in(stream(number), training.index)
     cohort, joins = setup.cohorts(
         in_round(streams.COHORT), setup.num_clients, setup.cohort_size
     )
-    answers = joins & jax.random.bernoulli(
+    present = joins & jax.random.bernoulli(
         in_round(streams.DROPOUT), 1 - setup.dropout, cohort.shape
     )
-    weights = jnp.where(answers, setup.weighting(clients.size[cohort]), 0)
+    weights = jnp.where(present, setup.weighting(clients.size[cohort]), 0)
     objective, draw = objective_and_sampler(
         setup, clients, setup.local_steps, max_client_size
     )
@@ -151,23 +193,38 @@ def _round(setup: Setup, state: State, clients: Clients, max_client_size: int):
         setup.algorithm, objective, setup.num_clients, setup.plan, draw
     )
     training, received = run(training, cohort, cohort, weights, stream(streams.ENGINE))
-    return State(training, key), cohort, answers & ~received
+    return State(training, key), cohort, present & ~received
 
 
 def run_rounds(
-    setup: Setup, state: State, clients: Clients, count, max_client_size: int
-):
-    """Runs `count` rounds, a number that may be traced."""
+    setup: Setup,
+    state: State,
+    clients: Clients,
+    count: int | jax.Array,
+    max_client_size: int,
+) -> tuple[State, Metrics]:
+    """Runs some rounds.
 
-    def body(_, carry):
+    Args:
+      setup: Settings of the simulation.
+      state: The state before these rounds.
+      clients: The clients' examples.
+      count: Number of rounds, which may be traced.
+      max_client_size: Upper bound of the sizes of all clients.
+
+    Returns:
+      The new state, and the metrics of these rounds.
+    """
+
+    def body(_: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
         state, metrics = carry
         index = state.training.index
-        state, cohort, silent = _round(setup, state, clients, max_client_size)
+        state, cohort, is_lost = _round(setup, state, clients, max_client_size)
         first = metrics.lost_round[cohort]
-        first = jnp.where(silent & (first < 0), index, first)
-        lost = metrics.lost.at[cohort].add(silent)
+        first = jnp.where(is_lost & (first < 0), index, first)
+        lost = metrics.lost.at[cohort].add(is_lost)
         return state, Metrics(lost, metrics.lost_round.at[cohort].set(first))
 
-    nothing = jnp.zeros(setup.num_clients, jnp.int32)
-    none = Metrics(nothing, jnp.full_like(nothing, -1))
-    return jax.lax.fori_loop(0, count, body, (state, none))
+    zeros = jnp.zeros(setup.num_clients, jnp.int32)
+    metrics = Metrics(zeros, jnp.full_like(zeros, -1))
+    return jax.lax.fori_loop(0, count, body, (state, metrics))

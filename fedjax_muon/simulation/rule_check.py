@@ -1,8 +1,8 @@
-"""Checks of the update rules that a user gave: their sign and their scale.
+"""Checks of users' update rules: their sign and their scale.
 
-Rules are optax transformations of an ascent direction, without a learning rate. Most
-optimizers of optax, as `optax.adam(1e-3)`, flip the sign and scale: with them training
-climbs, without any other symptom.
+Rules are optax transformations of an ascent direction without a learning rate. Most
+optimizers of optax, such as `optax.adam(1e-3)`, flip the sign and scale. With them
+training would increase the loss, without any other symptom.
 """
 
 import warnings
@@ -15,16 +15,19 @@ import optax
 
 from fedjax_muon.core.recipe import Recipe, recipe_of
 
-LARGEST = 4  # of an axis of the arrays that rules are tried on
-SMALL = 0.02  # of the gradient's norm: an update that looks like a learning rate
+LARGEST_AXIS = 4  # of the arrays that rules are tested on
+SMALL_UPDATE = 0.02  # relative to the gradient; probably scaled by a learning rate
 
 
 def check_rules(algorithm: Any, params: Any) -> None:
-    """Tries every rule in an algorithm's recipe once.
+    """Tests every rule in an algorithm's recipe once.
+
+    It warns if the scale of a rule looks like a learning rate.
 
     Args:
       algorithm: An algorithm; one without a recipe is not checked.
-      params: Parameters, or their shapes: small arrays of the same structure are used.
+      params: Parameters, or their `ShapeDtypeStruct`s. Rules are tested on small arrays
+        of the same structure.
 
     Raises:
       ValueError: If the update of a rule points away from the gradient.
@@ -44,7 +47,7 @@ def _rules(recipe: Recipe | None) -> Iterator[tuple[str, Any]]:
 
 
 def _check(name: str, rule: optax.GradientTransformation, params: Any) -> None:
-    small = lambda x: jnp.zeros([min(n, LARGEST) for n in x.shape], x.dtype)
+    small = lambda x: jnp.zeros([min(n, LARGEST_AXIS) for n in x.shape], x.dtype)
     params = jax.tree.map(small, params)
     gradient = jax.tree.map(_alternating, params)
     gradient = optax.tree.scale(1 / optax.tree.norm(gradient), gradient)
@@ -56,7 +59,7 @@ def _check(name: str, rule: optax.GradientTransformation, params: Any) -> None:
             "optimizers do; give a transformation without a learning rate, such as "
             "optax.scale_by_adam(), and the learning rate as lr"
         )
-    if 0 < float(optax.tree.norm(updates)) < SMALL:
+    if 0 < float(optax.tree.norm(updates)) < SMALL_UPDATE:
         warnings.warn(
             f"{name} shrinks a gradient of norm 1 to {optax.tree.norm(updates):.2g}, "
             "as if it had a learning rate; that belongs to lr",
@@ -65,6 +68,6 @@ def _check(name: str, rule: optax.GradientTransformation, params: Any) -> None:
 
 
 def _alternating(x: jax.Array) -> jax.Array:
-    """Entries of either sign and of several sizes."""
+    """Makes entries of both signs and of several sizes."""
     count = jnp.arange(1, x.size + 1, dtype=jnp.float32)
     return (jnp.cos(2 * count) + 0.1).reshape(x.shape).astype(x.dtype)

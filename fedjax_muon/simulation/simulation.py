@@ -1,7 +1,7 @@
-"""A prepared simulation, with a server or without one: what users hold and call.
+"""Prepared simulations, federated or decentralized.
 
-`federated.federate` and `decentralized.decentralize` prepare one. They differ in a
-`Runner`, which says how rounds run, are evaluated, and counted.
+`federated.federate` and `decentralized.decentralize` prepare them. They differ in their
+`Runner`, which places examples, evaluates parameters and counts bytes.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from fedjax_muon.simulation.rounds import Inputs, Metrics
 
 
 class NonFiniteError(ArithmeticError):
-    """A client sent a message, or kept a state, with a NaN or an infinity."""
+    """A client's message, or its new state, has a NaN or an infinity."""
 
     def __init__(self, round: int, clients: list[int]):
-        who = ", ".join(map(str, clients[:5])) + (", ..." if len(clients) > 5 else "")
+        ids = ", ".join(map(str, clients[:5])) + (", ..." if len(clients) > 5 else "")
         super().__init__(
-            f"round {round}: not a finite message from client {who}; lower the "
+            f"round {round}: not a finite message from client {ids}; lower the "
             "learning rate, or leave such messages out of the mean (drop_nonfinite)"
         )
 
@@ -40,52 +40,58 @@ class NonFiniteLossError(NonFiniteError):
 
 
 class Programs(NamedTuple):
-    """Compiled when they are first used; `inputs` are `Inputs`."""
+    """Programs, which are compiled when they are first used; `inputs` are `Inputs`."""
 
-    create: Callable  # key -> state before `begin`
+    create: Callable[[jax.Array], Any]  # key -> state before `begin`
     begin: jax.stages.Wrapped  # (inputs, state, clients, max_client_size)
-    # -> (state before round 0, whose messages were received)
+    # -> (state before round 0, whether each client's message was received)
     rounds: jax.stages.Wrapped  # (inputs, state, clients, count, max_client_size)
     # -> (state, metrics)
     score: jax.stages.Wrapped  # (task, params, clients, test) -> scores
 
 
 class Runner(NamedTuple):
-    """How the rounds of one kind of simulation run."""
+    """Functions that differ between federated and decentralized simulations."""
 
-    # (setup, x, y, parts) -> clients, where they are to lie
+    # (setup, x, y, parts) -> clients, on their devices
     place: Callable[[Any, Any, Any, Sequence[np.ndarray]], Clients]
-    # (setup, weights) -> (mixer, links); refuses where there is a server
+    # (setup, weights) -> (mixer, links); raises `ValueError` if there is a server
     mix: Callable[[Any, np.ndarray], tuple[Any, float]]
     evaluate: Callable[["Simulation", Any], Any]  # (simulation, state) -> scores
-    # simulation -> bytes before round 0, and of a round, of all clients together
+    # simulation -> bytes of all clients before round 0, and in a round
     traffic: Callable[["Simulation"], tuple[Traffic, Traffic]]
+    divided: Callable[[Any], Any]  # state -> its part that is divided among devices
 
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """A prepared simulation: compiled programs, and the data that they are given."""
+    """A prepared simulation: compiled programs, and their data."""
 
     runner: Runner
-    setup: Any  # what is simulated, but for the data
+    setup: Any  # settings, without the data
     inputs: Inputs
     clients: Clients
     test: tuple[jax.Array, jax.Array]
     programs: Programs
-    max_client_size: int  # bounds the size of every client
-    links: float = 0.0  # directed, of an iteration without a server
+    max_client_size: int  # upper bound of the sizes of all clients
+    links: float = 0.0  # number of directed links in a decentralized iteration
 
-    def init(self, key: jax.Array) -> Any:
-        """The state before round 0.
+    def init(self, key: jax.Array, *, drop_nonfinite: bool = False) -> Any:
+        """Makes the state before round 0.
 
         Args:
-          key: A typed key, from which everything random of a run comes.
+          key: Typed key, from which all random numbers of a run are derived.
+          drop_nonfinite: Whether messages of the prologue that are not finite are left
+            out of the mean, instead of raising an error.
 
         Returns:
           The state; it has `params` and `round`.
 
         Raises:
           NonFiniteError: If a message of the prologue is not finite.
+
+        Example:
+          >>> state = simulation.init(jax.random.key(0))
         """
         state, received = self.programs.begin(
             self.inputs,
@@ -93,29 +99,69 @@ class Simulation:
             self.clients,
             self.max_client_size,
         )
-        if not np.all(received):
+        if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
         return state
 
     def train_round(self, state: Any) -> tuple[Any, Metrics]:
-        """Runs one round; the given state is donated."""
+        """Runs one round.
+
+        Args:
+          state: From `init` or a previous round; it is donated.
+
+        Returns:
+          The new state, and `Metrics` of messages that were not finite.
+
+        Example:
+          >>> state, metrics = simulation.train_round(state)
+        """
         return self.train_rounds(state, 1)
 
     def train_rounds(self, state: Any, count: int) -> tuple[Any, Metrics]:
-        """Runs `count` rounds in one call of one program, whatever their number."""
+        """Runs `count` rounds in one call; all counts share one compiled program.
+
+        Args:
+          state: From `init` or a previous round; it is donated.
+          count: Number of rounds.
+
+        Returns:
+          The new state, and `Metrics` of messages that were not finite.
+
+        Example:
+          >>> state, metrics = simulation.train_rounds(state, 10)
+        """
         return self.programs.rounds(
             self.inputs, state, self.clients, count, self.max_client_size
         )
 
     def evaluate(self, state: Any) -> Any:
-        """Scores the parameters of a state on test and training examples."""
+        """Evaluates the parameters of a state on test and training examples.
+
+        Args:
+          state: A state of this simulation, which is not donated.
+
+        Returns:
+          Metrics by name, arrays [].
+
+        Example:
+          >>> accuracy = simulation.evaluate(state)["test_accuracy"]
+        """
         return self.runner.evaluate(self, state)
 
     def bytes_after(self, rounds: int) -> Traffic:
-        """Bytes that all clients together received and sent in `rounds` rounds.
+        """Counts the bytes that all clients together received and sent.
 
-        Every sampled client counts, whether or not it answered; where cohorts vary, as
-        many as are expected.
+        Sampled clients count even if they dropped out. If cohorts vary in size, the
+        expected number of clients counts.
+
+        Args:
+          rounds: Number of rounds since the beginning, the prologue included.
+
+        Returns:
+          Bytes to clients and from clients.
+
+        Example:
+          >>> down, up = simulation.bytes_after(100)
         """
         first, later = self._traffic
         return Traffic(
@@ -124,7 +170,7 @@ class Simulation:
 
     @functools.cached_property
     def _traffic(self) -> tuple[Traffic, Traffic]:
-        """Before round 0, and of a round; messages are traced once for both."""
+        """Bytes before round 0, and in a round; messages are traced only once."""
         return self.runner.traffic(self)
 
     def vary(
@@ -134,21 +180,25 @@ class Simulation:
         hyper: Mapping[str, Any] | None = None,
         weights: np.ndarray | None = None,
     ) -> "Simulation":
-        """The same simulation with other data, hyper-parameters or mixing weights.
+        """Changes the data, hyper-parameters or mixing weights of a simulation.
 
-        Programs that are compiled serve again if all sizes are the same.
+        The compiled programs are used again if all sizes are the same.
 
         Args:
           parts: For every client, the ids of its training examples.
-          hyper: Numbers, by the names of the algorithm's hyper-parameters; those that
-            are not named stay.
-          weights: Mixing matrix, where there is no server.
+          hyper: Numbers, by the names of the algorithm's hyper-parameters; the others
+            stay unchanged.
+          weights: Mixing matrix of a decentralized simulation.
 
         Returns:
           The new simulation.
 
         Raises:
-          ValueError: For another number of clients, and as when it was prepared.
+          ValueError: If the number of clients differs, or an argument is invalid for
+            `federate` or `decentralize`.
+
+        Example:
+          >>> faster = simulation.vary(hyper={"lr": 0.2})
         """
         inputs, changes = self.inputs, dict[str, Any]()
         if parts is not None:
@@ -162,7 +212,7 @@ class Simulation:
             )
             changes["max_client_size"] = max_client_size_of(parts)
         if hyper is not None:
-            with_numbers(self.setup.algorithm, hyper)  # may refuse
+            with_numbers(self.setup.algorithm, hyper)  # may raise
             inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(hyper)})
         if weights is not None:
             mixer, changes["links"] = self.runner.mix(self.setup, weights)
@@ -171,5 +221,14 @@ class Simulation:
 
 
 def inputs_of(algorithm: Any, task: Any, mixer: Any = None) -> Inputs:
-    """What the programs of a simulation are given besides states and examples."""
+    """Makes the `Inputs` of a simulation's programs.
+
+    Args:
+      algorithm: Provides the hyper-parameters.
+      task: Provides the arrays that it holds.
+      mixer: Mixer of agents' messages, in a decentralized simulation.
+
+    Returns:
+      The inputs.
+    """
     return Inputs(task, as_arrays(numbers_of(algorithm)), mixer)

@@ -1,11 +1,11 @@
-"""Grids of hyper-parameters and seeds: all cells of a group in one compiled program.
+"""Sweeps over hyper-parameters and seeds, in one compiled program.
 
     cells = [Cell({"lr": lr}, key, parts) for lr in rates for key, parts in seeds]
     for group in sweep(simulation, cells, rounds=100):
         for outcome in group: ...
 
-A cell is what `simulation` would be with these hyper-parameters, this key and these
-clients, and gives the same numbers.
+A cell is a run of `simulation` with its own hyper-parameters, key and clients. It gives
+the same numbers as a separate run.
 """
 
 import time
@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_muon.core import numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.simulation.batching import Clients
-from fedjax_muon.simulation.evaluation import evaluate, measure
+from fedjax_muon.simulation.evaluation import Evaluation, Examples, evaluate, measure
 from fedjax_muon.simulation.memory import UnknownMemoryError
 from fedjax_muon.simulation.memory_check import limit_of, memory_of
 from fedjax_muon.simulation.rounds import (
@@ -33,49 +33,64 @@ from fedjax_muon.simulation.rounds import (
 )
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record, calls, check_every
-from fedjax_muon.tasks.classification import Task
+from fedjax_muon.tasks.task import Task
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
-Examples = tuple[Any, Any]  # x [n, ...], y [n]
 
 
 class Cell(NamedTuple):
     """One run of a sweep."""
 
     hyper: Mapping[str, float]  # the same names in all cells
-    key: jax.Array  # as `Simulation.init` takes it
-    parts: Sequence[np.ndarray]  # of every client, the ids of its examples
+    key: jax.Array  # argument of `Simulation.init`
+    parts: Sequence[np.ndarray]  # for every client, the ids of its training examples
 
 
 class Outcome(NamedTuple):
-    """What became of a cell: rows as `training.train` has them, and the validation's.
+    """Results of a cell: records of `training.train`, with validation metrics.
 
-    A row's `seconds` are the cell's share of its group's.
+    `seconds` of a record are the cell's share of the time of its group.
     """
 
     rows: list[Record]
     diverged: int | None  # the round in which a message was not finite
 
 
-def sequential(function, *stacked):
-    """One cell after the other in one compiled loop: nothing is faster on CPUs."""
+def sequential(function: Callable[..., Any], *stacked: Any) -> Any:
+    """Runs cells sequentially in one compiled loop, the fastest way on CPUs.
+
+    Args:
+      function: Function of one cell.
+      *stacked: Arguments of all cells, leaves [cells, ...].
+
+    Returns:
+      Results of all cells, leaves [cells, ...].
+    """
     return jax.lax.map(lambda cell: function(*cell), stacked)
 
 
-def vectorized(function, *stacked):
-    """All cells of a group at once: for accelerators."""
+def vectorized(function: Callable[..., Any], *stacked: Any) -> Any:
+    """Runs all cells of a group in parallel, for accelerators.
+
+    Args:
+      function: Function of one cell.
+      *stacked: Arguments of all cells, leaves [cells, ...].
+
+    Returns:
+      Results of all cells, leaves [cells, ...].
+    """
     return jax.vmap(function)(*stacked)
 
 
 def default_over() -> Over:
-    """`sequential` on a CPU, else `vectorized`."""
+    """Selects `sequential` on a CPU, otherwise `vectorized`."""
     return sequential if jax.default_backend() == "cpu" else vectorized
 
 
 class _Stacked(NamedTuple):
-    """What cells differ in; leaves lead with the cells of a group."""
+    """Inputs that differ between the cells of a group, leaves [cells, ...]."""
 
-    numbers: dict[str, Any]  # all hyper-parameters, also those that cells share
+    numbers: dict[str, Any]  # all hyper-parameters, including those that cells share
     order: jax.Array  # the clients' segments
     start: jax.Array
     size: jax.Array
@@ -83,7 +98,7 @@ class _Stacked(NamedTuple):
 
 
 class _Data(NamedTuple):
-    """What they share."""
+    """Inputs that cells share."""
 
     x: jax.Array
     y: jax.Array
@@ -93,9 +108,9 @@ class _Data(NamedTuple):
 
 
 class _Programs(NamedTuple):
-    begin: Callable  # (states, stacked, data) -> states, clients heard
-    rounds: Callable  # (states, count, stacked, data) -> states, metrics
-    score: Callable  # (states, stacked, data) -> scores by name
+    begin: Callable[..., Any]  # (states, stacked, data) -> states, received
+    rounds: Callable[..., Any]  # (states, count, stacked, data) -> states, metrics
+    score: Callable[..., Any]  # (states, stacked, data) -> metrics by name
 
 
 def sweep(
@@ -110,32 +125,32 @@ def sweep(
     drop_nonfinite: bool = False,
     tick: Callable[[int], None] = lambda rounds: None,
 ) -> Iterator[list[Outcome]]:
-    """Trains all cells; yields the outcomes of one group of them after the other.
+    """Trains all cells; yields the outcomes group by group.
 
     Args:
-      simulation: Everything that the cells have in common.
+      simulation: Settings that the cells have in common.
       cells: The runs, each with its hyper-parameters, key and clients.
-      rounds: How many rounds to train each cell.
-      evaluate_every: Rounds between two rows.
+      rounds: Number of rounds of each cell.
+      evaluate_every: Rounds between two evaluations.
       validation: Examples (x [n, ...], y [n]) that no client has, scored as
         `validation_loss`, `validation_accuracy` and, if the task has one,
         `validation_auc` or `validation_mcc`.
-      cells_at_once: Cells in a group; by default, as many as should fit into half the
-        memory.
-      over: How the cells of a group are mapped over: `sequential`, the default on CPUs,
-        or `vectorized`, the default on accelerators.
+      cells_at_once: Number of cells in a group; by default, as many as fit in half of
+        the memory by estimate.
+      over: Execution of the cells of a group: `sequential`, the default on CPUs, or
+        `vectorized`, the default on accelerators.
       drop_nonfinite: Whether messages that are not finite are left out of the mean.
-        Otherwise, the cell counts as diverged, and its rows end there.
-      tick: Called with the number of rounds completed since the last call, summed over
-        the cells of the group.
+        Otherwise the cell is flagged as diverged, and its records end there.
+      tick: Progress callback, called with the number of rounds that the cells of the
+        group completed since the last call.
 
     Returns:
       An iterator over groups, each a list with one outcome for each of its cells.
 
     Raises:
-      ValueError: When the first group is asked for, if there are no cells, cells differ
-        in the names of their hyper-parameters or in the numbers of their clients or
-        examples, a size is out of range, or the simulation is on several devices.
+      ValueError: At the first iteration, if there are no cells, cells differ in the
+        names of their hyper-parameters or in the numbers of their clients or examples,
+        a size is out of range, or the simulation is on several devices.
 
     Example:
       >>> cells = [Cell({"lr": lr}, jax.random.key(0), clients) for lr in (0.01, 0.1)]
@@ -152,16 +167,16 @@ def sweep(
     x, y, *_ = simulation.clients
     data = _Data(x, y, simulation.test, validation, simulation.inputs.task)
 
-    def run(group, missing) -> list[Outcome]:
+    def run(group: list[tuple[Cell, Simulation]], missing: int) -> list[Outcome]:
         record = _Record(simulation, len(group), drop_nonfinite)
         states, stacked = _stack([*group, *group[-1:] * missing])
         states, received = programs.begin(states, stacked, data)
-        record.hear_prologue(received)
+        record.add_prologue(received)
         record.add_rows(0, programs.score(states, stacked, data))
         train = lambda states, count: programs.rounds(states, count, stacked, data)
         span = {"rounds": rounds, "evaluate_every": evaluate_every}
         for call in calls(train, states, 0, **span):
-            record.hear(call.metrics)
+            record.add_metrics(call.metrics)
             tick(call.rounds * len(group))
             if record.is_over():
                 tick((rounds - call.total) * len(group))
@@ -171,18 +186,20 @@ def sweep(
                 record.add_rows(call.total, scores)
         return record.outcomes()
 
-    largest = cells_at_once or _fitting(simulation)
-    size = -(-len(cells) // -(-len(cells) // largest))  # groups as equal as can be
+    largest = cells_at_once or _cells_that_fit(simulation)
+    size = -(-len(cells) // -(-len(cells) // largest))  # groups of nearly equal sizes
     runs = list(zip(cells, prepared, strict=True))
     for first in range(0, len(cells), size):
         group = runs[first : first + size]
-        # a smaller group runs its last cell again, so that one program is enough
+        # A smaller group runs its last cell again, so that groups share a program.
         yield run(group, size - len(group))
 
 
 def _programs(setup: Setup, over: Over, max_client_size: int) -> _Programs:
-    def each(function, states, stacked, data):
-        def one(state, cell):
+    def each(
+        function: Callable[..., Any], states: Any, stacked: _Stacked, data: _Data
+    ) -> Any:
+        def one(state: Any, cell: _Stacked) -> Any:
             algorithm = with_numbers(setup.algorithm, cell.numbers)
             clients = Clients(data.x, data.y, *cell[1:])
             own = setup._replace(algorithm=algorithm, task=data.task)
@@ -190,7 +207,7 @@ def _programs(setup: Setup, over: Over, max_client_size: int) -> _Programs:
 
         return over(one, states, stacked)
 
-    def begin(states, stacked, data):
+    def begin(states: Any, stacked: _Stacked, data: _Data) -> Any:
         return each(
             partial(run_prologue, max_client_size=max_client_size),
             states,
@@ -198,12 +215,12 @@ def _programs(setup: Setup, over: Over, max_client_size: int) -> _Programs:
             data,
         )
 
-    def rounds(states, count, stacked, data):
+    def rounds(states: Any, count: int, stacked: _Stacked, data: _Data) -> Any:
         run = partial(run_rounds, count=count, max_client_size=max_client_size)
         return each(run, states, stacked, data)
 
-    def score(states, stacked, data):
-        def one(own, state, clients):
+    def score(states: Any, stacked: _Stacked, data: _Data) -> Any:
+        def one(own: Setup, state: Any, clients: Clients) -> Evaluation:
             found = evaluate(own.task, state.params, clients, data.test)
             if data.validation is not None:
                 other = measure(own.task, state.params, *data.validation)
@@ -219,8 +236,8 @@ def _programs(setup: Setup, over: Over, max_client_size: int) -> _Programs:
     )
 
 
-def _stack(runs: Sequence[tuple[Cell, Simulation]]):
-    """The states before the prologue, and what else differs."""
+def _stack(runs: Sequence[tuple[Cell, Simulation]]) -> tuple[Any, _Stacked]:
+    """Stacks the states before the prologue, and the other inputs that differ."""
     states, rest = [], []
     for (hyper, key, _), simulation in runs:
         setup, clients = simulation.setup, simulation.clients
@@ -233,7 +250,7 @@ def _stack(runs: Sequence[tuple[Cell, Simulation]]):
 
 
 class _Record:
-    """The rows of a group's cells, and which of them have diverged."""
+    """Records of a group's cells, and which of the cells have diverged."""
 
     def __init__(self, simulation: Simulation, cells: int, drop_nonfinite: bool):
         self.bytes_after = simulation.bytes_after
@@ -243,11 +260,13 @@ class _Record:
         self.dropped = [0] * cells
         self.diverged: list[int | None] = [None] * cells
 
-    def hear_prologue(self, received) -> None:
+    def add_prologue(self, received: jax.Array) -> None:
+        if self.drop_nonfinite:
+            return
         for cell in np.flatnonzero(~np.asarray(received)[: len(self.rows)].all(axis=1)):
             self.diverged[cell] = 0
 
-    def hear(self, metrics: Metrics) -> None:
+    def add_metrics(self, metrics: Metrics) -> None:
         lost, first = np.asarray(metrics.lost), np.asarray(metrics.lost_round)
         for cell in np.flatnonzero(lost[: len(self.rows)].any(axis=1)):
             self.dropped[cell] += int(lost[cell].sum())
@@ -272,7 +291,9 @@ class _Record:
         return list(map(Outcome, self.rows, self.diverged))
 
 
-def _check(simulation: Simulation, cells, cells_at_once) -> None:
+def _check(
+    simulation: Simulation, cells: Sequence[Cell], cells_at_once: int | None
+) -> None:
     if not cells:
         raise ValueError("a sweep needs at least one cell")
     if cells_at_once is not None and cells_at_once < 1:
@@ -294,11 +315,11 @@ def _check(simulation: Simulation, cells, cells_at_once) -> None:
                 f"examples, those of the first {examples}; one program needs equally "
                 "many"
             )
-        with_numbers(simulation.setup.algorithm, cell.hyper)  # may refuse
+        with_numbers(simulation.setup.algorithm, cell.hyper)  # may raise
 
 
-def _fitting(simulation: Simulation) -> int:
-    """How many cells should fit in half the memory, all of them at work at once."""
+def _cells_that_fit(simulation: Simulation) -> int:
+    """Estimates the number of cells that run in parallel in half of the memory."""
     try:
         need, limit = memory_of(simulation), limit_of()
     except UnknownMemoryError as error:

@@ -1,4 +1,4 @@
-"""Training to the end: rounds, evaluations in between, and a row of metrics each."""
+"""Training over many rounds, with evaluations and a record of metrics for each."""
 
 import math
 import time
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_muon.engine.processes import agreed
+from fedjax_muon.engine.processes import broadcast_from_first
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
@@ -21,19 +21,26 @@ Callback = Callable[[Any, Record], bool | None]
 
 
 def check_every(evaluate_every: int) -> None:
-    """Raises `ValueError` unless some rounds lie between two evaluations."""
+    """Checks the number of rounds between two evaluations.
+
+    Args:
+      evaluate_every: Rounds between two evaluations.
+
+    Raises:
+      ValueError: If it is below 1.
+    """
     if evaluate_every < 1:
         raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
 
 
 class Call(NamedTuple):
-    """Some rounds that ran in one call."""
+    """Result of some rounds that ran in one call."""
 
     state: Any
     metrics: Metrics
-    rounds: int  # how many
-    total: int  # since the beginning
-    due: bool  # whether it is time to evaluate
+    rounds: int  # number of rounds in this call
+    total: int  # number of rounds since the beginning
+    due: bool  # whether an evaluation is due
 
 
 def calls(
@@ -44,7 +51,18 @@ def calls(
     rounds: int,
     evaluate_every: int,
 ) -> Iterator[Call]:
-    """Runs until `rounds` are completed, in calls of about a tenth of a second."""
+    """Runs until `rounds` are completed, in calls of about a tenth of a second.
+
+    Args:
+      train_rounds: Called as `train_rounds(state, count) -> (state, metrics)`.
+      state: The state before the first call; it is donated.
+      index: Number of rounds that the state has completed.
+      rounds: Number of rounds since the beginning.
+      evaluate_every: Rounds between two evaluations, at which calls end.
+
+    Yields:
+      The result of each call.
+    """
     pace = 1
     while index < rounds:
         stop = min(rounds, (index // evaluate_every + 1) * evaluate_every)
@@ -52,9 +70,84 @@ def calls(
         state, metrics = train_rounds(state, count)
         jax.block_until_ready(metrics)
         index += count
-        took = agreed(time.perf_counter() - began)
+        took = broadcast_from_first(time.perf_counter() - began)
         pace = 2 * pace if took < 0.1 else max(1, pace // 2)
         yield Call(state, metrics, count, index, index == stop)
+
+
+class Step(NamedTuple):
+    """Result of some new rounds, or of none at the beginning."""
+
+    state: Any
+    rounds: int  # number of new rounds
+    record: Record | None  # if an evaluation is due
+    dropped: int  # number of messages that were left out so far
+    seconds: float  # duration of training so far
+
+
+def steps(
+    simulation: Simulation,
+    state: Any,
+    *,
+    rounds: int,
+    evaluate_every: int = 10,
+    drop_nonfinite: bool = False,
+    evaluate_first: bool = True,
+    dropped: int = 0,
+    seconds: float = 0.0,
+) -> Iterator[Step]:
+    """Trains until `rounds` are completed, in steps of about a tenth of a second.
+
+    A yielded state is donated when the iteration continues: save it, or copy it.
+
+    Args:
+      simulation: From `federate` or `decentralize`.
+      state: From `simulation.init`, or a later one; it is donated.
+      rounds: Total number of rounds, including those of the state.
+      evaluate_every: Rounds between two evaluations.
+      drop_nonfinite: Whether messages that are not finite are left out of the mean, and
+        counted, instead of raising an error.
+      evaluate_first: Whether the given state is evaluated.
+      dropped: Number of messages that were left out before.
+      seconds: Duration of training before, in seconds.
+
+    Yields:
+      The given state without new rounds, then every step. Records are at multiples of
+      `evaluate_every` and at the end.
+
+    Raises:
+      NonFiniteError: If a message or the training loss is not finite.
+      ValueError: If `evaluate_every` is below 1.
+    """
+    check_every(evaluate_every)
+    start, index = time.perf_counter() - seconds, state.round
+    elapsed = lambda: time.perf_counter() - start
+
+    def record(state: Any, index: int) -> Record:
+        down, up = simulation.bytes_after(index)
+        scores = simulation.evaluate(state)
+        row = {"round": index, "bytes_down": down, "bytes_up": up}
+        row |= {name: float(score) for name, score in scores.items()}
+        if math.isnan(row.get("train_loss", 0)) and not drop_nonfinite:
+            raise NonFiniteLossError(index)
+        return row | {"dropped": dropped, "seconds": elapsed()}
+
+    completed = calls(
+        simulation.train_rounds,
+        state,
+        index,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+    )
+    first = record(state, index) if evaluate_first else None
+    yield Step(state, 0, first, dropped, elapsed())
+    for call in completed:
+        lost = np.asarray(call.metrics.lost)
+        if lost.any() and not drop_nonfinite:
+            raise _lost(call.metrics)
+        dropped += int(lost.sum())
+        row = record(call.state, call.total) if call.due else None
+        yield Step(call.state, call.rounds, row, dropped, elapsed())
 
 
 def evaluations(
@@ -66,44 +159,40 @@ def evaluations(
     drop_nonfinite: bool = False,
     tick: Callable[[int], None] = lambda rounds: None,
 ) -> Iterator[tuple[Any, Record]]:
-    """Trains until `rounds` are completed; yields the state and a row of metrics at
-    once, at every multiple of `evaluate_every`, and at the end.
+    """Runs `steps`, and yields those with an evaluation.
 
-    A yielded state is donated when the iteration goes on: save it, or copy it. `tick`
-    is called with the number of new rounds, a few times a second. Raises
-    `NonFiniteError` as soon as a client sends one, unless `drop_nonfinite`, which
-    counts it in the column `dropped`, and `NonFiniteLossError` if the training loss is
-    NaN all the same.
+    Args:
+      simulation: From `federate` or `decentralize`.
+      state: From `simulation.init`, or a later one; it is donated.
+      rounds: Total number of rounds, including those of the state.
+      evaluate_every: Rounds between two evaluations.
+      drop_nonfinite: Whether messages that are not finite are left out of the mean, and
+        counted, instead of raising an error.
+      tick: Progress callback, called with the number of new rounds a few times a
+        second.
+
+    Yields:
+      States and records.
+
+    Raises:
+      NonFiniteError: If a message or the training loss is not finite.
+      ValueError: If `evaluate_every` is below 1.
+
+    Example:
+      >>> for state, record in evaluations(simulation, state, rounds=20):
+      ...     loss = record["train_loss"]
     """
-    check_every(evaluate_every)
-    start, dropped, index = time.perf_counter(), 0, state.round
-
-    def row(state, index) -> Record:
-        down, up = simulation.bytes_after(index)
-        scores = simulation.evaluate(state)
-        row = {"round": index, "bytes_down": down, "bytes_up": up}
-        row |= {name: float(score) for name, score in scores.items()}
-        if math.isnan(row.get("train_loss", 0)) and not drop_nonfinite:
-            raise NonFiniteLossError(index)
-        row["dropped"] = dropped
-        return row | {"seconds": time.perf_counter() - start}
-
-    completed = calls(
-        simulation.train_rounds,
+    for step in steps(
+        simulation,
         state,
-        index,
         rounds=rounds,
         evaluate_every=evaluate_every,
-    )
-    yield state, row(state, index)
-    for call in completed:
-        lost = np.asarray(call.metrics.lost)
-        if lost.any() and not drop_nonfinite:
-            raise _lost(call.metrics)
-        dropped += int(lost.sum())
-        tick(call.rounds)
-        if call.due:
-            yield call.state, row(call.state, call.total)
+        drop_nonfinite=drop_nonfinite,
+    ):
+        if step.rounds:
+            tick(step.rounds)
+        if step.record is not None:
+            yield step.state, step.record
 
 
 def _lost(metrics: Metrics) -> NonFiniteError:
@@ -126,16 +215,16 @@ def train(
     Args:
       simulation: From `federate` or `decentralize`.
       state: From `simulation.init`, or from an earlier call; it is donated.
-      rounds: How many rounds to train from here on.
+      rounds: Number of new rounds.
       evaluate_every: Rounds between two evaluations.
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
-        counted, in place of stopping.
+        counted, instead of raising an error.
       callbacks: Called as `callback(state, record)` after every evaluation. The state
         must be copied to be kept. Training ends early if one returns True.
 
     Returns:
-      The last state, and the records, one dictionary each; `pandas.DataFrame(records)`
-      makes a table of them.
+      The last state, and the records, which are dictionaries.
+      `pandas.DataFrame(records)` makes a table of them.
 
     Raises:
       NonFiniteError: If a message or the training loss is not finite.
@@ -147,14 +236,14 @@ def train(
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     records: list[Record] = []
-    steps = evaluations(
+    evaluated = evaluations(
         simulation,
         state,
         rounds=state.round + rounds,
         evaluate_every=evaluate_every,
         drop_nonfinite=drop_nonfinite,
     )
-    for state, record in steps:
+    for state, record in evaluated:
         records.append(record)
         answers = [callback(state, record) for callback in callbacks]
         if True in answers:

@@ -1,17 +1,11 @@
-"""Tasks: parameters, a loss to differentiate, and scores to report."""
+"""Tasks: initial parameters, a loss with its gradient, and scores."""
 
 from fedjax_muon.tasks.adversarial import adversarial
 from fedjax_muon.tasks.agnostic import agnostic
 from fedjax_muon.tasks.auc import auc
 from fedjax_muon.tasks.classification import (
-    Batch,
     Examples,
     Logits,
-    Metric,
-    Scores,
-    Task,
-    as_argument,
-    as_partial,
     by_matthews,
     check_batch,
     check_model,
@@ -22,6 +16,7 @@ from fedjax_muon.tasks.classification import (
     starting_at,
     weighted_mean,
 )
+from fedjax_muon.tasks.task import Batch, Metric, Scores, Task, as_argument, as_partial
 
 __all__ = [
     "Batch",

@@ -1,10 +1,13 @@
 """Adversarially robust training against one perturbation of all examples.
 
-min over x, max over |delta| <= radius of the mean loss at a + delta - strength / 2
-|delta|^2: universal adversarial training, Shafahi et al. 2020, arXiv:1811.11304, with a
-perturbation that all clients share as the dual variable.
+    min over x, max over |delta| <= radius:
+        mean loss at a + delta - strength / 2 |delta|^2
+
+Universal adversarial training, Shafahi et al. 2020, arXiv:1811.11304. The perturbation
+delta is the dual variable, which all clients share.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -12,19 +15,29 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import Params, check_range
 from fedjax_muon.core.pair import Pair, descent_ascent, on_y
 from fedjax_muon.tasks.classification import (
     Examples,
-    Task,
     classification,
     cross_entropy,
     example_shape_of,
 )
+from fedjax_muon.tasks.task import Batch, Scores, Task
 
 
-def project_perturbation(radius: float):
-    """For `Task.project`: keeps the perturbation in the Euclidean ball."""
+def project_perturbation(radius: float) -> Callable[[Pair], Pair]:
+    """Returns the projection of the perturbation onto a Euclidean ball.
+
+    Args:
+      radius: Radius of the ball, positive.
+
+    Returns:
+      A function of the parameters, for `Task.project`.
+
+    Raises:
+      ValueError: If the radius is out of range.
+    """
     check_range("radius", radius, open_low=True, schedules=False)
     return on_y(partial(optax.projections.projection_l2_ball, scale=radius))
 
@@ -36,30 +49,37 @@ def adversarial(
     radius: float,
     strength: float = 0.0,
 ) -> Task:
-    """The task of classifying perturbed examples.
+    """Classification of perturbed examples.
 
     Args:
-      model: as for `tasks.classification`.
-      examples: as for `tasks.classification`; the perturbation, which starts at zero,
-        has the shape of one.
-      radius: largest Euclidean norm of the perturbation, onto which it is projected.
-      strength: of the pull of the perturbation towards zero.
+      model: Module that maps [B, *shape] to logits [B, classes].
+      examples: The data set, or the shape of one example.
+      radius: Largest Euclidean norm of the perturbation, positive.
+      strength: Weight of the quadratic term that pulls the perturbation to zero.
 
-    `evaluate` scores the perturbed examples. Raises `ValueError` for a negative
-    strength, and a radius that is not positive.
+    Returns:
+      A task whose parameters are `Pair(parameters of the model, perturbation)`. The
+      perturbation has the shape of one example and starts at zero. Scores are those of
+      the perturbed examples.
+
+    Raises:
+      ValueError: If a number is out of range, or for a model as in `classification`.
+
+    Example:
+      >>> task = adversarial(models.MLP(10), digits, radius=0.5)
     """
     check_range("strength", strength, schedules=False)
     project = project_perturbation(radius)
     plain, loss = classification(model, examples), cross_entropy(model)
 
-    def init(key):
+    def init(key: jax.Array) -> Pair:
         return Pair(plain.init(key), jnp.zeros(example_shape_of(examples)))
 
-    def objective(params, batch, key):
+    def objective(params: Pair, batch: Batch, key: jax.Array) -> jax.Array:
         moved = batch._replace(x=batch.x + params.y[None])
         return loss(params.x, moved, key) - strength / 2 * jnp.sum(params.y**2)
 
-    def evaluate(params, x, y):
+    def evaluate(params: Params, x: jax.Array, y: jax.Array) -> Scores:
         return plain.evaluate(params.x, x + params.y[None], y)
 
     return Task(init, descent_ascent(jax.grad(objective)), evaluate, project)

@@ -1,11 +1,12 @@
 """Agnostic federated learning: the worst mixture of clients.
 
-Mohri et al. 2019, arXiv:1902.00146: min over x, max over w in the simplex of
+Mohri et al. 2019, arXiv:1902.00146:
 
-    sum_i w_i f_i(x) - strength / 2 |w - 1/N|^2,
+    min over x, max over w in the simplex:
+        sum_i w_i f_i(x) - strength / 2 |w - 1/N|^2
 
-whose i-th share, of which the clients' mean is taken, is N w_i f_i(x) and the second
-term.
+Client i has the objective N w_i f_i(x) plus the second term, so that the mean over the
+clients is this objective.
 """
 
 import flax.linen as nn
@@ -16,11 +17,11 @@ from fedjax_muon.core import check_range
 from fedjax_muon.core.pair import Pair, descent_ascent
 from fedjax_muon.tasks.classification import (
     Examples,
-    Task,
     classification,
     cross_entropy,
 )
 from fedjax_muon.tasks.simplex import project_weights
+from fedjax_muon.tasks.task import Batch, Scores, Task
 
 
 def agnostic(
@@ -30,40 +31,45 @@ def agnostic(
     *,
     strength: float = 0.0,
 ) -> Task:
-    """The task of classifying well for the worst mixture of clients.
+    """Classification for the worst mixture of clients.
 
     Args:
-      model: as for `tasks.classification`.
-      examples: as for `tasks.classification`.
-      num_clients: N.
-      strength: of the pull of the weights towards 1/N each.
+      model: Module that maps [B, *shape] to logits [B, classes].
+      examples: The data set, or the shape of one example.
+      num_clients: N, the number of clients.
+      strength: Weight of the quadratic term that pulls the weights to 1/N.
 
-    Weights are projected onto the simplex. Scores are those of `classification`.
+    Returns:
+      A task whose parameters are `Pair(parameters of the model, weights [N])`. The
+      weights are projected onto the simplex. Scores are those of `classification`. The
+      gradient requires `Batch.client`, and is NaN for clients from N on.
 
-    Raises `ValueError` for fewer than 1 clients or a negative strength, and, when it is
-    used, for a gradient whose batch does not say its client. Gradients of clients
-    beyond `num_clients` are nan.
+    Raises:
+      ValueError: If a number is out of range, or for a model as in `classification`.
+
+    Example:
+      >>> task = agnostic(models.MLP(10), digits, num_clients=4)
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     check_range("strength", strength, schedules=False)
     plain, loss = classification(model, examples), cross_entropy(model)
 
-    def init(key):
+    def init(key: jax.Array) -> Pair:
         return Pair(plain.init(key), jnp.full(num_clients, 1 / num_clients))
 
-    def grad(params, batch, key):
+    def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
         if batch.client is None:
-            raise ValueError("a batch must say whose it is")
+            raise ValueError("a batch must have its client's number (Batch.client)")
         return jax.grad(objective)(params, batch, key)
 
-    def objective(params, batch, key):
-        # a client that has no weight makes the gradient nan, which is never averaged
+    def objective(params: Pair, batch: Batch, key: jax.Array) -> jax.Array:
+        # NaN for numbers from N on, which pad a cohort: they are never averaged.
         weight = params.y.at[batch.client].get(mode="fill", fill_value=jnp.nan)
-        mine = num_clients * weight * loss(params.x, batch, key)
-        return mine - strength / 2 * jnp.sum((params.y - 1 / num_clients) ** 2)
+        weighted = num_clients * weight * loss(params.x, batch, key)
+        return weighted - strength / 2 * jnp.sum((params.y - 1 / num_clients) ** 2)
 
-    def evaluate(params, x, y):
+    def evaluate(params: Pair, x: jax.Array, y: jax.Array) -> Scores:
         return plain.evaluate(params.x, x, y)
 
     return Task(init, descent_ascent(grad), evaluate, project_weights)

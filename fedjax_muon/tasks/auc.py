@@ -1,14 +1,14 @@
 """Deep AUC maximization: the area under the ROC curve as a minimax problem.
 
-Ying et al. 2016 and Liu et al. 2020, as in Zhang and Gao, Federated stochastic minimax
-optimization under heavy-tailed noises, eq. (20). With h the probability that a model
-gives to the positive class, p the share of positives, + and - for examples of label 1
-and 0, the mean over examples of
+Ying et al. 2016 and Liu et al. 2020, as in Zhang and Gao, "Federated stochastic minimax
+optimization under heavy-tailed noises", eq. (20). Let h be the model's probability of
+the positive class and p the share of positives; [+] and [-] select the examples with
+label 1 and 0. The mean over examples of
 
     (1 - p) (h - w1)^2 [+] + p (h - w2)^2 [-] + 2 (1 + w3) (p h [-] - (1 - p) h [+])
         - p (1 - p) w3^2
 
-is minimised over the model, w1 and w2, and maximised over w3.
+is minimized over the model, w1 and w2, and maximized over w3.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from fedjax_muon.core import check_range
 from fedjax_muon.core.pair import Pair, descent_ascent
 from fedjax_muon.tasks.classification import (
     Examples,
-    Task,
     check_batch,
     classification,
     example_shape_of,
@@ -30,18 +29,38 @@ from fedjax_muon.tasks.classification import (
 )
 from fedjax_muon.tasks.metrics import MEANS
 from fedjax_muon.tasks.metrics import auc as area
+from fedjax_muon.tasks.task import Batch, Scores, Task
 
 
 class Primal(NamedTuple):
-    """x: the model's parameters, and the mean scores of both classes."""
+    """The primal variable: parameters of the model, and the classes' mean scores."""
 
     model: Any
-    w1: jax.Array  # of the positives
-    w2: jax.Array  # of the negatives
+    w1: jax.Array  # mean score of the positives
+    w2: jax.Array  # mean score of the negatives
 
 
-def auc_losses(h, y, share, w1, w2, w3):
-    """The objective at every example: scores h [B], labels y [B], the rest scalars."""
+def auc_losses(
+    h: jax.Array,
+    y: jax.Array,
+    share: float | jax.Array,
+    w1: float | jax.Array,
+    w2: float | jax.Array,
+    w3: float | jax.Array,
+) -> jax.Array:
+    """Computes the objective of every example.
+
+    Args:
+      h: Probabilities of the positive class [B].
+      y: Labels, 0 or 1, as numbers of the type of h [B].
+      share: Share of positives p.
+      w1: Mean score of the positives.
+      w2: Mean score of the negatives.
+      w3: Dual variable.
+
+    Returns:
+      The objective [B].
+    """
     positive, negative = y, 1 - y
     return (
         (1 - share) * (h - w1) ** 2 * positive
@@ -60,14 +79,22 @@ class Optimum(NamedTuple):
     value: jax.Array
 
 
-def auc_optimum(h, y) -> Optimum:
-    """In closed form: w1 and w2 are the classes' mean scores, and w3 = w2 - w1.
+def auc_optimum(h: jax.Array, y: jax.Array) -> Optimum:
+    """Solves for w1, w2 and w3 in closed form.
 
-    The value is p (1 - p) (E (1 - h+ + h-)^2 - 1), the square loss of all pairs but for
-    constants. Both labels must occur in y [n].
+    w1 and w2 are the mean scores of the classes, and w3 = w2 - w1. The value is
+    p (1 - p) (E (1 - h+ + h-)^2 - 1), which is, up to constants, the square loss over
+    all pairs of a positive and a negative example.
+
+    Args:
+      h: Probabilities of the positive class [n].
+      y: Labels, 0 or 1 [n]; both must occur.
+
+    Returns:
+      The solution, and the objective there.
     """
     share = jnp.mean(y)
-    mean = lambda v, of: jnp.sum(v * of) / jnp.sum(of)
+    mean = lambda values, weight: jnp.sum(values * weight) / jnp.sum(weight)
     w1, w2 = mean(h, y), mean(h, 1 - y)
     variance = mean((h - w1) ** 2, y) + mean((h - w2) ** 2, 1 - y)
     value = share * (1 - share) * (variance + (1 - w1 + w2) ** 2 - 1)
@@ -75,21 +102,26 @@ def auc_optimum(h, y) -> Optimum:
 
 
 def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> Task:
-    """The task of maximising the AUC of `model`, which gives two logits an example.
+    """Maximization of the AUC of a binary classifier.
 
     Args:
-      model: as for `tasks.classification`.
-      examples: as for `tasks.classification`.
-      share: p, the share of positives; by default every client's own. A client that has
-        one class only has p (1 - p) = 0: its gradient is zero, with its own share.
+      model: Module that maps [B, *shape] to two logits per example.
+      examples: The data set, or the shape of one example.
+      share: Share of positives p in (0, 1). By default every client uses its own
+        share; then a client with a single class has a gradient of zero.
 
-    `evaluate` gives the cross-entropy of the model as loss, h > 1/2 as the prediction,
-    and the log-odds of h as the score, which ranks as h does but never ties where h
-    rounds to 1; `evaluation.evaluate` computes the AUC from it.
+    Returns:
+      A task whose parameters are `Pair(Primal(model, w1, w2), w3)`. Its scores are the
+      cross-entropy as "loss", "correct" for the prediction h > 1/2, and the log-odds
+      of h as "score", which ranks like h but has no ties where h rounds to 1. The
+      metric "auc" is computed from the score. Without `share`, the gradient requires
+      `Batch.shares`.
 
-    Raises `ValueError` for a share outside (0, 1), a model that does not give two
-    logits, and, when it is used, a gradient without a share, or of other labels than
-    0 and 1.
+    Raises:
+      ValueError: If `share` is out of range, or the model does not return two logits.
+
+    Example:
+      >>> task = auc(models.MLP(2), (30,))
     """
     if share is not None:
         check_range(
@@ -98,28 +130,28 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
     plain = classification(model, examples)
     _check_two(model, example_shape_of(examples))
 
-    def init(key):
+    def init(key: jax.Array) -> Pair:
         zero = jnp.zeros(())
         return Pair(Primal(plain.init(key), zero, zero), zero)
 
-    def objective(params: Pair, batch, key):
+    def objective(params: Pair, batch: Batch, key: jax.Array) -> jax.Array:
         h = jax.nn.softmax(logits_of(model, params.x.model, batch.x, key))[:, 1]
-        p = batch.shares[1] if share is None else share
+        p = batch.shares[1] if share is None else share  # type: ignore[index]
         y = batch.y.astype(h.dtype)
         losses = auc_losses(h, y, p, params.x.w1, params.x.w2, params.y)
         return weighted_mean(losses, batch.weight)
 
-    def grad(params, batch, key):
+    def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
         check_batch(batch.x, batch.y, batch.weight)
         shape = getattr(batch.shares, "shape", None)
         if shape != (2,) and (share is None or shape is not None):
             raise ValueError(
-                "a batch must say its client's shares of two classes, 0 and 1, got "
-                f"{shape}; or give `share` and batches without"
+                "a batch must have its client's shares of two classes, of shape (2,), "
+                f"got {shape}; or set `share` and leave Batch.shares empty"
             )
         return jax.grad(objective)(params, batch, key)
 
-    def evaluate(params, x, y):
+    def evaluate(params: Pair, x: jax.Array, y: jax.Array) -> Scores:
         logits = logits_of(model, params.x.model, x)
         scores = plain.evaluate(params.x.model, x, y)
         return {**scores, "score": logits[:, 1] - logits[:, 0]}
@@ -127,7 +159,7 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
     return Task(init, descent_ascent(grad), evaluate, metrics={**MEANS, "auc": area})
 
 
-def _check_two(model, example_shape) -> None:
+def _check_two(model: nn.Module, example_shape: tuple[int, ...]) -> None:
     x = jax.ShapeDtypeStruct((1, *example_shape), jnp.float32)
     logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
     if logits.shape != (1, 2):

@@ -1,11 +1,11 @@
-"""Random changes of training images, drawn inside the gradient for every batch.
+"""Random augmentation of training images, drawn inside the gradient for every batch.
 
-    task = tasks.classification(model, dataset.x_train.shape[1:])
+    task = tasks.classification(model, dataset)
     task = augmented(task, crop_and_flip(padding=4))
 
-What is drawn is a function of the key that the gradient is given. Every client and
-every step have another, and methods that ask for the gradient at two points with the
-same batch and key meet the same images twice.
+The augmentation is a function of the key of the gradient, which differs for every
+client and every step. Methods that evaluate the gradient at two points with the same
+batch and key see the same images twice.
 """
 
 import operator
@@ -17,26 +17,37 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_muon.tasks.classification import Task, as_partial
+from fedjax_muon.core import Params
+from fedjax_muon.tasks.task import Batch, Task, as_partial
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 # (key, x [B, ...]) -> x of the same shape and dtype
 
 
 class CropsAndFlips(NamedTuple):
-    """How each of B images is changed."""
+    """The crop and the flip of each of B images."""
 
-    top: jax.Array  # int32 [B], where the crop begins in the padded image
-    left: jax.Array  # int32 [B]
+    top: jax.Array  # int32 [B], first row of the crop in the padded image
+    left: jax.Array  # int32 [B], first column
     mirrored: jax.Array  # bool [B]
 
 
 def augmented(task: Task, augmentation: Augmentation) -> Task:
-    """The task whose gradient is of changed examples; its evaluation is as before.
+    """Augments the examples of which a task takes the gradient.
 
-    Examples of weight 0, which are padding, are changed like all others and count as
-    little. The key of the gradient is split in two, for `augmentation` and for the
-    task's own gradient, such as for its dropout.
+    The key of the gradient is split in two: one for the augmentation, the other for
+    the task's own gradient, such as its dropout. Evaluation does not change.
+
+    Args:
+      task: Task whose training examples are augmented.
+      augmentation: Function `(key, x [B, ...])` that returns changed inputs of the
+        same shape and dtype.
+
+    Returns:
+      The task with augmented gradients.
+
+    Example:
+      >>> task = augmented(task, crop_and_flip(padding=1))
     """
     changed = lambda grad: Partial(_grad, as_partial(grad), as_partial(augmentation))
     one = task.example_grad
@@ -44,22 +55,33 @@ def augmented(task: Task, augmentation: Augmentation) -> Task:
     return task._replace(grad=changed(task.grad), example_grad=example_grad)
 
 
-def _grad(grad, augmentation, params, batch, key):
+def _grad(
+    grad: Partial, augmentation: Partial, params: Params, batch: Batch, key: jax.Array
+) -> Params:
     change_key, grad_key = jax.random.split(key)
     x = augmentation(change_key, batch.x)
     return grad(params, batch._replace(x=x), grad_key)
 
 
 def crop_and_flip(padding: int = 4) -> Augmentation:
-    """Each image is cropped to its own size, at random from itself with `padding` zeros
-    on all four sides, and mirrored left to right with probability 1/2.
+    """Random crops of the padded image, mirrored left to right with probability 1/2.
 
-    As usual for CIFAR since He et al. 2016 (arXiv:1512.03385, section 4.2). Zeros are
-    added to what the data set has: they are the mean colour where it is standardised,
-    and black where that comes later, as in many programs for PyTorch.
+    This is usual for CIFAR since He et al. 2016 (arXiv:1512.03385, section 4.2). The
+    padding is zero in the units of the data set: the mean color if it is standardized,
+    while many PyTorch programs standardize later and pad with black.
 
-    Raises `ValueError` for a padding that is no integer or is negative and, when it is
-    used, for anything but images [B, H, W, C].
+    Args:
+      padding: Pixels that are added on all four sides before the crop, which has the
+        size of the image.
+
+    Returns:
+      An augmentation of images [B, H, W, C].
+
+    Raises:
+      ValueError: If the padding is not an integer or is negative.
+
+    Example:
+      >>> images = crop_and_flip()(jax.random.key(0), digits.x_train[:8])
     """
     try:
         pixels = operator.index(padding)
@@ -71,20 +93,29 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
 
 
 def draw(key: jax.Array, count: int, padding: int) -> CropsAndFlips:
-    """What `crop_and_flip` does to `count` images: all places are equally likely."""
+    """Draws crops and flips; all positions are equally likely.
+
+    Args:
+      key: Typed key.
+      count: B, the number of images.
+      padding: Pixels on each side.
+
+    Returns:
+      The crop and the flip of each image.
+    """
     place_key, mirror_key = jax.random.split(key)
     top, left = jax.random.randint(place_key, (2, count), 0, 2 * padding + 1)
     return CropsAndFlips(top, left, jax.random.bernoulli(mirror_key, shape=(count,)))
 
 
-def _crop_and_flip(key, x, *, padding: int):
+def _crop_and_flip(key: jax.Array, x: jax.Array, *, padding: int) -> jax.Array:
     if jnp.ndim(x) != 4:
         raise ValueError(
             f"images [B, H, W, C] can be cropped, got examples {jnp.shape(x)}"
         )
     drawn = draw(key, len(x), padding)
-    beside = (padding, padding)
-    padded = jnp.pad(x, ((0, 0), beside, beside, (0, 0)))
+    sides = (padding, padding)
+    padded = jnp.pad(x, ((0, 0), sides, sides, (0, 0)))
     crop = lambda image, *place: jax.lax.dynamic_slice(image, (*place, 0), x.shape[1:])
     cropped = jax.vmap(crop)(padded, drawn.top, drawn.left)
     mirrored = drawn.mirrored[:, None, None, None]

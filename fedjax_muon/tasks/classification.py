@@ -1,11 +1,8 @@
-"""What is learned: parameters, a loss to differentiate, and scores to report.
-
-A `Task` is three pure functions, and all that the rest of the library knows of a model.
-"""
+"""Classification with softmax cross-entropy."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,135 +10,105 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_muon.core import GradFn, tree
+from fedjax_muon.core import Params
 from fedjax_muon.data import Dataset
-from fedjax_muon.tasks.metrics import MEANS, mcc
+from fedjax_muon.tasks.metrics import mcc
+from fedjax_muon.tasks.task import Batch, Scores, Task, as_partial
 
-# (params, x, key or nothing) -> logits [B, classes]; dropout only where there is a key
+# (params, x[, key]) -> logits [B, classes]; there is dropout only if a key is given
 Logits = Callable[..., jax.Array]
 Examples = Dataset | tuple[int, ...]  # a data set, or the shape of one example
 
 
-class Batch(NamedTuple):
-    """B examples. Those with weight 0 are padding: any finite x, any valid y."""
-
-    x: jax.Array  # [B, ...]
-    y: jax.Array  # [B], integers from 0: the classes
-    weight: jax.Array  # [B], float32, not negative
-    client: jax.Array | None = None  # int32 [], whose batch it is
-    shares: jax.Array | None = None  # float32 [classes], in all examples of that client
-    ids: jax.Array | None = None  # int32 [B], which training examples they are
-
-
-# one entry an example, by name: "loss" [B], "correct" [B], ...
-Scores = dict[str, jax.Array]
-# (scores of all examples, labels [n]) -> number
-Metric = Callable[[Scores, jax.Array], jax.Array]
-
-
-class Task(NamedTuple):
-    """Functions, pure ones. Arrays that they need and that are not trained, such as
-    frozen weights, they may hold as a `jax.tree_util.Partial`: programs are given these
-    as arguments, where a closure's arrays would be copied into every program."""
-
-    init: Callable[[jax.Array], Any]  # key -> params
-    # (params, batch, key) -> gradient of the weighted mean loss over the batch
-    grad: Callable[[Any, Batch, jax.Array], Any]
-    evaluate: Callable[[Any, jax.Array, jax.Array], Scores]  # (params, x, y) -> scores
-    # params -> params in the constraint set; None if there are no constraints
-    project: Callable[[Any], Any] | None = None
-    # (params, batch, key) -> gradients of single examples, leaves [B, ...]; None if
-    # those of `grad` on batches of one are meant
-    example_grad: Callable[[Any, Batch, jax.Array], Any] | None = None
-    # params -> gradient of the terms that touch no data; None if there are none
-    public_grad: Callable[[Any], Any] | None = None
-    # what is reported, by name: functions of the scores of all examples
-    metrics: Mapping[str, Metric] = MEANS
-
-
-def as_argument(task: Task) -> Task:
-    """The task as a pytree of what its functions hold, for compiled programs. Its
-    gradient, which loops inside loops ask for again and again, is traced once."""
-    *functions, metrics = task
-    held: Any = [None if f is None else as_partial(f) for f in functions]
-    named = {name: as_partial(metric) for name, metric in metrics.items()}
-    grad: Any = as_partial(task.grad)
-    traced = Partial(jax.jit(grad.func), *grad.args, **grad.keywords)
-    return Task(*held)._replace(grad=traced, metrics=named)
-
-
-def as_partial(function: Callable) -> Partial:
-    """The function as a pytree of what it holds, which is nothing unless it says so by
-    being a `Partial`."""
-    return function if isinstance(function, Partial) else Partial(function)
-
-
-def per_example(grad_fn: GradFn) -> GradFn:
-    """The gradients of a batch's examples, one by one, leaves [B, ...].
-
-    `grad_fn` is that of a weighted mean over a batch with rows `x`, `y`, `weight` and,
-    where it has them, `ids` (`tasks.Batch`). An example's gradient is that of a batch
-    of itself alone, times its weight: exactly zero for padding. Each has its own key,
-    the same one whenever the batch's key is the same. Takes the memory of B gradients.
-    """
-
-    def gradients(grad_fn, params, batch, key):
-        def one(rows, weight, key):
-            rows["weight"] = jnp.ones_like(weight)
-            alone = jax.tree.map(lambda a: a[None], rows)
-            g = grad_fn(params, batch._replace(**alone), key)
-            return tree.where(weight > 0, tree.scale(weight, g), tree.zeros_like(g))
-
-        keys = jax.random.split(key, batch.weight.shape[0])
-        rows = {name: getattr(batch, name) for name in ("x", "y", "ids")}
-        return jax.vmap(one)(rows, batch.weight, keys)
-
-    return Partial(gradients, as_partial(grad_fn))
-
-
 def example_shape_of(examples: Examples) -> tuple[int, ...]:
-    """The shape of one example, of a data set or as it was given."""
+    """Returns the shape of one example.
+
+    Args:
+      examples: A data set, or already the shape of one example.
+
+    Returns:
+      The shape without the batch dimension.
+    """
     if isinstance(examples, Dataset):
         return examples.x_train.shape[1:]
     return tuple(examples)
 
 
 def classification(model: nn.Module, examples: Examples) -> Task:
-    """Softmax cross-entropy of `model`, which maps [B, *shape] to [B, classes].
+    """Classification with softmax cross-entropy.
 
-    `examples` is the data set that is trained on, or the shape of one example.
-
-    The mean over a batch is sum(w l) / sum(w), and 0 for a batch of padding alone.
-    `grad` hands its key to the model as the stream "dropout"; `init` and `evaluate`
-    have no such stream. So a model drops where it is given a key if it says
+    The mean loss over a batch is sum(w l) / sum(w), and 0 for a batch of padding alone.
+    `grad` passes its key to the model as the stream "dropout"; `init` and `evaluate`
+    have no such stream. A model whose dropout is active in training only says
 
         nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
 
-    Raises ValueError for a model with variables other than its parameters (such as
-    batch statistics, which are not a function of the parameters), or whose output is
-    not one logit for each of two or more classes; `grad` and `evaluate` raise it for
-    labels that are not integers and for arrays that do not agree on B.
+    Args:
+      model: Module that maps [B, *shape] to logits [B, classes].
+      examples: The data set, or the shape of one example.
+
+    Returns:
+      A task whose scores are "loss" and "correct". Its `grad` and `evaluate` raise
+      `ValueError` for labels that are not integers, and for arrays whose first
+      dimensions differ.
+
+    Raises:
+      TypeError: If the model is not a module of flax.linen.
+      ValueError: If the model has variables other than parameters, such as batch
+        statistics, does not return one logit for each of two or more classes, or has
+        another number of outputs than the data set has classes.
+
+    Example:
+      >>> task = classification(models.MLP(10), digits)
     """
     check_model(model, examples)
     shape = example_shape_of(examples)
 
-    def init(key):
+    def init(key: jax.Array) -> Params:
         return model.init(key, jnp.zeros((1, *shape)))["params"]
 
     return from_logits(init, partial(logits_of, model))
 
 
 def from_logits(init: Callable[[jax.Array], Any], logits: Logits) -> Task:
-    """Softmax cross-entropy, as of `classification`, of what `logits` gives."""
+    """Classification with softmax cross-entropy of any function that returns logits.
+
+    Args:
+      init: Function of a key that returns the initial parameters.
+      logits: Function `(params, x)` or `(params, x, key)` that returns logits
+        [B, classes]; a key is given in training only.
+
+    Returns:
+      A task like that of `classification`.
+
+    Example:
+      >>> init = lambda key: {"w": jnp.zeros((64, 10))}
+      >>> flat = lambda x: x.reshape(len(x), -1)
+      >>> task = from_logits(init, lambda params, x, key=None: flat(x) @ params["w"])
+    """
     held = as_partial(logits)
     return Task(init=init, grad=Partial(_grad, held), evaluate=Partial(_evaluate, held))
 
 
 def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
-    """The task, whose parameters start at these; what they lack at the top, such as a
-    head, starts as before.
+    """Replaces the initial parameters of a task, for instance by pretrained ones.
 
-    Raises ValueError if they are none of the task's, by names or shapes.
+    Args:
+      task: A task whose parameters are a dictionary.
+      params: Initial parameters. Layers that are missing at the top level, such as a
+        head, start as before.
+
+    Returns:
+      The task with the new `init`.
+
+    Raises:
+      ValueError: If the parameters differ from the task's in names or shapes.
+
+    Example:
+      >>> model = models.MLP(10)
+      >>> task = classification(model, digits)
+      >>> params = task.init(jax.random.key(0))
+      >>> task = starting_at(task, {"Dense_0": params["Dense_0"]})
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     absent = shapes.keys() - params.keys()
@@ -150,48 +117,62 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
         given = jax.tree.map(jnp.shape, params[name])
         if given != jax.tree.map(jnp.shape, wanted.get(name)):
             raise ValueError(
-                f"parameters to start at must be the task's: {name} is none of "
-                f"{', '.join(sorted(shapes))}, or of other shapes"
+                f"initial parameters must match the task's: {name} is not one of "
+                f"{', '.join(sorted(shapes))}, or has other shapes"
             )
     start = partial(_start, tuple(sorted(absent)))
     held = jax.tree.map(jnp.asarray, dict(params))
     return task._replace(init=Partial(start, as_partial(task.init), held))
 
 
-def _start(names, init, params, key):
+def _start(
+    names: tuple[str, ...], init: Partial, params: dict[str, Any], key: jax.Array
+) -> dict[str, Any]:
     return {**params, **_drawn(names, init, key)}
 
 
-@partial(jax.jit, static_argnums=0)  # so that nothing else is drawn
-def _drawn(names, init, key):
+@partial(jax.jit, static_argnums=0)  # compiled, so that only these layers are drawn
+def _drawn(names: tuple[str, ...], init: Partial, key: jax.Array) -> dict[str, Any]:
     params = init(key)
     return {name: params[name] for name in names}
 
 
 def by_matthews(task: Task) -> Task:
-    """The task of two classes, judged by Matthews' correlation, as GLUE judges CoLA."""
+    """Adds Matthews' correlation to the metrics of a task, as GLUE does for CoLA.
+
+    Args:
+      task: A classification task with two classes.
+
+    Returns:
+      The task with the metric "mcc" and the score "predicted".
+
+    Example:
+      >>> task = by_matthews(classification(models.MLP(2), (30,)))
+    """
     return task._replace(
         evaluate=Partial(_predicting, as_partial(task.evaluate)),
         metrics={**task.metrics, "mcc": mcc},
     )
 
 
-def _predicting(evaluate, params, x, y):
+def _predicting(
+    evaluate: Partial, params: Params, x: jax.Array, y: jax.Array
+) -> Scores:
     scores = evaluate(params, x, y)
     return {**scores, "predicted": jnp.where(scores["correct"], y, 1 - y)}
 
 
-def _grad(logits, params, batch, key):
+def _grad(logits: Partial, params: Params, batch: Batch, key: jax.Array) -> Params:
     check_batch(batch.x, batch.y, batch.weight)
     return jax.grad(_loss, argnums=1)(logits, params, batch, key)
 
 
-def _loss(logits, params, batch, key):
+def _loss(logits: Logits, params: Params, batch: Batch, key: jax.Array) -> jax.Array:
     losses = _cross_entropies(logits(params, batch.x, key), batch.y)
     return weighted_mean(losses, batch.weight)
 
 
-def _evaluate(logits, params, x, y):
+def _evaluate(logits: Partial, params: Params, x: jax.Array, y: jax.Array) -> Scores:
     check_batch(x, y)
     found = logits(params, x)
     correct = jnp.argmax(found, axis=-1) == y
@@ -199,40 +180,92 @@ def _evaluate(logits, params, x, y):
 
 
 def cross_entropy(model: nn.Module) -> Callable[[Any, Batch, jax.Array], jax.Array]:
-    """(params, batch, key) -> the mean cross-entropy over the batch."""
+    """Returns the loss of `classification` as a function.
+
+    Args:
+      model: Module that maps [B, ...] to logits [B, classes].
+
+    Returns:
+      A function `(params, batch, key)` that returns the weighted mean over the batch.
+
+    Example:
+      >>> loss = cross_entropy(models.MLP(10))
+    """
     return partial(_loss, partial(logits_of, model))
 
 
-def logits_of(model: nn.Module, params, x, key: jax.Array | None = None) -> jax.Array:
-    """The model's output [B, classes]; it drops only if it is given a key."""
+def logits_of(
+    model: nn.Module, params: Params, x: jax.Array, key: jax.Array | None = None
+) -> jax.Array:
+    """Applies a model to a batch.
+
+    Args:
+      model: Module that maps [B, ...] to logits [B, classes].
+      params: Parameters of the model.
+      x: Inputs [B, ...].
+      key: Key of the stream "dropout"; without one, nothing is dropped.
+
+    Returns:
+      Logits [B, classes], in float32 or a wider type.
+
+    Example:
+      >>> model = models.MLP(10)
+      >>> params = classification(model, digits).init(jax.random.key(0))
+      >>> logits_of(model, params, digits.x_test[:3]).shape
+      (3, 10)
+    """
     apply: Callable[..., Any] = model.apply
     streams = {} if key is None else {"dropout": key}
     logits = apply({"params": params}, x, rngs=streams)
-    # half precision is enough for logits, not for their log-softmax
+    # Half precision is enough for logits, but not for their log-softmax.
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def weighted_mean(values, weight):
-    """sum(w v) / sum(w), and 0 if all weights are."""
+def weighted_mean(values: jax.Array, weight: jax.Array) -> jax.Array:
+    """Computes sum(w v) / sum(w), and 0 if all weights are 0.
+
+    Args:
+      values: Values v [B].
+      weight: Weights w [B], not negative.
+
+    Returns:
+      The mean [].
+
+    Example:
+      >>> float(weighted_mean(jnp.array([1.0, 3.0]), jnp.array([1.0, 0.0])))
+      1.0
+    """
     total = jnp.sum(weight)
     return jnp.sum(weight * values) / jnp.where(total > 0, total, 1)
 
 
-def _cross_entropies(logits, y):
+def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
 def check_model(model: nn.Module, examples: Examples) -> None:
-    """Raises `ValueError` for a model that is none for `classification`, or that has
-    another number of outputs than a data set has classes, and `TypeError` for what is
-    no module of flax.linen."""
+    """Checks that a model can be trained by `classification`.
+
+    Args:
+      model: Module that maps [B, *shape] to logits [B, classes].
+      examples: The data set, or the shape of one example.
+
+    Raises:
+      TypeError: If the model is not a module of flax.linen.
+      ValueError: If the model has variables other than parameters, does not return one
+        logit for each of two or more classes, or has another number of outputs than
+        the data set has classes.
+
+    Example:
+      >>> check_model(models.MLP(10), digits)
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"a model must be a flax.linen module, got {type(model).__name__}; modules "
             "of flax.nnx hold their parameters themselves: give tasks.from_logits "
             "their init and apply functions"
         )
-    batch = 3  # not 1, which would hide a model that loses or adds an axis
+    batch = 3  # not 1, which would hide a model that drops or adds a dimension
     x = jax.ShapeDtypeStruct((batch, *example_shape_of(examples)), jnp.float32)
     logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
     if set(variables) != {"params"}:
@@ -253,9 +286,20 @@ def check_model(model: nn.Module, examples: Examples) -> None:
         )
 
 
-def check_batch(x, y, *weight):
-    """Raises `ValueError` for labels that are not integers, and arrays that do not
-    agree on B."""
+def check_batch(x: jax.Array, y: jax.Array, *weight: jax.Array) -> None:
+    """Checks the labels and weights of a batch.
+
+    Args:
+      x: Inputs [B, ...].
+      y: Labels [B].
+      *weight: Weights [B], if there are any.
+
+    Raises:
+      ValueError: If the labels are not integers, or the first dimensions differ.
+
+    Example:
+      >>> check_batch(digits.x_test, digits.y_test)
+    """
     if not jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"labels must be integers from 0, got dtype {y.dtype}")
     shapes = [a.shape for a in (y, *weight)]

@@ -1,12 +1,11 @@
-"""Noise on gradients, from light to heavy tails, to study what algorithms stand.
+"""Light-tailed and heavy-tailed noise on gradients.
 
 A noise is a function `(key, shape, dtype) -> array` of independent entries that are
 symmetric about zero, so that a gradient with finite mean stays unbiased. Entries are
-drawn in float32 or better and brought into the range of `dtype`, never infinite; a
-`dtype` that is not a real floating-point type raises `TypeError`. All factories raise
-`ValueError` for numbers out of range, and let tracers pass.
+drawn in float32 or a wider type and clipped to the finite range of `dtype`. A `dtype`
+that is not a real floating-point type raises `TypeError`.
 
-    task = tasks.classification(model, shape)
+    task = tasks.classification(model, dataset)
     task = task._replace(grad=noisy(task.grad, alpha_stable(1.5, scale=0.01)))
 """
 
@@ -18,21 +17,31 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jax.typing import DTypeLike
 
-from fedjax_muon.core import GradFn, check_range, streams
-from fedjax_muon.tasks.classification import as_partial
+from fedjax_muon.core import GradFn, Params, check_range, streams
+from fedjax_muon.tasks.task import Batch, as_partial
 
 Noise = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
 
 
 def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
-    """`grad_fn` plus noise, drawn independently for every leaf and every key.
+    """Adds noise to a gradient, independently for every leaf and every key.
 
-    The noise is a function of the key that the gradient is given, so a method that
-    asks for the gradient at two points with the same batch and key meets the same
-    noise twice, as it would meet the same examples.
+    The noise is a function of the key of the gradient. A method that evaluates the
+    gradient at two points with the same batch and key gets the same noise twice, like
+    the same examples.
+
+    Args:
+      grad_fn: Gradient `(params, batch, key)`.
+      noise: Function `(key, shape, dtype)` that draws an array.
+
+    Returns:
+      The noisy gradient, a function of the same arguments.
+
+    Example:
+      >>> task = task._replace(grad=noisy(task.grad, gaussian(0.1)))
     """
 
-    def grad(grad_fn, params, batch, key):
+    def grad(grad_fn: GradFn, params: Params, batch: Batch, key: jax.Array) -> Params:
         leaves, structure = jax.tree.flatten(grad_fn(params, batch, key))
         noises = (
             noise(jax.random.fold_in(key, stream), g.shape, g.dtype)
@@ -44,32 +53,54 @@ def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
 
 
 def gaussian(scale: float | jax.Array = 1.0) -> Noise:
-    """Normal entries of standard deviation `scale`, which must not be negative."""
+    """Gaussian noise.
+
+    Args:
+      scale: Standard deviation, not negative.
+
+    Returns:
+      A noise for `noisy`.
+
+    Raises:
+      ValueError: If `scale` is out of range.
+
+    Example:
+      >>> entries = gaussian(0.1)(jax.random.key(0), (3,), jnp.float32)
+    """
     check_range("scale", scale, schedules=False)
 
-    def noise(key, shape, dtype):
+    def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         return _within(scale * jax.random.normal(key, shape, _wide(dtype)), dtype)
 
     return noise
 
 
 def pareto(tail: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
-    """Symmetric Pareto entries: a random sign times `scale` U^(-1/tail), U uniform.
+    """Symmetric Pareto noise: a random sign times scale U^(-1/tail), with U uniform.
 
-    The moment E|x|^p is scale^p tail / (tail - p) for p < tail and infinite for
-    p >= tail: the papers' assumption E||noise||^p <= sigma^p with p in (1, 2] is met by
-    every p below `tail`, never by p = tail, and a variance exists for tail > 2 only.
-    No entry is smaller than `scale` in size. U has the grain of its float type, so
-    that float32 draws end at scale 2^(23 / tail), their quantile of 1 - 2^-23.
+    The moment E|x|^p is scale^p tail / (tail - p) for p < tail, and infinite for
+    p >= tail. So the assumption E||noise||^p <= sigma^p of papers, with p in (1, 2],
+    holds for every p below `tail` but not for p = tail; the variance is finite for
+    tail > 2 only. U has the resolution of its floating-point type: float32 draws end at
+    scale 2^(23 / tail), their quantile of 1 - 2^-23.
 
     Args:
-      tail: the tail index, above 1: without a mean a gradient could not be unbiased.
-      scale: the least size, not negative.
+      tail: Tail index, above 1, since noise without a mean would bias the gradient.
+      scale: Smallest magnitude of an entry, not negative.
+
+    Returns:
+      A noise for `noisy`.
+
+    Raises:
+      ValueError: If a number is out of range.
+
+    Example:
+      >>> entries = pareto(1.5)(jax.random.key(0), (3,), jnp.float32)
     """
     check_range("tail", tail, 1.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)
 
-    def noise(key, shape, dtype):
+    def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         u, v = _positive_uniform(key, (2, *shape), _wide(dtype))
         return _within(_sign(v) * scale * u ** (-1 / tail), dtype)
 
@@ -77,28 +108,37 @@ def pareto(tail: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
 
 
 def alpha_stable(alpha: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
-    """Symmetric stable entries, with E exp(i t x) = exp(-|scale t|^alpha).
+    """Symmetric alpha-stable noise, with E exp(i t x) = exp(-|scale t|^alpha).
 
     E|x|^p is finite for p < alpha and infinite for p >= alpha, except for alpha = 2,
-    which is the Gaussian of variance 2 scale^2. The sum of n of them is one of them
-    with the scale n^(1/alpha). Float32 draws end near the quantile of 1 - 2^-23.
+    the Gaussian of variance 2 scale^2. The sum of n entries has the same distribution
+    as one entry times n^(1/alpha). Float32 draws end near the quantile of 1 - 2^-23.
 
-    Chambers, Mallows and Stuck, JASA 71 (1976): with V uniform in (-pi/2, pi/2) and W
-    exponential, c = cos((1 - alpha) V),
+    Chambers, Mallows and Stuck, JASA 71 (1976): with V uniform in (-pi/2, pi/2), W
+    exponential and c = cos((1 - alpha) V),
 
         x = scale sin(alpha V) / cos(V)^(1 / alpha) (W / c)^(1 - 1 / alpha).
 
     Args:
-      alpha: in (1, 2]: without a mean a gradient could not be unbiased.
-      scale: not negative.
+      alpha: Stability index in (1, 2]; noise without a mean would bias the gradient.
+      scale: Scale of the distribution, not negative.
+
+    Returns:
+      A noise for `noisy`.
+
+    Raises:
+      ValueError: If a number is out of range.
+
+    Example:
+      >>> entries = alpha_stable(1.5)(jax.random.key(0), (3,), jnp.float32)
     """
     check_range("alpha", alpha, 1.0, 2.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)
 
-    def noise(key, shape, dtype):
+    def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         angle, size, sign = _positive_uniform(key, (3, *shape), _wide(dtype))
-        # |V| = pi/2 - d. All sines below are of sums of positive numbers: taken of V,
-        # the cosines would cancel, or turn negative, exactly where tails are made.
+        # |V| = pi/2 - d. All sines below are of sums of positive numbers. In terms of
+        # V, the cosines would cancel or turn negative in the tails.
         d = jnp.pi / 2 * angle
         rest = jnp.pi / 2 * (2 - alpha)
         wide = (-jnp.log(size) / jnp.sin(rest + (alpha - 1) * d)) ** (1 - 1 / alpha)
@@ -116,16 +156,17 @@ def _wide(dtype: DTypeLike) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _positive_uniform(key, shape, dtype):
-    """Uniform in (0, 1]: zero, which would be an infinity, is left out."""
+def _positive_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Uniform in (0, 1], since zero would give an infinite entry."""
     return 1 - jax.random.uniform(key, shape, dtype)
 
 
-def _sign(u):
-    """-1 or 1, of u in (0, 1] by halves."""
+def _sign(u: jax.Array) -> jax.Array:
+    """-1 or 1 with equal probabilities, for u uniform in (0, 1]."""
     return jnp.where(u > 0.5, 1, -1).astype(u.dtype)
 
 
-def _within(x, dtype):
+def _within(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """`x` in `dtype`, clipped to its finite numbers."""
     largest = float(jnp.finfo(dtype).max)
     return jnp.clip(x, -largest, largest).astype(dtype)

@@ -1,23 +1,23 @@
-"""Low-rank adaptation: frozen weights, and small matrices trained beside them.
+"""Low-rank adaptation (LoRA) of frozen weights.
 
-"LoRA: Low-Rank Adaptation of Large Language Models" (Hu et al., arXiv:2106.09685). To a
-frozen kernel W [in, out] belong A [in, r] and B [r, out], B = 0 at first, and its layer
-computes
+"LoRA: Low-Rank Adaptation of Large Language Models" (Hu et al., arXiv:2106.09685). A
+frozen kernel W [in, out] gets adapters A [in, r] and B [r, out], where B starts at 0,
+and its layer computes
 
     y = x W + bias + (alpha / r) (x A) B
 
-in this order: W + (alpha / r) A B would be a matrix of the size of W for every client.
+in this order, since W + (alpha / r) A B would be a matrix as large as W per client.
 
     model = models.RoBERTa(classes=2)
     frozen = models.load_roberta("roberta-base", model)
     task = lora_classification(model, frozen, (128,), rank=16, alpha=32)
-    simulation = federate(ALL["fedmuon_align"], task, ...)
+    simulation = federate(fedmuon_align(), task, ...)
 
-Only A, B and the head are parameters, so that they alone are sent, are in the state of
-optimizers, and count in bytes; programs are given the frozen weights as an argument.
+Only A, B and the head are parameters, so only these are sent and are part of optimizer
+states. Compiled programs take the frozen weights as an argument.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,15 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
-from fedjax_muon.core import check_range
-from fedjax_muon.tasks.classification import Task, check_model, from_logits, logits_of
+from fedjax_muon.core import Params, check_range
+from fedjax_muon.tasks.classification import (
+    check_model,
+    from_logits,
+    logits_of,
+)
+from fedjax_muon.tasks.task import Task
 
-# uniform within 1 / sqrt(in), as in the authors' code; their paper has it normal
+# Uniform within 1 / sqrt(in), as in the authors' code; in the paper it is normal.
 _down = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -44,26 +49,38 @@ def lora_classification(
     layers: Sequence[str] = ("query", "value"),
     head: str = "head",
 ) -> Task:
-    """`tasks.classification`, of which adapters and the head are trained.
+    """Classification that trains low-rank adapters and the head of a model.
+
+    Muon's default layout treats every A and B as a matrix, and also the kernels of the
+    head unless `exclude` has "head".
 
     Args:
-      model: maps [B, *example_shape] to logits [B, classes].
-      frozen: its parameters. The head among them is where training starts; without one
-        it starts as the model's does, from the key.
-      example_shape: of one example.
-      rank: r.
-      alpha: the adapters' part is scaled by alpha / r; 2 r by default.
-      layers: names of the `nn.Dense` that get adapters, wherever they are.
-      head: name of the layer, at the top of the model, that is trained as it is.
+      model: Module that maps [B, *example_shape] to logits [B, classes].
+      frozen: Parameters of the model. Training starts at the head that they contain;
+        without one, the head starts as in the model.
+      example_shape: Shape of one example.
+      rank: Rank r of the adapters.
+      alpha: Outputs of the adapters are scaled by alpha / r; 2 r by default.
+      layers: Names of the `nn.Dense` layers that get adapters, at any depth.
+      head: Name of the layer, at the top level of the model, that is trained fully.
 
-    The parameters are {"adapters": {..., layer: {"a", "b"}}, "head": ...}, the adapters
-    at their layers' places. Muon's default layout takes every A and B for a matrix, and
-    the head's kernels unless `exclude` names "head".
+    Returns:
+      A task whose parameters are {"adapters": {..., layer: {"a", "b"}}, "head": ...},
+      with the adapters at the paths of their layers.
 
-    Raises `ValueError` as `classification` does, for a model without a layer of these
-    names or where it is none of `nn.Dense`, a model without this head, frozen
-    parameters whose names or shapes are not the model's, and numbers out of range;
-    `TypeError` if `layers` is one string.
+    Raises:
+      TypeError: If `layers` is a string, or the model is not a module of flax.linen.
+      ValueError: If a number is out of range, the model has no such head or layers, a
+        layer is not an `nn.Dense`, the frozen parameters differ from the model's in
+        names or shapes, or for a model as in `classification`.
+
+    Example:
+      >>> model = models.MLP(10)
+      >>> frozen = tasks.classification(model, digits).init(jax.random.key(0))
+      >>> shape = digits.x_train.shape[1:]
+      >>> task = lora_classification(
+      ...     model, frozen, shape, rank=2, layers=("Dense_0",), head="Dense_2"
+      ... )
     """
     alpha = 2.0 * rank if alpha is None else alpha
     check_model(model, example_shape)
@@ -74,50 +91,64 @@ def lora_classification(
     places = _places(shapes, layers, head)
     held: dict[str, Any] = jax.tree.map(jnp.asarray, dict(frozen))
     start = held.pop(head, None)
-    # compiled, so that only the head is drawn of all the parameters
-    fresh = jax.jit(lambda key: whole(key)[head])
+    # Compiled, so that only the head is drawn.
+    draw_head = jax.jit(lambda key: whole(key)[head])
 
-    def init(start, key):
+    def init(start: Params, key: jax.Array) -> dict[str, Any]:
         key, head_key = jax.random.split(key)
         keys = jax.random.split(key, len(places))
         adapters = {
             place: {"a": _down(k, (fan_in, rank)), "b": jnp.zeros((rank, fan_out))}
             for k, (place, (fan_in, fan_out)) in zip(keys, places.items(), strict=True)
         }
-        trained = fresh(head_key) if start is None else start
+        trained = draw_head(head_key) if start is None else start
         return {"adapters": unflatten_dict(adapters), "head": trained}
 
-    def logits(frozen, params, x, key=None):
+    def logits(
+        frozen: dict[str, Any],
+        params: dict[str, Any],
+        x: jax.Array,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
         with nn.intercept_methods(adapt(params["adapters"], alpha / rank)):
             return logits_of(model, {**frozen, head: params["head"]}, x, key)
 
     return from_logits(Partial(init, start), Partial(logits, held))
 
 
-def adapt(adapters: Mapping[str, Any], scale: float):
-    """An interceptor, for `nn.intercept_methods`, that adds to the layers at the places
-    of `adapters` what these say: scale (x a) b."""
+def adapt(adapters: Mapping[str, Any], scale: float) -> Callable[..., Any]:
+    """Returns an interceptor that adds scale (x a) b to the outputs of layers.
 
-    def intercept(call, args, options, context):
+    Args:
+      adapters: Nested dictionaries with {"a", "b"} at the paths of the layers.
+      scale: Scale of the adapters' outputs.
+
+    Returns:
+      An interceptor for `nn.intercept_methods`.
+    """
+
+    def intercept(call: Any, args: Any, options: Any, context: Any) -> Any:
         y = call(*args, **options)
         if context.method_name != "__call__":
             return y
-        mine: Any = adapters
+        own: Any = adapters
         for name in context.module.path:
-            mine = mine.get(name, {})
-        if not {"a", "b"} <= mine.keys():
+            own = own.get(name, {})
+        if not {"a", "b"} <= own.keys():
             return y
-        return y + scale * jnp.dot(jnp.dot(args[0], mine["a"]), mine["b"])
+        return y + scale * jnp.dot(jnp.dot(args[0], own["a"]), own["b"])
 
     return intercept
 
 
-def _whole(model, example_shape, key):
+def _whole(model: nn.Module, example_shape: tuple[int, ...], key: jax.Array) -> Any:
     return model.init(key, jnp.zeros((1, *example_shape)))["params"]
 
 
-def _places(shapes, layers, head):
-    """{path of a layer: shape of its kernel} of those that get adapters."""
+def _places(
+    shapes: Any, layers: Sequence[str], head: str
+) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """{path: shape of the kernel} of the layers that get adapters."""
     found = {
         path[:-1]: leaf.shape
         for path, leaf in flatten_dict(shapes).items()
@@ -132,13 +163,13 @@ def _places(shapes, layers, head):
     for path, shape in found.items():
         if len(shape) != 2:
             raise ValueError(
-                f"adapters are for kernels [in, out], {'/'.join(path)} has shape "
+                f"adapters need kernels [in, out], but {'/'.join(path)} has shape "
                 f"{shape}; choose other layers"
             )
     return found
 
 
-def _check_numbers(rank, alpha, layers):
+def _check_numbers(rank: int, alpha: float, layers: Sequence[str]) -> None:
     if isinstance(layers, str) or not layers:
         raise TypeError(f"layers must be a sequence of names, got {layers!r}")
     if rank < 1:
@@ -146,7 +177,7 @@ def _check_numbers(rank, alpha, layers):
     check_range("alpha", alpha, open_low=True, schedules=False)
 
 
-def _check_frozen(frozen, shapes, head):
+def _check_frozen(frozen: Mapping[str, Any], shapes: Any, head: str) -> None:
     if head not in shapes:
         raise ValueError(
             f"the model has no layer {head!r} to be its head; it has {sorted(shapes)}"
@@ -165,7 +196,7 @@ def _check_frozen(frozen, shapes, head):
     if differing:
         path = differing[0]
         raise ValueError(
-            f"frozen parameters must be the model's: {path} has shape "
+            f"frozen parameters must match the model's: {path} has shape "
             f"{wanted.get(path, 'none')} there, got {given.get(path, 'none')}, and "
             f"{len(differing) - 1} more differ"
         )

@@ -1,16 +1,29 @@
 """Statistics of scores and of gradients."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
 
 def roc_auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
-    """The area under the ROC curve: the share of pairs of a positive and a negative
-    example in which the positive has the larger score, ties counting one half.
+    """Computes the area under the ROC curve.
 
-    Exact: by ranks, not by a grid of thresholds. scores [n], labels [n] in {0, 1}; nan
-    if one label does not occur, or a score is nan.
+    It is the share of the pairs of a positive and a negative example in which the
+    positive one has the larger score; ties count one half. The result is exact, by
+    ranks, not by a grid of thresholds.
+
+    Args:
+      scores: Scores [n].
+      labels: Labels [n], 0 or 1.
+
+    Returns:
+      The area [], NaN if one label does not occur or a score is NaN.
+
+    Example:
+      >>> float(roc_auc(jnp.array([0.1, 0.4, 0.3]), jnp.array([0, 1, 0])))
+      1.0
     """
     order = jnp.argsort(scores)
     scores, labels = scores[order], labels[order]
@@ -18,23 +31,34 @@ def roc_auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
     first = jnp.searchsorted(scores, scores, side="left")
     last = jnp.searchsorted(scores, scores, side="right")
     positives, negatives = jnp.sum(labels == 1), jnp.sum(labels == 0)
-    # halves of integers up to n, as shares so that no sum is large
+    # Halves of integers up to n, divided before the sum so that it stays small.
     beaten = (below[first] + below[last]) / (2 * negatives)
     found = jnp.sum(jnp.where(labels == 1, beaten, 0)) / positives
     return jnp.where(jnp.isnan(scores).any(), jnp.nan, found)
 
 
 def matthews(predicted: jax.Array, labels: jax.Array) -> jax.Array:
-    """Matthews' correlation of two classes: between -1 and 1, and 0 for guesses.
+    """Computes Matthews' correlation of two classes.
 
-    The correlation of predicted [n] and labels [n], both in {0, 1} and taken for
-    numbers; 0 if either has only one value, as in GLUE.
+    It is the correlation of predictions and labels as numbers: between -1 and 1, and 0
+    for guesses.
+
+    Args:
+      predicted: Predictions [n], 0 or 1.
+      labels: Labels [n], 0 or 1.
+
+    Returns:
+      The correlation [], 0 if either has a single value, as in GLUE.
+
+    Example:
+      >>> float(matthews(jnp.array([0, 1, 1]), jnp.array([0, 1, 1])))
+      1.0
     """
     predicted, labels = predicted == 1, labels == 1
     count = lambda of: jnp.sum(of).astype(jnp.float32)
     positive, negative = count(labels), count(~labels)
     right = count(predicted & labels), count(~predicted & ~labels)
-    # by rates: products of counts would lose digits in their difference
+    # Rates, since a difference of products of counts would lose digits.
     rates = right[0] / positive + right[1] / negative
     spread, guessed = positive * negative, count(predicted) * count(~predicted)
     both = (spread > 0) & (guessed > 0)
@@ -42,12 +66,24 @@ def matthews(predicted: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def hill(values: jax.Array, tail: int) -> jax.Array:
-    """Hill's estimate of the tail index of |values|, from their `tail` largest.
+    """Estimates the tail index of the magnitudes of values (Hill's estimator).
 
-    The inverse of the mean of log(|v|_(i) / |v|_(tail + 1)), i = 1..tail: about s for
-    P(|v| > t) ~ t^-s, with standard error s / sqrt(tail); above 2 the variance is
-    finite. values: any shape, of more than `tail` entries; zeros do not belong to a
-    tail. Raises `ValueError` unless 1 <= tail < the number of values.
+    It is the inverse of the mean of log(|v|_(i) / |v|_(tail + 1)), i = 1..tail, where
+    |v|_(i) is the i-th largest magnitude. For P(|v| > t) ~ t^-s it is about s, with
+    standard error s / sqrt(tail). The variance is finite for s > 2.
+
+    Args:
+      values: Values of any shape. The tail must not contain zeros.
+      tail: Number of the largest magnitudes that are used.
+
+    Returns:
+      The tail index [].
+
+    Raises:
+      ValueError: If `tail` is not between 1 and the number of values minus 1.
+
+    Example:
+      >>> index = hill(jax.random.cauchy(jax.random.key(0), (1000,)), tail=50)
     """
     size = values.size
     if not 1 <= tail < size:
@@ -56,27 +92,59 @@ def hill(values: jax.Array, tail: int) -> jax.Array:
     return 1 / jnp.mean(jnp.log(largest[:tail] / largest[tail]))
 
 
-def mean_loss(scores, y):
-    """The mean loss over examples."""
+def mean_loss(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
+    """Metric: the mean of the losses.
+
+    Args:
+      scores: Scores of all examples, with "loss" [n].
+      y: Not used; the labels are an argument of every metric.
+
+    Returns:
+      The mean [].
+    """
     del y
     return jnp.mean(scores["loss"])
 
 
-def accuracy(scores, y):
-    """The share of examples that are classified correctly."""
+def accuracy(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
+    """Metric: the share of examples that are classified correctly.
+
+    Args:
+      scores: Scores of all examples, with "correct" [n].
+      y: Not used; the labels are an argument of every metric.
+
+    Returns:
+      The share [].
+    """
     del y
     return jnp.mean(scores["correct"])
 
 
-def auc(scores, y):
-    """The area under the ROC curve of scores that rank two classes."""
+def auc(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
+    """Metric: the area under the ROC curve of two classes.
+
+    Args:
+      scores: Scores of all examples, with "score" [n].
+      y: Labels [n], 0 or 1.
+
+    Returns:
+      The area [].
+    """
     return roc_auc(scores["score"], y)
 
 
-def mcc(scores, y):
-    """Matthews' correlation of the predicted classes."""
+def mcc(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
+    """Metric: Matthews' correlation of two classes.
+
+    Args:
+      scores: Scores of all examples, with "predicted" [n].
+      y: Labels [n], 0 or 1.
+
+    Returns:
+      The correlation [].
+    """
     return matthews(scores["predicted"], y)
 
 
-# of every task that classifies; pytrees, as the functions of a task
+# Metrics of every classification task; pytrees like the other functions of a task.
 MEANS = {"loss": Partial(mean_loss), "accuracy": Partial(accuracy)}

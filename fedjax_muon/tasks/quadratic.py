@@ -1,12 +1,12 @@
-"""Quadratic minimax problems whose solution, primal function and gap are known.
+"""Quadratic minimax problems with known solution, primal function and gap.
 
-With matrices X [m, n] and Y [k, n], client i has
+With matrices X [m, n] and Y [k, n], client i has the objective
 
     f_i(X, Y) = <X, Q X> / 2 + <B_i, X> + <Y, A X + C_i> - <Y, D Y> / 2
 
-and f is their mean. Q is symmetric, and may be indefinite: f is then nonconvex in X. D
-is positive semidefinite, and may be singular, if A and all C_i map into its range: f is
-then not strongly concave in Y but still satisfies the Polyak-Lojasiewicz inequality.
+and f is their mean. Q is symmetric. If it is indefinite, f is nonconvex in X. D is
+positive semidefinite. It may be singular if A and all C_i map into its range; then f is
+not strongly concave in Y but still satisfies the Polyak-Lojasiewicz inequality.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import GradFn, check_range
 from fedjax_muon.core.pair import Pair, descent_ascent
 
 
@@ -38,23 +38,30 @@ def draw_quadratic(
     coupling: float = 2.0,
     heterogeneity: float = 1.0,
 ) -> Quadratic:
-    """A random problem whose primal function is strongly convex.
+    """Draws a problem whose primal function is strongly convex.
 
     The Hessian of the primal function, Q + A^T D^+ A, has eigenvalues in [curvature,
-    curvature + 1]; those of D lie in [1, 2] on a space of dimension `rank`, and are 0
+    curvature + 1]. Those of D are in [1, 2] on a space of dimension `rank`, and 0
     elsewhere.
 
     Args:
-      key: of everything random.
-      num_clients: N.
-      shape: m, k and n.
-      rank: of D; k makes f strongly concave in Y.
-      curvature: of the primal function.
-      coupling: the largest eigenvalue of A^T D^+ A over curvature + 1; above 1, Q has a
-        negative eigenvalue and f is nonconvex in X.
-      heterogeneity: standard deviation over clients of B_i and C_i.
+      key: Typed key.
+      num_clients: Number of clients N.
+      shape: Sizes m, k and n.
+      rank: Rank of D; with rank k, f is strongly concave in Y.
+      curvature: Lower bound of the eigenvalues of the primal function's Hessian.
+      coupling: Largest eigenvalue of A^T D^+ A, divided by curvature + 1. Above 1, Q
+        has a negative eigenvalue and f is nonconvex in X.
+      heterogeneity: Standard deviation of B_i and C_i over the clients.
 
-    Raises `ValueError` for numbers out of range.
+    Returns:
+      The data of the problem.
+
+    Raises:
+      ValueError: If a number is out of range.
+
+    Example:
+      >>> problem = draw_quadratic(jax.random.key(0), num_clients=4)
     """
     m, k, n = shape
     if num_clients < 1 or min(shape) < 1 or rank not in range(1, k + 1):
@@ -89,17 +96,34 @@ def draw_quadratic(
     )
 
 
-def _orthogonal(key, size):
+def _orthogonal(key: jax.Array, size: int) -> jax.Array:
     return jnp.linalg.qr(jax.random.normal(key, (size, size)))[0]
 
 
 def start(problem: Quadratic) -> Pair:
-    """X and Y of zeros."""
+    """Returns initial parameters of zeros.
+
+    Args:
+      problem: Data of the problem.
+
+    Returns:
+      X [m, n] and Y [k, n].
+    """
     return Pair(jnp.zeros(problem.B.shape[1:]), jnp.zeros(problem.C.shape[1:]))
 
 
-def value(problem: Quadratic, params: Pair, B, C) -> jax.Array:
-    """f_i for one client's B and C, or f for their means."""
+def value(problem: Quadratic, params: Pair, B: jax.Array, C: jax.Array) -> jax.Array:
+    """Computes f_i, or f.
+
+    Args:
+      problem: Data of the problem.
+      params: X [m, n] and Y [k, n].
+      B: One client's B [m, n], or their mean.
+      C: One client's C [k, n], or their mean.
+
+    Returns:
+      The value [].
+    """
     X, Y = params
     inner = lambda u, v: jnp.sum(u * v)
     return (
@@ -110,10 +134,21 @@ def value(problem: Quadratic, params: Pair, B, C) -> jax.Array:
     )
 
 
-def gradient(problem: Quadratic):
-    """The gradient for algorithms: a batch is the id of its client."""
+def gradient(problem: Quadratic) -> GradFn:
+    """Returns the gradient for algorithms, in which a batch is a client's number.
 
-    def grad(params, client, key):
+    Args:
+      problem: Data of the problem.
+
+    Returns:
+      A function `(params, client, key)`, negated in Y.
+
+    Example:
+      >>> problem = draw_quadratic(jax.random.key(0), num_clients=4)
+      >>> g = gradient(problem)(start(problem), 0, jax.random.key(0))
+    """
+
+    def grad(params: Pair, client: jax.Array, key: jax.Array) -> Pair:
         del key
         f = lambda p: value(problem, p, problem.B[client], problem.C[client])
         return jax.grad(f)(params)
@@ -121,42 +156,92 @@ def gradient(problem: Quadratic):
     return descent_ascent(grad)
 
 
-def _means(problem: Quadratic):
+def _means(problem: Quadratic) -> tuple[jax.Array, jax.Array]:
     return jnp.mean(problem.B, 0), jnp.mean(problem.C, 0)
 
 
-def response(problem: Quadratic, X) -> jax.Array:
-    """The Y of least norm that maximises f(X, Y)."""
+def response(problem: Quadratic, X: jax.Array) -> jax.Array:
+    """Computes the Y of least norm that maximizes f(X, Y).
+
+    Args:
+      problem: Data of the problem.
+      X: Primal variable [m, n].
+
+    Returns:
+      The response Y [k, n].
+    """
     _, C = _means(problem)
     return jnp.linalg.pinv(problem.D) @ (problem.A @ X + C)
 
 
-def primal(problem: Quadratic, X) -> jax.Array:
-    """max over Y of f(X, Y)."""
+def primal(problem: Quadratic, X: jax.Array) -> jax.Array:
+    """Computes the primal function, max over Y of f(X, Y).
+
+    Args:
+      problem: Data of the problem.
+      X: Primal variable [m, n].
+
+    Returns:
+      The value [].
+    """
     return value(problem, Pair(X, response(problem, X)), *_means(problem))
 
 
-def primal_gradient(problem: Quadratic, X) -> jax.Array:
-    """Its gradient in X: that of f at the response."""
+def primal_gradient(problem: Quadratic, X: jax.Array) -> jax.Array:
+    """Computes the gradient of the primal function, that of f at the response.
+
+    Args:
+      problem: Data of the problem.
+      X: Primal variable [m, n].
+
+    Returns:
+      The gradient [m, n].
+    """
     B, _ = _means(problem)
     return problem.Q @ X + B + problem.A.T @ response(problem, X)
 
 
 def hessian(problem: Quadratic) -> jax.Array:
-    """The primal function's [m, m]: its gradient at X is this times X - solution."""
+    """Computes the Hessian of the primal function.
+
+    Args:
+      problem: Data of the problem.
+
+    Returns:
+      The matrix H [m, m]; the gradient at X is H (X - solution).
+    """
     return problem.Q + problem.A.T @ jnp.linalg.pinv(problem.D) @ problem.A
 
 
 def solution(problem: Quadratic) -> Pair:
-    """The minimiser of the primal function, and the response to it."""
+    """Computes the minimizer of the primal function and the response to it.
+
+    Args:
+      problem: Data of the problem.
+
+    Returns:
+      X [m, n] and Y [k, n].
+
+    Example:
+      >>> problem = draw_quadratic(jax.random.key(0), num_clients=4)
+      >>> distance = jnp.linalg.norm(start(problem).x - solution(problem).x)
+    """
     B, C = _means(problem)
     offset = B + problem.A.T @ jnp.linalg.pinv(problem.D) @ C
     X = -jnp.linalg.solve(hessian(problem), offset)
     return Pair(X, response(problem, X))
 
 
-def dual(problem: Quadratic, Y) -> jax.Array:
-    """min over X of f(X, Y): minus infinity if Q is not positive definite."""
+def dual(problem: Quadratic, Y: jax.Array) -> jax.Array:
+    """Computes the dual function, min over X of f(X, Y).
+
+    Args:
+      problem: Data of the problem.
+      Y: Dual variable [k, n].
+
+    Returns:
+      The value [], minus infinity if Q is not positive definite.
+    """
     B, _ = _means(problem)
     X = -jnp.linalg.solve(problem.Q, B + problem.A.T @ Y)
     convex = jnp.linalg.eigvalsh(problem.Q)[0] > 0
@@ -165,15 +250,30 @@ def dual(problem: Quadratic, Y) -> jax.Array:
 
 
 def duality_gap(problem: Quadratic, params: Pair) -> jax.Array:
-    """max over Y of f(X, .) minus min over X of f(., Y): 0 at a saddle point only,
-    infinite for problems that are nonconvex in X, which have none."""
+    """Computes max over Y of f(X, .) minus min over X of f(., Y).
+
+    Args:
+      problem: Data of the problem.
+      params: X [m, n] and Y [k, n].
+
+    Returns:
+      The gap [], 0 only at a saddle point. It is infinite for problems that are
+      nonconvex in X, which have no saddle point.
+    """
     return primal(problem, params.x) - dual(problem, params.y)
 
 
 def potential(problem: Quadratic, params: Pair) -> jax.Array:
-    """How far both are: primal(X) - min primal + (primal(X) - f(X, Y)).
+    """Computes (primal(X) - min primal) + (primal(X) - f(X, Y)).
 
-    What nonconvex-PL analyses bound in place of a gap; 0 at the solution only.
+    Nonconvex-PL analyses bound this potential in place of a duality gap.
+
+    Args:
+      problem: Data of the problem.
+      params: X [m, n] and Y [k, n].
+
+    Returns:
+      The potential [], 0 only at the solution.
     """
     best = primal(problem, solution(problem).x)
     here = primal(problem, params.x)

@@ -7,10 +7,11 @@ arXiv:2104.10116: with n losses l_j(x), labels b in {-1, 1} and y in the simplex
     log(1 + exp(-b a^T x)) the loss of an example,   lambda1 = 1 / n^2,
     g(x) = lambda2 sum_i alpha x_i^2 / (1 + alpha x_i^2).
 
-The paper writes m for n and says that it is the number of agents, but also that there
-are m examples. Both can be had: `examples` weighs every training example, as the code
-of Xian et al. does, `agents` the mean loss of every agent. An agent has its own part of
-the sum, times the number of agents, so that the objective is the mean of theirs.
+The paper writes m for n. It calls m the number of agents, but also says that there are
+m examples. Both are available: `examples` weights every training example, as the code
+of Xian et al. does, and `agents` weights the mean loss of every agent. The objective of
+an agent is its part of the sum times the number of agents, so that the objective is the
+mean over the agents.
 """
 
 from collections.abc import Callable
@@ -18,64 +19,99 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import check_range, tree
+from fedjax_muon.core import GradFn, Params, check_range, tree
 from fedjax_muon.core.pair import Pair, descent_ascent
-from fedjax_muon.tasks.classification import (
-    Batch,
-    Task,
-    per_example,
-    weighted_mean,
-)
+from fedjax_muon.tasks.classification import weighted_mean
 from fedjax_muon.tasks.metrics import MEANS, auc
 from fedjax_muon.tasks.simplex import project_weights
+from fedjax_muon.tasks.task import Batch, Scores, Task, per_example
 
 
 def examples(batch: Batch) -> jax.Array:
-    """Whose weight counts: that of every training example, by its number [B].
+    """Selects one weight for every training example.
 
-    Agents count the same, and all examples do where agents have equally many.
+    All agents count the same, so all examples count the same only if agents have
+    equally many.
+
+    Args:
+      batch: A batch with `ids`.
+
+    Returns:
+      The numbers of the training examples [B].
+
+    Raises:
+      ValueError: If the batch has no ids.
     """
     if batch.ids is None:
-        raise ValueError("a batch must say which training examples it has (ids)")
+        raise ValueError("a batch must have its examples' numbers (Batch.ids)")
     return batch.ids
 
 
 def agents(batch: Batch) -> jax.Array:
-    """Whose weight counts: that of the agent whose batch it is, by its number []."""
+    """Selects one weight for every agent.
+
+    Args:
+      batch: A batch with `client`.
+
+    Returns:
+      The number of the agent [].
+
+    Raises:
+      ValueError: If the batch has no client.
+    """
     if batch.client is None:
-        raise ValueError("a batch must say whose it is (client)")
+        raise ValueError("a batch must have its agent's number (Batch.client)")
     return batch.client
 
 
-Weighed = Callable[[Batch], jax.Array]
+Selection = Callable[[Batch], jax.Array]  # batch -> the numbers of its weights
 
 
-def data_gradient(weights: int, of: Weighed = examples):
-    """The gradient of the part that depends on data; arguments as `robust_logistic`'s.
+def data_gradient(weights: int, selection: Selection = examples) -> GradFn:
+    """Returns the gradient of the terms that depend on data.
 
-    Descends in both variables; raises `ValueError` for a batch that does not say what
-    `of` asks for.
+    Args:
+      weights: Number of weights n.
+      selection: Weights of a batch, `examples` or `agents`.
+
+    Returns:
+      A function `(params, batch, key)`, negated in y. It raises `ValueError` for a
+      batch without the field that the selection reads.
     """
 
-    def objective(params, batch):
+    def objective(params: Pair, batch: Batch) -> jax.Array:
         margin = (2 * batch.y - 1) * (batch.x @ params.x)
-        losses = weights * params.y[of(batch)] * jax.nn.softplus(-margin)
+        losses = weights * params.y[selection(batch)] * jax.nn.softplus(-margin)
         return weighted_mean(losses, batch.weight)
 
-    def grad(params, batch, key):
+    def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
         del key
         return jax.grad(objective)(params, batch)
 
     return descent_ascent(grad)
 
 
-def public_gradient(*, regularization: float = 0.001, bend: float = 10.0):
-    """`params -> gradient` of the other terms, to which privacy costs nothing: the
-    task's `public_grad`. Arguments as those of `robust_logistic`."""
+def public_gradient(
+    *, regularization: float = 0.001, bend: float = 10.0
+) -> Callable[[Params], Params]:
+    """Returns the gradient of the terms that depend on no data.
+
+    It is `Task.public_grad`: these terms have no privacy cost.
+
+    Args:
+      regularization: Weight lambda2 of the regularizer.
+      bend: Curvature alpha of the regularizer.
+
+    Returns:
+      A function of the parameters, negated in y.
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
     check_range("regularization", regularization, schedules=False)
     check_range("bend", bend, schedules=False)
 
-    def terms(params):
+    def terms(params: Pair) -> jax.Array:
         square, n = bend * params.x**2, params.y.size
         divergence = jnp.sum((n * params.y - 1) ** 2) / (2 * n**2)
         return regularization * jnp.sum(square / (1 + square)) - divergence
@@ -87,42 +123,47 @@ def public_gradient(*, regularization: float = 0.001, bend: float = 10.0):
 def robust_logistic(
     features: int,
     weights: int,
-    of: Weighed = examples,
+    selection: Selection = examples,
     *,
     regularization: float = 0.001,
     bend: float = 10.0,
 ) -> Task:
-    """The task, for labels 0 and 1, which stand for -1 and 1.
-
-    Parameters are `Pair(x, y)`, x [features] of zeros and y [weights] of 1 / weights at
-    first; y is projected onto the simplex. The gradient is `data_gradient` and
-    `public_gradient` together.
+    """Robust logistic regression for labels 0 and 1, which stand for -1 and 1.
 
     Args:
-      features: of an example.
-      weights: n, how many there are: all training examples of all agents, or agents.
-      of: what is weighed, `examples` or `agents`.
-      regularization: lambda2.
-      bend: alpha.
+      features: Number of features of an example.
+      weights: Number of weights n: that of all training examples, or of the agents.
+      selection: Weights of a batch, `examples` or `agents`.
+      regularization: Weight lambda2 of the regularizer.
+      bend: Curvature alpha of the regularizer.
 
-    `evaluate` gives the logistic loss, the sign of a^T x as the prediction, and a^T x
-    as the score. Raises `ValueError` for numbers out of range.
+    Returns:
+      A task whose parameters are `Pair(x [features], y [weights])`, zeros and
+      1 / weights at first; y is projected onto the simplex. Its gradient is the sum of
+      `data_gradient` and `public_gradient`. Its scores are the logistic loss, "correct"
+      for the sign of a^T x, and a^T x as "score".
+
+    Raises:
+      ValueError: If a number is out of range.
+
+    Example:
+      >>> task = robust_logistic(features=30, weights=4, selection=agents)
     """
     if features < 1 or weights < 1:
         raise ValueError(
             f"features and weights must be at least 1, got {features} and {weights}"
         )
-    data = data_gradient(weights, of)
+    data = data_gradient(weights, selection)
     public = public_gradient(regularization=regularization, bend=bend)
 
-    def init(key):
+    def init(key: jax.Array) -> Pair:
         del key
         return Pair(jnp.zeros(features), jnp.full(weights, 1 / weights))
 
-    def grad(params, batch, key):
+    def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
         return tree.add(data(params, batch, key), public(params))
 
-    def evaluate(params, x, y):
+    def evaluate(params: Pair, x: jax.Array, y: jax.Array) -> Scores:
         score = x @ params.x
         loss = jax.nn.softplus(-(2 * y - 1) * score)
         return {"loss": loss, "correct": (score > 0) == (y == 1), "score": score}

@@ -1,5 +1,8 @@
-"""Local and server rules: optax transformations of an ascent direction, without
-learning rate. Whatever optax offers in this form serves as well."""
+"""Local and server rules: optax transformations without a learning rate.
+
+They map an ascent direction, such as a gradient, to another one. Transformations of
+optax in this form, such as `optax.scale_by_adam()`, are rules too.
+"""
 
 from fedjax_muon.transforms.directions import biclip, normalize, sign_scalars
 from fedjax_muon.transforms.fedopt import (

@@ -1,8 +1,11 @@
-"""How far Muon moves at most: a limit on a client's update that no gradient exceeds."""
+"""Upper bound of a client's update by Muon, which holds for all gradients."""
 
 import math
+from typing import Any
 
-from fedjax_muon.core import check_count, check_range
+from optax.contrib import MuonDimensionNumbers
+
+from fedjax_muon.core import Params, check_count, check_range
 from fedjax_muon.transforms.layout import (
     Layout,
     fans,
@@ -12,13 +15,13 @@ from fedjax_muon.transforms.layout import (
 )
 from fedjax_muon.transforms.muon import ShapeScale, unscaled
 
-# The maximum of p on [0, 1] for `orthogonalize.JORDAN`: p maps [0, 1.2024] into itself,
-# so that it holds for any number of steps.
+# The maximum of p on [0, 1] for `newton_schulz.JORDAN`. It holds for any number of
+# steps, since p maps [0, 1.2024] into itself.
 JORDAN_LARGEST = 1.2023687
 
 
 def muon_bound(
-    params,
+    params: Params,
     *,
     lr: float,
     steps: int,
@@ -27,23 +30,43 @@ def muon_bound(
     shape_scale: ShapeScale = unscaled,
     layout: Layout = muon_dimension_numbers,
 ) -> float:
-    """How far `steps` moves of Muon can take the matrices of `params`, whatever the
-    gradients: a limit that needs no tuning, and at which clipping changes nothing.
+    """Bounds the update of the matrices of `params` by local steps of Muon.
 
-    A step with weight decay is W <- (1 - lr decay) W - lr a O, a the `shape_scale` and
-    ||O||_2 <= `largest`, so ||O||_F <= largest sqrt(r), r the shorter side. Less the
-    decay of the start (1 - lr decay)^K W_0, which is public, K steps end at most
+    The bound holds for all gradients. It needs no tuning, and clipping at it changes
+    nothing.
+
+    A step with weight decay is W <- (1 - lr decay) W - lr a O, where a is the
+    `shape_scale` and ||O||_2 <= `largest`, so ||O||_F <= largest sqrt(r) with the
+    shorter side r. The decayed start (1 - lr decay)^K W_0 is public. Without it, the
+    Euclidean norm after K steps is at most
 
         B = sqrt(sum_l (largest a_l lr K_eff sqrt(r_l))^2),
         K_eff = sum_k (1 - lr decay)^k
 
-    from zero. `largest` is 1.2024 for any number of Newton-Schulz steps with Jordan's
-    coefficients, 1 for `orthogonalize.QUINTIC`, `CUBIC` and exact polar factors. Real
-    arithmetic: clip at B nevertheless. Leaves that `layout` takes for no matrices have
-    no such bound: they must be clipped apart, and momenta that are sent too.
+    This holds in exact arithmetic, so private methods should still clip at B. Leaves
+    that are no matrices for `layout` have no such bound. They must be clipped
+    separately, and so must momenta that are sent.
 
-    Raises `ValueError` for parameters without a matrix, rates or steps out of range,
-    and lr * decay above 1.
+    Args:
+      params: Parameters, or their `ShapeDtypeStruct`s.
+      lr: Local learning rate.
+      steps: K, the number of local steps.
+      decay: Weight decay, which is multiplied by `lr`.
+      largest: Bound of ||O||_2: 1.2024 for any number of Newton-Schulz steps with
+        `newton_schulz.JORDAN`; 1 for `QUINTIC`, `CUBIC` and exact polar factors.
+      shape_scale: Factor a of a matrix, as a function of (fan_in, fan_out).
+      layout: Function that finds the matrices among the leaves.
+
+    Returns:
+      B, in units of the parameters.
+
+    Raises:
+      ValueError: If there is no matrix, a number is out of range, or lr * decay is
+        above 1.
+      TypeError: If `steps` is not an integer, or another number is not a number.
+
+    Example:
+      >>> bound = muon_bound({"kernel": jnp.ones((4, 3))}, lr=0.02, steps=5)
     """
     check_range("lr", lr, open_low=True, schedules=False)
     check_count("steps", steps)
@@ -51,7 +74,7 @@ def muon_bound(
     check_range("largest", largest, open_low=True, schedules=False)
     squares: list[float] = []
 
-    def add(numbers, leaf):
+    def add(numbers: MuonDimensionNumbers, leaf: Any) -> Any:
         fan_in, fan_out = fans(numbers, leaf)
         number = math.prod(leaf.shape[a] for a in leaf_axes(numbers, leaf).batch)
         scale = shape_scale(fan_in, fan_out)

@@ -1,4 +1,4 @@
-"""Maps of a whole direction, without state: normalised, or clipped from both sides."""
+"""Stateless maps of a whole direction: normalization, signs, two-sided clipping."""
 
 from typing import Any
 
@@ -6,13 +6,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import Number, check_range
 
 
 def normalize() -> optax.GradientTransformation:
-    """Divides by the Euclidean norm of the whole pytree; zero stays zero."""
+    """Divides by the Euclidean norm of the whole pytree; zero stays zero.
 
-    def update(updates, params=None):
+    Returns:
+      A transformation without state.
+
+    Example:
+      >>> rule = optax.chain(optax.trace(0.9), normalize())
+    """
+
+    def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
         del params
         norm = optax.tree.norm(updates)
         safe = jnp.where(norm > 0, norm, 1)
@@ -22,22 +29,42 @@ def normalize() -> optax.GradientTransformation:
 
 
 def sign_scalars() -> optax.GradientTransformation:
-    """Replaces every leaf without axes by its sign; arrays pass."""
+    """Replaces every leaf without axes by its sign; other leaves pass unchanged.
+
+    Returns:
+      A transformation without state.
+
+    Example:
+      >>> rule = sign_scalars()
+    """
     return optax.stateless_with_tree_map(lambda g, _: g if g.ndim else jnp.sign(g))
 
 
-def biclip(low: Any, high: Any) -> optax.GradientTransformation:
-    """Brings the size of every coordinate into [low, high]; zero stays zero.
+def biclip(low: Number, high: Number) -> optax.GradientTransformation:
+    """Clips the size of every entry to [low, high]; zero stays zero.
 
-    Lee, Zaheer and Li, ICML 2025, arXiv:2502.04164. Raises `ValueError` unless
-    0 <= low <= high.
+    Lee, Zaheer and Li, ICML 2025, arXiv:2502.04164.
+
+    Args:
+      low: Smallest size of an entry that is not zero.
+      high: Largest size of an entry.
+
+    Returns:
+      A transformation without state.
+
+    Raises:
+      ValueError: Unless 0 <= low <= high.
+      TypeError: If `low` or `high` is not a number.
+
+    Example:
+      >>> rule = biclip(1e-4, 1e-2)
     """
     check_range("low", low, schedules=False)
     check_range("high", high, schedules=False)
     if not isinstance(low, jax.core.Tracer) and not isinstance(high, jax.core.Tracer):
         check_range("low", low, 0.0, high, schedules=False)
 
-    def one(g, _):
+    def one(g: jax.Array, _: Any) -> jax.Array:
         return (jnp.sign(g) * jnp.clip(jnp.abs(g), low, high)).astype(g.dtype)
 
     return optax.stateless_with_tree_map(one)

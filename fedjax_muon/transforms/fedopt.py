@@ -1,8 +1,9 @@
 """Adaptive server rules of Reddi et al. 2021, arXiv:2003.00295, Algorithm 2.
 
-On the pseudo-gradient g: `m <- b1 m + (1 - b1) g`, a second moment v that tells the
-three apart, and `m / (sqrt(v) + tau)`. As in the paper, and unlike optax's own Adam and
-Yogi, no bias is corrected and v begins at tau^2.
+For the pseudo-gradient g, the update is `m / (sqrt(v) + tau)` with the first moment
+`m <- b1 m + (1 - b1) g`. The three rules differ in the second moment v. As in the
+paper, and unlike in optax's Adam and Yogi, there is no bias correction, and v starts at
+tau^2.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from fedjax_muon.core import check_range
 
 
 class MomentsState(NamedTuple):
-    """Moments of the pseudo-gradient, of the shapes of the parameters."""
+    """Moments of the pseudo-gradient, shaped like the parameters."""
 
     mu: optax.Updates
     nu: optax.Updates
@@ -28,11 +29,13 @@ def _adaptive(
     check_range("b1", b1, 0.0, 1.0, open_high=True, schedules=False)
     check_range("tau", tau, open_low=True, schedules=False)
 
-    def init(params):
+    def init(params: optax.Params) -> MomentsState:
         start = jax.tree.map(lambda x: jnp.full_like(x, tau**2), params)
         return MomentsState(jax.tree.map(jnp.zeros_like, params), start)
 
-    def update(updates, state, params=None):
+    def update(
+        updates: optax.Updates, state: MomentsState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, MomentsState]:
         del params
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
         nu = jax.tree.map(lambda v, g: second(v, g**2), state.nu, updates)
@@ -45,7 +48,23 @@ def _adaptive(
 def scale_by_fedadam(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedAdam: `v <- b2 v + (1 - b2) g^2`."""
+    """FedAdam, the rule with `v <- b2 v + (1 - b2) g^2`.
+
+    Args:
+      b1: Decay of the first moment.
+      b2: Decay of the second moment.
+      tau: Constant that is added to the root of the second moment.
+
+    Returns:
+      A transformation without a learning rate.
+
+    Raises:
+      ValueError: If a number is out of range.
+      TypeError: If an argument is not a number.
+
+    Example:
+      >>> rule = scale_by_fedadam()
+    """
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
 
@@ -53,7 +72,23 @@ def scale_by_fedadam(
 def scale_by_fedyogi(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedYogi: `v <- v - (1 - b2) g^2 sign(v - g^2)`."""
+    """FedYogi, the rule with `v <- v - (1 - b2) g^2 sign(v - g^2)`.
+
+    Args:
+      b1: Decay of the first moment.
+      b2: Decay of the second moment.
+      tau: Constant that is added to the root of the second moment.
+
+    Returns:
+      A transformation without a learning rate.
+
+    Raises:
+      ValueError: If a number is out of range.
+      TypeError: If an argument is not a number.
+
+    Example:
+      >>> rule = scale_by_fedyogi()
+    """
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
 
@@ -61,5 +96,20 @@ def scale_by_fedyogi(
 def scale_by_fedadagrad(
     b1: float = 0.0, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedAdagrad: `v <- v + g^2`."""
+    """FedAdagrad, the rule with `v <- v + g^2`.
+
+    Args:
+      b1: Decay of the first moment.
+      tau: Constant that is added to the root of the second moment.
+
+    Returns:
+      A transformation without a learning rate.
+
+    Raises:
+      ValueError: If a number is out of range.
+      TypeError: If an argument is not a number.
+
+    Example:
+      >>> rule = scale_by_fedadagrad()
+    """
     return _adaptive(lambda v, g2: v + g2, b1, tau)

@@ -1,52 +1,70 @@
-"""Which leaves are matrices, and how: the axes of Flax kernels that a layer sums over.
+"""Layouts: the leaves that are matrices, and the axes that their layers sum over.
 
-The same specification as `optax.contrib.muon` uses (`MuonDimensionNumbers`), so that
-one tree of them serves both libraries. A leaf of any rank is seen as a stack of
-matrices of shape (fan_in, fan_out): reduction axes, output axes, and the rest a batch.
+The specification is that of `optax.contrib.muon` (`MuonDimensionNumbers`), so that one
+tree works in both libraries. A leaf of any rank is a stack of matrices of shape
+(fan_in, fan_out), with reduction axes and output axes. The other axes are batch axes.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from optax.contrib import MuonDimensionNumbers
 
-Layout = Callable[[Any], Any]  # params -> tree of MuonDimensionNumbers, None: no matrix
+from fedjax_muon.core import Params
 
-# Where Flax's attention keeps the kernels that map (in) to (heads, width).
+# params -> tree of MuonDimensionNumbers, or None for a leaf that is no matrix
+Layout = Callable[[Params], Any]
+Numbers = Any  # such a tree
+
+# Paths of the kernels in Flax's attention that map (in) to (heads, width).
 PROJECTIONS = {(name, "kernel") for name in ("query", "key", "value")}
 
 
-def _name(key) -> str:
+def _name(key: Any) -> str:
     return str(getattr(key, "key", getattr(key, "name", key)))
 
 
 def muon_dimension_numbers(
-    params, *, exclude: Sequence[str] = ("bias", "scale")
-) -> Any:
-    """The matrices among the leaves of a Flax model's `params`.
+    params: Params, *, exclude: Sequence[str] = ("bias", "scale")
+) -> Numbers:
+    """Finds the matrices among the parameters of a Flax model.
 
-    Dense kernels (in, out) and convolutions (height, width, in, out) are summed over
-    all axes but the last, as are attention's output kernels (heads, width, out); its
-    query, key and value kernels (in, heads, width) over the first. Leaves with fewer
-    than two axes, and all under a name in `exclude`, are no matrices: `None`. Add
-    "embedding" or the name of the head to `exclude` to keep those from Muon.
+    Dense kernels (in, out), convolutions (height, width, in, out) and the output
+    kernels of attention (heads, width, out) are summed over all axes but the last. The
+    query, key and value kernels of attention (in, heads, width) are summed over the
+    first. Leaves with fewer than two axes are no matrices.
 
-    Call it on one client's parameters, never on a stack of clients; layers that
-    `nn.scan` stacks need a layout of their own. Raises `TypeError` if `exclude` is one
-    string, whose letters would be taken for names.
+    Layers that are stacked by `nn.scan` need a layout of their own.
+
+    Args:
+      params: Parameters of one client, never of a stack of clients.
+      exclude: Names in the paths of leaves that are no matrices. Add "embedding" or
+        the name of the head to exclude these from Muon.
+
+    Returns:
+      A tree of `MuonDimensionNumbers`, with None for leaves that are no matrices.
+
+    Raises:
+      TypeError: If `exclude` is one string, whose letters would be the names.
+
+    Example:
+      >>> numbers = muon_dimension_numbers({"kernel": jnp.ones((4, 3))})
+      >>> numbers["kernel"].output_axis
+      1
     """
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a sequence of names, got {exclude!r}")
 
-    def numbers(path, leaf):
+    def numbers(path: Iterable[Any], leaf: Any) -> MuonDimensionNumbers | None:
         names = [_name(key) for key in path]
         if leaf.ndim < 2 or any(name in exclude for name in names):
             return None
         last = leaf.ndim - 1
-        # Not the last two names: boxed parameters have one more, "value", at the end.
+        # Any two names in a row, since boxed parameters have another, "value", at the
+        # end.
         if leaf.ndim == 3 and PROJECTIONS & set(itertools.pairwise(names)):
             return MuonDimensionNumbers(0, (1, 2))
         return MuonDimensionNumbers(tuple(range(last)), last)
@@ -55,19 +73,30 @@ def muon_dimension_numbers(
 
 
 class Axes(NamedTuple):
-    """The axes of one leaf, non-negative."""
+    """Axes of one leaf, all of them non-negative."""
 
     batch: tuple[int, ...]
     reduction: tuple[int, ...]
     output: tuple[int, ...]
 
 
-def _tuple(axes, ndim):
+def _tuple(axes: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     return tuple(a % ndim for a in ((axes,) if isinstance(axes, int) else axes))
 
 
-def leaf_axes(numbers: MuonDimensionNumbers, leaf) -> Axes:
-    """Raises `ValueError` where reduction and output axes overlap or do not exist."""
+def leaf_axes(numbers: MuonDimensionNumbers, leaf: Any) -> Axes:
+    """Finds the batch, reduction and output axes of a leaf.
+
+    Args:
+      numbers: Reduction and output axes, which may be negative.
+      leaf: An array, or its `ShapeDtypeStruct`.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ValueError: If an axis does not exist or occurs twice.
+    """
     given = (numbers.reduction_axis, numbers.output_axis)
     flat = [a for g in given for a in ((g,) if isinstance(g, int) else g)]
     if any(not -leaf.ndim <= a < leaf.ndim for a in flat):
@@ -79,15 +108,36 @@ def leaf_axes(numbers: MuonDimensionNumbers, leaf) -> Axes:
     return Axes(batch, reduction, output)
 
 
-def fans(numbers: MuonDimensionNumbers, leaf) -> tuple[int, int]:
-    """(fan_in, fan_out) of a leaf: products of its reduction and its output axes."""
+def fans(numbers: MuonDimensionNumbers, leaf: Any) -> tuple[int, int]:
+    """Computes fan_in and fan_out of a leaf.
+
+    Args:
+      numbers: Reduction and output axes.
+      leaf: An array, or its `ShapeDtypeStruct`.
+
+    Returns:
+      The product of the sizes of the reduction axes, and that of the output axes.
+    """
     axes = leaf_axes(numbers, leaf)
-    size = lambda which: math.prod(leaf.shape[a] for a in which)
+    size = lambda some: math.prod(leaf.shape[a] for a in some)
     return size(axes.reduction), size(axes.output)
 
 
-def as_matrices(function, numbers: MuonDimensionNumbers, leaf):
-    """Applies a function of matrices [..., fan_in, fan_out], keeping their shape."""
+def as_matrices(
+    function: Callable[[jax.Array], jax.Array],
+    numbers: MuonDimensionNumbers,
+    leaf: jax.Array,
+) -> jax.Array:
+    """Applies a function of matrices to a leaf.
+
+    Args:
+      function: Function of an array [..., fan_in, fan_out] that keeps its shape.
+      numbers: Reduction and output axes of the leaf.
+      leaf: An array.
+
+    Returns:
+      The result, with the axes of `leaf`.
+    """
     axes = leaf_axes(numbers, leaf)
     order = axes.batch + axes.reduction + axes.output
     turned = leaf.transpose(order)
@@ -97,8 +147,19 @@ def as_matrices(function, numbers: MuonDimensionNumbers, leaf):
     return result.reshape(turned.shape).transpose(back)
 
 
-def map_matrices(function, numbers, updates):
-    """`function(numbers, leaf)` on every matrix of `updates`; other leaves pass."""
+def map_matrices(
+    function: Callable[[MuonDimensionNumbers, Any], Any], numbers: Numbers, updates: Any
+) -> Any:
+    """Applies a function to every matrix of a pytree; other leaves pass unchanged.
+
+    Args:
+      function: Called as `function(numbers, leaf)`.
+      numbers: Tree of `MuonDimensionNumbers` and None, from a layout.
+      updates: A pytree of the same structure.
+
+    Returns:
+      The pytree of results.
+    """
     one = lambda n, leaf: leaf if n is None else function(n, leaf)
-    special = lambda n: n is None or isinstance(n, MuonDimensionNumbers)
-    return jax.tree.map(one, numbers, updates, is_leaf=special)
+    is_leaf = lambda n: n is None or isinstance(n, MuonDimensionNumbers)
+    return jax.tree.map(one, numbers, updates, is_leaf=is_leaf)

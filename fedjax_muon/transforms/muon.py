@@ -1,15 +1,17 @@
-"""Muon as optax transformations, without learning rate.
+"""Muon as optax transformations without a learning rate.
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon. In a federated algorithm
-these are local rules; for ordinary training, chain them with
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon. They are local rules of
+federated algorithms. For centralized training, chain them with
 `optax.scale_by_learning_rate`.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
+from optax.contrib import MuonDimensionNumbers
 
 from fedjax_muon.core import Hyper, check_range
 from fedjax_muon.linalg import newton_schulz as kernel
@@ -26,25 +28,71 @@ ShapeScale = Callable[[int, int], float]  # (fan_in, fan_out) -> factor
 
 
 def unscaled(fan_in: int, fan_out: int) -> float:
-    """1: the step has unit spectral norm, as in the federated papers."""
+    """Returns 1: the step has unit spectral norm, as in the federated papers.
+
+    Args:
+      fan_in: Not used. Product of the sizes of the axes that the layer sums over.
+      fan_out: Not used. Product of the sizes of the output axes.
+
+    Returns:
+      The factor of the step.
+    """
     del fan_in, fan_out
     return 1.0
 
 
 def jordan(fan_in: int, fan_out: int) -> float:
-    """sqrt(max(1, fan_out / fan_in)): Jordan et al. 2024."""
+    """Computes sqrt(max(1, fan_out / fan_in)), as Jordan et al. 2024.
+
+    Args:
+      fan_in: Product of the sizes of the axes that the layer sums over.
+      fan_out: Product of the sizes of the output axes.
+
+    Returns:
+      The factor of the step.
+
+    Example:
+      >>> jordan(4, 16)
+      2.0
+    """
     return math.sqrt(max(1.0, fan_out / fan_in))
 
 
 def moonlight(fan_in: int, fan_out: int) -> float:
-    """0.2 sqrt(max(fan_in, fan_out)): the RMS of an AdamW step. Liu et al. 2025,
-    arXiv:2502.16982."""
+    """Computes 0.2 sqrt(max(fan_in, fan_out)), the RMS of an AdamW step.
+
+    Liu et al. 2025, arXiv:2502.16982.
+
+    Args:
+      fan_in: Product of the sizes of the axes that the layer sums over.
+      fan_out: Product of the sizes of the output axes.
+
+    Returns:
+      The factor of the step.
+
+    Example:
+      >>> moonlight(4, 16)
+      0.8
+    """
     return 0.2 * math.sqrt(max(fan_in, fan_out))
 
 
 def spectral(fan_in: int, fan_out: int) -> float:
-    """sqrt(fan_out / fan_in): width-independent features. Yang et al. 2023,
-    arXiv:2310.17813."""
+    """Computes sqrt(fan_out / fan_in), for features that do not depend on the width.
+
+    Yang et al. 2023, arXiv:2310.17813.
+
+    Args:
+      fan_in: Product of the sizes of the axes that the layer sums over.
+      fan_out: Product of the sizes of the output axes.
+
+    Returns:
+      The factor of the step.
+
+    Example:
+      >>> spectral(4, 16)
+      2.0
+    """
     return math.sqrt(fan_out / fan_in)
 
 
@@ -53,9 +101,22 @@ def orthogonalize(
     *,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
-    """Replaces every matrix by its (approximate) polar factor; other leaves pass."""
+    """Replaces every matrix by its (approximate) polar factor.
 
-    def update(updates, params=None):
+    Other leaves pass unchanged.
+
+    Args:
+      polar: Function of matrices [..., m, n] that returns their polar factors.
+      layout: Function that finds the matrices among the leaves.
+
+    Returns:
+      A transformation without state.
+
+    Example:
+      >>> rule = optax.chain(optax.trace(0.9), orthogonalize())
+    """
+
+    def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
         del params
         one = lambda numbers, leaf: as_matrices(polar, numbers, leaf)
         return map_matrices(one, layout(updates), updates)
@@ -68,18 +129,21 @@ def default_rule(
     polar: Polar | None,
     default: Callable[[Polar], optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-    """The rule of an algorithm that takes `rule=` and `polar=`.
+    """Selects the rule of an algorithm with the arguments `rule` and `polar`.
 
     Args:
-      rule: What the user gave, if anything.
-      polar: Polar factor of matrices that the user gave, if any.
-      default: Makes the default rule from a polar factor.
+      rule: The user's rule, if any.
+      polar: The user's function for polar factors, if any.
+      default: Function that makes the default rule from a function for polar factors.
 
     Returns:
-      `rule`, or the default one.
+      `rule`, or the default rule.
 
     Raises:
-      ValueError: If both are given.
+      ValueError: If both `rule` and `polar` are given.
+
+    Example:
+      >>> rule = default_rule(None, None, orthogonalize)
     """
     if rule is None:
         return default(kernel.orthogonalize if polar is None else polar)
@@ -94,13 +158,26 @@ def default_rule(
 def scale_by_shape(
     scale: ShapeScale = jordan, *, layout: Layout = muon_dimension_numbers
 ) -> optax.GradientTransformation:
-    """Multiplies every matrix by `scale(fan_in, fan_out)`; other leaves pass."""
+    """Multiplies every matrix by `scale(fan_in, fan_out)`.
 
-    def update(updates, params=None):
+    Other leaves pass unchanged.
+
+    Args:
+      scale: Factor of a matrix, such as `jordan`, `moonlight` or `spectral`.
+      layout: Function that finds the matrices among the leaves.
+
+    Returns:
+      A transformation without state.
+
+    Example:
+      >>> rule = optax.chain(orthogonalize(), scale_by_shape(moonlight))
+    """
+
+    def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
         del params
 
-        def one(numbers, leaf):
-            # A NumPy scalar would make a 16-bit leaf a 32-bit one.
+        def one(numbers: MuonDimensionNumbers, leaf: jax.Array) -> jax.Array:
+            # A NumPy scalar would turn a 16-bit leaf into a 32-bit one.
             return (scale(*fans(numbers, leaf)) * leaf).astype(leaf.dtype)
 
         return map_matrices(one, layout(updates), updates)
@@ -113,8 +190,18 @@ def scale_by_lmo(
 ) -> optax.GradientTransformation:
     """Steepest descent in the norm of `lmo`, leaf by leaf: `g -> -lmo(g)`.
 
-    For norms of whole leaves (`lmo.euclidean`, `lmo.max_norm`); the spectral norm,
-    which needs to know the layout of a leaf, is `orthogonalize`.
+    Use it for norms of whole leaves. The spectral norm depends on the layout of a leaf;
+    its transformation is `orthogonalize`.
+
+    Args:
+      lmo: Linear minimization oracle, such as `linalg.lmo.euclidean` or
+        `linalg.lmo.max_norm`.
+
+    Returns:
+      A transformation without state.
+
+    Example:
+      >>> rule = scale_by_lmo(fm.linalg.lmo.max_norm)
     """
     return optax.stateless_with_tree_map(lambda g, _: -lmo(g))
 
@@ -127,12 +214,28 @@ def scale_by_muon(
     shape_scale: ShapeScale = unscaled,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
-    """Heavy-ball momentum, orthogonalized: `m <- momentum m + g; u = scale polar(m)`.
+    """Orthogonalizes a heavy-ball momentum: `m <- momentum m + g; u = scale polar(m)`.
 
-    With `nesterov`, `u = scale polar(g + momentum m)`. An exponential average in place
-    of the heavy ball differs by the factor 1 - momentum, which `polar` does not see.
-    All leaves are taken for matrices as far as `layout` says so; the momentum of the
-    others passes unchanged. Raises `ValueError` for a momentum outside [0, 1).
+    An exponential average instead of the heavy ball differs by the factor
+    1 - momentum, which does not change the polar factor. The momentum of leaves that
+    are no matrices passes unchanged.
+
+    Args:
+      momentum: Weight of the past in [0, 1).
+      nesterov: Whether `u = scale polar(g + momentum m)`.
+      polar: Function of matrices [..., m, n] that returns their polar factors.
+      shape_scale: Factor of a matrix, as a function of (fan_in, fan_out).
+      layout: Function that finds the matrices among the leaves.
+
+    Returns:
+      A transformation without a learning rate.
+
+    Raises:
+      ValueError: If `momentum` is out of range.
+      TypeError: If `momentum` is not a number.
+
+    Example:
+      >>> algorithm = fedavg(lr=0.02, rule=scale_by_muon(0.9))
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.chain(
@@ -148,13 +251,23 @@ def by_rank(
     *,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
-    """`matrices` for the leaves that `layout` calls so, `rest` for the others.
+    """Applies one rule to matrices and another to the other leaves.
 
-    `rest` defaults to the identity, i.e. plain gradient steps.
+    Args:
+      matrices: Rule for matrices.
+      rest: Rule for the other leaves; by default the identity, which means plain
+        gradient steps.
+      layout: Function that finds the matrices among the leaves.
+
+    Returns:
+      A transformation without a learning rate.
+
+    Example:
+      >>> rule = by_rank(scale_by_muon(0.9), optax.scale_by_adam())
     """
     rules = {"matrix": matrices, "rest": optax.identity() if rest is None else rest}
 
-    def labels(params):
+    def labels(params: optax.Params) -> Any:
         numbers = layout(params)
         marked = jax.tree.map(lambda _: "rest", params)
         return map_matrices(lambda *_: "matrix", numbers, marked)
@@ -171,10 +284,27 @@ def muon(
     rest: optax.GradientTransformation | None = None,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
-    """`scale_by_muon` for matrices and `rest` for the other leaves.
+    """Applies `scale_by_muon` to matrices and another rule to the other leaves.
 
-    `rest` defaults to Adam with decays 0.9 and 0.95 and epsilon 1e-10, as in the
-    public code of Jordan et al. and of Liu et al., arXiv:2510.27403.
+    Args:
+      momentum: Weight of the past in [0, 1).
+      nesterov: Whether the momentum is Nesterov's, see `scale_by_muon`.
+      polar: Function of matrices [..., m, n] that returns their polar factors.
+      shape_scale: Factor of a matrix, as a function of (fan_in, fan_out).
+      rest: Rule for the other leaves; by default Adam with decays 0.9 and 0.95 and
+        epsilon 1e-10, as in the public code of Jordan et al. and of Liu et al.,
+        arXiv:2510.27403.
+      layout: Function that finds the matrices among the leaves.
+
+    Returns:
+      A transformation without a learning rate.
+
+    Raises:
+      ValueError: If `momentum` is out of range.
+      TypeError: If `momentum` is not a number.
+
+    Example:
+      >>> algorithm = fedavg(lr=0.02, rule=muon(shape_scale=moonlight))
     """
     matrices = scale_by_muon(
         momentum,

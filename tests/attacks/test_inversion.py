@@ -286,7 +286,7 @@ def test_refusals():
         (lambda: analytic(bare, SHAPE), "with biases, got .*kernel"),
         (lambda: analytic({"Conv_0": {}}, SHAPE), "Dense_0"),
         (lambda: analytic(swapped, SHAPE), "applied in this order, got kernels"),
-        (lambda: inversion.clipped(GRADIENT, 0.0), "limit"),
+        (lambda: inversion.clipped(GRADIENT, 0.0), "clip_norm"),
         (lambda: inversion.innovation(GRADIENT, 1.5), "keep"),
         (lambda: inversion.average({"a": np.zeros((0, 3))}), "k of at least 1"),
         (lambda: inversion.average({"a": np.zeros(3), "b": np.zeros(4)}), "one k"),

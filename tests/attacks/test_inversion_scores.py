@@ -10,10 +10,9 @@ import pytest
 from experiments.studies import reconstruction
 from experiments.studies.reconstruction import MEAN, Picture, Row
 from fedjax_muon.attacks import inversion
-from fedjax_muon.attacks.inversion import Restored, Score
+from fedjax_muon.attacks.inversion import Reconstruction, Score
 from fedjax_muon.attacks.inversion.scores import CEILING
-from fedjax_muon.privacy.accounting import Rdp
-from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.privacy import Poisson, Rdp
 
 DRAWS = np.random.default_rng(0)
 
@@ -69,14 +68,14 @@ def test_a_shuffled_batch_is_scored_with_its_labels():
     x, y = DRAWS.uniform(size=(4, 8, 8, 1)), np.array([3, 1, 4, 1])
     labels = np.eye(10)[[3, 1, 4, 2]]  # the last is wrong
     order = [2, 0, 3, 1]
-    found = inversion.score(x, y, Restored(x[order], labels[order]))
+    found = inversion.score(x, y, Reconstruction(x[order], labels[order]))
     assert found == Score(psnr=CEILING, ssim=1.0, labels=0.75)
 
 
 def test_restored_images_are_cut_to_the_range():
     x, y = np.ones((1, 8, 8, 1)), np.array([0])
     x[0, :4] = 0
-    far = Restored(100 * (x - 0.5), np.eye(2)[[0]])
+    far = Reconstruction(100 * (x - 0.5), np.eye(2)[[0]])
     assert inversion.score(x, y, far).psnr == CEILING
 
 
@@ -90,12 +89,12 @@ def test_mean_guess():
 def test_refusals(monkeypatch):
     x, y, labels = np.ones((2, 8, 8, 1)), np.zeros(2, int), np.eye(3)[:2]
     for call, said in (
-        (lambda: inversion.score(x, y, Restored(x[:1], labels)), "one shape"),
+        (lambda: inversion.score(x, y, Reconstruction(x[:1], labels)), "one shape"),
         (
-            lambda: inversion.score(x, y[:1], Restored(x, labels)),
+            lambda: inversion.score(x, y[:1], Reconstruction(x, labels)),
             r"labels must be \[2\]",
         ),
-        (lambda: inversion.score(x, y, Restored(x, labels[:1])), "restored ones"),
+        (lambda: inversion.score(x, y, Reconstruction(x, labels[:1])), "restored ones"),
         (lambda: inversion.matched(x, x[:, :4]), "one shape"),
         (lambda: inversion.matched(y, y), "one shape"),
         (lambda: inversion.ssim(x[0, :6], x[0, :6]), "7 x 7 pixels, got"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import assert_same_but_for_seconds, refused, rejected, run
+from command import assert_same_but_for_seconds, refused, run
 
 from fedjax_muon import data, minimax
 from fedjax_muon.algorithms.registry import find
@@ -235,7 +235,7 @@ BAD = {
         "sweep --problem auc --dataset digits",
     ),
     "too many positives": (
-        "ratio 0.9 beside",
+        "ratio 0.9 with",
         "train --problem auc --positives 0.9",
     ),
     "no share": (
@@ -293,7 +293,7 @@ def test_text_is_refused_for_other_models(tmp_path, capsys):
 def test_a_problem_that_does_not_exist_is_rejected(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for command in ("train", "compare", "sweep"):
-        message = rejected(capsys, command, "--problem", "regression")
+        message = refused(capsys, command, "--problem", "regression")
         assert "invalid choice" in message
         assert "auc" in message
     assert list(tmp_path.iterdir()) == []

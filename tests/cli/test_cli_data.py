@@ -36,7 +36,7 @@ def test_without_a_directory_all_but_the_embedded_are_missing(capsys):
     assert set(table) == {*data.NAMES, *(f"tfds:{name}" for name in prepared.SETS)}
     for name, row in table.items():
         embedded = names.source_of(name).embedded
-        assert row[-1] == ("there: scikit-learn" if embedded else "missing")
+        assert row[-1] == ("present: scikit-learn" if embedded else "missing")
     assert table["fashion_mnist"][:3] == ["60000 + 10000", "28 x 28 x 1", "10"]
     assert "name one by --data-dir or FEDJAX_MUON_DATA" in text
     assert "  tfds:glue/sst2: fedjax-muon prepare glue/sst2\n" in text
@@ -55,7 +55,7 @@ def test_the_list_of_a_directory(capsys, tmp_path):
         (tmp_path / "sentiment140" / version / "dataset_info.json").write_text("{}")
     text = printed(capsys, "--list", "--data-dir", tmp_path)
     table = rows(text)
-    assert table["cifar10_subset"][-1] == "there: cifar10_subset.npz"
+    assert table["cifar10_subset"][-1] == "present: cifar10_subset.npz"
     assert table["cifar100"][-1] == "damaged: cifar100.npz"
     assert f"  {tmp_path / 'cifar100.npz'}: expected a NumPy .npz archive" in text
     assert table["tfds:sentiment140"][-1] == "ambiguous: sentiment140"
@@ -76,7 +76,7 @@ def test_one_set_in_detail(capsys, tmp_path, monkeypatch):
     assert f"cifar10.npz: found {tmp_path / 'cifar10.npz'}\n" in text
     assert "test_batch.bin: missing; as published: 30,730,000 bytes\n" in text
     assert "by fedjax-muon prepare cifar10\n" in text
-    assert "status:    there\n" in text
+    assert "status:    present\n" in text
     assert "read:      30 + 10 examples, 6 x 5 x 3 float32\n" in text
     assert f"classes:   {', '.join(classes)}\n" in text
     text = printed(capsys, "breast_cancer")

@@ -3,10 +3,13 @@
 import contextlib
 import csv
 import io
+import re
 
 import numpy as np
 import pytest
-from command import refused, rejected, run
+from command import refused, run
+
+from fedjax_muon.runs.config import Private, from_json, to_json
 
 TINY = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--seeds", 3)
 
@@ -28,6 +31,7 @@ def test_what_is_left(finished):
         "privacy.txt",
         "graph.png",
         "metrics.csv",
+        "metrics.json",
         "summary.csv",
         "utility.png",
     }
@@ -66,20 +70,43 @@ def test_less_noise_for_a_larger_epsilon(finished):
     assert np.isfinite(last["1.0"])
 
 
-def test_a_cut_run_is_run_again_and_the_others_are_not(finished):
+def without_seconds(path) -> list[list[str]]:
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    seconds = lines[0].index("seconds")
+    return [[v for i, v in enumerate(line) if i != seconds] for line in lines]
+
+
+def test_a_run_that_is_missing_is_run_and_the_others_are_not(finished):
     place, _ = finished
-    whole = (place / "metrics.csv").read_text().splitlines()
-    summary = (place / "summary.csv").read_text()
-    cut = [line for line in whole if not line.startswith("dpmixsgd,8.0")]
-    (place / "metrics.csv").write_text("\n".join(cut) + "\n")
+    path, config = place / "metrics.csv", (place / "config.json").read_text()
+    whole, summary = without_seconds(path), (place / "summary.csv").read_text()
+    path.unlink()
+    fewer = re.sub(r"1\.0,\s*8\.0", "1.0", config)
+    assert fewer != config
+    (place / "config.json").write_text(fewer)
     with contextlib.redirect_stdout(io.StringIO()):
         run("resume", place)
-    resumed = (place / "metrics.csv").read_text().splitlines()
-    assert resumed[: len(cut)] == cut
-    seconds = whole[0].split(",").index("seconds")
-    without = lambda line: [v for i, v in enumerate(line.split(",")) if i != seconds]
-    assert list(map(without, resumed)) == list(map(without, whole))
+        first = path.read_text()
+        (place / "config.json").write_text(config)
+        run("resume", place)
+    assert path.read_text().startswith(first)
+    assert len(first.splitlines()) < len(whole)
+    assert without_seconds(path) == whole
     assert (place / "summary.csv").read_text() == summary
+
+
+def test_rows_of_another_config_or_damaged_are_refused(finished, capsys):
+    place, _ = finished
+    path = place / "config.json"
+    before = path.read_text()
+    path.write_text(before.replace('"batch_size": 20', '"batch_size": 21'))
+    assert "were computed with batch_size 20" in refused(capsys, "resume", place)
+    path.write_text(before)
+    metrics = place / "metrics.csv"
+    rows = metrics.read_text()
+    metrics.write_text("".join(rows.splitlines(keepends=True)[:-1]))
+    assert "is not what metrics.json says of it" in refused(capsys, "resume", place)
+    metrics.write_text(rows)
 
 
 def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
@@ -115,7 +142,7 @@ BAD = {
     "large delta": ("delta must lie in (0, 0.01", "--delta 0.02"),
     "large batch": ("batch_size must lie between 1 and the 91", "--batch-size 92"),
     "ten classes": ("AUC is defined for two classes", "--dataset digits"),
-    "no limit": ("limit must lie in (0, infinity), got 0", "--limit 0"),
+    "no norm": ("clip_norm must lie in (0, infinity), got 0", "--clip-norm 0"),
     "agents": ("must be a whole number in 1..455", "--agents 1000"),
     "used": ("is already used; choose another --output", "--methods dsgda --output ."),
 }
@@ -132,5 +159,12 @@ def test_refusals(case, capsys, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_configs_with_the_older_names_of_clip_norms_are_read():
+    job = Private(clip_norm=0.3, change_clip_norm=0.05)
+    older = to_json(job).replace('"change_clip_norm"', '"change"')
+    older = older.replace('"clip_norm"', '"limit"')
+    assert from_json(older) == from_json(to_json(job)) == job
+
+
 def test_unknown_graphs_are_rejected(capsys):
-    assert "invalid choice" in rejected(capsys, "private", "--graph", "tree")
+    assert "invalid choice" in refused(capsys, "private", "--graph", "tree")

@@ -74,7 +74,12 @@ def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
         image = matplotlib.image.imread(swept / name)
         assert min(image.shape[:2]) > 200
         assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 50
-    assert sorted(os.listdir(swept / "cells")) == ["fedavg.csv", "stem.csv"]
+    assert sorted(os.listdir(swept / "cells")) == [
+        "fedavg.csv",
+        "fedavg.json",
+        "stem.csv",
+        "stem.json",
+    ]
 
 
 def test_bytes_are_those_of_participating_clients(swept):
@@ -213,24 +218,54 @@ def assert_same_files(place: Path, other: Path) -> None:
 
 
 CELLS = [("fedavg", lr, seed) for lr in (0.01, 0.1) for seed in (3, 4)]
-LOST = {  # what is left of the lines of fedavg.csv, and which cells run
-    "nothing": (lambda lines: lines, []),
-    "two cells": (lambda lines: lines[:9], CELLS[2:]),
-    "all cells": (lambda lines: lines[:1], CELLS),
-    "a first line": (lambda lines: [*lines[:13], lines[13][:30]], CELLS[3:]),
-    "a last line": (lambda lines: lines[:16], CELLS[3:]),
-    "the end of a line": (lambda lines: [*lines[:16], lines[16][:-5]], CELLS[3:]),
+DAMAGE = {  # what becomes of the lines of fedavg.csv
+    "two cells": lambda lines: lines[:9],
+    "all cells": lambda lines: lines[:1],
+    "a first line": lambda lines: [*lines[:13], lines[13][:30]],
+    "a last line": lambda lines: lines[:16],
+    "the end of a line": lambda lines: [*lines[:16], lines[16][:-5]],
+    "a number": lambda lines: [*lines[:16], lines[16].replace(b"0.1", b"0.2", 1)],
+    "a line twice": lambda lines: [*lines, lines[-1]],
+    "the header": lambda lines: [lines[0].replace(b"seed", b"seeds"), *lines[1:]],
 }
 
 
-@pytest.mark.parametrize("lost", LOST)
-def test_resuming_runs_what_is_not_finished_and_nothing_else(lost, copy, swept, heard):
-    path, (change, expected) = copy / "cells" / "fedavg.csv", LOST[lost]
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(change(lines)))
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_cells_are_refused(damage, copy, heard, capsys):
+    path = copy / "cells" / "fedavg.csv"
+    path.write_bytes(b"".join(DAMAGE[damage](path.read_bytes().splitlines(True))))
+    said = refused(capsys, "resume", copy)
+    assert f"{path} is not what fedavg.json says of it; delete both" in said
+    assert heard == []
+    path.unlink()
     run("resume", copy)
-    assert heard == expected
+    assert heard == CELLS
+
+
+def test_resuming_a_finished_sweep_runs_nothing(copy, swept, heard):
+    run("resume", copy)
+    assert heard == []
     assert_same_files(copy, swept)
+
+
+def test_a_larger_grid_runs_what_is_missing(copy, swept, heard):
+    path = copy / "config.json"
+    text = path.read_text().replace('"seeds": [\n    3,\n    4', '"seeds": [\n    4')
+    path.write_text(text)
+    (copy / "cells" / "fedavg.csv").unlink()
+    run("resume", copy)
+    assert heard == [cell for cell in CELLS if cell[2] == 4]
+    path.write_text((swept / "config.json").read_text())
+    run("resume", copy)
+    assert sorted(heard) == sorted(CELLS)
+
+
+def test_cells_of_another_config_are_not_mixed(copy, heard, capsys):
+    path = copy / "config.json"
+    path.write_text(path.read_text().replace('"batch_size": 8', '"batch_size": 9'))
+    said = refused(capsys, "resume", copy)
+    assert "fedavg.csv were computed with batch_size 8, and are wanted with 9" in said
+    assert heard == []
 
 
 def test_resuming_runs_an_algorithm_that_was_not_begun(copy, swept, heard):

@@ -379,6 +379,6 @@ def test_ranks_that_a_matrix_cannot_have_are_refused(make, rank):
 @pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
 @pytest.mark.parametrize("shape", [(5,), ()], ids=str)
 def test_vectors_without_a_rest_are_refused(make, shape):
-    message = r"an array \(.*\) is no matrix; give a compressor for the `rest`"
+    message = r"an array \(.*\) is not a matrix; give a compressor for the `rest`"
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(make(1).encode, jnp.zeros(shape), KEY)

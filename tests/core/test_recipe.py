@@ -33,7 +33,7 @@ from fedjax_muon.core.recipe import Recipe, as_arrays, recipe_of
 from fedjax_muon.decentralized.estimators import storm
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy.private_clients import private_clients
+from fedjax_muon.privacy import private_clients
 
 METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 
@@ -189,10 +189,11 @@ def test_gossip_has_the_numbers_of_its_estimator():
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_private_methods_have_their_rate_and_their_noise(name):
-    mechanism = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=2)
+    mechanism = Mechanism(clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=2)
     algorithm = PRIVATE[name].build(mechanism, 0.7, lr=0.2)
-    assert numbers_of(algorithm) == {"noise": 0.7, "lr": 0.2}
-    assert numbers_of(with_numbers(algorithm, {"noise": 2.0}))["noise"] == 2.0
+    assert numbers_of(algorithm) == {"noise_scale": 0.7, "lr": 0.2}
+    varied = with_numbers(algorithm, {"noise_scale": 2.0})
+    assert numbers_of(varied)["noise_scale"] == 2.0
 
 
 # ----------------------------------------------------- numbers as programs' arguments
@@ -306,9 +307,9 @@ def test_every_method_takes_schedules_by_name(name):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_private_methods_take_schedules(name):
-    mechanism = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=2)
+    mechanism = Mechanism(clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=2)
     algorithm = PRIVATE[name].build(mechanism, 0.7, lr=lambda index: 0.1)
-    assert numbers_of(algorithm) == {"noise": 0.7}
+    assert numbers_of(algorithm) == {"noise_scale": 0.7}
 
 
 def test_a_schedule_is_given_by_name():

@@ -100,7 +100,7 @@ def test_long_texts_are_cut_between_their_marks(files, length):
 def test_many_texts_are_encoded_like_one(files, monkeypatch):
     encoder = roberta_encoder(*files)
     together = encoder.encode(TEXTS)
-    monkeypatch.setattr("fedjax_muon.data.byte_pairs.AT_ONCE", 2)
+    monkeypatch.setattr("fedjax_muon.data.byte_pairs.BATCH_SIZE", 2)
     np.testing.assert_array_equal(encoder.encode(TEXTS), together)
 
 
@@ -141,5 +141,5 @@ def test_vocabularies_without_marks(files):
 
 @pytest.mark.parametrize("name", ["digits", "tfds:imdb_reviews"])
 def test_encoders_are_for_sets_of_sentences(files, name):
-    with pytest.raises(ValueError, match=f"{name} is no set that an encoder is for"):
+    with pytest.raises(ValueError, match=f"{name} does not take an encoder"):
         data.load(name, encoder=roberta_encoder(*files))

@@ -9,7 +9,7 @@ import pytest
 from published import allow_small, with_files
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.preprocessing import StandardScaler
-from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardised, write_npz
+from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
 from fedjax_muon.data import embedded, idx, names
@@ -51,10 +51,10 @@ def test_digits_split_is_fixed_and_stratified():
     assert first.classes == tuple("0123456789")
 
 
-def test_digits_are_standardised():
+def test_digits_are_standardized():
     raw = embedded.digits()
     loaded = data.load("digits")
-    assert_standardised(loaded, raw.x_train, raw.x_test)
+    assert_standardized(loaded, raw.x_train, raw.x_test)
     np.testing.assert_array_equal(loaded.y_train, raw.y_train)
     assert loaded.y_train.dtype == loaded.y_test.dtype == np.int32
 
@@ -77,7 +77,7 @@ def test_breast_cancer_is_scikit_learns_with_1_for_malignant():
     assert raw.classes == ("benign", "malignant")
 
 
-def test_breast_cancer_is_split_and_standardised():
+def test_breast_cancer_is_split_and_standardized():
     loaded, again = data.load("breast_cancer"), data.load("breast_cancer")
     assert (loaded.x_train.shape, loaded.x_test.shape) == ((455, 30), (114, 30))
     np.testing.assert_array_equal(loaded.x_test, again.x_test)
@@ -119,7 +119,7 @@ def sentences():
 
 
 def test_token_ids_stay_as_they_are():
-    loaded = data.standardise(data.check(sentences()))
+    loaded = data.standardize(data.check(sentences()))
     for x, expected in (
         (loaded.x_train, sentences().x_train),
         (loaded.x_test, sentences().x_test),
@@ -181,17 +181,17 @@ def test_check_says_what_is_wrong(change, message):
         data.check(sound()._replace(**change))
 
 
-def test_standardise_refuses_a_constant_channel():
+def test_standardize_refuses_a_constant_channel():
     x = IMAGES.copy()
     x[TRAIN, ..., 1] = 7
     with pytest.raises(ValueError, match="channel 1 is constant in x_train"):
-        data.standardise(sound()._replace(x_train=x[TRAIN]))
+        data.standardize(sound()._replace(x_train=x[TRAIN]))
 
 
-def test_standardise_leaves_its_input_alone():
+def test_standardize_leaves_its_input_alone():
     before = poisoned(3.0)
     kept = {name: x.copy() for name, x in before.items()}
-    data.standardise(sound()._replace(**before))
+    data.standardize(sound()._replace(**before))
     for name, x in before.items():
         np.testing.assert_array_equal(x, kept[name])
 
@@ -273,7 +273,7 @@ def write_idx(folder, *, zipped):
 def test_idx_files_round_trip(tmp_path, zipped, below):
     write_idx(tmp_path / below, zipped=zipped)
     loaded = data.load("fashion_mnist", str(tmp_path))
-    assert_standardised(loaded, IMAGES[TRAIN, ..., :1], IMAGES[TEST, ..., :1])
+    assert_standardized(loaded, IMAGES[TRAIN, ..., :1], IMAGES[TEST, ..., :1])
     np.testing.assert_array_equal(loaded.y_train, LABELS[TRAIN])
     np.testing.assert_array_equal(loaded.y_test, LABELS[TEST])
     assert loaded.classes[9] == "Ankle boot"
@@ -326,7 +326,7 @@ def test_damaged_gzip_files(tmp_path, damage):
     path = tmp_path / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(
-        ValueError, match=r"expected a complete gzip file.*fetch it"
+        ValueError, match=r"expected a complete gzip file.*download it"
     ) as e:
         data.load("mnist", tmp_path)
     assert str(path) in str(e.value)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from published import allow_small
-from tiny_images import assert_standardised, write_npz
+from tiny_images import assert_standardized, write_npz
 
 from fedjax_muon import data
 from fedjax_muon.data import cifar
@@ -52,7 +52,7 @@ def small_files(monkeypatch):
 def test_binary_files_round_trip(tmp_path, name):
     write(name, tmp_path / FOLDERS[name])
     loaded = data.load(name, tmp_path)
-    assert_standardised(loaded, IMAGES[:10], IMAGES[10:])
+    assert_standardized(loaded, IMAGES[:10], IMAGES[10:])
     np.testing.assert_array_equal(loaded.y_train, labels(name)[:10])
     np.testing.assert_array_equal(loaded.y_test, labels(name)[10:])
     assert loaded.classes[-1] == f"class_{len(loaded.classes) - 1}"

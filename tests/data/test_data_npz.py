@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardised, write_npz
+from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
 
@@ -12,7 +12,7 @@ def test_npz_round_trip(tmp_path, name):
     classes = np.array([f"class {k}" for k in range(10)])
     write_npz(tmp_path / f"{name}.npz", classes=classes)
     loaded = data.load(name, tmp_path)
-    assert_standardised(loaded, IMAGES[TRAIN], IMAGES[TEST])
+    assert_standardized(loaded, IMAGES[TRAIN], IMAGES[TEST])
     np.testing.assert_array_equal(loaded.y_train, LABELS[TRAIN])
     np.testing.assert_array_equal(loaded.y_test, LABELS[TEST])
     assert loaded.classes == tuple(classes)
@@ -48,8 +48,8 @@ def test_npz_with_other_arrays(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda b: b[: len(b) // 2], "another or a cut-off file"),
-        (lambda b: b"", "another or a cut-off file"),
+        (lambda b: b[: len(b) // 2], "another or a truncated file"),
+        (lambda b: b"", "another or a truncated file"),
         (lambda b: b[:900] + bytes([b[900] ^ 1]) + b[901:], "damaged or pickled"),
     ],
     ids=["half", "empty", "flipped bit"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
-from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardised
+from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized
 
 from fedjax_muon import data
 from fedjax_muon.data import names, prepared
@@ -116,7 +116,7 @@ def test_prepared_sets_round_trip(prepared_once, name, channels):
         written = zip(IMAGES[part, ..., :channels], LABELS[part], strict=True)
         assert read == sorted((a.tobytes(), b) for a, b in written)
     loaded = data.load(f"tfds:{name}", prepared_once)
-    assert_standardised(loaded, raw.x_train, raw.x_test)
+    assert_standardized(loaded, raw.x_train, raw.x_test)
     np.testing.assert_array_equal(loaded.y_train, raw.y_train)
     assert loaded.classes == tuple(f"kind {k}" for k in range(10))
 
@@ -267,7 +267,7 @@ def test_a_prepared_set_cannot_have_a_module_imported(prepared_copy, monkeypatch
 def test_the_status_of_prepared_sets(prepared_copy, pattern, damage, reason):
     directory = prepared_copy.parent.parent
     name = "tfds:tiny_images"
-    assert data.status(name, directory) == ("there", prepared_copy, "", False)
+    assert data.status(name, directory) == ("present", prepared_copy, "", False)
     (path,) = prepared_copy.glob(pattern)
     damage(path)
     found = data.status(name, directory)

@@ -118,7 +118,7 @@ def test_messages_for_one_folder_and_for_three(tmp_path):
 
 def test_status(tmp_path, monkeypatch):
     monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
-    assert data.status("digits") == ("there", None, "", False)
+    assert data.status("digits") == ("present", None, "", False)
     assert data.status("cifar10").state == "missing"
     assert "FEDJAX_MUON_DATA" in data.status("cifar10").problem
     missing = data.status("cifar10", tmp_path)
@@ -126,11 +126,11 @@ def test_status(tmp_path, monkeypatch):
     assert "numpy.savez" in missing.problem
     path = tmp_path / "cifar10.npz"
     write_npz(path)
-    assert data.status("cifar10", tmp_path) == ("there", path, "", False)
+    assert data.status("cifar10", tmp_path) == ("present", path, "", False)
     path.write_bytes(path.read_bytes()[:-9])
     damaged = data.status("cifar10", tmp_path)
     assert damaged[:2] == ("damaged", path)
-    assert "cut-off" in damaged.problem
+    assert "truncated" in damaged.problem
     with pytest.raises(
         ValueError, match="unknown data set 'cifar11'; choose one of ci"
     ):
@@ -138,7 +138,7 @@ def test_status(tmp_path, monkeypatch):
     monkeypatch.setitem(data.NAMES, "toy", source(KNOWN, File("b")))
     put(tmp_path / "inner" / "a")
     put(tmp_path / "inner" / "b")
-    assert data.status("toy", tmp_path) == ("there", tmp_path / "inner", "", True)
+    assert data.status("toy", tmp_path) == ("present", tmp_path / "inner", "", True)
     put(tmp_path / "inner" / "a", CONTENT[:-1])
     damaged = data.status("toy", tmp_path)
     assert damaged[:2] == ("damaged", tmp_path / "inner")

@@ -125,9 +125,9 @@ def test_labels_of_other_kinds(labels, message):
 @pytest.mark.parametrize(
     ("negatives", "positives", "ratio", "message"),
     [
-        (90, 9, 0.1, r"takes 10 positives, which must be in 1\.\.9; choose a lower"),
-        (4, 9, 0.1, r"beside 4 negatives takes 0 positives.*choose a higher ratio"),
-        (0, 9, 0.1, "beside 0 negatives takes 0 positives"),
+        (90, 9, 0.1, r"needs 10 positives, which must be in 1\.\.9; choose a lower"),
+        (4, 9, 0.1, r"with 4 negatives needs 0 positives.*choose a higher ratio"),
+        (0, 9, 0.1, "with 0 negatives needs 0 positives"),
         (2, 9, 1.0, "ratio 1 leaves no room for the 2 negatives"),
     ],
 )

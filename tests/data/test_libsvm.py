@@ -32,7 +32,7 @@ def test_lines_become_rows(tmp_path, folder):
     found = data.load("a9a", tmp_path)
     expected = np.zeros((3, 123), np.float32)
     expected[0, [0, 122]], expected[1, 1], expected[2, [2, 3]] = 1, 0.5, (1, -2)
-    np.testing.assert_array_equal(found.x_train, expected)  # and not standardised
+    np.testing.assert_array_equal(found.x_train, expected)  # and not standardized
     np.testing.assert_array_equal(found.y_train, [0, 1, 0])
     np.testing.assert_array_equal(found.x_test.nonzero(), [[0, 1], [0, 121]])
     np.testing.assert_array_equal(found.y_test, [1, 0])

@@ -88,7 +88,7 @@ def test_length_is_positive():
 def test_vocabulary_and_length_come_from_the_training_texts():
     train = text.Sentences(["one two three", "two", "three two"], [0, 1, 1])
     test = text.Sentences(["four four four four five", "three"], [1, 0])
-    tokens = text.tokenised(train, test, ("no", "yes"))
+    tokens = text.tokenized(train, test, ("no", "yes"))
     ids = {"two": 2, "three": 3, "one": 4}
     np.testing.assert_array_equal(
         tokens.x_train,
@@ -105,9 +105,9 @@ def test_vocabulary_and_length_come_from_the_training_texts():
 
 
 def test_long_texts_are_cut():
-    train = text.Sentences(["word " * (text.LONGEST + 1)], [1])
-    tokens = text.tokenised(train, train, ("no", "yes"))
-    assert tokens.x_train.shape == (1, text.LONGEST)
+    train = text.Sentences(["word " * (text.MAX_LENGTH + 1)], [1])
+    tokens = text.tokenized(train, train, ("no", "yes"))
+    assert tokens.x_train.shape == (1, text.MAX_LENGTH)
     assert np.all(tokens.x_train == 2)
 
 

@@ -80,7 +80,7 @@ def test_images_labels_and_names(root):
     loaded = data.load("tiny_imagenet", root)  # the folder itself
     assert loaded.x_train.dtype == np.float32
     np.testing.assert_array_equal(loaded.y_test, raw.y_test)
-    assert data.status("tiny_imagenet", root.parent) == ("there", root, "", False)
+    assert data.status("tiny_imagenet", root.parent) == ("present", root, "", False)
 
 
 def test_a_small_set_is_not_the_published_one(root, monkeypatch):

@@ -22,7 +22,7 @@ from fedjax_muon.decentralized import (
     gradient_tracking,
     topology,
 )
-from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.simulation import _batches, _keys, decentralize
 from fedjax_muon.simulation import NonFiniteError, batching, training
 from fedjax_muon.simulation.evaluation import evaluate
@@ -48,7 +48,7 @@ def trained(simulation, rounds, seed=3):
     return simulation.train_rounds(state, rounds)[0]
 
 
-@pytest.mark.parametrize("mixer", [gossip_engine.dense, gossip_engine.sparse])
+@pytest.mark.parametrize("mixer", [dense, sparse])
 def test_iterations_by_hand(mixer):
     """Two graphs in turn; every agent moves, then mixes with its neighbours."""
     graphs = np.stack([WEIGHTS, topology.metropolis(topology.ring(5))])
@@ -173,7 +173,7 @@ def test_samplers_know_the_iteration():
     assert np.asarray(draw(False, jax.random.key(0), 1).ids).shape == (5, 8)
 
 
-@pytest.mark.parametrize("mixer", [gossip_engine.dense, gossip_engine.sparse])
+@pytest.mark.parametrize("mixer", [dense, sparse])
 def test_variants_share_programs_and_give_the_numbers_of_their_own(mixer):
     """Other data, other weights and another rate, without compiling anew."""
     first = simulated(dsgd(0.05), mixer=mixer)
@@ -204,8 +204,8 @@ def assert_close(found, expected):
 @pytest.mark.parametrize(
     ("algorithm", "mixer"),
     [
-        (gradient_tracking(LR), gossip_engine.shifted),
-        (dpmixsgd(LR, beta=0.1, sigma=0.1), gossip_engine.dense),
+        (gradient_tracking(LR), shifted),
+        (dpmixsgd(LR, beta=0.1, sigma=0.1), dense),
     ],
     ids=["gradient_tracking", "dpmixsgd"],
 )
@@ -252,7 +252,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="divide the 5 agents equally, got 4 devices"):
         simulated(devices=jax.devices()[:4])
     apart = np.eye(5)
-    with pytest.raises(ValueError, match="W has 5 components that hear nothing"):
+    with pytest.raises(ValueError, match="W has 5 components that do not exchange"):
         simulated(weights=apart)
     for name, size in (
         ("batch_size", 7),

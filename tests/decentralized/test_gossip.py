@@ -31,7 +31,6 @@ from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL, dpmixsgd
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.dsgd import dsgd
-from fedjax_muon.decentralized.engine import dense
 from fedjax_muon.decentralized.estimators import (
     add_public_gradient,
     fresh,
@@ -39,6 +38,7 @@ from fedjax_muon.decentralized.estimators import (
     storm,
 )
 from fedjax_muon.decentralized.gossip import Gossip, Iteration
+from fedjax_muon.decentralized.mixing import dense
 from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.privacy.gaussian import box_muller, standard_normal
 

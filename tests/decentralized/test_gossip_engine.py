@@ -12,8 +12,9 @@ from traces import compilations
 
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized import ALL, dp_sgda, dsgda, topology
-from fedjax_muon.decentralized.engine import dense, make, shifted, sparse, traffic
+from fedjax_muon.decentralized.engine import make, traffic
 from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 
 KEY = jax.random.key(1)
 # what an agent hears when all tell their batches

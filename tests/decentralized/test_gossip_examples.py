@@ -22,7 +22,7 @@ from oracles.saddle import saddle_grad
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.private_storm import private_storm
 from fedjax_muon.privacy.clipping import clipped
-from fedjax_muon.tasks.classification import Batch, per_example
+from fedjax_muon.tasks.task import Batch, per_example
 
 # ---------------------------------------------------------------------- clipping
 

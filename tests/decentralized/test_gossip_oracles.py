@@ -25,7 +25,7 @@ from traces import grad_fn as plain_grad
 
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized import ALL, dm_hsgd, dsgda
-from fedjax_muon.decentralized.engine import dense
+from fedjax_muon.decentralized.mixing import dense
 from fedjax_muon.linalg import newton_schulz as kernel
 
 pytestmark = pytest.mark.portable

@@ -9,14 +9,24 @@ import pytest
 
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, calibrate, noise_of
+from fedjax_muon.decentralized.private import (
+    PRIVATE,
+    Mechanism,
+    calibrate,
+    noise_scale_of,
+)
 from fedjax_muon.decentralized.private_storm import each, split
-from fedjax_muon.privacy.accounting import gaussian_epsilon
-from fedjax_muon.privacy.report import Inside, report
-from fedjax_muon.privacy.sampling import Cyclic, Poisson
-from fedjax_muon.privacy.sensitivity import Each, Split
+from fedjax_muon.privacy import (
+    Cyclic,
+    Each,
+    Inside,
+    Poisson,
+    Split,
+    gaussian_epsilon,
+    report,
+)
 
-M = Mechanism(limit=2.0, change=0.3, beta=0.2, batch_size=4)
+M = Mechanism(clip_norm=2.0, change_clip_norm=0.3, beta=0.2, batch_size=4)
 SIZE, NOISE = 4000, 0.7
 START = jnp.zeros(SIZE)
 
@@ -40,7 +50,7 @@ def told(name, gradients=None):
     noise = NOISE if gradients is None else 0.0
     mean = lambda x, batch, key: example_grad(x, batch, key).mean(0)
     objective = Objective(mean, example_grad=example_grad)
-    estimator = PRIVATE[name].estimate(M, noise)
+    estimator = PRIVATE[name].estimator(M, noise)
     g0, memory = estimator.start(objective, START, 1.0, iteration(0))
     g1, _ = estimator.update(objective, memory, START + 1, 1.0, iteration(1))
     return np.asarray(g0), np.asarray(g1)
@@ -52,14 +62,16 @@ def test_bounds_of_both_packages_agree():
         for applied, counted in pairs:
             found = applied.sensitivity(1 - beta, 5)
             np.testing.assert_allclose(found, counted.sensitivity(beta, 5), rtol=1e-6)
-            np.testing.assert_allclose(applied.sensitivity(0.0, 5), counted.first(5))
+            np.testing.assert_allclose(
+                applied.sensitivity(0.0, 5), counted.first_sensitivity(5)
+            )
 
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_an_example_moves_the_release_by_no_more_than_is_said(name):
     release = PRIVATE[name].release(M, 1.0)
     g0, g1 = told(name, gradients="huge")
-    np.testing.assert_allclose(abs(g0[0]), release.clip.first(4), rtol=1e-5)
+    np.testing.assert_allclose(abs(g0[0]), release.clip.first_sensitivity(4), rtol=1e-5)
     fresh = g1 - (1 - release.beta) * g0  # d_1
     np.testing.assert_allclose(
         abs(fresh[0]), release.clip.sensitivity(release.beta, 4), rtol=1e-5
@@ -72,7 +84,7 @@ def test_the_noise_is_what_is_said(name):
     g0, g1 = told(name)
     if isinstance(release.noise, Inside):
         first, later = (
-            NOISE * release.clip.first(4),
+            NOISE * release.clip.first_sensitivity(4),
             NOISE * release.clip.sensitivity(release.beta, 4),
         )
         g1 = g1 - (1 - release.beta) * g0
@@ -89,19 +101,19 @@ def test_calibration_of_noise_on_the_output():
     found = report(spec)
     assert 1.499 < found.epsilon <= 1.5
     # by hand: a record is in batches 0 and 5; STORM repeats it, larger from step 1 on
-    v, largest = 0.0, (2 - M.beta) * M.limit / 4
+    v, largest = 0.0, (2 - M.beta) * M.clip_norm / 4
     total = 0.0
     for t in range(7):
         v = (1 - M.beta) * v + (largest if t in (0, 5) else 0.0)
         total += v**2
-    by_hand = gaussian_epsilon(noise_of(spec) / np.sqrt(total), 1e-3)
+    by_hand = gaussian_epsilon(noise_scale_of(spec) / np.sqrt(total), 1e-3)
     np.testing.assert_allclose(found.epsilon, by_hand, rtol=1e-6)
 
 
 def test_methods_of_the_same_sampling_get_the_same_multiplier():
     sampling = Poisson(20, 4)
     found = [
-        noise_of(calibrate(name, M, 2.0, sampling, steps=3, delta=1e-3))
+        noise_scale_of(calibrate(name, M, 2.0, sampling, steps=3, delta=1e-3))
         for name in ("dp_sgda", "private_storm")
     ]
     assert found[0] == found[1] > 0.5

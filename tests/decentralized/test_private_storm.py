@@ -40,8 +40,8 @@ from oracles import gossip as oracle
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized.engine import dense
 from fedjax_muon.decentralized.estimators import fresh, noisy
+from fedjax_muon.decentralized.mixing import dense
 from fedjax_muon.decentralized.private_storm import (
     difference,
     each,
@@ -50,7 +50,7 @@ from fedjax_muon.decentralized.private_storm import (
     split,
 )
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.tasks.classification import Batch
+from fedjax_muon.tasks.task import Batch
 
 BETA = Pair(0.3, 0.2)
 SIZES = (11.0, 5.5)  # expected, of t = 0 and later; the batches have other numbers
@@ -88,7 +88,7 @@ def test_every_clip_with_noise_in_both_places_equals_its_transcription(name):
             beta=BETA,
             batch_size=SIZES[1],
             first_size=SIZES[0],
-            inside=inside,
+            noise_multiplier=inside,
         )
         found = estimates(noisy(private, sigma))
         outer, inner = noise()
@@ -148,7 +148,7 @@ def test_no_noise_changes_no_bit():
     )
     told, _ = later(private)
     assert_same_bits(later(noisy(private, 0.0))[0], told)
-    silent = private_storm(difference(1.0), batch_size=3, inside=0.0)
+    silent = private_storm(difference(1.0), batch_size=3, noise_multiplier=0.0)
     assert_same_bits(later(silent)[0], told)
 
 
@@ -201,7 +201,7 @@ def test_one_example_moves_the_estimate_by_the_sensitivity_at_most(name, dtype):
     with jax.enable_x64(dtype == "float64"):
         clip = CLIPS[name][0]
         bound = clip.sensitivity(K, 1)
-        share = quick(lambda new, old: clip.innovate(new, old, leaves_of(K)))
+        share = quick(lambda new, old: clip.share(new, old, leaves_of(K)))
         worst = Pair(0.0, 0.0)
         for new, old in adversaries(jnp.dtype(dtype)):
             found = share(new, old)
@@ -219,7 +219,7 @@ def test_one_limit_for_both_variables_with_a_beta_of_each(name):
     only_x = Pair({"a": jnp.full(3, 9.0)}, {"a": jnp.zeros(2)})
     only_y = Pair({"a": jnp.zeros(3)}, {"a": jnp.full(2, 9.0)})
     both = Pair({"a": jnp.full(3, 9.0)}, {"a": jnp.full(2, 7.0)})
-    k, innovate = Pair({"a": K.x}, {"a": K.y}), jax.jit(clip.innovate)
+    k, innovate = Pair({"a": K.x}, {"a": K.y}), jax.jit(clip.share)
     for new in (only_x, only_y, both):
         for old in (new, *(jax.tree.map(jnp.negative, g) for g in (only_x, both, new))):
             share = innovate(new, old, k)
@@ -286,7 +286,7 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
 def test_the_private_gradient_is_a_clipped_mean():
     with jax.enable_x64(True):
         estimator = private_gradient(
-            LIMIT, batch_size=SIZES[1], first_size=SIZES[0], inside=0.6
+            LIMIT, batch_size=SIZES[1], first_size=SIZES[0], noise_multiplier=0.6
         )
         found, (normal, _) = estimates(estimator), noise()
     limits = {"x": LIMIT.x, "y": LIMIT.y}
@@ -300,7 +300,7 @@ def test_the_private_gradient_is_a_clipped_mean():
 def test_short_parameters_have_estimates_in_single_precision():
     params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
     rows = lambda params, batch, key: {"w": jnp.ones((6, 4, 3), jnp.bfloat16) * 1e-3}
-    estimator = private_storm(each(1.0), batch_size=6, inside=1.0)
+    estimator = private_storm(each(1.0), batch_size=6, noise_multiplier=1.0)
     start, update = compiled(estimator, OBJECTIVE._replace(example_grad=rows))
     told, memory = start(params, (), iteration(0))
     assert told["w"].dtype == jnp.float32

@@ -15,18 +15,27 @@ from fedjax_muon.decentralized.private_storm import (
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: each(0.0), r"limit must lie in \(0, infinity\), got 0.0"),
-        (lambda: each(Pair(1.0, -1.0)), r"limit\.y must lie in \(0, infinity\)"),
-        (lambda: difference(float("nan")), "limit must lie in .* got nan"),
-        (lambda: split(1.0, -1.0), r"change must lie in \(0, infinity\)"),
-        (lambda: split(-1.0, 1.0), r"limit must lie in \(0, infinity\)"),
+        (lambda: each(0.0), r"clip_norm must lie in \(0, infinity\), got 0.0"),
+        (lambda: each(Pair(1.0, -1.0)), r"clip_norm\.y must lie in \(0, infinity\)"),
+        (lambda: difference(float("nan")), "clip_norm must lie in .* got nan"),
+        (lambda: split(1.0, -1.0), r"change_clip_norm must lie in \(0, infinity\)"),
+        (lambda: split(-1.0, 1.0), r"clip_norm must lie in \(0, infinity\)"),
         (lambda: split(1.0, Pair(1.0, 1.0)), "both numbers or both pairs, got 1.0 and"),
         (lambda: build_storm(beta=1.1), r"beta must lie in \[0, 1\], got 1.1"),
         (lambda: build_storm(batch_size=0), r"batch_size must lie in \(0, infinity\)"),
         (lambda: build_storm(first_size=-1), r"first_size must lie in \(0, infinity\)"),
-        (lambda: build_storm(inside=-0.1), r"inside must lie in \[0, infinity\)"),
-        (lambda: build_gradient(limit=0.0), r"limit must lie in \(0, infinity\)"),
-        (lambda: build_gradient(inside=-1), r"inside must lie in \[0, infinity\)"),
+        (
+            lambda: build_storm(noise_multiplier=-0.1),
+            r"noise_multiplier must lie in \[0",
+        ),
+        (
+            lambda: build_gradient(clip_norm=0.0),
+            r"clip_norm must lie in \(0, infinity\)",
+        ),
+        (
+            lambda: build_gradient(noise_multiplier=-1),
+            r"noise_multiplier must lie in \[0",
+        ),
         (lambda: build_gradient(batch_size=0), r"batch_size must lie in \(0, "),
     ],
 )
@@ -39,10 +48,10 @@ def build_storm(**changes):
     return private_storm(each(1.0), **{"batch_size": 4, **changes})
 
 
-def build_gradient(limit=1.0, **changes):
-    return private_gradient(limit, **{"batch_size": 4, **changes})
+def build_gradient(clip_norm=1.0, **changes):
+    return private_gradient(clip_norm, **{"batch_size": 4, **changes})
 
 
 def test_limits_are_numbers():
-    with pytest.raises(TypeError, match="limit must be a number, got"):
+    with pytest.raises(TypeError, match="clip_norm must be a number, got"):
         each(lambda t: 1.0)

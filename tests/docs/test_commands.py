@@ -97,7 +97,7 @@ def parse(words: Sequence[str], monkeypatch) -> Any:
             run_module(program, arguments, monkeypatch)
     except ParsedError as parsed:
         (given,) = parsed.args
-        if program == "benchmarks" and hasattr(given, "works"):
+        if program == "benchmarks" and hasattr(given, "workloads"):
             benchmarks.check(given)
         check_names(given)
         return given

@@ -70,7 +70,7 @@ def check_reference(site: Path) -> None:
         assert names <= there, sorted(names - there)
         assert f'href="{part}/"' in (site / "reference" / "index.html").read_text()
     exchange = (site / "reference" / "core" / "index.html").read_text()
-    assert "what the mean is taken of" in exchange  # a comment of a field
+    assert "value that is averaged" in exchange  # a comment of a field
     methods = (site / "reference" / "algorithms" / "index.html").read_text()
     assert "the mean of all clients' controls" in unescape(methods)  # without docstring
 

@@ -52,9 +52,9 @@ def pictures(cell) -> list:
 
 
 def shows_something(picture) -> bool:
-    """Frames, ticks and words are grey; what is drawn from data has colours."""
-    colour = picture[..., :3]
-    return (colour.max(-1) - colour.min(-1) > 0.3).mean() > 0.0002
+    """Frames, ticks and words are gray; what is drawn from data has colors."""
+    color = picture[..., :3]
+    return (color.max(-1) - color.min(-1) > 0.3).mean() > 0.0002
 
 
 def test_all_notebooks_are_known():
@@ -108,7 +108,7 @@ def test_it_installs_what_is_missing(name, tmp_path, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: name != absent and found(name)
     )
-    with pytest.raises(FileNotFoundError, match="upload the file in dist beside this"):
+    with pytest.raises(FileNotFoundError, match="upload the file in dist next to this"):
         exec(build.installing(name, ""), {})
     exec(build.installing(name, ADDRESS), {})
     assert ran == [[*install, f"fedjax-muon{extra} @ git+{ADDRESS}"]]
@@ -120,7 +120,7 @@ def test_it_installs_what_is_missing(name, tmp_path, monkeypatch):
 
 
 def test_every_extra_that_a_notebook_needs_is_installed():
-    needing = {name for name in NAMES if "privacy.report" in script(name)}
+    needing = {name for name in NAMES if "fedjax_muon.privacy import" in script(name)}
     assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
 
 
@@ -205,7 +205,7 @@ print(sorted(os.listdir()), os.environ.get("PYTHONPATH"), sys.executable)
 """
 
 
-def test_a_notebook_is_checked_beside_a_wheel_alone(tmp_path, monkeypatch):
+def test_a_notebook_is_checked_with_a_wheel_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(build.ROOT))
     wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
     wheel.touch()

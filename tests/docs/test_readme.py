@@ -62,7 +62,7 @@ def test_the_readme_is_short():
 
 
 def test_the_tables_of_speed_are_those_of_the_results():
-    rows = table.read([ROOT / "results" / "benchmarks" / "works_cpu.jsonl"])
+    rows = table.read([ROOT / "results" / "benchmarks" / "workloads_cpu.jsonl"])
     tables = "\n".join(table.markdown(rows))
     assert tables in (DOCS / "benchmarks.md").read_text()
     section = README[README.index("## Speed") : README.index("## Documentation")]

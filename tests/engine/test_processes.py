@@ -44,7 +44,7 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
             process.kill()
             process.communicate()
     assert time.monotonic() - killed < 60
-    assert both[0].returncode == 1
+    assert both[0].returncode == 1, output
     assert "another process has ended" in output
     assert f"fedjax-muon resume {place}" in output
     assert "Traceback" not in output
@@ -67,8 +67,8 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
 
 def test_one_process_is_the_first_and_agrees_with_itself():
     assert processes.is_first()
-    assert processes.agreed(0.25) == 0.25
-    np.testing.assert_array_equal(processes.whole(jax.numpy.arange(3)), [0, 1, 2])
+    assert processes.broadcast_from_first(0.25) == 0.25
+    np.testing.assert_array_equal(processes.full_array(jax.numpy.arange(3)), [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_updates_of_one_length():
 
 def test_muon_at_its_bound_is_not_clipped():
     reach = 1.2023687 * study.STEPS * np.sqrt(32 + 10)
-    assert study.reach() == pytest.approx(reach)
+    assert study.unit_bound() == pytest.approx(reach)
     free, _ = one_round("Local Muon, at its bound", lr=0.1, share=1.0)
     roomy, _ = one_round("Local Muon, at its bound", lr=0.1, share=9.0)
     for a, b in zip(free, roomy, strict=True):
@@ -75,8 +75,10 @@ def test_muon_at_its_bound_is_not_clipped():
     assert length(cut) == pytest.approx(0.0125 * reach, rel=1e-4)
 
 
-def result(entry, who, noise, hyper, seed, validation, test):
-    return study.Result(entry.label, who.label, noise, hyper, seed, validation, test)
+def result(entry, cohorts, noise, hyper, seed, validation, test):
+    return study.Result(
+        entry.label, cohorts.label, noise, hyper, seed, validation, test
+    )
 
 
 def test_the_tables_by_hand(tmp_path):
@@ -85,20 +87,20 @@ def test_the_tables_by_hand(tmp_path):
         tried = [
             {name: grid[at] for name, grid in entry.grid.items()} for at in (0, -1)
         ]
-        for who in study.WHO:
+        for cohorts in study.COHORTS:
             for noise in study.NOISES:
                 for hyper, scores in zip(tried, [(0.5, 0.9), (0.6, 0.4)], strict=True):
                     for seed in (0, 1):
                         spread = 0.1 * seed
                         one = hyper, seed, scores[0], scores[1] + spread
-                        found.append(result(entry, who, noise, *one))
+                        found.append(result(entry, cohorts, noise, *one))
     chosen = study.best(found)
-    assert len(chosen) == len(study.METHODS) * len(study.WHO) * len(study.NOISES)
+    assert len(chosen) == len(study.METHODS) * len(study.COHORTS) * len(study.NOISES)
     for one in chosen:  # the better in validation, which is worse in the test
         np.testing.assert_allclose(one.accuracy, [0.4, 0.5])
     assert study.marked(chosen[0]) == ["lr 1 (edge)", "limit 3 (edge)"]
-    everyone = study.WHO[1]
-    lines = study.table(chosen, everyone, 30)
+    all_clients = study.COHORTS[1]
+    lines = study.table(chosen, all_clients, 30)
     assert "z = 0, epsilon inf | z = 0.3" in lines[2]
     assert "| FedAvg, clipped | 45.0 ± 5.0 |" in lines[4]
     study.write(found, tmp_path / "runs.csv")

@@ -30,22 +30,22 @@ def test_states_are_counted():
 
 
 def test_it_runs_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
-    place = tmp_path / "runs" / "fedmuon_004" / "figure_4-smoke"
-    study.main(scale="smoke", output=place)
-    with (place / "result.csv").open(newline="") as file:
+    run_dir = tmp_path / "runs" / "fedmuon_004" / "figure_4-smoke"
+    study.main(scale="smoke", output=run_dir)
+    with (run_dir / "result.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(study.RATES) * len(study.MEASURES)
     assert all(np.isfinite(float(line["score"])) for line in lines)
     assert (
         "python -m experiments.studies.condition_numbers"
-        in (place / "result.md").read_text()
+        in (run_dir / "result.md").read_text()
     )
-    assert (place / "result.png").exists()
+    assert (run_dir / "result.png").exists()
     results.collect(tmp_path / "runs", tmp_path / "results")
     found = {claim.claim: f.ours for claim, f in results.judged(tmp_path / "results")}
     assert set(found) == {
         "matrices are better conditioned under Muon than under SGD and AdamW: weights",
-        "matrices are better conditioned under Muon than under SGD and AdamW: moves",
+        "matrices are better conditioned under Muon than under SGD and AdamW: updates",
         "Muon's state takes less memory than AdamW's",
     }
     assert "Local AdamW, 4.9" in found["Muon's state takes less memory than AdamW's"]

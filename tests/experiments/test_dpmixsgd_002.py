@@ -23,7 +23,7 @@ from experiments.papers.dpmixsgd_002 import (
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import dpmixsgd
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy.report import report
+from fedjax_muon.privacy import report
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import robust
 
@@ -99,7 +99,7 @@ def test_noise_scales_as_the_theorems_say():
 
 def test_runs_that_are_alike_are_run_once():
     one = lambda name, **cell: same_run(
-        JOB, dpmixsgd_002.Asked("", "", name, Cell(**cell), {"lr_x": 1.0})
+        JOB, dpmixsgd_002.Entry("", "", name, Cell(**cell), {"lr_x": 1.0})
     )
     assert one("dsgda", theta=0.1) == one("dsgda")
     assert one("dsgda", agents=10) != one("dsgda")
@@ -169,9 +169,9 @@ def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
         g = gradient(mean, batch, jax.random.key(0))
         norms.append(optax.tree.norm(g))
     np.testing.assert_allclose(limit, np.quantile(norms, 0.8), rtol=1e-5)
-    still = runner.trained(job, "dm_hsgd", Cell(), 0, best | {"limit": 1e-9})[1]
+    frozen = runner.trained(job, "dm_hsgd", Cell(), 0, best | {"limit": 1e-9})[1]
     start = problem.task.init(jax.random.split(jax.random.key(0))[0]).x.w2
-    assert np.abs(still.params.x.w2 - start).max() < 1e-9
+    assert np.abs(frozen.params.x.w2 - start).max() < 1e-9
     assert np.abs(state.params.x.w2 - start).min() > 1e-4
 
 

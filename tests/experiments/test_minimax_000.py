@@ -14,12 +14,12 @@ WORDS = ("dull", "tedious", "bland"), ("warm", "bright", "lovely")  # of both la
 def sst2(tmp_path):
     """Files like SST-2's, of a language in which one word decides."""
     rng = np.random.default_rng(0)
-    place = tmp_path / "data" / "glue" / "SST-2"
-    place.mkdir(parents=True)
+    folder = tmp_path / "data" / "glue" / "SST-2"
+    folder.mkdir(parents=True)
     for name, count in (("train", 900), ("dev", 120)):
         labels = rng.integers(0, 2, count)
         lines = [f"a {rng.choice(WORDS[k])} film\t{k}" for k in labels]
-        (place / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines, ""]))
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines, ""]))
     return tmp_path / "data"
 
 
@@ -56,14 +56,14 @@ def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
     real = frame.sized
     tiny = lambda config, scale, **cpu: real(config, scale, **cpu, rounds=2)
     monkeypatch.setattr(minimax_000, "sized", tiny)
-    place = tmp_path / "run"
+    run_dir = tmp_path / "run"
     given = frame.Arguments("figure_3", "cpu", sst2)
-    frame.play("minimax_000", given, minimax_000.ITEMS, place)
-    rows = metrics_csv.read(place / "sst2" / "cells" / "local_sgda.csv")
+    frame.run("minimax_000", given, minimax_000.ITEMS, run_dir)
+    rows = metrics_csv.read(run_dir / "sst2" / "cells" / "local_sgda.csv")
     assert rows["round"].tolist() == [0, 2]
     assert ((rows["test_auc"] > 0) & (rows["test_auc"] <= 1)).all()
     assert (
         "| sst2, 4 steps, unequal shares | LocalSGDA"
-        in (place / "result.md").read_text()
+        in (run_dir / "result.md").read_text()
     )
     assert "result.md, result.csv" in capsys.readouterr().out

@@ -31,8 +31,8 @@ def command(monkeypatch, paper, *words):
     frame.command(paper, MODULES[paper].__doc__, MODULES[paper].ITEMS)
 
 
-def read(place):
-    with (place / "result.csv").open(newline="") as file:
+def read(run_dir):
+    with (run_dir / "result.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -165,17 +165,17 @@ def labels(panel, method):
 
 @pytest.mark.parametrize(("paper", "item"), ITEMS)
 def test_every_item_runs_small(paper, item, tmp_path, capsys):
-    place = tmp_path / "out"
+    run_dir = tmp_path / "out"
     chosen = panels(paper, item, "smoke")
-    given = frame.Arguments(item, "smoke", output=place)
-    frame.play(paper, given, MODULES[paper].ITEMS, place)
-    lines = read(place)
+    given = frame.Arguments(item, "smoke", output=run_dir)
+    frame.run(paper, given, MODULES[paper].ITEMS, run_dir)
+    lines = read(run_dir)
     assert {line["setting"] for line in lines} == {p.setting for p in chosen.values()}
     for line in lines:
         assert 0 <= float(line["score"]) <= 100
-    assert (place / "result.png").read_bytes()[:4] == b"\x89PNG"
-    text = (place / "result.md").read_text()
-    assert "only to see that it runs" in text
+    assert (run_dir / "result.png").read_bytes()[:4] == b"\x89PNG"
+    text = (run_dir / "result.md").read_text()
+    assert "Differs from the paper: a smoke test." in text
     assert f"python -m experiments.papers.{paper}" in text
     published = paper_report.read_published(paper, item)
     printed = {(line["setting"], line["method"]): line["published"] for line in lines}
@@ -187,30 +187,31 @@ def test_every_item_runs_small(paper, item, tmp_path, capsys):
                 assert printed[panel.setting, label] == want
 
 
-def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_item_resumes(tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = ("table_2", "--scale", "smoke")
     command(monkeypatch, "fedmuon_004", *words, "--output", whole)
     first, second = panels("fedmuon_004", "table_2", "smoke")
     command(monkeypatch, "fedmuon_004", *words, "--output", cut, "--panels", second)
-    assert f"without what has not run yet: {first}\n" in capsys.readouterr().out
+    assert f"they have not run yet: {first}\n" in capsys.readouterr().out
     assert f"\nNot run yet: {first}.\n" in (cut / "result.md").read_text()
     assert len(read(cut)) == len(read(whole)) // 2
-    # cut short: a panel that has begun, whose last row is not there
+    # an interrupted panel, without its last cell
     shutil.copytree(whole / first, cut / first)
     (cells,) = (cut / first / "cells").glob("*.csv")
-    lines = cells.read_text().splitlines(keepends=True)
-    cells.write_text("".join(lines[:-1]))
-    monkeypatch.setattr(frame, "note", lambda *given: noted.append(given[2]))
-    noted = []
+    cells.unlink()
+    cells.with_suffix(".json").unlink()
+    recorded = []
+    record = lambda *given: recorded.append(given[2])
+    monkeypatch.setattr(frame, "record_call", record)
     command(monkeypatch, "fedmuon_004", *words, "--output", cut)
-    assert noted == [first]
+    assert recorded == [first]
     keep = ("setting", "method", "score", "train_loss", "bytes_per_round")
-    pick = lambda place: [[line[k] for k in keep] for line in read(place)]
+    pick = lambda run_dir: [[line[k] for k in keep] for line in read(run_dir)]
     assert pick(cut) == pick(whole)
 
 
-def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
+def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
     there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
     command(
         monkeypatch, "fedmuon_004", "table_2", "--scale", "smoke", "--output", there
@@ -218,25 +219,25 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
     panel = panels("fedmuon_004", "table_2", "smoke")["resnet18_dir0.1"]
     more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
     wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)
-    frame.begin(here, wanted)
-    assert frame.take_over(here, wanted, [there]) == [
-        "FedMuon(alignment) of table_2-smoke"
-    ]
+    frame.prepare(here, wanted)
+    assert frame.reuse(here, wanted, [there]) == ["FedMuon(alignment) of table_2-smoke"]
     ours, theirs = (
-        place / "cells" / "fedmuon_align.csv"
-        for place in (here, there / "resnet18_dir0.1")
+        run_dir / "cells" / "fedmuon_align.csv"
+        for run_dir in (here, there / "resnet18_dir0.1")
     )
     assert ours.read_bytes() == theirs.read_bytes()
     assert not frame.finished(here, panel._replace(sweep=wanted))
-    assert frame.take_over(here, wanted, [there]) == []
-    frame.note("fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"])
-    assert "Not run again: FedMuon of table_2-smoke." in paper_report.played(
+    assert frame.reuse(here, wanted, [there]) == []
+    frame.record_call(
+        "fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"]
+    )
+    assert "Reused runs: FedMuon of table_2-smoke." in paper_report.provenance(
         here.parent
     )
 
     def refused(sweep):
         ours.unlink()
-        return frame.take_over(here, sweep, [there]) == []
+        return frame.reuse(here, sweep, [there]) == []
 
     config = dataclasses.replace(panel.sweep.config, batch_size=9)
     assert refused(dataclasses.replace(wanted, config=config))
@@ -257,21 +258,21 @@ def test_runs_of_other_items_are_taken_over(tmp_path, monkeypatch):
 def test_what_cannot_run_is_refused(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("FEDJAX_MUON_DATA", raising=False)
     scale = () if "--scale" in words else ("--scale", "smoke")
-    place = tmp_path / "out"
+    run_dir = tmp_path / "out"
     with pytest.raises(SystemExit) as stop:
-        command(monkeypatch, "fedmuon_004", *words, *scale, "--output", place)
+        command(monkeypatch, "fedmuon_004", *words, *scale, "--output", run_dir)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
-    assert not place.exists()
+    assert not run_dir.exists()
 
 
 def test_a_directory_of_another_sweep_is_refused(tmp_path):
     one = panels("fedmuon_004", "figure_3", "smoke")["resnet18_dir0.1"].sweep
-    frame.begin(tmp_path / "a", one)
-    frame.begin(tmp_path / "a", one)
+    frame.prepare(tmp_path / "a", one)
+    frame.prepare(tmp_path / "a", one)
     different = frame.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
     with pytest.raises(ValueError, match="holds another sweep"):
-        frame.begin(tmp_path / "a", different)
+        frame.prepare(tmp_path / "a", different)
 
 
 def test_a_directory_in_use_is_refused(tmp_path):
@@ -291,6 +292,6 @@ def test_intervals_are_students():
 
 def test_commands_are_shown_without_this_machines_directories():
     given = ["table_2", "--data-dir", "/d", "--output", "/o", "--scale", "full"]
-    assert frame.shown("papers.fedmuon_004", given) == (
+    assert frame.public_command("papers.fedmuon_004", given) == (
         "python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA --scale full"
     )

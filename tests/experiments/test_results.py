@@ -52,16 +52,16 @@ def scores(tmp_path):
         (
             least("hard", "C", "A"),
             YES,
-            "hard: 69.8 ± 0.4, place 1 of 2; the best other",
+            "hard: 69.8 ± 0.4, rank 1 of 2; the best other",
         ),
         (least("hard", "C", "A", "B"), NOISE, "the best other is B, 70.0 ± 0.5"),
-        (least("hard", "B", "A", "C"), NO, "place 2 of 3; the best other is C"),
-        (first("hard", "B", "C", "D"), NOISE, "place 1 of 3; the best other is C"),
-        (first("hard", "A"), YES, "place 1 of 4; the best other is B, 70.0 ± 0.5"),
-        (first("hard", "B"), NO, "place 2 of 4; the best other is A"),
-        (first("hard", "D"), NO, "diverged, place 4 of 4"),
-        (least("easy", "B"), YES, "place 1 of 2; the best other is A, 80.0"),
-        (least("easy", "A"), NO, "easy: 80.0 ± 0.0, place 2 of 2"),
+        (least("hard", "B", "A", "C"), NO, "rank 2 of 3; the best other is C"),
+        (first("hard", "B", "C", "D"), NOISE, "rank 1 of 3; the best other is C"),
+        (first("hard", "A"), YES, "rank 1 of 4; the best other is B, 70.0 ± 0.5"),
+        (first("hard", "B"), NO, "rank 2 of 4; the best other is A"),
+        (first("hard", "D"), NO, "diverged, rank 4 of 4"),
+        (least("easy", "B"), YES, "rank 1 of 2; the best other is A, 80.0"),
+        (least("easy", "A"), NO, "easy: 80.0 ± 0.0, rank 2 of 2"),
         (within("hard", "C", "B", 1.0), YES, "0.2 ± 0.6 points lost"),
         (within("hard", "C", "B", 0.5), NOISE, "points lost"),
         (within("hard", "C", "A", 1.0), NO, "3.2 ± 0.6"),
@@ -138,7 +138,7 @@ def test_uploads_and_losses_are_compared(tmp_path):
     assert judge({"A": 2, "B": 1.04}).verdict == NO
     assert least(train_loss("s"), "B")(scores).verdict == NOISE
     assert least(train_loss("s"), "A")(scores).verdict == NO
-    assert "2.000 ± 0.000, place 3 of 3" in least(train_loss("s"), "A")(scores).ours
+    assert "2.000 ± 0.000, rank 3 of 3" in least(train_loss("s"), "A")(scores).ours
     assert first("s", "C")(scores).verdict == YES  # these are no scores
 
 
@@ -171,7 +171,7 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     assert "- [Paper, table_1: all](paper/table_1.md)" in index
     assert "- fedmuon_001: figure_1, figure_2\n" in index
     page = (place / "claims.md").read_text()
-    assert "| P | A is best | curves | hard: 73.0 ± 0.5, place 1" in page
+    assert "| P | A is best | curves | hard: 73.0 ± 0.5, rank 1" in page
     assert "B is best" not in page
     said = capsys.readouterr().out
     assert "no run: B is best" in said

@@ -140,7 +140,7 @@ def test_every_state_comes_back_from_disk(warm, tmp_path):
         checkpoint.save(checkpoints, 2, warm.state, "mark")
     template = jax.tree.map(jnp.zeros_like, warm.state)
     with checkpoint.open_checkpoints(tmp_path) as checkpoints:
-        again = checkpoint.restore(checkpoints, template, "mark")
+        again, _ = checkpoint.restore(checkpoints, template, "mark")
     assert_same_bits(again, warm.state)
 
 
@@ -365,7 +365,7 @@ def test_a_checkpoint_of_a_pair_comes_back_to_the_bit(tmp_path, trained):
         checkpoint.save(checkpoints, 6, state, "mark")
     with checkpoint.open_checkpoints(tmp_path) as checkpoints:
         template = prepared.init(jax.random.key(6))
-        again = checkpoint.restore(checkpoints, template, "mark")
+        again, _ = checkpoint.restore(checkpoints, template, "mark")
     assert isinstance(again.params, Pair)
     assert_same_bits(again, state)
     kept = jax.tree.map(jnp.copy, state)  # rounds consume what they are given

@@ -120,7 +120,7 @@ def test_swin_starts_at_its_checkpoint(place):
     del params["head"], expected["head"]
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     digits = dataset_of(config)
-    with pytest.raises(ValueError, match="must be the task's: patches is none of"):
+    with pytest.raises(ValueError, match="must match the task's: patches is not one"):
         simulation_of(Run("fedavg", {}, 0, config), digits)  # of one channel
 
 
@@ -137,7 +137,7 @@ REFUSED = {
     "checkpoint nowhere does not exist; give the directory of roberta-base, from ht": {
         "checkpoint": Path("nowhere")
     },
-    "digits is no set that an encoder is for": {"dataset": "digits"},
+    "digits does not take an encoder": {"dataset": "digits"},
     "roberta computes in float32; leave out compute_dtype": {
         "compute_dtype": "bfloat16"
     },

@@ -139,9 +139,9 @@ def test_training_starts_at_the_checkpoint(tmp_path, tensors):
     assert np.any(first["head"]["kernel"] != second["head"]["kernel"])
     # held as arguments of programs
     assert len(jax.tree.leaves(start.init)) == len(jax.tree.leaves(params)) - 2
-    with pytest.raises(ValueError, match="start at must be the task's: head is none"):
+    with pytest.raises(ValueError, match="parameters must match the task's: head is"):
         tasks.starting_at(task, params)
-    with pytest.raises(ValueError, match="task's: tail is none of LayerNorm_0, "):
+    with pytest.raises(ValueError, match="task's: tail is not one of LayerNorm_0, "):
         tasks.starting_at(task, {"tail": params["head"]})
 
 
@@ -180,5 +180,7 @@ def test_other_networks(tmp_path, tensors, changes, message):
             del tensors[name]
         else:
             tensors[name] = np.zeros(shape, np.float32)
-    with pytest.raises(ValueError, match=f"no Swin transformer as timm .* {message}"):
+    with pytest.raises(
+        ValueError, match=f"not a Swin transformer as saved by timm: .*{message}"
+    ):
         models.load_swin(saved(tmp_path, tensors))

@@ -15,8 +15,7 @@ from fedjax_muon.attacks import canary
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.privacy.report import PrivacySpec, report
-from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.privacy import Poisson, PrivacySpec, report
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile
 WORLDS, CANARIES = 1000, 256
@@ -75,7 +74,7 @@ def test_the_canary_is_the_worst_case(label):
     assert CLAIM * 0.999 < report(spec).epsilon <= CLAIM
     if label in OTHERS:  # where all that counts is the norm of the trace
         changes = case.sampling.changes(release.clip, release.beta, STEPS)
-        whole = 1 / release.noise.transcript(changes, release.beta)
+        whole = 1 / release.noise.transcript_multiplier(changes, release.beta)
         # t = 0, where a cycle begins, is accounted for like later steps
         least = 1.0 if case.inside else 0.85
         assert least * whole * 0.9999 < np.linalg.norm(trace) <= whole * 1.0001
@@ -134,24 +133,26 @@ def test_what_was_told_is_found_from_parameters():
         x = (x - 0.3 * v) @ W.T
         params.append(x)
         tracks.append(v)
-    found = canary.moves(np.stack(params, 1), W, 0.3)
+    found = canary.moves_from_params(np.stack(params, 1), W, 0.3)
     np.testing.assert_allclose(found, np.stack(tracks, 1), atol=1e-12)
-    np.testing.assert_allclose(canary.untracked(found, W), told, atol=1e-12)
+    np.testing.assert_allclose(
+        canary.estimates_from_tracked(found, W), told, atol=1e-12
+    )
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="cannot be found from singular weights"):
-        canary.moves(np.zeros((3, 2)), np.full((2, 2), 0.5), 0.1)
-    with pytest.raises(ValueError, match="cannot be found from singular weights"):
-        canary.untracked(np.zeros((3, 2)), np.full((2, 2), 0.5))
+    with pytest.raises(ValueError, match="cannot be recovered from singular weights"):
+        canary.moves_from_params(np.zeros((3, 2)), np.full((2, 2), 0.5), 0.1)
+    with pytest.raises(ValueError, match="cannot be recovered from singular weights"):
+        canary.estimates_from_tracked(np.zeros((3, 2)), np.full((2, 2), 0.5))
     with pytest.raises(ValueError, match="lr must lie in"):
-        canary.moves(np.zeros((3, 2)), np.eye(2), 0.0)
+        canary.moves_from_params(np.zeros((3, 2)), np.eye(2), 0.0)
     with pytest.raises(ValueError, match="pattern must not be zero everywhere"):
         canary.matched_filter(np.ones(3), np.zeros(3))
     for q in (0.0, 1.0):
         with pytest.raises(ValueError, match="probability must lie in"):
             canary.likelihood_ratio(np.ones(3), np.ones(3), q)
-    with pytest.raises(ValueError, match=r"their one number K, got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"same number K of canaries, got \[2, 3\]"):
         canary.plant(lambda x, batch, key: x, Pair(jnp.ones((2, 3)), jnp.ones(3)))
     gradients = canary.plant(lambda x, batch, key: batch, jnp.ones((2, 3)))
     planted = canary.Planted(jnp.ones((1, 3)), jnp.ones(3), jnp.zeros(3))
@@ -165,7 +166,7 @@ def test_what_storm_remembers():
     for t in range(4):
         g = 0.7 * g + changes[:, t]
         by_hand.append(g)
-    found = canary.remembered(changes, beta)
+    found = canary.storm_estimates(changes, beta)
     np.testing.assert_allclose(found, np.stack(by_hand, 1), atol=1e-14)
     np.testing.assert_allclose(canary.innovations(found, beta), changes, atol=1e-14)
 

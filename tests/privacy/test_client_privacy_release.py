@@ -18,11 +18,13 @@ from fedjax_muon.compression.compress import compress
 from fedjax_muon.compression.compressors import Compressor
 from fedjax_muon.core import Algorithm, Exchange, Objective, no_client_state
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy.accounting import gaussian_epsilon
-from fedjax_muon.privacy.clients import client_spec
-from fedjax_muon.privacy.private_clients import private_clients
-from fedjax_muon.privacy.report import report
-from fedjax_muon.privacy.sampling import FullBatch
+from fedjax_muon.privacy import (
+    FullBatch,
+    client_spec,
+    gaussian_epsilon,
+    private_clients,
+    report,
+)
 
 N, KEY = 5, jax.random.key(3)
 
@@ -338,7 +340,7 @@ def test_an_audit_with_a_client_that_is_there_or_not():
     facts = {"rounds": rounds, "delta": delta, "prologue": False}
     facts["private_states"] = False
     claims = [
-        report(client_spec(FullBatch(N), noise=z, **facts)).epsilon
+        report(client_spec(FullBatch(N), noise_multiplier=z, **facts)).epsilon
         for z in (noise, 10 * noise)
     ]
     assert 0.8 * claims[0] < proven < claims[0]

@@ -8,7 +8,7 @@ from fedjax_muon.privacy.paper import (
     MOMENTS_CONSTANT,
     dp_sgda_sigma,
     mean_reading,
-    neighbour_reading,
+    neighbor_reading,
     smallest_constant,
     theorem_3_constant,
     theorem_3_sigma,
@@ -55,13 +55,13 @@ def test_a_constant_can_be_read_off_a_known_sigma():
     assert quarter == pytest.approx(0.25, 1e-12)
 
 
-@pytest.mark.parametrize(("agents", "neighbour"), [(5, 1.6354), (20, 3.3794)])
-def test_reference_readings(agents, neighbour):
+@pytest.mark.parametrize(("agents", "neighbor"), [(5, 1.6354), (20, 3.3794)])
+def test_reference_readings(agents, neighbor):
     sigma = theorem_3_sigma(100, agents, 1.0, 1e-5, MOMENTS_CONSTANT)
     mean = mean_reading(sigma, 100, agents, 1e-5)
     assert mean.epsilon == pytest.approx(0.71796, abs=6e-6)
-    seen = neighbour_reading(sigma, 100, agents, 1e-5)
-    assert seen.epsilon == pytest.approx(neighbour, abs=6e-5)
+    seen = neighbor_reading(sigma, 100, agents, 1e-5)
+    assert seen.epsilon == pytest.approx(neighbor, abs=6e-5)
     assert seen.rho == pytest.approx(agents * mean.rho, 1e-12)
 
 
@@ -80,7 +80,7 @@ def test_the_moments_constant_is_enough_up_to_the_logarithm():
 
 
 def test_no_epsilon_without_its_conditions():
-    mean, seen = (f(10.0, 10, 5, 1e-5) for f in (mean_reading, neighbour_reading))
+    mean, seen = (f(10.0, 10, 5, 1e-5) for f in (mean_reading, neighbor_reading))
     for reading in (mean, seen):
         said = " ".join(reading.holds_if)
         for word in ("clipped", "t = 0", "x or y alone", "replaced"):

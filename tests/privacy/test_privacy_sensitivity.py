@@ -6,12 +6,18 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
-from fedjax_muon.privacy.sensitivity import (
+from fedjax_muon.privacy import (
+    Cyclic,
     Difference,
     Each,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    Shuffled,
     Split,
     Unclipped,
+)
+from fedjax_muon.privacy.sensitivity import (
     any_gain,
     long_run_std,
     marginal_std,
@@ -46,16 +52,16 @@ def shorten(vector, limit):
 
 
 def fresh_each(clip, beta, now, before):
-    return shorten(now, clip.limit) - (1 - beta) * shorten(before, clip.limit)
+    return shorten(now, clip.clip_norm) - (1 - beta) * shorten(before, clip.clip_norm)
 
 
 def fresh_difference(clip, beta, now, before):
-    return shorten(now - (1 - beta) * before, clip.limit)
+    return shorten(now - (1 - beta) * before, clip.clip_norm)
 
 
 def fresh_split(clip, beta, now, before):
-    change = shorten(now - before, clip.change)
-    return beta * shorten(now, clip.limit) + (1 - beta) * change
+    change = shorten(now - before, clip.change_clip_norm)
+    return beta * shorten(now, clip.clip_norm) + (1 - beta) * change
 
 
 FRESH = {Each: fresh_each, Difference: fresh_difference, Split: fresh_split}
@@ -68,7 +74,7 @@ def transcript_of(clip, beta, takes_part, sizes, gradients):
     for t, (takes, size, (now, before)) in enumerate(pairs):
         total = (1 - beta) * total if t else total
         if takes and t == 0:
-            total = total + shorten(now, clip.limit) / size
+            total = total + shorten(now, clip.clip_norm) / size
         elif takes:
             total = total + FRESH[type(clip)](clip, beta, now, before) / size
         transcript.append(total)
@@ -99,7 +105,7 @@ def test_changes_of_a_cycle_bound_all_its_patterns(clip, beta, first):
     bound = transcript_norm(cycle.changes(clip, beta, steps), 1 - beta)
     matrix = workload(steps, beta)
     weight = np.full(steps, clip.sensitivity(beta, 3))
-    weight[0] = clip.first(first or 3)
+    weight[0] = clip.first_sensitivity(first or 3)
     largest = 0.0
     for offset in range(3):
         taken = np.zeros(steps)
@@ -116,7 +122,7 @@ def test_a_first_batch_may_change_more_than_the_later_ones():
     changes = Cyclic(100, 10).changes(clip, beta, 21)
     np.testing.assert_allclose(changes[[0, 10, 20]], [0.1, 0.00199, 0.00199], 1e-12)
     assert np.count_nonzero(changes) == 3
-    changes = Cyclic(100, 10, first=50).changes(clip, beta, 22)
+    changes = Cyclic(100, 10, first_batch=50).changes(clip, beta, 22)
     np.testing.assert_allclose(changes[[0, 1, 11, 21]], [0.02] + 3 * [0.00199], 1e-12)
     assert np.count_nonzero(changes) == 4
 
@@ -140,7 +146,7 @@ def test_gains_in_closed_form(beta):
 def test_without_memory_nothing_is_repeated():
     assert single_gain(50, 1.0) == 1.0
     assert separated_gain(50, 1.0, 10) == pytest.approx(math.sqrt(5))
-    assert Each(2.0).sensitivity(1.0, 4) == Each(2.0).first(4) == 0.5
+    assert Each(2.0).sensitivity(1.0, 4) == Each(2.0).first_sensitivity(4) == 0.5
     assert Split(2.0, 9.0).sensitivity(1.0, 4) == 0.5
 
 
@@ -172,7 +178,7 @@ def test_reference_sensitivities(beta, expected):
     split = (beta + (1 - beta) * 0.1) / 20
     assert Split(1.0, 0.1).sensitivity(beta, 20) == pytest.approx(split, 1e-12)
     for clip in (Each(1.0), Difference(1.0), Split(1.0, 0.1)):
-        assert clip.first(10000) == pytest.approx(1e-4, 1e-12)
+        assert clip.first_sensitivity(10000) == pytest.approx(1e-4, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +274,7 @@ def test_a_full_first_batch_adds_its_own_column():
     beta, steps, n, b = 0.1, 40, 60, 6
     matrix = workload(steps, beta)
     first, later = matrix[:, 0] / n, matrix[:, 1::10].sum(1) * (2 - beta) / b
-    changes = Cyclic(n, b, first=n).changes(Each(1.0), beta, steps)
+    changes = Cyclic(n, b, first_batch=n).changes(Each(1.0), beta, steps)
     expected = np.linalg.norm(first + later)
     assert transcript_norm(changes, 1 - beta) == pytest.approx(expected, 1e-12)
 
@@ -284,10 +290,10 @@ def test_the_walk_of_noise_inside():
 def test_without_clipping_there_is_no_bound():
     clip = Unclipped()
     for value in (
-        clip.first(3),
+        clip.first_sensitivity(3),
         clip.sensitivity(0.1, 3),
-        clip.anywhere(0.1, 3),
-        clip.always(0.1, 3),
+        clip.shuffled_change(0.1, 3),
+        clip.full_batch_change(0.1, 3),
         transcript_norm(Cyclic(9, 3).changes(clip, 0.1, 9), 0.9),
     ):
         assert value == math.inf
@@ -296,14 +302,14 @@ def test_without_clipping_there_is_no_bound():
 @pytest.mark.parametrize("clip", [*BOUNDED, Unclipped()], ids=repr)
 def test_refusals_of_clips(clip):
     for beta in (0.0, -0.1, 1.5, math.nan):
-        for method in (clip.sensitivity, clip.anywhere, clip.always):
+        for method in (clip.sensitivity, clip.shuffled_change, clip.full_batch_change):
             with pytest.raises(ValueError, match=r"beta must lie in \(0, 1\]"):
                 method(beta, 20)
     for method in (
-        clip.first,
+        clip.first_sensitivity,
         lambda b: clip.sensitivity(0.1, b),
-        lambda b: clip.anywhere(0.1, b),
-        lambda b: clip.always(0.1, b),
+        lambda b: clip.shuffled_change(0.1, b),
+        lambda b: clip.full_batch_change(0.1, b),
     ):
         with pytest.raises(ValueError, match=r"batch must lie in \[1"):
             method(0)
@@ -312,9 +318,9 @@ def test_refusals_of_clips(clip):
 def test_refusals_of_limits_and_gains():
     for wrong in (0.0, -1.0, math.inf, math.nan):
         for make in (Each, Difference, lambda c: Split(c, 1.0)):
-            with pytest.raises(ValueError, match="limit must lie in"):
+            with pytest.raises(ValueError, match="clip_norm must lie in"):
                 make(wrong)
-        with pytest.raises(ValueError, match="change must lie in"):
+        with pytest.raises(ValueError, match="change_clip_norm must lie in"):
             Split(1.0, wrong)
     with pytest.raises(ValueError, match="steps"):
         single_gain(0, 0.1)
@@ -341,16 +347,18 @@ def test_refusals_of_batches(kind):
 
 
 def test_refusals_of_samplings():
-    with pytest.raises(ValueError, match=r"first must be at most 6512.*got 10000"):
-        Cyclic(6512, 20, first=10000)
-    with pytest.raises(ValueError, match="first must be at least 1"):
-        Cyclic(6512, 20, first=0)
+    with pytest.raises(
+        ValueError, match=r"first_batch must be at most 6512.*got 10000"
+    ):
+        Cyclic(6512, 20, first_batch=10000)
+    with pytest.raises(ValueError, match="first_batch must be at least 1"):
+        Cyclic(6512, 20, first_batch=0)
     with pytest.raises(ValueError, match=r"all 6512 examples.*got 10000"):
-        Poisson(6512, 20, first=10000)
-    with pytest.raises(ValueError, match="no Poisson sample"):
-        Poisson(6512, 20, first=500)
-    with pytest.raises(ValueError, match="longest must be at least 20, got 19"):
-        Poisson(6512, 20, longest=19)
+        Poisson(6512, 20, first_batch=10000)
+    with pytest.raises(ValueError, match="not a Poisson sample"):
+        Poisson(6512, 20, first_batch=500)
+    with pytest.raises(ValueError, match="max_batch must be at least 20, got 19"):
+        Poisson(6512, 20, max_batch=19)
     with pytest.raises(ValueError, match=r"at least 2 batches.*use FullBatch"):
         Cyclic(100, 51)
     with pytest.raises(ValueError, match="examples"):

@@ -1,4 +1,4 @@
-"""The benchmarks: their works, their counts, their rows, their figure."""
+"""Benchmarks: workloads, counts of operations, rows, figures."""
 
 import functools
 import io
@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import contender, library, newton_schulz, race, turns, works
+from benchmarks import contender, library, newton_schulz, race, turns, workloads
 from benchmarks.peers import PEERS, handwritten, torch_nets
-from benchmarks.works import WORKS
+from benchmarks.workloads import WORKLOADS
 from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 
@@ -44,10 +44,10 @@ def run(*given: str) -> list[dict]:
 
 @functools.cache
 def weights_of(name: str) -> dict[str, np.ndarray]:
-    return library.first_weights(WORKS[name])
+    return library.first_weights(WORKLOADS[name])
 
 
-# The works.
+# Workloads.
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,22 @@ def weights_of(name: str) -> dict[str, np.ndarray]:
     ],
 )
 def test_works_have_the_published_sizes(name, parameters, examples):
-    work = WORKS[name]
+    workload = WORKLOADS[name]
     assert sum(w.size for w in weights_of(name).values()) == parameters
-    sizes = works.sizes_of(work)
-    assert len(sizes) == work.clients
+    sizes = workloads.sizes_of(workload)
+    assert len(sizes) == workload.clients
     assert sizes.sum() == pytest.approx(examples, rel=0.005)
-    assert (sizes.std() > 0) == work.uneven
+    assert (sizes.std() > 0) == workload.uneven
     assert sizes.min() >= 1
 
 
 def test_parts_are_the_clients_examples_and_wrap_around():
-    work = WORKS["femnist"]
-    parts = works.parts_of(work)
-    assert [len(part) for part in parts] == works.sizes_of(work).tolist()
+    workload = WORKLOADS["femnist"]
+    parts = workloads.parts_of(workload)
+    assert [len(part) for part in parts] == workloads.sizes_of(workload).tolist()
     everything = np.concatenate(parts)
-    assert everything.max() == works.STORED - 1
-    assert (np.diff(everything) % works.STORED == 1).all()
+    assert everything.max() == workloads.STORED - 1
+    assert (np.diff(everything) % workloads.STORED == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_parts_are_the_clients_examples_and_wrap_around():
 )
 def test_sizes_that_no_round_has_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
-        works.check_sizes(WORKS["w2"]._replace(**(TINY | changed)))
+        workloads.check_sizes(WORKLOADS["w2"]._replace(**(TINY | changed)))
 
 
 def test_large_models_do_less_on_a_cpu_unless_asked_for():
     parse = command.arguments().parse_args
     name = "cifar100_resnet18"
-    assert command.sizes_of(parse([]), name, True) == dict(works.FEW)
+    assert command.sizes_of(parse([]), name, True) == dict(workloads.FEW)
     assert command.sizes_of(parse(["--steps", "9"]), name, True)["steps"] == 9
     assert command.sizes_of(parse(["--full"]), name, True) == {}
     assert command.sizes_of(parse([]), name, False) == {}
@@ -158,16 +158,18 @@ def test_the_matrices_of_a_model_are_those_of_muons_layout(name):
     ],
 )
 def test_torch_networks_are_those_of_the_works(name, changed):
-    work = WORKS[name]._replace(**changed)
-    weights = library.first_weights(work)
-    if work.tokens:  # a table drawn for many ids is small
+    workload = WORKLOADS[name]._replace(**changed)
+    weights = library.first_weights(workload)
+    if workload.tokens:  # a table drawn for many ids is small
         weights["Embed_0/embedding"] *= 50
     # texts end in padding
-    pad = [(0, 0), (0, 5)] if work.tokens else [(0, 0)] * (1 + len(work.example))
-    x = np.pad(works.arrays_of(work._replace(clients=1, examples=2))[0], pad)
-    ours = library.model_of(work).apply({"params": library.nested(weights)}, x)
-    net = torch_nets.network(work, weights)
-    channels_first = x if work.tokens else x.transpose(0, 3, 1, 2).copy()
+    pad = (
+        [(0, 0), (0, 5)] if workload.tokens else [(0, 0)] * (1 + len(workload.example))
+    )
+    x = np.pad(workloads.arrays_of(workload._replace(clients=1, examples=2))[0], pad)
+    ours = library.model_of(workload).apply({"params": library.nested(weights)}, x)
+    net = torch_nets.network(workload, weights)
+    channels_first = x if workload.tokens else x.transpose(0, 3, 1, 2).copy()
     with torch.no_grad():
         theirs = net(torch.from_numpy(channels_first))
     assert np.abs(ours).max() > 0.1
@@ -175,18 +177,18 @@ def test_torch_networks_are_those_of_the_works(name, changed):
 
 
 def test_a_model_without_a_torch_version_is_refused():
-    other = WORKS["cifar10"]._replace(model="swin_tiny")
+    other = WORKLOADS["cifar10"]._replace(model="swin_tiny")
     with pytest.raises(ValueError, match="no PyTorch version of swin_tiny"):
         torch_nets.network(other, {})
-    deeper = WORKS["rnn"]._replace(arguments=(2, 99, 3, 4, 2))
+    deeper = WORKLOADS["rnn"]._replace(arguments=(2, 99, 3, 4, 2))
     with pytest.raises(ValueError, match="has one layer, not 2"):
         torch_nets.network(deeper, {})
 
 
 def test_batches_are_shuffled_epochs():
-    work = WORKS["w2"]._replace(**TINY)
+    workload = WORKLOADS["w2"]._replace(**TINY)
     part = np.arange(40, 47)
-    drawn = torch_nets.batches(work, part, np.random.default_rng(0))
+    drawn = torch_nets.batches(workload, part, np.random.default_rng(0))
     assert drawn.shape == (2, 5)
     assert sorted(drawn.ravel()[:7]) == part.tolist()
 
@@ -240,18 +242,24 @@ def test_the_summary_leaves_out_the_first_call():
 
 
 def test_a_contender_that_fails_says_why(tmp_path, monkeypatch):
-    said = io.StringIO()
-    own = turns.Turns(io.StringIO(), said)
+    answers = io.StringIO()
+    own = turns.Turns(io.StringIO(), answers)
     monkeypatch.setattr(contender, "on_standard_streams", lambda: own)
-    told = {"do": "round", "contender": "x", "work": "w2", "sizes": {}, "weights": "no"}
-    monkeypatch.setattr(sys, "argv", ["contender", json.dumps(told)])
+    request = {
+        "do": "round",
+        "contender": "x",
+        "workload": "w2",
+        "sizes": {},
+        "weights": "no",
+    }
+    monkeypatch.setattr(sys, "argv", ["contender", json.dumps(request)])
     with pytest.raises(FileNotFoundError):
         contender.main()
-    assert json.loads(said.getvalue())["error"].startswith("FileNotFoundError: ")
+    assert json.loads(answers.getvalue())["error"].startswith("FileNotFoundError: ")
 
 
 class Silent(race.Contender):
-    """A process of no contender: what it prints, it is taken to answer."""
+    """A process that is no contender; what it prints counts as its answers."""
 
     def __init__(self, script):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -270,7 +278,7 @@ def test_an_error_of_a_contender_becomes_a_row(script, message):
     broken = Silent(script)
     try:
         with pytest.raises(race.ContenderError, match=message):
-            broken.ask()
+            broken.run_round()
     finally:
         broken.end()
 
@@ -282,20 +290,22 @@ FULL = {"clients": 1, "cohort": 1, "steps": 3, "batch": 600}
 
 
 def test_contenders_agree_where_nothing_is_random(tmp_path):
-    # One client whose batch is all it has: every way to trace the round is the same.
-    work = WORKS["w2"]._replace(**FULL)
-    weights = library.first_weights(work)
+    # one client whose batch is all its data: all contenders compute the same round
+    workload = WORKLOADS["w2"]._replace(**FULL)
+    weights = library.first_weights(workload)
 
-    def loss(trace, **how):
+    def loss(run_rounds, **how):
         answers = io.StringIO()
-        trace(work, weights, turns.Turns(io.StringIO("round\n" * 2), answers), **how)
+        run_rounds(
+            workload, weights, turns.Turns(io.StringIO("round\n" * 2), answers), **how
+        )
         *rounds, last = map(json.loads, answers.getvalue().splitlines())
         assert len(rounds) == 2
         return last["losses"][0]
 
     peer = {"cores": 1, "rounds": 2}
-    own = loss(library.play, algorithms=["fedavg"], devices=1)
-    assert loss(handwritten.play, **peer) == pytest.approx(own, abs=1e-4)
+    own = loss(library.run, algorithms=["fedavg"], devices=1)
+    assert loss(handwritten.run, **peer) == pytest.approx(own, abs=1e-4)
     # the same, in processes of their own and by the command
     sizes = [part for size, n in FULL.items() for part in (f"--{size}", str(n))]
     figure_path, output = tmp_path / "bars.png", tmp_path / "rows.jsonl"
@@ -306,7 +316,7 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
     )
     assert {"cpu", "jax", "command", "load", "peers"} <= head.keys()
     assert row.keys() == FIELDS | {
-        *("work", "contender", "algorithm", "whole", "devices"),
+        *("workload", "contender", "algorithm", "whole", "devices"),
         *("clients", "cohort", "steps", "batch", "peak_mb", "loss", "parameters"),
     }
     assert (row["contender"], row["whole"]) == (PEERS["torch_loop"].label, False)
@@ -318,7 +328,7 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["w3"], "no work 'w3'; there are w1, w2"),
+        (["w3"], "no workload 'w3'; there are w1, w2"),
         (["--peers", "tff"], "no peer 'tff'; there are handwritten"),
         (["--algorithms", "muon"], "no algorithm 'muon'; there are fedavg"),
         (["--repeats", "0"], "--repeats must be at least 1, got 0"),
@@ -340,28 +350,28 @@ def test_more_cores_than_there_are_are_refused():
 
 def test_a_cohort_of_more_clients_than_there_are_is_refused_at_once(monkeypatch):
     head = {"backend": "gpu", "local_devices": 1}
-    monkeypatch.setattr(race, "answers", lambda told, devices: iter([head]))
+    monkeypatch.setattr(race, "answers", lambda request, devices: iter([head]))
     options = command.arguments().parse_args(["w1", "w2", "--cohort", "101"])
     with pytest.raises(ValueError, match="a cohort of 101 needs as many clients"):
         next(command.measured(options))
 
 
 def test_a_measure_that_fails_becomes_a_row(monkeypatch):
-    def answers(told, devices):
-        if told["do"] == "measure":
+    def answers(request, devices):
+        if request["do"] == "measure":
             raise race.ContenderError("why")
         return iter([{"backend": "gpu", "local_devices": 1}])
 
     monkeypatch.setattr(race, "answers", answers)
     options = command.arguments().parse_args(["local_step"])
     _, row = command.measured(options)
-    assert row == {"work": "local_step", "error": "why"}
+    assert row == {"workload": "local_step", "error": "why"}
 
 
 def test_more_devices_than_there_are_are_refused(monkeypatch):
     head = {"backend": "gpu", "local_devices": 1}
-    monkeypatch.setattr(race, "answers", lambda told, devices: iter([head]))
-    options = types.SimpleNamespace(works=["w2"], devices=2, repeats=1, peers=())
+    monkeypatch.setattr(race, "answers", lambda request, devices: iter([head]))
+    options = types.SimpleNamespace(workloads=["w2"], devices=2, repeats=1, peers=())
     with pytest.raises(ValueError, match="--devices 2, but there are 1"):
         next(command.measured(options))
 
@@ -369,4 +379,4 @@ def test_more_devices_than_there_are_are_refused(monkeypatch):
 def test_all_works_are_listed(capsys):
     command.main(["--list"])
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == [*WORKS, *command.MEASURES]
+    assert listed == [*WORKLOADS, *command.MEASURES]

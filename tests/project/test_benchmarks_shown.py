@@ -16,26 +16,26 @@ KERNELS = (
 
 def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
     sizes = {"clients": 4, "cohort": 1, "steps": 2, "whole": False}
-    row = {"work": "cifar100_resnet18", "contender": "fedjax_muon", **sizes}
+    row = {"workload": "cifar100_resnet18", "contender": "fedjax_muon", **sizes}
     rows = [
         row | {"algorithm": "fedavg", "wall_seconds": 2.345678},
         row | {"algorithm": "fedmuon", "wall_seconds": 123.4},
         row | {"algorithm": "fedavg", "wall_seconds": 2.1, "contender": "pfl"},
         row | {"algorithm": "fedavg", "error": "none", "contender": "Flower"},
         {"cpu": "a head"},
-        {"work": "local_step", "contender": "fedjax_muon", "wall_seconds": 1.0},
-        *({"work": "newton_schulz", "case": "2 x 3", **r} for r in KERNELS),
+        {"workload": "local_step", "contender": "fedjax_muon", "wall_seconds": 1.0},
+        *({"workload": "newton_schulz", "case": "2 x 3", **r} for r in KERNELS),
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     command.main(["table", str(path)])
     assert capsys.readouterr().out.splitlines() == [
-        "| a round of | fedjax_muon | pfl | FedMuon |",
+        "| workload | fedjax_muon | pfl | FedMuon |",
         "|---|---:|---:|---:|",
         "| ResNet-18 on CIFAR-100, 50 local steps of batch 50 (here 1 of 4 clients, 2 "
         "steps) | 2.35 | **2.1** | 123 |",
         "",
-        "| five Newton-Schulz steps, ms | fedjax_muon | optax | times the products |",
+        "| five Newton-Schulz steps, ms | fedjax_muon | optax | ratio to products |",
         "|---|---:|---:|---:|",
         "| 2 x 3 | 12.3 | 40 | 1.1 |",
     ]
@@ -44,8 +44,8 @@ def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
 
 
 def test_panels_are_works_and_bars_have_times():
-    row = {"work": "w1", "contender": "PyTorch loop", "algorithm": "fedavg"}
-    case = {"work": "newton_schulz", "case": "2 x 3", "contender": "fedjax_muon"}
+    row = {"workload": "w1", "contender": "PyTorch loop", "algorithm": "fedavg"}
+    case = {"workload": "newton_schulz", "case": "2 x 3", "contender": "fedjax_muon"}
     rows = [row | {"wall_seconds": 2.0}, row | {"error": "none"}]
     assert figure.panels([*rows, case | {"wall_seconds": 0.5}]) == {
         "w1": [("PyTorch loop, FedAvg", 2.0, False)],

@@ -1,70 +1,14 @@
 """Grids of hyper-parameters: files, best points, tables, figures."""
 
 import itertools
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 from grids import BY_HAND, assert_reported, by_hand, table
 from matplotlib.figure import Figure
 
-from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
+from fedjax_muon.reporting import comparison, plots, tables
 from fedjax_muon.reporting.comparison import Point, Summary
-
-# -------------------------------------------------------------------- history
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "cells.csv"
-
-
-ROWS = [
-    {"lr": 0.1, "seed": 3, "diverged": -1, "round": r, "loss": np.sqrt(2) / (r + 1)}
-    for r in range(5)
-]
-
-
-def test_rows_that_are_added_together_are_as_rows_added_one_by_one(path, tmp_path):
-    metrics_csv.extend(path, ROWS[:2])
-    metrics_csv.extend(path, ROWS[2:])
-    for row in ROWS:
-        metrics_csv.append(tmp_path / "others.csv", row)
-    assert path.read_bytes() == (tmp_path / "others.csv").read_bytes()
-    assert sorted(os.listdir(tmp_path)) == ["cells.csv", "others.csv"]
-    columns = metrics_csv.read(path)
-    for name, column in columns.items():
-        assert column.dtype == (np.float64 if name in ("lr", "loss") else np.int64)
-        assert column.tolist() == [row[name] for row in ROWS]
-
-
-@pytest.mark.parametrize("end", [1, 2, 9, 30])
-def test_a_last_line_that_was_cut_off_gives_way(path, end):
-    metrics_csv.extend(path, ROWS[:3])
-    whole = path.read_bytes()
-    assert len(whole) - whole.rindex(b"0.1,") > 30
-    path.write_bytes(whole[:-end])
-    metrics_csv.extend(path, ROWS[2:3])
-    assert path.read_bytes() == whole
-
-
-def test_rows_are_added_all_or_none_and_durably(path, monkeypatch):
-    metrics_csv.extend(path, ROWS[:2])
-    before = path.read_bytes()
-    synced: list[int] = []
-
-    def crash(self, target):
-        assert target == path
-        assert synced == [self.stat().st_size]  # durable before it takes the place
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.fstat(n).st_size))
-    monkeypatch.setattr(Path, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        metrics_csv.extend(path, ROWS[2:])
-    assert path.read_bytes() == before
-
 
 # ---------------------------------------------------------------- best points
 

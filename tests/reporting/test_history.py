@@ -1,7 +1,6 @@
 """What remains of a run: the CSV, what several of them say together, the figures."""
 
 import os
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -70,10 +69,6 @@ def test_a_last_line_that_was_cut_off_is_left_out(path, end):
     assert len(whole) - last > 30
     path.write_bytes(whole[:-end])
     assert metrics_csv.read(path)["round"].tolist() == [0, 10]
-    assert metrics_csv.truncate(path, 100)["round"] == 10
-    assert path.read_bytes() == whole[:last]
-    metrics_csv.append(path, rows(20)[0])
-    assert path.read_bytes() == whole
 
 
 def test_a_last_line_with_too_few_values_is_left_out(path):
@@ -99,46 +94,6 @@ def test_damage_in_the_middle_is_refused(path):
     path.write_text("".join([*lines[:2], "10,5,x,0,1\n", lines[3]]))
     with pytest.raises(ValueError, match="'x'"):
         metrics_csv.read(path)
-
-
-@pytest.mark.parametrize(
-    ("last_round", "kept"), [(-1, []), (0, [0]), (19, [0, 10]), (20, [0, 10, 20])]
-)
-def test_truncate_drops_the_rows_beyond(path, last_round, kept):
-    last = metrics_csv.truncate(written(path, 0, 10, 20), last_round)
-    assert metrics_csv.read(path)["round"].tolist() == kept
-    assert last == (rows(*kept)[-1] if kept else {})
-    assert all(type(value) in (int, float) for value in last.values())
-    assert os.listdir(path.parent) == ["metrics.csv"]
-    metrics_csv.append(path, rows(30)[0])
-    assert metrics_csv.read(path)["round"].tolist() == [*kept, 30]
-
-
-def test_truncate_of_nothing(path):
-    assert metrics_csv.truncate(path, 5) == {}
-    assert not path.exists()
-    for content in ("", "round,by"):  # ended while it wrote the header
-        path.write_text(content)
-        assert metrics_csv.truncate(path, 5) == {}
-        metrics_csv.append(path, ROW)
-        assert metrics_csv.read(path)["round"].tolist() == [0]
-        path.unlink()
-
-
-def test_truncate_is_atomic(path, monkeypatch):
-    written(path, 0, 10, 20)
-    before, synced = path.read_bytes(), []
-
-    def crash(self, target):
-        assert target == path
-        assert synced == [self.stat().st_size]  # durable before it takes the place
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.fstat(n).st_size))
-    monkeypatch.setattr(Path, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        metrics_csv.truncate(path, 10)
-    assert path.read_bytes() == before
 
 
 # ----------------------------------------------------------------- comparison

@@ -179,7 +179,9 @@ def test_the_gradient_sees_the_rows_and_no_padding():
     clients = batching.clients_of(X, Y, PARTS)
     seen = lambda params, batch, key: (params, batch, key)
     rows = batching.ExampleIndices(jnp.array([7, -1, 0, -1]), jnp.int32(2))
-    params, batch, key = batching.on(clients, seen)("params", rows, "key")
+    params, batch, key = batching.gradient_of_indices(clients, seen)(
+        "params", rows, "key"
+    )
     assert batch.client == 2
     np.testing.assert_allclose(batch.shares, [2 / 5, 1 / 5, 2 / 5])  # 2 7 3 9 5 mod 3
     assert (params, key) == ("params", "key")

@@ -19,9 +19,9 @@ from federation import (
 from fedjax_muon.runs import config, directory
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.gradient_noise import noise_norms
-from fedjax_muon.tasks.classification import as_argument
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
 from fedjax_muon.tasks.metrics import hill
+from fedjax_muon.tasks.task import as_argument
 
 KEY = jax.random.key(3)
 PARAMS = TASK.init(jax.random.key(1))

@@ -328,11 +328,11 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
     memory = [2 * (need.examples + 3 * one)]
     monkeypatch.setattr(sweep, "limit_of", lambda: memory[-1])
-    assert sweep._fitting(prepared) == 3
+    assert sweep._cells_that_fit(prepared) == 3
     memory.append(memory[-1] - 2)
-    assert sweep._fitting(prepared) == 2
+    assert sweep._cells_that_fit(prepared) == 2
     memory.append(2)
-    assert sweep._fitting(prepared) == 1
+    assert sweep._cells_that_fit(prepared) == 1
 
 
 def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):
@@ -341,4 +341,4 @@ def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):
 
     monkeypatch.setattr(sweep, "limit_of", unknown)
     with pytest.warns(UserWarning, match="memory not checked, one cell .*: no device"):
-        assert sweep._fitting(federation.federation(fedavg())) == 1
+        assert sweep._cells_that_fit(federation.federation(fedavg())) == 1

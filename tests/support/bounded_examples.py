@@ -22,7 +22,7 @@ from fedjax_muon.decentralized.private_storm import (
     each,
     split,
 )
-from fedjax_muon.tasks.classification import Batch, per_example
+from fedjax_muon.tasks.task import Batch, per_example
 
 LIMIT, CHANGE = Pair(0.8, 0.5), Pair(0.05, 0.03)
 

@@ -34,14 +34,6 @@ def refused(capsys, *arguments) -> str:
     return lines[0].removeprefix("fedjax-muon: error: ")
 
 
-def rejected(capsys, *arguments) -> str:
-    """What the argument parser prints when it exits with status 2."""
-    with pytest.raises(SystemExit) as stop:
-        run(*arguments)
-    assert stop.value.code == 2
-    return " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
 def assert_same_but_for_seconds(a: Path, b: Path) -> None:
     def rows(path):
         with path.open() as file:

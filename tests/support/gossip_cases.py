@@ -13,7 +13,7 @@ from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair, on_y
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized import engine as gossip_engine
-from fedjax_muon.decentralized.engine import dense
+from fedjax_muon.decentralized.mixing import dense
 
 M, T, SEED = 5, 6, 9
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from command import run as command
 
-from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import config, directory
+from fedjax_muon.runs import sweep as sweeps
 
 TINY: Any = {"num_clients": 6, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
 
@@ -134,6 +134,6 @@ def by_hand(place: Path, methods) -> Path:
                     | {"dropped": 0, "seconds": done + 0.5}
                     for done in rounds
                 ]
-                metrics_csv.extend(place / "cells" / f"{name}.csv", rows)
+                sweeps.rows_of(what, name, place).extend(rows)
     command("resume", place)
     return place

@@ -16,7 +16,7 @@ def train(directory: Path, rounds: int, say=lambda word, round: None):
     mark = checkpoint.fingerprint({}, state)
     with checkpoint.open_checkpoints(directory) as checkpoints:
         found = checkpoint.restore(checkpoints, state, mark)
-        state = state if found is None else found
+        state = state if found is None else found[0]
         say("starts", state.round)
         while state.round < rounds:
             state, _ = prepared.train_round(state)

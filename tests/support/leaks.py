@@ -8,7 +8,8 @@ import numpy as np
 
 from experiments.studies.reconstruction import Sigmoids, images, innovation, plain
 from fedjax_muon.attacks import inversion
-from fedjax_muon.tasks.classification import Batch, classification
+from fedjax_muon.tasks.classification import classification
+from fedjax_muon.tasks.task import Batch
 
 SOURCE = images("digits", None)
 SHAPE, CLASSES = (8, 8, 1), 10

@@ -23,7 +23,7 @@ SIDE = 96
 MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
 PAIR = Pair(MATRIX, jax.ShapeDtypeStruct((), jnp.float32))
 BATCHES = jax.ShapeDtypeStruct((1,), jnp.float32)
-MECHANISM = Mechanism(limit=1.0, change=0.1, beta=0.1, batch_size=2)
+MECHANISM = Mechanism(clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=2)
 PAGES: dict[str, dict[str, Any]] = {
     "muon": ALL,
     "averaging": ALL,
@@ -146,7 +146,7 @@ def shown(value) -> str | None:
 def option_row(name: str, method) -> list[str]:
     """The options of a method that are numbers, flags or names, and its grid."""
     if isinstance(method, PrivateMethod):
-        function, grid = method.over, {}
+        function, grid = method.base, {}
     else:
         function, grid = method.function, method.grid
     options = []

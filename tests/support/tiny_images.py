@@ -1,4 +1,4 @@
-"""Forty random labelled images, and what they must be once standardised."""
+"""Forty random labelled images, and what they must be once standardized."""
 
 import numpy as np
 from sklearn.preprocessing import StandardScaler
@@ -9,7 +9,7 @@ LABELS = RNG.permutation(np.arange(40) % 10).astype(np.uint8)
 TRAIN, TEST = slice(0, 30), slice(30, 40)
 
 
-def assert_standardised(got, x_train, x_test):
+def assert_standardized(got, x_train, x_test):
     """Against scikit-learn's scaler in float64.
 
     x - mean and the division round once each in float32, and so do mean and std: four

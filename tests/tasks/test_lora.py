@@ -16,9 +16,9 @@ from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import simulation as decentralized_simulation
 from fedjax_muon.simulation import rounds, sweep
-from fedjax_muon.tasks.classification import per_example
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy
 from fedjax_muon.tasks.lora import lora_classification
+from fedjax_muon.tasks.task import per_example
 from fedjax_muon.transforms import muon, muon_dimension_numbers
 
 KEY = jax.random.key(0)

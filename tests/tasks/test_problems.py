@@ -17,7 +17,12 @@ from fedjax_muon import simulation, tasks
 from fedjax_muon.core import tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.minimax import local_sgda
-from fedjax_muon.simulation.batching import ExampleIndices, clients_of, full_batch, on
+from fedjax_muon.simulation.batching import (
+    ExampleIndices,
+    clients_of,
+    full_batch,
+    gradient_of_indices,
+)
 from fedjax_muon.simulation.evaluation import evaluate
 from fedjax_muon.tasks import adversarial, agnostic, auc
 from fedjax_muon.tasks.adversarial import project_perturbation
@@ -134,7 +139,7 @@ def test_a_client_has_a_share_of_its_own():
     data, params = binary(), auc_params()
     parts = cut([9, 14])
     clients = shared_out(data, *parts)
-    own = jax.jit(on(clients, BINARY.grad))
+    own = jax.jit(gradient_of_indices(clients, BINARY.grad))
     for client, part in enumerate(parts):
         ids = part[:4]  # a batch, whose share is another one
         share = data.y_train[part].mean()
@@ -149,7 +154,7 @@ def test_a_client_has_a_share_of_its_own():
 def test_a_client_of_one_class_has_no_gradient():
     data = binary()
     parts = [np.flatnonzero(data.y_train == label)[:5] for label in (0, 1)]
-    own = jax.jit(on(shared_out(data, *parts), BINARY.grad))
+    own = jax.jit(gradient_of_indices(shared_out(data, *parts), BINARY.grad))
     for client, part in enumerate(parts):
         found = own(
             auc_params(), ExampleIndices(jnp.array(part), jnp.int32(client)), KEY
@@ -159,7 +164,7 @@ def test_a_client_of_one_class_has_no_gradient():
 
 def test_padding_does_not_count():
     data, params = binary(), auc_params()
-    own = jax.jit(on(shared_out(data, np.arange(8)), BINARY.grad))
+    own = jax.jit(gradient_of_indices(shared_out(data, np.arange(8)), BINARY.grad))
     rows = lambda ids: ExampleIndices(jnp.int32(ids), jnp.int32(0))
     found = own(params, rows([0, 3, -1, 5, -1]), KEY)
     jax.tree.map(close, found, own(params, rows([0, 3, 5]), KEY))
@@ -220,7 +225,7 @@ def loss_by_hand(model, x, y):
 def test_agnostic_gradient_by_hand_and_its_mean_over_clients():
     parts = cut([7, 5, 6, 8])
     clients = shared_out(DATA, *parts)
-    grad = jax.jit(on(clients, MIXED.grad))
+    grad = jax.jit(gradient_of_indices(clients, MIXED.grad))
     params = weights_of(MIXED)._replace(y=jnp.float32(SIMPLEX))
     model = as_float64(params.x)
     found, layers, losses = [], [], []
@@ -281,7 +286,7 @@ def test_agnostic_refusals():
         agnostic(Linear(3), (5,), 0)
     with pytest.raises(ValueError, match="strength must lie in"):
         agnostic(Linear(3), (5,), 2, strength=-1)
-    with pytest.raises(ValueError, match="a batch must say whose it is"):
+    with pytest.raises(ValueError, match="must have its client's number"):
         MIXED.grad(MIXED.init(KEY), draw_batch(3), KEY)
 
 

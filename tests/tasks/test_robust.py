@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.tasks.classification import Batch
 from fedjax_muon.tasks.robust import (
     agents,
     data_gradient,
@@ -14,6 +13,7 @@ from fedjax_muon.tasks.robust import (
     robust_logistic,
 )
 from fedjax_muon.tasks.simplex import project_weights
+from fedjax_muon.tasks.task import Batch
 
 RNG = np.random.default_rng(0)
 EXAMPLES, FEATURES, AGENTS = 12, 4, 3
@@ -146,7 +146,7 @@ def test_refusals():
     for name in ("regularization", "bend"):
         with pytest.raises(ValueError, match=f"{name} must lie in"):
             robust_logistic(3, 5, **{name: -1.0})
-    with pytest.raises(ValueError, match="which training examples it has"):
+    with pytest.raises(ValueError, match="must have its examples' numbers"):
         data_gradient(EXAMPLES)(PARAMS, batch_of([1])._replace(ids=None), KEY)
-    with pytest.raises(ValueError, match="must say whose it is"):
+    with pytest.raises(ValueError, match="must have its agent's number"):
         data_gradient(AGENTS, agents)(PARAMS, batch_of([1]), KEY)

@@ -1,12 +1,13 @@
-"""Gradient inversion: what a neighbour can reconstruct from what an agent releases.
+"""Gradient inversion: reconstruction of examples from what an agent releases.
 
-An attack is given a release, a pytree of the parameters' shapes, and knows the model,
-its parameters and how many examples were averaged. `releases` says what was released as
-a function of the examples: a gradient, one with clipped examples, an innovation of
-STORM, and the mean of several releases. `analytic` reads the input out of the first
-layer, `matching` searches for examples that would have caused the release, `scores`
-compares them with the truth. These are audits: a failed attack proves nothing, since a
-better one may exist, and only noise calibrated by `fedjax_muon.privacy` is a promise.
+An attack receives a release, a pytree with the parameters' shapes. It knows the model,
+its parameters and the number of examples that were averaged. `releases` has releases as
+functions of the examples: a gradient, a gradient of clipped examples, an innovation of
+STORM, and the mean of several releases. `analytic` reads the input from the gradient of
+the first layer, `matching` searches for examples that would have caused the release,
+and `scores` compares them with the truth. These are audits: a failed attack proves
+nothing, since a better one may exist. Only noise calibrated by `fedjax_muon.privacy`
+gives a guarantee.
 """
 
 from fedjax_muon.attacks.inversion.analytic import (
@@ -18,7 +19,7 @@ from fedjax_muon.attacks.inversion.analytic import (
 from fedjax_muon.attacks.inversion.matching import cosine_matching, deep_leakage
 from fedjax_muon.attacks.inversion.releases import (
     Gradient,
-    Restored,
+    Reconstruction,
     average,
     clipped,
     cross_entropy_gradient,
@@ -35,7 +36,7 @@ from fedjax_muon.attacks.inversion.scores import (
 
 __all__ = [
     "Gradient",
-    "Restored",
+    "Reconstruction",
     "Score",
     "analytic",
     "average",

@@ -1,40 +1,60 @@
-"""Inversion in closed form: the first layer's gradient holds its input.
+"""Inversion in closed form, from the gradients of dense layers.
 
-A dense layer z = x W + b has dW = x dz^T and db = dz of one example, hence
+For one example, a dense layer z = x W + b has dW = x dz^T and db = dz, hence
 
     x = dW db / |db|^2
 
-whatever the loss and the layers above, for any multiple of the gradient and for any
-linear combination over parameters of the same example, such as an innovation of STORM.
-Of several examples it is a mean weighted by their db . sum(db). The true class of one
-example under softmax cross-entropy is that of the least entry of the last bias'
-gradient, p - onehot(y), of which no other is negative ("iDLG", Zhao et al. 2020,
-arXiv:2001.02610). Noise is not modelled.
+for any loss and any layers above, for any multiple of the gradient, and for any linear
+combination over parameters of the same example, such as an innovation of STORM. For
+several examples it is a mean weighted by their db . sum(db). The true class of one
+example under softmax cross-entropy is that of the smallest entry of the last bias'
+gradient, p - onehot(y), whose other entries are not negative ("iDLG", Zhao et al. 2020,
+arXiv:2001.02610). Noise is not modeled.
 """
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fedjax_muon.attacks.inversion.releases import Restored
+from fedjax_muon.attacks.inversion.releases import Reconstruction
 
 
 class Dense(NamedTuple):
-    """What was released of a dense layer."""
+    """The part of a release that belongs to one dense layer."""
 
     kernel: np.ndarray  # [inputs, outputs]
     bias: np.ndarray  # [outputs]
 
 
-def analytic(release, shape: tuple[int, ...], size: int = 1) -> Restored:
-    """The one example [*shape] and the label that explain a release, `size` times.
+def analytic(release: Any, shape: tuple[int, ...], size: int = 1) -> Reconstruction:
+    """Reconstructs the one example and the label that explain a release.
 
-    `release` is of Flax's `Dense` layers, see `dense_layers`, the first of which takes
-    the flattened example. With `size` examples all share one guess. The label of an
-    innovation of STORM is right while the parameters move little, x always. Raises
-    `ValueError` if there are no such layers, shapes do not agree or nothing was
-    released of the first bias.
+    The label of an innovation of STORM is correct while the parameters move little; the
+    example is correct in any case.
+
+    Args:
+      release: Release of a network of Flax's `Dense` layers, see `dense_layers`; the
+        first takes the flattened example.
+      shape: Shape of an example.
+      size: Number of examples in the batch, which all share one reconstruction.
+
+    Returns:
+      Examples, [size, *shape], and labels, [size, classes].
+
+    Raises:
+      ValueError: If there are no such layers, shapes do not agree, or the gradient of
+        the first bias is zero or not finite.
+
+    Example:
+      >>> model = models.MLP(10)
+      >>> params = model.init(jax.random.key(0), digits.x_train[:1])["params"]
+      >>> x, label = digits.x_train[:1], jax.nn.one_hot(digits.y_train[:1], 10)
+      >>> release = attacks.inversion.cross_entropy_gradient(model)(params, x, label)
+      >>> found = attacks.inversion.analytic(release, x.shape[1:])
+      >>> bool(np.allclose(found.x, x, atol=1e-3))
+      True
     """
     layers = dense_layers(release)
     x = first_layer_input(*layers[0])
@@ -45,18 +65,27 @@ def analytic(release, shape: tuple[int, ...], size: int = 1) -> Restored:
         )
     labels = np.zeros(len(layers[-1].bias))
     labels[last_layer_label(layers[-1].bias)] = 1
-    return Restored(
+    return Reconstruction(
         x=np.broadcast_to(x.reshape(shape), (size, *shape)),
         labels=np.broadcast_to(labels, (size, len(labels))),
     )
 
 
-def dense_layers(release) -> list[Dense]:
-    """Flax's layers Dense_0, Dense_1, ... of a release, in this order, in float64.
+def dense_layers(release: Any) -> list[Dense]:
+    """Returns the layers Dense_0, Dense_1, ... of a release, in this order, in float64.
 
-    Flax counts layers as a module makes them, which must be as it applies them. Raises
-    `ValueError` if there are none, one has no bias, or one's outputs are not as many as
-    the next one's inputs.
+    Flax numbers layers in the order in which a module creates them, which must be the
+    order in which it applies them.
+
+    Args:
+      release: Nested dictionary, as Flax's parameters.
+
+    Returns:
+      One `Dense` for each layer.
+
+    Raises:
+      ValueError: If there are none, one has no bias, or the outputs of one are not as
+        many as the inputs of the next.
     """
     found = [name for name in release if name.startswith("Dense_")]
     found.sort(key=lambda name: int(name.removeprefix("Dense_")))
@@ -78,11 +107,18 @@ def dense_layers(release) -> list[Dense]:
     return layers
 
 
-def first_layer_input(kernel, bias) -> np.ndarray:
-    """x = dW db / |db|^2 [inputs], from dW [inputs, outputs] and db [outputs].
+def first_layer_input(kernel: ArrayLike, bias: ArrayLike) -> np.ndarray:
+    """Returns x = dW db / |db|^2, the least-squares solution of dW = x db^T.
 
-    The least squares solution of dW = x db^T. Raises `ValueError` if db is zero or not
-    finite.
+    Args:
+      kernel: Gradient dW of the first kernel, [inputs, outputs].
+      bias: Gradient db of the first bias, [outputs].
+
+    Returns:
+      x, [inputs].
+
+    Raises:
+      ValueError: If db is zero or not finite.
     """
     kernel, bias = np.asarray(kernel, np.float64), np.asarray(bias, np.float64)
     square = bias @ bias
@@ -93,6 +129,13 @@ def first_layer_input(kernel, bias) -> np.ndarray:
     return kernel @ bias / square
 
 
-def last_layer_label(bias) -> int:
-    """The class of the least entry of the last bias' gradient [classes]."""
+def last_layer_label(bias: ArrayLike) -> int:
+    """Returns the class of the smallest entry of the last bias' gradient.
+
+    Args:
+      bias: Gradient of the last bias, [classes].
+
+    Returns:
+      The class.
+    """
     return int(np.argmin(bias))

@@ -1,20 +1,21 @@
-"""Inversion by search: examples whose gradient is that which was released.
+"""Inversion by search: examples whose gradient is the one that was released.
 
 `deep_leakage` is DLG (Zhu et al. 2019, arXiv:1906.08935): images x and label logits l
-start from N(0, 1), and L-BFGS minimises
+start from N(0, 1), and L-BFGS minimizes
 
     |gradient(params, x, softmax(l)) - release|^2 .
 
-`cosine_matching` (Geiping et al. 2020, arXiv:2003.14053) knows the labels and that
-pixels lie in a box; it minimises, with the signs of gradients given to Adam and a rate
-that falls tenfold after 3/8, 5/8 and 7/8 of the steps,
+`cosine_matching` (Geiping et al. 2020, arXiv:2003.14053) knows the labels and the range
+of pixels. It minimizes, by Adam on the signs of gradients with a learning rate that
+falls by a factor of 10 after 3/8, 5/8 and 7/8 of the steps,
 
     1 - <gradient, release> / (|gradient| |release|) + variation TV(x) .
 
-Factories compile once, for any number of releases.
+Both return an attack that is compiled once, for any number of releases.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,11 @@ import numpy as np
 import optax
 from scipy import optimize
 
-from fedjax_muon.attacks.inversion.releases import Gradient, Restored
+from fedjax_muon.attacks.inversion.releases import Gradient, Reconstruction
 from fedjax_muon.core import check_range
 
-FOUND = 1e-12  # of the release's squared norm: what is left of it in float32
+# squared distance over the release's squared norm that counts as zero in float32
+EXACT = 1e-12
 
 
 def deep_leakage(
@@ -36,29 +38,46 @@ def deep_leakage(
     size: int = 1,
     steps: int = 300,
     restarts: int = 4,
-) -> Callable[..., Restored]:
-    """DLG: (params, release, key) -> the `size` examples [*shape] and their labels.
+) -> Callable[[Any, Any, jax.Array], Reconstruction]:
+    """Returns DLG, an attack that searches for examples and labels.
 
-    Computes in float64. `params` are what `gradient` takes. Of at most `restarts`
-    searches of `steps` iterations the nearest counts; the first that is exact is the
-    last. Attacks raise `ValueError` for a release that is zero or not finite.
+    Args:
+      gradient: What was released, as a function of the examples.
+      shape: Shape of an example.
+      classes: Number of classes.
+      size: Number of examples in the batch.
+      steps: L-BFGS iterations of a search, at most.
+      restarts: Number of searches, at most. The nearest result counts; an exact one
+        ends the attack.
+
+    Returns:
+      A function (params, release, key) -> examples, [size, *shape], and their labels.
+      It computes in float64, and raises `ValueError` for a release that is zero or not
+      finite.
+
+    Raises:
+      ValueError: If a count is not a whole number, at least 1.
+
+    Example:
+      >>> gradient = attacks.inversion.cross_entropy_gradient(models.MLP(10))
+      >>> attack = attacks.inversion.deep_leakage(gradient, (8, 8, 1), classes=10)
     """
     _check_counts(size=size, steps=steps, restarts=restarts)
     images = (size, *shape)
     pixels = int(np.prod(images))
 
-    def parts(v):
+    def parts(v: jax.Array) -> tuple[jax.Array, jax.Array]:
         return v[:pixels].reshape(images), v[pixels:].reshape(size, classes)
 
     @jax.jit
     @jax.value_and_grad
-    def distance(v, params, release):
+    def distance(v: jax.Array, params: Any, release: Any) -> jax.Array:
         x, logits = parts(v)
         found = gradient(params, x, jax.nn.softmax(logits))
         return _square(jax.tree.map(jnp.subtract, found, release))
 
-    def attack(params, release, key) -> Restored:
-        enough = FOUND * _checked_norm(release) ** 2
+    def attack(params: Any, release: Any, key: jax.Array) -> Reconstruction:
+        enough = EXACT * _checked_norm(release) ** 2
         with jax.enable_x64(True):
             params, release = (_as_type(jnp.float64, a) for a in (params, release))
             starts = (restarts, pixels + size * classes)
@@ -69,7 +88,7 @@ def deep_leakage(
                     start,
                     jac=True,
                     method="L-BFGS-B",
-                    # the distance itself is small: its decrease tells nothing
+                    # the distance itself is small: its decrease is no criterion
                     options={"maxiter": steps, "ftol": 0.0, "gtol": 0.0, "maxcor": 20},
                     callback=_stop_below(enough),
                 )
@@ -78,7 +97,8 @@ def deep_leakage(
                     break
             nearest = min(found, key=lambda end: end.fun)
             x, logits = parts(jnp.asarray(nearest.x))
-            return Restored(np.asarray(x), np.asarray(jax.nn.softmax(logits)))
+            labels = jax.nn.softmax(logits)
+            return Reconstruction(np.asarray(x), np.asarray(labels))
 
     return attack
 
@@ -92,13 +112,31 @@ def cosine_matching(
     rate: float = 0.1,
     variation: float = 1e-3,
     box: tuple[float, float] = (0.0, 1.0),
-) -> Callable[..., Restored]:
-    """Cosine and total variation: (params, release, labels, key) -> examples [*shape].
+) -> Callable[[Any, Any, Any, jax.Array], Reconstruction]:
+    """Returns an attack by cosine distance and total variation, with known labels.
 
-    As many examples as `labels` [B, classes] has rows. The length of the release does
-    not count. `variation` weighs the mean absolute difference of neighbouring pixels.
-    Of `restarts` searches that with the least objective counts. Attacks raise
-    `ValueError` for a release that is zero or not finite.
+    The norm of the release does not matter.
+
+    Args:
+      gradient: What was released, as a function of the examples.
+      shape: Height, width and channels of an image.
+      steps: Steps of a search.
+      restarts: Number of searches. The one with the smallest objective counts.
+      rate: Learning rate of Adam at the start.
+      variation: Weight of the total variation.
+      box: Smallest and largest value of a pixel.
+
+    Returns:
+      A function (params, release, labels, key) -> examples, [B, *shape], for labels
+      [B, classes]. It computes in float32, and raises `ValueError` for a release that
+      is zero or not finite.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> gradient = attacks.inversion.cross_entropy_gradient(models.MLP(10))
+      >>> attack = attacks.inversion.cosine_matching(gradient, (8, 8, 1))
     """
     _check_counts(steps=steps, restarts=restarts)
     check_range("rate", rate, open_low=True, schedules=False)
@@ -108,20 +146,46 @@ def cosine_matching(
             "shape must be (height, width, channels) and box (low, high), got "
             f"{shape} and {box}"
         )
-    falls = {steps * k // 8: 0.1 for k in (3, 5, 7)}
-    schedule = optax.piecewise_constant_schedule(rate, falls)
-    optimizer = optax.chain(optax.scale_by_sign(), optax.adam(schedule))
 
-    def objective(x, params, unit, labels):
+    def objective(x: jax.Array, params: Any, unit: Any, labels: jax.Array) -> Any:
         found = gradient(params, x, labels)
         length = jnp.sqrt(_square(found))
         cosine = _dot(found, unit) / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
         return 1 - cosine + variation * total_variation(x)
 
-    def search(start, params, unit, labels):
-        def body(carry, _):
+    search = _sign_search(objective, steps, rate, box)
+
+    @jax.jit
+    def best(key: jax.Array, params: Any, unit: Any, labels: jax.Array) -> jax.Array:
+        starts = jax.random.normal(key, (restarts, len(labels), *shape))
+        every = jax.vmap(search, in_axes=(0, None, None, None))
+        found, least = every(starts.clip(*box), params, unit, labels)
+        return found[jnp.argmin(least)]
+
+    def attack(
+        params: Any, release: Any, labels: Any, key: jax.Array
+    ) -> Reconstruction:
+        norm = _checked_norm(release)
+        unit = jax.tree.map(lambda a: jnp.asarray(a / norm, jnp.float32), release)
+        labels = jnp.asarray(labels, jnp.float32)
+        x = best(key, _as_type(jnp.float32, params), unit, labels)
+        return Reconstruction(np.asarray(x), np.asarray(labels))
+
+    return attack
+
+
+def _sign_search(
+    objective: Callable[..., Any], steps: int, rate: float, box: tuple[float, float]
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Adam on signs within a box: (start, ...) -> best point visited, its objective."""
+    falls = {steps * k // 8: 0.1 for k in (3, 5, 7)}
+    schedule = optax.piecewise_constant_schedule(rate, falls)
+    optimizer = optax.chain(optax.scale_by_sign(), optax.adam(schedule))
+
+    def search(start: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
+        def step(carry: Any, _: None) -> tuple[Any, None]:
             x, state, best, least = carry
-            value, slope = jax.value_and_grad(objective)(x, params, unit, labels)
+            value, slope = jax.value_and_grad(objective)(x, *rest)
             best, least = jax.tree.map(
                 lambda a, b: jnp.where(value < least, a, b), (x, value), (best, least)
             )
@@ -130,56 +194,49 @@ def cosine_matching(
             return (x, state, best, least), None
 
         first = (start, optimizer.init(start), start, jnp.asarray(jnp.inf, start.dtype))
-        (_, _, best, least), _ = jax.lax.scan(body, first, None, steps)
+        (_, _, best, least), _ = jax.lax.scan(step, first, None, steps)
         return best, least
 
-    @jax.jit
-    def searches(key, params, unit, labels):
-        starts = jax.random.normal(key, (restarts, len(labels), *shape))
-        every = jax.vmap(search, in_axes=(0, None, None, None))
-        found, least = every(starts.clip(*box), params, unit, labels)
-        return found[jnp.argmin(least)]
-
-    def attack(params, release, labels, key) -> Restored:
-        norm = _checked_norm(release)
-        unit = jax.tree.map(lambda a: jnp.asarray(a / norm, jnp.float32), release)
-        labels = jnp.asarray(labels, jnp.float32)
-        x = searches(key, _as_type(jnp.float32, params), unit, labels)
-        return Restored(np.asarray(x), np.asarray(labels))
-
-    return attack
+    return search
 
 
-def total_variation(x):
-    """The mean absolute differences of neighbours, down plus across, of [B, H, W, C].
+def total_variation(x: jax.Array) -> jax.Array:
+    """Returns the mean absolute difference of neighboring pixels, down plus across.
 
-    Anisotropic. An axis of one pixel has no neighbours and counts as zero.
+    This is the anisotropic form. An axis of one pixel counts as zero.
+
+    Args:
+      x: Images, [B, height, width, channels].
+
+    Returns:
+      A scalar.
     """
     steps = [jnp.diff(x, axis=axis) for axis in (1, 2)]
-    return sum(jnp.abs(step).mean() for step in steps if step.size)
+    total: Any = sum(jnp.abs(step).mean() for step in steps if step.size)
+    return total
 
 
-def _dot(a, b):
+def _dot(a: Any, b: Any) -> Any:
     return sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), a, b)))
 
 
-def _square(a):
+def _square(a: Any) -> Any:
     return _dot(a, a)
 
 
-def _as_type(dtype, a):
+def _as_type(dtype: Any, a: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), a)
 
 
-def _stop_below(enough):
-    def stop(intermediate_result):
+def _stop_below(enough: float) -> Callable[[Any], None]:
+    def stop(intermediate_result: optimize.OptimizeResult) -> None:
         if intermediate_result.fun <= enough:
             raise StopIteration
 
     return stop
 
 
-def _checked_norm(release) -> float:
+def _checked_norm(release: Any) -> float:
     squares = [np.sum(np.float64(a) ** 2) for a in jax.tree.leaves(release)]
     norm = float(np.sqrt(sum(squares)))
     if not (np.isfinite(norm) and norm > 0):
@@ -187,7 +244,7 @@ def _checked_norm(release) -> float:
     return norm
 
 
-def _check_counts(**counts):
+def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")

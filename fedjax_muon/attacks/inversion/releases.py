@@ -1,7 +1,7 @@
-"""What an agent releases, as a function of its examples and the parameters.
+"""Releases of an agent as functions of its examples and the parameters.
 
-Attacks differentiate these functions, so the model must be smooth: a network of ReLUs
-has no second derivative to search along.
+Attacks differentiate these functions, so that the model must be smooth: the second
+derivative of a network of ReLUs does not guide a search.
 """
 
 from collections.abc import Callable
@@ -14,43 +14,61 @@ import numpy as np
 import optax
 
 from fedjax_muon.core import check_range, tree
-from fedjax_muon.decentralized import private_storm
+from fedjax_muon.privacy import clipping
 from fedjax_muon.tasks.classification import logits_of
 
 # (params, x [B, ...], labels [B, classes] that sum to 1) -> release
 Gradient = Callable[[Any, jax.Array, jax.Array], Any]
 
 
-class Restored(NamedTuple):
-    """What an attack takes the examples to be."""
+class Reconstruction(NamedTuple):
+    """Examples that an attack found."""
 
     x: np.ndarray  # [B, ...]
-    labels: np.ndarray  # [B, classes], not negative, each row sums to 1
+    labels: np.ndarray  # [B, classes], not negative, every row sums to 1
 
 
 def cross_entropy_gradient(model: nn.Module) -> Gradient:
-    """The gradient of the mean cross-entropy, as `tasks.classification` has it, with
-    labels that may be soft."""
+    """Returns the gradient of the mean cross-entropy, as in `tasks.classification`.
 
-    def loss(params, x, labels):
+    Args:
+      model: Flax module that returns logits.
+
+    Returns:
+      Function of parameters, examples and labels, which may be soft.
+
+    Example:
+      >>> gradient = attacks.inversion.cross_entropy_gradient(models.MLP(10))
+    """
+
+    def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
         logits = logits_of(model, params, x)
         return jnp.mean(optax.losses.softmax_cross_entropy(logits, labels))
 
     return jax.grad(loss)
 
 
-def clipped(gradient: Gradient, limit) -> Gradient:
-    """The mean of the examples' gradients, each clipped to `limit` before.
+def clipped(gradient: Gradient, clip_norm: float | jax.Array) -> Gradient:
+    """Returns the mean of the examples' gradients, each of which is clipped.
 
-    This is what `private_storm.private_gradient` adds its noise to, and the limit is
-    public. Raises `ValueError` unless `limit` is positive.
+    This is the value that `private_storm.private_gradient` adds its noise to.
+
+    Args:
+      gradient: Gradient of a batch.
+      clip_norm: Largest norm of an example's gradient, which is public.
+
+    Returns:
+      Function of parameters, examples and labels.
+
+    Raises:
+      ValueError: If `clip_norm` is not positive.
     """
-    check_range("limit", limit, open_low=True, schedules=False)
+    check_range("clip_norm", clip_norm, open_low=True, schedules=False)
 
-    def mean(params, x, labels):
-        def one(x, labels):
+    def mean(params: Any, x: jax.Array, labels: jax.Array) -> Any:
+        def one(x: jax.Array, labels: jax.Array) -> Any:
             alone = gradient(params, x[None], labels[None])
-            return private_storm.clipped(limit, alone)
+            return clipping.clipped(clip_norm, alone)
 
         return tree.map(lambda g: g.mean(0), jax.vmap(one)(x, labels))
 
@@ -58,15 +76,25 @@ def clipped(gradient: Gradient, limit) -> Gradient:
 
 
 def innovation(gradient: Gradient, keep: float) -> Gradient:
-    """What STORM adds to its memory: gradient(now) - keep gradient(before).
+    """Returns what STORM adds to its memory: gradient(now) - keep gradient(before).
 
-    `params` is the pair (now, before), and `keep` is 1 - beta, in [0, 1]. Whoever hears
-    the estimates g has it as d_t = g_t - keep g_{t-1}, `tree.sub_scaled(now, keep,
-    before)`; noise on both is then longer by sqrt(1 + keep^2).
+    An adversary who receives the estimates g has it as d_t = g_t - keep g_{t-1}. Noise
+    on both makes it noisier by a factor of sqrt(1 + keep^2).
+
+    Args:
+      gradient: Gradient of a batch.
+      keep: Weight of the old gradient, 1 - beta, in [0, 1].
+
+    Returns:
+      Function of parameters, examples and labels, whose parameters are the pair
+      (now, before).
+
+    Raises:
+      ValueError: If `keep` is out of range.
     """
     check_range("keep", keep, 0.0, 1.0, schedules=False)
 
-    def difference(params, x, labels):
+    def difference(params: tuple[Any, Any], x: jax.Array, labels: jax.Array) -> Any:
         now, before = params
         new, old = gradient(now, x, labels), gradient(before, x, labels)
         return tree.sub_scaled(new, keep, old)
@@ -74,12 +102,20 @@ def innovation(gradient: Gradient, keep: float) -> Gradient:
     return difference
 
 
-def average(releases):
-    """The mean over k releases, leaves [k, ...]: the noise is shorter by sqrt(k).
+def average(releases: Any) -> Any:
+    """Returns the mean of k releases, whose noise is smaller by a factor of sqrt(k).
 
-    An attack for noise that is drawn anew on the same examples at parameters that do
-    not move, or hardly. Summed in float64, returned as NumPy arrays of that type.
-    Raises `ValueError` unless all leaves have the same k of at least 1.
+    This is for releases of the same examples, at parameters that move little, with
+    independent noise.
+
+    Args:
+      releases: Pytree with leaves [k, ...].
+
+    Returns:
+      Pytree of NumPy arrays in float64, leaves [...].
+
+    Raises:
+      ValueError: If there are no releases, or leaves have different numbers of them.
     """
     releases = jax.tree.map(np.asarray, releases)
     leaves = jax.tree.leaves(releases)

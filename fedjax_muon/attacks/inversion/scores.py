@@ -1,17 +1,18 @@
-"""How near an attack came: images in [0, 1], [B, height, width, channels].
+"""Scores of reconstructed images in [0, 1], [B, height, width, channels].
 
-PSNR and SSIM are those of scikit-image (optional; `ImportError` says how to install
-it). An attack that finds an example's image finds it in no order, so the images of a
-batch are matched first. Beside every score belongs that of `mean_guess`, which looks at
-no release at all.
+PSNR and SSIM are those of scikit-image, an optional package; without it, `ImportError`
+says how to install it. An attack finds the images of a batch in no particular order, so
+that they are matched first. Every score should be compared with that of `mean_guess`,
+the baseline that uses no release.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
-from fedjax_muon.attacks.inversion.releases import Restored
+from fedjax_muon.attacks.inversion.releases import Reconstruction
 from fedjax_muon.versions import install_command
 
 CEILING = 100.0  # dB: 1e-5 of a pixel's range; exact images have infinity
@@ -20,16 +21,33 @@ CEILING = 100.0  # dB: 1e-5 of a pixel's range; exact images have infinity
 class Score(NamedTuple):
     """Means over a batch."""
 
-    psnr: float  # dB, every image's at most CEILING
+    psnr: float  # in dB, at most CEILING for every image
     ssim: float  # at most 1
-    labels: float  # share of labels that are right
+    labels: float  # share of correct labels
 
 
-def score(x, y, restored: Restored) -> Score:
-    """The scores of `restored` against images x in [0, 1] and integer labels y [B].
+def score(x: ArrayLike, y: ArrayLike, restored: Reconstruction) -> Score:
+    """Scores a reconstruction against the true examples.
 
-    Restored images are cut to [0, 1], as any attacker would, matched to x, and labels
-    go with their images. Raises `ValueError` for arrays that do not agree.
+    Reconstructed images are clipped to [0, 1], as any attacker would do, and matched to
+    the true ones together with their labels.
+
+    Args:
+      x: True images in [0, 1], [B, height, width, channels].
+      y: True classes, [B].
+      restored: Result of an attack.
+
+    Returns:
+      Means over the batch.
+
+    Raises:
+      ValueError: If shapes do not agree.
+      ImportError: If scikit-image is not installed.
+
+    Example:
+      >>> x, y = digits.x_test[:2], digits.y_test[:2]
+      >>> guess = attacks.inversion.mean_guess(digits.x_train, digits.y_train, 10, 2)
+      >>> psnr = attacks.inversion.score(x, y, guess).psnr
     """
     x, guess = _wide(x), np.clip(_wide(restored.x), 0, 1)
     _check_images(x, guess)
@@ -49,27 +67,61 @@ def score(x, y, restored: Restored) -> Score:
     )
 
 
-def mean_guess(x_train, y_train, classes: int, size: int = 1) -> Restored:
-    """The baseline without any release: the training set's mean image and the shares
-    of its classes, `size` times."""
-    image = np.mean(x_train, axis=0, dtype=np.float64)
-    shares = np.bincount(y_train, minlength=classes) / len(y_train)
-    return Restored(
+def mean_guess(
+    x_train: ArrayLike, y_train: ArrayLike, classes: int, size: int = 1
+) -> Reconstruction:
+    """Returns the baseline that uses no release: the mean image of the training set.
+
+    Args:
+      x_train: Training images, [n, ...].
+      y_train: Training classes, [n].
+      classes: Number of classes.
+      size: Number of examples, which all share the mean image.
+
+    Returns:
+      The mean image and the shares of the classes, repeated `size` times.
+    """
+    image = np.mean(np.asarray(x_train), axis=0, dtype=np.float64)
+    labels = np.asarray(y_train)
+    shares = np.bincount(labels, minlength=classes) / len(labels)
+    return Reconstruction(
         x=np.broadcast_to(image, (size, *image.shape)),
         labels=np.broadcast_to(shares, (size, classes)),
     )
 
 
-def matched(x, guess) -> np.ndarray:
-    """Which guess [B] belongs to each image, with the least squared error in all."""
+def matched(x: ArrayLike, guess: ArrayLike) -> np.ndarray:
+    """Matches reconstructed images to true ones, with the least total squared error.
+
+    Args:
+      x: True images, [B, ...].
+      guess: Reconstructed images, [B, ...].
+
+    Returns:
+      For each true image, the index of its reconstruction, [B].
+
+    Raises:
+      ValueError: If shapes differ.
+    """
     _check_images(x, guess)
-    a, b = (_wide(images).reshape(len(images), -1) for images in (x, guess))
+    a, b = (_wide(images).reshape(len(_wide(images)), -1) for images in (x, guess))
     errors = ((a[:, None] - b[None]) ** 2).sum(2)
     return linear_sum_assignment(errors)[1]
 
 
-def psnr(image, guess) -> float:
-    """10 log10(1 / mean squared error) of images in [0, 1], in dB, at most CEILING."""
+def psnr(image: ArrayLike, guess: ArrayLike) -> float:
+    """Returns the peak signal-to-noise ratio, 10 log10(1 / mean squared error).
+
+    Args:
+      image: True image in [0, 1], any shape.
+      guess: Reconstructed image, same shape.
+
+    Returns:
+      The ratio in dB, at most CEILING.
+
+    Raises:
+      ImportError: If scikit-image is not installed.
+    """
     image, guess = _wide(image), _wide(guess)
     if np.mean((image - guess) ** 2) <= 10 ** (-CEILING / 10):
         return CEILING
@@ -77,8 +129,20 @@ def psnr(image, guess) -> float:
     return float(ratio)
 
 
-def ssim(image, guess) -> float:
-    """Structural similarity of [height, width, channels] in [0, 1], window 7 x 7."""
+def ssim(image: ArrayLike, guess: ArrayLike) -> float:
+    """Returns the structural similarity of two images, with 7 x 7 windows.
+
+    Args:
+      image: True image in [0, 1], [height, width, channels].
+      guess: Reconstructed image, same shape.
+
+    Returns:
+      The similarity, at most 1.
+
+    Raises:
+      ValueError: If an image is smaller than 7 x 7.
+      ImportError: If scikit-image is not installed.
+    """
     image, guess = _wide(image), _wide(guess)
     if image.ndim != 3 or min(image.shape[:2]) < 7:
         raise ValueError(
@@ -91,11 +155,11 @@ def ssim(image, guess) -> float:
     )
 
 
-def _wide(a) -> np.ndarray:
+def _wide(a: ArrayLike) -> np.ndarray:
     return np.asarray(a, np.float64)
 
 
-def _check_images(x, guess) -> None:
+def _check_images(x: ArrayLike, guess: ArrayLike) -> None:
     if np.shape(x) != np.shape(guess) or np.ndim(x) < 2:
         raise ValueError(
             "images and restored ones must have one shape [B, ...], got "

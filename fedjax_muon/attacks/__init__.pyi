@@ -1,0 +1,4 @@
+from . import canary as canary
+from . import inversion as inversion
+
+__all__: list[str]

@@ -1,0 +1,66 @@
+"""One line for every mistake on the command line."""
+
+import contextlib
+import difflib
+import io
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from fedjax_muon.runs.errors import show_error
+
+BOX = re.compile(r"[╭╮╰╯│]|─{2,}(?=[^─]*[╮╯])")
+RULE = re.compile(r"^\s*─+\s*$")
+
+
+def parse(kind: Any, argv: Sequence[str], prog: str, **how: Any) -> Any:
+    """What `tyro.cli` makes of arguments; a mistake ends in one line and status 2."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=list(argv), prog=prog, **how)
+    except SystemExit as stop:
+        if stop.code != 2:
+            raise
+        message = _reworded(_first_part(said.getvalue()), _options(kind, prog, **how))
+        show_error(f"{message}; see {prog} -h")
+        sys.exit(2)
+
+
+def _options(kind: Any, prog: str, **how: Any) -> list[str]:
+    """The options of a command, as its help has them."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        tyro.cli(kind, args=["--help"], prog=prog, **how)
+    return re.findall(r"(?<![\w-])--[a-z][\w.-]*", text.getvalue())
+
+
+def unknown_command(word: str, commands: Sequence[str]) -> str:
+    """What is said of a word that is no command."""
+    near = difflib.get_close_matches(word, commands, 1, 0.5)
+    advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(commands)}"
+    return f"unknown command {word!r}; {advice}"
+
+
+def _first_part(text: str) -> str:
+    """The text of tyro's box, without its title and what follows its first rule."""
+    lines = [BOX.sub("", line) for line in text.strip().splitlines()[1:-1]]
+    end = next((i for i, line in enumerate(lines) if RULE.match(line)), len(lines))
+    return " ".join(" ".join(lines[:end]).split()) or " ".join(text.split())
+
+
+def _reworded(message: str, options: Sequence[str]) -> str:
+    found = re.match(r"Unrecognized options: (\S+?)(?:,|$)", message)
+    if found is None:
+        message = re.sub(r"^Missing from [^:]*:", "missing:", message)
+        return message[:1].lower() + message[1:].rstrip(".")
+    word = found[1].partition("=")[0]
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r}"
+    by_name = {o.lstrip("-").rpartition(".")[2]: o for o in options}
+    near = difflib.get_close_matches(word.lstrip("-"), by_name, 1, 0.6)
+    advice = f"; did you mean {by_name[near[0]]}?" if near else ""
+    return f"unknown option {word}{advice}"

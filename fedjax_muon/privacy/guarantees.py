@@ -1,0 +1,268 @@
+"""Guarantees of private runs, with all their conditions.
+
+A specification says what is released. From it follow a statement, and the least noise
+for an epsilon:
+
+    spec = PrivacySpec(
+        releases={"x": Release(Each(1.0), Inside(0.8), beta=0.1)},
+        sampling=Poisson(examples=6512, batch=20, max_batch=64),
+        steps=1000,
+        delta=1e-5,
+    )
+    print(report(spec).statement())
+    spec = calibrated(spec, epsilon=1.0)
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import cast
+
+from fedjax_muon.core import check_count, check_range
+from fedjax_muon.privacy.accounting import (
+    ADD_OR_REMOVE,
+    Accountant,
+    Adjacency,
+    Gaussian,
+    Pld,
+    joint_multiplier,
+)
+from fedjax_muon.privacy.calibration import calibrate_noise
+from fedjax_muon.privacy.releases import Output, Release
+from fedjax_muon.privacy.sampling import FullBatch, Patterned, Sampling, Shuffled
+from fedjax_muon.privacy.threats import Neighbor, Threat
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySpec:
+    """What an agent releases, and to which adversary.
+
+    Raises:
+      ValueError: If there are no releases or steps, or `delta >= 1 / examples`, with
+        which publishing a random record would count as private.
+
+    Example:
+      >>> spec = PrivacySpec(
+      ...     {"x": Release(Each(1.0), Inside(0.8), beta=0.1)},
+      ...     Poisson(examples=6512, batch=20),
+      ...     steps=1000,
+      ...     delta=1e-5,
+      ... )
+    """
+
+    releases: Mapping[str, Release]
+    # by name; all are released together, such as x and y in a minimax problem
+    sampling: Sampling
+    steps: int  # step 0 included
+    delta: float
+    adjacency: Adjacency = ADD_OR_REMOVE
+    threat: Threat = dataclasses.field(default_factory=Neighbor)
+    accountant: Accountant | None = None
+    # by default `Pld()` for sampling that amplifies, `Gaussian()` otherwise
+    unit: str = "one example of one agent"  # what is protected, in words
+
+    def __post_init__(self) -> None:
+        if not self.releases:
+            raise ValueError("releases must name at least one stream, got none")
+        check_count("steps", self.steps)
+        bound = 1 / self.sampling.examples
+        check_range(
+            "delta",
+            self.delta,
+            0,
+            bound,
+            open_low=True,
+            open_high=True,
+            schedules=False,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyReport:
+    """A guarantee of (epsilon, delta)-differential privacy and its conditions."""
+
+    epsilon: float  # inf: no guarantee; `caveats` has the reasons
+    delta: float
+    unit: str
+    adjacency: str
+    threat: str
+    sampling: str
+    accountant: str
+    released: tuple[str, ...]
+    steps: int
+    assumptions: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+    def statement(self) -> str:
+        """Returns the report as lines of text, to print and to store with results."""
+        guarantee = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
+        if math.isinf(self.epsilon):
+            guarantee = "NO differential privacy (epsilon = inf)"
+        lines = (
+            f"{guarantee} for {self.unit}",
+            f"  released:   {', '.join(self.released)} together, {self.steps} steps",
+            f"  adjacency:  {self.adjacency}",
+            f"  seen by:    {self.threat}",
+            f"  sampling:   {self.sampling}",
+            f"  accountant: {self.accountant}",
+            *(f"  assumed:    {assumption}" for assumption in self.assumptions),
+            *(f"  caveat:     {caveat}" for caveat in self.caveats),
+        )
+        return "\n".join(lines)
+
+
+def report(spec: PrivacySpec) -> PrivacyReport:
+    """Computes the epsilon of a run and lists its conditions.
+
+    Args:
+      spec: What is released.
+
+    Returns:
+      The report. Its epsilon is infinite if a stream has no clipping or no noise.
+
+    Raises:
+      ValueError: If the accountant, or noise on the output, does not fit the sampling.
+      ImportError: If dp-accounting is not installed.
+
+    Example:
+      >>> spec = PrivacySpec(
+      ...     {"x": Release(Each(1.0), Output(2.0), beta=0.1)},
+      ...     Cyclic(examples=6512, batch=20),
+      ...     steps=1000,
+      ...     delta=1e-5,
+      ... )
+      >>> statement = report(spec).statement()
+    """
+    accountant = spec.accountant or (Pld() if spec.sampling.amplifies else Gaussian())
+    accountant.check(spec.sampling, spec.adjacency)
+    if spec.sampling.amplifies:
+        for release in spec.releases.values():
+            release.noise.step_multipliers()  # raises for noise on the output
+    reasons = _without_guarantee(spec.releases)
+    secret = (_SECRET_COINS,) if spec.sampling.amplifies else ()
+    steady = (_STEADY,) if _telescopes(spec) else ()
+    return PrivacyReport(
+        epsilon=math.inf if reasons else _epsilon(spec, accountant),
+        delta=spec.delta,
+        unit=spec.unit,
+        adjacency=spec.adjacency.meaning,
+        threat=str(spec.threat),
+        sampling=str(spec.sampling),
+        accountant=str(accountant),
+        released=tuple(spec.releases),
+        steps=spec.steps,
+        assumptions=(*_ASSUMPTIONS, *secret, *steady, *spec.threat.assumptions),
+        caveats=(*reasons, *_CAVEATS),
+    )
+
+
+def calibrated(
+    spec: PrivacySpec, epsilon: float, tolerance: float = 1e-5
+) -> PrivacySpec:
+    """Scales all noise of a run by one factor, to reach an epsilon.
+
+    Args:
+      spec: What is released; the ratios of its noise levels are kept.
+      epsilon: Largest epsilon allowed, positive.
+      tolerance: Relative tolerance of the factor.
+
+    Returns:
+      The specification with a factor at most `tolerance` above the smallest.
+
+    Raises:
+      ValueError: If no amount of noise is enough, as without clipping, or `report`
+        raises.
+      ImportError: If dp-accounting is not installed.
+
+    Example:
+      >>> spec = PrivacySpec(
+      ...     {"x": Release(Each(1.0), Output(1.0), beta=0.1)},
+      ...     Cyclic(examples=6512, batch=20),
+      ...     steps=1000,
+      ...     delta=1e-5,
+      ... )
+      >>> sigma = calibrated(spec, epsilon=1.0).releases["x"].noise.sigma
+    """
+    report(spec)  # raises for combinations that do not fit, before the search
+    reasons = _without_guarantee(spec.releases)
+    if reasons:
+        raise ValueError(f"no factor makes the run private: {reasons[0]}")
+
+    def scaled(factor: float) -> PrivacySpec:
+        releases = {
+            name: dataclasses.replace(release, noise=release.noise.scaled(factor))
+            for name, release in spec.releases.items()
+        }
+        return dataclasses.replace(spec, releases=releases)
+
+    factor_epsilon = lambda factor: report(scaled(factor)).epsilon
+    return scaled(calibrate_noise(factor_epsilon, epsilon, tolerance))
+
+
+_ASSUMPTIONS = (
+    "every step is noised, step 0 included, with fresh and independent noise",
+    "sums are divided by the expected batch size, never by the realised one",
+    "the parameters depend on the agent's data only through what is released",
+)
+# without it a record in consecutive batches does not telescope, see
+# `Each.full_batch_change`
+_STEADY = (
+    "an example's gradient is a function of the parameters alone: no dropout, no "
+    "augmentation that differs between steps"
+)
+_SECRET_COINS = "the coins of the sampling are fresh in every step and stay secret"
+_CAVEATS = (
+    "real numbers are assumed: attacks on floating-point noise are not covered",
+    "owning several units weakens the guarantee",
+)
+
+
+def _telescopes(spec: PrivacySpec) -> bool:
+    """Whether the guarantee needs a record's parts in consecutive batches to cancel."""
+    return isinstance(spec.sampling, Shuffled | FullBatch) and any(
+        isinstance(release.noise, Output) and release.beta < 1
+        for release in spec.releases.values()
+    )
+
+
+def _without_guarantee(releases: Mapping[str, Release]) -> tuple[str, ...]:
+    """Reasons why there is no guarantee; empty if there is one."""
+    unclipped = (
+        f"{name} is not clipped: one record can change it by any amount"
+        for name, release in releases.items()
+        if math.isinf(release.clip.sensitivity(release.beta, 1))
+    )
+    silent = (
+        f"{name} is released without noise"
+        for name, release in releases.items()
+        if release.noise.smallest == 0
+    )
+    return (*unclipped, *silent)
+
+
+def _epsilon(spec: PrivacySpec, accountant: Accountant) -> float:
+    releases = spec.releases.values()
+    effective = spec.threat.effective_multiplier
+    if isinstance(accountant, Gaussian):
+        sampling = cast(Patterned, spec.sampling)  # the accountant has checked it
+        whole = joint_multiplier(
+            *(
+                release.noise.transcript_multiplier(
+                    sampling.changes(release.clip, release.beta, spec.steps),
+                    release.beta,
+                )
+                for release in releases
+            )
+        )
+        return accountant.epsilon(effective(whole), spec.delta, spec.adjacency)
+    first, later = zip(
+        *(release.noise.step_multipliers() for release in releases), strict=True
+    )
+    return accountant.epsilon(
+        spec.sampling,
+        effective(joint_multiplier(*later)),
+        spec.steps,
+        spec.delta,
+        spec.adjacency,
+        effective(joint_multiplier(*first)),
+    )

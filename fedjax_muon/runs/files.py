@@ -1,0 +1,128 @@
+"""Small files that are written whole or not at all, and rows whose values are checked.
+
+A file is written beside its place, flushed to the disk and then renamed, so that it is
+the old one or the new one at any moment.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_muon.reporting import metrics_csv
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file atomically; it is on disk when this returns."""
+    temporary = _temporary(path, text)
+    try:
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def claim(path: Path, text: str) -> bool:
+    """Writes a file unless it is there; of several processes that try, one succeeds.
+
+    Returns:
+      Whether this call wrote it.
+    """
+    temporary = _temporary(path, text)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+    return True
+
+
+def _temporary(path: Path, text: str) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _sync(directory: Path) -> None:
+    if os.name == "nt":  # directories can't be opened there
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class CheckedRows:
+    """Rows of finished runs in a CSV file, beside what they were computed with.
+
+    NAME.json has the settings, which later runs must share, and a digest of NAME.csv,
+    which tells damage. It names the digests before and after an addition while one is
+    under way, so that a process may be killed at any moment.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]):
+        """Raises `ValueError` if the rows that are there are damaged, or were computed
+        with other settings."""
+        self.path, self.record = path, path.with_suffix(".json")
+        self.settings = json.loads(json.dumps(settings, default=str))
+        if self.record.exists():
+            found = self._read()
+            self._compare(found["settings"])
+            if path.exists() and self._digest() not in found["digests"]:
+                raise self._damaged()
+        elif path.exists():
+            raise self._damaged()
+
+    def extend(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds rows, all or none; on disk when it returns."""
+        old = self.path.read_bytes().decode() if self.path.exists() else ""
+        self._replace(old + metrics_csv.text_of(rows, header=not old))
+
+    def _replace(self, text: str) -> None:
+        new = hashlib.sha256(text.encode()).hexdigest()
+        self._write([self._digest(), new])
+        write(self.path, text)
+        self._write([new])
+
+    def _write(self, digests: Sequence[str]) -> None:
+        record = {"settings": self.settings, "digests": list(digests)}
+        write(self.record, json.dumps(record, indent=1) + "\n")
+
+    def _digest(self) -> str:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return hashlib.sha256(content).hexdigest()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.record.read_bytes())
+            return {"settings": dict(found["settings"]), "digests": found["digests"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged() from error
+
+    def _compare(self, found: Mapping[str, Any]) -> None:
+        for name in sorted(found.keys() | self.settings.keys()):
+            old, new = found.get(name, "absent"), self.settings.get(name, "absent")
+            if old != new:
+                raise ValueError(
+                    f"the rows of {self.path} were computed with {name} {old}, and "
+                    f"are wanted with {new}; start anew in another directory"
+                )
+
+    def _damaged(self) -> ValueError:
+        return ValueError(
+            f"{self.path} is not what {self.record.name} says of it; delete both to "
+            "compute its rows again"
+        )

@@ -1,0 +1,161 @@
+"""Tries to break the command for a while, and prints what came of it.
+
+    python -m tests.robustness --minutes 60
+    python -m tests.robustness --minutes 10 --only kills damage
+
+Counts add up over calls in --record; the table names the commits that were tested.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_muon import data
+
+from . import damage, environments, fuzz, kills, outcome
+from .kills import ROOT
+
+Line = dict[str, Any]  # of the record: part, what, problem
+
+
+def fuzzing(draw: random.Random, place: Path) -> Iterator[Line]:
+    """Command lines, and config files of a finished run, without end."""
+    finished = place / "finished"
+    outcome.run([*environments.TRAIN, "--output", finished])
+    for number in range(10**9):
+        own = place / str(number)
+        own.mkdir()
+        with environments.inside(own):
+            if number % 5 == 4:
+                case = fuzz.try_config(draw, finished, own)
+                what = "config file"
+            else:
+                case = fuzz.try_line(fuzz.line(draw, own), own)
+                what = "command line that trains" if case.started else "command line"
+        shown = " ".join(map(repr, case.words)) + " " + case.result.text[-300:]
+        yield {"what": what, "problem": case.problem and f"{case.problem}: {shown}"}
+        kills.shutil.rmtree(own, ignore_errors=True)
+
+
+def killing(draw: random.Random, place: Path) -> Iterator[Line]:
+    """Kills of every command, in every phase, without end."""
+    names = list(kills.COMMANDS)
+    for number in range(10**9):
+        sent = kills.signal.SIGTERM if number % 3 == 2 else kills.signal.SIGKILL
+        name = names[number % len(names)]
+        one = kills.trial(draw, name, sent, place / str(number))
+        for phase in one.phases:
+            yield {"what": f"{one.signal} while {phase}", "problem": ""}
+        yield {"what": f"killed {one.name}", "problem": one.problem}
+
+
+def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
+    """Damage to directories of runs and to data files, without end."""
+    made = {}
+    for name, words in kills.COMMANDS.items():
+        made[name] = place / f"finished-{name}"
+        short = [w if w not in ("400", "60", "40") else "20" for w in words]
+        outcome.run([*short, "--output", made[name]])
+    folder = place / "npz"
+    folder.mkdir()
+    digits = data.load("digits")
+    import numpy as np
+
+    arrays = {k: getattr(digits, k)[:40] for k in ("x_train", "y_train")}
+    np.savez(folder / "own.npz", **arrays)
+    for number in range(10**9):
+        own = place / str(number)
+        own.mkdir()
+        name = draw.choice(list(made))
+        case = damage.harm_run(draw, made[name], own, outcome.LIMIT)
+        kills.shutil.rmtree(own, ignore_errors=True)
+        what = f"damaged {name}: {case.end if not case.problem else 'wrong'}"
+        about = f"{case.file} {case.harm}: {case.problem}"
+        yield {"what": what, "problem": case.problem and about}
+
+
+def surrounding(draw: random.Random, place: Path) -> Iterator[Line]:
+    """Hostile environments, once."""
+    del draw
+    parts: list[Callable[[Path], list[environments.Check]]] = [
+        environments.simultaneous_starts,
+        environments.one_sweep_directory,
+        environments.limited_files,
+        environments.without,
+    ]
+    for part in parts:
+        own = place / part.__name__
+        own.mkdir()
+        for check in part(own):
+            yield {"what": check.name, "problem": check.problem}
+    check = environments.soak(10_000)
+    yield {"what": check.name, "problem": check.problem}
+
+
+PARTS = {
+    "environments": surrounding,
+    "fuzz": fuzzing,
+    "kills": killing,
+    "damage": damaging,
+}
+
+
+def revision() -> str:
+    """The commit that is tested, with a mark if files were changed since."""
+    run = lambda *words: subprocess.run(
+        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    changed = run("status", "--porcelain", "--", "fedjax_muon")
+    return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def table(record: Path) -> str:
+    """The counts so far, in Markdown."""
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    counts = Counter((line["part"], line["what"]) for line in lines)
+    wrong = Counter((line["part"], line["what"]) for line in lines if line["problem"])
+    commits = sorted({line["commit"] for line in lines})
+    rows = [f"Commits tested: {', '.join(commits)}.", ""]
+    rows += ["| part | what | times | wrong |", "|---|---|---:|---:|"]
+    for key, count in sorted(counts.items()):
+        rows.append(f"| {key[0]} | {key[1]} | {count} | {wrong[key]} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Runs the parts in turn until the time is over, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--record", type=Path, default=ROOT / "runs/robustness.jsonl")
+    given = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 2)
+    given.record.parent.mkdir(parents=True, exist_ok=True)
+    commit, share = revision(), 60 * given.minutes / len(given.only)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.only:
+            place, end = Path(folder) / name, time.monotonic() + share
+            place.mkdir()
+            for line in PARTS[name](random.Random(given.seed), place):
+                line |= {"part": name, "commit": commit, "seed": given.seed}
+                with given.record.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                if line["problem"]:
+                    print(f"{name}: {line['what']}: {line['problem']}", flush=True)
+                if time.monotonic() > end:
+                    break
+    print(table(given.record))
+
+
+if __name__ == "__main__":
+    main()

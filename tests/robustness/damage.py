@@ -1,0 +1,154 @@
+"""Run directories and data files that are damaged, and what becomes of them."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import outcome
+from .kills import results
+
+
+class Harm(NamedTuple):
+    """A kind of damage to a file."""
+
+    name: str
+    act: Callable[[random.Random, Path], None]
+
+
+def _with_bytes(change: Callable[[random.Random, bytes], bytes]):
+    return lambda draw, path: path.write_bytes(change(draw, path.read_bytes()))
+
+
+def _flipped(draw: random.Random, data: bytes) -> bytes:
+    if not data:
+        return b"\x00"
+    position = draw.randrange(len(data))
+    new = bytes([data[position] ^ (1 << draw.randrange(8))])
+    return data[:position] + new + data[position + 1 :]
+
+
+def _cut(draw: random.Random, data: bytes) -> bytes:
+    return data[: draw.randrange(len(data))] if data else b"x"
+
+
+def _digit(draw: random.Random, data: bytes) -> bytes:
+    places = [i for i, b in enumerate(data) if 48 <= b <= 57]
+    if not places:
+        return data + b"7"
+    i = draw.choice(places)
+    return data[:i] + bytes([48 + (data[i] - 48 + 1) % 10]) + data[i + 1 :]
+
+
+def _lines(change: Callable[[random.Random, list[bytes]], list[bytes]]):
+    def changed(draw: random.Random, data: bytes) -> bytes:
+        return b"".join(change(draw, data.splitlines(keepends=True)))
+
+    return _with_bytes(changed)
+
+
+def _swapped(draw: random.Random, lines: list[bytes]) -> list[bytes]:
+    if len(lines) < 3:
+        return lines[::-1]
+    i = draw.randrange(1, len(lines) - 1)
+    return [*lines[:i], lines[i + 1], lines[i], *lines[i + 2 :]]
+
+
+def _directory(draw: random.Random, path: Path) -> None:
+    del draw
+    path.unlink()
+    path.mkdir()
+
+
+HARMS = (
+    Harm("deleted", lambda draw, path: path.unlink()),
+    Harm("empty", lambda draw, path: path.write_bytes(b"")),
+    Harm("cut", _with_bytes(_cut)),
+    Harm("a bit flipped", _with_bytes(_flipped)),
+    Harm("a digit changed", _with_bytes(_digit)),
+    Harm("doubled", _with_bytes(lambda draw, data: data + data)),
+    Harm("garbage", _with_bytes(lambda draw, data: draw.randbytes(40))),
+    Harm("garbage after", _with_bytes(lambda draw, data: data + draw.randbytes(9))),
+    Harm("a line lost", _lines(lambda draw, lines: lines[:-1])),
+    Harm("a line twice", _lines(lambda draw, lines: [*lines, *lines[-1:]])),
+    Harm("lines swapped", _lines(_swapped)),
+    Harm("a directory", _directory),
+)
+
+
+class Case(NamedTuple):
+    """One file, one kind of damage, what came of it."""
+
+    file: str
+    harm: str
+    end: str  # refused, same, or what is wrong
+
+    @property
+    def problem(self) -> str:
+        return "" if self.end in ("refused", "same") else self.end
+
+
+def files_of(directory: Path) -> list[Path]:
+    """The files of a run that a resume may read."""
+    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    return [p for p in found if p.suffix not in (".png", ".md") and p.name[0] != "."]
+
+
+def harm_run(draw: random.Random, finished: Path, place: Path, limit: int) -> Case:
+    """Damages a file of a copy of a run, resumes it, and compares all numbers."""
+    copy = place / "copy"
+    shutil.copytree(finished, copy)
+    path = draw.choice(files_of(copy))
+    harm = draw.choice(HARMS)
+    name = str(path.relative_to(copy))
+    before = path.read_bytes()
+    harm.act(draw, path)
+    if path.is_file() and path.read_bytes() == before:
+        return Case(name, harm.name, "same")
+    result = outcome.run(["resume", copy], limit)
+    if result.problem:
+        return Case(name, harm.name, f"{result.problem}: {result.text[-300:]}")
+    if result.status == 2:
+        return Case(name, harm.name, "refused")
+    same = _numbers(copy) == _numbers(finished)
+    return Case(name, harm.name, "same" if same else "accepted with other numbers")
+
+
+def _numbers(directory: Path) -> dict[str, Any]:
+    return results(directory)
+
+
+def arrays(dataset: Any) -> Iterator[np.ndarray]:
+    """What a data set holds."""
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        yield np.asarray(getattr(dataset, name))
+
+
+def harm_data(
+    draw: random.Random, load: Callable[[], Any], folder: Path, checked: bool
+) -> Case:
+    """Damages a file of a data set, and loads it.
+
+    Without checksums (`checked` False) other values can't be told from right ones; what
+    is then required is that nothing but `ValueError` is raised.
+    """
+    path = draw.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
+    harm = draw.choice([h for h in HARMS if h.name != "a directory"])
+    name, before, whole = path.name, path.read_bytes(), [*arrays(load())]
+    harm.act(draw, path)
+    try:
+        found = [*arrays(load())]
+    except (ValueError, OSError):
+        return Case(name, harm.name, "refused")
+    except Exception as error:  # anything else is what this looks for
+        return Case(name, harm.name, f"{type(error).__name__}: {error}"[:200])
+    finally:
+        path.write_bytes(before)
+    equal = all(
+        a.shape == b.shape and np.array_equal(a, b)
+        for a, b in zip(whole, found, strict=True)
+    )
+    return Case(name, harm.name, "same" if equal or not checked else "other values")

@@ -1,0 +1,193 @@
+"""Commands at the same time, on full and read-only disks, without output or home."""
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from .kills import SMALL, environment, results
+
+TINY = [*SMALL, "--rounds", "3", "--evaluate-every", "1"]
+TRAIN = ["train", "--algorithm", "fedavg", *TINY]
+MODULE = [sys.executable, "-m", "fedjax_muon"]
+
+
+class Check(NamedTuple):
+    """What was tried, and what is wrong with what came of it."""
+
+    name: str
+    problem: str
+
+
+def spawn(words: list[str], place: Path, **how) -> subprocess.Popen:
+    """A command in a directory."""
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    settings = {"cwd": place, "env": environment()} | quiet | how
+    return subprocess.Popen([*MODULE, *words], **settings)
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    """The status of a process and everything that it printed."""
+    out, err = process.communicate(timeout=600)
+    return process.returncode, (out or "") + (err or "")
+
+
+def simultaneous_starts(place: Path) -> list[Check]:
+    """Eight starts in one second: with names by default, and into one directory."""
+    named = [spawn(TRAIN, place) for _ in range(8)]
+    ends = [ended(process) for process in named]
+    problem = "; ".join(text[-200:] for status, text in ends if status)
+    count = len(list((place / "runs").iterdir()))
+    if not problem and count != 8:
+        problem = f"{count} directories for 8 runs"
+    rates = [f"0.{i}" for i in range(1, 9)]
+    one = ["--output", "one"]
+    racing = [spawn([*TRAIN, "--algorithm.lr", rate, *one], place) for rate in rates]
+    ends = [ended(process) for process in racing]
+    winners = [r for r, (status, _) in zip(rates, ends, strict=True) if status == 0]
+    raced = "" if len(winners) == 1 else f"{len(winners)} of 8 succeeded"
+    if not raced:
+        text = (place / "one" / "config.json").read_text()
+        raced = "" if f'"lr": {winners[0]}' in text else "a config of another process"
+    if not raced and any(status not in (0, 2) for status, _ in ends):
+        raced = "a status that is neither 0 nor 2"
+    return [Check("8 starts at once", problem), Check("8 into one directory", raced)]
+
+
+def one_sweep_directory(place: Path) -> list[Check]:
+    """Four processes that resume one sweep: one works, the others say so."""
+    grid = ["--grid", "lr=0.1,0.2", "--seeds", "0", "--algorithms", "fedavg"]
+    words = ["sweep", *grid, *TINY, "--output", "sweep"]
+    status, text = ended(spawn(words, place))
+    if status:
+        return [Check("4 in one sweep", text[-200:])]
+    whole = results(place / "sweep")
+    (place / "sweep/cells/fedavg.csv").unlink()
+    processes = [spawn(["resume", "sweep"], place) for _ in range(4)]
+    ends = [ended(process) for process in processes]
+    problem = "" if any(status == 0 for status, _ in ends) else "none succeeded"
+    if any(status not in (0, 2) for status, _ in ends):
+        problem = f"statuses {[status for status, _ in ends]}"
+    if not problem and results(place / "sweep") != whole:
+        problem = "other numbers"
+    return [Check("4 in one sweep", problem)]
+
+
+def limited_files(place: Path, sizes: tuple[int, ...] = (0, 500, 5_000, 50_000)):
+    """Files that can't grow: as on a disk that is full at some write."""
+    checks = []
+    for size in sizes:
+        own = place / str(size)
+        own.mkdir()
+
+        def limit(size=size) -> None:
+            import signal
+
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+        env = environment() | {"JAX_COMPILATION_CACHE_DIR": str(own / "cache")}
+        process = spawn([*TRAIN, "--output", "run"], own, preexec_fn=limit, env=env)
+        status, text = ended(process)
+        problem = _refused(status, text, (1, 2))
+        if not problem and (own / "run" / "config.json").exists():
+            status, text = ended(spawn(["resume", "run"], own))
+            problem = "" if status == 0 else f"not resumed: {text[-200:]}"
+        checks.append(Check(f"files of at most {size} bytes", problem))
+    return checks
+
+
+def _refused(status: int, text: str, statuses: tuple[int, ...] = (2,)) -> str:
+    if "Traceback" in text:
+        return f"traceback: {text[-300:]}"
+    if status not in statuses:
+        return f"status {status}: {text[-200:]}"
+    return ""
+
+
+def without(place: Path) -> list[Check]:
+    """No standard output, a full one, no home, a read-only directory, 64 bits."""
+    checks: list[Check] = []
+
+    def check(name: str, process: subprocess.Popen, statuses: tuple[int, ...]) -> None:
+        checks.append(Check(name, _refused(*ended(process), statuses)))
+
+    with Path("/dev/full").open("w") as full:
+        check("stdout is full", spawn(["list"], place, stdout=full), (1,))
+    reader, writer = os.pipe()
+    os.close(reader)
+    check("stdout is closed", spawn(["list"], place, stdout=writer), (1,))
+    os.close(writer)
+    nobody = environment()
+    for name in ("HOME", "XDG_CACHE_HOME", "USER", "LOGNAME"):
+        nobody.pop(name, None)
+    words = [*TRAIN, "--output", "homeless"]
+    stranger: dict[str, Callable] = {}
+    if os.getuid() == 0:  # a user without an entry in the list of users
+        (place / "open").mkdir()
+        (place / "open").chmod(0o777)
+        words[-1] = str(place / "open" / "homeless")
+        stranger = {"preexec_fn": lambda: os.setuid(54321)}
+    check("no home", spawn(words, place, env=nobody, **stranger), (0, 2))
+    wide = environment() | {"JAX_ENABLE_X64": "1"}
+    check("64 bits", spawn([*TRAIN, "--output", "wide"], place, env=wide), (0,))
+    if os.getuid() != 0:
+        (place / "read").mkdir(mode=0o500)
+        check("read-only", spawn([*TRAIN, "--output", "read/run"], place), (2,))
+    check("brackets", spawn([*TRAIN, "--output", "x[1]"], place), (2,))
+    if (place / "x[1]").exists():
+        checks.append(Check("brackets", "something is left after a refusal"))
+    return checks
+
+
+def soak(rounds: int) -> Check:
+    """A long run: memory and open files stay as they are after a tenth of it.
+
+    Args:
+      rounds: How many; with an evaluation every ten.
+    """
+    import jax
+    import psutil
+
+    from fedjax_muon import data, federate, models, partition
+    from fedjax_muon.algorithms import fedavg
+    from fedjax_muon.simulation.training import steps
+    from fedjax_muon.tasks import classification
+
+    digits = data.load("digits")
+    clients = partition.iid(digits.y_train, 6, key=jax.random.key(0))
+    task = classification(models.MLP(10, (8,)), digits)
+    sizes = {"cohort_size": 3, "local_steps": 1, "batch_size": 8}
+    simulation = federate(fedavg(lr=0.1), task, digits, clients, **sizes)
+    state = simulation.init(jax.random.key(0))
+    process, seen = psutil.Process(), []
+    for step in steps(simulation, state, rounds=rounds, evaluate_every=10):
+        if (
+            step.record is not None
+            and step.record["round"] % max(10, rounds // 20) == 0
+        ):
+            seen.append((process.memory_info().rss, process.num_fds()))
+    late = seen[len(seen) // 10 + 1 :]
+    memory = max(m for m, _ in late) - min(m for m, _ in late)
+    handles = max(n for _, n in late) - min(n for _, n in late)
+    problem = ""
+    if memory > 30e6:
+        problem = f"memory varies by {memory / 1e6:.0f} MB"
+    if handles > 2:
+        problem = f"open files vary by {handles}"
+    return Check(f"{rounds} rounds in a process", problem)
+
+
+@contextlib.contextmanager
+def inside(place: Path):
+    """Works in a directory meanwhile."""
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        yield
+    finally:
+        os.chdir(before)

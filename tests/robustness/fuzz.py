@@ -1,0 +1,164 @@
+"""Command lines and config files, made from the parser and mutated at random."""
+
+import dataclasses
+import json
+import random
+import shutil
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from fedjax_muon.cli import arguments, command_kinds
+from fedjax_muon.runs.config import DEFAULTS, METHODS
+
+from . import outcome
+from .outcome import Outcome
+
+# What makes a command fast; mutations change some of it.
+SMALL = {
+    "num_clients": "4",
+    "cohort_size": "2",
+    "local_steps": "1",
+    "batch_size": "8",
+    "rounds": "2",
+    "evaluate_every": "1",
+    "hidden": "4",
+}
+CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
+COMMANDS = ("train", "train", "train", "train", "sweep", "compare", "private", "list")
+COMMANDS += ("data", "partition", "plot", "resume", "noise", "prepare")
+NUMBERS = ("-1", "0", "1", "2", "3", "1e30", "nan", "inf", "-inf", "0.5", "1e-9")
+NUMBERS += ("99999999999999999999", "2147483648", "x", "", "1_000", "0x10", "²", "1,2")
+WORDS = ("", "digits", "breast_cancer", "a b", "../x", "x[1]", "*", "💥", "--", "none")
+
+
+class Case(NamedTuple):
+    """A command line and what came of it."""
+
+    words: list[str]
+    result: Outcome
+    started: bool  # whether training was reached
+    problem: str
+
+
+def options(kind: Any, prefix: str = "") -> dict[str, Any]:
+    """The types of a command's options, as the parser is made from them."""
+    found: dict[str, Any] = {}
+    hints = get_type_hints(kind, include_extras=False)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            # only the algorithm's own options have a prefix
+            below = "algorithm." if field.name == "hyper" else ""
+            found |= options(hint, below)
+        else:
+            found[prefix + field.name] = hint
+    return found
+
+
+def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
+    """Words for an option of a type: mostly right, sometimes not."""
+    if draw.random() < 0.15:
+        return [draw.choice((*NUMBERS, *WORDS))]
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return [str(draw.choice(parts))]
+    if origin in (typing.Union, types.UnionType):
+        return value(draw, draw.choice(parts), place)
+    if origin is tuple:
+        return [
+            w for _ in range(draw.randint(0, 3)) for w in value(draw, parts[0], place)
+        ]
+    if hint is bool:
+        return []
+    if hint is int:
+        return [str(draw.choice((0, 1, 2, 3, 4, 5, 8, -1)))]
+    if hint is float:
+        return [str(draw.choice((0.0, 0.01, 0.1, 0.5, 0.9, 1.0, -0.1, 2.0)))]
+    if hint is Path:
+        return [str(place / draw.choice(("a", "b[1]", "c d", "none/e.png")))]
+    return [draw.choice(WORDS)]
+
+
+def flag(name: str) -> str:
+    """An option as it is written."""
+    return "--" + name.replace("_", "-")
+
+
+def line(draw: random.Random, place: Path) -> list[str]:
+    """A command line; about half of them are meant to train."""
+    name = draw.choice(COMMANDS)
+    method = draw.choice(CHEAP) if draw.random() < 0.7 else draw.choice(list(METHODS))
+    kind, _ = command_kinds(["train", "--algorithm", method])[name]
+    known = options(kind)
+    chosen: dict[str, list[str]] = {}
+    if name in ("train", "sweep", "compare", "private"):
+        chosen |= {key: [word] for key, word in SMALL.items() if key in known}
+        chosen["output"] = [str(place / "out")]
+    if name == "train":
+        chosen["algorithm"] = [method]
+    if name == "sweep":
+        chosen |= {"algorithms": [method], "grid": ["lr=0.1"], "seeds": ["0"]}
+    if name == "private":
+        chosen |= {"methods": ["dpmixsgd"], "epsilons": ["4"], "seeds": ["0"]}
+        chosen |= {"agents": ["3"], "rounds": ["2"]}
+    for key in draw.sample(sorted(known), min(len(known), draw.randint(0, 3))):
+        if key not in ("data_dir", "distributed", "coordinator"):
+            chosen[key] = value(draw, known[key], place)
+    words = [name]
+    if name == "compare":
+        words += [method, "--seeds", "0"]
+        chosen.pop("algorithms", None)
+        chosen.pop("seeds", None)
+    for key, given in chosen.items():
+        words += [flag(key), *given]
+    if draw.random() < 0.1:
+        position = draw.randrange(1, len(words) + 1)
+        words.insert(position, draw.choice((*NUMBERS, *WORDS, "--nothing")))
+    return words
+
+
+def try_line(words: list[str], place: Path) -> Case:
+    """Runs a command line in an empty directory."""
+    before = outcome.files(place)
+    result = outcome.run(words)
+    problem = result.problem
+    left = outcome.files(place) - before
+    if not problem and result.status == 2 and left:
+        problem = f"left {sorted(left)[0]} after a refusal"
+    started = bool(left) and result.status in (0, 1) and words[0] in COMMANDS[:7]
+    return Case(words, result, started, problem)
+
+
+def try_config(draw: random.Random, finished: Path, place: Path) -> Case:
+    """Resumes a finished run whose config.json was edited."""
+    copy = place / "copy"
+    shutil.copytree(finished, copy)
+    path = copy / "config.json"
+    config = json.loads(path.read_text())
+    tree = draw.choice([config, config.get("config", config)])
+    key = draw.choice(sorted(tree))
+    values = [None, True, -1, 0, 3, 1e300, "x", [], {}, [1, "a"], "fedavg", 2**70]
+    match draw.randrange(4):
+        case 0:
+            del tree[key]
+        case 1:
+            tree[key + draw.choice("xyz")] = draw.choice(values)
+        case _:
+            tree[key] = draw.choice(values)
+    path.write_text(json.dumps(config))
+    before = (copy / "metrics.csv").read_bytes()
+    result = outcome.run(["resume", copy])
+    problem = result.problem
+    if not problem and result.status == 0:
+        after = (copy / "metrics.csv").read_bytes()
+        if after != before:
+            problem = "other numbers under an edited config"
+    return Case(["resume", f"{key}={tree.get(key)!r}"], result, False, problem)
+
+
+def defaults_are_small() -> bool:
+    """Whether the fields that `SMALL` names exist."""
+    names = {field.name for field in dataclasses.fields(DEFAULTS["classification"])}
+    return set(SMALL) <= names and arguments.MAIN_JOB != ()

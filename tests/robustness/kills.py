@@ -1,0 +1,117 @@
+"""Processes that are killed and resumed, against those that are left alone."""
+
+import csv
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from .phases import PHASES
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--num-clients", "6", "--cohort-size", "3", "--local-steps", "2"]
+SMALL += ["--batch-size", "8", "--hidden", "8"]
+GRID = ["--grid", "lr=0.03,0.1", "--seeds", "0,1", "--cells-at-once", "1"]
+COMMANDS = {
+    "train": ["train", "--algorithm", "fedmuon", *SMALL, "--rounds", "400"],
+    "scaffold": ["train", "--algorithm", "scaffold", *SMALL, "--rounds", "400"],
+    "compare": ["compare", "fedavg", "fedmuon", *SMALL, "--rounds", "60"],
+    "sweep": ["sweep", "--algorithms", "fedavg,fedprox", *GRID, *SMALL],
+    "private": ["private", "--methods", "dpmixsgd,dp_sgda", "--epsilons", "4"],
+}
+COMMANDS["train"] += ["--evaluate-every", "20"]
+COMMANDS["scaffold"] += ["--evaluate-every", "7"]
+COMMANDS["compare"] += ["--seeds", "0", "1", "--evaluate-every", "20"]
+COMMANDS["sweep"] += ["--rounds", "30", "--evaluate-every", "10"]
+COMMANDS["private"] += ["--seeds", "0,1", "--rounds", "40"]
+
+
+class Trial(NamedTuple):
+    """One command, killed once or more, and resumed to its end."""
+
+    name: str
+    signal: str
+    phases: tuple[str, ...]  # in which it was hit
+    problem: str
+
+
+def environment() -> dict[str, str]:
+    """Of processes: they find this package."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+def start(phase: Path, *words: str) -> subprocess.Popen:
+    """A command that writes down its phase."""
+    program = [sys.executable, "-m", "tests.robustness.phases", str(phase), *words]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(program, cwd=ROOT, env=environment(), **quiet)
+
+
+def finish(phase: Path, *words: str) -> str:
+    """Runs a command to its end; what is wrong with it."""
+    process = start(phase, *words)
+    text, _ = process.communicate(timeout=600)
+    return "" if process.returncode == 0 else f"{process.returncode}: {text[-300:]}"
+
+
+def hit(process, phase: Path, wanted: str, number: int, delay: float) -> str:
+    """Sends a signal in a phase; the phase that was hit, empty if it ended before."""
+    deadline = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < deadline:
+        if phase.exists() and phase.read_text() == wanted:
+            time.sleep(delay)
+            now = phase.read_text()
+            process.send_signal(number)
+            process.communicate(timeout=300)
+            return now or wanted
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+    return ""
+
+
+def results(directory: Path) -> dict[str, list[dict[str, str]]]:
+    """All rows of all CSV files, without times."""
+    found = {}
+    for path in sorted(directory.rglob("*.csv")):
+        with path.open(newline="") as file:
+            rows = [
+                {k: v for k, v in row.items() if "seconds" not in k}
+                for row in csv.DictReader(file)
+            ]
+        found[str(path.relative_to(directory))] = rows
+    return found
+
+
+def trial(draw: random.Random, name: str, number: int, place: Path) -> Trial:
+    """Kills a command one to three times, and compares what it leaves at last."""
+    whole, phase = place.parent / f"whole-{name}", place / "phase"
+    place.mkdir(parents=True)
+    if not whole.exists():
+        problem = finish(phase, *COMMANDS[name], "--output", str(whole))
+        if problem:
+            shutil.rmtree(whole, ignore_errors=True)
+            return Trial(name, "none", (), f"uninterrupted: {problem}")
+    run_dir, hits = place / "run", []
+    words = [*COMMANDS[name], "--output", str(run_dir)]
+    for _ in range(draw.randint(1, 3)):
+        phase.unlink(missing_ok=True)
+        process = start(phase, *words)
+        delay = draw.choice((0, 0.01, 0.05, draw.uniform(0, 1.5)))
+        where = hit(process, phase, draw.choice(PHASES), number, delay)
+        if not where:
+            break
+        hits.append(where)
+        if (run_dir / "config.json").exists():
+            words = ["resume", str(run_dir)]
+    problem = finish(phase, *words)
+    if not problem and results(run_dir) != results(whole):
+        problem = "other numbers than without the kill"
+    if not problem:
+        shutil.rmtree(place)
+    return Trial(name, signal.Signals(number).name, tuple(hits), problem)
