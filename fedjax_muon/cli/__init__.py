@@ -5,12 +5,8 @@ import sys
 import warnings
 from typing import Annotated, Any, Union
 
-import tyro
-from tyro.conf import subcommand
-
 import fedjax_muon
-from fedjax_muon.cli import arguments, parsing
-from fedjax_muon.runs import errors, launch
+from fedjax_muon.runs import errors
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,6 +24,13 @@ def _main(argv: list[str]) -> None:
     if argv == ["--version"]:
         print(f"fedjax-muon {fedjax_muon.__version__}")
         return
+    # Imported here, so that whatever they raise ends in one line too.
+    import tyro
+    from tyro.conf import subcommand
+
+    from fedjax_muon.cli import parsing
+    from fedjax_muon.runs import launch
+
     launch.remember_programs()
     with errors.refusing():
         kinds = command_kinds(argv)
@@ -75,6 +78,8 @@ RUNNERS = {
 
 def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
     """The arguments of every command and their defaults, which others may decide."""
+    from fedjax_muon.cli import arguments
+
     problem = arguments.problem_in(argv)
     kinds = {
         "compare": arguments.Compare,

@@ -57,8 +57,13 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
     def make(*args: P.args, **kwargs: P.kwargs) -> T:
         if args and callable(args[0]) and _takes_number_first(signature):
             raise TypeError(_old_call(function))
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            known = ", ".join(signature.parameters)
+            name = function.__name__
+            raise TypeError(f"{name} {error}; it takes {known}") from None
         made: Any = function(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         fields = tuple(made._replace(recipe=None))
         return made._replace(recipe=Recipe(make, dict(bound.arguments), fields))
@@ -165,7 +170,9 @@ def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
 
 
 def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts numbers to arrays of JAX's default floating-point type.
+    """Converts numbers to float32 arrays.
+
+    Also where 64 bits are enabled: float64 hyper-parameters would widen optax's states.
 
     Args:
       numbers: Numbers, or trees of numbers, by name.
@@ -174,7 +181,7 @@ def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
       Arrays by name, for use as arguments of compiled programs.
     """
     return {
-        name: jax.tree.map(lambda x: jnp.asarray(x, float), value)
+        name: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), value)
         for name, value in numbers.items()
     }
 
@@ -189,7 +196,13 @@ def hyper_parameters(function: Callable[..., Any]) -> list[str]:
       The names of the arguments that are annotated `Hyper` or `Number`.
     """
     parameters = inspect.signature(function).parameters.items()
-    return [name for name, p in parameters if p.annotation in (Hyper, Number)]
+    return [name for name, p in parameters if _is_hyper(p.annotation)]
+
+
+def _is_hyper(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # under `from __future__ import annotations`
+        return annotation.rpartition(".")[2] in ("Hyper", "Number")
+    return annotation in (Hyper, Number)
 
 
 def all_hyper_parameters(algorithm: Any) -> set[str]:

@@ -25,6 +25,13 @@ from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer, dense
 from fedjax_muon.decentralized.topology import check_mixing
 from fedjax_muon.engine.round import Traffic
+from fedjax_muon.simulation.arguments import (
+    check_algorithm,
+    check_dataset,
+    check_functions,
+    check_parts,
+    check_task,
+)
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -108,10 +115,11 @@ def decentralize(
       A simulation; its programs are compiled when they are first used.
 
     Raises:
-      ValueError: If the algorithm rejects the parameters, the task rejects the
-        examples, `topology.check_mixing` rejects the weights or they are those of
-        another number of agents, an agent has fewer examples than a batch, or the
-        agents cannot be divided equally among the devices.
+      TypeError: If an argument is of another type.
+      ValueError: If the data set has faults, the algorithm rejects the parameters, the
+        task rejects the examples, `topology.check_mixing` rejects the weights or they
+        are those of another number of agents, an agent has fewer examples than a
+        batch, or the agents cannot be divided equally among the devices.
 
     Example:
       >>> weights = topology.metropolis(topology.ring(4))
@@ -124,6 +132,10 @@ def decentralize(
       ...     batch_size=32,
       ... )
     """
+    check_algorithm(algorithm, Gossip, "federate")
+    check_task(task)
+    dataset, parts = check_dataset(dataset), check_parts(parts)
+    check_functions({"sampler": sampler, "mixer": mixer})
     setup = Setup(
         algorithm=algorithm,
         task=as_argument(task),

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,7 +36,12 @@ def remember_programs() -> None:
     the environment variable JAX_COMPILATION_CACHE_DIR."""
     given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
     if given is None:
-        place = platformdirs.user_cache_path("fedjax_muon") / "programs"
+        try:
+            place = platformdirs.user_cache_path("fedjax_muon") / "programs"
+            place.mkdir(parents=True, exist_ok=True)
+        except (OSError, RuntimeError, KeyError) as error:  # there is no home
+            warnings.warn(f"compiled programs are not kept: {error}", stacklevel=2)
+            return
         jax.config.update("jax_compilation_cache_dir", str(place))
 
 

@@ -132,14 +132,14 @@ def shuffled_epochs(
     count = steps * batch_size
     first_key, rest_key = jax.random.split(key)
     at = jnp.arange(count + min(count, max_client_size), dtype=jnp.int32)
-    draw = jax.random.bits(rest_key, at.shape)
+    draw = jax.random.bits(rest_key, at.shape, jnp.uint32)
     # Every epoch in use is complete, if the client has fewer than `count` examples.
     _, _, position = jax.lax.sort((at // size, draw, at % size), num_keys=2)
     position = position[:count]
     if max_client_size >= count:
         # One epoch is enough for larger clients. Its first positions are those of the
         # largest random numbers, which is much faster than sorting all numbers.
-        bits = jax.random.bits(first_key, (max_client_size,)) >> 2
+        bits = jax.random.bits(first_key, (max_client_size,), jnp.uint32) >> 2
         mark = jax.lax.bitcast_convert_type(bits + jnp.uint32(1 << 23), jnp.float32)
         # Marks are positive, so zeros come last.
         mark = jnp.where(jnp.arange(max_client_size) < size, mark, 0)

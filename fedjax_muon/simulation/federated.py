@@ -31,6 +31,14 @@ from fedjax_muon.engine.sharding import (
     sharded,
     shardings,
 )
+from fedjax_muon.simulation.arguments import (
+    check_algorithm,
+    check_count,
+    check_dataset,
+    check_functions,
+    check_parts,
+    check_task,
+)
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -135,8 +143,10 @@ def federate(
       A simulation; its programs are compiled when they are first used.
 
     Raises:
-      ValueError: If a size is out of range, a client has no examples, or the algorithm
-        does not support the sizes, the weights or the parameters.
+      TypeError: If an argument is of another type.
+      ValueError: If the data set has faults, a size is out of range, a client has no
+        examples, or the algorithm does not support the sizes, the weights or the
+        parameters.
 
     Example:
       >>> simulation = federate(
@@ -149,7 +159,15 @@ def federate(
       ...     batch_size=32,
       ... )
     """
+    check_algorithm(algorithm, Algorithm, "decentralize")
+    check_task(task)
+    dataset, parts = check_dataset(dataset), check_parts(parts)
     plan = plan or plans.default_plan()
+    sizes = {"local_steps": local_steps, "batch_size": batch_size}
+    for name, size in {"cohort_size": cohort_size, **sizes}.items():
+        check_count(name, size)
+    functions = {"plan": plan, "sampler": sampler, "weighting": weighting}
+    check_functions({**functions, "cohorts": cohorts})
     setup = Setup(
         algorithm=algorithm,
         task=as_argument(task),
@@ -227,10 +245,6 @@ def _check(setup: Setup) -> None:
             f"cohort_size must lie between 1 and the {setup.num_clients} clients there "
             f"are, got {setup.cohort_size}"
         )
-    if setup.local_steps < 1:
-        raise ValueError(f"local_steps must be at least 1, got {setup.local_steps}")
-    if setup.batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {setup.batch_size}")
     if not 0 <= setup.dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
     if setup.split_examples and not setup.devices:

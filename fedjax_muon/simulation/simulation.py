@@ -15,6 +15,11 @@ import numpy as np
 from fedjax_muon.core import numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
+from fedjax_muon.simulation.arguments import (
+    check_count,
+    check_key,
+    check_not_donated,
+)
 from fedjax_muon.simulation.batching import Clients, max_client_size_of
 from fedjax_muon.simulation.rounds import Inputs, Metrics
 
@@ -93,6 +98,7 @@ class Simulation:
         Example:
           >>> state = simulation.init(jax.random.key(0))
         """
+        check_key(key)
         state, received = self.programs.begin(
             self.inputs,
             self.programs.create(key),
@@ -130,6 +136,8 @@ class Simulation:
         Example:
           >>> state, metrics = simulation.train_rounds(state, 10)
         """
+        check_count("count", count)
+        check_not_donated(state)
         return self.programs.rounds(
             self.inputs, state, self.clients, count, self.max_client_size
         )
@@ -163,6 +171,8 @@ class Simulation:
         Example:
           >>> down, up = simulation.bytes_after(100)
         """
+        if rounds < 0:
+            raise ValueError(f"rounds must be at least 0, got {rounds}")
         first, later = self._traffic
         return Traffic(
             *(round(a + rounds * b) for a, b in zip(first, later, strict=True))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_muon.engine.processes import broadcast_from_first
+from fedjax_muon.simulation.arguments import check_count
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
@@ -29,8 +30,7 @@ def check_every(evaluate_every: int) -> None:
     Raises:
       ValueError: If it is below 1.
     """
-    if evaluate_every < 1:
-        raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+    check_count("evaluate_every", evaluate_every)
 
 
 class Call(NamedTuple):
@@ -233,8 +233,7 @@ def train(
     Example:
       >>> state, history = train(simulation, state, rounds=100)
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    check_count("rounds", rounds)
     records: list[Record] = []
     evaluated = evaluations(
         simulation,

@@ -260,10 +260,12 @@ def check_model(model: nn.Module, examples: Examples) -> None:
       >>> check_model(models.MLP(10), digits)
     """
     if not isinstance(model, nn.Module):
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise TypeError(f"a model must be made first, as {model.__name__}(...)")
         raise TypeError(
             f"a model must be a flax.linen module, got {type(model).__name__}; modules "
             "of flax.nnx hold their parameters themselves: give tasks.from_logits "
-            "their init and apply functions"
+            "functions init(key) and logits(params, x, key)"
         )
     batch = 3  # not 1, which would hide a model that drops or adds a dimension
     x = jax.ShapeDtypeStruct((batch, *example_shape_of(examples)), jnp.float32)

@@ -24,7 +24,7 @@ PRINTED = all_commands()
 PROGRAMS = ("experiments", "benchmarks", "notebooks")
 
 
-class ParsedError(Exception):
+class ParsedError(BaseException):  # which the command does not catch
     """Thrown where a program would begin its work, with what it was given."""
 
 
