@@ -41,6 +41,9 @@ from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError
 from fedjax_muon.tasks.metrics import hill
 
+FORMATS = (".png", ".pdf", ".svg")  # of figures
+FEWEST = 5  # norms from which a tail index is estimated
+
 # The best on two seeds that the main jobs do not use, by test score averaged over their
 # rounds: experiments/studies/learning_rates.py.
 TUNED_LR: Mapping[str, Mapping[str, float]] = {
@@ -96,8 +99,9 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
             sys.exit(1)
     if not is_first():
         return
-    columns = metrics_csv.read(run_dir / directory.METRICS)
-    plots.curves({METHODS[run.algorithm].label: [columns]}, run_dir / "curves.png")
+    with refusing():
+        columns = metrics_csv.read(run_dir / directory.METRICS)
+        plots.curves({METHODS[run.algorithm].label: [columns]}, run_dir / "curves.png")
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
@@ -129,7 +133,8 @@ def _compare(job: Comparison, dataset: data.Dataset, run_dir: Path) -> None:
     console = Console()
     for name, why in diverged.items():
         console.print(f"{METHODS[name].label} diverged: {why}", style="red")
-    table = comparisons.report(job, run_dir, diverged)
+    with refusing():
+        table = comparisons.report(job, run_dir, diverged)
     if table is None:
         sys.exit(1)
     console.print(tables.for_terminal(table))
@@ -153,7 +158,8 @@ def sweep(args: arguments.Sweep) -> None:
 
 def _sweep(job: Sweep, run_dir: Path) -> None:
     sweeps.train(job, run_dir)
-    table = sweeps.report(job, run_dir)
+    with refusing():
+        table = sweeps.report(job, run_dir)
     console = Console()
     console.print(tables.for_terminal(table))
     console.print(f"all cells, summary and figures in {run_dir}")
@@ -240,6 +246,7 @@ def show(args: arguments.List) -> None:
 def plot(args: arguments.Plot) -> None:
     """`fedjax-muon plot`."""
     with refusing():
+        _check_figure(args.output)
         if not args.directories:
             raise ValueError("plot needs at least one run directory")
         runs: dict[str, list] = {}
@@ -269,6 +276,7 @@ def plot(args: arguments.Plot) -> None:
 def partition(args: arguments.Partition) -> None:
     """`fedjax-muon partition`."""
     with refusing():
+        _check_figure(args.output)
         dataset = dataset_of(args.config)
         parts = parts_of(args.config, dataset, args.seed)
         counts = label_counts(dataset.y_train, parts, len(dataset.classes))
@@ -287,6 +295,7 @@ def noise(args: arguments.Noise) -> None:
     with refusing():
         if not 0 < args.tail < 1:
             raise ValueError(f"tail must lie in (0, 1), got {args.tail}")
+        _check_figure(args.output)
         run = directory.read(args.directory)
         if not isinstance(run, Run):
             raise ValueError(
@@ -301,10 +310,16 @@ def noise(args: arguments.Noise) -> None:
         launch.begin(launch.Launch(), run.config.devices)
         dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
+        check_memory(simulation)
+        tail = round(args.tail * args.batches * run.config.num_clients)
+        if args.batches > 1 and tail < FEWEST:
+            raise ValueError(
+                f"the tail would have {tail} norms; take more --batches or a larger "
+                f"--tail, for {FEWEST} at least"
+            )
         params = training.last_params(run, simulation, args.directory)
         key = start_key(args.seed)
         norms = noise_norms(simulation, params, key, batches=args.batches)
-        tail = max(1, round(args.tail * norms.size))
         index = float(hill(norms, tail))
         label = METHODS[run.algorithm].label
         title = f"{run.config.title}, {label}"
@@ -313,6 +328,14 @@ def noise(args: arguments.Noise) -> None:
         f"tail index {index:.2f} ± {index / tail**0.5:.2f} of the gradient noise, from "
         f"the {tail} largest of {norms.size} norms; drawn in {args.output}"
     )
+
+
+def _check_figure(path: Path) -> None:
+    """Raises `ValueError` unless a figure can have this name."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"a figure's name must end in {', '.join(FORMATS)}, got {str(path)!r}"
+        )
 
 
 def prepare(args: arguments.Prepare) -> None:

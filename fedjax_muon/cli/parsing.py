@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import io
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,7 @@ import tyro
 
 from fedjax_muon.runs.errors import show_error
 
-BOX = re.compile(r"[╭╮╰╯│]|─{2,}(?=[^─]*[╮╯])")
-RULE = re.compile(r"^\s*─+\s*$")
+RULE = re.compile(r"\s*[│|]?\s*[─-]{3,}\s*[│|]?\s*")
 
 
 def parse(kind: Any, argv: Sequence[str], prog: str, **how: Any) -> Any:
@@ -46,10 +46,13 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
 
 
 def _first_part(text: str) -> str:
-    """The text of tyro's box, without its title and what follows its first rule."""
-    lines = [BOX.sub("", line) for line in text.strip().splitlines()[1:-1]]
-    end = next((i for i, line in enumerate(lines) if RULE.match(line)), len(lines))
-    return " ".join(" ".join(lines[:end]).split()) or " ".join(text.split())
+    """The first section of tyro's box, which has lines or, without Unicode, dashes."""
+    title, *lines = text.strip().splitlines() or [""]
+    if not title.startswith("╭"):  # then a rule is below the title
+        lines = lines[1:]
+    section = itertools.takewhile(lambda line: not RULE.fullmatch(line), lines)
+    words = " ".join(line.strip(" │|╰╯─") for line in section).split()
+    return " ".join(words or text.split())
 
 
 def _reworded(message: str, options: Sequence[str]) -> str:

@@ -83,12 +83,18 @@ class UsedError(ValueError):
     """A directory that is used already."""
 
 
+def _has_files(directory: Path) -> bool:
+    """Whether there is more than what a process that was killed while it claimed the
+    directory has left."""
+    return any(not files.is_temporary(path) for path in directory.iterdir())
+
+
 def _create(directory: Path, job: Job) -> None:
     used = UsedError(
         f"{directory} is already used; choose another --output, or continue it with: "
         f"{resume_command(directory)}"
     )
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if directory.exists() and (not directory.is_dir() or _has_files(directory)):
         raise used
     about = json.dumps(versions(), indent=2) + "\n"
     # what is not made here is not removed

@@ -5,14 +5,17 @@ in a log file, and 130 an interrupt (Ctrl-C, SIGTERM).
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import tempfile
 import threading
 import traceback
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -56,7 +59,7 @@ def guarded() -> Iterator[None]:
 
     SIGTERM counts as an interrupt.
     """
-    with _terminable():
+    with _terminable(), _without_late_complaints():
         try:
             yield
             sys.stdout.flush()
@@ -102,6 +105,26 @@ def _abandon_output() -> None:
     """Lets the interpreter end although standard output can't be flushed."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _without_late_complaints() -> Iterator[None]:
+    """Drops what Python says of coroutines that orbax leaves when a file fails it."""
+    previous = sys.unraisablehook
+
+    def hook(found: Any) -> None:
+        closed = "Event loop is closed" in str(found.exc_value)
+        if not closed and not isinstance(found.object, types.CoroutineType):
+            previous(found)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    except SystemExit:
+        gc.collect()
+        raise
+    finally:
+        sys.unraisablehook = previous
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ the old one or the new one at any moment.
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,13 @@ def claim(path: Path, text: str) -> bool:
     return True
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file is the unfinished one of a process that writes or was killed."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
 def _temporary(path: Path, text: str) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("w", newline="") as file:
             file.write(text)

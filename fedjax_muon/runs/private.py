@@ -74,12 +74,11 @@ def prepare(job: Private) -> Plan:
 def run(plan: Plan, run_dir: Path) -> None:
     """Runs what is not finished, and reports."""
     console, job = Console(), plan.setting.job
-    said = _state(plan, run_dir)
-    plots.graph(
-        plan.setting.graphs[job.seeds[0]], run_dir / "graph.png", title=job.graph
-    )
+    graph = plan.setting.graphs[job.seeds[0]]
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing():
         rows = _rows_of(job, run_dir)
+        said = _state(plan, run_dir)
+        plots.graph(graph, run_dir / "graph.png", title=job.graph)
         finished = _finished(rows.path)
         total = len(plan.specs) * len(job.seeds) * job.rounds
         everything = bar.add_task("all", total=total)
@@ -109,7 +108,9 @@ def run(plan: Plan, run_dir: Path) -> None:
         bar.update(everything, description="done")
     for statement in said:
         console.print(statement, highlight=False, markup=False)
-    console.print(_report(plan, run_dir))
+    with refusing():
+        table = _report(plan, run_dir)
+    console.print(table)
     console.print(f"statements, metrics and figures in {run_dir}")
 
 

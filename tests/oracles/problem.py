@@ -206,3 +206,12 @@ def adam(
     v = each(lambda v, g: b2 * v + (1 - b2) * g**2, state.v, g)
     step = each(lambda m, v: (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps), m, v)
     return step, Moments(m, v, t)
+
+
+def assert_same(a, b, atol=1e-12):
+    """Equal at every round, up to rounding."""
+    assert len(a) == len(b) > 0
+    for u, v in zip(a, b, strict=True):
+        assert u.keys() == v.keys()
+        for name in u:
+            np.testing.assert_allclose(u[name], v[name], rtol=0, atol=atol)

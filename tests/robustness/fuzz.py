@@ -26,8 +26,12 @@ SMALL = {
     "hidden": "4",
 }
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
-COMMANDS = ("train", "train", "train", "train", "sweep", "compare", "private", "list")
+COMMANDS = (*["train"] * 8, "sweep", "compare", "private", "list")
 COMMANDS += ("data", "partition", "plot", "resume", "noise", "prepare")
+# what belongs to other machines, or to the beginning of a process
+APART = ("data_dir", "distributed", "coordinator", "num_processes", "process_id")
+APART += ("devices",)
+TRAINING = ("train", "sweep", "compare", "private")
 NUMBERS = ("-1", "0", "1", "2", "3", "1e30", "nan", "inf", "-inf", "0.5", "1e-9")
 NUMBERS += ("99999999999999999999", "2147483648", "x", "", "1_000", "0x10", "²", "1,2")
 WORDS = ("", "digits", "breast_cancer", "a b", "../x", "x[1]", "*", "💥", "--", "none")
@@ -59,7 +63,7 @@ def options(kind: Any, prefix: str = "") -> dict[str, Any]:
 
 def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
     """Words for an option of a type: mostly right, sometimes not."""
-    if draw.random() < 0.15:
+    if draw.random() < 0.08:
         return [draw.choice((*NUMBERS, *WORDS))]
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -103,8 +107,10 @@ def line(draw: random.Random, place: Path) -> list[str]:
     if name == "private":
         chosen |= {"methods": ["dpmixsgd"], "epsilons": ["4"], "seeds": ["0"]}
         chosen |= {"agents": ["3"], "rounds": ["2"]}
-    for key in draw.sample(sorted(known), min(len(known), draw.randint(0, 3))):
-        if key not in ("data_dir", "distributed", "coordinator"):
+    for key in draw.sample(
+        sorted(known), min(len(known), draw.choice((0, 0, 1, 1, 2, 3)))
+    ):
+        if key not in APART:
             chosen[key] = value(draw, known[key], place)
     words = [name]
     if name == "compare":
@@ -113,7 +119,7 @@ def line(draw: random.Random, place: Path) -> list[str]:
         chosen.pop("seeds", None)
     for key, given in chosen.items():
         words += [flag(key), *given]
-    if draw.random() < 0.1:
+    if draw.random() < 0.05:
         position = draw.randrange(1, len(words) + 1)
         words.insert(position, draw.choice((*NUMBERS, *WORDS, "--nothing")))
     return words
@@ -127,7 +133,11 @@ def try_line(words: list[str], place: Path) -> Case:
     left = outcome.files(place) - before
     if not problem and result.status == 2 and left:
         problem = f"left {sorted(left)[0]} after a refusal"
-    started = bool(left) and result.status in (0, 1) and words[0] in COMMANDS[:7]
+    started = (
+        bool(left)
+        and result.status in (0, 1)
+        and words[0] in ("train", "sweep", "compare", "private")
+    )
     return Case(words, result, started, problem)
 
 

@@ -31,10 +31,12 @@ class Outcome(NamedTuple):
             return "traceback"
         if self.status not in ALLOWED:
             return f"status {self.status}"
+        if "---" in self.err:
+            return "a box"
         if self.status == 2 and sum("error:" in line for line in lines) != 1:
             return "a refusal that is not one line"
-        if self.status == 1 and not re.search(r"error:|diverged|lower the", self.text):
-            return "a fault without a line"
+        if self.status == 1 and not re.search("diverged|lower the", self.text):
+            return "a fault"
         return ""
 
     @property

@@ -1,14 +1,16 @@
 """Files that are written whole or not at all, and rows that are checked."""
 
+import contextlib
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import files
+from fedjax_muon.runs import config, directory, files
 from fedjax_muon.runs.files import CheckedRows
 
 ROWS = [
@@ -48,6 +50,49 @@ def test_a_claim_succeeds_once(tmp_path):
     assert files.claim(path, "first")
     assert not files.claim(path, "second")
     assert (path.read_text(), names(tmp_path)) == ("first", ["a"])
+
+
+def test_a_directory_whose_claim_was_cut_short_is_free(tmp_path):
+    run = config.Run("fedavg", {"lr": 0.1}, 0, config.Config())
+    (tmp_path / ".config.json.1.tmp").write_text('{"kind"')
+    assert directory.create(tmp_path, run) == tmp_path
+    assert directory.read(tmp_path) == run
+    with pytest.raises(ValueError, match="is already used"):
+        directory.create(tmp_path, run)
+
+
+def test_simultaneous_claims_have_one_winner(tmp_path):
+    run = lambda seed: config.Run("fedavg", {"lr": 0.1}, seed, config.Config())
+    barrier, won = threading.Barrier(8), []
+
+    def claim(seed):
+        barrier.wait()
+        with contextlib.suppress(ValueError):
+            directory.create(tmp_path / "run", run(seed))
+            won.append(seed)
+
+    threads = [threading.Thread(target=claim, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (seed,) = won
+    assert directory.read(tmp_path / "run") == run(seed)
+
+
+def test_names_by_default_differ(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = config.Run("fedavg", {"lr": 0.1}, 0, config.Config())
+    made = {directory.create(None, run, "fedavg") for _ in range(5)}
+    assert len(made) == 5
+
+
+@pytest.mark.parametrize("name", ["x[1]", "a*", "b?"])
+def test_paths_that_orbax_cannot_read_are_refused(name, tmp_path):
+    run = config.Run("fedavg", {"lr": 0.1}, 0, config.Config())
+    with pytest.raises(ValueError, match="can't be read from a path with"):
+        directory.create(tmp_path / name, run)
+    assert names(tmp_path) == []
 
 
 def test_rows_are_as_appended_one_by_one(path, tmp_path):

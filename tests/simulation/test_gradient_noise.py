@@ -97,6 +97,10 @@ def test_the_command(tmp_path, capsys):
         message = refused(capsys, *draw, "--tail", tail)
         assert message == f"tail must lie in (0, 1), got {float(tail)}"
     assert "batches must be at least 2" in refused(capsys, *draw, "--batches", 1)
+    few = refused(capsys, *draw, "--batches", 2)
+    assert few.startswith("the tail would have 0 norms; take more --batches or")
+    unnamed = refused(capsys, *draw, "--output", tmp_path / "noise")
+    assert unnamed.startswith("a figure's name must end in .png, .pdf, .svg, got")
     assert not figure.exists()
 
 

@@ -1,0 +1,77 @@
+"""The short form of the harness: fixed seeds, small runs."""
+
+import random
+import signal
+
+import pytest
+
+from . import damage, environments, fuzz, kills, outcome
+
+# The command prints warnings; it does not raise them.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of a few rounds."""
+    run_dir = tmp_path_factory.mktemp("runs") / "finished"
+    result = outcome.run([*environments.TRAIN, "--output", run_dir])
+    assert result.status == 0, result.text
+    return run_dir
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_command_lines_end_as_promised(seed, tmp_path):
+    draw, started = random.Random(seed), 0
+    for number in range(8):
+        place = tmp_path / str(number)
+        place.mkdir()
+        with environments.inside(place):
+            case = fuzz.try_line(fuzz.line(draw, place), place)
+        assert not case.problem, (case.problem, case.words, case.result.text)
+        started += case.started
+    assert started
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_edited_configs_are_refused_or_change_nothing(seed, finished, tmp_path):
+    case = fuzz.try_config(random.Random(seed), finished, tmp_path)
+    assert not case.problem, (case.problem, case.words, case.result.text)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_damaged_runs_are_refused_or_repaired(seed, finished, tmp_path):
+    case = damage.harm_run(random.Random(seed), finished, tmp_path, outcome.LIMIT)
+    assert not case.problem, case
+
+
+@pytest.mark.parametrize(
+    ("phase", "number"), [("saving", signal.SIGKILL), ("training", signal.SIGTERM)]
+)
+def test_a_killed_run_is_resumed_to_the_same_numbers(phase, number, tmp_path):
+    whole, run_dir, said = tmp_path / "whole", tmp_path / "run", tmp_path / "phase"
+    words = kills.COMMANDS["train"]
+    assert kills.finish(said, *words, "--output", str(whole)) == ""
+    said.unlink()
+    process = kills.start(said, *words, "--output", str(run_dir))
+    assert kills.hit(process, said, phase, number, 0.0)
+    assert process.returncode in (-signal.SIGKILL, 130)
+    again = ["resume", str(run_dir)]
+    if not (run_dir / "config.json").exists():
+        again = [*words, "--output", str(run_dir)]
+    assert kills.finish(said, *again) == ""
+    assert kills.results(run_dir) == kills.results(whole)
+
+
+def test_hostile_environments(tmp_path):
+    problems = [c for c in environments.without(tmp_path) if c.problem]
+    assert problems == []
+
+
+def test_full_disks(tmp_path):
+    checks = environments.limited_files(tmp_path, sizes=(1, 20))
+    assert [c for c in checks if c.problem] == []
+
+
+def test_a_long_run_keeps_its_memory_and_files():
+    assert environments.soak(600).problem == ""
