@@ -55,7 +55,7 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
 def test_a_message_that_is_not_finite_is_named():
     data = federation.DATA
     spoilt = data._replace(x_train=data.x_train.copy())
-    spoilt.x_train[federation.PARTS[4][0]] = np.nan
+    spoilt.x_train[federation.PARTS[4][0]] = 3e38
     how = {"cohort_size": 6, "sampler": batching.full_batch, "data": spoilt}
     shared = federation.federation(devices=EIGHT, split_examples=True, **how)
     state, metrics = shared.train_rounds(shared.init(jax.random.key(0)), 3)

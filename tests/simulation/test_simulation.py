@@ -218,9 +218,17 @@ def test_the_prologue_is_run_by_all_clients():
 
 def test_a_prologue_that_is_not_finite_is_refused():
     x = DATA.x_train.copy()
-    x[PARTS[4]] = np.nan
-    x[PARTS[1]] = np.inf
-    poisoned = federation.federation(with_prologue(), data=DATA._replace(x_train=x))
+    x[PARTS[4]] = 3e38
+    x[PARTS[1]] = -3e38
+
+    def grad(params, batch, key):
+        huge = jnp.any(jnp.abs(batch.x) > 1e38)
+        spoil = lambda g: jnp.where(huge, jnp.nan, g)
+        return jax.tree.map(spoil, TASK.grad(params, batch, key))
+
+    task = TASK._replace(grad=grad)
+    data = DATA._replace(x_train=x)
+    poisoned = federation.federation(with_prologue(), data=data, task=task)
     with pytest.raises(simulation.NonFiniteError, match=r"round 0: .* client 1, 4;"):
         poisoned.init(jax.random.key(0))
 
@@ -252,7 +260,7 @@ def test_bytes_by_hand():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cohort_size": 0}, "between 1 and the 6 clients there are, got 0"),
+        ({"cohort_size": 0}, "cohort_size must be at least 1, got 0"),
         ({"cohort_size": 7}, "between 1 and the 6 clients there are, got 7"),
         ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

@@ -44,10 +44,10 @@ PARTS = cut([3, 20, 9, 6, 25, 12])
 SGD = fedavg(lr=0.3)
 
 
-def federation(algorithm=SGD, parts=PARTS, data=DATA, **changes):
+def federation(algorithm=SGD, parts=PARTS, data=DATA, task=TASK, **changes):
     """Six clients with 3 to 25 examples, three of them a round, two batches of four."""
     sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
-    return simulation.federate(algorithm, TASK, data, parts, **sizes | changes)
+    return simulation.federate(algorithm, task, data, parts, **sizes | changes)
 
 
 def key_data(x):
