@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_muon.core.reading import check_size, reason
 from fedjax_muon.data.text import Encoder, Text
 
 URL = "https://huggingface.co/FacebookAI/roberta-base"
@@ -54,6 +55,7 @@ def roberta_encoder(
                 f"{path} does not exist; download vocab.json and merges.txt, those of "
                 f"roberta-base from {URL}"
             )
+        check_size(path)
     if length < MIN_LENGTH:
         raise ValueError(f"length must be at least {MIN_LENGTH} tokens, got {length}")
     try:
@@ -62,12 +64,25 @@ def roberta_encoder(
     except Exception as error:  # tokenizers raises nothing narrower
         raise ValueError(
             f"{vocabulary} and {merges}: expected a vocabulary and the merges of its "
-            f"pieces ({error}); download both again"
+            f"pieces ({reason(error)}); download both again"
         ) from error
     absent = {START, PADDING, END, UNKNOWN} - ids.keys()
     if absent:
         raise ValueError(
             f"{vocabulary} has no {' and no '.join(sorted(absent))}; use RoBERTa's"
+        )
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(
+            f"{vocabulary}: expected the ids 0 to {len(ids) - 1}, each once, found "
+            "others; download it again"
+        )
+    # A file that was cut off would encode the same words by other tokens.
+    unmerged = ids.keys() - {first + second for first, second in pairs}
+    lost = sorted(piece for piece in unmerged if len(piece) > 1 and not _is_mark(piece))
+    if lost:
+        raise ValueError(
+            f"{merges}: expected the merges of all pieces in {vocabulary}, found none "
+            f"for {len(lost)}, such as {lost[0][:40]!r}; download both again"
         )
     tokenizer = Tokenizer(pieces)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -88,3 +103,8 @@ def roberta_encoder(
         return padded
 
     return Encoder(encode, padding=ids[PADDING], tokens=max(ids.values()) + 1)
+
+
+def _is_mark(piece: str) -> bool:
+    """Whether a piece is no part of words, such as "<mask>", so nothing joins it."""
+    return (piece[0], piece[-1]) == ("<", ">") or piece.startswith("madeupword")

@@ -7,19 +7,22 @@ are used. The Python version of these files is not read, since it is pickled and
 execute code.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_muon.core.reading import check_size, read_text
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.npz import npz_layout
-from fedjax_muon.data.source import File, Layout, Source
+from fedjax_muon.data.source import LIMIT, File, Layout, Source, check_labels
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
 LICENSE = "none stated; cite Krizhevsky 2009"
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
+COARSE = 20  # classes of CIFAR-100's coarse labels
 
 
 def read_binary(paths: list[Path], *, labels: int, num_classes: int) -> Dataset:
@@ -35,13 +38,15 @@ def read_binary(paths: list[Path], *, labels: int, num_classes: int) -> Dataset:
       The data set, with pixels in uint8.
 
     Raises:
-      ValueError: If a file does not consist of whole records, or the number of class
-        names differs.
+      ValueError: If a file does not consist of whole records, a label is out of range,
+        or the number of class names differs.
     """
     *train, test, names = paths
-    parts = [_read_records(path, labels) for path in train]
+    # CIFAR-100's coarse label comes before the fine one.
+    counts = (COARSE, num_classes)[-labels:]
+    parts = [_read_records(path, counts) for path in train]
     x_train, y_train = (np.concatenate(part) for part in zip(*parts, strict=True))
-    x_test, y_test = _read_records(test, labels)
+    x_test, y_test = _read_records(test, counts)
     return Dataset(
         x_train=x_train,
         y_train=y_train,
@@ -51,7 +56,10 @@ def read_binary(paths: list[Path], *, labels: int, num_classes: int) -> Dataset:
     )
 
 
-def _read_records(path: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_records(path: Path, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Images and their last labels, of which `counts` has the numbers of classes."""
+    check_size(path, LIMIT)
+    labels = len(counts)
     content, record = np.fromfile(path, np.uint8), labels + PIXELS
     if not len(content) or len(content) % record:
         raise ValueError(
@@ -59,12 +67,14 @@ def _read_records(path: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
             f"it was cut off, or is another file: download it again from {URL}"
         )
     rows = content.reshape(-1, record)
+    for place, count in enumerate(counts):
+        check_labels(rows[:, place], count, path)
     planes = rows[:, labels:].reshape(-1, 3, SIDE, SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, labels - 1]
 
 
 def _read_names(path: Path, num_classes: int) -> tuple[str, ...]:
-    names = tuple(path.read_text(encoding="utf-8", errors="replace").split())
+    names = tuple(read_text(path).split())
     if len(names) != num_classes:
         raise ValueError(
             f"{path}: expected the names of {num_classes} classes, found {len(names)}; "

@@ -92,10 +92,11 @@ def _checked_labels(
             f"{name} must be {num_examples} integers on one axis, one per example, got "
             f"{y.dtype}{list(y.shape)}"
         )
-    if y.min() < 0 or y.max() >= num_classes:
+    wrong = (y < 0) | (y >= num_classes)
+    if wrong.any():
         raise ValueError(
             f"{name} must be in 0..{num_classes - 1} (the {num_classes} classes), got "
-            f"{y.min()}..{y.max()}"
+            f"{y.min()}..{y.max()}, first in example {int(np.argmax(wrong))}"
         )
     return y.astype(np.int32)
 

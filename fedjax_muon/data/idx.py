@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.source import File, Layout, Source, unpacked
+from fedjax_muon.data.source import File, Layout, Source, check_labels, unpacked
 
 FILES = {  # with their unpacked sizes in bytes
     "train-images-idx3-ubyte": 16 + 60_000 * 28 * 28,
@@ -58,6 +58,8 @@ def read_idx(paths: list[Path], classes: tuple[str, ...]) -> Dataset:
         parse_idx(unpacked(path), num_axes, path)
         for num_axes, path in zip((3, 1, 3, 1), paths, strict=True)
     )
+    for labels, path in ((y_train, paths[1]), (y_test, paths[3])):
+        check_labels(labels, len(classes), path)
     return Dataset(
         x_train=x_train[..., None],
         y_train=y_train,

@@ -5,9 +5,17 @@ import os
 from functools import partial
 from pathlib import Path
 
+from fedjax_muon.core.reading import reading
 from fedjax_muon.data import cifar, embedded, idx, libsvm, prepared, text, tiny_imagenet
 from fedjax_muon.data.dataset import Dataset, check, standardize
-from fedjax_muon.data.source import File, Layout, Source, located, verify
+from fedjax_muon.data.source import (
+    File,
+    Layout,
+    Source,
+    located,
+    verify,
+    verify_rows,
+)
 from fedjax_muon.data.text import Encoder, read_text_set
 
 DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"
@@ -27,22 +35,21 @@ SENTENCES = {  # training and test examples, as published with GLUE and by UCI
 }
 
 
-def _read_sentences(name: str, paths: list[Path]) -> Dataset:
-    folder = next(f for f in text.SETS[name].folders if paths[0].parent.match(f))
-    return read_text_set(name, paths[0].parents[len(Path(folder).parts)])
-
-
 def _of_sentences(name: str, row: text.TextSet) -> Source:
+    examples = SENTENCES[name]
+    rows = examples if len(row.files) == 2 else (sum(examples),)
     layout = Layout(
-        files=tuple(File(file) for file in row.files),
+        files=tuple(
+            File(file, rows=count) for file, count in zip(row.files, rows, strict=True)
+        ),
         folders=row.folders,
-        read=partial(_read_sentences, name),
+        read=partial(read_text_set, name),
         url=row.url,
     )
     glue = row.folders[0].startswith("glue/")
     return Source(
         example="text",
-        examples=SENTENCES.get(name),
+        examples=examples,
         classes=len(row.classes),
         license=prepared.GLUE_LICENSE if glue else "CC BY 4.0 (UCI)",
         layouts=(layout,),
@@ -65,9 +72,9 @@ def load(
     """Reads, checks and standardizes a data set.
 
     `fedjax-muon data NAME` shows the files of a data set and how to get them. Files
-    whose size or checksum is published are verified. Two kinds of data sets are not
-    standardized: sentences, which become token ids, and LIBSVM's, which are already
-    scaled.
+    whose size, checksum or number of examples is published are verified. Two kinds of
+    data sets are not standardized: sentences, which become token ids, and LIBSVM's,
+    which are already scaled.
 
     Args:
       name: One of NAMES, or "tfds:" and the name of a data set that tensorflow-datasets
@@ -89,14 +96,16 @@ def load(
     Example:
       >>> digits = load("digits")
     """
-    if encoder is not None:
-        return _encoded(name, data_dir, encoder)
-    raw = read(name, data_dir)
+    raw, place = _read(name, data_dir, encoder)
     scaled = name in NAMES and NAMES[name].scaled
     try:
-        return check(raw) if scaled else standardize(check(raw))
+        checked = check(raw)
+        return checked if scaled or encoder is not None else standardize(checked)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        # Token ids are the encoder's, not those of a file.
+        stored = place is not None and encoder is None
+        where = f"; correct or replace {place}" if stored else ""
+        raise ValueError(f"{name}: {error}{where}") from error
 
 
 def read(name: str, data_dir: Directory = None) -> Dataset:
@@ -113,14 +122,33 @@ def read(name: str, data_dir: Directory = None) -> Dataset:
       FileNotFoundError: If files are missing.
       ValueError: If the name is unknown, no directory is given, or data is damaged.
     """
+    return _read(name, data_dir, None)[0]
+
+
+def _read(
+    name: str, data_dir: Directory, encoder: Encoder | None
+) -> tuple[Dataset, Path | None]:
+    """A data set as it is stored, and the folder or file that it comes from."""
+    if encoder is not None and name not in text.SETS:
+        raise ValueError(
+            f"{name} does not take an encoder; choose one of {', '.join(text.SETS)}"
+        )
     if name.startswith(PREPARED):
-        plain = name.removeprefix(PREPARED)
-        return prepared.read_prepared(plain, data_directory(name, data_dir))
+        plain, directory = name.removeprefix(PREPARED), data_directory(name, data_dir)
+        raw = prepared.read_prepared(plain, directory)
+        return raw, prepared.locate(plain, directory)
     source = source_of(name)
-    directory = Path() if source.embedded else data_directory(name, data_dir)
-    found = located(name, source, directory)
+    if source.embedded:
+        return source.layouts[0].read([]), None
+    found = located(name, source, data_directory(name, data_dir))
     verify(found)
-    return found.layout.read(found.paths)
+    if encoder is not None:
+        raw = read_text_set(name, found.paths, encoder)
+    else:
+        with reading(found.folder, f"the files of {name}", found.layout.remedy):
+            raw = found.layout.read(found.paths)
+    verify_rows(found, raw)
+    return raw, found.paths[0] if len(found.paths) == 1 else found.folder
 
 
 def source_of(name: str) -> Source:
@@ -147,14 +175,6 @@ def source_of(name: str) -> Source:
             f"{PREPARED}<name> for one that tensorflow-datasets has prepared"
         )
     return NAMES[name]
-
-
-def _encoded(name: str, data_dir: Directory, encoder: Encoder) -> Dataset:
-    if name not in text.SETS:
-        raise ValueError(
-            f"{name} does not take an encoder; choose one of {', '.join(text.SETS)}"
-        )
-    return check(read_text_set(name, data_directory(name, data_dir), encoder))
 
 
 def prepare(name: str, data_dir: Directory = None) -> Path:

@@ -1,16 +1,24 @@
 """Image data sets in a NumPy archive, such as CIFAR-10 and CIFAR-100."""
 
+import math
 import zipfile
-import zlib
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.source import File, Layout
 
 SPLITS = ("x_train", "y_train", "x_test", "y_test")
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+# An array of more bytes than this may not be RATIO times as large as its compressed
+# form; photographs are at most 10 times as large.
+BYTES, RATIO = 2**26, 100
 
 
 def npz_layout(name: str, num_classes: int) -> Layout:
@@ -64,6 +72,12 @@ def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
                 f"{path}: expected {key} as uint8 [n, height, width, channels], found "
                 f"{arrays[key].dtype}{list(arrays[key].shape)}; save it in this form"
             )
+    for key in ("y_train", "y_test"):
+        if arrays[key].ndim != 1 or arrays[key].dtype.kind not in "iu":
+            raise ValueError(
+                f"{path}: expected {key} as integers on one axis, found "
+                f"{arrays[key].dtype}{list(arrays[key].shape)}; save it in this form"
+            )
     classes = arrays.get("classes", np.arange(num_classes).astype(str))
     if classes.ndim != 1 or classes.dtype.kind != "U":
         raise ValueError(
@@ -91,11 +105,42 @@ def _check(paths: list[Path]) -> None:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     _check([path])
-    try:
-        with np.load(path) as archive:
-            return {key: archive[key] for key in (*SPLITS, "classes") if key in archive}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    wanted = "a NumPy .npz archive of plain arrays"
+    found = "a damaged or pickled one"
+    with (
+        reading(path, wanted, "write it again", found=found),
+        zipfile.ZipFile(path) as archive,
+    ):
+        names = archive.namelist()
+        return {
+            key: _array(archive, key)
+            for key in (*SPLITS, "classes")
+            if f"{key}.npy" in names
+        }
+
+
+def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
+    """An array of an archive, whose header is checked before memory is reserved."""
+    members = [info for info in archive.infolist() if info.filename == f"{key}.npy"]
+    if len(members) > 1:
+        raise ValueError(f"{len(members)} arrays {key}")
+    (info,) = members
+    if info.file_size > max(BYTES, RATIO * info.compress_size):
         raise ValueError(
-            f"{path}: expected a NumPy .npz archive of plain arrays, found a damaged "
-            f"or pickled one ({error}); write it again"
-        ) from error
+            f"{key} expands from {info.compress_size} to {info.file_size} bytes; if it "
+            "is meant to, save it by numpy.savez, which does not compress"
+        )
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADERS:
+            raise ValueError(f"{key} has the version {version}")
+        shape, _, dtype = HEADERS[version](file)
+        content = info.file_size - file.tell()
+    if dtype.hasobject or dtype.fields or not dtype.itemsize:
+        raise ValueError(f"{key} has the type {dtype}")
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != content:
+        raise ValueError(f"{key} has {content} bytes for {dtype}{list(shape)}")
+    with archive.open(info) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        file.read(1)  # past the end, where the checksum is compared
+    return array

@@ -4,19 +4,24 @@ For most data sets, only the preparation (download and conversion to array_recor
 needs TensorFlow.
 """
 
+import contextlib
 import importlib.util
 import json
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedjax_muon.core.reading import check_size, read_text, reading
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.source import Source
 from fedjax_muon.data.text import Sentences, tokenized
 from fedjax_muon.versions import install_command
 
 INFO = "dataset_info.json"  # a file in the folder of each version of a prepared set
+CLASS_NAMES = ("pythonClassName", "python_class_name", "type")
 TEXTS = ("text", "sentence")  # names of features with sentences
 
 
@@ -68,38 +73,18 @@ def read_prepared(name: str, directory: Path) -> Dataset:
     from google.protobuf import json_format  # type: ignore[import-untyped] # no stubs
 
     folder = locate(name, directory)
-    try:
-        _check_classes(json.loads((folder / "features.json").read_text()))
+    with _reading(folder, json_format.ParseError):
+        _check_files(folder)
         builder = tfds.builder_from_directory(folder)
-    except (OSError, ValueError, json_format.ParseError) as error:
-        raise ValueError(_damaged(folder, error)) from error
-    _check_layout(builder, folder, tfds)
-    x, y = _features(builder, folder, tfds)
-    try:
+        features = dict(builder.info.features)
+        _check_layout(builder, folder, tfds)
+        x, y = _features(features, folder, tfds)
+    with _reading(folder):  # errors of records, images, texts
         train = _read_split(builder, "train", x, y)
         test = _read_split(builder, "test", x, y)
         if "validation" in builder.info.splits and set(test[1]) == {-1}:
             test = _read_split(builder, "validation", x, y)
-    except (OSError, RuntimeError, ValueError) as error:  # of records, images, texts
-        raise ValueError(_damaged(folder, error)) from error
-    if y == "polarity":
-        return tokenized(
-            _without_neutral(train, folder),
-            _without_neutral(test, folder),
-            ("negative", "positive"),
-        )
-    classes = tuple(builder.info.features[y].names)
-    if x in TEXTS:
-        return tokenized(Sentences(*train), Sentences(*test), classes)
-    x_train, y_train = _stack(train, folder)
-    x_test, y_test = _stack(test, folder)
-    return Dataset(
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
-        classes=classes,
-    )
+        return _dataset(train, test, features[y], (x, y), folder)
 
 
 def prepare(name: str, directory: Path) -> Path:
@@ -177,8 +162,8 @@ def check(folder: Path) -> None:
     Raises:
       ValueError: If a file is missing or damaged.
     """
-    try:
-        info = json.loads((folder / INFO).read_text())
+    with _reading(folder):
+        info = json.loads(read_text(folder / INFO))
         for split in info["splits"]:
             expected = len(split["shardLengths"])
             found = len([*folder.glob(f"*-{split['name']}.*-of-*")])
@@ -186,23 +171,39 @@ def check(folder: Path) -> None:
                 raise ValueError(
                     f"{found} of {expected} files of split {split['name']}"
                 )
-        _check_classes(json.loads((folder / "features.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(_damaged(folder, error)) from error
+        _check_files(folder)
+
+
+def _check_files(folder: Path) -> None:
+    """Checks what tensorflow-datasets reads in whole: all but the records."""
+    for path in folder.iterdir():
+        if not path.match("*-of-*"):
+            check_size(path)
+    features = json.loads(read_text(folder / "features.json"))
+    if not isinstance(features, dict):
+        raise ValueError("features.json has no features")
+    _check_classes(features)
 
 
 def _check_classes(features: Any) -> None:
     """Rejects features with classes of other packages.
 
-    tensorflow-datasets would import, and so execute, these packages.
+    tensorflow-datasets would import, and so execute, these packages. It takes several
+    spellings of the name, and texts with features inside of features.
     """
     if isinstance(features, list):
         features = dict(enumerate(features))
     if not isinstance(features, dict):
         return
     for key, value in features.items():
-        if key == "pythonClassName" and not value.startswith("tensorflow_datasets."):
-            raise ValueError(f"a feature of class {value} is not tensorflow-datasets'")
+        named = key in CLASS_NAMES and isinstance(value, str)
+        if named and not value.startswith("tensorflow_datasets."):
+            raise ValueError(
+                f"a feature of class {value[:60]} is not tensorflow-datasets'"
+            )
+        if isinstance(value, str):
+            with contextlib.suppress(json.JSONDecodeError):
+                _check_classes(json.loads(value))
         _check_classes(value)
 
 
@@ -222,9 +223,8 @@ def _check_layout(builder: Any, folder: Path, tfds: Any) -> None:
         )
 
 
-def _features(builder: Any, folder: Path, tfds: Any) -> tuple[str, str]:
+def _features(features: dict[str, Any], folder: Path, tfds: Any) -> tuple[str, str]:
     """The names of the inputs and of the labels."""
-    features = dict(builder.info.features)
     is_text = lambda name: isinstance(features.get(name), tfds.features.Text)
     text = next(filter(is_text, TEXTS), None)
     if isinstance(features.get("label"), tfds.features.ClassLabel):
@@ -236,18 +236,59 @@ def _features(builder: Any, folder: Path, tfds: Any) -> tuple[str, str]:
         return text, "polarity"
     raise ValueError(
         f"{folder}: expected features image and label (a ClassLabel), or text and "
-        f"label or polarity, found {', '.join(features)}; choose a set for the "
+        f"label or polarity, found {', '.join(features)[:200]}; choose a set for the "
         "classification of images or texts"
     )
 
 
 def _read_split(builder: Any, split: str, x: str, y: str) -> tuple[list, list]:
+    from array_record.python.array_record_module import (  # type: ignore[import-untyped]
+        ArrayRecordReader,
+    )
+
+    for shard in builder.info.splits[split].file_instructions:
+        reader = ArrayRecordReader(shard.filename)
+        count = reader.num_records()
+        reader.close()
+        if count != shard.examples_in_shard:
+            raise ValueError(
+                f"{Path(shard.filename).name} has {count} examples, by {INFO} it had "
+                f"{shard.examples_in_shard}"
+            )
     source = builder.as_data_source(split=split)
     pairs = ((example[x], example[y]) for example in source)
     inputs, labels = zip(*pairs, strict=True)
     if x in TEXTS:
         return [text.decode() for text in inputs], list(labels)
     return list(inputs), list(labels)
+
+
+def _dataset(
+    train: tuple[list, list],
+    test: tuple[list, list],
+    kinds: Any,
+    names: tuple[str, str],
+    folder: Path,
+) -> Dataset:
+    x, y = names
+    if y == "polarity":
+        return tokenized(
+            _without_neutral(train, folder),
+            _without_neutral(test, folder),
+            ("negative", "positive"),
+        )
+    classes = tuple(kinds.names)
+    if x in TEXTS:
+        return tokenized(Sentences(*train), Sentences(*test), classes)
+    x_train, y_train = _stack(train, folder)
+    x_test, y_test = _stack(test, folder)
+    return Dataset(
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        classes=classes,
+    )
 
 
 def _without_neutral(split: tuple[list, list], folder: Path) -> Sentences:
@@ -274,9 +315,20 @@ def _stack(split: tuple[list, list], folder: Path) -> tuple[np.ndarray, np.ndarr
     return np.stack(images), np.array(labels)
 
 
-def _damaged(folder: Path, error: Exception) -> str:
-    reason = " ".join(str(error).split())
-    return (
-        f"{folder}: expected a set prepared by tensorflow-datasets, found a damaged "
-        f"one ({reason}); delete the folder and run fedjax_muon.data.prepare again"
-    )
+@contextlib.contextmanager
+def _reading(folder: Path, *errors: type[Exception]) -> Iterator[None]:
+    from PIL import Image
+
+    bomb = Image.DecompressionBombError, Image.DecompressionBombWarning
+    with (
+        reading(
+            folder,
+            "a set prepared by tensorflow-datasets",
+            "delete the folder and run fedjax_muon.data.prepare again",
+            # A file that is missing, and a feature of another kind without TensorFlow.
+            errors=(OSError, ImportError, *bomb, *errors),
+        ),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield

@@ -8,12 +8,23 @@ import bz2
 import gzip
 import hashlib
 import lzma
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from fedjax_muon.core.reading import check_size, reading
 from fedjax_muon.data.dataset import Dataset
+
+LIMIT = 2**28  # bytes of an unpacked file; the largest published one has 1.6e8
+LINE_LIMIT = 2**12  # bytes per line of a file whose number of lines is published
+CHUNK = 2**20  # bytes that are unpacked at a time
+PACKED: dict[str, tuple[str, Callable[..., Any]]] = {
+    ".gz": ("gzip", gzip.open),
+    ".bz2": ("bzip2", bz2.open),
+    ".xz": ("xz", lzma.open),
+}
 
 
 class File(NamedTuple):
@@ -22,6 +33,7 @@ class File(NamedTuple):
     name: str  # relative to the folder of the data set
     size: int | None = None  # bytes, unpacked
     lines: int | None = None
+    rows: int | None = None  # examples, counted when the file is read
     md5: str | None = None  # of the unpacked file
     namesakes: tuple[tuple[str, str], ...] = ()
     # (MD5, data set) of files with the same name
@@ -126,40 +138,95 @@ def existing(folder: Path, file: File, layout: Layout) -> Iterator[Path]:
             yield path
 
 
-def unpacked(path: Path) -> bytes:
+def unpacked(path: Path, limit: int = LIMIT) -> bytes:
     """Reads a file, unpacked if its suffix is that of gzip, bzip2 or xz.
+
+    A file can unpack to a thousand times its size, so unpacking stops at the limit.
 
     Args:
       path: Path of the file.
+      limit: Largest plausible number of unpacked bytes.
 
     Returns:
       The unpacked content.
 
     Raises:
-      ValueError: If a packed file is damaged or was cut off.
+      ValueError: If a packed file is damaged or was cut off, or the content is longer
+        than the limit.
     """
-    content = path.read_bytes()
-    kinds: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-        ".gz": ("gzip", gzip.decompress),
-        ".bz2": ("bzip2", bz2.decompress),
-        ".xz": ("xz", lzma.decompress),
-    }
-    if path.suffix not in kinds:
-        return content
-    kind, decompress = kinds[path.suffix]
-    try:
-        return decompress(content)
-    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+    if path.suffix not in PACKED:
+        check_size(path, limit)
+        return path.read_bytes()
+    check_size(path, LIMIT)
+    kind, opened = PACKED[path.suffix]
+    found = f"a damaged one, or one cut off after {path.stat().st_size} bytes"
+    again = "delete it and download it again"
+    chunks, size = [], 0
+    with (
+        reading(path, f"a complete {kind} file", again, found=found),
+        opened(path, "rb") as file,
+    ):
+        while chunk := file.read(CHUNK):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise ValueError(
+                    f"{path}: expected at most {limit} unpacked bytes, found more; it "
+                    f"is damaged, or another file: {again}"
+                )
+    return b"".join(chunks)
+
+
+def check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
+    """Checks the labels of a file.
+
+    Args:
+      labels: Labels in the order of the file.
+      num_classes: Number of classes.
+      path: Path of the file, for the error message.
+
+    Raises:
+      ValueError: If a label is not in 0..num_classes-1.
+    """
+    wrong = np.flatnonzero(labels >= num_classes)
+    if len(wrong):
         raise ValueError(
-            f"{path}: expected a complete {kind} file, found a damaged one, or one cut "
-            f"off after {len(content)} bytes ({error}); delete it and download it again"
-        ) from error
+            f"{path}: expected labels in 0..{num_classes - 1}, found "
+            f"{labels[wrong[0]]} in example {wrong[0]}; the file is damaged, download "
+            "it again"
+        )
+
+
+def verify_rows(found: Located, dataset: Dataset) -> None:
+    """Compares the numbers of examples that were read with the published ones.
+
+    Args:
+      found: Files of a data set: those of training and test examples, or one of both.
+      dataset: What was read from them.
+
+    Raises:
+      ValueError: If a number differs: the file was cut off, or is another version.
+    """
+    counts = [len(dataset.x_train), len(dataset.x_test)]
+    if len(found.paths) == 1:
+        counts = [sum(counts)]
+    for file, path, count in zip(found.layout.files, found.paths, counts, strict=False):
+        if file.rows is not None and count != file.rows:
+            raise ValueError(
+                f"{path}: expected {file.rows} examples as published, found {count}; "
+                "it was cut off, or is another file: delete it and "
+                f"{found.layout.remedy}"
+            )
 
 
 def _verify_file(file: File, path: Path, remedy: str) -> None:
     size, lines, md5 = path.stat().st_size, None, None
-    if file.lines is not None or file.md5 is not None:
-        content = unpacked(path)
+    packed = path.suffix in PACKED
+    # A plain file of another size is not read at all.
+    if (file.lines is not None or file.md5 is not None) and (
+        packed or file.size in (None, size)
+    ):
+        content = unpacked(path, _limit(file))
         size = len(content)
         # The last line may have no line break.
         lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
@@ -185,6 +252,14 @@ def _verify_file(file: File, path: Path, remedy: str) -> None:
             f"{path}: expected the MD5 {file.md5} as published, found {md5}; it is "
             f"damaged, or another file: {again}"
         )
+
+
+def _limit(file: File) -> int:
+    """The largest plausible number of unpacked bytes of a published file."""
+    if file.size is not None:
+        # One more, so that a longer file is told from the published one.
+        return file.size + 1
+    return LIMIT if file.lines is None else LINE_LIMIT * (file.lines + 1)
 
 
 def _missing(name: str, source: Source, directory: Path) -> str:

@@ -49,14 +49,19 @@ def status(name: str, data_dir: Directory = None) -> Status:
         found = located(name, source, directory)
     except FileNotFoundError as error:
         return Status("missing", problem=str(error))
+    except OSError as error:  # such as a folder that may not be read
+        return Status("damaged", directory, str(error))
     place = found.folder if len(found.paths) > 1 else found.paths[0]
     try:
         verify(found)
         if found.layout.check is not None:
             found.layout.check(found.paths)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return Status("damaged", place, str(error))
-    known = any(file != File(file.name) for file in found.layout.files)
+    # The numbers of rows are known only once the files are read.
+    known = any(
+        file._replace(rows=None) != File(file.name) for file in found.layout.files
+    )
     return Status("present", place, verified=known)
 
 

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
 
 PADDING, UNKNOWN = 0, 1  # token ids; those of words follow
@@ -179,6 +180,9 @@ def _words() -> Callable[[str], list[str]]:
     return CountVectorizer(token_pattern=WORD).build_analyzer()
 
 
+LINE_LIMIT = 2**20  # letters
+FOUND = "a damaged file"
+
 Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL or csv.QUOTE_NONE
 
 
@@ -264,7 +268,7 @@ SETS = {
 
 
 def read_text_set(
-    name: str, directory: Path, encoder: Encoder | None = None
+    name: str, paths: Sequence[Path], encoder: Encoder | None = None
 ) -> Dataset:
     """Reads a set of sentences as token ids.
 
@@ -273,34 +277,21 @@ def read_text_set(
 
     Args:
       name: Name in SETS.
-      directory: Data directory.
+      paths: Paths of its files, in the order of SETS.
       encoder: Encoder of the texts; tokens are words by default, see `tokenized`.
 
     Returns:
       The data set, with inputs int32 [n, length].
 
     Raises:
-      FileNotFoundError: If a file is missing.
       ValueError: If a file lacks a column, a line has another number of columns or an
         unknown label, or a file has no sentences or is not UTF-8.
     """
     row = SETS[name]
-    parts = [_read_table(path, row.table) for path in _locate(name, directory)]
-    train, test = parts if len(parts) == 2 else _split(parts[0])
+    parts = [_read_table(path, row.table) for path in paths]
+    with reading(paths[0], "enough sentences of each class to split them"):
+        train, test = parts if len(parts) == 2 else _split(parts[0])
     return tokenized(train, test, row.classes, encoder)
-
-
-def _locate(name: str, directory: Path) -> list[Path]:
-    row = SETS[name]
-    folders = [directory / folder for folder in row.folders]
-    for folder in folders:
-        paths = [folder / file for file in row.files]
-        if all(path.is_file() for path in paths):
-            return paths
-    raise FileNotFoundError(
-        f"{name}: neither {folders[0]} nor {folders[1]} has {' and '.join(row.files)}; "
-        f"download from {row.url}"
-    )
 
 
 def _read_table(path: Path, table: Table) -> Sentences:
@@ -328,8 +319,8 @@ def _read_table(path: Path, table: Table) -> Sentences:
         if label not in table.labels:
             raise ValueError(
                 f"{path}, line {number}, column {last + 1}: expected the label "
-                f"{' or '.join(table.labels)}, found {label!r}; replace it with the "
-                "original file"
+                f"{' or '.join(table.labels)}, found {label[:60]!r}; replace it with "
+                "the original file"
             )
         found = [columns[place] for place in places]
         texts.append(found[0] if len(found) == 1 else (found[0], found[1]))
@@ -341,16 +332,16 @@ def _read_table(path: Path, table: Table) -> Sentences:
 
 def _lines(path: Path, quoting: Quoting) -> Iterator[tuple[int, list[str]]]:
     """Numbers and columns of the lines, parsed one by one, so no quote joins lines."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                reader = csv.reader([line], delimiter="\t", quoting=quoting)
-                yield number, next(reader)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"{path}: expected text in UTF-8 between tabs, found a damaged file "
-            f"({error}); download it again"
-        ) from error
+    with (
+        reading(path, "text in UTF-8 between tabs", found=FOUND, errors=(csv.Error,)),
+        path.open(encoding="utf-8-sig") as file,
+    ):
+        # A bounded number of letters, since a damaged file can be a single line.
+        for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
+            if len(line) == LINE_LIMIT or "\0" in line:
+                raise ValueError(f"line {number} is no text")
+            reader = csv.reader([line], delimiter="\t", quoting=quoting)
+            yield number, next(reader)
 
 
 def _split(whole: Sentences) -> tuple[Sentences, Sentences]:

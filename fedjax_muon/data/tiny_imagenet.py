@@ -11,6 +11,7 @@ published, so the validation images are the test set, as in most papers. Some im
 gray; they become RGB with three equal channels.
 """
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,11 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_muon.core.reading import read_text, reading
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.source import File, Layout, Source
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 FILES = ("wnids.txt", "words.txt", "val/val_annotations.txt")
+WNID = re.compile(r"n[0-9]{1,12}")
 AGAIN = f"unpack tiny-imagenet-200.zip again, or download it from {URL}"
 
 
@@ -94,6 +97,13 @@ def list_images(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Listing:
     """
     wnids_path, words_path, annotations_path = paths
     wnids = _lines(wnids_path)
+    for line, wnid in enumerate(wnids, start=1):
+        # Each is the name of a folder.
+        if not WNID.fullmatch(wnid):
+            raise ValueError(
+                f"{wnids_path}, line {line}: expected a WordNet id such as n01443537, "
+                f"found {wnid[:60]!r}; {AGAIN}"
+            )
     if len(set(wnids)) != sizes.classes or len(wnids) != sizes.classes:
         raise ValueError(
             f"{wnids_path}: expected {sizes.classes} different classes, found "
@@ -106,7 +116,7 @@ def list_images(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Listing:
 
 
 def _lines(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_text(path, errors="replace")
     return [line for line in text.splitlines() if line.strip()]
 
 
@@ -151,7 +161,8 @@ def _annotated(path: Path, wnids: list[str], number: int) -> Images:
         if image is None or wnid not in label_of:
             raise ValueError(
                 f"{path}, line {line}: expected the name of an image in {folder}, each "
-                f"once, and a class of wnids.txt, found {name!r} and {wnid!r}; {AGAIN}"
+                f"once, and a class of wnids.txt, found {name[:60]!r} and "
+                f"{wnid[:60]!r}; {AGAIN}"
             )
         images.paths.append(image)
         images.labels.append(label_of[wnid])
@@ -180,19 +191,18 @@ def _pixels(path: Path, side: int) -> np.ndarray:
     # Imported here, since no other data set needs it.
     from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # all raised by Pillow
-        raise ValueError(
-            f"{path}: expected a JPEG image, found a damaged file ({error}); {AGAIN}"
-        ) from error
-    if pixels.shape != (side, side, 3):
-        raise ValueError(
-            f"{path}: expected an image of {side} x {side} pixels, found "
-            f"{pixels.shape[0]} x {pixels.shape[1]}; {AGAIN}"
-        )
-    return pixels
+    bomb = Image.DecompressionBombError, Image.DecompressionBombWarning
+    with (
+        reading(path, "a JPEG image", AGAIN, found="a damaged file", errors=bomb),
+        # Of other formats, some start programs.
+        Image.open(path, formats=["JPEG"]) as image,
+    ):
+        if image.size != (side, side):  # before memory is reserved
+            raise ValueError(
+                f"{path}: expected an image of {side} x {side} pixels, found "
+                f"{image.height} x {image.width}; {AGAIN}"
+            )
+        return np.asarray(image.convert("RGB"))
 
 
 def source_of(sizes: Sizes) -> Source:

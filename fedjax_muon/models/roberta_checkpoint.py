@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedjax_muon.core.reading import read_text, reading
 from fedjax_muon.models.roberta import RoBERTa
 
 URL = "https://huggingface.co/FacebookAI/roberta-base"
@@ -49,6 +50,9 @@ SIZES = {
 }
 RATES = {"dropout": "hidden_dropout_prob", "epsilon": "layer_norm_eps"}
 # required values in config.json of what is fixed in `RoBERTa`
+# Sizes above these are those of no model, and take endless time or memory.
+SIZE_LIMIT, DEPTH_LIMIT = 2**20, 2**10
+NAME_LENGTH = 80  # letters of a tensor's name in messages
 FIXED = {"model_type": "roberta", "hidden_act": "gelu", "type_vocab_size": 1}
 # tensors of pretraining, or without weights
 IGNORED = ("lm_head.", "pooler.", "embeddings.position_ids")
@@ -75,21 +79,34 @@ def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
     file = (path if path.is_dir() else path.parent) / "config.json"
     if not file.is_file():
         return RoBERTa(classes)
-    try:
-        found = json.loads(file.read_text())
-        sizes: dict[str, Any] = {size: int(found[n]) for size, n in SIZES.items()}
-        sizes |= {rate: float(found[name]) for rate, name in RATES.items()}
+    with reading(file, "the sizes of a RoBERTa", found=""):
+        found = json.loads(read_text(file))
+        sizes: dict[str, Any] = {s: _size(found, n, s) for s, n in SIZES.items()}
+        sizes |= {rate: _rate(found, name) for rate, name in RATES.items()}
         fixed = {name: found[name] for name in FIXED}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{file}: expected the sizes of a RoBERTa ({error!r}); download it again"
-        ) from error
     if fixed != FIXED or found.get("attention_probs_dropout_prob") != sizes["dropout"]:
         raise ValueError(
             f"{file} must say {FIXED} and one dropout for hidden layers and attention; "
             "no other RoBERTa is supported"
         )
+    with reading(file, "the sizes of a RoBERTa", found=""):
+        _shapes(RoBERTa(**sizes))
     return RoBERTa(classes, **sizes)
+
+
+def _size(config: Mapping[str, Any], name: str, size: str) -> int:
+    value, low = config[name], 0 if size == "padding" else 1
+    high = DEPTH_LIMIT if size == "depth" else SIZE_LIMIT
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name} must be an integer from {low} to {high}")
+    return value
+
+
+def _rate(config: Mapping[str, Any], name: str) -> float:
+    value = config[name]
+    if type(value) not in (int, float) or not 0 <= value < 1:
+        raise ValueError(f"{name} must be a number in [0, 1)")
+    return float(value)
 
 
 def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
@@ -124,35 +141,43 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
             f"{file} does not exist; download model.safetensors, that of roberta-base "
             f"from {URL}"
         )
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            found = {
-                name.removeprefix("roberta."): name
-                for name in tensors.keys()  # noqa: SIM118 - no mapping
-            }
-            wanted = _wanted(model, found, file)
-            leaves = {
-                place: _leaf(tensors.get_tensor(found[name]), place, shape, name)
-                for place, (name, shape) in wanted.items()
-            }
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file}: expected tensors in the format of safetensors ({error}); "
-            "download it again"
-        ) from error
+    shapes = _shapes(model)
+    wanted = "tensors in the format of safetensors that fit the model"
+    with (
+        reading(file, wanted, found="", errors=(SafetensorError,)),
+        safe_open(file, framework="numpy") as tensors,
+    ):
+        names = list(tensors.keys())
+        found = {name.removeprefix("roberta."): name for name in names}
+        if len(found) < len(names):
+            raise ValueError("a tensor with and without the prefix roberta.")
+        leaves = {
+            place: _leaf(tensors.get_tensor(found[name]), place, shape, name)
+            for place, (name, shape) in _wanted(shapes, found, model, file).items()
+        }
     return unflatten_dict(leaves, sep=".")
 
 
+def _shapes(model: RoBERTa) -> dict[str, tuple[int, ...]]:
+    """Shapes by the path in the parameters. All layers have those of the first one."""
+    first, ids = "layer_0.", jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    shallow = model.clone(depth=min(model.depth, 1))
+    found = jax.eval_shape(shallow.init, jax.random.key(0), ids)["params"]
+    shapes = {}
+    for place, leaf in flatten_dict(found, sep=".").items():
+        for i in range(model.depth if place.startswith(first) else 1):
+            shapes[place.replace(first, f"layer_{i}.")] = leaf.shape
+    return shapes
+
+
 def _wanted(
-    model: RoBERTa, found: Mapping[str, str], file: Path
+    shapes: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, str],
+    model: RoBERTa,
+    file: Path,
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """{path in the parameters: (name in the file, shape)} of the tensors to read."""
-    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
-    places = {
-        place: (_name(place), leaf.shape)
-        for place, leaf in flatten_dict(shapes, sep=".").items()
-    }
+    places = {place: (_name(place), shape) for place, shape in shapes.items()}
     if not any(name.startswith("classifier.") for name in found):
         places = {p: row for p, row in places.items() if not p.startswith("head.")}
     names = {name for name, _ in places.values()}
@@ -185,10 +210,12 @@ def _leaf(
         raise ValueError(
             f"{name} must have shape {wanted} for this model, got {tensor.shape}"
         )
+    if tensor.dtype.kind != "f" or not np.isfinite(tensor).all():
+        raise ValueError(f"{name} must have finite numbers, got {tensor.dtype}")
     half = tensor.dtype.itemsize < 4
     return jnp.asarray(turned.astype(np.float32) if half else turned)
 
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more or "nothing"
+    return ", ".join(name[:NAME_LENGTH] for name in names[:3]) + more or "nothing"

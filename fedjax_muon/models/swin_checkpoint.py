@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedjax_muon.core.reading import DAMAGE, reading, reason
 from fedjax_muon.models.swin import Swin
 
 URL = "https://huggingface.co/timm/swin_tiny_patch4_window7_224.ms_in1k"
@@ -41,6 +42,9 @@ INSIDE = {  # SwinBlock_n, layers.stage.blocks.i
 TABLE = "attn.relative_position_bias_table"
 MERGING = {"LayerNorm_0": "norm", "Dense_0": "reduction"}  # layers.stage.downsample
 THIRDS = ("Attention_0.query", "Attention_0.key", "Attention_0.value")
+# Larger ones would take endless memory, which shapes alone do not need. Published are
+# at most 4, 24, 192 and 24.
+LARGEST = {"patch": 32, "window": 32, "map": 256, "blocks": 128}
 IGNORED = ("relative_position_index", "attn_mask")  # not weights
 
 
@@ -77,22 +81,20 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
             f"{file} does not exist; download model.safetensors, that of Swin-T from "
             f"{URL}"
         )
-    try:
+    wanted = "tensors in the format of safetensors"
+    with reading(file, wanted, found="", errors=(SafetensorError,)):
         tensors = _renamed(load_file(file))
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file}: expected tensors in the format of safetensors ({error}); "
-            "download it again"
-        ) from error
     try:
         model = _model(tensors)
         image = jax.ShapeDtypeStruct((1, model.side, model.side, CHANNELS), jnp.float32)
         shapes = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
         return model, _params(tensors, shapes, model.depths)
-    except (KeyError, ValueError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    except DAMAGE as error:
+        missing = isinstance(error, KeyError)
+        what = f"{error} is missing" if missing else reason(error)
         raise ValueError(
-            f"{file} is not a Swin transformer as saved by timm: {what}"
+            f"{file} is not a Swin transformer as saved by timm: {what}; download it "
+            "again"
         ) from error
 
 
@@ -123,19 +125,34 @@ def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             later = lambda match: f"layers.{int(match[1]) + 1}.downsample."
             name = re.sub(r"^layers\.(\d+)\.downsample\.", later, name)
         name = re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)
+        if name in found:
+            raise ValueError(f"{name} by two names")
+        if not tensor.size or tensor.dtype.kind != "f" or not np.isfinite(tensor).all():
+            raise ValueError(
+                f"{name} must have finite numbers, got {tensor.dtype}"
+                f"{list(tensor.shape)}"
+            )
         found[name] = tensor
     return found
 
 
 def _model(tensors: Mapping[str, np.ndarray]) -> Swin:
     """The module with the sizes of the tensors; `KeyError` if one is missing."""
-    blocks = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.norm1\.weight")
+    blocks = re.compile(r"layers\.([0-9]{1,3})\.blocks\.([0-9]{1,3})\.norm1\.weight")
     places = [tuple(map(int, m.groups())) for m in map(blocks.fullmatch, tensors) if m]
     stages = 1 + max((stage for stage, _ in places), default=0)
     depths = tuple(sum(s == stage for s, _ in places) for stage in range(stages))
+    expected = [(s, i) for s, depth in enumerate(depths) for i in range(depth)]
+    if sorted(places) != expected or not all(depths):
+        raise ValueError(f"blocks of the stages and numbers {sorted(places)[:9]}")
     tables = [tensors[f"layers.{s}.blocks.0.{TABLE}"].shape for s in range(stages)]
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     window = (math.isqrt(tables[0][0]) + 1) // 2
+    places_per_side = window * 2 ** (stages - 1)
+    sizes = {"patch": patch, "window": window, "map": places_per_side}
+    for what, size in (sizes | {"blocks": len(places)}).items():
+        if size > LARGEST[what]:
+            raise ValueError(f"its {what} has {size}, more than {LARGEST[what]}")
     return Swin(
         classes=len(tensors["head.fc.bias"]),
         patch=patch,
@@ -144,7 +161,7 @@ def _model(tensors: Mapping[str, np.ndarray]) -> Swin:
         depths=depths,
         heads=tuple(heads for _, heads in tables),
         expansion=len(tensors["layers.0.blocks.0.mlp.fc1.bias"]) // width,
-        side=patch * window * 2 ** (stages - 1),
+        side=patch * places_per_side,
     )
 
 

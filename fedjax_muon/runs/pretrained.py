@@ -70,7 +70,13 @@ def _whole(config: Config) -> Dataset:
     encoder = roberta_encoder(
         folder / "vocab.json", folder / "merges.txt", config.max_tokens
     )
-    padding = models.roberta_of(place).padding
+    model = models.roberta_of(place)
+    padding, known = model.padding, model.vocabulary_size
+    if encoder.tokens > known:
+        raise ValueError(
+            f"{folder}: vocab.json has {encoder.tokens} token ids, config.json "
+            f"{known}; take both from the same model"
+        )
     if encoder.padding != padding:
         raise ValueError(
             f"{folder}: vocab.json has the padding {encoder.padding}, config.json "

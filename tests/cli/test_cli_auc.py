@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import assert_same_but_for_seconds, refused, run
+from published import allow_small
 
 from fedjax_muon import data, minimax
 from fedjax_muon.algorithms.registry import find
@@ -274,7 +275,8 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_is_refused_for_other_models(tmp_path, capsys):
+def test_text_is_refused_for_other_models(tmp_path, capsys, monkeypatch):
+    allow_small(monkeypatch, "sst2")
     place = tmp_path / "glue" / "SST-2"
     place.mkdir(parents=True)
     rows = [

@@ -4,9 +4,16 @@ import re
 
 import numpy as np
 import pytest
+from published import allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data import text
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    allow_small(monkeypatch, *text.SETS)
+
 
 PARSES = [f"sentence{i}_{kind}" for kind in ("binary_parse", "parse") for i in (1, 2)]
 MNLI = ["index", "promptID", "pairID", "genre", *PARSES, "sentence1", "sentence2"]

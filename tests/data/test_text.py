@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from published import allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data import names, text
@@ -12,6 +13,7 @@ from fedjax_muon.data import names, text
 @pytest.fixture(autouse=True)
 def no_data_directory(monkeypatch):
     monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+    allow_small(monkeypatch, *text.SETS)
 
 
 TRAIN = [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from published import allow_small
 
 from experiments.papers import frame, minimax_000
 from fedjax_muon import minimax
@@ -11,8 +12,9 @@ WORDS = ("dull", "tedious", "bland"), ("warm", "bright", "lovely")  # of both la
 
 
 @pytest.fixture
-def sst2(tmp_path):
+def sst2(tmp_path, monkeypatch):
     """Files like SST-2's, of a language in which one word decides."""
+    allow_small(monkeypatch, "sst2")
     rng = np.random.default_rng(0)
     folder = tmp_path / "data" / "glue" / "SST-2"
     folder.mkdir(parents=True)

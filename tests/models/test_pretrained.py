@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from published import allow_small
 
 from experiments.studies.tiny_checkpoints import write_roberta, write_swin
 from fedjax_muon import data, models
@@ -34,7 +35,9 @@ def place(tmp_path_factory):
     text = "".join(f"gj04\t{label}\t\t{sentence}\n" for sentence, label in ROWS)
     for file in ("train.tsv", "dev.tsv"):
         (cola / file).write_text(text)
-    return place
+    with pytest.MonkeyPatch.context() as patch:
+        allow_small(patch, "cola")
+        yield place
 
 
 def config_of(place, **changes) -> Config:

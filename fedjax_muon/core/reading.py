@@ -1,0 +1,133 @@
+"""Files that others wrote: damage of any kind ends in one error that names the file."""
+
+import contextlib
+import lzma
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+# What parsers raise on damaged input. Many do not check what they read: a wrong length
+# is an index out of range, a wrong type has no such attribute.
+DAMAGE: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    lzma.LZMAError,
+    pickle.PickleError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+TEXT_LIMIT = 2**24  # bytes of a file of names or settings; the largest has 3 million
+REASON_LENGTH = 300  # letters of a parser's own message
+
+
+@contextlib.contextmanager
+def reading(
+    path: Path,
+    expected: str,
+    remedy: str = "download it again",
+    *,
+    found: str = "a damaged one",
+    errors: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """Turns the errors of a parser into one `ValueError` of one line.
+
+    Errors of the operating system, and a `ValueError` that names the path already, are
+    raised as they are, unless they are among `errors`.
+
+    Args:
+      path: File, or folder of the files, that the block reads.
+      expected: What the file should be, such as "a complete gzip file".
+      remedy: What to do about a damaged file.
+      found: What the file is instead, empty if the parser's message says so.
+      errors: Further classes of errors that mean damage.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      ValueError: If the block raises an error of DAMAGE or of `errors`.
+
+    Example:
+      >>> with reading(path, "a JSON file"):
+      ...     sizes = json.loads(path.read_text())
+    """
+    caught: tuple[type[Exception], ...] = (*DAMAGE, OSError, *errors)
+    try:
+        yield
+    except caught as error:
+        if not isinstance(error, errors):
+            text = str(error)
+            named = str(path) in text and "\n" not in text
+            if isinstance(error, ValueError) and named:
+                raise
+            if isinstance(error, OSError) and error.filename is not None:
+                raise
+        instead = f", found {found}" if found else ""
+        raise ValueError(
+            f"{path}: expected {expected}{instead} ({reason(error)}); {remedy}"
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """The message of an error on one line, or its class if it has none.
+
+    Args:
+      error: An error of a parser.
+
+    Returns:
+      At most REASON_LENGTH letters.
+    """
+    text = " ".join(str(error).split())
+    # The message of a KeyError is the key alone.
+    if isinstance(error, KeyError) or not text:
+        text = f"{type(error).__name__} {text}".strip()
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= REASON_LENGTH else f"{text[: REASON_LENGTH - 3]}..."
+
+
+def check_size(path: Path, limit: int = TEXT_LIMIT) -> None:
+    """Rejects a file that is larger than any valid one, before it is read.
+
+    Args:
+      path: The file.
+      limit: Largest plausible number of bytes.
+
+    Raises:
+      ValueError: If the file is larger.
+    """
+    size = path.stat().st_size
+    if size > limit:
+        raise ValueError(
+            f"{path}: expected at most {limit} bytes, found {size}; it is damaged, or "
+            "another file: replace it with the original"
+        )
+
+
+def read_text(path: Path, *, errors: str = "strict") -> str:
+    """Reads a small file in UTF-8.
+
+    Args:
+      path: The file.
+      errors: What to do about bytes that are not UTF-8, as for `open`.
+
+    Returns:
+      The text.
+
+    Raises:
+      ValueError: If the file is too large or not UTF-8.
+    """
+    check_size(path)
+    with reading(path, "text in UTF-8"):
+        return path.read_text(encoding="utf-8", errors=errors)
