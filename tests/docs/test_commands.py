@@ -79,7 +79,8 @@ def run_module(module: str, arguments: Sequence[str], monkeypatch) -> None:
             raise ValueError(f"{module} takes no arguments")
         raise ParsedError(None)
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-    names = {"__name__": "__main__", "__file__": str(path)}
+    package = module if path.stem == "__main__" else module.rpartition(".")[0]
+    names = {"__name__": "__main__", "__file__": str(path), "__package__": package}
     exec(compile(source, str(path), "exec"), names)
 
 
