@@ -19,9 +19,7 @@ from typing import Any
 
 import jax
 
-from fedjax_muon import data
-
-from . import damage, environments, fuzz, kills, outcome
+from . import damage, data_files, environments, fuzz, kills, outcome
 from .kills import ROOT
 
 Line = dict[str, Any]  # of the record: part, what, problem
@@ -59,19 +57,12 @@ def killing(draw: random.Random, place: Path) -> Iterator[Line]:
 
 
 def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
-    """Damage to directories of runs and to data files, without end."""
+    """Damage to directories of runs, without end."""
     made = {}
     for name, words in kills.COMMANDS.items():
         made[name] = place / f"finished-{name}"
         short = [w if w not in ("400", "60", "40") else "20" for w in words]
         outcome.run([*short, "--output", made[name]])
-    folder = place / "npz"
-    folder.mkdir()
-    digits = data.load("digits")
-    import numpy as np
-
-    arrays = {k: getattr(digits, k)[:40] for k in ("x_train", "y_train")}
-    np.savez(folder / "own.npz", **arrays)
     for number in range(10**9):
         own = place / str(number)
         own.mkdir()
@@ -81,6 +72,12 @@ def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
         what = f"damaged {name}: {case.end if not case.problem else 'wrong'}"
         about = f"{case.file} {case.harm}: {case.problem}"
         yield {"what": what, "problem": case.problem and about}
+
+
+def damaging_data(draw: random.Random, place: Path) -> Iterator[Line]:
+    """Damage to files of data sets and of checkpoints, without end."""
+    for kind, harm, problem in data_files.cases(draw, place):
+        yield {"what": f"damaged {kind}", "problem": problem and f"{harm}: {problem}"}
 
 
 def surrounding(draw: random.Random, place: Path) -> Iterator[Line]:
@@ -106,6 +103,7 @@ PARTS = {
     "fuzz": fuzzing,
     "kills": killing,
     "damage": damaging,
+    "data": damaging_data,
 }
 
 

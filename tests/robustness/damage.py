@@ -1,12 +1,10 @@
-"""Run directories and data files that are damaged, and what becomes of them."""
+"""Run directories that are damaged, and what becomes of them."""
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from . import outcome
 from .kills import results
@@ -119,36 +117,3 @@ def harm_run(draw: random.Random, finished: Path, place: Path, limit: int) -> Ca
 
 def _numbers(directory: Path) -> dict[str, Any]:
     return results(directory)
-
-
-def arrays(dataset: Any) -> Iterator[np.ndarray]:
-    """What a data set holds."""
-    for name in ("x_train", "y_train", "x_test", "y_test"):
-        yield np.asarray(getattr(dataset, name))
-
-
-def harm_data(
-    draw: random.Random, load: Callable[[], Any], folder: Path, checked: bool
-) -> Case:
-    """Damages a file of a data set, and loads it.
-
-    Without checksums (`checked` False) other values can't be told from right ones; what
-    is then required is that nothing but `ValueError` is raised.
-    """
-    path = draw.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
-    harm = draw.choice([h for h in HARMS if h.name != "a directory"])
-    name, before, whole = path.name, path.read_bytes(), [*arrays(load())]
-    harm.act(draw, path)
-    try:
-        found = [*arrays(load())]
-    except (ValueError, OSError):
-        return Case(name, harm.name, "refused")
-    except Exception as error:  # anything else is what this looks for
-        return Case(name, harm.name, f"{type(error).__name__}: {error}"[:200])
-    finally:
-        path.write_bytes(before)
-    equal = all(
-        a.shape == b.shape and np.array_equal(a, b)
-        for a, b in zip(whole, found, strict=True)
-    )
-    return Case(name, harm.name, "same" if equal or not checked else "other values")
