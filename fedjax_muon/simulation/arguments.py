@@ -13,14 +13,14 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.task import Task
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raises `ValueError` unless a value is an integer of at least 1."""
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Raises `ValueError` unless a value is an integer of at least `least`."""
     try:
-        if operator.index(value) >= 1 and not isinstance(value, bool):
+        if operator.index(value) >= least and not isinstance(value, bool):
             return
     except TypeError:
         raise ValueError(f"{name} must be an integer, got {value!r}") from None
-    raise ValueError(f"{name} must be at least 1, got {value}")
+    raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def check_functions(functions: Mapping[str, Any]) -> None:

@@ -136,7 +136,7 @@ class Simulation:
         Example:
           >>> state, metrics = simulation.train_rounds(state, 10)
         """
-        check_count("count", count)
+        check_count("count", count, least=0)
         check_not_donated(state)
         return self.programs.rounds(
             self.inputs, state, self.clients, count, self.max_client_size

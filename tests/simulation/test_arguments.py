@@ -83,7 +83,7 @@ MISTAKES = {
     "rounds must be an integer, got '30'": lambda: fm.train(
         federate(), federate().init(jax.random.key(0)), rounds="30"
     ),
-    "count must be at least 1, got -1": lambda: federate().train_rounds(
+    "count must be at least 0, got -1": lambda: federate().train_rounds(
         federate().init(jax.random.key(0)), -1
     ),
     "rounds must be at least 0, got -1": lambda: federate().bytes_after(-1),
