@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from command import refused
 
 from fedjax_muon import models, simulation, tasks
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.cli import main
 from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset, load
 from fedjax_muon.engine import plans
@@ -317,14 +317,6 @@ def test_what_does_not_fit_at_all_is_named(limit):
     assert refusal(busy).endswith(less)
 
 
-def refused(capsys, *arguments) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
 def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
     config = Config(plan="vmapped", cohort_size=16)
     asked = Run("fedavg", {}, 0, config)
@@ -333,7 +325,7 @@ def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
     new = tmp_path / "new"
     plan = ["--plan", "vmapped", "--cohort-size", 16]
     line = refused(capsys, "train", "--algorithm", "fedavg", *plan, "--output", new)
-    assert line.startswith("fedjax-muon: error: this plan needs about ")
+    assert line.startswith("this plan needs about ")
     assert line.count("; chunked with chunk_size ") == 1
     assert not new.exists()
     old, two = tmp_path / "old", tmp_path / "two"
