@@ -1,4 +1,4 @@
-"""Versions of the packages that this one is made of: what is allowed, what is there.
+"""Allowed and installed versions of the required packages.
 
 The bounds are those of `pyproject.toml`, read from the metadata of the installed
 package, so that they are written once. In a checkout that is not installed there is no

@@ -22,8 +22,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Not jax_numpy_dtype_promotion="strict": optax's own Adam and schedules break it. The
 # battery checks instead that a round leaves every dtype of the state as it was.
 
-# Many tests compile the same programs. Kept for this process alone: nothing of a test
-# belongs into anyone's home, and two processes might read what is half written.
+# Many tests compile the same programs. The cache belongs to this process alone, since
+# tests must not write to the user's cache, and processes may read incomplete files.
 PROGRAMS = tempfile.TemporaryDirectory()
 jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -99,14 +99,17 @@ def _create(directory: Path, job: Job) -> None:
     about = json.dumps(versions(), indent=2) + "\n"
     # what is not made here is not removed
     made = [path for path in (directory, *directory.parents) if not path.exists()]
+    claimed = False
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if not files.claim(directory / CONFIG, to_json(job)):
+        claimed = files.claim(directory / CONFIG, to_json(job))
+        if not claimed:
             raise used
         files.write(directory / VERSIONS, about)
     except OSError:
-        for path in (directory / VERSIONS, directory / CONFIG):
-            path.unlink(missing_ok=True)
+        if claimed:  # else these files are another process's
+            for path in (directory / VERSIONS, directory / CONFIG):
+                path.unlink(missing_ok=True)
         for path in made:
             with contextlib.suppress(OSError):  # another process works there
                 path.rmdir()

@@ -104,6 +104,11 @@ def _write_log(path: Path | None) -> Path | None:
 def _abandon_output() -> None:
     """Lets the interpreter end although standard output can't be flushed."""
     with contextlib.suppress(OSError, ValueError):
+        try:
+            sys.stdout.flush()
+            return
+        except OSError:
+            pass
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""`fedjax-muon data`: what is there, what is not, and how to get it."""
+"""`fedjax-muon data`: present and missing data sets, and how to get them."""
 
 import re
 

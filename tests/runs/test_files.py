@@ -80,6 +80,22 @@ def test_simultaneous_claims_have_one_winner(tmp_path):
     assert directory.read(tmp_path / "run") == run(seed)
 
 
+def test_a_full_disk_leaves_the_directory_of_another_process_alone(
+    tmp_path, monkeypatch
+):
+    run = lambda seed: config.Run("fedavg", {"lr": 0.1}, seed, config.Config())
+    whole = files.claim
+
+    def late(path, text):
+        whole(path, directory.to_json(run(1)))  # another process is first
+        raise OSError("no space left")
+
+    monkeypatch.setattr(files, "claim", late)
+    with pytest.raises(OSError, match="no space left"):
+        directory.create(tmp_path / "run", run(2))
+    assert directory.read(tmp_path / "run") == run(1)
+
+
 def test_names_by_default_differ(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = config.Run("fedavg", {"lr": 0.1}, 0, config.Config())
