@@ -127,6 +127,9 @@ def held(directory: Path) -> Iterator[None]:
     def acquire() -> None:
         try:
             lock.acquire()
+            while not (directory / LOCK).exists():  # its last holder removed the file
+                lock.release()
+                lock.acquire()
         except filelock.Timeout as error:
             raise ValueError(
                 f"another process works in {directory}; wait until it ends, or choose "
