@@ -32,14 +32,29 @@ class FaultError(Exception):
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Turns an error about what was asked for into one line and exit status 2."""
+    """Turns an error about what was asked for into one line and exit status 2.
+
+    A `ValueError` that another package raises is a fault: this package's own checks
+    come before.
+    """
     try:
         yield
     except BrokenPipeError:
         raise  # nobody reads the output any more
-    except (ValueError, OSError) as error:
+    except OSError as error:
         show_error(str(error))
         sys.exit(2)
+    except ValueError as error:
+        if not is_own(error):
+            raise
+        show_error(str(error))
+        sys.exit(2)
+
+
+def is_own(error: Exception) -> bool:
+    """Whether this package's code raised an error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").startswith(__package__.split(".")[0])
 
 
 @contextlib.contextmanager

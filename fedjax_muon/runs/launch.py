@@ -4,14 +4,20 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import jax
 import platformdirs
+from jax.experimental import multihost_utils
+
+from fedjax_muon.runs.errors import is_own
 
 LIFE_SIGN = 30  # seconds without one, after which a process counts as dead
+SECONDS_BETWEEN_LOOKS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +68,8 @@ def begin(launch: Launch, devices: int) -> None:
     if cores > max(1, made):
         jax.config.update("jax_num_cpu_devices", cores)
     if launch.distributed or launch.coordinator is not None:
+        # else JAX aborts a process that waits while another one has ended
+        jax.config.update("jax_enable_recoverability", True)
         try:
             jax.distributed.initialize(*by_hand, heartbeat_timeout_seconds=LIFE_SIGN)
         except RuntimeError as error:
@@ -89,19 +97,42 @@ def together(resume: str) -> Iterator[None]:
 
     What has been saved stays as it is.
     """
-    if jax.process_count() > 1:
-        # Orbax logs the traceback of an error that it raises too.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+    if jax.process_count() == 1:
+        yield
+        return
+    # Orbax logs the traceback of an error that it raises too.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(resume, over), daemon=True)
+    watch.start()
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+        multihost_utils.sync_global_devices("the end")  # nobody leaves before
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if is_own(error):
             raise
-        print(
-            f"process {jax.process_index()}: another process has ended, or cannot be "
-            f"reached ({str(error).splitlines()[0][:200]}); start all of them again, "
-            f"with: {resume}",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)  # an orderly exit would wait for the one that is gone
+        _abandon(resume, str(error).splitlines()[0][:200])
+    finally:
+        over.set()
+
+
+def _watch(resume: str, over: threading.Event) -> None:
+    """Ends this process if another one is gone, for which it may wait anywhere."""
+    while not over.wait(SECONDS_BETWEEN_LOOKS):
+        try:
+            with multihost_utils.live_devices(jax.devices()) as found:
+                gone = len(found) < jax.device_count()
+        except (multihost_utils.ProcessFailureError, jax.errors.JaxRuntimeError):
+            gone = True
+        if gone and not over.is_set():
+            _abandon(resume, f"it gave no sign of life for {LIFE_SIGN} s")
+
+
+def _abandon(resume: str, reason: str) -> NoReturn:
+    print(
+        f"process {jax.process_index()}: another process has ended, or cannot be "
+        f"reached ({reason}); start all of them again, with: {resume}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)  # an orderly exit would wait for the one that is gone

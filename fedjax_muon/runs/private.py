@@ -12,9 +12,11 @@ utility.png    the same, drawn
 
 import csv
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -36,6 +38,7 @@ from fedjax_muon.runs.config import Private
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows, write
 from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import Simulation
@@ -82,12 +85,8 @@ def run(plan: Plan, run_dir: Path) -> None:
         finished = _finished(rows.path)
         total = len(plan.specs) * len(job.seeds) * job.rounds
         everything = bar.add_task("all", total=total)
-
-        def tick(rounds: int) -> None:
-            bar.advance(everything, rounds)
-            if stop():
-                raise KeyboardInterrupt
-
+        tick = functools.partial(bar.advance, everything)
+        suspended = Suspended(run_dir)
         for (name, epsilon), spec in plan.specs.items():
             bar.update(everything, description=label_of(name))
             for seed in job.seeds:
@@ -95,16 +94,13 @@ def run(plan: Plan, run_dir: Path) -> None:
                     tick(job.rounds)
                     continue
                 simulation = varied(plan.simulations[name], plan.setting, seed, spec)
-                trained = training.evaluations(
-                    simulation,
-                    simulation.init(start_key(seed)),
-                    rounds=job.rounds,
-                    evaluate_every=max(1, job.rounds // 10),
-                    drop_nonfinite=True,
-                    tick=tick,
-                )
                 about = {"method": name, "epsilon": epsilon, "seed": seed}
-                rows.extend([about | row for _, row in trained])
+                part = [rows.settings, about]
+                found = _train(
+                    simulation, seed, job.rounds, suspended, part, tick, stop
+                )
+                rows.extend([about | row for row in found])
+        suspended.clear()
         bar.update(everything, description="done")
     for statement in said:
         console.print(statement, highlight=False, markup=False)
@@ -112,6 +108,43 @@ def run(plan: Plan, run_dir: Path) -> None:
         table = _report(plan, run_dir)
     console.print(table)
     console.print(f"statements, metrics and figures in {run_dir}")
+
+
+def _train(
+    simulation: Simulation,
+    seed: int,
+    rounds: int,
+    suspended: Suspended,
+    part: Any,
+    tick: Callable[[int], None],
+    stop: Callable[[], bool],
+) -> list[training.Record]:
+    """The rows of a run, which is continued where an interrupt left it."""
+    state = simulation.init(start_key(seed))
+    notes: dict[str, Any] = {"rows": [], "dropped": 0, "seconds": 0.0}
+    found = suspended.restore(part, state)
+    if found is not None:
+        state, notes = found
+        tick(state.round)
+    rows = notes["rows"]
+    for step in training.steps(
+        simulation,
+        state,
+        rounds=rounds,
+        evaluate_every=max(1, rounds // 10),
+        drop_nonfinite=True,
+        evaluate_first=not rows,
+        dropped=notes["dropped"],
+        seconds=notes["seconds"],
+    ):
+        tick(step.rounds)
+        if step.record is not None:
+            rows.append(step.record)
+        if step.state.round < rounds and stop():
+            now = {"rows": rows, "dropped": step.dropped, "seconds": step.seconds}
+            suspended.save(part, step.state, now)
+            raise KeyboardInterrupt
+    return rows
 
 
 def _state(plan: Plan, run_dir: Path) -> list[str]:

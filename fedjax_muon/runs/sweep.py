@@ -7,15 +7,18 @@ cells/NAME.json    what they were computed with, and a digest
 points.csv         one line for every point of every grid
 summary.csv, .md   every algorithm at the point that is best on validation
 *.png              figures, drawn from cells/ alone
+suspended/         the group of cells that an interrupt left unfinished
 """
 
 import csv
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -31,6 +34,7 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.sweep import Cell, Outcome, sweep
 
@@ -90,12 +94,8 @@ def train(job: Sweep, run_dir: Path, again: str = "") -> None:
     with resumable(run_dir, again) as stop, progress_bar(console) as bar, refusing():
         rounds = total * len(job.seeds) * job.config.rounds
         everything = bar.add_task("all", total=rounds)
-
-        def tick(rounds: int) -> None:
-            bar.advance(everything, rounds)
-            if stop():
-                raise KeyboardInterrupt
-
+        tick = functools.partial(bar.advance, everything)
+        suspended = Suspended(run_dir)
         for name in job.algorithms:
             bar.update(everything, description=METHODS[name].label)
             rows = rows_of(job, name, run_dir)
@@ -113,12 +113,31 @@ def train(job: Sweep, run_dir: Path, again: str = "") -> None:
                 cells_at_once=job.cells_at_once,
                 drop_nonfinite=job.config.drop_nonfinite,
                 tick=tick,
+                pause=_Pause(stop, suspended, rows.settings),
             )
             waiting = iter(todo)
             for group in groups:
                 ended = zip(itertools.islice(waiting, len(group)), group, strict=True)
                 rows.extend([row for cell in ended for row in _rows(*cell)])
+        suspended.clear()
         bar.update(everything, description="done")
+
+
+class _Pause:
+    """Interrupts of the command, and the group of cells that one leaves unfinished."""
+
+    def __init__(self, stop: Callable[[], bool], suspended: Suspended, settings: Any):
+        self.asked, self.suspended, self.settings = stop, suspended, settings
+
+    def save(self, cells: Sequence[Cell], state: Any, notes: dict[str, Any]) -> None:
+        self.suspended.save(self._part(cells), state, notes)
+
+    def restore(self, cells: Sequence[Cell], state: Any):
+        return self.suspended.restore(self._part(cells), state)
+
+    def _part(self, cells: Sequence[Cell]) -> Any:
+        seeds = [jax.random.key_data(cell.key).tolist() for cell in cells]
+        return [self.settings, [dict(cell.hyper) for cell in cells], seeds]
 
 
 def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
@@ -129,7 +148,8 @@ def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
     """
     config = dataclasses.asdict(job.config_of(name))
     del config["data_dir"]  # data sets may lie elsewhere
-    about = {"validation": job.validation, "options of the grid": [*job.grids[name]]}
+    about: dict[str, Any] = {"algorithm": name, "validation": job.validation}
+    about["options of the grid"] = [*job.grids[name]]
     return CheckedRows(run_dir / "cells" / f"{name}.csv", config | about)
 
 

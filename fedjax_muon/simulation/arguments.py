@@ -76,8 +76,13 @@ def check_dataset(dataset: Any) -> Dataset:
         )
     x_train, x_test = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
     if x_train.dtype.kind == x_test.dtype.kind == "f":
-        x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
-    return data.check(dataset._replace(x_train=x_train, x_test=x_test))
+        x_train = x_train.astype(np.float32, copy=False)
+        x_test = x_test.astype(np.float32, copy=False)
+    checked = data.check(dataset._replace(x_train=x_train, x_test=x_test))
+    given = dataset.x_train
+    if isinstance(given, jax.Array) and given.dtype == x_train.dtype:
+        return checked._replace(x_train=given)  # not copied to the device again
+    return checked
 
 
 def check_parts(parts: Any) -> Sequence[np.ndarray]:

@@ -231,7 +231,9 @@ def _newest(checkpoints: Any, mark: str) -> dict[str, Any] | None:
         lambda: dict(checkpoints.metadata(checkpoints.latest.step).custom_metadata),
         lambda _: _damaged(checkpoints),
     )
-    if about.get("fingerprint") != mark:
+    if about.get("fingerprint") is None:
+        raise _damaged(checkpoints)
+    if about["fingerprint"] != mark:
         raise CheckpointError(
             f"the checkpoint {_path(checkpoints)} was written by another "
             "configuration or version; resume it with its own config.json, or start "

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,24 @@ class Outcome(NamedTuple):
 
     rows: list[Record]
     diverged: int | None  # the round in which a message was not finite
+
+
+class Pause(Protocol):
+    """Interrupts a sweep within a group, and continues it there later."""
+
+    def asked(self) -> bool:
+        """Whether to stop, asked between calls of about a tenth of a second."""
+        ...
+
+    def save(self, cells: Sequence[Cell], state: Any, notes: dict[str, Any]) -> None:
+        """Keeps the state of a group, and notes that JSON can represent."""
+        ...
+
+    def restore(
+        self, cells: Sequence[Cell], state: Any
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """The state and notes of a group, if they were kept, given a first state."""
+        ...
 
 
 def sequential(function: Callable[..., Any], *stacked: Any) -> Any:
@@ -124,6 +142,7 @@ def sweep(
     over: Over | None = None,
     drop_nonfinite: bool = False,
     tick: Callable[[int], None] = lambda rounds: None,
+    pause: Pause | None = None,
 ) -> Iterator[list[Outcome]]:
     """Trains all cells; yields the outcomes group by group.
 
@@ -143,11 +162,13 @@ def sweep(
         Otherwise the cell is flagged as diverged, and its records end there.
       tick: Progress callback, called with the number of rounds that the cells of the
         group completed since the last call.
+      pause: Interrupts the sweep when it is asked to, and continues it later.
 
     Returns:
       An iterator over groups, each a list with one outcome for each of its cells.
 
     Raises:
+      KeyboardInterrupt: After `pause` has kept the state of a group.
       ValueError: At the first iteration, if there are no cells, cells differ in the
         names of their hyper-parameters or in the numbers of their clients or examples,
         a size is out of range, or the simulation is on several devices.
@@ -170,13 +191,20 @@ def sweep(
     def run(group: list[tuple[Cell, Simulation]], missing: int) -> list[Outcome]:
         record = _Record(simulation, len(group), drop_nonfinite)
         states, stacked = _stack([*group, *group[-1:] * missing])
-        states, received = programs.begin(states, stacked, data)
-        record.add_prologue(received)
-        record.add_rows(0, programs.score(states, stacked, data))
+        own = [cell for cell, _ in group]
+        found = pause.restore(own, states) if pause else None
+        if found is not None:
+            states, notes = found
+            record.load(notes)
+            tick(record.round * len(group))
+        else:
+            states, received = programs.begin(states, stacked, data)
+            record.add_prologue(received)
+            record.add_rows(0, programs.score(states, stacked, data))
         train = lambda states, count: programs.rounds(states, count, stacked, data)
         span = {"rounds": rounds, "evaluate_every": evaluate_every}
-        for call in calls(train, states, 0, **span):
-            record.add_metrics(call.metrics)
+        for call in calls(train, states, record.round, **span):
+            record.add_metrics(call.metrics, call.total)
             tick(call.rounds * len(group))
             if record.is_over():
                 tick((rounds - call.total) * len(group))
@@ -184,6 +212,9 @@ def sweep(
             if call.due:
                 scores = programs.score(call.state, stacked, data)
                 record.add_rows(call.total, scores)
+            if pause and call.total < rounds and pause.asked():
+                pause.save(own, call.state, record.notes())
+                raise KeyboardInterrupt
         return record.outcomes()
 
     largest = cells_at_once or _cells_that_fit(simulation)
@@ -259,6 +290,24 @@ class _Record:
         self.rows: list[list[Record]] = [[] for _ in range(cells)]
         self.dropped = [0] * cells
         self.diverged: list[int | None] = [None] * cells
+        self.round = 0
+
+    def notes(self) -> dict[str, Any]:
+        """All that JSON can represent."""
+        seconds = time.perf_counter() - self.began
+        return {
+            "rows": self.rows,
+            "dropped": self.dropped,
+            "diverged": self.diverged,
+            "round": self.round,
+            "seconds": seconds,
+        }
+
+    def load(self, notes: Mapping[str, Any]) -> None:
+        """Becomes what the notes say."""
+        self.rows, self.dropped = notes["rows"], notes["dropped"]
+        self.diverged, self.round = notes["diverged"], notes["round"]
+        self.began = time.perf_counter() - notes["seconds"]
 
     def add_prologue(self, received: jax.Array) -> None:
         if self.drop_nonfinite:
@@ -266,7 +315,8 @@ class _Record:
         for cell in np.flatnonzero(~np.asarray(received)[: len(self.rows)].all(axis=1)):
             self.diverged[cell] = 0
 
-    def add_metrics(self, metrics: Metrics) -> None:
+    def add_metrics(self, metrics: Metrics, index: int) -> None:
+        self.round = index
         lost, first = np.asarray(metrics.lost), np.asarray(metrics.lost_round)
         for cell in np.flatnonzero(lost[: len(self.rows)].any(axis=1)):
             self.dropped[cell] += int(lost[cell].sum())

@@ -192,6 +192,7 @@ def heard(swept, monkeypatch):
 
     def trace(simulation, cells, *, validation, rounds, evaluate_every, tick, **how):
         assert (rounds, evaluate_every) == (5, 2)
+        pause = how.pop("pause")
         assert how == {"cells_at_once": None, "drop_nonfinite": False}
         np.testing.assert_array_equal(validation[0], held_out[0])
         name = "stem" if simulation.setup.cohort_size == 6 else "fedavg"
@@ -201,6 +202,8 @@ def heard(swept, monkeypatch):
             assert list(map(list, parts)) == list(map(list, expected))
             asked.append((name, hyper["lr"], seed))
             tick(rounds)
+            if pause.asked():
+                raise KeyboardInterrupt
             rows = rows_by_cell(swept, name)[f"lr={hyper['lr']:g}"][str(seed)]
             mine = [dict(list(row.items())[3:]) for row in rows]
             yield [Outcome(mine, None)]

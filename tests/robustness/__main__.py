@@ -33,7 +33,11 @@ def fuzzing(draw: random.Random, place: Path) -> Iterator[Line]:
         own = place / str(number)
         own.mkdir()
         with environments.inside(own):
-            if number % 5 == 4:
+            if number % 10 == 9:
+                words = fuzz.line(draw, own)
+                case = fuzz.try_process(words, own)
+                what = "command line in a process of its own"
+            elif number % 5 == 4:
                 case = fuzz.try_config(draw, finished, own)
                 what = "config file"
             else:
@@ -60,6 +64,8 @@ def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
     """Damage to directories of runs, without end."""
     made = {}
     for name, words in kills.COMMANDS.items():
+        if name == "paper":  # started again, not resumed
+            continue
         made[name] = place / f"finished-{name}"
         short = [w if w not in ("400", "60", "40") else "20" for w in words]
         outcome.run([*short, "--output", made[name]])
@@ -87,6 +93,7 @@ def surrounding(draw: random.Random, place: Path) -> Iterator[Line]:
         environments.simultaneous_starts,
         environments.one_sweep_directory,
         environments.limited_files,
+        environments.limited_memory,
         environments.without,
     ]
     for part in parts:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import shutil
+import subprocess
 import types
 import typing
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from fedjax_muon.cli import arguments, command_kinds
 from fedjax_muon.runs.config import DEFAULTS, METHODS
 
-from . import outcome
+from . import environments, outcome
 from .outcome import Outcome
 
 # What makes a command fast; mutations change some of it.
@@ -127,10 +128,24 @@ def line(draw: random.Random, place: Path) -> list[str]:
 
 def try_line(words: list[str], place: Path) -> Case:
     """Runs a command line in an empty directory."""
-    before = outcome.files(place)
-    result = outcome.run(words)
+    return _judged(words, place, outcome.run(words))
+
+
+def try_process(words: list[str], place: Path) -> Case:
+    """Runs a command line in a process of its own, in an empty directory."""
+    process = environments.spawn(words, place)
+    try:
+        out, err = process.communicate(timeout=outcome.LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return Case(words, Outcome(-1, "", ""), False, "a hang")
+    return _judged(words, place, Outcome(process.returncode, out, err))
+
+
+def _judged(words: list[str], place: Path, result: Outcome) -> Case:
     problem = result.problem
-    left = outcome.files(place) - before
+    left = outcome.files(place)
     if not problem and result.status == 2 and left:
         problem = f"left {sorted(left)[0]} after a refusal"
     started = (

@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,8 @@ COMMANDS = {
     "compare": ["compare", "fedavg", "fedmuon", *SMALL, "--rounds", "60"],
     "sweep": ["sweep", "--algorithms", "fedavg,fedprox", *GRID, *SMALL],
     "private": ["private", "--methods", "dpmixsgd,dp_sgda", "--epsilons", "4"],
+    # a module of experiments, which is started again with the same words
+    "paper": ["fedmuon_004", "table_2", "--scale", "smoke"],
 }
 COMMANDS["train"] += ["--evaluate-every", "20"]
 COMMANDS["scaffold"] += ["--evaluate-every", "7"]
@@ -81,7 +84,7 @@ def results(directory: Path) -> dict[str, list[dict[str, str]]]:
     for path in sorted(directory.rglob("*.csv")):
         with path.open(newline="") as file:
             rows = [
-                {k: v for k, v in row.items() if "seconds" not in k}
+                {k: v for k, v in row.items() if not re.search("seconds|minutes", k)}
                 for row in csv.DictReader(file)
             ]
         found[str(path.relative_to(directory))] = rows
@@ -89,7 +92,7 @@ def results(directory: Path) -> dict[str, list[dict[str, str]]]:
 
 
 def trial(draw: random.Random, name: str, number: int, place: Path) -> Trial:
-    """Kills a command one to three times, and compares what it leaves at last."""
+    """Kills a command up to six times, and compares what it leaves at last."""
     whole, phase = place.parent / f"whole-{name}", place / "phase"
     place.mkdir(parents=True)
     if not whole.exists():
@@ -99,16 +102,16 @@ def trial(draw: random.Random, name: str, number: int, place: Path) -> Trial:
             return Trial(name, "none", (), f"uninterrupted: {problem}")
     run_dir, hits = place / "run", []
     words = [*COMMANDS[name], "--output", str(run_dir)]
-    for _ in range(draw.randint(1, 3)):
+    for _ in range(draw.randint(2, 6)):
         phase.unlink(missing_ok=True)
         process = start(phase, *words)
         delay = draw.choice((0, 0.01, 0.05, draw.uniform(0, 1.5)))
         where = hit(process, phase, draw.choice(PHASES), number, delay)
+        if (run_dir / "config.json").exists() and name != "paper":
+            words = ["resume", str(run_dir)]
         if not where:
             break
         hits.append(where)
-        if (run_dir / "config.json").exists():
-            words = ["resume", str(run_dir)]
     problem = finish(phase, *words)
     if not problem and results(run_dir) != results(whole):
         problem = "other numbers than without the kill"

@@ -5,6 +5,7 @@ python -m tests.robustness.phases FILE train --algorithm fedavg ...
 
 import contextlib
 import functools
+import runpy
 import sys
 import threading
 import time
@@ -49,14 +50,21 @@ def main() -> None:
 
     from fedjax_muon import cli
     from fedjax_muon.runs import files
-    from fedjax_muon.simulation import checkpoint
+    from fedjax_muon.simulation import checkpoint, sweep
     from fedjax_muon.simulation.simulation import Simulation
 
     checkpoint.save = wrapped("saving", checkpoint.save)
     files.write = wrapped("saving", files.write)
     for name, phase in (("evaluate", "evaluation"), ("train_rounds", "training")):
         setattr(Simulation, name, wrapped(phase, getattr(Simulation, name)))
-    cli.main(words)
+    sweep._Record.add_rows = wrapped("evaluation", sweep._Record.add_rows)
+    sweep._Record.add_metrics = wrapped("training", sweep._Record.add_metrics)
+    if words[0].startswith("fedmuon_"):
+        name = f"experiments.papers.{words[0]}"
+        sys.argv[1:] = words[1:]
+        runpy.run_module(name, run_name="__main__")
+    else:
+        cli.main(words)
 
 
 if __name__ == "__main__":

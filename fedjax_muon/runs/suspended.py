@@ -1,0 +1,57 @@
+"""The part of a job that an interrupt left unfinished: a group of cells, or a run.
+
+It is a checkpoint in DIRECTORY/suspended, and is deleted when the job is done. A killed
+process leaves none: its part begins anew.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_muon.simulation import checkpoint
+
+
+class Suspended:
+    """What an interrupt left unfinished in a run directory."""
+
+    def __init__(self, directory: Path):
+        self.path = directory / "suspended"
+
+    def save(self, part: Any, state: Any, notes: Mapping[str, Any]) -> None:
+        """Keeps a part, in place of another one.
+
+        Args:
+          part: What identifies it: values that JSON can represent.
+          state: Its state, a pytree of arrays.
+          notes: Other values that JSON can represent.
+        """
+        self.clear()
+        mark = checkpoint.fingerprint({"part": part}, state)
+        with checkpoint.open_checkpoints(self.path / mark[:16]) as checkpoints:
+            checkpoint.save(checkpoints, 0, state, mark, notes)
+
+    def restore(self, part: Any, template: Any) -> tuple[Any, dict[str, Any]] | None:
+        """Reads a part.
+
+        Args:
+          part: What identifies it.
+          template: A state of the same structure.
+
+        Returns:
+          Its state and notes, or None if another part was kept, or none.
+
+        Raises:
+          CheckpointError: If it is damaged.
+        """
+        mark = checkpoint.fingerprint({"part": part}, template)
+        place = self.path / mark[:16]
+        if not place.is_dir():
+            return None
+        with checkpoint.open_checkpoints(place) as checkpoints:
+            return checkpoint.restore(checkpoints, template, mark)
+
+    def clear(self) -> None:
+        """Deletes what is kept."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
