@@ -33,7 +33,10 @@ from fedjax_muon.tasks.robust import agents, examples, robust_logistic
 AGENTS, BATCH, BETA = 20, 20, 0.1
 LR = Pair(0.1, 0.0001)
 STRENGTH, BEND = 0.001, 10.0
-METHODS: dict[str, dict[str, float]] = {"dm_hsgd": {}, "dpmixsgd": {"sigma": 0.001}}
+METHODS: dict[str, dict[str, float]] = {
+    "dm_hsgd": {},
+    "dpmixsgd_unclipped": {"sigma": 0.001},
+}
 COUNTS = {agents: lambda dataset: AGENTS, examples: lambda data: len(data.y_train)}
 
 
@@ -81,7 +84,7 @@ def gradient(dataset, x, y, ids, groups):
 
 
 def loop(dataset, parts, weights, of, sigma, steps, *, mix, project) -> None:
-    """Runs DPMixSGD, or DM-HSGD for sigma = 0, agent by agent."""
+    """Runs DPMixSGD without clipping, or DM-HSGD for sigma = 0, agent by agent."""
     rng, every_agent = np.random.default_rng(0), range(AGENTS)
     n = COUNTS[of](dataset)
     xs = [np.zeros(dataset.x_train.shape[1]) for _ in every_agent]

@@ -250,9 +250,6 @@ from .decentralized import (
 from .decentralized.simulation import (
     decentralize as decentralize,
 )
-from .privacy.client_mechanism import (
-    private_clients as private_clients,
-)
 from .simulation import (
     NonFiniteError as NonFiniteError,
 )

@@ -35,19 +35,19 @@ from fedjax_muon import data, models
 from fedjax_muon.attacks import canary
 from fedjax_muon.core import Objective
 from fedjax_muon.data import partition
-from fedjax_muon.decentralized import dense, topology
-from fedjax_muon.decentralized import engine as gossip_engine
-from fedjax_muon.decentralized.private import (
+from fedjax_muon.decentralized import (
     PRIVATE,
+    AgentPrivacy,
     Mechanism,
-    calibrate,
-    noise_scale_of,
+    dense,
+    dsgd,
+    topology,
 )
+from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import FullBatch, audit, report
+from fedjax_muon.privacy import audit
 from fedjax_muon.reporting import plots
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.batching import always, full_batch
 from fedjax_muon.tasks import auc
 
 ROUNDS, WORLDS = 50, 1000
@@ -69,8 +69,9 @@ Image("runs/graph.png", width=330)
 #
 # In every iteration an agent clips the gradient of each of its examples to norm
 # `CLIP_NORM`, adds noise to their mean, moves, and averages its parameters with those
-# of its neighbors (DP-SGDA). `calibrate` finds the least noise for an epsilon, and
-# `report` states the guarantee, the adversary and the assumptions.
+# of its neighbors (DP-SGDA). An `AgentPrivacy` decides how batches are drawn, clipped
+# and noised: here, all examples of an agent in every iteration, and the least noise for
+# an epsilon. Its guarantee names the adversary and the assumptions.
 
 # %%
 cells = data.load("breast_cancer")
@@ -80,48 +81,39 @@ method = PRIVATE["dp_sgda"]
 mechanism = Mechanism(CLIP_NORM, CLIP_NORM, beta=1.0, batch_size=size)
 
 
-def promise(epsilon):
-    sampling = FullBatch(size)  # all examples of an agent, in every iteration
-    steps = ROUNDS + 1
-    return calibrate("dp_sgda", mechanism, epsilon, sampling, steps=steps, delta=DELTA)
+def private(epsilon):
+    return AgentPrivacy(method, mechanism, epsilon=epsilon, delta=DELTA, rounds=ROUNDS)
 
 
-print(report(promise(1.0)).statement())
+print(private(1.0).calibrated([size]).guarantee.statement())
 
 # %% [markdown]
 # ## Training
 #
 # The model is linear. The objective is the area under the ROC curve, which is a minimax
-# problem. The noise is a hyper-parameter and so an argument of the compiled program:
-# one program serves all epsilons.
+# problem. The noise is an argument of the compiled program: one program serves all
+# epsilons. It comes from the operating system, anew for every run, so that the numbers
+# differ a little from one execution of this notebook to the next.
 
 # %%
 task = auc(
     models.MLP(2, ()), cells.x_train.shape[1:], share=float(cells.y_train.mean())
 )
-agents = decentralize(
-    method.build(mechanism, 0.0, lr=LR),
-    task,
-    cells,
-    parts,
-    weights=W,
-    batch_size=size,
-    sampler=always(full_batch),
-)
+agents = partial(decentralize, dsgd(lr=LR), task, cells, parts, weights=W)
+noised = agents(privacy=private(4.0))
 
 
-def curve(noise, seed):
-    noised = agents.vary(hyper={"noise_scale": noise})
-    state = noised.init(jax.random.key(seed))
-    _, rows = training.train(noised, state, rounds=ROUNDS, evaluate_every=5)
+def curve(simulation, seed):
+    state = simulation.init(jax.random.key(seed))
+    _, rows = training.train(simulation, state, rounds=ROUNDS, evaluate_every=5)
     return np.array([(row["round"], row["test_auc"]) for row in rows])
 
 
-levels = {"no noise": 0.0}
-levels |= {f"epsilon = {e:g}": noise_scale_of(promise(e)) for e in (4.0, 1.0, 0.25)}
+runs = {"not private": agents(batch_size=size)}
+runs |= {f"epsilon = {e:g}": noised.vary(privacy=private(e)) for e in (4.0, 1.0, 0.25)}
 curves = {
-    name: np.array([curve(noise, seed) for seed in range(3)])
-    for name, noise in levels.items()
+    name: np.array([curve(simulation, seed) for seed in range(3)])
+    for name, simulation in runs.items()
 }
 for name, runs in curves.items():
     print(f"{name:15} test AUC {runs[:, -1, 1].mean():.3f}")
@@ -197,7 +189,7 @@ def lower_bound(noise, used, seed):
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 bounds = {"correct": [], "mistaken: noise / √5": []}
 for seed, epsilon in enumerate(EPSILONS):
-    noise = noise_scale_of(promise(epsilon))
+    noise = private(epsilon).calibrated([size]).noise_scale
     for name, used in zip(bounds, (noise, noise / AGENTS**0.5), strict=True):
         bounds[name].append(lower_bound(noise, used, seed))
         print(f"promised {epsilon:g}, {name}: at least {bounds[name][-1]:.2f}")

@@ -22,6 +22,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Not jax_numpy_dtype_promotion="strict": optax's own Adam and schedules break it. The
 # battery checks instead that a round leaves every dtype of the state as it was.
 
+# ledgers of private runs are in the user's data directory
+LEDGERS = tempfile.TemporaryDirectory()
+os.environ["XDG_DATA_HOME"] = LEDGERS.name
+
 # Many tests compile the same programs. The cache belongs to this process alone, since
 # tests must not write to the user's cache, and processes may read incomplete files.
 PROGRAMS = tempfile.TemporaryDirectory()

@@ -14,8 +14,9 @@ to disk, and the same command resumes an interrupted table.
 `experiments.papers.dpmixsgd_equal` compares the methods at equal privacy, which these
 tables do not.
 
-None of these runs is private: nothing is clipped, and the noise is scaled as in the
-paper. DPMixSGD's is that of Theorem 3 with the constant that makes it 1 in the first
+None of these runs is private: no gradient of an example is clipped, and the noise is
+scaled as in the paper. The methods are `dp_sgda_unclipped` and `dpmixsgd_unclipped`.
+DPMixSGD's noise is that of Theorem 3 with the constant that makes it 1 in the first
 column; with the theorem's own constant it would be above 10^6. DP-SGDA's is that of its
 paper, sqrt(T log(1/gamma)) / (n theta), with n the examples of an agent.
 """
@@ -50,9 +51,15 @@ from fedjax_muon.simulation import training
 from fedjax_muon.tasks.task import Batch
 
 Table = Literal["table_2", "table_3", "table_4"]
-METHODS = ("dsgda", "dp_sgda", "dm_hsgd", "dpmixsgd")
-STORM = ("dm_hsgd", "dpmixsgd")
-NOISY = ("dp_sgda", "dpmixsgd")
+METHODS = ("dsgda", "dp_sgda_unclipped", "dm_hsgd", "dpmixsgd_unclipped")
+STORM = ("dm_hsgd", "dpmixsgd_unclipped")
+NOISY = ("dp_sgda_unclipped", "dpmixsgd_unclipped")
+CLIPPED = {"dpmixsgd_clipped_batches": "dpmixsgd_unclipped"}  # in table 3
+PRINTED = {  # names in the file of published numbers
+    "dp_sgda_unclipped": "dp_sgda",
+    "dpmixsgd_unclipped": "dpmixsgd",
+    "dpmixsgd_clipped_batches": "dpmixsgd_clip",
+}
 PANELS: dict[str, dict[str, float]] = {
     "agents": {"5": 5, "10": 10, "15": 15, "20": 20},
     "connectivity": {"0.2": 0.2, "0.5": 0.5, "0.8": 0.8, "1.0": 1.0},
@@ -80,11 +87,11 @@ def sigma(name: str, job: Job, cell: Cell, examples: int) -> float:
     """Returns the standard deviation of a method's noise."""
     first = Cell()
     budgets = first.theta, first.gamma
-    if name == "dpmixsgd":
+    if name == "dpmixsgd_unclipped":
         steps = job.iterations
         constant = theorem_3_constant(1.0, steps, first.agents, *budgets)
         return theorem_3_sigma(steps, cell.agents, cell.theta, cell.gamma, constant)
-    if name == "dp_sgda":
+    if name == "dp_sgda_unclipped":
         root = math.sqrt(job.iterations * math.log(1 / cell.gamma))
         return root / (examples * cell.theta)
     return 0.0
@@ -222,14 +229,14 @@ def entries(
     yield Entry("sigma", "0", "dm_hsgd", cell, best)
     for level in (0.5, 1.0):
         noise = best | {"sigma": level}
-        yield Entry("sigma", f"{level:g}", "dpmixsgd", cell, noise)
+        yield Entry("sigma", f"{level:g}", "dpmixsgd_unclipped", cell, noise)
         clip = noise | {"limit": limit}
-        yield Entry("sigma", f"{level:g}", "dpmixsgd_clip", cell, clip)
+        yield Entry("sigma", f"{level:g}", "dpmixsgd_clipped_batches", cell, clip)
 
 
 def same_run(job: Job, one: Entry) -> tuple:
     """Returns a key that equal runs share; some methods ignore the budgets."""
-    name = one.method.removesuffix("_clip")
+    name = CLIPPED.get(one.method, one.method)
     level = sigma(name, job, one.cell, 1)
     return name, one.cell.agents, one.cell.connectivity, level, *one.hyper.items()
 
@@ -251,7 +258,7 @@ def run(
                 continue
             key = (*same_run(job, one), seed)
             if key not in scores:
-                name = one.method.removesuffix("_clip")
+                name = CLIPPED.get(one.method, one.method)
                 scores[key] = runner.trained(job, name, one.cell, seed, one.hyper)[2]
             about = dict(zip(COLUMNS, row, strict=True))
             metrics_csv.append(path, about | {"auc": scores[key]})
@@ -288,6 +295,12 @@ def mean_and_spread(scores: Sequence[float]) -> str:
     return f"{np.mean(scores):.3f} ± {spread}"
 
 
+def label(name: str) -> str:
+    """Returns a method's label in tables."""
+    clipped_batches = "DPMixSGD (batches clipped, no privacy)"
+    return clipped_batches if name in CLIPPED else ALL[name].label
+
+
 def report(table: Table, run_dir: Path, seeds: int) -> str:
     """Returns every number with the published one, as Markdown."""
     printed = {
@@ -308,12 +321,10 @@ def report(table: Table, run_dir: Path, seeds: int) -> str:
         for name in dict.fromkeys(key[3] for key in keys):
             cells = []
             for value in values:
-                key = dataset, panel, value, name
-                text = mean_and_spread(found.get(key, []))
+                text = mean_and_spread(found.get((dataset, panel, value, name), []))
+                key = dataset, panel, value, PRINTED.get(name, name)
                 cells.append(f"{text} ({printed.get(key, '-')})" if text else "")
-            label = ALL[name.removesuffix("_clip")].label
-            clip = ", clipped" if name.endswith("_clip") else ""
-            lines.append(f"| {label}{clip} | {' | '.join(cells)} |")
+            lines.append(f"| {label(name)} | {' | '.join(cells)} |")
     about = machine("experiments.papers.dpmixsgd_002")
     head = (
         f"Test AUC, mean ± standard deviation over {seeds} seeds (published number); "

@@ -32,7 +32,9 @@ from fedjax_muon.core import Algorithm, Hyper, recorded
 from fedjax_muon.data.dataset import hold_out
 from fedjax_muon.data.embedded import digits
 from fedjax_muon.data.partition import dirichlet
-from fedjax_muon.privacy import FullBatch, Poisson, client_spec, private_clients, report
+from fedjax_muon.privacy import FullBatch, Poisson, report
+from fedjax_muon.privacy.client_accounting import client_spec
+from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.reporting.plots import STYLE
 from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
 from fedjax_muon.simulation.federated import federate

@@ -192,9 +192,12 @@ def _grid(name: str, given: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
 
 def private(args: arguments.Private) -> None:
     """`fedjax-muon private`."""
+    job = args.job
+    if job.ledger is not None:  # the same one if it is resumed from elsewhere
+        job = dataclasses.replace(job, ledger=job.ledger.expanduser().resolve())
     with refusing():
-        plan = privately.prepare(args.job)
-        run_dir = directory.create(args.output, args.job, "private")
+        plan = privately.prepare(job)
+        run_dir = directory.create(args.output, job, "private")
     privately.run(plan, run_dir)
 
 
@@ -215,7 +218,7 @@ def resume(args: arguments.Resume) -> None:
         elif isinstance(job, Comparison):
             dataset = comparisons.check(job)
         elif isinstance(job, Private):
-            plan = privately.prepare(job)
+            plan = privately.prepare(job, run_dir)
         else:
             sweeps.check(job)
     if isinstance(job, Run):

@@ -1,21 +1,24 @@
 """Decentralized methods; `ALL` has each with its paper and its published grid.
 
-None of them guarantees privacy: `decentralized.private` has methods that do.
+None of them guarantees privacy. `PRIVATE` has methods that do, as part of an
+`AgentPrivacy`, which is an argument of `decentralize`.
 """
 
 from fedjax_muon.algorithms.registry import Method, by_name
 from fedjax_muon.decentralized import estimators, topology
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.presets import (
     dm_hsgd,
-    dp_sgda,
-    dpmixsgd,
+    dp_sgda_unclipped,
+    dpmixsgd_unclipped,
     dsgd_muon,
     dsgda,
     gradient_tracking_muon,
 )
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.tracking import gradient_tracking
 
 XIAN = "Xian et al. 2021, arXiv:2104.10116"
@@ -38,15 +41,15 @@ ALL = by_name(
     ),
     Method(dsgda, "D-SGDA", "Zhu et al. 2023, decentralized SGDA", LR_GRID),
     Method(
-        dp_sgda,
-        "DP-SGDA",
+        dp_sgda_unclipped,
+        "DP-SGDA (unclipped, no privacy)",
         "Yang et al. 2022, DP-SGDA, UAI; here decentralized and without a clip",
         LR_GRID,
     ),
     Method(dm_hsgd, "DM-HSGD", XIAN, STORM_GRID),
     Method(
-        dpmixsgd,
-        "DPMixSGD",
+        dpmixsgd_unclipped,
+        "DPMixSGD (unclipped, no privacy)",
         "Decentralized minimax with privacy, DPMixSGD: Algorithm 1",
         {**STORM_GRID, "sigma": (0.5, 1.0)},
     ),
@@ -54,13 +57,16 @@ ALL = by_name(
 
 __all__ = [
     "ALL",
+    "PRIVATE",
+    "AgentPrivacy",
     "Estimator",
     "Gossip",
     "Iteration",
+    "Mechanism",
     "dense",
     "dm_hsgd",
-    "dp_sgda",
-    "dpmixsgd",
+    "dp_sgda_unclipped",
+    "dpmixsgd_unclipped",
     "dsgd",
     "dsgd_muon",
     "dsgda",

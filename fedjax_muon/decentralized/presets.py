@@ -113,16 +113,18 @@ def dsgda(
 
 
 @recorded
-def dp_sgda(
+def dp_sgda_unclipped(
     lr: Hyper = RATES,
     *,
     sigma: Hyper = 0.5,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Gossip:
-    """DP-SGDA: D-SGDA with noise on every gradient.
+    """DP-SGDA without clipping: D-SGDA with noise on every gradient.
 
-    Yang et al. 2022, UAI; here decentralized and without clipping, which gives no
-    privacy guarantee.
+    Noise without clipping, as in the comparison of the DPMixSGD paper, gives no privacy
+    guarantee. The private method is `decentralized.private.PRIVATE["dp_sgda"]`.
+
+    Yang et al. 2022, UAI, who clip; here decentralized.
 
     Args:
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
@@ -137,7 +139,7 @@ def dp_sgda(
       ValueError: If a hyper-parameter is out of range.
 
     Example:
-      >>> algorithm = dp_sgda(lr=Pair(0.01, 0.1))
+      >>> algorithm = dp_sgda_unclipped(lr=Pair(0.01, 0.1))
     """
     return dsgd(lr=lr, rule=rule, estimator=noisy(fresh(), sigma))
 
@@ -174,16 +176,17 @@ def dm_hsgd(
 
 
 @recorded
-def dpmixsgd(
+def dpmixsgd_unclipped(
     lr: Hyper = RATES,
     *,
     beta: Hyper = WEIGHTS,
     sigma: Hyper = 0.5,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Gossip:
-    """DPMixSGD: DM-HSGD with noise on what agents send.
+    """DPMixSGD without clipping: DM-HSGD with noise on what agents send.
 
-    Algorithm 1 of its paper, which does not clip and gives no privacy guarantee.
+    Noise without clipping, as in Algorithm 1 of the paper, gives no privacy guarantee.
+    The private method is `decentralized.private.PRIVATE["dpmixsgd"]`.
 
     Args:
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
@@ -201,6 +204,6 @@ def dpmixsgd(
       ValueError: If a hyper-parameter is out of range.
 
     Example:
-      >>> algorithm = dpmixsgd(lr=Pair(0.01, 0.1))
+      >>> algorithm = dpmixsgd_unclipped(lr=Pair(0.01, 0.1))
     """
     return gradient_tracking(lr=lr, rule=rule, estimator=noisy(storm(beta), sigma))

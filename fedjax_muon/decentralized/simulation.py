@@ -9,22 +9,32 @@ iteration of all agents, t = 0 is part of `init`, and the agents' mean parameter
 evaluated.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from fedjax_muon.core import Params, streams, tree, with_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer, dense
+from fedjax_muon.decentralized.rounds import (
+    Setup,
+    State,
+    begin_run,
+    created,
+    one_batch,
+    run_rounds,
+    score_mean,
+)
 from fedjax_muon.decentralized.topology import check_mixing
 from fedjax_muon.engine.round import Traffic
+from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
 from fedjax_muon.simulation.arguments import (
     check_algorithm,
     check_dataset,
@@ -37,46 +47,16 @@ from fedjax_muon.simulation.batching import (
     Sampler,
     always,
     clients_of,
-    draw_rows,
+    cyclic,
     max_client_size_of,
     objective_of,
+    poisson,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.evaluation import Evaluation, evaluate
-from fedjax_muon.simulation.rounds import Inputs, Metrics
+from fedjax_muon.simulation.evaluation import Evaluation
 from fedjax_muon.simulation.rule_check import check_rules
 from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
 from fedjax_muon.tasks.task import Task, as_argument
-
-
-class State(NamedTuple):
-    """The complete state of training; it is donated to every call that trains."""
-
-    training: gossip_engine.State
-    key: jax.Array  # the same in every iteration
-
-    @property
-    def params(self) -> Params:
-        """The agents' parameters, leaves [m, ...]."""
-        return self.training.nodes.params
-
-    @property
-    def round(self) -> int:
-        """The number of iterations after t = 0."""
-        return int(self.training.index) - 1
-
-
-class Setup(NamedTuple):
-    """Settings of a simulation, without its data."""
-
-    algorithm: Gossip
-    task: Task
-    mixing: Callable[[np.ndarray], Mixer]  # weights -> mixer
-    agents: int
-    batch_size: int
-    first_size: int  # of the batch at t = 0
-    sampler: Callable[[jax.Array], Sampler]  # t -> sampler
-    devices: tuple[jax.Device, ...] = ()  # that the agents are divided among
 
 
 def decentralize(
@@ -86,11 +66,12 @@ def decentralize(
     parts: Sequence[np.ndarray],
     *,
     weights: np.ndarray,
-    batch_size: int,
+    batch_size: int | None = None,
     first_size: int | None = None,
-    sampler: Callable[[jax.Array], Sampler] = always(shuffled_epochs),
+    sampler: Callable[[jax.Array], Sampler] | None = None,
     mixer: Callable[[np.ndarray], Mixer] = dense,
     devices: Sequence[jax.Device] = (),
+    privacy: AgentPrivacy | None = None,
 ) -> Simulation:
     """Prepares decentralized training; nothing is compiled yet.
 
@@ -105,18 +86,24 @@ def decentralize(
         expected number.
       first_size: Examples in the batch at t = 0; `batch_size` by default.
       sampler: Function of t that returns how an agent's batches are drawn from its
-        examples, such as `batching.always(poisson(64))` or `batching.cyclic`.
+        examples, such as `batching.cyclic`; `batching.always(shuffled_epochs)` by
+        default.
       mixer: How messages are multiplied by the weights: `dense`, `sparse` or `shifted`
         of `decentralized`.
       devices: Devices that the agents are divided among, in order and in equal parts;
         by default, JAX's default device. Every device has all examples.
+      privacy: Makes the run private. It decides `batch_size`, `first_size`, `sampler`
+        and the algorithm's estimator, which must be left out. The guarantee is the
+        simulation's `guarantee`.
 
     Returns:
       A simulation; its programs are compiled when they are first used.
 
     Raises:
       TypeError: If an argument is of another type.
-      ValueError: If the data set has faults, the algorithm rejects the parameters, the
+      ImportError: If a private run is asked for, and dp-accounting is not installed.
+      ValueError: If privacy can't be derived for what is asked for, the data set has
+        faults, the algorithm rejects the parameters, the
         task rejects the examples, `topology.check_mixing` rejects the weights or they
         are those of another number of agents, an agent has fewer examples than a
         batch, or the agents cannot be divided equally among the devices.
@@ -135,6 +122,18 @@ def decentralize(
     check_algorithm(algorithm, Gossip, "federate")
     check_task(task)
     dataset, parts = check_dataset(dataset), check_parts(parts)
+    guarantee, noise = None, {}
+    if privacy is not None:
+        decided = {"batch_size": batch_size, "first_size": first_size}
+        check_left_out({**decided, "sampler": sampler})
+        guarantee, scale = privacy.calibrated(list(map(len, parts)))
+        algorithm, noise = privacy.applied(algorithm, 1.0), {"noise_scale": scale}
+        batch_size = privacy.mechanism.batch_size
+        amplified = privacy.method.amplified
+        sampler = always(poisson(privacy.room)) if amplified else cyclic
+    if batch_size is None:
+        raise TypeError("decentralize needs batch_size, or privacy, which decides it")
+    sampler = sampler or always(shuffled_epochs)
     check_functions({"sampler": sampler, "mixer": mixer})
     setup = Setup(
         algorithm=algorithm,
@@ -145,14 +144,15 @@ def decentralize(
         first_size=batch_size if first_size is None else first_size,
         sampler=sampler,
         devices=tuple(devices),
+        privacy=privacy,
     )
     mixed, links = _mixed(setup, weights)
     clients = _agents(setup, dataset.x_train, dataset.y_train, parts)
     max_client_size = max_client_size_of(parts)
-    inputs = inputs_of(algorithm, setup.task, mixed)
+    inputs = inputs_of(algorithm, setup.task, mixed, noise)
     # raises if sizes or parameters do not fit
-    begin = partial(_begin, setup, max_client_size=max_client_size)
-    jax.eval_shape(begin, inputs, jax.random.key(0), clients)
+    begin = partial(begin_run, setup, max_client_size=max_client_size)
+    jax.eval_shape(begin, inputs, created(jax.random.key(0)), clients)
     check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
     inputs, clients, test = _placed(setup, (inputs, clients, test))
@@ -165,21 +165,22 @@ def decentralize(
         programs=_programs(setup),
         max_client_size=max_client_size,
         links=links,
+        guarantee=guarantee,
     )
 
 
 def _programs(setup: Setup) -> Programs:
-    def begin(inputs, key, clients, max_client_size):
-        state = _begin(setup, inputs, key, clients, max_client_size)
+    def begin(inputs, keys, clients, max_client_size):
+        state = begin_run(setup, inputs, keys, clients, max_client_size)
         return state, jnp.ones(setup.agents, bool)
 
     def rounds(inputs, state, clients, count, max_client_size):
-        return _rounds(setup, inputs, state, clients, count, max_client_size)
+        return run_rounds(setup, inputs, state, clients, count, max_client_size)
 
     sharded, replicated = gossip_engine.placements(setup.devices)
     where = State(gossip_engine.State(replicated, sharded), replicated)
     return Programs(
-        create=lambda key: key,
+        create=created,
         begin=jax.jit(begin, static_argnums=3, out_shardings=(where, replicated)),
         rounds=jax.jit(
             rounds,
@@ -187,7 +188,7 @@ def _programs(setup: Setup) -> Programs:
             static_argnums=4,
             out_shardings=(where, replicated),
         ),
-        score=jax.jit(_score),
+        score=jax.jit(score_mean),
     )
 
 
@@ -221,7 +222,7 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     size = simulation.max_client_size
     batch = lambda first: jax.eval_shape(
-        partial(_one_batch, setup, clients, size, first, 0),
+        partial(one_batch, setup, clients, size, first, 0),
         jnp.int32(0),
         jax.random.key(0),
     )
@@ -232,7 +233,33 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
     return Traffic(first, first), Traffic(later, later)
 
 
-RUNNER = Runner(_place, _mix, _evaluate, _traffic, lambda state: state.training.nodes)
+def _calibrate(
+    setup: Setup, privacy: AgentPrivacy | None, sizes: Sequence[int]
+) -> tuple[Setup, Guarantee, dict[str, Any]]:
+    """The setup with other noise, its guarantee, and the noise as a hyper-parameter."""
+    old = setup.privacy
+    privacy = privacy or old
+    assert privacy is not None  # the simulation is private
+    noise = ("rounds", "delta", "epsilon", "noise_scale", "insecure_fixed_noise")
+    free = {name: getattr(privacy, name) for name in (*noise, PUBLISHED)}
+    if old is None or dataclasses.replace(old, **free) != privacy:
+        raise ValueError(
+            "a simulation can vary the rounds and the noise of its privacy only; make "
+            "another simulation with decentralize"
+        )
+    guarantee, scale = privacy.calibrated(sizes)
+    return setup._replace(privacy=privacy), guarantee, {"noise_scale": scale}
+
+
+RUNNER = Runner(
+    _place,
+    _mix,
+    _evaluate,
+    _traffic,
+    lambda state: state.training.nodes,
+    _calibrate,
+)
+PUBLISHED = "publish_training_metrics"
 
 
 def _mixed(setup: Setup, weights: Any) -> tuple[Mixer, float]:
@@ -263,102 +290,3 @@ def _agents(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Client
                 f"has fewest, got {size}"
             )
     return clients
-
-
-def _one_batch(
-    setup: Setup,
-    clients: Clients,
-    max_client_size: int,
-    first: bool,
-    index: Any,
-    agent: jax.Array,
-    key: jax.Array,
-) -> Any:
-    """The batch of one agent at iteration `index`, as ids of examples."""
-    size = setup.first_size if first else setup.batch_size
-    draw = draw_rows(clients, setup.sampler(index), 1, size, max_client_size)
-    return jax.tree.map(lambda row: row[0], draw(agent, key))
-
-
-def _batches(
-    setup: Setup,
-    clients: Clients,
-    max_client_size: int,
-    first: bool,
-    key: jax.Array,
-    index: Any,
-) -> Any:
-    """The batches of all agents, leaves [m, ...]."""
-    agents = jnp.arange(setup.agents, dtype=jnp.int32)
-    keys = jax.random.split(jax.random.fold_in(key, index), setup.agents)
-    one = partial(_one_batch, setup, clients, max_client_size, first, index)
-    return jax.vmap(one)(agents, keys)
-
-
-def _step_functions(
-    setup: Setup, inputs: Inputs, clients: Clients
-) -> tuple[gossip_engine.Start, gossip_engine.Step]:
-    def build(shared):
-        inputs, clients = shared
-        algorithm = with_numbers(setup.algorithm, inputs.numbers)
-        return algorithm, objective_of(inputs.task, clients), inputs.mixer
-
-    shared = inputs, clients
-    return gossip_engine.make_from(build, shared, setup.agents, setup.devices)
-
-
-def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys of batches, and of the agents' iterations."""
-    fold = partial(jax.random.fold_in, key)
-    return fold(streams.BATCHES), fold(streams.ITERATIONS)
-
-
-def _begin(
-    setup: Setup,
-    inputs: Inputs,
-    key: jax.Array,
-    clients: Clients,
-    max_client_size: int,
-) -> State:
-    init_key, key = jax.random.split(key)
-    batch_key, agent_key = _keys(key)
-    start, _ = _step_functions(setup, inputs, clients)
-    batches = _batches(setup, clients, max_client_size, True, batch_key, 0)
-    return State(start(inputs.task.init(init_key), batches, agent_key), key)
-
-
-def _rounds(
-    setup: Setup,
-    inputs: Inputs,
-    state: State,
-    clients: Clients,
-    count: jax.Array,
-    max_client_size: int,
-) -> tuple[State, Metrics]:
-    batch_key, agent_key = _keys(state.key)
-    _, step = _step_functions(setup, inputs, clients)
-
-    def body(_, carry):
-        training, metrics = carry
-        index = training.index
-        batches = _batches(setup, clients, max_client_size, False, batch_key, index)
-        training = step(training, batches, agent_key)
-        lost = ~jax.vmap(tree.all_finite)(training.nodes.params)
-        first = jnp.where(lost & (metrics.lost_round < 0), index, metrics.lost_round)
-        return training, Metrics(metrics.lost + lost, first)
-
-    zeros = jnp.zeros(setup.agents, jnp.int32)
-    metrics = Metrics(zeros, jnp.full_like(zeros, -1))
-    training, metrics = jax.lax.fori_loop(0, count, body, (state.training, metrics))
-    return State(training, state.key), metrics
-
-
-def _score(task: Task, params: Params, clients: Clients, test: Any) -> Evaluation:
-    """Metrics of the agents' mean parameters, and the consensus error.
-
-    "consensus" is the root of the mean over agents of ||x_i - mean x||^2.
-    """
-    mean = jax.tree.map(lambda x: x.mean(0), params)
-    distance = lambda x: optax.tree.norm(tree.sub(x, mean), squared=True)
-    consensus = jnp.sqrt(jax.vmap(distance)(params).mean())
-    return {**evaluate(task, mean, clients, test), "consensus": consensus}

@@ -28,6 +28,22 @@ def broadcast_from_first(value: float) -> float:
     return float(multihost_utils.broadcast_one_to_all(np.float64(value)))
 
 
+def words_from_first(words: np.ndarray) -> np.ndarray:
+    """Sends 32-bit words from the first process to all of them.
+
+    All processes must call this function at the same time.
+
+    Args:
+      words: uint32 [n], the same n in all processes.
+
+    Returns:
+      The words of the first process.
+    """
+    if jax.process_count() == 1:
+        return words
+    return np.asarray(multihost_utils.broadcast_one_to_all(words))
+
+
 def run_on_first(act: Callable[[], object]) -> None:
     """Calls a function in the first process only.
 

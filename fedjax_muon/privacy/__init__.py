@@ -4,9 +4,10 @@ A `PrivacySpec` describes what a run releases: `Release` has the clip (`Each`, `
 ...) and the noise (`Inside` or `Output`), a sampling (`Poisson`, `Cyclic`, ...) the
 batches, and an adversary (`Neighbor`, `MeanOnly`, `TrustedServer`) what is seen.
 `report` computes epsilon and lists all conditions; `calibrated` finds the noise for an
-epsilon. `private_clients` makes a federated algorithm private, and `client_spec`
-describes what it releases. `audit` has lower bounds of epsilon, `paper` the noise of
-published theorems. Epsilons need the extra `privacy`, which installs dp-accounting.
+epsilon. `ClientPrivacy` makes a federated simulation private, and
+`decentralized.AgentPrivacy` a decentralized one; each has a `Guarantee`. `audit` has
+lower bounds of epsilon, `paper` the noise of published theorems. Epsilons need the
+extra `privacy`, which installs dp-accounting.
 """
 
 import lazy_loader

@@ -12,12 +12,12 @@ from .accounting import gaussian_multiplier as gaussian_multiplier
 from .accounting import joint_multiplier as joint_multiplier
 from .accounting import mean_multiplier as mean_multiplier
 from .calibration import calibrate_noise as calibrate_noise
-from .client_accounting import client_spec as client_spec
-from .client_mechanism import private_clients as private_clients
+from .client_privacy import ClientPrivacy as ClientPrivacy
 from .guarantees import PrivacyReport as PrivacyReport
 from .guarantees import PrivacySpec as PrivacySpec
 from .guarantees import calibrated as calibrated
 from .guarantees import report as report
+from .mechanism import Guarantee as Guarantee
 from .releases import Inside as Inside
 from .releases import Output as Output
 from .releases import Release as Release

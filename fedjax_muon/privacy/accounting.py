@@ -54,8 +54,8 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
       >>> epsilon = gaussian_epsilon(4.0, delta=1e-5)
     """
     check_range("multiplier", multiplier, schedules=False)
-    _check_delta(delta)
-    return float(_library().get_epsilon_gaussian(multiplier, delta))
+    check_delta(delta)
+    return float(library().get_epsilon_gaussian(multiplier, delta))
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
@@ -76,8 +76,8 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
       >>> multiplier = gaussian_multiplier(1.0, delta=1e-5)
     """
     check_epsilon(epsilon)
-    _check_delta(delta)
-    return float(_library().get_sigma_gaussian(epsilon, delta))
+    check_delta(delta)
+    return float(library().get_sigma_gaussian(epsilon, delta))
 
 
 def joint_multiplier(*multipliers: float) -> float:
@@ -224,7 +224,7 @@ class Pld:
           >>> epsilon = Pld().epsilon(sampling, 0.8, steps=1000, delta=1e-5)
         """
         self.check(sampling, adjacency)
-        _check_delta(delta)
+        check_delta(delta)
         run = (sampling, multiplier, steps, delta, adjacency, first_multiplier)
         return _pld_epsilon(self.interval, *run)
 
@@ -239,12 +239,12 @@ def _pld_epsilon(
     adjacency: Adjacency,
     first_multiplier: float | None,
 ) -> float:
-    accounting = _library()
+    accounting = library()
     accountant = accounting.pld.PLDAccountant(
         getattr(accounting.NeighboringRelation, _relation(sampling, adjacency)),
         interval,
     )
-    event = _event(accounting, sampling, multiplier, steps, first_multiplier)
+    event = steps_event(accounting, sampling, multiplier, steps, first_multiplier)
     return float(accountant.compose(event).get_epsilon(delta))
 
 
@@ -296,7 +296,7 @@ class Rdp:
     ) -> float:
         """Returns the epsilon of a run; arguments are those of `Pld.epsilon`."""
         self.check(sampling, adjacency)
-        accounting = _library()
+        accounting = library()
         accountant = accounting.rdp.RdpAccountant(
             self.orders, getattr(accounting.NeighboringRelation, adjacency.relation)
         )
@@ -306,8 +306,8 @@ class Rdp:
         first = multiplier if first_multiplier is None else first_multiplier
         start = first / adjacency.factor
         sampled = cast(Poisson | FixedSize, sampling)  # checked above
-        event = _event(accounting, sampled, later, steps, start)
-        return float(accountant.compose(event).get_epsilon(_check_delta(delta)))
+        event = steps_event(accounting, sampled, later, steps, start)
+        return float(accountant.compose(event).get_epsilon(check_delta(delta)))
 
 
 Accountant = Gaussian | Pld | Rdp
@@ -325,7 +325,7 @@ def check_epsilon(epsilon: float) -> None:
     check_range("epsilon", epsilon, open_low=True, schedules=False)
 
 
-def _event(
+def steps_event(
     accounting: Any,
     sampling: Poisson | FixedSize,
     multiplier: float,
@@ -373,12 +373,14 @@ def _not_poisson(name: str, sampling: Sampling) -> str:
     )
 
 
-def _check_delta(delta: float) -> float:
+def check_delta(delta: float) -> float:
+    """Returns a delta; raises `ValueError` if it is not in (0, 1)."""
     check_range("delta", delta, 0, 1, open_low=True, open_high=True, schedules=False)
     return delta
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Returns dp-accounting; raises `ImportError` if it is not installed."""
     try:
         import dp_accounting
     except ImportError as error:

@@ -133,12 +133,8 @@ def report(spec: PrivacySpec) -> PrivacyReport:
       ... )
       >>> statement = report(spec).statement()
     """
-    accountant = spec.accountant or (Pld() if spec.sampling.amplifies else Gaussian())
-    accountant.check(spec.sampling, spec.adjacency)
-    if spec.sampling.amplifies:
-        for release in spec.releases.values():
-            release.noise.step_multipliers()  # raises for noise on the output
-    reasons = _without_guarantee(spec.releases)
+    accountant = checked_accountant(spec)
+    reasons = without_guarantee(spec.releases)
     secret = (_SECRET_COINS,) if spec.sampling.amplifies else ()
     steady = (_STEADY,) if _telescopes(spec) else ()
     return PrivacyReport(
@@ -184,7 +180,7 @@ def calibrated(
       >>> sigma = calibrated(spec, epsilon=1.0).releases["x"].noise.sigma
     """
     report(spec)  # raises for combinations that do not fit, before the search
-    reasons = _without_guarantee(spec.releases)
+    reasons = without_guarantee(spec.releases)
     if reasons:
         raise ValueError(f"no factor makes the run private: {reasons[0]}")
 
@@ -225,7 +221,7 @@ def _telescopes(spec: PrivacySpec) -> bool:
     )
 
 
-def _without_guarantee(releases: Mapping[str, Release]) -> tuple[str, ...]:
+def without_guarantee(releases: Mapping[str, Release]) -> tuple[str, ...]:
     """Reasons why there is no guarantee; empty if there is one."""
     unclipped = (
         f"{name} is not clipped: one record can change it by any amount"
@@ -240,29 +236,43 @@ def _without_guarantee(releases: Mapping[str, Release]) -> tuple[str, ...]:
     return (*unclipped, *silent)
 
 
-def _epsilon(spec: PrivacySpec, accountant: Accountant) -> float:
-    releases = spec.releases.values()
-    effective = spec.threat.effective_multiplier
-    if isinstance(accountant, Gaussian):
-        sampling = cast(Patterned, spec.sampling)  # the accountant has checked it
-        whole = joint_multiplier(
-            *(
-                release.noise.transcript_multiplier(
-                    sampling.changes(release.clip, release.beta, spec.steps),
-                    release.beta,
-                )
-                for release in releases
+def checked_accountant(spec: PrivacySpec) -> Accountant:
+    """Returns the accountant of a run; raises `ValueError` if it does not fit."""
+    accountant = spec.accountant or (Pld() if spec.sampling.amplifies else Gaussian())
+    accountant.check(spec.sampling, spec.adjacency)
+    if spec.sampling.amplifies:
+        for release in spec.releases.values():
+            release.noise.step_multipliers()  # raises for noise on the output
+    return accountant
+
+
+def transcript_multiplier(spec: PrivacySpec) -> float:
+    """Returns the noise multiplier of all that the adversary sees, not amplified."""
+    sampling = cast(Patterned, spec.sampling)  # the accountant has checked it
+    whole = joint_multiplier(
+        *(
+            release.noise.transcript_multiplier(
+                sampling.changes(release.clip, release.beta, spec.steps),
+                release.beta,
             )
+            for release in spec.releases.values()
         )
-        return accountant.epsilon(effective(whole), spec.delta, spec.adjacency)
-    first, later = zip(
-        *(release.noise.step_multipliers() for release in releases), strict=True
     )
-    return accountant.epsilon(
-        spec.sampling,
-        effective(joint_multiplier(*later)),
-        spec.steps,
-        spec.delta,
-        spec.adjacency,
-        effective(joint_multiplier(*first)),
-    )
+    return spec.threat.effective_multiplier(whole)
+
+
+def step_multipliers(spec: PrivacySpec) -> tuple[float, float]:
+    """Returns those of step 0 and of every later step, of all that is seen of one."""
+    noises = (release.noise for release in spec.releases.values())
+    first, later = zip(*(noise.step_multipliers() for noise in noises), strict=True)
+    effective = spec.threat.effective_multiplier
+    return effective(joint_multiplier(*first)), effective(joint_multiplier(*later))
+
+
+def _epsilon(spec: PrivacySpec, accountant: Accountant) -> float:
+    delta, adjacency = spec.delta, spec.adjacency
+    if isinstance(accountant, Gaussian):
+        return accountant.epsilon(transcript_multiplier(spec), delta, adjacency)
+    first, later = step_multipliers(spec)
+    run = (spec.sampling, later, spec.steps, delta, adjacency, first)
+    return accountant.epsilon(*run)

@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
@@ -177,10 +177,12 @@ class Config:
         if not 0 < self.train_share <= 1:
             raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
         for name in ("hidden", "rnn"):
-            if any(width < 1 for width in getattr(self, name)):
-                raise ValueError(
-                    f"{name} widths must be at least 1, got {getattr(self, name)}"
-                )
+            _check_widths(name, getattr(self, name))
+
+
+def _check_widths(name: str, widths: tuple[int, ...]) -> None:
+    if any(width < 1 for width in widths):
+        raise ValueError(f"{name} widths must be at least 1, got {widths}")
 
 
 DEFAULTS = {
@@ -263,20 +265,12 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Private:
-    """Decentralized methods at several epsilons and on several seeds."""
+    """Private decentralized methods at several epsilons and on several seeds."""
 
-    methods: Names = (
-        "dsgda",
-        "dm_hsgd",
-        "dp_sgda",
-        "dpmixsgd",
-        "dpmixsgd_inside",
-        "private_storm",
-    )
-    """Of dsgda and dm_hsgd, without privacy; dp_sgda, dpmixsgd, dpmixsgd_inside and
-    private_storm."""
+    methods: Names = ("dp_sgda", "dpmixsgd", "dpmixsgd_inside", "private_storm")
+    """Private methods."""
     epsilons: Numbers = (1.0, 4.0)
-    """What all iterations together may cost one example of an agent."""
+    """What all iterations of a run together may cost one example of an agent."""
     delta: float = 1e-5
     """Below one over the examples of every agent."""
     dataset: str = "breast_cancer"
@@ -306,7 +300,21 @@ class Private:
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
     """Learning rates, as `--lr dp_sgda 0.3`; the others are of the default job."""
     seeds: Seeds = (0, 1, 2)
-    """Each seed has its own partition, graph, initial parameters, batches and noise."""
+    """Each seed has its own partition, graph and initial parameters. Batches and noise
+    come from the operating system, anew for every run."""
+    ledger: Path | None = None
+    """File that records what runs on this data set cost together; by default one for
+    every data set, in the user's data directory."""
+    budget: float | None = None
+    """Largest epsilon of all runs in the ledger together; a job that would exceed it is
+    rejected."""
+    publish_training_metrics: bool = False
+    """Also record metrics of training examples, for which the guarantee is void."""
+    insecure_fixed_noise: bool = False
+    """Draw batches and noise from the seed, to reproduce a run; no privacy."""
+
+    def __post_init__(self):
+        _check_widths("hidden", self.hidden)
 
 
 Job = Run | Comparison | Sweep | Private
@@ -354,7 +362,7 @@ def _made(kind: Any, fields: dict[str, Any]) -> Any:
         raise ValueError(f"{name!r} is {problem} in its {kind.__name__.lower()}")
     for name, hint in hints.items():
         value = fields[name]
-        if name in ("data_dir", "checkpoint") and isinstance(value, str):
+        if Path in get_args(hint) and isinstance(value, str):
             fields[name] = value = Path(value)
         if isinstance(value, bool) and hint is not bool:
             raise ValueError(f"{name} has a wrong type: bool")

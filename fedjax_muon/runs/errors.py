@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 LOG = "error.log"
+OWN = ("fedjax_muon", "experiments", "__main__")  # packages whose errors are refusals
 
 
 class FaultError(Exception):
@@ -52,9 +53,9 @@ def refusing() -> Iterator[None]:
 
 
 def is_own(error: Exception) -> bool:
-    """Whether this package's code raised an error."""
+    """Whether this project's code raised an error, and not that of a dependency."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").startswith(__package__.split(".")[0])
+    return frame.f_globals.get("__name__", "").split(".")[0] in OWN
 
 
 @contextlib.contextmanager

@@ -2,18 +2,22 @@
 
 config.json    what was asked for
 versions.json  of everything that computes
-privacy.txt    the statement of every private run
+privacy.txt    the statement of every run, and what all runs together cost
+ledger.json    under which name the runs are in the ledger of the data set
 graph.png      the graph of agents, for the first seed
-metrics.csv    the rows of all finished runs
+metrics.csv    the rows of all finished runs: test metrics, which data are public
 metrics.json   what they were computed with, and a digest
 summary.csv    the test AUC of every method at every epsilon
 utility.png    the same, drawn
+
+All of it may be published. What must stay secret, the state of a run that was
+interrupted, with the key of its noise, lies in DIRECTORY.secret, which only its owner
+can read, until the job is done.
 """
 
 import csv
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,17 +26,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon.privacy.guarantees import PrivacySpec, report
+from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.reporting import plots, tables
+from fedjax_muon.runs import private_ledger
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.build_private import (
-    REFERENCES,
     Setting,
-    calibrated,
     label_of,
+    of_seed,
+    privacy_of,
     setting_of,
     simulation_of,
-    varied,
 )
 from fedjax_muon.runs.config import Private
 from fedjax_muon.runs.errors import refusing
@@ -44,8 +48,10 @@ from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import Simulation
 
 ASSUMED = (
-    "  assumed:    scaling and share of positives of the whole data are public\n"
-    "  assumed:    the seed stays secret: whoever knows it can take the noise away"
+    "  assumed:    test examples, and the scaling and the share of positives of the\n"
+    "              training examples, are public\n"
+    "  assumed:    hyper-parameters were not chosen by earlier runs on these data, or\n"
+    "              those runs are in the ledger"
 )
 
 
@@ -53,25 +59,32 @@ class Plan(NamedTuple):
     """All that is run, checked before anything is."""
 
     setting: Setting
-    simulations: dict[str, Simulation]  # by method
-    specs: dict[tuple[str, float], PrivacySpec | None]  # by method and epsilon
+    simulations: dict[tuple[str, float], Simulation]  # by method and epsilon
+
+    @property
+    def guarantees(self) -> dict[tuple[str, float], Guarantee]:
+        """Of every simulation; all of them are private."""
+        found = {key: one.guarantee for key, one in self.simulations.items()}
+        return {key: one for key, one in found.items() if one is not None}
 
 
-def prepare(job: Private) -> Plan:
-    """Calibrates the noise of every run. Raises `ValueError` for what is refused."""
+def prepare(job: Private, run_dir: Path | None = None) -> Plan:
+    """Calibrates the noise of every run, of which `run_dir` may have some.
+
+    Raises `ValueError` for what is refused.
+    """
     setting = setting_of(job)
-    # first what is refused at once: to calibrate takes seconds
-    simulations = {name: simulation_of(setting, name) for name in job.methods}
-    for simulation in simulations.values():
-        check_memory(simulation)
-    specs: dict[tuple[str, float], PrivacySpec | None] = {}
+    simulations: dict[tuple[str, float], Simulation] = {}
     for name in job.methods:
-        if name in REFERENCES:
-            specs[name, math.inf] = None
-            continue
+        first = simulation_of(setting, name)
+        check_memory(first)
         for epsilon in job.epsilons:
-            specs[name, epsilon] = calibrated(setting, name, epsilon)
-    return Plan(setting, simulations, specs)
+            privacy = privacy_of(job, name, epsilon)
+            simulations[name, epsilon] = first.vary(privacy=privacy)
+    plan = Plan(setting, simulations)
+    name = private_ledger.name_in(run_dir) if run_dir else "new"
+    private_ledger.check_budget(job, setting.dataset, plan.guarantees, name)
+    return plan
 
 
 def run(plan: Plan, run_dir: Path) -> None:
@@ -83,31 +96,34 @@ def run(plan: Plan, run_dir: Path) -> None:
         said = _state(plan, run_dir)
         plots.graph(graph, run_dir / "graph.png", title=job.graph)
         finished = _finished(rows.path)
-        total = len(plan.specs) * len(job.seeds) * job.rounds
+        total = len(plan.simulations) * len(job.seeds) * job.rounds
         everything = bar.add_task("all", total=total)
         tick = functools.partial(bar.advance, everything)
-        suspended = Suspended(run_dir)
-        for (name, epsilon), spec in plan.specs.items():
+        suspended = Suspended(_secret_place(run_dir))
+        for (name, epsilon), simulation in plan.simulations.items():
             bar.update(everything, description=label_of(name))
             for seed in job.seeds:
                 if (name, epsilon, seed) in finished:
                     tick(job.rounds)
                     continue
-                simulation = varied(plan.simulations[name], plan.setting, seed, spec)
+                one = of_seed(simulation, plan.setting, seed)
                 about = {"method": name, "epsilon": epsilon, "seed": seed}
                 part = [rows.settings, about]
-                found = _train(
-                    simulation, seed, job.rounds, suspended, part, tick, stop
-                )
+                found = _train(one, seed, job.rounds, suspended, part, tick, stop)
                 rows.extend([about | row for row in found])
         suspended.clear()
         bar.update(everything, description="done")
     for statement in said:
-        console.print(statement, highlight=False, markup=False)
+        console.print(statement, highlight=False, markup=False, soft_wrap=True)
     with refusing():
         table = _report(plan, run_dir)
     console.print(table)
     console.print(f"statements, metrics and figures in {run_dir}")
+
+
+def _secret_place(run_dir: Path) -> Path:
+    """Where the state of an interrupted run is, apart from what is published."""
+    return run_dir.with_name(f"{run_dir.name}.secret")
 
 
 def _train(
@@ -148,15 +164,17 @@ def _train(
 
 
 def _state(plan: Plan, run_dir: Path) -> list[str]:
-    """Writes the statements of all private runs; those of the first epsilon."""
+    """Writes the statements of all runs; returns those of the first epsilon."""
     said = {
-        (name, epsilon): f"{label_of(name)}\n{report(spec).statement()}\n{ASSUMED}"
-        for (name, epsilon), spec in plan.specs.items()
-        if spec is not None
+        (name, epsilon): f"{label_of(name)}\n{guarantee.statement()}\n{ASSUMED}\n"
+        for (name, epsilon), guarantee in plan.guarantees.items()
     }
-    write(run_dir / "privacy.txt", "\n\n".join(said.values()) + "\n")
-    first = plan.setting.job.epsilons[0]
-    return [statement for (_, epsilon), statement in said.items() if epsilon == first]
+    job, dataset = plan.setting.job, plan.setting.dataset
+    together = private_ledger.charge(job, dataset, plan.guarantees, run_dir)
+    write(run_dir / "privacy.txt", "\n\n".join([*said.values(), together]) + "\n")
+    first = job.epsilons[0]
+    shown = [statement for (_, epsilon), statement in said.items() if epsilon == first]
+    return [*shown, together]
 
 
 def _rows_of(job: Private, run_dir: Path) -> CheckedRows:
@@ -165,7 +183,7 @@ def _rows_of(job: Private, run_dir: Path) -> CheckedRows:
     Raises `ValueError` if they are damaged, or were computed with another config.
     """
     config = dataclasses.asdict(job)
-    for name in ("methods", "epsilons", "seeds", "data_dir"):
+    for name in ("methods", "epsilons", "seeds", "data_dir", "ledger", "budget"):
         del config[name]
     return CheckedRows(run_dir / "metrics.csv", config)
 
@@ -201,7 +219,7 @@ def _report(plan: Plan, run_dir: Path) -> Table:
     with (run_dir / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("method", "epsilon", "auc_mean", "auc_std"))
-        for name, epsilon in plan.specs:
+        for name, epsilon in plan.simulations:
             scores = [finished[name, epsilon, seed] for seed in job.seeds]
             spread = np.std(scores, ddof=1) if len(scores) > 1 else np.nan
             writer.writerow((name, epsilon, np.mean(scores), spread))

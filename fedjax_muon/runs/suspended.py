@@ -28,6 +28,7 @@ class Suspended:
         """
         self.clear()
         mark = checkpoint.fingerprint({"part": part}, state)
+        self.path.mkdir(mode=0o700, parents=True)  # a private run's has secret noise
         with checkpoint.open_checkpoints(self.path / mark[:16]) as checkpoints:
             checkpoint.save(checkpoints, 0, state, mark, notes)
 

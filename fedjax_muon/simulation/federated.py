@@ -31,6 +31,8 @@ from fedjax_muon.engine.sharding import (
     sharded,
     shardings,
 )
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
 from fedjax_muon.simulation.arguments import (
     check_algorithm,
     check_count,
@@ -46,7 +48,7 @@ from fedjax_muon.simulation.batching import (
     max_client_size_of,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort
+from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort, poisson_cohorts
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate
 from fedjax_muon.simulation.rounds import (
     Inputs,
@@ -100,16 +102,17 @@ def federate(
     dataset: Dataset,
     parts: Sequence[np.ndarray],
     *,
-    cohort_size: int,
+    cohort_size: int | None = None,
     local_steps: int,
     batch_size: int,
     plan: Plan | None = None,
     sampler: Sampler = shuffled_epochs,
     weighting: Weighting = uniform,
     dropout: float = 0.0,
-    cohorts: Cohorts = fixed_cohort,
+    cohorts: Cohorts | None = None,
     devices: Devices = (),
     split_examples: bool = False,
+    privacy: ClientPrivacy | None = None,
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
 
@@ -130,7 +133,8 @@ def federate(
       sampler: Function that draws a client's batches from its examples.
       weighting: Function of the clients' sizes that returns their weights in the mean.
       dropout: Probability in [0, 1) that a sampled client drops out.
-      cohorts: Sampling of clients, `fixed_cohort` or `poisson_cohorts(room)`.
+      cohorts: Sampling of clients, `poisson_cohorts(room)` or, by default,
+        `fixed_cohort`.
       devices: Devices that a cohort and the states of all clients are divided among;
         each executes its part by `plan`. By default, JAX's default device. With
         several processes, pass `jax.devices()` after `jax.distributed.initialize`;
@@ -138,15 +142,19 @@ def federate(
       split_examples: Whether the examples are divided among the devices too, instead
         of copied to each. Batches are then sent to the device that runs a client before
         its local training.
+      privacy: Makes the run private. It decides `cohort_size` and `cohorts`, which must
+        be left out, and clips and noises what clients send. The guarantee is the
+        simulation's `guarantee`.
 
     Returns:
       A simulation; its programs are compiled when they are first used.
 
     Raises:
       TypeError: If an argument is of another type.
-      ValueError: If the data set has faults, a size is out of range, a client has no
-        examples, or the algorithm does not support the sizes, the weights or the
-        parameters.
+      ImportError: If a private run is asked for, and dp-accounting is not installed.
+      ValueError: If privacy can't be derived for what is asked for, the data set has
+        faults, a size is out of range, a client has no examples, or the algorithm does
+        not support the sizes, the weights or the parameters.
 
     Example:
       >>> simulation = federate(
@@ -163,6 +171,18 @@ def federate(
     check_task(task)
     dataset, parts = check_dataset(dataset), check_parts(parts)
     plan = plan or plans.default_plan()
+    guarantee = None
+    if privacy is not None:
+        check_left_out({"cohort_size": cohort_size, "cohorts": cohorts})
+        check_left_out({"dropout": dropout or None})
+        params = jax.eval_shape(task.init, jax.random.key(0))
+        algorithm, guarantee = privacy.applied(algorithm, params, len(parts))
+        cohort_size = privacy.cohort_size
+        if cohort_size < len(parts):
+            cohorts = poisson_cohorts(privacy.max_cohort)
+    if cohort_size is None:
+        raise TypeError("federate needs cohort_size, or privacy, which decides it")
+    cohorts = cohorts or fixed_cohort
     sizes = {"local_steps": local_steps, "batch_size": batch_size}
     for name, size in {"cohort_size": cohort_size, **sizes}.items():
         check_count(name, size)
@@ -182,6 +202,7 @@ def federate(
         cohorts=cohorts,
         devices=tuple(devices),
         split_examples=split_examples,
+        privacy=privacy,
     )
     clients = _place(setup, dataset.x_train, dataset.y_train, parts)
     _check(setup)
@@ -197,6 +218,7 @@ def federate(
         test=test,
         programs=_programs(setup),
         max_client_size=max_client_size_of(parts),
+        guarantee=guarantee,
     )
 
 
@@ -335,8 +357,26 @@ def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
     )
 
 
+def _calibrate(
+    setup: Setup, privacy: ClientPrivacy | None, sizes: Sequence[int]
+) -> tuple[Setup, Guarantee, dict[str, Any]] | None:
+    """Clients' sizes do not change the guarantee, and noise is not an argument."""
+    del setup, sizes
+    if privacy is None:
+        return None
+    raise ValueError(
+        "the privacy of a federated simulation can't be varied; make another "
+        "simulation with federate"
+    )
+
+
 RUNNER = Runner(
-    _place, _mix, _evaluate, _traffic, lambda state: state.training.client_states
+    _place,
+    _mix,
+    _evaluate,
+    _traffic,
+    lambda state: state.training.client_states,
+    _calibrate,
 )
 
 
@@ -350,11 +390,11 @@ def _on_devices(
     return across(setup.devices, run, given, (STATE, REPLICATED))
 
 
-def _create(setup: Setup, key: jax.Array) -> State:
+def _create(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:
     """Makes the state before the prologue on its devices."""
     if not setup.devices:
-        return init_state(setup, key)
+        return init_state(setup, key, run_key)
     where = shardings(setup.devices, STATE)
     return jax.jit(with_inputs(init_state, setup), out_shardings=where)(
-        inputs_of(setup.algorithm, setup.task), key
+        inputs_of(setup.algorithm, setup.task), key, run_key
     )

@@ -68,6 +68,7 @@ class Setup(NamedTuple):
     cohorts: Cohorts
     devices: Devices
     split_examples: bool
+    privacy: Any = None  # the mechanism of a private simulation
 
 
 class Inputs(NamedTuple):
@@ -122,12 +123,14 @@ def objective_and_sampler(
     return objective_of(setup.task), fetch
 
 
-def init_state(setup: Setup, key: jax.Array) -> State:
+def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:
     """Makes the state before the prologue.
 
     Args:
       setup: Settings of the simulation.
       key: Typed key of the run.
+      run_key: Typed key of everything but the initial parameters, by default from
+        `key`; a private run has its own.
 
     Returns:
       The state.
@@ -140,7 +143,7 @@ def init_state(setup: Setup, key: jax.Array) -> State:
         max(1, len(setup.devices)),
         project=objective_of(setup.task).project,
     )
-    return State(training, key)
+    return State(training, key if run_key is None else run_key)
 
 
 def run_prologue(

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
+from fedjax_muon.engine.processes import words_from_first
+from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.simulation.arguments import (
     check_count,
     check_key,
@@ -22,6 +25,8 @@ from fedjax_muon.simulation.arguments import (
 )
 from fedjax_muon.simulation.batching import Clients, max_client_size_of
 from fedjax_muon.simulation.rounds import Inputs, Metrics
+
+NOISE = ("noise_scale", "noise_multiplier")  # hyper-parameters that privacy decides
 
 
 class NonFiniteError(ArithmeticError):
@@ -47,7 +52,8 @@ class NonFiniteLossError(NonFiniteError):
 class Programs(NamedTuple):
     """Programs, which are compiled when they are first used; `inputs` are `Inputs`."""
 
-    create: Callable[[jax.Array], Any]  # key -> state before `begin`
+    # (key, key of the run or None) -> state before `begin`
+    create: Callable[..., Any]
     begin: jax.stages.Wrapped  # (inputs, state, clients, max_client_size)
     # -> (state before round 0, whether each client's message was received)
     rounds: jax.stages.Wrapped  # (inputs, state, clients, count, max_client_size)
@@ -66,6 +72,9 @@ class Runner(NamedTuple):
     # simulation -> bytes of all clients before round 0, and in a round
     traffic: Callable[["Simulation"], tuple[Traffic, Traffic]]
     divided: Callable[[Any], Any]  # state -> its part that is divided among devices
+    # (setup, privacy or None, sizes) -> (setup, guarantee, numbers) of other noise or
+    # sizes, None if they stay the same
+    calibrate: Callable[[Any, Any, Sequence[int]], tuple[Any, Guarantee, dict] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +89,15 @@ class Simulation:
     programs: Programs
     max_client_size: int  # upper bound of the sizes of all clients
     links: float = 0.0  # number of directed links in a decentralized iteration
+    guarantee: Guarantee | None = None  # of a private simulation
 
     def init(self, key: jax.Array, *, drop_nonfinite: bool = False) -> Any:
         """Makes the state before round 0.
 
         Args:
-          key: Typed key, from which all random numbers of a run are derived.
+          key: Typed key, from which all random numbers of a run are derived. In a
+            private simulation these are only the initial parameters: noise, batches
+            and cohorts come from the operating system, anew in every call.
           drop_nonfinite: Whether messages of the prologue that are not finite are left
             out of the mean, instead of raising an error.
 
@@ -99,9 +111,10 @@ class Simulation:
           >>> state = simulation.init(jax.random.key(0))
         """
         check_key(key)
+        run_key = run_key_of(self.guarantee)
         state, received = self.programs.begin(
             self.inputs,
-            self.programs.create(key),
+            self.programs.create(key, run_key),
             self.clients,
             self.max_client_size,
         )
@@ -133,11 +146,16 @@ class Simulation:
         Returns:
           The new state, and `Metrics` of messages that were not finite.
 
+        Raises:
+          ValueError: If the guarantee of a private simulation covers fewer rounds.
+
         Example:
           >>> state, metrics = simulation.train_rounds(state, 10)
         """
         check_count("count", count, least=0)
         check_not_donated(state)
+        if self.guarantee is not None:
+            self.guarantee.check_rounds(state.round, count)
         return self.programs.rounds(
             self.inputs, state, self.clients, count, self.max_client_size
         )
@@ -149,12 +167,14 @@ class Simulation:
           state: A state of this simulation, which is not donated.
 
         Returns:
-          Metrics by name, arrays [].
+          Metrics by name, arrays []. A private simulation has those of the test set and
+          of the parameters, unless its privacy publishes training metrics.
 
         Example:
           >>> accuracy = simulation.evaluate(state)["test_accuracy"]
         """
-        return self.runner.evaluate(self, state)
+        scores = self.runner.evaluate(self, state)
+        return scores if self.guarantee is None else self.guarantee.published(scores)
 
     def bytes_after(self, rounds: int) -> Traffic:
         """Counts the bytes that all clients together received and sent.
@@ -189,6 +209,7 @@ class Simulation:
         parts: Sequence[np.ndarray] | None = None,
         hyper: Mapping[str, Any] | None = None,
         weights: np.ndarray | None = None,
+        privacy: Any = None,
     ) -> "Simulation":
         """Changes the data, hyper-parameters or mixing weights of a simulation.
 
@@ -199,13 +220,16 @@ class Simulation:
           hyper: Numbers, by the names of the algorithm's hyper-parameters; the others
             stay unchanged.
           weights: Mixing matrix of a decentralized simulation.
+          privacy: Mechanism of a private simulation, with other noise or rounds.
 
         Returns:
-          The new simulation.
+          The new simulation. If it is private, its noise and guarantee are derived
+          anew.
 
         Raises:
-          ValueError: If the number of clients differs, or an argument is invalid for
-            `federate` or `decentralize`.
+          ValueError: If a private simulation can't change in this way, the number of
+            clients differs, or an argument is invalid for `federate` or
+            `decentralize`.
 
         Example:
           >>> faster = simulation.vary(hyper={"lr": 0.2})
@@ -221,7 +245,16 @@ class Simulation:
                 self.setup, self.clients.x, self.clients.y, parts
             )
             changes["max_client_size"] = max_client_size_of(parts)
+        if privacy is not None and self.guarantee is None:
+            raise ValueError("this simulation is not private; make one that is")
+        if self.guarantee is not None and (privacy, parts) != (None, None):
+            sizes = np.asarray(changes.get("clients", self.clients).size).tolist()
+            derived = self.runner.calibrate(self.setup, privacy, sizes)
+            if derived is not None:
+                changes["setup"], changes["guarantee"], noise = derived
+                inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(noise)})
         if hyper is not None:
+            self._check_free(hyper)
             with_numbers(self.setup.algorithm, hyper)  # may raise
             inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(hyper)})
         if weights is not None:
@@ -229,16 +262,35 @@ class Simulation:
             inputs = inputs._replace(mixer=mixer)
         return dataclasses.replace(self, inputs=inputs, **changes)
 
+    def _check_free(self, hyper: Mapping[str, Any]) -> None:
+        for name in hyper:
+            if self.guarantee is not None and name in NOISE:
+                raise ValueError(
+                    f"privacy decides {name}; vary(privacy=...) changes the noise"
+                )
 
-def inputs_of(algorithm: Any, task: Any, mixer: Any = None) -> Inputs:
+
+def run_key_of(guarantee: Guarantee | None) -> jax.Array | None:
+    """The key of a private run, the same in all processes; None: from the seed."""
+    words = None if guarantee is None else guarantee.run_words()
+    if words is None:
+        return None
+    shared = jnp.asarray(words_from_first(words))
+    return jax.random.wrap_key_data(shared, impl="threefry2x32")
+
+
+def inputs_of(
+    algorithm: Any, task: Any, mixer: Any = None, noise: Mapping[str, Any] | None = None
+) -> Inputs:
     """Makes the `Inputs` of a simulation's programs.
 
     Args:
       algorithm: Provides the hyper-parameters.
       task: Provides the arrays that it holds.
       mixer: Mixer of agents' messages, in a decentralized simulation.
+      noise: Hyper-parameters that privacy decides, in place of the algorithm's.
 
     Returns:
       The inputs.
     """
-    return Inputs(task, as_arrays(numbers_of(algorithm)), mixer)
+    return Inputs(task, as_arrays(numbers_of(algorithm) | dict(noise or {})), mixer)

@@ -348,6 +348,11 @@ def _check(
         raise ValueError("a sweep needs at least one cell")
     if cells_at_once is not None and cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {cells_at_once}")
+    if simulation.guarantee is not None:
+        raise ValueError(
+            "a sweep releases all of its cells, so the guarantee of one does not hold; "
+            "run private simulations one by one, with a ledger"
+        )
     if simulation.setup.devices:
         raise ValueError(
             "a sweep runs on one device; prepare its simulation without devices"

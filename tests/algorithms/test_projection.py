@@ -21,7 +21,7 @@ from fedjax_muon.compression.compress import compress
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy import private_clients
+from fedjax_muon.privacy.client_mechanism import private_clients
 
 N, STEPS, RADIUS, ROUNDS = 3, 3, 0.01, 3
 KEY = jax.random.key(5)

@@ -3,12 +3,16 @@
 import contextlib
 import csv
 import io
+import json
 import re
 
 import numpy as np
 import pytest
 from command import refused, run
 
+from fedjax_muon import data
+from fedjax_muon.privacy.composition import composed_epsilon
+from fedjax_muon.privacy.ledger import Ledger, fingerprint
 from fedjax_muon.runs.config import Private, from_json, to_json
 
 TINY = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--seeds", 3)
@@ -17,9 +21,10 @@ TINY = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--seeds", 3)
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     place, printed = tmp_path_factory.mktemp("runs") / "private", io.StringIO()
-    methods = ("--methods", "dsgda", "dpmixsgd", "--epsilons", 1, 8)
+    methods = ("--methods", "dpmixsgd", "--epsilons", 1, 8)
+    ledger = ("--ledger", place.parent / "ledger.json")
     with contextlib.redirect_stdout(printed):
-        run("private", *methods, *TINY, "--output", place)
+        run("private", *methods, *TINY, *ledger, "--output", place)
     return place, " ".join(printed.getvalue().split())
 
 
@@ -28,6 +33,7 @@ def test_what_is_left(finished):
     assert {path.name for path in place.iterdir()} == {
         "config.json",
         "versions.json",
+        "ledger.json",
         "privacy.txt",
         "graph.png",
         "metrics.csv",
@@ -37,9 +43,10 @@ def test_what_is_left(finished):
     }
     with (place / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
-    asked = [("dsgda", "inf"), ("dpmixsgd", "1.0"), ("dpmixsgd", "8.0")]
+    asked = [("dpmixsgd", "1.0"), ("dpmixsgd", "8.0")]
     assert [(row["method"], row["epsilon"]) for row in rows] == asked
-    assert "D-SGDA" in printed
+    assert "DPMixSGD (clipped)" in printed
+    assert not place.with_name("private.secret").exists()
     for row in rows:
         assert f"{100 * float(row['auc_mean']):.2f} ± -" in printed
 
@@ -53,9 +60,32 @@ def test_statements_are_printed_and_kept(finished):
     assert "(1, 1e-05)-differential privacy" in printed
     for line in ("cyclic: fixed batches of 20 of 91", "exact Gaussian mechanism"):
         assert line in " ".join(text.split())
-    assert "scaling and share of positives of the whole data are public" in text
-    assert "the seed stays secret" in text
+    assert "the scaling and the share of positives" in text
+    assert "seed" not in text
+    ledger = Ledger(
+        place.parent / "ledger.json", fingerprint(data.load("breast_cancer"))
+    )
+    assert [entry.label for entry in ledger.entries()] == [
+        "dpmixsgd at epsilon 1 on breast_cancer, seed 3",
+        "dpmixsgd at epsilon 8 on breast_cancer, seed 3",
+    ]
+    composed = composed_epsilon([entry.cost for entry in ledger.entries()], 1e-5)
+    assert composed > 8.1
+    said = (
+        f"all 2 runs of this job and 0 others on these data, composed: ({composed:.4g}"
+    )
+    assert said in text
+    assert said in printed
     assert "released: estimate together, 3 steps" in " ".join(text.split())
+
+
+def test_only_what_may_be_published_is_recorded(finished):
+    place, _ = finished
+    header = (place / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {name for name in header if "_" in name} == {
+        *("bytes_down", "bytes_up"),
+        *("test_accuracy", "test_auc", "test_loss"),
+    }
 
 
 def test_less_noise_for_a_larger_epsilon(finished):
@@ -65,7 +95,7 @@ def test_less_noise_for_a_larger_epsilon(finished):
     last = {
         row["epsilon"]: float(row["consensus"]) for row in rows if row["round"] == "2"
     }
-    assert set(last) == {"inf", "8.0", "1.0"}
+    assert set(last) == {"8.0", "1.0"}
     assert 0 < 3 * last["8.0"] < last["1.0"]  # noise drives agents apart
     assert np.isfinite(last["1.0"])
 
@@ -76,23 +106,74 @@ def without_seconds(path) -> list[list[str]]:
     return [[v for i, v in enumerate(line) if i != seconds] for line in lines]
 
 
-def test_a_run_that_is_missing_is_run_and_the_others_are_not(finished):
-    place, _ = finished
-    path, config = place / "metrics.csv", (place / "config.json").read_text()
-    whole, summary = without_seconds(path), (place / "summary.csv").read_text()
-    path.unlink()
-    fewer = re.sub(r"1\.0,\s*8\.0", "1.0", config)
-    assert fewer != config
-    (place / "config.json").write_text(fewer)
+def rows_of(path, epsilon):
+    lines = path.read_text().splitlines()
+    return [line for line in lines if line.startswith(f"dpmixsgd,{epsilon},")]
+
+
+def test_a_run_that_is_missing_is_run_and_the_others_are_not(tmp_path):
+    place = tmp_path / "run"
+    words = ("private", "--methods", "dpmixsgd", "--epsilons")
+    ledger = ("--ledger", tmp_path / "ledger.json")
     with contextlib.redirect_stdout(io.StringIO()):
+        run(*words, 1, *TINY, *ledger, "--output", place)
+        first = rows_of(place / "metrics.csv", 1.0)
+        config = (place / "config.json").read_text()
+        more = re.sub(r"\[\s*1\.0\s*\]", "[1.0, 8.0]", config)
+        assert more != config
+        (place / "config.json").write_text(more)
         run("resume", place)
-        first = path.read_text()
-        (place / "config.json").write_text(config)
+        assert rows_of(place / "metrics.csv", 1.0) == first
+        second = rows_of(place / "metrics.csv", 8.0)
+        assert len(second) == len(first) == 3
         run("resume", place)
-    assert path.read_text().startswith(first)
-    assert len(first.splitlines()) < len(whole)
-    assert without_seconds(path) == whole
-    assert (place / "summary.csv").read_text() == summary
+    assert rows_of(place / "metrics.csv", 8.0) == second
+    entries = json.loads((tmp_path / "ledger.json").read_text())["entries"]
+    assert len(entries) == 2  # charged once each, however often they are resumed
+
+
+def test_runs_of_one_seed_share_no_noise(finished):
+    place, _ = finished
+    kernel = [
+        float(rows_of(place / "metrics.csv", e)[0].split(",")[6]) for e in (1.0, 8.0)
+    ]
+    assert kernel[0] != kernel[1]
+
+
+def test_a_budget_is_kept(tmp_path, capsys):
+    ledger = tmp_path / "ledger.json"
+    words = ("private", "--methods", "dpmixsgd", *TINY, "--ledger", ledger)
+    run(*words, "--epsilons", 1, "--budget", 2, "--output", tmp_path / "first")
+    capsys.readouterr()
+    before = ledger.read_bytes()
+    place = tmp_path / "second"
+    said = refused(capsys, *words, "--epsilons", 4, "--budget", 2, "--output", place)
+    assert "1 runs have spent epsilon 1, with 1 more it would be 4." in said
+    assert not place.exists()
+    assert ledger.read_bytes() == before
+    run("resume", tmp_path / "first")  # is paid already
+    assert ledger.read_bytes() == before
+
+
+def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
+    words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
+    for name in ("a", "b"):
+        fixed = ("--insecure-fixed-noise", "--output", tmp_path / name)
+        run(*words, *fixed, "--ledger", tmp_path / "ledger.json")
+    a, b = (without_seconds(tmp_path / name / "metrics.csv") for name in ("a", "b"))
+    assert a == b
+    text = (tmp_path / "a" / "privacy.txt").read_text()
+    assert "NO differential privacy" in text
+    assert "nothing is charged" in text
+    assert not (tmp_path / "ledger.json").exists()
+
+
+def test_training_metrics_are_published_on_request(tmp_path):
+    words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
+    run(*words, "--publish-training-metrics", "--output", tmp_path / "run")
+    assert "train_loss" in (tmp_path / "run" / "metrics.csv").read_text()
+    text = (tmp_path / "run" / "privacy.txt").read_text()
+    assert "the guarantee does not hold for them" in text
 
 
 def test_rows_of_another_config_or_damaged_are_refused(finished, capsys):
@@ -116,35 +197,30 @@ def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
 
 def test_what_diverges_is_called_so(tmp_path):
     printed, place = io.StringIO(), tmp_path / "run"
+    words = ("--methods", "dpmixsgd", "--epsilons", 1, "--lr", "dpmixsgd", 3.4e38)
     with contextlib.redirect_stdout(printed):
-        run(
-            "private",
-            "--methods",
-            "dsgda",
-            *TINY,
-            "--lr",
-            "dsgda",
-            1e30,
-            "--output",
-            place,
-        )
+        run("private", *words, *TINY, "--output", place)
     assert "diverged" in printed.getvalue()
     assert not (place / "utility.png").exists()  # nothing is left to draw
-    assert (place / "summary.csv").read_text().splitlines()[1] == "dsgda,inf,nan,nan"
+    assert (place / "summary.csv").read_text().splitlines()[1] == "dpmixsgd,1.0,nan,nan"
 
 
 BAD = {
-    "unknown method": ("unknown method 'dpsgd'; there are dsgda", "--methods dpsgd"),
-    "twice": ("methods must be one or more, each once", "--methods dsgda,dsgda"),
+    "unknown method": ("unknown method 'dpsgd'; there are dp_sgda", "--methods dpsgd"),
+    "not private": ("dsgda is not private, and its results", "--methods dsgda"),
+    "twice": ("methods must be one or more, each once", "--methods dp_sgda,dp_sgda"),
+    "no width": ("hidden widths must be at least 1, got (4, 0)", "--hidden 4 0"),
+    "no budget": ("epsilon must lie in (0, infinity), got 0", "--budget 0"),
+    "budget": ("and 0.1 is allowed, at delta 1e-05", "--budget 0.1"),
     "epsilon twice": ("epsilons must be one or more, each once", "--epsilons 1,1"),
     "rate of nothing": ("unknown method 'sgd'", "--lr sgd 0.1"),
     "no epsilon": ("epsilon must lie in (0, infinity)", "--epsilons 0"),
     "large delta": ("delta must lie in (0, 0.01", "--delta 0.02"),
-    "large batch": ("batch_size must lie between 1 and the 91", "--batch-size 92"),
+    "large batch": ("batch must be at most 91", "--batch-size 92"),
     "ten classes": ("AUC is defined for two classes", "--dataset digits"),
     "no norm": ("clip_norm must lie in (0, infinity), got 0", "--clip-norm 0"),
     "agents": ("must be a whole number in 1..455", "--agents 1000"),
-    "used": ("is already used; choose another --output", "--methods dsgda --output ."),
+    "used": ("is already used; choose another --output", "--output ."),
 }
 
 

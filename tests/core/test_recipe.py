@@ -33,7 +33,7 @@ from fedjax_muon.core.recipe import Recipe, as_arrays, recipe_of
 from fedjax_muon.decentralized.estimators import storm
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy import private_clients
+from fedjax_muon.privacy.client_mechanism import private_clients
 
 METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 

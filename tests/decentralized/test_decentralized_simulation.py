@@ -17,13 +17,15 @@ from federation import (
 )
 
 from fedjax_muon.decentralized import (
-    dpmixsgd,
+    dpmixsgd_unclipped,
     dsgd,
     gradient_tracking,
     topology,
 )
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
-from fedjax_muon.decentralized.simulation import _batches, _keys, decentralize
+from fedjax_muon.decentralized.rounds import batches as draw_batches
+from fedjax_muon.decentralized.rounds import keys_of
+from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.simulation import NonFiniteError, batching, training
 from fedjax_muon.simulation.evaluation import evaluate
 
@@ -58,10 +60,10 @@ def test_iterations_by_hand(mixer):
     start = as_float64(TASK.init(init_key))
     agents = [[leaf.copy() for leaf in start] for _ in PARTS]
     draw = partial(
-        _batches, simulation.setup, simulation.clients, simulation.max_client_size
+        draw_batches, simulation.setup, simulation.clients, simulation.max_client_size
     )
     for t in range(4):
-        batch_key, _ = _keys(key)
+        batch_key, _ = keys_of(key)
         rows = draw(t == 0, batch_key, t)
         moved = []
         for i, params in enumerate(agents):
@@ -86,7 +88,7 @@ def test_iterations_by_hand(mixer):
 
 def test_agents_draw_their_own_batches_anew(plain):
     setup, clients = plain.setup, plain.clients
-    draw = lambda t: _batches(
+    draw = lambda t: draw_batches(
         setup, clients, plain.max_client_size, False, jax.random.key(0), t
     )
     one, other = draw(1).ids, draw(2).ids
@@ -160,7 +162,7 @@ def test_an_agent_that_is_not_finite_ends_training(first, message):
 def test_samplers_know_the_iteration():
     simulation = simulated(sampler=batching.cyclic, first_size=4)
     draw = partial(
-        _batches, simulation.setup, simulation.clients, simulation.max_client_size
+        draw_batches, simulation.setup, simulation.clients, simulation.max_client_size
     )
     for t in range(7):
         ids = np.asarray(draw(t == 0, jax.random.key(t), t).ids)
@@ -169,7 +171,7 @@ def test_samplers_know_the_iteration():
             first = 4 * (t % cycle)
             np.testing.assert_array_equal(row, part[first : first + 4])
     loose = simulated(sampler=batching.always(batching.poisson(8)))
-    draw = partial(_batches, loose.setup, loose.clients, loose.max_client_size)
+    draw = partial(draw_batches, loose.setup, loose.clients, loose.max_client_size)
     assert np.asarray(draw(False, jax.random.key(0), 1).ids).shape == (5, 8)
 
 
@@ -205,9 +207,9 @@ def assert_close(found, expected):
     ("algorithm", "mixer"),
     [
         (gradient_tracking(LR), shifted),
-        (dpmixsgd(LR, beta=0.1, sigma=0.1), dense),
+        (dpmixsgd_unclipped(LR, beta=0.1, sigma=0.1), dense),
     ],
-    ids=["gradient_tracking", "dpmixsgd"],
+    ids=["gradient_tracking", "dpmixsgd_unclipped"],
 )
 def test_devices_share_the_agents_in_one_program(algorithm, mixer, caplog):
     parts = cut([8, 10, 12, 6, 8, 9, 11, 8])

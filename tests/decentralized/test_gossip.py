@@ -28,7 +28,7 @@ from gossip_cases import (
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.decentralized import ALL, dpmixsgd
+from fedjax_muon.decentralized import ALL, dpmixsgd_unclipped
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import (
@@ -65,14 +65,14 @@ def flat(a):
 
 def test_the_mean_track_is_the_mean_of_what_is_told():
     """Lemma 7 of DPMixSGD: of all noise only the present remains in the mean."""
-    states = states_of("dpmixsgd")
+    states = states_of("dpmixsgd_unclipped")
     track, told = flat(states.tracked), flat(states.estimate)
     np.testing.assert_allclose(track.mean(1), told.mean(1), atol=1e-13)
     assert np.ptp(track, axis=1).max() > 0.1
 
 
 def test_what_is_told_is_the_clean_memory_and_noise_from_the_first_iteration_on():
-    states = states_of("dpmixsgd")
+    states = states_of("dpmixsgd_unclipped")
     for t in (0, T - 1):
         at = lambda a: jax.tree.map(lambda leaf: leaf[t, 1], a)  # noqa: B023 - called here
         noise = jax.tree.map(
@@ -88,7 +88,7 @@ def test_what_is_told_is_the_clean_memory_and_noise_from_the_first_iteration_on(
 
 @pytest.mark.parametrize("variable", [0, 1])
 def test_the_mean_point_moves_along_the_mean_of_what_is_told(variable):
-    states = states_of("dpmixsgd")
+    states = states_of("dpmixsgd_unclipped")
     x = flat(states.params[variable]).mean(1)
     told = flat(states.estimate[variable]).mean(1)
     np.testing.assert_allclose(x[1:], x[:-1] - LR[variable] * told[1:], atol=1e-13)
@@ -97,7 +97,7 @@ def test_the_mean_point_moves_along_the_mean_of_what_is_told(variable):
 @pytest.mark.parametrize("variable", [0, 1])
 def test_consensus_contracts_up_to_what_the_tracks_disagree(variable):
     """Lemma 10 of DPMixSGD, one step, for every W by its own second singular value."""
-    states, rate = states_of("dpmixsgd"), LR[variable]
+    states, rate = states_of("dpmixsgd_unclipped"), LR[variable]
     x, v = flat(states.params[variable]), flat(states.tracked[variable])
     apart = lambda a: np.sum((a - a.mean(0)) ** 2)
     for t in range(1, T):
@@ -142,7 +142,7 @@ def compiled_run(algorithm, dtype):
 )
 def test_noise_of_size_zero_changes_no_bit(dtype, sigma):
     with jax.enable_x64(dtype == "float64"):
-        algorithm = dpmixsgd(**MINIMAX["dm_hsgd"][0], sigma=sigma)
+        algorithm = dpmixsgd_unclipped(**MINIMAX["dm_hsgd"][0], sigma=sigma)
         found = compiled_run(algorithm, dtype)
     assert_same_bits(found, silent(dtype))
     assert flat(found.params).dtype == dtype

@@ -11,7 +11,7 @@ from oracles.gossip import draw_weights
 from traces import compilations
 
 from fedjax_muon.core import Objective, tree
-from fedjax_muon.decentralized import ALL, dp_sgda, dsgda, topology
+from fedjax_muon.decentralized import ALL, dp_sgda_unclipped, dsgda, topology
 from fedjax_muon.decentralized.engine import make, traffic
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
@@ -185,7 +185,7 @@ def test_only_rows_that_cross_are_sent():
 def test_a_method_over_devices_is_the_same_method():
     many = TRACE._replace(batches=[(b * 2)[:8] for b in TRACE.batches[:3]])
     weights, params, single = draw_weights(8, 8), pair(START), jnp.float32
-    algorithm = dp_sgda(LR, sigma=SIGMA)
+    algorithm = dp_sgda_unclipped(LR, sigma=SIGMA)
     here = run(algorithm, FREE, dense(weights), params, many, single)
     there = run(
         algorithm, FREE, sparse(weights), params, many, single, jax.devices()[:4]
@@ -214,11 +214,11 @@ UNITS = {
     "dsgd": 1,
     "dsgd_muon": 1,
     "dsgda": 1,
-    "dp_sgda": 1,
+    "dp_sgda_unclipped": 1,
     "gradient_tracking": 2,
     "gradient_tracking_muon": 2,
     "dm_hsgd": 2,
-    "dpmixsgd": 2,
+    "dpmixsgd_unclipped": 2,
 }
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import (
     PRIVATE,
@@ -124,3 +126,28 @@ def test_samplings_that_do_not_fit_are_refused():
         calibrate("dp_sgda", M, 1.0, Poisson(20, 5), steps=3, delta=1e-3)
     with pytest.raises(ValueError, match="use Cyclic sampling, or noise Inside"):
         calibrate("dpmixsgd", M, 1.0, Poisson(20, 4), steps=3, delta=1e-3)
+
+
+def adds_noise(algorithm):
+    """Whether an agent's state depends on the key of the noise."""
+    objective = Objective(lambda params, batch, key: params)
+    params, mix = Pair(jnp.ones(3), jnp.ones(3)), lambda message: message
+    states = []
+    for seed in range(2):
+        noise = jax.random.key(seed)
+        at = Iteration(jnp.int32(0), jax.random.key(9), noise)
+        state = algorithm.start(objective, params, mix, (), at)
+        state = algorithm.step(
+            objective, state, mix, (), at._replace(index=at.index + 1)
+        )
+        states.append(jax.tree.leaves(state))
+    return any((a != b).any() for a, b in zip(*states, strict=True))
+
+
+def test_methods_without_a_guarantee_have_other_names_than_private_methods():
+    assert not ALL.keys() & PRIVATE.keys()
+    labels = {method.label for method in ALL.values()}
+    assert not labels & {method.label for method in PRIVATE.values()}
+    noisy = {name for name, method in ALL.items() if adds_noise(method.function())}
+    assert noisy == {"dp_sgda_unclipped", "dpmixsgd_unclipped"}
+    assert all("no privacy" in ALL[name].label for name in noisy)

@@ -318,4 +318,4 @@ def test_the_published_methods_do_not_clip():
         objective = Objective(lambda *_: g)  # noqa: B023 - called here
         told.append(noisy(fresh(), 1.0).start(objective, g, (), iteration(0))[0])
     assert np.abs(told[1]["a"] - told[0]["a"]).max() > 1e5
-    assert "without a clip" in ALL["dp_sgda"].paper
+    assert "without a clip" in ALL["dp_sgda_unclipped"].paper

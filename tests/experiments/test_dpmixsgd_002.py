@@ -14,6 +14,7 @@ from published import allow_small
 from experiments.papers import dpmixsgd_002, dpmixsgd_equal, dpmixsgd_jobs
 from experiments.papers.dpmixsgd_002 import (
     PANELS,
+    PRINTED,
     Cell,
     Runner,
     panels,
@@ -21,7 +22,7 @@ from experiments.papers.dpmixsgd_002 import (
     sigma,
 )
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.decentralized import dpmixsgd
+from fedjax_muon.decentralized import dpmixsgd_unclipped
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import report
 from fedjax_muon.simulation import training
@@ -70,7 +71,10 @@ def test_published_numbers_have_a_cell_each():
         printed = {
             (r["panel"], r["value"], r["method"]) for r in rows if r["table"] == table
         }
-        assert printed == {cell[:3] for cell in panels(table)}
+        assert printed == {
+            (panel, value, PRINTED.get(name, name))
+            for panel, value, name, _ in panels(table)
+        }
     auc = {
         tuple(r[k] for k in ("table", "panel", "dataset", "method", "value")): r["auc"]
         for r in rows
@@ -86,7 +90,7 @@ def test_published_numbers_have_a_cell_each():
 
 
 def test_noise_scales_as_the_theorems_say():
-    level = lambda name="dpmixsgd", **cell: sigma(name, JOB, Cell(**cell), 80)
+    level = lambda name="dpmixsgd_unclipped", **cell: sigma(name, JOB, Cell(**cell), 80)
     assert level() == pytest.approx(1)
     assert level(theta=0.05) == pytest.approx(1 / 5)
     assert level(agents=20) == pytest.approx(1 / 2)
@@ -94,7 +98,7 @@ def test_noise_scales_as_the_theorems_say():
     assert level(gamma=1 / 1000) == pytest.approx(math.sqrt(logs))
     assert level("dsgda") == level("dm_hsgd") == 0
     expected = math.sqrt(JOB.iterations * math.log(30000)) / (80 * 0.01)
-    assert level("dp_sgda") == pytest.approx(expected)
+    assert level("dp_sgda_unclipped") == pytest.approx(expected)
 
 
 def test_runs_that_are_alike_are_run_once():
@@ -103,18 +107,19 @@ def test_runs_that_are_alike_are_run_once():
     )
     assert one("dsgda", theta=0.1) == one("dsgda")
     assert one("dsgda", agents=10) != one("dsgda")
-    assert one("dpmixsgd", theta=0.1) != one("dpmixsgd")
-    assert one("dpmixsgd_clip") == one("dpmixsgd")  # which differ in their hyper
+    assert one("dpmixsgd_unclipped", theta=0.1) != one("dpmixsgd_unclipped")
+    # which differ in their hyper
+    assert one("dpmixsgd_clipped_batches") == one("dpmixsgd_unclipped")
 
 
 def test_a_cell_is_the_method_with_its_noise(adult):
     """Against the library's method without the experiment's machinery."""
     rates, cell = {"lr_x": 0.1, "lr_y": 0.01, "beta": 0.5}, Cell(connectivity=0.8)
     runner = Runner(adult)
-    _, _, found = runner.trained(JOB, "dpmixsgd", cell, 3, rates)
+    _, _, found = runner.trained(JOB, "dpmixsgd_unclipped", cell, 3, rates)
     problem = runner.problem(JOB, 5, False)
     alone = decentralize(
-        dpmixsgd(Pair(0.1, 0.01), beta=0.5, sigma=1.0),
+        dpmixsgd_unclipped(Pair(0.1, 0.01), beta=0.5, sigma=1.0),
         robust.robust_logistic(123, 5, robust.agents),
         problem.dataset,
         problem.parts(3),
@@ -131,7 +136,7 @@ def run(module, *words):
 
 
 def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(dpmixsgd_002, "METHODS", ("dpmixsgd",))
+    monkeypatch.setattr(dpmixsgd_002, "METHODS", ("dpmixsgd_unclipped",))
     monkeypatch.setattr(dpmixsgd_002, "PANELS", {"theta": PANELS["theta"]})
     small = dataclasses.replace(JOB, rates=(1.0, 0.1), betas=(0.5,))
     monkeypatch.setattr(dpmixsgd_002, "JOBS", {"table_2": lambda name: small})
@@ -144,7 +149,7 @@ def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
     scores = [float(row["auc"]) for row in rows[:2]]
     mean = f"{np.mean(scores):.3f} ± {np.std(scores, ddof=1):.3f} (0.6653)"
     assert text in capsys.readouterr().out
-    assert f"| DPMixSGD | {mean} |" in text
+    assert f"| DPMixSGD (unclipped, no privacy) | {mean} |" in text
     before = (tmp_path / "runs.csv").read_bytes()
     monkeypatch.setattr(Runner, "trained", None)  # nothing is left to run
     run(dpmixsgd_002, *words)

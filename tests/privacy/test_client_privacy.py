@@ -12,7 +12,7 @@ from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.core import Objective, map_exchanges, message_shapes, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy import private_clients
+from fedjax_muon.privacy.client_mechanism import private_clients
 
 N, KEY, ONES = 2, jax.random.key(3), jnp.ones(2)
 RNG = np.random.default_rng(0)

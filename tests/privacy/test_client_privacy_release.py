@@ -18,13 +18,9 @@ from fedjax_muon.compression.compress import compress
 from fedjax_muon.compression.compressors import Compressor
 from fedjax_muon.core import Algorithm, Exchange, Objective, no_client_state
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy import (
-    FullBatch,
-    client_spec,
-    gaussian_epsilon,
-    private_clients,
-    report,
-)
+from fedjax_muon.privacy import FullBatch, gaussian_epsilon, report
+from fedjax_muon.privacy.client_accounting import client_spec
+from fedjax_muon.privacy.client_mechanism import private_clients
 
 N, KEY = 5, jax.random.key(3)
 

@@ -11,11 +11,11 @@ from fedjax_muon.privacy import (
     Pld,
     Poisson,
     calibrated,
-    client_spec,
     gaussian_epsilon,
     joint_multiplier,
     report,
 )
+from fedjax_muon.privacy.client_accounting import client_spec
 
 RUN: dict[str, Any] = {
     "rounds": 100,

@@ -108,6 +108,7 @@ def line(draw: random.Random, place: Path) -> list[str]:
     if name == "private":
         chosen |= {"methods": ["dpmixsgd"], "epsilons": ["4"], "seeds": ["0"]}
         chosen |= {"agents": ["3"], "rounds": ["2"]}
+        chosen["ledger"] = [str(place / "ledger.json")]
     for key in draw.sample(
         sorted(known), min(len(known), draw.choice((0, 0, 1, 1, 2, 3)))
     ):

@@ -32,6 +32,7 @@ COMMANDS["scaffold"] += ["--evaluate-every", "7"]
 COMMANDS["compare"] += ["--seeds", "0", "1", "--evaluate-every", "20"]
 COMMANDS["sweep"] += ["--rounds", "30", "--evaluate-every", "10"]
 COMMANDS["private"] += ["--seeds", "0,1", "--rounds", "40"]
+COMMANDS["private"] += ["--insecure-fixed-noise"]  # else no two runs are alike
 
 
 class Trial(NamedTuple):

@@ -14,8 +14,8 @@ from fedjax_muon.simulation import training
 # the states of FedAvg and FedProx have the same leaves
 SWEEP = ("sweep", "--algorithms", "fedavg", "fedprox", "--grid", "lr=0.03,0.1")
 SWEEP += ("--seeds", 0, *SMALL, "--hidden", 4, "--rounds", 12)
-PRIVATE = ("private", "--methods", "dsgda", "dpmixsgd", "--epsilons", 4, "--seeds", 0)
-PRIVATE += ("--rounds", 12, "--graph", "ring")
+PRIVATE = ("private", "--methods", "dpmixsgd", "dp_sgda", "--epsilons", 4, "--seeds", 0)
+PRIVATE += ("--rounds", 12, "--graph", "ring", "--insecure-fixed-noise")
 JOBS = {
     "sweep": (SWEEP, ["cells/fedavg.csv", "cells/fedprox.csv"], 2 * 12),
     "private": (PRIVATE, ["metrics.csv"], 2 * 12),

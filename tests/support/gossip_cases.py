@@ -145,7 +145,7 @@ MINIMAX = {  # hyper-parameters, objective, transcription
         INSIDE,
         lambda trace: oracle.dsgda(BEGIN, trace, *RATES, inside),
     ),
-    "dp_sgda": (
+    "dp_sgda_unclipped": (
         {"lr": LR, "sigma": SIGMA},
         INSIDE,
         lambda trace: oracle.dsgda(BEGIN, trace, *RATES, inside, added_noise()),
@@ -155,7 +155,7 @@ MINIMAX = {  # hyper-parameters, objective, transcription
         INSIDE,
         lambda trace: oracle.dpmixsgd(BEGIN, trace, *SCHEDULES, *FADING, inside),
     ),
-    "dpmixsgd": (
+    "dpmixsgd_unclipped": (
         {"lr": LR, "beta": BETA, "sigma": SIGMA},
         FREE,
         lambda trace: oracle.dpmixsgd(START, trace, *LR, *BETA, noise=added_noise()),

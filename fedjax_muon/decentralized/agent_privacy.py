@@ -1,0 +1,189 @@
+"""Differential privacy for one example of one agent, as an argument of `decentralize`.
+
+    privacy = AgentPrivacy(
+        PRIVATE["private_storm"],
+        Mechanism(clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=20),
+        epsilon=8.0,
+        delta=1e-5,
+        rounds=1000,
+    )
+    simulation = decentralize(gradient_tracking(lr=0.1), ..., privacy=privacy)
+    print(simulation.guarantee.statement())
+
+It decides how batches are drawn, clipped and noised, and nothing else does. The noise
+is calibrated when the numbers of the agents' examples are known.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedjax_muon.core import Hyper, check_count, check_range, recorded
+from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.decentralized.estimators import add_public_gradient, fresh
+from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.private import Mechanism, PrivateMethod, noise_scale_of
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
+from fedjax_muon.privacy.mechanism import Guarantee, check_noise
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
+
+ROOM = 3  # a Poisson batch's, over its expected size
+# algorithms whose agents touch their data through the estimator alone
+BASES = {"dsgd": dsgd, "gradient_tracking": gradient_tracking}
+
+
+class Calibrated(NamedTuple):
+    """A guarantee, and the noise that gives it."""
+
+    guarantee: Guarantee
+    noise_scale: float  # of `PrivateMethod.build`
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentPrivacy:
+    """Sampling, clip, noise and accounting of decentralized training.
+
+    Batches are Poisson samples if the method's accounting needs them, and otherwise
+    cyclic; with a batch size of all examples, both are all examples. Every agent is
+    accounted for; the guarantee is that of the agent that is protected least.
+
+    Raises:
+      ValueError: If a number is out of range, or both or none of `epsilon` and
+        `noise_scale` are given.
+
+    Example:
+      >>> privacy = AgentPrivacy(
+      ...     PRIVATE["dp_sgda"],
+      ...     Mechanism(1.0, 0.1, beta=0.1, batch_size=20),
+      ...     epsilon=1.0,
+      ...     delta=1e-5,
+      ...     rounds=100,
+      ... )
+    """
+
+    method: PrivateMethod
+    mechanism: Mechanism
+    _: dataclasses.KW_ONLY
+    rounds: int  # after t = 0, that the guarantee covers
+    delta: float  # below one over the examples of every agent
+    epsilon: float | None = None
+    noise_scale: float | None = None  # in place of epsilon; see `PrivateMethod.build`
+    max_batch: int | None = None  # of a Poisson batch; 3 batch_size by default
+    # noise from the seed instead of the operating system, for tests; no privacy
+    insecure_fixed_noise: bool = False
+    # training metrics are computed and recorded; the guarantee does not hold for them
+    publish_training_metrics: bool = False
+
+    def __post_init__(self) -> None:
+        check_noise(self.epsilon, self.noise_scale, "noise_scale")
+        check_count("rounds", self.rounds)
+        check_count("batch_size", self.mechanism.batch_size)
+        for name in ("epsilon", "noise_scale"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), open_low=True, schedules=False)
+        if self.max_batch is not None:
+            check_count("max_batch", self.max_batch, self.mechanism.batch_size)
+
+    @property
+    def room(self) -> int:
+        """The largest size of a Poisson batch."""
+        return self.max_batch or ROOM * self.mechanism.batch_size
+
+    def calibrated(self, sizes: Sequence[int]) -> Calibrated:
+        """Derives the noise and the guarantee.
+
+        Args:
+          sizes: Numbers of the agents' examples.
+
+        Returns:
+          The guarantee of the agent that is protected least.
+
+        Raises:
+          ValueError: If `delta` is not below one over the examples of an agent, or no
+            noise reaches `epsilon`.
+          ImportError: If dp-accounting is not installed.
+        """
+        specs = list(map(self._spec, sorted(set(sizes))))
+        scale = self.noise_scale
+        if self.epsilon is not None:
+            needed = [calibrated(spec, self.epsilon) for spec in specs]
+            scale = max(map(noise_scale_of, needed))
+        assert scale is not None  # checked at the beginning
+        noisy = [self._with_noise(spec, scale) for spec in specs]
+        worst = noisy[0]
+        if len(noisy) > 1:
+            worst = max(noisy, key=lambda spec: report(spec).epsilon)
+        guarantee = Guarantee(
+            worst,
+            self.rounds,
+            self.insecure_fixed_noise,
+            self.publish_training_metrics,
+        )
+        return Calibrated(guarantee, scale)
+
+    def _spec(self, examples: int) -> PrivacySpec:
+        batch = self.mechanism.batch_size
+        sampling: Sampling
+        if examples == batch:  # of either sampler
+            sampling = FullBatch(examples)
+        elif self.method.amplified:
+            sampling = Poisson(examples, batch, max_batch=min(self.room, examples))
+        else:
+            sampling = Cyclic(examples, batch)
+        release = self.method.release(self.mechanism, 1.0)
+        steps = self.rounds + 1  # t = 0 included
+        return PrivacySpec({"estimate": release}, sampling, steps, self.delta)
+
+    def _with_noise(self, spec: PrivacySpec, scale: float) -> PrivacySpec:
+        release = self.method.release(self.mechanism, scale)
+        return dataclasses.replace(spec, releases={"estimate": release})
+
+    def applied(self, algorithm: Gossip, noise_scale: float) -> Gossip:
+        """Makes an algorithm private.
+
+        Args:
+          algorithm: `dsgd` or `gradient_tracking`, without an estimator.
+          noise_scale: From `calibrated`.
+
+        Returns:
+          The algorithm with the private estimator.
+
+        Raises:
+          ValueError: If it is another algorithm, or has an estimator of its own.
+        """
+        recipe = recipe_of(algorithm)
+        if recipe is None or recipe.function not in BASES.values():
+            name = recipe.function.__name__ if recipe else "an algorithm of its own"
+            raise ValueError(
+                f"privacy can be derived for {' and '.join(BASES)}, got {name}"
+            )
+        estimator = recipe_of(recipe.arguments["estimator"])
+        if estimator is None or estimator.function is not fresh:
+            raise ValueError(
+                "privacy decides the estimator; leave it out, and choose the method of "
+                "the mechanism"
+            )
+        return private(algorithm, self.method, self.mechanism, noise_scale)
+
+
+@recorded
+def private(
+    base: Gossip, method: PrivateMethod, mechanism: Mechanism, noise_scale: Hyper
+) -> Gossip:
+    """Replaces the estimator of an algorithm by a private one.
+
+    Args:
+      base: `dsgd` or `gradient_tracking`.
+      method: Provides the estimator.
+      mechanism: How the influence of an example is bounded.
+      noise_scale: As for `PrivateMethod.build`.
+
+    Returns:
+      The private algorithm.
+    """
+    recipe = recipe_of(base)
+    assert recipe is not None  # checked by `AgentPrivacy.applied`
+    estimator = add_public_gradient(method.estimator(mechanism, noise_scale))
+    return recipe.function(**(dict(recipe.arguments) | {"estimator": estimator}))

@@ -1,0 +1,151 @@
+"""Differential privacy for one client, as an argument of `federate`.
+
+    privacy = ClientPrivacy(
+        clip_norm=0.5, cohort_size=10, epsilon=4.0, delta=1e-5, rounds=100
+    )
+    simulation = federate(fedavg(lr=0.1), ..., privacy=privacy)
+    print(simulation.guarantee.statement())
+
+It decides cohorts, clip and noise, and nothing else does. What accounting must know of
+the algorithm, its prologue and its client states, is read from the algorithm.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_muon.core import Algorithm, check_count, check_range
+from fedjax_muon.privacy.client_accounting import client_spec
+from fedjax_muon.privacy.client_mechanism import ClipNorm, private_clients
+from fedjax_muon.privacy.guarantees import calibrated
+from fedjax_muon.privacy.mechanism import Guarantee, check_noise
+from fedjax_muon.privacy.releases import Inside
+from fedjax_muon.privacy.sampling import FullBatch, Poisson
+
+
+class PrivateAlgorithm(NamedTuple):
+    """An algorithm with private clients, and what it guarantees."""
+
+    algorithm: Algorithm
+    guarantee: Guarantee
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientPrivacy:
+    """Cohorts, clip, noise and accounting of federated training.
+
+    Every client joins a round independently with probability cohort_size / clients; if
+    `cohort_size` is the number of clients, all of them take part in every round.
+
+    Raises:
+      ValueError: If a number is out of range, or both or none of `epsilon` and
+        `noise_multiplier` are given.
+
+    Example:
+      >>> privacy = ClientPrivacy(
+      ...     clip_norm=0.5, cohort_size=2, epsilon=4.0, delta=1e-2, rounds=100
+      ... )
+    """
+
+    _: dataclasses.KW_ONLY
+    clip_norm: ClipNorm  # of a client's message; see `private_clients`
+    cohort_size: int  # S, the expected number of clients in a round
+    rounds: int  # that the guarantee covers
+    delta: float  # below one over the number of clients
+    epsilon: float | None = None
+    noise_multiplier: float | None = None  # in place of epsilon
+    prologue_noise_multiplier: float | None = None  # `noise_multiplier` by default
+    max_cohort: int | None = None  # largest number in a round; all clients by default
+    # noise from the seed instead of the operating system, for tests; no privacy
+    insecure_fixed_noise: bool = False
+    # training metrics are computed and recorded; the guarantee does not hold for them
+    publish_training_metrics: bool = False
+
+    def __post_init__(self) -> None:
+        check_noise(self.epsilon, self.noise_multiplier, "noise_multiplier")
+        check_count("cohort_size", self.cohort_size)
+        check_count("rounds", self.rounds)
+        for name in ("epsilon", "noise_multiplier", "prologue_noise_multiplier"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), open_low=True, schedules=False)
+        if self.prologue_noise_multiplier is not None and self.epsilon is not None:
+            raise ValueError(
+                "epsilon decides the noise of the prologue too; leave out "
+                "prologue_noise_multiplier, or give noise_multiplier"
+            )
+        if self.max_cohort is not None:
+            check_count("max_cohort", self.max_cohort, self.cohort_size)
+
+    def applied(
+        self, algorithm: Algorithm, params: Any, clients: int
+    ) -> PrivateAlgorithm:
+        """Makes an algorithm private, and derives its guarantee.
+
+        Args:
+          algorithm: The algorithm, not private yet.
+          params: Its parameters, or their shapes.
+          clients: N, the number of clients.
+
+        Returns:
+          The private algorithm and the guarantee.
+
+        Raises:
+          ValueError: If the algorithm is private already, clients keep states but
+            cohorts are cut, or `delta` is not below one over the number of clients.
+          ImportError: If dp-accounting is not installed.
+        """
+        if algorithm.cohort_spec is not None:
+            raise ValueError(
+                "the algorithm is private already; leave out private_clients, since "
+                "privacy decides clip and noise"
+            )
+        if self.cohort_size > clients:
+            raise ValueError(
+                f"cohort_size must lie between 1 and the {clients} clients there are, "
+                f"got {self.cohort_size}"
+            )
+        full = self.cohort_size == clients
+        spec = client_spec(
+            FullBatch(clients)
+            if full
+            else Poisson(clients, self.cohort_size, self.max_cohort),
+            rounds=self.rounds,
+            noise_multiplier=self.noise_multiplier or 1.0,
+            delta=self.delta,
+            prologue=bool(algorithm.prologue),
+            private_states=keeps_states(algorithm, params),
+            prologue_noise_multiplier=self.prologue_noise_multiplier,
+        )
+        if self.epsilon is not None:
+            spec = calibrated(spec, self.epsilon)
+        (release,) = spec.releases.values()
+        assert isinstance(release.noise, Inside)  # by `client_spec`
+        private = private_clients(
+            algorithm,
+            clip_norm=self.clip_norm,
+            noise_multiplier=release.noise.multiplier,
+            clients=clients,
+            cohort=self.cohort_size,
+            prologue_noise_multiplier=release.noise.first_multiplier,
+        )
+        guarantee = Guarantee(
+            spec,
+            self.rounds,
+            self.insecure_fixed_noise,
+            self.publish_training_metrics,
+        )
+        return PrivateAlgorithm(private, guarantee)
+
+
+def keeps_states(algorithm: Algorithm, params: Any) -> bool:
+    """Whether clients keep anything between rounds.
+
+    Args:
+      algorithm: The algorithm.
+      params: Its parameters, or their shapes.
+
+    Returns:
+      Whether a client's state has arrays.
+    """
+    return bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))

@@ -1,0 +1,303 @@
+"""Several runs together: against dp-accounting, closed forms, and what is refused."""
+
+import dataclasses
+import json
+import math
+import sys
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.privacy import (
+    ADD_OR_REMOVE,
+    REPLACE_ONE,
+    Adjacency,
+    Cyclic,
+    Each,
+    FixedSize,
+    FullBatch,
+    Inside,
+    MeanOnly,
+    Output,
+    Pld,
+    Poisson,
+    PrivacySpec,
+    Rdp,
+    Release,
+    Unclipped,
+    composition,
+    gaussian_epsilon,
+    report,
+)
+from fedjax_muon.privacy.composition import Cost, composed_epsilon, cost_of
+
+DELTA = 1e-5
+UNIT = "one example of one agent"
+SMALL = Poisson(91, 16)  # of breast_cancer, one of five agents
+CUT = Poisson(91, 16, max_batch=24)
+relations = dp_accounting.NeighboringRelation
+
+
+def gaussian(z, relation="ADD_OR_REMOVE_ONE", unit=UNIT):
+    return Cost(z, unit, relation, DELTA)
+
+
+def steps(z, sampling=SMALL, relation="ADD_OR_REMOVE_ONE", count=101, first=None):
+    return Cost(z, UNIT, relation, DELTA, sampling, count, first)
+
+
+def spec(noise, sampling, clip=None, **further):
+    release = Release(clip or Each(1.0), noise, 0.1)
+    return PrivacySpec({"x": release}, sampling, 101, DELTA, **further)
+
+
+def directly(relation, *events):
+    accountant = dp_accounting.pld.PLDAccountant(relation)
+    for event in events:
+        accountant.compose(event)
+    return accountant.get_epsilon(DELTA)
+
+
+def poisson_event(z, count):
+    event = dp_accounting.PoissonSampledDpEvent(
+        16 / 91, dp_accounting.GaussianDpEvent(z)
+    )
+    return dp_accounting.SelfComposedDpEvent(event, count)
+
+
+TWO = {"x": Release(Each(1.0), Inside(6.0)), "y": Release(Each(2.0), Inside(8.0))}
+SINGLE = {
+    "Poisson": spec(Inside(4.0), SMALL),
+    "cut": spec(Inside(4.0), CUT),
+    "first batch": spec(Inside(4.0, 9.0), Poisson(91, 16, first_batch=91)),
+    "first noise": spec(Inside(4.0, 3.0), SMALL),
+    "replaced": spec(Inside(8.0), SMALL, adjacency=REPLACE_ONE),
+    "mean": spec(Inside(2.0), SMALL, threat=MeanOnly(5, 1)),
+    "two streams": PrivacySpec(TWO, SMALL, 101, DELTA),
+    "cyclic": spec(Output(0.5), Cyclic(91, 16)),
+    "cyclic replaced": spec(Output(0.5), Cyclic(91, 16), adjacency=REPLACE_ONE),
+    "full batch": spec(Inside(30.0), FullBatch(91), threat=MeanOnly(4)),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_one_run_costs_what_its_report_says(name):
+    run = SINGLE[name]
+    epsilon = report(run).epsilon
+    assert math.isfinite(epsilon)
+    assert composed_epsilon([cost_of(run)], DELTA) == pytest.approx(epsilon, 1e-12)
+
+
+@pytest.mark.parametrize("relation", ["ADD_OR_REMOVE_ONE", "REPLACE_ONE"])
+def test_gaussians_alone_are_exact(relation):
+    factor = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2}[relation]
+    costs = [gaussian(z, relation) for z in (12.0, 15.0, 20.0)]
+    joint = 1 / math.sqrt(12.0**-2 + 15.0**-2 + 20.0**-2)
+    found = composed_epsilon(costs, DELTA)
+    assert found == pytest.approx(gaussian_epsilon(joint / factor, DELTA), 1e-12)
+    # nine runs with three times the noise cost as much as one
+    nine = composed_epsilon([gaussian(6.0, relation)] * 9, DELTA)
+    assert nine == pytest.approx(gaussian_epsilon(2.0 / factor, DELTA), 1e-9)
+    # and so do those of privacy loss distributions
+    found = composed_epsilon([*costs, steps(1e5, relation=relation)], DELTA)
+    exact = gaussian_epsilon(joint / factor, DELTA)
+    assert exact * (1 - 1e-6) <= found <= exact * (1 + 1e-3)
+
+
+def test_runs_together_against_the_library():
+    truncated = dp_accounting.TruncatedSubsampledGaussianDpEvent(91, 16 / 91, 24, 5.0)
+    found = composed_epsilon(
+        [
+            steps(4.0),
+            gaussian(5.0),
+            steps(5.0, CUT),
+            steps(4.0),
+            gaussian(7.0),
+            steps(6.0, Poisson(91, 16, first_batch=91), first=8.0),
+        ],
+        DELTA,
+    )
+    expected = directly(
+        relations.REPLACE_SPECIAL,
+        poisson_event(4.0, 101),
+        poisson_event(4.0, 101),
+        dp_accounting.GaussianDpEvent(5.0),
+        dp_accounting.GaussianDpEvent(7.0),
+        dp_accounting.SelfComposedDpEvent(truncated, 101),
+        dp_accounting.GaussianDpEvent(8.0),
+        poisson_event(6.0, 100),
+    )
+    assert found == pytest.approx(expected, 1e-6)
+
+
+def test_replaced_records_against_the_library():
+    relation = "REPLACE_ONE"
+    costs = [steps(9.0, relation=relation), gaussian(8.0, relation)]
+    expected = directly(
+        relations.REPLACE_ONE,
+        poisson_event(9.0, 101),
+        # the library doubles the sensitivity under this relation itself
+        dp_accounting.GaussianDpEvent(8.0),
+    )
+    assert composed_epsilon(costs, DELTA) == pytest.approx(expected, 1e-6)
+    assert expected > gaussian_epsilon(8.0 / 2, DELTA)
+
+
+def test_a_zeroed_record_is_one_that_is_added_or_removed():
+    """Which relation of the library the events are composed under does not matter."""
+    events = poisson_event(4.0, 101), dp_accounting.GaussianDpEvent(5.0)
+    added = directly(relations.ADD_OR_REMOVE_ONE, *events)
+    assert added == directly(relations.REPLACE_SPECIAL, *events)
+    found = composed_epsilon([steps(4.0), gaussian(5.0)], DELTA)
+    assert found == pytest.approx(added, 1e-9)  # in another order
+    # a cut that cuts nothing
+    uncut = [steps(4.0, Poisson(91, 16, max_batch=91)), gaussian(5.0)]
+    assert composed_epsilon(uncut, DELTA) == pytest.approx(added, 1e-9)
+
+
+def test_another_run_never_costs_less():
+    costs, last = [], 0.0
+    for cost in (
+        gaussian(9.0),
+        gaussian(9.0),
+        gaussian(1e4),
+        steps(1e4),
+        steps(4.0),
+        steps(4.0),
+        steps(1e5, CUT),
+        gaussian(0.12),  # so little noise that losses get a coarser interval
+        gaussian(2.0),
+    ):
+        costs.append(cost)
+        epsilon = composed_epsilon(costs, DELTA)
+        assert epsilon >= last
+        last = epsilon
+    assert composed_epsilon(reversed(costs), DELTA) == epsilon
+    assert composed_epsilon([], DELTA) == 0.0
+
+
+def test_smaller_deltas_cost_more():
+    costs = [steps(4.0), gaussian(4.0)]
+    assert composed_epsilon(costs, 1e-7) > composed_epsilon(costs, 1e-5)
+
+
+@pytest.mark.parametrize("where", ["gaussian", "step", "first step"])
+def test_runs_with_little_noise_fit_in_memory(where, monkeypatch):
+    monkeypatch.setattr(composition, "POINTS", 1e5)  # less exact, and faster
+    z, interval = 0.01, composition._interval
+
+    def checked(ratio):
+        """A distribution of 10^8 losses would take gigabytes."""
+        assert interval(ratio) * composition.POINTS >= z**-2
+        return interval(ratio)
+
+    monkeypatch.setattr(composition, "_interval", checked)
+    costs = {
+        "gaussian": [gaussian(z), steps(20.0)],
+        "step": [steps(z, count=1)],
+        "first step": [steps(20.0, Poisson(91, 16, first_batch=91), first=z)],
+    }
+    found = composed_epsilon(costs[where], DELTA)
+    exact = gaussian_epsilon(z, DELTA)
+    assert found < 1.01 * exact
+    if where != "step":  # which is amplified
+        assert found >= exact
+
+
+# noise of the four private methods for epsilon 1 and 4, of one in five agents
+A9A = {"poisson": (0.69233, 0.49259), "cyclic": (0.203269, 0.0589088)}
+
+
+def test_the_default_comparison_on_a9a_costs_far_more_than_its_largest_epsilon():
+    mechanism = Mechanism(0.2, 0.02, beta=0.1, batch_size=16)
+    costs = []
+    for method in PRIVATE.values():
+        kind = "poisson" if method.amplified else "cyclic"
+        sampled = Poisson(6512, 16, max_batch=48)
+        sampling = sampled if method.amplified else Cyclic(6512, 16)
+        for epsilon, noise in zip((1.0, 4.0), A9A[kind], strict=True):
+            release = method.release(mechanism, noise)
+            accountant = Pld(1e-3) if method.amplified else None  # ten times faster
+            further = {"accountant": accountant}
+            run = PrivacySpec({"x, y": release}, sampling, 201, DELTA, **further)
+            assert report(run).epsilon == pytest.approx(epsilon, 1e-3)
+            costs.append(cost_of(run))
+    together = composed_epsilon(costs * 3, DELTA)  # three seeds
+    assert together == pytest.approx(10.0253, 1e-3)
+    # the largest epsilon, and their sum, which holds without any accounting
+    assert 2 * 4.0 < together < 3 * 4 * (1.0 + 4.0)
+
+
+def test_costs_are_json():
+    for cost in map(cost_of, SINGLE.values()):
+        text = json.dumps(cost.to_record(), allow_nan=False)
+        assert Cost.from_record(json.loads(text)) == cost
+    sampling = Poisson(np.int64(91), np.int32(16))
+    cost = Cost(np.float64(4.0), UNIT, "REPLACE_ONE", DELTA, sampling, np.int64(5))
+    text = json.dumps(cost.to_record(), allow_nan=False)
+    assert Cost.from_record(json.loads(text)) == cost
+
+
+def refused(make, match, error=ValueError):
+    with pytest.raises(error, match=match) as found:
+        make()
+    assert "\n" not in str(found.value)
+
+
+def test_what_does_not_compose_is_refused():
+    other = gaussian(4.0, unit="one client with all its examples")
+    for costs in ([gaussian(4.0), other], [steps(4.0), other]):
+        refused(lambda c=costs: composed_epsilon(c, DELTA), "the same unit")
+    replaced = gaussian(4.0, "REPLACE_ONE")
+    refused(lambda: composed_epsilon([gaussian(4.0), replaced], DELTA), "adjacency")
+    for delta in (0.0, 1.0):
+        refused(lambda d=delta: composed_epsilon([], d), "delta")
+    cases = {
+        "is not clipped": spec(Inside(1.0), SMALL, Unclipped()),
+        "without noise": spec(Inside(0.0), SMALL),
+        "use Pld": spec(Inside(1.0), SMALL, accountant=Rdp()),
+        "Poisson sampling": spec(
+            Inside(1.0), FixedSize(91, 16), adjacency=REPLACE_ONE, accountant=Rdp()
+        ),
+        "got Adjacency": spec(
+            Output(1.0), Cyclic(91, 16), adjacency=Adjacency("k records", 3.0, "K")
+        ),
+        "use Cyclic": spec(Output(1.0), SMALL),
+    }
+    for match, run in cases.items():
+        refused(lambda r=run: cost_of(r), match)
+
+
+def test_costs_that_make_no_sense_are_refused():
+    cost, plain = steps(4.0), gaussian(4.0)
+    for change, match in (
+        ({"multiplier": 0.0}, "multiplier"),
+        ({"multiplier": math.nan}, "multiplier"),
+        ({"first_multiplier": -1.0}, "first_multiplier"),
+        ({"delta": 0.0}, "delta"),
+        ({"steps": 0}, "steps"),
+        ({"adjacency": "K"}, "adjacency"),
+        ({"adjacency": "REPLACE_ONE", "sampling": CUT}, "max_batch"),
+        ({"sampling": Cyclic(91, 16)}, "use Gaussian"),
+    ):
+        refused(lambda c=change: dataclasses.replace(cost, **c), match)
+    refused(lambda: dataclasses.replace(plain, steps=2), "no steps")
+    refused(lambda: dataclasses.replace(plain, unit=3), "unit", TypeError)
+    refused(lambda: dataclasses.replace(plain, multiplier="4"), "multiplier", TypeError)
+    record = plain.to_record()
+    refused(lambda: Cost.from_record(record | {"x": 1}), "x", TypeError)
+    del record["multiplier"]
+    refused(lambda: Cost.from_record(record), "multiplier", TypeError)
+
+
+def test_without_the_library_one_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    for cost in (gaussian(3.3), steps(3.3)):
+        refused(lambda c=cost: composed_epsilon([c], 1e-6), "pip install", ImportError)
+
+
+def test_an_adjacency_has_one_name():
+    known = composition.ADJACENCIES
+    assert known == {a.relation: a for a in (ADD_OR_REMOVE, REPLACE_ONE)}

@@ -1,0 +1,291 @@
+"""The ledger: what is paid, once, and what is refused; its file under all accidents."""
+
+import dataclasses
+import json
+import os
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import filelock
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_muon.data import Dataset
+from fedjax_muon.privacy import Poisson, gaussian_epsilon
+from fedjax_muon.privacy import ledger as module
+from fedjax_muon.privacy.composition import Cost, composed_epsilon
+from fedjax_muon.privacy.ledger import Entry, Ledger, fingerprint
+
+DELTA = 1e-5
+DATA, OTHER = "a" * 64, "b" * 64
+COST = Cost(8.0, "one example of one agent", "ADD_OR_REMOVE_ONE", DELTA)
+SAMPLED = dataclasses.replace(COST, sampling=Poisson(91, 16), steps=5)
+ONE = gaussian_epsilon(8.0, DELTA)
+
+
+def entry(run, cost=COST, label="DPMixSGD"):
+    return Entry.now(run, label, cost)
+
+
+def four_times(run):
+    """As much as one run with half the noise."""
+    return [entry(f"{run}/{i}") for i in range(4)]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "ledger.json", DATA)
+
+
+def refused(make, match, error=ValueError):
+    with pytest.raises(error, match=match) as found:
+        make()
+    assert "\n" not in str(found.value)
+
+
+def test_all_runs_are_composed(ledger):
+    assert ledger.entries() == ()
+    assert ledger.charge([], DELTA) == 0.0
+    assert not ledger.path.exists()
+    assert ledger.charge([entry("a")], DELTA) == ONE
+    four = gaussian_epsilon(4.0, DELTA)
+    assert ledger.charge(four_times("b")[:3], DELTA) == pytest.approx(four, 1e-9)
+    last = ledger.charge([entry("c", SAMPLED)], DELTA)
+    assert last == composed_epsilon([*[COST] * 4, SAMPLED], DELTA) > four
+    # as another process sees it
+    entries = Ledger(ledger.path, DATA).entries()
+    assert [e.run for e in entries] == ["a", "b/0", "b/1", "b/2", "c"]
+    assert [e.cost for e in entries] == [*[COST] * 4, SAMPLED]
+    assert entries[0].label == "DPMixSGD"
+    charged = datetime.fromisoformat(entries[0].time)
+    assert 0 <= (datetime.now(UTC) - charged).total_seconds() < 600
+
+
+def test_a_resumed_run_does_not_pay_again(ledger):
+    first = ledger.charge(four_times("a"), DELTA)
+    before = ledger.path.read_bytes()
+    assert ledger.charge(four_times("a"), DELTA) == first
+    assert ledger.charge([entry("a/2", label="in other words")], DELTA) == first
+    # it is not refused either, whatever the budget is now
+    assert ledger.charge(four_times("a"), DELTA, budget=first / 2) == first
+    assert ledger.check(four_times("a"), DELTA, budget=first / 2) == first
+    assert ledger.path.read_bytes() == before
+    # what is there twice is paid once
+    ledger.charge([entry("b"), entry("b"), entry("a/0")], DELTA)
+    assert len(ledger.entries()) == 5
+
+
+def test_a_run_has_one_cost(ledger):
+    other = dataclasses.replace(COST, multiplier=9.0)
+    ledger.charge([entry("a")], DELTA)
+    before = ledger.path.read_bytes()
+    for entries in ([entry("a", other)], [entry("b"), entry("b", other)]):
+        refused(lambda e=entries: ledger.charge(e, DELTA), "with another cost")
+    assert ledger.path.read_bytes() == before
+
+
+def test_the_budget(ledger):
+    for act in (ledger.check, ledger.charge):
+        refused(lambda a=act: a([entry("a")], DELTA, 0.999 * ONE), "0 runs have spent")
+    assert not ledger.path.exists()
+    assert ledger.charge([entry("a")], DELTA, budget=ONE) == ONE  # all of it
+    before = ledger.path.read_bytes()
+    more = gaussian_epsilon(4.0, DELTA)
+    # what is spent, what is asked for, and what is allowed
+    match = rf"spent epsilon {ONE:.4g}, with 3 more .* {more:.4g}, and 0\.5 is allowed"
+    for act in (ledger.check, ledger.charge):
+        refused(lambda a=act: a(four_times("b")[1:], DELTA, 0.5), match)
+    assert ledger.path.read_bytes() == before
+    allowed = ledger.check(four_times("b")[1:], DELTA, more * (1 + 1e-9))
+    assert allowed == pytest.approx(more)
+    assert ledger.path.read_bytes() == before  # `check` adds nothing
+    assert ledger.charge(four_times("b")[1:], DELTA, more * (1 + 1e-9)) == allowed
+    for budget in (0.0, -1.0, float("inf")):
+        refused(lambda b=budget: ledger.charge([], DELTA, b), "epsilon")
+
+
+def test_runs_that_do_not_compose_are_not_written(ledger):
+    ledger.charge([entry("a")], DELTA)
+    before = ledger.path.read_bytes()
+    client = dataclasses.replace(COST, unit="one client with all its examples")
+    replaced = dataclasses.replace(COST, adjacency="REPLACE_ONE")
+    for cost, match in ((client, "the same unit"), (replaced, "the same adjacency")):
+        refused(lambda c=cost: ledger.charge([entry("b", c)], DELTA), match)
+    assert ledger.path.read_bytes() == before
+
+
+def test_the_file_belongs_to_its_owner(ledger):
+    old = os.umask(0)
+    try:
+        ledger.charge([entry("a")], DELTA)
+        ledger.charge([entry("b")], DELTA)
+    finally:
+        os.umask(old)
+    for path in ledger.path.parent.iterdir():  # the lock is one of them
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    ledger.path.chmod(0o644)
+    ledger.charge([entry("c")], DELTA)
+    assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
+
+
+def test_folders_are_made_and_links_are_kept(tmp_path):
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "deep" / "down" / "ledger.json")
+    Ledger(link, DATA).charge([entry("a")], DELTA)
+    assert link.is_symlink()
+    assert len(Ledger(link.resolve(), DATA).entries()) == 1
+
+
+CHARGING = f"""
+import sys
+from pathlib import Path
+from fedjax_muon.privacy import Poisson
+from fedjax_muon.privacy.composition import Cost
+from fedjax_muon.privacy.ledger import Entry, Ledger
+import dp_accounting
+path, name = sys.argv[1:]
+ledger, cost = Ledger(path, {DATA!r}), {COST!r}
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(25):
+    ledger.charge([Entry.now(f"{{name}}/{{i}}", "", cost)], 1e-5)
+"""
+
+
+def test_processes_that_charge_at_once_lose_nothing(ledger):
+    command = [sys.executable, "-c", CHARGING, str(ledger.path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, name], **pipes) for name in ("a", "b")]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in both:
+        process.communicate(timeout=300)
+        assert process.returncode == 0
+    runs = {e.run for e in ledger.entries()}
+    assert runs == {f"{name}/{i}" for name in ("a", "b") for i in range(25)}
+
+
+def test_a_ledger_that_stays_locked(ledger, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    with filelock.FileLock(f"{ledger.path}.lock"):
+        refused(lambda: ledger.charge([entry("a")], DELTA), "another process")
+    ledger.charge([entry("a")], DELTA)
+
+
+def all_fail(ledger, match):
+    before = ledger.path.read_bytes()
+    for act in (
+        ledger.entries,
+        lambda: ledger.check([entry("z")], DELTA),
+        lambda: ledger.charge([entry("z")], DELTA),
+    ):
+        refused(act, match)
+    assert ledger.path.read_bytes() == before
+
+
+def test_a_damaged_file_is_not_started_anew(ledger):
+    ledger.charge([entry("a"), entry("b", SAMPLED)], DELTA)
+    good = ledger.path.read_bytes()
+    record = json.loads(good)
+    changed = json.loads(good)
+    changed["entries"][0]["cost"]["multiplier"] = 80.0
+    fewer = record | {"entries": record["entries"][1:]}
+    unknown = record | {"entries": [{"run": "a", "label": "", "time": ""}]}
+    unknown["sha256"] = module._digest(unknown)
+    for content in (
+        b"",
+        good[: len(good) // 2],
+        good + b"x",
+        good.replace(b"8.0", b"9.0"),
+        b"\xff\xfe\x00",
+        b"[" * 10**5,
+        *(json.dumps(one).encode() for one in (changed, fewer, unknown)),
+    ):
+        ledger.path.write_bytes(content)
+        all_fail(ledger, "is damaged.*restore it from a backup")
+    ledger.path.write_bytes(good)
+    assert len(ledger.entries()) == 2
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{}", '{"format": "csv"}', "null"])
+def test_a_foreign_file_is_not_overwritten(ledger, content):
+    ledger.path.write_text(content)
+    all_fail(ledger, "is not a privacy ledger")
+
+
+def test_the_ledger_of_another_data_set(ledger):
+    ledger.charge([entry("a")], DELTA)
+    all_fail(Ledger(ledger.path, OTHER), "of another data set.*aaaaaaaaaaaa.*bbbbbbbb")
+
+
+def test_a_newer_format(ledger):
+    ledger.charge([entry("a")], DELTA)
+    record = json.loads(ledger.path.read_bytes())
+    for change in ({"version": 2}, {"version": None}, {"version": 2, "entries": {}}):
+        ledger.path.write_text(json.dumps(record | change))
+        all_fail(ledger, f"version {change['version']}.*reads version 1; update it")
+
+
+@pytest.mark.parametrize("broken", ["replace", "fsync", "open"])
+def test_a_full_disk_keeps_the_old_file(ledger, monkeypatch, broken):
+    ledger.charge([entry("a")], DELTA)
+    before = ledger.path.read_bytes()
+    files = set(ledger.path.parent.iterdir())
+    right = getattr(os, broken)
+
+    def full(*args, **further):
+        if broken == "open" and not str(args[0]).endswith(".tmp"):
+            return right(*args, **further)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, broken, full)
+        refused(lambda: ledger.charge([entry("b")], DELTA), "No space", OSError)
+    assert ledger.path.read_bytes() == before
+    assert set(ledger.path.parent.iterdir()) == files
+    ledger.charge([entry("b")], DELTA)
+    assert len(ledger.entries()) == 2
+
+
+def dataset(x, y, **further):
+    rest = {"x_test": x[:1], "y_test": y[:1], "classes": ("no", "yes")} | further
+    return Dataset(x, y, **rest)
+
+
+def test_a_fingerprint_is_that_of_the_training_examples():
+    x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.int32)
+    mark = fingerprint(dataset(x, y))
+    assert len(mark) == 64
+    same = (
+        dataset(jnp.asarray(x), jnp.asarray(y)),
+        dataset(np.asfortranarray(x), y),
+        dataset(x.astype(">f4"), y),
+        dataset(x, np.stack([y, y], axis=1)[:, 0]),
+        dataset(x, y, x_test=x, y_test=y, classes=("0", "1")),
+    )
+    assert {fingerprint(one) for one in same} == {mark}
+    changed = x.copy()
+    changed[3, 2] += 1e-3
+    others = (
+        dataset(changed, y),
+        dataset(x, y[::-1]),
+        dataset(x.reshape(4, 1, 3), y),
+        dataset(x.astype(np.float64), y),
+        dataset(x, y.view(np.uint32)),
+        dataset(x[:3], y[:3]),
+        dataset(jnp.asarray(x, jnp.bfloat16), y),
+        dataset(x[:0], y[:0]),
+    )
+    assert len({mark, *map(fingerprint, others)}) == len(others) + 1
+    refused(lambda: fingerprint(dataset(x.astype(object), y)), "x_train", TypeError)
+
+
+def test_an_entry_has_words():
+    refused(lambda: Entry.now(3, "", COST), "run", TypeError)
+    refused(lambda: Entry("a", "", COST, 3.0), "time", TypeError)

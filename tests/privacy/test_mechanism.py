@@ -1,0 +1,316 @@
+"""One mechanism decides sampling, clip and noise; its guarantee is what runs."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_muon import data, models, partition
+from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
+from fedjax_muon.decentralized import dm_hsgd, dsgd, gradient_tracking, topology
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
+from fedjax_muon.decentralized.estimators import storm
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
+from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.mechanism import Guarantee
+from fedjax_muon.simulation.batching import always, shuffled_epochs
+from fedjax_muon.simulation.cohorts import fixed_cohort
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.simulation.training import train
+from fedjax_muon.tasks import auc, classification
+
+KEY = jax.random.key(0)
+CANCER = data.load("breast_cancer")
+AGENTS = partition.iid(CANCER.y_train, 5, key=KEY)
+WEIGHTS = topology.metropolis(topology.ring(5))
+TASK = auc(models.MLP(2, ()), CANCER.x_train.shape[1:], share=0.6)
+MECHANISM = Mechanism(0.2, 0.02, beta=0.1, batch_size=16)
+AGENT = AgentPrivacy(PRIVATE["dpmixsgd"], MECHANISM, rounds=5, delta=1e-5, epsilon=2.0)
+CLIENT = ClientPrivacy(
+    clip_norm=0.5, cohort_size=4, rounds=3, delta=1e-3, noise_multiplier=1.0
+)
+CLIENTS = partition.iid(CANCER.y_train, 20, key=KEY)
+CLASSES = classification(models.MLP(2, (4,)), CANCER)
+
+
+def agents(privacy=AGENT, algorithm=None, parts=AGENTS, **given):
+    algorithm = algorithm or gradient_tracking(lr=0.1)
+    given = {"weights": WEIGHTS, "privacy": privacy} | given
+    return decentralize(algorithm, TASK, CANCER, parts, **given)
+
+
+def clients(privacy=CLIENT, algorithm=None, **given):
+    sizes = {"local_steps": 2, "batch_size": 8, "privacy": privacy} | given
+    return federate(algorithm or fedavg(lr=0.1), CLASSES, CANCER, CLIENTS, **sizes)
+
+
+# ------------------------------------------------------------------- what is derived
+
+
+def test_the_noise_of_agents_is_that_of_epsilon():
+    simulation = agents()
+    report = simulation.guarantee.report()
+    assert report.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert report.epsilon <= 2.0
+    assert report.steps == 6  # t = 0 included
+    assert simulation.guarantee.spec.sampling == Cyclic(91, 16)
+    (release,) = simulation.guarantee.spec.releases.values()
+    noise = float(simulation.inputs.numbers["noise_scale"])
+    assert noise == pytest.approx(release.noise.sigma, rel=1e-6)
+
+
+def test_all_agents_are_accounted_for_and_the_worst_one_is_stated():
+    sizes = (20, 60)
+    ids = np.arange(80)
+    parts = np.split(ids, np.cumsum(sizes)[:-1])
+    amplified = AgentPrivacy(
+        PRIVATE["dp_sgda"],
+        dataclasses.replace(MECHANISM, batch_size=10),
+        rounds=1,
+        delta=1e-4,
+        noise_scale=1.0,
+        max_batch=12,
+    )
+    simulation = agents(
+        amplified,
+        dsgd(lr=0.1),
+        parts,
+        weights=topology.metropolis(topology.complete(2)),
+    )
+    alone = [
+        dataclasses.replace(simulation.guarantee, spec=amplified._spec(size))
+        .report()
+        .epsilon
+        for size in sizes
+    ]
+    assert simulation.guarantee.report().epsilon == max(alone)
+    assert simulation.guarantee.spec.sampling == Poisson(
+        sizes[int(np.argmax(alone))], 10, 12
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"), [(fedavg(lr=0.1), 3), (scaffold(lr=0.1), 3)]
+)
+def test_facts_of_clients_are_read_from_the_algorithm(algorithm, steps):
+    guarantee = clients(algorithm=algorithm).guarantee
+    assert guarantee.spec.steps == steps
+    assert guarantee.spec.sampling == Poisson(20, 4)
+
+
+def test_a_prologue_is_one_more_release():
+    with_prologue = fedmuon(lr=0.1)
+    assert with_prologue.prologue
+    guarantee = clients(algorithm=with_prologue).guarantee
+    assert guarantee.spec.steps == 4
+    assert guarantee.spec.sampling == Poisson(20, 4, first_batch=20)
+    without = clients().guarantee
+    assert guarantee.report().epsilon > without.report().epsilon
+
+
+def test_client_states_in_cut_cohorts_are_refused():
+    cut = dataclasses.replace(CLIENT, max_cohort=8)
+    assert clients(cut).guarantee.spec.sampling == Poisson(20, 4, 8)
+    with pytest.raises(ValueError, match="need room for all clients"):
+        clients(cut, scaffold(lr=0.1))
+
+
+def test_full_participation_is_accounted_for_as_such():
+    full = dataclasses.replace(CLIENT, cohort_size=20)
+    assert clients(full).guarantee.spec.sampling == FullBatch(20)
+
+
+def test_cohorts_are_poisson_samples():
+    simulation = clients()
+    state = simulation.init(KEY)
+    present = []
+    for index in range(300):
+        key = jax.random.fold_in(state.key, index)
+        _, joins = simulation.setup.cohorts(key, 20, 4)
+        present.append(int(joins.sum()))
+    assert np.std(present) > 1  # a fixed cohort has 0
+    assert np.mean(present) == pytest.approx(4, abs=0.4)
+
+
+# ------------------------------------------------------------------- keys of the noise
+
+
+def estimates(simulation):
+    """What agents send at t = 0, where those of all runs have the same gradients."""
+    sent = simulation.init(KEY).training.nodes.estimate
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(sent)])
+
+
+def test_two_runs_of_one_seed_share_parameters_but_no_noise():
+    small, large = agents(), agents(dataclasses.replace(AGENT, epsilon=8.0))
+    a, b = small.init(KEY), large.init(KEY)
+    assert (jax.random.key_data(a.key) != jax.random.key_data(b.key)).any()
+    again = small.init(KEY)
+    assert (jax.random.key_data(a.key) != jax.random.key_data(again.key)).any()
+
+
+def test_the_clean_gradient_does_not_come_back_from_two_epsilons():
+    # x_i = g_i + s_i n, with the same n: g = (s_2 x_1 - s_1 x_2) / (s_2 - s_1)
+    def attack(fixed: bool) -> float:
+        runs = [
+            dataclasses.replace(AGENT, epsilon=e, insecure_fixed_noise=fixed)
+            for e in (1.0, 4.0)
+        ]
+        simulations = [agents(run) for run in runs]
+        scales = [float(s.inputs.numbers["noise_scale"]) for s in simulations]
+        first, second = map(estimates, simulations)
+        guess = (scales[1] * first - scales[0] * second) / (scales[1] - scales[0])
+        silent = dataclasses.replace(runs[0], epsilon=None, noise_scale=1e-9)
+        return float(np.abs(guess - estimates(agents(silent))).max())
+
+    assert attack(fixed=True) < 1e-5  # it works on noise from the seed
+    assert attack(fixed=False) > 0.1
+
+
+def test_fixed_noise_is_reproducible_and_without_privacy():
+    fixed = agents(dataclasses.replace(AGENT, insecure_fixed_noise=True))
+    np.testing.assert_array_equal(estimates(fixed), estimates(fixed))
+    assert math.isinf(fixed.guarantee.report().epsilon)
+    assert "NO differential privacy" in fixed.guarantee.statement()
+    assert "drawn from the seed" in fixed.guarantee.statement()
+
+
+@pytest.mark.parametrize("make", [agents, clients])
+def test_noise_of_a_run_differs_and_its_start_does_not(make):
+    simulation = make()
+    one, other = simulation.init(KEY), simulation.init(KEY)
+    assert (jax.random.key_data(one.key) != jax.random.key_data(other.key)).any()
+    one, _ = simulation.train_rounds(one, 2)
+    other, _ = simulation.train_rounds(other, 2)
+    a, b = (jax.tree.leaves(state.params)[0] for state in (one, other))
+    assert not jnp.array_equal(a, b)
+
+
+# ------------------------------------------------------------------------ what leaves
+
+
+@pytest.mark.parametrize("make", [agents, clients])
+def test_training_metrics_are_not_published(make):
+    simulation = make()
+    _, history = train(simulation, simulation.init(KEY), rounds=2)
+    names = set(history[-1])
+    assert {name for name in names if name.startswith(("train", "client"))} == set()
+    assert "test_loss" in names
+    privacy = simulation.setup.privacy
+    loud = make(dataclasses.replace(privacy, publish_training_metrics=True))
+    _, history = train(loud, loud.init(KEY), rounds=2)
+    assert "train_loss" in history[-1]
+    assert "the guarantee does not hold for them" in loud.guarantee.statement()
+
+
+@pytest.mark.parametrize("make", [agents, clients])
+def test_no_more_rounds_than_the_guarantee_covers(make):
+    simulation = make()
+    rounds = simulation.guarantee.rounds
+    state, _ = simulation.train_rounds(simulation.init(KEY), rounds)
+    with pytest.raises(ValueError, match=f"the noise is for {rounds} rounds"):
+        simulation.train_rounds(state, 1)
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+REFUSED = {
+    "batch_size": lambda: agents(batch_size=16),
+    "first_size": lambda: agents(first_size=16),
+    "sampler": lambda: agents(sampler=always(shuffled_epochs)),
+    "cohort_size": lambda: clients(cohort_size=4),
+    "cohorts": lambda: clients(cohorts=fixed_cohort),
+    "dropout": lambda: clients(dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_else_decides_what_privacy_decides(name):
+    with pytest.raises(ValueError, match=f"privacy decides {name}"):
+        REFUSED[name]()
+
+
+def by_sizes(sizes):
+    return sizes.astype(jnp.float32)
+
+
+WRONG = {
+    "privacy decides the estimator": lambda: agents(
+        algorithm=gradient_tracking(lr=0.1, estimator=storm(0.1))
+    ),
+    "privacy can be derived for dsgd and gradient_tracking, got dm_hsgd": (
+        lambda: agents(algorithm=dm_hsgd(lr=0.1))
+    ),
+    "got an algorithm of its own": lambda: agents(
+        algorithm=dsgd(lr=0.1)._replace(recipe=None)
+    ),
+    "use weighting=uniform": lambda: clients(weighting=by_sizes),
+    "is private already": lambda: clients(
+        algorithm=private_clients(
+            fedavg(lr=0.1), clip_norm=1.0, noise_multiplier=1.0, clients=20, cohort=4
+        )
+    ),
+    "delta must lie in": lambda: clients(dataclasses.replace(CLIENT, delta=0.1)),
+    "give either epsilon or noise_scale": lambda: dataclasses.replace(
+        AGENT, noise_scale=1.0
+    ),
+    "give either epsilon or noise_multiplier": lambda: dataclasses.replace(
+        CLIENT, noise_multiplier=None
+    ),
+    "vary\\(privacy": lambda: agents().vary(hyper={"noise_scale": 0.0}),
+    "make another simulation with decentralize": lambda: agents().vary(
+        privacy=dataclasses.replace(
+            AGENT, mechanism=dataclasses.replace(MECHANISM, clip_norm=9.0)
+        )
+    ),
+    "can't be varied": lambda: clients().vary(privacy=CLIENT),
+    "this simulation is not private": lambda: agents(None, batch_size=16).vary(
+        privacy=AGENT
+    ),
+    "a sweep releases all of its cells": lambda: list(
+        sweep(clients(), [Cell({}, KEY, CLIENTS)], rounds=1)
+    ),
+    "max_batch": lambda: dataclasses.replace(AGENT, max_batch=3),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_would_make_the_statement_untrue_is_refused(message):
+    with pytest.raises(ValueError, match=message):
+        WRONG[message]()
+
+
+def test_sizes_are_needed_without_privacy():
+    with pytest.raises(TypeError, match="needs batch_size, or privacy"):
+        agents(None)
+    with pytest.raises(TypeError, match="needs cohort_size, or privacy"):
+        clients(None)
+
+
+def test_other_parts_and_epsilons_are_calibrated_anew():
+    simulation = agents()
+    fewer = [part[:40] for part in AGENTS]
+    smaller = simulation.vary(parts=fewer)
+    assert smaller.guarantee.spec.sampling == Cyclic(40, 16)
+    assert smaller.guarantee.report().epsilon == pytest.approx(2.0, rel=1e-3)
+    larger = simulation.vary(privacy=dataclasses.replace(AGENT, epsilon=8.0))
+    noise = [float(s.inputs.numbers["noise_scale"]) for s in (simulation, larger)]
+    assert noise[1] < noise[0]
+    assert larger.guarantee.report().epsilon == pytest.approx(8.0, rel=1e-3)
+    assert larger.programs is simulation.programs
+
+
+def test_a_guarantee_is_stated_with_its_conditions():
+    guarantee = clients().guarantee
+    assert isinstance(guarantee, Guarantee)
+    text = guarantee.statement()
+    for words in ("one client with all its examples", "4/20", "stay secret"):
+        assert words in text
