@@ -22,15 +22,16 @@ from benchmarks.machine import machine
 from fedjax_muon.attacks import simulated
 from fedjax_muon.attacks.findings import audited, audited_together
 from fedjax_muon.decentralized.private import PRIVATE
-from tests.privacy import planted_faults
-from tests.privacy.planted_faults import CASES, FAULTS, Fault
+from tests.privacy import private_worlds
+from tests.privacy.planted_faults import FAULTS, Fault
+from tests.privacy.private_worlds import CASES
 
 LEVEL = 1e-3  # probability of an alarm of an honest audit, at most
 SIZES = (250, 500, 1000, 2000, 4000)  # worlds of each kind
 HONEST = {
-    **{name: lambda name=name: planted_faults.agents(CASES[name]) for name in PRIVATE},
-    "clients": planted_faults.clients,
-    "FedMuon's prologue": planted_faults.prologue,
+    **{name: lambda name=name: private_worlds.agents(CASES[name]) for name in PRIVATE},
+    "clients": private_worlds.clients,
+    "FedMuon's prologue": private_worlds.prologue,
 }
 
 
@@ -70,7 +71,7 @@ def findings_of(fault: Fault, seed: int, most: int) -> dict[str, int]:
 
 def _prepared(setting: str, seed: int, most: int):
     """Runs the worlds of a setting once, to be audited in parts."""
-    several = planted_faults.worlds_of(setting)
+    several = private_worlds.worlds_of(setting)
     seen = [worlds.run_both(seed, most) for worlds in several]
     records = [worlds.record for worlds in several]
 
@@ -148,7 +149,7 @@ def text(
 
 
 def main(
-    seeds: int = 300, worlds: int = 400, output: Path = Path("results/privacy")
+    seeds: int = 300, worlds: int = 250, output: Path = Path("results/privacy")
 ) -> None:
     """Runs all audits; writes profile_audit.csv and profile_audit.md.
 

@@ -13,10 +13,16 @@ from .accounting import joint_multiplier as joint_multiplier
 from .accounting import mean_multiplier as mean_multiplier
 from .calibration import calibrate_noise as calibrate_noise
 from .client_privacy import ClientPrivacy as ClientPrivacy
+from .composition import Cost as Cost
+from .composition import composed_epsilon as composed_epsilon
+from .composition import cost_of as cost_of
 from .guarantees import PrivacyReport as PrivacyReport
 from .guarantees import PrivacySpec as PrivacySpec
 from .guarantees import calibrated as calibrated
 from .guarantees import report as report
+from .ledger import Entry as Entry
+from .ledger import Ledger as Ledger
+from .ledger import fingerprint as fingerprint
 from .mechanism import Guarantee as Guarantee
 from .releases import Inside as Inside
 from .releases import Output as Output

@@ -50,8 +50,8 @@ from fedjax_muon.simulation.simulation import Simulation
 ASSUMED = (
     "  assumed:    test examples, and the scaling and the share of positives of the\n"
     "              training examples, are public\n"
-    "  assumed:    hyper-parameters were not chosen by earlier runs on these data, or\n"
-    "              those runs are in the ledger"
+    "  assumed:    neither hyper-parameters nor noise were chosen by results of other\n"
+    "              runs on these data"
 )
 
 

@@ -68,9 +68,10 @@ def charge(
     entries = entries_of(job, guarantees, name_in(run_dir))
     epsilon = ledger.charge(entries, job.delta, job.budget)
     others = len(ledger.entries()) - len(entries)
+    void = ", but for training metrics" if job.publish_training_metrics else ""
     return (
         f"all {len(entries)} runs of this job and {others} others on these data, "
-        f"composed: ({epsilon:.4g}, {job.delta:g})-differential privacy\n"
+        f"composed: ({epsilon:.4g}, {job.delta:g})-differential privacy{void}\n"
         f"  ledger:     {ledger.path}"
     )
 

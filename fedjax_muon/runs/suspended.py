@@ -1,7 +1,7 @@
 """The part of a job that an interrupt left unfinished: a group of cells, or a run.
 
-It is a checkpoint in DIRECTORY/suspended, and is deleted when the job is done. A killed
-process leaves none: its part begins anew.
+It is a checkpoint in a directory of its own, and is deleted when the job is done. A
+killed process leaves none: its part begins anew.
 """
 
 import shutil
@@ -13,10 +13,10 @@ from fedjax_muon.simulation import checkpoint
 
 
 class Suspended:
-    """What an interrupt left unfinished in a run directory."""
+    """What an interrupt left unfinished, which only its owner can read."""
 
-    def __init__(self, directory: Path):
-        self.path = directory / "suspended"
+    def __init__(self, path: Path):
+        self.path = path
 
     def save(self, part: Any, state: Any, notes: Mapping[str, Any]) -> None:
         """Keeps a part, in place of another one.
@@ -28,7 +28,7 @@ class Suspended:
         """
         self.clear()
         mark = checkpoint.fingerprint({"part": part}, state)
-        self.path.mkdir(mode=0o700, parents=True)  # a private run's has secret noise
+        self.path.mkdir(mode=0o700, parents=True)  # private runs have secret noise
         with checkpoint.open_checkpoints(self.path / mark[:16]) as checkpoints:
             checkpoint.save(checkpoints, 0, state, mark, notes)
 

@@ -95,7 +95,7 @@ def train(job: Sweep, run_dir: Path, again: str = "") -> None:
         rounds = total * len(job.seeds) * job.config.rounds
         everything = bar.add_task("all", total=rounds)
         tick = functools.partial(bar.advance, everything)
-        suspended = Suspended(run_dir)
+        suspended = Suspended(run_dir / "suspended")
         for name in job.algorithms:
             bar.update(everything, description=METHODS[name].label)
             rows = rows_of(job, name, run_dir)

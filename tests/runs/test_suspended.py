@@ -54,7 +54,12 @@ def test_a_stopped_job_continues_where_it_was(tmp_path, capsys, heard, job, at):
         printed = capsys.readouterr().out.replace("\n", "")
         assert f"fedjax-muon resume {place}" in printed
         again, at = ("resume", place), at + 1
+    if job == "private":  # the key of the noise is in no file that is published
+        secret = place.with_name("stopped.secret")
+        assert secret.stat().st_mode & 0o077 == 0
+        assert not (place / "suspended").exists()
     run("resume", place)
+    assert not place.with_name("stopped.secret").exists()
     assert sum(heard["rounds"]) == rounds, "a round was lost"
     assert not (place / "suspended").exists()
     run(*words, "--output", whole)
@@ -83,13 +88,13 @@ def test_a_damaged_part_is_refused_and_may_be_deleted(tmp_path, capsys, heard):
         if path.is_file() and path.stat().st_size > 100:
             path.write_bytes(b"garbage")
     assert "is damaged; delete it" in refused(capsys, "resume", place)
-    Suspended(place).clear()
+    Suspended(place / "suspended").clear()
     run("resume", place)
     assert (place / "summary.csv").exists()
 
 
 def test_another_part_is_not_taken(tmp_path):
-    suspended, state = Suspended(tmp_path), {"w": jnp.arange(3.0)}
+    suspended, state = Suspended(tmp_path / "suspended"), {"w": jnp.arange(3.0)}
     suspended.save(["a", 1], state, {"rows": []})
     assert suspended.restore(["a", 2], state) is None
     assert suspended.restore(["a", 1], {"w": jnp.zeros(4)}) is None

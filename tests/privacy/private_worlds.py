@@ -1,0 +1,181 @@
+"""Small private simulations to be audited, by name."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_muon.algorithms import ALL as ALGORITHMS
+from fedjax_muon.algorithms import fedavg
+from fedjax_muon.attacks import simulated
+from fedjax_muon.attacks.canary_task import canary_data, canary_task
+from fedjax_muon.attacks.findings import audited, audited_together
+from fedjax_muon.attacks.simulated import Worlds
+from fedjax_muon.decentralized import (
+    topology,
+)
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.profile_audit import Finding
+from fedjax_muon.runs import build_private
+from fedjax_muon.runs.config import Private
+from fedjax_muon.simulation.federated import federate
+
+AGENTS, CLIP, DELTA, LR = 3, 1.0, 1e-3, 0.1
+WEIGHTS = (np.eye(AGENTS) + np.full((AGENTS, AGENTS), 1 / AGENTS)) / 2
+
+
+class Case(NamedTuple):
+    """A small private simulation of agents; agent 0 has the canary."""
+
+    method: str
+    sizes: tuple[int, ...]
+    batch: int
+    noise: float
+    rounds: int = 8
+    fixed: bool = True  # noise from the seed, to reproduce an audit
+
+
+CASES = {
+    "dp_sgda": Case("dp_sgda", (8, 8, 8), 2, 1.0),
+    "dpmixsgd": Case("dpmixsgd", (8, 8, 8), 2, 2.0),
+    "dpmixsgd_inside": Case("dpmixsgd_inside", (8, 8, 8), 2, 1.0),
+    "private_storm": Case("private_storm", (8, 8, 8), 2, 1.0),
+    "rare batches": Case("dp_sgda", (16, 16, 16), 2, 0.7),
+    "unequal agents": Case("dpmixsgd", (4, 16, 16), 2, 2.0),
+    "full batches": Case("private_storm", (4, 4, 4), 4, 2.0),
+    "short": Case("dp_sgda", (4, 4, 4), 4, 1.0, rounds=1),
+    "secret": Case("dpmixsgd", (8, 8, 8), 2, 2.0, rounds=3, fixed=False),
+}
+
+
+def simulation_of(case: Case):
+    """Makes the simulation of a case."""
+    method = PRIVATE[case.method]
+    privacy = AgentPrivacy(
+        method,
+        Mechanism(CLIP, CLIP / 5, beta=0.1, batch_size=case.batch),
+        rounds=case.rounds,
+        delta=DELTA,
+        noise_scale=case.noise,
+        insecure_fixed_noise=case.fixed,
+    )
+    dataset, parts = canary_data(case.sizes, owner=0)
+    return decentralize(
+        method.base(lr=LR),
+        canary_task(LR, period_of(method, case.sizes[0], case.batch)),
+        dataset,
+        parts,
+        weights=WEIGHTS,
+        privacy=privacy,
+    )
+
+
+def period_of(method, examples: int, batch: int) -> int:
+    """The period of the canary's sign, a cycle or two steps."""
+    return 2 if method.amplified else max(2, examples // batch)
+
+
+def agents(case: Case) -> Worlds:
+    """Makes the worlds of a case."""
+    return simulated.agent_worlds(simulation_of(case), 0, WEIGHTS, LR)
+
+
+def command(name: str, patch=None) -> Worlds:
+    """Makes the worlds of the simulation that `fedjax-muon private` trains.
+
+    Args:
+      name: The method.
+      patch: A monkeypatch, by which noise is given instead of an epsilon: calibration
+        under Poisson sampling takes a minute.
+    """
+    job = Private(
+        methods=(name,),
+        epsilons=(3.0,),
+        delta=DELTA,
+        agents=4,
+        graph="ring",
+        rounds=6,
+        batch_size=2,
+        clip_norm=CLIP,
+        change_clip_norm=CLIP / 5,
+        seeds=(0,),
+        insecure_fixed_noise=True,
+    )
+    if patch is not None:
+        plain = build_private.privacy_of
+        given = {"epsilon": None, "noise_scale": 1.0}
+        patch.setattr(
+            build_private,
+            "privacy_of",
+            lambda *job: dataclasses.replace(plain(*job), **given),
+        )
+    setting = build_private.setting_of(job)
+    dataset, parts = canary_data((8,) * job.agents, owner=0)
+    rate = build_private.LR[name]
+    setting = setting._replace(
+        dataset=dataset,
+        parts={0: parts},
+        task=canary_task(rate, period_of(PRIVATE[name], 8, job.batch_size)),
+    )
+    prepared = build_private.simulation_of(setting, name)
+    weights = topology.metropolis(setting.graphs[0])
+    return simulated.agent_worlds(prepared, 0, weights, rate)
+
+
+def clients(algorithm=None, **changes: Any) -> Worlds:
+    """Makes the worlds of a federated simulation; client 0 is the record."""
+    privacy = ClientPrivacy(
+        **{
+            "clip_norm": CLIP,
+            "cohort_size": 2,
+            "rounds": 6,
+            "delta": 1e-2,
+            "noise_multiplier": 1.0,
+            "insecure_fixed_noise": True,
+        }
+        | changes
+    )
+    dataset, parts = canary_data((2,) * 8, owner=0, together=True)
+    simulation = federate(
+        algorithm or fedavg(lr=LR),
+        canary_task(LR),
+        dataset,
+        parts,
+        local_steps=1,
+        batch_size=2,
+        privacy=privacy,
+    )
+    return simulated.client_worlds(simulation)
+
+
+def prologue() -> Worlds:
+    """Makes the worlds of FedMuon, whose clients first send a gradient."""
+    return clients(ALGORITHMS["fedmuon"].function(lr=LR), rounds=1)
+
+
+def audit(worlds: Worlds, seed: int, count: int, level: float = 1e-3) -> list[Finding]:
+    """Runs the worlds and tests the claim."""
+    return audited(worlds.record, *worlds.run_both(seed, count), level)
+
+
+def worlds_of(setting: str) -> list[Worlds]:
+    """Makes the worlds of a setting by its name; two runs have the same seeds."""
+    if setting == "two runs":
+        first = CASES["secret"]
+        return [agents(first), agents(first._replace(noise=2 * first.noise))]
+    special = {"clients": clients, "prologue": prologue}
+    make = special.get(setting)
+    return [agents(CASES[setting]) if make is None else make()]
+
+
+def audit_case(setting: str, seed: int, count: int) -> list[Finding]:
+    """Audits a setting by its name."""
+    several = worlds_of(setting)
+    if len(several) == 1:
+        return audit(several[0], seed, count)
+    seen = [worlds.run_both(seed, count) for worlds in several]
+    absent, present = (list(kind) for kind in zip(*seen, strict=True))
+    return audited_together([worlds.record for worlds in several], absent, present)
