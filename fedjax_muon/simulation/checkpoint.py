@@ -83,14 +83,15 @@ def _digest_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def open_checkpoints(directory: Path) -> Any:
-    """Opens the checkpoints of a run, which must be closed afterwards.
+@contextlib.contextmanager
+def open_checkpoints(directory: Path) -> Iterator[Any]:
+    """Opens the checkpoints of a run.
 
     Args:
       directory: Directory of the checkpoints; it is created if necessary.
 
-    Returns:
-      Orbax's `Checkpointer`, a context manager.
+    Yields:
+      Orbax's `Checkpointer`.
 
     Raises:
       CheckpointError: If an existing checkpoint cannot be read, or the path has
@@ -101,7 +102,7 @@ def open_checkpoints(directory: Path) -> Any:
     from orbax.checkpoint.experimental import v1 as orbax
 
     policy = orbax.training.preservation_policies.LatestN(KEPT)
-    return _attempt(
+    checkpoints = _attempt(
         lambda: orbax.training.Checkpointer(
             directory.absolute(),
             preservation_policy=policy,
@@ -112,6 +113,13 @@ def open_checkpoints(directory: Path) -> Any:
             "damaged one, or start anew in another directory"
         ),
     )
+    try:
+        yield checkpoints
+    except BaseException:  # closing would raise it again
+        with _silence(), contextlib.suppress(Exception):
+            checkpoints.close()
+        raise
+    checkpoints.close()
 
 
 @contextlib.contextmanager
@@ -171,11 +179,21 @@ def save(
     text = json.dumps(dict(notes or {}))
     about = {"fingerprint": mark, "digest": _digest(state)}
     about |= {"notes": text, "notes_digest": _digest_of_text(text)}
-    written = checkpoints.save(
-        round, state, force=True, overwrite=True, custom_metadata=about
-    )
+    reason = "orbax skipped it"
+    with _silence():
+        try:
+            options = {"force": True, "overwrite": True, "custom_metadata": about}
+            written = checkpoints.save(round, state, **options)
+        except Exception as error:  # orbax names no common type
+            if jax.process_count() > 1:  # perhaps another process has ended
+                raise
+            written, reason = False, str(error).split("\n")[0][:300]
     if not written:
-        raise CheckpointError(f"round {round} was not saved in {checkpoints.directory}")
+        raise CheckpointError(
+            f"the checkpoint of round {round} can't be saved in "
+            f"{checkpoints.directory}: {reason}; free some space, or use another "
+            "directory"
+        )
 
 
 def restore(

@@ -69,7 +69,7 @@ def test_hostile_environments(tmp_path):
 
 
 def test_full_disks(tmp_path):
-    checks = environments.limited_files(tmp_path, sizes=(1, 20))
+    checks = environments.limited_files(tmp_path, sizes=(1, 2, 20))
     assert [c for c in checks if c.problem] == []
 
 
