@@ -1,4 +1,6 @@
 from . import canary as canary
+from . import findings as findings
 from . import inversion as inversion
+from . import simulated as simulated
 
 __all__: list[str]

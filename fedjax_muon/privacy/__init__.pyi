@@ -1,5 +1,6 @@
 from . import audit as audit
 from . import paper as paper
+from . import profile_audit as profile_audit
 from .accounting import ADD_OR_REMOVE as ADD_OR_REMOVE
 from .accounting import REPLACE_ONE as REPLACE_ONE
 from .accounting import Accountant as Accountant

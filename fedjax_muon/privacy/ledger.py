@@ -91,7 +91,6 @@ def fingerprint(dataset: Dataset) -> str:
       TypeError: If an array holds Python objects.
 
     Example:
-      >>> digits = fm.data.load("digits")
       >>> ledger = Ledger("digits.ledger.json", fingerprint(digits))
     """
     digest = hashlib.sha256()

@@ -1,0 +1,271 @@
+"""Faults of private training, planted in the package by a monkeypatch.
+
+`FAULTS` has all of them by name. A fault belongs to a setting of `private_worlds` in
+which an audit of a prepared simulation finds it; `experiments.studies.audit_profile`
+makes the table.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_muon.decentralized import (
+    agent_privacy,
+    estimators,
+    private_storm,
+)
+from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized import simulation as decentralized_simulation
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
+from fedjax_muon.decentralized.gossip import Estimator
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.privacy import client_mechanism, client_privacy, gaussian
+from fedjax_muon.privacy.clipping import clipped
+from fedjax_muon.privacy.mechanism import Guarantee
+from fedjax_muon.privacy.releases import Output, Release
+from fedjax_muon.privacy.sensitivity import Each
+from fedjax_muon.simulation import federated
+from fedjax_muon.simulation.batching import (
+    always,
+    shuffled_epochs,
+    without_replacement,
+)
+from fedjax_muon.simulation.cohorts import fixed_cohort
+
+# ------------------------------------------------------------------------- noise faults
+
+
+def small_noise(patch) -> None:
+    plain = gaussian.add_normal
+    less = lambda key, sigma, g: plain(key, jax.tree.map(lambda s: 0.1 * s, sigma), g)
+    for module in (private_storm, estimators, client_mechanism):
+        patch.setattr(module, "add_normal", less)
+
+
+def shared_by_agents(patch) -> None:
+    def iteration(key, index, agent):
+        own = jax.random.fold_in(jax.random.fold_in(key, index), agent)
+        shared = jax.random.fold_in(key, index)
+        return gossip_engine.Iteration(
+            index, jax.random.split(own)[0], jax.random.split(shared)[1]
+        )
+
+    patch.setattr(gossip_engine, "_iteration", iteration)
+
+
+def shared_by_variables(patch) -> None:
+    plain = gaussian.add_normal
+
+    def same(key, sigma, g):
+        if jax.tree.structure(sigma) != jax.tree.structure(g):
+            sigma = jax.tree.map(lambda _: sigma, g)
+        return jax.tree.map(lambda s, x: plain(key, s, x), sigma, g)
+
+    for module in (private_storm, estimators):
+        patch.setattr(module, "add_normal", same)
+
+
+def used_again(patch) -> None:
+    def iteration(key, index, agent):
+        own = jax.random.fold_in(key, agent)
+        return gossip_engine.Iteration(index, *jax.random.split(own))
+
+    patch.setattr(gossip_engine, "_iteration", iteration)
+
+
+def keyed_by_the_batch(patch) -> None:
+    used_again(patch)
+    plain = agent_privacy.add_public_gradient
+
+    def keyed(estimator):
+        def with_key(iteration, batch):
+            noise = jax.random.fold_in(iteration.noise, batch.ids.sum())
+            return iteration._replace(noise=noise)
+
+        return plain(
+            Estimator(
+                lambda o, x, b, i: estimator.start(o, x, b, with_key(i, b)),
+                lambda o, m, x, b, i: estimator.update(o, m, x, b, with_key(i, b)),
+            )
+        )
+
+    patch.setattr(agent_privacy, "add_public_gradient", keyed)
+
+
+def clean_start(patch) -> None:
+    plain = agent_privacy.add_public_gradient
+    built = PRIVATE["dpmixsgd"].estimator
+
+    def clean(estimator):
+        silent = lambda o, x, b, i: built(
+            Mechanism(1.0, 0.2, beta=0.1, batch_size=2), 0.0
+        ).start(o, x, b, i)
+        return plain(Estimator(silent, estimator.update))
+
+    patch.setattr(agent_privacy, "add_public_gradient", clean)
+
+
+def from_the_seed(patch) -> None:
+    patch.setattr(Guarantee, "run_words", lambda self: None)
+
+
+# -------------------------------------------------------------------------- clip faults
+
+
+def no_clip(patch) -> None:
+    patch.setattr(private_storm, "clipped", lambda clip_norm, g: g)
+
+
+def twice_the_clip(patch) -> None:
+    twice = lambda clip_norm, g: clipped(jax.tree.map(lambda c: 2 * c, clip_norm), g)
+    patch.setattr(private_storm, "clipped", twice)
+
+
+def mean_clipped(patch) -> None:
+    plain = private_storm._innovation
+
+    def innovation(clip, new, old, k, size, multiplier, iteration):
+        mean = lambda g: jax.tree.map(lambda x: x.sum(0, keepdims=True) / size, g)
+        # the share of the mean counts as often as those of all examples
+        scaled = clip._replace(
+            share=lambda *given: jax.tree.map(lambda x: x * size, clip.share(*given))
+        )
+        return plain(scaled, mean(new), mean(old), k, size, multiplier, iteration)
+
+    patch.setattr(private_storm, "_innovation", innovation)
+
+
+def realised_size(patch) -> None:
+    plain = private_storm._innovation
+
+    def innovation(clip, new, old, k, size, multiplier, iteration):
+        rows = sum(jnp.abs(x).sum(1) for x in jax.tree.leaves(new)) > 0
+        factor = size / jnp.maximum(rows.sum(), 1)
+        scaled = clip._replace(
+            share=lambda *given: jax.tree.map(lambda x: x * factor, clip.share(*given))
+        )
+        return plain(scaled, new, old, k, size, multiplier, iteration)
+
+    patch.setattr(private_storm, "_innovation", innovation)
+
+
+def y_not_clipped(patch) -> None:
+    patch.setattr(private_storm, "clipped", lambda c, g: g._replace(x=clipped(c, g.x)))
+
+
+# -------------------------------------------------------- sampling, accounting faults
+
+
+def fixed_size(patch) -> None:
+    patch.setattr(decentralized_simulation, "poisson", lambda room: without_replacement)
+
+
+def reshuffled(patch) -> None:
+    patch.setattr(decentralized_simulation, "cyclic", always(shuffled_epochs))
+
+
+def one_release_less(patch) -> None:
+    plain = AgentPrivacy._spec
+
+    def fewer(self, examples):
+        spec = plain(self, examples)
+        return dataclasses.replace(spec, steps=spec.steps - 1)
+
+    patch.setattr(AgentPrivacy, "_spec", fewer)
+
+
+def largest_agent(patch) -> None:
+    plain = AgentPrivacy.calibrated
+    patch.setattr(
+        AgentPrivacy, "calibrated", lambda self, sizes: plain(self, [max(sizes)])
+    )
+
+
+def smaller_rate(patch) -> None:
+    """Accounts for batches of half their size among the examples."""
+    plain = AgentPrivacy._spec
+
+    def rarer(self, examples):
+        spec = plain(self, examples)
+        sampling = dataclasses.replace(spec.sampling, examples=2 * examples)
+        return dataclasses.replace(spec, sampling=sampling)
+
+    patch.setattr(AgentPrivacy, "_spec", rarer)
+
+
+def memory_forgotten(patch) -> None:
+    forgetful = lambda m, sigma: Release(Each(m.clip_norm), Output(sigma))
+    row = PRIVATE["dpmixsgd"]._replace(release=forgetful)
+    patch.setitem(PRIVATE, "dpmixsgd", row)
+
+
+# ----------------------------------------------------------------------- client faults
+
+
+def silent_prologue(patch) -> None:
+    plain = client_privacy.private_clients
+
+    def silent(*given, **named):
+        return plain(*given, **named | {"prologue_noise_multiplier": 0.0})
+
+    patch.setattr(client_privacy, "private_clients", silent)
+
+
+def clipped_after_the_mean(patch) -> None:
+    plain = client_mechanism._private_exchange
+
+    def late(exchange, number, phase, clip_norm, shapes):
+        made = plain(exchange, number, phase, clip_norm, shapes)
+
+        def server(state, total, round):
+            mean = jax.tree.map(lambda x: x / phase.size, total)
+            whole = jax.tree.map(lambda x: x * phase.size, clipped(clip_norm, mean))
+            return made.server(state, whole, round)
+
+        return made._replace(decode=exchange.decode, server=server)
+
+    patch.setattr(client_mechanism, "_private_exchange", late)
+
+
+def fixed_cohorts(patch) -> None:
+    patch.setattr(federated, "poisson_cohorts", lambda room: fixed_cohort)
+
+
+class Fault(NamedTuple):
+    """A fault, and an audit that finds it."""
+
+    plant: Callable[[Any], None]
+    setting: str
+    worlds: int = 2000  # of each kind
+    # whether an event of the releases refutes the claimed profile; otherwise only what
+    # accounting assumes of noise or participation is refuted
+    profile: bool = True
+
+
+FAULTS = {
+    "noise / 10": Fault(small_noise, "dp_sgda"),
+    "no clip": Fault(no_clip, "dpmixsgd"),
+    "y is not clipped": Fault(y_not_clipped, "private_storm"),
+    "clip of the batch's mean": Fault(mean_clipped, "dpmixsgd"),
+    "twice the clip": Fault(twice_the_clip, "dp_sgda"),
+    "the realised batch size": Fault(realised_size, "dp_sgda", profile=False),
+    "one noise for all agents": Fault(shared_by_agents, "dpmixsgd"),
+    "one noise for x and y": Fault(shared_by_variables, "dpmixsgd"),
+    "one noise for all iterations": Fault(used_again, "private_storm"),
+    "noise keyed by the batch": Fault(keyed_by_the_batch, "dpmixsgd"),
+    "clean at t = 0": Fault(clean_start, "dpmixsgd"),
+    "one noise for two runs": Fault(from_the_seed, "two runs"),
+    "batches of fixed size": Fault(fixed_size, "rare batches", profile=False),
+    "batches reshuffled": Fault(reshuffled, "dpmixsgd", profile=False),
+    "one release less": Fault(one_release_less, "short"),
+    "the largest agent": Fault(largest_agent, "unequal agents"),
+    "half the sampling rate": Fault(smaller_rate, "dp_sgda"),
+    "memory forgotten": Fault(memory_forgotten, "dpmixsgd"),
+    "a prologue without noise": Fault(silent_prologue, "prologue"),
+    "clip after the mean": Fault(clipped_after_the_mean, "clients"),
+    "noise / 10 (clients)": Fault(small_noise, "clients"),
+    "cohorts of fixed size": Fault(fixed_cohorts, "clients", profile=False),
+}
