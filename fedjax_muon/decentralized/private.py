@@ -2,8 +2,9 @@
 
 A row builds a method, which needs the gradients of single examples, and says what an
 agent releases, in terms of `fedjax_muon.privacy`. Both follow from one `Mechanism`, so
-that the accounting is that of the method that runs. `calibrate` finds the smallest
-noise for an epsilon:
+that the accounting is that of the method that runs. `AgentPrivacy` makes them an
+argument of `decentralize`, with the sampling that is accounted for. The parts are for
+studies that sample themselves; they carry no guarantee:
 
     mechanism = Mechanism(
         clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=20
