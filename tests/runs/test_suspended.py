@@ -14,7 +14,7 @@ from fedjax_muon.simulation import training
 # the states of FedAvg and FedProx have the same leaves
 SWEEP = ("sweep", "--algorithms", "fedavg", "fedprox", "--grid", "lr=0.03,0.1")
 SWEEP += ("--seeds", 0, *SMALL, "--hidden", 4, "--rounds", 12)
-PRIVATE = ("private", "--methods", "dpmixsgd", "dp_sgda", "--epsilons", 4, "--seeds", 0)
+PRIVATE = ("private", "--methods", "dpmixsgd", "--epsilons", 4, 8, "--seeds", 0)
 PRIVATE += ("--rounds", 12, "--graph", "ring", "--insecure-fixed-noise")
 JOBS = {
     "sweep": (SWEEP, ["cells/fedavg.csv", "cells/fedprox.csv"], 2 * 12),
@@ -41,7 +41,7 @@ def heard(monkeypatch):
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("at", [1, 7, 18])
+@pytest.mark.parametrize("at", [1, 18])
 def test_a_stopped_job_continues_where_it_was(tmp_path, capsys, heard, job, at):
     words, tables, rounds = JOBS[job]
     place, whole = tmp_path / "stopped", tmp_path / "whole"

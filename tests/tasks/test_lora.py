@@ -299,12 +299,13 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
         batch_size=3,
     )
     inputs, programs, bound = agents.inputs, agents.programs, agents.max_client_size
-    begin = lambda inputs: programs.begin(inputs, KEY, agents.clients, bound)
+    keys = programs.create(KEY)
+    begin = lambda inputs: programs.begin(inputs, keys, agents.clients, bound)
     state, _ = jax.eval_shape(begin, inputs)
     for program in (
         swept.rounds.lower(states, 1, stacked, data),
         swept.score.lower(states, stacked, data),
-        programs.begin.lower(inputs, KEY, agents.clients, bound),
+        programs.begin.lower(inputs, keys, agents.clients, bound),
         programs.rounds.lower(inputs, state, agents.clients, 1, bound),
         programs.score.lower(inputs.task, state.params, agents.clients, agents.test),
     ):
