@@ -14,7 +14,6 @@ import datetime
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import filelock
 import numpy as np
 
+from fedjax_muon.core import atomic_files
 from fedjax_muon.data import Dataset
 from fedjax_muon.privacy.accounting import check_epsilon
 from fedjax_muon.privacy.composition import Cost, composed_epsilon
@@ -289,18 +289,7 @@ class Ledger:
         }
         record["sha256"] = _digest(record)
         text = json.dumps(record, indent=1) + "\n"
-        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(os.open(temporary, flags, 0o600), "w", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync(self.path.parent)
+        atomic_files.write(self.path, text, mode=0o600)
 
 
 def _composed(entries: Sequence[Entry], delta: float) -> float:
@@ -312,13 +301,3 @@ def _digest(record: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in record.items() if name != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _sync(directory: Path) -> None:
-    if os.name == "nt":  # directories can't be opened there
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

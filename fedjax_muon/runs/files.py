@@ -1,29 +1,14 @@
-"""Small files that are written whole or not at all, and rows whose values are checked.
-
-A file is written beside its place, flushed to the disk and then renamed, so that it is
-the old one or the new one at any moment.
-"""
+"""Files that one of several processes claims, and rows whose values are checked."""
 
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_muon.core.atomic_files import beside, sync, write
 from fedjax_muon.reporting import metrics_csv
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file atomically; it is on disk when this returns."""
-    temporary = _temporary(path, text)
-    try:
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
 
 
 def claim(path: Path, text: str) -> bool:
@@ -32,43 +17,20 @@ def claim(path: Path, text: str) -> bool:
     Returns:
       Whether this call wrote it.
     """
-    temporary = _temporary(path, text)
+    temporary = beside(path, text)
     try:
         os.link(temporary, path)
     except FileExistsError:
         return False
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
     return True
 
 
 def is_temporary(path: Path) -> bool:
     """Whether a file is the unfinished one of a process that writes or was killed."""
     return path.name.startswith(".") and path.name.endswith(".tmp")
-
-
-def _temporary(path: Path, text: str) -> Path:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("w", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
-def _sync(directory: Path) -> None:
-    if os.name == "nt":  # directories can't be opened there
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class CheckedRows:

@@ -46,8 +46,10 @@ def entries_of(job: Private, guarantees: Guarantees, name: str) -> list[Entry]:
 def check_budget(
     job: Private, dataset: Dataset, guarantees: Guarantees, name: str = "new"
 ) -> None:
-    """Raises `ValueError` if a job would exceed its budget; charges nothing."""
-    if job.budget is not None and not job.insecure_fixed_noise:
+    """Raises `ValueError` if a job would exceed its budget, or if it is new and the
+    ledger can't be read; charges nothing."""
+    asked = name == "new" or job.budget is not None
+    if asked and not job.insecure_fixed_noise:
         ledger = ledger_of(job, dataset)
         ledger.check(entries_of(job, guarantees, name), job.delta, job.budget)
 

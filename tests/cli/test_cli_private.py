@@ -155,6 +155,17 @@ def test_a_budget_is_kept(tmp_path, capsys):
     assert ledger.read_bytes() == before
 
 
+def test_a_damaged_ledger_is_refused_before_anything_is_written(tmp_path, capsys):
+    (tmp_path / "ledger.json").write_text("{}")
+    words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
+    place = tmp_path / "run"
+    said = refused(
+        capsys, *words, "--ledger", tmp_path / "ledger.json", "--output", place
+    )
+    assert "is not a privacy ledger" in said
+    assert not place.exists()
+
+
 def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
     words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
     for name in ("a", "b"):
@@ -198,8 +209,9 @@ def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
 def test_what_diverges_is_called_so(tmp_path):
     printed, place = io.StringIO(), tmp_path / "run"
     words = ("--methods", "dpmixsgd", "--epsilons", 1, "--lr", "dpmixsgd", 3.4e38)
+    words += ("--insecure-fixed-noise",)  # for the same numbers in every run
     with contextlib.redirect_stdout(printed):
-        run("private", *words, *TINY, "--output", place)
+        run("private", *words, *TINY, "--rounds", 8, "--output", place)
     assert "diverged" in printed.getvalue()
     assert not (place / "utility.png").exists()  # nothing is left to draw
     assert (place / "summary.csv").read_text().splitlines()[1] == "dpmixsgd,1.0,nan,nan"

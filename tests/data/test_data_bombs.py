@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged_files import refused
 from tiny_images import write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import names
 from fedjax_muon.data.source import unpacked
 from tests.robustness import hostile
 from tests.robustness.tiny_files import IDX, KINDS, LIBSVM
@@ -21,23 +21,7 @@ from tests.robustness.tiny_files import IDX, KINDS, LIBSVM
 MEGABYTE = 2**20
 
 
-@pytest.fixture(autouse=True)
-def no_data_directory(monkeypatch):
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
-
-
-@pytest.fixture
-def place(tmp_path):
-    """A folder in which a test writes files of one kind."""
-    (tmp_path / "files").mkdir()
-    return tmp_path / "files"
-
-
-def refused(kind: str, place: Path, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        KINDS[kind].read(place)
-    assert str(place) in str(caught.value)
-    assert "\n" not in str(caught.value)
+pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 # ------------------------------------------------------------------- archives

@@ -10,40 +10,23 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from damaged_files import refused
 from PIL import Image
 from tiny_images import write_npz
 
 from fedjax_muon import data
 from fedjax_muon.core.reading import reading
-from fedjax_muon.data import names
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from tests.robustness.data_files import cases
 from tests.robustness.tiny_files import KINDS
 
-
-@pytest.fixture(autouse=True)
-def no_data_directory(monkeypatch):
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 def test_random_damage(tmp_path):
     """The harness goes on without end."""
     found = islice(cases(random.Random(20), tmp_path), 150)
     assert [case for case in found if case[2]] == []
-
-
-@pytest.fixture
-def place(tmp_path):
-    """A folder in which a test writes files of one kind."""
-    (tmp_path / "files").mkdir()
-    return tmp_path / "files"
-
-
-def refused(kind: str, place: Path, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        KINDS[kind].read(place)
-    assert str(place) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------- errors of parsers

@@ -73,7 +73,7 @@ def test_a_resumed_run_does_not_pay_again(ledger):
     assert ledger.charge(four_times("a"), DELTA, budget=first / 2) == first
     assert ledger.check(four_times("a"), DELTA, budget=first / 2) == first
     assert ledger.path.read_bytes() == before
-    # what is there twice is paid once
+    # an entry that is given twice is charged once
     ledger.charge([entry("b"), entry("b"), entry("a/0")], DELTA)
     assert len(ledger.entries()) == 5
 

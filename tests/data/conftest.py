@@ -1,0 +1,18 @@
+"""Folders in which tests write files of data sets."""
+
+import pytest
+
+from fedjax_muon.data import names
+
+
+@pytest.fixture
+def no_data_directory(monkeypatch):
+    """Files are read from where a test says alone."""
+    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder in which a test writes files of one kind."""
+    (tmp_path / "files").mkdir()
+    return tmp_path / "files"
