@@ -44,7 +44,7 @@ def audited(
     """
     claimed = claimed_deltas(record.spec)
     attacks = _attacks(record, absent, present)
-    laws = _laws(record)
+    laws = _laws(record, present)
     each = level / (len(attacks) + 1 + len(laws))
     return [
         *(
@@ -110,11 +110,10 @@ def _scores(record: Record, releases: Releases) -> dict[str, np.ndarray]:
     q = participation(record, steps)
     if q == 1:
         return found | {"matched filter": canary.matched_filter(signal, record.pattern)}
-    ratio = canary.likelihood_ratio(signal, record.pattern, q)
-    return found | {
-        "likelihood ratio": ratio,
-        "exact sizes": _exact_sizes(record, releases, q),
-    }
+    found["likelihood ratio"] = canary.likelihood_ratio(signal, record.pattern, q)
+    if releases.others.size:
+        found["exact sizes"] = _exact_sizes(record, releases, q)
+    return found
 
 
 def _exact_sizes(record: Record, releases: Releases, q: float) -> np.ndarray:
@@ -140,11 +139,11 @@ def _exact_sizes(record: Record, releases: Releases, q: float) -> np.ndarray:
 
 
 def _laws(
-    record: Record,
+    record: Record, seen: Releases
 ) -> tuple[Callable[[Record, Releases, float], Finding], ...]:
-    if isinstance(record.spec.sampling, Poisson):
-        return (_law_of_record, _law_of_others)
-    return (_law_of_cycle,)
+    if not isinstance(record.spec.sampling, Poisson):
+        return (_law_of_cycle,)
+    return (_law_of_record, _law_of_others) if seen.others.size else (_law_of_record,)
 
 
 def _law_of_cycle(record: Record, present: Releases, level: float) -> Finding:

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.attacks import canary
+from fedjax_muon.attacks import canary, correlated
 from fedjax_muon.attacks.canary_task import CANARY, FREE, OTHERS
 from fedjax_muon.privacy.guarantees import PrivacySpec
-from fedjax_muon.privacy.releases import Inside
+from fedjax_muon.privacy.releases import Correlated, Inside, Output
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -37,7 +37,8 @@ class Releases(NamedTuple):
     """What an attack sees in N worlds, in claimed standard deviations of the noise."""
 
     signal: np.ndarray  # [N, T], of the canary's owner in the canary's direction
-    others: np.ndarray  # [N, T], likewise in the direction of other records
+    # [N, T], likewise in the direction of other records; [N, 0] if their parts overlap
+    others: np.ndarray
     white: np.ndarray  # [N, d], everything that is noise alone without the canary
 
 
@@ -46,7 +47,9 @@ class Record(NamedTuple):
 
     spec: PrivacySpec
     pattern: np.ndarray  # [T], what it adds to `signal` when it takes part
-    examples: int  # of its owner; of all clients, if a client is the record
+    # among which its batches are drawn: of its owner, or of its group of them; of all
+    # clients, if a client is the record
+    examples: int
     phases: np.ndarray | None = None  # [phases, T], patterns of every place in a cycle
 
 
@@ -237,12 +240,16 @@ def agent_record(spec: PrivacySpec, examples: int, steps: int) -> Record:
 
     def trace(joins: np.ndarray) -> np.ndarray:
         d = joins * changes
+        if isinstance(release.noise, Correlated):
+            return correlated.pattern(spec, joins)
         if isinstance(release.noise, Inside):
             return d / _deviations(spec, steps)
         return canary.storm_estimates(d, release.beta) / release.noise.sigma
 
     if not isinstance(spec.sampling, Cyclic):
-        return Record(spec, trace(np.where(at % period == 0, 1.0, -1.0)), examples)
+        cycle = spec.sampling.cycle if isinstance(spec.sampling, Poisson) else 1
+        signs = np.where(at % period == 0, 1.0, -1.0)
+        return Record(spec, trace(signs), examples // cycle)
     phases = np.stack([trace(at % period == phase) for phase in range(period)])
     return Record(spec, phases[0], examples, phases)
 
@@ -273,7 +280,7 @@ def _changes(spec: PrivacySpec, steps: int) -> np.ndarray:
 def _deviations(spec: PrivacySpec, steps: int) -> np.ndarray:
     """Claimed standard deviations of white noise, [T]."""
     (release,) = spec.releases.values()
-    if not isinstance(release.noise, Inside):
+    if isinstance(release.noise, Output):
         return np.full(steps, release.noise.sigma)
     multipliers = np.full(steps, release.noise.step_multipliers()[1])
     multipliers[0] = release.noise.step_multipliers()[0]
@@ -283,12 +290,19 @@ def _deviations(spec: PrivacySpec, steps: int) -> np.ndarray:
 def _normalized(estimates: np.ndarray, spec: PrivacySpec, owner: int) -> Releases:
     """What is seen of estimates [N, T, m, d], whitened as the claim says."""
     (release,) = spec.releases.values()
+    directions = np.concatenate([CANARY[None], FREE])
+    if isinstance(release.noise, Correlated):
+        observed = correlated.whitened(estimates, spec)
+        return Releases(
+            correlated.seen(observed[:, :, owner] @ CANARY, spec),
+            np.zeros((len(observed), 0)),
+            (observed @ directions.T).reshape(len(observed), -1),
+        )
     if isinstance(release.noise, Inside):
         across = np.moveaxis(estimates, 1, -1)
         estimates = np.moveaxis(canary.innovations(across, release.beta), -1, 1)
     unit = _deviations(spec, estimates.shape[1])
     observed = estimates / unit[:, None, None]
-    directions = np.concatenate([CANARY[None], FREE])
     return Releases(
         observed[:, :, owner] @ CANARY,
         observed[:, :, owner] @ OTHERS,

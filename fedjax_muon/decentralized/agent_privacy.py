@@ -15,8 +15,10 @@ is calibrated when the numbers of the agents' examples are known.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import jax
 
 from fedjax_muon.core import Hyper, check_count, check_range, recorded
 from fedjax_muon.core.recipe import recipe_of
@@ -25,9 +27,21 @@ from fedjax_muon.decentralized.estimators import add_public_gradient, fresh
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.private import Mechanism, PrivateMethod, noise_scale_of
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
+from fedjax_muon.privacy.guarantees import (
+    PrivacySpec,
+    calibrated,
+    checked_accountant,
+    report,
+)
 from fedjax_muon.privacy.mechanism import Guarantee, check_noise
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
+from fedjax_muon.simulation.batching import (
+    Sampler,
+    always,
+    cyclic,
+    cyclic_poisson,
+    poisson,
+)
 
 ROOM = 3  # a Poisson batch's, over its expected size
 # algorithms whose agents touch their data through the estimator alone
@@ -45,9 +59,10 @@ class Calibrated(NamedTuple):
 class AgentPrivacy:
     """Sampling, clip, noise and accounting of decentralized training.
 
-    Batches are Poisson samples if the method's accounting needs them, and otherwise
-    cyclic; with a batch size of all examples, both are all examples. Every agent is
-    accounted for; the guarantee is that of the agent that is protected least.
+    Batches are Poisson samples if the method's accounting needs them, of groups that
+    take turns if its noise has bands, and otherwise cyclic; with a batch size of all
+    examples, both are all examples. Every agent is accounted for; the guarantee is
+    that of the agent that is protected least.
 
     Raises:
       ValueError: If a number is out of range, or both or none of `epsilon` and
@@ -91,6 +106,20 @@ class AgentPrivacy:
         """The largest size of a Poisson batch."""
         return self.max_batch or ROOM * self.mechanism.batch_size
 
+    @property
+    def cycle(self) -> int:
+        """Number of groups of examples that take turns in Poisson sampling."""
+        return self.method.release(self.mechanism, 1.0).noise.bands or 1
+
+    @property
+    def sampler(self) -> Callable[[jax.Array], Sampler]:
+        """How batches are drawn, as accounted for."""
+        if not self.method.amplified:
+            return cyclic
+        if self.cycle > 1:
+            return cyclic_poisson(self.room, self.cycle)
+        return always(poisson(self.room))
+
     def calibrated(self, sizes: Sequence[int]) -> Calibrated:
         """Derives the noise and the guarantee.
 
@@ -106,6 +135,7 @@ class AgentPrivacy:
           ImportError: If dp-accounting is not installed.
         """
         specs = list(map(self._spec, sorted(set(sizes))))
+        checked_accountant(specs[0])
         scale = self.noise_scale
         if self.epsilon is not None:
             needed = [calibrated(spec, self.epsilon) for spec in specs]
@@ -126,10 +156,11 @@ class AgentPrivacy:
     def _spec(self, examples: int) -> PrivacySpec:
         batch = self.mechanism.batch_size
         sampling: Sampling
-        if examples == batch:  # of either sampler
+        if examples == batch and self.cycle == 1:  # of either sampler
             sampling = FullBatch(examples)
         elif self.method.amplified:
-            sampling = Poisson(examples, batch, max_batch=min(self.room, examples))
+            room = min(self.room, examples // self.cycle)
+            sampling = Poisson(examples, batch, room, cycle=self.cycle)
         else:
             sampling = Cyclic(examples, batch)
         release = self.method.release(self.mechanism, 1.0)

@@ -24,6 +24,7 @@ from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import add_public_gradient, noisy
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
+from fedjax_muon.decentralized.private_ftrl import correlated_gradient
 from fedjax_muon.decentralized.private_storm import (
     each,
     private_gradient,
@@ -31,8 +32,9 @@ from fedjax_muon.decentralized.private_storm import (
     split,
 )
 from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
-from fedjax_muon.privacy.releases import Inside, Output, Release
+from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sampling import Sampling
 from fedjax_muon.privacy.sensitivity import Each, Split
 
@@ -45,6 +47,7 @@ class Mechanism:
     change_clip_norm: float  # of its change between two iterations, for `split`
     beta: float  # weight of the new gradient in STORM
     batch_size: int  # expected number of examples in a batch
+    strategy: Strategy | None = None  # of correlated noise, for DP-FTRL
 
 
 class PrivateMethod(NamedTuple):
@@ -57,7 +60,9 @@ class PrivateMethod(NamedTuple):
     base: Callable[..., Gossip]  # (lr, rule=, estimator=) -> algorithm
     release: Callable[[Mechanism, float], Release]
     # (mechanism, noise scale) -> what an agent releases
-    amplified: bool  # whether it is accounted for under Poisson, or cyclic sampling
+    amplified: bool
+    # whether it is accounted for under Poisson sampling, of groups that take turns if
+    # the noise is correlated, or under cyclic sampling
 
     def build(
         self,
@@ -109,6 +114,24 @@ def _fresh(m: Mechanism, noise_scale: Hyper) -> Estimator:
     )
 
 
+def _correlated(m: Mechanism, noise_scale: Hyper) -> Estimator:
+    return correlated_gradient(
+        m.clip_norm,
+        batch_size=m.batch_size,
+        strategy=_strategy(m),
+        noise_multiplier=noise_scale,
+    )
+
+
+def _strategy(m: Mechanism) -> Strategy:
+    if m.strategy is None:
+        raise ValueError(
+            "DP-FTRL needs the strategy of its mechanism, such as "
+            "privacy.banded(steps, bands), got None"
+        )
+    return m.strategy
+
+
 def _paper(m: Mechanism, noise_scale: Hyper) -> Estimator:
     clip = each(m.clip_norm)
     estimator = private_storm(clip, beta=m.beta, batch_size=m.batch_size)
@@ -142,6 +165,22 @@ PRIVATE: dict[str, PrivateMethod] = {
         dsgd,
         lambda m, z: Release(Each(m.clip_norm), Inside(z)),
         amplified=True,
+    ),
+    "dp_ftrl": PrivateMethod(
+        "DP-FTRL (banded)",
+        "Choquette-Choo et al. 2023, Banded matrix factorization, NeurIPS",
+        _correlated,
+        dsgd,
+        lambda m, z: Release(Each(m.clip_norm), Correlated(z, _strategy(m))),
+        amplified=True,
+    ),
+    "dp_ftrl_buffered": PrivateMethod(
+        "DP-FTRL (buffered)",
+        "McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868",
+        _correlated,
+        dsgd,
+        lambda m, z: Release(Each(m.clip_norm), Correlated(z, _strategy(m))),
+        amplified=False,
     ),
     "dpmixsgd": PrivateMethod(
         "DPMixSGD (clipped)",

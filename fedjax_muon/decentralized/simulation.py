@@ -47,10 +47,8 @@ from fedjax_muon.simulation.batching import (
     Sampler,
     always,
     clients_of,
-    cyclic,
     max_client_size_of,
     objective_of,
-    poisson,
     shuffled_epochs,
 )
 from fedjax_muon.simulation.evaluation import Evaluation
@@ -129,8 +127,7 @@ def decentralize(
         guarantee, scale = privacy.calibrated(list(map(len, parts)))
         algorithm, noise = privacy.applied(algorithm, 1.0), {"noise_scale": scale}
         batch_size = privacy.mechanism.batch_size
-        amplified = privacy.method.amplified
-        sampler = always(poisson(privacy.room)) if amplified else cyclic
+        sampler = privacy.sampler
     if batch_size is None:
         raise TypeError("decentralize needs batch_size, or privacy, which decides it")
     sampler = sampler or always(shuffled_epochs)

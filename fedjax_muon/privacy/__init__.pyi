@@ -12,11 +12,17 @@ from .accounting import gaussian_epsilon as gaussian_epsilon
 from .accounting import gaussian_multiplier as gaussian_multiplier
 from .accounting import joint_multiplier as joint_multiplier
 from .accounting import mean_multiplier as mean_multiplier
+from .adaptive_clip import AdaptiveClip as AdaptiveClip
 from .calibration import calibrate_noise as calibrate_noise
 from .client_privacy import ClientPrivacy as ClientPrivacy
 from .composition import Cost as Cost
 from .composition import composed_epsilon as composed_epsilon
 from .composition import cost_of as cost_of
+from .correlated import Banded as Banded
+from .correlated import Buffered as Buffered
+from .correlated import banded as banded
+from .correlated import buffered as buffered
+from .correlated import prefix_errors as prefix_errors
 from .guarantees import PrivacyReport as PrivacyReport
 from .guarantees import PrivacySpec as PrivacySpec
 from .guarantees import calibrated as calibrated
@@ -25,6 +31,7 @@ from .ledger import Entry as Entry
 from .ledger import Ledger as Ledger
 from .ledger import fingerprint as fingerprint
 from .mechanism import Guarantee as Guarantee
+from .releases import Correlated as Correlated
 from .releases import Inside as Inside
 from .releases import Output as Output
 from .releases import Release as Release

@@ -337,6 +337,14 @@ def steps_event(
     check_range("multiplier", multiplier, schedules=False)
     check_range("first_multiplier", first, schedules=False)
     check_count("steps", steps)
+    if isinstance(sampling, Poisson) and sampling.cycle > 1:
+        if first != multiplier:
+            raise ValueError(
+                f"a cycle of {sampling.cycle} groups needs the same noise in every "
+                f"step, got multipliers {first} at step 0 and {multiplier} later"
+            )
+        # the first group has most turns; the others' batches say nothing of its records
+        steps = -(-steps // sampling.cycle)
     step = _step(accounting, sampling, multiplier)
     if sampling.first_batch is None and first == multiplier:
         return accounting.SelfComposedDpEvent(step, steps)
@@ -350,9 +358,11 @@ def steps_event(
 
 def _step(accounting: Any, sampling: Poisson | FixedSize, multiplier: float) -> Any:
     gaussian = accounting.GaussianDpEvent(multiplier)
-    n, b = sampling.examples, sampling.batch
+    b = sampling.batch
     if isinstance(sampling, FixedSize):
+        n = sampling.examples
         return accounting.SampledWithoutReplacementDpEvent(n, b, gaussian)
+    n = sampling.group
     if sampling.max_batch is None:
         return accounting.PoissonSampledDpEvent(b / n, gaussian)
     return accounting.TruncatedSubsampledGaussianDpEvent(

@@ -29,7 +29,13 @@ from fedjax_muon.privacy.accounting import (
 )
 from fedjax_muon.privacy.calibration import calibrate_noise
 from fedjax_muon.privacy.releases import Output, Release
-from fedjax_muon.privacy.sampling import FullBatch, Patterned, Sampling, Shuffled
+from fedjax_muon.privacy.sampling import (
+    FullBatch,
+    Patterned,
+    Poisson,
+    Sampling,
+    Shuffled,
+)
 from fedjax_muon.privacy.threats import Neighbor, Threat
 
 
@@ -243,7 +249,18 @@ def checked_accountant(spec: PrivacySpec) -> Accountant:
     if spec.sampling.amplifies:
         for release in spec.releases.values():
             release.noise.step_multipliers()  # raises for noise on the output
+            _check_bands(release.noise.bands or 1, spec.sampling)
     return accountant
+
+
+def _check_bands(bands: int, sampling: Sampling) -> None:
+    """A record may not be drawn again while its gradient has parts in releases."""
+    cycle = sampling.cycle if isinstance(sampling, Poisson) else 1
+    if bands > cycle:
+        raise ValueError(
+            f"noise of {bands} bands needs groups that take turns, got a cycle of "
+            f"{cycle}: use Poisson sampling with cycle={bands}"
+        )
 
 
 def transcript_multiplier(spec: PrivacySpec) -> float:

@@ -1,10 +1,13 @@
 """Releases: a clipped, noisy stream of values, and where its noise is added."""
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
+from scipy import signal
 
 from fedjax_muon.core import check_range
+from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.sensitivity import Clip, transcript_norm
 
 
@@ -18,6 +21,7 @@ class Inside:
 
     multiplier: float
     first_multiplier: float | None = None  # of step 0; `multiplier` by default
+    bands: ClassVar[int] = 1  # number of steps in which one innovation has a part
 
     def __post_init__(self) -> None:
         check_range("multiplier", self.multiplier, schedules=False)
@@ -63,6 +67,7 @@ class Output:
     """Noise on every released g_t; the recursion keeps the clean value."""
 
     sigma: float  # standard deviation in every coordinate
+    bands: ClassVar[None] = None  # an innovation has a part in all later releases
 
     def __post_init__(self) -> None:
         check_range("sigma", self.sigma, schedules=False)
@@ -97,20 +102,92 @@ class Output:
 
 
 @dataclasses.dataclass(frozen=True)
+class Correlated:
+    """Noise C^-1 z on every released gradient; see `privacy.correlated`.
+
+    The standard deviation of z is the multiplier times the sensitivity of a gradient.
+    """
+
+    multiplier: float
+    strategy: Strategy
+
+    def __post_init__(self) -> None:
+        check_range("multiplier", self.multiplier, schedules=False)
+
+    @property
+    def smallest(self) -> float:
+        """The multiplier."""
+        return self.multiplier
+
+    @property
+    def bands(self) -> int | None:
+        """Number of steps in which one gradient has a part; None: all later ones."""
+        return self.strategy.bands
+
+    def scaled(self, factor: float) -> "Correlated":
+        """Returns the same noise with a scaled multiplier."""
+        return dataclasses.replace(self, multiplier=self.multiplier * factor)
+
+    def step_multipliers(self) -> tuple[float, float]:
+        """Returns the multiplier of a step, twice.
+
+        What is released of one gradient is its product with a column of C, and noise.
+
+        Raises:
+          ValueError: If C is not banded, so that sampling does not amplify privacy.
+        """
+        if self.bands is None:
+            raise ValueError(
+                "sampling does not amplify privacy if a gradient has parts in all "
+                "later releases: use Cyclic sampling, or a banded strategy"
+            )
+        column = self.strategy.column(self.bands)
+        multiplier = self.multiplier / float(np.linalg.norm(column))
+        return multiplier, multiplier
+
+    def transcript_multiplier(self, changes: np.ndarray, beta: float) -> float:
+        """Returns the multiplier of the whole transcript.
+
+        Since no entry of C is negative, the worst record takes part in the first of the
+        steps that it can take part in, always in the same direction.
+
+        Args:
+          changes: Largest changes of the gradients by one record, [steps].
+          beta: Not used: there is no memory.
+
+        Returns:
+          The noise multiplier of one Gaussian mechanism that is equally private.
+        """
+        del beta
+        steps = len(changes)
+        column = self.strategy.column(steps)
+        parts = signal.fftconvolve(column, (changes > 0).astype(float))[:steps]
+        return self.multiplier / float(np.linalg.norm(parts))
+
+
+Noise = Inside | Output | Correlated
+
+
+@dataclasses.dataclass(frozen=True)
 class Release:
     """One noisy stream of values, such as an agent's estimate of its gradient in x.
 
     For clients of a server, a record is a client, and `Each` bounds its update.
 
     Raises:
-      ValueError: If `beta` is outside (0, 1].
+      ValueError: If `beta` is outside (0, 1], or not 1 with correlated noise.
     """
 
     clip: Clip
-    noise: Inside | Output
+    noise: Noise
     beta: float = (
         1.0  # weight of the new gradient in STORM; 1 for streams without memory
     )
 
     def __post_init__(self) -> None:
         self.clip.sensitivity(self.beta, 1)  # raises if `beta` is out of range
+        if isinstance(self.noise, Correlated) and self.beta != 1:
+            raise ValueError(
+                "correlated noise is for gradients without memory, got beta "
+                f"{self.beta}"
+            )

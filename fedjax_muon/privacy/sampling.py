@@ -22,7 +22,10 @@ from fedjax_muon.privacy.sensitivity import Clip
 class Poisson:
     """Every record joins a batch independently with probability batch / examples.
 
-    Of a draw larger than `max_batch` a uniform subset of that size is kept.
+    Of a draw larger than `max_batch` a uniform subset of that size is kept. With a
+    `cycle`, the records are divided into so many groups of the same size, whatever
+    their data, which take turns; a record joins a batch of its group with probability
+    cycle batch / examples. Records that fill no group never take part.
     """
 
     examples: int  # records of the agent
@@ -30,10 +33,23 @@ class Poisson:
     max_batch: int | None = None  # the largest batch that the program can hold
     # size of the batch at step 0, if not sampled; it must be `examples`
     first_batch: int | None = None
+    cycle: int = 1  # number of groups that take turns
     amplifies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_batch(self)
+        check_count("cycle", self.cycle, 1)
+        if self.batch > self.group:
+            raise ValueError(
+                f"a batch of {self.batch} is larger than a group of {self.group}, "
+                f"which is {self.examples} examples over a cycle of {self.cycle}: use "
+                "a smaller batch or cycle"
+            )
+        if self.cycle > 1 and self.first_batch is not None:
+            raise ValueError(
+                f"a cycle of {self.cycle} groups begins with the first group, got "
+                f"first_batch {self.first_batch}"
+            )
         if self.max_batch is not None:
             check_count("max_batch", self.max_batch, self.batch)
         if self.first_batch not in (None, self.examples):
@@ -45,10 +61,21 @@ class Poisson:
 
     def __str__(self) -> str:
         cut = "" if self.max_batch is None else f", at most {self.max_batch} of them"
+        if self.cycle > 1:
+            return (
+                f"cyclic Poisson: {self.cycle} groups of {self.group} records take "
+                "turns, and every record of a group joins a batch independently with "
+                f"probability {self.batch}/{self.group}{cut}"
+            )
         return (
             f"Poisson: every record joins a batch independently with probability "
             f"{self.batch}/{self.examples}{cut}{_first(self.first_batch)}"
         )
+
+    @property
+    def group(self) -> int:
+        """Records of a group."""
+        return self.examples // self.cycle
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fedjax_muon.decentralized import ALL, topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.privacy.correlated import Strategy, banded, buffered
 from fedjax_muon.runs.config import Private
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.tasks import auc
@@ -22,6 +23,8 @@ from fedjax_muon.tasks.task import Task
 # Tried by hand on the default job, on a seed that it does not use.
 LR = {
     "dp_sgda": 1.0,
+    "dp_ftrl": 1.0,
+    "dp_ftrl_buffered": 1.0,
     "dpmixsgd": 0.1,
     "dpmixsgd_inside": 0.1,
     "private_storm": 0.3,
@@ -90,9 +93,16 @@ def _graph(job: Private, key: jax.Array) -> nx.Graph:
     return kinds[job.graph]()
 
 
-def privacy_of(job: Private, name: str, epsilon: float) -> AgentPrivacy:
+def privacy_of(setting: Setting, name: str, epsilon: float) -> AgentPrivacy:
     """The mechanism of a method."""
-    mechanism = Mechanism(job.clip_norm, job.change_clip_norm, job.beta, job.batch_size)
+    job = setting.job
+    mechanism = Mechanism(
+        clip_norm=job.clip_norm,
+        change_clip_norm=job.change_clip_norm,
+        beta=job.beta,
+        batch_size=job.batch_size,
+        strategy=_strategy_of(setting, name),
+    )
     return AgentPrivacy(
         PRIVATE[name],
         mechanism,
@@ -102,6 +112,18 @@ def privacy_of(job: Private, name: str, epsilon: float) -> AgentPrivacy:
         insecure_fixed_noise=job.insecure_fixed_noise,
         publish_training_metrics=job.publish_training_metrics,
     )
+
+
+def _strategy_of(setting: Setting, name: str) -> Strategy | None:
+    """The correlation of a method's noise, for all agents the same."""
+    job = setting.job
+    steps = job.rounds + 1
+    if name == "dp_ftrl":
+        return banded(steps, min(job.bands, steps))
+    if name == "dp_ftrl_buffered":
+        examples = min(map(len, setting.parts[job.seeds[0]]))
+        return buffered(steps, max(1, examples // job.batch_size))
+    return None
 
 
 def simulation_of(setting: Setting, name: str) -> Simulation:
@@ -114,7 +136,7 @@ def simulation_of(setting: Setting, name: str) -> Simulation:
             setting.dataset,
             setting.parts[seed],
             weights=topology.metropolis(setting.graphs[seed]),
-            privacy=privacy_of(job, name, job.epsilons[0]),
+            privacy=privacy_of(setting, name, job.epsilons[0]),
         )
     except ImportError as error:
         raise ValueError(str(error)) from error

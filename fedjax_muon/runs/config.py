@@ -297,6 +297,9 @@ class Private:
     """Norm that its change between iterations is clipped to, by private_storm."""
     beta: float = 0.1
     """Weight of the fresh gradient in STORM."""
+    bands: int = 4
+    """Bands of the correlated noise of dp_ftrl, and groups of an agent's examples that
+    take turns."""
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
     """Learning rates, as `--lr dp_sgda 0.3`; the others are of the default job."""
     seeds: Seeds = (0, 1, 2)

@@ -79,7 +79,7 @@ def prepare(job: Private, run_dir: Path | None = None) -> Plan:
         first = simulation_of(setting, name)
         check_memory(first)
         for epsilon in job.epsilons:
-            privacy = privacy_of(job, name, epsilon)
+            privacy = privacy_of(setting, name, epsilon)
             simulations[name, epsilon] = first.vary(privacy=privacy)
     plan = Plan(setting, simulations)
     name = private_ledger.name_in(run_dir) if run_dir else "new"

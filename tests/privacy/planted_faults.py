@@ -18,18 +18,18 @@ from fedjax_muon.decentralized import (
     private_storm,
 )
 from fedjax_muon.decentralized import engine as gossip_engine
-from fedjax_muon.decentralized import simulation as decentralized_simulation
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import client_mechanism, client_privacy, gaussian
 from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.privacy.mechanism import Guarantee
-from fedjax_muon.privacy.releases import Output, Release
+from fedjax_muon.privacy.releases import Correlated, Output, Release
 from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.simulation import federated
 from fedjax_muon.simulation.batching import (
     always,
+    poisson,
     shuffled_epochs,
     without_replacement,
 )
@@ -160,11 +160,23 @@ def y_not_clipped(patch) -> None:
 
 
 def fixed_size(patch) -> None:
-    patch.setattr(decentralized_simulation, "poisson", lambda room: without_replacement)
+    patch.setattr(agent_privacy, "poisson", lambda room: without_replacement)
 
 
 def reshuffled(patch) -> None:
-    patch.setattr(decentralized_simulation, "cyclic", always(shuffled_epochs))
+    patch.setattr(agent_privacy, "cyclic", always(shuffled_epochs))
+
+
+def groups_ignored(patch) -> None:
+    patch.setattr(
+        agent_privacy, "cyclic_poisson", lambda room, cycle: always(poisson(room))
+    )
+
+
+def first_entry_of_a_column(patch) -> None:
+    """Accounts for the part of a gradient in one release, not in those after it."""
+    alone = lambda noise: 2 * (noise.multiplier / noise.strategy.column(1)[0],)
+    patch.setattr(Correlated, "step_multipliers", alone)
 
 
 def one_release_less(patch) -> None:
@@ -259,6 +271,8 @@ FAULTS = {
     "clean at t = 0": Fault(clean_start, "dpmixsgd"),
     "one noise for two runs": Fault(from_the_seed, "two runs"),
     "batches of fixed size": Fault(fixed_size, "rare batches", profile=False),
+    "batches of all groups": Fault(groups_ignored, "dp_ftrl", profile=False),
+    "the first entry of a column": Fault(first_entry_of_a_column, "dp_ftrl"),
     "batches reshuffled": Fault(reshuffled, "dpmixsgd", profile=False),
     "one release less": Fault(one_release_less, "short"),
     "the largest agent": Fault(largest_agent, "unequal agents"),

@@ -18,12 +18,14 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.correlated import Banded, Buffered
 from fedjax_muon.privacy.profile_audit import Finding
 from fedjax_muon.runs import build_private
 from fedjax_muon.runs.config import Private
 from fedjax_muon.simulation.federated import federate
 
 AGENTS, CLIP, DELTA, LR = 3, 1.0, 1e-3, 0.1
+BANDED = Banded((0.6, 0.58, 0.55))
 WEIGHTS = (np.eye(AGENTS) + np.full((AGENTS, AGENTS), 1 / AGENTS)) / 2
 
 
@@ -36,10 +38,15 @@ class Case(NamedTuple):
     noise: float
     rounds: int = 8
     fixed: bool = True  # noise from the seed, to reproduce an audit
+    strategy: Any = None  # of correlated noise
 
 
 CASES = {
     "dp_sgda": Case("dp_sgda", (8, 8, 8), 2, 1.0),
+    "dp_ftrl": Case("dp_ftrl", (12, 12, 12), 2, 0.7, strategy=BANDED),
+    "dp_ftrl_buffered": Case(
+        "dp_ftrl_buffered", (8, 8, 8), 2, 2.0, strategy=Buffered((0.9, 0.3), (0.2, 0.3))
+    ),
     "dpmixsgd": Case("dpmixsgd", (8, 8, 8), 2, 2.0),
     "dpmixsgd_inside": Case("dpmixsgd_inside", (8, 8, 8), 2, 1.0),
     "private_storm": Case("private_storm", (8, 8, 8), 2, 1.0),
@@ -56,7 +63,7 @@ def simulation_of(case: Case):
     method = PRIVATE[case.method]
     privacy = AgentPrivacy(
         method,
-        Mechanism(CLIP, CLIP / 5, beta=0.1, batch_size=case.batch),
+        Mechanism(CLIP, CLIP / 5, 0.1, case.batch, case.strategy),
         rounds=case.rounds,
         delta=DELTA,
         noise_scale=case.noise,
@@ -97,7 +104,7 @@ def command(name: str, patch=None) -> Worlds:
         delta=DELTA,
         agents=4,
         graph="ring",
-        rounds=6,
+        rounds=7,
         batch_size=2,
         clip_norm=CLIP,
         change_clip_norm=CLIP / 5,

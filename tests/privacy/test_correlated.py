@@ -1,0 +1,319 @@
+"""Correlated noise: the matrices, their accounting, and what runs with them."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax_privacy import matrix_factorization as matrices
+from private_worlds import WEIGHTS
+
+from fedjax_muon.attacks.canary_task import canary_data, canary_task
+from fedjax_muon.core import Objective
+from fedjax_muon.decentralized import dsgd
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
+from fedjax_muon.decentralized.estimators import split_noise_key
+from fedjax_muon.decentralized.gossip import Iteration
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private_ftrl import correlated_gradient
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.privacy import (
+    Banded,
+    Buffered,
+    Correlated,
+    Cyclic,
+    Each,
+    FullBatch,
+    Inside,
+    Pld,
+    Poisson,
+    PrivacySpec,
+    Release,
+    Shuffled,
+    banded,
+    buffered,
+    cost_of,
+    gaussian_epsilon,
+    prefix_errors,
+    report,
+)
+from fedjax_muon.privacy.accounting import library
+from fedjax_muon.privacy.composition import Cost
+from fedjax_muon.privacy.gaussian import add_normal
+from fedjax_muon.simulation import training
+from fedjax_muon.simulation.batching import cyclic_poisson
+
+STRATEGIES = [
+    Banded((1.0,)),
+    Banded((0.8, 0.5, 0.1)),
+    Buffered((0.9, 0.3), (0.2, 0.3)),
+]
+
+
+def matrix(strategy, steps):
+    """C, from its definition."""
+    c = np.zeros((steps, steps))
+    for i, j in itertools.product(range(steps), repeat=2):
+        k = i - j
+        if isinstance(strategy, Banded):
+            inside = 0 <= k < len(strategy.coefficients)
+            c[i, j] = strategy.coefficients[k] if inside else 0.0
+        elif k >= 0:
+            pairs = zip(strategy.decay, strategy.scale, strict=True)
+            c[i, j] = 1.0 if k == 0 else sum(s * d ** (k - 1) for d, s in pairs)
+    return c
+
+
+def spec_of(noise, sampling, steps=8, delta=1e-3):
+    return PrivacySpec({"x": Release(Each(1.0), noise)}, sampling, steps, delta)
+
+
+# ----------------------------------------------------------------------------- matrices
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_noise_is_the_inverse_of_c_times_independent_noise(strategy):
+    steps = 9
+    z = np.random.default_rng(0).normal(size=(steps, 2, 3))
+    expected = np.linalg.solve(matrix(strategy, steps), z.reshape(steps, -1))
+    memory = strategy.start({"a": jnp.zeros((2, 3))})
+    found = []
+    for one in z:
+        w, memory = strategy.next({"a": jnp.asarray(one, jnp.float32)}, memory)
+        found.append(np.asarray(w["a"]).ravel())
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(strategy.column(steps), matrix(strategy, steps)[:, 0])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_errors_of_sums(strategy):
+    steps = 12
+    sums = np.tri(steps) @ np.linalg.inv(matrix(strategy, steps))
+    expected = np.linalg.norm(sums, axis=1)
+    np.testing.assert_allclose(prefix_errors(strategy, steps), expected)
+
+
+def test_found_matrices_have_less_noise():
+    steps, separation = 60, 20
+    few = banded(steps, 8)
+    assert np.linalg.norm(few.coefficients) == pytest.approx(1)
+    assert banded(steps, 1) == Banded((1.0,))
+    mean = lambda s: np.sqrt(np.mean(prefix_errors(s, steps) ** 2))
+    assert mean(few) < 0.75 * mean(Banded((1.0,)))
+    long = buffered(steps, separation)
+    z = 1.0
+    noise = lambda s: z * mean(s) / report_multiplier(s, steps, separation)
+    assert noise(long) < 0.6 * noise(Banded((1.0,)))
+    with jax.numpy_rank_promotion("allow"):
+        column = jnp.asarray(long.column(steps), jnp.float32)
+        squares = matrices.toeplitz.per_query_error(strategy_coef=column)
+    found = prefix_errors(long, steps) ** 2
+    np.testing.assert_allclose(found, np.asarray(squares), rtol=1e-3)
+
+
+# --------------------------------------------------------------------------- accounting
+
+
+def report_multiplier(strategy, steps, separation):
+    noise = Correlated(1.0, strategy)
+    changes = np.zeros(steps)
+    changes[::separation] = 0.05
+    return noise.transcript_multiplier(changes, 1.0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("separation", [2, 3, 5])
+def test_the_worst_record_of_a_cycle(strategy, separation):
+    """Over all offsets and all signs of the gradients of one record."""
+    steps = 8
+    c = matrix(strategy, steps)
+    worst = 0.0
+    for offset in range(separation):
+        at = np.arange(offset, steps, separation)
+        for signs in itertools.product((-1, 1), repeat=len(at)):
+            worst = max(worst, np.linalg.norm(c[:, at] @ np.array(signs)))
+    assert report_multiplier(strategy, steps, separation) == pytest.approx(1 / worst)
+    column = jnp.asarray(strategy.column(steps), jnp.float32)
+    square = matrices.toeplitz.minsep_sensitivity_squared(column, separation)
+    assert worst**2 == pytest.approx(float(square), rel=1e-5)
+    sampling = Cyclic(2 * separation, 2)
+    epsilon = report(spec_of(Correlated(3.0, strategy), sampling)).epsilon
+    assert epsilon == pytest.approx(gaussian_epsilon(3.0 / worst, 1e-3))
+
+
+def test_samplings_without_a_cycle_count_every_step():
+    strategy = STRATEGIES[1]
+    whole = np.linalg.norm(matrix(strategy, 8) @ np.ones(8))
+    for sampling in (FullBatch(10), Shuffled(10, 2)):
+        epsilon = report(spec_of(Correlated(9.0, strategy), sampling)).epsilon
+        assert epsilon == pytest.approx(gaussian_epsilon(9.0 / whole, 1e-3))
+
+
+def test_groups_amplify_like_a_small_data_set():
+    """Choquette-Choo et al. 2023, Theorem 4."""
+    strategy = Banded((0.8, 0.6))  # of norm 1
+    sampling = Poisson(40, 2, max_batch=8, cycle=4)
+    epsilon = lambda noise: report(
+        dataclasses.replace(spec_of(noise, sampling, steps=10), accountant=Pld(1e-3))
+    ).epsilon
+    found = epsilon(Correlated(0.9, strategy))
+    alone = Pld(1e-3).epsilon(Poisson(10, 2, 8), 0.9, 3, 1e-3)
+    assert found == pytest.approx(alone, rel=1e-9)
+    accounting = library()
+    relation = accounting.NeighboringRelation.REPLACE_SPECIAL
+    accountant = accounting.pld.PLDAccountant(relation, 1e-3)
+    event = accounting.TruncatedSubsampledGaussianDpEvent(10, 0.2, 8, 0.9)
+    accountant.compose(accounting.SelfComposedDpEvent(event, 3))
+    assert found == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-9)
+    louder = Banded((1.6, 1.2))  # twice the columns
+    assert epsilon(Correlated(1.8, louder)) == pytest.approx(found, rel=1e-6)
+
+
+def test_one_band_is_independent_noise():
+    sampling = Poisson(40, 2)
+    one = report(spec_of(Correlated(0.9, Banded((1.0,))), sampling)).epsilon
+    assert one == report(spec_of(Inside(0.9), sampling)).epsilon
+
+
+def test_costs_keep_the_groups():
+    sampling = Poisson(40, 2, cycle=4)
+    cost = cost_of(spec_of(Correlated(0.9, Banded((0.8, 0.6))), sampling))
+    assert Cost.from_record(cost.to_record()) == cost
+    assert cost.sampling == sampling
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Banded(()), "at least one number"),
+        (lambda: Banded((0.0, 1.0)), "c_0"),
+        (lambda: Banded((1.0, -0.1)), "coefficients"),
+        (lambda: Buffered((0.5,), ()), "a decay and a scale"),
+        (lambda: Buffered((1.5,), (0.1,)), "decay"),
+        (lambda: banded(4, 5), "bands"),
+        (lambda: buffered(0, 5), "steps"),
+        (lambda: Poisson(10, 4, cycle=3), "larger than a group of 3"),
+        (lambda: Poisson(10, 2, first_batch=10, cycle=2), "begins with the first"),
+        (
+            lambda: Release(Each(1.0), Correlated(1.0, Banded((1.0,))), beta=0.5),
+            "without memory",
+        ),
+        (
+            lambda: report(
+                spec_of(Correlated(1.0, Banded((1.0, 0.5))), Poisson(40, 2))
+            ),
+            "use Poisson sampling with cycle=2",
+        ),
+        (
+            lambda: report(spec_of(Correlated(1.0, STRATEGIES[2]), Poisson(40, 2))),
+            "use Cyclic sampling",
+        ),
+        (
+            lambda: report(spec_of(Inside(1.0, 2.0), Poisson(40, 2, cycle=2))),
+            "the same noise in every step",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_rejected(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# ------------------------------------------------------------------------ what is drawn
+
+
+def test_groups_take_turns():
+    """Every example of a group joins with the same probability, and no other."""
+    size, cycle, batch = 14, 3, 2  # groups of 4; two examples never take part
+    sampler = cyclic_poisson(4, cycle)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    for t in range(5):
+        draw = lambda key, t=t: sampler(jnp.int32(t))(key, size, 1, batch, 16)
+        drawn = np.asarray(jax.vmap(draw)(keys)).ravel()
+        counts = np.bincount(drawn[drawn >= 0], minlength=size) / len(keys)
+        group = slice(4 * (t % cycle), 4 * (t % cycle) + 4)
+        np.testing.assert_allclose(counts[group], batch / 4, atol=0.05)
+        counts[group] = 0
+        assert not counts.any()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_estimates_are_those_of_the_paper(strategy):
+    """A literal transcription: clipped gradients, and C^-1 times the same draws."""
+    steps, size, clip, z = 6, 4, 0.7, 0.9
+    rows = np.random.default_rng(0).normal(size=(steps, size, 3))
+    estimator = correlated_gradient(
+        clip, batch_size=size, strategy=strategy, noise_multiplier=z
+    )
+    objective = Objective(grad=None, example_grad=lambda params, batch, key: batch)
+    draws, found, memory = [], [], None
+    for t in range(steps):
+        iteration = Iteration(jnp.int32(t), *jax.random.split(jax.random.key(t)))
+        batch = jnp.asarray(rows[t], jnp.float32)
+        if t == 0:
+            g, memory = estimator.start(objective, jnp.zeros(3), batch, iteration)
+        else:
+            state = objective, memory, jnp.zeros(3), batch, iteration
+            g, memory = estimator.update(*state)
+        found.append(np.asarray(g))
+        key = split_noise_key(iteration)[1]
+        draws.append(add_normal(key, z * clip / size, jnp.zeros(3)))
+    mean = np.zeros((steps, 3))
+    for t, i in itertools.product(range(steps), range(size)):
+        norm = np.sqrt((rows[t, i] ** 2).sum())
+        mean[t] += rows[t, i] * min(1, clip / norm) / size
+    noise = np.linalg.solve(matrix(strategy, steps), np.array(draws, np.float64))
+    np.testing.assert_allclose(found, mean + noise, rtol=1e-5, atol=1e-6)
+
+
+def simulation_of(name, strategy, **given):
+    mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=2, strategy=strategy)
+    privacy = AgentPrivacy(
+        PRIVATE[name],
+        mechanism,
+        rounds=5,
+        delta=1e-3,
+        **{"noise_scale": 1.0, "insecure_fixed_noise": True} | given,
+    )
+    dataset, parts = canary_data((12, 12, 12), owner=0)
+    return decentralize(
+        dsgd(lr=0.1),
+        canary_task(0.1),
+        dataset,
+        parts,
+        weights=WEIGHTS,
+        privacy=privacy,
+    )
+
+
+def test_a_simulation_says_what_it_does():
+    spec = simulation_of("dp_ftrl", Banded((0.8, 0.6))).guarantee.spec
+    assert spec.sampling == Poisson(12, 2, max_batch=6, cycle=2)
+    assert "2 groups of 6 records take turns" in str(spec.sampling)
+    spec = simulation_of("dp_ftrl_buffered", STRATEGIES[2]).guarantee.spec
+    assert spec.sampling == Cyclic(12, 2)
+    epsilon = {"noise_scale": None, "epsilon": 2.0}
+    calibrated = simulation_of("dp_ftrl_buffered", STRATEGIES[2], **epsilon)
+    assert report(calibrated.guarantee.spec).epsilon == pytest.approx(2, rel=1e-4)
+
+
+def test_a_simulation_that_does_not_fit_is_rejected():
+    with pytest.raises(ValueError, match="needs the strategy of its mechanism"):
+        simulation_of("dp_ftrl", None)
+    with pytest.raises(ValueError, match="use Cyclic sampling"):
+        simulation_of("dp_ftrl", STRATEGIES[2])
+    with pytest.raises(ValueError, match="larger than a group"):
+        simulation_of("dp_ftrl", Banded((1.0,) * 7))
+
+
+def test_the_noise_continues_after_an_interruption():
+    simulation = simulation_of("dp_ftrl", Banded((0.8, 0.5, 0.1)))
+    start = lambda: simulation.init(jax.random.key(0))
+    whole, _ = training.train(simulation, start(), rounds=4)
+    half, _ = training.train(simulation, start(), rounds=2)
+    both, _ = training.train(simulation, half, rounds=2)
+    assert jax.tree.map(np.array_equal, whole.params, both.params) == jax.tree.map(
+        lambda _: True, whole.params
+    )
