@@ -64,7 +64,7 @@ def options(kind: Any, prefix: str = "") -> dict[str, Any]:
 
 def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
     """Words for an option of a type: mostly right, sometimes not."""
-    if draw.random() < 0.08:
+    if draw.random() < 0.05:
         return [draw.choice((*NUMBERS, *WORDS))]
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
