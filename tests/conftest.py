@@ -15,6 +15,10 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 
+# Workers share the cores already, and threads of linear algebra would wait for them.
+for library in ("OPENBLAS", "OMP", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -1,13 +1,15 @@
-"""The methods of the DPMixSGD paper at equal privacy, on its problems.
+"""The methods of the DPMixSGD paper and DP-FTRL at equal privacy, on its problems.
 
     python -m experiments.papers.dpmixsgd_equal --data-dir DATA
 
 Every private method clips the gradients of examples. It has the least noise that makes
 all releases of an agent (epsilon, delta)-private for one of its examples, whatever its
 neighbors do (docs/privacy.md). There are 5 agents on a random graph, and delta is 1e-5.
-Learning rates are the best of seven by the AUC on a tenth of the training examples,
-with one seed, for each epsilon; the accounting does not cover this choice. Every
-finished run is written to disk, and the same command resumes an interrupted comparison.
+Batch size, clip norm and learning rate are the best of a grid, the same for all
+methods, by the AUC on a tenth of the training examples, with one seed, for each
+epsilon; the accounting does not cover this choice. Every finished run is written to
+disk, and the same command resumes an interrupted comparison. Batches and noise are
+drawn from the seed, so that all runs can be repeated; such runs have no privacy.
 
 Robust logistic regression has one weight per agent here. With one per example, the
 gradient of an example is 30,000 times larger in its own weight than in the model, and
@@ -16,34 +18,37 @@ clipping both together would remove the model's part.
 
 import dataclasses
 import functools
+import itertools
 import math
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import tyro
+from scipy import stats
 
 from benchmarks.machine import machine
 from experiments.papers.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized.private import (
-    PRIVATE,
-    Mechanism,
-    calibrate,
-    noise_scale_of,
-)
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
-from fedjax_muon.privacy import Cyclic, Poisson
+from fedjax_muon.privacy import banded
 from fedjax_muon.reporting import metrics_csv, plots
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.batching import always, cyclic, poisson, shuffled_epochs
+from fedjax_muon.simulation.batching import always, shuffled_epochs
 
 REFERENCES = ("dsgda", "dm_hsgd")
+METHODS = ("dp_sgda", "dp_ftrl", "dpmixsgd", "dpmixsgd_inside", "private_storm")
+OURS = "dp_ftrl"  # compared with the others in pairs of runs on the same seed
 AGENTS, CONNECTIVITY, DELTA, BETA = 5, 0.5, 1e-5, 0.1
-RATES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+BANDS = 16
+RATES = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
+CLIPS = (1.0, 3.0)  # over `clip_norm`
 JOBS = {
     "a8a": logistic("a8a", "agents"),
     "a9a": logistic("a9a", "agents"),
@@ -51,20 +56,37 @@ JOBS = {
     "mnist": mlp("mnist"),
     "fashion_mnist": mlp("fashion_mnist"),
 }
+# gradients of single examples of images need too much memory in large batches
+BATCHES = {"a8a": (20, 256), "a9a": (20, 256), "ijcnn1": (64, 256)}
 
 
-def mechanism(job: Job) -> Mechanism:
-    """Returns the clip norms: near the median norm of an example's first gradient.
+class Point(NamedTuple):
+    """A point of the grid."""
 
-    The clip norm of changes is a tenth of it.
-    """
-    clip_norm = 0.2 if job.kind == "mlp" else 1.0
-    return Mechanism(clip_norm, clip_norm / 10, BETA, job.batch_size)
+    lr: float
+    batch_size: int
+    clip: float  # over `clip_norm`
 
 
-def room(job: Job) -> int:
-    """Returns the largest Poisson batch: 8 standard deviations above its mean."""
-    return job.batch_size + math.ceil(8 * math.sqrt(job.batch_size))
+def clip_norm(job: Job) -> float:
+    """Returns a norm near the median of an example's first gradient."""
+    return 0.2 if job.kind == "mlp" else 1.0
+
+
+def mechanism(job: Job, name: str, point: Point) -> Mechanism:
+    """Returns how examples are bounded; changes are clipped to a tenth."""
+    norm = point.clip * clip_norm(job)
+    steps = job.iterations + 1
+    strategy = banded(steps, min(BANDS, steps)) if name == "dp_ftrl" else None
+    return Mechanism(norm, norm / 10, BETA, point.batch_size, strategy)
+
+
+def grid(job: Job, name: str) -> list[Point]:
+    """Returns the points that are tried, as many for every private method."""
+    sizes = BATCHES.get(job.dataset, (job.batch_size,))
+    if name in REFERENCES:
+        return [Point(lr, job.batch_size, 1.0) for lr in RATES]
+    return [Point(*one) for one in itertools.product(RATES, sizes, CLIPS)]
 
 
 class Runner:
@@ -77,48 +99,63 @@ class Runner:
         self.simulation = functools.cache(self._simulation)
         self.noise = functools.cache(self._noise)
 
-    def _noise(self, job: Job, name: str, epsilon: float) -> float:
-        examples = self.problem(job, False).fewest
-        sampling = (
-            Poisson(examples, job.batch_size, max_batch=room(job))
-            if PRIVATE[name].amplified
-            else Cyclic(examples, job.batch_size)
-        )
-        steps = job.iterations + 1
-        return noise_scale_of(
-            calibrate(name, mechanism(job), epsilon, sampling, steps=steps, delta=DELTA)
+    def privacy(self, job: Job, name: str, point: Point, **noise: Any) -> AgentPrivacy:
+        """Returns the mechanism of a method, by `epsilon` or by `noise_scale`."""
+        size = point.batch_size
+        return AgentPrivacy(
+            PRIVATE[name],
+            mechanism(job, name, point),
+            rounds=job.iterations,
+            delta=DELTA,
+            max_batch=size + math.ceil(8 * math.sqrt(size)),
+            insecure_fixed_noise=True,
+            **noise,
         )
 
-    def _simulation(self, job: Job, name: str, validate: bool) -> Simulation:
+    def _noise(self, job: Job, name: str, point: Point, epsilon: float) -> float:
+        examples = self.problem(job, False).fewest
+        privacy = self.privacy(job, name, point, epsilon=epsilon)
+        return privacy.calibrated([examples]).noise_scale
+
+    def _simulation(
+        self, job: Job, name: str, point: Point, validate: bool
+    ) -> Simulation:
         problem = self.problem(job, validate)
+        given: dict[str, Any] = {
+            "batch_size": point.batch_size,
+            "sampler": always(shuffled_epochs),
+        }
         if name in REFERENCES:
             rest = {"beta": BETA} if name in STORM else {}
             algorithm = ALL[name].function(**rest)
-            sampler = always(shuffled_epochs)
         else:
-            method = PRIVATE[name]
-            algorithm = method.build(mechanism(job), 1.0, Pair(0.1, 0.1))
-            sampler = always(poisson(room(job))) if method.amplified else cyclic
+            algorithm = PRIVATE[name].base(lr=Pair(0.1, 0.1))
+            given = {"privacy": self.privacy(job, name, point, noise_scale=1.0)}
         return decentralize(
             algorithm,
             problem.task,
             problem.dataset,
             problem.parts(0),
             weights=problem.weights(0, 1.0),
-            batch_size=job.batch_size,
-            sampler=sampler,
+            **given,
         )
 
-    def auc(self, job, name, epsilon, seed, lr, validate=False) -> float:
+    def auc(self, job, name, epsilon, seed, point, validate=False) -> float:
         """Returns the test or validation AUC at the end of a run."""
         problem = self.problem(job, validate)
-        hyper = paired({"lr_x": lr, "lr_y": lr})
+        changes: dict[str, Any] = {}
         if name not in REFERENCES:
-            hyper |= {"noise_scale": self.noise(job, name, epsilon)}
-        simulation = self.simulation(job, name, validate).vary(
+            # that of the whole training set, also where a tenth of it is left out
+            scale = self.noise(job, name, point._replace(lr=0.0, clip=1.0), epsilon)
+            if name == "dpmixsgd":  # a standard deviation, not a multiplier
+                scale *= point.clip
+            changes["privacy"] = self.privacy(job, name, point, noise_scale=scale)
+        first = self.simulation(job, name, point._replace(lr=0.0), validate)
+        simulation = first.vary(
             parts=problem.parts(seed),
             weights=problem.weights(seed, CONNECTIVITY),
-            hyper=hyper,
+            hyper=paired({"lr_x": point.lr, "lr_y": point.lr}),
+            **changes,
         )
         rounds = job.iterations
         _, rows = training.train(
@@ -130,17 +167,18 @@ class Runner:
         )
         return rows[-1]["test_auc"]
 
-    def tuned(self, job: Job, name: str, epsilon: float) -> float:
-        """Returns the best learning rate by validation."""
-        scores = [self.auc(job, name, epsilon, 0, lr, validate=True) for lr in RATES]
-        return RATES[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
+    def tuned(self, job: Job, name: str, epsilon: float) -> Point:
+        """Returns the best point of the grid by validation."""
+        points = grid(job, name)
+        scores = [self.auc(job, name, epsilon, 0, one, validate=True) for one in points]
+        return points[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
 
 def run(runner: Runner, job: Job, epsilons, seeds: int, path: Path) -> None:
     """Runs the cells that the file does not have yet."""
     known = {tuple(row[column] for column in COLUMNS) for row in read_rows(path)}
     runs = [(name, math.inf) for name in REFERENCES]
-    runs += [(name, epsilon) for name in PRIVATE for epsilon in epsilons]
+    runs += [(name, epsilon) for name in METHODS for epsilon in epsilons]
     for name, epsilon in runs:
         about = [
             (job.dataset, "epsilon", f"{epsilon:g}", name, str(seed))
@@ -148,13 +186,13 @@ def run(runner: Runner, job: Job, epsilons, seeds: int, path: Path) -> None:
         ]
         if known.issuperset(about):
             continue
-        lr = runner.tuned(job, name, epsilon)
+        point = runner.tuned(job, name, epsilon)
         for seed, row in enumerate(about):
             if row not in known:
-                score = runner.auc(job, name, epsilon, seed, lr)
+                score = runner.auc(job, name, epsilon, seed, point)
                 row_of = dict(zip(COLUMNS, row, strict=True))
-                metrics_csv.append(path, row_of | {"auc": score, "lr": lr})
-        print(job.dataset, name, epsilon, lr, flush=True)
+                metrics_csv.append(path, row_of | {"auc": score} | point._asdict())
+        print(job.dataset, name, epsilon, point, flush=True)
 
 
 def label(name: str) -> str:
@@ -162,9 +200,37 @@ def label(name: str) -> str:
     return ALL[name].label if name in REFERENCES else PRIVATE[name].label
 
 
+def difference(ours: list[float], others: list[float]) -> str:
+    """Returns the mean difference of paired runs and its 95 % interval, in points."""
+    pairs = 100 * (np.array(ours) - np.array(others))
+    half = stats.t.ppf(0.975, len(pairs) - 1) * stats.sem(pairs)
+    return f"{pairs.mean():+.1f} ± {half:.1f}"
+
+
+Cells = dict[tuple[str, str], list[float]]  # AUC of all seeds by method and epsilon
+
+
+def table(cells: Cells, epsilons: list[str]) -> list[str]:
+    """Returns the table of a data set, with the lead of `OURS` over each method."""
+    heads = [f"epsilon {e}" for e in epsilons]
+    leads = [f"lead at {e}" for e in epsilons if e != "inf"]
+    lines = [f"| method | {' | '.join([*heads, *leads])} |"]
+    lines.append("|---|" + "---:|" * len([*heads, *leads]))
+    for name in dict.fromkeys(name for name, _ in cells):
+        row = [mean_and_spread(cells.get((name, e), [])) for e in epsilons]
+        for e in epsilons:
+            if e == "inf":
+                continue
+            ours, others = cells.get((OURS, e), []), cells.get((name, e), [])
+            paired = name != OURS and len(ours) == len(others) > 1
+            row.append(difference(ours, others) if paired else "")
+        lines.append(f"| {label(name)} | {' | '.join(row)} |")
+    return lines
+
+
 def report(run_dir: Path, seeds: int) -> str:
     """Returns a table for every data set as Markdown, and draws a figure."""
-    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    found: dict[str, Cells] = {}
     for row in read_rows(run_dir / "runs.csv"):
         runs = found.setdefault(row["dataset"], {})
         runs.setdefault((row["method"], row["value"]), []).append(float(row["auc"]))
@@ -175,21 +241,15 @@ def report(run_dir: Path, seeds: int) -> str:
         "",
         f"Test AUC, mean ± standard deviation over {seeds} seeds, of {AGENTS} agents "
         f"on random graphs at delta {DELTA:g}; `{about['command']}` on "
-        f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",
+        f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}. Leads are "
+        f"those of {label(OURS)} over a method, in points of AUC: the mean of paired "
+        "differences and its 95 % interval.",
     ]
     for dataset, runs in found.items():
-        lines += ["", f"## {dataset}", ""]
-        heads = " | ".join(f"epsilon {e}" for e in epsilons)
-        lines += [f"| method | {heads} |", "|---|" + "---:|" * len(epsilons)]
+        lines += ["", f"## {dataset}", "", *table(runs, epsilons)]
         curves: dict[str, dict[float, list[float]]] = {}
-        for name in dict.fromkeys(name for name, _ in runs):
-            cells = []
-            for epsilon in epsilons:
-                scores = runs.get((name, epsilon), [])
-                cells.append(mean_and_spread(scores))
-                if scores:
-                    curves.setdefault(label(name), {})[float(epsilon)] = scores
-            lines.append(f"| {label(name)} | {' | '.join(cells)} |")
+        for (name, epsilon), scores in runs.items():
+            curves.setdefault(label(name), {})[float(epsilon)] = scores
         figure = f"equal_{dataset}.png"
         plots.utility(curves, run_dir / figure, title=f"{dataset}, delta {DELTA:g}")
         lines += ["", f"![test AUC against epsilon on {dataset}]({figure})"]

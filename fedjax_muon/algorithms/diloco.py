@@ -17,6 +17,7 @@ from fedjax_muon.core import (
     Exchange,
     Hyper,
     Model,
+    Number,
     broadcast_params,
     check_range,
     descend,
@@ -95,6 +96,7 @@ def muloco(
     *,
     server_lr: Hyper = 0.7,
     momentum: Hyper = 0.9,
+    server_momentum: Number = 0.9,
     polar: Polar | None = None,
 ) -> Algorithm:
     """MuLoCo: DiLoCo with Muon at the clients.
@@ -106,6 +108,7 @@ def muloco(
       lr: Local learning rate.
       server_lr: Server learning rate.
       momentum: Momentum of the clients' Muon.
+      server_momentum: Nesterov momentum of the server; by default that of DiLoCo.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
@@ -117,6 +120,12 @@ def muloco(
     Example:
       >>> algorithm = muloco(lr=0.02)
     """
+    check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     adam = optax.scale_by_adam(0.9, 0.99)
     make = lambda polar: muon(momentum, polar=polar, shape_scale=spectral, rest=adam)
-    return diloco(lr=lr, rule=default_rule(None, polar, make), server_lr=server_lr)
+    return diloco(
+        lr=lr,
+        rule=default_rule(None, polar, make),
+        server_lr=server_lr,
+        server_rule=optax.trace(server_momentum, nesterov=True),
+    )

@@ -98,6 +98,7 @@ def fedcm(
     *,
     server_lr: Hyper = 1.0,
     momentum: Hyper = 0.9,
+    rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
     """FedCM: the same algorithm as FedAvg-M, from an earlier paper.
 
@@ -107,6 +108,7 @@ def fedcm(
       lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the last round's mean direction, 1 - alpha in the paper.
+      rule: Local rule of the mixed direction, without a learning rate.
 
     Returns:
       An algorithm that sends a model and a direction down, and a model up.
@@ -117,4 +119,4 @@ def fedcm(
     Example:
       >>> algorithm = fedcm(lr=0.1)
     """
-    return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum)
+    return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)

@@ -15,12 +15,12 @@ There are exactly K local steps from the broadcast x. The paper's loop counts fr
 uploads the iterate before the last.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import optax
 
 from fedjax_muon.compression.compress import compress
-from fedjax_muon.compression.compressors import memory_share, truncated_svd
+from fedjax_muon.compression.compressors import memory_share, rank_share, truncated_svd
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -167,6 +167,7 @@ def fedmuon_svd(
     decay: Hyper = 0.01,
     momentum: Hyper = 0.98,
     share: float = 0.05,
+    share_of: Literal["memory", "rank"] = "memory",
     polar: Polar | None = None,
 ) -> Algorithm:
     """FedMuon that sends momenta as a truncated singular value decomposition.
@@ -178,7 +179,9 @@ def fedmuon_svd(
       align: Weight of the last round's mean direction, alpha in the paper.
       decay: Decoupled weight decay, relative to `lr`.
       momentum: Weight of the past in the momentum.
-      share: Largest share of a momentum's entries that the factors have, in (0, 1].
+      share: Share that the factors keep, in (0, 1].
+      share_of: Of what: of the momentum's entries (memory), as in the public code and
+        for the upload of the paper's Table 7, or of its rank, as in Section 5.2.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
@@ -193,7 +196,10 @@ def fedmuon_svd(
     algorithm = fedmuon_align(
         lr=lr, align=align, decay=decay, momentum=momentum, polar=polar
     )
-    svd = truncated_svd(memory_share(share))
+    shares = {"memory": memory_share, "rank": rank_share}
+    if share_of not in shares:
+        raise ValueError(f"share_of must be memory or rank, got {share_of!r}")
+    svd = truncated_svd(shares[share_of](share))
     return compress(algorithm, svd, parts=("momentum",))
 
 
@@ -203,6 +209,7 @@ def local_sgd_align(
     *,
     align: Hyper = 0.5,
     momentum: Number = 0.9,
+    decay: Number = 0.0,
 ) -> Algorithm:
     """Local SGD with averaged momentum and alignment.
 
@@ -212,6 +219,7 @@ def local_sgd_align(
       lr: Local learning rate.
       align: Weight of the last round's mean direction, alpha in the paper.
       momentum: Weight of the past in the momentum.
+      decay: Weight decay added to the gradient; 0.001 in the paper's experiments.
 
     Returns:
       An algorithm that sends a model and a momentum each way, and a direction down.
@@ -223,7 +231,9 @@ def local_sgd_align(
       >>> algorithm = local_sgd_align(lr=0.1)
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return fedmuon_align(lr=lr, align=align, decay=0.0, rule=optax.trace(momentum))
+    check_range("decay", decay, schedules=False)
+    rule = optax.chain(optax.add_decayed_weights(decay), optax.trace(momentum))
+    return fedmuon_align(lr=lr, align=align, decay=0.0, rule=rule)
 
 
 @recorded
@@ -233,9 +243,11 @@ def local_adamw_align(
     align: Hyper = 0.5,
     decay: Hyper = 0.01,
 ) -> Algorithm:
-    """Local AdamW with averaged momentum and alignment.
+    """Local AdamW with averaged moments and alignment.
 
-    Liu et al. 2025, arXiv:2510.27403, Table 5.
+    Liu et al. 2025, arXiv:2510.27403, Table 5. Both moments are averaged, and the count
+    of the bias correction is reset every round. With a second moment that is reset too,
+    an averaged first moment is divided by a single gradient's size, and it diverges.
 
     Args:
       lr: Local learning rate.
@@ -243,8 +255,7 @@ def local_adamw_align(
       decay: Decoupled weight decay, relative to `lr`.
 
     Returns:
-      An algorithm that sends a model and a first moment each way, and a direction
-      down.
+      An algorithm that sends a model and two moments each way, and a direction down.
 
     Raises:
       ValueError: If a hyper-parameter is out of range.
@@ -257,5 +268,5 @@ def local_adamw_align(
         align=align,
         decay=decay,
         rule=optax.scale_by_adam(),
-        averaged_state=("mu",),
+        averaged_state=("mu", "nu"),
     )

@@ -30,10 +30,13 @@ from fedjax_muon.core import (
 from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
     Polar,
+    ShapeScale,
     by_rank,
     default_rule,
     orthogonalize,
     scale_by_lmo,
+    scale_by_shape,
+    unscaled,
 )
 
 
@@ -49,6 +52,7 @@ def fedmuon_correct(
     momentum: Hyper = 0.9,
     rule: optax.GradientTransformation | None = None,
     polar: Polar | None = None,
+    shape_scale: ShapeScale = unscaled,
 ) -> Algorithm:
     """FedMuon with bias correction; requires uniform weights.
 
@@ -58,6 +62,9 @@ def fedmuon_correct(
       rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
         rate; for matrices, by default that of the spectral norm.
       polar: Polar factor of matrices in the default rule.
+      shape_scale: Factor of a matrix's step in the default rule, as a function of
+        (fan_in, fan_out). The paper's experiments have one that depends on the
+        dimension (section 7.1); `transforms.moonlight` is that of the paper they cite.
 
     Returns:
       An algorithm that sends a model and a control each way per round; clients keep a
@@ -72,9 +79,12 @@ def fedmuon_correct(
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
-    rule = default_rule(
-        rule, polar, lambda polar: by_rank(orthogonalize(polar), optax.scale(10.0))
-    )
+
+    def scaled(polar: Polar) -> optax.GradientTransformation:
+        matrices = optax.chain(orthogonalize(polar), scale_by_shape(shape_scale))
+        return by_rank(matrices, optax.scale(10.0))
+
+    rule = default_rule(rule, polar, scaled)
 
     def init(params):
         return State(params, tree.zeros_like(params))

@@ -23,7 +23,15 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.transforms import Polar, by_rank, default_rule, orthogonalize
+from fedjax_muon.transforms import (
+    Polar,
+    ShapeScale,
+    by_rank,
+    default_rule,
+    orthogonalize,
+    scale_by_shape,
+    unscaled,
+)
 
 
 class State(NamedTuple):
@@ -37,6 +45,7 @@ def local_muon_persistent(
     momentum: Hyper = 0.9,
     rule: optax.GradientTransformation | None = None,
     polar: Polar | None = None,
+    shape_scale: ShapeScale = unscaled,
 ) -> Algorithm:
     """LocalMuon as defined in the paper on FedMuon with bias correction.
 
@@ -46,6 +55,9 @@ def local_muon_persistent(
       rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
         rate; for matrices, by default that of the spectral norm.
       polar: Polar factor of matrices in the default rule.
+      shape_scale: Factor of a matrix's step in the default rule, as a function of
+        (fan_in, fan_out). The paper's experiments have one that depends on the
+        dimension (section 7.1); `transforms.moonlight` is that of the paper they cite.
 
     Returns:
       An algorithm that sends one model each way per round; clients keep a momentum.
@@ -59,9 +71,12 @@ def local_muon_persistent(
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
-    rule = default_rule(
-        rule, polar, lambda polar: by_rank(orthogonalize(polar), optax.scale(10.0))
-    )
+
+    def scaled(polar: Polar) -> optax.GradientTransformation:
+        matrices = optax.chain(orthogonalize(polar), scale_by_shape(shape_scale))
+        return by_rank(matrices, optax.scale(10.0))
+
+    rule = default_rule(rule, polar, scaled)
 
     def client(objective, shared, m, batches, round):
         def step(carry, batch, key):

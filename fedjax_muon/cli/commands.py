@@ -58,7 +58,7 @@ TUNED_LR: Mapping[str, Mapping[str, float]] = {
     },
     "auc": {
         "fed_nsgda_m": 0.03,
-        "fedmuon_da": 0.03,
+        "fedmuon_da": 0.01,
         "fedsgda_clip": 0.3,
         "local_sgda": 3.0,
         "local_sgdam": 1.0,

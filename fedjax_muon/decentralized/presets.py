@@ -12,22 +12,15 @@ from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.transforms import (
-    Polar,
-    by_rank,
-    default_rule,
-    orthogonalize,
-    sign_scalars,
-)
+from fedjax_muon.transforms import Polar, default_rule, unit_directions
 
 # as in the public code of Xian et al.
 RATES = Pair(0.01, 0.1)
 WEIGHTS = Pair(0.01, 0.1)
 
 
-def _muon(polar: Polar | None) -> optax.GradientTransformation:
-    # The sign bounds the steps of scalars as the polar factor bounds those of matrices.
-    make = lambda polar: by_rank(orthogonalize(polar), sign_scalars())
+def _muon(polar: Polar | None, normalize_vectors: bool) -> optax.GradientTransformation:
+    make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
     return default_rule(None, polar, make)
 
 
@@ -36,6 +29,7 @@ def dsgd_muon(
     lr: Hyper = 0.01,
     *,
     polar: Polar | None = None,
+    normalize_vectors: bool = True,
 ) -> Gossip:
     """D-SGD + Muon: decentralized SGD with orthogonalized gradients.
 
@@ -44,6 +38,8 @@ def dsgd_muon(
     Args:
       lr: Learning rate.
       polar: Polar factor of matrices; Newton-Schulz by default.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along the direction itself.
 
     Returns:
       An algorithm whose agents send their parameters in every iteration.
@@ -54,7 +50,7 @@ def dsgd_muon(
     Example:
       >>> algorithm = dsgd_muon(lr=0.01)
     """
-    return dsgd(lr=lr, rule=_muon(polar))
+    return dsgd(lr=lr, rule=_muon(polar, normalize_vectors))
 
 
 @recorded
@@ -62,6 +58,7 @@ def gradient_tracking_muon(
     lr: Hyper = 0.01,
     *,
     polar: Polar | None = None,
+    normalize_vectors: bool = True,
 ) -> Gossip:
     """Gradient tracking + Muon: tracked gradients, orthogonalized.
 
@@ -71,6 +68,8 @@ def gradient_tracking_muon(
     Args:
       lr: Learning rate.
       polar: Polar factor of matrices; Newton-Schulz by default.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along the direction itself.
 
     Returns:
       An algorithm whose agents send their tracked gradients and their parameters in
@@ -82,7 +81,7 @@ def gradient_tracking_muon(
     Example:
       >>> algorithm = gradient_tracking_muon(lr=0.01)
     """
-    return gradient_tracking(lr=lr, rule=_muon(polar))
+    return gradient_tracking(lr=lr, rule=_muon(polar, normalize_vectors))
 
 
 @recorded

@@ -84,7 +84,7 @@ def decentralize(
         expected number.
       first_size: Examples in the batch at t = 0; `batch_size` by default.
       sampler: Function of t that returns how an agent's batches are drawn from its
-        examples, such as `batching.cyclic`; `batching.always(shuffled_epochs)` by
+        examples, such as `cyclic_batches.cyclic`; `batching.always(shuffled_epochs)` by
         default.
       mixer: How messages are multiplied by the weights: `dense`, `sparse` or `shifted`
         of `decentralized`.

@@ -18,11 +18,9 @@ from fedjax_muon.core import (
 from fedjax_muon.core.pair import per_variable
 from fedjax_muon.transforms import (
     Polar,
-    by_rank,
     default_rule,
     normalize,
-    orthogonalize,
-    sign_scalars,
+    unit_directions,
 )
 
 
@@ -62,17 +60,21 @@ def fedmuon_da(
     server_lr: Hyper = 1.0,
     momentum: Hyper = after_first(0.9),
     polar: Polar | None = None,
+    normalize_vectors: bool = True,
 ) -> Algorithm:
     """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
 
-    Zhang and Gao, Algorithm 3. Scalars are not matrices; the sign bounds their steps,
-    as the polar factor bounds those of matrices.
+    Zhang and Gao, Algorithm 3, which orthonormalizes every variable. Vectors are
+    divided by their Euclidean norms, as matrices of one column would be, and scalars
+    by their absolute values. So no gradient makes a step long (Lemma B.1).
 
     Args:
       lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the past; by default 0 in round 0, which has no past.
       polar: Polar factor of matrices; Newton-Schulz by default.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along their momentum itself, and the lemma does not hold.
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
@@ -83,9 +85,8 @@ def fedmuon_da(
     Example:
       >>> algorithm = fedmuon_da(lr=0.01)
     """
-    rule = default_rule(
-        None, polar, lambda polar: by_rank(orthogonalize(polar), sign_scalars())
-    )
+    make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
+    rule = default_rule(None, polar, make)
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 

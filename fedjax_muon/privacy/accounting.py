@@ -334,8 +334,8 @@ def steps_event(
 ) -> Any:
     """The composition of step 0, a full batch if there is one, and the later steps."""
     first = multiplier if first_multiplier is None else first_multiplier
-    check_range("multiplier", multiplier, schedules=False)
-    check_range("first_multiplier", first, schedules=False)
+    for name, one in (("multiplier", multiplier), ("first_multiplier", first)):
+        check_range(name, one, schedules=False)
     check_count("steps", steps)
     if isinstance(sampling, Poisson) and sampling.cycle > 1:
         if first != multiplier:
@@ -343,8 +343,7 @@ def steps_event(
                 f"a cycle of {sampling.cycle} groups needs the same noise in every "
                 f"step, got multipliers {first} at step 0 and {multiplier} later"
             )
-        # the first group has most turns; the others' batches say nothing of its records
-        steps = -(-steps // sampling.cycle)
+        steps = -(-steps // sampling.cycle)  # of the first group, which has most turns
     step = _step(accounting, sampling, multiplier)
     if sampling.first_batch is None and first == multiplier:
         return accounting.SelfComposedDpEvent(step, steps)

@@ -11,13 +11,16 @@ A specification of the run gives a statement:
 import dataclasses
 
 from fedjax_muon.core import check_count
+from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.guarantees import PrivacySpec
-from fedjax_muon.privacy.releases import Inside, Release
+from fedjax_muon.privacy.releases import Correlated, Inside, Noise, Release
 from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling
 from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.privacy.threats import TrustedServer
 
 UNIT = "one client with all its examples"
+SUMS = "the noisy sums of clipped messages"
+COUNTS = "the noisy counts of messages that were short enough"
 
 
 def client_spec(
@@ -29,6 +32,8 @@ def client_spec(
     prologue: bool,
     private_states: bool,
     prologue_noise_multiplier: float | None = None,
+    adaptive_clip: bool = False,
+    strategy: Strategy | None = None,
 ) -> PrivacySpec:
     """Specifies what `private_clients` releases, for `report` and `calibrated`.
 
@@ -48,6 +53,10 @@ def client_spec(
         `algorithm.init_client(params)` has leaves.
       prologue_noise_multiplier: Noise multiplier of the prologue; `noise_multiplier` by
         default.
+      adaptive_clip: Whether the clip norm is an `AdaptiveClip`. Then `noise_multiplier`
+        is that of the sum and the count of a round together.
+      strategy: How the noise is correlated between rounds. Under Poisson sampling, it
+        is banded, and the `cycle` of the sampling is the number of bands.
 
     Returns:
       A specification whose unit is one client, with a trusted server.
@@ -55,7 +64,8 @@ def client_spec(
     Raises:
       ValueError: If the sampling is another, such as cohorts of a fixed size; if
         clients keep states and cohorts are cut; if there is a
-        `prologue_noise_multiplier` but no prologue; or if a number is out of range.
+        `prologue_noise_multiplier` but no prologue; if there is a prologue with an
+        adaptive clip norm or correlated noise; or if a number is out of range.
 
     Example:
       >>> spec = client_spec(
@@ -73,9 +83,23 @@ def client_spec(
             "prologue_noise_multiplier needs an algorithm with a prologue, got "
             f"{prologue_noise_multiplier} and prologue=False"
         )
-    release = Release(Each(1.0), Inside(noise_multiplier, prologue_noise_multiplier))
+    if adaptive_clip and prologue:
+        raise ValueError(
+            "an adaptive clip norm needs an algorithm without a prologue, got "
+            "prologue=True; give a number as clip_norm"
+        )
+    name = f"{SUMS} and {COUNTS}" if adaptive_clip else SUMS
+    noise: Noise = Inside(noise_multiplier, prologue_noise_multiplier)
+    if strategy is not None:
+        if prologue:
+            raise ValueError(
+                "correlated noise needs an algorithm without a prologue, got "
+                "prologue=True; leave out strategy"
+            )
+        noise = Correlated(noise_multiplier, strategy)
+    release = Release(Each(1.0), noise)
     return PrivacySpec(
-        {"the noisy sums of clipped messages": release},
+        {name: release},
         _checked_sampling(sampling, prologue, private_states),
         rounds + prologue,
         delta,
@@ -101,7 +125,7 @@ def _checked_sampling(
             f"{sampling.first_batch}"
         )
     room = sampling.max_batch
-    if private_states and room is not None and room < sampling.examples:
+    if private_states and room is not None and room < sampling.group:
         raise ValueError(
             "clients that keep states need room for all clients: in a cohort cut to "
             f"{room}, one client changes the states of others"

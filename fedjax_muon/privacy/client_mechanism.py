@@ -32,11 +32,56 @@ from fedjax_muon.core import (
     streams,
     tree,
 )
+from fedjax_muon.privacy.adaptive_clip import (
+    AdaptiveClip,
+    Contribution,
+    check_adaptable,
+    check_one_exchange,
+    contribution,
+)
 from fedjax_muon.privacy.clipping import clipped
+from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.gaussian import add_normal, sum_dtype
 
 WHOLE = "message"  # the only part of a message without named fields
-ClipNorm = float | Mapping[str, float]
+FixedNorm = float | Mapping[str, float]
+ClipNorm = FixedNorm | AdaptiveClip
+
+
+class _Server(NamedTuple):
+    inner: Any  # of the algorithm
+    clip: Any  # C, the clip norm of the next round
+    noise: Any  # memory of noise that is correlated between rounds; () without
+
+
+class PrivateServer(_Server):
+    """State of a server that also keeps what the mechanism needs between rounds."""
+
+    @property
+    def params(self) -> Any:
+        """Parameters of the algorithm."""
+        return self.inner.params
+
+    def _replace(self, **changes: Any) -> "PrivateServer":
+        """Also replaces `params`, which the engine projects."""
+        if "params" in changes:
+            inner = changes.pop("inner", self.inner)
+            changes["inner"] = inner._replace(params=changes.pop("params"))
+        return super()._replace(**changes)
+
+
+class _Shared(NamedTuple):
+    """What the server broadcasts, with the clip norm."""
+
+    inner: Any  # broadcast of the algorithm
+    clip: jax.Array
+
+
+class _Sent(NamedTuple):
+    """A message with the norm to clip it to, since `decode` has nothing else."""
+
+    inner: Any  # message of the algorithm
+    clip: jax.Array
 
 
 @recorded
@@ -48,6 +93,7 @@ def private_clients(
     clients: int,
     cohort: int,
     prologue_noise_multiplier: float | None = None,
+    strategy: Strategy | None = None,
 ) -> Algorithm:
     """Clips the message of every client, and adds noise to their sum.
 
@@ -62,7 +108,8 @@ def private_clients(
       algorithm: The algorithm to wrap.
       clip_norm: Largest L2 norm of a message as a whole; or one norm for each field of
         the messages by name ("params", "control", ...), which are then clipped
-        separately. A message without fields is called "message".
+        separately. A message without fields is called "message". An `AdaptiveClip` for
+        a norm of the message as a whole that follows a quantile of the norms.
       noise_multiplier: Standard deviation of the noise of a round over its sensitivity.
         If n parts are sent in a round, each has noise of noise_multiplier * sqrt(n) *
         its norm, so that all together have this multiplier. 0 clips only.
@@ -71,16 +118,20 @@ def private_clients(
         The algorithm receives it in place of the actual number.
       prologue_noise_multiplier: Noise multiplier of the prologue, in which all clients
         take part; `noise_multiplier` by default.
+      strategy: How the noise is correlated between rounds; independent by default.
 
     Returns:
       An algorithm that accepts uniform weights only. As soon as it is given parameters,
       it raises `ValueError` if `clip_norm` names other parts than the messages have.
       What the server computes from the noisy mean has no further privacy cost, but it
       may leave the valid range: a second moment that clients send (FAFED, FedLADA) may
-      become negative.
+      become negative. With an `AdaptiveClip` or a strategy, the server's state is a
+      `PrivateServer`.
 
     Raises:
-      ValueError: If sizes, norms or multipliers are out of range.
+      ValueError: If sizes, norms or multipliers are out of range; or if the algorithm
+        has a prologue or several exchanges in a round, with an `AdaptiveClip` or a
+        strategy; or if the noise of the count is too small.
 
     Example:
       >>> algorithm = private_clients(
@@ -92,6 +143,12 @@ def private_clients(
       ... )
     """
     _check(clip_norm, noise_multiplier, prologue_noise_multiplier, clients, cohort)
+    if strategy is not None:
+        check_one_exchange(algorithm, "correlated noise", "leave out strategy")
+    if isinstance(clip_norm, AdaptiveClip):
+        phase = _Phase(slice(None), cohort, cohort / clients, noise_multiplier)
+        adaptive = _adaptive(algorithm, phase, clip_norm, strategy)
+        return adaptive._replace(uniform_weights=True, cohort_spec=(clients, cohort))
     if prologue_noise_multiplier is None:
         prologue_noise_multiplier = noise_multiplier
     first = len(algorithm.prologue)
@@ -101,12 +158,16 @@ def private_clients(
     rounds = _Phase(slice(first, None), cohort, fraction, noise_multiplier)
 
     def init(params: Any) -> Any:
-        _check_names(clip_norm, shapes(params))
-        return algorithm.init(params)
+        sent = shapes(params)
+        _check_names(clip_norm, sent)
+        state = algorithm.init(params)
+        if strategy is None:
+            return state
+        return PrivateServer(state, (), strategy.start(_summed(sent[0])))
 
     def change(number: int, exchange: Exchange) -> Exchange:
         phase = before if number < first else rounds
-        return _private_exchange(exchange, number, phase, clip_norm, shapes)
+        return _private_exchange(exchange, number, phase, clip_norm, shapes, strategy)
 
     return map_exchanges(change, algorithm)._replace(
         init=init, uniform_weights=True, cohort_spec=(clients, cohort)
@@ -121,31 +182,33 @@ class _Phase(NamedTuple):
     fraction: float  # of all clients
     noise_multiplier: float
 
+    def public(self, round: Round) -> Round:
+        """Hides how many clients take part."""
+        return round._replace(clients=self.size, fraction=self.fraction)
+
 
 def _private_exchange(
     exchange: Exchange,
     number: int,
     phase: _Phase,
-    clip_norm: ClipNorm,
+    clip_norm: FixedNorm,
     shapes: Callable[[Any], list[Any]],
+    strategy: Strategy | None,
 ) -> Exchange:
     """The exchange with clipped messages and a noisy sum."""
-
-    def public(round: Round) -> Round:
-        return round._replace(clients=phase.size, fraction=phase.fraction)
+    inner_of = lambda state: state if strategy is None else state.inner
 
     def broadcast(state, round):
-        return exchange.broadcast(state, public(round))
+        return exchange.broadcast(inner_of(state), phase.public(round))
 
     def client(objective, shared, before, batches, round):
         message, after = exchange.client(
-            objective, shared, before, batches, public(round)
+            objective, shared, before, batches, phase.public(round)
         )
         return message, tree.where(tree.all_finite(after), after, before)
 
     def decode(sent):
-        # in float32 or wider: rounding of sums must not exceed the norm
-        message = tree.map(lambda x: x.astype(sum_dtype(x)), exchange.decode(sent))
+        message = _received(exchange, sent)
         return clipped(_norms(clip_norm, message), message)
 
     def server(state, total, round):
@@ -154,13 +217,95 @@ def _private_exchange(
         parts = len(jax.tree.leaves(norms[phase.exchanges]))
         factor = phase.noise_multiplier * math.sqrt(parts)
         sigma = tree.map(lambda norm: factor * norm, norms[number])
-        key = jax.random.fold_in(round.key, streams.CLIENT_PRIVACY)
-        noisy = add_normal(key, sigma, total)
+        past = () if strategy is None else state.noise
+        noisy, past = _noisy(strategy, round, sigma, total, past)
         over = lambda t, like: (t / phase.size).astype(like.dtype)
         mean = tree.map(over, noisy, sent[number])
-        return exchange.server(state, mean, public(round))
+        inner = exchange.server(inner_of(state), mean, phase.public(round))
+        return inner if strategy is None else state._replace(inner=inner, noise=past)
 
     return Exchange(broadcast, client, server, decode, reduce_sum=True)
+
+
+def _adaptive(
+    algorithm: Algorithm,
+    phase: _Phase,
+    clip_norm: AdaptiveClip,
+    strategy: Strategy | None,
+) -> Algorithm:
+    """The algorithm with messages clipped to a norm of the server's state."""
+    check_adaptable(algorithm)
+    noise = clip_norm.noise(phase.noise_multiplier, phase.size)
+    shapes = partial(_shapes, algorithm)
+
+    def init(params: Any) -> PrivateServer:
+        clip = clip_norm.start()
+        sums = Contribution(_summed(shapes(params)[0]), clip)
+        past = () if strategy is None else strategy.start(sums)
+        return PrivateServer(algorithm.init(params), clip, past)
+
+    def change(number: int, exchange: Exchange) -> Exchange:
+        del number  # there is one
+        return _adaptive_exchange(exchange, phase, clip_norm, noise, shapes, strategy)
+
+    return map_exchanges(change, algorithm)._replace(init=init)
+
+
+def _adaptive_exchange(
+    exchange: Exchange,
+    phase: _Phase,
+    clip_norm: AdaptiveClip,
+    noise: Contribution,
+    shapes: Callable[[Any], list[Any]],
+    strategy: Strategy | None,
+) -> Exchange:
+    """The exchange with a noisy sum of messages over C, and a noisy count."""
+
+    def broadcast(state, round):
+        inner = exchange.broadcast(state.inner, phase.public(round))
+        return _Shared(inner, state.clip)
+
+    def client(objective, shared, before, batches, round):
+        message, after = exchange.client(
+            objective, shared.inner, before, batches, phase.public(round)
+        )
+        after = tree.where(tree.all_finite(after), after, before)
+        return _Sent(message, shared.clip), after
+
+    def decode(sent):
+        return contribution(sent.clip, _received(exchange, sent.inner))
+
+    def server(state, total, round):
+        (sent,) = shapes(state.params)
+        noisy, past = _noisy(strategy, round, noise, total, state.noise)
+        scale = lambda t, like: (state.clip * t / phase.size).astype(like.dtype)
+        mean = tree.map(scale, noisy.message, sent)
+        inner = exchange.server(state.inner, mean, phase.public(round))
+        clip = clip_norm.following(state.clip, noisy.below, phase.size)
+        return state._replace(inner=inner, clip=clip, noise=past)
+
+    return Exchange(broadcast, client, server, decode, reduce_sum=True)
+
+
+def _noisy(
+    strategy: Strategy | None, round: Round, sigma: Any, total: Any, past: Any
+) -> tuple[Any, Any]:
+    """A sum with noise, and the memory of noise that is correlated between rounds."""
+    key = jax.random.fold_in(round.key, streams.CLIENT_PRIVACY)
+    if strategy is None:
+        return add_normal(key, sigma, total), past
+    noise, past = strategy.next(add_normal(key, sigma, tree.zeros_like(total)), past)
+    return tree.add(total, noise), past
+
+
+def _summed(sent: Any) -> Any:
+    """The shapes of sums of messages, which are in float32 or wider."""
+    return tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, sum_dtype(x)), sent)
+
+
+def _received(exchange: Exchange, sent: Any) -> Any:
+    """A message, in float32 or wider: rounding of sums must not exceed the norm."""
+    return tree.map(lambda x: x.astype(sum_dtype(x)), exchange.decode(sent))
 
 
 def _shapes(algorithm: Algorithm, params: Any) -> list[Any]:
@@ -177,7 +322,7 @@ def _parts(message: Any) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
 
 
-def _norms(clip_norm: ClipNorm, message: Any) -> Any:
+def _norms(clip_norm: FixedNorm, message: Any) -> Any:
     """A prefix of the message: one norm for each part that is clipped."""
     if not jax.tree.leaves(message):
         return message
@@ -196,6 +341,8 @@ def _check(
     cohort: int,
 ) -> None:
     parts = clip_norm if isinstance(clip_norm, Mapping) else {"": clip_norm}
+    if isinstance(clip_norm, AdaptiveClip):
+        parts = {}  # it has checked itself
     for name, bound in parts.items():
         label = f"clip_norm of {name}" if name else "clip_norm"
         check_range(label, bound, open_low=True, schedules=False)
@@ -209,7 +356,7 @@ def _check(
     check_range("cohort", cohort, 1, clients, schedules=False)
 
 
-def _check_names(clip_norm: ClipNorm, sent: list[Any]) -> None:
+def _check_names(clip_norm: FixedNorm, sent: list[Any]) -> None:
     if not isinstance(clip_norm, Mapping):
         return
     names = {name for message in sent for name in _parts(message)}

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
+from fedjax_muon.privacy.adaptive_clip import AdaptiveClip, check_adaptable
 from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import ClipNorm, private_clients
-from fedjax_muon.privacy.guarantees import calibrated
+from fedjax_muon.privacy.correlated import Strategy
+from fedjax_muon.privacy.guarantees import calibrated, checked_accountant
 from fedjax_muon.privacy.mechanism import Guarantee, check_noise
-from fedjax_muon.privacy.releases import Inside
+from fedjax_muon.privacy.releases import Output
 from fedjax_muon.privacy.sampling import FullBatch, Poisson
 
 
@@ -57,6 +59,10 @@ class ClientPrivacy:
     noise_multiplier: float | None = None  # in place of epsilon
     prologue_noise_multiplier: float | None = None  # `noise_multiplier` by default
     max_cohort: int | None = None  # largest number in a round; all clients by default
+    # how the noise is correlated between rounds, as in DP-FTRL: `privacy.banded`, with
+    # which the clients are divided into groups that take turns, or, if all clients take
+    # part in every round, `privacy.buffered` too
+    strategy: Strategy | None = None
     # noise from the seed instead of the operating system, for tests; no privacy
     insecure_fixed_noise: bool = False
     # training metrics are computed and recorded; the guarantee does not hold for them
@@ -77,6 +83,18 @@ class ClientPrivacy:
         if self.max_cohort is not None:
             check_count("max_cohort", self.max_cohort, self.cohort_size)
 
+    def cycle(self, clients: int) -> int:
+        """Returns the number of groups of clients that take turns.
+
+        Args:
+          clients: N, the number of clients.
+
+        Returns:
+          The number of bands of the noise; 1 if all clients take part in every round.
+        """
+        bands = 1 if self.strategy is None else self.strategy.bands
+        return 1 if self.cohort_size == clients else bands or 1
+
     def applied(
         self, algorithm: Algorithm, params: Any, clients: int
     ) -> PrivateAlgorithm:
@@ -92,7 +110,8 @@ class ClientPrivacy:
 
         Raises:
           ValueError: If the algorithm is private already, clients keep states but
-            cohorts are cut, or `delta` is not below one over the number of clients.
+            cohorts are cut, `delta` is not below one over the number of clients, or the
+            algorithm or the noise does not allow an `AdaptiveClip`.
           ImportError: If dp-accounting is not installed.
         """
         if algorithm.cohort_spec is not None:
@@ -105,37 +124,59 @@ class ClientPrivacy:
                 f"cohort_size must lie between 1 and the {clients} clients there are, "
                 f"got {self.cohort_size}"
             )
+        if isinstance(self.clip_norm, AdaptiveClip):
+            check_adaptable(algorithm)
         full = self.cohort_size == clients
         spec = client_spec(
             FullBatch(clients)
             if full
-            else Poisson(clients, self.cohort_size, self.max_cohort),
+            else Poisson(
+                clients, self.cohort_size, self.max_cohort, cycle=self.cycle(clients)
+            ),
             rounds=self.rounds,
             noise_multiplier=self.noise_multiplier or 1.0,
             delta=self.delta,
             prologue=bool(algorithm.prologue),
             private_states=keeps_states(algorithm, params),
             prologue_noise_multiplier=self.prologue_noise_multiplier,
+            adaptive_clip=isinstance(self.clip_norm, AdaptiveClip),
+            strategy=self.strategy,
         )
+        checked_accountant(spec)
         if self.epsilon is not None:
             spec = calibrated(spec, self.epsilon)
         (release,) = spec.releases.values()
-        assert isinstance(release.noise, Inside)  # by `client_spec`
+        noise = release.noise
+        assert not isinstance(noise, Output)  # by `client_spec`
         private = private_clients(
             algorithm,
             clip_norm=self.clip_norm,
-            noise_multiplier=release.noise.multiplier,
+            noise_multiplier=noise.multiplier,
             clients=clients,
             cohort=self.cohort_size,
-            prologue_noise_multiplier=release.noise.first_multiplier,
+            prologue_noise_multiplier=getattr(noise, "first_multiplier", None),
+            strategy=self.strategy,
         )
         guarantee = Guarantee(
             spec,
             self.rounds,
             self.insecure_fixed_noise,
             self.publish_training_metrics,
+            self._assumptions(noise.multiplier),
         )
         return PrivateAlgorithm(private, guarantee)
+
+    def _assumptions(self, noise_multiplier: float) -> tuple[str, ...]:
+        """What the statement says of the clip norm."""
+        if not isinstance(self.clip_norm, AdaptiveClip):
+            return ()
+        noise = self.clip_norm.noise(noise_multiplier, self.cohort_size)
+        return (
+            "the clip norm is adapted by a private quantile of the norms of messages "
+            f"(quantile {self.clip_norm.quantile:g}); the noise of the count, "
+            f"{noise.below:g}, and that of the sum, {noise.message:.4g} clip norms, "
+            "are accounted for together",
+        )
 
 
 def keeps_states(algorithm: Algorithm, params: Any) -> bool:

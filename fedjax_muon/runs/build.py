@@ -1,5 +1,6 @@
 """From words to what runs: the library's functions in place of a config's names."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_muon import algorithms, models, simulation
-from fedjax_muon.algorithms.registry import find
+from fedjax_muon import algorithms, models, simulation, transforms
+from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
@@ -32,6 +33,13 @@ SAMPLERS = {
 }
 WEIGHTINGS = {"uniform": simulation.uniform, "examples": simulation.by_examples}
 NORMALIZATIONS = {"frobenius": kernel.frobenius, "schatten8": kernel.schatten8}
+COEFFICIENTS = {"jordan": kernel.JORDAN, "quintic": kernel.QUINTIC}
+SHAPE_SCALES = {
+    "none": transforms.unscaled,
+    "jordan": transforms.jordan,
+    "moonlight": transforms.moonlight,
+    "spectral": transforms.spectral,
+}
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
 
@@ -53,10 +61,21 @@ def algorithm_of(run: Run) -> Algorithm:
     hyper = plain | dict(run.hyper)
     if method.takes("polar"):
         hyper["polar"] = _polar(config)
+    if method.takes("shape_scale"):
+        hyper["shape_scale"] = SHAPE_SCALES[config.shape_scale]
+    if config.weight_decay and has_plain_rule(method):
+        hyper["rule"] = optax.add_decayed_weights(config.weight_decay)
     algorithm = method.function(**hyper)
     if config.lr_schedule == "cosine":
         algorithm = cosine_decay(algorithm, lr=hyper["lr"], rounds=config.rounds)
     return _compressed(algorithm, config)
+
+
+def has_plain_rule(method: Method) -> bool:
+    """Whether a method's local rule is an option, and plain descent by default."""
+    parameters = inspect.signature(method.function).parameters
+    rule = parameters["rule"].default if "rule" in parameters else None
+    return rule is not None and rule.init(0.0) == optax.identity().init(0.0)
 
 
 @recorded
@@ -72,6 +91,7 @@ def _polar(config: Config) -> Callable[[jax.Array], jax.Array]:
         steps=config.newton_schulz_steps,
         dtype=COMPUTE_DTYPES[config.newton_schulz_dtype],
         normalization=NORMALIZATIONS[config.newton_schulz_normalization],
+        coefficients=COEFFICIENTS[config.newton_schulz_coefficients],
     )
 
 

@@ -16,6 +16,7 @@ from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
 from fedjax_muon import algorithms, minimax
 from fedjax_muon.algorithms.registry import Method, find
+from fedjax_muon.core import check_range
 from fedjax_muon.runs.lists import Names, Numbers, Seeds
 
 ALL = CollectionCheckStrategy.ALL_ITEMS
@@ -92,6 +93,12 @@ class Config:
     """What its products with the matrices, not with their small squares, are of."""
     newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
     """The norm that matrices are first divided by; schatten8 is the smaller one."""
+    newton_schulz_coefficients: Literal["jordan", "quintic"] = "jordan"
+    """Of its steps: Jordan's, or those of Takezawa et al., Theorem 3."""
+    shape_scale: Literal["none", "jordan", "moonlight", "spectral"] = "none"
+    """Factor of a matrix's step by its shape, in algorithms with this option."""
+    weight_decay: float = 0.0
+    """Weight decay in algorithms whose local rule is plain gradient descent."""
     augmentation: Literal["none", "crop_and_flip"] = "none"
     """Random changes of images in training: cropped with 4 pixels of padding and
     mirrored, each example anew in every batch."""
@@ -165,6 +172,7 @@ class Config:
                 f"newton_schulz_steps must lie in 0..{MOST_STEPS}, got "
                 f"{self.newton_schulz_steps}"
             )
+        check_range("weight_decay", self.weight_decay, schedules=False)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and value > LARGEST:
@@ -322,6 +330,7 @@ class Private:
 
 Job = Run | Comparison | Sweep | Private
 KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep, "private": Private}
+ADDED = ("newton_schulz_coefficients", "shape_scale", "weight_decay")  # to `Config`
 # fields of `Private` in older configs
 RENAMED = {"limit": "clip_norm", "change": "change_clip_norm"}
 
@@ -353,7 +362,8 @@ def from_json(text: str) -> Job:
         config = fields.get("config")
         if not isinstance(config, dict):
             raise ValueError(f"config must be an object, got {config!r}")
-        fields["config"] = _made(Config, config)
+        added = {name: getattr(Config, name) for name in ADDED}
+        fields["config"] = _made(Config, added | config)
     return _made(KINDS[kind], fields)
 
 

@@ -56,6 +56,7 @@ from fedjax_muon.simulation.rounds import (
     Setup,
     State,
     Weighting,
+    cohort_of,
     init_state,
     objective_and_sampler,
     run_prologue,
@@ -286,7 +287,7 @@ def _check(setup: Setup) -> None:
             "this algorithm was made for (clients, cohort_size) "
             f"{algorithm.cohort_spec}, got {sizes}"
         )
-    draw = lambda key: setup.cohorts(key, *sizes)
+    draw = lambda key: cohort_of(setup, key, jnp.int32(0))
     jax.eval_shape(draw, jax.random.key(0))  # may reject the sizes
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(

@@ -175,6 +175,28 @@ def run_prologue(
     return State(training, key), received
 
 
+def cohort_of(
+    setup: Setup, key: jax.Array, index: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Draws the clients of a round.
+
+    Args:
+      setup: Settings of the simulation.
+      key: Typed key of the round.
+      index: Int32 [], the round.
+
+    Returns:
+      Client ids, and which of them take part, as from `cohorts`. Where privacy needs
+      it, the clients are divided into groups that take turns, in order; clients that
+      fill no group never take part.
+    """
+    private = setup.privacy is not None
+    groups = setup.privacy.cycle(setup.num_clients) if private else 1
+    size = setup.num_clients // groups
+    cohort, joins = setup.cohorts(key, size, setup.cohort_size)
+    return (cohort + index % groups * size if groups > 1 else cohort), joins
+
+
 def _round(
     setup: Setup, state: State, clients: Clients, max_client_size: int
 ) -> tuple[State, jax.Array, jax.Array]:
@@ -182,9 +204,7 @@ def _round(
     training, key = state
     stream = lambda number: jax.random.fold_in(key, number)
     in_round = lambda number: jax.random.fold_in(stream(number), training.index)
-    cohort, joins = setup.cohorts(
-        in_round(streams.COHORT), setup.num_clients, setup.cohort_size
-    )
+    cohort, joins = cohort_of(setup, in_round(streams.COHORT), training.index)
     present = joins & jax.random.bernoulli(
         in_round(streams.DROPOUT), 1 - setup.dropout, cohort.shape
     )

@@ -13,6 +13,7 @@ from fedjax_muon.transforms.fedopt import (
 from fedjax_muon.transforms.layout import muon_dimension_numbers
 from fedjax_muon.transforms.muon import (
     Polar,
+    ShapeScale,
     by_rank,
     default_rule,
     jordan,
@@ -23,11 +24,13 @@ from fedjax_muon.transforms.muon import (
     scale_by_muon,
     scale_by_shape,
     spectral,
+    unit_directions,
     unscaled,
 )
 
 __all__ = [
     "Polar",
+    "ShapeScale",
     "biclip",
     "by_rank",
     "default_rule",
@@ -45,5 +48,6 @@ __all__ = [
     "scale_by_shape",
     "sign_scalars",
     "spectral",
+    "unit_directions",
     "unscaled",
 ]

@@ -14,7 +14,9 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from fedjax_muon.core import Hyper, check_range
+from fedjax_muon.linalg import lmo as oracles
 from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.transforms.directions import sign_scalars
 from fedjax_muon.transforms.layout import (
     Layout,
     as_matrices,
@@ -315,3 +317,31 @@ def muon(
     )
     rest = optax.scale_by_adam(0.9, 0.95, 1e-10) if rest is None else rest
     return by_rank(matrices, rest, layout=layout)
+
+
+def unit_directions(
+    polar: Polar = kernel.orthogonalize,
+    *,
+    normalize_vectors: bool = True,
+    layout: Layout = muon_dimension_numbers,
+) -> optax.GradientTransformation:
+    """Replaces matrices by polar factors, and other leaves by unit vectors.
+
+    Every other leaf is divided by its Euclidean norm, which makes a scalar its sign. A
+    vector as a matrix of one column has the same polar factor. So the length of a step
+    does not depend on the gradient.
+
+    Args:
+      polar: Function of matrices [..., m, n] that returns their polar factors.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they pass
+        unchanged, and a step is as long as the gradient.
+      layout: Function that finds the matrices among the leaves.
+
+    Returns:
+      A transformation without a learning rate.
+
+    Example:
+      >>> algorithm = fedavg(lr=0.02, rule=unit_directions())
+    """
+    rest = scale_by_lmo(oracles.euclidean) if normalize_vectors else sign_scalars()
+    return by_rank(orthogonalize(polar, layout=layout), rest, layout=layout)

@@ -245,7 +245,7 @@ COST = {
     "adam_biclip": (1, 1),
     "bi2clip": (1, 1),
     "local_sgd_align": (3, 2),
-    "local_adamw_align": (3, 2),
+    "local_adamw_align": (4, 3),
 }
 BEFORE = {
     "fedmuon": (1, 1),

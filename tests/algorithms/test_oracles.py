@@ -15,6 +15,7 @@ import pytest
 from oracles import fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.compression import by_memory, fedmuon_svd
+from oracles.compression import by_rank as by_rank_share
 from oracles.diloco import diloco
 from oracles.fafed import fafed
 from oracles.fedavg_m import fedavg_m, fedcm
@@ -39,7 +40,7 @@ from traces import farthest, path
 
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.linalg import newton_schulz as kernel
-from fedjax_muon.transforms import by_rank, muon, orthogonalize
+from fedjax_muon.transforms import by_rank, moonlight, muon, orthogonalize
 
 pytestmark = pytest.mark.portable
 
@@ -215,6 +216,44 @@ VARIANTS = {
             "server_lr": 0.9,
         },
         lambda lr: diloco(X, PARTIAL, lr, decay=0.1, outer_lr=0.9),
+    ),
+}
+
+
+# what the papers' experiments have, and the presets do not by default
+MOONLIGHT = lambda m: 0.2 * np.sqrt(max(m.shape)) * polar(m)
+VARIANTS |= {
+    "local_sgd_align, decay": (
+        "local_sgd_align",
+        {"decay": 0.05, "momentum": 0.8},
+        lambda lr: local_sgd_align(X, PARTIAL, lr, 0.8, decay=0.05),
+    ),
+    "fedmuon_svd, a share of the rank": (
+        "fedmuon_svd",
+        {"share": 0.6, "share_of": "rank", "polar": kernel.polar},
+        lambda lr: fedmuon_svd(X, PARTIAL, lr, compress=by_rank_share("0.6")),
+    ),
+    "fedmuon_correct, scaled by shape": (
+        "fedmuon_correct",
+        {"shape_scale": moonlight, "polar": kernel.polar},
+        lambda lr: fedmuon_correct(X, PARTIAL, lr, direction=MOONLIGHT, ratio=10.0),
+    ),
+    "local_muon_persistent, scaled by shape": (
+        "local_muon_persistent",
+        {"shape_scale": moonlight, "polar": kernel.polar},
+        lambda lr: local_muon_persistent(
+            X, PARTIAL, lr, direction=MOONLIGHT, ratio=10.0
+        ),
+    ),
+    "muloco, the server momentum of its authors": (
+        "muloco",
+        {"server_momentum": 0.6, "polar": kernel.polar},
+        lambda lr: muloco(X, PARTIAL, lr, outer_momentum=0.6, scale=MULOCO_SCALE),
+    ),
+    "fedlada, another b2": (
+        "fedlada",
+        {"b2": 0.999},
+        lambda lr: fedlada(X, PARTIAL, lr, b2=0.999),
     ),
 }
 

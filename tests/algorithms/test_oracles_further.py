@@ -286,8 +286,8 @@ def test_local_sgd_align_decays_as_torch_does():
 
 @TRACES
 def test_local_adamw_align_without_both_parts_is_local_adamw(trace):
-    path = local_adamw_align(X, trace, 0.02, b1=0.0, align=0.0)
-    assert_same(path, avg.local_adamw(X, trace, 0.02, b1=0.0))
+    path = local_adamw_align(X, trace, 0.02, b1=0.0, b2=0.0, align=0.0)
+    assert_same(path, avg.local_adamw(X, trace, 0.02, b1=0.0, b2=0.0))
     first = local_adamw_align(X, trace, 0.02, align=0.0)[:1]
     assert_same(first, avg.local_adamw(X, trace, 0.02)[:1])
 

@@ -26,7 +26,12 @@ from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.rounds import batches as draw_batches
 from fedjax_muon.decentralized.rounds import keys_of
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.simulation import NonFiniteError, batching, training
+from fedjax_muon.simulation import (
+    NonFiniteError,
+    batching,
+    cyclic_batches,
+    training,
+)
 from fedjax_muon.simulation.evaluation import evaluate
 
 PARTS = cut([20, 9, 12, 25, 6])
@@ -160,7 +165,7 @@ def test_an_agent_that_is_not_finite_ends_training(first, message):
 
 
 def test_samplers_know_the_iteration():
-    simulation = simulated(sampler=batching.cyclic, first_size=4)
+    simulation = simulated(sampler=cyclic_batches.cyclic, first_size=4)
     draw = partial(
         draw_batches, simulation.setup, simulation.clients, simulation.max_client_size
     )

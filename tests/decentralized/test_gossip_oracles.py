@@ -85,6 +85,15 @@ def test_methods_of_one_variable_equal_their_transcriptions(name):
     print(f"{name}: {compare(states.params, expected(X, MINIMUM, hyper['lr'])):.1e}")
 
 
+@pytest.mark.parametrize("name", [name for name in PLAIN if name.endswith("_muon")])
+def test_vectors_may_keep_their_lengths(name):
+    hyper, expected = PLAIN[name]
+    with jax.enable_x64(True):
+        algorithm = ALL[name].function(**hyper, normalize_vectors=False)
+        states = run(algorithm, Objective(plain_grad), dense(WEIGHTS), X, MINIMUM)
+    compare(states.params, expected(X, MINIMUM, hyper["lr"], vectors=False))
+
+
 def alone_weights(t):
     return np.eye(1)
 

@@ -23,8 +23,9 @@ from experiments.papers.dpmixsgd_002 import (
 )
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import dpmixsgd_unclipped
+from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import report
+from fedjax_muon.privacy import Cyclic, PrivacySpec, report
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import robust
 
@@ -182,31 +183,34 @@ def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
 
 def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dpmixsgd_equal, "REFERENCES", ())
-    few = {"dpmixsgd": dpmixsgd_equal.PRIVATE["dpmixsgd"]}
-    monkeypatch.setattr(dpmixsgd_equal, "PRIVATE", few)
+    monkeypatch.setattr(dpmixsgd_equal, "METHODS", ("dpmixsgd", "dp_ftrl"))
+    monkeypatch.setattr(dpmixsgd_equal, "BATCHES", {})
+    monkeypatch.setattr(dpmixsgd_equal, "BANDS", 2)
     monkeypatch.setattr(dpmixsgd_equal, "RATES", (0.1,))
     monkeypatch.setattr(dpmixsgd_equal, "JOBS", {"a8a": JOB})
     words = ("--datasets", "a8a", "--epsilons", 1, 8, "--seeds", 2)
     run(dpmixsgd_equal, *words, "--data-dir", adult, "--output", tmp_path)
     runner = dpmixsgd_equal.Runner(adult)
-    noise = {e: runner.noise(JOB, "dpmixsgd", e) for e in (1.0, 8.0)}
-    for epsilon, level in noise.items():
-        release = few["dpmixsgd"].release(dpmixsgd_equal.mechanism(JOB), level)
-        spec = dpmixsgd_equal.calibrate(
-            "dpmixsgd",
-            dpmixsgd_equal.mechanism(JOB),
-            epsilon,
-            dpmixsgd_equal.Cyclic(80, 20),
-            steps=4,
-            delta=1e-5,
-        )
-        assert spec.releases["estimate"] == release
+    point = dpmixsgd_equal.Point(0.0, 20, 1.0)
+    mechanism = dpmixsgd_equal.mechanism(JOB, "dpmixsgd", point)
+    for epsilon in (1.0, 8.0):
+        noise = runner.noise(JOB, "dpmixsgd", point, epsilon)
+        release = PRIVATE["dpmixsgd"].release(mechanism, noise)
+        spec = PrivacySpec({"x": release}, Cyclic(80, 20), steps=4, delta=1e-5)
         assert report(spec).epsilon == pytest.approx(epsilon, rel=1e-3)
     rows = dpmixsgd_002.read_rows(tmp_path / "runs.csv")
     assert [(row["method"], row["value"]) for row in rows[::2]] == [
         ("dpmixsgd", "1"),
         ("dpmixsgd", "8"),
+        ("dp_ftrl", "1"),
+        ("dp_ftrl", "8"),
     ]
+    pairs = [
+        100 * (float(ours["auc"]) - float(other["auc"]))
+        for ours, other in zip(rows[4:6], rows[:2], strict=True)
+    ]
+    lead = f"{np.mean(pairs):+.1f} ± {12.706 * np.std(pairs, ddof=1) / 2**0.5:.1f}"
+    assert f"| {lead} |" in (tmp_path / "equal.md").read_text()
     assert (tmp_path / "equal_a8a.png").stat().st_size > 5000
     assert (tmp_path / "equal.md").read_text() in capsys.readouterr().out
 

@@ -89,6 +89,16 @@ def test_the_settings_of_004():
             assert (config.batch_size, config.rounds) == (50, 300)
             assert config.partition == "dirichlet_per_client"
             assert panel.sweep.seeds == (42, 43, 44, 45, 46)
+            # section 7: plain steps have a weight decay, and FedLADA another b2
+            assert config.weight_decay == 0.001
+            sgd, adam = (0.01, 0.03, 0.05, 0.1, 0.3), (1e-4, 3e-4, 5e-4, 8e-4, 1e-3)
+            for name, grid in panel.sweep.grids.items():
+                if name in ("fedavg", "scaffold", "fedcm"):
+                    assert grid == {"lr": sgd}
+                if name == "local_sgd_align":
+                    assert grid == {"lr": sgd, "decay": (0.001,)}
+                if name == "fedlada":
+                    assert grid == {"lr": adam, "b2": (0.999,)}
     for name, panel in panels("fedmuon_004", "table_6", "full").items():
         grid = dict(panel.sweep.grids["fedmuon_align"])
         assert grid.pop("lr") == (0.03,)
@@ -126,8 +136,10 @@ def test_the_settings_of_001():
         assert (c.num_clients, c.cohort_size, c.local_steps) == (16, 8, 5)
         epochs, size = (100, 60_000) if c.model == "lenet" else (200, 50_000)
         assert c.rounds * 8 * 5 * 32 == pytest.approx(epochs * size, rel=1e-3)
-    steps = [p.sweep.config.newton_schulz_steps for p in panels(*FIGURE_2).values()]
-    assert steps == [*range(6), *range(6)]
+        assert c.shape_scale == "moonlight"  # section 7.1
+    configs = [panel.sweep.config for panel in panels(*FIGURE_2).values()]
+    assert [c.newton_schulz_steps for c in configs] == [*range(6), *range(6)]
+    assert {c.newton_schulz_coefficients for c in configs} == {"quintic"}  # Theorem 3
 
 
 FIGURE_2 = ("fedmuon_001", "figure_2", "full")

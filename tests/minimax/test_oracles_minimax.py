@@ -113,6 +113,18 @@ def test_presets_as_they_are(name):
     assert farthest(as_history(found), expected) <= bound
 
 
+def test_vectors_may_keep_their_lengths():
+    """The form of fedmuon_da without normalized vectors."""
+    settings = ORACLES["fedmuon_da"][1] | {"vector": lambda leaf: leaf}
+    double = jnp.dtype("float64")
+    found, expected = both_paths(
+        "fedmuon_da", settings, double, normalize_vectors=False
+    )
+    assert farthest(found, expected) <= 1e-10
+    bounded, _ = both_paths("fedmuon_da", settings, double)
+    assert farthest(bounded, expected) > 1e-2
+
+
 def test_fess_gda_projects_y_after_every_move():
     box = lambda array: np.clip(array, -0.12, 0.12)
     settings = ORACLES["fess_gda"][1] | {"rho": 0.7, "beta": 0.4}

@@ -35,6 +35,7 @@ TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full
 # per leaf the norm of its longest polar factor, sqrt of the shorter side
 BY_LEAF = [
     (("x", "w"), 3**0.5),
+    (("x", "b"), 1.0),  # a column, whose polar factor is of length 1
     (("x", "s"), 1.0),
     (("y", "v"), 2**0.5),
     (("y", "t"), 1),
@@ -66,10 +67,10 @@ def test_normalised_methods_move_by_their_rates_at_most(f, bounds, trace):
             i = n % 4
             drift.append(gap(point, starts[n // (4 * cohort)]))
             assert drift[-1] <= i * lr + 1e-12
-        assert max(drift) > 2 * lr
+        assert max(drift) > 1.5 * lr
         moved = [gap(b, a) for a, b in pairwise(starts)]
         gamma = 4 * SERVER[f"server_lr_{part}"] * lr
-        assert 0.3 * gamma < max(moved) <= gamma + 1e-12
+        assert 0.15 * gamma < max(moved) <= gamma + 1e-12
 
 
 @TRACES

@@ -174,7 +174,8 @@ def test_separable_polar_steps_are_those_of_bias_corrected_fedmuon():
         fedmuon_correct(start[v], one, RATES[f"lr_{v}"], 1.0, ratio=2.0) for v in "xy"
     ]
     expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
-    ours = guided.fedmuon_da(start, two, **RATES, b_x=1.0, b_y=1.0, ratio=2.0)
+    double = lambda leaf: 2.0 * leaf
+    ours = guided.fedmuon_da(start, two, **RATES, b_x=1.0, b_y=1.0, vector=double)
     assert_same(ours, expected)
 
 

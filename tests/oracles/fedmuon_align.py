@@ -120,25 +120,25 @@ def local_adamw_align(
     """Local AdamW with averaged momentum and alignment (Liu et al. 2025, Table 5).
 
     ``x <- x - lr [(1-align) m_hat/(sqrt(v_hat)+eps) + align Delta_G + decay x]`` on all
-    leaves. The first moment is averaged and carried; the second moment and the count
-    that corrects both biases start anew every round (a choice: the paper is silent).
+    leaves. Both moments are averaged and carried; the count that corrects both biases
+    starts anew every round (a choice: the paper is silent).
     """
-    m_bar, delta_g = zeros(x), zeros(x)
+    m_bar, v_bar, delta_g = zeros(x), zeros(x), zeros(x)
     history = []
     for r, (_, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         K = len(data[0])
         deltas, last = [], []
         for batches in data:
-            xi, state = x, Moments(m_bar, zeros(x), 0)
+            xi, state = x, Moments(m_bar, v_bar, 0)
             for batch in batches:
                 by_adam, state = adam(trace.grad(xi, batch), state, b1, b2, eps)
                 step = add(times(1 - align, by_adam), times(align, delta_g))
                 xi = sub(xi, times(eta, add(step, times(decay, xi))))
             deltas.append(sub(xi, x))
-            last.append(state.m)
+            last.append(state)
         delta_g = times(-1 / (K * eta), mean(deltas))
         x = add(x, mean(deltas))
-        m_bar = mean(last)
+        m_bar, v_bar = mean([s.m for s in last]), mean([s.v for s in last])
         history.append(x)
     return history

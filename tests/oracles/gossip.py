@@ -17,6 +17,7 @@ from .problem import (
     add,
     direct,
     draw_trace,
+    normalise,
     polar,
     rate,
     sub,
@@ -109,7 +110,11 @@ def mix(W: np.ndarray, messages: Sequence[Params]) -> list[Params]:
 
 
 def dsgd(
-    start: Params, trace: GossipTrace, lr: float, direction=lambda m: m
+    start: Params,
+    trace: GossipTrace,
+    lr: float,
+    direction=lambda m: m,
+    everywhere: bool = False,
 ) -> list[list[Params]]:
     """Decentralized SGD, move then mix: ``x_i <- sum_j W_ij (x_j - lr dir(g_j))``."""
     x = [start] * trace.agents
@@ -118,14 +123,19 @@ def dsgd(
         half = []
         for i in range(trace.agents):
             g = trace.grad(x[i], batches[i])
-            half.append(sub(x[i], times(lr, direct(g, direction))))
+            u = direct(g, direction, everywhere=everywhere)
+            half.append(sub(x[i], times(lr, u)))
         x = mix(trace.W(t), half)
         history.append(x)
     return history
 
 
 def gradient_tracking(
-    start: Params, trace: GossipTrace, lr: float, direction=lambda m: m
+    start: Params,
+    trace: GossipTrace,
+    lr: float,
+    direction=lambda m: m,
+    everywhere: bool = False,
 ) -> list[list[Params]]:
     """``v <- W(v + g - g_)``, ``x <- W(x - lr dir(v))``, with v = g_ = 0 at first."""
     m = trace.agents
@@ -134,22 +144,30 @@ def gradient_tracking(
     for t, batches in enumerate(trace.batches):
         g = [trace.grad(x[i], batches[i]) for i in range(m)]
         v = mix(trace.W(t), [add(v[i], sub(g[i], before[i])) for i in range(m)])
-        half = [sub(x[i], times(lr, direct(v[i], direction))) for i in range(m)]
+        u = [direct(v[i], direction, everywhere=everywhere) for i in range(m)]
+        half = [sub(x[i], times(lr, u[i])) for i in range(m)]
         x, before = mix(trace.W(t), half), g
         history.append(x)
     return history
 
 
-def dsgd_muon(start: Params, trace: GossipTrace, lr: float) -> list[list[Params]]:
-    """`dsgd` along the polar factors of matrices, gradients of the rest."""
-    return dsgd(start, trace, lr, polar)
+def unit(leaf: np.ndarray) -> np.ndarray:
+    """The polar factor of a matrix, or another leaf over its norm."""
+    return polar(leaf) if leaf.ndim > 1 else normalise(leaf)
+
+
+def dsgd_muon(
+    start: Params, trace: GossipTrace, lr: float, vectors: bool = True
+) -> list[list[Params]]:
+    """`dsgd` along polar factors, or gradients of vectors without ``vectors``."""
+    return dsgd(start, trace, lr, unit if vectors else polar, vectors)
 
 
 def gradient_tracking_muon(
-    start: Params, trace: GossipTrace, lr: float
+    start: Params, trace: GossipTrace, lr: float, vectors: bool = True
 ) -> list[list[Params]]:
-    """`gradient_tracking` along the polar factors of matrices, tracks of the rest."""
-    return gradient_tracking(start, trace, lr, polar)
+    """`gradient_tracking` along polar factors, or tracks of vectors."""
+    return gradient_tracking(start, trace, lr, unit if vectors else polar, vectors)
 
 
 # ----------------------------------------------------------------------- minimax

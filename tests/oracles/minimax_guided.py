@@ -15,6 +15,7 @@ from .problem import (
     add,
     each,
     mean,
+    normalise,
     polar,
     rate,
     sub,
@@ -26,6 +27,7 @@ from .saddle import Saddle, SaddleTrace
 from .scaffold_m import normalise_whole
 
 Direction = Callable[[Params], Params]  # of the whole variable x or the whole y
+Direction1 = Callable[[np.ndarray], np.ndarray]  # of one leaf
 
 
 class GuidedSaddle(NamedTuple):
@@ -144,20 +146,20 @@ def fedmuon_da(
     b_y: float = 0.1,
     server_lr_x: float = 1.0,
     server_lr_y: float = 1.0,
-    ratio: float = 1.0,
-    scalar: Callable[[np.ndarray], np.ndarray] = np.sign,
+    vector: Direction1 = normalise,
+    scalar: Direction1 = np.sign,
 ) -> list[Saddle]:
     """FedMuon-DA, Algorithm 3: P Q^T of U = P Sigma Q^T, leaf by leaf.
 
-    The algorithm knows matrices only. Two choices for the rest: vectors move along
-    ``ratio`` times their momentum itself, scalars along its sign (a normalised step,
-    so that it is bounded), or along ``scalar`` of it.
+    The algorithm knows matrices only. Two choices for the rest, so that every step is
+    bounded: vectors move along their momentum over its norm, or along ``vector`` of
+    it, and scalars along its sign, or along ``scalar`` of it.
     """
 
     def direction(leaf: np.ndarray) -> np.ndarray:
         if leaf.ndim == 0:
             return scalar(leaf)
-        return polar(leaf) if leaf.ndim > 1 else ratio * leaf
+        return polar(leaf) if leaf.ndim > 1 else vector(leaf)
 
     by_leaf = lambda variable: each(direction, variable)
     states = guided_states(

@@ -43,7 +43,7 @@ from fedjax_muon.privacy.accounting import library
 from fedjax_muon.privacy.composition import Cost
 from fedjax_muon.privacy.gaussian import add_normal
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.batching import cyclic_poisson
+from fedjax_muon.simulation.cyclic_batches import cyclic_poisson
 
 STRATEGIES = [
     Banded((1.0,)),
@@ -155,9 +155,13 @@ def test_groups_amplify_like_a_small_data_set():
     """Choquette-Choo et al. 2023, Theorem 4."""
     strategy = Banded((0.8, 0.6))  # of norm 1
     sampling = Poisson(40, 2, max_batch=8, cycle=4)
-    epsilon = lambda noise: report(
-        dataclasses.replace(spec_of(noise, sampling, steps=10), accountant=Pld(1e-3))
-    ).epsilon
+    epsilon = lambda noise: (
+        report(
+            dataclasses.replace(
+                spec_of(noise, sampling, steps=10), accountant=Pld(1e-3)
+            )
+        ).epsilon
+    )
     found = epsilon(Correlated(0.9, strategy))
     alone = Pld(1e-3).epsilon(Poisson(10, 2, 8), 0.9, 3, 1e-3)
     assert found == pytest.approx(alone, rel=1e-9)

@@ -29,7 +29,7 @@ from fedjax_muon.privacy import (
 )
 from fedjax_muon.privacy import profile_audit as profiles
 
-SEEDS, WORLDS = 20, 300
+SEEDS, WORLDS = 20, 200  # one chunk of worlds
 
 
 @pytest.fixture(autouse=True)

@@ -45,20 +45,19 @@ def test_damaged_runs_are_refused_or_repaired(seed, finished, tmp_path):
     assert not case.problem, case
 
 
-@pytest.mark.parametrize(
-    ("phase", "number"), [("saving", signal.SIGKILL), ("training", signal.SIGTERM)]
-)
-def test_a_killed_run_is_resumed_to_the_same_numbers(phase, number, tmp_path):
+def test_a_killed_run_is_resumed_to_the_same_numbers(tmp_path):
+    """Killed while it saves, and again while it trains."""
     whole, run_dir, said = tmp_path / "whole", tmp_path / "run", tmp_path / "phase"
     words = [word.replace("400", "120") for word in kills.COMMANDS["train"]]
     assert kills.finish(said, *words, "--output", str(whole)) == ""
-    said.unlink()
-    process = kills.start(said, *words, "--output", str(run_dir))
-    assert kills.hit(process, said, phase, number, 0.0)
-    assert process.returncode in (-signal.SIGKILL, 130)
-    again = ["resume", str(run_dir)]
-    if not (run_dir / "config.json").exists():
-        again = [*words, "--output", str(run_dir)]
+    again = [*words, "--output", str(run_dir)]
+    for phase, number in (("saving", signal.SIGKILL), ("training", signal.SIGTERM)):
+        said.unlink(missing_ok=True)
+        process = kills.start(said, *again)
+        assert kills.hit(process, said, phase, number, 0.0)
+        assert process.returncode in (-signal.SIGKILL, 130)
+        if (run_dir / "config.json").exists():
+            again = ["resume", str(run_dir)]
     assert kills.finish(said, *again) == ""
     assert kills.results(run_dir) == kills.results(whole)
 

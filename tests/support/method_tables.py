@@ -18,6 +18,7 @@ from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
+from fedjax_muon.transforms import jordan, moonlight, spectral, unscaled
 
 SIDE = 96
 MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
@@ -137,6 +138,10 @@ def shown(value) -> str | None:
         return " and ".join(f"{v:g}" for v in value)
     if isinstance(value, tuple) and all(isinstance(v, str) for v in value):
         return ", ".join(value) or "none"
+    if isinstance(value, str):
+        return value
+    if value in (unscaled, jordan, moonlight, spectral):
+        return value.__name__
     if callable(value) and not isinstance(value, tuple):
         first, later = (float(value(jnp.int32(index))) for index in (0, 1))
         return f"{first:g} in round 0, then {later:g}"

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_muon.transforms import biclip, normalize
+from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.transforms import biclip, normalize, unit_directions
 
 G = {"w": jnp.array([[3.0, -0.5], [0.0, 1e-6]]), "b": jnp.array([-20.0, 4.0])}
 
@@ -34,7 +35,23 @@ def test_biclip_brings_sizes_into_the_interval_and_keeps_signs_and_zeros():
     np.testing.assert_allclose(out["b"], [-5.0, 4.0], rtol=1e-7)
 
 
-@pytest.mark.parametrize("rule", [normalize(), biclip(0.1, 5.0)])
+def test_unit_directions_by_hand():
+    g = {"w": G["w"], "b": G["b"], "s": jnp.array(-3.0), "zero": jnp.zeros(2)}
+    out = apply(unit_directions(polar), g)
+    u, _, vt = np.linalg.svd(np.float64(g["w"]))
+    np.testing.assert_allclose(out["w"], u @ vt, atol=1e-5)
+    np.testing.assert_allclose(out["b"], np.array([-20.0, 4.0]) / 416**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(out["s"], -1.0)
+    np.testing.assert_array_equal(out["zero"], 0.0)
+    column = polar(np.float32(g["b"])[:, None])[:, 0]  # a matrix of one column
+    np.testing.assert_allclose(out["b"], column, rtol=1e-6)
+    kept = apply(unit_directions(polar, normalize_vectors=False), g)
+    np.testing.assert_array_equal(kept["b"], g["b"])
+    np.testing.assert_array_equal(kept["w"], out["w"])
+    np.testing.assert_array_equal(kept["s"], -1.0)
+
+
+@pytest.mark.parametrize("rule", [normalize(), biclip(0.1, 5.0), unit_directions()])
 def test_dtypes_stay(rule):
     half = jax.tree.map(lambda v: v.astype(jnp.bfloat16), G)
     assert {v.dtype for v in apply(rule, half).values()} == {jnp.dtype(jnp.bfloat16)}

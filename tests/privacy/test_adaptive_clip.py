@@ -1,0 +1,298 @@
+"""Adaptive clipping: by hand in NumPy, its noise, its sensitivity, and refusals."""
+
+import itertools
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federation import assert_same_bits
+from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
+from oracles.problem import draw_params, draw_trace
+from scipy import stats
+from traces import TOY, stack
+
+from fedjax_muon import engine
+from fedjax_muon.algorithms import fedavg, local_sgdm, scaffold
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import Compressor
+from fedjax_muon.core import Objective, streams, tree
+from fedjax_muon.engine import plans
+from fedjax_muon.privacy import (
+    AdaptiveClip,
+    joint_multiplier,
+)
+from fedjax_muon.privacy.adaptive_clip import LARGEST, SMALLEST, contribution
+from fedjax_muon.privacy.client_mechanism import PrivateServer, private_clients
+
+N, KEY = 5, jax.random.key(3)
+SIZES = {"clients": N, "cohort": 2}
+ECHO = Objective(lambda params, batch, key: batch)  # what a client sends is its batch
+
+
+def rounds_of(algorithm, batches, count, weights=None, key=KEY, params=None):
+    """The server's states after every round, of the same batches [N, K, ...]."""
+    size = len(jax.tree.leaves(batches)[0])
+    start = tree.zeros_like(jax.tree.map(lambda x: x[0, 0], batches))
+    state = engine.init(algorithm, start if params is None else params, size)
+    step = jax.jit(engine.make_round(algorithm, ECHO, size, plans.vmapped))
+    weights = jnp.ones(size) if weights is None else weights
+    for _ in range(count):
+        state, received = step(state, jnp.arange(size), batches, weights, key)
+        assert received.tolist() == (weights > 0).tolist()
+        yield state.server
+
+
+# ---------------------------------------------------------------------- by hand
+
+TRACE = draw_trace(1, N, N, 3, 4, 5, [3, 9, 5, 14, 7])
+WHO = [
+    (1, 1, 0, 1, 0),
+    (0, 0, 0, 1, 0),
+    (1, 1, 1, 1, 1),
+    (0, 0, 0, 0, 0),
+    (0, 1, 1, 0, 1),
+]
+
+
+def draws_of(x, index) -> Draw:
+    """The noise of a round, from the engine's key of the server."""
+    in_round = jax.random.split(jax.random.fold_in(KEY, index))[0]
+    server_key = jax.random.fold_in(jax.random.fold_in(in_round, 0), N)
+    key = jax.random.fold_in(server_key, streams.CLIENT_PRIVACY)
+    flat = np.asarray(jax.random.normal(key, (sum(v.size for v in x.values()) + 1,)))
+    b = flat[: x["b"].size].reshape(x["b"].shape)
+    w = flat[x["b"].size : -1].reshape(x["w"].shape)
+    return Draw({"b": b, "w": w}, float(flat[-1]))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.7])
+def test_by_hand_in_cohorts_of_any_size(noise):
+    x = draw_params(0)
+    settings = Settings(0.3, 2, noise, 0.6, quantile=0.4, initial=0.2, clip_lr=0.5)
+    clip = AdaptiveClip(quantile=0.4, initial=0.2, lr=0.5, count_noise=0.6)
+    with jax.enable_x64(True):
+        algorithm = private_clients(
+            fedavg(lr=0.3), clip_norm=clip, noise_multiplier=noise, **SIZES
+        )
+        state = engine.init(algorithm, jax.tree.map(jnp.asarray, x), N)
+        step = jax.jit(engine.make_round(algorithm, TOY, N, plans.mapped))
+        draws = [draws_of(x, index) for index in range(len(WHO))]
+        # a pseudo-gradient x - y is sent, so that its noise has the other sign
+        signed = [Draw(tree.scale(-1.0, d.update), d.count) for d in draws]
+        want = adaptive_fedavg(x, TRACE, WHO, signed, settings)
+        shares = set()
+        before = settings.initial
+        for (ids, data), present, one in zip(TRACE.rounds, WHO, want, strict=True):
+            weights = jnp.asarray([3.0 * present[i] for i in ids])
+            batches = jax.tree.map(jnp.asarray, stack(data))
+            state, _ = step(state, jnp.array(ids), batches, weights, KEY)
+            close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+            params, after, norms = one
+            jax.tree.map(close, state.server.params, params)
+            close(state.server.clip, after)
+            shares |= {norm <= before for norm in norms}
+            before = after
+        assert shares == {True, False}  # messages on both sides of the norm
+
+
+def test_the_norm_converges_to_the_quantile():
+    """Of norms 1, ..., 50, from far below and far above, with noise."""
+    size, quantile = 50, 0.8
+    norms = jnp.arange(1.0, size + 1)
+    directions = jax.random.normal(KEY, (size, 1, 4))
+    lengths = jnp.linalg.norm(directions, axis=-1, keepdims=True)
+    batches = directions / lengths * norms[:, None, None]
+    for initial in (0.5, 400.0):
+        clip = AdaptiveClip(quantile=quantile, initial=initial, lr=0.2)
+        algorithm = private_clients(
+            fedavg(lr=1.0), clip_norm=clip, noise_multiplier=1.0, clients=50, cohort=50
+        )
+        found = [float(s.clip) for s in rounds_of(algorithm, batches, 100)]
+        # the noise of b is 1/20
+        assert abs(np.mean(found[60:]) - quantile * size) < 2
+
+
+# ------------------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize(("z", "count"), [(1.0, 0.51), (0.3, 2.0), (7.0, 1e4)])
+def test_sum_and_count_have_the_multiplier_together(z, count):
+    noise = AdaptiveClip(count_noise=count).noise(z, 10)
+    assert noise.below == count
+    # sensitivities of 1 and 1/2
+    assert joint_multiplier(noise.message, noise.below / 0.5) == pytest.approx(z)
+    assert noise.message > z
+
+
+def test_the_noise_of_sum_and_count():
+    """Independent and normal, even if nobody takes part; of the size that is claimed.
+
+    In the second round, the noise of the sum is that of the new norm.
+    """
+    z, count, cohort, worlds = 0.8, 0.9, 2, 3000
+    clip = AdaptiveClip(quantile=0.3, initial=0.5, lr=0.2, count_noise=count)
+    algorithm = private_clients(
+        fedavg(lr=1.0), clip_norm=clip, noise_multiplier=z, **SIZES
+    )
+    batches = {"a": jnp.ones((N, 1, 3, 2)), "b": jnp.ones((N, 1, 4))}
+
+    @jax.jit
+    @jax.vmap
+    def run(key):
+        state = engine.init(algorithm, jax.tree.map(lambda x: x[0, 0], batches), N)
+        step = engine.make_round(algorithm, ECHO, N, plans.vmapped)
+        given = jnp.arange(N), batches, jnp.zeros(N), key
+        seen = [state.server]
+        for _ in range(2):
+            state, _ = step(state, *given)
+            seen.append(state.server)
+        return seen
+
+    states = run(jax.random.split(KEY, worlds))
+    flat = lambda t: np.concatenate(
+        [np.asarray(x).reshape(worlds, -1) for x in jax.tree.leaves(t)], axis=1
+    )
+    columns = []
+    for before, after in itertools.pairwise(states):
+        norm = np.asarray(before.clip, np.float64)
+        z_sum = (z**-2 - (2 * count) ** -2) ** -0.5
+        moves = (flat(after.params) - flat(before.params)) * cohort
+        columns.append(moves / (z_sum * norm)[:, None])
+        b = 0.3 - np.log(np.asarray(after.clip, np.float64) / norm) / 0.2
+        columns.append((b[:, None] - 0.5) * cohort / count)
+    for drawn in columns:
+        assert abs(drawn.std() - 1) < 4 / np.sqrt(2 * drawn.size)
+        assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-3
+    everything = np.concatenate(columns, axis=1)
+    assert everything.shape[1] == 2 * 11
+    apart = np.corrcoef(everything, rowvar=False) - np.eye(22)
+    assert np.abs(apart).max() < 5 / np.sqrt(worlds)
+
+
+# ------------------------------------------------------------------- sensitivity
+
+
+SENT = jax.jit(contribution)
+
+
+@pytest.mark.parametrize("clip", [1e-30, 0.1, 1.0, 1e30, 0.0, -1.0, np.inf, np.nan])
+def test_no_message_and_no_norm_exceeds_the_sensitivity(clip):
+    """Whatever happened to the message, and to the norm that came with it."""
+    for size in (0.0, 1e-42, 1e-20, 0.3, 1e20, 3e38, np.inf, np.nan):
+        message = {"w": jnp.full((3, 2), size), "b": jnp.array([-size, 0.0])}
+        sent = SENT(jnp.float32(clip), message)
+        assert float(optax.tree.norm(sent.message)) <= 1 + 1e-6
+        assert abs(float(sent.below)) == (0.5 if np.isfinite(size) else 0.0)
+        if not np.isfinite(size):
+            assert float(optax.tree.norm(sent.message)) == 0.0
+
+
+CLIPS, RATIOS = [1e-30, 1e-3, 1.0, 1e30], [1e-4, 0.99, 1.01, 1e8]
+
+
+@pytest.mark.parametrize(
+    ("clip", "ratio"), [*itertools.product(CLIPS, RATIOS), (1e-30, 1e60), (1e-3, 1e41)]
+)
+def test_messages_of_any_size_are_clipped_to_the_norm(clip, ratio):
+    """(3, 4) / 5 times their product, also where squares or ratios overflow."""
+    size = np.float32(clip * ratio)
+    sent = SENT(jnp.float32(clip), {"a": 0.6 * size, "b": jnp.array([0.8 * size])})
+    length = min(1.0, ratio)
+    np.testing.assert_allclose(sent.message["a"], 0.6 * length, rtol=1e-5)
+    np.testing.assert_allclose(sent.message["b"], 0.8 * length, rtol=1e-5)
+    assert float(sent.below) == (0.5 if ratio < 1 else -0.5)
+
+
+def test_one_client_changes_the_sums_by_its_share():
+    """One that fails by nothing, an enormous one by 1 and 1/2 over the cohort."""
+    clip = AdaptiveClip(quantile=0.5, initial=0.25, lr=0.2)
+    algorithm = private_clients(
+        fedavg(lr=1.0), clip_norm=clip, noise_multiplier=0.0, **SIZES
+    )
+    batches = {"w": 0.1 * jax.random.normal(KEY, (N, 1, 3))}
+
+    def after(poison, present):
+        spoilt = tree.map(lambda x: x.at[1].multiply(poison), batches)
+        weights = jnp.ones(N).at[1].set(present)
+        return next(rounds_of(algorithm, spoilt, 1, weights))
+
+    without, failed, enormous = after(1.0, 0.0), after(jnp.nan, 1.0), after(1e30, 1.0)
+    assert_same_bits(failed, without)
+    move = tree.sub(enormous.params, without.params)
+    np.testing.assert_allclose(np.linalg.norm(move["w"]), 0.25 / 2, rtol=1e-5)
+    ratio = float(enormous.clip / without.clip)
+    np.testing.assert_allclose(ratio, math.exp(0.2 * 0.5 / 2), rtol=1e-5)
+
+
+def test_the_norm_holds_on_both_sides_of_a_compressor():
+    """It may enlarge what it is given, also the norm that is sent."""
+    thousandfold = Compressor(lambda x, key: x, lambda sent, like: 1000 * sent)
+    clip = AdaptiveClip(initial=0.5)
+    private = partial(
+        private_clients, clip_norm=clip, noise_multiplier=0.0, clients=1, cohort=1
+    )
+    for algorithm in (
+        compress(private(fedavg(lr=1.0)), thousandfold),
+        private(compress(fedavg(lr=1.0), thousandfold)),
+    ):
+        server = next(rounds_of(algorithm, {"w": jnp.ones((1, 1, 3))}, 1))
+        np.testing.assert_allclose(np.linalg.norm(server.params["w"]), 0.5, rtol=1e-6)
+
+
+def test_the_norm_stays_in_range():
+    """All messages are zero, and then all are large, for longer than float32 holds."""
+    for size, end in ((0.0, SMALLEST), (1e38, LARGEST)):
+        clip = AdaptiveClip(lr=20.0)
+        algorithm = private_clients(
+            fedavg(lr=1.0), clip_norm=clip, noise_multiplier=0.0, **SIZES
+        )
+        *_, last = rounds_of(algorithm, {"w": jnp.full((N, 1, 3), size)}, 12)
+        assert float(last.clip) == np.float32(end)
+        assert bool(tree.all_finite(last))
+
+
+# -------------------------------------------------------------------- the server
+
+
+def test_other_servers_stay_as_they_are():
+    params = {"w": jnp.ones(3)}
+    plain = private_clients(fedavg(), clip_norm=1.0, noise_multiplier=1.0, **SIZES)
+    assert_same_bits(plain.init(params), fedavg().init(params))
+
+
+@pytest.mark.parametrize("make", [fedavg, local_sgdm, scaffold])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_states_keep_their_form(make, dtype):
+    """With several parts, with client states, and in low precision."""
+    algorithm = private_clients(
+        make(), clip_norm=AdaptiveClip(), noise_multiplier=0.1, **SIZES
+    )
+    batches = {"w": jnp.ones((N, 1, 3), dtype)}
+    start = algorithm.init({"w": jnp.zeros(3, dtype)})
+    assert isinstance(start, PrivateServer)
+    assert start.noise == ()
+    *_, last = rounds_of(algorithm, batches, 2)
+    assert jax.tree.structure(last) == jax.tree.structure(start)
+    assert [x.dtype for x in jax.tree.leaves(last)] == [
+        x.dtype for x in jax.tree.leaves(start)
+    ]
+    assert last.clip.dtype == jnp.float32
+
+
+def test_parameters_are_projected():
+    algorithm = private_clients(
+        fedavg(), clip_norm=AdaptiveClip(), noise_multiplier=0.1, **SIZES
+    )
+    box = Objective(ECHO.grad, project=lambda p: tree.map(lambda x: x.clip(0, 1), p))
+    state = engine.init(algorithm, {"w": 5 * jnp.ones(40)}, N, project=box.project)
+    step = jax.jit(engine.make_round(algorithm, box, N, plans.mapped))
+    batches = {"w": jnp.zeros((N, 1, 40))}  # nothing but noise
+    state, _ = step(state, jnp.arange(N), batches, jnp.ones(N), KEY)
+    assert isinstance(state.server, PrivateServer)
+    w = np.asarray(state.server.params["w"])
+    assert w.max() == 1.0  # noise that left the set
+    assert w.min() < 1.0
