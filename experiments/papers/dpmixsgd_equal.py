@@ -36,7 +36,7 @@ from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
-from fedjax_muon.privacy import banded
+from fedjax_muon.privacy import Banded, best_banded
 from fedjax_muon.reporting import metrics_csv, plots
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
@@ -46,7 +46,6 @@ REFERENCES = ("dsgda", "dm_hsgd")
 METHODS = ("dp_sgda", "dp_ftrl", "dpmixsgd", "private_storm")
 OURS = "dp_ftrl"  # compared with the others in pairs of runs on the same seed
 AGENTS, CONNECTIVITY, DELTA, BETA = 5, 0.5, 1e-5, 0.1
-BANDS = 16
 RATES = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 CLIPS = (1.0, 3.0)  # over `clip_norm`
 JOBS = {
@@ -73,11 +72,9 @@ def clip_norm(job: Job) -> float:
     return 0.2 if job.kind == "mlp" else 1.0
 
 
-def mechanism(job: Job, name: str, point: Point) -> Mechanism:
+def mechanism(job: Job, point: Point, strategy: Banded | None = None) -> Mechanism:
     """Returns how examples are bounded; changes are clipped to a tenth."""
     norm = point.clip * clip_norm(job)
-    steps = job.iterations + 1
-    strategy = banded(steps, min(BANDS, steps)) if name == "dp_ftrl" else None
     return Mechanism(norm, norm / 10, BETA, point.batch_size, strategy)
 
 
@@ -99,12 +96,19 @@ class Runner:
         self.simulation = functools.cache(self._simulation)
         self.noise = functools.cache(self._noise)
 
-    def privacy(self, job: Job, name: str, point: Point, **noise: Any) -> AgentPrivacy:
+    def privacy(
+        self,
+        job: Job,
+        name: str,
+        point: Point,
+        strategy: Banded | None,
+        **noise: Any,
+    ) -> AgentPrivacy:
         """Returns the mechanism of a method, by `epsilon` or by `noise_scale`."""
         size = point.batch_size
         return AgentPrivacy(
             PRIVATE[name],
-            mechanism(job, name, point),
+            mechanism(job, point, strategy),
             rounds=job.iterations,
             delta=DELTA,
             max_batch=size + math.ceil(8 * math.sqrt(size)),
@@ -112,13 +116,32 @@ class Runner:
             **noise,
         )
 
-    def _noise(self, job: Job, name: str, point: Point, epsilon: float) -> float:
+    def strategy(self, job: Job, name: str, size: int, epsilon: float) -> Banded | None:
+        """Returns the correlation of DP-FTRL's noise, which is not tuned on data."""
+        if name != "dp_ftrl":
+            return None
+        examples, steps = self.problem(job, True).fewest, job.iterations + 1
+        return best_banded(examples, size, steps, epsilon=epsilon, delta=DELTA)
+
+    def _noise(
+        self,
+        job: Job,
+        name: str,
+        point: Point,
+        strategy: Banded | None,
+        epsilon: float,
+    ) -> float:
         examples = self.problem(job, False).fewest
-        privacy = self.privacy(job, name, point, epsilon=epsilon)
+        privacy = self.privacy(job, name, point, strategy, epsilon=epsilon)
         return privacy.calibrated([examples]).noise_scale
 
     def _simulation(
-        self, job: Job, name: str, point: Point, validate: bool
+        self,
+        job: Job,
+        name: str,
+        point: Point,
+        strategy: Banded | None,
+        validate: bool,
     ) -> Simulation:
         problem = self.problem(job, validate)
         given: dict[str, Any] = {
@@ -130,7 +153,8 @@ class Runner:
             algorithm = ALL[name].function(**rest)
         else:
             algorithm = PRIVATE[name].base(lr=Pair(0.1, 0.1))
-            given = {"privacy": self.privacy(job, name, point, noise_scale=1.0)}
+            privacy = self.privacy(job, name, point, strategy, noise_scale=1.0)
+            given = {"privacy": privacy}
         return decentralize(
             algorithm,
             problem.task,
@@ -144,13 +168,16 @@ class Runner:
         """Returns the test or validation AUC at the end of a run."""
         problem = self.problem(job, validate)
         changes: dict[str, Any] = {}
+        strategy = self.strategy(job, name, point.batch_size, epsilon)
         if name not in REFERENCES:
             # that of the whole training set, also where a tenth of it is left out
-            scale = self.noise(job, name, point._replace(lr=0.0, clip=1.0), epsilon)
+            unit = point._replace(lr=0.0, clip=1.0)
+            scale = self.noise(job, name, unit, strategy, epsilon)
             if name == "dpmixsgd":  # a standard deviation, not a multiplier
                 scale *= point.clip
-            changes["privacy"] = self.privacy(job, name, point, noise_scale=scale)
-        first = self.simulation(job, name, point._replace(lr=0.0), validate)
+            noise = {"noise_scale": scale}
+            changes["privacy"] = self.privacy(job, name, point, strategy, **noise)
+        first = self.simulation(job, name, point._replace(lr=0.0), strategy, validate)
         simulation = first.vary(
             parts=problem.parts(seed),
             weights=problem.weights(seed, CONNECTIVITY),

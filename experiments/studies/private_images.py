@@ -38,7 +38,7 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, banded
+from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, best_banded
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.plots import STYLE
 from fedjax_muon.runs.errors import refusing
@@ -128,7 +128,11 @@ def _central(
 ) -> Simulation:
     steps = EXAMPLES.rounds + 1
     clip_norm = 0.1
-    strategy = banded(steps, 16) if method == "dp_ftrl" else None
+    strategy = None
+    if method == "dp_ftrl":
+        strategy = best_banded(
+            len(dataset.y_train), batch, steps, epsilon=epsilon, delta=1e-5
+        )
     privacy = AgentPrivacy(
         PRIVATE[method],
         Mechanism(clip_norm, clip_norm, 1.0, batch, strategy),
@@ -190,12 +194,16 @@ def federated(adaptive: bool = False, ftrl: bool = False, server: Any = None):
 
     def make(dataset, epsilon, lr, seed, sizes):
         clients, cohort = sizes
-        strategy = banded(CLIENTS.rounds, 4) if ftrl else None
+        delta, strategy = 0.5 / clients, None
+        if ftrl:
+            strategy = best_banded(
+                clients, cohort, CLIENTS.rounds, epsilon=epsilon, delta=delta
+            )
         privacy = ClientPrivacy(
             clip_norm=AdaptiveClip(initial=0.3, count_noise=10.0) if adaptive else 0.3,
             cohort_size=cohort,
             rounds=CLIENTS.rounds,
-            delta=0.5 / clients,
+            delta=delta,
             epsilon=epsilon,
             insecure_fixed_noise=True,
             strategy=strategy,

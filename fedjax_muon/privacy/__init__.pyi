@@ -13,6 +13,7 @@ from .accounting import gaussian_multiplier as gaussian_multiplier
 from .accounting import joint_multiplier as joint_multiplier
 from .accounting import mean_multiplier as mean_multiplier
 from .adaptive_clip import AdaptiveClip as AdaptiveClip
+from .band_selection import best_banded as best_banded
 from .calibration import calibrate_noise as calibrate_noise
 from .client_privacy import ClientPrivacy as ClientPrivacy
 from .composition import Cost as Cost

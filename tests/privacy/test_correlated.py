@@ -33,7 +33,9 @@ from fedjax_muon.privacy import (
     Release,
     Shuffled,
     banded,
+    best_banded,
     buffered,
+    calibrated,
     cost_of,
     gaussian_epsilon,
     prefix_errors,
@@ -321,3 +323,26 @@ def test_the_noise_continues_after_an_interruption():
     assert jax.tree.map(np.array_equal, whole.params, both.params) == jax.tree.map(
         lambda _: True, whole.params
     )
+
+
+def test_the_number_of_bands_has_least_noise():
+    """By the noise that the accounting of a whole run needs, for all numbers."""
+    steps, epsilon, delta = 24, 6.0, 1e-3
+    found = best_banded(120, 6, steps, epsilon=epsilon, delta=delta)
+    noise = {}
+    for bands in (1, 2, 4, 8, 16):
+        sampling = Poisson(120, 6, cycle=bands)
+        start = PrivacySpec(
+            {"x": Release(Each(1.0), Correlated(1.0, banded(steps, bands)))},
+            sampling,
+            steps,
+            delta,
+            accountant=Pld(1e-2),
+        )
+        (release,) = calibrated(start, epsilon, 1e-2).releases.values()
+        errors = prefix_errors(release.noise.strategy, steps)
+        noise[bands] = release.noise.multiplier * np.sqrt(np.mean(errors**2))
+    assert noise[found.bands] <= 1.02 * min(noise.values())
+    assert noise[found.bands] < 0.8 * noise[1]
+    with pytest.raises(ValueError, match="batch"):
+        best_banded(5, 6, steps, epsilon=epsilon, delta=delta)
