@@ -171,16 +171,15 @@ def federate(
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
     dataset, parts = check_dataset(dataset), check_parts(parts)
-    plan = plan or plans.default_plan()
-    guarantee = None
+    plan, guarantee = plan or plans.default_plan(), None
     if privacy is not None:
         check_left_out({"cohort_size": cohort_size, "cohorts": cohorts})
         check_left_out({"dropout": dropout or None})
         params = jax.eval_shape(task.init, jax.random.key(0))
         algorithm, guarantee = privacy.applied(algorithm, params, len(parts))
         cohort_size = privacy.cohort_size
-        if cohort_size < len(parts):
-            cohorts = poisson_cohorts(privacy.max_cohort)
+        full = cohort_size == len(parts)
+        cohorts = None if full else poisson_cohorts(privacy.max_cohort)
     if cohort_size is None:
         raise TypeError("federate needs cohort_size, or privacy, which decides it")
     cohorts = cohorts or fixed_cohort
@@ -287,8 +286,8 @@ def _check(setup: Setup) -> None:
             "this algorithm was made for (clients, cohort_size) "
             f"{algorithm.cohort_spec}, got {sizes}"
         )
-    draw = lambda key: cohort_of(setup, key, jnp.int32(0))
-    jax.eval_shape(draw, jax.random.key(0))  # may reject the sizes
+    draw = partial(cohort_of, setup)  # may reject the sizes
+    jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates, whose mean only uniform weights "

@@ -18,13 +18,20 @@ from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
+from fedjax_muon.privacy import Banded
 from fedjax_muon.transforms import jordan, moonlight, spectral, unscaled
 
 SIDE = 96
 MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
 PAIR = Pair(MATRIX, jax.ShapeDtypeStruct((), jnp.float32))
 BATCHES = jax.ShapeDtypeStruct((1,), jnp.float32)
-MECHANISM = Mechanism(clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=2)
+MECHANISM = Mechanism(
+    clip_norm=1.0,
+    change_clip_norm=0.1,
+    beta=0.1,
+    batch_size=2,
+    strategy=Banded((1.0, 0.5, 0.2)),
+)
 PAGES: dict[str, dict[str, Any]] = {
     "muon": ALL,
     "averaging": ALL,
