@@ -103,8 +103,8 @@ class Study:
 
 EXAMPLES = Study(
     "examples",
-    (0.5, 1.0, 3.0),
-    300,
+    (0.5, 3.0),
+    200,
     {"mnist": 1024, "fashion_mnist": 1024},
 )
 CLIENTS = Study(
@@ -172,8 +172,8 @@ def central(method: str, rule: Callable[[float], Any] | None = None) -> Callable
     return make
 
 
-SGD_RATES = (300.0, 100.0, 30.0, 10.0, 3.0)
-MUON_RATES = (3.0, 1.0, 0.3, 0.1, 0.03)
+SGD_RATES = (1000.0, 300.0, 100.0)
+MUON_RATES = (1.0, 0.3, 0.1)
 OF_EXAMPLES = (
     Method("DP-SGD", central("dp_sgda"), SGD_RATES),
     Method("DP-FTRL", central("dp_ftrl"), SGD_RATES),
@@ -223,7 +223,7 @@ def federated(adaptive: bool = False, ftrl: bool = False, server: Any = None):
     return make
 
 
-FED_RATES = (10.0, 5.0, 2.0, 1.0, 0.5)
+FED_RATES = (10.0, 3.0, 1.0)
 OF_CLIENTS = (
     Method("DP-FedAvg", federated(), FED_RATES),
     Method("DP-FedAvg, adaptive clip", federated(adaptive=True), FED_RATES),
