@@ -27,7 +27,7 @@ SMALL = {
     "hidden": "4",
 }
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
-COMMANDS = (*["train"] * 8, "sweep", "compare", "private", "list")
+COMMANDS = (*["train"] * 20, "sweep", "compare", "private", "list")
 COMMANDS += ("data", "partition", "plot", "resume", "noise", "prepare")
 # what belongs to other machines, or to the beginning of a process
 APART = ("data_dir", "distributed", "coordinator", "num_processes", "process_id")
