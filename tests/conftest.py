@@ -31,7 +31,9 @@ LEDGERS = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = LEDGERS.name
 
 # Many tests compile the same programs. The cache belongs to this process alone, since
-# tests must not write to the user's cache, and processes may read incomplete files.
+# tests must not write to the user's cache, and processes may read incomplete files. With
+# a largest size JAX locks it: .ci/version shares one between versions of Python.
 PROGRAMS = tempfile.TemporaryDirectory()
-jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
+if jax.config.jax_compilation_cache_max_size == -1:
+    jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

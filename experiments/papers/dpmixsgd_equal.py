@@ -46,7 +46,7 @@ REFERENCES = ("dsgda", "dm_hsgd")
 METHODS = ("dp_sgda", "dp_ftrl", "dpmixsgd", "private_storm")
 OURS = "dp_ftrl"  # compared with the others in pairs of runs on the same seed
 AGENTS, CONNECTIVITY, DELTA, BETA = 5, 0.5, 1e-5, 0.1
-RATES = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+RATES = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 CLIPS = (1.0, 3.0)  # over `clip_norm`
 JOBS = {
     "a8a": logistic("a8a", "agents"),
