@@ -28,7 +28,7 @@ from fedjax_muon.privacy.accounting import (
     joint_multiplier,
 )
 from fedjax_muon.privacy.calibration import calibrate_noise
-from fedjax_muon.privacy.releases import Output, Release
+from fedjax_muon.privacy.releases import Correlated, Output, Release
 from fedjax_muon.privacy.sampling import (
     FullBatch,
     Patterned,
@@ -153,7 +153,13 @@ def report(spec: PrivacySpec) -> PrivacyReport:
         accountant=str(accountant),
         released=tuple(spec.releases),
         steps=spec.steps,
-        assumptions=(*_ASSUMPTIONS, *secret, *steady, *spec.threat.assumptions),
+        assumptions=(
+            *_noise_assumptions(spec.releases),
+            *_ASSUMPTIONS,
+            *secret,
+            *steady,
+            *spec.threat.assumptions,
+        ),
         caveats=(*reasons, *_CAVEATS),
     )
 
@@ -201,8 +207,8 @@ def calibrated(
     return scaled(calibrate_noise(factor_epsilon, epsilon, tolerance))
 
 
+_INDEPENDENT = "every step is noised, step 0 included, with fresh and independent noise"
 _ASSUMPTIONS = (
-    "every step is noised, step 0 included, with fresh and independent noise",
     "sums are divided by the expected batch size, never by the realised one",
     "the parameters depend on the agent's data only through what is released",
 )
@@ -217,6 +223,18 @@ _CAVEATS = (
     "real numbers are assumed: attacks on floating-point noise are not covered",
     "owning several units weakens the guarantee",
 )
+
+
+def _noise_assumptions(releases: Mapping[str, Release]) -> tuple[str, ...]:
+    """What is assumed of the noise, once for every way to draw it."""
+    found = (
+        f"every step is noised, step 0 included, with noise that is correlated between "
+        f"steps ({release.noise.strategy}) and made of fresh and independent noise"
+        if isinstance(release.noise, Correlated)
+        else _INDEPENDENT
+        for release in releases.values()
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def _telescopes(spec: PrivacySpec) -> bool:

@@ -97,6 +97,7 @@ def test_errors_of_sums(strategy):
     np.testing.assert_allclose(prefix_errors(strategy, steps), expected)
 
 
+@pytest.mark.portable  # jax-privacy computes with the installed version of JAX
 def test_found_matrices_have_less_noise():
     steps, separation = 60, 20
     few = banded(steps, 8)
@@ -298,6 +299,8 @@ def test_a_simulation_says_what_it_does():
     spec = simulation_of("dp_ftrl", Banded((0.8, 0.6))).guarantee.spec
     assert spec.sampling == Poisson(12, 2, max_batch=6, cycle=2)
     assert "2 groups of 6 records take turns" in str(spec.sampling)
+    assert "correlated between steps (2 bands)" in report(spec).statement()
+    assert "with fresh and independent noise" not in report(spec).statement()
     spec = simulation_of("dp_ftrl_buffered", STRATEGIES[2]).guarantee.spec
     assert spec.sampling == Cyclic(12, 2)
     epsilon = {"noise_scale": None, "epsilon": 2.0}
