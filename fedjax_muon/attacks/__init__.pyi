@@ -1,4 +1,5 @@
 from . import canary as canary
+from . import clients as clients
 from . import findings as findings
 from . import inversion as inversion
 from . import simulated as simulated

@@ -22,6 +22,7 @@ from fedjax_muon.tasks.task import Batch, Task
 LENGTH = 1e3  # of the canary's gradient; far above every clip norm
 SHORT = 1e-2  # of it, the length of other gradients: above clip norms, but the canary's
 # dominates a mean
+OVERFLOW = 1e38  # its gradient is infinite, and a client with it counts as absent
 TICK = 1e4  # by which the clock moves in every iteration
 ROOT = math.sqrt(0.5)
 # the parameters are (x0, x1, x2, y0, y1, y2), and y2 is the clock
@@ -85,7 +86,7 @@ def _last(value: float) -> jax.Array:
 
 
 def canary_data(
-    sizes: Sequence[int], owner: int, *, together: bool = False
+    sizes: Sequence[int], owner: int, *, together: bool = False, alone: bool = False
 ) -> tuple[Dataset, list[np.ndarray]]:
     """Makes the examples of all agents, or of all clients.
 
@@ -94,6 +95,8 @@ def canary_data(
       owner: Who has the canary.
       together: Whether all examples of the owner are canaries, so that the owner is the
         record, as for the privacy of clients.
+      alone: Whether the gradients of all others are infinite, so that a server with
+        private clients counts none of them.
 
     Returns:
       Examples, and the ids of everyone's examples. The canary is the first example of
@@ -103,7 +106,7 @@ def canary_data(
       >>> dataset, parts = canary_data(sizes=(8, 12, 16), owner=0)
     """
     ends = np.cumsum([0, *sizes])
-    x = np.tile(np.array([0, SHORT], np.float32), (ends[-1], 1))
+    x = np.tile(np.array([0, OVERFLOW if alone else SHORT], np.float32), (ends[-1], 1))
     start = ends[owner]
     x[start : ends[owner + 1] if together else start + 1] = [1, 0]
     labels = np.arange(ends[-1], dtype=np.int32) % 2

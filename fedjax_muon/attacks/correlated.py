@@ -1,4 +1,4 @@
-"""What an audit sees of an agent whose noise is correlated between steps.
+"""What an audit sees of an agent or a client if noise is correlated between steps.
 
 Multiplied by C, the noise is independent. If sampling amplifies privacy, the parts of a
 record in the releases do not overlap, and one number for each of its turns is
@@ -8,6 +8,7 @@ sufficient: the product with a column of C.
 import numpy as np
 from scipy import signal
 
+from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated
 from fedjax_muon.privacy.sampling import Poisson
@@ -24,9 +25,22 @@ def whitened(estimates: np.ndarray, spec: PrivacySpec) -> np.ndarray:
       An array of the same shape.
     """
     noise, sensitivity = _of(spec)
-    column = noise.strategy.column(estimates.shape[1])[None, :, None, None]
-    product = signal.fftconvolve(estimates, column, axes=1)[:, : estimates.shape[1]]
-    return product / (noise.multiplier * sensitivity)
+    return product(noise.strategy, estimates) / (noise.multiplier * sensitivity)
+
+
+def product(strategy: Strategy, values: np.ndarray) -> np.ndarray:
+    """Multiplies by C along the steps.
+
+    Args:
+      strategy: How the noise is correlated.
+      values: One row for each step, [N, T, ...].
+
+    Returns:
+      An array of the same shape.
+    """
+    steps = values.shape[1]
+    column = strategy.column(steps).reshape((1, steps) + (1,) * (values.ndim - 2))
+    return signal.fftconvolve(values, column, axes=1)[:, :steps]
 
 
 def seen(white: np.ndarray, spec: PrivacySpec) -> np.ndarray:

@@ -61,6 +61,7 @@ class Worlds:
     record: Record
     seen: Callable[[np.ndarray], Releases]  # of what `observe` returned
     program: Callable[..., Any]  # (inputs, clients, keys, run keys) -> observations
+    absent: float = 0.0  # factor of the canary in worlds without it
 
     def run(self, keys: jax.Array, *, present: bool) -> Releases:
         """Runs one world for each key.
@@ -68,14 +69,15 @@ class Worlds:
         Args:
           keys: Typed keys [N], as `Simulation.init` takes one; a world has its own run
             key, if the noise is not fixed.
-          present: Whether the canary is there; else its gradient is zero.
+          present: Whether the canary is there; else its gradient is zero, or its
+            client counts as absent.
 
         Returns:
           What the attack sees.
         """
         clients = self.simulation.clients
         if not present:
-            x = clients.x.at[:, 0].set(0)
+            x = clients.x.at[:, 0].multiply(self.absent)
             clients = clients._replace(x=x)
         found = []
         for i in range(0, len(keys), CHUNK):
@@ -169,8 +171,16 @@ def world_program(
     return jax.jit(many)
 
 
-def _flat(values: Any, lead: int) -> jax.Array:
-    """Leaves [m, ...] in a row, [m, d]; without a leading axis [d]."""
+def flat(values: Any, lead: int) -> jax.Array:
+    """Puts the leaves of a pytree in a row.
+
+    Args:
+      values: Leaves [m, ...], or without the leading axis.
+      lead: Number of leading axes, 1 or 0.
+
+    Returns:
+      An array [m, d], or [d] without the leading axis.
+    """
     leaves = [x.reshape((*x.shape[:lead], -1)) for x in jax.tree.leaves(values)]
     return jnp.concatenate(leaves, -1)
 
@@ -200,7 +210,7 @@ def agent_worlds(
 
     def observe(state: Any) -> jax.Array:
         nodes = state.training.nodes
-        return _flat(nodes.estimate if hasattr(nodes, "estimate") else nodes.params, 1)
+        return flat(nodes.estimate if hasattr(nodes, "estimate") else nodes.params, 1)
 
     begun = jax.eval_shape(lambda: _begun(simulation))
     tracking = hasattr(begun.training.nodes, "estimate")
@@ -308,51 +318,6 @@ def _normalized(estimates: np.ndarray, spec: PrivacySpec, owner: int) -> Release
         observed[:, :, owner] @ OTHERS,
         (observed @ directions.T).reshape(len(observed), -1),
     )
-
-
-# ----------------------------------------------------------------------------- clients
-
-
-def client_worlds(simulation: Simulation) -> Worlds:
-    """Prepares the audit of a client of a federated simulation.
-
-    The record is a client with all its examples. If the algorithm has a prologue, what
-    is seen is what the server makes public after it, and the parameters otherwise.
-
-    Args:
-      simulation: From `federate`, with `privacy`, on `canary_task(lr)` and
-        `canary_data(sizes, owner, together=True)`, and one clip norm.
-
-    Returns:
-      Worlds, whose `run` returns what the attack sees.
-    """
-    assert simulation.guarantee is not None  # it is private
-    spec, setup = simulation.guarantee.spec, simulation.setup
-    (release,) = spec.releases.values()
-    first, later = release.noise.step_multipliers()
-    prologue = bool(setup.algorithm.prologue)
-    size = setup.num_clients if prologue else setup.cohort_size
-    multiplier = first if prologue else later
-    unit = multiplier * setup.privacy.clip_norm / size
-    steps = 1 if prologue else simulation.guarantee.rounds
-    record = Record(spec, np.full(steps, 1 / multiplier), setup.num_clients)
-
-    def observe(state: Any) -> jax.Array:
-        server = state.training.server
-        return _flat(server.momentum if prologue else server.params, 0)
-
-    def seen(found: np.ndarray) -> Releases:
-        # gradients after the prologue, and descents in rounds
-        moves = found[:, :1] if prologue else -np.diff(found, axis=1)
-        observed = moves / unit
-        directions = np.concatenate([CANARY[None], FREE])
-        return Releases(
-            observed @ CANARY,
-            observed @ OTHERS,
-            (observed @ directions.T).reshape(len(observed), -1),
-        )
-
-    return Worlds(simulation, record, seen, world_program(simulation, observe))
 
 
 def participation(record: Record, steps: int) -> float:

@@ -22,11 +22,13 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import client_mechanism, client_privacy, gaussian
+from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.privacy.mechanism import Guarantee
-from fedjax_muon.privacy.releases import Correlated, Output, Release
+from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.simulation import federated
+from fedjax_muon.simulation import rounds as simulation_rounds
 from fedjax_muon.simulation.batching import (
     always,
     poisson,
@@ -229,8 +231,8 @@ def silent_prologue(patch) -> None:
 def clipped_after_the_mean(patch) -> None:
     plain = client_mechanism._private_exchange
 
-    def late(exchange, number, phase, clip_norm, shapes):
-        made = plain(exchange, number, phase, clip_norm, shapes)
+    def late(exchange, number, phase, clip_norm, *further):
+        made = plain(exchange, number, phase, clip_norm, *further)
 
         def server(state, total, round):
             mean = jax.tree.map(lambda x: x / phase.size, total)
@@ -244,6 +246,68 @@ def clipped_after_the_mean(patch) -> None:
 
 def fixed_cohorts(patch) -> None:
     patch.setattr(federated, "poisson_cohorts", lambda room: fixed_cohort)
+
+
+def clean_count(patch) -> None:
+    plain = AdaptiveClip.noise
+    silent = lambda self, *given: plain(self, *given)._replace(below=0.0)
+    _in_the_mechanism(patch, silent)
+
+
+def count_not_accounted(patch) -> None:
+    """The sum has the noise of the whole round, as if the count cost nothing."""
+    plain = AdaptiveClip.noise
+
+    def free(self, noise_multiplier, cohort):
+        noise = plain(self, noise_multiplier, cohort)
+        return noise._replace(message=noise_multiplier)
+
+    _in_the_mechanism(patch, free)
+
+
+def _in_the_mechanism(patch, noise) -> None:
+    """Replaces the noise of an adaptive clip norm where it is drawn, not in a claim."""
+    plain = client_mechanism._adaptive_exchange
+
+    def other(exchange, phase, clip_norm, _, shapes, strategy):
+        given = noise(clip_norm, phase.noise_multiplier, phase.size)
+        return plain(exchange, phase, clip_norm, given, shapes, strategy)
+
+    patch.setattr(client_mechanism, "_adaptive_exchange", other)
+
+
+def noise_of_the_initial_norm(patch) -> None:
+    plain = client_mechanism._adaptive_exchange
+
+    def initial(exchange, phase, clip_norm, noise, shapes, strategy):
+        def server(state, total, round):
+            sigma = noise.message * clip_norm.initial / state.clip
+            of_round = noise._replace(message=sigma)
+            made = plain(exchange, phase, clip_norm, of_round, shapes, strategy)
+            return made.server(state, total, round)
+
+        made = plain(exchange, phase, clip_norm, noise, shapes, strategy)
+        return made._replace(server=server)
+
+    patch.setattr(client_mechanism, "_adaptive_exchange", initial)
+
+
+def cohorts_of_all_groups(patch) -> None:
+    plain = simulation_rounds.cohort_of
+
+    def ungrouped(setup, key, index):
+        return plain(setup._replace(privacy=None), key, index)
+
+    patch.setattr(simulation_rounds, "cohort_of", ungrouped)
+
+
+def later_releases_forgotten(patch) -> None:
+    """Accounts for correlated noise as if it were independent."""
+
+    def independent(self, changes, beta):
+        return Inside(self.multiplier).transcript_multiplier(changes, beta)
+
+    patch.setattr(Correlated, "transcript_multiplier", independent)
 
 
 class Fault(NamedTuple):
@@ -282,4 +346,19 @@ FAULTS = {
     "clip after the mean": Fault(clipped_after_the_mean, "clients"),
     "noise / 10 (clients)": Fault(small_noise, "clients"),
     "cohorts of fixed size": Fault(fixed_cohorts, "clients", profile=False),
+    "a count without noise": Fault(clean_count, "adaptive clip"),
+    "a count without cost": Fault(count_not_accounted, "adaptive clip", profile=False),
+    "noise of the initial norm": Fault(noise_of_the_initial_norm, "adaptive clip"),
+    "cohorts of all groups": Fault(
+        cohorts_of_all_groups, "clients in turn", profile=False
+    ),
+    "cohorts of all groups (adaptive)": Fault(
+        cohorts_of_all_groups, "adaptive clip, in turn", profile=False
+    ),
+    "the first entry of a column (clients)": Fault(
+        first_entry_of_a_column, "clients in turn"
+    ),
+    "later releases forgotten": Fault(
+        later_releases_forgotten, "all clients, buffered"
+    ),
 }

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_muon.algorithms import ALL as ALGORITHMS
 from fedjax_muon.algorithms import fedavg
+from fedjax_muon.attacks import clients as client_audits
 from fedjax_muon.attacks import simulated
 from fedjax_muon.attacks.canary_task import canary_data, canary_task
 from fedjax_muon.attacks.findings import audited, audited_together
@@ -17,6 +18,7 @@ from fedjax_muon.decentralized import (
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded, Buffered
 from fedjax_muon.privacy.profile_audit import Finding
@@ -26,6 +28,9 @@ from fedjax_muon.simulation.federated import federate
 
 AGENTS, CLIP, DELTA, LR = 3, 1.0, 1e-3, 0.1
 BANDED = Banded((0.6, 0.58, 0.55))
+BUFFERED = Buffered((0.9, 0.3), (0.2, 0.3))
+# the norm grows by a factor of 1.6 in a round, and is far below that of messages
+ADAPTIVE = AdaptiveClip(quantile=1.0, initial=1e-3, lr=1.0, count_noise=0.75)
 WEIGHTS = (np.eye(AGENTS) + np.full((AGENTS, AGENTS), 1 / AGENTS)) / 2
 
 
@@ -44,9 +49,7 @@ class Case(NamedTuple):
 CASES = {
     "dp_sgda": Case("dp_sgda", (8, 8, 8), 2, 1.0),
     "dp_ftrl": Case("dp_ftrl", (12, 12, 12), 2, 0.7, strategy=BANDED),
-    "dp_ftrl_buffered": Case(
-        "dp_ftrl_buffered", (8, 8, 8), 2, 2.0, strategy=Buffered((0.9, 0.3), (0.2, 0.3))
-    ),
+    "dp_ftrl_buffered": Case("dp_ftrl_buffered", (8, 8, 8), 2, 2.0, strategy=BUFFERED),
     "dpmixsgd": Case("dpmixsgd", (8, 8, 8), 2, 2.0),
     "dpmixsgd_inside": Case("dpmixsgd_inside", (8, 8, 8), 2, 1.0),
     "private_storm": Case("private_storm", (8, 8, 8), 2, 1.0),
@@ -132,7 +135,7 @@ def command(name: str, patch=None) -> Worlds:
     return simulated.agent_worlds(prepared, 0, weights, rate)
 
 
-def clients(algorithm=None, **changes: Any) -> Worlds:
+def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:
     """Makes the worlds of a federated simulation; client 0 is the record."""
     privacy = ClientPrivacy(
         **{
@@ -145,7 +148,8 @@ def clients(algorithm=None, **changes: Any) -> Worlds:
         }
         | changes
     )
-    dataset, parts = canary_data((2,) * 8, owner=0, together=True)
+    alone = isinstance(privacy.clip_norm, AdaptiveClip)
+    dataset, parts = canary_data((2,) * number, owner=0, together=True, alone=alone)
     simulation = federate(
         algorithm or fedavg(lr=LR),
         canary_task(LR),
@@ -155,12 +159,23 @@ def clients(algorithm=None, **changes: Any) -> Worlds:
         batch_size=2,
         privacy=privacy,
     )
-    return simulated.client_worlds(simulation)
+    return client_audits.client_worlds(simulation)
 
 
 def prologue() -> Worlds:
     """Makes the worlds of FedMuon, whose clients first send a gradient."""
     return clients(ALGORITHMS["fedmuon"].function(lr=LR), rounds=1)
+
+
+IN_TURN = {"number": 12, "rounds": 9, "noise_multiplier": 0.7, "strategy": BANDED}
+TOGETHER = {"number": 4, "cohort_size": 4, "noise_multiplier": 4.0}
+CLIENTS: dict[str, dict[str, Any]] = {
+    "adaptive clip": {"clip_norm": ADAPTIVE},
+    "adaptive clip, in turn": {"clip_norm": ADAPTIVE, **IN_TURN},
+    "clients in turn": IN_TURN,
+    "all clients": TOGETHER,
+    "all clients, buffered": {"strategy": BUFFERED, **TOGETHER},
+}
 
 
 def audit(worlds: Worlds, seed: int, count: int, level: float = 1e-3) -> list[Finding]:
@@ -173,6 +188,8 @@ def worlds_of(setting: str) -> list[Worlds]:
     if setting == "two runs":
         first = CASES["secret"]
         return [agents(first), agents(first._replace(noise=2 * first.noise))]
+    if setting in CLIENTS:
+        return [clients(**CLIENTS[setting])]
     special = {"clients": clients, "prologue": prologue}
     make = special.get(setting)
     return [agents(CASES[setting]) if make is None else make()]

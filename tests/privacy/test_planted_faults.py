@@ -1,5 +1,6 @@
 """Audits of prepared simulations: every planted fault is found, and nothing else."""
 
+import dataclasses
 import math
 import secrets
 
@@ -11,6 +12,7 @@ from planted_faults import FAULTS
 from private_worlds import CASES
 from scipy import stats
 
+from fedjax_muon.attacks import clients as client_audits
 from fedjax_muon.attacks import simulated
 from fedjax_muon.attacks.findings import audited, batch_law
 from fedjax_muon.decentralized.private import PRIVATE
@@ -64,6 +66,23 @@ def test_methods_raise_no_alarm(method):
 
 def test_clients_raise_no_alarm():
     check_seeds(private_worlds.clients())
+
+
+@pytest.mark.parametrize("setting", private_worlds.CLIENTS)
+def test_settings_of_clients_raise_no_alarm(setting):
+    check_seeds(private_worlds.clients(**private_worlds.CLIENTS[setting]))
+
+
+def test_audits_of_clients_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="one clip norm for whole messages"):
+        private_worlds.clients(clip_norm={"params": 1.0})
+    simulation = private_worlds.clients().simulation
+    adaptive = dataclasses.replace(
+        simulation.setup.privacy, clip_norm=private_worlds.ADAPTIVE
+    )
+    setup = simulation.setup._replace(privacy=adaptive)
+    with pytest.raises(ValueError, match=r"use canary_data\(\.\.\., alone=True\)"):
+        client_audits.client_worlds(dataclasses.replace(simulation, setup=setup))
 
 
 @pytest.mark.parametrize("method", PRIVATE)
