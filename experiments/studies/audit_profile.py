@@ -31,6 +31,10 @@ SIZES = (250, 500, 1000, 2000, 4000)  # worlds of each kind
 HONEST = {
     **{name: lambda name=name: private_worlds.agents(CASES[name]) for name in PRIVATE},
     "clients": private_worlds.clients,
+    **{
+        name: lambda given=given: private_worlds.clients(**given)
+        for name, given in private_worlds.CLIENTS.items()
+    },
     "FedMuon's prologue": private_worlds.prologue,
 }
 
