@@ -16,8 +16,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 
 # Workers share the cores already, and threads of linear algebra would wait for them.
-for library in ("OPENBLAS", "OMP", "MKL"):
-    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import jax
 
@@ -31,9 +31,7 @@ LEDGERS = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = LEDGERS.name
 
 # Many tests compile the same programs. The cache belongs to this process alone, since
-# tests must not write to the user's cache, and processes may read incomplete files. With
-# a largest size JAX locks it: .ci/version shares one between versions of Python.
+# tests must not write to the user's cache, and processes may read incomplete files.
 PROGRAMS = tempfile.TemporaryDirectory()
-if jax.config.jax_compilation_cache_max_size == -1:
-    jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
+jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
