@@ -284,7 +284,7 @@ def test_labels_are_unique_and_cost_rows_exist():
 def test_published_values_are_accepted(name):
     method = ALL[name]
     for hyper, values in method.grid.items():
-        assert len(set(values)) == len(values) > 1
+        assert len(set(values)) == len(values) > 0  # one value is fixed, not tuned
         for value in values:
             assert isinstance(method.function(**{hyper: value}), Algorithm)
     assert method.paper

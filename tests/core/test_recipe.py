@@ -34,6 +34,7 @@ from fedjax_muon.decentralized.estimators import storm
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.privacy.correlated import Banded
 
 METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 
@@ -93,7 +94,12 @@ def test_numbers_are_what_was_given_or_the_defaults():
     assert numbers_of(scaffold(server_lr=2, lr=0.5)) == {"lr": 0.5, "server_lr": 2}
     assert numbers_of(fedmuon(momentum=jnp.float32(0.5)))["momentum"] == 0.5
     muloco = algorithms.muloco(momentum=0.8)  # the preset's own, not DiLoCo's
-    assert numbers_of(muloco) == {"lr": 0.02, "server_lr": 0.7, "momentum": 0.8}
+    assert numbers_of(muloco) == {
+        "lr": 0.02,
+        "server_lr": 0.7,
+        "momentum": 0.8,
+        "server_momentum": 0.9,
+    }
 
 
 def test_a_schedule_is_no_number_but_may_be_replaced_by_one():
@@ -187,10 +193,18 @@ def test_gossip_has_the_numbers_of_its_estimator():
     assert numbers_of(known(changed).arguments["estimator"]) == {"beta": 0.5}
 
 
+MECHANISM = Mechanism(
+    clip_norm=1.0,
+    change_clip_norm=0.1,
+    beta=0.1,
+    batch_size=2,
+    strategy=Banded((1.0, 0.5)),
+)
+
+
 @pytest.mark.parametrize("name", PRIVATE)
 def test_private_methods_have_their_rate_and_their_noise(name):
-    mechanism = Mechanism(clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=2)
-    algorithm = PRIVATE[name].build(mechanism, 0.7, lr=0.2)
+    algorithm = PRIVATE[name].build(MECHANISM, 0.7, lr=0.2)
     assert numbers_of(algorithm) == {"noise_scale": 0.7, "lr": 0.2}
     varied = with_numbers(algorithm, {"noise_scale": 2.0})
     assert numbers_of(varied)["noise_scale"] == 2.0
@@ -307,8 +321,7 @@ def test_every_method_takes_schedules_by_name(name):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_private_methods_take_schedules(name):
-    mechanism = Mechanism(clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=2)
-    algorithm = PRIVATE[name].build(mechanism, 0.7, lr=lambda index: 0.1)
+    algorithm = PRIVATE[name].build(MECHANISM, 0.7, lr=lambda index: 0.1)
     assert numbers_of(algorithm) == {"noise_scale": 0.7}
 
 

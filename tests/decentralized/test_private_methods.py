@@ -27,8 +27,13 @@ from fedjax_muon.privacy import (
     gaussian_epsilon,
     report,
 )
+from fedjax_muon.privacy.correlated import Banded
+from fedjax_muon.privacy.releases import Correlated
 
-M = Mechanism(clip_norm=2.0, change_clip_norm=0.3, beta=0.2, batch_size=4)
+STRATEGY = Banded((1.0, 0.5))
+M = Mechanism(
+    clip_norm=2.0, change_clip_norm=0.3, beta=0.2, batch_size=4, strategy=STRATEGY
+)
 SIZE, NOISE = 4000, 0.7
 START = jnp.zeros(SIZE)
 
@@ -90,6 +95,10 @@ def test_the_noise_is_what_is_said(name):
             NOISE * release.clip.sensitivity(release.beta, 4),
         )
         g1 = g1 - (1 - release.beta) * g0
+    elif isinstance(release.noise, Correlated):
+        first = later = NOISE * release.clip.sensitivity(1.0, 4)
+        (diagonal, below), w = STRATEGY.coefficients, (g0, g1)
+        g0, g1 = diagonal * w[0], diagonal * w[1] + below * w[0]  # z = C w
     else:
         first = later = NOISE
     for values, sigma in ((g0, first), (g1, later)):
