@@ -38,8 +38,9 @@ FIELDS = (
     "bytes_per_round",
     "bytes_up_per_round",
     "seconds",
-    "by_seed",  # this and the next are in result.csv only
+    "by_seed",  # this and the next ones are in result.csv only
     "train_loss_by_seed",
+    "edge",  # hyper-parameters whose best value is at an edge of the grid
 )
 HEADS = (
     "setting",
@@ -54,6 +55,10 @@ HEADS = (
     "kB per round",
     "kB up",
     "s per run",
+)
+EDGE = (
+    "(edge): the best value is the smallest or largest of its grid, so that others may "
+    "be better. Claims that need such a cell are undecided."
 )
 
 
@@ -72,6 +77,7 @@ class Row(NamedTuple):
     hyper: str
     runs: Sequence[History]  # of the seeds; empty if one of them diverged
     diverged: int
+    edge: str = ""  # hyper-parameters whose best value is at an edge of the grid
 
 
 def read_published(paper: str, item: str) -> dict[tuple[str, str], Published]:
@@ -111,7 +117,10 @@ def rows(panels: Mapping[str, Any], item_dir: Path) -> list[tuple[Row, str]]:
                     label = f"{label}, {varied(panel.sweep.grids[method], point)}"
                 runs = [] if point.diverged else point.runs
                 hyper = tables.hyper_text(point)
-                row = Row(panel.setting, label, hyper, runs, point.diverged)
+                edge = (
+                    "" if panel.every_point else edges(panel.sweep.grids[method], point)
+                )
+                row = Row(panel.setting, label, hyper, runs, point.diverged, edge)
                 found.append((row, panel.printed_for or panel.setting))
     return found
 
@@ -120,6 +129,16 @@ def varied(grid: Mapping[str, Sequence[float]], point: comparison.Point) -> str:
     """Returns the hyper-parameters in which a point differs from others of its grid."""
     hyper = {name: v for name, v in point.hyper.items() if len(grid[name]) > 1}
     return tables.hyper_text(point._replace(hyper=hyper))
+
+
+def edges(grid: Mapping[str, Sequence[float]], point: comparison.Point) -> str:
+    """Returns the hyper-parameters whose value is at an edge of the grid.
+
+    A hyper-parameter with one value was not tuned and has no edge.
+    """
+    tuned = {name: values for name, values in grid.items() if len(values) > 1}
+    ends = {name: (min(values), max(values)) for name, values in tuned.items()}
+    return " ".join(name for name in ends if point.hyper[name] in ends[name])
 
 
 def numbers(row: Row, published: Published) -> dict[str, Any]:
@@ -131,7 +150,7 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
     if published.train_loss is not None:
         line["published_train_loss"] = published.train_loss
     if not row.runs:
-        return line | {"score": "diverged", "seeds": row.diverged}
+        return line | {"score": "diverged", "seeds": row.diverged, "edge": row.edge}
     column = comparison.score_column(row.runs[0])
     scores = 100 * np.array([run[column][-1] for run in row.runs])
     half = interval(scores)
@@ -151,6 +170,7 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
         "seconds": round(np.mean([run["seconds"][-1] for run in row.runs]), 1),
         "by_seed": " ".join(f"{score:.2f}" for score in scores),
         "train_loss_by_seed": " ".join(f"{loss:.4f}" for loss in losses),
+        "edge": row.edge,
     }
 
 
@@ -222,7 +242,11 @@ def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
         for name in ("bytes_per_round", "bytes_up_per_round"):
             if cells[name] != "":
                 cells[name] = f"{cells[name] / 1e3:,.0f}"
+        if line["edge"]:
+            cells["hyper"] += " (edge)"
         text.append("| " + " | ".join(str(cells[name]) for name in used) + " |")
+    if any(line["edge"] for line in lines):
+        text += ["", EDGE]
     return text
 
 

@@ -9,14 +9,16 @@ tables in results. Claims without a table are printed and left out.
 
 import csv
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
-from experiments.papers.claims import Claim, Found, read
+from experiments.papers.claims import NO, OPEN, YES, Claim, Found, read
 from experiments.papers.paper_claims import CLAIMS
+from experiments.theory.finding import DERIVED
 from fedjax_muon.runs.errors import refusing
 
 PAPERS = {
@@ -30,26 +32,42 @@ HEAD = """# The papers' claims and our results
 
 `python -m experiments.papers.results` writes this page from the tables of
 [papers](papers/README.md) and of [theory](theory/theory.md). Claims without a run are
-left out. A claim is reproduced if every difference that it needs has the right sign and
-exceeds half the width of its 95 % interval over seeds. It is reproduced within the
-noise if the signs are right but a difference is smaller. Differences are taken seed by
-seed; the interval of a score is that of the score itself. Runs on a CPU are smaller
-than the papers' (each table says how), so "not reproduced" is a statement about these
-sizes.
+left out.
+
+A claim needs differences that are positive, each with its 95 % interval over seeds.
+Differences are taken seed by seed; the interval of a score is that of the score itself.
+
+- **reproduced**: all intervals are above 0.
+- **contradicted**: an interval is below 0.
+- **undecided**: neither, or the best rate of a compared method is at an edge of its
+  grid, or a compared method diverged.
+
+Intervals are of few seeds, and are not widened for the number of differences. No
+comparison of two methods in a setting belongs to two claims. Runs on a CPU are smaller
+than the papers' (each table says how), so a verdict is a statement about these sizes;
+the effects of the size that we know of are in parentheses.
 
 ## Experiments
 
-| paper | claim | printed | ours | verdict | run |
+"""
+OWN = """
+## Experiments that are not in the papers
+
+"""
+COLUMNS = """| paper | claim | printed | ours | verdict | run |
 |---|---|---|---|---|---|
 """
 THEORY = """
 ## Theorems
 
 These were measured on matrix quadratics with a known solution;
-[theory](theory/theory.md) has the criteria and the numbers.
+[theory](theory/theory.md) has the criteria and the numbers. A bound O(.) is about large
+T or R. A slope that is measured at finite T and as steep as the bound agrees with it,
+and a shallower one is undecided: it does not refute the bound. Claims marked as derived
+here are our consequences of a theorem, and the paper does not state them.
 
-| claim | verdict |
-|---|---|
+| claim | source | verdict |
+|---|---|---|
 """
 
 
@@ -118,20 +136,41 @@ def judged(results: Path) -> list[tuple[Claim, Found]]:
 
 def page(results: Path) -> str:
     """Returns the text of results/claims.md."""
-    text = HEAD
-    for claim, (ours, verdict) in judged(results):
-        links = ", ".join(
-            f"[{name.rpartition('/')[2]}]({name}.md)" for name in claim.table.split()
-        )
-        cells = (claim.paper, claim.claim, claim.printed, ours, verdict, links)
-        text += f"| {' | '.join(cells)} |\n"
+    found = judged(results)
+    printed = [one for one in found if one[0].in_paper]
+    ours = [one for one in found if not one[0].in_paper]
+    text = HEAD + counted([result.verdict for _, result in printed]) + rows(printed)
+    if ours:
+        text += OWN + rows(ours)
     theory = results / "theory" / "theory.csv"
     if theory.exists():
         with theory.open(newline="") as file:
-            verdicts = {line["claim"]: line["verdict"] for line in csv.DictReader(file)}
+            lines = {line["claim"]: line for line in csv.DictReader(file)}
         text += THEORY
-        for claim, verdict in verdicts.items():
-            text += f"| {claim.replace('|', chr(92) + '|')} | {verdict} |\n"
+        for claim, line in lines.items():
+            source = "derived here" if DERIVED in line["source"] else "the paper"
+            cells = claim.replace("|", r"\|"), source, line["verdict"]
+            text += f"| {' | '.join(cells)} |\n"
+    return text
+
+
+def counted(verdicts: Sequence[str]) -> str:
+    """Returns the number of claims with each verdict, in words."""
+    each = ", ".join(f"{verdicts.count(one)} {one}" for one in (YES, NO, OPEN))
+    return f"Of {len(verdicts)} claims: {each}.\n\n"
+
+
+def rows(found: Sequence[tuple[Claim, Found]]) -> str:
+    """Returns the table of some claims, in Markdown."""
+    text = COLUMNS
+    for claim, result in found:
+        links = ", ".join(
+            f"[{name.rpartition('/')[2]}]({name}.md)" for name in claim.table.split()
+        )
+        why = "; ".join(filter(None, (result.why, claim.size)))
+        verdict = f"**{result.verdict}**" + (f" ({why})" if why else "")
+        cells = (claim.paper, claim.claim, claim.printed, result.ours, verdict, links)
+        text += f"| {' | '.join(cells)} |\n"
     return text
 
 

@@ -11,6 +11,8 @@ ZHANG = "Zhang and Gao, On provable benefits of Muon in federated learning"
 HOLDS = "holds"
 CAVEAT = "holds with a caveat"
 FAILS = "does not hold"
+UNDECIDED = "undecided"  # of a bound O(.), which no slope at finite T refutes
+DERIVED = "not in the paper"  # part of the source of a claim that is derived here
 
 
 class Finding(NamedTuple):
@@ -20,7 +22,7 @@ class Finding(NamedTuple):
     source: str  # paper and theorem
     criterion: str  # condition under which the claim holds
     measured: str  # in words
-    verdict: str  # HOLDS, CAVEAT or FAILS
+    verdict: str  # HOLDS, CAVEAT, FAILS or UNDECIDED
     numbers: Mapping[str, float]  # numbers behind `measured`
 
 
@@ -29,6 +31,11 @@ class Study(NamedTuple):
 
     findings: tuple[Finding, ...]
     figure: Figure
+
+
+def bound_verdict(holds: bool) -> str:
+    """Returns HOLDS for a slope that agrees with a bound O(.), else UNDECIDED."""
+    return HOLDS if holds else UNDECIDED
 
 
 def verdict(holds, with_caveat=False) -> str:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from experiments.theory.finding import CAVEAT, FAILS, HOLDS, Finding
+from experiments.theory.finding import CAVEAT, FAILS, HOLDS, UNDECIDED, Finding
 
-COLORS = {HOLDS: "green", CAVEAT: "yellow", FAILS: "red"}
+COLORS = {HOLDS: "green", CAVEAT: "yellow", FAILS: "red", UNDECIDED: "blue"}
 COLUMNS = ("study", "claim", "source", "criterion", "measured", "verdict")
 
 
@@ -58,9 +58,9 @@ def write_csv(entries: Sequence[Entry], path: Path) -> None:
     """Writes one row for every number behind a finding."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("study", "claim", "quantity", "value", "verdict"))
+        writer.writerow(("study", "claim", "source", "quantity", "value", "verdict"))
         for entry in entries:
             for f in entry.findings:
                 for quantity, value in f.numbers.items():
-                    row = entry.name, f.claim, quantity, f"{value:.6g}", f.verdict
-                    writer.writerow(row)
+                    numbers = quantity, f"{value:.6g}", f.verdict
+                    writer.writerow((entry.name, f.claim, f.source, *numbers))

@@ -1,22 +1,26 @@
 """Results are collected, and claims judged by them."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from experiments.papers import results
 from experiments.papers.claims import (
     NO,
-    NOISE,
+    OPEN,
     YES,
     Claim,
     Score,
     above,
+    at_edge,
     cheaper,
+    costs,
     falling,
     first,
     highest,
     least,
+    loses_more,
     minus,
     read,
     train_loss,
@@ -24,6 +28,7 @@ from experiments.papers.claims import (
     within,
 )
 
+RESULTS = Path(__file__).parents[2] / "results"
 TABLE = """setting,method,score,interval,by_seed
 hard,A,73.0,0.5,
 hard,B,70.0,0.5,
@@ -31,6 +36,10 @@ hard,C,69.8,0.4,
 hard,D,diverged,,
 easy,A,80.0,,
 easy,B,79.5,0.1,
+mild,A,80.0,0.5,
+mild,B,79.5,0.5,
+harder,A,74.0,0.5,
+harder,B,68.0,0.5,
 """
 
 
@@ -45,28 +54,40 @@ def scores(tmp_path):
     ("judge", "verdict", "said"),
     [
         (falling("hard", "A", "B"), YES, "hard: A 73.0 ± 0.5, B 70.0 ± 0.5"),
-        (falling("hard", "A", "B", "C"), NOISE, "C 69.8 ± 0.4"),
-        (falling("hard", "C", "B"), NO, "hard: C"),
-        (falling("hard", "C", "D"), YES, "D diverged"),
-        (falling("hard", "D", "C"), NO, "D diverged"),
+        (falling("hard", "B", "A"), NO, "hard: B 70.0 ± 0.5, A 73.0 ± 0.5"),
+        (falling("hard", "A", "B", "C"), OPEN, "C 69.8 ± 0.4"),
+        (falling("hard", "C", "B"), OPEN, "hard: C"),
+        (falling("hard", "C", "D"), OPEN, "D diverged"),
+        (falling("hard", "D", "C"), OPEN, "D diverged"),
         (
             least("hard", "C", "A"),
             YES,
             "hard: 69.8 ± 0.4, rank 1 of 2; the best other",
         ),
-        (least("hard", "C", "A", "B"), NOISE, "the best other is B, 70.0 ± 0.5"),
-        (least("hard", "B", "A", "C"), NO, "rank 2 of 3; the best other is C"),
-        (first("hard", "B", "C", "D"), NOISE, "rank 1 of 3; the best other is C"),
-        (first("hard", "A"), YES, "rank 1 of 4; the best other is B, 70.0 ± 0.5"),
-        (first("hard", "B"), NO, "rank 2 of 4; the best other is A"),
-        (first("hard", "D"), NO, "diverged, rank 4 of 4"),
-        (least("easy", "B"), YES, "rank 1 of 2; the best other is A, 80.0"),
-        (least("easy", "A"), NO, "easy: 80.0 ± 0.0, rank 2 of 2"),
+        (least("hard", "C", "A", "B"), OPEN, "the best other is B, 70.0 ± 0.5"),
+        (least("hard", "B", "A", "C"), OPEN, "rank 2 of 3; the best other is C"),
+        (least("hard", "A", "B", "C"), NO, "rank 3 of 3; the best other is C"),
+        (first("hard", "B", "C", "D"), OPEN, "rank 1 of 3; the best other is C"),
+        (first("hard", "A", "B", "C"), YES, "rank 1 of 3; the best other is B, 70.0"),
+        (first("hard", "A"), OPEN, "rank 1 of 4; the best other is B, 70.0 ± 0.5"),
+        (first("hard", "B", "A", "C"), NO, "rank 2 of 3; the best other is A"),
+        (first("hard", "B", but="A"), OPEN, "rank 2 of 4; the best but A is C"),
+        (first("hard", "D"), OPEN, "diverged, rank 4 of 4"),
+        # a single score has no interval
+        (least("easy", "B"), OPEN, "rank 1 of 2; the best other is A, 80.0"),
         (within("hard", "C", "B", 1.0), YES, "0.2 ± 0.6 points lost"),
-        (within("hard", "C", "B", 0.5), NOISE, "points lost"),
+        (within("hard", "C", "B", 0.5), OPEN, "points lost"),
         (within("hard", "C", "A", 1.0), NO, "3.2 ± 0.6"),
-        (wider(("easy", "hard"), "A"), YES, "easy: 0.5 ± 0.1; hard: 3.0 ± 0.7"),
-        (wider(("hard", "easy"), "A"), NO, "hard: 3.0"),
+        (wider(("mild", "hard"), "A"), YES, "mild: 0.5 ± 0.7 over B; hard: 3.0 ± 0.7"),
+        (wider(("hard", "easy"), "A"), OPEN, "hard: 3.0 ± 0.7 over B; easy: 0.5"),
+        (wider(("mild", "harder"), "A"), YES, "harder: 6.0 ± 0.7 over B"),
+        (wider(("harder", "mild"), "A"), NO, "harder: 6.0 ± 0.7 over B; mild: 0.5"),
+        (loses_more(("mild", "harder"), "B", "A"), YES, "B loses 11.5 ± 0.7, A 6.0"),
+        (loses_more(("mild", "harder"), "A", "B"), NO, "A loses 6.0 ± 0.7, B 11.5"),
+        (costs("mild", "A", "B", 0.1), YES, "A 80.0 ± 0.5, B 79.5 ± 0.5, +1 %"),
+        (costs("harder", "A", "B", 0.07), NO, "+9 %"),
+        (costs("harder", "A", "B", 0.09), OPEN, "+9 %"),
+        (at_edge(falling("hard", "A", "B"), "B"), OPEN, "A 73.0 ± 0.5"),
     ],
 )
 def test_claims_are_judged_by_differences_and_their_intervals(
@@ -96,8 +117,8 @@ def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
     found = read(path)
     t = 12.7062  # of one degree of freedom
     score = found["a8a, agents 5", "m"]
-    assert score == (75, pytest.approx(t * 5, abs=0.01), pytest.approx((70, 80)), 1)
-    assert above(["a8a, agents 5"], "m", "n")(found).verdict == NOISE
+    assert score == (75, pytest.approx(t * 5, abs=0.01), pytest.approx((70, 80)), 1, "")
+    assert above(["a8a, agents 5"], "m", "n")(found).verdict == OPEN
 
 
 def test_differences_are_taken_seed_by_seed(tmp_path):
@@ -113,6 +134,7 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
         *(3, pytest.approx(4.30265 / math.sqrt(3), abs=0.005)),
         (2, 3, 4),
         1,
+        "",
     )
     apart = scores["hard", "A"]._replace(runs=(86, 60, 73))
     assert minus(apart, scores["hard", "B"]).half > 9
@@ -134,16 +156,41 @@ def test_uploads_and_losses_are_compared(tmp_path):
     (tmp_path / "table.csv").write_text("".join([head, *lines]))
     scores = read(tmp_path / "table.csv")
     judge = lambda times: cheaper("s", times, than="C")(scores)
-    assert judge({"A": 2, "B": 1.05}) == ("s: A 2.00, B 1.05", YES)
+    assert judge({"A": 2, "B": 1.05})[:2] == ("s: A 2.00, B 1.05", YES)
     assert judge({"A": 2, "B": 1.04}).verdict == NO
-    assert least(train_loss("s"), "B")(scores).verdict == NOISE
-    assert least(train_loss("s"), "A")(scores).verdict == NO
+    assert least(train_loss("s"), "B", "A", "C")(scores).verdict == OPEN
+    assert least(train_loss("s"), "A", "B", "C")(scores).verdict == NO
     assert "2.000 ± 0.000, rank 3 of 3" in least(train_loss("s"), "A")(scores).ours
-    assert first("s", "C")(scores).verdict == YES  # these are no scores
+    # uploads and losses are no scores
+    assert "3.0, rank 1 of 4" in first("s", "C")(scores).ours
+
+
+def test_a_best_rate_at_an_edge_decides_nothing(tmp_path):
+    head = "setting,method,score,interval,by_seed,edge\n"
+    rows = "s,A,9,1,,lr\ns,B,1,1,,\ns,C,0,0.5,,\ns,D,9,0,,\n"
+    (tmp_path / "table.csv").write_text(head + rows)
+    scores = read(tmp_path / "table.csv")
+    found = falling("s", "A", "B")(scores)
+    assert found.verdict == OPEN
+    assert found.why == "best at a grid's edge: A"
+    assert falling("s", "D", "B")(scores)[1:3] == (YES, "")
+
+
+def test_no_comparison_is_counted_twice():
+    """The page says so of the kept results."""
+    seen = {}
+    for claim, result in results.judged(RESULTS):
+        assert claim.id not in seen.values()
+        for cells in {frozenset(gap.cells) for gap in result.gaps}:
+            assert seen.setdefault(cells, claim.id) == claim.id, claim.claim
+
+
+def test_the_kept_page_follows_from_the_kept_tables():
+    assert results.page(RESULTS) == (RESULTS / "claims.md").read_text()
 
 
 def test_without_seeds_half_widths_add_in_quadrature():
-    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), (), 1)
+    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), (), 1, "")
     assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
 
 
@@ -157,10 +204,17 @@ def folder(root, name, table=TABLE):
 
 def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     folder(tmp_path, "table_1-cpu")
-    claims = (
-        Claim("P", "A is best", "curves", "papers/paper/table_1", first("hard", "A")),
-        Claim("P", "B is best", "curves", "papers/paper/table_2", first("hard", "B")),
-        Claim("P", "C is best", "curves", "papers/paper/table_1", first("harder", "C")),
+    claims = tuple(
+        Claim(name, "P", f"{name} is best", "curves", f"papers/paper/{table}", judge)
+        for name, table, judge in (
+            ("A", "table_1", first("hard", "A", "B", "C")),
+            ("B", "table_2", first("hard", "B")),
+            ("C", "table_1", first("harder", "C")),
+        )
+    )
+    ours = first("harder", "A")
+    claims += (
+        Claim("X", "P", "A leads", "-", "papers/paper/table_1", ours, "small", False),
     )
     monkeypatch.setattr(results, "CLAIMS", claims)
     place = tmp_path / "results"
@@ -173,6 +227,11 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     page = (place / "claims.md").read_text()
     assert "| P | A is best | curves | hard: 73.0 ± 0.5, rank 1" in page
     assert "B is best" not in page
+    assert "Of 1 claims: 1 reproduced, 0 contradicted, 0 undecided." in page
+    printed, _, own = page.partition("## Experiments that are not in the papers")
+    assert "A leads" not in printed
+    assert "A leads" in own
+    assert "| **reproduced** (small) |" in own
     said = capsys.readouterr().out
     assert "no run: B is best" in said
     assert "no run: C is best (('harder', 'C'))" in said
