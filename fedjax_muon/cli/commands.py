@@ -36,6 +36,7 @@ from fedjax_muon.runs.config import (
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.tuned import TUNED
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError
@@ -43,31 +44,6 @@ from fedjax_muon.tasks.metrics import hill
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures
 FEWEST = 5  # norms from which a tail index is estimated
-
-# The best on two seeds that the main jobs do not use, by test score averaged over their
-# rounds: experiments/studies/learning_rates.py.
-TUNED_LR: Mapping[str, Mapping[str, float]] = {
-    "classification": {
-        "fedavg": 0.3,
-        "fedavg_adam": 0.03,
-        "scaffold": 0.1,
-        "local_muon": 0.3,
-        "fedmuon": 0.03,
-        "fedmuon_align": 0.03,
-        "fedmuon_correct": 0.1,
-    },
-    "auc": {
-        "fed_nsgda_m": 0.03,
-        "fedmuon_da": 0.01,
-        "fedsgda_clip": 0.3,
-        "local_sgda": 3.0,
-        "local_sgdam": 1.0,
-        "fedsgda_m": 1.0,
-        "sagda": 3.0,
-        "fsgda": 3.0,
-        "fess_gda": 3.0,
-    },
-}
 
 
 def train(args) -> None:
@@ -119,9 +95,12 @@ def compare(args: arguments.Compare) -> None:
                     f"--lr names {name!r}, which is not compared; the algorithms are "
                     f"{', '.join(args.algorithms)}"
                 )
-        tuned = TUNED_LR[args.config.problem]
-        tuned = {name: lr for name, lr in tuned.items() if name in args.algorithms}
-        job = Comparison(args.algorithms, tuned | args.lr, args.seeds, args.config)
+        tuned = TUNED[args.config.problem]
+        tuned = {name: tuned[name] for name in args.algorithms if name in tuned}
+        lr = {name: best.lr for name, best in tuned.items()} | args.lr
+        for_all = args.config.lr_schedule is not None
+        schedules = {n: best.lr_schedule for n, best in tuned.items() if not for_all}
+        job = Comparison(args.algorithms, lr, schedules, args.seeds, args.config)
         launch.begin(launch.Launch(), job.config.devices)
         dataset = comparisons.check(job)
         run_dir = directory.create(args.output, job, "compare")

@@ -1,16 +1,17 @@
 """Accounting: epsilon of a noise level, and the noise level of an epsilon.
 
-A noise multiplier is the standard deviation of the noise divided by the L2 sensitivity
-to one added or removed record. An accountant has two methods: `epsilon(...)`, and
-`check(sampling, adjacency)`, which raises `ValueError` for what it does not cover. The
-computations are those of dp-accounting, an optional package; without it, functions
-that compute an epsilon raise `ImportError`, which says how to install it.
+A noise multiplier is the standard deviation of the noise over the L2 sensitivity to one
+added or removed record. An accountant's `check(sampling, adjacency)` raises
+`ValueError` for what it does not cover. The computations are those of dp-accounting, an
+optional package.
 """
 
 import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.sampling import FixedSize, Poisson, Sampling
@@ -229,6 +230,7 @@ class Pld:
         return _pld_epsilon(self.interval, *run)
 
 
+@np.errstate(over="ignore")  # in a tail bound, of which another is used then
 @functools.lru_cache(maxsize=256)  # takes seconds, and methods share their epsilons
 def _pld_epsilon(
     interval: float,
@@ -264,11 +266,8 @@ class Rdp:
         return "Renyi differential privacy"
 
     def check(self, sampling: Sampling, adjacency: Adjacency) -> None:
-        """Raises `ValueError` for combinations that are not covered.
-
-        These are covered: Poisson sampling for an added or removed record, and batches
-        of fixed size for a replaced record.
-        """
+        """Covers Poisson sampling for an added or removed record, and batches of fixed
+        size for a replaced one."""
         if isinstance(sampling, FixedSize):
             if adjacency != REPLACE_ONE:
                 raise ValueError(

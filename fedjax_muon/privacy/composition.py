@@ -16,6 +16,8 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.accounting import (
     ADD_OR_REMOVE,
@@ -224,6 +226,7 @@ def _common_adjacency(costs: Iterable[Cost]) -> Adjacency:
     return ADJACENCIES[relations[0]]
 
 
+@np.errstate(over="ignore")  # as in `accounting`
 @functools.lru_cache(maxsize=256)  # takes seconds
 def _pld_epsilon(
     counts: frozenset[tuple[Cost, int]],

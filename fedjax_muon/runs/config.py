@@ -7,22 +7,21 @@ The names of data sets, partitions, plans and so on are strings here and nowhere
 import dataclasses
 import inspect
 import itertools
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
-
-from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
+from typing import Any, Literal
 
 from fedjax_muon import algorithms, minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_range
 from fedjax_muon.runs.lists import Names, Numbers, Seeds
 
-ALL = CollectionCheckStrategy.ALL_ITEMS
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
 METHODS = {**algorithms.ALL, **minimax.ALL}
+
+
+Schedule = Literal["constant", "cosine"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +117,9 @@ class Config:
     """Probability that a sampled client does not answer."""
     drop_nonfinite: bool = False
     """Leave messages that are not finite out of the mean, in place of stopping."""
-    lr_schedule: Literal["constant", "cosine"] = "constant"
-    """The local learning rate over rounds: as given, or falling to 0 by a cosine."""
+    lr_schedule: Schedule | None = None
+    """The local learning rate over rounds: as given, or falling to 0 by a cosine. By
+    default constant; in compare, what was tuned together with the rate."""
     rounds: int = 100
     """How many rounds to train."""
     evaluate_every: int = 5
@@ -224,13 +224,16 @@ class Comparison:
 
     algorithms: tuple[str, ...]
     lr: Mapping[str, float]  # for those that depart from their default
+    lr_schedule: Mapping[str, Schedule]  # likewise, from the config's
     seeds: tuple[int, ...]
     config: Config
 
     def cell(self, algorithm: str, seed: int) -> Run:
         """The run of one algorithm and seed."""
         hyper = {"lr": self.lr[algorithm]} if algorithm in self.lr else {}
-        return Run(algorithm, hyper, seed, self.config)
+        schedule = self.lr_schedule.get(algorithm, self.config.lr_schedule)
+        config = dataclasses.replace(self.config, lr_schedule=schedule)
+        return Run(algorithm, hyper, seed, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,61 +332,6 @@ class Private:
 
 
 Job = Run | Comparison | Sweep | Private
-KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep, "private": Private}
-ADDED = ("newton_schulz_coefficients", "shape_scale", "weight_decay")  # to `Config`
-# fields of `Private` in older configs
-RENAMED = {"limit": "clip_norm", "change": "change_clip_norm"}
-
-
-def to_json(job: Job) -> str:
-    """The text of config.json."""
-    kind = {"kind": type(job).__name__.lower()}
-    return json.dumps(kind | dataclasses.asdict(job), indent=2, default=str) + "\n"
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-
-
-def from_json(text: str) -> Job:
-    """Reads what `to_json` wrote; raises `ValueError` for anything else."""
-    try:
-        fields = json.loads(text, object_hook=_with_tuples)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"not the config of a run, but {type(fields).__name__}")
-    kind = fields.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if kind == "private":
-        fields = {RENAMED.get(name, name): value for name, value in fields.items()}
-    else:
-        config = fields.get("config")
-        if not isinstance(config, dict):
-            raise ValueError(f"config must be an object, got {config!r}")
-        added = {name: getattr(Config, name) for name in ADDED}
-        fields["config"] = _made(Config, added | config)
-    return _made(KINDS[kind], fields)
-
-
-def _made(kind: Any, fields: dict[str, Any]) -> Any:
-    """An instance whose fields have the types that they are declared with."""
-    hints = get_type_hints(kind)
-    for name in sorted(fields.keys() ^ hints.keys()):
-        problem = "unknown" if name in fields else "missing"
-        raise ValueError(f"{name!r} is {problem} in its {kind.__name__.lower()}")
-    for name, hint in hints.items():
-        value = fields[name]
-        if Path in get_args(hint) and isinstance(value, str):
-            fields[name] = value = Path(value)
-        if isinstance(value, bool) and hint is not bool:
-            raise ValueError(f"{name} has a wrong type: bool")
-        try:
-            check_type(value, hint, collection_check_strategy=ALL)
-        except TypeCheckError as error:
-            raise ValueError(f"{name} has a wrong type: {error}") from error
-    return kind(**fields)
 
 
 def methods_for(config: Config) -> Mapping[str, Method]:

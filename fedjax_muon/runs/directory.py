@@ -25,7 +25,8 @@ import jax
 
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.runs import files
-from fedjax_muon.runs.config import Comparison, Job, Run, from_json, to_json
+from fedjax_muon.runs.config import Comparison, Job, Run
+from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.simulation import checkpoint
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"

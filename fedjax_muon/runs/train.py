@@ -17,7 +17,8 @@ from fedjax_muon.engine.processes import broadcast_from_first, run_on_first
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import files
 from fedjax_muon.runs.build import start_key
-from fedjax_muon.runs.config import Run, to_json
+from fedjax_muon.runs.config import Run
+from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.directory import CHECKPOINTS, METRICS, resume_command
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation

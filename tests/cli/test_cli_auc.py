@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build as building
 from fedjax_muon.runs import config, directory
+from fedjax_muon.runs.tuned import TUNED
 
 AUC = ("--problem", "auc")
 TINY = (
@@ -129,20 +129,6 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
         assert numbers_of(algorithm)["lr"] == what.lr[name]
 
 
-@pytest.mark.parametrize("problem", commands.TUNED_LR)
-def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
-    """As experiments.studies.learning_rates printed it."""
-    place = Path(__file__).parents[2] / "results"
-    text = (place / f"learning_rates_{problem}.jsonl").read_text()
-    rows = [json.loads(line) for line in text.splitlines()]
-    score = f"mean_{config.DEFAULTS[problem].score.lower()}"
-    assert {row["algorithm"] for row in rows} == set(commands.TUNED_LR[problem])
-    for name, lr in commands.TUNED_LR[problem].items():
-        mine = [row for row in rows if row["algorithm"] == name and row[score]]
-        best = max(row[score] for row in mine)
-        assert [row[score] for row in mine if row["lr"] == lr] == [best]
-
-
 def test_all_minimax_methods_have_their_grids(planned):
     what = planned("sweep", *AUC, "--seeds", 1)
     assert what.algorithms == tuple(minimax.ALL)
@@ -156,7 +142,7 @@ def test_defaults_give_way(planned):
     words = ("--lr", "fsgda", 0.5, "--num-clients", 9)
     what = planned("compare", "fsgda", "sagda", *AUC, *words)
     assert what.algorithms == ("fsgda", "sagda")
-    assert what.lr == {"fsgda": 0.5, "sagda": commands.TUNED_LR["auc"]["sagda"]}
+    assert what.lr == {"fsgda": 0.5, "sagda": TUNED["auc"]["sagda"].lr}
     assert what.config.num_clients == 9
     hyper = planned("train", *AUC, "--algorithm", "fess_gda").hyper
     assert hyper == {"lr": 0.1, "server_lr": 1.0, "pull": 0.1, "follow": 0.5}

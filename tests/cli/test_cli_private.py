@@ -13,7 +13,8 @@ from command import refused, run
 from fedjax_muon import data
 from fedjax_muon.privacy.composition import composed_epsilon
 from fedjax_muon.privacy.ledger import Ledger, fingerprint
-from fedjax_muon.runs.config import Private, from_json, to_json
+from fedjax_muon.runs.config import Private
+from fedjax_muon.runs.config_json import from_json, to_json
 
 TINY = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--seeds", 3)
 

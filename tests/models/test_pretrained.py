@@ -16,7 +16,8 @@ from fedjax_muon.cli import main
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Config, Run, from_json, to_json
+from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.pretrained import dataset_of
 
 WIDTH, RANK = 16, 2

@@ -319,3 +319,10 @@ def test_without_the_library_one_is_told_what_to_install(monkeypatch):
 
 def test_whole_numbers_of_numpy_are_whole_numbers():
     assert Poisson(np.int64(6512), np.int32(20)) == A9A
+
+
+def test_a_tail_bound_that_overflows_is_no_warning():
+    """Warnings are errors here. One order of the bound on the sum's tail overflows."""
+    sampling = Poisson(814, 256, max_batch=768)
+    run = (sampling, 1.0, 201, 1e-5, ADD_OR_REMOVE)
+    assert Pld(0.01).epsilon(*run) == pytest.approx(Pld(0.003).epsilon(*run), 1e-3)

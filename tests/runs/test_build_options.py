@@ -12,7 +12,8 @@ import pytest
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.runs.build import algorithm_of, has_plain_rule
-from fedjax_muon.runs.config import ADDED, METHODS, Config, Run, from_json, to_json
+from fedjax_muon.runs.config import METHODS, Config, Run
+from fedjax_muon.runs.config_json import ADDED, from_json, to_json
 from fedjax_muon.transforms import moonlight
 
 PLAIN = {"fedavg", "fedprox", "scaffold", "fedcm", "fedavg_m", "scaffold_m"}

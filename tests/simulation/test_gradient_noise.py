@@ -113,7 +113,7 @@ def test_the_command(tmp_path, capsys):
             "are all of a client's examples, and have no noise",
         ),
         (
-            config.Comparison(("fedavg",), {}, (0,), config.Config()),
+            config.Comparison(("fedavg",), {}, {}, (0,), config.Config()),
             "holds several runs; name the directory of one",
         ),
     ],
