@@ -28,6 +28,7 @@ from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import METHODS, Config, Job, Sweep
 from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.extend import extend
 from fedjax_muon.runs.lists import Names
 
 Scale = Literal["smoke", "cpu", "full"]
@@ -272,19 +273,15 @@ def with_files(panel: Panel, given: Arguments) -> Panel:
 
 
 def prepare(run_dir: Path, sweep: Sweep) -> None:
-    """Creates the run directory of a sweep, or checks that it is of the same sweep.
+    """Creates the run directory of a sweep, or extends that of a smaller one.
 
     Raises:
       ValueError: If the directory is of another sweep.
     """
-    if not (run_dir / directory.CONFIG).exists():
+    if (run_dir / directory.CONFIG).exists():
+        extend(run_dir, sweep)
+    else:
         directory.create(run_dir, sweep)
-        return
-    if not same(directory.read(run_dir), sweep):
-        raise ValueError(
-            f"{run_dir} holds another sweep than this command's (see "
-            f"{directory.CONFIG} there); choose another --output"
-        )
 
 
 def same(one: Job, other: Job) -> bool:

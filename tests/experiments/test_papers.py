@@ -283,7 +283,7 @@ def test_a_directory_of_another_sweep_is_refused(tmp_path):
     frame.prepare(tmp_path / "a", one)
     frame.prepare(tmp_path / "a", one)
     different = frame.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
-    with pytest.raises(ValueError, match="holds another sweep"):
+    with pytest.raises(ValueError, match="can't be extended to this one"):
         frame.prepare(tmp_path / "a", different)
 
 
