@@ -2,8 +2,9 @@
 
 arXiv:2509.26337, Theorem 1, has the example f_1(x) = x^2/2 and f_2(x) = (x + a)^2/2,
 started at x = -a/4 with zero momenta. The two clients always move by the same distance
-in opposite directions, so that Local Muon never moves. The gradient there is a/4, the
-optimum is -a/2, and zeta_*^2 = mean_i |f_i'(-a/2)|^2 = a^2/4.
+in opposite directions, so that Local Muon never moves, and neither does MuLoCo, whose
+server has momentum. The gradient there is a/4, the optimum is -a/2, and zeta_*^2 =
+mean_i |f_i'(-a/2)|^2 = a^2/4.
 """
 
 from functools import partial
@@ -12,11 +13,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from matplotlib.figure import Figure
 
 from experiments.theory import quadratics
 from experiments.theory.finding import TAKEZAWA, Finding, Study, verdict
-from fedjax_muon.algorithms import fedmuon_correct, local_muon_persistent
+from fedjax_muon.algorithms import diloco, fedmuon_correct, local_muon_persistent
+from fedjax_muon.core import Algorithm
 from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import orthogonalize, scale_by_lmo
@@ -93,8 +96,15 @@ def paths(algorithm, case: Case, size: Size):
     )
 
 
-def stall_finding(name: str, case: Case, path, tolerance: float) -> Finding:
-    """Returns whether Local Muon stays at its start, with a gradient of zeta_*/2."""
+def muloco(lr, momentum, rule) -> Algorithm:
+    """Returns MuLoCo with another norm than its own."""
+    return diloco(lr, rule=optax.chain(optax.trace(momentum), rule))
+
+
+def stall_finding(
+    method: str, name: str, case: Case, path, tolerance: float
+) -> Finding:
+    """Returns whether a method stays at its start, with a gradient of zeta_*/2."""
     x = np.asarray(case.x)
     distance = np.linalg.norm(path - x, axis=(-2, -1)).max() / np.linalg.norm(x)
     best = quadratics.optimum(case.clients)
@@ -104,8 +114,8 @@ def stall_finding(name: str, case: Case, path, tolerance: float) -> Finding:
     numbers = {"largest relative move": distance, "zeta_*^2": zeta**2}
     numbers |= {"least |grad f|^2": squares.min(), "least |grad f|^2 / zeta_*^2": ratio}
     return Finding(
-        f"Local Muon never leaves its start, {name}: |grad f|^2 >= Omega(zeta_*^2)",
-        THEOREM,
+        f"{method} never leaves its start, {name}: |grad f|^2 >= Omega(zeta_*^2)",
+        THEOREM if method == "Local Muon" else f"{TAKEZAWA}, Section 3",
         f"no parameter moves by more than {tolerance:g} of its norm in any round, and "
         "|grad f|^2 >= 0.24 zeta_*^2",
         f"moves {distance:.1e}; |grad f|^2 = {squares.min():.4g}, zeta_*^2 = "
@@ -174,21 +184,32 @@ def heterogeneous_findings(steps: int, size: Size, stuck, moving):
 
 
 def study(
-    size: Size, *, local=local_muon_persistent, corrected=fedmuon_correct
+    size: Size,
+    *,
+    local=local_muon_persistent,
+    corrected=fedmuon_correct,
+    server_momentum=muloco,
 ) -> Study:
-    """Runs both algorithms on the counterexample and on random targets.
+    """Runs the algorithms on the counterexample, and two of them on random targets.
 
     The counterexample is run with scalars and with matrices.
     """
     scalar, matrix = scalar_case(), matrix_case()
     path, moved = paths(local, scalar, size), paths(corrected, scalar, size)
+    scalars = "scalars, Euclidean norm"
+    # its momentum would amplify the rounding of other rates
+    exact = size._replace(lrs=tuple(2.0 ** round(np.log2(lr)) for lr in size.lrs))
     found = [
-        stall_finding("scalars, Euclidean norm", scalar, path, 0.0),
+        stall_finding("Local Muon", scalars, scalar, path, 0.0),
         stall_finding(
+            "Local Muon",
             f"{SIZE}x{SIZE} matrices, spectral norm",
             matrix,
             paths(local, matrix, size),
             1e-3,
+        ),
+        stall_finding(
+            "MuLoCo", scalars, scalar, paths(server_momentum, scalar, exact), 0.0
         ),
     ]
     clients, curves = heterogeneous(size), {}

@@ -72,21 +72,31 @@ def test_the_counterexample_has_the_numbers_of_theorem_1():
     np.testing.assert_array_equal(path, np.full_like(path, -stall.A / 4))
     gradient = quadratics.full_gradient(case.clients, case.x)
     assert float(gradient[0, 0]) ** 2 == stall.A**2 / 16
-    holding = stall.stall_finding("here", case, path, 0.0)
+    holding = stall.stall_finding("Local Muon", "here", case, path, 0.0)
     assert holding.verdict == HOLDS
     assert holding.numbers["least |grad f|^2 / zeta_*^2"] == pytest.approx(1 / 4)
+
+
+def test_momentum_at_the_server_does_not_help():
+    case = stall.scalar_case()
+    exact = SMALL_STALL._replace(lrs=(0.125,))
+    path = stall.paths(stall.muloco, case, exact)
+    np.testing.assert_array_equal(path, np.full_like(path, -stall.A / 4))
+    # it moves where clients do not cancel
+    one = case._replace(clients=jax.tree.map(lambda x: x[:1], case.clients))
+    assert np.abs(stall.paths(stall.muloco, one, exact)[..., -1, 0, 0] + 1).min() > 0.1
 
 
 def test_an_algorithm_that_moves_does_not_stall():
     case = stall.scalar_case()
     path = stall.paths(fedmuon_correct, case, SMALL_STALL)
-    assert stall.stall_finding("here", case, path, 0.0).verdict == FAILS
+    assert stall.stall_finding("FedMuon", "here", case, path, 0.0).verdict == FAILS
 
 
 def test_local_muon_stalls_on_matrices_and_fedmuon_does_not():
     case = stall.matrix_case()
     path = stall.paths(local_muon_persistent, case, SMALL_STALL._replace(rounds=5))
-    assert stall.stall_finding("here", case, path, 1e-3).verdict == HOLDS
+    assert stall.stall_finding("Local Muon", "here", case, path, 1e-3).verdict == HOLDS
     clients = stall.heterogeneous(SMALL_STALL)
     stuck, moving = (
         stall.floors(algorithm, clients, 1, SMALL_STALL)
