@@ -56,6 +56,7 @@ PUBLISHED = {
     "mnist": (98.1, 2.93, 1e-5, "Papernot et al. 2021, arXiv:2007.14191, a CNN"),
     "fashion_mnist": (86.1, 2.7, 1e-5, "Papernot et al. 2021, arXiv:2007.14191, a CNN"),
 }
+COMMAND = "python -m experiments.studies.private_images --data-dir DATA"
 COLUMNS = ("unit", "dataset", "method", "epsilon", "seed")
 
 
@@ -289,16 +290,32 @@ def cells_of(rows: list[dict[str, str]], unit: str, name: str) -> Cells:
     return {key: np.array(values) for key, values in found.items()}
 
 
-def table(study: Study, name: str, cells: Cells) -> list[str]:
+def edges_of(rows: list[dict[str, str]], unit: str, name: str) -> set:
+    """Returns methods and epsilons whose best rate is at an edge of the grid."""
+    rates = {method.label: method.rates for method in METHODS[unit]}
+    return {
+        (row["method"], float(row["epsilon"]))
+        for row in rows
+        if (row["unit"], row["dataset"]) == (unit, name)
+        and float(row["lr"]) in (min(rates[row["method"]]), max(rates[row["method"]]))
+    }
+
+
+def table(study: Study, name: str, cells: Cells, edges: set) -> list[str]:
     """Returns accuracies in percent as Markdown: mean and standard deviation."""
     heads = " | ".join(f"epsilon {e:g}" for e in study.epsilons)
     lines = [f"| method | {heads} |", "|---|" + "---:|" * len(study.epsilons)]
     for method in METHODS[study.unit]:
-        row = [cells.get((method.label, e)) for e in study.epsilons]
-        shown = [
-            "" if c is None else f"{c.mean():.1f} ± {c.std(ddof=1):.1f}" for c in row
-        ]
+        shown = []
+        for epsilon in study.epsilons:
+            c = cells.get((method.label, epsilon))
+            mark = "*" * ((method.label, epsilon) in edges)
+            text = f"{c.mean():.1f} ± {c.std(ddof=1):.1f}" if c is not None else ""
+            shown.append(f"{text}{mark}")
         lines.append(f"| {method.label} | {' | '.join(shown)} |")
+    if edges:
+        said = "the best learning rate is the smallest or largest that was tried."
+        lines += ["", f"\\*: {said}"]
     if study.unit == "examples":
         percent, epsilon, delta, source = PUBLISHED[name]
         lines += ["", f"Published: {percent} at ({epsilon}, {delta:g}), {source}."]
@@ -340,7 +357,7 @@ def report(output: Path) -> str:
         "# Private classification of images",
         "",
         f"Test accuracy in percent, mean ± standard deviation over {SEEDS} seeds; "
-        f"`{about['command']}` on {about['cores']} cores of {about['cpu']}, jax "
+        f"`{COMMAND}` on {about['cores']} cores of {about['cpu']}, jax "
         f"{about['jax']}. A linear model on HOG features; {EXAMPLES.rounds} steps for "
         f"examples, {CLIENTS.rounds} rounds for clients.",
     ]
@@ -352,7 +369,7 @@ def report(output: Path) -> str:
             figure = f"images_{study.unit}_{name}.png"
             draw(study, name, cells, output / figure)
             lines += ["", f"## {name}, privacy of {study.unit}", ""]
-            lines += table(study, name, cells)
+            lines += table(study, name, cells, edges_of(rows, study.unit, name))
             lines += ["", f"![accuracy against epsilon]({figure})"]
     text = "\n".join([*lines, ""])
     (output / "images.md").write_text(text)
