@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 
 
-def write(path: Path, text: str, mode: int = 0o666) -> None:
+def write(path: Path, text: str | bytes, mode: int = 0o666) -> None:
     """Writes a file atomically; it is on disk when this returns.
 
     Args:
@@ -29,7 +29,7 @@ def write(path: Path, text: str, mode: int = 0o666) -> None:
     sync(path.parent)
 
 
-def beside(path: Path, text: str, mode: int = 0o666) -> Path:
+def beside(path: Path, text: str | bytes, mode: int = 0o666) -> Path:
     """Writes a temporary file in the folder of another one, and flushes it to the disk.
 
     Args:
@@ -46,8 +46,8 @@ def beside(path: Path, text: str, mode: int = 0o666) -> Path:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        with open(os.open(temporary, flags, mode), "w", newline="") as file:
-            file.write(text)
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:

@@ -115,15 +115,89 @@ def _client(
     return client
 
 
-def _exchange(
+class ExchangeKeys(NamedTuple):
+    """Typed keys of one exchange: by the ids of clients, never by their positions."""
+
+    server: jax.Array
+    members: jax.Array  # [S], of local training
+    draws: jax.Array  # [S], of batches, the same in all exchanges of a round
+
+
+def exchange_keys(
+    key: jax.Array,
+    index: int | jax.Array,
+    number: int,
+    first: int,
+    cohort: jax.Array,
+    num_clients: int,
+) -> ExchangeKeys:
+    """Derives all keys of an exchange.
+
+    Args:
+      key: Typed key, the same in every round.
+      index: Int32 [], the round.
+      number: Number of the exchange, from 0 with those of the prologue.
+      first: Number of the first exchange of the round, or of the prologue.
+      cohort: Client ids, int32 [S].
+      num_clients: N, the number of clients.
+
+    Returns:
+      The keys.
+    """
+    message_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
+    exchange_key = jax.random.fold_in(message_key, number)
+    fold_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return ExchangeKeys(
+        jax.random.fold_in(exchange_key, num_clients),
+        fold_each(exchange_key, cohort),
+        fold_each(jax.random.fold_in(draw_key, first), cohort),
+    )
+
+
+def server_round(
+    index: jax.Array,
+    key: jax.Array,
+    steps: int,
+    present: jax.Array,
+    num_clients: int,
+    dtype: Any = jnp.float32,
+) -> Round:
+    """Makes the server's information about a round.
+
+    Args:
+      index: Int32 [], the round.
+      key: Typed key of the server.
+      steps: K, the number of batches of each client.
+      present: Which members of the cohort take part, bool [S].
+      num_clients: N, the number of clients.
+      dtype: Floating-point type of the weights.
+
+    Returns:
+      The round.
+    """
+    size = jnp.sum(present).astype(dtype)
+    return Round(index, key, steps, size, size / num_clients)
+
+
+def make_exchange(
     exchange: Exchange,
     objective: Objective,
     plan: Plan,
     draw: Draw,
     round_of: Callable[[jax.Array], Round],
 ) -> Callable[[Any, Any, CohortMember], Result]:
-    """Makes `run(server, client_states, members) -> (server, client_states, received)`
-    for one exchange; `round_of` makes the server's `Round` of the present clients."""
+    """Makes a function that runs one exchange.
+
+    Args:
+      exchange: The exchange.
+      objective: Function to minimize.
+      plan: Execution plan for the clients of a cohort.
+      draw: Function that draws the batches of a client, as in `make_round`.
+      round_of: Makes the server's `Round` of the present clients, bool [S].
+
+    Returns:
+      `run(server, client_states, members) -> (server, client_states, received)`.
+    """
 
     def run(server: Any, client_states: Any, members: CohortMember) -> Result:
         round_info = round_of(members.weight > 0)
@@ -167,23 +241,18 @@ def _runner(
         index, server, client_states = state
         one = jax.tree.map(lambda x: x[0], batches)
         steps = jax.tree.leaves(jax.eval_shape(draw, one, key))[0].shape[0]
-        message_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
-        fold_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-        draw_keys = fold_each(jax.random.fold_in(draw_key, first), cohort)
 
         def round_of(server_key: jax.Array, present: jax.Array) -> Round:
-            size = jnp.sum(present).astype(weights.dtype)
-            return Round(index, server_key, steps, size, size / num_clients)
+            kind = weights.dtype
+            return server_round(index, server_key, steps, present, num_clients, kind)
 
         received = weights > 0
         for number, exchange in enumerate(exchanges, first):
-            exchange_key = jax.random.fold_in(message_key, number)
-            keys = fold_each(exchange_key, cohort)  # by id, never by position
+            keys = exchange_keys(key, index, number, first, cohort, num_clients)
             remaining = jnp.where(received, weights, 0)
-            members = CohortMember(cohort, batches, remaining, keys, draw_keys)
-            server_key = jax.random.fold_in(exchange_key, num_clients)
-            in_exchange = functools.partial(round_of, server_key)
-            run_exchange = _exchange(exchange, objective, plan, draw, in_exchange)
+            members = CohortMember(cohort, batches, remaining, keys.members, keys.draws)
+            in_exchange = functools.partial(round_of, keys.server)
+            run_exchange = make_exchange(exchange, objective, plan, draw, in_exchange)
             server, client_states, received = run_exchange(
                 server, client_states, members
             )

@@ -61,8 +61,8 @@ def differences(old: Sweep, new: Sweep) -> Iterator[str]:
             options = [", ".join(grid) for grid in (before, after)]
             yield f"the grid of {name} was over {options[0]} and is over {options[1]}"
             continue
-        for option, values in before.items():
-            yield from _missing(f"{option} of {name}", values, after[option])
+        for option, points in before.items():
+            yield from _missing(f"{option} of {name}", points, after[option])
 
 
 def _missing(entry: str, before: Sequence, after: Sequence) -> Iterator[str]:

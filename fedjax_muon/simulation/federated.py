@@ -117,23 +117,22 @@ def federate(
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
 
-    `memory_check.check_memory` checks that it fits in memory, and otherwise suggests a
-    plan that fits.
+    `memory_check.check_memory` suggests another plan if it does not fit in memory.
 
     Args:
       algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.
       task: A model and its loss.
       dataset: Training and test examples.
       parts: For every client, the ids of its training examples.
-      cohort_size: S, the number of clients that are sampled without replacement each
-        round; with `poisson_cohorts`, the expected number.
+      cohort_size: S, the number of clients in a round, sampled without replacement;
+        with `poisson_cohorts`, the expected number.
       local_steps: K, the number of batches that each of them trains on.
       batch_size: Examples in a batch.
       plan: Execution plan for a cohort; by default, the plan that was measured to be
         fastest on this backend.
       sampler: Function that draws a client's batches from its examples.
       weighting: Function of the clients' sizes that returns their weights in the mean.
-      dropout: Probability in [0, 1) that a sampled client drops out.
+      dropout: Probability in [0, 1) that a sampled client drops out, independently.
       cohorts: Sampling of clients, `poisson_cohorts(room)` or, by default,
         `fixed_cohort`.
       devices: Devices that a cohort and the states of all clients are divided among;
@@ -205,7 +204,7 @@ def federate(
         privacy=privacy,
     )
     clients = _place(setup, dataset.x_train, dataset.y_train, parts)
-    _check(setup)
+    check_setup(setup)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
     if devices:
         test = replicated(test, devices)
@@ -261,7 +260,8 @@ def _programs(setup: Setup) -> Programs:
     )
 
 
-def _check(setup: Setup) -> None:
+def check_setup(setup: Setup) -> None:
+    """Raises `ValueError` for settings that do not fit together."""
     if not 1 <= setup.cohort_size <= setup.num_clients:
         raise ValueError(
             f"cohort_size must lie between 1 and the {setup.num_clients} clients there "

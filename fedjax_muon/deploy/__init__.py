@@ -1,0 +1,27 @@
+"""Algorithms on real clients, with the numbers of the simulation to the bit.
+
+The server calls `serve`, and every client is a `Node` with its own examples. A
+transport takes requests to nodes, and answers back: `in_process` calls nodes of this
+process.
+
+    shared = federation(fedavg(lr=0.1), task, num_clients=3, ...)
+    ended = serve(shared, in_process(nodes), jax.random.key(0), rounds=50)
+"""
+
+from fedjax_muon.deploy.federation import Federation, federation
+from fedjax_muon.deploy.in_process import in_process
+from fedjax_muon.deploy.messages import MessageError
+from fedjax_muon.deploy.node import Node
+from fedjax_muon.deploy.server import Missing, Progress, Send, serve
+
+__all__ = [
+    "Federation",
+    "MessageError",
+    "Missing",
+    "Node",
+    "Progress",
+    "Send",
+    "federation",
+    "in_process",
+    "serve",
+]

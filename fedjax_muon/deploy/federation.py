@@ -1,0 +1,216 @@
+"""What the server and all nodes of a deployed federation agree on.
+
+Both sides make the same `Federation`, from the same program or configuration. The
+server's description travels with every request, and a node that has another one says
+which entry differs.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_muon.core import Algorithm, Exchange, with_numbers
+from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.deploy.messages import schema
+from fedjax_muon.engine import plans
+from fedjax_muon.simulation.arguments import check_algorithm, check_count, check_task
+from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
+from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort
+from fedjax_muon.simulation.federated import check_setup, uniform
+from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting
+from fedjax_muon.tasks.task import Task, as_argument
+from fedjax_muon.versions import PACKAGE_VERSION
+
+
+class Federation(NamedTuple):
+    """Settings that the server and all nodes share; see `federation`."""
+
+    setup: Setup
+    max_client_size: int  # bound of the clients' numbers of examples
+    classes: int
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """All exchanges, the prologue's first."""
+        algorithm = self.setup.algorithm
+        return (*algorithm.prologue, *algorithm.exchanges)
+
+    @property
+    def first(self) -> int:
+        """Number of the first exchange after the prologue."""
+        return len(self.setup.algorithm.prologue)
+
+    def steps(self, number: int) -> int:
+        """Local steps of an exchange: one in the prologue."""
+        return 1 if number < self.first else self.setup.local_steps
+
+    def with_inputs(self, inputs: Inputs) -> "Federation":
+        """The same federation with traced hyper-parameters and arrays of the task.
+
+        They are arguments of the compiled programs as in a simulation, since constants
+        would be rounded differently.
+        """
+        algorithm = with_numbers(self.setup.algorithm, inputs.numbers)
+        setup = self.setup._replace(algorithm=algorithm, task=inputs.task)
+        return self._replace(setup=setup)
+
+    def turn(self, index: int, number: int) -> int:
+        """Numbers the exchanges of all rounds, from 0."""
+        rounds = index * len(self.setup.algorithm.exchanges)
+        return number if number < self.first else number + rounds
+
+
+def federation(
+    algorithm: Algorithm,
+    task: Task,
+    *,
+    num_clients: int,
+    cohort_size: int,
+    local_steps: int,
+    batch_size: int,
+    max_client_size: int,
+    classes: int,
+    sampler: Sampler = shuffled_epochs,
+    weighting: Weighting = uniform,
+    cohorts: Cohorts = fixed_cohort,
+) -> Federation:
+    """Describes a federation whose clients have their own data.
+
+    Args:
+      algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.
+      task: A model and its loss.
+      num_clients: N, the number of clients; their ids are 0 to N - 1.
+      cohort_size: S, the number of clients that are sampled in each round.
+      local_steps: K, the number of batches that each of them trains on.
+      batch_size: Examples in a batch.
+      max_client_size: Bound of the clients' numbers of examples, a power of two.
+      classes: Number of classes of all clients together.
+      sampler: Function that draws a client's batches from its examples.
+      weighting: Function of the clients' sizes that returns their weights in the mean.
+        With `by_examples`, nodes tell the numbers of their examples.
+      cohorts: Sampling of clients.
+
+    Returns:
+      The federation, for `serve` and `Node`.
+
+    Raises:
+      TypeError: If an argument is of another type.
+      ValueError: If a size is out of range, or the algorithm does not support the
+        sizes, the weights or the parameters.
+
+    Example:
+      >>> shared = federation(
+      ...     fedavg(lr=0.1),
+      ...     task,
+      ...     num_clients=3,
+      ...     cohort_size=2,
+      ...     local_steps=5,
+      ...     batch_size=32,
+      ...     max_client_size=1024,
+      ...     classes=10,
+      ... )
+    """
+    check_algorithm(algorithm, Algorithm, "decentralize")
+    check_task(task)
+    sizes = {"num_clients": num_clients, "cohort_size": cohort_size}
+    sizes |= {"local_steps": local_steps, "batch_size": batch_size}
+    sizes |= {"max_client_size": max_client_size, "classes": classes}
+    for name, size in sizes.items():
+        check_count(name, size)
+    setup = Setup(
+        algorithm=algorithm,
+        task=as_argument(task),
+        num_clients=num_clients,
+        cohort_size=cohort_size,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        plan=plans.mapped,
+        sampler=sampler,
+        weighting=weighting,
+        dropout=0.0,
+        cohorts=cohorts,
+        devices=(),
+        split_examples=False,
+    )
+    check_setup(setup)
+    return Federation(setup, max_client_size, classes)
+
+
+def description(shared: Federation) -> dict[str, str]:
+    """Describes what has to be the same on both sides, in words.
+
+    Args:
+      shared: The federation.
+
+    Returns:
+      Values by the names of the settings.
+    """
+    setup = shared.setup
+    params = jax.eval_shape(setup.task.init, jax.random.key(0))
+    client_state = jax.eval_shape(setup.algorithm.init_client, params)
+    found = {
+        "version of fedjax_muon": PACKAGE_VERSION,
+        "version of JAX": jax.__version__,
+    }
+    found |= dict(_arguments("", setup.algorithm))
+    for name in ("num_clients", "cohort_size", "local_steps", "batch_size"):
+        found[name] = str(getattr(setup, name))
+    found["max_client_size"] = str(shared.max_client_size)
+    found["classes"] = str(shared.classes)
+    found["sampler"], found["weighting"] = map(_name, (setup.sampler, setup.weighting))
+    found["parameters"] = schema(params)
+    found["client state"] = schema(client_state)
+    return found
+
+
+def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Names the first entry in which two descriptions differ.
+
+    Args:
+      ours: Description of this side.
+      theirs: Description of the other side.
+
+    Returns:
+      A sentence, or nothing if they are the same.
+    """
+    for name in sorted({*ours, *theirs}):
+        here, there = ours.get(name, "none"), theirs.get(name, "none")
+        if here != there:
+            return f"{name} is {here} here and {there} there"
+    return ""
+
+
+def _arguments(prefix: str, algorithm: Any) -> dict[str, str]:
+    """The function and the arguments that made an algorithm, and those inside it."""
+    recipe = recipe_of(algorithm)
+    if recipe is None:
+        return {f"{prefix}algorithm": "one without a recipe"}
+    found = {f"{prefix}algorithm": _name(recipe.function)}
+    for name, value in recipe.arguments.items():
+        if isinstance(value, Algorithm):
+            found |= _arguments(f"{prefix}{name}.", value)
+        else:
+            found[f"{prefix}{name}"] = _name(value)
+    return found
+
+
+def _name(value: Any) -> str:
+    """Text that is the same in all processes."""
+    if isinstance(value, functools.partial):
+        given = [*map(_name, value.args)]
+        given += [f"{k}={_name(v)}" for k, v in sorted(value.keywords.items())]
+        return f"{_name(value.func)}({', '.join(given)})"
+    if isinstance(value, Callable):  # type: ignore[arg-type]
+        own = getattr(value, "__qualname__", type(value).__qualname__)
+        return f"{getattr(value, '__module__', '')}.{own}"
+    if isinstance(value, Mapping):
+        pairs = [f"{k}: {_name(v)}" for k, v in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_name, value))})"
+    if isinstance(value, jax.Array | np.ndarray):
+        return str(np.asarray(value).tolist())
+    return repr(value)

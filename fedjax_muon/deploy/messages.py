@@ -1,0 +1,256 @@
+"""Messages between the server and the nodes: plain values and arrays, as bytes.
+
+    magic    8 bytes
+    length   4 bytes, of the header, little-endian
+    header   JSON: {"about": {...}, "arrays": [[dtype, shape], ...]}
+    arrays   their bytes in order, little-endian, without gaps
+
+A message is read without running anything that it contains, and only if its length is
+exactly that of its arrays.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MAGIC = b"fjmuon01"
+LENGTH = struct.Struct("<I")
+LONGEST_HEADER = 1 << 20
+MOST_DIMENSIONS = 32
+DTYPES = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bfloat16",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+
+
+class MessageError(ValueError):
+    """Bytes that are no message, or one that does not fit."""
+
+
+class Message(NamedTuple):
+    """Plain values and arrays.
+
+    Example:
+      >>> message = Message({"round": 3}, [np.zeros(2)])
+      >>> read(write(message)).about["round"]
+      3
+    """
+
+    about: Mapping[str, Any]
+    arrays: Sequence[np.ndarray]
+
+
+def write(message: Message) -> bytes:
+    """Converts a message to bytes.
+
+    Args:
+      message: The message; its values must be those of JSON.
+
+    Returns:
+      Bytes that `read` converts back.
+
+    Raises:
+      MessageError: If an array has another dtype than those of JAX's arrays.
+    """
+    arrays = [np.asarray(array) for array in message.arrays]
+    for array in arrays:
+        if array.dtype.name not in DTYPES:
+            raise MessageError(f"arrays of {array.dtype} can't be sent")
+    shapes = [[array.dtype.name, list(array.shape)] for array in arrays]
+    header = json.dumps({"about": dict(message.about), "arrays": shapes}).encode()
+    if len(header) > LONGEST_HEADER:
+        raise MessageError(
+            f"a header must have at most {LONGEST_HEADER} bytes, got {len(header)}"
+        )
+    contents = [np.ascontiguousarray(array).tobytes() for array in arrays]
+    return b"".join([MAGIC, LENGTH.pack(len(header)), header, *contents])
+
+
+def read(data: bytes) -> Message:
+    """Converts bytes to a message.
+
+    Args:
+      data: From `write`, or anything.
+
+    Returns:
+      The message, whose arrays are read-only.
+
+    Raises:
+      MessageError: If the bytes are no message, or one that was cut or extended.
+    """
+    begin = len(MAGIC) + LENGTH.size
+    if data[: len(MAGIC)] != MAGIC or len(data) < begin:
+        raise MessageError("these bytes are no message of fedjax_muon")
+    (length,) = LENGTH.unpack_from(data, len(MAGIC))
+    if length > min(LONGEST_HEADER, len(data) - begin):
+        raise MessageError(f"its header has {length} bytes, more than there are")
+    about, shapes = _header(data[begin : begin + length])
+    sizes = [np.dtype(_dtype(name)).itemsize * math.prod(s) for name, s in shapes]
+    if begin + length + sum(sizes) != len(data):
+        raise MessageError(
+            f"its arrays have {sum(sizes)} bytes, and there are "
+            f"{len(data) - begin - length}: it was cut or extended"
+        )
+    arrays, at = [], begin + length
+    for (name, shape), size in zip(shapes, sizes, strict=True):
+        flat = np.frombuffer(data, _dtype(name), math.prod(shape), at)
+        arrays.append(flat.reshape(shape))
+        at += size
+    return Message(about, arrays)
+
+
+def _dtype(name: str) -> Any:
+    return jnp.dtype(name)  # knows bfloat16
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], list[tuple[str, list[int]]]]:
+    try:
+        header = json.loads(data)
+        about, arrays = header["about"], header["arrays"]
+        shapes = [(str(name), list(shape)) for name, shape in arrays]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MessageError(f"its header can't be read: {error}") from error
+    if not isinstance(about, dict):
+        raise MessageError("its header has no values")
+    for name, shape in shapes:
+        sizes = all(type(size) is int and 0 <= size < 2**48 for size in shape)
+        if name not in DTYPES or not sizes or len(shape) > MOST_DIMENSIONS:
+            raise MessageError(f"it has an array of {name} {shape}")
+    return about, shapes
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def key_data(leaf: Any) -> Any:
+    """Converts a typed key to its data.
+
+    Args:
+      leaf: An array, perhaps of typed keys.
+
+    Returns:
+      The data of keys; anything else as it is.
+    """
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def unflatten(arrays: Sequence[Any], like: Any) -> Any:
+    """Puts arrays back into a pytree; it can be traced.
+
+    Args:
+      arrays: Leaves in order; of typed keys, their data.
+      like: A pytree of the same structure.
+
+    Returns:
+      The pytree.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    found = [
+        jax.random.wrap_key_data(a) if _is_key(leaf) else a
+        for a, leaf in zip(arrays, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, found)
+
+
+def pack(tree: Any) -> list[np.ndarray]:
+    """Converts a pytree to its leaves; typed keys become their data.
+
+    Args:
+      tree: A pytree of arrays.
+
+    Returns:
+      The arrays in order.
+    """
+    return [np.asarray(key_data(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def check_schema(arrays: Sequence[np.ndarray], like: Any) -> None:
+    """Checks the arrays of a message before they are used.
+
+    Args:
+      arrays: From `pack`.
+      like: A pytree of the expected shapes and dtypes, or of `ShapeDtypeStruct`s.
+
+    Raises:
+      MessageError: If their numbers, shapes or dtypes differ.
+    """
+    got = [(str(array.dtype), array.shape) for array in arrays]
+    expected = [_stored(leaf) for leaf in jax.tree.leaves(like)]
+    if got == expected:
+        return
+    pairs = zip(got, expected, strict=False)
+    shortest = min(len(got), len(expected))
+    at = next((i for i, (g, e) in enumerate(pairs) if g != e), shortest)
+    name = lambda those: "nothing" if at >= len(those) else _text(those[at])
+    raise MessageError(
+        f"it has another schema: array {at} of {len(expected)} must be "
+        f"{name(expected)}, got {name(got)}"
+    )
+
+
+def unpack(arrays: Sequence[np.ndarray], like: Any) -> Any:
+    """Converts the leaves of a pytree back.
+
+    Args:
+      arrays: From `pack`.
+      like: A pytree of the same structure, shapes and dtypes, or of
+        `ShapeDtypeStruct`s.
+
+    Returns:
+      The pytree.
+
+    Raises:
+      MessageError: If their numbers, shapes or dtypes differ.
+    """
+    check_schema(arrays, like)
+    return unflatten([jnp.asarray(array) for array in arrays], like)
+
+
+def _stored(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    if _is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return str(leaf.dtype), tuple(leaf.shape)
+
+
+def _text(array: tuple[str, tuple[int, ...]]) -> str:
+    return f"{array[0]} {list(array[1])}"
+
+
+def schema(tree: Any) -> str:
+    """Identifies the structure, names, shapes and dtypes of a pytree.
+
+    Args:
+      tree: A pytree of arrays or `ShapeDtypeStruct`s.
+
+    Returns:
+      A hexadecimal digest, the same in all processes.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    shapes = [
+        f"{jax.tree_util.keystr(path)} {_text(_stored(x))} {_is_key(x)}"
+        for path, x in leaves
+    ]
+    return hashlib.sha256("\n".join(shapes).encode()).hexdigest()

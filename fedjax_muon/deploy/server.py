@@ -1,0 +1,385 @@
+"""The server of a deployed federation: the engine's rounds, with messages for clients.
+
+An exchange here is the simulator's, whose clients hand on the messages that were
+received. So the mean, its order, the finite checks and the random streams are those of
+`fedjax_muon.engine`, and the parameters are those of a simulation with the plan
+`mapped`.
+"""
+
+import contextlib
+import functools
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon.core import Params, message_shapes, streams, tree
+from fedjax_muon.deploy import messages
+from fedjax_muon.deploy.federation import Federation, description
+from fedjax_muon.deploy.messages import Message, MessageError
+from fedjax_muon.deploy.node import INITIAL, round_of
+from fedjax_muon.engine import plans
+from fedjax_muon.engine.plans import CohortMember
+from fedjax_muon.engine.round import exchange_keys, make_exchange
+from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation.batching import objective_of
+from fedjax_muon.simulation.rounds import Inputs, State, cohort_of, init_state
+from fedjax_muon.simulation.simulation import inputs_of
+
+# Sends requests by client id, and yields (client id, answer) as answers arrive, until
+# all have arrived or the deadline in seconds is over.
+Send = Callable[[Mapping[int, bytes], float | None], Iterable[tuple[int, bytes]]]
+NO_ANSWER = "no answer"
+
+
+class Missing(NamedTuple):
+    """An answer that is not in a mean."""
+
+    round: int  # -1 in the prologue
+    exchange: int
+    client: int
+    reason: str
+
+
+class Progress(NamedTuple):
+    """What a server has to remember."""
+
+    state: State  # without client states
+    accepted: np.ndarray  # int32 [N], turn of each client's last answer that counted
+    run: str  # name of the run, which answers repeat
+
+    @property
+    def params(self) -> Params:
+        """The current parameters."""
+        return self.state.params
+
+
+def serve(
+    shared: Federation,
+    send: Send,
+    key: jax.Array,
+    *,
+    rounds: int,
+    deadline: float | None = None,
+    directory: Path | None = None,
+    checkpoint_every: int = 1,
+    on_round: Callable[[Progress, list[Missing]], None] = lambda progress, missing: (
+        None
+    ),
+) -> Progress:
+    """Trains with real clients.
+
+    A client that does not answer in time, or whose answer can't be used, is left out of
+    the mean of that exchange and of the rest of the round. Its state stays as it was.
+
+    Args:
+      shared: The same federation as that of the nodes.
+      send: Transport, such as `in_process(nodes)` or a `TcpServer`'s `send`.
+      key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
+      rounds: Number of rounds in all.
+      deadline: Seconds to wait for the answers of an exchange; by default, as long as
+        the transport waits.
+      directory: Where checkpoints are kept; a server that is started again goes on
+        after the newest one.
+      checkpoint_every: Rounds between two checkpoints.
+      on_round: Called after the prologue and after every round, with the answers that
+        are missing.
+
+    Returns:
+      The state at the end; `params` has the parameters.
+
+    Raises:
+      CheckpointError: If the directory's checkpoint is damaged or of another run.
+
+    Example:
+      >>> ended = serve(shared, in_process(nodes), jax.random.key(0), rounds=50)
+    """
+    server = _Server(shared, send, key, deadline)
+    with _checkpoints(directory) as stored:
+        progress, saved = _begin(server, key, stored)
+        on_round(progress, server.missing)
+        while progress.state.round < rounds:
+            server.missing, server.saved = [], saved
+            progress = server.round(progress)
+            last = progress.state.round == rounds
+            if stored and (last or progress.state.round % checkpoint_every == 0):
+                _save(stored, shared, progress)
+                saved = progress.accepted
+            on_round(progress, server.missing)
+    return progress
+
+
+def _begin(
+    server: "_Server", key: jax.Array, stored: Any
+) -> tuple[Progress, np.ndarray | None]:
+    """Restores the newest checkpoint, or runs the prologue."""
+    state = jax.jit(functools.partial(init_state, server.shared.setup))(key)
+    bare = state._replace(training=state.training._replace(client_states=()))
+    accepted = np.full(server.shared.setup.num_clients, INITIAL, np.int32)
+    if stored:
+        like = {"state": bare, "accepted": jnp.asarray(accepted)}
+        found = checkpoint.restore(stored, like, _mark(server.shared, bare))
+        if found is not None:
+            values, notes = found
+            accepted = np.asarray(values["accepted"])
+            return Progress(values["state"], accepted, notes["run"]), accepted
+    progress = Progress(bare, accepted, secrets.token_hex(8))
+    if stored:
+        server.saved = accepted
+    progress = server.prologue(progress)
+    if stored:
+        _save(stored, server.shared, progress)
+    return progress, progress.accepted if stored else None
+
+
+class _Server:
+    """Exchanges with clients, and the compiled programs of the server."""
+
+    def __init__(
+        self, shared: Federation, send: Send, key: jax.Array, deadline: float | None
+    ) -> None:
+        self.shared, self.send, self.deadline = shared, send, deadline
+        self.about = description(shared)
+        self.missing: list[Missing] = []
+        self.saved: np.ndarray | None = None  # turns of the newest checkpoint
+        setup = shared.setup
+        self.initial = init_state(setup, key).params
+        self.messages = message_shapes(setup.algorithm, self.initial)
+        numbers = range(len(shared.exchanges))
+        self.broadcast = [_broadcast_program(shared, number) for number in numbers]
+        self.update = [_update_program(shared, number) for number in numbers]
+
+    def prologue(self, progress: Progress) -> Progress:
+        all_clients = jnp.arange(self.shared.setup.num_clients, dtype=jnp.int32)
+        joins = np.ones(len(all_clients), bool)
+        return self.run(progress, range(self.shared.first), all_clients, joins)
+
+    def round(self, progress: Progress) -> Progress:
+        state, setup = progress.state, self.shared.setup
+        key = jax.random.fold_in(state.key, streams.COHORT)
+        index = state.training.index
+        cohort, joins = cohort_of(setup, jax.random.fold_in(key, index), index)
+        numbers = range(self.shared.first, len(self.shared.exchanges))
+        progress = self.run(progress, numbers, cohort, np.asarray(joins))
+        training = progress.state.training._replace(index=index + 1)
+        return progress._replace(state=progress.state._replace(training=training))
+
+    def run(
+        self, progress: Progress, numbers: range, cohort: jax.Array, present: np.ndarray
+    ) -> Progress:
+        """Runs some exchanges with the present clients of a cohort."""
+        setup, accepted = self.shared.setup, progress.accepted.copy()
+        training, key = progress.state
+        sizes = np.ones(len(cohort), np.int32)
+        for number in numbers:
+            keys = exchange_keys(
+                jax.random.fold_in(key, streams.ENGINE),
+                training.index,
+                number,
+                numbers[0],
+                cohort,
+                setup.num_clients,
+            )
+            size = jnp.float32(present.sum())
+            shared = self.broadcast[number](
+                training.server, training.index, keys.server, size
+            )
+            turn = self.shared.turn(int(training.index), number)
+            requests = {
+                int(client): self._request(
+                    progress._replace(accepted=accepted),
+                    int(client),
+                    number,
+                    {
+                        "broadcast": shared,
+                        "keys": (keys.members[place], keys.draws[place]),
+                        "present": size,
+                    },
+                )
+                for place, client in enumerate(cohort)
+                if present[place]
+            }
+            answers = self._collect(requests, progress.run, turn, number)
+            weights, sent = self._stacked(cohort, answers, number, sizes)
+            server, received = self.update[number](
+                training.server, training.index, keys, cohort, sent, weights
+            )
+            training = training._replace(server=server)
+            received = np.asarray(received)
+            for place, client in enumerate(map(int, cohort)):
+                if received[place]:
+                    accepted[client] = turn
+                elif client in answers:
+                    self._miss(number, training.index, client, "not finite")
+            present = present & received
+        state = progress.state._replace(training=training)
+        return progress._replace(state=state, accepted=accepted)
+
+    def _request(
+        self, progress: Progress, client: int, number: int, values: dict[str, Any]
+    ) -> bytes:
+        index, base = progress.state.round, int(progress.accepted[client])
+        if base == INITIAL:
+            values = {**values, "params": self.initial}
+        oldest = base if self.saved is None else int(self.saved[client])
+        about = {
+            "run": progress.run,
+            "client": client,
+            "round": index,
+            "exchange": number,
+            "turn": self.shared.turn(index, number),
+            "base": base,
+            "oldest": oldest,
+            "federation": self.about,
+        }
+        return messages.write(Message(about, messages.pack(values)))
+
+    def _collect(
+        self, requests: Mapping[int, bytes], run: str, turn: int, number: int
+    ) -> dict[int, tuple[Any, int]]:
+        """Returns each client's message and its number of examples."""
+        found: dict[int, tuple[Any, int]] = {}
+        problems = dict.fromkeys(requests, NO_ANSWER)
+        for client, data in self.send(requests, self.deadline):
+            if client not in requests or client in found:
+                continue  # nobody asked, or a second answer
+            try:
+                found[client] = self._read(data, client, run, turn, number)
+            except MessageError as error:
+                problems[client] = str(error)
+        for client in requests.keys() - found.keys():
+            index = -1 if number < self.shared.first else turn_round(self.shared, turn)
+            self.missing.append(Missing(index, number, client, problems[client]))
+        return found
+
+    def _read(
+        self, data: bytes, client: int, run: str, turn: int, number: int
+    ) -> tuple[Any, int]:
+        answer = messages.read(data)
+        about = answer.about
+        if about.get("client") != client:
+            raise MessageError(f"an answer of client {about.get('client')}")
+        if "refused" in about:
+            raise MessageError(f"refused: {str(about['refused'])[:500]}")
+        if about.get("run") != run or about.get("turn") != turn:
+            raise MessageError("an answer to another request")
+        size = about.get("examples")
+        if type(size) is not int or not 0 < size <= self.shared.max_client_size:
+            raise MessageError(f"{size!r} examples")
+        sent = messages.unpack(answer.arrays, self.messages[number])
+        if about.get("finite") is not True:
+            raise MessageError("not finite")
+        return sent, size
+
+    def _stacked(
+        self,
+        cohort: jax.Array,
+        answers: Mapping[int, tuple[Any, int]],
+        number: int,
+        sizes: np.ndarray,
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Returns weights [S] and the leaves of messages [S, ...], zeros for what is
+        missing."""
+        zeros = tree.zeros_like(self.messages[number])
+        rows, there = [], np.zeros(len(cohort), bool)
+        for place, client in enumerate(map(int, cohort)):
+            sent, size = answers.get(client, (zeros, 1))
+            there[place], sizes[place] = client in answers, size
+            rows.append(sent)
+        weights = self.shared.setup.weighting(jnp.asarray(sizes))
+        stack = lambda *leaves: jnp.stack(leaves)
+        leaves = map(stack, *map(jax.tree.leaves, rows))
+        return jnp.where(there, weights, 0), list(leaves)
+
+    def _miss(self, number: int, index: Any, client: int, reason: str) -> None:
+        at = -1 if number < self.shared.first else int(index)
+        self.missing.append(Missing(at, number, client, reason))
+
+
+def turn_round(shared: Federation, turn: int) -> int:
+    """Returns the round of a turn after the prologue.
+
+    Args:
+      shared: The federation.
+      turn: Number of the exchange among those of all rounds.
+
+    Returns:
+      The round.
+    """
+    return (turn - shared.first) // len(shared.setup.algorithm.exchanges)
+
+
+def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
+    @jax.jit
+    def broadcast(
+        inputs: Inputs, server: Any, index: Any, key: jax.Array, present: Any
+    ) -> Any:
+        ours = shared.with_inputs(inputs)
+        round = round_of(ours, number, index, key, present)
+        return ours.exchanges[number].broadcast(server, round)
+
+    return functools.partial(broadcast, _inputs(shared))
+
+
+def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
+    """Compiles the engine's exchange, whose clients hand on what they have sent."""
+    given = lambda objective, broadcast, state, batches, round: (batches, state)
+
+    @jax.jit
+    def update(
+        inputs: Inputs,
+        server: Any,
+        index: Any,
+        keys: Any,
+        cohort: jax.Array,
+        sent: list[jax.Array],  # leaves of messages, [S, ...]
+        weights: Any,
+    ) -> tuple[Any, jax.Array]:
+        ours = shared.with_inputs(inputs)
+        # Messages of another instance of the algorithm may have other static parts.
+        shapes = message_shapes(ours.setup.algorithm, server.params)[number]
+        messages = jax.tree.unflatten(jax.tree.structure(shapes), sent)
+
+        def of_server(present: jax.Array) -> Any:
+            size = jnp.sum(present).astype(weights.dtype)
+            return round_of(ours, number, index, keys.server, size)
+
+        run = make_exchange(
+            ours.exchanges[number]._replace(client=given),
+            objective_of(ours.setup.task),
+            plans.mapped,
+            lambda entry, key: entry,
+            of_server,
+        )
+        members = CohortMember(cohort, messages, weights, keys.members, keys.draws)
+        server, _, received = run(server, (), members)
+        return server, received
+
+    return functools.partial(update, _inputs(shared))
+
+
+def _inputs(shared: Federation) -> Inputs:
+    return inputs_of(shared.setup.algorithm, shared.setup.task)
+
+
+@contextlib.contextmanager
+def _checkpoints(directory: Path | None) -> Iterator[Any]:
+    if directory is None:
+        yield None
+        return
+    with checkpoint.open_checkpoints(directory) as stored:
+        yield stored
+
+
+def _mark(shared: Federation, state: Any) -> str:
+    return checkpoint.fingerprint(description(shared), state)
+
+
+def _save(stored: Any, shared: Federation, progress: Progress) -> None:
+    values = {"state": progress.state, "accepted": jnp.asarray(progress.accepted)}
+    mark = _mark(shared, progress.state)
+    checkpoint.save(stored, progress.state.round, values, mark, {"run": progress.run})

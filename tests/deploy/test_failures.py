@@ -1,0 +1,225 @@
+"""Clients that are missing or wrong, and servers and nodes that end and come back."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_federation import (
+    CLIENTS,
+    DATA,
+    KEY,
+    PARTS,
+    TASK,
+    X,
+    Y,
+    assert_same,
+    described,
+    nodes_of,
+    simulated,
+    sizes_of,
+)
+
+from fedjax_muon import engine
+from fedjax_muon.algorithms import fedavg, fedmuon_correct
+from fedjax_muon.core import streams
+from fedjax_muon.deploy import Node, in_process, messages, serve
+from fedjax_muon.deploy.messages import Message
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.rounds import (
+    cohort_of,
+    objective_and_sampler,
+    with_inputs,
+)
+
+ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
+ROUNDS = 4
+
+
+def simulated_without(lost):
+    """The state of a simulation in which (round, client) drop out."""
+    simulation = federate(
+        ALGORITHM, TASK, DATA, PARTS, plan=engine.plans.mapped, **sizes_of(ALGORITHM)
+    )
+    setup, (training, key) = simulation.setup, simulation.init(KEY)
+
+    @jax.jit
+    def round(inputs, training, clients, cohort, weights):
+        def run(setup):
+            objective, draw = objective_and_sampler(
+                setup, clients, setup.local_steps, simulation.max_client_size
+            )
+            step = engine.make_round(
+                setup.algorithm, objective, CLIENTS, setup.plan, draw
+            )
+            engine_key = jax.random.fold_in(key, streams.ENGINE)
+            return step(training, cohort, cohort, weights, engine_key)[0]
+
+        return with_inputs(run, setup)(inputs)
+
+    for index in range(ROUNDS):
+        cohort_key = jax.random.fold_in(jax.random.fold_in(key, streams.COHORT), index)
+        cohort, _ = cohort_of(setup, cohort_key, jnp.int32(index))
+        weights = [float((index, int(client)) not in lost) for client in cohort]
+        training = round(
+            simulation.inputs, training, simulation.clients, cohort, jnp.array(weights)
+        )
+    return simulation.init(KEY)._replace(training=training)
+
+
+def damaged(answer, kind, previous):
+    """An answer that does not count."""
+    message = messages.read(answer)
+    arrays = [np.array(array) for array in message.arrays]
+    if kind == "not finite":
+        arrays[0].flat[0] = np.nan
+        return messages.write(Message(message.about, arrays))
+    if kind == "schema":
+        return messages.write(Message(message.about, arrays[:-1]))
+    if kind == "shape":
+        return messages.write(
+            Message(message.about, [arrays[0][..., None], *arrays[1:]])
+        )
+    if kind == "cut":
+        return answer[:-1]
+    if kind == "replayed":
+        return previous
+    if kind == "of another client":
+        about = {**message.about, "client": (message.about["client"] + 1) % CLIENTS}
+        return messages.write(Message(about, arrays))
+    if kind == "of another run":
+        return messages.write(Message({**message.about, "run": "0"}, arrays))
+    if kind == "too many examples":
+        return messages.write(Message({**message.about, "examples": 1 << 40}, arrays))
+    return b"GET / HTTP/1.1"
+
+
+DAMAGE = {
+    "not finite": "not finite",
+    "schema": "it has another schema",
+    "shape": "it has another schema: array 0",
+    "cut": "it was cut or extended",
+    "replayed": "an answer to another request",
+    "of another client": "an answer of client",
+    "of another run": "an answer to another request",
+    "too many examples": "1099511627776 examples",
+    "something else": "are no message",
+    "missing": "no answer",
+}
+
+
+@functools.cache
+def expected_without_client_2():
+    return simulated_without({(2, 2), (3, 2)})  # it is in the cohorts of 1, 2, 3
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
+    shared, missing = described(ALGORITHM), []
+    nodes, previous = in_process(nodes_of(shared)), {}
+
+    def send(requests, deadline):
+        rounds = {messages.read(r).about["round"] for r in requests.values()}
+        for client, answer in nodes(requests, deadline):
+            if client == 2 and rounds & {2, 3}:
+                if kind != "missing":
+                    yield client, damaged(answer, kind, previous[client])
+                continue
+            previous[client] = answer
+            yield client, answer
+            yield client, b"twice"
+        yield 17, b"from nobody"
+
+    on_round = lambda progress, lost: missing.extend(lost)
+    ended = serve(shared, send, KEY, rounds=ROUNDS, on_round=on_round)
+    asked = [(m.round, m.client) for m in missing]
+    assert asked == [(2, 2), (3, 2)]
+    assert all(DAMAGE[kind] in m.reason for m in missing)
+    assert_same(expected_without_client_2(), ended)
+
+
+def test_a_client_that_nobody_hears_changes_nothing_and_stays_as_it_was():
+    expected = simulated_without({(r, c) for r in range(ROUNDS) for c in range(4)})
+    shared = described(ALGORITHM)
+    missing = []
+    ended = serve(
+        shared,
+        lambda requests, deadline: [],
+        KEY,
+        rounds=ROUNDS,
+        on_round=lambda progress, lost: missing.extend(lost),
+    )
+    assert_same(expected, ended)
+    assert len(missing) == 3 * ROUNDS
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_server_goes_on_after_its_checkpoint_while_nodes_wait(tmp_path, every):
+    shared = described(ALGORITHM)
+    nodes = in_process(nodes_of(shared))
+
+    def die(progress, missing):
+        if progress.state.round == 2:
+            raise KilledError
+
+    run = functools.partial(serve, shared, nodes, KEY, rounds=ROUNDS)
+    where = {"directory": tmp_path / "server", "checkpoint_every": every}
+    with pytest.raises(KilledError):
+        run(on_round=die, **where)
+    rounds = []
+    ended = run(on_round=lambda p, lost: rounds.append(p.state.round), **where)
+    assert rounds[0] == (2 if every == 1 else 0)
+    assert_same(simulated(ALGORITHM, ROUNDS), ended)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_node_comes_back_with_its_directory_or_says_that_it_can_not(tmp_path, kept):
+    shared, missing = described(ALGORITHM), []
+    nodes = nodes_of(shared, tmp_path if kept else None)
+
+    def restart(progress, lost):
+        missing.extend(lost)
+        if progress.state.round == 2:
+            own = PARTS[1]
+            place = tmp_path / "client1" if kept else None
+            nodes[1] = Node(shared, 1, X[own], Y[own], place)
+
+    ended = serve(shared, in_process(nodes), KEY, rounds=ROUNDS, on_round=restart)
+    if kept:
+        assert not missing
+        assert_same(simulated(ALGORITHM, ROUNDS), ended)
+        assert len(list((tmp_path / "client1").iterdir())) <= 2
+    else:
+        assert {m.client for m in missing} == {1}
+        assert "does not have the state of turn" in missing[0].reason
+
+
+def test_nodes_of_another_federation_are_refused_by_the_entry():
+    shared, other = described(fedavg(lr=0.3)), described(fedavg(lr=0.1))
+    nodes, missing = nodes_of(shared) | {1: nodes_of(other)[1]}, []
+    on_round = lambda progress, lost: missing.extend(lost)
+    ended = serve(shared, in_process(nodes), KEY, rounds=ROUNDS, on_round=on_round)
+    assert ended.state.round == ROUNDS
+    assert {m.client for m in missing} == {1}
+    said = "refused: another federation: lr is 0.1 here and 0.3 there at the server"
+    assert {m.reason for m in missing} == {said}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"client": 9}, "there are clients 0 to 3, got 9"),
+        ({"y": np.array([0, 1, 5])}, "labels must be integers from 0 to 2"),
+        ({"x": np.zeros((0, 5)), "y": np.zeros(0, int)}, "1 to 32 examples, got 0"),
+        ({"y": np.array([0, 1])}, "3 examples and 2 labels"),
+    ],
+)
+def test_nodes_that_can_not_take_part_are_refused(change, said):
+    given = {"client": 0, "x": X[:3], "y": np.array([0, 1, 2])} | change
+    with pytest.raises(ValueError, match=said):
+        Node(described(fedavg(lr=0.3)), **given)

@@ -1,0 +1,130 @@
+"""Messages survive the way, and anything else is refused."""
+
+import json
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_muon.deploy import messages
+from fedjax_muon.deploy.messages import LENGTH, MAGIC, Message, MessageError
+
+TREE = {
+    "half": jnp.asarray([1.5, -0.0, jnp.nan], jnp.bfloat16),
+    "key": jax.random.key(7),
+    "keys": jax.random.split(jax.random.key(3), 2),
+    "scalar": jnp.float32(0.1),
+    "empty": jnp.zeros((0, 3), jnp.int8),
+    "flags": jnp.asarray([[True, False]]),
+}
+
+
+def written(arrays=((2, "float32"),), about=None):
+    found = [np.arange(n, dtype=kind) for n, kind in arrays]
+    return messages.write(Message(about or {"round": 3}, found))
+
+
+def test_trees_with_keys_and_bfloat16_survive_to_the_bit():
+    data = messages.write(Message({"round": 3}, messages.pack(TREE)))
+    message = messages.read(data)
+    assert message.about == {"round": 3}
+    back = messages.unpack(message.arrays, jax.eval_shape(lambda: TREE))
+    for ours, theirs in zip(jax.tree.leaves(TREE), jax.tree.leaves(back), strict=True):
+        assert ours.dtype == theirs.dtype
+        same = [np.asarray(messages.key_data(leaf)) for leaf in (ours, theirs)]
+        assert same[0].tobytes() == same[1].tobytes()
+        assert same[0].shape == same[1].shape
+
+
+def test_a_message_has_no_bytes_besides_its_header_and_arrays():
+    data = written([(1000, "float32")])
+    (length,) = LENGTH.unpack_from(data, len(MAGIC))
+    assert len(data) == len(MAGIC) + LENGTH.size + length + 4000
+
+
+@pytest.mark.parametrize("cut", [0, 5, 11, 30, -1])
+def test_a_message_that_was_cut_is_refused(cut):
+    with pytest.raises(MessageError):
+        messages.read(written()[:cut])
+
+
+def test_a_message_that_was_extended_is_refused():
+    with pytest.raises(MessageError, match="cut or extended"):
+        messages.read(written() + b"0")
+
+
+def test_a_pickle_is_refused():
+    with pytest.raises(MessageError, match="no message"):
+        messages.read(pickle.dumps({"round": 3}))
+
+
+def crafted(header, contents=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return MAGIC + LENGTH.pack(len(text)) + text + contents
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",
+        b"\xff\xfe",
+        b"[" * 5000,
+        b"[]",
+        {"about": 3, "arrays": []},
+        {"about": {}},
+        {"about": {}, "arrays": 3},
+        {"about": {}, "arrays": [["float32"]]},
+        {"about": {}, "arrays": [["object", [1]]]},
+        {"about": {}, "arrays": [["float32", [-1]]]},
+        {"about": {}, "arrays": [["float32", [0.5]]]},
+        {"about": {}, "arrays": [["float32", [True]]]},
+        {"about": {}, "arrays": [["float32", [1] * 40]]},
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(header):
+    with pytest.raises(MessageError):
+        messages.read(crafted(header))
+
+
+def test_an_array_that_is_said_to_be_huge_is_refused_before_it_is_allocated():
+    header = {"about": {}, "arrays": [["float64", [2**40, 2**40]]]}
+    with pytest.raises(MessageError, match="cut or extended"):
+        messages.read(crafted(header))
+    with pytest.raises(MessageError, match="more than there are"):
+        messages.read(MAGIC + LENGTH.pack(2**31))
+
+
+def test_an_array_of_objects_is_not_sent():
+    with pytest.raises(MessageError, match="can't be sent"):
+        messages.write(Message({}, [np.array([{}])]))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda arrays: arrays[:-1], "got nothing"),
+        (lambda arrays: [*arrays, arrays[0]], "must be nothing"),
+        (lambda arrays: [arrays[0], arrays[1][:, :1], *arrays[2:]], "got bool [1, 1]"),
+        (lambda arrays: [arrays[0].astype("f8"), *arrays[1:]], "float64"),
+    ],
+)
+def test_another_schema_is_refused(change, text):
+    arrays = messages.pack(TREE)
+    with pytest.raises(MessageError, match="another schema") as error:
+        messages.unpack(change(arrays), TREE)
+    assert text in str(error.value)
+
+
+def test_the_digest_of_a_schema_tells_names_shapes_and_dtypes_apart():
+    like = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
+    others = [
+        {"a": jnp.zeros(3), "c": jnp.zeros(2)},
+        {"a": jnp.zeros(3), "b": jnp.zeros(3)},
+        {"a": jnp.zeros(3), "b": jnp.zeros(2, jnp.int32)},
+        {"a": jnp.zeros(3)},
+    ]
+    digests = {messages.schema(tree) for tree in [like, *others]}
+    assert len(digests) == 5
+    assert messages.schema(jax.eval_shape(lambda: like)) == messages.schema(like)

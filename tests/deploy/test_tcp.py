@@ -1,0 +1,233 @@
+"""Frames, the handshake and reconnection, without any training."""
+
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fedjax_muon.deploy import messages
+from fedjax_muon.deploy.frames import (
+    SIZE,
+    RefusedError,
+    introduce,
+    receive_frame,
+    send_frame,
+)
+from fedjax_muon.deploy.messages import Message, MessageError
+from fedjax_muon.deploy.tcp import TcpServer, join
+
+TOKEN = "a shared secret"
+
+
+def start(address, client, reply, token=TOKEN, **options):
+    """A node in a thread; returns what it ended with."""
+    ended = []
+
+    def run():
+        try:
+            begin = lambda greeting: reply
+            ended.append(join(address, client, begin, token=token, **options))
+        except Exception as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, ended
+
+
+def echo(request):
+    return b"answer to " + request
+
+
+def asked(server, deadline=5.0, **requests):
+    found = {int(name[1:]): data for name, data in requests.items()}
+    return sorted(server.send(found, deadline))
+
+
+def test_requests_are_answered_and_the_end_is_told():
+    with TcpServer(("127.0.0.1", 0), 2, token=TOKEN) as server:
+        nodes = [start(server.address, client, echo) for client in (0, 1)]
+        assert server.wait(2, 5) == {0, 1}
+        assert asked(server, c0=b"a", c1=b"b") == [
+            (0, b"answer to a"),
+            (1, b"answer to b"),
+        ]
+        assert asked(server, c1=b"c") == [(1, b"answer to c")]
+    for thread, _ in nodes:
+        thread.join(5)
+    assert [ended for _, ended in nodes] == [[1], [2]]
+
+
+def test_a_node_that_connects_late_gets_its_request():
+    with TcpServer(("127.0.0.1", 0), 2, token=TOKEN) as server:
+        timer = threading.Timer(0.3, start, (server.address, 1, echo))
+        timer.start()
+        assert asked(server, c1=b"a") == [(1, b"answer to a")]
+
+
+def test_a_node_without_a_connection_is_given_up_after_patience():
+    with TcpServer(("127.0.0.1", 0), 2, token=TOKEN, patience=0.3) as server:
+        start(server.address, 1, echo)
+        server.wait(1, 5)
+        begin = time.monotonic()
+        assert asked(server, deadline=None, c0=b"a", c1=b"a") == [(1, b"answer to a")]
+        assert 0.25 < time.monotonic() - begin < 3
+        begin = time.monotonic()
+        assert asked(server, deadline=None, c0=b"b", c1=b"b") == [(1, b"answer to b")]
+        assert time.monotonic() - begin < 0.3  # it is waited for once
+
+
+def test_a_late_answer_is_handed_on_and_is_not_taken_for_the_next():
+    slow = threading.Event()
+
+    def reply(request):
+        if request == b"first":
+            slow.wait(5)
+        return echo(request)
+
+    with TcpServer(("127.0.0.1", 0), 1, token=TOKEN) as server:
+        start(server.address, 0, reply)
+        server.wait(1, 5)
+        assert asked(server, deadline=0.3, c0=b"first") == []
+        slow.set()
+        assert asked(server, c0=b"next") == [
+            (0, b"answer to first"),
+            (0, b"answer to next"),
+        ]
+
+
+def test_a_node_connects_again_to_a_server_that_was_started_again():
+    server = TcpServer(("127.0.0.1", 0), 1, token=TOKEN)
+    address = server.address
+    thread, ended = start(address, 0, echo)
+    server.wait(1, 5)
+    server._listener.close()  # as if its process had ended
+    server._changed.acquire()
+    for connection in server._connected.values():
+        connection.shutdown(socket.SHUT_RDWR)
+    server._changed.release()
+    time.sleep(0.2)
+    with TcpServer(address, 1, token=TOKEN) as again:
+        assert asked(again, c0=b"a") == [(0, b"answer to a")]
+    thread.join(5)
+    assert ended == [1]
+
+
+NEVER = f"""
+import time
+from fedjax_muon.deploy.tcp import join
+never = lambda request: time.sleep(60)
+join(("127.0.0.1", PORT), 0, lambda greeting: never, token={TOKEN!r})
+"""
+
+
+def test_a_killed_process_is_noticed_and_another_takes_its_place():
+    with TcpServer(("127.0.0.1", 0), 1, token=TOKEN, patience=5) as server:
+        program = NEVER.replace("PORT", str(server.address[1]))
+        with subprocess.Popen([sys.executable, "-c", program]) as process:
+            assert server.wait(1, 30) == {0}
+
+            def replace():
+                process.kill()
+                process.wait()
+                start(server.address, 0, echo)
+
+            timer = threading.Timer(0.3, replace)
+            timer.start()
+            assert asked(server, deadline=10, c0=b"a") == [(0, b"answer to a")]
+
+
+@pytest.mark.parametrize(
+    ("client", "token", "message"),
+    [(0, "guessed", "another token"), (7, TOKEN, "clients 0 to 1, got 7")],
+)
+def test_a_node_is_refused_by_name(client, token, message):
+    with TcpServer(("127.0.0.1", 0), 2, token=TOKEN) as server:
+        thread, ended = start(server.address, client, echo, token)
+        thread.join(5)
+        assert isinstance(ended[0], RefusedError)
+        assert message in str(ended[0])
+        assert server.connected() == set()
+        assert message in server.refused[0]
+
+
+@pytest.fixture
+def pair():
+    """Two ends of a connection."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_server_without_the_token_is_refused(pair):
+    ours, theirs = pair
+    send_frame(theirs, messages.write(Message({"challenge": "1"}, [])))
+    send_frame(theirs, messages.write(Message({"proof": "2", "greeting": {}}, [])))
+    with pytest.raises(RefusedError, match="another token"):
+        introduce(ours, TOKEN, 0)
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair):
+    ours, theirs = pair
+    theirs.sendall(SIZE.pack(2**60))
+    with pytest.raises(MessageError, match="more than 100"):
+        receive_frame(ours, 100)
+
+
+def test_a_frame_that_was_cut_is_refused(pair):
+    ours, theirs = pair
+    theirs.sendall(SIZE.pack(10) + b"123")
+    theirs.close()
+    with pytest.raises(ConnectionError, match="closed"):
+        receive_frame(ours, 100)
+
+
+def test_noise_on_the_port_does_not_stop_the_server():
+    with (
+        TcpServer(("127.0.0.1", 0), 1, token=TOKEN) as server,
+        socket.create_connection(server.address) as stranger,
+    ):
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        start(server.address, 0, echo)
+        assert server.wait(1, 5) == {0}
+        assert asked(server, c0=b"a") == [(0, b"answer to a")]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate of localhost that signs itself, and its key."""
+    place = tmp_path_factory.mktemp("tls")
+    paths = place / "certificate.pem", place / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
+    command += f" -days 2 -subj /CN=localhost -keyout {paths[1]} -out {paths[0]}"
+    words = [*command.split(), "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(words, check=True, capture_output=True)
+    return paths
+
+
+def contexts(certificate):
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(*certificate)
+    return server, ssl.create_default_context(cafile=certificate[0])
+
+
+def test_tls(certificate):
+    of_server, of_node = contexts(certificate)
+    with TcpServer(("127.0.0.1", 0), 1, token=TOKEN, tls=of_server) as server:
+        start(server.address, 0, echo, tls=of_node)
+        assert server.wait(1, 5) == {0}
+        assert asked(server, c0=b"a") == [(0, b"answer to a")]
+
+
+def test_a_server_with_a_wrong_certificate_is_refused(certificate):
+    of_server, _ = contexts(certificate)
+    strict = ssl.create_default_context()  # does not know who signed it
+    with TcpServer(("127.0.0.1", 0), 1, token=TOKEN, tls=of_server) as server:
+        thread, ended = start(server.address, 0, echo, tls=strict)
+        thread.join(5)
+        assert isinstance(ended[0], ssl.SSLCertVerificationError)
+        assert server.connected() == set()
