@@ -195,6 +195,7 @@ def client_program(
         given: dict[str, Any],
         state: Any,
         index: jax.Array,
+        once: jax.Array,
     ) -> tuple[Any, Any, jax.Array]:
         ours = shared.with_inputs(inputs)
         exchange = ours.exchanges[number]
@@ -204,12 +205,19 @@ def client_program(
         member_key, draw_key = given["keys"]
         batches = draw(client, draw_key)
         round = round_of(ours, number, index, member_key, given["present"])
-        sent, after = exchange.client(
-            objective, given["broadcast"], state, batches, round
-        )
-        return sent, after, tree.all_finite((exchange.decode(sent), after))
 
-    return functools.partial(train, inputs)
+        def run() -> tuple[Any, Any, jax.Array]:
+            sent, after = exchange.client(
+                objective, given["broadcast"], state, batches, round
+            )
+            return sent, after, tree.all_finite((exchange.decode(sent), after))
+
+        # A loop as in the plan `mapped`, since XLA may round its body differently. The
+        # count is an argument, because loops of constant length 1 are dissolved.
+        zeros = tree.zeros_like(jax.eval_shape(run))
+        return jax.lax.fori_loop(0, once, lambda _, last: run(), zeros)
+
+    return functools.partial(train, inputs, once=jnp.int32(1))
 
 
 class States:

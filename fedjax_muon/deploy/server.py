@@ -117,7 +117,7 @@ def _begin(
     server: "_Server", key: jax.Array, stored: Any
 ) -> tuple[Progress, np.ndarray | None]:
     """Restores the newest checkpoint, or runs the prologue."""
-    state = jax.jit(functools.partial(init_state, server.shared.setup))(key)
+    state = init_state(server.shared.setup, key)  # as a simulation's, not compiled
     bare = state._replace(training=state.training._replace(client_states=()))
     accepted = np.full(server.shared.setup.num_clients, INITIAL, np.int32)
     if stored:
