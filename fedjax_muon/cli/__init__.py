@@ -64,6 +64,7 @@ def _main(argv: list[str]) -> None:
 RUNNERS = {
     "compare": ("commands", "compare"),
     "train": ("commands", "train"),
+    "deploy": ("deployments", "command"),
     "sweep": ("commands", "sweep"),
     "resume": ("commands", "resume"),
     "list": ("commands", "show"),
@@ -84,6 +85,7 @@ def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
     kinds = {
         "compare": arguments.Compare,
         "train": arguments.train_class(arguments.algorithm_in(argv)),
+        "deploy": arguments.deploy_class(arguments.algorithm_in(argv)),
         "sweep": arguments.Sweep,
         "resume": arguments.Resume,
         "list": arguments.List,

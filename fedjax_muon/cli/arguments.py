@@ -76,7 +76,11 @@ class Sweep:
     validation: float = 0.1
     """Share of the training examples that no client has."""
     cells_at_once: int | None = None
-    """Cells of a grid in one program; by default what should fit in half the memory."""
+    """Cells of a grid in one program; by default what should fit in half the memory,
+    and one with an executor."""
+    executor: str | None = None
+    """Where groups of cells run: processes:N, dask:ADDRESS, slurm or
+    slurm:OPTION=VALUE,...; by default in this process."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
     config: Flat = CONFIG
@@ -88,6 +92,8 @@ class Resume:
 
     directory: Positional[Path]
     """The run directory."""
+    executor: str | None = None
+    """Where groups of cells of a sweep run, as for sweep."""
     launch: FlatLaunch = ALONE
 
 
@@ -192,31 +198,38 @@ def _options(method: Method) -> type:
     return dataclasses.make_dataclass("Options", fields, frozen=True)
 
 
+def _flag(kind: Any, default: Any, **about: Any) -> tuple[Any, Any]:
+    """A field of a command: its type with the help, and its default."""
+    annotated = Annotated[kind, tyro.conf.arg(**about)]
+    return annotated, dataclasses.field(default=default)
+
+
+def _algorithm_flags(method: Method, name: str) -> dict[str, tuple[Any, Any]]:
+    """The fields of one algorithm, whose own options are under `--algorithm.`."""
+    options = _options(method)
+    return {
+        "algorithm": _flag(
+            str, name, help="Name of the algorithm; `fedjax-muon list` shows all."
+        ),
+        "hyper": _flag(options, options(), name="algorithm"),
+        "seed": _flag(
+            int, 0, help="Seed of partition, initial parameters, cohorts and batches."
+        ),
+    }
+
+
 def train_class(name: str) -> type:
     """`train` for one algorithm, whose own options it has under `--algorithm.`."""
     method = find(name, METHODS)
-    options = _options(method)
-
-    Flag = lambda kind, default, **about: (
-        Annotated[kind, tyro.conf.arg(**about)],
-        dataclasses.field(default=default),
-    )
-    fields = {
-        "algorithm": Flag(
-            str, name, help="Name of the algorithm; `fedjax-muon list` shows all."
-        ),
-        "hyper": Flag(options, options(), name="algorithm"),
-        "seed": Flag(
-            int, 0, help="Seed of partition, initial parameters, cohorts and batches."
-        ),
-        "output": Flag(
+    fields = _algorithm_flags(method, name) | {
+        "output": _flag(
             Path | None,
             None,
             help="Run directory, new or empty; by default one in runs/ with the time "
             "in its name.",
         ),
-        "launch": Flag(Launch, Launch(), name=""),
-        "config": Flag(Config, Config(), name=""),
+        "launch": _flag(Launch, Launch(), name=""),
+        "config": _flag(Config, Config(), name=""),
     }
     return dataclasses.make_dataclass(
         "Train",
@@ -226,6 +239,76 @@ def train_class(name: str) -> type:
             "__doc__": f"Train one algorithm, here {method.label} ({method.paper}).\n\n"
             "Name another one with --algorithm to see its options."
         },
+    )
+
+
+DEPLOY = """Train with real processes: a server, and nodes that own their examples.
+
+Either --local N: a server and N nodes on this machine, whose clients have the examples
+of `train`. Or --serve HOST:PORT on one machine and --join HOST:PORT on the others,
+each with its own --data and --client; nodes learn all other options from the server.
+"""
+DEPLOY_FLAGS = {
+    "local": (int | None, None, "Number of nodes, in processes of this machine."),
+    "serve": (str | None, None, "HOST:PORT that the server listens on."),
+    "join": (str | None, None, "HOST:PORT of the server that this node connects to."),
+    "data": (
+        Path | None,
+        None,
+        "This node's examples: a NumPy archive with x and y; with --join.",
+    ),
+    "client": (int | None, None, "Id of this node's client, from 0; with --join."),
+    "states": (
+        Path | None,
+        None,
+        "Where this node's states are kept; by default beside its examples.",
+    ),
+    "token_file": (
+        Path | None,
+        None,
+        "File with the secret that all share; by default FEDJAX_MUON_TOKEN.",
+    ),
+    "certificate": (Path | None, None, "This side's certificate, for TLS."),
+    "private_key": (Path | None, None, "Key of the certificate, if it is elsewhere."),
+    "authority": (
+        Path | None,
+        None,
+        "Certificate of who has signed the other side's certificates.",
+    ),
+    "deadline": (float, 600.0, "Seconds to wait for answers; the rest are left out."),
+    "patience": (
+        float,
+        60.0,
+        "Seconds that nodes and the server wait for the other side to connect again.",
+    ),
+    "largest_client": (
+        int,
+        4096,
+        "Most examples of a client, with --serve; the server does not see them.",
+    ),
+    "output": (
+        Path | None,
+        None,
+        "Run directory: new, empty, or that of the same options, to go on; by default "
+        "one in runs/ with the time in its name.",
+    ),
+}
+
+
+def deploy_class(name: str) -> type:
+    """`deploy` for one algorithm, with the options of `train`."""
+    method = find(name, METHODS)
+    flags = {
+        key: _flag(kind, default, help=text)
+        for key, (kind, default, text) in DEPLOY_FLAGS.items()
+    }
+    flags |= _algorithm_flags(method, name)
+    flags["config"] = _flag(Config, Config(), name="")
+    return dataclasses.make_dataclass(
+        "Deploy",
+        [(key, *flag) for key, flag in flags.items()],
+        frozen=True,
+        namespace={"__doc__": DEPLOY},
     )
 
 
@@ -245,10 +328,12 @@ def problem_in(arguments: list[str]) -> str:
 
 
 def algorithm_in(arguments: list[str]) -> str:
-    """The algorithm of train, which decides what other options there are."""
+    """The algorithm of train or deploy, which decides what other options there are."""
     usual = "fed_nsgda_m" if problem_in(arguments) == "auc" else "fedmuon_align"
     return (
-        _value(arguments, "--algorithm", usual) if arguments[:1] == ["train"] else usual
+        _value(arguments, "--algorithm", usual)
+        if arguments[:1] in (["train"], ["deploy"])
+        else usual
     )
 
 

@@ -19,7 +19,7 @@ from fedjax_muon.engine.processes import is_first
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import compare as comparisons
-from fedjax_muon.runs import directory, launch
+from fedjax_muon.runs import deploy, directory, launch
 from fedjax_muon.runs import private as privately
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs import train as training
@@ -34,6 +34,7 @@ from fedjax_muon.runs.config import (
     methods_for,
 )
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.extend import extend, is_sweep
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.tuned import TUNED
@@ -130,13 +131,18 @@ def sweep(args: arguments.Sweep) -> None:
         job = Sweep(
             names, grids, args.seeds, args.validation, args.cells_at_once, args.config
         )
-        sweeps.check(job)
-        run_dir = directory.create(args.output, job, "sweep")
-    _sweep(job, run_dir)
+        launch.begin(launch.Launch(), job.config.devices)
+        sweeps.check(job, args.executor)
+        if args.output is not None and is_sweep(args.output):
+            run_dir = args.output
+            extend(run_dir, job)
+        else:
+            run_dir = directory.create(args.output, job, "sweep")
+    _sweep(job, run_dir, args.executor)
 
 
-def _sweep(job: Sweep, run_dir: Path) -> None:
-    sweeps.train(job, run_dir)
+def _sweep(job: Sweep, run_dir: Path, executor: str | None) -> None:
+    sweeps.train(job, run_dir, executor=executor or "")
     with refusing():
         table = sweeps.report(job, run_dir)
     console = Console()
@@ -185,6 +191,15 @@ def resume(args: arguments.Resume) -> None:
     run_dir = args.directory
     with refusing():
         job = directory.read(run_dir)
+        if (run_dir / deploy.FACTS).exists():
+            raise ValueError(
+                f"{run_dir} is of `deploy`; continue it by the same command with "
+                f"--output {run_dir}"
+            )
+        if args.executor is not None and not isinstance(job, Sweep):
+            raise ValueError(
+                f"{run_dir} is no sweep; leave out --executor, which is for sweeps"
+            )
         devices = 1 if isinstance(job, Private) else job.config.devices
         launch.begin(args.launch, devices)
         if jax.process_count() > 1 and not isinstance(job, Run):
@@ -199,7 +214,7 @@ def resume(args: arguments.Resume) -> None:
         elif isinstance(job, Private):
             plan = privately.prepare(job, run_dir)
         else:
-            sweeps.check(job)
+            sweeps.check(job, args.executor)
     if isinstance(job, Run):
         _train(job, simulation, run_dir)
     elif isinstance(job, Comparison):
@@ -207,7 +222,7 @@ def resume(args: arguments.Resume) -> None:
     elif isinstance(job, Private):
         privately.run(plan, run_dir)
     else:
-        _sweep(job, run_dir)
+        _sweep(job, run_dir, args.executor)
 
 
 def show(args: arguments.List) -> None:

@@ -206,6 +206,11 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
     return models.ALL[config.model](classes, dtype=dtype)
 
 
+def task_of(config: Config, dataset: Dataset) -> Task:
+    """The task of a run. Raises `ValueError` if the model does not fit the data."""
+    return _augmented(_task(config, dataset), config, dataset)
+
+
 def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
     if config.augmentation == "none":
         return task
@@ -224,7 +229,7 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     config = run.config
     return simulation.federate(
         algorithm_of(run),
-        _augmented(_task(config, dataset), config, dataset),
+        task_of(config, dataset),
         dataset,
         parts_of(config, dataset, run.seed),
         cohort_size=config.cohort_size,

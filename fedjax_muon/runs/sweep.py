@@ -8,13 +8,15 @@ points.csv         one line for every point of every grid
 summary.csv, .md   every algorithm at the point that is best on validation
 *.png              figures, drawn from cells/ alone
 suspended/         the group of cells that an interrupt left unfinished
+jobs/              files of SLURM jobs
 """
 
 import csv
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
-from fedjax_muon.runs import directory
+from fedjax_muon.runs import directory, executors, launch, sweep_workers
 from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Sweep
 from fedjax_muon.runs.errors import refusing
@@ -36,26 +38,35 @@ from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation.memory_check import check_memory
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.sweep import Cell, Outcome, sweep
 
 DRAWN = 10  # methods whose curves are drawn, the best
 
 
-def check(job: Sweep) -> None:
+def check(job: Sweep, executor: str | None = None) -> None:
     """Raises `ValueError` for what can't be swept, before anything is compiled."""
     for kind, given in (("algorithms", job.algorithms), ("seeds", job.seeds)):
         if not given or len(set(given)) != len(given):
             raise ValueError(f"{kind} must be one or more, each once, got {given}")
     if job.cells_at_once is not None and job.cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {job.cells_at_once}")
-    if job.config.devices > 1:
+    if job.config.split_examples:
         raise ValueError(
-            f"a sweep runs on one device, got devices {job.config.devices}"
+            "a sweep has a copy of the examples on each device; leave out "
+            "split_examples"
         )
+    if executor is not None:
+        if job.config.devices > 1:
+            raise ValueError(
+                "workers of an executor run on one device each; leave out devices"
+            )
+        executors.check(executor)
+    launch.devices_of(job.config.devices)
     train, _ = _data(job)
     for name in job.algorithms:
         try:
-            check_memory(simulation_of(job.cell(name, {}, job.seeds[0]), train))
+            check_memory(_common(job, name, train))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     for name in job.algorithms:
@@ -82,45 +93,77 @@ def _data(job: Sweep):
     return data.hold_out(dataset, job.validation)
 
 
-def train(job: Sweep, run_dir: Path, again: str = "") -> None:
-    """Trains the cells that are not finished; `again` is the command to resume with, by
-    default `fedjax-muon resume`."""
+def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> None:
+    """Trains the cells that are not finished.
+
+    Args:
+      job: The sweep.
+      run_dir: Its directory.
+      again: The command to resume with, by default `fedjax-muon resume`.
+      executor: Name of the executor that runs groups of cells; by default this process.
+    """
     console = Console()
+    if executor and not again:
+        option = f" --executor {shlex.quote(executor)}"
+        again = directory.resume_command(run_dir) + option
     with refusing():
-        train, validation = _data(job)
-        parts = {seed: parts_of(job.config, train, seed) for seed in job.seeds}
+        held_out = _data(job)
     (run_dir / "cells").mkdir(exist_ok=True)
-    total = sum(len(job.points(name)) for name in job.algorithms)
+    total = sum(len(job.points(name)) for name in job.algorithms) * len(job.seeds)
     with resumable(run_dir, again) as stop, progress_bar(console) as bar, refusing():
-        rounds = total * len(job.seeds) * job.config.rounds
-        everything = bar.add_task("all", total=rounds)
+        everything = bar.add_task("all", total=total * job.config.rounds)
+        rows = {name: rows_of(job, name, run_dir) for name in job.algorithms}
+        todo = {name: list(_unfinished(job, name, rows[name].path)) for name in rows}
         tick = functools.partial(bar.advance, everything)
+        tick((total - sum(map(len, todo.values()))) * job.config.rounds)
+        describe = functools.partial(bar.update, everything)
         suspended = Suspended(run_dir / "suspended")
-        for name in job.algorithms:
-            bar.update(everything, description=METHODS[name].label)
-            rows = rows_of(job, name, run_dir)
-            todo = list(_unfinished(job, name, rows.path))
-            cells = len(job.points(name)) * len(job.seeds)
-            tick((cells - len(todo)) * job.config.rounds)
-            if not todo:
-                continue
-            groups = sweep(
-                simulation_of(job.cell(name, {}, job.seeds[0]), train),
-                [Cell(hyper, start_key(seed), parts[seed]) for hyper, seed in todo],
-                rounds=job.config.rounds,
-                evaluate_every=job.config.evaluate_every,
-                validation=validation,
-                cells_at_once=job.cells_at_once,
-                drop_nonfinite=job.config.drop_nonfinite,
-                tick=tick,
-                pause=_Pause(stop, suspended, rows.settings),
-            )
-            waiting = iter(todo)
-            for group in groups:
-                ended = zip(itertools.islice(waiting, len(group)), group, strict=True)
-                rows.extend([row for cell in ended for row in _rows(*cell)])
+        if executor:
+            describe(description=executor.partition(":")[0])
+            with executors.opened(executor, run_dir / "jobs") as workers:
+                given = (workers, job, todo, held_out, stop)
+                for name, cells, outcomes in sweep_workers.train_on(*given):
+                    _record(rows[name], cells, outcomes)
+                    tick(len(cells) * job.config.rounds)
+        else:
+            for name in (name for name in todo if todo[name]):
+                describe(description=METHODS[name].label)
+                pause = _Pause(stop, suspended, rows[name].settings)
+                waiting = iter(todo[name])
+                for group in _groups(job, name, todo[name], held_out, tick, pause):
+                    _record(rows[name], itertools.islice(waiting, len(group)), group)
         suspended.clear()
-        bar.update(everything, description="done")
+        describe(description="done")
+
+
+def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
+    """Trains cells in this process."""
+    train, validation = held_out
+    parts = {seed: parts_of(job.config, train, seed) for seed in job.seeds}
+    return sweep(
+        _common(job, name, train),
+        [Cell(hyper, start_key(seed), parts[seed]) for hyper, seed in todo],
+        rounds=job.config.rounds,
+        evaluate_every=job.config.evaluate_every,
+        validation=validation,
+        cells_at_once=job.cells_at_once,
+        drop_nonfinite=job.config.drop_nonfinite,
+        tick=tick,
+        pause=pause,
+        devices=launch.devices_of(job.config.devices),
+    )
+
+
+def _common(job: Sweep, name: str, train: data.Dataset) -> Simulation:
+    """What an algorithm's cells have in common, on one device: devices divide cells."""
+    run = job.cell(name, {}, job.seeds[0])
+    config = dataclasses.replace(run.config, devices=1)
+    return simulation_of(dataclasses.replace(run, config=config), train)
+
+
+def _record(rows: CheckedRows, cells: Iterable[Any], outcomes: list[Outcome]) -> None:
+    ended = zip(cells, outcomes, strict=True)
+    rows.extend([row for cell, outcome in ended for row in _rows(cell, outcome)])
 
 
 class _Pause:

@@ -15,14 +15,14 @@ LAYERS = (
     {"minimax", "engine"},
     {"simulation"},
     {"decentralized"},
-    {"attacks", "reporting"},
+    {"attacks", "reporting", "deploy"},
     {"runs"},
     {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
-GENERIC = ("core", "compression", "privacy", "engine", "simulation")
+GENERIC = ("core", "compression", "privacy", "engine", "simulation", "deploy")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -50,15 +50,16 @@ def main() -> None:
 
     from fedjax_muon import cli
     from fedjax_muon.runs import files
-    from fedjax_muon.simulation import checkpoint, sweep
+    from fedjax_muon.simulation import checkpoint, sweep_record
     from fedjax_muon.simulation.simulation import Simulation
 
     checkpoint.save = wrapped("saving", checkpoint.save)
     files.write = wrapped("saving", files.write)
     for name, phase in (("evaluate", "evaluation"), ("train_rounds", "training")):
         setattr(Simulation, name, wrapped(phase, getattr(Simulation, name)))
-    sweep._Record.add_rows = wrapped("evaluation", sweep._Record.add_rows)
-    sweep._Record.add_metrics = wrapped("training", sweep._Record.add_metrics)
+    record = sweep_record.GroupRecord
+    record.add_rows = wrapped("evaluation", record.add_rows)
+    record.add_metrics = wrapped("training", record.add_metrics)
     if words[0].startswith("fedmuon_"):
         name = f"experiments.papers.{words[0]}"
         sys.argv[1:] = words[1:]

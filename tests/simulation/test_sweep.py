@@ -20,12 +20,14 @@ from fedjax_muon.core import Hyper, numbers_of, recorded
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import plans
 from fedjax_muon.runs.config import hyper_parameters
-from fedjax_muon.simulation import memory_check, sweep, training
+from fedjax_muon.simulation import memory_check, sweep, sweep_groups, training
 from fedjax_muon.simulation.memory import UnknownMemoryError
 from fedjax_muon.simulation.sweep import Cell
+from fedjax_muon.simulation.sweep_groups import sequential, vectorized
 
 SIZES = [3, 20, 9, 6, 25, 12]
 ROUNDS, EVERY = 7, 3
+KEY = jax.random.key(0)
 
 
 def cell(lr, seed):
@@ -57,7 +59,7 @@ def alone(name, cell, **changes):
 def scored(monkeypatch):
     """The states of a sweep's cells, whenever they were scored."""
     seen: list[Any] = []
-    make = sweep._programs
+    make = sweep_groups.make_programs
 
     def programs(*args):
         made = make(*args)
@@ -68,7 +70,7 @@ def scored(monkeypatch):
 
         return made._replace(score=score)
 
-    monkeypatch.setattr(sweep, "_programs", programs)
+    monkeypatch.setattr(sweep_groups, "make_programs", programs)
     return seen
 
 
@@ -175,8 +177,8 @@ def test_groups_run_the_same_cells_in_the_same_programs(together, monkeypatch):
         compiled.append(programs(*args))
         return compiled[-1]
 
-    programs = sweep._programs
-    monkeypatch.setattr(sweep, "_programs", remember)
+    programs = sweep_groups.make_programs
+    monkeypatch.setattr(sweep_groups, "make_programs", remember)
     ticks: list[int] = []
     groups = list(
         sweep.sweep(
@@ -196,10 +198,63 @@ def test_groups_run_the_same_cells_in_the_same_programs(together, monkeypatch):
         assert_same_rows(one.rows, other.rows)
 
 
+def test_devices_divide_the_cells_of_a_group(together):
+    prepared = federation.federation(fedavg())
+    how = {"validation": HALF, "devices": jax.devices()[:2], "cells_at_once": 3}
+    groups = list(
+        sweep.sweep(prepared, CELLS, rounds=ROUNDS, evaluate_every=EVERY, **how)
+    )
+    assert [len(group) for group in groups] == [4, 1]  # a multiple of two
+    for one, other in zip(itertools.chain(*groups), together, strict=True):
+        assert_same_rows(one.rows, other.rows)
+    with pytest.raises(ValueError, match="devices divide cells in place of executor"):
+        next(sweep.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
+
+
+def test_cells_on_devices_are_not_moved_between_calls(scored):
+    groups = sweep_groups.Groups(
+        federation.federation(fedavg()),
+        rounds=ROUNDS,
+        evaluate_every=EVERY,
+        max_client_size=32,
+        devices=jax.devices()[:2],
+    )
+    groups.run(CELLS[:4], 4)
+    assert groups.data.x.sharding.device_set == set(jax.devices()[:2])
+    for states in scored:
+        kernel = states.params["Dense_0"]["kernel"]
+        assert [s.data.shape[0] for s in kernel.addressable_shards] == [2, 2]
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3])
+def test_a_group_of_any_size_is_a_loop(cells):
+    """Without a loop, as XLA compiles one iteration, fusion changes the last bits."""
+
+    run = jax.jit(functools.partial(sequential, lambda x, key: (jnp.sin(x), key)))
+    x, keys = jnp.arange(4.0 * cells).reshape(cells, 4), jax.random.split(KEY, cells)
+    assert " while(" in run.lower(x, keys).compile().as_text()
+    assert_same_bits(run(x, keys)[1], keys)
+    np.testing.assert_allclose(run(x, keys)[0], np.sin(x), rtol=1e-5)
+
+
+def test_the_size_of_a_group_changes_no_bit():
+    prepared = federation.federation(ALL["stem"].function(), cohort_size=6)
+    cells = [cell(lr, seed) for lr in (0.03, 0.3) for seed in (0, 1)]
+    rows = [
+        [
+            [row | {"seconds": 0} for row in outcome.rows]
+            for outcome in outcomes(prepared, cells, rounds=3, cells_at_once=size)
+        ]
+        for size in (4, 2, 1)
+    ]
+    assert rows[1] == rows[0]
+    assert rows[2] == rows[0]
+
+
 def test_cells_at_once_are_as_cells_one_by_one(together):
     prepared = federation.federation(fedavg())
-    vectorized = outcomes(prepared, CELLS, over=sweep.vectorized, validation=TEST)
-    for one, other in zip(vectorized, together, strict=True):
+    parallel = outcomes(prepared, CELLS, over=vectorized, validation=TEST)
+    for one, other in zip(parallel, together, strict=True):
         for row, expected in zip(one.rows, other.rows, strict=True):
             for name in row.keys() - {"seconds", *VALIDATION}:
                 assert row[name] == pytest.approx(expected[name], abs=1e-6)
@@ -316,7 +371,7 @@ def test_a_prologue_that_is_not_finite_is_divergence_before_round_0():
 def test_what_is_no_sweep_is_refused_before_anything_is_compiled(
     change, message, monkeypatch
 ):
-    monkeypatch.setattr(sweep, "_programs", None)
+    monkeypatch.setattr(sweep_groups, "make_programs", None)
     how = {"cells": with_rates(0.1), "rounds": 3} | change
     with pytest.raises(ValueError, match=message):
         next(sweep.sweep(federation.federation(fedavg()), **how))
@@ -327,7 +382,7 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
     need = memory_check.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
     memory = [2 * (need.examples + 3 * one)]
-    monkeypatch.setattr(sweep, "limit_of", lambda: memory[-1])
+    monkeypatch.setattr(sweep, "limit_of", lambda devices: memory[-1])
     assert sweep._cells_that_fit(prepared) == 3
     memory.append(memory[-1] - 2)
     assert sweep._cells_that_fit(prepared) == 2
@@ -336,7 +391,7 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
 
 
 def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):
-    def unknown():
+    def unknown(devices):
         raise UnknownMemoryError("no device says")
 
     monkeypatch.setattr(sweep, "limit_of", unknown)

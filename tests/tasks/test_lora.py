@@ -15,7 +15,7 @@ from fedjax_muon.algorithms import fedavg, fedmuon_align
 from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import simulation as decentralized_simulation
-from fedjax_muon.simulation import rounds, sweep
+from fedjax_muon.simulation import rounds, sweep, sweep_groups
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import per_example
@@ -287,9 +287,10 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
     setup, max_client_size = federated.setup, federated.max_client_size
     cells = [(sweep.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
-    data = sweep._Data(*federated.clients[:2], federated.test, None, setup.task)
-    states, stacked = sweep._stack(cells)
-    swept = sweep._programs(setup, sweep.sequential, max_client_size)
+    data = sweep_groups._Data(*federated.clients[:2], federated.test, None, setup.task)
+    states, stacked = sweep_groups.stack(cells)
+    over = sweep_groups.sequential
+    swept = sweep_groups.make_programs(setup, over, max_client_size)
     agents = decentralized_simulation.decentralize(
         decentralized.dsgd(lr=0.1),
         wide,

@@ -1,0 +1,199 @@
+"""Tasks on the workers of an executor.
+
+A task is a function of this library, by its import path, and plain arguments. It can be
+run again: it changes nothing but its result. The result is used once.
+"""
+
+import importlib
+import platform
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import jax
+
+ATTEMPTS = 3  # of a task whose workers end
+SECONDS_BETWEEN_LOOKS = 0.1
+NAMED = 5  # tasks in a message
+PACKAGES = ("fedjax-muon", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+class WorkerError(RuntimeError):
+    """Workers ended while they ran a task, as often as it is tried."""
+
+
+class Task(NamedTuple):
+    """Arguments of a task, and its name in messages."""
+
+    arguments: tuple[Any, ...]
+    name: str
+
+
+class Answer(NamedTuple):
+    """Answer of a worker."""
+
+    result: Any = None
+    device: str = ""
+    refusal: str = ""  # why there is no result
+    trace: str = ""  # of the refusal
+
+
+def path_of(function: Callable[..., Any]) -> str:
+    """The import path of a function, as "module:name"."""
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def function_at(path: str) -> Callable[..., Any]:
+    """Imports the function that `path_of` describes."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that decides about bits."""
+    return {"Python": platform.python_version()} | {
+        name: version(name) for name in PACKAGES
+    }
+
+
+def perform(path: str, arguments: tuple[Any, ...], wanted: dict[str, str]) -> Answer:
+    """Runs a task; workers call this.
+
+    Args:
+      path: Import path of the task's function.
+      arguments: Its arguments.
+      wanted: Versions of the packages of the process that asks.
+
+    Returns:
+      The result, or why a worker cannot compute it.
+    """
+    here = versions()
+    for name, asked in wanted.items():
+        if here[name] != asked:
+            where = platform.node()
+            return Answer(
+                refusal=f"{name} is {here[name]} on the worker {where} and {asked} "
+                "here; install the same versions on all machines"
+            )
+    try:
+        result = function_at(path)(*arguments)
+    except (ValueError, OSError, ImportError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        return Answer(
+            refusal=f"the worker {platform.node()} raised {what}",
+            trace=traceback.format_exc(),
+        )
+    return Answer(result, jax.devices()[0].device_kind)
+
+
+def run_tasks(
+    executor: Executor,
+    function: Callable[..., Any],
+    tasks: Sequence[Task],
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[int, Any]]:
+    """Runs tasks on an executor.
+
+    A task whose worker ends is submitted again. If its workers end three times, the
+    other tasks are finished before the error is raised.
+
+    Args:
+      executor: Runs the tasks.
+      function: The tasks' function, at the top level of a module of this library.
+      tasks: The tasks.
+      stop: Whether to stop, asked several times a second.
+
+    Yields:
+      The number of a task and its result, in the order of completion.
+
+    Raises:
+      KeyboardInterrupt: If `stop` says so; tasks that are not finished are cancelled.
+      ValueError: If a worker can't run a task.
+      WorkerError: If the workers of a task ended, or its executor did.
+    """
+    waiting: dict[Future[Answer], int] = {}
+    attempts, lost, kinds = [0] * len(tasks), dict[int, str](), set[str]()
+    left = dict.fromkeys(range(len(tasks)))
+
+    def submit(number: int) -> None:
+        attempts[number] += 1
+        given = (path_of(function), tasks[number].arguments, versions())
+        waiting[executor.submit(perform, *given)] = number
+
+    try:
+        for number in range(len(tasks)):
+            submit(number)
+        while waiting:
+            ended, _ = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+            again = []
+            for future in ended:
+                number = waiting.pop(future)
+                reason, final = _end_of(future)
+                if not reason:
+                    result = _result(future, tasks[number], kinds)
+                    del left[number]
+                    yield number, result
+                elif final or attempts[number] == ATTEMPTS:
+                    lost[number] = reason
+                else:
+                    again.append(number)
+            for number in again:
+                submit(number)
+            if stop():
+                raise KeyboardInterrupt
+    except BrokenExecutor as error:  # it takes no more tasks
+        raise _lost(tasks, [*left], f"the executor ended: {error}") from None
+    finally:
+        for future in waiting:
+            future.cancel()
+    if lost:
+        raise _lost(tasks, sorted(lost), next(iter(lost.values())))
+
+
+def _end_of(future: Future) -> tuple[str, bool]:
+    """How a task's worker ended, empty if it did not, and whether that is final."""
+    if future.cancelled():
+        return "cancelled by the executor", True
+    error = future.exception()
+    if error is None:
+        return "", False
+    if isinstance(error, CancelledError):
+        return "cancelled by the executor", True
+    if type(error).__name__ == "KilledWorker":  # Dask's, after attempts of its own
+        return " ".join(str(error).split("\n")[0].split()), True
+    if isinstance(error, BrokenExecutor):
+        return f"the worker ended in each of {ATTEMPTS} attempts", False
+    return "", False
+
+
+def _result(future: Future[Answer], task: Task, kinds: set[str]) -> Any:
+    answer = future.result()
+    if answer.refusal:
+        cause = RuntimeError(answer.trace) if answer.trace else None
+        raise ValueError(f"{task.name}: {answer.refusal}") from cause
+    if kinds and answer.device not in kinds:
+        found = ", ".join(sorted({answer.device, *kinds}))
+        warnings.warn(
+            f"workers have several kinds of devices: {found}; numbers of different "
+            "kinds differ in rounding",
+            stacklevel=3,
+        )
+    kinds.add(answer.device)
+    return answer.result
+
+
+def _lost(tasks: Sequence[Task], numbers: Sequence[int], reason: str) -> WorkerError:
+    names = [tasks[number].name for number in numbers[:NAMED]]
+    more = len(numbers) - len(names)
+    names += [f"{more} more"] * (more > 0)
+    return WorkerError(f"{'; '.join(names)}: {reason}; finished cells are kept")

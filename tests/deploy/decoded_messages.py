@@ -1,0 +1,97 @@
+"""Compares deployed messages that the server decodes with simulated ones.
+
+Prints the largest difference of the server's states after three rounds: of quantized
+messages, and of private clients, whose messages the server clips.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from small_federation import (
+    BATCH,
+    CLASSES,
+    CLIENTS,
+    DATA,
+    KEY,
+    PARTS,
+    STEPS,
+    TASK,
+    deployed,
+    nodes_of,
+    simulated,
+)
+
+from fedjax_muon import engine
+from fedjax_muon.algorithms import fedavg, fedmuon_correct
+from fedjax_muon.compression import compressors
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.deploy import federation, in_process, serve
+from fedjax_muon.privacy import ClientPrivacy
+from fedjax_muon.simulation.cohorts import poisson_cohorts
+from fedjax_muon.simulation.federated import federate
+
+ROUNDS = 3
+PRIVACY = ClientPrivacy(
+    clip_norm=0.5,
+    cohort_size=2,
+    rounds=ROUNDS,
+    delta=1e-2,
+    noise_multiplier=0.7,
+    insecure_fixed_noise=True,  # noise from the key, so that it can be compared
+)
+
+
+def quantized():
+    algorithm = compress(fedmuon_correct(lr=0.1), compressors.quantize(4))
+    return simulated(algorithm), *deployed(algorithm)
+
+
+def private():
+    """The noise is that of the trusted server."""
+    sizes = {"local_steps": STEPS, "batch_size": BATCH}
+    algorithm, plan = fedavg(lr=0.3), engine.plans.mapped
+    given = (algorithm, TASK, DATA, PARTS)
+    simulation = federate(*given, plan=plan, privacy=PRIVACY, **sizes)
+    state, _ = simulation.train_rounds(simulation.init(KEY), ROUNDS)
+
+    shapes = jax.eval_shape(TASK.init, KEY)
+    shared = federation(
+        PRIVACY.applied(algorithm, shapes, CLIENTS).algorithm,
+        TASK,
+        num_clients=CLIENTS,
+        cohort_size=PRIVACY.cohort_size,
+        cohorts=poisson_cohorts(PRIVACY.max_cohort),
+        max_client_size=32,
+        classes=CLASSES,
+        **sizes,
+    )
+    missing = []
+    ended = serve(
+        shared,
+        in_process(nodes_of(shared)),
+        KEY,
+        rounds=ROUNDS,
+        on_round=lambda progress, lost: missing.extend(lost),
+    )
+    return state, ended, missing
+
+
+def difference(state, ended):
+    pairs = zip(
+        jax.tree.leaves(state.training.server),
+        jax.tree.leaves(ended.state.training.server),
+        strict=True,
+    )
+    return max(float(jnp.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    for compare in (quantized, private):
+        state, ended, missing = compare()
+        print(compare.__name__, difference(state, ended), len(missing), flush=True)

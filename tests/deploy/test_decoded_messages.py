@@ -1,0 +1,20 @@
+"""Decoding at the server changes no bits.
+
+In a process of its own: with the settings of this suite, XLA rounds a decoding
+differently where it is compiled together with local training.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("decoded_messages.py")
+
+
+def test_quantized_and_private_messages_have_the_bits_of_the_simulation():
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    command = [sys.executable, str(PROGRAM)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.split("\n")[:2] == ["quantized 0.0 0", "private 0.0 0"]

@@ -1,0 +1,171 @@
+"""`sweep` on an executor: the rows of one process, and what cannot travel."""
+
+import functools
+import itertools
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import federation
+import jax
+import numpy as np
+import pytest
+from federation import DATA, cut
+
+from fedjax_muon.algorithms import ALL, fedavg
+from fedjax_muon.core import Algorithm
+from fedjax_muon.simulation import sweep, sweep_workers
+from fedjax_muon.simulation.sweep import Cell
+
+SIZES = [3, 20, 9, 6, 25, 12]
+
+
+def make(name: str = "fedavg", batch_size: int = 4):
+    """The simulation of a study."""
+    return federation.federation(ALL[name].function(), batch_size=batch_size)
+
+
+def make_scored():
+    """With validation examples."""
+    return make(), (DATA.x_test[::2], DATA.y_test[::2])
+
+
+def cell(lr: float, seed: int) -> Cell:
+    parts = cut(np.roll(SIZES, seed), seed)
+    return Cell({"lr": lr}, jax.random.key(seed), parts)
+
+
+CELLS = [cell(lr, seed) for lr in (0.03, 0.3, 1.0) for seed in (0, 1)]
+HOW = {"rounds": 3, "evaluate_every": 2}
+
+
+def rows(groups) -> list:
+    """All digits of all cells, without times."""
+    outcomes = itertools.chain(*groups)
+    return [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in outcome.rows]
+        for outcome in outcomes
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return rows(sweep.sweep(make, CELLS, **HOW))
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Workers can import this file."""
+    tests = Path(__file__).parents[1]
+    places = (tests / "simulation", tests / "support")
+    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, places)))
+
+
+def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
+    assert rows(sweep.sweep(make(), CELLS, **HOW)) == alone
+    with ThreadPoolExecutor(2) as executor:
+        for size in (None, 2, 4, 6):
+            groups = list(
+                sweep.sweep(make, CELLS, **HOW, cells_at_once=size, executor=executor)
+            )
+            assert len(groups) == {None: 6, 2: 3, 4: 2, 6: 1}[size]
+            assert rows(groups) == alone
+    assert len({str(cell) for cell in alone}) == len(CELLS)
+
+
+def test_processes_of_the_standard_library_compute_the_same_rows(alone):
+    ticks: list[int] = []
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        given = {"executor": executor, "cells_at_once": 2, "tick": ticks.append}
+        found = rows(
+            sweep.sweep(functools.partial(make, "fedavg"), CELLS, **HOW, **given)
+        )
+    assert found == alone
+    assert ticks == [6, 6, 6]
+
+
+def test_validation_examples_come_with_the_simulation(alone):
+    with ThreadPoolExecutor(1) as executor:
+        found = rows(sweep.sweep(make_scored, CELLS, **HOW, executor=executor))
+    half = make_scored()[1]
+    assert found == rows(sweep.sweep(make(), CELLS, **HOW, validation=half))
+    assert "validation_loss" in found[0][0]
+    with pytest.raises(ValueError, match="leave out validation"):
+        list(sweep.sweep(make_scored, CELLS, **HOW, validation=half))
+
+
+def test_all_groups_have_the_bound_of_the_largest_client():
+    """The batches of `full_batch` have its size, and sums over them its rounding."""
+    seen: list[dict] = []
+    groups = sweep_workers.Groups
+
+    def remember(*given, **settings):
+        seen.append(settings)
+        return groups(*given, **settings)
+
+    sizes = ([12] * 6, [42, 6, 6, 6, 6, 6], [12] * 6)
+    cells = [Cell({}, jax.random.key(0), cut(size, 0)) for size in sizes]
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as executor:
+        patch.setattr(sweep_workers, "Groups", remember)
+        how = {"rounds": 1, "evaluate_every": 1, "executor": executor}
+        list(sweep.sweep(functools.partial(make, batch_size=5), cells, **how))
+    assert [settings["max_client_size"] for settings in seen] == [64]
+
+
+# ------------------------------------------------------------------------ refusals
+
+
+def without_recipe():
+    """An algorithm that does not know what made it."""
+    return federation.federation(Algorithm(*fedavg()[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("simulation", "message"),
+    [
+        (federation.federation(fedavg()), "with an executor give the function that"),
+        (lambda: make(), "workers cannot import .*<lambda>; put the function"),
+        (functools.partial(make, np.ones(3)), "is a ndarray; workers get numbers"),
+        (functools.partial(make, name=fedavg), "is a function; workers get numbers"),
+        (functools.partial(make, [{"a": {1}}]), "is a set; workers get numbers"),
+        (without_recipe, "this algorithm does not know what made it"),
+    ],
+)
+def test_what_cannot_be_described_is_refused_before_anything_runs(simulation, message):
+    class Refusing(ThreadPoolExecutor):
+        def submit(self, *given, **named):
+            pytest.fail("not refused")
+
+    with Refusing(1) as executor, pytest.raises(ValueError, match=message) as found:
+        list(sweep.sweep(simulation, CELLS, **HOW, executor=executor))
+    assert "\n" not in str(found.value)
+
+
+def test_functions_of_the_program_itself_are_refused(monkeypatch):
+    monkeypatch.setattr(make, "__module__", "__main__")
+    with pytest.raises(ValueError, match="workers cannot import make"):
+        sweep_workers.described(make)
+
+
+@pytest.mark.parametrize("name", ["over", "pause", "validation"])
+def test_arguments_that_do_not_travel_are_refused(name):
+    given = {name: object(), "executor": ThreadPoolExecutor(1)}
+    with pytest.raises(ValueError, match="with an executor, leave out over and pause"):
+        list(sweep.sweep(make, CELLS, **HOW, **given))
+
+
+def test_an_executor_is_one_of_the_standard_library():
+    with pytest.raises(ValueError, match=r"must be a concurrent.futures.Executor.*str"):
+        list(sweep.sweep(make, CELLS, **HOW, executor="dask"))
+
+
+def test_workers_keep_what_the_last_sweeps_prepared():
+    made: list[str] = []
+
+    def prepare(key):
+        return sweep_workers.prepared(key, lambda: made.append(key) or key)
+
+    assert [prepare(key) for key in "abaabcb"] == list("abaabcb")
+    assert made == ["a", "b", "c"]
+    prepare("a")
+    assert made[-1] == "a"
