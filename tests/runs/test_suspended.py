@@ -8,7 +8,7 @@ import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.runs.suspended import Suspended
-from fedjax_muon.simulation import sweep as sweeping
+from fedjax_muon.simulation import sweep_groups as sweeping
 from fedjax_muon.simulation import training
 
 # the states of FedAvg and FedProx have the same leaves
