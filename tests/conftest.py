@@ -1,5 +1,6 @@
 """Strictness for the whole suite; the settings apply before any test imports JAX."""
 
+import gc
 import os
 import tempfile
 from importlib.metadata import version
@@ -18,6 +19,9 @@ os.environ["XLA_FLAGS"] = " ".join(
 # Workers share the cores already, and threads of linear algebra would wait for them.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Tracing allocates much that lives on, which the collector would visit again and again.
+gc.set_threshold(200_000, 50, 100)
 
 import jax
 

@@ -1,5 +1,6 @@
 """Checkpoints: the same bits back, or an error that says what is wrong; kills."""
 
+import gc
 import os
 import shutil
 import signal
@@ -54,6 +55,15 @@ def restored(directory: Path, template, mark=MARK):
     with checkpoint.open_checkpoints(directory) as checkpoints:
         found = checkpoint.restore(checkpoints, template, mark)
     return None if found is None else found[0]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_heap():
+    """Damaged checkpoints are followed by collections, here of what these tests make
+    instead of all that other tests left in the process."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
