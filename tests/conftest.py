@@ -20,15 +20,15 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Tracing allocates much that lives on, which the collector would visit again and again.
-gc.set_threshold(200_000, 50, 100)
-
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Not jax_numpy_dtype_promotion="strict": optax's own Adam and schedules break it. The
 # battery checks instead that a round leaves every dtype of the state as it was.
+
+# Tracing allocates much that lives on, which the collector would visit again and again.
+gc.set_threshold(200_000, 50, 100)
 
 # ledgers of private runs are in the user's data directory
 LEDGERS = tempfile.TemporaryDirectory()

@@ -23,7 +23,7 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize("seed", range(4))
 def test_command_lines_end_as_promised(seed, tmp_path):
     draw, started = random.Random(seed), 0
-    for number in range(8):
+    for number in range(5):
         place = tmp_path / str(number)
         place.mkdir()
         with environments.inside(place):
