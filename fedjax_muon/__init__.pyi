@@ -17,6 +17,9 @@ from . import (
     decentralized as decentralized,
 )
 from . import (
+    deploy as deploy,
+)
+from . import (
     engine as engine,
 )
 from . import (
