@@ -89,13 +89,6 @@ def test_a_launch_is_refused(tmp_path, capsys, options, message):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_sweep_on_several_devices_is_refused(tmp_path, capsys):
-    said = refused(
-        capsys, "sweep", "--devices", "2", *SMALL, "--output", tmp_path / "new"
-    )
-    assert "a sweep runs on one device, got devices 2" in said
-
-
 def test_devices_train_resume_and_compare(tmp_path):
     place = tmp_path / "two"
     sizes = ["--devices", "2", "--split-examples", "--hidden", "8", "--rounds", "4"]
