@@ -11,7 +11,8 @@ and with an adaptive clip norm, DP-FTRL, and Muon at the server.
 
 The learning rate of every method is the best of its grid at each epsilon by the
 accuracy on a tenth of the training examples, with one seed; the accounting does not
-cover this choice. Batches, cohorts and noise are drawn from the seed, so that all runs
+cover this choice. A grid is extended while its best rate is at an edge, at most three
+times. Batches, cohorts and noise are drawn from the seed, so that all runs
 can be repeated; such runs have no privacy. Every finished run is written to disk, and
 the same command resumes an interrupted study.
 """
@@ -31,7 +32,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from experiments.papers.dpmixsgd_002 import read_rows
-from fedjax_muon import data, models
+from experiments.studies.hog import features
+from fedjax_muon import models
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.data import Dataset, partition
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -49,7 +51,7 @@ from fedjax_muon.tasks.classification import classification
 from fedjax_muon.transforms import muon
 from fedjax_muon.transforms.noise_bias import muon_with_noise
 
-SEEDS, SHARE = 3, 0.1
+SEEDS, EXTENSIONS = 3, 3
 MOMENTUM = 0.9
 # (accuracy in percent, epsilon, delta, source), of central training
 PUBLISHED = {
@@ -58,30 +60,6 @@ PUBLISHED = {
 }
 COMMAND = "python -m experiments.studies.private_images --data-dir DATA"
 COLUMNS = ("unit", "dataset", "method", "epsilon", "seed")
-
-
-@functools.cache
-def features(name: str, data_dir: Path | None, validate: bool) -> Dataset:
-    """Returns HOG features of norm 1, with a validation set for the test set if so."""
-    from skimage.feature import hog
-
-    dataset = data.load(name, data_dir)
-    cell = max(2, dataset.x_train.shape[1] // 7)
-    of = functools.partial(hog, pixels_per_cell=(cell, cell), cells_per_block=(1, 1))
-
-    def rows(images: np.ndarray) -> np.ndarray:
-        flat = images.astype(np.float32).reshape(*images.shape[:3])
-        found = np.stack([of(image) for image in flat])
-        norms = np.linalg.norm(found, axis=1, keepdims=True)
-        return (found / np.maximum(norms, 1e-6)).astype(np.float32)
-
-    dataset = dataset._replace(
-        x_train=rows(dataset.x_train), x_test=rows(dataset.x_test)
-    )
-    if not validate:
-        return dataset
-    train, (x, y) = data.hold_out(dataset, SHARE)
-    return train._replace(x_test=x, y_test=y)
 
 
 class Method(NamedTuple):
@@ -250,6 +228,27 @@ def accuracy(method: Method, dataset: Dataset, epsilon, lr, seed, size, rounds):
     return rows[-1]["test_accuracy"]
 
 
+def best_rate(
+    score: Callable[[float], float], rates: tuple[float, ...]
+) -> tuple[float, bool]:
+    """Returns the rate of the highest score, and whether it is the last one tried.
+
+    Args:
+      score: Returns the score of a rate; NaN is lower than all others.
+      rates: The first ones, each 1 or 3 times a power of ten.
+    """
+    tried = {lr: np.nan_to_num(score(lr), nan=-1.0) for lr in rates}
+    for _ in range(EXTENSIONS):
+        best = max(tried, key=lambda lr: tried[lr])
+        if best not in (min(tried), max(tried)):
+            break
+        half_decade = round(2 * math.log10(best)) + (1 if best == max(tried) else -1)
+        beyond = float(f"{10 ** (half_decade / 2):.1g}")
+        tried[beyond] = np.nan_to_num(score(beyond), nan=-1.0)
+    best = max(tried, key=lambda lr: tried[lr])
+    return best, best in (min(tried), max(tried))
+
+
 def run(study: Study, name: str, data_dir: Path | None, path: Path) -> None:
     """Runs what the file does not have yet."""
     known = {tuple(row[column] for column in COLUMNS) for row in read_rows(path)}
@@ -264,14 +263,15 @@ def run(study: Study, name: str, data_dir: Path | None, path: Path) -> None:
                 continue
             score = functools.partial(accuracy, method, size=size, rounds=study.rounds)
             held = features(name, data_dir, True)
-            tried = [score(held, epsilon, lr, 0) for lr in method.rates]
-            lr = method.rates[int(np.argmax(np.nan_to_num(tried, nan=-1.0)))]
+            held_score = functools.partial(score, held, epsilon, seed=0)
+            lr, edge = best_rate(held_score, method.rates)
             whole = features(name, data_dir, False)
             for seed, row in enumerate(rows):
                 if row not in known:
-                    found = {"accuracy": score(whole, epsilon, lr, seed), "lr": lr}
+                    found = score(whole, epsilon, lr, seed)
                     about = dict(zip(COLUMNS, row, strict=True))
-                    metrics_csv.append(path, about | found)
+                    about |= {"accuracy": found, "lr": lr, "edge": edge}
+                    metrics_csv.append(path, about)
             print(name, method.label, epsilon, lr, flush=True)
 
 
@@ -292,12 +292,10 @@ def cells_of(rows: list[dict[str, str]], unit: str, name: str) -> Cells:
 
 def edges_of(rows: list[dict[str, str]], unit: str, name: str) -> set:
     """Returns methods and epsilons whose best rate is at an edge of the grid."""
-    rates = {method.label: method.rates for method in METHODS[unit]}
     return {
         (row["method"], float(row["epsilon"]))
         for row in rows
-        if (row["unit"], row["dataset"]) == (unit, name)
-        and float(row["lr"]) in (min(rates[row["method"]]), max(rates[row["method"]]))
+        if (row["unit"], row["dataset"]) == (unit, name) and row["edge"] == "True"
     }
 
 

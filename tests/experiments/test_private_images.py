@@ -18,7 +18,7 @@ def small(monkeypatch):
 
     def accuracy(method, dataset, epsilon, lr, seed, size, rounds):
         trained.append((len(dataset.y_train), lr, seed))
-        return lr / 200 + seed / 10
+        return (lr if lr <= 100 else 1) / 200 + seed / 10
 
     monkeypatch.setattr(study, "SEEDS", 2)
     monkeypatch.setattr(study, "accuracy", accuracy)
@@ -35,7 +35,7 @@ def test_the_best_rate_is_trained_on_all_examples_and_runs_are_reused(small, tmp
     examples = len(data.load("digits").y_train)
     held = len(study.features("digits", None, True).y_train)
     assert held < examples
-    tuning = [(held, 0.001, 0), (held, 100.0, 0)]
+    tuning = [(held, 0.001, 0), (held, 100.0, 0), (held, 300.0, 0)]
     assert small == [*tuning, (examples, 100.0, 0), (examples, 100.0, 1)]
     with (tmp_path / "images.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -46,9 +46,18 @@ def test_the_best_rate_is_trained_on_all_examples_and_runs_are_reused(small, tmp
     assert not small
     text = (tmp_path / "images.md").read_text()
     mean, std = np.mean(scores), np.std(scores, ddof=1)
-    assert f"| DP-SGD | {mean:.1f} ± {std:.1f}* |" in text
+    assert f"| DP-SGD | {mean:.1f} ± {std:.1f} |" in text
     assert "Published: 90.0 at (3.0, 1e-05), A, B." in text
     assert (tmp_path / "images_examples_digits.png").stat().st_size > 5000
+
+
+def test_a_grid_is_extended_while_its_best_rate_is_at_an_edge():
+    peak = lambda at: lambda lr: float("nan") if lr > at else lr
+    assert study.best_rate(peak(30.0), (1.0, 3.0)) == (30.0, False)
+    assert study.best_rate(peak(3000.0), (1.0, 3.0)) == (100.0, True)
+    falling = lambda lr: -abs(np.log(lr) - np.log(0.03))
+    assert study.best_rate(falling, (1.0, 0.3, 0.1)) == (0.03, False)
+    assert study.best_rate(lambda lr: -lr, (3.0, 1.0)) == (0.03, True)
 
 
 def test_features_have_norm_one_and_know_nothing_of_labels():
