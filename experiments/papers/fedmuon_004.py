@@ -65,18 +65,18 @@ RIVALS: Grids = {
     "local_adamw": ADAM,
     "local_muon": MUON,
 }
-FEWER: Grids = {  # for `--scale cpu`: fewer and larger rates, since steps are fewer
-    "fedavg": {"lr": (0.03, 0.1)},
-    "scaffold": {"lr": (0.03, 0.1)},
-    "fedcm": {"lr": (0.1, 0.3)},
-    "fedlada": {"lr": (1e-3, 3e-3)},
-    "local_adamw": {"lr": (1e-3, 3e-3)},
-    "local_muon": {"lr": (0.003, 0.01, 0.03)},
+FEWER: Grids = {  # for `--scale cpu`: larger rates, since steps are fewer
+    "fedavg": {"lr": (0.03, 0.1, 0.3)},
+    "scaffold": {"lr": (0.01, 0.03, 0.1)},
+    "fedcm": {"lr": (0.1, 0.3, 1.0)},
+    "fedlada": {"lr": (1e-3, 3e-3, 1e-2)},
+    "local_adamw": {"lr": (1e-3, 3e-3, 1e-2)},
+    "local_muon": {"lr": (0.01, 0.03, 0.1)},
     "fedmuon_align": {"lr": (0.003, 0.01, 0.03)},
-    "fedmuon_svd": {"lr": (0.003, 0.01)},
-    "fedmuon_align_reset": {"lr": (0.003, 0.01, 0.03)},
+    "fedmuon_svd": {"lr": (0.003, 0.01, 0.03)},
+    "fedmuon_align_reset": {"lr": (0.01, 0.03, 0.1)},
     "local_muon_averaged": {"lr": (0.003, 0.01, 0.03)},
-    "local_sgd_align": {"lr": (0.01, 0.03)},  # averaged momenta diverge above
+    "local_sgd_align": {"lr": (0.003, 0.01, 0.03)},  # averaged momenta diverge above
     "local_adamw_align": {"lr": (1e-3, 3e-3, 1e-2)},
 }
 START = "4 rounds of 5 local steps, two methods, one seed"

@@ -25,7 +25,11 @@ DATASETS = ("sst2", "tfds:sentiment140", "tfds:yelp_polarity_reviews")
 SEEDS = (0, 1, 2)
 BOUNDED = ("fed_nsgda_m", "fedmuon_da")  # step length is independent of the gradient's
 FEWER = {
-    name: {"lr": (0.003, 0.01, 0.03, 0.1) if name in BOUNDED else (0.3, 1.0, 3.0)}
+    name: {
+        "lr": (0.003, 0.01, 0.03, 0.1)
+        if name in BOUNDED
+        else (0.1, 0.3, 1.0, 3.0, 10.0)
+    }
     for name in minimax.ALL
     if name != "fsgda"  # which is LocalSGDA at the server learning rate 1
 }
