@@ -30,6 +30,10 @@ LEVEL = 1e-3  # probability of an alarm of an honest audit, at most
 SIZES = (250, 500, 1000, 2000, 4000)  # worlds of each kind
 HONEST = {
     **{name: lambda name=name: private_worlds.agents(CASES[name]) for name in PRIVATE},
+    **{
+        setting: lambda name=name: private_worlds.command(name)
+        for setting, name in private_worlds.COMMANDS.items()
+    },
     "clients": private_worlds.clients,
     **{
         name: lambda given=given: private_worlds.clients(**given)

@@ -1,7 +1,8 @@
 """Faults of private training, planted in the package by a monkeypatch.
 
 `FAULTS` has all of them by name. A fault belongs to a setting of `private_worlds` in
-which an audit of a prepared simulation finds it; `experiments.studies.audit_profile`
+which an audit of a prepared simulation finds it, where possible one of the command
+`fedjax-muon private`; `experiments.studies.audit_profile`
 makes the table.
 """
 
@@ -322,26 +323,34 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "noise / 10": Fault(small_noise, "dp_sgda"),
-    "no clip": Fault(no_clip, "dpmixsgd"),
-    "y is not clipped": Fault(y_not_clipped, "private_storm"),
-    "clip of the batch's mean": Fault(mean_clipped, "dpmixsgd"),
-    "twice the clip": Fault(twice_the_clip, "dp_sgda"),
-    "the realised batch size": Fault(realised_size, "dp_sgda", profile=False),
-    "one noise for all agents": Fault(shared_by_agents, "dpmixsgd"),
-    "one noise for x and y": Fault(shared_by_variables, "dpmixsgd"),
-    "one noise for all iterations": Fault(used_again, "private_storm"),
-    "noise keyed by the batch": Fault(keyed_by_the_batch, "dpmixsgd"),
-    "clean at t = 0": Fault(clean_start, "dpmixsgd"),
+    "noise / 10": Fault(small_noise, "private --methods dp_sgda"),
+    "no clip": Fault(no_clip, "private --methods dpmixsgd"),
+    "y is not clipped": Fault(y_not_clipped, "private --methods private_storm"),
+    "clip of the batch's mean": Fault(mean_clipped, "private --methods dpmixsgd"),
+    "twice the clip": Fault(twice_the_clip, "private --methods dp_sgda"),
+    "the realised batch size": Fault(
+        realised_size, "private --methods dp_sgda", profile=False
+    ),
+    "one noise for all agents": Fault(shared_by_agents, "private --methods dpmixsgd"),
+    "one noise for x and y": Fault(shared_by_variables, "private --methods dpmixsgd"),
+    "one noise for all iterations": Fault(
+        used_again, "private --methods private_storm"
+    ),
+    "noise keyed by the batch": Fault(keyed_by_the_batch, "private --methods dpmixsgd"),
+    "clean at t = 0": Fault(clean_start, "private --methods dpmixsgd"),
     "one noise for two runs": Fault(from_the_seed, "two runs"),
     "batches of fixed size": Fault(fixed_size, "rare batches", profile=False),
-    "batches of all groups": Fault(groups_ignored, "dp_ftrl", profile=False),
+    "batches of all groups": Fault(
+        groups_ignored, "private --methods dp_ftrl", profile=False
+    ),
     "the first entry of a column": Fault(first_entry_of_a_column, "dp_ftrl"),
-    "batches reshuffled": Fault(reshuffled, "dpmixsgd", profile=False),
+    "batches reshuffled": Fault(
+        reshuffled, "private --methods dpmixsgd", profile=False
+    ),
     "one release less": Fault(one_release_less, "short"),
     "the largest agent": Fault(largest_agent, "unequal agents"),
-    "half the sampling rate": Fault(smaller_rate, "dp_sgda"),
-    "memory forgotten": Fault(memory_forgotten, "dpmixsgd"),
+    "half the sampling rate": Fault(smaller_rate, "private --methods dp_sgda"),
+    "memory forgotten": Fault(memory_forgotten, "private --methods dpmixsgd"),
     "a prologue without noise": Fault(silent_prologue, "prologue"),
     "clip after the mean": Fault(clipped_after_the_mean, "clients"),
     "noise / 10 (clients)": Fault(small_noise, "clients"),

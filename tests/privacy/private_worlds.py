@@ -2,6 +2,7 @@
 
 import dataclasses
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -31,6 +32,16 @@ BANDED = Banded((0.6, 0.58, 0.55))
 BUFFERED = Buffered((0.9, 0.3), (0.2, 0.3))
 # the norm grows by a factor of 1.6 in a round, and is far below that of messages
 ADAPTIVE = AdaptiveClip(quantile=1.0, initial=1e-3, lr=1.0, count_noise=0.75)
+# noise of the simulations that `fedjax-muon private` trains, by method
+COMMAND_NOISE = {
+    "dp_sgda": 1.0,
+    "dp_ftrl": 0.7,
+    "dp_ftrl_buffered": 2.0,
+    "dpmixsgd": 2.0,
+    "dpmixsgd_inside": 1.0,
+    "private_storm": 1.0,
+}
+COMMANDS = {f"private --methods {name}": name for name in COMMAND_NOISE}
 WEIGHTS = (np.eye(AGENTS) + np.full((AGENTS, AGENTS), 1 / AGENTS)) / 2
 
 
@@ -93,14 +104,8 @@ def agents(case: Case) -> Worlds:
     return simulated.agent_worlds(simulation_of(case), 0, WEIGHTS, LR)
 
 
-def command(name: str, patch=None) -> Worlds:
-    """Makes the worlds of the simulation that `fedjax-muon private` trains.
-
-    Args:
-      name: The method.
-      patch: A monkeypatch, by which noise is given instead of an epsilon: calibration
-        under Poisson sampling takes a minute.
-    """
+def command(name: str) -> Worlds:
+    """Makes the worlds of the simulation that `fedjax-muon private` trains."""
     job = Private(
         methods=(name,),
         epsilons=(3.0,),
@@ -114,14 +119,6 @@ def command(name: str, patch=None) -> Worlds:
         seeds=(0,),
         insecure_fixed_noise=True,
     )
-    if patch is not None:
-        plain = build_private.privacy_of
-        given = {"epsilon": None, "noise_scale": 1.0}
-        patch.setattr(
-            build_private,
-            "privacy_of",
-            lambda *job: dataclasses.replace(plain(*job), **given),
-        )
     setting = build_private.setting_of(job)
     dataset, parts = canary_data((8,) * job.agents, owner=0)
     rate = build_private.LR[name]
@@ -130,7 +127,12 @@ def command(name: str, patch=None) -> Worlds:
         parts={0: parts},
         task=canary_task(rate, period_of(PRIVATE[name], 8, job.batch_size)),
     )
-    prepared = build_private.simulation_of(setting, name)
+    plain = build_private.privacy_of
+    given = {"epsilon": None, "noise_scale": COMMAND_NOISE[name]}
+    known = lambda *job: dataclasses.replace(plain(*job), **given)
+    # calibration to an epsilon under Poisson sampling takes a minute
+    with mock.patch.object(build_private, "privacy_of", known):
+        prepared = build_private.simulation_of(setting, name)
     weights = topology.metropolis(setting.graphs[0])
     return simulated.agent_worlds(prepared, 0, weights, rate)
 
@@ -190,6 +192,8 @@ def worlds_of(setting: str) -> list[Worlds]:
         return [agents(first), agents(first._replace(noise=2 * first.noise))]
     if setting in CLIENTS:
         return [clients(**CLIENTS[setting])]
+    if setting in COMMANDS:
+        return [command(COMMANDS[setting])]
     special = {"clients": clients, "prologue": prologue}
     make = special.get(setting)
     return [agents(CASES[setting]) if make is None else make()]

@@ -86,10 +86,8 @@ def test_audits_of_clients_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("method", PRIVATE)
-def test_the_command_raises_no_alarm(method, monkeypatch):
-    amplified = PRIVATE[method].amplified
-    worlds = private_worlds.command(method, monkeypatch if amplified else None)
-    assert alarms(private_worlds.audit(worlds, 0, 1000)) == []
+def test_the_command_raises_no_alarm(method):
+    assert alarms(private_worlds.audit(private_worlds.command(method), 0, 1000)) == []
 
 
 @pytest.mark.parametrize(
