@@ -1,9 +1,8 @@
 """Faults of private training, planted in the package by a monkeypatch.
 
 `FAULTS` has all of them by name. A fault belongs to a setting of `private_worlds` in
-which an audit of a prepared simulation finds it, where possible one of the command
-`fedjax-muon private`; `experiments.studies.audit_profile`
-makes the table.
+which an audit of a prepared simulation finds it, where possible of one that
+`fedjax-muon private` trains; `experiments.studies.audit_profile` makes the table.
 """
 
 import dataclasses
