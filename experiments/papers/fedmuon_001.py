@@ -123,7 +123,7 @@ ITEMS = {
         "six methods, two data sets, two partitions",
         figure_1,
         f"Fashion-MNIST only, {ROUNDS['figure_1']} rounds in place of 4688, steps of "
-        "matrices not scaled",
+        "matrices not scaled, rates around the best",
     ),
     "figure_2": Item(
         "FedMuon with 0 to 5 Newton-Schulz steps",

@@ -64,27 +64,6 @@ def test_resuming_after_a_lost_tail_gives_the_same_rows(copy, trained):
     assert_same_but_for_seconds(copy / "metrics.csv", trained / "metrics.csv")
 
 
-def test_killed_in_the_middle_and_resumed_equals_uninterrupted(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = spawn(*LONG, "--output", killed)
-    checkpoints = killed / "checkpoints"
-    saved = lambda: (
-        sorted(int(p.name) for p in checkpoints.glob("*") if p.name.isdigit())
-        if checkpoints.is_dir()
-        else []
-    )
-    wait_for(lambda: saved()[-1:] > [0], process)
-    process.kill()
-    process.communicate()
-    first = saved()[-1]
-    assert 0 < first < 4000, "the kill came too late to mean anything"
-    run("resume", killed)
-    run(*LONG, "--output", whole)
-    assert_same_but_for_seconds(killed / "metrics.csv", whole / "metrics.csv")
-    rows = metrics_csv.read(killed / "metrics.csv")["round"]
-    assert rows.tolist() == list(range(0, 4001, 100))
-
-
 def test_an_interrupt_leaves_a_resumable_run_and_says_how(tmp_path):
     place = tmp_path / "run"
     process = spawn(*LONG, "--rounds", 10**6, "--output", place)
