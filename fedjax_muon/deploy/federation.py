@@ -16,10 +16,13 @@ from fedjax_muon.core import Algorithm, Exchange, with_numbers
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.deploy.messages import schema
 from fedjax_muon.engine import plans
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.simulation.arguments import check_algorithm, check_count, check_task
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
-from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort
+from fedjax_muon.simulation.cohorts import Cohorts
 from fedjax_muon.simulation.federated import check_setup, uniform
+from fedjax_muon.simulation.participation import participation
 from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
@@ -31,6 +34,7 @@ class Federation(NamedTuple):
     setup: Setup
     max_client_size: int  # bound of the clients' numbers of examples
     classes: int
+    guarantee: Guarantee | None = None  # of a private run
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -57,6 +61,16 @@ class Federation(NamedTuple):
         setup = self.setup._replace(algorithm=algorithm, task=inputs.task)
         return self._replace(setup=setup)
 
+    def told(self, number: int, present: int) -> int:
+        """Number of clients in an exchange, as nodes are told.
+
+        With privacy it is the expected one, since who takes part is a secret.
+        """
+        if self.guarantee is None:
+            return present
+        setup = self.setup
+        return setup.num_clients if number < self.first else setup.cohort_size
+
     def turn(self, index: int, number: int) -> int:
         """Numbers the exchanges of all rounds, from 0."""
         rounds = index * len(self.setup.algorithm.exchanges)
@@ -68,14 +82,15 @@ def federation(
     task: Task,
     *,
     num_clients: int,
-    cohort_size: int,
+    cohort_size: int | None = None,
     local_steps: int,
     batch_size: int,
     max_client_size: int,
     classes: int,
     sampler: Sampler = shuffled_epochs,
     weighting: Weighting = uniform,
-    cohorts: Cohorts = fixed_cohort,
+    cohorts: Cohorts | None = None,
+    privacy: ClientPrivacy | None = None,
 ) -> Federation:
     """Describes a federation whose clients have their own data.
 
@@ -91,13 +106,18 @@ def federation(
       sampler: Function that draws a client's batches from its examples.
       weighting: Function of the clients' sizes that returns their weights in the mean.
         With `by_examples`, nodes tell the numbers of their examples.
-      cohorts: Sampling of clients.
+      cohorts: Sampling of clients, `fixed_cohort` by default.
+      privacy: Makes the run private for clients, as in `federate`. It decides
+        `cohort_size` and `cohorts`, which must be left out. The server clips messages
+        and adds the noise, so it must be trusted, and so must its channels to the
+        nodes, its checkpoints and its list of missing answers.
 
     Returns:
-      The federation, for `serve` and `Node`.
+      The federation, for `serve` and `Node`; `guarantee` has a private one's statement.
 
     Raises:
       TypeError: If an argument is of another type.
+      ImportError: If a private run is asked for, and dp-accounting is not installed.
       ValueError: If a size is out of range, or the algorithm does not support the
         sizes, the weights or the parameters.
 
@@ -115,7 +135,11 @@ def federation(
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
-    sizes = {"num_clients": num_clients, "cohort_size": cohort_size}
+    check_count("num_clients", num_clients)
+    algorithm, cohort_size, cohorts, guarantee = participation(
+        algorithm, task, num_clients, cohort_size, cohorts, privacy
+    )
+    sizes = {"cohort_size": cohort_size}
     sizes |= {"local_steps": local_steps, "batch_size": batch_size}
     sizes |= {"max_client_size": max_client_size, "classes": classes}
     for name, size in sizes.items():
@@ -134,9 +158,10 @@ def federation(
         cohorts=cohorts,
         devices=(),
         split_examples=False,
+        privacy=privacy,
     )
     check_setup(setup)
-    return Federation(setup, max_client_size, classes)
+    return Federation(setup, max_client_size, classes, guarantee)
 
 
 def description(shared: Federation) -> dict[str, str]:

@@ -28,7 +28,7 @@ from fedjax_muon.engine.round import exchange_keys, make_exchange
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.batching import objective_of
 from fedjax_muon.simulation.rounds import Inputs, State, cohort_of, init_state
-from fedjax_muon.simulation.simulation import inputs_of
+from fedjax_muon.simulation.simulation import inputs_of, run_key_of
 
 # Sends requests by client id, and yields (client id, answer) as answers arrive, until
 # all have arrived or the deadline in seconds is over.
@@ -94,10 +94,13 @@ def serve(
 
     Raises:
       CheckpointError: If the directory's checkpoint is damaged or of another run.
+      ValueError: If the guarantee of a private run is for fewer rounds.
 
     Example:
       >>> ended = serve(shared, in_process(nodes), jax.random.key(0), rounds=50)
     """
+    if shared.guarantee is not None:
+        shared.guarantee.check_rounds(0, rounds)
     server = _Server(shared, send, key, deadline)
     with _checkpoints(directory) as stored:
         progress, saved = _begin(server, key, stored)
@@ -117,7 +120,8 @@ def _begin(
     server: "_Server", key: jax.Array, stored: Any
 ) -> tuple[Progress, np.ndarray | None]:
     """Restores the newest checkpoint, or runs the prologue."""
-    state = init_state(server.shared.setup, key)  # as a simulation's, not compiled
+    # as a simulation's, not compiled
+    state = init_state(server.shared.setup, key, run_key_of(server.shared.guarantee))
     bare = state._replace(training=state.training._replace(client_states=()))
     accepted = np.full(server.shared.setup.num_clients, INITIAL, np.int32)
     if stored:
@@ -184,7 +188,7 @@ class _Server:
                 cohort,
                 setup.num_clients,
             )
-            size = jnp.float32(present.sum())
+            size = jnp.float32(self.shared.told(number, present.sum()))
             shared = self.broadcast[number](
                 training.server, training.index, keys.server, size
             )

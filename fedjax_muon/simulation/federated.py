@@ -48,8 +48,9 @@ from fedjax_muon.simulation.batching import (
     max_client_size_of,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort, poisson_cohorts
+from fedjax_muon.simulation.cohorts import Cohorts
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate
+from fedjax_muon.simulation.participation import participation
 from fedjax_muon.simulation.rounds import (
     Inputs,
     Metrics,
@@ -170,18 +171,12 @@ def federate(
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
     dataset, parts = check_dataset(dataset), check_parts(parts)
-    plan, guarantee = plan or plans.default_plan(), None
+    plan = plan or plans.default_plan()
     if privacy is not None:
-        check_left_out({"cohort_size": cohort_size, "cohorts": cohorts})
         check_left_out({"dropout": dropout or None})
-        params = jax.eval_shape(task.init, jax.random.key(0))
-        algorithm, guarantee = privacy.applied(algorithm, params, len(parts))
-        cohort_size = privacy.cohort_size
-        full = cohort_size == len(parts)
-        cohorts = None if full else poisson_cohorts(privacy.max_cohort)
-    if cohort_size is None:
-        raise TypeError("federate needs cohort_size, or privacy, which decides it")
-    cohorts = cohorts or fixed_cohort
+    algorithm, cohort_size, cohorts, guarantee = participation(
+        algorithm, task, len(parts), cohort_size, cohorts, privacy
+    )
     sizes = {"local_steps": local_steps, "batch_size": batch_size}
     for name, size in {"cohort_size": cohort_size, **sizes}.items():
         check_count(name, size)

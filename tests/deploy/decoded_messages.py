@@ -1,7 +1,7 @@
 """Compares deployed messages that the server decodes with simulated ones.
 
 Prints the largest difference of the server's states after three rounds of private
-clients, whose quantized messages the server clips.
+clients, whose messages the server clips.
 """
 
 import sys
@@ -26,45 +26,40 @@ from small_federation import (
 )
 
 from fedjax_muon import engine
-from fedjax_muon.algorithms import fedavg
+from fedjax_muon.algorithms import fedavg, fedmuon
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.deploy import federation, in_process, serve
-from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.simulation.cohorts import poisson_cohorts
+from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, banded
 from fedjax_muon.simulation.federated import federate
 
 ROUNDS = 3
-PRIVACY = ClientPrivacy(
-    clip_norm=0.5,
-    cohort_size=2,
-    rounds=ROUNDS,
-    delta=1e-2,
-    noise_multiplier=0.7,
-    insecure_fixed_noise=True,  # noise from the key, so that it can be compared
-)
+PRIVACY = {
+    "clip_norm": 0.5,
+    "cohort_size": 2,
+    "rounds": ROUNDS,
+    "delta": 1e-2,
+    "noise_multiplier": 0.7,
+    "insecure_fixed_noise": True,  # noise from the key, so that it can be compared
+}
+CASES = {
+    "quantized": (compress(fedmuon(lr=0.1), compressors.quantize(4)), {}),
+    "adaptive": (
+        fedavg(lr=0.3),
+        {"clip_norm": AdaptiveClip(count_noise=2.0), "strategy": banded(ROUNDS, 2)},
+    ),
+}
 
 
-def private():
+def private(algorithm, privacy):
     """The noise is that of the trusted server."""
-    sizes = {"local_steps": STEPS, "batch_size": BATCH}
-    algorithm = compress(fedavg(lr=0.3), compressors.quantize(4))
-    plan = engine.plans.mapped
+    sizes = {"local_steps": STEPS, "batch_size": BATCH, "privacy": privacy}
     given = (algorithm, TASK, DATA, PARTS)
-    simulation = federate(*given, plan=plan, privacy=PRIVACY, **sizes)
+    simulation = federate(*given, plan=engine.plans.mapped, **sizes)
     state, _ = simulation.train_rounds(simulation.init(KEY), ROUNDS)
-
-    shapes = jax.eval_shape(TASK.init, KEY)
-    shared = federation(
-        PRIVACY.applied(algorithm, shapes, CLIENTS).algorithm,
-        TASK,
-        num_clients=CLIENTS,
-        cohort_size=PRIVACY.cohort_size,
-        cohorts=poisson_cohorts(PRIVACY.max_cohort),
-        max_client_size=32,
-        classes=CLASSES,
-        **sizes,
-    )
+    numbers = {"num_clients": CLIENTS, "max_client_size": 32, "classes": CLASSES}
+    shared = federation(algorithm, TASK, **numbers, **sizes)
+    assert shared.guarantee == simulation.guarantee
     missing = []
     ended = serve(
         shared,
@@ -86,5 +81,6 @@ def difference(state, ended):
 
 
 if __name__ == "__main__":
-    state, ended, missing = private()
-    print(difference(state, ended), len(missing))
+    for name, (algorithm, changes) in CASES.items():
+        found = private(algorithm, ClientPrivacy(**(PRIVACY | changes)))
+        print(name, difference(*found[:2]), len(found[2]))

@@ -26,6 +26,7 @@ from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import streams
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
+from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.rounds import (
     cohort_of,
@@ -37,7 +38,7 @@ ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
 ROUNDS = 4
 
 
-def simulated_without(lost):
+def simulated_without(lost, rounds=ROUNDS):
     """The state of a simulation in which (round, client) drop out."""
     simulation = federate(
         ALGORITHM, TASK, DATA, PARTS, plan=engine.plans.mapped, **sizes_of(ALGORITHM)
@@ -58,7 +59,7 @@ def simulated_without(lost):
 
         return with_inputs(run, setup)(inputs)
 
-    for index in range(ROUNDS):
+    for index in range(rounds):
         cohort_key = jax.random.fold_in(jax.random.fold_in(key, streams.COHORT), index)
         cohort, _ = cohort_of(setup, cohort_key, jnp.int32(index))
         weights = [float((index, int(client)) not in lost) for client in cohort]
@@ -197,6 +198,31 @@ def test_a_node_comes_back_with_its_directory_or_says_that_it_can_not(tmp_path, 
     else:
         assert {m.client for m in missing} == {1}
         assert "does not have the state of turn" in missing[0].reason
+
+
+def test_many_rounds_in_which_nodes_are_killed(tmp_path):
+    """Killed before they train or before they answer, and started again."""
+    shared, rounds, rng = described(ALGORITHM), 50, np.random.default_rng(0)
+    nodes, lost, missing = nodes_of(shared, tmp_path), set(), []
+
+    def send(requests, deadline):
+        for client, request in requests.items():
+            index = messages.read(request).about["round"]
+            killed = messages.read(request).about["turn"] > 0 and rng.random() < 0.3
+            if killed:
+                lost.add((index, client))
+            if not killed or rng.random() < 0.5:
+                answer = nodes[client].answer(request)
+            if killed:  # what was in memory is gone
+                nodes[client]._states = States(shared, tmp_path / f"client{client}")
+            else:
+                yield client, answer
+
+    on_round = lambda progress, found: missing.extend(found)
+    ended = serve(shared, send, KEY, rounds=rounds, on_round=on_round)
+    assert {(m.round, m.client) for m in missing} == lost
+    assert 0.2 < len(lost) / (3 * rounds) < 0.4
+    assert_same(simulated_without(lost, rounds), ended)
 
 
 def test_nodes_of_another_federation_are_refused_by_the_entry():

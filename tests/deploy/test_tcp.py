@@ -231,3 +231,19 @@ def test_a_server_with_a_wrong_certificate_is_refused(certificate):
         thread.join(5)
         assert isinstance(ended[0], ssl.SSLCertVerificationError)
         assert server.connected() == set()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_nodes_without_a_certificate_are_refused_where_one_is_needed(certificate, own):
+    of_server, of_node = contexts(certificate)
+    of_server.verify_mode = ssl.CERT_REQUIRED
+    of_server.load_verify_locations(certificate[0])
+    if own:
+        of_node.load_cert_chain(*certificate)
+    with TcpServer(("127.0.0.1", 0), 1, token=TOKEN, tls=of_server) as server:
+        start(server.address, 0, echo, tls=of_node, patience=1.0)
+        assert server.wait(1, 5 if own else 1) == ({0} if own else set())
+        if own:
+            assert asked(server, c0=b"a") == [(0, b"answer to a")]
+        else:
+            assert "peer did not return a certificate" in server.refused[0]

@@ -27,7 +27,7 @@ from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sensitivity import Each
-from fedjax_muon.simulation import federated
+from fedjax_muon.simulation import participation
 from fedjax_muon.simulation import rounds as simulation_rounds
 from fedjax_muon.simulation.batching import (
     always,
@@ -245,7 +245,7 @@ def clipped_after_the_mean(patch) -> None:
 
 
 def fixed_cohorts(patch) -> None:
-    patch.setattr(federated, "poisson_cohorts", lambda room: fixed_cohort)
+    patch.setattr(participation, "poisson_cohorts", lambda room: fixed_cohort)
 
 
 def clean_count(patch) -> None:

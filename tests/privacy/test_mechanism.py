@@ -289,7 +289,7 @@ def test_what_would_make_the_statement_untrue_is_refused(message):
 def test_sizes_are_needed_without_privacy():
     with pytest.raises(TypeError, match="needs batch_size, or privacy"):
         agents(None)
-    with pytest.raises(TypeError, match="needs cohort_size, or privacy"):
+    with pytest.raises(TypeError, match="give cohort_size, or privacy"):
         clients(None)
 
 

@@ -36,6 +36,7 @@ PARTS = {
     "decentralized": fm.decentralized,
     "reporting": fm.reporting,
     "attacks.inversion": fm.attacks.inversion,
+    "deploy": fm.deploy,
 }
 EXPORTED = [(part, name) for part, module in PARTS.items() for name in module.__all__]
 EMPTY = inspect.Parameter.empty
@@ -185,7 +186,27 @@ def prepared() -> dict[str, Any]:
         batch_size=8,
     )
     state, _ = simulation.train_round(simulation.init(jax.random.key(0)))
+    shared = fm.deploy.federation(
+        fm.fedavg(lr=0.1),
+        task,
+        num_clients=4,
+        cohort_size=4,
+        local_steps=1,
+        batch_size=8,
+        max_client_size=512,
+        classes=10,
+    )
+    own = [(digits.x_train[part], digits.y_train[part]) for part in clients]
+    nodes = {i: fm.deploy.Node(shared, i, *pair) for i, pair in enumerate(own)}
+    asked: dict[int, bytes] = {}
+    keep = lambda requests, deadline: asked.update(requests) or ()
+    fm.deploy.serve(shared, keep, jax.random.key(0), rounds=1)
     return {
+        "shared": shared,
+        "nodes": nodes,
+        "images": own[2][0],
+        "labels": own[2][1],
+        "request": asked[2],
         "digits": digits,
         "clients": clients,
         "task": task,

@@ -1,0 +1,58 @@
+"""Who takes part in a round: what is asked for, or what privacy decides."""
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_muon.core import Algorithm
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
+from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort, poisson_cohorts
+from fedjax_muon.tasks.task import Task
+
+
+class Participation(NamedTuple):
+    """An algorithm and its cohorts, and what they guarantee."""
+
+    algorithm: Algorithm
+    cohort_size: int
+    cohorts: Cohorts
+    guarantee: Guarantee | None = None
+
+
+def participation(
+    algorithm: Algorithm,
+    task: Task,
+    num_clients: int,
+    cohort_size: int | None,
+    cohorts: Cohorts | None,
+    privacy: ClientPrivacy | None,
+) -> Participation:
+    """Finds the cohorts of a run, and makes its algorithm private if asked to.
+
+    Args:
+      algorithm: The algorithm, not private yet.
+      task: A model and its loss.
+      num_clients: N, the number of clients.
+      cohort_size: S, the number of clients in a round; None with privacy.
+      cohorts: Sampling of clients, `fixed_cohort` by default; None with privacy.
+      privacy: Decides both, if given.
+
+    Returns:
+      The algorithm, its cohorts and the guarantee.
+
+    Raises:
+      TypeError: If there is neither a `cohort_size` nor privacy.
+      ValueError: If privacy is not alone in what it decides, or can't be derived.
+      ImportError: If privacy is asked for, and dp-accounting is not installed.
+    """
+    if privacy is None:
+        if cohort_size is None:
+            raise TypeError("give cohort_size, or privacy, which decides it")
+        return Participation(algorithm, cohort_size, cohorts or fixed_cohort)
+    check_left_out({"cohort_size": cohort_size, "cohorts": cohorts})
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    private, guarantee = privacy.applied(algorithm, params, num_clients)
+    full = privacy.cohort_size == num_clients
+    sampling = fixed_cohort if full else poisson_cohorts(privacy.max_cohort)
+    return Participation(private, privacy.cohort_size, sampling, guarantee)
