@@ -9,6 +9,7 @@ received. So the mean, its order, the finite checks and the random streams are t
 import contextlib
 import functools
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ def serve(
     rounds: int,
     deadline: float | None = None,
     directory: Path | None = None,
-    checkpoint_every: int = 1,
+    checkpoint_seconds: float = 0.0,
     on_round: Callable[[Progress, list[Missing]], None] = lambda progress, missing: (
         None
     ),
@@ -85,7 +86,8 @@ def serve(
         the transport waits.
       directory: Where checkpoints are kept; a server that is started again goes on
         after the newest one.
-      checkpoint_every: Rounds between two checkpoints.
+      checkpoint_seconds: Least time between two checkpoints; by default, there is one
+        after every round. Nodes keep the states that were made since the last one.
       on_round: Called after the prologue and after every round, with the answers that
         are missing.
 
@@ -105,13 +107,14 @@ def serve(
     with _checkpoints(directory) as stored:
         progress, saved = _begin(server, key, stored)
         on_round(progress, server.missing)
+        since = time.monotonic()
         while progress.state.round < rounds:
             server.missing, server.saved = [], saved
             progress = server.round(progress)
             last = progress.state.round == rounds
-            if stored and (last or progress.state.round % checkpoint_every == 0):
+            if stored and (last or time.monotonic() - since >= checkpoint_seconds):
                 _save(stored, shared, progress)
-                saved = progress.accepted
+                saved, since = progress.accepted, time.monotonic()
             on_round(progress, server.missing)
     return progress
 

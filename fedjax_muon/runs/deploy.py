@@ -38,6 +38,7 @@ from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.evaluation import measure
 
 FACTS, MISSING = "deployed.json", "missing.csv"
+SECONDS_BETWEEN_CHECKPOINTS = 2.0  # nodes keep all states that were made since
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +220,7 @@ def train(
         rounds=run.config.rounds,
         deadline=deadline,
         directory=run_dir / directory.CHECKPOINTS,
+        checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS,
         on_round=record.add,
     )
 
