@@ -29,7 +29,7 @@ from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
-from fedjax_muon.runs import directory, executors, launch, sweep_workers
+from fedjax_muon.runs import directory, executor_names, launch, sweep_cells
 from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Sweep
 from fedjax_muon.runs.errors import refusing
@@ -61,7 +61,7 @@ def check(job: Sweep, executor: str | None = None) -> None:
             raise ValueError(
                 "workers of an executor run on one device each; leave out devices"
             )
-        executors.check(executor)
+        executor_names.check(executor)
     launch.devices_of(job.config.devices)
     train, _ = _data(job)
     for name in job.algorithms:
@@ -120,9 +120,9 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
         suspended = Suspended(run_dir / "suspended")
         if executor:
             describe(description=executor.partition(":")[0])
-            with executors.opened(executor, run_dir / "jobs") as workers:
+            with executor_names.opened(executor, run_dir / "jobs") as workers:
                 given = (workers, job, todo, held_out, stop)
-                for name, cells, outcomes in sweep_workers.train_on(*given):
+                for name, cells, outcomes in sweep_cells.train_on(*given):
                     _record(rows[name], cells, outcomes)
                     tick(len(cells) * job.config.rounds)
         else:

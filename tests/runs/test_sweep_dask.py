@@ -72,7 +72,7 @@ def test_one_of_two_workers_is_killed_and_the_table_is_the_same(program, tmp_pat
 
 
 def test_a_scheduler_that_does_not_answer_is_named(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_muon.runs.executors.SECONDS_TO_CONNECT", 0.5)
+    monkeypatch.setattr("fedjax_muon.runs.executor_names.SECONDS_TO_CONNECT", 0.5)
     place = tmp_path / "new"
     given = ("--executor", "dask:tcp://127.0.0.1:9", "--output", place)
     message = refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)

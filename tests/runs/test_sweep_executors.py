@@ -20,7 +20,7 @@ from swept import (
     workers,
 )
 
-from fedjax_muon.runs import executors, sweep_workers
+from fedjax_muon.runs import executor_names, sweep_cells
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.config_json import to_json
@@ -44,13 +44,13 @@ def programs(tmp_path_factory, monkeypatch):
 def submitted(monkeypatch) -> list[str]:
     """The names of the tasks that are handed to `run_tasks`."""
     found: list[str] = []
-    whole = sweep_workers.run_tasks
+    whole = sweep_cells.run_tasks
 
     def remember(executor, function, tasks, stop):
         found.extend(task.name for task in tasks)
         return whole(executor, function, tasks, stop)
 
-    monkeypatch.setattr(sweep_workers, "run_tasks", remember)
+    monkeypatch.setattr(sweep_cells, "run_tasks", remember)
     return found
 
 
@@ -154,7 +154,7 @@ def test_executors_are_checked_before_anything_is_made(
 def test_a_missing_package_is_the_pip_command(
     name, package, capsys, tmp_path, monkeypatch, nothing_runs
 ):
-    monkeypatch.setattr(executors, "find_spec", lambda name: None)
+    monkeypatch.setattr(executor_names, "find_spec", lambda name: None)
     given = ("--grid", "lr=0.1", "--executor", name, "--output", tmp_path / "new")
     message = refused(capsys, "sweep", *DIGITS, *given)
     kind = name.partition(":")[0]
@@ -197,4 +197,4 @@ def test_workers_with_another_data_set_are_refused():
     job = Sweep(("fedavg",), {"fedavg": {"lr": (0.1,)}}, (0,), 0.1, None, Config())
     given = (to_json(job), "fedavg", [({"lr": 0.1}, 0)], 1, 64, "digest")
     with pytest.raises(ValueError, match="its examples of digits differ from those"):
-        sweep_workers.run_cells(*given)
+        sweep_cells.run_cells(*given)

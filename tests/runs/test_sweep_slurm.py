@@ -8,7 +8,7 @@ import pytest
 from command import refused, run
 from swept import DIGITS, GRID, assert_same_tables, share_programs
 
-from fedjax_muon.runs.executors import _submitit
+from fedjax_muon.runs.executor_names import _submitit
 from fedjax_muon.simulation import executors
 from fedjax_muon.simulation.executors import Jobs, WorkerEndedError
 
