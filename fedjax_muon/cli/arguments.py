@@ -228,6 +228,12 @@ def train_class(name: str) -> type:
             help="Run directory, new or empty; by default one in runs/ with the time "
             "in its name.",
         ),
+        "compile_for": _flag(
+            str | None,
+            None,
+            help="Compile a round for TPUs, such as v5e:4x4, which need not exist, and "
+            "print its memory and communication instead of training.",
+        ),
         "launch": _flag(Launch, Launch(), name=""),
         "config": _flag(Config, Config(), name=""),
     }

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedjax_muon import data, models
 from fedjax_muon.algorithms.registry import find
-from fedjax_muon.cli import arguments
+from fedjax_muon.cli import arguments, topologies
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -23,7 +23,7 @@ from fedjax_muon.runs import deploy, directory, launch
 from fedjax_muon.runs import private as privately
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs import train as training
-from fedjax_muon.runs.build import parts_of, simulation_of, start_key
+from fedjax_muon.runs.build import parts_of, plan_of, simulation_of, start_key
 from fedjax_muon.runs.config import (
     METHODS,
     Comparison,
@@ -57,6 +57,11 @@ def train(args) -> None:
             raise ValueError("several processes need one directory; name it by output")
         dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
+        if args.compile_for is not None:
+            default = run.config.plan == "default"
+            plan = None if default else plan_of(run.config)
+            topologies.show(simulation, args.compile_for, plan)
+            return
         check_memory(simulation)
         run_dir = directory.create(args.output, run, run.algorithm)
     _train(run, simulation, run_dir)

@@ -174,8 +174,7 @@ def _programs(setup: Setup) -> Programs:
     def rounds(inputs, state, clients, count, max_client_size):
         return run_rounds(setup, inputs, state, clients, count, max_client_size)
 
-    sharded, replicated = gossip_engine.placements(setup.devices)
-    where = State(gossip_engine.State(replicated, sharded), replicated)
+    replicated, where, _ = _shardings(setup)
     return Programs(
         create=created,
         begin=jax.jit(begin, static_argnums=3, out_shardings=(where, replicated)),
@@ -187,6 +186,13 @@ def _programs(setup: Setup) -> Programs:
         ),
         score=jax.jit(score_mean),
     )
+
+
+def _shardings(setup: Setup) -> tuple[Any, Any, Any]:
+    """Shardings of inputs, states and clients, None on JAX's default device."""
+    sharded, replicated = gossip_engine.placements(setup.devices)
+    state = State(gossip_engine.State(replicated, sharded), replicated)
+    return replicated, state, replicated
 
 
 def _placed(setup: Setup, arrays: Any) -> Any:
@@ -255,6 +261,8 @@ RUNNER = Runner(
     _traffic,
     lambda state: state.training.nodes,
     _calibrate,
+    _programs,
+    _shardings,
 )
 PUBLISHED = "publish_training_metrics"
 

@@ -21,9 +21,8 @@ from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.simulation.arguments import check_algorithm, check_count, check_task
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
 from fedjax_muon.simulation.cohorts import Cohorts
-from fedjax_muon.simulation.federated import check_setup, uniform
-from fedjax_muon.simulation.participation import participation
-from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting
+from fedjax_muon.simulation.participation import participation, uniform
+from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting, check_setup
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
 

@@ -166,7 +166,8 @@ def _key(seed: int) -> jax.Array:
     return jax.random.key(seed)
 
 
-def _plan(config: Config) -> plans.Plan:
+def plan_of(config: Config) -> plans.Plan:
+    """Returns the execution plan that a config names."""
     kinds = {
         "default": plans.default_plan,
         "loop": lambda: plans.loop,
@@ -235,7 +236,7 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
         cohort_size=config.cohort_size,
         local_steps=config.local_steps,
         batch_size=config.batch_size,
-        plan=_plan(config),
+        plan=plan_of(config),
         sampler=SAMPLERS[config.sampler],
         weighting=WEIGHTINGS[config.weighting],
         dropout=config.dropout,

@@ -1,12 +1,12 @@
 """Simulations of federated training."""
 
+from fedjax_muon.simulation.ahead_of_time import Compiled, compile_for
 from fedjax_muon.simulation.federated import (
     STATE,
-    by_examples,
     federate,
-    uniform,
     with_plan,
 )
+from fedjax_muon.simulation.participation import by_examples, uniform
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
     NonFiniteLossError,
@@ -15,10 +15,12 @@ from fedjax_muon.simulation.simulation import (
 
 __all__ = [
     "STATE",
+    "Compiled",
     "NonFiniteError",
     "NonFiniteLossError",
     "Simulation",
     "by_examples",
+    "compile_for",
     "federate",
     "uniform",
     "with_plan",

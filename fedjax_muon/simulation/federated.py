@@ -50,21 +50,20 @@ from fedjax_muon.simulation.batching import (
 )
 from fedjax_muon.simulation.cohorts import Cohorts
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate
-from fedjax_muon.simulation.participation import participation
+from fedjax_muon.simulation.participation import participation, uniform
 from fedjax_muon.simulation.rounds import (
     Inputs,
     Metrics,
     Setup,
     State,
     Weighting,
-    cohort_of,
+    check_setup,
     init_state,
     objective_and_sampler,
     run_prologue,
     run_rounds,
     with_inputs,
 )
-from fedjax_muon.simulation.rule_check import check_rules
 from fedjax_muon.simulation.simulation import (
     Programs,
     Runner,
@@ -72,30 +71,6 @@ from fedjax_muon.simulation.simulation import (
     inputs_of,
 )
 from fedjax_muon.tasks.task import Task, as_argument
-
-
-def uniform(sizes: jax.Array) -> jax.Array:
-    """Gives all clients the same weight, as in the papers.
-
-    Args:
-      sizes: Numbers of the clients' examples, int32 [S].
-
-    Returns:
-      Weights in the mean, float32 [S].
-    """
-    return jnp.ones(sizes.shape, jnp.float32)
-
-
-def by_examples(sizes: jax.Array) -> jax.Array:
-    """Weights clients by the numbers of their examples, as in the FedAvg paper.
-
-    Args:
-      sizes: Numbers of the clients' examples, int32 [S].
-
-    Returns:
-      Weights in the mean, float32 [S].
-    """
-    return sizes.astype(jnp.float32)
 
 
 def federate(
@@ -255,41 +230,6 @@ def _programs(setup: Setup) -> Programs:
     )
 
 
-def check_setup(setup: Setup) -> None:
-    """Raises `ValueError` for settings that do not fit together."""
-    if not 1 <= setup.cohort_size <= setup.num_clients:
-        raise ValueError(
-            f"cohort_size must lie between 1 and the {setup.num_clients} clients there "
-            f"are, got {setup.cohort_size}"
-        )
-    if not 0 <= setup.dropout < 1:
-        raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
-    if setup.split_examples and not setup.devices:
-        raise ValueError("split_examples needs several devices to divide them over")
-    algorithm = setup.algorithm
-    state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may raise
-    check_rules(algorithm, state.params)
-    full = setup.cohort_size == setup.num_clients and not setup.dropout
-    if algorithm.full_participation and not full:
-        raise ValueError(
-            "this algorithm is defined for full participation only; use a cohort_size "
-            f"of all {setup.num_clients} clients and no dropout"
-        )
-    sizes = (setup.num_clients, setup.cohort_size)
-    if algorithm.cohort_spec not in (None, sizes):
-        raise ValueError(
-            "this algorithm was made for (clients, cohort_size) "
-            f"{algorithm.cohort_spec}, got {sizes}"
-        )
-    draw = partial(cohort_of, setup)  # may reject the sizes
-    jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
-    if algorithm.uniform_weights and setup.weighting is not uniform:
-        raise ValueError(
-            "this algorithm has control variates, whose mean only uniform weights "
-            "keep, or bounds every client's part; use weighting=uniform"
-        )
-
-
 # Specs of a state on several devices, as of `engine.sharding`.
 STATE = State(engine.State(REPLICATED, REPLICATED, SHARDED), REPLICATED)
 
@@ -372,6 +312,8 @@ RUNNER = Runner(
     _traffic,
     lambda state: state.training.client_states,
     _calibrate,
+    _programs,
+    lambda setup: shardings(setup.devices, (REPLICATED, STATE, client_specs(setup))),
 )
 
 

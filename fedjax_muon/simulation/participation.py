@@ -1,8 +1,9 @@
-"""Who takes part in a round: what is asked for, or what privacy decides."""
+"""Who takes part in a round, and with which weight; privacy decides the cohorts."""
 
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_muon.core import Algorithm
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
@@ -56,3 +57,27 @@ def participation(
     full = privacy.cohort_size == num_clients
     sampling = fixed_cohort if full else poisson_cohorts(privacy.max_cohort)
     return Participation(private, privacy.cohort_size, sampling, guarantee)
+
+
+def uniform(sizes: jax.Array) -> jax.Array:
+    """Gives all clients the same weight, as in the papers.
+
+    Args:
+      sizes: Numbers of the clients' examples, int32 [S].
+
+    Returns:
+      Weights in the mean, float32 [S].
+    """
+    return jnp.ones(sizes.shape, jnp.float32)
+
+
+def by_examples(sizes: jax.Array) -> jax.Array:
+    """Weights clients by the numbers of their examples, as in the FedAvg paper.
+
+    Args:
+      sizes: Numbers of the clients' examples, int32 [S].
+
+    Returns:
+      Weights in the mean, float32 [S].
+    """
+    return sizes.astype(jnp.float32)

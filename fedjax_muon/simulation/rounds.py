@@ -23,6 +23,8 @@ from fedjax_muon.simulation.batching import (
     objective_of,
 )
 from fedjax_muon.simulation.cohorts import Cohorts
+from fedjax_muon.simulation.participation import uniform
+from fedjax_muon.simulation.rule_check import check_rules
 from fedjax_muon.tasks.task import Task
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
@@ -81,6 +83,43 @@ class Inputs(NamedTuple):
     task: Task
     numbers: dict[str, Any]  # hyper-parameters by name
     mixer: Any = None  # of agents' messages, in a decentralized simulation
+
+
+def check_setup(setup: Setup) -> None:
+    """Raises `ValueError` for settings that do not fit together."""
+    if not 1 <= setup.cohort_size <= setup.num_clients:
+        raise ValueError(
+            f"cohort_size must lie between 1 and the {setup.num_clients} clients there "
+            f"are, got {setup.cohort_size}"
+        )
+    if not 0 <= setup.dropout < 1:
+        raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
+    if setup.split_examples and not setup.devices:
+        raise ValueError("split_examples needs several devices to divide them over")
+    algorithm = setup.algorithm
+    state = jax.eval_shape(
+        functools.partial(init_state, setup), jax.random.key(0)
+    )  # may raise
+    check_rules(algorithm, state.params)
+    full = setup.cohort_size == setup.num_clients and not setup.dropout
+    if algorithm.full_participation and not full:
+        raise ValueError(
+            "this algorithm is defined for full participation only; use a cohort_size "
+            f"of all {setup.num_clients} clients and no dropout"
+        )
+    sizes = (setup.num_clients, setup.cohort_size)
+    if algorithm.cohort_spec not in (None, sizes):
+        raise ValueError(
+            "this algorithm was made for (clients, cohort_size) "
+            f"{algorithm.cohort_spec}, got {sizes}"
+        )
+    draw = functools.partial(cohort_of, setup)  # may reject the sizes
+    jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
+    if algorithm.uniform_weights and setup.weighting is not uniform:
+        raise ValueError(
+            "this algorithm has control variates, whose mean only uniform weights "
+            "keep, or bounds every client's part; use weighting=uniform"
+        )
 
 
 def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:

@@ -75,6 +75,9 @@ class Runner(NamedTuple):
     # (setup, privacy or None, sizes) -> (setup, guarantee, numbers) of other noise or
     # sizes, None if they stay the same
     calibrate: Callable[[Any, Any, Sequence[int]], tuple[Any, Guarantee, dict] | None]
+    programs: Callable[[Any], Programs]  # setup -> programs, which are not compiled yet
+    # setup with devices -> shardings of inputs, states and clients, as prefixes
+    shardings: Callable[[Any], tuple[Any, Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)

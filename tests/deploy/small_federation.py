@@ -6,7 +6,8 @@ import numpy as np
 from fedjax_muon import engine, models
 from fedjax_muon.data import Dataset
 from fedjax_muon.deploy import Node, federation, in_process, serve
-from fedjax_muon.simulation.federated import federate, uniform
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.participation import uniform
 from fedjax_muon.tasks.classification import classification
 
 CLIENTS, CLASSES, STEPS, BATCH = 4, 3, 2, 4

@@ -20,7 +20,8 @@ from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.core import tree
 from fedjax_muon.deploy import in_process, messages, serve
-from fedjax_muon.simulation.federated import by_examples, federate
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.participation import by_examples
 
 # One of each form; `python -m tests.deploy.all_methods` compares all of them.
 FORMS = (

@@ -10,7 +10,7 @@ from scipy import stats
 from fedjax_muon.algorithms import ALL, fedavg, scaffold
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
-from fedjax_muon.simulation.federated import by_examples
+from fedjax_muon.simulation.participation import by_examples
 from fedjax_muon.simulation.sweep import Cell, sweep
 
 N = len(PARTS)

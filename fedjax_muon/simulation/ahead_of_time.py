@@ -1,0 +1,255 @@
+"""Compilation of rounds for accelerators that are not at hand.
+
+    compiled = compile_for(simulation, "v5e:4x4")
+    print(compiled.memory, compiled.collectives)
+
+A TPU's compiler needs no TPU, only its library, of the extra `tpu-aot`.
+Nothing is placed on the devices, which do not exist here; only shapes are used.
+"""
+
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from fedjax_muon.engine.plans import Plan, vmapped
+from fedjax_muon.engine.sharding import SHARDED, sharded
+from fedjax_muon.simulation.operations import product_flops
+from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.versions import install_command
+
+
+class Chip(NamedTuple):
+    """Published figures of a chip: https://cloud.google.com/tpu/docs."""
+
+    memory: float  # bytes
+    flops: float  # operations per second in bfloat16, at most
+    bandwidth: float  # bytes per second of its memory
+
+
+CHIPS = {
+    "v4": Chip(32 * 2**30, 275e12, 1228e9),
+    "v5e": Chip(16 * 2**30, 197e12, 819e9),
+    "v5p": Chip(95 * 2**30, 459e12, 2765e9),
+    "v6e": Chip(32 * 2**30, 918e12, 1640e9),
+}
+HOST = 4  # chips of a host, in a square
+# A compiler looks for the TPU of this machine unless it is told of another one.
+NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+ITEM_BITS = {"pred": 8, "bf16": 16}  # others end with their number of bits
+
+
+class Memory(NamedTuple):
+    """Bytes on each device while a round runs."""
+
+    arguments: int  # state, examples and hyper-parameters
+    results: int  # without what overwrites arguments
+    work: int  # temporary values
+    code: int
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(self)
+
+
+class Collective(NamedTuple):
+    """Communication of one kind in the compiled program of a round."""
+
+    kind: str  # "all-reduce", ...
+    operations: int  # in the program
+    nbytes: int  # of their results on each device
+
+
+class Compiled(NamedTuple):
+    """A round that was compiled for a topology, and what its compiler says of it."""
+
+    topology: str
+    devices: int
+    chip: Chip
+    memory: Memory
+    flops: float  # of products on each device in a round
+    collectives: tuple[Collective, ...]
+    seconds: float  # of compilation
+    text: str  # the compiled program
+
+    @property
+    def fits(self) -> bool:
+        """Whether a round fits in the memory of a chip."""
+        return self.memory.total <= self.chip.memory
+
+
+def compile_for(
+    simulation: Simulation, topology: str, *, plan: Plan | None = None
+) -> Compiled:
+    """Compiles a round for TPUs that need not exist.
+
+    Args:
+      simulation: From `federate` or `decentralize`, on any devices of this machine.
+      topology: Chips by kind and arrangement, such as "v5e:2x2" or "v5e:16x16"; all of
+        them are used. "v5e:1x1" is one chip.
+      plan: Execution plan for a cohort; by default `vmapped`, the default on
+        accelerators. Agents of a decentralized simulation have no plan.
+
+    Returns:
+      Memory, operations, communication, and the compiled program.
+
+    Raises:
+      ImportError: If libtpu is not installed.
+      ValueError: If there is no such topology, or the agents can't be divided among its
+        chips.
+
+    Example:
+      >>> compiled = compile_for(simulation, "v5e:2x2")  # doctest: +SKIP
+      >>> compiled.memory.total  # doctest: +SKIP
+      1234567
+    """
+    devices = topology_devices(topology)
+    traced = _traced(simulation, devices, plan or vmapped)
+    began = time.perf_counter()
+    compiled = traced.lower().compile()
+    seconds = time.perf_counter() - began
+    text = compiled.as_text()
+    return Compiled(
+        topology=topology,
+        devices=len(devices),
+        chip=CHIPS[topology.partition(":")[0]],
+        memory=_memory_of(compiled.memory_analysis()),
+        flops=product_flops(traced.jaxpr),
+        collectives=collectives_of(text),
+        seconds=seconds,
+        text=text,
+    )
+
+
+def topology_devices(topology: str) -> tuple[jax.Device, ...]:
+    """Lists the devices of a topology, with which programs can be compiled.
+
+    Args:
+      topology: As for `compile_for`.
+
+    Returns:
+      The devices.
+
+    Raises:
+      ImportError: If libtpu is not installed.
+      ValueError: If there is no such topology.
+
+    Example:
+      >>> len(topology_devices("v5e:4x4"))  # doctest: +SKIP
+      16
+    """
+    kind, _, sizes = topology.partition(":")
+    if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", sizes):
+        known = ", ".join(f"{name}:2x2" for name in CHIPS)
+        raise ValueError(f"there is no topology {topology!r}; there are {known}, ...")
+    if find_spec("libtpu") is None:
+        raise ImportError(
+            f"compiling for TPUs needs their compiler; run {install_command('tpu-aot')}"
+        )
+    # Imported here, since only this function needs it.
+    from jax.experimental import topologies
+
+    alone = math.prod(map(int, sizes.split("x"))) < HOST
+    options = {"chips_per_host_bounds": [1, 1, 1]} if alone else {}
+    if jax.default_backend() != "tpu":
+        for name, value in NO_TPU.items():
+            os.environ.setdefault(name, value)
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, **options
+        )
+    except Exception as error:  # the plugin raises several kinds
+        reason = str(error).splitlines()[0][:200]
+        raise ValueError(
+            f"there is no topology {topology!r} ({reason}); sides are 1x1, or "
+            "multiples of 2 such as 2x2, 4x4 and 16x16"
+        ) from error
+    return tuple(found.devices)
+
+
+def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
+    """The program of a round for other devices, by shapes alone."""
+    several = tuple(devices) if len(devices) > 1 else ()
+    setup = simulation.setup._replace(devices=several)
+    if hasattr(setup, "plan"):
+        setup = setup._replace(plan=sharded(plan) if several else plan)
+    runner, size = simulation.runner, simulation.max_client_size
+    programs = runner.programs(setup)
+    alone = SingleDeviceSharding(devices[0])
+    shardings = runner.shardings(setup) if several else (alone, alone, alone)
+    clients = _placed(simulation.clients, shardings[2], len(devices))
+    created = jax.eval_shape(programs.create, jax.random.key(0))
+    begun = programs.begin.trace(simulation.inputs, created, clients, size).out_info[0]
+    inputs, state = map(_placed, (simulation.inputs, begun), shardings)
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    return programs.rounds.trace(inputs, state, clients, count, size)
+
+
+def _placed(arrays: Any, shardings: Any, parts: int = 1) -> Any:
+    """Shapes with shardings, a prefix; divided examples are padded for equal parts."""
+
+    def shape(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        divided = getattr(sharding, "spec", None) == SHARDED
+        rows = [-(-x.shape[0] // parts) * parts, *x.shape[1:]] if divided else x.shape
+        return jax.ShapeDtypeStruct(tuple(rows), x.dtype, sharding=sharding)
+
+    return jax.tree.map(
+        lambda sharding, part: jax.tree.map(lambda x: shape(x, sharding), part),
+        shardings,
+        arrays,
+    )
+
+
+def _memory_of(found: Any) -> Memory:
+    return Memory(
+        found.argument_size_in_bytes,
+        found.output_size_in_bytes - found.alias_size_in_bytes,
+        found.temp_size_in_bytes,
+        found.generated_code_size_in_bytes,
+    )
+
+
+def collectives_of(text: str) -> tuple[Collective, ...]:
+    """Counts the communication in a compiled program.
+
+    Args:
+      text: The program in XLA's format.
+
+    Returns:
+      One entry for every kind that it has.
+    """
+    kinds = "|".join(COLLECTIVES)
+    found: dict[str, list[int]] = {}
+    for result, kind, start in re.findall(rf"= (\(?[^=]*?) ({kinds})(-start)?\(", text):
+        # the asynchronous form of others than a reduction also returns its operand
+        both = start and kind != "all-reduce"
+        found.setdefault(kind, []).append(_nbytes(result) // (2 if both else 1))
+    return tuple(Collective(k, len(n), sum(n)) for k, n in found.items())
+
+
+def _nbytes(shapes: str) -> int:
+    """The bytes of arrays such as "f32[10,2]{1,0}"."""
+    total = 0
+    for dtype, sizes in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", shapes):
+        bits = ITEM_BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
+        total += math.prod(map(int, filter(None, sizes.split(",")))) * bits // 8
+    return total

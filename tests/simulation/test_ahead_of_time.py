@@ -1,0 +1,154 @@
+"""Rounds that are compiled for TPUs, where the compiler of TPUs is installed."""
+
+import importlib.util
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_muon import data, models, partition
+from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
+from fedjax_muon.cli.topologies import table
+from fedjax_muon.decentralized import dsgd, topology
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.engine.plans import mapped
+from fedjax_muon.simulation import ahead_of_time
+from fedjax_muon.simulation.ahead_of_time import Collective, collectives_of, compile_for
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.operations import product_flops
+from fedjax_muon.tasks import classification
+
+DIGITS = data.load("digits")
+PARTS = partition.iid(DIGITS.y_train, 8, key=jax.random.key(0))
+TASK = classification(models.MLP(10, (16,)), DIGITS)
+LIBTPU = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="the compiler of TPUs is missing: extra [tpu-aot]",
+)
+
+
+def simulated(algorithm, **given):
+    sizes = {"cohort_size": 4, "local_steps": 3, "batch_size": 8}
+    return federate(algorithm, TASK, DIGITS, PARTS, **sizes, **given)
+
+
+# ---------------------------------------------------------------- operations
+
+
+def test_products_are_counted_as_often_as_they_run():
+    a, b = jnp.ones((2, 3)), jnp.ones((3, 5))
+
+    def program(a, b):
+        once = jnp.tanh(a @ b)
+        body = lambda x, _: (x @ b @ b.T, None)
+        many, _ = jax.lax.scan(body, a, length=4)
+        either = jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: once + 1)
+        return once, many, either
+
+    one = 2 * 2 * 3 * 5
+    assert product_flops(jax.make_jaxpr(program)(a, b)) == one * (1 + 4 * 2 + 1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_count_as_xla_counts_them(groups):
+    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4 // groups, 6))
+
+    def convolve(x, kernel):
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (1, 1),
+            "VALID",
+            dimension_numbers=dimensions,
+            feature_group_count=groups,
+        )
+
+    compiled = jax.jit(convolve).lower(x, kernel).compile()
+    ours = product_flops(jax.make_jaxpr(convolve)(x, kernel))
+    assert ours == compiled.cost_analysis()["flops"]
+
+
+def test_a_round_counts_all_its_local_steps():
+    simulation = simulated(fedavg(lr=0.1), plan=mapped)
+    state = simulation.init(jax.random.key(0))
+    given = simulation.inputs, state, simulation.clients, 1, simulation.max_client_size
+    found = product_flops(simulation.programs.rounds.trace(*given).jaxpr)
+    # forward, both gradients of the second layer, one of the first
+    features = math.prod(DIGITS.x_train.shape[1:])
+    per_example = 2 * (2 * features * 16 + 3 * 16 * 10)
+    assert found == pytest.approx(4 * 3 * 8 * per_example, rel=0.02)
+
+
+# ---------------------------------------------------------------- the program's text
+
+TEXT = """
+%psum.8 = f32[9629]{0:T(1024)S(1)} all-reduce(%concatenate.55), channel_id=1
+%a = (bf16[4,8]{1,0}, pred[3]{0}) all-reduce-start(%x, %y), channel_id=2
+%b = (bf16[4,8]{1,0}, pred[3]{0}) all-reduce-done(%a)
+%c = (f32[2]{0}, f32[8]{0}) all-gather-start(%z), channel_id=3
+ROOT %d = s32[] add(%e, %f), metadata={op_name="all-reduce(it)"}
+"""
+
+
+def test_communication_is_read_from_the_program():
+    assert collectives_of(TEXT) == (
+        Collective("all-reduce", 2, 4 * 9629 + 2 * 32 + 3),
+        Collective("all-gather", 1, 4 * (2 + 8) // 2),
+    )
+    assert collectives_of("ROOT %d = s32[] add(%e, %f)") == ()
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:2", "v5e:axb", ""])
+def test_unknown_topologies_are_refused(name):
+    with pytest.raises(ValueError, match=r"there are v4:2x2, v5e:2x2, v5p:2x2, v6e"):
+        compile_for(simulated(fedavg(lr=0.1)), name)
+
+
+def test_the_compiler_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"needs their compiler; run pip install"):
+        compile_for(simulated(fedavg(lr=0.1)), "v5e:2x2")
+
+
+# ---------------------------------------------------------------- real programs
+
+
+@LIBTPU
+@pytest.mark.parametrize("name", ["v5e:1x1", "v6e:4x4"])
+def test_one_reduction_ends_an_exchange(name):
+    compiled = compile_for(simulated(fedmuon(lr=0.1)), name)
+    assert compiled.fits
+    assert compiled.devices == (1 if name == "v5e:1x1" else 16)
+    params = jax.tree.leaves(jax.eval_shape(TASK.init, jax.random.key(0)))
+    numbers = sum(x.size for x in params)
+    found = {one.kind: one for one in compiled.collectives}
+    assert set(found) == (set() if compiled.devices == 1 else {"all-reduce"})
+    for one in compiled.collectives:
+        assert one.operations == 1
+        assert 4 * numbers <= one.nbytes < 8 * numbers + 1000
+    text = "\n".join(map(str, table(compiled).columns[1].cells))
+    assert "fits" in text
+
+
+@LIBTPU
+def test_states_of_clients_and_agents_are_divided():
+    one, several = (
+        compile_for(simulated(scaffold(lr=0.1)), name)
+        for name in ("v5e:1x1", "v5e:2x2")
+    )
+    assert several.memory.arguments < one.memory.arguments
+    assert several.flops == pytest.approx(one.flops / 4)
+    weights = topology.metropolis(topology.ring(8))
+    agents = decentralize(
+        dsgd(lr=0.1), TASK, DIGITS, PARTS, weights=weights, batch_size=8
+    )
+    assert compile_for(agents, "v5e:2x2").collectives
+    with pytest.raises(ValueError, match="multiples of 2 such as 2x2, 4x4"):
+        compile_for(agents, "v5e:3x3")
+    assert np.isfinite(several.seconds)
