@@ -1,0 +1,399 @@
+"""The transport over NVFlare: with proxies that are none, and with real processes."""
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from small_federation import (
+    CLIENTS,
+    KEY,
+    PARTS,
+    X,
+    Y,
+    assert_same,
+    described,
+    nodes_of,
+    simulated,
+)
+
+from fedjax_muon import data
+from fedjax_muon.algorithms import ALL, fedmuon_correct
+from fedjax_muon.deploy import messages, serve
+
+pytest.importorskip("nvflare", reason="nvflare is not installed; pip: .[nvflare]")
+
+from nvflare.collab import CollabCallError
+from nvflare.collab.api.context import set_call_context
+from nvflare.collab.api.decorators import get_object_publish_interface
+from nvflare.collab.api.exceptions import RunAborted
+
+from fedjax_muon.deploy.nvflare import published, sites
+
+ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
+JOB = Path(__file__).with_name("nvflare_job.py")
+LOST = "Communication error with client"
+PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "deploy.md"
+
+
+class Proxy:
+    """In place of NVFlare's proxy of a site."""
+
+    def __init__(self, name, answer):
+        self.name, self.answer, self.timeouts = name, answer, []
+
+    def __call__(self, *, timeout):
+        self.timeouts.append(timeout)
+        return self
+
+
+def pieces(data):
+    return [np.frombuffer(data, np.uint8)]
+
+
+def echo(request):
+    return pieces(b"answer to " + b"".join(request))
+
+
+def failing(request):
+    raise CollabCallError("site-2", "answer", "the disk is gone")
+
+
+def refusal(answer):
+    return messages.read(answer).about["refused"]
+
+
+@contextlib.contextmanager
+def at(name, **values):
+    """What NVFlare tells the functions of a job, as long as they run."""
+    set_call_context(SimpleNamespace(app=SimpleNamespace(name=name), **values))
+    yield
+    set_call_context(None)
+
+
+@pytest.fixture(autouse=True)
+def aborted():
+    """Tests are the main function of a job, which is aborted when this is set."""
+    event = threading.Event()
+    with at("server", is_aborted=event.is_set):
+        yield event
+
+
+def test_clients_are_sites_by_number_or_by_name():
+    proxies = [Proxy(name, echo) for name in ("site-1", "site-3", "hospital")]
+    send = sites(proxies)
+    answers = b"answer to a", b"answer to b"
+    assert dict(send({0: b"a", 2: b"b"}, 7.0)) == dict(
+        zip((0, 2), answers, strict=True)
+    )
+    assert [proxy.timeouts for proxy in proxies] == [[7.0], [7.0], []]
+    named = sites(proxies, {0: "hospital", 1: "site-1"})
+    assert dict(named({0: b"a", 1: b"b"}, None)) == dict(enumerate(answers))
+    assert proxies[2].timeouts == [None]
+
+
+@pytest.mark.parametrize(
+    ("names", "site"),
+    [(None, "site-2"), ({0: "site-1"}, None), ({0: "site-1", 1: "clinic"}, "clinic")],
+)
+def test_a_site_that_is_not_in_the_job_is_as_one_that_refuses(names, site):
+    found = dict(sites([Proxy("site-1", echo)], names)({0: b"a", 1: b"b"}, 5.0))
+    assert found.pop(0) == b"answer to a"
+    assert refusal(found[1]) == f"NVFlare: no site {site} in this job"
+
+
+def test_a_site_that_fails_does_not_stop_the_others():
+    proxies = [Proxy("site-1", echo), Proxy("site-2", failing)]
+    found = dict(sites(proxies)({0: b"a", 1: b"b"}, 5.0))
+    assert found.pop(0) == b"answer to a"
+    assert "call to site-2.answer failed: the disk is gone" in refusal(found[1])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        b"bytes",
+        {"a": 1},
+        [b"bytes"],
+        [np.zeros(3)],
+        np.zeros(3, "u1"),
+        [np.zeros((2, 2), "u1", order="F")],
+    ],
+)
+def test_what_is_no_message_is_refused(answer):
+    send = sites([Proxy("site-1", lambda request: answer)])
+    ((client, answered),) = send({0: b"a"}, 5.0)
+    assert client == 0
+    assert "is no message in pieces" in refusal(answered)
+
+
+def test_long_messages_are_divided(monkeypatch):
+    monkeypatch.setattr("fedjax_muon.deploy.nvflare.PIECE", 4)
+    seen = []
+
+    def call(request):
+        seen.append([len(piece) for piece in request])
+        return echo(request)
+
+    proxy = Proxy("site-1", None)
+    proxy.published_too = call
+    send = sites([proxy], function="published_too")
+    assert list(send({0: b"0123456789"}, 5.0)) == [(0, b"answer to 0123456789")]
+    assert seen == [[4, 4, 2]]
+
+
+@pytest.mark.parametrize(
+    "error", [RunAborted("end"), CollabCallError("site-1", "answer", TimeoutError())]
+)
+def test_the_end_of_the_job_ends_the_run(aborted, error):
+    def abort(request):
+        aborted.set()
+        raise error
+
+    with pytest.raises(RunAborted):
+        list(sites([Proxy("site-1", abort)])({0: b"a"}, None))
+
+
+def test_other_errors_are_not_hidden():
+    proxy = Proxy("site-1", lambda request: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(sites([proxy])({0: b"a"}, None))
+
+
+def test_answers_come_as_they_arrive_until_the_deadline():
+    stuck, first = threading.Event(), threading.Event()
+
+    def late(request):
+        first.wait(10)
+        return echo(request)
+
+    def hang(request):
+        stuck.wait(10)
+        return echo(request)
+
+    proxies = [Proxy(f"site-{i}", f) for i, f in enumerate((late, hang, echo), 1)]
+    begin, found = time.monotonic(), []
+    for client, _ in sites(proxies)(dict.fromkeys(range(3), b"a"), 1.0):
+        found.append(client)
+        first.set()
+    assert found == [2, 0]
+    assert 0.9 < time.monotonic() - begin < 5
+    stuck.set()
+
+
+def proxies_of(nodes, change=lambda client, answer: answer):
+    """Sites as NVFlare would reach them."""
+
+    def answers(client):
+        answer = published(lambda site: nodes[int(site.removeprefix("site-")) - 1])
+
+        def call(request):
+            with at(f"site-{client + 1}"):
+                return pieces(change(client, b"".join(answer(request))))
+
+        return call
+
+    return [Proxy(f"site-{client + 1}", answers(client)) for client in nodes]
+
+
+def test_a_federation_of_sites_is_the_simulated_one():
+    shared, missing = described(ALGORITHM), []
+    on_round = lambda progress, lost: missing.extend(lost)
+    send = sites(proxies_of(nodes_of(shared)))
+    ended = serve(shared, send, KEY, rounds=2, deadline=60, on_round=on_round)
+    assert not missing
+    assert_same(simulated(ALGORITHM, 2), ended)
+
+
+def test_failures_and_answers_of_others_are_left_out_with_the_reason():
+    shared, missing = described(ALGORITHM), []
+
+    def change(client, answer):
+        if client == 1:
+            raise CollabCallError("site-2", "answer", "the disk is gone")
+        if client == 3:
+            message = messages.read(answer)
+            about = {**message.about, "client": 2}
+            return messages.write(message._replace(about=about))
+        return answer
+
+    send = sites(proxies_of(nodes_of(shared), change))
+    on_round = lambda progress, lost: missing.extend(lost)
+    ended = serve(shared, send, KEY, rounds=3, deadline=60, on_round=on_round)
+    assert ended.state.round == 3
+    assert {lost.client for lost in missing} == {1, 3}
+    said = {1: "the disk is gone", 3: "an answer of client 2"}
+    assert all(said[lost.client] in lost.reason for lost in missing)
+
+
+def test_a_site_makes_its_node_once_and_does_not_answer_what_is_outdated():
+    made, working, go_on = [], threading.Event(), threading.Event()
+
+    class Slow:
+        def answer(self, request):
+            working.set()
+            go_on.wait(10)
+            return b"answer to " + request
+
+    def make_node(site):
+        made.append(site)
+        return Slow()
+
+    answer, results = published(make_node), {}
+
+    def ask(request):
+        with at("site-3"):
+            try:
+                results[request] = b"".join(answer(pieces(request)))
+            except RuntimeError as error:
+                results[request] = str(error)
+
+    threads = []
+    for request in (b"1", b"2", b"3"):
+        threads.append(threading.Thread(target=ask, args=(request,)))
+        threads[-1].start()
+        assert working.wait(5)
+        time.sleep(0.05)
+    go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert made == ["site-3"]
+    assert results == {
+        b"1": b"answer to 1",
+        b"2": "the server has sent another request meanwhile",
+        b"3": b"answer to 3",
+    }
+
+
+def test_the_job_of_the_page_trains(tmp_path, monkeypatch):
+    section = PAGE.read_text().split("## NVFlare")[1]
+    (code,) = re.findall(r"^```py\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    (tmp_path / "three_sites.py").write_text(code.replace("/data", str(tmp_path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    job = importlib.import_module("three_sites")
+    assert get_object_publish_interface(job).keys() == {"answer"}
+    digits = data.load("digits")
+    for client, part in enumerate(np.array_split(np.arange(len(digits.y_train)), 3)):
+        own = {"x": digits.x_train[part], "y": digits.y_train[part]}
+        np.savez(tmp_path / f"mine{client}.npz", **own)
+
+    def site(name):
+        answer = published(job.make_node)  # every site imports the module for itself
+
+        def call(request):
+            with at(name):
+                return answer(request)
+
+        return Proxy(name, call)
+
+    proxies = [site(f"site-{i}") for i in (1, 2, 3)]
+    with at("server", is_aborted=lambda: False, clients=proxies):
+        job.train()
+    task = job.shared().setup.task
+    with np.load(tmp_path / "parameters.npz") as archive:
+        params = [archive[name] for name in archive]
+    params = jax.tree.unflatten(jax.tree.structure(task.init(KEY)), params)
+    scores = task.evaluate(params, digits.x_test, digits.y_test)
+    assert scores["correct"].mean() > 0.7
+
+
+def test_without_nvflare_the_command_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fedjax_muon.deploy.nvflare")
+    monkeypatch.setitem(sys.modules, "nvflare.collab", None)
+    with pytest.raises(ImportError) as error:
+        import fedjax_muon.deploy.nvflare  # noqa: F401
+    assert str(error.value) == (
+        'sites of NVFlare need nvflare: pip install "nvflare<2.10,>=2.9"'
+    )
+
+
+def kill_all(place):
+    """Kills the processes that have a directory in their command."""
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if any(str(place) in word for word in process.cmdline()):
+                    process.kill()
+                    found.append(process)
+        if not found:
+            return
+        psutil.wait_procs(found, 5)
+
+
+def run_job(place, command, seconds=300):
+    """Runs a job; whatever happens, none of its many processes is left.
+
+    NVFlare's simulator may lose a site at the start. It looks for a free port by
+    listening on it, and a process that it forks meanwhile accepts the connection to the
+    site. Such a job is started again.
+    """
+    log, status = place / "log", None
+    for _ in range(3):
+        with (
+            log.open("w") as output,
+            tempfile.TemporaryDirectory() as short,  # paths of sockets are bounded
+            subprocess.Popen(
+                command,
+                cwd=place,
+                env={**os.environ, "HOME": str(place), "TMPDIR": short},
+                stdout=output,
+                stderr=output,
+            ) as process,
+        ):
+            end = time.monotonic() + seconds
+            try:
+                while status is None and time.monotonic() < end:
+                    if LOST in log.read_text():
+                        break
+                    time.sleep(0.5)
+                    status = process.poll()
+            finally:
+                kill_all(place)
+        if LOST not in log.read_text():
+            break
+    assert status == 0, log.read_text()[-5000:]
+
+
+@pytest.mark.slow
+def test_real_sites_have_the_numbers_of_the_simulation(tmp_path):
+    (tmp_path / JOB.name).write_text(JOB.read_text())
+    places = [tmp_path / "sites" / f"site-{i + 1}" for i in range(CLIENTS)]
+    for place, part in zip(places, PARTS, strict=True):
+        place.mkdir(parents=True)
+        np.savez(place / "examples.npz", x=X[part], y=Y[part])
+    run_job(tmp_path, [sys.executable, str(tmp_path / JOB.name), str(tmp_path)])
+
+    said = json.loads((tmp_path / "server.json").read_text())
+    methods = [name for name, missing in said["missing"].items() if not missing]
+    assert methods == ["fedmuon_correct", "fedmuon", "fedmuon_svd"]
+    for name in methods:
+        expected = simulated(ALL[name].function(), rounds=2).training.server
+        with np.load(tmp_path / f"{name}.npz") as archive:
+            found = [archive[entry] for entry in archive]
+        for a, b in zip(jax.tree.leaves(expected), found, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), b)
+    ((client, reason),) = said["missing"]["failing"]
+    assert client == 1
+    assert "FileNotFoundError: the disk is gone" in reason
+
+    processes = {int((place / "process").read_text()) for place in places}
+    assert len(processes - {said["process"], os.getpid()}) == CLIENTS
+    for place in places:
+        files = {path.name for path in place.iterdir()}
+        assert files - {"fedavg"} == {"examples.npz", "process", *methods}
+    states = {path.parent.name for path in places[0].glob("*/state_*")}
+    assert states == {"fedmuon_correct"}
