@@ -1,0 +1,300 @@
+"""A transport over Flower: SuperNodes hold the nodes, and a ServerApp runs `serve`.
+
+    client_app = flower.client_app(make_node)    # of the SuperNodes
+
+    @server_app.main()
+    def main(grid, context):
+        server = flower.FlowerServer(grid, num_clients=4)
+        server.wait(4)
+        ended = serve(shared, server.send, key, rounds=50, deadline=600)
+
+No Strategy takes part: an algorithm may have several exchanges in a round. Flower
+starts a process for every message. A node therefore needs a directory for its states,
+and JAX's persistent compilation cache saves most of the time of a small round.
+
+Messages travel as arrays of bytes, which Flower divides into chunks of 5 MiB, so that
+they are not bound by the 2 GiB of a protocol buffer.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from fedjax_muon.deploy import messages
+from fedjax_muon.deploy.messages import MessageError
+from fedjax_muon.deploy.node import Node
+from fedjax_muon.versions import install_command
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.common.constant import ErrorCode
+    from flwr.serverapp import Grid
+except ImportError as error:
+    raise ImportError(
+        f"nodes over Flower need flwr: {install_command('flwr')}"
+    ) from error
+
+KIND = "fedjax_muon"  # name of the handlers and of the records
+LOOK = 0.2  # seconds between looks for answers
+LOOK_FOR_NODES = 1.0
+SKEW = 300.0  # seconds by which clocks of nodes may differ, as in Flower
+GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
+
+
+class _Sent(NamedTuple):
+    client: int
+    node: int  # id of the SuperNode
+
+
+class FlowerServer:
+    """The server's side: finds nodes, sends requests and collects answers.
+
+    Every SuperNode is asked for the id of its client, when it is new. If two have the
+    same client, the first is used for as long as it answers. The attribute `refused`
+    says which SuperNodes are not used, and why; there is a warning for each.
+
+    Args:
+      grid: The grid of the ServerApp.
+      num_clients: N, the number of clients.
+      patience: Seconds that a client without a SuperNode is waited for, once.
+
+    Example:
+      >>> ended = serve(shared, FlowerServer(grid, 4).send, key, rounds=50)
+    """
+
+    def __init__(self, grid: Grid, num_clients: int, *, patience: float = 60.0) -> None:
+        self.grid, self.num_clients, self.patience = grid, num_clients, patience
+        self.refused: list[str] = []  # why SuperNodes are not used
+        self._clients: dict[int, int] = {}  # by the ids of nodes, the first one first
+        self._online: set[int] = set()
+        self._silent: set[int] = set()  # nodes that did not answer in time
+        self._asked: dict[str, int] = {}  # nodes by the ids of queries
+        self._failed: set[int] = set()  # nodes that do not tell their client
+        self._late: dict[str, _Sent] = {}  # requests of earlier calls
+        self._gone: dict[int, float] = {}  # since when a client has no node
+        self._looked = -LOOK_FOR_NODES
+
+    def connected(self) -> set[int]:
+        """Returns the ids of the clients that have a SuperNode."""
+        return set(self._places())
+
+    def wait(self, count: int, seconds: float | None = None) -> set[int]:
+        """Waits until some clients have a SuperNode.
+
+        Args:
+          count: Number of clients.
+          seconds: Longest time to wait; by default there is no bound.
+
+        Returns:
+          The ids of the clients that have one.
+        """
+        begin = time.monotonic()
+        self._failed.clear()
+        while True:
+            self._look()
+            found = self.connected()
+            late = seconds is not None and time.monotonic() - begin > seconds
+            if len(found) >= count or late:
+                return found
+            time.sleep(LOOK)
+
+    def send(
+        self, requests: Mapping[int, bytes], deadline: float | None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Sends requests, and yields answers as they arrive; the transport of `serve`.
+
+        If the SuperNode of a client disappears, another one that has the client gets
+        the request. Errors of a ClientApp are yielded as refusals with Flower's reason,
+        and late answers to earlier requests as they are, for `serve` to refuse.
+
+        Args:
+          requests: Requests by client id.
+          deadline: Seconds to wait for answers; by default there is no bound for
+            SuperNodes that are online. Flower may hold back a node that ends while it
+            sends its answer for three minutes longer.
+
+        Yields:
+          The id of a client, and its answer.
+        """
+        begin = time.monotonic()
+        life = None if deadline is None else deadline + SKEW
+        waiting = dict(requests)
+        sent: dict[str, _Sent] = {}
+        self._failed.clear()
+        try:
+            while waiting or sent:
+                self._look()
+                yield from self._give_up(waiting)
+                sent |= self._push(waiting, life)
+                found = list(self._pull(sent))
+                for client, data in found:
+                    if data is None:  # the node has gone
+                        waiting[client] = requests[client]
+                    else:
+                        yield client, data
+                if deadline is not None and time.monotonic() - begin > deadline:
+                    break
+                if not found:
+                    time.sleep(LOOK)
+        finally:
+            self._late |= sent
+            self._silent |= {request.node for request in sent.values()}
+
+    def _look(self) -> None:
+        """Finds the nodes that are online, and asks new ones for their client."""
+        if time.monotonic() - self._looked > LOOK_FOR_NODES:
+            self._online = set(self.grid.get_node_ids())
+            known = self._clients.keys() | self._asked.values() | self._failed
+            for node in sorted(self._online - known):
+                query = Message(RecordDict(), node, f"query.{KIND}")
+                self._asked |= dict.fromkeys(self._pushed(query), node)
+            self._looked = time.monotonic()
+        for reply in self._replies(self._asked):
+            self._introduce(self._asked.pop(reply.metadata.reply_to_message_id), reply)
+
+    def _introduce(self, node: int, reply: Message) -> None:
+        """Notes the client of a new node, or why there is none."""
+        if reply.has_error():
+            self._refuse(node, _reason(reply))
+            return
+        client = reply.content.config_records.get(KIND, {}).get("client")
+        if type(client) is not int or not 0 <= client < self.num_clients:
+            bound = self.num_clients - 1
+            self._refuse(node, f"there are clients 0 to {bound}, got {client}")
+            return
+        first = self._places().get(client)
+        self._clients[node] = client
+        if first is not None and first not in self._silent:
+            self._note(
+                f"client {client} has SuperNode {first} already; SuperNode {node} is "
+                "used if that one does not answer"
+            )
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self._failed.add(node)
+        self._note(f"SuperNode {node} is not used: {reason}")
+
+    def _note(self, text: str) -> None:
+        if text not in self.refused:
+            self.refused.append(text)
+            warnings.warn(text, stacklevel=2)
+
+    def _places(self) -> dict[int, int]:
+        """The node of each client: the first one that is online and answers."""
+        found: dict[int, int] = {}
+        for node, client in self._clients.items():
+            first = found.get(client)
+            if node in self._online and (first is None or first in self._silent):
+                found[client] = node
+        return found
+
+    def _give_up(self, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        """Removes clients that have been without a node for too long."""
+        now, places = time.monotonic(), self._places()
+        for client in list(waiting):
+            if client in places:
+                self._gone.pop(client, None)
+            elif now - self._gone.setdefault(client, now) > self.patience:
+                del waiting[client]
+                yield client, _refusal(client, "no SuperNode has this client")
+
+    def _push(self, waiting: dict[int, bytes], life: float | None) -> dict[str, _Sent]:
+        """Sends what waits for a node that is there now."""
+        sent, places = {}, self._places()
+        for client in [client for client in waiting if client in places]:
+            request = Message(
+                _packed(waiting[client]), places[client], f"train.{KIND}", ttl=life
+            )
+            for name in self._pushed(request):
+                sent[name] = _Sent(client, places[client])
+                del waiting[client]
+        return sent
+
+    def _pull(self, sent: dict[str, _Sent]) -> Iterator[tuple[int, bytes | None]]:
+        """Takes what has arrived; nothing in place of bytes if a node has gone."""
+        for reply in self._replies({**self._late, **sent}):
+            name = reply.metadata.reply_to_message_id
+            late = name in self._late
+            client, node = (self._late if late else sent).pop(name)
+            if reply.has_error():
+                if late:
+                    continue
+                if reply.error.code in GONE:
+                    self._clients.pop(node, None)
+                    yield client, None
+                    continue
+            self._silent.discard(node)
+            yield client, _answer(client, reply)
+
+    def _pushed(self, message: Message) -> list[str]:
+        """Returns the id of a message, or nothing if its node has gone."""
+        return [name for name in self.grid.push_messages([message]) if name]
+
+    def _replies(self, names: Mapping[str, object]) -> list[Message]:
+        if not names:
+            return []
+        replies = self.grid.pull_messages(list(names))
+        return [r for r in replies if r.metadata.reply_to_message_id in names]
+
+
+def client_app(make_node: Callable[[Context], Node]) -> ClientApp:
+    """Makes the app of SuperNodes, which answers the requests of `FlowerServer`.
+
+    Flower starts a process for every message. The node should have a directory, in
+    which it keeps its states from one process to the next.
+
+    Args:
+      make_node: Makes the node of a SuperNode; `context.node_config` has the values of
+        its option `--node-config`.
+
+    Returns:
+      The app. Handlers of other messages may be added to it.
+
+    Example:
+      >>> app = client_app(make_node)
+    """
+    app = ClientApp()
+
+    @app.query(KIND)
+    def client_of(message: Message, context: Context) -> Message:
+        about = ConfigRecord({"client": make_node(context).client})
+        return Message(RecordDict({KIND: about}), reply_to=message)
+
+    @app.train(KIND)
+    def answer(message: Message, context: Context) -> Message:
+        request = _unpacked(message.content)
+        return Message(_packed(make_node(context).answer(request)), reply_to=message)
+
+    return app
+
+
+def _packed(data: bytes) -> RecordDict:
+    array = Array("uint8", (len(data),), KIND, data)
+    return RecordDict({KIND: ArrayRecord({KIND: array})})
+
+
+def _unpacked(content: RecordDict) -> bytes:
+    array = content.array_records.get(KIND, {}).get(KIND)
+    if array is None:
+        raise MessageError("the message has no bytes of fedjax_muon")
+    return bytes(array.data)
+
+
+def _answer(client: int, reply: Message) -> bytes:
+    try:
+        if reply.has_error():
+            raise MessageError(_reason(reply))
+        return _unpacked(reply.content)
+    except MessageError as error:
+        return _refusal(client, str(error))
+
+
+def _reason(reply: Message) -> str:
+    return f"Flower: {reply.error.reason} (code {reply.error.code})"
+
+
+def _refusal(client: int, reason: str) -> bytes:
+    """An answer as of a node that refuses a request."""
+    return messages.write(messages.Message({"client": client, "refused": reason}, []))
