@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable
 
-from scipy import optimize
-
 from fedjax_muon.privacy.accounting import check_epsilon
 
 
@@ -38,6 +36,8 @@ def calibrate_noise(
             f"no noise level reaches epsilon {target:g}, got {epsilon(2.0**40):g} at "
             "the largest and more noise does not help: raise epsilon or delta"
         )
+    from scipy import optimize  # slow to import, for private runs alone
+
     log = optimize.brentq(excess, *bracket, xtol=tolerance / 2)
     while epsilon(math.exp(log)) > target:
         log += tolerance / 2

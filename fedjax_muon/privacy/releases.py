@@ -4,7 +4,6 @@ import dataclasses
 from typing import ClassVar
 
 import numpy as np
-from scipy import signal
 
 from fedjax_muon.core import check_range
 from fedjax_muon.privacy.correlated import Strategy
@@ -161,6 +160,8 @@ class Correlated:
         del beta
         steps = len(changes)
         column = self.strategy.column(steps)
+        from scipy import signal  # slow to import, for private runs alone
+
         parts = signal.fftconvolve(column, (changes > 0).astype(float))[:steps]
         return self.multiplier / float(np.linalg.norm(parts))
 

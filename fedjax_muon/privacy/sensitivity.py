@@ -23,7 +23,6 @@ import math
 from typing import Protocol
 
 import numpy as np
-from scipy import signal
 
 from fedjax_muon.core import check_range
 
@@ -157,6 +156,8 @@ def transcript_norm(changes: np.ndarray, decay: float) -> float:
     """
     if np.isinf(changes).any():
         return math.inf
+    from scipy import signal  # slow to import, for private runs alone
+
     return float(np.linalg.norm(signal.lfilter([1.0], [1.0, -decay], changes)))
 
 

@@ -286,7 +286,7 @@ def of_simulation(method, apps):
         **apps.SIZES,
     )
     state = simulation.init(KEY)
-    for _ in range(apps.ROUNDS):
+    for _ in range(apps.ROUNDS[method]):
         yield state.training.server
         state, _ = simulation.train_round(state)
     yield state.training.server
@@ -312,7 +312,8 @@ def test_processes_over_http_have_the_bits_of_simulations_and_one_is_killed(
         said = running.run(APP, {"output": str(tmp_path)}, seconds=600)
     assert (tmp_path / "ended.json").exists(), said
     ended = json.loads((tmp_path / "ended.json").read_text())
-    last = [apps.METHODS[-1], apps.ROUNDS, 0, ended["killed"], "no answer"]
+    killed = apps.METHODS[-1]
+    last = [killed, apps.ROUNDS[killed], 0, ended["killed"], "no answer"]
     assert ended["missing"] == [last]
     assert not ended["refused"]
     for method in apps.METHODS:

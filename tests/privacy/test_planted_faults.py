@@ -60,8 +60,8 @@ def check_seeds(worlds):
 
 
 @pytest.mark.parametrize("method", PRIVATE)
-def test_methods_raise_no_alarm(method):
-    check_seeds(private_worlds.agents(CASES[method]))
+def test_methods_of_the_command_raise_no_alarm(method):
+    check_seeds(private_worlds.command(method))
 
 
 def test_clients_raise_no_alarm():
@@ -85,14 +85,17 @@ def test_audits_of_clients_that_do_not_fit_are_refused():
         client_audits.client_worlds(dataclasses.replace(simulation, setup=setup))
 
 
-@pytest.mark.parametrize("method", PRIVATE)
-def test_the_command_raises_no_alarm(method):
-    assert alarms(private_worlds.audit(private_worlds.command(method), 0, 1000)) == []
-
-
 @pytest.mark.parametrize(
     "setting",
-    ["unequal agents", "rare batches", "full batches", "short", "prologue", "two runs"],
+    [
+        "unequal agents",
+        "rare batches",
+        "dp_ftrl",
+        "full batches",
+        "short",
+        "prologue",
+        "two runs",
+    ],
 )
 def test_other_settings_raise_no_alarm(setting):
     assert alarms(private_worlds.audit_case(setting, 1, 1000)) == []

@@ -114,6 +114,7 @@ HEAVY = "sklearn matplotlib orbax tensorstore scipy networkx flax tensorflow_dat
     [
         ("import fedjax_muon", f"{HEAVY} jax optax chex numpy"),
         ("from fedjax_muon.cli import main; main(['--help'])", HEAVY),
+        ("import fedjax_muon as fm; fm.federate", "scipy matplotlib orbax"),
     ],
 )
 def test_nothing_slow_is_imported_before_it_is_needed(script, absent):
