@@ -65,6 +65,8 @@ class Processes(Executor):
         if wait:
             for process in self._running:
                 process.kill()
+            for process in self._running:
+                process.join()
 
     def _run(self, task: Any) -> Any:
         if not hasattr(self._local, "worker"):
