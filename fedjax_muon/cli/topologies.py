@@ -46,13 +46,17 @@ def table(compiled: Compiled) -> Table:
     )
     for name, value in memory._asdict().items():
         found.add_row(f"  {name}", _size(value))
-    seconds = compiled.flops / chip.flops
+    flops, nbytes = compiled.products
     found.add_row(
         "products on a chip",
-        f"{compiled.flops:.3g} operations, at least {seconds:.2g} s in bfloat16",
+        f"{flops:.3g} operations, {_size(nbytes)}: at least "
+        f"{compiled.least_seconds:.2g} s",
     )
     for one in compiled.collectives:
-        found.add_row(one.kind, f"{one.operations}, {_size(one.nbytes)} on a chip")
+        inner = f", {one.in_loops} in its loops" if one.in_loops else ""
+        found.add_row(
+            one.kind, f"{one.operations}, {_size(one.nbytes)} on a chip{inner}"
+        )
     if not compiled.collectives:
         found.add_row("communication", "none")
     found.add_row("compilation", f"{compiled.seconds:.1f} s")

@@ -15,7 +15,7 @@ its position.
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -226,6 +226,26 @@ def pad_cohort(members: CohortMember, size: int) -> CohortMember:
     padding_ids = jnp.full(missing, PADDING_ID, jnp.int32)
     padding = last._replace(id=padding_ids, weight=jnp.zeros_like(last.weight))
     return jax.tree.map(lambda *xs: jnp.concatenate(xs), members, padding)
+
+
+def smaller_plans(count: int) -> Iterator[tuple[str, Plan]]:
+    """Lists plans that need less memory than `vmapped` does.
+
+    Args:
+      count: Number of clients on each device.
+
+    Yields:
+      Names and plans, in the order of decreasing memory.
+
+    Example:
+      >>> [name for name, _ in smaller_plans(8)]
+      ['chunked with chunk_size 4', 'chunked with chunk_size 2', 'mapped']
+    """
+    size = count // 2
+    while size > 1:
+        yield f"chunked with chunk_size {size}", chunked(size)
+        size //= 2
+    yield "mapped", mapped
 
 
 def default_plan() -> Plan:

@@ -8,6 +8,7 @@ Nothing is placed on the devices, which do not exist here; only shapes are used.
 """
 
 import math
+import operator
 import os
 import re
 import time
@@ -19,9 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from fedjax_muon.engine.plans import Plan, vmapped
+from fedjax_muon.engine.plans import Plan, smaller_plans, vmapped
 from fedjax_muon.engine.sharding import SHARDED, sharded
-from fedjax_muon.simulation.operations import product_flops
+from fedjax_muon.simulation.memory import peak_bytes
+from fedjax_muon.simulation.memory_check import ALLOWANCE, EXHAUSTED
+from fedjax_muon.simulation.operations import Products, products_of
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.versions import install_command
 
@@ -77,6 +80,7 @@ class Collective(NamedTuple):
     kind: str  # "all-reduce", ...
     operations: int  # in the program
     nbytes: int  # of their results on each device
+    in_loops: int  # operations inside the loops of a round, such as local training
 
 
 class Compiled(NamedTuple):
@@ -86,7 +90,7 @@ class Compiled(NamedTuple):
     devices: int
     chip: Chip
     memory: Memory
-    flops: float  # of products on each device in a round
+    products: Products  # of each device in a round
     collectives: tuple[Collective, ...]
     seconds: float  # of compilation
     text: str  # the compiled program
@@ -95,6 +99,12 @@ class Compiled(NamedTuple):
     def fits(self) -> bool:
         """Whether a round fits in the memory of a chip."""
         return self.memory.total <= self.chip.memory
+
+    @property
+    def least_seconds(self) -> float:
+        """Seconds of a round at the chip's published peaks, products alone."""
+        flops, nbytes = self.products
+        return max(flops / self.chip.flops, nbytes / self.chip.bandwidth)
 
 
 def compile_for(
@@ -114,8 +124,9 @@ def compile_for(
 
     Raises:
       ImportError: If libtpu is not installed.
-      ValueError: If there is no such topology, or the agents can't be divided among its
-        chips.
+      ValueError: If there is no such topology, the agents can't be divided among its
+        chips, or a round does not fit in their memory; the message names a plan that
+        is likely to fit.
 
     Example:
       >>> compiled = compile_for(simulation, "v5e:2x2")  # doctest: +SKIP
@@ -125,7 +136,14 @@ def compile_for(
     devices = topology_devices(topology)
     traced = _traced(simulation, devices, plan or vmapped)
     began = time.perf_counter()
-    compiled = traced.lower().compile()
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED not in str(error):
+            raise
+        reason = str(error).splitlines()[0].partition(": ")[2].rstrip(".")
+        advice = _advice(simulation, topology, devices)
+        raise ValueError(f"this plan does not fit: {reason}; {advice}") from None
     seconds = time.perf_counter() - began
     text = compiled.as_text()
     return Compiled(
@@ -133,7 +151,7 @@ def compile_for(
         devices=len(devices),
         chip=CHIPS[topology.partition(":")[0]],
         memory=_memory_of(compiled.memory_analysis()),
-        flops=product_flops(traced.jaxpr),
+        products=products_of(traced.jaxpr),
         collectives=collectives_of(text),
         seconds=seconds,
         text=text,
@@ -204,6 +222,18 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     return programs.rounds.trace(inputs, state, clients, count, size)
 
 
+def _advice(simulation: Simulation, topology: str, devices: Sequence[Any]) -> str:
+    """Names the first plan whose estimated memory fits on a chip."""
+    limit = CHIPS[topology.partition(":")[0]].memory
+    setup = simulation.setup
+    if hasattr(setup, "plan"):
+        for name, plan in smaller_plans(-(-setup.cohort_size // len(devices))):
+            need = peak_bytes(_traced(simulation, devices, plan).jaxpr)
+            if ALLOWANCE * need < limit:
+                return f"{name} is likely to fit"
+    return "take more chips, smaller batches or a smaller model"
+
+
 def _placed(arrays: Any, shardings: Any, parts: int = 1) -> Any:
     """Shapes with shardings, a prefix; divided examples are padded for equal parts."""
 
@@ -238,12 +268,21 @@ def collectives_of(text: str) -> tuple[Collective, ...]:
       One entry for every kind that it has.
     """
     kinds = "|".join(COLLECTIVES)
-    found: dict[str, list[int]] = {}
-    for result, kind, start in re.findall(rf"= (\(?[^=]*?) ({kinds})(-start)?\(", text):
+    found: dict[str, Collective] = {}
+    for line in text.splitlines():
+        match = re.search(rf"= (\(?[^=]*?) ({kinds})(-start)?\(", line)
+        if match is None:
+            continue
+        result, kind, start = match.groups()
         # the asynchronous form of others than a reduction also returns its operand
         both = start and kind != "all-reduce"
-        found.setdefault(kind, []).append(_nbytes(result) // (2 if both else 1))
-    return tuple(Collective(k, len(n), sum(n)) for k, n in found.items())
+        nbytes = _nbytes(result) // (2 if both else 1)
+        name = re.search(r'op_name="([^"]*)"', line)
+        loops = name[1].count("while/body") if name else 0  # the first is over rounds
+        _, *before = found.get(kind, Collective(kind, 0, 0, 0))
+        one = (1, nbytes, int(loops > 1))
+        found[kind] = Collective(kind, *map(operator.add, before, one))
+    return tuple(found.values())
 
 
 def _nbytes(shapes: str) -> int:

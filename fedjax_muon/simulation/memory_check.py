@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_muon.core import tree
-from fedjax_muon.engine.plans import chunked, mapped
+from fedjax_muon.engine.plans import smaller_plans
 from fedjax_muon.engine.sharding import Devices
 from fedjax_muon.simulation.federated import with_plan
 from fedjax_muon.simulation.machine import memory_bytes
@@ -19,6 +19,7 @@ ALLOWANCE = 1.1
 # On a CPU the interpreter, JAX, its compiler and the figures use the same memory:
 # 573 MB at the end of a small run.
 PROCESS = 600_000_000
+EXHAUSTED = "RESOURCE_EXHAUSTED"  # a compiler's error if a program can't fit
 
 
 class Memory(NamedTuple):
@@ -35,14 +36,17 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory_of(simulation: Simulation) -> Memory:
+def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
     """Computes the memory that a simulation needs; temporary values are estimated.
 
-    Its programs are traced, and the traces are used again when it runs. Nothing is
-    compiled, and the state is not allocated.
+    Its programs are traced, and the traces are used again when it runs. The state is
+    not allocated.
 
     Args:
       simulation: From `federate`.
+      compiled: Whether to compile the program of rounds, which is used again too, and
+        to take the compiler's number for its temporary values. By default nothing is
+        compiled.
 
     Returns:
       Bytes on each device.
@@ -64,13 +68,24 @@ def memory_of(simulation: Simulation) -> Memory:
     rounds = programs.rounds.trace(inputs, state, clients, 1, max_client_size)
     count = lambda tree: len(jax.tree.leaves(tree))
     donated = lambda state: [False] * count(inputs) + [True] * count(state)
-    trained = peak_bytes(rounds.jaxpr, donated(state))
-    trained = max(peak_bytes(begin.jaxpr, donated(created)), trained) - held
+    begun = peak_bytes(begin.jaxpr, donated(created)) - held
     score = programs.score.trace(task, state.params, clients, simulation.test).jaxpr
-    work = max(trained, peak_bytes(score))
+    work = round(ALLOWANCE * max(begun, peak_bytes(score)))
+    if compiled:
+        work = max(work, _compiled_work(rounds))
+    else:
+        estimate = peak_bytes(rounds.jaxpr, donated(state)) - held
+        work = max(work, round(ALLOWANCE * estimate))
     arrays = jax.tree.leaves((inputs, clients, simulation.test))
     examples = sum({id(x): _here(x) for x in arrays}.values())
-    return Memory(held, examples, round(ALLOWANCE * work))
+    return Memory(held, examples, work)
+
+
+def _compiled_work(rounds: jax.stages.Traced) -> int:
+    """The bytes of temporary values and of code, according to the compiler."""
+    found = rounds.lower().compile().memory_analysis()
+    results = found.output_size_in_bytes - found.alias_size_in_bytes
+    return found.temp_size_in_bytes + found.generated_code_size_in_bytes + results
 
 
 def _here(x: Any) -> int:
@@ -112,6 +127,8 @@ def _limit(device: jax.Device, sharing: int) -> int:
 def check_memory(simulation: Simulation) -> None:
     """Checks that a simulation fits in the memory of its devices.
 
+    On accelerators the program of rounds is compiled, and the compiler's numbers count.
+    On CPUs nothing is compiled, and estimates count.
     It warns, and checks nothing, if the memory is unknown.
 
     Args:
@@ -126,18 +143,31 @@ def check_memory(simulation: Simulation) -> None:
     """
     devices = simulation.setup.devices
     try:
-        need, limit = memory_of(simulation), limit_of(devices)
-        if need.total <= limit:
+        limit = limit_of(devices)
+        need = _need(simulation)
+        if need is not None and need <= limit:
             return
         advice = _advice(simulation, limit)
     except UnknownMemoryError as error:
         warnings.warn(f"memory not checked: {error}", stacklevel=2)
         return
     each = " on each device" if len(devices) > 1 else ""
+    needs = f"about {_size(need)} of" if need else "more"
+    than = ", of" if need else " than"
     raise ValueError(
-        f"this plan needs about {_size(need.total)} of memory{each}, of "
-        f"{_size(limit)}; {advice}"
+        f"this plan needs {needs} memory{each}{than} {_size(limit)}; {advice}"
     )
+
+
+def _need(simulation: Simulation) -> int | None:
+    """The bytes on each device; None if the compiler finds them too many."""
+    cpus = (*simulation.setup.devices, *jax.devices())[0].platform == "cpu"
+    try:
+        return memory_of(simulation, compiled=not cpus).total
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED in str(error):
+            return None
+        raise
 
 
 def _advice(simulation: Simulation, limit: int) -> str:
@@ -162,13 +192,10 @@ def _advice(simulation: Simulation, limit: int) -> str:
 def _others(simulation: Simulation) -> Iterator[tuple[str, Simulation]]:
     """Yields the same simulation with plans of decreasing memory."""
     setup = simulation.setup
-    if not hasattr(setup, "plan"):  # there is no server
-        return
-    size = -(-setup.cohort_size // max(1, len(setup.devices))) // 2
-    while size > 1:
-        yield f"chunked with chunk_size {size}", with_plan(simulation, chunked(size))
-        size //= 2
-    yield "mapped", with_plan(simulation, mapped)
+    if hasattr(setup, "plan"):  # else there is no server
+        count = -(-setup.cohort_size // max(1, len(setup.devices)))
+        for name, plan in smaller_plans(count):
+            yield name, with_plan(simulation, plan)
 
 
 def _size(count: int) -> str:

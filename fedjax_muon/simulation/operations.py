@@ -1,4 +1,4 @@
-"""Operations of matrix products and convolutions in a traced program.
+"""Operations and bytes of matrix products and convolutions in a traced program.
 
 A compiler's own count takes the body of every loop once. Here the body of a scan counts
 as often as it runs; that of a loop whose length is unknown, such as the one over
@@ -6,58 +6,78 @@ rounds, counts once.
 """
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
-def product_flops(program: ClosedJaxpr) -> float:
-    """Counts floating-point operations of products: two for each multiplication.
+class Products(NamedTuple):
+    """Totals over all products of a program."""
+
+    flops: float = 0.0  # two for each multiplication
+    # Of operands and results, each read or written once for every product. Element-wise
+    # operations are not counted: compilers fuse most of them with products.
+    nbytes: float = 0.0
+
+
+def products_of(program: ClosedJaxpr) -> Products:
+    """Counts the floating-point operations of products, and the bytes they need.
 
     Args:
       program: A traced program.
 
     Returns:
-      The number of operations; inside `jax.shard_map`, those of one device.
+      The totals; inside `jax.shard_map`, those of one device.
 
     Example:
       >>> a = jnp.ones((2, 3))
-      >>> product_flops(jax.make_jaxpr(jnp.dot)(a, a.T))
-      24.0
+      >>> products_of(jax.make_jaxpr(jnp.dot)(a, a.T))
+      Products(flops=24.0, nbytes=64.0)
     """
-    return _flops(program.jaxpr)
+    return _products(program.jaxpr)
 
 
-def _flops(jaxpr: Jaxpr) -> float:
-    return sum(map(_of_operation, jaxpr.eqns), 0.0)
+def _products(jaxpr: Jaxpr) -> Products:
+    return _total(map(_of_operation, jaxpr.eqns))
 
 
-def _of_operation(eqn: JaxprEqn) -> float:
+def _total(found: Iterable[Products]) -> Products:
+    return Products(*map(sum, zip(Products(), *found, strict=True)))
+
+
+def _of_operation(eqn: JaxprEqn) -> Products:
     name = eqn.primitive.name
     if name == "dot_general":
-        return _dot(eqn)
+        return Products(_dot_flops(eqn), _nbytes(eqn))
     if name == "conv_general_dilated":
-        return _convolution(eqn)
-    inner = [_flops(program) for program in _programs(eqn.params)]
+        return Products(_convolution_flops(eqn), _nbytes(eqn))
+    inner = [_products(program) for program in _programs(eqn.params)]
     if name == "cond":
-        return max(inner, default=0.0)
+        return max(inner, default=Products())
     times = eqn.params["length"] if name == "scan" else 1
-    return times * sum(inner)
+    flops, nbytes = _total(inner)
+    return Products(times * flops, times * nbytes)
 
 
-def _dot(eqn: JaxprEqn) -> float:
+def _dot_flops(eqn: JaxprEqn) -> float:
     (left, _), _ = eqn.params["dimension_numbers"]
     shape = _shape(eqn.invars[0])
     summed = math.prod(shape[axis] for axis in left)
     return 2.0 * summed * math.prod(_shape(eqn.outvars[0]))
 
 
-def _convolution(eqn: JaxprEqn) -> float:
+def _convolution_flops(eqn: JaxprEqn) -> float:
     numbers = eqn.params["dimension_numbers"]
     kernel = _shape(eqn.invars[1])
     out_channels = kernel[numbers.rhs_spec[0]]
     per_output = math.prod(kernel) // out_channels
     return 2.0 * per_output * math.prod(_shape(eqn.outvars[0]))
+
+
+def _nbytes(eqn: JaxprEqn) -> float:
+    avals = [value.aval for value in (*eqn.invars, *eqn.outvars)]
+    return float(sum(aval.size * aval.dtype.itemsize for aval in avals))
 
 
 def _shape(value: Any) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from fedjax_muon.engine.plans import mapped
 from fedjax_muon.simulation import ahead_of_time
 from fedjax_muon.simulation.ahead_of_time import Collective, collectives_of, compile_for
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.operations import product_flops
+from fedjax_muon.simulation.operations import Products, products_of
 from fedjax_muon.tasks import classification
 
 DIGITS = data.load("digits")
@@ -47,8 +47,10 @@ def test_products_are_counted_as_often_as_they_run():
         either = jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: once + 1)
         return once, many, either
 
-    one = 2 * 2 * 3 * 5
-    assert product_flops(jax.make_jaxpr(program)(a, b)) == one * (1 + 4 * 2 + 1)
+    one, nbytes = 2 * 2 * 3 * 5, 4 * (2 * 3 + 3 * 5 + 2 * 5)
+    times = 1 + 4 * 2 + 1
+    found = products_of(jax.make_jaxpr(program)(a, b))
+    assert found == Products(times * one, times * nbytes)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -67,15 +69,18 @@ def test_convolutions_count_as_xla_counts_them(groups):
         )
 
     compiled = jax.jit(convolve).lower(x, kernel).compile()
-    ours = product_flops(jax.make_jaxpr(convolve)(x, kernel))
-    assert ours == compiled.cost_analysis()["flops"]
+    ours, xla = (
+        products_of(jax.make_jaxpr(convolve)(x, kernel)),
+        compiled.cost_analysis(),
+    )
+    assert ours == (xla["flops"], xla["bytes accessed"])
 
 
 def test_a_round_counts_all_its_local_steps():
     simulation = simulated(fedavg(lr=0.1), plan=mapped)
     state = simulation.init(jax.random.key(0))
     given = simulation.inputs, state, simulation.clients, 1, simulation.max_client_size
-    found = product_flops(simulation.programs.rounds.trace(*given).jaxpr)
+    found = products_of(simulation.programs.rounds.trace(*given).jaxpr).flops
     # forward, both gradients of the second layer, one of the first
     features = math.prod(DIGITS.x_train.shape[1:])
     per_example = 2 * (2 * features * 16 + 3 * 16 * 10)
@@ -88,15 +93,16 @@ TEXT = """
 %psum.8 = f32[9629]{0:T(1024)S(1)} all-reduce(%concatenate.55), channel_id=1
 %a = (bf16[4,8]{1,0}, pred[3]{0}) all-reduce-start(%x, %y), channel_id=2
 %b = (bf16[4,8]{1,0}, pred[3]{0}) all-reduce-done(%a)
-%c = (f32[2]{0}, f32[8]{0}) all-gather-start(%z), channel_id=3
+%c = (f32[2]{0}, f32[8]{0}) all-gather-start(%z), metadata={op_name="while/body/a"}
+%g = f32[8]{0} all-gather(%z), metadata={op_name="jit/while/body/b/while/body/c" id=3}
 ROOT %d = s32[] add(%e, %f), metadata={op_name="all-reduce(it)"}
 """
 
 
 def test_communication_is_read_from_the_program():
     assert collectives_of(TEXT) == (
-        Collective("all-reduce", 2, 4 * 9629 + 2 * 32 + 3),
-        Collective("all-gather", 1, 4 * (2 + 8) // 2),
+        Collective("all-reduce", 2, 4 * 9629 + 2 * 32 + 3, 0),
+        Collective("all-gather", 2, 4 * (2 + 8) // 2 + 4 * 8, 1),
     )
     assert collectives_of("ROOT %d = s32[] add(%e, %f)") == ()
 
@@ -130,7 +136,7 @@ def test_one_reduction_ends_an_exchange(name):
     found = {one.kind: one for one in compiled.collectives}
     assert set(found) == (set() if compiled.devices == 1 else {"all-reduce"})
     for one in compiled.collectives:
-        assert one.operations == 1
+        assert (one.operations, one.in_loops) == (1, 0)
         assert 4 * numbers <= one.nbytes < 8 * numbers + 1000
     text = "\n".join(map(str, table(compiled).columns[1].cells))
     assert "fits" in text
@@ -143,7 +149,7 @@ def test_states_of_clients_and_agents_are_divided():
         for name in ("v5e:1x1", "v5e:2x2")
     )
     assert several.memory.arguments < one.memory.arguments
-    assert several.flops == pytest.approx(one.flops / 4)
+    assert several.products.flops == pytest.approx(one.products.flops / 4)
     weights = topology.metropolis(topology.ring(8))
     agents = decentralize(
         dsgd(lr=0.1), TASK, DIGITS, PARTS, weights=weights, batch_size=8
@@ -152,3 +158,13 @@ def test_states_of_clients_and_agents_are_divided():
     with pytest.raises(ValueError, match="multiples of 2 such as 2x2, 4x4"):
         compile_for(agents, "v5e:3x3")
     assert np.isfinite(several.seconds)
+
+
+@LIBTPU
+def test_a_plan_that_is_likely_to_fit_is_named():
+    wide = classification(models.MLP(10, (8192, 8192)), DIGITS)
+    parts = partition.iid(DIGITS.y_train, 64, key=jax.random.key(0))
+    sizes = {"cohort_size": 64, "local_steps": 1, "batch_size": 2}
+    large = federate(fedavg(lr=0.1), wide, DIGITS, parts, **sizes)
+    with pytest.raises(ValueError, match=r"^this plan does not fit: .*; chunked with"):
+        compile_for(large, "v5e:1x1")

@@ -288,6 +288,47 @@ def test_a_plan_that_fits_is_named(limit):
     assert "; mapped needs about " in refusal(three)
 
 
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Devices that are said to be no CPUs."""
+    device = SimpleNamespace(platform="gpu")
+    return lambda: monkeypatch.setattr(memory_check.jax, "devices", lambda: [device])
+
+
+def test_the_compiler_counts_on_accelerators(limit, accelerator):
+    one = prepared("fedavg", plans.vmapped, 40, 36)
+    given = one.inputs, abstract(one), one.clients, 1, one.max_client_size
+    xla = one.programs.rounds.lower(*given).compile().memory_analysis()
+    estimate, found = memory_of(one), memory_of(one, compiled=True)
+    assert found._replace(work=0) == estimate._replace(work=0)
+    work = xla.temp_size_in_bytes
+    assert work <= found.work < 1.1 * work != estimate.work
+    smaller = min(estimate.total, found.total)
+    limit(smaller)
+    if smaller == found.total:
+        refusal(one)
+        accelerator()
+        check_memory(one)
+    else:
+        check_memory(one)
+        accelerator()
+        refusal(one)
+
+
+def test_a_program_that_no_compiler_accepts_does_not_fit(
+    limit, accelerator, monkeypatch
+):
+    def refused(rounds):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory on HBM")
+
+    monkeypatch.setattr(memory_check, "_compiled_work", refused)
+    one = prepared("fedavg", plans.vmapped, 40, 36)
+    accelerator()
+    limit(10**9)
+    with pytest.raises(ValueError, match=r"^this plan needs more memory than 1 GB; ch"):
+        check_memory(one)
+
+
 def test_what_does_not_fit_at_all_is_named(limit):
     limit(9000)
     large = np.zeros((4000, 28, 28), np.float32)
