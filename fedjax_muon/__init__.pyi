@@ -262,6 +262,9 @@ from .simulation import (
 from .simulation import (
     federate as federate,
 )
+from .simulation import (
+    tune as tune,
+)
 from .simulation.sweep import (
     Cell as Cell,
 )

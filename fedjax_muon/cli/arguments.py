@@ -234,6 +234,12 @@ def train_class(name: str) -> type:
             help="Compile a round for TPUs, such as v5e:4x4, which need not exist, and "
             "print its memory and communication instead of training.",
         ),
+        "tune": _flag(
+            bool,
+            False,
+            help="Measure all plans first, and take the fastest; always on "
+            "accelerators, unless a plan is given.",
+        ),
         "launch": _flag(Launch, Launch(), name=""),
         "config": _flag(Config, Config(), name=""),
     }

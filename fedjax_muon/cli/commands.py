@@ -19,7 +19,7 @@ from fedjax_muon.engine.processes import is_first
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import compare as comparisons
-from fedjax_muon.runs import deploy, directory, launch
+from fedjax_muon.runs import deploy, directory, launch, plan_record
 from fedjax_muon.runs import private as privately
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs import train as training
@@ -62,7 +62,11 @@ def train(args) -> None:
             plan = None if default else plan_of(run.config)
             topologies.show(simulation, args.compile_for, plan)
             return
-        check_memory(simulation)
+        if plan_record.is_tuned(run.config, args.tune):
+            config, simulation = plan_record.fastest(run.config, simulation)
+            run = dataclasses.replace(run, config=config)
+        else:
+            check_memory(simulation)
         run_dir = directory.create(args.output, run, run.algorithm)
     _train(run, simulation, run_dir)
 

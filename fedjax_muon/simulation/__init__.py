@@ -12,6 +12,7 @@ from fedjax_muon.simulation.simulation import (
     NonFiniteLossError,
     Simulation,
 )
+from fedjax_muon.simulation.tuning import Tuned, tune
 
 __all__ = [
     "STATE",
@@ -19,9 +20,11 @@ __all__ = [
     "NonFiniteError",
     "NonFiniteLossError",
     "Simulation",
+    "Tuned",
     "by_examples",
     "compile_for",
     "federate",
+    "tune",
     "uniform",
     "with_plan",
 ]

@@ -7,12 +7,13 @@ A TPU's compiler needs no TPU, only its library, of the extra `tpu-aot`.
 Nothing is placed on the devices, which do not exist here; only shapes are used.
 """
 
+import contextlib
 import math
 import operator
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -137,7 +138,8 @@ def compile_for(
     traced = _traced(simulation, devices, plan or vmapped)
     began = time.perf_counter()
     try:
-        compiled = traced.lower().compile()
+        with _not_kept():
+            compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         if EXHAUSTED not in str(error):
             raise
@@ -220,6 +222,18 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     inputs, state = map(_placed, (simulation.inputs, begun), shardings)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     return programs.rounds.trace(inputs, state, clients, count, size)
+
+
+@contextlib.contextmanager
+def _not_kept() -> Iterator[None]:
+    """Keeps programs out of JAX's cache on disk, which can't read them without TPUs."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _advice(simulation: Simulation, topology: str, devices: Sequence[Any]) -> str:

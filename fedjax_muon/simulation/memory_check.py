@@ -144,7 +144,7 @@ def check_memory(simulation: Simulation) -> None:
     devices = simulation.setup.devices
     try:
         limit = limit_of(devices)
-        need = _need(simulation)
+        need = need_of(simulation)
         if need is not None and need <= limit:
             return
         advice = _advice(simulation, limit)
@@ -159,8 +159,18 @@ def check_memory(simulation: Simulation) -> None:
     )
 
 
-def _need(simulation: Simulation) -> int | None:
-    """The bytes on each device; None if the compiler finds them too many."""
+def need_of(simulation: Simulation) -> int | None:
+    """Finds the memory that a simulation needs: on accelerators by compiling it.
+
+    Args:
+      simulation: From `federate`.
+
+    Returns:
+      Bytes on each device; None if the compiler finds that they are too many.
+
+    Raises:
+      UnknownMemoryError: If the memory cannot be estimated.
+    """
     cpus = (*simulation.setup.devices, *jax.devices())[0].platform == "cpu"
     try:
         return memory_of(simulation, compiled=not cpus).total

@@ -76,7 +76,7 @@ def _convolution_flops(eqn: JaxprEqn) -> float:
 
 
 def _nbytes(eqn: JaxprEqn) -> float:
-    avals = [value.aval for value in (*eqn.invars, *eqn.outvars)]
+    avals: list[Any] = [value.aval for value in (*eqn.invars, *eqn.outvars)]
     return float(sum(aval.size * aval.dtype.itemsize for aval in avals))
 
 

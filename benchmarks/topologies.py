@@ -1,0 +1,219 @@
+"""Rounds compiled for TPUs that are not at hand: seconds, memory and communication.
+
+    python -m benchmarks.topologies                   # all groups: hours
+    python -m benchmarks.topologies methods plans
+    python -m benchmarks.topologies --list
+
+Appends a line of JSON for every case to DIR/matrix.jsonl, and writes all of them as
+tables to DIR/matrix.md. A case that is already there is not compiled again. The
+compiler is that of the extra `tpu-aot`; it runs in a process of its own, which is ended
+after `--minutes`.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before JAX is imported
+
+from benchmarks.machine import machine
+from benchmarks.topology_cases import GROUPS, Case, prepare
+from fedjax_muon.simulation import compile_for
+
+Row = dict[str, Any]
+ENDED = "the compiler's process ended"
+LATE = "not compiled within the limit"
+
+
+def row_of(case: Case) -> Row:
+    """Compiles a case.
+
+    Args:
+      case: A case.
+
+    Returns:
+      What the compiler says of it, or the reason of its refusal.
+    """
+    simulation = prepare(case)
+    exchanges = getattr(simulation.setup.algorithm, "exchanges", None)
+    try:
+        compiled = compile_for(simulation, case.topology, plan=_plan(simulation))
+    except ValueError as error:  # it does not fit, for one
+        return {"error": str(error)}
+    return {
+        "chips": compiled.devices,
+        "seconds": round(compiled.seconds, 1),
+        "memory": compiled.memory._asdict(),
+        "chip_memory": compiled.chip.memory,
+        "flops": compiled.products.flops,
+        "nbytes": compiled.products.nbytes,
+        "least_seconds": compiled.least_seconds,
+        "exchanges": None if exchanges is None else len(exchanges),
+        "collectives": [one._asdict() for one in compiled.collectives],
+    }
+
+
+def _plan(simulation: Any) -> Any:
+    """The plan of a simulation; agents have none."""
+    return getattr(simulation.setup, "plan", None)
+
+
+class Worker:
+    """A process that compiles one case after another, until it is late."""
+
+    def __init__(self) -> None:
+        """Starts the process."""
+        spawning = multiprocessing.get_context("spawn")
+        self.connection, theirs = spawning.Pipe()
+        self.process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def compile(self, case: Case, seconds: float) -> Row:
+        """Compiles a case within a limit; the process can't be used after an error."""
+        self.connection.send(case)
+        try:
+            if not self.connection.poll(seconds):
+                return {"error": f"{LATE} of {seconds / 60:g} minutes"}
+            return self.connection.recv()
+        except (EOFError, OSError):
+            return {"error": ENDED}
+
+    def end(self) -> None:
+        """Ends the process."""
+        self.process.kill()
+        self.process.join()
+
+
+def _serve(connection: Connection) -> None:
+    while True:
+        try:
+            case = connection.recv()
+        except EOFError:
+            return
+        connection.send(row_of(case))
+
+
+def compiled(cases: Sequence[Case], seconds: float) -> Iterator[Row]:
+    """Yields the rows of cases, in order."""
+    worker = Worker()
+    try:
+        for case in cases:
+            began = time.perf_counter()
+            found = worker.compile(case, seconds)
+            if found.get("error", "").startswith((LATE, ENDED)):
+                worker.end()
+                worker = Worker()
+            config = case.config
+            yield {
+                "case": case.name,
+                "group": case.group,
+                "algorithm": case.algorithm,
+                "model": config.model,
+                "cohort": config.cohort_size,
+                "plan": config.plan,
+                "dtype": config.compute_dtype,
+                "topology": case.topology,
+                "total_seconds": round(time.perf_counter() - began, 1),
+            } | found
+    finally:
+        worker.end()
+
+
+def read(path: Path) -> list[Row]:
+    """Returns the finished rows of a file; the last one of a case counts."""
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return list({line["case"]: line for line in lines if "case" in line}.values())
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the tables of all groups."""
+    parts = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        lines = [
+            f"## {group}",
+            "",
+            "| method | model, clients, plan | chips | compilation, s | memory of a "
+            "chip | least time of a round | communication |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [_line(row) for row in rows if row["group"] == group]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    half = ", bfloat16" if row["dtype"] == "bfloat16" else ""
+    what = f"{row['model']}, {row['cohort']:,}, {row['plan']}{half}"
+    first = f"| {row['algorithm']} | {what} | {row['topology']} |"
+    if "error" in row:
+        return f"{first} - | {row['error']} | - | - |"
+    total = sum(row["memory"].values())
+    over = "" if total <= row["chip_memory"] else ": **does not fit**"
+    memory = f"{total / 1e9:.3g} of {row['chip_memory'] / 1e9:.3g} GB{over}"
+    said = ", ".join(map(_said, row["collectives"])) or "none"
+    least = f"{1e3 * row['least_seconds']:.3g} ms"
+    return f"{first} {row['seconds']:.3g} | {memory} | {least} | {said} |"
+
+
+def _said(collective: Mapping[str, Any]) -> str:
+    inner = f" ({collective['in_loops']} in loops)" if collective["in_loops"] else ""
+    size = f"{collective['nbytes'] / 1e6:.3g} MB"
+    return f"{collective['operations']} {collective['kind']}{inner}, {size}"
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    about, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.topologies",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
+    add("--list", action="store_true", help="print the cases, and stop")
+    add("--minutes", type=float, default=10.0, help="limit of a case")
+    add("--again", action="store_true", help="compile cases that were refused again")
+    add("--output", type=Path, default=Path("runs/topologies"), metavar="DIR")
+    return parser
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Compiles the cases of groups that are not in the output yet."""
+    parser = arguments()
+    options = parser.parse_args(given)
+    for group in options.groups:
+        if group not in GROUPS:
+            parser.error(f"no group {group!r}; there are {', '.join(GROUPS)}")
+    cases = [case for name in options.groups or GROUPS for case in GROUPS[name]()]
+    if options.list:
+        print("\n".join(case.name for case in cases))
+        return
+    path = options.output / "matrix.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = read(path)
+    done = {r["case"] for r in known if not (options.again and "error" in r)}
+    missing = [case for case in cases if case.name not in done]
+    with path.open("a") as file:
+        if missing:
+            file.write(json.dumps(machine("benchmarks.topologies")) + "\n")
+        for row in compiled(missing, 60 * options.minutes):
+            line = json.dumps(row)
+            print(line, flush=True)
+            file.write(line + "\n")
+            file.flush()
+    path.with_suffix(".md").write_text(markdown(read(path)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Rounds that `benchmarks.topologies` compiles.
+
+Examples are zeros in the shapes and numbers of the original data, with random labels:
+values do not change a program.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
+from fedjax_muon import algorithms, decentralized, minimax, models, tasks
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.data import NAMES, Dataset
+from fedjax_muon.decentralized import topology
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.runs.build import (
+    WEIGHTINGS,
+    algorithm_of,
+    parts_of,
+    plan_of,
+    simulation_of,
+)
+from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.simulation import Simulation, federate
+from fedjax_muon.tasks.lora import lora_classification
+
+CHIP, SQUARE, POD = "v5e:1x1", "v5e:2x2", "v5e:16x16"
+CHIPS = [f"{kind}:{n}x{n}" for kind in ("v5e", "v6e") for n in (1, 2, 4, 16)]
+MANY_CLIENTS = 256  # one for each chip of a pod
+TOKENS, LENGTH = 8192, 48  # of texts for the recurrent network
+ROBERTA = (50_265, 128)
+ITEMS = {
+    "fedmuon_001": (fedmuon_001.ITEMS, "fedmuon_correct"),
+    "fedmuon_003": (fedmuon_003.ITEMS, "fedmuon"),
+    "fedmuon_004": (fedmuon_004.ITEMS, "fedmuon_align"),
+    "minimax_000": (minimax_000.ITEMS, "fedmuon_da"),
+}
+DESCENT = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon")
+UNKNOWN_SIZES = {  # training examples of sets that tensorflow-datasets prepares
+    "tfds:sentiment140": 16_000,
+    "tfds:yelp_polarity_reviews": 560_000,
+}
+
+
+class Case(NamedTuple):
+    """One program."""
+
+    group: str
+    algorithm: str
+    config: Config
+    topology: str
+
+    @property
+    def name(self) -> str:
+        """What identifies it."""
+        one = self.config
+        plan = f"chunked({one.chunk_size})" if one.plan == "chunked" else one.plan
+        sizes = f"{one.cohort_size}x{one.local_steps}x{one.batch_size}"
+        words = (self.group, self.algorithm, one.model, one.dataset, sizes)
+        return "/".join((*words, plan, one.compute_dtype, self.topology))
+
+
+MLP = Config(
+    dataset="mnist",
+    model="mlp",
+    hidden=(200, 200),
+    num_clients=MANY_CLIENTS,
+    partition="iid",
+    cohort_size=MANY_CLIENTS,
+    batch_size=20,
+    plan="vmapped",
+)
+AUC = dataclasses.replace(MLP, problem="auc", dataset="a9a")
+LARGE = dataclasses.replace(fedmuon_004.BASE, plan="vmapped", weight_decay=0.0)
+MODELS = {  # with the sizes of the papers that have them
+    "emnist_cnn": dataclasses.replace(
+        MLP, model="emnist_cnn", num_clients=100, cohort_size=10, local_steps=30
+    ),
+    "resnet18": dataclasses.replace(LARGE, model="resnet18"),
+    "vit_tiny": dataclasses.replace(LARGE, model="vit_tiny"),
+    "swin_tiny": dataclasses.replace(
+        LARGE, model="swin_tiny", cohort_size=5, batch_size=16
+    ),
+    "roberta": dataclasses.replace(
+        LARGE,
+        model="roberta",
+        dataset="mnli",
+        num_clients=4,
+        cohort_size=4,
+        batch_size=16,
+        augmentation="none",
+    ),
+}
+CHOSEN = (
+    "fedavg",
+    "fedmuon",
+    "fedmuon_correct",
+    "fedmuon_align",
+    "scaffold",
+    "local_adamw",
+)
+
+
+def methods() -> Iterator[Case]:
+    """Yields every method of the registries on one chip and on 256."""
+    for name in CHIP, POD:
+        for algorithm in algorithms.ALL:
+            yield Case("methods", algorithm, MLP, name)
+        for algorithm in (*minimax.ALL, *decentralized.ALL):
+            config = MLP if algorithm in DESCENT else AUC
+            yield Case("methods", algorithm, config, name)
+
+
+def large_models() -> Iterator[Case]:
+    """Yields some methods on every model."""
+    for config, algorithm in itertools.product(MODELS.values(), CHOSEN):
+        yield Case("models", algorithm, config, SQUARE)
+
+
+def plans() -> Iterator[Case]:
+    """Yields plans, types and chips for two methods."""
+    kinds = ("mapped", "vmapped", "chunked")
+    for chips, algorithm in itertools.product(CHIPS, ("fedavg", "fedmuon")):
+        for plan, dtype in itertools.product(kinds, ("float32", "bfloat16")):
+            changes: dict[str, Any] = {
+                "plan": plan,
+                "compute_dtype": dtype,
+                "chunk_size": 2,
+            }
+            yield Case("plans", algorithm, dataclasses.replace(MLP, **changes), chips)
+
+
+def scaling() -> Iterator[Case]:
+    """Yields rounds of 1,000 and of 100,000 clients on 1 to 256 chips."""
+    for count, algorithm in itertools.product((1_000, 100_000), ("fedavg", "scaffold")):
+        sizes: dict[str, Any] = {
+            "num_clients": count,
+            "cohort_size": count,
+            "batch_size": 1,
+        }
+        how: dict[str, Any] = {
+            "plan": "chunked",
+            "chunk_size": 50,
+            "split_examples": True,
+        }
+        config = dataclasses.replace(MLP, hidden=(64,), **sizes, **how)
+        for side in (1, 2, 4, 8, 16):
+            yield Case("scaling", algorithm, config, f"v5e:{side}x{side}")
+
+
+def papers() -> Iterator[Case]:
+    """Yields the program of every setting of the papers' experiments in full size.
+
+    Settings that differ in values only, such as the partition, have one program.
+    """
+    for paper, (items, algorithm) in ITEMS.items():
+        found: dict[str, Case] = {}
+        for item in items.values():
+            for panel in item.panels("full").values():
+                config = dataclasses.replace(panel.sweep.config, plan="vmapped")
+                case = Case(paper, algorithm, config, SQUARE)
+                found.setdefault(case.name, case)
+        yield from found.values()
+
+
+GROUPS = {
+    "methods": methods,
+    "models": large_models,
+    "plans": plans,
+    "scaling": scaling,
+    "papers": papers,
+}
+
+
+def dataset_of(config: Config) -> Dataset:
+    """Returns zeros in the shape of a data set, with random labels."""
+    known = NAMES.get(config.dataset)
+    count, classes = UNKNOWN_SIZES.get(config.dataset, 0), 2
+    if known is not None:
+        assert known.examples is not None
+        count, classes = max(known.examples[0], config.num_clients), known.classes
+    x: np.ndarray
+    tokens = 0
+    if config.model == "roberta":
+        tokens, length = ROBERTA
+        x = np.zeros((count, length), np.int32)
+    elif config.model == "rnn":
+        x, tokens = np.zeros((count, LENGTH), np.int32), TOKENS
+    else:
+        assert known is not None
+        words = known.example.removesuffix(" numbers").split(" x ")
+        x = np.zeros((count, *map(int, words)), np.float32)
+    y = np.random.default_rng(0).integers(0, classes, count).astype(np.int32)
+    names = tuple(map(str, range(classes)))
+    return Dataset(x, y, x[:classes], np.arange(classes, dtype=np.int32), names, tokens)
+
+
+def prepare(case: Case) -> Simulation:
+    """Prepares the simulation of a case, on this machine's devices.
+
+    Args:
+      case: A case.
+
+    Returns:
+      The simulation.
+    """
+    config, dataset = case.config, dataset_of(case.config)
+    if case.algorithm in decentralized.ALL:
+        return _agents(case, dataset)
+    run = Run(case.algorithm, {}, 0, config)
+    if config.model == "roberta":
+        return _adapters(run, dataset)
+    return simulation_of(run, dataset)
+
+
+def _agents(case: Case, dataset: Dataset) -> Simulation:
+    config, is_descent = case.config, case.algorithm in DESCENT
+    make = {"classification": tasks.classification, "auc": tasks.auc}[config.problem]
+    model = models.MLP(len(dataset.classes), config.hidden)
+    return decentralize(
+        decentralized.ALL[case.algorithm].function(
+            lr=0.1 if is_descent else Pair(0.1, 0.1)
+        ),
+        make(model, dataset.x_train.shape[1:]),
+        dataset,
+        parts_of(config, dataset, 0),
+        weights=topology.metropolis(topology.ring(config.num_clients)),
+        batch_size=config.batch_size,
+        mixer=decentralized.shifted,
+    )
+
+
+def _adapters(run: Run, dataset: Dataset) -> Simulation:
+    config, classes = run.config, len(dataset.classes)
+    model = models.RoBERTa(classes)
+    tokens = jnp.ones((1, ROBERTA[1]), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    frozen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    shape = dataset.x_train.shape[1:]
+    return federate(
+        algorithm_of(run),
+        lora_classification(model, frozen, shape, rank=config.lora_rank),
+        dataset,
+        parts_of(config, dataset, 0),
+        cohort_size=config.cohort_size,
+        local_steps=config.local_steps,
+        batch_size=config.batch_size,
+        plan=plan_of(config),
+        weighting=WEIGHTINGS[config.weighting],
+    )

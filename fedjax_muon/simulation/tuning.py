@@ -1,0 +1,157 @@
+"""Choice of an execution plan by measurement, on the devices at hand.
+
+    tuned = tune(simulation)
+    state = tuned.simulation.init(jax.random.key(0))
+
+All plans compute the same round up to rounding. Which of them is the fastest depends on
+the model, the cohort and the device.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_muon.engine.plans import Plan, smaller_plans, vmapped
+from fedjax_muon.engine.processes import broadcast_from_first
+from fedjax_muon.simulation.arguments import check_count
+from fedjax_muon.simulation.federated import with_plan
+from fedjax_muon.simulation.memory import UnknownMemoryError
+from fedjax_muon.simulation.memory_check import limit_of, need_of
+from fedjax_muon.simulation.simulation import Simulation
+
+
+class Tuned(NamedTuple):
+    """A simulation with its fastest plan, and what was measured."""
+
+    simulation: Simulation
+    plan: str  # name of the fastest plan
+    seconds: Mapping[str, float]  # of a round by plan; infinite if it does not fit
+
+
+class Signature(NamedTuple):
+    """What the time of a round depends on, besides the plan."""
+
+    device: str  # kind and number of devices
+    program: str  # hash of the program of rounds, and of the version of JAX
+
+
+def tune(
+    simulation: Simulation,
+    *,
+    seconds: float = 0.2,
+    repeats: int = 3,
+    measured: Mapping[str, float] | None = None,
+) -> Tuned:
+    """Finds the fastest plan of a federated simulation on its devices.
+
+    The candidates are `vmapped`, `chunked` with halves, quarters, ... of a device's
+    clients, and `mapped`. Each is compiled, and runs rounds of a state that is thrown
+    away. Plans that do not fit in memory are left out.
+
+    Args:
+      simulation: From `federate`.
+      seconds: Of one measurement, at least; it has at least one round.
+      repeats: Measurements of a plan, of which the fastest counts.
+      measured: Seconds of a round by plan, from an earlier call: nothing is measured.
+
+    Returns:
+      The simulation with the fastest plan, and the seconds of all plans.
+
+    Raises:
+      ValueError: If the simulation is decentralized, no plan fits in memory, or
+        `measured` has other plans.
+
+    Example:
+      >>> tuned = tune(simulation)
+      >>> simulation = tuned.simulation
+    """
+    check_count("repeats", repeats)
+    candidates = dict(candidates_of(simulation))
+    if measured is None:
+        state = simulation.init(jax.random.key(0), drop_nonfinite=True)
+        measured = {
+            name: _measured(with_plan(simulation, plan), state, seconds, repeats)
+            for name, plan in candidates.items()
+        }
+    if set(measured) != set(candidates):
+        raise ValueError(
+            f"measured must have the plans {', '.join(candidates)}; got "
+            f"{', '.join(measured)}"
+        )
+    best = min(measured, key=measured.__getitem__)
+    if math.isinf(measured[best]):
+        raise ValueError("no plan fits in memory; take fewer clients or smaller ones")
+    return Tuned(with_plan(simulation, candidates[best]), best, dict(measured))
+
+
+def candidates_of(simulation: Simulation) -> Iterator[tuple[str, Plan]]:
+    """Lists the plans among which `tune` chooses, by decreasing memory.
+
+    Args:
+      simulation: From `federate`.
+
+    Yields:
+      Names and plans.
+
+    Raises:
+      ValueError: If the simulation is decentralized.
+    """
+    setup = simulation.setup
+    if not hasattr(setup, "plan"):
+        raise ValueError("agents of a decentralized simulation have no plan to tune")
+    yield "vmapped", vmapped
+    yield from smaller_plans(-(-setup.cohort_size // max(1, len(setup.devices))))
+
+
+def signature_of(simulation: Simulation) -> Signature:
+    """Identifies what the time of a round depends on, besides the plan.
+
+    Args:
+      simulation: From `federate`.
+
+    Returns:
+      The devices, and a hash of the program.
+
+    Example:
+      >>> signature = signature_of(simulation)
+    """
+    devices = simulation.setup.devices or jax.devices()[:1]
+    one = with_plan(simulation, vmapped)  # whatever the plan is
+    created = jax.eval_shape(one.programs.create, jax.random.key(0))
+    size = one.max_client_size
+    begun = one.programs.begin.trace(one.inputs, created, one.clients, size)
+    given = one.inputs, begun.out_info[0], one.clients, 1, size
+    text = one.programs.rounds.lower(*given).as_text()
+    program = hashlib.sha256(f"{jax.__version__} {text}".encode()).hexdigest()[:16]
+    return Signature(f"{len(devices)} x {devices[0].device_kind}", program)
+
+
+def _measured(
+    simulation: Simulation, state: Any, seconds: float, repeats: int
+) -> float:
+    """Seconds of a round, the same number in all processes."""
+    if not _fits(simulation):
+        return math.inf
+
+    def timed(rounds: int) -> float:
+        given = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # it is donated
+        began = time.perf_counter()
+        jax.block_until_ready(simulation.train_rounds(given, rounds))
+        return (time.perf_counter() - began) / rounds
+
+    timed(1)  # compiles
+    rounds = int(broadcast_from_first(max(1, math.ceil(seconds / timed(1)))))
+    return broadcast_from_first(min(timed(rounds) for _ in range(repeats)))
+
+
+def _fits(simulation: Simulation) -> bool:
+    try:
+        need = need_of(simulation)
+        return need is not None and need <= limit_of(simulation.setup.devices)
+    except UnknownMemoryError:
+        return True  # a program that does not fit stops with JAX's own error

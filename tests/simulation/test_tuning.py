@@ -1,0 +1,167 @@
+"""The fastest plan: measured, remembered, and the same when a run is resumed."""
+
+import json
+import math
+
+import chex
+import federation
+import jax
+import pytest
+from command import SMALL, refused, run
+
+from fedjax_muon.decentralized import dsgd, topology
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.engine.plans import mapped, vmapped
+from fedjax_muon.runs import plan_record
+from fedjax_muon.runs.directory import read
+from fedjax_muon.simulation import tune, tuning, with_plan
+from fedjax_muon.simulation.tuning import signature_of
+
+PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
+SIX = {"cohort_size": 6}
+
+
+def timer(monkeypatch, *seconds):
+    """Measurements of the three plans that take these seconds; returns their count."""
+    taken = iter(seconds)
+    calls = []
+    monkeypatch.setattr(
+        tuning, "_measured", lambda *given: calls.append(given) or next(taken)
+    )
+    return calls
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def test_real_measurements_choose_a_plan_of_the_same_numbers():
+    one = federation.federation(**SIX)
+    tuned = tune(one, seconds=0.001, repeats=1)
+    assert tuple(tuned.seconds) == PLANS
+    assert all(0 < s < 10 for s in tuned.seconds.values())
+    assert tuned.plan == min(PLANS, key=tuned.seconds.get)
+    states = [s.init(jax.random.key(3)) for s in (one, tuned.simulation)]
+    states = [
+        s.train_rounds(state, 3)[0]
+        for s, state in zip((one, tuned.simulation), states, strict=True)
+    ]
+    chex.assert_trees_all_close(*(state.params for state in states), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [((2, 1, 3), 1), ((1, 2, 3), 0), ((3, 2, 1), 2), ((math.inf, math.inf, 9), 2)],
+)
+def test_the_fastest_plan_is_chosen(monkeypatch, seconds, best):
+    timer(monkeypatch, *seconds)
+    one = federation.federation(**SIX)
+    tuned = tune(one)
+    assert (tuned.plan, tuple(tuned.seconds.values())) == (PLANS[best], seconds)
+    again = tune(one, measured=dict(tuned.seconds))  # measures nothing
+    assert again.plan == tuned.plan
+    plan = tuned.simulation.setup.plan
+    assert plan is {0: vmapped, 2: mapped}.get(best, plan)
+
+
+def test_plans_that_do_not_fit_are_left_out(monkeypatch):
+    needs = iter([2000, None, 500])
+    monkeypatch.setattr(tuning, "need_of", lambda _: next(needs))
+    monkeypatch.setattr(tuning, "limit_of", lambda _: 1000)
+    tuned = tune(federation.federation(**SIX), seconds=0.001, repeats=1)
+    assert [math.isinf(s) for s in tuned.seconds.values()] == [True, True, False]
+    assert tuned.plan == "mapped"
+    monkeypatch.setattr(tuning, "need_of", lambda _: None)
+    with pytest.raises(ValueError, match="no plan fits in memory; take fewer clients"):
+        tune(federation.federation(**SIX))
+
+
+def test_other_plans_and_agents_are_refused():
+    with pytest.raises(ValueError, match=r"have the plans vmapped, .*, mapped; got m"):
+        tune(federation.federation(**SIX), measured={"mapped": 1.0})
+    ring = topology.metropolis(topology.ring(6))
+    given = federation.TASK, federation.DATA, federation.PARTS
+    agents = decentralize(dsgd(lr=0.1), *given, weights=ring, batch_size=2)
+    with pytest.raises(ValueError, match="agents of a decentralized simulation have"):
+        tune(agents)
+
+
+def test_a_signature_depends_on_the_program_alone():
+    one = federation.federation(**SIX)
+    known = signature_of(one)
+    assert signature_of(with_plan(one, mapped)) == known
+    assert signature_of(one.vary(hyper={"lr": 0.7})) == known
+    assert signature_of(federation.federation(cohort_size=5)).program != known.program
+    two = federation.federation(**SIX, devices=jax.devices()[:2])
+    assert known.device.startswith("1 x ")
+    assert signature_of(two).device.startswith("2 x ")
+
+
+# ---------------------------------------------------------------- the record
+
+
+TRAIN = ("train", "--algorithm", "fedavg", "--rounds", "2", "--tune", *SMALL)
+COHORT = ("--cohort-size", "6")
+
+
+@pytest.fixture
+def record(monkeypatch, tmp_path):
+    path = tmp_path / "cache/plans.json"
+    monkeypatch.setattr(plan_record, "record_path", lambda: path)
+    return path
+
+
+def test_a_run_keeps_its_plan(monkeypatch, record, tmp_path, capsys):
+    calls = timer(monkeypatch, 2, 1, math.inf)
+    run(*TRAIN, *COHORT, "--output", tmp_path / "a")
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "fastest plan: chunked with chunk_size 3 (a round by plan: vmapped" in said
+    run(*TRAIN, *COHORT, "--output", tmp_path / "b")
+    assert len(calls) == 3  # only the first run measured
+    for name in "ab":
+        config = read(tmp_path / name).config
+        assert (config.plan, config.chunk_size) == ("chunked", 3)
+    (devices,) = json.loads(record.read_text()).values()
+    (seconds,) = devices.values()
+    assert seconds == dict(zip(PLANS, (2, 1, None), strict=True))
+    record.unlink()
+    run("resume", tmp_path / "a")  # measures nothing
+    assert not record.exists()
+
+
+def test_another_device_is_measured_anew(monkeypatch, record, tmp_path, capsys):
+    timer(monkeypatch, 2, 1, 3, 3, 2, 1)
+    run(*TRAIN, *COHORT, "--output", tmp_path / "a")
+    kind = jax.devices()[0].device_kind
+    record.write_text(record.read_text().replace(f"1 x {kind}", "1 x NVIDIA"))
+    run(*TRAIN, *COHORT, "--output", tmp_path / "b")
+    said = capsys.readouterr().out
+    assert f"plans were measured on 1 x NVIDIA; now on 1 x {kind}" in said
+    assert read(tmp_path / "b").config.plan == "mapped"
+    (devices,) = json.loads(record.read_text()).values()
+    assert set(devices) == {"1 x NVIDIA", f"1 x {kind}"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"a": [1]}', '{"a": {"b": {"mapped": "fast"}}}', "{", "\x00"]
+)
+def test_a_damaged_record_is_empty(record, text):
+    record.parent.mkdir()
+    record.write_text(text)
+    with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
+        assert plan_record.read(record) == {}
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_record_that_cannot_be_written_stops_no_run(
+    monkeypatch, record, tmp_path, capsys
+):
+    timer(monkeypatch, 2, 1, 3)
+    record.parent.write_text("a file")
+    run(*TRAIN, *COHORT, "--output", tmp_path / "a")
+    assert "the measured plans are not kept: " in capsys.readouterr().err
+    assert (tmp_path / "a/metrics.csv").exists()
+
+
+def test_a_plan_is_named_or_measured(capsys):
+    said = refused(capsys, *TRAIN, "--plan", "mapped")
+    assert said == "tune chooses the plan; leave out plan mapped"
