@@ -238,8 +238,11 @@ def smaller_plans(count: int) -> Iterator[tuple[str, Plan]]:
       Names and plans, in the order of decreasing memory.
 
     Example:
-      >>> [name for name, _ in smaller_plans(8)]
-      ['chunked with chunk_size 4', 'chunked with chunk_size 2', 'mapped']
+      >>> for name, plan in smaller_plans(8):
+      ...     print(name)
+      chunked with chunk_size 4
+      chunked with chunk_size 2
+      mapped
     """
     size = count // 2
     while size > 1:
