@@ -26,7 +26,7 @@ from small_federation import (
 )
 
 from fedjax_muon import engine
-from fedjax_muon.algorithms import fedavg, fedmuon
+from fedjax_muon.algorithms import fedavg
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.deploy import federation, in_process, serve
@@ -43,7 +43,7 @@ PRIVACY = {
     "insecure_fixed_noise": True,  # noise from the key, so that it can be compared
 }
 CASES = {
-    "quantized": (compress(fedmuon(lr=0.1), compressors.quantize(4)), {}),
+    "quantized": (compress(fedavg(lr=0.3), compressors.quantize(4)), {}),
     "adaptive": (
         fedavg(lr=0.3),
         {"clip_norm": AdaptiveClip(count_noise=2.0), "strategy": banded(ROUNDS, 2)},
