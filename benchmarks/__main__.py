@@ -10,7 +10,8 @@
 Prints JSON lines: the machine, then a row for every contender and algorithm. A
 contender is a process of its own; contenders run one round each in turns. They are the
 library with FedAvg, FedMuon and Local AdamW, and with FedAvg those that are installed
-of hand-written JAX, a PyTorch loop, Flower, pfl and FedJAX. On a CPU everything is
+of hand-written JAX, a PyTorch loop, Flower, pfl and FedJAX; with `--peers torch_vmap`
+also PyTorch that runs clients in parallel. On a CPU everything is
 bound to one core and one thread, or to as many as `--devices` says, with one device per
 core. Large models then run fewer steps with fewer clients, unless `--full` is given.
 """
@@ -29,6 +30,7 @@ from benchmarks import figure, race, table
 from benchmarks.peers import PEERS
 from benchmarks.workloads import SIZES, WORKLOADS, check_sizes
 
+DEFAULT_PEERS = tuple(name for name, peer in PEERS.items() if peer.by_default)
 ALGORITHMS = ("fedavg", "fedmuon", "local_adamw")
 MEASURES = {  # further workloads: modules with `rows`
     "newton_schulz": "five Newton-Schulz steps compared with optax, and with the "
@@ -57,7 +59,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=5, help="rounds after the first")
     add("--devices", type=int, default=1, help="that the library divides a cohort over")
     add("--algorithms", type=_names, default=ALGORITHMS, metavar="A,B")
-    add("--peers", type=_names, default=tuple(PEERS), metavar="A,B", help="or none")
+    add("--peers", type=_names, default=DEFAULT_PEERS, metavar="A,B", help="or none")
     add("--full", action="store_true", help="full-size large models on a CPU too")
     for size in SIZES:
         add(f"--{size}", type=int, help=f"another number of {size}")

@@ -77,8 +77,8 @@ class Worker:
 
     def compile(self, case: Case, seconds: float) -> Row:
         """Compiles a case within a limit; the process can't be used after an error."""
-        self.connection.send(case)
         try:
+            self.connection.send(case)
             if not self.connection.poll(seconds):
                 return {"error": f"{LATE} of {seconds / 60:g} minutes"}
             return self.connection.recv()

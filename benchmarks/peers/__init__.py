@@ -15,11 +15,13 @@ class Peer(NamedTuple):
     label: str
     needs: tuple[str, ...] = ()  # modules
     packages: tuple[str, ...] = ()  # names for pip
+    by_default: bool = True  # else only if it is named
 
 
 PEERS = {
     "handwritten": Peer("JAX by hand"),
     "torch_loop": Peer("PyTorch loop", ("torch",), ("torch",)),
+    "torch_vmap": Peer("PyTorch vmap", ("torch",), ("torch",), False),  # for GPUs
     "flower": Peer("Flower", ("flwr", "ray", "torch"), ("flwr", "ray")),
     "pfl": Peer("pfl", ("pfl", "torch"), ("pfl",)),
     "fedjax": Peer("FedJAX", ("fedjax",), ("fedjax",)),

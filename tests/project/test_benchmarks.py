@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import contender, library, newton_schulz, race, turns, workloads
-from benchmarks.peers import PEERS, handwritten, torch_nets
+from benchmarks.peers import PEERS, handwritten, torch_nets, torch_vmap
 from benchmarks.workloads import WORKLOADS
 from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import orthogonalize
@@ -305,7 +305,8 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
 
     peer = {"cores": 1, "rounds": 2}
     own = loss(library.run, algorithms=["fedavg"], devices=1)
-    assert loss(handwritten.run, **peer) == pytest.approx(own, abs=1e-4)
+    for by_peer in (handwritten.run, torch_vmap.run):
+        assert loss(by_peer, **peer) == pytest.approx(own, abs=1e-4)
     # the same, in processes of their own and by the command
     sizes = [part for size, n in FULL.items() for part in (f"--{size}", str(n))]
     figure_path, output = tmp_path / "bars.png", tmp_path / "rows.jsonl"

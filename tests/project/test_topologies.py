@@ -1,0 +1,134 @@
+"""Benchmarks of accelerators: their cases, their records, and the script for a GPU."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import jax
+import pytest
+
+from benchmarks import gpu_checks, topologies, topology_cases
+from fedjax_muon import algorithms, decentralized, minimax
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.sh"
+CASES = [case for group in topology_cases.GROUPS.values() for case in group()]
+FOUND = {
+    "chips": 4,
+    "seconds": 2.5,
+    "memory": {"arguments": 10**9, "results": 0, "work": 10**9, "code": 0},
+    "chip_memory": 16e9,
+    "flops": 1.0,
+    "nbytes": 1.0,
+    "least_seconds": 0.002,
+    "exchanges": 1,
+    "collectives": [
+        {"kind": "all-reduce", "operations": 1, "nbytes": 4 * 10**6, "in_loops": 0},
+        {"kind": "all-gather", "operations": 2, "nbytes": 10**6, "in_loops": 1},
+    ],
+}
+
+
+def test_every_method_is_compiled_for_one_chip_and_for_many():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    for topology in topology_cases.CHIP, topology_cases.POD:
+        found = {
+            case.algorithm
+            for case in CASES
+            if (case.group, case.topology) == ("methods", topology)
+        }
+        assert found == {*algorithms.ALL, *minimax.ALL, *decentralized.ALL}
+
+
+@pytest.mark.parametrize("algorithm", ["fedmuon_da", "dm_hsgd", "gradient_tracking"])
+def test_a_case_has_the_shapes_of_its_data(algorithm):
+    case = next(case for case in CASES if case.algorithm == algorithm)
+    simulation = topology_cases.prepare(case)
+    shape = (28, 28, 1) if algorithm == "gradient_tracking" else (123,)
+    assert simulation.clients.x.shape[1:] == shape
+    assert len(simulation.clients.size) == 256
+
+
+class Compiler:
+    """In place of a process with a compiler."""
+
+    def __init__(self, answers):
+        self.answers = iter(answers)
+        self.ended = 0
+
+    def __call__(self):
+        return self
+
+    def compile(self, case, seconds):
+        return next(self.answers)
+
+    def end(self):
+        self.ended += 1
+
+
+def test_finished_cases_are_not_compiled_again(monkeypatch, tmp_path, capsys):
+    late = {"error": f"{topologies.LATE} of 1 minutes"}
+    three = lambda: CASES[:3]
+    monkeypatch.setattr(topologies, "GROUPS", {"methods": three})
+    first = Compiler([FOUND, late, FOUND])
+    monkeypatch.setattr(topologies, "Worker", first)
+    topologies.main(["--output", str(tmp_path)])
+    assert first.ended == 2  # the one that was late, and the last
+    rows = topologies.read(tmp_path / "matrix.jsonl")
+    assert [row.get("error") for row in rows] == [None, late["error"], None]
+    monkeypatch.setattr(topologies, "Worker", Compiler([]))
+    topologies.main(["--output", str(tmp_path)])
+    monkeypatch.setattr(topologies, "Worker", Compiler([FOUND]))
+    topologies.main(["--output", str(tmp_path), "--again"])
+    rows = topologies.read(tmp_path / "matrix.jsonl")
+    assert len(rows) == 3
+    assert not any("error" in row for row in rows)
+    table = (tmp_path / "matrix.md").read_text()
+    assert (
+        "| fedavg | mlp, 256, vmapped | v5e:1x1 | 2.5 | 2 of 16 GB | 2 ms | "
+        "1 all-reduce, 4 MB, 2 all-gather (1 in loops), 1 MB |" in table
+    )
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        topologies.main(["shapes"])
+    assert "no group 'shapes'; there are methods" in capsys.readouterr().err
+
+
+def test_a_process_that_is_late_is_ended(monkeypatch):
+    worker = topologies.Worker()
+    try:
+        late = worker.compile(CASES[0], 0.0)
+        assert late == {"error": f"{topologies.LATE} of 0 minutes"}
+        worker.process.kill()
+        worker.process.join()
+        assert worker.compile(CASES[0], 5.0) == {"error": topologies.ENDED}
+    finally:
+        worker.end()
+
+
+def test_checks_of_an_accelerator_are_kept(tmp_path, capsys):
+    output = tmp_path / "checks.jsonl"
+    words = ["newton_schulz", "--small", "--output", str(output)]
+    gpu_checks.main(words)
+    gpu_checks.main(words)  # nothing is left
+    head, row, again = map(json.loads, output.read_text().splitlines())
+    assert head["device"] == again["device"] == jax.devices()[0].device_kind
+    assert (row["check"], row["name"]) == ("newton_schulz", "256")
+    assert row["of_product"] == pytest.approx(row["tflops"] / row["product_tflops"])
+    assert gpu_checks.distance({"a": [3.0, 4.0]}, {"a": [3.0, 3.0]}) > 0.2
+
+
+def test_the_script_runs_its_parts(tmp_path):
+    environment = os.environ | {"OUT": str(tmp_path), "SMALL": "1", "PYTHON": "python"}
+    run = lambda *parts: subprocess.run(
+        [SCRIPT, *parts], env=environment, capture_output=True, text=True
+    )
+    done = run("install")
+    assert done.returncode == 0, done.stderr
+    part = json.loads((tmp_path / "parts.jsonl").read_text())
+    assert (part["part"], part["status"]) == ("install", 0)
+    assert run("everything").returncode == 2
+    named = SCRIPT.read_text().split("PART ...]        all parts")[1]
+    for name in ("oracles", "checks", "race", "race_large", "table_2", "figure_1"):
+        assert f"\n{name}() {{" in named
