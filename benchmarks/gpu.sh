@@ -30,6 +30,7 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ "${SMALL:-}" = 1 ]; then
     export JAX_PLATFORMS=cpu
     small=(--small) sizes=(--cohort 2 --clients 4 --steps 2 --batch 4 --repeats 1)
+    sizes+=(--algorithms fedavg)
     full=() scale=smoke
 else
     export JAX_PLATFORMS=cuda,cpu

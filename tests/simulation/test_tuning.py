@@ -9,9 +9,12 @@ import jax
 import pytest
 from command import SMALL, refused, run
 
+from fedjax_muon import simulation
+from fedjax_muon.algorithms import fedavg
 from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped, vmapped
+from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs import plan_record
 from fedjax_muon.runs.directory import read
 from fedjax_muon.simulation import tune, tuning, with_plan
@@ -46,6 +49,24 @@ def test_real_measurements_choose_a_plan_of_the_same_numbers():
         for s, state in zip((one, tuned.simulation), states, strict=True)
     ]
     chex.assert_trees_all_close(*(state.params for state in states), rtol=1e-5)
+
+
+def test_private_rounds_are_measured_beyond_those_accounted_for():
+    privacy = ClientPrivacy(
+        clip_norm=1.0, cohort_size=3, rounds=2, delta=1e-2, noise_multiplier=1.0
+    )
+    one = simulation.federate(
+        fedavg(lr=0.1),
+        federation.TASK,
+        federation.DATA,
+        federation.PARTS,
+        local_steps=1,
+        batch_size=2,
+        privacy=privacy,
+    )
+    tuned = tune(one, seconds=0.05, repeats=1).simulation
+    assert tuned.guarantee == one.guarantee
+    tuned.train_rounds(tuned.init(jax.random.key(0)), 2)
 
 
 @pytest.mark.parametrize(
