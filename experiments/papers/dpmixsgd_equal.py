@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from scipy import stats
 from benchmarks.machine import machine
 from experiments.papers.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
+from experiments.papers.frame import public_command
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -263,11 +265,12 @@ def report(run_dir: Path, seeds: int) -> str:
         runs.setdefault((row["method"], row["value"]), []).append(float(row["auc"]))
     epsilons = list(dict.fromkeys(e for runs in found.values() for _, e in runs))
     about = machine("experiments.papers.dpmixsgd_equal")
+    command = public_command("papers.dpmixsgd_equal", sys.argv[1:])
     lines = [
         "# At equal privacy",
         "",
         f"Test AUC, mean ± standard deviation over {seeds} seeds, of {AGENTS} agents "
-        f"on random graphs at delta {DELTA:g}; `{about['command']}` on "
+        f"on random graphs at delta {DELTA:g}; `{command}` on "
         f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}. Leads are "
         f"those of {label(OURS)} over a method, in points of AUC: the mean of paired "
         "differences and its 95 % interval.",
