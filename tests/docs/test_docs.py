@@ -90,7 +90,8 @@ def check_links(site: Path) -> None:
     """Links out of the documentation lead to pages that were made for them."""
     html = (site / "studies" / "dpmixsgd" / "index.html").read_text()
     assert "source/experiments/papers/dpmixsgd_jobs.py/" in html
-    assert "reference/privacy/#fedjax_muon.privacy.gaussian" in html
+    model = (site / "how_to" / "model" / "index.html").read_text()
+    assert "reference/transforms/#fedjax_muon.transforms.layout" in model
     shown = site / "source/experiments/papers/dpmixsgd_jobs.py" / "index.html"
     assert "robust logistic regression" in shown.read_text()
     contributing = (site / "contributing" / "index.html").read_text()
