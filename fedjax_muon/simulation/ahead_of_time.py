@@ -153,7 +153,7 @@ def compile_for(
         devices=len(devices),
         chip=CHIPS[topology.partition(":")[0]],
         memory=_memory_of(compiled.memory_analysis()),
-        products=products_of(traced.jaxpr),
+        products=products_of(traced.jaxpr, "tpu"),
         collectives=collectives_of(text),
         seconds=seconds,
         text=text,

@@ -6,7 +6,7 @@ rounds, counts once.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
@@ -21,43 +21,57 @@ class Products(NamedTuple):
     nbytes: float = 0.0
 
 
-def products_of(program: ClosedJaxpr) -> Products:
+def products_of(program: ClosedJaxpr, platform: str) -> Products:
     """Counts the floating-point operations of products, and the bytes they need.
 
     Args:
       program: A traced program.
+      platform: The platform that it is compiled for, such as "tpu" or "cpu": some parts
+        have a form for each.
 
     Returns:
       The totals; inside `jax.shard_map`, those of one device.
 
     Example:
       >>> a = jnp.ones((2, 3))
-      >>> products_of(jax.make_jaxpr(jnp.dot)(a, a.T))
+      >>> products_of(jax.make_jaxpr(jnp.dot)(a, a.T), "tpu")
       Products(flops=24.0, nbytes=64.0)
     """
-    return _products(program.jaxpr)
+    return _products(program.jaxpr, platform)
 
 
-def _products(jaxpr: Jaxpr) -> Products:
-    return _total(map(_of_operation, jaxpr.eqns))
+def _products(jaxpr: Jaxpr, platform: str) -> Products:
+    return _total(_of_operation(eqn, platform) for eqn in jaxpr.eqns)
 
 
 def _total(found: Iterable[Products]) -> Products:
     return Products(*map(sum, zip(Products(), *found, strict=True)))
 
 
-def _of_operation(eqn: JaxprEqn) -> Products:
+def _of_operation(eqn: JaxprEqn, platform: str) -> Products:
     name = eqn.primitive.name
     if name == "dot_general":
         return Products(_dot_flops(eqn), _nbytes(eqn))
     if name == "conv_general_dilated":
         return Products(_convolution_flops(eqn), _nbytes(eqn))
-    inner = [_products(program) for program in _programs(eqn.params)]
+    inner = [_products(program, platform) for program in _programs(eqn.params)]
     if name == "cond":
-        return max(inner, default=Products())
+        return _of_branches(inner, eqn.params.get("branches_platforms"), platform)
     times = eqn.params["length"] if name == "scan" else 1
     flops, nbytes = _total(inner)
     return Products(times * flops, times * nbytes)
+
+
+def _of_branches(
+    inner: Sequence[Products],
+    platforms: Sequence[Sequence[str] | None] | None,
+    platform: str,
+) -> Products:
+    """The branch of a platform, or the longest one where values choose it."""
+    if platforms is None:
+        return max(inner)
+    pairs = zip(platforms, inner, strict=True)
+    return next(one for names, one in pairs if names is None or platform in names)
 
 
 def _dot_flops(eqn: JaxprEqn) -> float:

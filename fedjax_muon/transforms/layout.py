@@ -8,9 +8,12 @@ tree works in both libraries. A leaf of any rank is a stack of matrices of shape
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from optax.contrib import MuonDimensionNumbers
 
 from fedjax_muon.core import Params
@@ -18,6 +21,10 @@ from fedjax_muon.core import Params
 # params -> tree of MuonDimensionNumbers, or None for a leaf that is no matrix
 Layout = Callable[[Params], Any]
 Numbers = Any  # such a tree
+
+# Entries of a stack of matrices, for one client. It bounds the memory of a stack, and
+# matrices as large as this fill a device alone.
+STACK = 2**22
 
 # Paths of the kernels in Flax's attention that map (in) to (heads, width).
 PROJECTIONS = {(name, "kernel") for name in ("query", "key", "value")}
@@ -123,6 +130,41 @@ def fans(numbers: MuonDimensionNumbers, leaf: Any) -> tuple[int, int]:
     return size(axes.reduction), size(axes.output)
 
 
+def to_matrices(numbers: MuonDimensionNumbers, leaf: jax.Array) -> jax.Array:
+    """Arranges a leaf as matrices.
+
+    Args:
+      numbers: Reduction and output axes of the leaf.
+      leaf: An array.
+
+    Returns:
+      The same entries, shape [*batch axes, fan_in, fan_out].
+    """
+    axes = leaf_axes(numbers, leaf)
+    turned = leaf.transpose(axes.batch + axes.reduction + axes.output)
+    batch = turned.shape[: len(axes.batch)]
+    return turned.reshape(*batch, *fans(numbers, leaf))
+
+
+def from_matrices(
+    numbers: MuonDimensionNumbers, matrices: jax.Array, leaf: jax.Array
+) -> jax.Array:
+    """Inverts `to_matrices`.
+
+    Args:
+      numbers: Reduction and output axes of the leaf.
+      matrices: As from `to_matrices`.
+      leaf: An array with the shape of the result.
+
+    Returns:
+      The entries of `matrices`, with the axes of `leaf`.
+    """
+    axes = leaf_axes(numbers, leaf)
+    order = axes.batch + axes.reduction + axes.output
+    back = sorted(range(leaf.ndim), key=order.__getitem__)
+    return matrices.reshape([leaf.shape[a] for a in order]).transpose(back)
+
+
 def as_matrices(
     function: Callable[[jax.Array], jax.Array],
     numbers: MuonDimensionNumbers,
@@ -138,13 +180,11 @@ def as_matrices(
     Returns:
       The result, with the axes of `leaf`.
     """
-    axes = leaf_axes(numbers, leaf)
-    order = axes.batch + axes.reduction + axes.output
-    turned = leaf.transpose(order)
-    batch = turned.shape[: len(axes.batch)]
-    result = function(turned.reshape(*batch, *fans(numbers, leaf)))
-    back = sorted(range(leaf.ndim), key=order.__getitem__)
-    return result.reshape(turned.shape).transpose(back)
+    return from_matrices(numbers, function(to_matrices(numbers, leaf)), leaf)
+
+
+def _is_numbers(node: Any) -> bool:
+    return node is None or isinstance(node, MuonDimensionNumbers)
 
 
 def map_matrices(
@@ -161,5 +201,80 @@ def map_matrices(
       The pytree of results.
     """
     one = lambda n, leaf: leaf if n is None else function(n, leaf)
-    is_leaf = lambda n: n is None or isinstance(n, MuonDimensionNumbers)
-    return jax.tree.map(one, numbers, updates, is_leaf=is_leaf)
+    return jax.tree.map(one, numbers, updates, is_leaf=_is_numbers)
+
+
+def map_stacks(
+    function: Callable[[jax.Array], jax.Array], numbers: Numbers, updates: Any
+) -> Any:
+    """Applies a function of matrices to a pytree, to matrices of one shape at once.
+
+    Small matrices of many layers then fill an accelerator, and the program is shorter.
+    CPUs gain nothing from it, and get one call for each leaf.
+
+    Args:
+      function: Function of an array [..., fan_in, fan_out] that keeps its shape and
+        treats every matrix alike.
+      numbers: Tree of `MuonDimensionNumbers` and None, from a layout.
+      updates: A pytree of the same structure.
+
+    Returns:
+      The pytree of results; leaves that are no matrices pass unchanged.
+    """
+    known, tree = jax.tree.flatten(numbers, is_leaf=_is_numbers)
+    leaves = tree.flatten_up_to(updates)
+    places = [i for i, n in enumerate(known) if n is not None]
+
+    def one_by_one(*matrices: jax.Array) -> list[jax.Array]:
+        return [function(x) for x in matrices]
+
+    matrices = [to_matrices(known[i], leaves[i]) for i in places]
+    results = jax.lax.platform_dependent(
+        *matrices, cpu=one_by_one, default=partial(in_stacks, function)
+    )
+    for i, result in zip(places, results, strict=True):
+        leaves[i] = from_matrices(known[i], result, leaves[i])
+    return jax.tree.unflatten(tree, leaves)
+
+
+def in_stacks(
+    function: Callable[[jax.Array], jax.Array], *matrices: jax.Array
+) -> list[jax.Array]:
+    """Applies a function of matrices to stacks of those that have the same shape.
+
+    Args:
+      function: As for `map_stacks`.
+      *matrices: Arrays [..., m, n] of different shapes.
+
+    Returns:
+      The results, in the order of `matrices`.
+    """
+    alike: dict[Any, list[int]] = {}
+    for i, x in enumerate(matrices):
+        # Arrays that vary over other axes of a `jax.shard_map` are kept apart.
+        kind = x.shape[-2:], x.dtype, jax.typeof(x).manual_axis_type.varying
+        alike.setdefault(kind, []).append(i)
+    results = dict[int, jax.Array]()
+    for (shape, *_), places in alike.items():
+        for some in _cut(places, [matrices[i].size for i in places]):
+            flat = [matrices[i].reshape(-1, *shape) for i in some]
+            ends = np.cumsum([len(x) for x in flat])[:-1]
+            parts = jnp.split(function(jnp.concatenate(flat)), ends)
+            results |= {
+                i: part.reshape(matrices[i].shape)
+                for i, part in zip(some, parts, strict=True)
+            }
+    return [results[i] for i in range(len(matrices))]
+
+
+def _cut(places: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Cuts a list where a stack would have more than `STACK` entries."""
+    cuts: list[list[int]] = []
+    room = 0
+    for place, size in zip(places, sizes, strict=True):
+        if size > room:
+            cuts.append([])
+            room = STACK
+        cuts[-1].append(place)
+        room -= size
+    return cuts

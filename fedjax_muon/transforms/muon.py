@@ -19,9 +19,9 @@ from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms.directions import sign_scalars
 from fedjax_muon.transforms.layout import (
     Layout,
-    as_matrices,
     fans,
     map_matrices,
+    map_stacks,
     muon_dimension_numbers,
 )
 
@@ -105,7 +105,8 @@ def orthogonalize(
 ) -> optax.GradientTransformation:
     """Replaces every matrix by its (approximate) polar factor.
 
-    Other leaves pass unchanged.
+    Other leaves pass unchanged. On accelerators, `polar` gets all matrices of one shape
+    at once, up to the size of `layout.STACK`.
 
     Args:
       polar: Function of matrices [..., m, n] that returns their polar factors.
@@ -120,8 +121,7 @@ def orthogonalize(
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
         del params
-        one = lambda numbers, leaf: as_matrices(polar, numbers, leaf)
-        return map_matrices(one, layout(updates), updates)
+        return map_stacks(polar, layout(updates), updates)
 
     return optax.stateless(update)
 

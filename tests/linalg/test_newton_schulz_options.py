@@ -95,7 +95,7 @@ def types_in_a_round(algorithm, params=PARAMS):
     state = engine.init(algorithm, params, 1)
     run = engine.make_round(algorithm, STEADY, 1, plans.loop)
     rest = jnp.arange(1), jnp.ones((1, 1)), jnp.ones(1), KEY
-    found = products(jax.make_jaxpr(run)(state, *rest).jaxpr)
+    found = products(jax.make_jaxpr(run)(state, *rest).jaxpr, "tpu")
     return [product.invars[0].aval.dtype for product in found]
 
 
@@ -107,7 +107,7 @@ def types_in_an_iteration(algorithm, params):
         state = algorithm.start(STEADY, params, mix, batch, iteration)
         return algorithm.step(STEADY, state, mix, batch, iteration)
 
-    found = products(jax.make_jaxpr(run)(params).jaxpr)
+    found = products(jax.make_jaxpr(run)(params).jaxpr, "tpu")
     return [product.invars[0].aval.dtype for product in found]
 
 

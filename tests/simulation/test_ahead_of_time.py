@@ -49,8 +49,18 @@ def test_products_are_counted_as_often_as_they_run():
 
     one, nbytes = 2 * 2 * 3 * 5, 4 * (2 * 3 + 3 * 5 + 2 * 5)
     times = 1 + 4 * 2 + 1
-    found = products_of(jax.make_jaxpr(program)(a, b))
+    found = products_of(jax.make_jaxpr(program)(a, b), "tpu")
     assert found == Products(times * one, times * nbytes)
+
+
+def test_of_the_forms_for_each_platform_one_counts():
+    def program(a):
+        forms = {"cpu": lambda a: a @ a @ a, "default": lambda a: a @ a}
+        return jax.lax.platform_dependent(a, **forms)
+
+    traced = jax.make_jaxpr(program)(jnp.ones((2, 2)))
+    flops = [products_of(traced, name).flops for name in ("cpu", "tpu", "cuda")]
+    assert flops == [32, 16, 16]
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -70,7 +80,7 @@ def test_convolutions_count_as_xla_counts_them(groups):
 
     compiled = jax.jit(convolve).lower(x, kernel).compile()
     ours, xla = (
-        products_of(jax.make_jaxpr(convolve)(x, kernel)),
+        products_of(jax.make_jaxpr(convolve)(x, kernel), "tpu"),
         compiled.cost_analysis(),
     )
     assert ours == (xla["flops"], xla["bytes accessed"])
@@ -80,7 +90,7 @@ def test_a_round_counts_all_its_local_steps():
     simulation = simulated(fedavg(lr=0.1), plan=mapped)
     state = simulation.init(jax.random.key(0))
     given = simulation.inputs, state, simulation.clients, 1, simulation.max_client_size
-    found = products_of(simulation.programs.rounds.trace(*given).jaxpr).flops
+    found = products_of(simulation.programs.rounds.trace(*given).jaxpr, "tpu").flops
     # forward, both gradients of the second layer, one of the first
     features = math.prod(DIGITS.x_train.shape[1:])
     per_example = 2 * (2 * features * 16 + 3 * 16 * 10)
