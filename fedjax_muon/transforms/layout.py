@@ -221,6 +221,7 @@ def map_stacks(
     Returns:
       The pytree of results; leaves that are no matrices pass unchanged.
     """
+    tree: Any  # its methods are not typed
     known, tree = jax.tree.flatten(numbers, is_leaf=_is_numbers)
     leaves = tree.flatten_up_to(updates)
     places = [i for i, n in enumerate(known) if n is not None]
