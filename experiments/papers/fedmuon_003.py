@@ -61,6 +61,21 @@ FEWER: dict[str, dict[str, tuple[float, ...]]] = {
     "adam_biclip": {"server_lr": (0.01, 0.03, 0.1)},
     "fedmuon": {"lr": (0.01, 0.05, 0.1)},
 }
+# likewise, for sentences
+SENTENCES: dict[str, dict[str, tuple[float, ...]]] = {
+    "fedavg": {"lr": (1.0, 3.0, 10.0, 30.0)},
+    "scaffold": {"lr": (0.3, 1.0, 3.0, 10.0)},
+    "fedavg_m": {"lr": (3.0, 10.0, 30.0, 100.0)},
+    "fedavg_vr": {"lr": (0.3, 1.0, 3.0, 10.0)},
+    "scaffold_m": {"lr": (1.0, 3.0, 10.0, 30.0)},
+    "scaffold_vr": {"lr": (0.1, 0.3, 1.0, 3.0)},
+    "padamfed": {"lr": (0.3, 1.0, 3.0, 10.0)},
+    "padamfed_vr": {"lr": (0.3, 1.0, 3.0, 10.0)},
+    "fedadam": {"server_lr": (0.03, 0.1, 0.3, 1.0)},
+    "fafed": {"lr": (0.003, 0.01, 0.03, 0.1)},
+    "adam_biclip": {"server_lr": (0.03, 0.1, 0.3, 1.0)},
+    "fedmuon": {"lr": (0.01, 0.05, 0.1, 0.2)},
+}
 EXAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "tfds:sentiment140": 16_000}
 EPOCHS = {"cifar10": 200, "cifar100": 200, "tfds:sentiment140": 20}
 
@@ -94,7 +109,8 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
         else:
             small |= {"dataset": "cifar10_subset", "model": "lenet"}
         config = sized(as_printed, scale, **small)
-        sweep = swept(config, FEWER if scale == "cpu" else GRIDS, scale, SEEDS)
+        fewer = SENTENCES if text else FEWER
+        sweep = swept(config, fewer if scale == "cpu" else GRIDS, scale, SEEDS)
         divided = "i.i.d." if alpha is None else f"Dirichlet({alpha:g})"
         setting = f"{config.dataset}, {config.model}, {steps} steps, {divided}"
         return {"all": Panel(setting, sweep)}
@@ -126,8 +142,8 @@ ITEMS = {
         figure(*given),
         SMALL
         if given[1] != "rnn"
-        else "a small network on a fifth of SST-2, batches of 32, three or four rates "
-        "each, also beyond the printed ones",
+        else "a small network on a fifth of SST-2, batches of 32, four rates each, also "
+        "beyond the printed ones",
     )
     for name, given in SETTINGS.items()
 }
