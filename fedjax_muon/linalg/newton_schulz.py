@@ -27,6 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from fedjax_muon.linalg.products import large_product, prescaled, small_product
+
 Coefficients = tuple[tuple[float, float, float], ...]
 Form = Callable[[Coefficients, np.dtype], tuple[Coefficients, ...]]
 Normalization = Callable[[jax.Array], jax.Array]
@@ -179,7 +181,7 @@ def schatten8(outer: jax.Array) -> jax.Array:
     """
     scale = frobenius(outer)
     # Relative to the trace, so that large matrices do not overflow.
-    square = _small_product(outer, outer) * scale[..., None, None] ** 4
+    square = small_product(outer, outer) * scale[..., None, None] ** 4
     total = jnp.sum(square**2, axis=(-2, -1))
     is_zero = total == 0
     root = jnp.where(is_zero, 1, total) ** -0.125
@@ -305,34 +307,17 @@ def _newton_schulz(
     dtype: np.dtype,
 ) -> jax.Array:
     is_tall = x.shape[-2] > x.shape[-1]
-    wide = _prescaled(x.mT if is_tall else x)
-    outer = _large_product(wide, wide.mT, dtype)
+    wide = prescaled(x.mT if is_tall else x)
+    outer = large_product(wide, wide.mT, dtype)
     scale = normalization(outer)[..., None, None]
     if stages:
-        wide = _large_product(_polynomial(outer, stages[0], scale), wide, dtype)
+        wide = large_product(_polynomial(outer, stages[0], scale), wide, dtype)
     else:
         wide = scale * wide
     for stage in stages[1:]:
-        outer = _large_product(wide, wide.mT, dtype)
-        wide = _large_product(_polynomial(outer, stage, 1.0), wide, dtype)
+        outer = large_product(wide, wide.mT, dtype)
+        wide = large_product(_polynomial(outer, stage, 1.0), wide, dtype)
     return (wide.mT if is_tall else wide).astype(x.dtype)
-
-
-def _prescaled(x: jax.Array) -> jax.Array:
-    """Multiplies every matrix by a power of two, so that its largest entry is near 1.
-
-    This is exact, and squares then neither overflow nor underflow.
-    """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    # From the bits, since powers and quotients are not exact on every device.
-    info = jnp.finfo(x.dtype)
-    bits = jax.lax.bitcast_convert_type(largest, jnp.dtype(f"int{info.bits}"))
-    exponent = 2 * (info.maxexp - 1) - (bits >> info.nmant)
-    normal = jnp.maximum(exponent, 1) << info.nmant
-    factor = jax.lax.bitcast_convert_type(normal, x.dtype)
-    factor = jnp.where(jnp.isfinite(largest), factor, jnp.nan)
-    return x * factor
 
 
 def _polynomial(
@@ -344,40 +329,12 @@ def _polynomial(
     factors: list[jax.Array] = []
     for a, b, c in stage:
         if factors:
-            outer = _small_product(factors[-1], _small_product(outer, factors[-1]))
+            outer = small_product(factors[-1], small_product(outer, factors[-1]))
             outer = (outer + outer.mT) / 2  # halves the error of long stages
             scale = 1.0
         # p(r s) = (a r) s + (b r^3) s^3 + (c r^5) s^5 needs no pass over X to scale it.
         factor = a * scale * identity + b * scale**3 * outer
         if c != 0:
-            factor += c * scale**5 * _small_product(outer, outer)
+            factor += c * scale**5 * small_product(outer, outer)
         factors.append(factor)
-    return functools.reduce(_small_product, factors)
-
-
-def _large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
-    accumulator = jnp.promote_types(dtype, jnp.float32)
-
-    def product(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.matmul(
-            a.astype(dtype), b.astype(dtype), preferred_element_type=accumulator
-        )
-
-    def product_of_rounded(a: jax.Array, b: jax.Array) -> jax.Array:
-        info = jnp.finfo(dtype)
-        rounded = lambda x: jax.lax.reduce_precision(
-            x.astype(accumulator), info.nexp, info.nmant
-        )
-        return jnp.matmul(rounded(a), rounded(b))
-
-    if dtype == accumulator:
-        return product(a, b)
-    # XLA:CPU fails on products of 16-bit numbers in some layouts, such as those of tall
-    # matrices. The product of two such numbers is exact in 32 bits.
-    return jax.lax.platform_dependent(a, b, cpu=product_of_rounded, default=product)
-
-
-def _small_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    # Otherwise, TPUs round the factors to bfloat16 and GPUs to TF32, which is too
-    # coarse within a stage: see `gram`.
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    return functools.reduce(small_product, factors)

@@ -1,0 +1,77 @@
+"""Products of Newton-Schulz steps, with the precision that each of them needs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def prescaled(x: jax.Array) -> jax.Array:
+    """Multiplies every matrix by a power of two, so that its largest entry is near 1.
+
+    This is exact, and squares then neither overflow nor underflow. A NaN or an infinity
+    makes the matrix NaN.
+
+    Args:
+      x: Array [..., m, n].
+
+    Returns:
+      The scaled matrices, at least in float32.
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    # From the bits, since powers and quotients are not exact on every device.
+    info = jnp.finfo(x.dtype)
+    bits = jax.lax.bitcast_convert_type(largest, jnp.dtype(f"int{info.bits}"))
+    exponent = 2 * (info.maxexp - 1) - (bits >> info.nmant)
+    normal = jnp.maximum(exponent, 1) << info.nmant
+    factor = jax.lax.bitcast_convert_type(normal, x.dtype)
+    factor = jnp.where(jnp.isfinite(largest), factor, jnp.nan)
+    return x * factor
+
+
+def large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Multiplies matrices of which one has the long side.
+
+    Args:
+      a: Matrices [..., m, n].
+      b: Matrices [..., n, k].
+      dtype: Type of the factors.
+
+    Returns:
+      The products, at least in float32.
+    """
+    accumulator = jnp.promote_types(dtype, jnp.float32)
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.matmul(
+            a.astype(dtype), b.astype(dtype), preferred_element_type=accumulator
+        )
+
+    def product_of_rounded(a: jax.Array, b: jax.Array) -> jax.Array:
+        info = jnp.finfo(dtype)
+        rounded = lambda x: jax.lax.reduce_precision(
+            x.astype(accumulator), info.nexp, info.nmant
+        )
+        return jnp.matmul(rounded(a), rounded(b))
+
+    if dtype == accumulator:
+        return product(a, b)
+    # XLA:CPU fails on products of 16-bit numbers in some layouts, such as those of tall
+    # matrices. The product of two such numbers is exact in 32 bits.
+    return jax.lax.platform_dependent(a, b, cpu=product_of_rounded, default=product)
+
+
+def small_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Multiplies matrices on the short side, in float32 or better on all devices.
+
+    By default, TPUs would round the factors to bfloat16 and GPUs to TF32, which is too
+    coarse for several steps in a row.
+
+    Args:
+      a: Matrices [..., n, n].
+      b: Matrices [..., n, n].
+
+    Returns:
+      The products.
+    """
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
