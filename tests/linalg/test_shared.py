@@ -121,7 +121,7 @@ def test_a_server_that_orthogonalizes():
         state = simulation.init(jax.random.key(0))
         for _ in range(3):
             state, _ = simulation.train_round(state)
-        return state.server.params
+        return state.params
 
     close = lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5)
     alone = trained(0)
