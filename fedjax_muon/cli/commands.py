@@ -63,7 +63,8 @@ def train(args) -> None:
             topologies.show(simulation, args.compile_for, plan)
             return
         if plan_record.is_tuned(run.config, args.tune):
-            config, simulation = plan_record.fastest(run.config, simulation)
+            forms = plan_record.forms_of(run.config, simulation, dataset)
+            config, simulation = plan_record.fastest(forms)
             run = dataclasses.replace(run, config=config)
         else:
             check_memory(simulation)

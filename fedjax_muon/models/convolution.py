@@ -24,6 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+# with the arguments of `lax.conv_general_dilated`
+Convolution = Callable[..., jax.Array]
+
 
 def convolution(
     lhs: jax.Array,

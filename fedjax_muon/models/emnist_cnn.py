@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 from jax.typing import DTypeLike
 
-from fedjax_muon.models.convolution import convolution, max_pool_2x2
+from fedjax_muon.models.convolution import Convolution, convolution, max_pool_2x2
 
 
 class EmnistCNN(nn.Module):
@@ -19,6 +19,8 @@ class EmnistCNN(nn.Module):
     Attributes:
       classes: Number of classes.
       dtype: Type of the computation; that of parameters and inputs by default.
+      convolution: Function with the arguments of `lax.conv_general_dilated`, such as
+        `models.patches.by_patches`.
 
     Raises:
       ValueError: If the inputs have another rank, or the images are smaller.
@@ -29,6 +31,7 @@ class EmnistCNN(nn.Module):
 
     classes: int = 10
     dtype: DTypeLike | None = None
+    convolution: Convolution = convolution
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -37,7 +40,7 @@ class EmnistCNN(nn.Module):
                 "EmnistCNN takes images [B, H, W, C] of at least 6 x 6, got shape "
                 f"{x.shape}; use MLP for other data"
             )
-        conv = partial(nn.Conv, dtype=self.dtype, conv_general_dilated=convolution)
+        conv = partial(nn.Conv, dtype=self.dtype, conv_general_dilated=self.convolution)
         dense = partial(nn.Dense, dtype=self.dtype)
         x = conv(32, (3, 3), padding="VALID")(x)
         x = nn.relu(x)

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 from jax.typing import DTypeLike
 
-from fedjax_muon.models.convolution import convolution, max_pool_2x2
+from fedjax_muon.models.convolution import Convolution, convolution, max_pool_2x2
 
 
 class LeNet(nn.Module):
@@ -24,6 +24,8 @@ class LeNet(nn.Module):
     Attributes:
       classes: Number of classes.
       dtype: Type of the computation; that of parameters and inputs by default.
+      convolution: Function with the arguments of `lax.conv_general_dilated`, such as
+        `models.patches.by_patches`.
 
     Raises:
       ValueError: If the inputs have another rank, or the images are smaller.
@@ -34,6 +36,7 @@ class LeNet(nn.Module):
 
     classes: int = 10
     dtype: DTypeLike | None = None
+    convolution: Convolution = convolution
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -42,7 +45,7 @@ class LeNet(nn.Module):
                 "LeNet takes images [B, H, W, C] of at least 12 x 12, got shape "
                 f"{x.shape}; for smaller images use EmnistCNN or MLP"
             )
-        conv = partial(nn.Conv, dtype=self.dtype, conv_general_dilated=convolution)
+        conv = partial(nn.Conv, dtype=self.dtype, conv_general_dilated=self.convolution)
         dense = partial(nn.Dense, dtype=self.dtype)
         x = conv(6, (5, 5), padding="SAME")(x)
         # ReLU after pooling gives the same numbers at a quarter of the cost.

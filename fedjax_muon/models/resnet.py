@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_muon.models.convolution import convolution
+from fedjax_muon.models.convolution import Convolution, convolution
 
 # Scaled by the number of outputs, so that gradients keep their size through the layers:
 # He et al. 2015 (arXiv:1502.01852), as in torchvision's networks.
@@ -19,7 +20,6 @@ _convolution = partial(
     nn.Conv,
     use_bias=False,  # the normalization that follows has one
     kernel_init=_he,
-    conv_general_dilated=convolution,
 )
 _3x3 = partial(_convolution, kernel_size=(3, 3), padding=1)
 _1x1 = partial(_convolution, kernel_size=(1, 1), padding=0)
@@ -36,16 +36,21 @@ class ResidualBlock(nn.Module):
     stride: int
     groups: int
     dtype: DTypeLike | None
+    convolution: Convolution
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         strides = (self.stride, self.stride)
         norm = partial(nn.GroupNorm, self.groups, epsilon=1e-5, dtype=self.dtype)
-        inner = partial(_3x3, self.features, dtype=self.dtype)
+        how: dict[str, Any] = {
+            "dtype": self.dtype,
+            "conv_general_dilated": self.convolution,
+        }
+        inner = partial(_3x3, self.features, **how)
         y = nn.relu(norm()(inner(strides=strides)(x)))
         y = norm()(inner()(y))
         if self.stride != 1 or x.shape[-1] != self.features:
-            outer = partial(_1x1, self.features, dtype=self.dtype)
+            outer = partial(_1x1, self.features, **how)
             x = outer(strides=strides, name="shortcut")(x)
             x = norm(name="shortcut_norm")(x)
         return nn.relu(x + y)
@@ -79,6 +84,8 @@ class ResNet18(nn.Module):
         (arXiv:1910.00189).
       widths: Channels of the stages; the stem has those of the first stage.
       dtype: Type of the computation; that of parameters and inputs by default.
+      convolution: Function with the arguments of `lax.conv_general_dilated`, such as
+        `models.patches.by_patches`.
 
     Raises:
       ValueError: If the inputs have another rank, or the widths are not positive
@@ -93,15 +100,21 @@ class ResNet18(nn.Module):
     groups: int = 32
     widths: Sequence[int] = (64, 128, 256, 512)
     dtype: DTypeLike | None = None
+    convolution: Convolution = convolution
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         self._check(x)
-        x = _3x3(self.widths[0], dtype=self.dtype, name="stem")(x)
+        how: dict[str, Any] = {
+            "dtype": self.dtype,
+            "conv_general_dilated": self.convolution,
+        }
+        x = _3x3(self.widths[0], **how, name="stem")(x)
         x = nn.relu(nn.GroupNorm(self.groups, epsilon=1e-5, dtype=self.dtype)(x))
         for stage, width in enumerate(self.widths):
-            x = ResidualBlock(width, 2 if stage else 1, self.groups, self.dtype)(x)
-            x = ResidualBlock(width, 1, self.groups, self.dtype)(x)
+            rest = self.groups, self.dtype, self.convolution
+            x = ResidualBlock(width, 2 if stage else 1, *rest)(x)
+            x = ResidualBlock(width, 1, *rest)(x)
         head = nn.Dense(self.classes, dtype=self.dtype, name="head")
         return head(jnp.mean(x, axis=(1, 2)))
 

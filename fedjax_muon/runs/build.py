@@ -18,6 +18,7 @@ from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
 from fedjax_muon.data import Dataset, imbalance, partition
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.models.patches import by_patches
 from fedjax_muon.runs import launch, pretrained
 from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.simulation import batching
@@ -41,6 +42,7 @@ SHAPE_SCALES = {
     "spectral": transforms.spectral,
 }
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+CONVOLUTIONAL = ("lenet", "emnist_cnn", "resnet18")  # models
 AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
 
 
@@ -190,6 +192,11 @@ def _trained(config: Config, dataset: Dataset) -> Task:
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
             "and for nothing else, and so is roberta"
         )
+    if config.convolution != "direct" and config.model not in CONVOLUTIONAL:
+        raise ValueError(
+            f"the model {config.model} has no option convolution; those that have it "
+            f"are {', '.join(CONVOLUTIONAL)}"
+        )
     place = pretrained.checkpoint_of(config)
     if place is not None:
         return pretrained.task_of(config, place, dataset)
@@ -204,7 +211,8 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
         return models.MLP(classes, config.hidden, dtype=dtype)
     if config.model == "rnn":
         return models.RNN(classes, dataset.tokens, *config.rnn, dtype=dtype)
-    return models.ALL[config.model](classes, dtype=dtype)
+    options = {"convolution": by_patches} if config.convolution == "patches" else {}
+    return models.ALL[config.model](classes, dtype=dtype, **options)
 
 
 def task_of(config: Config, dataset: Dataset) -> Task:

@@ -85,6 +85,8 @@ class Config:
     """Widths of the rnn's embedding and state, and its layers; 300 4096 2 in papers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; parameters and their gradients stay float32."""
+    convolution: Literal["direct", "patches"] = "direct"
+    """How convolutions are computed: directly, or as products of patches."""
     newton_schulz_steps: int = 5
     """How many steps of Newton-Schulz, in algorithms that orthogonalize; with 0 they
     only divide matrices by their norms."""

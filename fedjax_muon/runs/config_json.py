@@ -11,7 +11,12 @@ from fedjax_muon.runs.config import Comparison, Config, Job, Private, Run, Sweep
 
 ALL = CollectionCheckStrategy.ALL_ITEMS
 KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep, "private": Private}
-ADDED = ("newton_schulz_coefficients", "shape_scale", "weight_decay")  # to `Config`
+ADDED = (  # to `Config`
+    "convolution",
+    "newton_schulz_coefficients",
+    "shape_scale",
+    "weight_decay",
+)
 # fields of `Private` in older configs
 RENAMED = {"limit": "clip_norm", "change": "change_clip_norm"}
 

@@ -10,14 +10,18 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import platformdirs
 from rich.console import Console
 
 from fedjax_muon.core import atomic_files
+from fedjax_muon.data import Dataset
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
+from fedjax_muon.runs.build import CONVOLUTIONAL, task_of
 from fedjax_muon.runs.config import Config
+from fedjax_muon.simulation.federated import with_task
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.tuning import (
     Signature,
@@ -51,12 +55,34 @@ def is_tuned(config: Config, asked: bool) -> bool:
     return False
 
 
-def fastest(config: Config, simulation: Simulation) -> tuple[Config, Simulation]:
+def forms_of(
+    config: Config, simulation: Simulation, dataset: Dataset
+) -> dict[str, tuple[Config, Simulation]]:
+    """Lists the forms of a run's convolutions.
+
+    Args:
+      config: Config of the run.
+      simulation: The run's simulation.
+      dataset: Its data.
+
+    Returns:
+      Configs and simulations by name. A form that the user chose is the only one.
+    """
+    forms: dict[str, tuple[Config, Simulation]]
+    forms = {config.convolution: (config, simulation)}
+    if config.model in CONVOLUTIONAL and config.convolution == "direct":
+        other = dataclasses.replace(config, convolution="patches")
+        forms["patches"] = other, with_task(simulation, task_of(other, dataset))
+    return forms
+
+
+def fastest(
+    forms: Mapping[str, tuple[Config, Simulation]],
+) -> tuple[Config, Simulation]:
     """Chooses the fastest plan, by measurement or from the record.
 
     Args:
-      config: Config of a run.
-      simulation: The run's simulation.
+      forms: Configs of a run and their simulations by name, of which one is chosen too.
 
     Returns:
       The config with the plan's name, and the simulation with the plan.
@@ -64,23 +90,28 @@ def fastest(config: Config, simulation: Simulation) -> tuple[Config, Simulation]
     Raises:
       ValueError: If no plan fits in memory.
     """
-    console, signature = Console(quiet=not is_first()), signature_of(simulation)
+    simulations = {name: simulation for name, (_, simulation) in forms.items()}
+    [first, *others] = simulations.values()
+    candidates = simulations if others else first
+    console, signature = Console(quiet=not is_first()), signature_of(first)
     record = read(record_path()) if is_first() else {}
     on_devices = record.get(signature.program, {})
-    known = _shared(on_devices.get(signature.device, {}), simulation)
-    if known is None and on_devices:
-        others = ", ".join(on_devices)
-        console.print(f"plans were measured on {others}; now on {signature.device}")
-    tuned = tune(simulation, measured=known)
+    known = _shared(on_devices.get(signature.device, {}), candidates)
+    if on_devices and signature.device not in on_devices:
+        known_on = ", ".join(on_devices)
+        console.print(f"plans were measured on {known_on}; now on {signature.device}")
+    tuned = tune(candidates, measured=known)
     if known is None and is_first():
         _write(record_path(), record, signature, tuned.seconds)
     times = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in tuned.seconds.items())
     console.print(f"fastest plan: {tuned.plan} (a round by plan: {times})")
-    plan = tuned.plan.partition(" ")[0]
-    changes: dict = {"plan": plan}
-    if plan == "chunked":
-        changes["chunk_size"] = int(tuned.plan.removeprefix(CHUNKED))
-    return dataclasses.replace(config, **changes), tuned.simulation
+    form, _, plan = tuned.plan.rpartition(", ")
+    chosen, _ = forms[form or next(iter(forms))]
+    name, _, rest = plan.partition(" ")
+    changes: dict[str, Any] = {"plan": name}
+    if rest:
+        changes["chunk_size"] = int(plan.removeprefix(CHUNKED))
+    return dataclasses.replace(chosen, **changes), tuned.simulation
 
 
 def record_path() -> Path:
@@ -106,11 +137,12 @@ def read(path: Path) -> Record:
 
 
 def _shared(
-    seconds: Mapping[str, float | None], simulation: Simulation
+    seconds: Mapping[str, float | None],
+    simulations: Simulation | Mapping[str, Simulation],
 ) -> Seconds | None:
     """The first process's seconds of all plans, in all processes; None if unknown."""
     found = {}
-    for name, _ in candidates_of(simulation):
+    for name, _ in candidates_of(simulations):
         value = seconds.get(name, math.nan)
         found[name] = broadcast_from_first(math.inf if value is None else value)
     return None if any(map(math.isnan, found.values())) else found

@@ -5,6 +5,7 @@ from fedjax_muon.simulation.federated import (
     STATE,
     federate,
     with_plan,
+    with_task,
 )
 from fedjax_muon.simulation.participation import by_examples, uniform
 from fedjax_muon.simulation.simulation import (
@@ -27,4 +28,5 @@ __all__ = [
     "tune",
     "uniform",
     "with_plan",
+    "with_task",
 ]

@@ -209,6 +209,38 @@ def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
     return dataclasses.replace(simulation, setup=setup, programs=_programs(setup))
 
 
+def with_task(simulation: Simulation, task: Task) -> Simulation:
+    """Changes the task of a federated simulation, whose programs are compiled again.
+
+    Examples and clients stay as they are; nothing is copied.
+
+    Args:
+      simulation: From `federate`.
+      task: A task for the same examples, such as one whose model computes in bfloat16.
+
+    Returns:
+      The same simulation with another task.
+
+    Raises:
+      ValueError: If the gradient of the task does not fit the algorithm.
+
+    Example:
+      >>> model = fm.models.MLP(10, dtype=jnp.bfloat16)
+      >>> half = with_task(simulation, tasks.classification(model, digits))
+    """
+    check_task(task)
+    setup = simulation.setup
+    held = as_argument(task)
+    setup = setup._replace(
+        task=replicated(held, setup.devices) if setup.devices else held
+    )
+    check_setup(setup)
+    inputs = simulation.inputs._replace(task=setup.task)
+    return dataclasses.replace(
+        simulation, setup=setup, inputs=inputs, programs=_programs(setup)
+    )
+
+
 def _programs(setup: Setup) -> Programs:
     def begin(
         inputs: Inputs, state: State, clients: Clients, max_client_size: int

@@ -4,14 +4,15 @@
     state = tuned.simulation.init(jax.random.key(0))
 
 All plans compute the same round up to rounding. Which of them is the fastest depends on
-the model, the cohort and the device.
+the model, the cohort and the device. So does the form of its convolutions, or the type
+of its products; simulations that differ in these are candidates of one call.
 """
 
 import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,8 @@ class Tuned(NamedTuple):
     """A simulation with its fastest plan, and what was measured."""
 
     simulation: Simulation
-    plan: str  # name of the fastest plan
-    seconds: Mapping[str, float]  # of a round by plan; infinite if it does not fit
+    plan: str  # name of the fastest candidate
+    seconds: Mapping[str, float]  # of a round by candidate; infinite if it doesn't fit
 
 
 class Signature(NamedTuple):
@@ -41,7 +42,7 @@ class Signature(NamedTuple):
 
 
 def tune(
-    simulation: Simulation,
+    simulation: Simulation | Mapping[str, Simulation],
     *,
     seconds: float = 0.2,
     repeats: int = 3,
@@ -54,7 +55,8 @@ def tune(
     away. Plans that do not fit in memory are left out.
 
     Args:
-      simulation: From `federate`.
+      simulation: From `federate`; or several of them by name, which are compared with
+        one another. Then "NAME, PLAN" is the name of a candidate.
       seconds: Of one measurement, at least; it has at least one round.
       repeats: Measurements of a plan, of which the fastest counts.
       measured: Seconds of a round by plan, from an earlier call: nothing is measured.
@@ -73,10 +75,8 @@ def tune(
     check_count("repeats", repeats)
     candidates = dict(candidates_of(simulation))
     if measured is None:
-        state = simulation.init(jax.random.key(0), drop_nonfinite=True)
         measured = {
-            name: _measured(with_plan(simulation, plan), state, seconds, repeats)
-            for name, plan in candidates.items()
+            name: _measured(one, seconds, repeats) for name, one in candidates.items()
         }
     if set(measured) != set(candidates):
         raise ValueError(
@@ -86,11 +86,34 @@ def tune(
     best = min(measured, key=measured.__getitem__)
     if math.isinf(measured[best]):
         raise ValueError("no plan fits in memory; take fewer clients or smaller ones")
-    return Tuned(with_plan(simulation, candidates[best]), best, dict(measured))
+    return Tuned(candidates[best], best, dict(measured))
 
 
-def candidates_of(simulation: Simulation) -> Iterator[tuple[str, Plan]]:
-    """Lists the plans among which `tune` chooses, by decreasing memory.
+def candidates_of(
+    simulation: Simulation | Mapping[str, Simulation],
+) -> Iterator[tuple[str, Simulation]]:
+    """Lists the candidates among which `tune` chooses.
+
+    Args:
+      simulation: As for `tune`.
+
+    Yields:
+      Names and simulations, those of each given one by decreasing memory.
+
+    Raises:
+      ValueError: If a simulation is decentralized.
+    """
+    if not isinstance(simulation, Mapping):
+        for plan_name, plan in plans_of(simulation):
+            yield plan_name, with_plan(simulation, plan)
+        return
+    for name, one in simulation.items():
+        for plan_name, plan in plans_of(one):
+            yield f"{name}, {plan_name}", with_plan(one, plan)
+
+
+def plans_of(simulation: Simulation) -> Iterator[tuple[str, Plan]]:
+    """Lists the plans of a simulation, by decreasing memory.
 
     Args:
       simulation: From `federate`.
@@ -131,12 +154,11 @@ def signature_of(simulation: Simulation) -> Signature:
     return Signature(f"{len(devices)} x {devices[0].device_kind}", program)
 
 
-def _measured(
-    simulation: Simulation, state: Any, seconds: float, repeats: int
-) -> float:
+def _measured(simulation: Simulation, seconds: float, repeats: int) -> float:
     """Seconds of a round, the same number in all processes."""
     if not _fits(simulation):
         return math.inf
+    state = simulation.init(jax.random.key(0), drop_nonfinite=True)
 
     # The program itself: a private simulation refuses more rounds than are accounted
     # for, and of these rounds nothing but their time is kept.

@@ -2,22 +2,27 @@
 
 import json
 import math
+from operator import sub
 
 import chex
 import federation
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from command import SMALL, refused, run
 
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
+from fedjax_muon.cli import commands
+from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped, vmapped
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs import plan_record
 from fedjax_muon.runs.directory import read
-from fedjax_muon.simulation import tune, tuning, with_plan
+from fedjax_muon.simulation import tune, tuning, with_plan, with_task
 from fedjax_muon.simulation.tuning import signature_of
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
@@ -32,6 +37,12 @@ def timer(monkeypatch, *seconds):
         tuning, "_measured", lambda *given: calls.append(given) or next(taken)
     )
     return calls
+
+
+def images():
+    x = np.random.default_rng(0).normal(size=(8, 12, 12, 1)).astype(np.float32)
+    y = np.arange(8, dtype=np.int32) % 2
+    return Dataset(x, y, x, y, ("a", "b"))
 
 
 # ---------------------------------------------------------------- the choice
@@ -49,6 +60,37 @@ def test_real_measurements_choose_a_plan_of_the_same_numbers():
         for s, state in zip((one, tuned.simulation), states, strict=True)
     ]
     chex.assert_trees_all_close(*(state.params for state in states), rtol=1e-5)
+
+
+def test_simulations_are_compared_with_one_another(monkeypatch):
+    timer(monkeypatch, 2, 3, 4, 2, 2, 1)
+    one, other = federation.federation(**SIX), federation.federation(**SIX)
+    tuned = tune({"float32": one, "half": other})
+    assert tuned.plan == "half, mapped"
+    assert tuned.simulation.setup.plan is mapped
+    assert tuned.simulation.setup.task is other.setup.task
+    named = [f"{name}, {plan}" for name in ("float32", "half") for plan in PLANS]
+    assert list(tuned.seconds) == named
+
+
+def test_another_task_has_the_same_clients_and_numbers():
+    one = federation.federation(**SIX)
+    other = with_task(one, federation.TASK)
+    assert other.clients is one.clients
+    states = [s.init(jax.random.key(3)) for s in (one, other)]
+    found = [
+        s.train_rounds(state, 2)[0].params
+        for s, state in zip((one, other), states, strict=True)
+    ]
+    chex.assert_trees_all_equal(*found)
+    doubled = federation.TASK._replace(
+        grad=lambda *given: jax.tree.map(lambda g: 2 * g, federation.TASK.grad(*given))
+    )
+    twice = with_task(one, doubled)
+    moved, _ = twice.train_rounds(twice.init(jax.random.key(3)), 2)
+    assert any(map(jnp.any, jax.tree.leaves(jax.tree.map(sub, moved.params, found[0]))))
+    with pytest.raises(TypeError):
+        with_task(one, federation.DATA)
 
 
 def test_private_rounds_are_measured_beyond_those_accounted_for():
@@ -181,6 +223,31 @@ def test_a_record_that_cannot_be_written_stops_no_run(
     run(*TRAIN, *COHORT, "--output", tmp_path / "a")
     assert "the measured plans are not kept: " in capsys.readouterr().err
     assert (tmp_path / "a/metrics.csv").exists()
+
+
+def test_the_form_of_convolutions_is_part_of_the_plan(
+    monkeypatch, record, tmp_path, capsys
+):
+    calls = timer(monkeypatch, 2, 3, 1, 2)
+    model = ("--model", "lenet", "--dataset", "fashion_mnist")
+    small = ("--num-clients", "2", "--cohort-size", "2", "--batch-size", "2")
+    monkeypatch.setattr(commands, "dataset_of", lambda _: images())
+    sizes = (*model, *small, "--partition", "iid", "--local-steps", "1")
+    train = ("train", "--algorithm", "fedavg", "--rounds", "1", "--tune", *sizes)
+    run(*train, "--output", tmp_path / "a")
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "fastest plan: patches, vmapped" in said
+    config = read(tmp_path / "a").config
+    assert (config.plan, config.convolution) == ("vmapped", "patches")
+    assert len(calls) == 4
+
+
+def test_models_without_convolutions_have_no_form_of_them(capsys):
+    said = refused(capsys, *TRAIN, "--convolution", "patches")
+    assert said == (
+        "the model mlp has no option convolution; those that have it are lenet, "
+        "emnist_cnn, resnet18"
+    )
 
 
 def test_a_plan_is_named_or_measured(capsys):
