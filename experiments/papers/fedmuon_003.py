@@ -51,15 +51,15 @@ FEWER: dict[str, dict[str, tuple[float, ...]]] = {
     "fedavg": {"lr": (0.03, 0.1, 0.3, 1.0)},
     "scaffold": {"lr": (0.03, 0.1, 0.3)},
     "fedavg_m": {"lr": (0.1, 0.3, 1.0, 3.0)},
-    "fedavg_vr": {"lr": (0.03, 0.1, 0.3)},
+    "fedavg_vr": {"lr": (0.01, 0.03, 0.1, 0.3)},
     "scaffold_m": {"lr": (0.03, 0.1, 0.3, 1.0)},
     "scaffold_vr": {"lr": (0.01, 0.03, 0.1)},
     "padamfed": {"lr": (0.03, 0.1, 0.3)},
-    "padamfed_vr": {"lr": (0.03, 0.1, 0.3)},
+    "padamfed_vr": {"lr": (0.01, 0.03, 0.1, 0.3)},
     "fedadam": {"server_lr": (0.01, 0.03, 0.1)},
     "fafed": {"lr": (0.0003, 0.001, 0.003)},
     "adam_biclip": {"server_lr": (0.01, 0.03, 0.1)},
-    "fedmuon": {"lr": (0.01, 0.05, 0.1)},
+    "fedmuon": {"lr": (0.005, 0.01, 0.05, 0.1)},
 }
 # likewise, for sentences
 SENTENCES: dict[str, dict[str, tuple[float, ...]]] = {

@@ -64,7 +64,7 @@ def test_the_readme_is_short():
 def test_the_tables_of_speed_are_those_of_the_results():
     rows = table.read([ROOT / "results" / "benchmarks" / "workloads_cpu.jsonl"])
     tables = "\n".join(table.markdown(rows))
-    assert tables in (DOCS / "benchmarks.md").read_text()
+    assert tables in (DOCS / "speed.md").read_text()
     section = README[README.index("## Speed") : README.index("## Documentation")]
     some = [line for line in section.splitlines() if line.startswith("|")]
     assert len(some) == 4  # two of them are the header's
@@ -75,7 +75,7 @@ def test_the_tables_of_speed_are_those_of_the_results():
     row = (
         f"| DPMixSGD (unclipped, no privacy), weights of the agents | {ours} | {loop} |"
     )
-    assert row in (DOCS / "benchmarks.md").read_text()
+    assert row in (DOCS / "speed.md").read_text()
 
 
 def test_the_algorithm_shown_is_the_one_in_the_package():
