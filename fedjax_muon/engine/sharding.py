@@ -3,9 +3,10 @@
 Whole rounds run inside `jax.shard_map`, so that all communication is explicit in this
 module. Each device runs an equal part of the cohort, and one sum over devices ends an
 exchange. The private states of all clients are divided among the devices in equal parts
-too. A client's state is sent to the device that runs it before local training, and back
-afterwards. Local training itself has no communication. Examples that are divided among
-the devices are sent in the same way.
+too. Where all clients take part, each runs on the device that has its state. Otherwise,
+the states of a cohort are sent to the devices that run it before local training, and
+back afterwards. Local training itself has no communication. Examples that are divided
+among the devices are sent to the devices that need them.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_muon.engine.plans import (
+    LOCAL,
+    PADDING_ID,
     Client,
     CohortMember,
     Plan,
@@ -126,15 +129,18 @@ def replicated(tree: Any, devices: Devices) -> Any:
     return jax.tree.unflatten(structure, [by_id[id(x)] for x in leaves])
 
 
-def sharded(inner: Plan) -> Plan:
+def sharded(inner: Plan, num_clients: int) -> Plan:
     """Makes a plan that divides a cohort among devices.
 
     A cohort that the number of devices does not divide is padded with clients of weight
-    0. Use the plan inside `across`, with the client states `SHARDED`. The number of
-    devices must divide that of client states (`engine.init(..., parts=len(devices))`).
+    0. A cohort of all clients runs where their states are, and any other cohort in the
+    order of its members. Use the plan inside `across`, with the client states
+    `SHARDED`. The number of devices must divide that of client states
+    (`engine.init(..., parts=len(devices))`).
 
     Args:
       inner: Plan by which each device runs its part of the cohort.
+      num_clients: N, the number of clients.
 
     Returns:
       The plan.
@@ -144,7 +150,9 @@ def sharded(inner: Plan) -> Plan:
         client: Client, shared: Any, client_states: Any, members: CohortMember
     ) -> Result:
         devices, count = lax.axis_size(CLIENTS), len(members.weight)
-        members = pad_cohort(members, devices)
+        is_everyone = count == num_clients  # since the members of a cohort are distinct
+        order = jnp.argsort(members.id) if is_everyone else None
+        members = pad_cohort(_ordered(members, order), devices)
         zeros = jnp.zeros(members.weight.shape, members.weight.dtype)
         size = len(zeros) // devices
         own = lambda x: x.reshape(devices, size, *x.shape[1:])[_device()]
@@ -153,7 +161,7 @@ def sharded(inner: Plan) -> Plan:
             shared,
             client_states,
             jax.tree.map(own, members),
-            _store(client_states),
+            _at_home(size) if is_everyone else _store(client_states),
         )
         in_cohort = lambda n: lax.dynamic_update_slice(
             zeros, n.astype(zeros.dtype), (_device() * size,)
@@ -161,9 +169,15 @@ def sharded(inner: Plan) -> Plan:
         # One vector, for one reduction.
         flat, unravel = ravel_pytree((total, jax.tree.map(in_cohort, aux)))
         total, aux = unravel(lax.psum(flat, CLIENTS))
-        return total, client_states, jax.tree.map(lambda n: n[:count] > 0, aux)
+        aux = jax.tree.map(lambda n: n[:count] > 0, aux)
+        back = None if order is None else jnp.argsort(order)
+        return total, client_states, _ordered(aux, back)
 
     return plan
+
+
+def _ordered(rows: Any, order: jax.Array | None) -> Any:
+    return rows if order is None else jax.tree.map(lambda x: x[order], rows)
 
 
 def sharded_gather(x: jax.Array, ids: jax.Array) -> jax.Array:
@@ -194,6 +208,18 @@ def _local_rows(ids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     device, and whether they are in range."""
     at = lax.all_gather(ids, CLIENTS) - _device() * count
     return at, (at >= 0) & (at < count)
+
+
+def _at_home(count: int) -> Store:
+    """Access to client states on the device that runs the clients, `count` of them."""
+
+    def place(ids: jax.Array) -> jax.Array:
+        return jnp.where(ids == PADDING_ID, PADDING_ID, ids - _device() * count)
+
+    return Store(
+        lambda client_states, ids: LOCAL.take(client_states, place(ids)),
+        lambda client_states, ids, rows: LOCAL.put(client_states, place(ids), rows),
+    )
 
 
 def _store(client_states: Any) -> Store:

@@ -211,7 +211,8 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     several = tuple(devices) if len(devices) > 1 else ()
     setup = simulation.setup._replace(devices=several)
     if hasattr(setup, "plan"):
-        setup = setup._replace(plan=sharded(plan) if several else plan)
+        chosen = sharded(plan, setup.num_clients) if several else plan
+        setup = setup._replace(plan=chosen)
     runner, size = simulation.runner, simulation.max_client_size
     programs = runner.programs(setup)
     alone = SingleDeviceSharding(devices[0])

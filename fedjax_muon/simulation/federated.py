@@ -164,7 +164,7 @@ def federate(
         cohort_size=cohort_size,
         local_steps=local_steps,
         batch_size=batch_size,
-        plan=sharded(plan) if devices else plan,
+        plan=sharded(plan, len(parts)) if devices else plan,
         sampler=sampler,
         weighting=weighting,
         dropout=dropout,
@@ -204,8 +204,9 @@ def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
     Example:
       >>> chunked = with_plan(simulation, fm.engine.plans.chunked(2))
     """
-    plan = sharded(plan) if simulation.setup.devices else plan
-    setup = simulation.setup._replace(plan=plan)
+    setup = simulation.setup
+    plan = sharded(plan, setup.num_clients) if setup.devices else plan
+    setup = setup._replace(plan=plan)
     return dataclasses.replace(simulation, setup=setup, programs=_programs(setup))
 
 

@@ -131,7 +131,7 @@ def test_a_round_keeps_structure_shapes_and_dtypes(warm, dtype):
 def test_devices_agree(warm):
     """Three clients of a cohort on two devices, the states of three on each."""
     devices, specs = jax.devices()[:2], engine.State(REPLICATED, REPLICATED, SHARDED)
-    round = engine.make_round(warm.algorithm, TOY, N, sharded(plans.mapped))
+    round = engine.make_round(warm.algorithm, TOY, N, sharded(plans.mapped, N))
     round = across(
         devices,
         round,

@@ -52,6 +52,20 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
     assert_close(unpadded(shared, trained(shared, 2, 4).training), want.training)
 
 
+@pytest.mark.parametrize("plan", [plans.mapped, plans.vmapped, plans.chunked(2)])
+def test_all_clients_run_where_their_states_are(plan):
+    # six clients on four devices, so two of eight places are padding
+    how = {"cohort_size": 6, "dropout": 0.3, "plan": plan}
+    alone = federation.federation(SCAFFOLD, **how)
+    shared = federation.federation(SCAFFOLD, devices=EIGHT[:4], **how)
+    want, got = trained(alone, 2, 5), trained(shared, 2, 5)
+    assert_close(unpadded(shared, got.training), want.training)
+    controls = jax.tree.leaves(want.training.client_states)
+    assert all(jnp.any(x != 0) for x in controls)
+    text = lowered(SCAFFOLD, cohort_size=6, plan=plan).lower().compile().as_text()
+    assert operations(text) == {"all-reduce": 1}
+
+
 def test_a_message_that_is_not_finite_is_named():
     data = federation.DATA
     spoilt = data._replace(x_train=data.x_train.copy())
