@@ -63,13 +63,13 @@ FEWER: dict[str, dict[str, tuple[float, ...]]] = {
 }
 # likewise, for sentences
 SENTENCES: dict[str, dict[str, tuple[float, ...]]] = {
-    "fedavg": {"lr": (1.0, 3.0, 10.0, 30.0)},
-    "scaffold": {"lr": (0.3, 1.0, 3.0, 10.0)},
+    "fedavg": {"lr": (0.3, 1.0, 3.0, 10.0, 30.0)},
+    "scaffold": {"lr": (0.1, 0.3, 1.0, 3.0, 10.0)},
     "fedavg_m": {"lr": (3.0, 10.0, 30.0, 100.0)},
-    "fedavg_vr": {"lr": (0.3, 1.0, 3.0, 10.0)},
-    "scaffold_m": {"lr": (1.0, 3.0, 10.0, 30.0)},
+    "fedavg_vr": {"lr": (0.1, 0.3, 1.0, 3.0, 10.0)},
+    "scaffold_m": {"lr": (0.3, 1.0, 3.0, 10.0, 30.0)},
     "scaffold_vr": {"lr": (0.1, 0.3, 1.0, 3.0)},
-    "padamfed": {"lr": (0.3, 1.0, 3.0, 10.0)},
+    "padamfed": {"lr": (0.1, 0.3, 1.0, 3.0, 10.0)},
     "padamfed_vr": {"lr": (0.3, 1.0, 3.0, 10.0)},
     "fedadam": {"server_lr": (0.03, 0.1, 0.3, 1.0)},
     "fafed": {"lr": (0.003, 0.01, 0.03, 0.1)},
@@ -120,7 +120,7 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
 
 SMALL = (
     "LeNet on 10,000 images of CIFAR-10, 8 epochs, batches of 32, no augmentation, "
-    "three or four rates each, also beyond the printed ones"
+    "three or four or five rates each, also beyond the printed ones"
 )
 SETTINGS = {
     "figure_1": ("cifar10", "resnet18", 4),
@@ -142,7 +142,7 @@ ITEMS = {
         figure(*given),
         SMALL
         if given[1] != "rnn"
-        else "a small network on a fifth of SST-2, batches of 32, four rates each, "
+        else "a small network on a fifth of SST-2, batches of 32, four or five rates each, "
         "also beyond the printed ones",
     )
     for name, given in SETTINGS.items()

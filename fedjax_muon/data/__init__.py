@@ -1,13 +1,14 @@
 """Data sets, and their partitions among clients.
 
-`load` reads a data set by its name, `prepare` downloads one of tensorflow-datasets, and
-`check` validates your own arrays. `NAMES` describes all data sets, and `status` reports
-whether the files of one are present.
+`load` reads a data set by its name, and `prepare` downloads one of tensorflow-datasets.
+`from_arrays`, `from_npz` and `from_csv` make one of your own data. `NAMES` describes
+all data sets, and `status` reports whether the files of one are present.
 """
 
 from fedjax_muon.data import imbalance, partition
 from fedjax_muon.data.dataset import Dataset, check, hold_out, standardize
 from fedjax_muon.data.names import NAMES, load, prepare
+from fedjax_muon.data.own import from_arrays, from_csv, from_npz
 from fedjax_muon.data.status import Status, status
 
 __all__ = [
@@ -15,6 +16,9 @@ __all__ = [
     "Dataset",
     "Status",
     "check",
+    "from_arrays",
+    "from_csv",
+    "from_npz",
     "hold_out",
     "imbalance",
     "load",

@@ -20,6 +20,9 @@ class Dataset(NamedTuple):
     y_test: np.ndarray
     classes: tuple[str, ...]
     tokens: int = 0  # for texts, the size of the vocabulary: all token ids are below
+    # For data with natural clients, the number of the client that has each training
+    # example, [n].
+    owners: np.ndarray | None = None
 
 
 def check(dataset: Dataset) -> Dataset:
@@ -35,8 +38,9 @@ def check(dataset: Dataset) -> Dataset:
     Raises:
       ValueError: If a split is empty, the inputs are not float32 or uint8
         [n, ..., channels] or int32 [n, length], the splits have different shapes or
-        dtypes, inputs are not finite or token ids negative, or the labels are not one
-        integer in 0..len(classes)-1 per input.
+        dtypes, inputs are not finite or token ids negative, the labels are not one
+        integer in 0..len(classes)-1 per input, or there is not one owner, an integer of
+        0 or more, per training example.
 
     Example:
       >>> digits = check(digits)
@@ -60,7 +64,21 @@ def check(dataset: Dataset) -> Dataset:
         y_test=_checked_labels("y_test", dataset.y_test, len(x_test), num_classes),
         classes=tuple(dataset.classes),
         tokens=max(dataset.tokens, found),
+        owners=_checked_owners(dataset.owners, len(x_train)),
     )
+
+
+def _checked_owners(owners: ArrayLike | None, num_examples: int) -> np.ndarray | None:
+    if owners is None:
+        return None
+    owners = np.asarray(owners)
+    whole = owners.dtype.kind in "iu"
+    if owners.shape != (num_examples,) or not whole or owners.min() < 0:
+        raise ValueError(
+            f"owners must be {num_examples} integers of 0 or more, one per training "
+            f"example, got {owners.dtype}{list(owners.shape)}"
+        )
+    return owners.astype(np.int32)
 
 
 def _checked_inputs(name: str, x: np.ndarray) -> np.ndarray:
@@ -158,18 +176,57 @@ def hold_out(
     Example:
       >>> rest, (x_validation, y_validation) = hold_out(digits, 0.1)
     """
+    kept, held = stratified(dataset.y_train, share)
+    rest = subset(dataset, kept)
+    return rest, (dataset.x_train[held], dataset.y_train[held])
+
+
+def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
+    """Selects training examples.
+
+    Args:
+      dataset: A data set.
+      ids: Numbers of training examples.
+
+    Returns:
+      The data set with these training examples.
+    """
+    owners = None if dataset.owners is None else dataset.owners[ids]
+    return dataset._replace(
+        x_train=dataset.x_train[ids], y_train=dataset.y_train[ids], owners=owners
+    )
+
+
+def stratified(
+    labels: np.ndarray, share: float, name: str = "validation"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Divides examples into two parts with the same shares of all classes.
+
+    Args:
+      labels: Labels of the examples, integers [n].
+      share: Share of the second part, in (0, 1).
+      name: What the second part is for, in error messages.
+
+    Returns:
+      The numbers of the examples of each part, shuffled, the same in every call.
+
+    Raises:
+      ValueError: If `share` is not in (0, 1), or leaves one part without examples of a
+        class.
+    """
     if not 0 < share < 1:
-        raise ValueError(f"the validation share must be in (0, 1), got {share}")
-    x, y = dataset.x_train, dataset.y_train
-    least = int(np.bincount(y)[np.unique(y)].min())
+        raise ValueError(f"the {name} share must be in (0, 1), got {share}")
+    least = int(np.bincount(labels)[np.unique(labels)].min())
     if min(share, 1 - share) * least < 1:
         raise ValueError(
-            f"a validation share of {share} leaves one side without a class that has "
-            f"{least} of {len(y)} training examples"
+            f"a {name} share of {share} leaves one side without a class that has "
+            f"{least} of {len(labels)} examples"
         )
     # Imported here, since importing scikit-learn takes a second.
     from sklearn.model_selection import train_test_split
 
-    split = train_test_split(x, y, test_size=share, stratify=y, random_state=0)
-    x, x_validation, y, y_validation = split
-    return dataset._replace(x_train=x, y_train=y), (x_validation, y_validation)
+    numbers = np.arange(len(labels))
+    kept, held = train_test_split(
+        numbers, test_size=share, stratify=labels, random_state=0
+    )
+    return kept, held

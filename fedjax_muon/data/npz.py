@@ -2,6 +2,7 @@
 
 import math
 import zipfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
       ValueError: If the file is damaged, or its arrays are not as above.
     """
     (path,) = paths
-    arrays = _arrays(path)
+    arrays = arrays_of(path, (*SPLITS, "classes"))
     missing = [key for key in SPLITS if key not in arrays]
     if missing:
         raise ValueError(
@@ -103,7 +104,19 @@ def _check(paths: list[Path]) -> None:
         )
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def arrays_of(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
+    """Reads arrays of a NumPy archive.
+
+    Args:
+      path: Path of the archive.
+      keys: Names of arrays.
+
+    Returns:
+      Those that the archive has.
+
+    Raises:
+      ValueError: If the file is damaged, or has anything but plain arrays.
+    """
     _check([path])
     wanted = "a NumPy .npz archive of plain arrays"
     found = "a damaged or pickled one"
@@ -112,11 +125,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         zipfile.ZipFile(path) as archive,
     ):
         names = archive.namelist()
-        return {
-            key: _array(archive, key)
-            for key in (*SPLITS, "classes")
-            if f"{key}.npy" in names
-        }
+        return {key: _array(archive, key) for key in keys if f"{key}.npy" in names}
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:

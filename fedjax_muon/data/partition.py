@@ -230,6 +230,36 @@ def shards(
     ]
 
 
+def by_owner(owners: ArrayLike) -> list[np.ndarray]:
+    """Makes a client of every owner of examples: the natural partition.
+
+    Args:
+      owners: Owner of every training example, integers or strings [n], such as
+        `Dataset.owners`.
+
+    Returns:
+      One array of example indices per client, int32 and increasing. Clients are in the
+      sorted order of their owners.
+
+    Raises:
+      ValueError: If the owners are not one non-empty axis of integers or strings.
+
+    Example:
+      >>> [part.tolist() for part in by_owner(["ann", "bob", "ann"])]
+      [[0, 2], [1]]
+    """
+    owners = np.asarray(owners)
+    if owners.ndim != 1 or owners.dtype.kind not in "iuU" or not len(owners):
+        raise ValueError(
+            "owners must be one non-empty axis of integers or strings, one per "
+            f"training example, got shape {owners.shape} and dtype {owners.dtype}"
+        )
+    _, numbers = np.unique(owners, return_inverse=True)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(np.bincount(numbers))[:-1]
+    return [_indices(part) for part in np.split(order, ends)]
+
+
 def label_counts(
     labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: int
 ) -> np.ndarray:

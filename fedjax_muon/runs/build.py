@@ -128,14 +128,18 @@ def _compressor(config: Config) -> compressors.Compressor:
 def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
     """Which examples each client has; another partition for every seed."""
     key = jax.random.fold_in(_key(seed), streams.PARTITION)
+    labels, owners = dataset.y_train, dataset.owners
     if config.positives is None:
-        return _parts(config, dataset.y_train, key)
+        return _parts(config, labels, owners, key)
     drop_key = jax.random.fold_in(key, 0)
-    kept = imbalance.drop_positives(dataset.y_train, config.positives, key=drop_key)
-    return [kept[part] for part in _parts(config, dataset.y_train[kept], key)]
+    kept = imbalance.drop_positives(labels, config.positives, key=drop_key)
+    owners = None if owners is None else owners[kept]
+    return [kept[part] for part in _parts(config, labels[kept], owners, key)]
 
 
-def _parts(config: Config, labels: np.ndarray, key: jax.Array) -> list[np.ndarray]:
+def _parts(
+    config: Config, labels: np.ndarray, owners: np.ndarray | None, key: jax.Array
+) -> list[np.ndarray]:
     number = config.num_clients
     match config.partition:
         case "dirichlet":
@@ -148,6 +152,13 @@ def _parts(config: Config, labels: np.ndarray, key: jax.Array) -> list[np.ndarra
             return partition.shards(labels, number, config.shards_per_client, key=key)
         case "iid":
             return partition.iid(labels, number, key=key)
+        case "by_owner":
+            if owners is None:
+                raise ValueError(
+                    f"{config.dataset} does not say whose its examples are; for a CSV "
+                    "file, name the column by --owner, or choose another --partition"
+                )
+            return partition.by_owner(owners)
         case "ratios":
             if len(config.ratios) != number:
                 raise ValueError(

@@ -19,6 +19,7 @@ from fedjax_muon.runs.lists import Names, Numbers, Seeds
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
 METHODS = {**algorithms.ALL, **minimax.ALL}
+FILES = (".csv", ".npz")  # suffixes of users' own data
 
 
 Schedule = Literal["constant", "cosine"]
@@ -34,7 +35,15 @@ class Config:
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, cifar10, cifar100, tiny_imagenet, sst2
     or breast_cancer: `fedjax-muon data` shows all; or tfds:NAME for one that `prepare`
-    has made."""
+    has made; or your own file, FILE.csv or FILE.npz."""
+    label: str = "label"
+    """Column of the labels of FILE.csv; all columns that are not named are features."""
+    owner: str | None = None
+    """Column of FILE.csv with the client of every row, for the partition by_owner."""
+    split: str | None = None
+    """Column of FILE.csv that says train or test; by default, a fifth is for tests."""
+    exclude: tuple[str, ...] = ()
+    """Columns of FILE.csv to leave out."""
     data_dir: Path | None = None
     """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
     train_share: float = 1.0
@@ -43,11 +52,12 @@ class Config:
     num_clients: int = 16
     """N, how many clients the training examples are divided over."""
     partition: Literal[
-        "dirichlet", "dirichlet_per_client", "shards", "iid", "ratios"
+        "dirichlet", "dirichlet_per_client", "shards", "iid", "ratios", "by_owner"
     ] = "dirichlet"
     """How they are divided: per class by Dirichlet(alpha) over clients, per client by
-    Dirichlet(alpha) over classes, by shards of sorted labels, at random, or of two
-    classes with a share of positives for each client."""
+    Dirichlet(alpha) over classes, by shards of sorted labels, at random, of two classes
+    with a share of positives for each client, or as the data says (num_clients is not
+    used)."""
     positives: float | None = None
     """Of two classes: so many positives are left out, at random, that the others are
     this share of the training examples."""
@@ -162,8 +172,9 @@ class Config:
         """The data set and the federation, in a line."""
         alpha = f" ({self.alpha:g})" if "dirichlet" in self.partition else ""
         share = "" if self.positives is None else f", {self.positives:.0%} positives"
+        number = "" if self.partition == "by_owner" else f"{self.num_clients} "
         return (
-            f"{self.dataset}, {self.num_clients} clients by "
+            f"{Path(self.dataset).name}, {number}clients by "
             f"{self.partition.replace('_', ' ')}{alpha}{share}, "
             f"{self.cohort_size} a round, {self.local_steps} local steps"
         )
@@ -188,6 +199,13 @@ class Config:
             raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
         for name in ("hidden", "rnn"):
             _check_widths(name, getattr(self, name))
+        if self.owner is not None and self.partition != "by_owner":
+            raise ValueError(
+                "owner names the column of clients for the partition by_owner, got "
+                f"{self.partition}; add --partition by_owner"
+            )
+        if self.dataset.endswith(FILES):  # a run goes on in any directory
+            object.__setattr__(self, "dataset", str(Path(self.dataset).absolute()))
 
 
 def _check_widths(name: str, widths: tuple[int, ...]) -> None:

@@ -13,12 +13,21 @@ ALL = CollectionCheckStrategy.ALL_ITEMS
 KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep, "private": Private}
 ADDED = (  # to `Config`
     "convolution",
+    "exclude",
+    "label",
     "newton_schulz_coefficients",
+    "owner",
     "shape_scale",
+    "split",
     "weight_decay",
 )
 # fields of `Private` in older configs
 RENAMED = {"limit": "clip_norm", "change": "change_clip_norm"}
+
+
+def added() -> dict[str, Any]:
+    """What fields of `Config` were before they were added to it."""
+    return {name: getattr(Config, name) for name in ADDED}
 
 
 def to_json(job: Job) -> str:
@@ -48,8 +57,7 @@ def from_json(text: str) -> Job:
         config = fields.get("config")
         if not isinstance(config, dict):
             raise ValueError(f"config must be an object, got {config!r}")
-        added = {name: getattr(Config, name) for name in ADDED}
-        fields["config"] = _made(Config, added | config)
+        fields["config"] = _made(Config, added() | config)
     if kind == "comparison":
         fields.setdefault("lr_schedule", {})  # of older configs
     return _made(KINDS[kind], fields)

@@ -1,5 +1,6 @@
-"""Models that start at pretrained weights, for `--checkpoint`."""
+"""Data sets of runs, and models that start at pretrained weights."""
 
+import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 from fedjax_muon import data, models
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.byte_pairs import roberta_encoder
+from fedjax_muon.data.dataset import stratified, subset
 from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
-from fedjax_muon.runs.config import Config
+from fedjax_muon.runs.config import FILES, Config
 from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import Task
@@ -58,12 +60,40 @@ def dataset_of(config: Config) -> Dataset:
     dataset = _whole(config)
     if config.train_share == 1:
         return dataset
-    _, (x, y) = data.hold_out(dataset, config.train_share)
-    return dataset._replace(x_train=x, y_train=y)
+    _, kept = stratified(dataset.y_train, config.train_share)
+    return subset(dataset, kept)
+
+
+def _own(config: Config) -> Dataset:
+    """The user's own file."""
+    if config.model == "roberta":
+        raise ValueError(
+            "the model roberta needs sentences, which are not read from your own "
+            "files; encode them by fedjax_muon.data.byte_pairs, in Python"
+        )
+    if config.dataset.endswith(".csv"):
+        return data.from_csv(
+            config.dataset,
+            label=config.label,
+            owner=config.owner,
+            split=config.split,
+            exclude=config.exclude,
+        )
+    for field in dataclasses.fields(Config):
+        is_given = getattr(config, field.name) != field.default
+        if field.name in ("label", "owner", "split", "exclude") and is_given:
+            raise ValueError(
+                f"{field.name} is for columns of a CSV file; the arrays of "
+                f"{config.dataset} have fixed names: x, y, owner, x_test, y_test, "
+                "classes"
+            )
+    return data.from_npz(config.dataset)
 
 
 def _whole(config: Config) -> Dataset:
     place = checkpoint_of(config) if config.model == "roberta" else None
+    if config.dataset.endswith(FILES):
+        return _own(config)
     if place is None:
         return data.load(config.dataset, config.data_dir)
     folder = place if place.is_dir() else place.parent

@@ -29,7 +29,13 @@ from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
-from fedjax_muon.runs import directory, executor_names, launch, sweep_cells
+from fedjax_muon.runs import (
+    config_json,
+    directory,
+    executor_names,
+    launch,
+    sweep_cells,
+)
 from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Sweep
 from fedjax_muon.runs.errors import refusing
@@ -193,7 +199,8 @@ def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
     del config["data_dir"]  # data sets may lie elsewhere
     about: dict[str, Any] = {"algorithm": name, "validation": job.validation}
     about["options of the grid"] = [*job.grids[name]]
-    return CheckedRows(run_dir / "cells" / f"{name}.csv", config | about)
+    path = run_dir / "cells" / f"{name}.csv"
+    return CheckedRows(path, config | about, config_json.added())
 
 
 def _unfinished(job: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]:

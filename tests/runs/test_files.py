@@ -125,6 +125,18 @@ def test_rows_are_as_appended_one_by_one(path, tmp_path):
         assert column.tolist() == [row[name] for row in ROWS]
 
 
+def test_settings_that_older_records_lack_have_their_values_of_then(path):
+    CheckedRows(path, SETTINGS).extend(ROWS[:2])
+    newer = {**SETTINGS, "form": ("direct",)}
+    with pytest.raises(ValueError, match="computed with form absent, and are wanted"):
+        CheckedRows(path, newer)
+    with pytest.raises(ValueError, match=r"with form \['other'\], and are wanted with"):
+        CheckedRows(path, newer, {"form": ("other",)})
+    CheckedRows(path, newer, {"form": ("direct",)}).extend(ROWS[2:])
+    assert len(metrics_csv.read(path)["loss"]) == len(ROWS)
+    CheckedRows(path, newer)  # the record has it now
+
+
 @pytest.mark.parametrize("writes", [1, 2, 3])
 def test_rows_are_whole_wherever_a_process_is_killed(path, writes, monkeypatch):
     CheckedRows(path, SETTINGS).extend(ROWS[:2])
