@@ -142,8 +142,8 @@ ITEMS = {
         figure(*given),
         SMALL
         if given[1] != "rnn"
-        else "a small network on a fifth of SST-2, batches of 32, four or five rates each, "
-        "also beyond the printed ones",
+        else "a small network on a fifth of SST-2, batches of 32, four or five rates "
+        "each, also beyond the printed ones",
     )
     for name, given in SETTINGS.items()
 }

@@ -67,9 +67,9 @@ RIVALS: Grids = {
 }
 FEWER: Grids = {  # for `--scale cpu`: larger rates, since steps are fewer
     "fedavg": {"lr": (0.03, 0.1, 0.3)},
-    "scaffold": {"lr": (0.01, 0.03, 0.1)},
+    "scaffold": {"lr": (0.01, 0.03, 0.1, 0.3)},
     "fedcm": {"lr": (0.1, 0.3, 1.0)},
-    "fedlada": {"lr": (1e-3, 3e-3, 1e-2)},
+    "fedlada": {"lr": (1e-3, 3e-3, 1e-2, 3e-2)},
     "local_adamw": {"lr": (1e-3, 3e-3, 1e-2)},
     "local_muon": {"lr": (0.01, 0.03, 0.1)},
     "fedmuon_align": {"lr": (0.003, 0.01, 0.03)},

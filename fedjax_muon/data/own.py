@@ -220,9 +220,7 @@ def _read(path: Path) -> Table:
             values.append(row)
             lines.append(rows.line_num)
     if not values:
-        raise ValueError(
-            f"{path}: expected rows below the names of columns, found none"
-        )
+        raise ValueError(f"{path}: expected rows below the first line, found none")
     columns = zip(*values, strict=True)
     return Table(dict(zip(names, map(list, columns), strict=True)), lines)
 
@@ -326,7 +324,7 @@ def _classes(
 def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """Labels as numbers of classes; integers are numbers if they are no names."""
     numbers = {one: i for i, one in enumerate(classes)}
-    texts = labels.astype(str)
+    texts = labels.astype(str).tolist()
     if labels.dtype.kind in "iu" and not set(texts) <= set(numbers):
         return labels
     unknown = [text for text in texts if text not in numbers]

@@ -175,7 +175,7 @@ class Config:
         number = "" if self.partition == "by_owner" else f"{self.num_clients} "
         return (
             f"{Path(self.dataset).name}, {number}clients by "
-            f"{self.partition.replace('_', ' ')}{alpha}{share}, "
+            f"{self.partition.removeprefix('by_').replace('_', ' ')}{alpha}{share}, "
             f"{self.cohort_size} a round, {self.local_steps} local steps"
         )
 

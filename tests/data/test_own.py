@@ -1,0 +1,263 @@
+"""A user's own arrays and files."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from fedjax_muon import data, partition
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(3, 2, size=(60, 4))
+Y = np.array(["low", "high", "high"] * 20)
+OWNERS = np.array(["b", "a", "c", "a"] * 15)
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def test_arrays_are_standardized_by_their_training_part():
+    dataset = data.from_arrays(X, Y, owners=OWNERS, test_share=0.25)
+    assert dataset.classes == ("high", "low")
+    assert (len(dataset.x_train), len(dataset.x_test)) == (45, 15)
+    assert np.bincount(dataset.y_test).tolist() == [10, 5]  # stratified
+    np.testing.assert_allclose(dataset.x_train.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(dataset.x_train.std(0), 1, atol=1e-6)
+    # every training example is one that was given, with its label and its owner
+    kept, _ = data.dataset.stratified(np.unique(Y, return_inverse=True)[1], 0.25)
+    assert len(set(kept)) == 45
+    raw = dataset.x_train * X[kept].std(0) + X[kept].mean(0)
+    np.testing.assert_allclose(raw, X[kept], rtol=1e-4, atol=1e-4)
+    assert np.unique(Y)[dataset.y_train].tolist() == Y[kept].tolist()
+    assert np.unique(OWNERS)[dataset.owners].tolist() == OWNERS[kept].tolist()
+
+
+def test_given_test_examples_are_the_only_ones():
+    test = X[:6] + 1, Y[:6]
+    dataset = data.from_arrays(X, Y, test=test)
+    assert (len(dataset.x_train), len(dataset.x_test)) == (60, 6)
+    expected = (test[0] - X.mean(0)) / X.std(0)
+    np.testing.assert_allclose(dataset.x_test, expected, rtol=1e-4, atol=1e-5)
+    assert dataset.y_test.tolist() == [1, 0, 0, 1, 0, 0]
+    assert dataset.owners is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "names", "numbers"),
+    [
+        ([2, 10, 2, 10], None, ("2", "10"), [0, 1, 0, 1]),
+        ([0, 1, 1, 0], ("cat", "dog"), ("cat", "dog"), [0, 1, 1, 0]),
+        (["dog", "cat"] * 2, ("cat", "dog"), ("cat", "dog"), [1, 0, 1, 0]),
+        ([1, 0, 1, 0], ("1", "0"), ("1", "0"), [0, 1, 0, 1]),
+    ],
+)
+def test_labels_are_names_or_numbers(labels, classes, names, numbers):
+    test = np.eye(4), labels
+    dataset = data.from_arrays(np.eye(4), labels, test=test, classes=classes)
+    assert (dataset.classes, dataset.y_train.tolist()) == (names, numbers)
+
+
+def test_token_ids_stay_as_they_are():
+    ids = np.arange(40).reshape(10, 4)
+    dataset = data.from_arrays(ids, [0, 1] * 5, text=True)
+    assert dataset.x_train.dtype == np.int32
+    assert dataset.tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"y": [0.5] * 60}, "y must be 60 integers or strings, one per example, got f"),
+        ({"y": Y[:5]}, r"y must be 60 integers or strings, .*<U4\[5\]"),
+        ({"y": ["low"] * 60}, "all labels are 'low'; classification needs two or more"),
+        ({"x": [["a"]] * 60}, "x must be an array of numbers, got <U1"),
+        ({"x": np.full((60, 2), np.nan)}, "x_train has NaN or infinity in 48 of 48"),
+        ({"x": np.ones((60, 2))}, "channel 0 is constant in x_train"),
+        ({"owners": [1, 2]}, "owners must be 60 integers or strings"),
+        ({"owners": [None] * 60}, "owners must be 60 integers or strings"),
+        ({"classes": ("low", "mid")}, "y has the label 'high', which is none of the c"),
+        ({"test_share": 1.0}, r"the test share must be in \(0, 1\), got 1.0"),
+        ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),
+        ({"test": (X[:, :3], Y)}, "must hold examples of one shape and dtype"),
+        ({"test": (X, Y[:3])}, "y_test must be 60 integers on one axis"),
+    ],
+)
+def test_wrong_arrays_are_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        data.from_arrays(**({"x": X, "y": Y} | changes))
+
+
+# ---------------------------------------------------------------- owners
+
+
+@pytest.mark.parametrize("owners", [OWNERS, [5, 2, 9, 2] * 15])
+def test_every_owner_is_a_client(owners):
+    parts = partition.by_owner(owners)
+    values = np.unique(owners)
+    assert len(parts) == 3
+    for owner, part in zip(values, parts, strict=True):
+        expected = [i for i, one in enumerate(owners) if one == owner]
+        assert part.tolist() == expected
+        assert part.dtype == np.int32
+
+
+@pytest.mark.parametrize("owners", [[], [[1, 2]], [0.5], [True], [None]])
+def test_wrong_owners_are_refused(owners):
+    with pytest.raises(ValueError, match="owners must be one non-empty axis of integ"):
+        partition.by_owner(owners)
+
+
+def test_owners_of_a_data_set_are_checked_and_kept():
+    dataset = data.from_arrays(X, Y, owners=OWNERS)
+    for wrong in (dataset.owners[:3], dataset.owners - 1, dataset.owners * 0.5):
+        with pytest.raises(ValueError, match="owners must be 48 integers of 0 or more"):
+            data.check(dataset._replace(owners=wrong))
+    rest, (x, _) = data.hold_out(dataset, 0.25)
+    assert len(rest.owners) == len(rest.x_train) == 48 - len(x)
+    rows = {
+        row.tobytes(): o for row, o in zip(dataset.x_train, dataset.owners, strict=True)
+    }
+    assert [rows[row.tobytes()] for row in rest.x_train] == rest.owners.tolist()
+
+
+# ---------------------------------------------------------------- files
+
+
+def written(path, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def table(rows=range(60)):
+    yield ["age", "bank", "risk", "note", "part", "income"]
+    for i in rows:
+        part = "Test " if i % 4 == 3 else "train"
+        yield [X[i, 0], OWNERS[i], Y[i], "x, y", part, X[i, 1]]
+
+
+def test_a_table_is_its_arrays(tmp_path):
+    path = written(tmp_path / "a.csv", table())
+    given = {"label": "risk", "owner": "bank", "exclude": ["note", "part"]}
+    ours = data.from_csv(path, **given)
+    expected = data.from_arrays(X[:, :2].astype(np.float32), Y, owners=OWNERS)
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_column_divides_a_table(tmp_path):
+    path = written(tmp_path / "a.csv", table())
+    ours = data.from_csv(path, label="risk", exclude=["note", "bank"], split="part")
+    rows = np.arange(60) % 4 == 3
+    expected = data.from_arrays(X[~rows, :2], Y[~rows], test=(X[rows, :2], Y[rows]))
+    for one, other in zip(ours, expected, strict=True):
+        if one is not None:
+            np.testing.assert_array_equal(one, other)
+
+
+def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
+    rows = [["a", "n"], *([i, 1 + 9 * (i % 2)] for i in range(20))]
+    assert data.from_csv(written(tmp_path / "a.csv", rows), label="n").classes == (
+        "1",
+        "10",
+    )
+    rows = [["a", "n"], *([i, f"0{i % 2}"] for i in range(20))]
+    dataset = data.from_csv(written(tmp_path / "a.csv", rows), label="n")
+    assert dataset.classes == ("00", "01")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected two or more different names of columns .* found nothing"),
+        ("a,a\n1,2\n", "different names of columns in the first line, found 'a', 'a'"),
+        ("a,risk\n", "expected rows below the first line, found none"),
+        ("a,b\n1,2\n", "no column 'risk' for label; its columns are a, b"),
+        (
+            "risk,b\n1,2\n1\n",
+            "line 3: expected 2 columns as in the first line, f",
+        ),
+        ("risk,b\nx,1\n\ny,\n", "line 4: '' in column 'b' is not a finite number"),
+        ("risk,b\nx,1\ny,nan\n", "line 3: 'nan' in column 'b' is not a finite number"),
+        ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),
+        ("risk,b\nx,1\ny,1\n", "column 'b' is 1 in all rows; exclude it"),
+        ("risk,b\nx,1\nx,2\n", "all labels are 'x'"),
+        ('risk,b\n"x,1\n', r"expected a table with commas, found a damaged one \(u"),
+        ("risk,b\x00\nx,1\n", "a.csv"),
+        (b"risk,b\nx,\xff\n", "expected a table with commas, found a damaged one"),
+        ("risk,risk2\n" * 2, "line 2: 'risk2' in column 'risk2' is not a finite numb"),
+    ],
+)
+def test_wrong_tables_are_refused(text, said, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=said) as caught:
+        data.from_csv(path, label="risk")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"owner": "bnk"}, "no column 'bnk' for owner; its columns are age, bank, "),
+        ({"exclude": ["no"]}, "no column 'no' for exclude"),
+        (
+            {"split": "bank", "exclude": ["note", "part"]},
+            "line 2: 'b' in column 'bank' is neither train nor test",
+        ),
+        ({"exclude": ["age", "bank", "note", "part", "income"]}, "no column is left"),
+    ],
+)
+def test_wrong_columns_are_refused(given, said, tmp_path):
+    path = written(tmp_path / "a.csv", table())
+    with pytest.raises(ValueError, match=said):
+        data.from_csv(path, label="risk", **given)
+
+
+def test_a_part_without_rows_is_refused(tmp_path):
+    path = written(tmp_path / "a.csv", table(range(3)))
+    with pytest.raises(ValueError, match="no row has test in column 'part'"):
+        data.from_csv(path, label="risk", exclude=["note", "bank"], split="part")
+
+
+def test_an_archive_is_its_arrays(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=X, y=Y, owner=OWNERS)
+    expected = data.from_arrays(X, Y, owners=OWNERS)
+    for one, other in zip(data.from_npz(path), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    names = np.array(["high", "low", "none"])
+    np.savez(path, x=X, y=Y, x_test=X[:3], y_test=Y[:3], classes=names)
+    dataset = data.from_npz(str(path))
+    assert (len(dataset.x_test), dataset.classes) == (3, ("high", "low", "none"))
+    np.savez(path, x=np.arange(40, dtype=np.int32).reshape(10, 4), y=[0, 1] * 5)
+    assert data.from_npz(path).tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x": X}, "expected arrays x and y .* found x; save it by numpy.savez"),
+        ({"z": X}, "found none of its arrays"),
+        ({"x": X, "y": Y, "x_test": X}, "x_test and y_test belong together"),
+        ({"x": X, "y": Y, "classes": np.arange(2)}, "expected classes as strings"),
+        ({"x": X, "y": Y[:4]}, "y must be 60 integers or strings"),
+        ({"x": X, "y": Y.astype(object)}, "a damaged or pickled one"),
+    ],
+)
+def test_wrong_archives_are_refused(arrays, said, tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, allow_pickle=True, **arrays)
+    with pytest.raises(ValueError, match=said) as caught:
+        data.from_npz(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [data.from_npz, data.from_csv])
+def test_a_missing_file_is_named(read, tmp_path):
+    given = {"label": "y"} if read is data.from_csv else {}
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none"):
+        read(tmp_path / "none", **given)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read(tmp_path, **given)
