@@ -108,7 +108,8 @@ def test_the_site_is_built_strictly_and_complete(tmp_path):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_the_python_shown_runs(name):
+def test_the_python_shown_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     exec(compile(BLOCKS[name], name, "exec"), {"__name__": "shown"})
 
 
