@@ -59,7 +59,7 @@ def test_training_and_test_folders_are_kept(tmp_path):
 def test_images_of_several_sizes_are_resized(tmp_path):
     written(tmp_path, [*COLORS[:22], *RNG.integers(0, 255, (2, 9, 9), np.uint8)])
     with pytest.raises(
-        ValueError, match="expected 6 x 5 pixels as in .* found 9 x 9; "
+        ValueError, match=r"expected 6 x 5 pixels as in .* found 9 x 9; "
     ):
         data.from_folder(tmp_path)
     dataset = data.from_folder(tmp_path, size=(4, 8))
@@ -95,7 +95,7 @@ def test_damaged_images_are_named(content, tmp_path):
 def test_a_bomb_is_refused(tmp_path, monkeypatch):
     written(tmp_path, COLORS)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(ValueError, match="owner.*: expected a PNG image"):
+    with pytest.raises(ValueError, match=r"owner.*: expected a PNG image"):
         data.from_folder(tmp_path)
 
 
@@ -109,5 +109,7 @@ def test_wrong_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="each a class, found cat; it must have"):
         data.from_folder(tmp_path)
     written(tmp_path, COLORS[:3])
-    with pytest.raises(ValueError, match="a test share of 0.2 leaves one side without"):
+    with pytest.raises(
+        ValueError, match=r"a test share of 0.2 leaves one side without"
+    ):
         data.from_folder(tmp_path)
