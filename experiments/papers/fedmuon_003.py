@@ -120,7 +120,7 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
 
 SMALL = (
     "LeNet on 10,000 images of CIFAR-10, 8 epochs, batches of 32, no augmentation, "
-    "three or four or five rates each, also beyond the printed ones"
+    "three or four rates each, also beyond the printed ones"
 )
 SETTINGS = {
     "figure_1": ("cifar10", "resnet18", 4),
