@@ -2,6 +2,7 @@
 
     python -m experiments.papers.fedmuon_003 figure_1 --data-dir DATA  # a core, an hour
     python -m experiments.papers.fedmuon_003 figure_5 --data-dir DATA  # a core, an hour
+    python -m experiments.papers.fedmuon_003 figure_10 --data-dir DATA  # 20 minutes
     python -m experiments.papers.fedmuon_003 figure_1 --scale full --data-dir DATA
 
 FedMuon and eleven other methods: 8 clients all run 4 or 16 local steps per round with

@@ -1,6 +1,6 @@
 """Liu et al., "FedMuon", arXiv:2510.27403: tables 2 to 7, figures 3 and 6.
 
-    python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA  # a core, 65 min
+    python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA  # a core, 105 min
     python -m experiments.papers.fedmuon_004 table_5 --data-dir DATA  # after table_2
     python -m experiments.papers.fedmuon_004 table_6 --data-dir DATA  # 20 min
     python -m experiments.papers.fedmuon_004 table_7 --data-dir DATA  # after table_5

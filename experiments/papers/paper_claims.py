@@ -53,19 +53,24 @@ ORTHOGONALIZED = (
 BRIEF = "200 rounds in place of 4,688"
 BRIEFER = "150 rounds in place of 4,688"
 EPOCHS = "LeNet, 8 epochs of 10,000 images"
+SENTENCES = "sst2, rnn, {} steps, i.i.d."
+SMALL_TEXT = "a network of 32 units, 6 epochs of a fifth of SST-2"
 RARE = "512 local steps of a network of 32 units"
 
 
-def ranks_of_twelve(steps: int, setting: str, figure: str) -> tuple[Claim, ...]:
+def ranks_of_twelve(
+    steps: int, setting: str, figure: str, on: str = "", scale: str = EPOCHS
+) -> tuple[Claim, ...]:
     """Returns FedMuon's claims in one figure of its theory's paper."""
     paper, table = "Zhang and Gao, Muon", f"papers/fedmuon_003/{figure}"
     score, loss = "FedMuon ranks first", "FedMuon has the lowest training loss"
-    said = f"of twelve methods with {steps} local steps"
+    said = f"of twelve methods with {steps} local steps" + (on and f" on {on}")
     judges = first(setting, "FedMuon"), least(train_loss(setting), "FedMuon")
     claims = (f"{score} {said}", f"{loss} {said}")
-    ids = (f"003/first-{steps}", f"003/loss-{steps}")
+    mark = f"{steps}-{on}" if on else f"{steps}"
+    ids = (f"003/first-{mark}", f"003/loss-{mark}")
     return tuple(
-        Claim(id, paper, claim, "curves", table, judge, EPOCHS)
+        Claim(id, paper, claim, "curves", table, judge, scale)
         for id, claim, judge in zip(ids, claims, judges, strict=True)
     )
 
@@ -92,6 +97,8 @@ def ranks_of_minimax(steps: int, split: str, figure: str) -> tuple[Claim, ...]:
 TWELVE = (
     *ranks_of_twelve(4, FOUR, "figure_1"),
     *ranks_of_twelve(16, SIXTEEN, "figure_5"),
+    *ranks_of_twelve(4, SENTENCES.format(4), "figure_10", "sentences", SMALL_TEXT),
+    *ranks_of_twelve(16, SENTENCES.format(16), "figure_11", "sentences", SMALL_TEXT),
 )
 MINIMAX = (
     *ranks_of_minimax(4, POSITIVE, "figure_1"),
