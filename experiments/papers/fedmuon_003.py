@@ -71,7 +71,7 @@ SENTENCES: dict[str, dict[str, tuple[float, ...]]] = {
     "scaffold_m": {"lr": (0.3, 1.0, 3.0, 10.0, 30.0)},
     "scaffold_vr": {"lr": (0.1, 0.3, 1.0, 3.0)},
     "padamfed": {"lr": (0.1, 0.3, 1.0, 3.0, 10.0)},
-    "padamfed_vr": {"lr": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)},
+    "padamfed_vr": {"lr": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)},
     "fedadam": {"server_lr": (0.03, 0.1, 0.3, 1.0)},
     "fafed": {"lr": (0.003, 0.01, 0.03, 0.1)},
     "adam_biclip": {"server_lr": (0.03, 0.1, 0.3, 1.0)},
@@ -143,7 +143,7 @@ ITEMS = {
         figure(*given),
         SMALL
         if given[1] != "rnn"
-        else "a small network on a fifth of SST-2, batches of 32, four to six rates "
+        else "a small network on a fifth of SST-2, batches of 32, four to seven rates "
         "each, also beyond the printed ones",
     )
     for name, given in SETTINGS.items()
