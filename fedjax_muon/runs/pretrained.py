@@ -79,18 +79,24 @@ def _own(config: Config) -> Dataset:
             split=config.split,
             exclude=config.exclude,
         )
+    return data.from_npz(config.dataset)
+
+
+def _check_columns(config: Config) -> None:
+    """Refuses names of columns for data that has none."""
+    if config.dataset.endswith(".csv"):
+        return
     for field in dataclasses.fields(Config):
         is_given = getattr(config, field.name) != field.default
         if field.name in ("label", "owner", "split", "exclude") and is_given:
             raise ValueError(
-                f"{field.name} is for columns of a CSV file; the arrays of "
-                f"{config.dataset} have fixed names: x, y, owner, x_test, y_test, "
-                "classes"
+                f"{field.name} is for columns of a CSV file, and {config.dataset} is "
+                "none; leave it out"
             )
-    return data.from_npz(config.dataset)
 
 
 def _whole(config: Config) -> Dataset:
+    _check_columns(config)
     place = checkpoint_of(config) if config.model == "roberta" else None
     if config.dataset.endswith(FILES):
         return _own(config)

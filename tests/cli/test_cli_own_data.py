@@ -89,7 +89,11 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     archive = tmp_path / "a.npz"
     np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
     said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
-    assert said.startswith("label is for columns of a CSV file; the arrays of ")
+    assert said == f"label is for columns of a CSV file, and {archive} is none; " + (
+        "leave it out"
+    )
+    said = refused(capsys, *TRAIN, "--exclude", "risk")
+    assert "exclude is for columns of a CSV file, and digits is none" in said
     said = refused(capsys, *TRAIN, "--partition", "by_owner")
     assert said.startswith("digits does not say whose its examples are")
     assert not Path("runs").exists()
