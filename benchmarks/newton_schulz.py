@@ -32,7 +32,7 @@ MODELS = ("cifar100_resnet18", "cifar100_vit_tiny")
 def flops(rows: int, columns: int, steps: int = STEPS) -> int:
     """Returns the additions and multiplications of all products, 2 m n k for one.
 
-    They are those of the form that `orthogonalize` chooses for the shape: n x n
+    They are those of the form that `orthogonalize` chooses on CPUs for the shape: n x n
     products, and products with the n x m matrix at both ends of every stage. Symmetry
     is not exploited.
     """

@@ -245,8 +245,8 @@ def by_owner(owners: ArrayLike) -> list[np.ndarray]:
       ValueError: If the owners are not one non-empty axis of integers or strings.
 
     Example:
-      >>> [part.tolist() for part in by_owner(["ann", "bob", "ann"])]
-      [[0, 2], [1]]
+      >>> len(by_owner(["ann", "bob", "ann"]))
+      2
     """
     owners = np.asarray(owners)
     if owners.ndim != 1 or owners.dtype.kind not in "iuU" or not len(owners):

@@ -39,7 +39,7 @@ BAD = {
     "compressed_parts and error_feedback need": "--compressed-parts momentum",
     "a seed must lie in [0, 2^32), got 4294967296": "--seeds 0,4294967296",
     "a seed must lie in [0, 2^32), got -1": "--seeds=-1",
-    "a class that has 139 of 1437 training examples": "--validation 0.001",
+    "a class that has 139 of 1437 examples": "--validation 0.001",
     "feedback must lie in [0, 1], got 2": "--compressor top_k --error-feedback 2",
 }
 

@@ -52,7 +52,7 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
     assert_close(unpadded(shared, trained(shared, 2, 4).training), want.training)
 
 
-@pytest.mark.parametrize("plan", [plans.mapped, plans.vmapped, plans.chunked(2)])
+@pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)])
 def test_all_clients_run_where_their_states_are(plan):
     # six clients on four devices, so two of eight places are padding
     how = {"cohort_size": 6, "dropout": 0.3, "plan": plan}

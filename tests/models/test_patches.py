@@ -67,7 +67,7 @@ def test_other_convolutions_are_refused(options):
 
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_models_of_two_clients_compute_the_same_with_products_alone(name):
-    size = {"widths": (8, 16), "groups": 2} if name == "resnet18" else {}
+    size = {"widths": (4, 4), "groups": 2} if name == "resnet18" else {}
     images = gaussian((2, 3, 14, 14, 3), 2)
     make = partial(models.ALL[name], classes=4, **size)
     init = make().init
