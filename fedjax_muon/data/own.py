@@ -17,6 +17,7 @@ from fedjax_muon.data.npz import arrays_of
 Place = str | os.PathLike[str]
 
 ARRAYS = ("x", "y", "owner", "x_test", "y_test", "classes")
+LARGEST = float(np.finfo(np.float32).max)
 TRAIN, TEST = "train", "test"  # entries of the column that divides a table
 
 
@@ -164,6 +165,7 @@ def from_csv(
     for role, name in special.items():
         if name is not None:
             _check_column(path, table, role, name)
+            _check_filled(path, table, name)
     for name in exclude:
         _check_column(path, table, "exclude", name)
     left_out = {*special.values(), *exclude}
@@ -233,7 +235,7 @@ def _numbers(path: Path, table: Table, names: Sequence[str]) -> np.ndarray:
                 value = float(text)
             except ValueError:
                 value = np.nan
-            if not np.isfinite(value):
+            if not abs(value) <= LARGEST:
                 raise ValueError(
                     f"{path}, line {table.lines[row]}: {text!r} in column {name!r} is "
                     "not a finite number; correct it, or exclude the column"
@@ -278,6 +280,15 @@ def _check_column(path: Path, table: Table, role: str, name: str) -> None:
         )
 
 
+def _check_filled(path: Path, table: Table, name: str) -> None:
+    for line, text in zip(table.lines, table.columns[name], strict=True):
+        if not text.strip():
+            raise ValueError(
+                f"{path}, line {line}: column {name!r} is empty; fill it in, or leave "
+                "the line out"
+            )
+
+
 def _existing(path: Place) -> Path:
     path = Path(path).expanduser()
     if not path.is_file():
@@ -296,9 +307,13 @@ def _named(path: Path) -> Iterator[None]:
 
 def _inputs(name: str, x: ArrayLike, text: bool) -> np.ndarray:
     x = np.asarray(x)
-    if x.dtype.kind not in "iufb":
-        raise ValueError(f"{name} must be an array of numbers, got {x.dtype}")
-    return x.astype(np.int32 if text else np.float32)
+    kinds, what = ("iu", "token ids") if text else ("iufb", "numbers")
+    if x.dtype.kind not in kinds:
+        raise ValueError(f"{name} must be an array of {what}, got {x.dtype}")
+    if text and x.size and x.max() > np.iinfo(np.int32).max:
+        raise ValueError(f"{name}: token ids must be below 2^31, got {x.max()}")
+    with np.errstate(over="ignore"):  # `check` names examples that become infinite
+        return x.astype(np.int32 if text else np.float32)
 
 
 def _check_length(name: str, values: np.ndarray, x: np.ndarray) -> None:

@@ -6,7 +6,7 @@ which entry differs.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -227,7 +227,7 @@ def _name(value: Any) -> str:
         given = [*map(_name, value.args)]
         given += [f"{k}={_name(v)}" for k, v in sorted(value.keywords.items())]
         return f"{_name(value.func)}({', '.join(given)})"
-    if isinstance(value, Callable):  # type: ignore[arg-type]
+    if callable(value):
         own = getattr(value, "__qualname__", type(value).__qualname__)
         return f"{getattr(value, '__module__', '')}.{own}"
     if isinstance(value, Mapping):
