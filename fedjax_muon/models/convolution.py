@@ -18,7 +18,7 @@ are therefore applied to squares of places together (`_blockwise`). On 50 images
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,19 @@ from jax import lax
 Convolution = Callable[..., jax.Array]
 
 
-def convolution(
+class Windows(NamedTuple):
+    """Where the entries of a kernel meet the data, for each spatial dimension."""
+
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]  # low and high
+    dilation: tuple[int, ...]  # of the kernel
+
+    def reach(self, kernel: Sequence[int]) -> list[int]:
+        """Places between the first and the last entry of a kernel of this size."""
+        return _reach(kernel, self.dilation)
+
+
+def windows_of(
     lhs: jax.Array,
     rhs: jax.Array,
     window_strides: Sequence[int],
@@ -38,6 +50,46 @@ def convolution(
     rhs_dilation: Sequence[int] | None = None,
     dimension_numbers: Any = None,
     feature_group_count: int = 1,
+    **options: Any,
+) -> Windows | None:
+    """Reads the arguments of `lax.conv_general_dilated`.
+
+    Args:
+      lhs: Data.
+      rhs: Kernel.
+      window_strides: Stride of each spatial dimension.
+      padding: Name "SAME" or "VALID", or the low and high padding of each spatial
+        dimension.
+      lhs_dilation: Dilation of the data.
+      rhs_dilation: Dilation of the kernel.
+      dimension_numbers: Layout of data, kernel and result.
+      feature_group_count: Number of groups of channels.
+      **options: Further arguments.
+
+    Returns:
+      The windows of data [B, *space, I] and a kernel [*space, I, O]; None for all other
+      layouts, dilated data, groups of channels, and further arguments.
+    """
+    given = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    is_dilated = any(dilation != 1 for dilation in lhs_dilation or ())
+    is_plain = given == _dimension_numbers(lhs.ndim) and not is_dilated
+    if not is_plain or feature_group_count != 1 or options:
+        return None
+    strides = tuple(window_strides)
+    dilation = tuple(rhs_dilation or (1,) * len(strides))
+    if isinstance(padding, str):
+        window = [r + 1 for r in _reach(rhs.shape[:-2], dilation)]
+        padding = lax.padtype_to_pads(lhs.shape[1:-1], window, strides, padding)
+    pads = tuple((int(low), int(high)) for low, high in padding)
+    return Windows(strides, pads, dilation)
+
+
+def convolution(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    *,
     precision: Any = None,
     **options: Any,
 ) -> jax.Array:
@@ -58,12 +110,9 @@ def convolution(
       window_strides: Stride of each spatial dimension.
       padding: Name "SAME" or "VALID", or the low and high padding of each spatial
         dimension.
-      lhs_dilation: Dilation of the data.
-      rhs_dilation: Dilation of the kernel.
-      dimension_numbers: Layout of data, kernel and result.
-      feature_group_count: Number of groups of channels.
       precision: Precision of the products.
-      **options: Further arguments of `lax.conv_general_dilated`.
+      **options: Further arguments of `lax.conv_general_dilated`, such as the dilation
+        of the kernel.
 
     Returns:
       The convolution.
@@ -75,38 +124,15 @@ def convolution(
 
     def reference(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(
-            x,
-            w,
-            window_strides,
-            padding,
-            lhs_dilation=lhs_dilation,
-            rhs_dilation=rhs_dilation,
-            dimension_numbers=dimension_numbers,
-            feature_group_count=feature_group_count,
-            precision=precision,
-            **options,
+            x, w, window_strides, padding, precision=precision, **options
         )
 
     result = jax.eval_shape(reference, lhs, rhs)  # lax checks the arguments
-    plain = (
-        lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-        == _dimension_numbers(lhs.ndim)
-        and all(dilation == 1 for dilation in lhs_dilation or ())
-        and feature_group_count == 1
-        and not options
-        and result.size > 0
-    )
-    if not plain:
+    windows = windows_of(lhs, rhs, window_strides, padding, **options)
+    if windows is None or not result.size:
         return reference(lhs, rhs)
-    strides = tuple(window_strides)
-    dilation = tuple(rhs_dilation or (1,) * len(strides))
-    if isinstance(padding, str):
-        space = lhs.shape[1:-1]
-        window = [r + 1 for r in _reach(rhs.shape[:-2], dilation)]
-        padding = lax.padtype_to_pads(space, window, strides, padding)
-    padding = tuple((int(low), int(high)) for low, high in padding)
     lhs, rhs = _equally_varying(lhs, rhs)
-    return _convolution(lhs, rhs, strides, padding, dilation, precision)
+    return _convolution(lhs, rhs, *windows, precision)
 
 
 def max_pool_2x2(x: jax.Array) -> jax.Array:
