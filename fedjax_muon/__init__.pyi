@@ -110,6 +110,9 @@ from .algorithms import (
     fedmuon_unsynced as fedmuon_unsynced,
 )
 from .algorithms import (
+    fednova as fednova,
+)
+from .algorithms import (
     fedprox as fedprox,
 )
 from .algorithms import (

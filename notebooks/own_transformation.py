@@ -99,7 +99,7 @@ def majority_vote(lr: fm.Hyper = 0.1, *, server_lr: fm.Hyper = 0.005) -> fm.Algo
             return fm.move(objective, x, fm.value_at(lr, round), sgd, opt, g), ()
 
         carry = broadcast.params, sgd.init(broadcast.params)
-        (x, _), _ = fm.local_steps(step, carry, batches, round.key)
+        (x, _), _ = fm.local_steps(step, carry, batches, round)
         votes = fm.tree.map(jnp.sign, fm.tree.sub(x, broadcast.params))
         return fm.Model(votes), client_state
 

@@ -32,6 +32,7 @@ from fedjax_muon.algorithms.fedmuon_correct import (
     fedmuon_correct_euclidean,
     fedmuon_correct_max_norm,
 )
+from fedjax_muon.algorithms.fednova import fednova
 from fedjax_muon.algorithms.fedprox import fedprox
 from fedjax_muon.algorithms.local_muon_persistent import local_muon_persistent
 from fedjax_muon.algorithms.padamfed_vr import padamfed_vr
@@ -72,6 +73,7 @@ ALL = by_name(
         "Li et al. 2020, arXiv:1812.06127",
         {"mu": (0.001, 0.01, 0.1, 1.0)},
     ),
+    Method(fednova, "FedNova", "Wang et al. 2020, arXiv:2007.07481", LIU_SGD_GRID),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, LIU_SGD_GRID),
     Method(scaffold_momentum, "SCAFFOLD(momentum)", TAKEZAWA, TAKEZAWA_GRID),
     Method(scaffold_adam, "SCAFFOLD(Adam)", TAKEZAWA, TAKEZAWA_GRID),
@@ -157,6 +159,7 @@ __all__ = [
     "fedmuon_correct_max_norm",
     "fedmuon_svd",
     "fedmuon_unsynced",
+    "fednova",
     "fedprox",
     "fedyogi",
     "local_adamw",

@@ -77,7 +77,7 @@ def diloco(
             g = objective.grad(x, batch, key)
             return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
-        (x, opt), _ = local_steps(step, (start, opt), batches, round.key)
+        (x, opt), _ = local_steps(step, (start, opt), batches, round)
         return Model(tree.sub(start, x)), opt
 
     def server(state, mean, round):

@@ -80,7 +80,7 @@ def fafed(
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
     def first(objective, shared, client_state, batches, round):
-        g = mean_gradient(objective, shared.params, batches, round.key)
+        g = mean_gradient(objective, shared.params, batches, round)
         return Moments(g, tree.map(jnp.square, g)), client_state
 
     def start(state, mean, round):
@@ -99,7 +99,7 @@ def fafed(
             return (moved, x, m, v), ()
 
         carry = shared.params, previous, shared.mean, shared.square
-        (_, last, m, v), _ = local_steps(step, carry, batches, round.key)
+        (_, last, m, v), _ = local_steps(step, carry, batches, round)
         return State(tree.sub(last, shared.params), m, v), last
 
     def server(state, mean, round):

@@ -99,7 +99,7 @@ def fedavg(
             return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         now = start, tree.put(rule.init(start), averaged_state, averaged)
-        (x, opt), _ = local_steps(step, now, batches, round.key)
+        (x, opt), _ = local_steps(step, now, batches, round)
         return Message(tree.sub(start, x), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):

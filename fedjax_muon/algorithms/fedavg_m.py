@@ -77,7 +77,7 @@ def fedavg_m(
             return move(objective, x, value_at(lr, round), rule, opt, d), ()
 
         carry = shared.params, rule.init(shared.params)
-        (x, _), _ = local_steps(step, carry, batches, round.key)
+        (x, _), _ = local_steps(step, carry, batches, round)
         return Model(tree.sub(x, shared.params)), client_state
 
     def server(state, mean, round):

@@ -73,7 +73,7 @@ def fedavg_vr(
             d = tree.add_scaled(new, value_at(momentum, round), tree.sub(g, old))
             return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), ()
 
-        x, _ = local_steps(step, start, batches, round.key)
+        x, _ = local_steps(step, start, batches, round)
         return Model(tree.sub(x, start)), client_state
 
     def server(state, mean, round):

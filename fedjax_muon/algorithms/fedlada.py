@@ -96,7 +96,7 @@ def fedlada(
             return (x, m, v, w), ()
 
         carry = start, tree.zeros_like(start), square, square
-        (x, _, _, w), _ = local_steps(step, carry, batches, round.key)
+        (x, _, _, w), _ = local_steps(step, carry, batches, round)
         return Message(tree.sub(x, start), w), client_state
 
     def server(state, mean, round):

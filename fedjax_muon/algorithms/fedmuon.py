@@ -82,7 +82,7 @@ def fedmuon(
         return State(params, tree.zeros_like(params))
 
     def first(objective, shared, client_state, batches, round):
-        m = mean_gradient(objective, shared.params, batches, round.key)
+        m = mean_gradient(objective, shared.params, batches, round)
         return (Momentum(m), client_state) if synced else ((), m)
 
     def start(state, mean, round):
@@ -103,7 +103,7 @@ def fedmuon(
             return (x, m, opt), ()
 
         carry = x, m, rule.init(x)
-        (y, m, _), _ = local_steps(step, carry, batches, round.key)
+        (y, m, _), _ = local_steps(step, carry, batches, round)
         return State(tree.sub(y, x), m), client_state
 
     def server(state, mean, round):

@@ -105,7 +105,7 @@ def fedmuon_align(
             ), ()
 
         now = start, tree.put(rule.init(start), averaged_state, momentum)
-        (x, opt), _ = local_steps(step, now, batches, round.key)
+        (x, opt), _ = local_steps(step, now, batches, round)
         return Message(tree.sub(x, start), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):

@@ -98,7 +98,7 @@ def fedmuon_correct(
             return (x, m, opt), ()
 
         carry = shared.params, control, rule.init(shared.params)
-        (x, m, _), _ = local_steps(step, carry, batches, round.key)
+        (x, m, _), _ = local_steps(step, carry, batches, round)
         return State(tree.sub(x, shared.params), tree.sub(m, control)), m
 
     def server(state, mean, round):

@@ -66,7 +66,7 @@ def fedprox(
             )
             return move(objective, x, value_at(lr, round), rule, opt, d), ()
 
-        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round.key)
+        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
         return State(tree.sub(x, start)), client_state
 
     def server(state, mean, round):

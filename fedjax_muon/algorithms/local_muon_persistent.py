@@ -86,7 +86,7 @@ def local_muon_persistent(
             return (x, m, opt), ()
 
         carry = shared.params, m, rule.init(shared.params)
-        (x, m, _), _ = local_steps(step, carry, batches, round.key)
+        (x, m, _), _ = local_steps(step, carry, batches, round)
         return State(tree.sub(x, shared.params)), m
 
     def server(state, mean, round):

@@ -98,7 +98,7 @@ def padamfed_vr(
             return move(objective, x, value_at(lr, round), rule, opt, d), (new, d)
 
         carry = start, rule.init(start)
-        (x, _), (seen, d) = local_steps(step, carry, batches, round.key)
+        (x, _), (seen, d) = local_steps(step, carry, batches, round)
         return Message(tree.sub(x, start), tree.sub(seen, control), d), seen
 
     def server(state, mean, round):

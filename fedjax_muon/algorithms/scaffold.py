@@ -71,7 +71,7 @@ def scaffold(
             return move(objective, x, value_at(lr, round), rule, opt, d), g
 
         carry = shared.params, rule.init(shared.params)
-        (x, _), seen = local_steps(step, carry, batches, round.key)
+        (x, _), seen = local_steps(step, carry, batches, round)
         return State(tree.sub(x, shared.params), tree.sub(seen, control)), seen
 
     def server(state, mean, round):

@@ -94,7 +94,7 @@ def scaffold_m(
             return move(objective, x, value_at(lr, round), rule, opt, d), g
 
         carry = start, rule.init(start)
-        (x, _), seen = local_steps(step, carry, batches, round.key)
+        (x, _), seen = local_steps(step, carry, batches, round)
         return Message(tree.sub(x, start), tree.sub(seen, control)), seen
 
     def server(state, mean, round):

@@ -91,7 +91,7 @@ def scaffold_vr(
             d = tree.sub(tree.add(new, h), tree.mix(control, b, old))
             return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), new
 
-        x, seen = local_steps(step, start, batches, round.key)
+        x, seen = local_steps(step, start, batches, round)
         return Message(tree.sub(x, start), tree.sub(seen, control)), seen
 
     def server(state, mean, round):

@@ -73,7 +73,7 @@ def stem(
         return descend(x, value_at(lr, round), rule, rule.init(x), d)[0]
 
     def first(objective, shared, client_state, batches, round):
-        d = mean_gradient(objective, shared.params, batches, round.key)
+        d = mean_gradient(objective, shared.params, batches, round)
         return Direction(d), client_state
 
     def start(state, mean, round):
@@ -89,7 +89,7 @@ def stem(
             return (objective.project(step_along(x, d, round)), x, d), ()
 
         x, d = shared
-        (_, last, d), _ = local_steps(step, (x, previous, d), batches, round.key)
+        (_, last, d), _ = local_steps(step, (x, previous, d), batches, round)
         return State(tree.sub(last, x), d), last
 
     def server(state, mean, round):

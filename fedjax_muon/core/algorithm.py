@@ -50,7 +50,9 @@ class Round(NamedTuple):
     # int32 [], counts from 0
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
     key: jax.Array  # typed key; the server and every client have their own
-    steps: int  # K, the number of batches of each client
+    # K, the number of local steps of each client. If they differ, int32 [], a client's
+    # own; for the server float32 [], their weighted mean over those that take part.
+    steps: int | jax.Array
     clients: int | jax.Array  # S, the number of clients that take part
     fraction: float | jax.Array  # S / N
 

@@ -94,55 +94,64 @@ def local_steps(
     step: Callable[[Any, Any, jax.Array], tuple[Any, Any]],
     carry: Any,
     batches: Any,
-    key: jax.Array,
+    round: Round,
 ) -> tuple[Any, Any]:
-    """Scans a local step over the K batches of a client.
+    """Runs the local steps of a client, one for each of its K batches.
 
     Args:
       step: Called as `step(carry, batch, key) -> (carry, output)`. The outputs are
         averaged: gradients for control variates, or `()`.
       carry: The first step's carry.
-      batches: A pytree of arrays with leaves [K, ...].
-      key: Typed key, which is split into one for each step.
+      batches: A pytree of arrays with leaves [K, ...]. If clients take different
+        numbers of steps, there are more, and the first `round.steps` are used.
+      round: The round; its key is split into one for each step.
 
     Returns:
       The last carry, and the mean of all outputs, which are never stored together.
 
     Example:
       >>> step = lambda x, batch, key: (x - 0.1 * (x - batch), ())
-      >>> x, _ = local_steps(step, jnp.zeros(2), jnp.ones((5, 2)), jax.random.key(0))
+      >>> round = Round(jnp.int32(0), jax.random.key(0), 5, 1, 1.0)
+      >>> x, _ = local_steps(step, jnp.zeros(2), jnp.ones((5, 2)), round)
     """
-    keys = jax.random.split(key, jax.tree.leaves(batches)[0].shape[0])
-    one = jax.tree.map(lambda x: x[0], (batches, keys))
-    total = tree.zeros_like(jax.eval_shape(step, carry, *one)[1])
+    keys = jax.random.split(round.key, jax.tree.leaves(batches)[0].shape[0])
+    rows = (batches, keys)
+    row_at = lambda k: jax.tree.map(lambda x: x[k], rows)
+    total = tree.zeros_like(jax.eval_shape(step, carry, *row_at(0))[1])
 
     def body(state: tuple[Any, Any], row: tuple[Any, Any]) -> tuple[Any, None]:
         carry, total = state
         carry, output = step(carry, *row)
         return (carry, tree.add(total, output)), None
 
-    (carry, total), _ = jax.lax.scan(body, (carry, total), (batches, keys))
-    return carry, tree.scale(1 / len(keys), total)
+    if isinstance(round.steps, int):
+        (carry, total), _ = jax.lax.scan(body, (carry, total), rows)
+        return carry, tree.scale(1 / len(keys), total)
+    # each client ends after its own number of steps
+    carry, total = jax.lax.fori_loop(
+        0, round.steps, lambda k, state: body(state, row_at(k))[0], (carry, total)
+    )
+    return carry, tree.scale(1 / round.steps, total)
 
 
 def mean_gradient(
-    objective: Objective, params: Params, batches: Any, key: jax.Array
+    objective: Objective, params: Params, batches: Any, round: Round
 ) -> Params:
-    """Computes the mean gradient over all `batches` at one point, as prologues do.
+    """Computes the mean gradient over all batches at one point, as prologues do.
 
     Args:
       objective: Provides the gradient.
       params: Parameters at which the gradient is evaluated.
       batches: A pytree of arrays with leaves [K, ...].
-      key: Typed key, which is split into one for each batch.
+      round: The round; its key is split into one for each batch.
 
     Returns:
       The mean of K gradients, shaped like `params`.
 
     Example:
       >>> objective = Objective(lambda x, batch, key: x - batch)
-      >>> batches = jnp.ones((5, 2))
-      >>> g = mean_gradient(objective, jnp.zeros(2), batches, jax.random.key(0))
+      >>> round = Round(jnp.int32(0), jax.random.key(0), 5, 1, 1.0)
+      >>> g = mean_gradient(objective, jnp.zeros(2), jnp.ones((5, 2)), round)
     """
     step = lambda _, *row: ((), objective.grad(params, *row))
-    return local_steps(step, (), batches, key)[1]
+    return local_steps(step, (), batches, round)[1]

@@ -19,6 +19,8 @@ ITERATIONS = 1
 
 # of a client's key, besides the keys of its local steps
 COMPRESSION = 1 << 20
+# of the key of a client's batches
+WORK = (1 << 20) + 2
 # of the server's key
 CLIENT_PRIVACY = (1 << 20) + 1
 # of a batch's key; the number of a gradient's leaf is added

@@ -23,6 +23,7 @@ from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
 from fedjax_muon.simulation.cohorts import Cohorts
 from fedjax_muon.simulation.participation import participation, uniform
 from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting, check_setup
+from fedjax_muon.simulation.work import equal
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
 
@@ -48,7 +49,8 @@ class Federation(NamedTuple):
 
     def steps(self, number: int) -> int:
         """Local steps of an exchange: one in the prologue."""
-        return 1 if number < self.first else self.setup.local_steps
+        work, size = self.setup.work, self.setup.batch_size
+        return 1 if number < self.first else work.bound(self.max_client_size, size)
 
     def with_inputs(self, inputs: Inputs) -> "Federation":
         """The same federation with traced hyper-parameters and arrays of the task.
@@ -139,7 +141,7 @@ def federation(
         algorithm, task, num_clients, cohort_size, cohorts, privacy
     )
     sizes = {"cohort_size": cohort_size}
-    sizes |= {"local_steps": local_steps, "batch_size": batch_size}
+    sizes |= {"batch_size": batch_size}
     sizes |= {"max_client_size": max_client_size, "classes": classes}
     for name, size in sizes.items():
         check_count(name, size)
@@ -148,7 +150,7 @@ def federation(
         task=as_argument(task),
         num_clients=num_clients,
         cohort_size=cohort_size,
-        local_steps=local_steps,
+        work=equal(local_steps),
         batch_size=batch_size,
         plan=plans.mapped,
         sampler=sampler,
@@ -180,8 +182,9 @@ def description(shared: Federation) -> dict[str, str]:
         "version of JAX": jax.__version__,
     }
     found |= dict(_arguments("", setup.algorithm))
-    for name in ("num_clients", "cohort_size", "local_steps", "batch_size"):
+    for name in ("num_clients", "cohort_size", "batch_size"):
         found[name] = str(getattr(setup, name))
+    found["local_steps"] = str(shared.steps(shared.first))
     found["max_client_size"] = str(shared.max_client_size)
     found["classes"] = str(shared.classes)
     found["sampler"], found["weighting"] = map(_name, (setup.sampler, setup.weighting))

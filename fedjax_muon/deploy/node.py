@@ -200,7 +200,10 @@ def client_program(
         ours = shared.with_inputs(inputs)
         exchange = ours.exchanges[number]
         objective, draw = objective_and_sampler(
-            ours.setup, clients, ours.steps(number), ours.max_client_size
+            ours.setup,
+            clients,
+            ours.max_client_size,
+            prologue=number < ours.first,
         )
         member_key, draw_key = given["keys"]
         batches = draw(client, draw_key)

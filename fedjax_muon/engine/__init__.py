@@ -3,6 +3,7 @@
 from fedjax_muon.engine.round import (
     Draw,
     State,
+    Steps,
     Traffic,
     init,
     make_prologue,
@@ -10,4 +11,13 @@ from fedjax_muon.engine.round import (
     traffic,
 )
 
-__all__ = ["Draw", "State", "Traffic", "init", "make_prologue", "make_round", "traffic"]
+__all__ = [
+    "Draw",
+    "State",
+    "Steps",
+    "Traffic",
+    "init",
+    "make_prologue",
+    "make_round",
+    "traffic",
+]

@@ -37,6 +37,7 @@ class CohortMember(NamedTuple):
     weight: jax.Array  # float; 0 if the client dropped out
     key: jax.Array  # of the client's local training
     draw_key: jax.Array  # of the client's batches
+    steps: jax.Array | None = None  # int32, if clients take different numbers
 
 
 class Store(NamedTuple):

@@ -26,6 +26,8 @@ from fedjax_muon.engine.plans import Client, CohortMember, Plan, Result
 
 # (one client's entry of batches, key) -> batches
 Draw = Callable[[Any, jax.Array], Any]
+# (one client's entry of batches, key) -> its number of local steps, int32 []
+Steps = Callable[[Any, jax.Array], jax.Array]
 # (state, cohort, batches, weights, key) -> (state, received), see `make_round`
 RunRound = Callable[
     ["State", jax.Array, Any, jax.Array, jax.Array], tuple["State", jax.Array]
@@ -102,6 +104,8 @@ def _client(
     def client(shared: Any, before: Any, member: CohortMember) -> Result:
         batches = draw(member.batches, member.draw_key)
         round = round_info._replace(key=member.key)
+        if member.steps is not None:
+            round = round._replace(steps=member.steps)
         sent, after = exchange.client(objective, shared, before, batches, round)
         tree.check_alike("the client's state that client returns", before, after)
         message = exchange.decode(sent)
@@ -157,7 +161,7 @@ def exchange_keys(
 def server_round(
     index: jax.Array,
     key: jax.Array,
-    steps: int,
+    steps: int | jax.Array,
     present: jax.Array,
     num_clients: int,
     dtype: Any = jnp.float32,
@@ -167,7 +171,7 @@ def server_round(
     Args:
       index: Int32 [], the round.
       key: Typed key of the server.
-      steps: K, the number of batches of each client.
+      steps: K, the number of local steps of each client, or their mean.
       present: Which members of the cohort take part, bool [S].
       num_clients: N, the number of clients.
       dtype: Floating-point type of the weights.
@@ -228,6 +232,7 @@ def _runner(
     plan: Plan,
     draw: Draw,
     first: int,
+    steps_of: Steps | None = None,
 ) -> RunRound:
     """Makes a function that runs some exchanges, numbered from `first`."""
 
@@ -240,18 +245,24 @@ def _runner(
     ) -> tuple[State, jax.Array]:
         index, server, client_states = state
         one = jax.tree.map(lambda x: x[0], batches)
-        steps = jax.tree.leaves(jax.eval_shape(draw, one, key))[0].shape[0]
+        bound = jax.tree.leaves(jax.eval_shape(draw, one, key))[0].shape[0]
 
-        def round_of(server_key: jax.Array, present: jax.Array) -> Round:
+        def round_of(
+            server_key: jax.Array, own: jax.Array | None, present: jax.Array
+        ) -> Round:
+            steps = bound if own is None else _mean_steps(own, weights, present)
             kind = weights.dtype
             return server_round(index, server_key, steps, present, num_clients, kind)
 
         received = weights > 0
         for number, exchange in enumerate(exchanges, first):
             keys = exchange_keys(key, index, number, first, cohort, num_clients)
+            own = None if steps_of is None else jax.vmap(steps_of)(batches, keys.draws)
             remaining = jnp.where(received, weights, 0)
-            members = CohortMember(cohort, batches, remaining, keys.members, keys.draws)
-            in_exchange = functools.partial(round_of, keys.server)
+            members = CohortMember(
+                cohort, batches, remaining, keys.members, keys.draws, own
+            )
+            in_exchange = functools.partial(round_of, keys.server, own)
             run_exchange = make_exchange(exchange, objective, plan, draw, in_exchange)
             server, client_states, received = run_exchange(
                 server, client_states, members
@@ -261,12 +272,21 @@ def _runner(
     return run
 
 
+def _mean_steps(steps: jax.Array, weights: jax.Array, present: jax.Array) -> jax.Array:
+    """The weighted mean of the local steps of the clients that take part, or 1."""
+    weights = jnp.where(present, weights, 0)
+    total = weights.sum()
+    mean = (weights * steps).sum() / jnp.where(total > 0, total, 1)
+    return jnp.where(total > 0, mean, 1)
+
+
 def make_round(
     algorithm: Algorithm,
     objective: Objective,
     num_clients: int,
     plan: Plan,
     draw: Draw = _unchanged,
+    steps_of: Steps | None = None,
 ) -> RunRound:
     """Makes a function that runs one round, to be jitted with the state donated.
 
@@ -279,6 +299,9 @@ def make_round(
         `batches` to the batches of its local steps, [K, ...], so that the batches of a
         large cohort are never in memory together. By default, an entry is the batches
         themselves.
+      steps_of: Called as `steps_of(entry, key)`, with the arguments of `draw`. It
+        returns the client's number of local steps, at most K. By default, every client
+        takes K.
 
     Returns:
       `round(state, cohort, batches, weights, key) -> (state, received)`. `cohort` [S]
@@ -296,7 +319,9 @@ def make_round(
       >>> train_round = fm.engine.make_round(fedavg(lr=0.1), objective, 8, plan)
     """
     first = len(algorithm.prologue)
-    run = _runner(algorithm.exchanges, objective, num_clients, plan, draw, first)
+    run = _runner(
+        algorithm.exchanges, objective, num_clients, plan, draw, first, steps_of
+    )
 
     def round(
         state: State,

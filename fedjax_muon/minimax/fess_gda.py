@@ -76,7 +76,7 @@ def fess_gda(
             g = objective.grad(x, batch, key)
             return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
-        (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round.key)
+        (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
         return Model(tree.sub(end, start)), client_state
 
     def server(state, mean, round):

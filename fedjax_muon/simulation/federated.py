@@ -70,6 +70,7 @@ from fedjax_muon.simulation.simulation import (
     Simulation,
     inputs_of,
 )
+from fedjax_muon.simulation.work import Epochs, work_of
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -80,7 +81,8 @@ def federate(
     parts: Sequence[np.ndarray],
     *,
     cohort_size: int | None = None,
-    local_steps: int,
+    local_steps: int | Sequence[int] | None = None,
+    local_epochs: Epochs | None = None,
     batch_size: int,
     plan: Plan | None = None,
     sampler: Sampler = shuffled_epochs,
@@ -102,7 +104,11 @@ def federate(
       parts: For every client, the ids of its training examples.
       cohort_size: S, the number of clients in a round, sampled without replacement;
         with `poisson_cohorts`, the expected number.
-      local_steps: K, the number of batches that each of them trains on.
+      local_steps: K, the number of batches that each of them trains on; or a number for
+        every client, in the order of their ids.
+      local_epochs: In place of `local_steps`: E, for floor(E n / batch_size) local
+        steps of a client with n examples, at least 1; or (low, high), from which E is
+        drawn for each client and round.
       batch_size: Examples in a batch.
       plan: Execution plan for a cohort; by default, the plan that was measured to be
         fastest on this backend.
@@ -126,7 +132,8 @@ def federate(
       A simulation; its programs are compiled when they are first used.
 
     Raises:
-      TypeError: If an argument is of another type.
+      TypeError: If an argument is of another type, or neither or both of `local_steps`
+        and `local_epochs` are given.
       ImportError: If a private run is asked for, and dp-accounting is not installed.
       ValueError: If privacy can't be derived for what is asked for, the data set has
         faults, a size is out of range, a client has no examples, or the algorithm does
@@ -152,8 +159,13 @@ def federate(
     algorithm, cohort_size, cohorts, guarantee = participation(
         algorithm, task, len(parts), cohort_size, cohorts, privacy
     )
-    sizes = {"local_steps": local_steps, "batch_size": batch_size}
-    for name, size in {"cohort_size": cohort_size, **sizes}.items():
+    work = work_of(local_steps, local_epochs, len(parts))
+    if privacy is not None and work.steps is not None:
+        raise ValueError(
+            "privacy does not cover clients that take different numbers of local "
+            "steps, whose mean depends on who takes part; give one local_steps"
+        )
+    for name, size in {"cohort_size": cohort_size, "batch_size": batch_size}.items():
         check_count(name, size)
     functions = {"plan": plan, "sampler": sampler, "weighting": weighting}
     check_functions({**functions, "cohorts": cohorts})
@@ -162,7 +174,7 @@ def federate(
         task=as_argument(task),
         num_clients=len(parts),
         cohort_size=cohort_size,
-        local_steps=local_steps,
+        work=work,
         batch_size=batch_size,
         plan=sharded(plan, len(parts)) if devices else plan,
         sampler=sampler,
@@ -309,7 +321,7 @@ def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
     """Counts the bytes of all clients before round 0, and of a cohort in a round."""
     setup = simulation.setup._replace(split_examples=False)
     objective, draw = objective_and_sampler(
-        setup, simulation.clients, setup.local_steps, simulation.max_client_size
+        setup, simulation.clients, simulation.max_client_size
     )
     algorithm = setup.algorithm
     params = jax.eval_shape(setup.task.init, jax.random.key(0))

@@ -25,6 +25,7 @@ from fedjax_muon.simulation.batching import (
 from fedjax_muon.simulation.cohorts import Cohorts
 from fedjax_muon.simulation.participation import uniform
 from fedjax_muon.simulation.rule_check import check_rules
+from fedjax_muon.simulation.work import Work
 from fedjax_muon.tasks.task import Task
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
@@ -61,7 +62,7 @@ class Setup(NamedTuple):
     task: Task
     num_clients: int
     cohort_size: int
-    local_steps: int
+    work: Work
     batch_size: int
     plan: Plan
     sampler: Sampler
@@ -142,24 +143,50 @@ def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
 
 
 def objective_and_sampler(
-    setup: Setup, clients: Clients, steps: int, max_client_size: int
+    setup: Setup,
+    clients: Clients,
+    max_client_size: int,
+    *,
+    prologue: bool = False,
 ) -> tuple[Objective, engine.Draw]:
     """Makes the objective of local steps, and the function that draws their batches.
 
     Args:
       setup: Settings of the simulation.
       clients: The clients' examples.
-      steps: K, the number of local steps.
       max_client_size: Upper bound of the sizes of all clients.
+      prologue: Whether the steps are those of the prologue, one for each client.
 
     Returns:
-      The objective, and a function `(client id, key) -> batches`.
+      The objective, and a function `(client id, key) -> batches`. There are batches for
+      the largest number of steps of any client.
     """
+    bound = setup.work.bound(max_client_size, setup.batch_size)
+    steps = 1 if prologue else bound
     draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, max_client_size)
     if not setup.split_examples:
         return objective_of(setup.task, clients), draw
     fetch = lambda client, key: batch_of(clients, draw(client, key), sharded_gather)
     return objective_of(setup.task), fetch
+
+
+def steps_of(setup: Setup, clients: Clients) -> engine.Steps | None:
+    """Makes the function that tells how many local steps a client takes.
+
+    Args:
+      setup: Settings of the simulation.
+      clients: The clients' examples.
+
+    Returns:
+      A function `(client id, key of its batches) -> int32 []`; None if all clients take
+      the same number.
+    """
+    count = setup.work.steps
+    if count is None:
+        return None
+    return lambda client, key: count(
+        client, clients.size[client], setup.batch_size, key
+    )
 
 
 def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:
@@ -203,7 +230,9 @@ def run_prologue(
     training, key = state
     if not setup.algorithm.prologue:
         return state, jnp.ones(setup.num_clients, bool)
-    objective, draw = objective_and_sampler(setup, clients, 1, max_client_size)
+    objective, draw = objective_and_sampler(
+        setup, clients, max_client_size, prologue=True
+    )
     run = engine.make_prologue(
         setup.algorithm, objective, setup.num_clients, setup.plan, draw
     )
@@ -248,11 +277,14 @@ def _round(
         in_round(streams.DROPOUT), 1 - setup.dropout, cohort.shape
     )
     weights = jnp.where(present, setup.weighting(clients.size[cohort]), 0)
-    objective, draw = objective_and_sampler(
-        setup, clients, setup.local_steps, max_client_size
-    )
+    objective, draw = objective_and_sampler(setup, clients, max_client_size)
     run = engine.make_round(
-        setup.algorithm, objective, setup.num_clients, setup.plan, draw
+        setup.algorithm,
+        objective,
+        setup.num_clients,
+        setup.plan,
+        draw,
+        steps_of(setup, clients),
     )
     training, received = run(training, cohort, cohort, weights, stream(streams.ENGINE))
     return State(training, key), cohort, present & ~received

@@ -266,6 +266,8 @@ def test_traffic_is_the_papers(name, dtype):
         (algorithm.exchanges, COST.get(name, (1, 1))),
         (algorithm.prologue, BEFORE.get(name, (0, 0))),
     ):
+        if name == "fednova" and exchanges:  # one number in float32
+            models = np.add(models, (0, 4 / tree.nbytes(params)))
         sent = engine.traffic(exchanges, algorithm, TOY, params, batches)
         np.testing.assert_allclose(np.array(sent) / tree.nbytes(params), models)
         assert all(type(count) is int for count in sent)

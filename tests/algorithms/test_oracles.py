@@ -28,6 +28,7 @@ from oracles.fedmuon_align import (
     local_sgd_align,
 )
 from oracles.fedmuon_correct import fedmuon_correct, local_muon_persistent
+from oracles.fednova import fednova
 from oracles.fedprox import fedprox
 from oracles.muloco import muloco
 from oracles.padamfed_vr import padamfed_vr
@@ -80,6 +81,7 @@ CASES = {
     "fedyogi": Case(avg.fedyogi, {"lr": 0.1, "server_lr": 0.01}),
     "fedadagrad": Case(avg.fedadagrad, {"lr": 0.1, "server_lr": 0.1}),
     "fedprox": Case(fedprox, {"lr": 0.1, "proximal": 0.01}),
+    "fednova": Case(fednova, {"lr": 0.1}),
     "scaffold": Case(scaffold, {"lr": 0.1}),
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.1}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),
@@ -208,6 +210,11 @@ VARIANTS = {
         "fedprox",
         {"mu": 2.0},
         lambda lr: fedprox(X, PARTIAL, lr, 2.0),
+    ),
+    "fednova, momentum and a pull": (
+        "fednova",
+        {"momentum": 0.6, "mu": 2.0, "server_lr": 0.8},
+        lambda lr: fednova(X, PARTIAL, lr, 0.6, 2.0, 0.8),
     ),
     "diloco, decay and server rate": (
         "diloco",

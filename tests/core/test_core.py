@@ -51,7 +51,7 @@ def test_local_steps_are_a_python_loop():
         return (x, count + 1), {"x": x, "sum": jnp.sum(batch["b"]) * x[0]}
 
     (x, count), seen = jax.jit(
-        lambda: local_steps(step, (jnp.ones(2), 0), batches, KEY)
+        lambda: local_steps(step, (jnp.ones(2), 0), batches, in_round(0))
     )()
     now, each = (jnp.ones(2), 0), []
     rows = [{name: b[k] for name, b in batches.items()} for k in range(K)]
@@ -71,7 +71,7 @@ def test_every_local_step_has_another_key():
         return (k + 1, keys.at[k].set(jax.random.key_data(key))), ()
 
     carry = jnp.int32(0), jnp.zeros((K, 2), jnp.uint32)
-    (_, keys), seen = local_steps(step, carry, jnp.zeros(K), KEY)
+    (_, keys), seen = local_steps(step, carry, jnp.zeros(K), in_round(0))
     assert seen == ()
     assert len({tuple(key) for key in np.asarray(keys).tolist()}) == K
 
@@ -79,7 +79,7 @@ def test_every_local_step_has_another_key():
 def test_local_steps_store_no_more_than_one_of_what_they_see():
     size = 1000
     step = lambda carry, batch, key: (carry, jnp.full(size, batch))
-    run = lambda batches: local_steps(step, 0.0, batches, KEY)[1]
+    run = lambda batches: local_steps(step, 0.0, batches, in_round(0))[1]
     jaxpr = jax.make_jaxpr(run)(jnp.zeros(K))
     shapes = [v.aval.shape for eqn in jaxpr.eqns for v in eqn.outvars]
     assert (size,) in shapes
@@ -89,7 +89,7 @@ def test_local_steps_store_no_more_than_one_of_what_they_see():
 def test_mean_gradient_is_taken_at_one_point():
     gradient = lambda p, batch, key: p * batch + jax.random.normal(key)
     batches = jnp.arange(4.0)
-    got = mean_gradient(Objective(gradient), jnp.float32(2.0), batches, KEY)
+    got = mean_gradient(Objective(gradient), jnp.float32(2.0), batches, in_round(0))
     noise = [float(jax.random.normal(key)) for key in jax.random.split(KEY, 4)]
     assert float(got) == pytest.approx(2 * 1.5 + np.mean(noise), rel=1e-6)
 

@@ -49,7 +49,7 @@ def simulated_without(lost, rounds=ROUNDS):
     def round(inputs, training, clients, cohort, weights):
         def run(setup):
             objective, draw = objective_and_sampler(
-                setup, clients, setup.local_steps, simulation.max_client_size
+                setup, clients, simulation.max_client_size
             )
             step = engine.make_round(
                 setup.algorithm, objective, CLIENTS, setup.plan, draw

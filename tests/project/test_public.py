@@ -302,7 +302,7 @@ def mine(
             return fm.move(objective, x, fm.value_at(lr, round), rule, opt, g), ()
 
         now = shared.params, rule.init(shared.params)
-        (x, _), _ = fm.local_steps(step, now, batches, round.key)
+        (x, _), _ = fm.local_steps(step, now, batches, round)
         change = fm.tree.add(shared.params, fm.tree.scale(-1.0, x))
         return fm.Model(change), kept
 

@@ -87,7 +87,7 @@ def recording(prologue, exchanges):
                 return (k + 1, record.at[k].set(found)), ()
 
             start = jnp.int32(0), jnp.zeros(SHAPE)
-            (_, record), _ = local_steps(step, start, batches, round.key)
+            (_, record), _ = local_steps(step, start, batches, round)
             told = jnp.max(record[..., 3]).astype(jnp.int32) - 1
             sent = jnp.zeros((N, *SHAPE)).at[told].set(record)
             return sent, records.at[number].set(record)

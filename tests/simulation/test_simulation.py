@@ -186,7 +186,7 @@ def with_prologue():
     """The server adds the mean first gradient to its parameters; nothing else."""
 
     def measure(objective, x, client_state, batches, round):
-        return mean_gradient(objective, x, batches, round.key), client_state
+        return mean_gradient(objective, x, batches, round), client_state
 
     params = lambda state, round: state.params
     add = lambda state, mean, round: Held(tree.add(state.params, mean))

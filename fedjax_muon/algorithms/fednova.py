@@ -1,0 +1,117 @@
+"""FedNova: averaging of normalized directions, for clients of unequal work.
+
+Wang et al. 2020, arXiv:2007.07481. Client i repeats for each of its own K_i batches s,
+from the broadcast x,
+
+    u <- momentum u + grad_i(x_i; s) + mu (x_i - x),    x_i <- x_i - lr u
+
+so that x - x_i = lr G_i a_i with the gradients G_i and K_i positive weights a_i (4).
+Then, with p_i the weights of the mean and |a_i| the sum of a_i,
+
+    x <- x - server_lr server_rule(tau sum_i p_i (x - x_i) / |a_i|),
+    tau = sum_i p_i |a_i|                                                           (7)
+
+Without momentum and mu, |a_i| = K_i. FedAvg averages x - x_i instead, which gives more
+weight to clients with more steps. With mu, the authors' code takes the mean of K_i as
+tau; here it is that of |a_i| in all cases.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Hyper,
+    Number,
+    broadcast_params,
+    check_range,
+    descend,
+    local_steps,
+    move,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
+)
+
+
+class State(NamedTuple):
+    params: Any
+    opt: optax.OptState  # of the server rule
+
+
+class Message(NamedTuple):
+    params: Any  # (x - x_i) / |a_i|
+    norm: jax.Array  # |a_i|
+
+
+@recorded
+def fednova(
+    lr: Hyper = 0.1,
+    *,
+    momentum: Number = 0.0,
+    mu: Hyper = 0.0,
+    server_lr: Hyper = 1.0,
+    server_rule: optax.GradientTransformation = optax.identity(),
+) -> Algorithm:
+    """Federated averaging of directions, each divided by the client's amount of work.
+
+    Args:
+      lr: Local learning rate, the same for all layers.
+      momentum: Weight of the past in the local momentum, which is reset every round.
+      mu: Strength of the proximal pull toward the broadcast parameters.
+      server_lr: Server learning rate; 1 is the paper's.
+      server_rule: Rule applied to the pseudo-gradient, without a learning rate, such as
+        `optax.trace(0.5)`.
+
+    Returns:
+      An algorithm that sends one model each way per round, and a number to the server.
+      Use it with `weighting=by_examples` for the weights of the paper.
+
+    Raises:
+      ValueError: If a hyper-parameter is out of range.
+
+    Example:
+      >>> algorithm = fednova(lr=0.1)
+    """
+    check_range("lr", lr)
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    check_range("mu", mu)
+    check_range("server_lr", server_lr)
+    rule = optax.trace(momentum)
+
+    def init(params):
+        return State(params, server_rule.init(params))
+
+    def client(objective, shared, client_state, batches, round):
+        start = shared.params
+        rate, pull = value_at(lr, round), value_at(mu, round)
+
+        def step(carry, batch, key):
+            x, opt, norm, norm_opt = carry
+            g = objective.grad(x, batch, key)
+            d = tree.add_scaled(g, pull, tree.sub(x, start))
+            x, opt = move(objective, x, rate, rule, opt, d)
+            # |a_i| is the way along the gradient 1 for lr = 1, by the same rule.
+            add, norm_opt = rule.update(1 - rate * pull * norm, norm_opt)
+            return (x, opt, norm + add, norm_opt), ()
+
+        # In bfloat16 a sum of more than 256 steps would not grow.
+        kind = jnp.result_type(jnp.float32, *jax.tree.leaves(start))
+        zero = jnp.zeros((), kind)
+        carry = start, rule.init(start), zero, rule.init(zero)
+        (x, _, norm, _), _ = local_steps(step, carry, batches, round)
+        mean = tree.map(lambda a, b: ((a - b) / norm).astype(a.dtype), start, x)
+        return Message(mean, norm), client_state
+
+    def server(state, mean, round):
+        g = tree.map(lambda d: (mean.norm * d).astype(d.dtype), mean.params)
+        rate = value_at(server_lr, round)
+        return State(*descend(state.params, rate, server_rule, state.opt, g))
+
+    main = Exchange(broadcast_params, client, server)
+    return Algorithm(init, no_client_state, (main,))

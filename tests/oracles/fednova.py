@@ -1,0 +1,59 @@
+"""FedNova: the mean of normalized directions (Wang et al. 2020, arXiv:2007.07481)."""
+
+import numpy as np
+
+from .problem import Params, Rate, Trace, add, rate, sub, times, total
+
+
+def coefficients(steps: int, momentum: float, shrink: float) -> np.ndarray:
+    """a_i of x - x_i = lr sum_k a_ik g_k, one unit gradient after the other.
+
+    ``shrink`` is lr mu. Without it, a_ik = (1 - momentum^(K-k)) / (1 - momentum), as in
+    section 3 of the paper; without momentum, (1 - shrink)^(K-1-k).
+    """
+    a = np.zeros(steps)
+    for k in range(steps):
+        way, u = 0.0, 0.0
+        for j in range(steps):
+            u = momentum * u + float(j == k) - shrink * way
+            way += u
+        a[k] = way
+    return a
+
+
+def fednova(
+    x: Params,
+    trace: Trace,
+    lr: Rate,
+    momentum: float = 0.0,
+    mu: float = 0.0,
+    server_lr: float = 1.0,
+    weights: list[float] | None = None,
+    server_momentum: float = 0.0,
+) -> list[Params]:
+    """FedNova with local momentum, a proximal term, and a server momentum.
+
+    ``weights`` are those of all N clients, by default equal. Clients may have different
+    numbers of batches.
+    """
+    history, memory = [], times(0.0, x)
+    for r, (ids, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        w = np.ones(len(ids)) if weights is None else np.array(weights)[ids]
+        p = w / w.sum()
+        norms, directions = [], []
+        for batches in data:
+            xi, u = x, times(0.0, x)
+            for batch in batches:
+                g = add(trace.grad(xi, batch), times(mu, sub(xi, x)))
+                u = add(times(momentum, u), g)
+                xi = sub(xi, times(eta, u))
+            norm = coefficients(len(batches), momentum, eta * mu).sum()
+            norms.append(norm)
+            directions.append(times(1 / norm, sub(x, xi)))
+        tau = float(np.dot(p, norms))
+        mean = total([times(tau * q, d) for q, d in zip(p, directions, strict=True)])
+        memory = add(times(server_momentum, memory), mean)
+        x = sub(x, times(server_lr, memory))
+        history.append(x)
+    return history
