@@ -1,6 +1,7 @@
 """Evaluation of parameters on training and test examples."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,55 @@ MAX_TRAINING_EXAMPLES = 10_000
 
 Evaluation = dict[str, jax.Array]  # metrics by name
 Examples = tuple[Any, Any]  # x [n, ...], y [n]
+WORST_SHARE = 10  # percentile of the clients' accuracies
+
+
+class OwnTests(NamedTuple):
+    """Which test examples the clients have, client by client."""
+
+    ids: jax.Array  # int32 [m], of test examples
+    owner: jax.Array  # int32 [m], the client that has each
+
+
+def own_tests_of(test_parts: Sequence[Any], num_clients: int, count: int) -> OwnTests:
+    """Puts the clients' test examples on the device.
+
+    Args:
+      test_parts: For every client, the ids of its test examples.
+      num_clients: N, the number of clients.
+      count: Number of test examples.
+
+    Returns:
+      The clients' test examples.
+
+    Raises:
+      ValueError: If there is not one part for each client, ids are not integers or do
+        not exist, or no client has test examples.
+    """
+    if len(test_parts) != num_clients:
+        raise ValueError(
+            f"test_parts must be one for each of the {num_clients} clients, got "
+            f"{len(test_parts)}"
+        )
+    sizes = [len(part) for part in test_parts]
+    if not any(sizes):
+        raise ValueError("test_parts must give a client test examples, got none")
+    ids = np.concatenate([np.asarray(part) for part in test_parts if len(part)])
+    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= count:
+        raise ValueError(
+            f"test_parts hold ids of test examples, 0 to {count - 1}, got {ids.dtype} "
+            f"from {ids.min()} to {ids.max()}"
+        )
+    owner = np.repeat(np.arange(num_clients), sizes)
+    return OwnTests(*(jnp.asarray(a, jnp.int32) for a in (ids, owner)))
 
 
 def evaluate(
-    task: Task, params: Params, clients: Clients, test: Examples
+    task: Task,
+    params: Params,
+    clients: Clients,
+    test: Examples,
+    own_tests: OwnTests | None = None,
 ) -> Evaluation:
     """Evaluates parameters on training and test examples.
 
@@ -28,11 +74,13 @@ def evaluate(
       clients: Their examples are the training examples. From more than 10,000 of them,
         as many are selected at equal distances in the order of clients.
       test: Test examples, a pair (x [n, ...], y [n]).
+      own_tests: The clients' test examples, if they have their own.
 
     Returns:
       Every metric of the task with the prefixes "train_" and "test_". If examples are
       classified, also "client_accuracy_std", the standard deviation of the clients'
-      accuracies.
+      accuracies on training examples, and, if clients have test examples, the entries
+      of `spread` on them with the prefix "client_test_accuracy_".
     """
     count = len(clients.order)
     sampled = np.linspace(
@@ -42,11 +90,60 @@ def evaluate(
     y = clients.y[owned]
     train = scores(task, params, clients.x[owned], y)
     found = {f"train_{name}": metric(train, y) for name, metric in task.metrics.items()}
-    found |= {f"test_{name}": v for name, v in measure(task, params, *test).items()}
+    tested = scores(task, params, *test)
+    found |= {
+        f"test_{name}": metric(tested, test[1]) for name, metric in task.metrics.items()
+    }
     if "correct" in train:
-        spread = _client_spread(clients, sampled, train["correct"])
-        found["client_accuracy_std"] = spread
+        owner = _owners(clients)[sampled]
+        accuracy, counts = client_means(train["correct"], owner, len(clients.size))
+        found["client_accuracy_std"] = jnp.std(accuracy, where=counts > 0)
+        if own_tests is not None:
+            own = tested["correct"][own_tests.ids]
+            accuracy, counts = client_means(own, own_tests.owner, len(clients.size))
+            found |= {
+                f"client_test_accuracy_{name}": value
+                for name, value in spread(accuracy, counts > 0).items()
+            }
     return found
+
+
+def client_means(
+    values: jax.Array, owner: jax.Array, num_clients: int
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the mean value of every client's examples.
+
+    Args:
+      values: Value of each example [m].
+      owner: Client that has it, int32 [m].
+      num_clients: N, the number of clients.
+
+    Returns:
+      Means, 0 for clients without examples, and numbers of examples, both [N].
+    """
+    sums = lambda v: jax.ops.segment_sum(v, owner, num_clients)
+    counts = sums(jnp.ones_like(values))
+    return sums(values) / jnp.maximum(counts, 1), counts
+
+
+def spread(accuracy: jax.Array, has: jax.Array) -> Evaluation:
+    """Describes how a score differs between clients.
+
+    Args:
+      accuracy: Score of each client [N].
+      has: Which clients have one, bool [N].
+
+    Returns:
+      "std", "min" (the worst client), "p10" (the 10th percentile, with linear
+      interpolation) and "median".
+    """
+    known = jnp.where(has, accuracy, jnp.nan)
+    return {
+        "std": jnp.nanstd(known),
+        "min": jnp.nanmin(known),
+        "p10": jnp.nanpercentile(known, WORST_SHARE),
+        "median": jnp.nanmedian(known),
+    }
 
 
 def measure(task: Task, params: Params, x: jax.Array, y: jax.Array) -> Evaluation:
@@ -86,15 +183,7 @@ def scores(task: Task, params: Params, x: jax.Array, y: jax.Array) -> Scores:
     return jax.tree.map(as_numbers, found)
 
 
-def _client_spread(
-    clients: Clients, sampled: np.ndarray, values: jax.Array
-) -> jax.Array:
-    """Computes the standard deviation over clients of the mean value of their sampled
-    examples."""
-    number = len(clients.size)
-    total = len(clients.order)
-    owner = jnp.repeat(jnp.arange(number), clients.size, total_repeat_length=total)
-    client_sums = lambda v: jax.ops.segment_sum(v, owner[sampled], number)
-    counts = client_sums(jnp.ones_like(values))
-    means = client_sums(values) / jnp.maximum(counts, 1)
-    return jnp.std(means, where=counts > 0)
+def _owners(clients: Clients) -> jax.Array:
+    """The client of each entry of `order`."""
+    number, total = len(clients.size), len(clients.order)
+    return jnp.repeat(jnp.arange(number), clients.size, total_repeat_length=total)

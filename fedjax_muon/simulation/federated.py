@@ -49,7 +49,7 @@ from fedjax_muon.simulation.batching import (
     shuffled_epochs,
 )
 from fedjax_muon.simulation.cohorts import Cohorts
-from fedjax_muon.simulation.evaluation import Evaluation, evaluate
+from fedjax_muon.simulation.evaluation import Evaluation, evaluate, own_tests_of
 from fedjax_muon.simulation.participation import participation, uniform
 from fedjax_muon.simulation.rounds import (
     Inputs,
@@ -92,6 +92,7 @@ def federate(
     devices: Devices = (),
     split_examples: bool = False,
     privacy: ClientPrivacy | None = None,
+    test_parts: Sequence[np.ndarray] | None = None,
 ) -> Simulation:
     """Prepares federated training; nothing is compiled yet.
 
@@ -127,6 +128,10 @@ def federate(
       privacy: Makes the run private. It decides `cohort_size` and `cohorts`, which must
         be left out, and clips and noises what clients send. The guarantee is the
         simulation's `guarantee`.
+      test_parts: For every client, the ids of its test examples, possibly none, such as
+        `partition.like(parts, ...)`. Evaluations then describe the accuracies of
+        clients on their own test examples: the worst, the 10th percentile, the median
+        and the standard deviation.
 
     Returns:
       A simulation; its programs are compiled when they are first used.
@@ -188,8 +193,11 @@ def federate(
     clients = _place(setup, dataset.x_train, dataset.y_train, parts)
     check_setup(setup)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    own_tests = None
+    if test_parts is not None:
+        own_tests = own_tests_of(test_parts, len(parts), len(dataset.x_test))
     if devices:
-        test = replicated(test, devices)
+        test, own_tests = replicated((test, own_tests), devices)
         setup = setup._replace(task=replicated(setup.task, devices))
     return Simulation(
         runner=RUNNER,
@@ -200,6 +208,7 @@ def federate(
         programs=_programs(setup),
         max_client_size=max_client_size_of(parts),
         guarantee=guarantee,
+        own_tests=own_tests,
     )
 
 
@@ -310,7 +319,8 @@ def _mix(setup: Setup, weights: np.ndarray) -> tuple[Any, float]:
 def _evaluate(simulation: Simulation, state: State) -> Evaluation:
     """Scores the server's parameters."""
     setup = simulation.setup
-    given = simulation.inputs.task, state.params, simulation.clients, simulation.test
+    given: tuple[Any, ...] = (simulation.inputs.task, state.params)
+    given += (simulation.clients, simulation.test, simulation.own_tests)
     if setup.devices and not setup.split_examples:
         # On one device, since every device has the same arrays.
         given = jax.tree.map(lambda x: x.addressable_data(0), given)

@@ -24,6 +24,7 @@ from fedjax_muon.simulation.arguments import (
     check_not_donated,
 )
 from fedjax_muon.simulation.batching import Clients, max_client_size_of
+from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
 from fedjax_muon.simulation.rounds import Inputs, Metrics
 
 NOISE = ("noise_scale", "noise_multiplier")  # hyper-parameters that privacy decides
@@ -58,7 +59,8 @@ class Programs(NamedTuple):
     # -> (state before round 0, whether each client's message was received)
     rounds: jax.stages.Wrapped  # (inputs, state, clients, count, max_client_size)
     # -> (state, metrics)
-    score: jax.stages.Wrapped  # (task, params, clients, test) -> scores
+    # (task, params, clients, test, own_tests) -> scores
+    score: jax.stages.Wrapped
 
 
 class Runner(NamedTuple):
@@ -93,6 +95,7 @@ class Simulation:
     max_client_size: int  # upper bound of the sizes of all clients
     links: float = 0.0  # number of directed links in a decentralized iteration
     guarantee: Guarantee | None = None  # of a private simulation
+    own_tests: OwnTests | None = None  # if clients have test examples of their own
 
     def init(self, key: jax.Array, *, drop_nonfinite: bool = False) -> Any:
         """Makes the state before round 0.
@@ -210,6 +213,7 @@ class Simulation:
         self,
         *,
         parts: Sequence[np.ndarray] | None = None,
+        test_parts: Sequence[np.ndarray] | None = None,
         hyper: Mapping[str, Any] | None = None,
         weights: np.ndarray | None = None,
         privacy: Any = None,
@@ -220,6 +224,7 @@ class Simulation:
 
         Args:
           parts: For every client, the ids of its training examples.
+          test_parts: For every client, the ids of its test examples.
           hyper: Numbers, by the names of the algorithm's hyper-parameters; the others
             stay unchanged.
           weights: Mixing matrix of a decentralized simulation.
@@ -248,6 +253,10 @@ class Simulation:
                 self.setup, self.clients.x, self.clients.y, parts
             )
             changes["max_client_size"] = max_client_size_of(parts)
+        if test_parts is not None:
+            count = len(self.test[1])
+            own = own_tests_of(test_parts, len(self.clients.size), count)
+            changes["own_tests"] = own
         if privacy is not None and self.guarantee is None:
             raise ValueError("this simulation is not private; make one that is")
         if self.guarantee is not None and (privacy, parts) != (None, None):

@@ -66,15 +66,16 @@ MUON = (
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "loop", "weighting"),
+    ("algorithm", "loop", "weighting", "work"),
     [
-        (*SGD, simulation.uniform),
-        (*SGD, simulation.by_examples),
-        (*MUON, simulation.uniform),
+        (*SGD, simulation.uniform, {"local_steps": 3}),
+        (*SGD, simulation.by_examples, {"local_steps": 3}),
+        (*SGD, simulation.by_examples, {"local_epochs": 1}),
+        (*MUON, simulation.uniform, {"local_steps": 3}),
     ],
-    ids=["fedavg", "fedavg by examples", "fedmuon_correct"],
+    ids=["fedavg", "fedavg by examples", "fedavg of an epoch", "fedmuon_correct"],
 )
-def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting):
+def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
     digits = data.load("digits")
     parts = partition.dirichlet(digits.y_train[:400], 7, 0.3, key=jax.random.key(0))
     sizes = np.array([len(part) for part in parts])
@@ -85,10 +86,12 @@ def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting):
         digits,
         parts,
         cohort_size=4,
-        local_steps=3,
         batch_size=8,
         weighting=weighting,
+        **work,
     )
+    steps = [3 if "local_steps" in work else max(1, size // 8) for size in sizes]
+    assert "local_steps" in work or len(set(steps)) > 3
     state = prepared.init(jax.random.key(7))
     x, key = federation.as_float64(state.params), jax.random.clone(state.key)
     memory = {"c": [0 * p for p in x], "m": [[0 * p for p in x] for _ in parts]}
@@ -98,6 +101,7 @@ def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting):
         ids = federation.cohort(prepared, key, index)
         rows = federation.rows(prepared, key, index, ids)
         assert all(np.isin(r, parts[i]).all() for r, i in zip(rows, ids, strict=True))
+        rows = [each[: steps[i]] for each, i in zip(rows, ids, strict=True)]
         batches = [[(images[b], digits.y_train[b]) for b in each] for each in rows]
         weights = sizes[ids] if weighting is simulation.by_examples else np.ones(4)
         x = loop(x, ids, batches, weights, memory)
