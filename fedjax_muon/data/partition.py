@@ -274,17 +274,16 @@ def like(
 
     Args:
       parts: For every client, the ids of its training examples.
-      labels: Labels of the training examples, integers [n].
-      test_labels: Labels of the test examples, integers [m].
+      labels: Labels of training examples, integers [n].
+      test_labels: Labels of test examples, integers [m].
       key: Typed key; the same key gives the same partition.
 
     Returns:
-      One array of test example indices per client, int32, possibly empty. Test examples
-      of classes that no client has are left out.
+      One array of test example indices per client, int32, possibly empty.
 
     Raises:
       TypeError: If `key` is not one typed key.
-      ValueError: If labels are not one axis of integers, or an id does not exist.
+      ValueError: If labels are not integers [n], or an id does not exist.
 
     Example:
       >>> key = jax.random.key(0)
