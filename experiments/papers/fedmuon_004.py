@@ -74,7 +74,7 @@ FEWER: Grids = {  # for `--scale cpu`: larger rates, since steps are fewer
     "local_muon": {"lr": (0.01, 0.03, 0.1)},
     "fedmuon_align": {"lr": (0.003, 0.01, 0.03)},
     "fedmuon_svd": {"lr": (0.003, 0.01, 0.03)},
-    "fedmuon_align_reset": {"lr": (0.03, 0.1, 0.3, 1.0)},
+    "fedmuon_align_reset": {"lr": (0.01, 0.03, 0.1, 0.3, 1.0)},
     "local_muon_averaged": {"lr": (0.003, 0.01, 0.03)},
     "local_sgd_align": {"lr": (0.003, 0.01, 0.03)},  # averaged momenta diverge above
     "local_adamw_align": {"lr": (1e-3, 3e-3, 1e-2)},

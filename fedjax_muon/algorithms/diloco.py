@@ -18,6 +18,7 @@ from fedjax_muon.core import (
     Hyper,
     Model,
     Number,
+    before_change,
     broadcast_params,
     check_range,
     descend,
@@ -86,7 +87,7 @@ def diloco(
             *descend(x, value_at(server_lr, round), server_rule, opt, mean.params)
         )
 
-    main = Exchange(broadcast_params, client, server)
+    main = Exchange(broadcast_params, client, server, local_params=before_change)
     return Algorithm(init, rule.init, (main,))
 
 

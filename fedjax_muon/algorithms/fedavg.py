@@ -20,6 +20,7 @@ from fedjax_muon.core import (
     Exchange,
     Hyper,
     Number,
+    before_change,
     check_range,
     descend,
     local_steps,
@@ -110,7 +111,7 @@ def fedavg(
         return State(x, averaged, opt)
 
     broadcast = lambda state, round: Broadcast(state.params, state.averaged)
-    main = Exchange(broadcast, client, server)
+    main = Exchange(broadcast, client, server, local_params=before_change)
     return Algorithm(init, no_client_state, (main,))
 
 

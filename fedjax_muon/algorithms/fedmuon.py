@@ -20,6 +20,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
+    after_change,
     broadcast_params,
     broadcast_state,
     check_range,
@@ -111,7 +112,7 @@ def fedmuon(
         return State(tree.add(state.params, mean.params), mean.momentum)
 
     prologue = Exchange(broadcast_params, first, start)
-    main = Exchange(broadcast_state, client, server)
+    main = Exchange(broadcast_state, client, server, local_params=after_change)
     init_client = no_client_state if synced else tree.zeros_like
     return Algorithm(init, init_client, (main,), (prologue,))
 

@@ -26,6 +26,7 @@ from fedjax_muon.core import (
     Exchange,
     Hyper,
     Number,
+    after_change,
     broadcast_state,
     check_range,
     local_steps,
@@ -116,7 +117,7 @@ def fedmuon_align(
             delta=mean_direction(lr, round, dx),
         )
 
-    main = Exchange(broadcast_state, client, server)
+    main = Exchange(broadcast_state, client, server, local_params=after_change)
     return Algorithm(init, no_client_state, (main,))
 
 

@@ -113,5 +113,12 @@ def fednova(
         rate = value_at(server_lr, round)
         return State(*descend(state.params, rate, server_rule, state.opt, g))
 
-    main = Exchange(broadcast_params, client, server)
+    def local_params(shared, message):
+        return tree.map(
+            lambda x, d: x - (message.norm * d).astype(x.dtype),
+            shared.params,
+            message.params,
+        )
+
+    main = Exchange(broadcast_params, client, server, local_params=local_params)
     return Algorithm(init, no_client_state, (main,))

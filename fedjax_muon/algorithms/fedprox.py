@@ -14,6 +14,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
+    after_change,
     broadcast_state,
     check_range,
     local_steps,
@@ -74,5 +75,7 @@ def fedprox(
         return tree.add(state, mean)
 
     return Algorithm(
-        State, no_client_state, (Exchange(broadcast_state, client, server),)
+        State,
+        no_client_state,
+        (Exchange(broadcast_state, client, server, local_params=after_change),),
     )

@@ -15,6 +15,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
+    after_change,
     broadcast_state,
     check_range,
     local_steps,
@@ -92,5 +93,5 @@ def local_muon_persistent(
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)
 
-    main = Exchange(broadcast_state, client, server)
+    main = Exchange(broadcast_state, client, server, local_params=after_change)
     return Algorithm(State, tree.zeros_like, (main,))

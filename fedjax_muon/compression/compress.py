@@ -114,7 +114,7 @@ def compress(
             return _replaced(message, parts, encoded), ClientState(inner, errors)
 
         decode = lambda sent: exchange.decode(_decode(compressor, owner, sent))
-        return exchange._replace(client=client, decode=decode)
+        return exchange._replace(client=client, decode=decode, local_params=None)
 
     changed = map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)

@@ -26,6 +26,8 @@ from fedjax_muon.core.hyperparameters import (
     value_at,
 )
 from fedjax_muon.core.local import (
+    after_change,
+    before_change,
     descend,
     local_steps,
     mean_direction,
@@ -48,8 +50,10 @@ __all__ = [
     "Project",
     "Round",
     "Schedule",
+    "after_change",
     "after_first",
     "as_sent",
+    "before_change",
     "broadcast_params",
     "broadcast_state",
     "check_count",

@@ -87,6 +87,8 @@ class Exchange(NamedTuple):
     # message -> value that is averaged, if a message is sent in another form
     reduce_sum: bool = False
     # whether the server receives the plain sum of all messages, even if there are none
+    local_params: Callable[[Any, Any], Params] | None = None
+    # (broadcast, message) -> the client's last parameters, if they follow from it
 
 
 class Algorithm(NamedTuple):

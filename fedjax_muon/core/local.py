@@ -75,6 +75,32 @@ def move(
     return objective.project(moved), opt
 
 
+def after_change(broadcast: Any, message: Any) -> Params:
+    """`local_params` of an exchange whose messages are x_i - x.
+
+    Args:
+      broadcast: What the client received.
+      message: The client's message.
+
+    Returns:
+      The client's last parameters x_i.
+    """
+    return tree.add(broadcast.params, message.params)
+
+
+def before_change(broadcast: Any, message: Any) -> Params:
+    """`local_params` of an exchange whose messages are x - x_i, pseudo-gradients.
+
+    Args:
+      broadcast: What the client received.
+      message: The client's message.
+
+    Returns:
+      The client's last parameters x_i.
+    """
+    return tree.sub(broadcast.params, message.params)
+
+
 def mean_direction(lr: Hyper, round: Round, dx: Params) -> Params:
     """Computes -dx / (K lr), the mean direction of K local moves whose sum is dx.
 

@@ -10,7 +10,7 @@ LAYERS = (
     {"versions"},
     {"core"},
     {"linalg", "data", "models"},
-    {"transforms", "tasks", "compression", "privacy"},
+    {"transforms", "tasks", "compression", "personalization", "privacy"},
     {"algorithms"},
     {"minimax", "engine"},
     {"simulation"},
@@ -22,7 +22,15 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
-GENERIC = ("core", "compression", "privacy", "engine", "simulation", "deploy")
+GENERIC = (
+    "core",
+    "compression",
+    "personalization",
+    "privacy",
+    "engine",
+    "simulation",
+    "deploy",
+)
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 

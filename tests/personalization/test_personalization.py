@@ -1,0 +1,138 @@
+"""Clients with parameters of their own, against loops in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import traces
+from oracles.cases import PARTIAL, X
+from oracles.problem import add, mean, sub, times
+
+import fedjax_muon as fm
+from fedjax_muon import algorithms, engine
+from fedjax_muon.compression import compress, top_k
+from fedjax_muon.core import Objective, Round, tree
+from fedjax_muon.engine import plans
+from fedjax_muon.personalization import Personal, ditto, keep_own, params_of_clients
+
+N = PARTIAL.num_clients
+WITHOUT = {"scaffold", "scaffold_momentum", "scaffold_adam", "fedmuon_correct"}
+WITHOUT |= {"fedmuon_correct_euclidean", "fedmuon_correct_max_norm", "fedmuon_svd"}
+WITHOUT |= {"fedcm", "fedavg_m", "fedavg_vr", "scaffold_m", "scaffold_vr", "padamfed"}
+WITHOUT |= {"padamfed_vr", "fedlada", "fafed", "stem"}
+
+
+def fedper(x, lr, own=("b",), momentum=0.0):
+    """FedAvg whose clients keep `own`; the shared model, and those of all clients."""
+    kept = [{name: x[name] for name in own} for _ in range(N)]
+    for ids, data in PARTIAL.rounds:
+        changes = []
+        for i, batches in zip(ids, data, strict=True):
+            local = {**x, **kept[i]}
+            start, u = local, times(0.0, x)
+            for batch in batches:
+                u = add(times(momentum, u), PARTIAL.grad(local, batch))
+                local = sub(local, times(lr, u))
+            kept[i] = {name: local[name] for name in own}
+            changes.append(sub(local, start))
+        shared = add(x, mean(changes))
+        x = {name: x[name] if name in own else shared[name] for name in x}
+    return x, kept
+
+
+@pytest.mark.parametrize("plan", [plans.mapped, plans.vmapped], ids=["mapped", "vmap"])
+def test_fedper_equals_a_loop(plan):
+    algorithm = keep_own(fm.fedavg(0.2, rule=optax.trace(0.5)), ["b"])
+    state = traces.run(algorithm, X, PARTIAL, plan=plan)[-1]
+    shared, kept = fedper(X, 0.2, momentum=0.5)
+    assert traces.farthest([state.server.params], [shared]) < 1e-10
+    clients = params_of_clients(state.server.params, state.client_states)
+    for i, own in enumerate(kept):
+        np.testing.assert_allclose(clients["b"][i], own["b"], atol=1e-10)
+        np.testing.assert_allclose(clients["w"][i], shared["w"], atol=1e-10)
+    assert np.ptp(np.asarray(clients["b"]), axis=0).max() > 0.1
+
+
+def test_ditto_equals_a_loop():
+    state = traces.run(ditto(fm.fedavg(0.2), personal_lr=0.1, pull=0.7), X, PARTIAL)[-1]
+    x, own = X, [X] * N
+    for ids, data in PARTIAL.rounds:
+        changes = []
+        for i, batches in zip(ids, data, strict=True):
+            local, v = x, own[i]
+            for batch in batches:
+                local = sub(local, times(0.2, PARTIAL.grad(local, batch)))
+                d = add(PARTIAL.grad(v, batch), times(0.7, sub(v, x)))
+                v = sub(v, times(0.1, d))
+            own[i] = v
+            changes.append(sub(local, x))
+        x = add(x, mean(changes))
+    assert traces.farthest([state.server.params], [x]) < 1e-10
+    clients = params_of_clients(state.server.params, state.client_states)
+    got = [{k: v[i] for k, v in clients.items()} for i in range(N)]
+    assert traces.farthest(got, own) < 1e-10
+
+
+def sent(algorithm, params=None):
+    batch = jax.tree.map(jnp.asarray, traces.stack(PARTIAL.first))
+    batches = jax.tree.map(lambda a: a[0], batch)
+    params = X if params is None else params
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
+    return engine.traffic(algorithm.exchanges, algorithm, traces.TOY, params, batches)
+
+
+def test_own_parameters_are_not_sent():
+    whole, part = sent(fm.fedmuon()), sent(keep_own(fm.fedmuon(), ["b"]))
+    assert (whole.down, whole.up) == (2 * 15 * 4, 2 * 15 * 4)
+    assert (part.down, part.up) == (2 * 12 * 4, 2 * 12 * 4)  # of 15, b has 3
+    assert sent(ditto(fm.fedmuon())) == whole
+    packed = compress(keep_own(fm.fedavg(), ["b"]), top_k(0.2))
+    assert sent(packed).up < sent(keep_own(fm.fedavg(), ["b"])).up
+    state = traces.run(packed, X, PARTIAL)[-1]
+    assert (
+        params_of_clients(state.server.params, state.client_states)["b"].shape[0] == N
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(algorithms.ALL) - WITHOUT))
+def test_messages_tell_where_clients_end(name):
+    """By a projection that sees every local move."""
+    algorithm = algorithms.ALL[name].function()
+    (exchange,) = algorithm.exchanges
+    ends = []
+    objective = Objective(traces.grad_fn, lambda x: ends.append(x) or x)
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), X)
+    batches = jax.tree.map(
+        lambda a: jnp.asarray(a[0], jnp.float32), traces.stack(PARTIAL.rounds[0][1])
+    )
+    round = Round(jnp.int32(0), jax.random.key(0), 4, 1, 1.0)
+    with jax.disable_jit():
+        shared = exchange.broadcast(algorithm.init(params), round)
+        before = algorithm.init_client(params)
+        message, _ = exchange.client(objective, shared, before, batches, round)
+        got = exchange.local_params(shared, message)
+    error = tree.map(lambda a, b: float(jnp.abs(a - b).max()), got, ends[-1])
+    assert max(error.values()) < 1e-6
+    assert max(float(jnp.abs(a - params[k]).max()) for k, a in got.items()) > 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT))
+def test_other_methods_are_refused(name):
+    with pytest.raises(ValueError, match="whose clients average what they move"):
+        keep_own(algorithms.ALL[name].function(), ["b"])
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(TypeError, match="sequence of names, got 'b'"):
+        keep_own(fm.fedavg(), "b")
+    with pytest.raises(ValueError, match="the name of a layer, got none"):
+        keep_own(fm.fedavg(), [])
+    with pytest.raises(ValueError, match=r"no parameter has 'head'.*there are b, w"):
+        keep_own(fm.fedavg(), ["head"]).init(X)
+    with pytest.raises(ValueError, match="b, w are all parameters"):
+        keep_own(fm.fedavg(), ["b", "w"]).init(X)
+    with pytest.raises(ValueError, match="pull must"):
+        ditto(fm.fedavg(), pull=-1.0)
+    assert params_of_clients(X, ()) is None
+    assert Personal((), X).params is X
