@@ -32,6 +32,9 @@ from . import (
     models as models,
 )
 from . import (
+    personalization as personalization,
+)
+from . import (
     privacy as privacy,
 )
 from . import (
@@ -256,6 +259,12 @@ from .decentralized import (
 from .decentralized.simulation import (
     decentralize as decentralize,
 )
+from .personalization import (
+    ditto as ditto,
+)
+from .personalization import (
+    keep_own as keep_own,
+)
 from .simulation import (
     NonFiniteError as NonFiniteError,
 )
@@ -267,6 +276,12 @@ from .simulation import (
 )
 from .simulation import (
     tune as tune,
+)
+from .simulation.early_stopping import (
+    early_stopping as early_stopping,
+)
+from .simulation.own_accuracy import (
+    own_accuracies as own_accuracies,
 )
 from .simulation.sweep import (
     Cell as Cell,

@@ -1,0 +1,149 @@
+"""The accuracy of every client on its own test examples, with its own parameters.
+
+accuracy = own_accuracies(simulation, state)  # of what clients have now
+accuracy = own_accuracies(simulation, state, steps=5, key=key)  # after 5 steps
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon.core import Objective, Params, tree
+from fedjax_muon.personalization.personal import params_of_clients
+from fedjax_muon.simulation.arguments import check_count, check_key
+from fedjax_muon.simulation.batching import Clients, draw_rows, objective_of
+from fedjax_muon.simulation.evaluation import OwnTests
+from fedjax_muon.simulation.rounds import Setup, with_inputs
+from fedjax_muon.simulation.simulation import Simulation
+
+
+def own_accuracies(
+    simulation: Simulation,
+    state: Any,
+    *,
+    steps: int = 0,
+    lr: float = 0.1,
+    key: jax.Array | None = None,
+) -> np.ndarray:
+    """Evaluates every client on its own test examples.
+
+    A client's parameters are the server's, with its own leaves by `keep_own` or its own
+    model by `ditto`.
+
+    Args:
+      simulation: From `federate` with `test_parts`; its clients classify.
+      state: A state of this simulation, which is not donated.
+      steps: Number of steps of gradient descent that each client first takes on its
+        training examples, with the simulation's sampler and batch size.
+      lr: Learning rate of these steps.
+      key: Typed key of these steps; needed if there are any.
+
+    Returns:
+      Accuracies [N], NaN for clients without test examples.
+
+    Raises:
+      TypeError: If steps are asked for without a key.
+      ValueError: If the simulation has no `test_parts`, is private, does not classify,
+        or `steps` is negative.
+
+    Example:
+      >>> before = own_accuracies(simulation, state)
+      >>> after = own_accuracies(simulation, state, steps=5, key=jax.random.key(0))
+    """
+    check_count("steps", steps, least=0)
+    if steps and key is None:
+        raise TypeError("local steps need a key, such as key=jax.random.key(0)")
+    if key is not None:
+        check_key(key)
+    if simulation.own_tests is None:
+        raise ValueError(
+            "clients have no test examples of their own; give federate test_parts"
+        )
+    if simulation.guarantee is not None:
+        raise ValueError(
+            "a private simulation does not publish the accuracies of single clients"
+        )
+    setup, client_states = simulation.setup, state.training.client_states
+    params, clients = state.params, simulation.clients
+    test, own_tests = simulation.test, simulation.own_tests
+    if setup.devices:  # evaluated on one of them
+        given = (params, client_states, clients, test, own_tests)
+        params, client_states, clients, test, own_tests = jax.device_get(given)
+    own = params_of_clients(params, client_states)
+    rows = rows_of(own_tests, setup.num_clients)
+    keys = jax.random.split(jax.random.key(0) if key is None else key, len(rows))
+    run = partial(_accuracies, steps=steps, size=simulation.max_client_size)
+    measure = jax.jit(with_inputs(run, setup))
+    found = measure(simulation.inputs, params, own, clients, test, rows, keys, lr)
+    return np.asarray(found)
+
+
+def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
+    """Lists every client's test examples.
+
+    Args:
+      own_tests: The clients' test examples.
+      num_clients: N, the number of clients.
+
+    Returns:
+      Ids of test examples, int32 [N, most], -1 for padding.
+    """
+    ids, owner = np.asarray(own_tests.ids), np.asarray(own_tests.owner)
+    counts = np.bincount(owner, minlength=num_clients)
+    rows = np.full((num_clients, counts.max()), -1, np.int32)
+    for client in range(num_clients):
+        rows[client, : counts[client]] = ids[owner == client]
+    return rows
+
+
+def _accuracies(
+    setup: Setup,
+    params: Params,
+    own: Params | None,
+    clients: Clients,
+    test: tuple[jax.Array, jax.Array],
+    rows: jax.Array,
+    keys: jax.Array,
+    lr: jax.Array,
+    *,
+    steps: int,
+    size: int,
+) -> jax.Array:
+    objective = objective_of(setup.task, clients)
+    draw = draw_rows(clients, setup.sampler, max(steps, 1), setup.batch_size, size)
+    x, y = test
+
+    def one(client: jax.Array) -> jax.Array:
+        ours = params if own is None else jax.tree.map(lambda p: p[client], own)
+        if steps:
+            ours = _tuned(objective, ours, draw, client, keys[client], lr)
+        at = rows[client]
+        right = setup.task.evaluate(ours, x[at], y[at])["correct"]
+        right = jnp.where(at >= 0, right, 0.0)
+        count = jnp.sum(at >= 0)
+        return jnp.where(count > 0, right.sum() / jnp.maximum(count, 1), jnp.nan)
+
+    return jax.lax.map(one, jnp.arange(len(rows), dtype=jnp.int32))
+
+
+def _tuned(
+    objective: Objective,
+    params: Params,
+    draw: Any,
+    client: jax.Array,
+    key: jax.Array,
+    lr: jax.Array,
+) -> Params:
+    """The parameters after steps of gradient descent on a client's batches."""
+    draw_key, step_key = jax.random.split(key)
+    batches = draw(client, draw_key)
+    keys = jax.random.split(step_key, len(batches.ids))
+
+    def step(x: Params, row: tuple[Any, jax.Array]) -> tuple[Params, None]:
+        moved = tree.sub_scaled(x, lr, objective.grad(x, *row))
+        return objective.project(moved), None
+
+    return jax.lax.scan(step, params, (batches, keys))[0]
