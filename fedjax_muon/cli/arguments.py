@@ -2,8 +2,9 @@
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import docstring_parser
 import tyro
@@ -12,10 +13,17 @@ from tyro.conf import Positional
 from fedjax_muon import minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.runs import config
-from fedjax_muon.runs.config import DEFAULTS, METHODS, Config, hyper_parameters
+from fedjax_muon.runs.config import (
+    DEFAULTS,
+    METHODS,
+    Config,
+    Schedule,
+    hyper_parameters,
+)
 from fedjax_muon.runs.launch import Launch
 from fedjax_muon.runs.lists import Names, Seeds
 
+Value = TypeVar("Value")
 MAIN_JOB = (
     "fedavg",
     "fedavg_adam",
@@ -29,6 +37,14 @@ Flat = Annotated[Config, tyro.conf.arg(name="")]
 CONFIG = DEFAULTS["classification"]
 ALONE = Launch()
 FlatLaunch = Annotated[Launch, tyro.conf.arg(name="")]
+ConfigFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        name="config",
+        help="File of options in YAML, JSON or TOML, or the directory of a run to "
+        "repeat; arguments come before it.",
+    ),
+]
 FlatPrivate = Annotated[config.Private, tyro.conf.arg(name="")]
 PRIVATE = config.Private()
 
@@ -51,8 +67,12 @@ class Compare:
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
     """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`; the others are tuned for
     digits, or with --problem auc for breast_cancer."""
+    lr_schedules: dict[str, Schedule] = dataclasses.field(default_factory=dict)
+    """Their schedules, as `--lr-schedules fedavg cosine`, which take precedence over
+    the schedule of all."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    config_file: ConfigFile = None
     config: Flat = CONFIG
 
 
@@ -69,8 +89,8 @@ class Sweep:
     algorithms: Names = ("all",)
     """Names of the algorithms, or all; `fedjax-muon list` shows all."""
     grid: tuple[str, ...] = ("paper",)
-    """Each algorithm's published grid (paper), or values for all, as
-    `--grid lr=0.01,0.1 align=0.5`."""
+    """Each algorithm's published grid (paper), values for all, as
+    `--grid lr=0.01,0.1 align=0.5`, or for one, as `--grid paper fedavg.lr=0.01,0.1`."""
     seeds: Seeds = (42, 43, 44, 45, 46)
     """Each seed has its own partition, initial parameters, cohorts and batches."""
     validation: float = 0.1
@@ -83,6 +103,7 @@ class Sweep:
     slurm:OPTION=VALUE,...; by default in this process."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    config_file: ConfigFile = None
     config: Flat = CONFIG
 
 
@@ -134,6 +155,7 @@ class Private:
 
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    config_file: ConfigFile = None
     job: FlatPrivate = PRIVATE
 
 
@@ -208,6 +230,7 @@ def _algorithm_flags(method: Method, name: str) -> dict[str, tuple[Any, Any]]:
     """The fields of one algorithm, whose own options are under `--algorithm.`."""
     options = _options(method)
     return {
+        "config_file": (ConfigFile, dataclasses.field(default=None)),
         "algorithm": _flag(
             str, name, help="Name of the algorithm; `fedjax-muon list` shows all."
         ),
@@ -324,7 +347,7 @@ def deploy_class(name: str) -> type:
     )
 
 
-def _value(arguments: list[str], option: str, default: str) -> str:
+def value_in(arguments: Sequence[str], option: str, default: Value) -> str | Value:
     """What follows an option, before the arguments are parsed."""
     for i, word in enumerate(arguments):
         if word.startswith(f"{option}="):
@@ -336,14 +359,14 @@ def _value(arguments: list[str], option: str, default: str) -> str:
 
 def problem_in(arguments: list[str]) -> str:
     """The value of --problem, which decides what the other options' defaults are."""
-    return _value(arguments, "--problem", "classification")
+    return value_in(arguments, "--problem", "classification")
 
 
 def algorithm_in(arguments: list[str]) -> str:
     """The algorithm of train or deploy, which decides what other options there are."""
     usual = "fed_nsgda_m" if problem_in(arguments) == "auc" else "fedmuon_align"
     return (
-        _value(arguments, "--algorithm", usual)
+        value_in(arguments, "--algorithm", usual)
         if arguments[:1] in (["train"], ["deploy"])
         else usual
     )

@@ -18,6 +18,7 @@ from printed import all_commands, commands
 from benchmarks import __main__ as benchmarks
 from fedjax_muon import cli, data
 from fedjax_muon.algorithms.registry import find
+from fedjax_muon.cli import config_files
 from fedjax_muon.runs.config import METHODS
 
 PRINTED = all_commands()
@@ -32,16 +33,24 @@ class ParsedError(BaseException):  # which the command does not catch
 def parsing(monkeypatch):
     """Programs end as soon as they have parsed their arguments."""
     cli_of_tyro, parse_args = tyro.cli, argparse.ArgumentParser.parse_args
+    command = config_files.command
 
     def parsed(program, **how):
         if inspect.isfunction(program):  # which would be called; its likeness is
             program = functools.wraps(program)(lambda *args, **given: (args, given))
-        raise ParsedError(cli_of_tyro(program, **how))
+        given = cli_of_tyro(program, **how)
+        if how.get("prog", "").startswith("fedjax-muon "):
+            return given  # of which the command is made
+        raise ParsedError(given)
+
+    def made(*given):
+        raise ParsedError(command(*given))
 
     def parsed_args(parser, *given):
         raise ParsedError(parse_args(parser, *given))
 
     monkeypatch.setattr(tyro, "cli", parsed)
+    monkeypatch.setattr(config_files, "command", made)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed_args)
     return monkeypatch
 
