@@ -94,13 +94,13 @@ RUNNERS = {
 
 def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
     """The arguments of every command and their defaults, which others may decide."""
-    from fedjax_muon.cli import arguments
+    from fedjax_muon.cli import arguments, one_algorithm
 
     problem = arguments.problem_in(argv)
     kinds = {
         "compare": arguments.Compare,
-        "train": arguments.train_class(arguments.algorithm_in(argv)),
-        "deploy": arguments.deploy_class(arguments.algorithm_in(argv)),
+        "train": one_algorithm.train_class(arguments.algorithm_in(argv)),
+        "deploy": one_algorithm.deploy_class(arguments.algorithm_in(argv)),
         "sweep": arguments.Sweep,
         "resume": arguments.Resume,
         "list": arguments.List,

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import data, models
-from fedjax_muon.algorithms.registry import find
 from fedjax_muon.cli import arguments, topologies
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
@@ -31,6 +30,8 @@ from fedjax_muon.runs.config import (
     Run,
     Sweep,
     hyper_parameters,
+    label_of,
+    method_of,
     methods_for,
 )
 from fedjax_muon.runs.errors import refusing
@@ -77,7 +78,7 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
     console = Console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
-        task = bar.add_task(METHODS[run.algorithm].label, total=run.config.rounds)
+        task = bar.add_task(label_of(run.algorithm), total=run.config.rounds)
         tick = functools.partial(bar.advance, task)
         try:
             first = training.train(run, simulation, run_dir, tick, stop)
@@ -89,7 +90,7 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
         return
     with refusing():
         columns = metrics_csv.read(run_dir / directory.METRICS)
-        plots.curves({METHODS[run.algorithm].label: [columns]}, run_dir / "curves.png")
+        plots.curves({label_of(run.algorithm): [columns]}, run_dir / "curves.png")
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
@@ -125,7 +126,7 @@ def _compare(job: Comparison, dataset: data.Dataset, run_dir: Path) -> None:
     diverged = comparisons.run(job, dataset, run_dir)
     console = Console()
     for name, why in diverged.items():
-        console.print(f"{METHODS[name].label} diverged: {why}", style="red")
+        console.print(f"{label_of(name)} diverged: {why}", style="red")
     with refusing():
         table = comparisons.report(job, run_dir, diverged)
     if table is None:
@@ -172,7 +173,7 @@ def _grids(
     if not given:
         raise ValueError(f"{A_GRID}; got none")
     paper = "paper" in given
-    grids = {name: dict(find(name, METHODS).grid if paper else {}) for name in names}
+    grids = {name: dict(method_of(name).grid if paper else {}) for name in names}
     found = [words.partition("=") for words in given if words != "paper"]
     entries = [entry for entry, _, _ in found]
     for entry, equals, numbers in sorted(found, key=lambda words: "." in words[0]):
@@ -280,7 +281,7 @@ def plot(args: arguments.Plot) -> None:
             if isinstance(job, Comparison):
                 cells = directory.cells(run_dir, job)
             for cell, run in cells.items():
-                label = METHODS[run.algorithm].label
+                label = label_of(run.algorithm)
                 columns = metrics_csv.read(cell / directory.METRICS)
                 runs.setdefault(label, []).append(columns)
         comparison.check_rounds(runs)
@@ -336,7 +337,7 @@ def noise(args: arguments.Noise) -> None:
         key = start_key(args.seed)
         norms = noise_norms(simulation, params, key, batches=args.batches)
         index = float(hill(norms, tail))
-        label = METHODS[run.algorithm].label
+        label = label_of(run.algorithm)
         title = f"{run.config.title}, {label}"
         plots.tail(np.ravel(norms), tail, index, args.output, title=title)
     print(

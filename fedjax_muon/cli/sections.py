@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 import docstring_parser
 import tyro
 
-from fedjax_muon.cli.arguments import DEPLOY_FLAGS
+from fedjax_muon.cli.one_algorithm import DEPLOY_FLAGS
 from fedjax_muon.runs.config import Config, Private
 from fedjax_muon.runs.launch import Launch
 
