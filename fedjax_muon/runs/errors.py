@@ -106,12 +106,12 @@ def _end(error: Exception, log: Path | None) -> None:
 
 def _place(error: Exception) -> str:
     """The innermost line of a user's own file in a traceback, if there is one."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    installed = tuple(sysconfig.get_path(name) for name in names)
+    standard = sysconfig.get_path("stdlib"), "<"
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         package = frame.f_globals.get("__name__", "").split(".")[0]
         file = frame.f_code.co_filename
-        if package not in OWN and not file.startswith((*installed, "<")):
+        installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
+        if package not in OWN and not installed and not file.startswith(standard):
             return f"{file}:{line}: "
     return ""
 
