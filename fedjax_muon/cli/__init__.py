@@ -32,20 +32,17 @@ def _main(argv: list[str]) -> None:
     from fedjax_muon.runs import launch
 
     launch.remember_programs()
-    with errors.refusing():
-        kinds = command_kinds(argv)
-        known = argv[:1] in ([name] for name in kinds)
-        if not known and argv[0] not in ("-h", "--help"):
-            raise ValueError(parsing.unknown_command(argv[0], list(kinds)))
-    if known:
-        name, *rest = argv
-        kind, how = kinds[name]
-        with errors.refusing():  # arguments that are out of range
-            args = parsing.parse(kind, rest, f"fedjax-muon {name}", **how)
+    name, *rest = argv
+    if name in RUNNERS:
+        args = _given(name, rest)
         # Modules are imported when their command runs: help needs none of them.
         module, function = RUNNERS[name]
         getattr(importlib.import_module(f"{__name__}.{module}"), function)(args)
         return
+    with errors.refusing():
+        if name not in ("-h", "--help"):
+            raise ValueError(parsing.unknown_command(name, list(RUNNERS)))
+        kinds = command_kinds(argv)
     every: Any = Union[  # noqa: UP007 - made from a list
         tuple(
             Annotated[kind, subcommand(name, **how)]
@@ -56,9 +53,27 @@ def _main(argv: list[str]) -> None:
         every,
         args=argv,
         prog="fedjax-muon",
-        description="Federated optimization built around Muon. "
-        "`fedjax-muon --version` prints the version.",
+        description="Federated optimization built around Muon; --version prints its "
+        "version.",
     )
+
+
+def _given(name: str, argv: list[str]) -> Any:
+    """A command with the values of its arguments, its file and its defaults."""
+    from fedjax_muon.cli import config_files, parsing, sections
+
+    prog = f"fedjax-muon {name}"
+    with errors.refusing():
+        file = config_files.find(name, argv)
+        with file.blamed("algorithm", argv):
+            kind, how = command_kinds([name, *argv, *file.deciding])[name]
+        options = sections.options(kind, how.get("default"))
+        options = config_files.with_defaults(options, file.for_algorithm(argv), prog)
+    given = parsing.parse(sections.grouped(options, kind.__doc__), argv, prog)
+    with errors.refusing():  # values that are out of range
+        return config_files.command(
+            kind, options, sections.values(options, given), file
+        )
 
 
 RUNNERS = {
@@ -79,13 +94,13 @@ RUNNERS = {
 
 def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
     """The arguments of every command and their defaults, which others may decide."""
-    from fedjax_muon.cli import arguments
+    from fedjax_muon.cli import arguments, one_algorithm
 
     problem = arguments.problem_in(argv)
     kinds = {
         "compare": arguments.Compare,
-        "train": arguments.train_class(arguments.algorithm_in(argv)),
-        "deploy": arguments.deploy_class(arguments.algorithm_in(argv)),
+        "train": one_algorithm.train_class(arguments.algorithm_in(argv)),
+        "deploy": one_algorithm.deploy_class(arguments.algorithm_in(argv)),
         "sweep": arguments.Sweep,
         "resume": arguments.Resume,
         "list": arguments.List,

@@ -1,21 +1,20 @@
 """The command line as frozen dataclasses, which tyro turns into options with help."""
 
 import dataclasses
-import inspect
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-import docstring_parser
 import tyro
 from tyro.conf import Positional
 
 from fedjax_muon import minimax
-from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.runs import config
-from fedjax_muon.runs.config import DEFAULTS, METHODS, Config, hyper_parameters
+from fedjax_muon.runs.config import DEFAULTS, Config, Schedule
 from fedjax_muon.runs.launch import Launch
 from fedjax_muon.runs.lists import Names, Seeds
 
+Value = TypeVar("Value")
 MAIN_JOB = (
     "fedavg",
     "fedavg_adam",
@@ -29,6 +28,14 @@ Flat = Annotated[Config, tyro.conf.arg(name="")]
 CONFIG = DEFAULTS["classification"]
 ALONE = Launch()
 FlatLaunch = Annotated[Launch, tyro.conf.arg(name="")]
+ConfigFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        name="config",
+        help="File of options in YAML, JSON or TOML, or the directory of a run to "
+        "repeat; arguments come before it.",
+    ),
+]
 FlatPrivate = Annotated[config.Private, tyro.conf.arg(name="")]
 PRIVATE = config.Private()
 
@@ -51,8 +58,12 @@ class Compare:
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
     """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`; the others are tuned for
     digits, or with --problem auc for breast_cancer."""
+    lr_schedules: dict[str, Schedule] = dataclasses.field(default_factory=dict)
+    """Their schedules, as `--lr-schedules fedavg cosine`, which take precedence over
+    the schedule of all."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    config_file: ConfigFile = None
     config: Flat = CONFIG
 
 
@@ -69,8 +80,8 @@ class Sweep:
     algorithms: Names = ("all",)
     """Names of the algorithms, or all; `fedjax-muon list` shows all."""
     grid: tuple[str, ...] = ("paper",)
-    """Each algorithm's published grid (paper), or values for all, as
-    `--grid lr=0.01,0.1 align=0.5`."""
+    """Each algorithm's published grid (paper), values for all, as
+    `--grid lr=0.01,0.1 align=0.5`, or for one, as `--grid paper fedavg.lr=0.01,0.1`."""
     seeds: Seeds = (42, 43, 44, 45, 46)
     """Each seed has its own partition, initial parameters, cohorts and batches."""
     validation: float = 0.1
@@ -83,6 +94,7 @@ class Sweep:
     slurm:OPTION=VALUE,...; by default in this process."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    config_file: ConfigFile = None
     config: Flat = CONFIG
 
 
@@ -134,6 +146,7 @@ class Private:
 
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    config_file: ConfigFile = None
     job: FlatPrivate = PRIVATE
 
 
@@ -187,144 +200,7 @@ class Prepare:
     """Where to put it; by default the environment variable FEDJAX_MUON_DATA."""
 
 
-def _options(method: Method) -> type:
-    """The plain options of a method as a dataclass, with its docstring's help."""
-    text = docstring_parser.parse(inspect.getdoc(method.function) or "")
-    help_of = {p.arg_name: p.description for p in text.params}
-    fields: list[Any] = []
-    for name, default in hyper_parameters(method).items():
-        kind: Any = Annotated[type(default), tyro.conf.arg(help=help_of.get(name, ""))]
-        fields.append((name, kind, dataclasses.field(default=default)))
-    return dataclasses.make_dataclass("Options", fields, frozen=True)
-
-
-def _flag(kind: Any, default: Any, **about: Any) -> tuple[Any, Any]:
-    """A field of a command: its type with the help, and its default."""
-    annotated = Annotated[kind, tyro.conf.arg(**about)]
-    return annotated, dataclasses.field(default=default)
-
-
-def _algorithm_flags(method: Method, name: str) -> dict[str, tuple[Any, Any]]:
-    """The fields of one algorithm, whose own options are under `--algorithm.`."""
-    options = _options(method)
-    return {
-        "algorithm": _flag(
-            str, name, help="Name of the algorithm; `fedjax-muon list` shows all."
-        ),
-        "hyper": _flag(options, options(), name="algorithm"),
-        "seed": _flag(
-            int, 0, help="Seed of partition, initial parameters, cohorts and batches."
-        ),
-    }
-
-
-def train_class(name: str) -> type:
-    """`train` for one algorithm, whose own options it has under `--algorithm.`."""
-    method = find(name, METHODS)
-    fields = _algorithm_flags(method, name) | {
-        "output": _flag(
-            Path | None,
-            None,
-            help="Run directory, new or empty; by default one in runs/ with the time "
-            "in its name.",
-        ),
-        "compile_for": _flag(
-            str | None,
-            None,
-            help="Compile a round for TPUs, such as v5e:4x4, which need not exist, and "
-            "print its memory and communication instead of training.",
-        ),
-        "tune": _flag(
-            bool,
-            False,
-            help="Measure all plans first, and take the fastest; always on "
-            "accelerators, unless a plan is given.",
-        ),
-        "launch": _flag(Launch, Launch(), name=""),
-        "config": _flag(Config, Config(), name=""),
-    }
-    return dataclasses.make_dataclass(
-        "Train",
-        [(key, *flag) for key, flag in fields.items()],
-        frozen=True,
-        namespace={
-            "__doc__": f"Train one algorithm, here {method.label} ({method.paper}).\n\n"
-            "Name another one with --algorithm to see its options."
-        },
-    )
-
-
-DEPLOY = """Train with real processes: a server, and nodes that own their examples.
-
-Either --local N: a server and N nodes on this machine, whose clients have the examples
-of `train`. Or --serve HOST:PORT on one machine and --join HOST:PORT on the others,
-each with its own --data and --client; nodes learn all other options from the server.
-"""
-DEPLOY_FLAGS = {
-    "local": (int | None, None, "Number of nodes, in processes of this machine."),
-    "serve": (str | None, None, "HOST:PORT that the server listens on."),
-    "join": (str | None, None, "HOST:PORT of the server that this node connects to."),
-    "data": (
-        Path | None,
-        None,
-        "This node's examples: a NumPy archive with x and y; with --join.",
-    ),
-    "client": (int | None, None, "Id of this node's client, from 0; with --join."),
-    "states": (
-        Path | None,
-        None,
-        "Where this node's states are kept; by default beside its examples.",
-    ),
-    "token_file": (
-        Path | None,
-        None,
-        "File with the secret that all share; by default FEDJAX_MUON_TOKEN.",
-    ),
-    "certificate": (Path | None, None, "This side's certificate, for TLS."),
-    "private_key": (Path | None, None, "Key of the certificate, if it is elsewhere."),
-    "authority": (
-        Path | None,
-        None,
-        "Certificate of who has signed the other side's certificates.",
-    ),
-    "deadline": (float, 600.0, "Seconds to wait for answers; the rest are left out."),
-    "patience": (
-        float,
-        60.0,
-        "Seconds that nodes and the server wait for the other side to connect again.",
-    ),
-    "largest_client": (
-        int,
-        4096,
-        "Most examples of a client, with --serve; the server does not see them.",
-    ),
-    "output": (
-        Path | None,
-        None,
-        "Run directory: new, empty, or that of the same options, to go on; by default "
-        "one in runs/ with the time in its name.",
-    ),
-}
-
-
-def deploy_class(name: str) -> type:
-    """`deploy` for one algorithm, with the options of `train`."""
-    method = find(name, METHODS)
-    flags = {
-        key: _flag(kind, default, help=text)
-        for key, (kind, default, text) in DEPLOY_FLAGS.items()
-    }
-    flags |= _algorithm_flags(method, name)
-    flags["config"] = _flag(Config, Config(), name="")
-    return dataclasses.make_dataclass(
-        "Deploy",
-        [(key, *flag) for key, flag in flags.items()],
-        frozen=True,
-        namespace={"__doc__": DEPLOY},
-    )
-
-
-def _value(arguments: list[str], option: str, default: str) -> str:
+def value_in(arguments: Sequence[str], option: str, default: Value) -> str | Value:
     """What follows an option, before the arguments are parsed."""
     for i, word in enumerate(arguments):
         if word.startswith(f"{option}="):
@@ -336,14 +212,14 @@ def _value(arguments: list[str], option: str, default: str) -> str:
 
 def problem_in(arguments: list[str]) -> str:
     """The value of --problem, which decides what the other options' defaults are."""
-    return _value(arguments, "--problem", "classification")
+    return value_in(arguments, "--problem", "classification")
 
 
 def algorithm_in(arguments: list[str]) -> str:
     """The algorithm of train or deploy, which decides what other options there are."""
     usual = "fed_nsgda_m" if problem_in(arguments) == "auc" else "fedmuon_align"
     return (
-        _value(arguments, "--algorithm", usual)
+        value_in(arguments, "--algorithm", usual)
         if arguments[:1] in (["train"], ["deploy"])
         else usual
     )

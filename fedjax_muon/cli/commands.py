@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import data, models
-from fedjax_muon.algorithms.registry import find
 from fedjax_muon.cli import arguments, topologies
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
@@ -31,6 +30,8 @@ from fedjax_muon.runs.config import (
     Run,
     Sweep,
     hyper_parameters,
+    label_of,
+    method_of,
     methods_for,
 )
 from fedjax_muon.runs.errors import refusing
@@ -44,6 +45,7 @@ from fedjax_muon.simulation.simulation import NonFiniteError
 from fedjax_muon.tasks.metrics import hill
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures
+A_GRID = "a grid is the word paper, or NAME=NUMBER,NUMBER,..."
 FEWEST = 5  # norms from which a tail index is estimated
 
 
@@ -76,7 +78,7 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
     console = Console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
-        task = bar.add_task(METHODS[run.algorithm].label, total=run.config.rounds)
+        task = bar.add_task(label_of(run.algorithm), total=run.config.rounds)
         tick = functools.partial(bar.advance, task)
         try:
             first = training.train(run, simulation, run_dir, tick, stop)
@@ -88,7 +90,7 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
         return
     with refusing():
         columns = metrics_csv.read(run_dir / directory.METRICS)
-        plots.curves({METHODS[run.algorithm].label: [columns]}, run_dir / "curves.png")
+        plots.curves({label_of(run.algorithm): [columns]}, run_dir / "curves.png")
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
@@ -100,17 +102,19 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
 def compare(args: arguments.Compare) -> None:
     """`fedjax-muon compare`."""
     with refusing():
-        for name in args.lr:
-            if name not in args.algorithms:
+        for option, given in (("lr", args.lr), ("lr-schedules", args.lr_schedules)):
+            unknown = [name for name in given if name not in args.algorithms]
+            if unknown:
                 raise ValueError(
-                    f"--lr names {name!r}, which is not compared; the algorithms are "
-                    f"{', '.join(args.algorithms)}"
+                    f"--{option} names {unknown[0]!r}, which is not compared; the "
+                    f"algorithms are {', '.join(args.algorithms)}"
                 )
         tuned = TUNED[args.config.problem]
         tuned = {name: tuned[name] for name in args.algorithms if name in tuned}
         lr = {name: best.lr for name, best in tuned.items()} | args.lr
         for_all = args.config.lr_schedule is not None
         schedules = {n: best.lr_schedule for n, best in tuned.items() if not for_all}
+        schedules |= args.lr_schedules
         job = Comparison(args.algorithms, lr, schedules, args.seeds, args.config)
         launch.begin(launch.Launch(), job.config.devices)
         dataset = comparisons.check(job)
@@ -122,7 +126,7 @@ def _compare(job: Comparison, dataset: data.Dataset, run_dir: Path) -> None:
     diverged = comparisons.run(job, dataset, run_dir)
     console = Console()
     for name, why in diverged.items():
-        console.print(f"{METHODS[name].label} diverged: {why}", style="red")
+        console.print(f"{label_of(name)} diverged: {why}", style="red")
     with refusing():
         table = comparisons.report(job, run_dir, diverged)
     if table is None:
@@ -137,7 +141,7 @@ def sweep(args: arguments.Sweep) -> None:
         names = args.algorithms
         if names == ("all",):
             names = tuple(methods_for(args.config))
-        grids = {name: _grid(name, args.grid) for name in names}
+        grids = _grids(names, args.grid)
         job = Sweep(
             names, grids, args.seeds, args.validation, args.cells_at_once, args.config
         )
@@ -162,27 +166,32 @@ def _sweep(job: Sweep, run_dir: Path, executor: str | None) -> None:
         sys.exit(1)
 
 
-def _grid(name: str, given: tuple[str, ...]) -> Mapping[str, tuple[float, ...]]:
-    """The grid of one algorithm. Raises `ValueError` for what is no grid."""
-    method = find(name, METHODS)
-    if given == ("paper",):
-        return dict(method.grid)
+def _grids(
+    names: Sequence[str], given: Sequence[str]
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The grid of each algorithm. Raises `ValueError` for what is no grid."""
     if not given:
-        raise ValueError(
-            "a grid is the word paper, or NAME=NUMBER,NUMBER,...; got none"
-        )
-    grid: dict[str, tuple[float, ...]] = {}
-    for words in given:
-        option, _, numbers = words.partition("=")
-        if option in grid:
-            raise ValueError(f"the grid names {option!r} twice")
-        try:
-            grid[option] = tuple(map(float, numbers.split(",")))
-        except ValueError as error:
+        raise ValueError(f"{A_GRID}; got none")
+    paper = "paper" in given
+    grids = {name: dict(method_of(name).grid if paper else {}) for name in names}
+    found = [words.partition("=") for words in given if words != "paper"]
+    entries = [entry for entry, _, _ in found]
+    for entry, equals, numbers in sorted(found, key=lambda words: "." in words[0]):
+        if entries.count(entry) > 1:
+            raise ValueError(f"the grid names {entry!r} twice")
+        name, _, option = entry.rpartition(".")
+        if name and name not in grids:
             raise ValueError(
-                f"a grid is the word paper, or NAME=NUMBER,NUMBER,...; got {words!r}"
-            ) from error
-    return grid
+                f"the grid names {name!r}, which is not swept; the algorithms are "
+                f"{', '.join(names)}"
+            )
+        try:
+            values = tuple(map(float, numbers.split(",")))
+        except ValueError as error:
+            raise ValueError(f"{A_GRID}; got {entry + equals + numbers!r}") from error
+        for each in [name] if name else names:
+            grids[each][option] = values
+    return grids
 
 
 def private(args: arguments.Private) -> None:
@@ -272,7 +281,7 @@ def plot(args: arguments.Plot) -> None:
             if isinstance(job, Comparison):
                 cells = directory.cells(run_dir, job)
             for cell, run in cells.items():
-                label = METHODS[run.algorithm].label
+                label = label_of(run.algorithm)
                 columns = metrics_csv.read(cell / directory.METRICS)
                 runs.setdefault(label, []).append(columns)
         comparison.check_rounds(runs)
@@ -328,7 +337,7 @@ def noise(args: arguments.Noise) -> None:
         key = start_key(args.seed)
         norms = noise_norms(simulation, params, key, batches=args.batches)
         index = float(hill(norms, tail))
-        label = METHODS[run.algorithm].label
+        label = label_of(run.algorithm)
         title = f"{run.config.title}, {label}"
         plots.tail(np.ravel(norms), tail, index, args.output, title=title)
     print(

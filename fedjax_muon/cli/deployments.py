@@ -14,9 +14,10 @@ from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import deploy, deploy_nodes
 from fedjax_muon.runs.build import parts_of
-from fedjax_muon.runs.config import METHODS, Run
+from fedjax_muon.runs.config import Run, label_of
 from fedjax_muon.runs.directory import METRICS
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.own_code import is_own
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 
@@ -34,6 +35,13 @@ def command(args: Any) -> None:
                 f" got {' and '.join(given) or 'none'}"
             )
     {"local": _local, "serve": _serve, "join": _join}[given[0]](args)
+
+
+def _own(args: Any) -> dict[str, str]:
+    """The options with code of the user's own, which nodes import only if they have
+    the same ones."""
+    found = {"--algorithm": args.algorithm, "--model": args.config.model}
+    return {option: name for option, name in found.items() if is_own(name)}
 
 
 def _run_of(args: Any, num_clients: int) -> Run:
@@ -61,7 +69,8 @@ def _local(args: Any) -> None:
             greeting=deploy.greeting_of(run, facts),
             patience=min(args.patience, LOCAL_PATIENCE),
         )
-    nodes = deploy_nodes.processes(places, server.address, token)
+    own = [word for pair in _own(args).items() for word in pair]
+    nodes = deploy_nodes.processes(places, server.address, token, own)
     with nodes as running, server:  # the server closes first, which ends the nodes
         with refusing():
             deploy_nodes.wait_for_all(running, places, server)
@@ -106,7 +115,7 @@ def _train(
     console = Console()
     again = f"the same command with --output {shlex.quote(str(run_dir))}"
     with resumable(run_dir, again) as stop, progress_bar(console) as bar, refusing():
-        task = bar.add_task(METHODS[run.algorithm].label, total=run.config.rounds)
+        task = bar.add_task(label_of(run.algorithm), total=run.config.rounds)
         deploy.train(
             run,
             facts,
@@ -146,5 +155,6 @@ def _join(args: Any) -> None:
             token=token,
             tls=deploy_nodes.node_tls(*files),
             patience=args.patience,
+            own=[*_own(args).values()],
         )
     print(f"client {args.client} answered {answered} requests")

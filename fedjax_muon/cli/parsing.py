@@ -16,25 +16,49 @@ from fedjax_muon.runs.errors import show_error
 RULE = re.compile(r"\s*[│|]?\s*[─-]{3,}\s*[│|]?\s*")
 
 
-def parse(kind: Any, argv: Sequence[str], prog: str, **how: Any) -> Any:
+def parse(kind: Any, argv: Sequence[str], prog: str) -> Any:
     """What `tyro.cli` makes of arguments; a mistake ends in one line and status 2."""
-    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, args=list(argv), prog=prog, **how)
-    except SystemExit as stop:
-        if stop.code != 2:
-            raise
-        message = _reworded(_first_part(said.getvalue()), _options(kind, prog, **how))
-        show_error(f"{message}; see {prog} -h")
+        return parsed(kind, argv, prog)
+    except MistakeError as error:
+        show_error(f"{error}; see {prog} -h")
         sys.exit(2)
 
 
-def _options(kind: Any, prog: str, **how: Any) -> list[str]:
+class MistakeError(Exception):
+    """A mistake in arguments."""
+
+
+def parsed(kind: Any, argv: Sequence[str], prog: str) -> Any:
+    """What `tyro.cli` makes of arguments.
+
+    Args:
+      kind: A dataclass.
+      argv: Arguments.
+      prog: Name of the program, for its help.
+
+    Returns:
+      An instance of the dataclass.
+
+    Raises:
+      MistakeError: If they are wrong.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=list(argv), prog=prog)
+    except SystemExit as stop:
+        if stop.code != 2:
+            raise
+        message = _reworded(_first_part(said.getvalue()), _options(kind, prog))
+        raise MistakeError(message) from None
+
+
+def _options(kind: Any, prog: str) -> list[str]:
     """The options of a command, as its help has them."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        tyro.cli(kind, args=["--help"], prog=prog, **how)
+        tyro.cli(kind, args=["--help"], prog=prog)
     return re.findall(r"(?<![\w-])--[a-z][\w.-]*", text.getvalue())
 
 

@@ -43,8 +43,8 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
       The function with the same signature.
 
     Raises:
-      TypeError: When the function is called, if its first parameter is `lr` and a
-        function comes first by position.
+      TypeError: When the function is called, if it returns something else, or if its
+        first parameter is `lr` and a function comes first by position.
 
     Example:
       >>> @recorded
@@ -64,6 +64,9 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
             name = function.__name__
             raise TypeError(f"{name} {error}; it takes {known}") from None
         made: Any = function(*args, **kwargs)
+        if "recipe" not in getattr(made, "_fields", ()):
+            kind = type(made).__name__
+            raise TypeError(f"{function.__name__} must return an algorithm, got {kind}")
         bound.apply_defaults()
         fields = tuple(made._replace(recipe=None))
         return made._replace(recipe=Recipe(make, dict(bound.arguments), fields))

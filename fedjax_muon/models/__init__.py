@@ -10,6 +10,8 @@ it is that of the parameters and inputs. Parameters and gradients stay float32, 
 the statistics of normalization layers and the softmax of attention. Logits have the
 type `dtype`.
 
+`from_nnx` converts a module of flax.nnx.
+
 `RoBERTa` is not in `ALL`, since it needs the ids of its own tokenizer and the weights
 that `load_roberta` reads; `tasks.lora` trains it. `load_swin` reads the weights of a
 pretrained `Swin`.
@@ -20,6 +22,7 @@ from collections.abc import Callable
 import flax.linen as nn
 
 from fedjax_muon.models.emnist_cnn import EmnistCNN
+from fedjax_muon.models.from_nnx import from_nnx
 from fedjax_muon.models.lenet import LeNet
 from fedjax_muon.models.mlp import MLP
 from fedjax_muon.models.resnet import ResNet18
@@ -51,6 +54,7 @@ __all__ = [
     "RoBERTa",
     "Swin",
     "ViT",
+    "from_nnx",
     "load_roberta",
     "load_swin",
     "roberta_of",

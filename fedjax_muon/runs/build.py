@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from fedjax_muon import algorithms, models, simulation, transforms
-from fedjax_muon.algorithms.registry import Method, find
+from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
@@ -19,8 +19,8 @@ from fedjax_muon.data import Dataset, imbalance, partition
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.patches import by_patches
-from fedjax_muon.runs import launch, pretrained
-from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
+from fedjax_muon.runs import launch, own_code, pretrained
+from fedjax_muon.runs.config import Config, Run, hyper_parameters, method_of
 from fedjax_muon.simulation import batching
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
@@ -48,8 +48,9 @@ AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
 
 def algorithm_of(run: Run) -> Algorithm:
     """The run's algorithm. Raises `ValueError` for an unknown name or option."""
-    method, config = find(run.algorithm, METHODS), run.config
-    if config.problem == "classification" and run.algorithm not in algorithms.ALL:
+    method, config = method_of(run.algorithm), run.config
+    known = run.algorithm in algorithms.ALL or own_code.is_own(run.algorithm)
+    if config.problem == "classification" and not known:
         raise ValueError(
             f"{run.algorithm} is a method for minimax problems; choose one with "
             "--problem"
@@ -67,7 +68,7 @@ def algorithm_of(run: Run) -> Algorithm:
         hyper["shape_scale"] = SHAPE_SCALES[config.shape_scale]
     if config.weight_decay and has_plain_rule(method):
         hyper["rule"] = optax.add_decayed_weights(config.weight_decay)
-    algorithm = method.function(**hyper)
+    algorithm = own_code.made(method, hyper)
     if config.lr_schedule == "cosine":
         algorithm = cosine_decay(algorithm, lr=hyper["lr"], rounds=config.rounds)
     return _compressed(algorithm, config)
@@ -198,7 +199,8 @@ def _task(config: Config, dataset: Dataset) -> Task:
 
 def _trained(config: Config, dataset: Dataset) -> Task:
     is_text = dataset.x_train.dtype == np.int32
-    if is_text != (config.model in ("rnn", "roberta")):
+    fits = is_text == (config.model in ("rnn", "roberta"))
+    if not fits and not own_code.is_own(config.model):
         raise ValueError(
             f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
             "and for nothing else, and so is roberta"
@@ -218,6 +220,11 @@ def _trained(config: Config, dataset: Dataset) -> Task:
 def _model(config: Config, dataset: Dataset) -> nn.Module:
     classes = len(dataset.classes)
     dtype = COMPUTE_DTYPES[config.compute_dtype]
+    if own_code.is_own(config.model):
+        given = {"classes": classes, "shape": dataset.x_train.shape[1:]}
+        given |= {"tokens": dataset.tokens, "dtype": dtype}
+        needed = ["classes"] + ["dtype"] * (config.compute_dtype != "float32")
+        return own_code.model(config.model, given, needed=needed)
     if config.model == "mlp":
         return models.MLP(classes, config.hidden, dtype=dtype)
     if config.model == "rnn":

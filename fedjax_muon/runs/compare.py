@@ -8,9 +8,9 @@ from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
-from fedjax_muon.runs import directory
+from fedjax_muon.runs import directory, own_code
 from fedjax_muon.runs.build import parts_of, simulation_of
-from fedjax_muon.runs.config import METHODS, Comparison
+from fedjax_muon.runs.config import Comparison, label_of
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
@@ -48,9 +48,9 @@ def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]
         for algorithm in job.algorithms:
             simulation = simulation_of(job.cell(algorithm, job.seeds[0]), dataset)
             for seed in job.seeds:
-                cell = run_dir / algorithm / f"seed{seed}"
+                cell = run_dir / own_code.file_name(algorithm) / f"seed{seed}"
                 one = cells[cell]
-                label = METHODS[algorithm].label
+                label = label_of(algorithm)
                 bar.update(overall, description=f"{label}, seed {seed}")
                 if not (cell / directory.CONFIG).exists():
                     directory.create(cell, one)
@@ -71,10 +71,12 @@ def report(
     job: Comparison, run_dir: Path, diverged: Mapping[str, str]
 ) -> tables.Cells | None:
     """Writes the summary and its figure; returns the table, None if all diverged."""
+    cells = directory.cells(run_dir, job)
     runs = {
-        METHODS[name].label: [
-            metrics_csv.read(run_dir / name / f"seed{seed}" / directory.METRICS)
-            for seed in job.seeds
+        label_of(name): [
+            metrics_csv.read(cell / directory.METRICS)
+            for cell, one in cells.items()
+            if one.algorithm == name
         ]
         for name in job.algorithms
         if name not in diverged

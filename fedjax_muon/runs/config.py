@@ -11,14 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjax_muon import algorithms, minimax
+from fedjax_muon import algorithms, minimax, models
 from fedjax_muon.algorithms.registry import Method, find
-from fedjax_muon.core import check_range
-from fedjax_muon.runs.lists import Names, Numbers, Seeds
+from fedjax_muon.core import check_range, recipe
+from fedjax_muon.runs import own_code
+from fedjax_muon.runs.lists import Model, check_name, check_widths
+from fedjax_muon.runs.private_config import Private
 
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
 METHODS = {**algorithms.ALL, **minimax.ALL}
+MODELS = (*models.ALL, "roberta")
 FILES = (".csv", ".npz")  # suffixes of users' own data
 
 
@@ -69,18 +72,9 @@ class Config:
     """Fewest examples of a client that the per-class Dirichlet partition accepts."""
     shards_per_client: int = 2
     """How many label shards each client gets."""
-    model: Literal[
-        "mlp",
-        "lenet",
-        "emnist_cnn",
-        "rnn",
-        "resnet18",
-        "vit",
-        "vit_tiny",
-        "swin_tiny",
-        "roberta",
-    ] = "mlp"
-    """Model that is trained; rnn and roberta are for text, and text is for them."""
+    model: Model = "mlp"
+    """Model that is trained; rnn and roberta are for text, and text is for them. Your
+    own one is MODULE:FUNCTION."""
     checkpoint: Path | None = None
     """Pretrained weights: of roberta, model.safetensors beside its config.json,
     vocab.json and merges.txt, or their folder; of swin_tiny, a safetensors file by
@@ -197,8 +191,10 @@ class Config:
                 )
         if not 0 < self.train_share <= 1:
             raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
+        if not own_code.is_own(self.model):
+            check_name("model", self.model, MODELS)
         for name in ("hidden", "rnn"):
-            _check_widths(name, getattr(self, name))
+            check_widths(name, getattr(self, name))
         if self.owner is not None and self.partition != "by_owner":
             raise ValueError(
                 "owner names the column of clients for the partition by_owner, got "
@@ -206,11 +202,6 @@ class Config:
             )
         if self.dataset.endswith(FILES):  # a run goes on in any directory
             object.__setattr__(self, "dataset", str(Path(self.dataset).absolute()))
-
-
-def _check_widths(name: str, widths: tuple[int, ...]) -> None:
-    if any(width < 1 for width in widths):
-        raise ValueError(f"{name} widths must be at least 1, got {widths}")
 
 
 DEFAULTS = {
@@ -287,71 +278,26 @@ class Sweep:
 
     def config_of(self, algorithm: str) -> Config:
         """The config, with all clients in every round where an algorithm needs them."""
-        made = find(algorithm, METHODS).function()
+        if own_code.is_own(algorithm):  # which is not imported to draw its runs
+            return self.config
+        made = method_of(algorithm).function()
         size = self.config.cohort_size
         if made.full_participation:
             size = self.config.num_clients
         return dataclasses.replace(self.config, cohort_size=size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Private:
-    """Private decentralized methods at several epsilons and on several seeds."""
-
-    methods: Names = ("dp_sgda", "dpmixsgd", "dpmixsgd_inside", "private_storm")
-    """Private methods."""
-    epsilons: Numbers = (1.0, 4.0)
-    """What all iterations of a run together may cost one example of an agent."""
-    delta: float = 1e-5
-    """Below one over the examples of every agent."""
-    dataset: str = "breast_cancer"
-    """Data set of two classes, such as breast_cancer, a8a, a9a or ijcnn1."""
-    data_dir: Path | None = None
-    """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
-    hidden: tuple[int, ...] = ()
-    """Widths of the model's hidden layers."""
-    agents: int = 5
-    """Who divide the training examples, at random."""
-    graph: Literal["erdos_renyi", "ring", "star", "exponential", "complete"] = (
-        "erdos_renyi"
-    )
-    """Who talks to whom; mixed by Metropolis weights."""
-    connectivity: float = 0.5
-    """Probability of an edge of erdos_renyi, drawn until connected."""
-    rounds: int = 200
-    """Iterations after the first."""
-    batch_size: int = 16
-    """Examples in a batch; expected ones for methods that sample by Poisson."""
-    clip_norm: float = 0.2
-    """Norm that the gradient of an example is clipped to."""
-    change_clip_norm: float = 0.02
-    """Norm that its change between iterations is clipped to, by private_storm."""
-    beta: float = 0.1
-    """Weight of the fresh gradient in STORM."""
-    bands: int = 4
-    """Bands of the correlated noise of dp_ftrl, and groups of an agent's examples that
-    take turns."""
-    lr: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Learning rates, as `--lr dp_sgda 0.3`; the others are of the default job."""
-    seeds: Seeds = (0, 1, 2)
-    """Each seed has its own partition, graph and initial parameters. Batches and noise
-    come from the operating system, anew for every run."""
-    ledger: Path | None = None
-    """File that records what runs on this data set cost together; by default one for
-    every data set, in the user's data directory."""
-    budget: float | None = None
-    """Largest epsilon of all runs in the ledger together; a job that would exceed it is
-    rejected."""
-    publish_training_metrics: bool = False
-    """Also record metrics of training examples, for which the guarantee is void."""
-    insecure_fixed_noise: bool = False
-    """Draw batches and noise from the seed, to reproduce a run; no privacy."""
-
-    def __post_init__(self):
-        _check_widths("hidden", self.hidden)
-
-
 Job = Run | Comparison | Sweep | Private
+
+
+def method_of(name: str) -> Method:
+    """The method of a name, imported if it is a user's own; raises `ValueError`."""
+    return own_code.method(name) if own_code.is_own(name) else find(name, METHODS)
+
+
+def label_of(name: str) -> str:
+    """What tables and figures call a method; nothing is imported."""
+    return name if own_code.is_own(name) else METHODS[name].label
 
 
 def methods_for(config: Config) -> Mapping[str, Method]:
@@ -361,8 +307,10 @@ def methods_for(config: Config) -> Mapping[str, Method]:
 
 def hyper_parameters(method: Method) -> dict[str, Any]:
     """The plain options of a method, by name, with their defaults: numbers and flags,
-    not transformations."""
+    not transformations. Hyper-parameters are floats even if their defaults are not."""
     parameters = inspect.signature(method.function).parameters
     defaults = {name: p.default for name, p in parameters.items()}
     plain = (bool, int, float)
-    return {name: v for name, v in defaults.items() if isinstance(v, plain)}
+    found = {name: v for name, v in defaults.items() if isinstance(v, plain)}
+    numbers = recipe.hyper_parameters(method.function)
+    return {name: float(v) if name in numbers else v for name, v in found.items()}

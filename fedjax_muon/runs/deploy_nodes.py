@@ -16,6 +16,8 @@ import numpy as np
 from fedjax_muon.data import Dataset
 from fedjax_muon.deploy.node import Node
 from fedjax_muon.deploy.tcp import Address, TcpServer, join
+from fedjax_muon.runs import own_code
+from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.deploy import Facts, federation_of, run_of_greeting
 from fedjax_muon.simulation.arguments import check_dataset
 
@@ -154,6 +156,7 @@ def run_node(
     token: str,
     tls: ssl.SSLContext | None = None,
     patience: float = 60.0,
+    own: Sequence[str] = (),
 ) -> int:
     """Runs one node until the server's run ends.
 
@@ -165,6 +168,8 @@ def run_node(
       token: Secret that all nodes and the server share.
       tls: Context for TLS.
       patience: Seconds without a server after which the node gives up.
+      own: Algorithms and models MODULE:FUNCTION that the server may name, since they
+        are imported here.
 
     Returns:
       The number of requests that were answered.
@@ -173,10 +178,29 @@ def run_node(
 
     def begin(greeting: dict[str, Any]) -> Callable[[bytes], bytes]:
         run, facts = run_of_greeting(greeting)
+        check_own(run, own)
         x, y = load_examples(data, facts)
         return Node(federation_of(run, facts), client, x, y, place).answer
 
     return join(address, client, begin, token=token, tls=tls, patience=patience)
+
+
+def check_own(run: Run, own: Sequence[str]) -> None:
+    """Checks that a node's user has named all code that the server wants to run.
+
+    Args:
+      run: From the server.
+      own: Algorithms and models MODULE:FUNCTION that are allowed.
+
+    Raises:
+      ValueError: If the server names another one.
+    """
+    for option, name in (("algorithm", run.algorithm), ("model", run.config.model)):
+        if own_code.is_own(name) and name not in own:
+            raise ValueError(
+                f"the server's {option} is {name}, which is imported only if this node "
+                f"has --{option} {name} too"
+            )
 
 
 def new_token() -> str:
@@ -208,7 +232,7 @@ def wait_for_all(
 
 @contextlib.contextmanager
 def processes(
-    places: Sequence[Path], address: Address, token: str
+    places: Sequence[Path], address: Address, token: str, options: Sequence[str] = ()
 ) -> Iterator[list[subprocess.Popen]]:
     """Runs one node in a process of its own for each directory.
 
@@ -216,21 +240,24 @@ def processes(
       places: Directories, each with a client's examples.
       address: Host and port of the server.
       token: Secret that all nodes and the server share.
+      options: Further options of the nodes.
 
     Yields:
       The processes, which are ended afterwards.
     """
     running: list[subprocess.Popen] = []
+    here = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = {"PYTHONPATH": os.pathsep.join(here)} if options else {}
     try:
         for client, place in enumerate(places):
             command = [sys.executable, "-m", "fedjax_muon", "deploy"]
             command += ["--join", f"{address[0]}:{address[1]}", "--data", EXAMPLES]
-            command += ["--client", str(client)]
+            command += ["--client", str(client), *options]
             with (place / LOG).open("a") as log:
                 process = subprocess.Popen(
                     command,
                     cwd=place,
-                    env={**os.environ, TOKEN: token},
+                    env={**os.environ, **path, TOKEN: token},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -27,6 +27,7 @@ from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.runs import files
 from fedjax_muon.runs.config import Comparison, Job, Run
 from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.own_code import file_name
 from fedjax_muon.simulation import checkpoint
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
@@ -62,7 +63,7 @@ def create(output: Path | None, job: Job, name: str = "run") -> Path:
         checkpoint.check_path(output)
         run_on_first(functools.partial(_create, output, job))
         return output
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
     for number in itertools.count(1):
         path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
         checkpoint.check_path(path)
@@ -182,8 +183,8 @@ def _git_revision() -> str:
 def cells(directory: Path, comparison: Comparison) -> dict[Path, Run]:
     """Where each run of a comparison lies."""
     return {
-        directory / algorithm / f"seed{seed}": comparison.cell(algorithm, seed)
-        for algorithm in comparison.algorithms
+        directory / file_name(name) / f"seed{seed}": comparison.cell(name, seed)
+        for name in comparison.algorithms
         for seed in comparison.seeds
     }
 

@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+import sysconfig
 import tempfile
 import threading
 import traceback
@@ -99,8 +100,20 @@ def guarded() -> Iterator[None]:
 def _end(error: Exception, log: Path | None) -> None:
     where = f"; the traceback is in {log}" if log else ""
     what = str(error).strip().split("\n")[0][:300]
-    show_error(f"{type(error).__name__}: {what}{where}")
+    show_error(f"{_place(error)}{type(error).__name__}: {what}{where}")
     sys.exit(1)
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of a user's own file in a traceback, if there is one."""
+    standard = sysconfig.get_path("stdlib"), "<"
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        package = frame.f_globals.get("__name__", "").split(".")[0]
+        file = frame.f_code.co_filename
+        installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
+        if package not in OWN and not installed and not file.startswith(standard):
+            return f"{file}:{line}: "
+    return ""
 
 
 def _write_log(path: Path | None) -> Path | None:
@@ -181,5 +194,9 @@ def show_error(message: str) -> None:
 def _print(text: str, style: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
         Console(stderr=True, soft_wrap=True).print(
-            " ".join(text.split()), style=style, markup=False, highlight=False
+            " ".join(text.split()),
+            style=style,
+            markup=False,
+            emoji=False,
+            highlight=False,
         )

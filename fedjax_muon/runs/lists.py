@@ -1,5 +1,7 @@
-"""Options of several values, apart by commas or spaces."""
+"""Options of several values, apart by commas or spaces, and of names."""
 
+import difflib
+from collections.abc import Sequence
 from typing import Annotated
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -19,3 +21,30 @@ def _listed(kind: type, metavar: str):
 Names = Annotated[tuple[str, ...], _listed(str, "NAME,...")]
 Seeds = Annotated[tuple[int, ...], _listed(int, "INT,...")]
 Numbers = Annotated[tuple[float, ...], _listed(float, "NUMBER,...")]
+Model = Annotated[
+    str,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME|MODULE:FUNCTION",
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    ),
+]
+
+
+def check_widths(name: str, widths: tuple[int, ...]) -> None:
+    if any(width < 1 for width in widths):
+        raise ValueError(f"{name} widths must be at least 1, got {widths}")
+
+
+def check_name(option: str, name: str, known: Sequence[str]) -> None:
+    """Raises `ValueError` if a name is not among those that are known."""
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    advice = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(
+        f"unknown {option} {name!r}; {advice}there are {', '.join(known)}, and your "
+        "own as MODULE:FUNCTION"
+    )

@@ -25,7 +25,6 @@ import numpy as np
 from rich.console import Console
 
 from fedjax_muon import data
-from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
@@ -34,10 +33,11 @@ from fedjax_muon.runs import (
     directory,
     executor_names,
     launch,
+    own_code,
     sweep_cells,
 )
 from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
-from fedjax_muon.runs.config import METHODS, Sweep
+from fedjax_muon.runs.config import Sweep, label_of, method_of
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
@@ -76,7 +76,12 @@ def check(job: Sweep, executor: str | None = None) -> None:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     for name in job.algorithms:
-        known = numbers_of(find(name, METHODS).function())
+        known = numbers_of(own_code.made(method_of(name), {}))
+        if job.grids[name] and not known:
+            raise ValueError(
+                f"{name} has no hyper-parameters that a sweep can vary; decorate it "
+                "with fedjax_muon.recorded, and annotate its numbers Hyper"
+            )
         for option, values in job.grids[name].items():
             if option not in known:
                 raise ValueError(
@@ -133,7 +138,7 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
                     tick(len(cells) * job.config.rounds)
         else:
             for name in (name for name in todo if todo[name]):
-                describe(description=METHODS[name].label)
+                describe(description=label_of(name))
                 pause = _Pause(stop, suspended, rows[name].settings)
                 waiting = iter(todo[name])
                 for group in _groups(job, name, todo[name], held_out, tick, pause):
@@ -199,7 +204,7 @@ def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
     del config["data_dir"]  # data sets may lie elsewhere
     about: dict[str, Any] = {"algorithm": name, "validation": job.validation}
     about["options of the grid"] = [*job.grids[name]]
-    path = run_dir / "cells" / f"{name}.csv"
+    path = run_dir / "cells" / f"{own_code.file_name(name)}.csv"
     return CheckedRows(path, config | about, config_json.added())
 
 
@@ -254,7 +259,7 @@ def points(job: Sweep, name: str, run_dir: Path) -> list[Point]:
 def label(job: Sweep, name: str) -> str:
     """The method's label, marked if all its clients participate in every round."""
     full = job.config_of(name) != job.config
-    return METHODS[name].label + (" (all clients)" if full else "")
+    return label_of(name) + (" (all clients)" if full else "")
 
 
 def best(job: Sweep, run_dir: Path) -> dict[str, Point | None]:

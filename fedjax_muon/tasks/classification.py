@@ -264,8 +264,8 @@ def check_model(model: nn.Module, examples: Examples) -> None:
             raise TypeError(f"a model must be made first, as {model.__name__}(...)")
         raise TypeError(
             f"a model must be a flax.linen module, got {type(model).__name__}; modules "
-            "of flax.nnx hold their parameters themselves: give tasks.from_logits "
-            "functions init(key) and logits(params, x, key)"
+            "of flax.nnx hold their parameters themselves: convert the function that "
+            "makes one by models.from_nnx"
         )
     batch = 3  # not 1, which would hide a model that drops or adds a dimension
     x = jax.ShapeDtypeStruct((batch, *example_shape_of(examples)), jnp.float32)

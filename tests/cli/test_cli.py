@@ -263,7 +263,8 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_made(
 
 PARSER = {
     "--algorithm.lr": ["train", "--algorithm.lrr", "0.1"],
-    "invalid choice": ["train", "--model", "resnet"],
+    "invalid choice": ["train", "--plan", "fast"],
+    "did you mean resnet18?": ["train", "--model", "resnet"],
     "could not convert": ["train", "--alpha", "small"],
     "resume": ["resum"],
 }

@@ -4,6 +4,7 @@ import argparse
 import ast
 import functools
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,11 @@ from printed import all_commands, commands
 
 from benchmarks import __main__ as benchmarks
 from fedjax_muon import cli, data
-from fedjax_muon.algorithms.registry import find
-from fedjax_muon.runs.config import METHODS
+from fedjax_muon.cli import config_files
+from fedjax_muon.runs.config import Config, Run, method_of
+from fedjax_muon.runs.config_json import to_json
 
+ROOT = Path(__file__).parents[2]
 PRINTED = all_commands()
 PROGRAMS = ("experiments", "benchmarks", "notebooks")
 
@@ -28,20 +31,54 @@ class ParsedError(BaseException):  # which the command does not catch
     """Thrown where a program would begin its work, with what it was given."""
 
 
+def blocks(page: str, language: str) -> list[str]:
+    """The code of a page of docs/how_to."""
+    text = (ROOT / "docs" / "how_to" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.M)
+
+
 @pytest.fixture
-def parsing(monkeypatch):
+def files(tmp_path, monkeypatch):
+    """A current directory with the files that pages show, and a run."""
+    algorithm, model = blocks("configuration.md", "python")
+    feddyn, _, _ = blocks("algorithm.md", "python")[1].partition("\n# Digits of 16")
+    (tmp_path / "my_algorithm.py").write_text(f"{algorithm}\n{feddyn}")
+    (tmp_path / "my_model.py").write_text(model)
+    experiment = blocks("configuration.md", "yaml")[0]
+    (tmp_path / "experiment.yaml").write_text(experiment)
+    run = tmp_path / "runs" / "20261121-101500-fedmuon_align"
+    run.mkdir(parents=True)
+    job = Run("fedmuon_align", {"lr": 0.02}, 0, Config())
+    (run / "config.json").write_text(to_json(job))
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in ("my_algorithm", "my_model"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def parsing(monkeypatch, files):
     """Programs end as soon as they have parsed their arguments."""
     cli_of_tyro, parse_args = tyro.cli, argparse.ArgumentParser.parse_args
+    command = config_files.command
 
     def parsed(program, **how):
         if inspect.isfunction(program):  # which would be called; its likeness is
             program = functools.wraps(program)(lambda *args, **given: (args, given))
-        raise ParsedError(cli_of_tyro(program, **how))
+        given = cli_of_tyro(program, **how)
+        if how.get("prog", "").startswith("fedjax-muon "):
+            return given  # of which the command is made
+        raise ParsedError(given)
+
+    def made(*given):
+        raise ParsedError(command(*given))
 
     def parsed_args(parser, *given):
         raise ParsedError(parse_args(parser, *given))
 
     monkeypatch.setattr(tyro, "cli", parsed)
+    monkeypatch.setattr(config_files, "command", made)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed_args)
     return monkeypatch
 
@@ -110,7 +147,7 @@ def check_names(given) -> None:
     if isinstance(given, argparse.Namespace):
         return  # of the benchmarks, which have looked them up
     for name in set(getattr(given, "algorithms", ())) - {"all"}:
-        find(name, METHODS)
+        method_of(name)
     config = getattr(given, "config", None)
     others = ("tfds:", str(Path.cwd()))  # prepared, and a user's own file
     if config is not None and not config.dataset.startswith(others):
@@ -128,6 +165,19 @@ def test_a_printed_command_is_parsed(printed, parsing):
         assert stop.value.code in (0, None), printed.place
     else:
         parse(words, parsing)
+
+
+SHOWN = ("train", "compare", "sweep")  # the commands of the files that a page shows
+
+
+@pytest.mark.parametrize("number", range(len(SHOWN)))
+def test_a_shown_file_is_parsed(number, parsing, tmp_path):
+    shown = blocks("configuration.md", "yaml")
+    assert len(shown) == len(SHOWN)
+    path = tmp_path / "shown.yaml"
+    path.write_text(shown[number])
+    given = parse(["fedjax-muon", SHOWN[number], "--config", str(path)], parsing)
+    assert given.config_file == path
 
 
 @pytest.mark.parametrize(

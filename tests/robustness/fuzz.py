@@ -58,7 +58,8 @@ def options(kind: Any, prefix: str = "") -> dict[str, Any]:
             below = "algorithm." if field.name == "hyper" else ""
             found |= options(hint, below)
         else:
-            found[prefix + field.name] = hint
+            name = "config" if field.name == "config_file" else field.name
+            found[prefix + name] = hint
     return found
 
 

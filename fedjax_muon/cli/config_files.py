@@ -1,0 +1,316 @@
+"""`--config FILE`: the options of a command from a file.
+
+The keys are the names of options; `hyper` has those of the algorithm. They become
+arguments, so that a file is checked by the same parser as the command line.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+import yaml
+from tyro.conf import Positional
+
+from fedjax_muon.cli.arguments import value_in
+from fedjax_muon.cli.parsing import MistakeError, parsed
+from fedjax_muon.cli.sections import Option, grouped, values
+from fedjax_muon.cli.sections import command as made
+from fedjax_muon.core.reading import check_size, reading
+from fedjax_muon.runs import directory
+from fedjax_muon.runs.config import Comparison, Job, Private, Run, Sweep
+from fedjax_muon.runs.config_json import from_json
+
+LIMIT = 2**18  # bytes; all options together have some thousands
+COMMANDS: dict[type, tuple[str, ...]] = {
+    Run: ("train", "deploy"),
+    Comparison: ("compare",),
+    Sweep: ("sweep",),
+    Private: ("private",),
+}
+POSITIONAL = get_args(Positional[int])[1]
+KINDS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".toml": "TOML"}
+ERRORS = (yaml.YAMLError, RecursionError)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML without references, which can make a small file a large value."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("a reference (*) is not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        pairs = self.construct_pairs(node, deep=deep)
+        return _once(pairs)
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dictionary. Raises `ValueError` if a key is there twice."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} is there twice")
+        found[key] = value
+    return found
+
+
+class File(NamedTuple):
+    """A file of options; without a path, there is none."""
+
+    path: Path | None
+    values: Mapping[str, Any]  # by the names of options, with underscores
+
+    @contextlib.contextmanager
+    def blamed(self, name: str, argv: Sequence[str]) -> Iterator[None]:
+        """Names the file in an error about its value of an option."""
+        try:
+            yield
+        except ValueError as error:
+            if name in self.values and value_in(argv, f"--{name}", None) is None:
+                raise ValueError(f"{self.path}: {error}") from error
+            raise
+
+    @property
+    def deciding(self) -> list[str]:
+        """Arguments with those of its values that other defaults depend on."""
+        names = ("algorithm", "problem")
+        return [
+            f"--{name}={self.values[name]}" for name in names if name in self.values
+        ]
+
+    def for_algorithm(self, argv: Sequence[str]) -> "File":
+        """The file without its algorithm's options, if arguments name another one."""
+        own = self.values.get("algorithm")
+        if value_in(argv, "--algorithm", own) == own:
+            return self
+        return File(self.path, {k: v for k, v in self.values.items() if k != "hyper"})
+
+
+def find(command: str, argv: Sequence[str]) -> File:
+    """Reads the file that arguments name, if they name one.
+
+    Args:
+      command: Name of the command.
+      argv: Its arguments.
+
+    Returns:
+      The file.
+
+    Raises:
+      OSError: If it can't be opened.
+      ValueError: If it is no such file, or of another command.
+    """
+    given = value_in(argv, "--config", None)
+    if given is None or not any(command in names for names in COMMANDS.values()):
+        return File(None, {})
+    path = Path(given)
+    if path.is_dir():
+        path = path / directory.CONFIG
+        if not path.exists():
+            raise ValueError(f"{given} is not a run directory: it has no {path.name}")
+    return File(path, _read(path, command))
+
+
+def _read(path: Path, command: str) -> dict[str, Any]:
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise ValueError(f"a config file ends in {', '.join(KINDS)}, got {str(path)!r}")
+    check_size(path, LIMIT)
+    with reading(path, f"a file in {kind}", "correct it", found="", errors=ERRORS):
+        text = path.read_text(encoding="utf-8")
+        found = _parsed(kind, text)
+    if not isinstance(found, dict):
+        what = type(found).__name__
+        raise ValueError(f"{path}: expected options by name, got {what}")
+    if kind == "JSON" and "kind" in found:
+        return _of_job(path, text, command)
+    return {str(key).replace("-", "_"): value for key, value in found.items()}
+
+
+def _parsed(kind: str, text: str) -> Any:
+    if kind == "YAML":
+        found = yaml.load(text, _Loader)
+        return {} if found is None else found
+    if kind == "TOML":
+        return tomllib.loads(text)
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _of_job(path: Path, text: str, command: str) -> dict[str, Any]:
+    """The options that made the config.json of a run."""
+    try:
+        job = from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    commands = COMMANDS[type(job)]
+    if command not in commands:
+        raise ValueError(
+            f"{path} is the config of `{' and '.join(commands)}`, not of `{command}`; "
+            f"repeat it by: fedjax-muon {commands[0]} --config {path}"
+        )
+    return _flat(job)
+
+
+def _flat(job: Job) -> dict[str, Any]:
+    values = {f.name: getattr(job, f.name) for f in dataclasses.fields(job)}
+    if isinstance(job, Comparison):
+        values["lr_schedules"] = values.pop("lr_schedule")
+    if isinstance(job, Sweep):
+        values["grid"] = _words_of_grids(values.pop("grids"))
+    if "config" in values:
+        config = values.pop("config")
+        values |= {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return values
+
+
+def _words_of_grids(grids: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+    words = [
+        f"{name}.{option}={','.join(map(repr, points))}"
+        for name, grid in grids.items()
+        for option, points in grid.items()
+    ]
+    return words or ["paper"]  # all grids are empty
+
+
+def with_defaults(options: Sequence[Option], file: File, prog: str) -> list[Option]:
+    """Options whose defaults are the values of a file.
+
+    Args:
+      options: The options of a command.
+      file: Values of some of them.
+      prog: Name of the program, for errors.
+
+    Returns:
+      The options.
+
+    Raises:
+      ValueError: If a key is unknown, or a value is no option's.
+    """
+    if file.path is None:
+        return list(options)
+    try:
+        kind = grouped(list(options), None)
+        given = parsed(kind, _arguments(file.values, options), prog)
+    except (MistakeError, ValueError) as error:
+        raise ValueError(f"{file.path}: {error}") from error
+    found = values(options, given)
+    return [option._replace(default=found[option.name]) for option in options]
+
+
+def command(
+    kind: type, options: Sequence[Option], given: Mapping[str, Any], file: File
+) -> Any:
+    """A command with these values.
+
+    Args:
+      kind: Its dataclass.
+      options: Its options, with the defaults of the file.
+      given: Values by name.
+      file: Named in errors about its own values.
+
+    Returns:
+      An instance.
+
+    Raises:
+      ValueError: If a value is out of range.
+    """
+    try:
+        return made(kind, options, given)
+    except ValueError as error:
+        if file.path is None:
+            raise
+        try:
+            made(kind, options, {option.name: option.default for option in options})
+        except ValueError as same:
+            if str(same) == str(error):
+                raise ValueError(f"{file.path}: {error}") from error
+        raise
+
+
+def _arguments(values: Mapping[str, Any], options: Sequence[Option]) -> list[str]:
+    """The arguments that give options these values."""
+    known = {option.name: option for option in options if option.name != "config_file"}
+    first: list[str] = []  # arguments without names come before the options
+    found: list[str] = []
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.6)
+            advice = f"did you mean {near[0]}?" if near else "keys are names of options"
+            raise ValueError(f"unknown key {name!r}; {advice}")
+        words = _words(known[name], value)
+        (first if _is_positional(known[name]) else found).extend(words)
+    return [*first, *found]
+
+
+def _is_positional(option: Option) -> bool:
+    return POSITIONAL in get_args(option.hint)
+
+
+def _words(option: Option, value: Any) -> list[str]:
+    """The arguments for one option. Raises `ValueError` for a wrong kind of value."""
+    name, hint = option.name, _plain(option.hint)
+    if dataclasses.is_dataclass(hint):  # the options of the algorithm
+        _check_kind(name, value, dict, "values by name")
+        kinds = {field.name: _plain(field.type) for field in dataclasses.fields(hint)}
+        pairs = [(str(key).replace("-", "_"), entry) for key, entry in value.items()]
+        return [_word(f"algorithm.{k}", kinds.get(k), entry) for k, entry in pairs]
+    if get_origin(hint) is dict:
+        _check_kind(name, value, dict, "values by name")
+        entries = [word for pair in value.items() for word in pair]
+        return [_flag(name), *(_entry(name, word) for word in entries)]
+    many = get_origin(hint) is tuple
+    if isinstance(value, list | tuple) and not many:
+        raise ValueError(f"{name} takes one value, got {len(value)}")
+    if not many:
+        return [_word(name, hint, value)]
+    several = value if isinstance(value, list | tuple) else [value]
+    words = [_entry(name, word) for word in several]
+    return words if _is_positional(option) else [_flag(name), *words]
+
+
+def _plain(hint: Any) -> Any:
+    """A type without what is annotated."""
+    return _plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def _word(name: str, hint: Any, value: Any) -> str:
+    if hint is not bool:
+        return f"{_flag(name)}={_text(name, value)}"
+    _check_kind(name, value, bool, "true or false")
+    part, dot, last = name.rpartition(".")
+    return _flag(name if value else f"{part}{dot}no_{last}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_kind(name: str, value: Any, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} takes {expected}, got {_short(value)}")
+
+
+def _text(name: str, value: Any) -> str:
+    known = value is None or isinstance(value, str | int | float | Path)
+    if isinstance(value, bool) or not known:
+        raise ValueError(f"{name} takes numbers or words, got {_short(value)}")
+    return str(value)
+
+
+def _entry(name: str, value: Any) -> str:
+    """One of several values, which can't look like an option."""
+    text = _text(name, value)
+    if isinstance(value, str) and text.startswith("-"):
+        raise ValueError(f"an entry of {name} can't begin with -, got {_short(text)}")
+    return text
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

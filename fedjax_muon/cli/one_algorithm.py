@@ -1,0 +1,155 @@
+"""The commands that train one algorithm, which have its own options."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import docstring_parser
+import tyro
+
+from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.cli.arguments import ConfigFile
+from fedjax_muon.runs.config import Config, hyper_parameters, method_of
+from fedjax_muon.runs.launch import Launch
+
+
+def _options(method: Method) -> type:
+    """The plain options of a method as a dataclass, with its docstring's help."""
+    text = docstring_parser.parse(inspect.getdoc(method.function) or "")
+    help_of = {p.arg_name: p.description for p in text.params}
+    fields: list[Any] = []
+    for name, default in hyper_parameters(method).items():
+        kind: Any = Annotated[type(default), tyro.conf.arg(help=help_of.get(name, ""))]
+        fields.append((name, kind, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass("Options", fields, frozen=True)
+
+
+def _flag(kind: Any, default: Any, **about: Any) -> tuple[Any, Any]:
+    """A field of a command: its type with the help, and its default."""
+    annotated = Annotated[kind, tyro.conf.arg(**about)]
+    return annotated, dataclasses.field(default=default)
+
+
+def _algorithm_flags(method: Method, name: str) -> dict[str, tuple[Any, Any]]:
+    """The fields of one algorithm, whose own options are under `--algorithm.`."""
+    options = _options(method)
+    return {
+        "config_file": (ConfigFile, dataclasses.field(default=None)),
+        "algorithm": _flag(
+            str,
+            name,
+            help="Name of the algorithm; `fedjax-muon list` shows all. Your own one "
+            "is MODULE:FUNCTION.",
+        ),
+        "hyper": _flag(options, options(), name="algorithm"),
+        "seed": _flag(
+            int, 0, help="Seed of partition, initial parameters, cohorts and batches."
+        ),
+    }
+
+
+def train_class(name: str) -> type:
+    """`train` for one algorithm, whose own options it has under `--algorithm.`."""
+    method = method_of(name)
+    fields = _algorithm_flags(method, name) | {
+        "output": _flag(
+            Path | None,
+            None,
+            help="Run directory, new or empty; by default one in runs/ with the time "
+            "in its name.",
+        ),
+        "compile_for": _flag(
+            str | None,
+            None,
+            help="Compile a round for TPUs, such as v5e:4x4, which need not exist, and "
+            "print its memory and communication instead of training.",
+        ),
+        "tune": _flag(
+            bool,
+            False,
+            help="Measure all plans first, and take the fastest; always on "
+            "accelerators, unless a plan is given.",
+        ),
+        "launch": _flag(Launch, Launch(), name=""),
+        "config": _flag(Config, Config(), name=""),
+    }
+    return dataclasses.make_dataclass(
+        "Train",
+        [(key, *flag) for key, flag in fields.items()],
+        frozen=True,
+        namespace={
+            "__doc__": f"Train one algorithm, here {method.label} ({method.paper}).\n\n"
+            "Name another one with --algorithm to see its options."
+        },
+    )
+
+
+DEPLOY = """Train with real processes: a server, and nodes that own their examples.
+
+Either --local N: a server and N nodes on this machine, whose clients have the examples
+of `train`. Or --serve HOST:PORT on one machine and --join HOST:PORT on the others,
+each with its own --data and --client; nodes learn all other options from the server.
+"""
+DEPLOY_FLAGS = {
+    "local": (int | None, None, "Number of nodes, in processes of this machine."),
+    "serve": (str | None, None, "HOST:PORT that the server listens on."),
+    "join": (str | None, None, "HOST:PORT of the server that this node connects to."),
+    "data": (
+        Path | None,
+        None,
+        "This node's examples: a NumPy archive with x and y; with --join.",
+    ),
+    "client": (int | None, None, "Id of this node's client, from 0; with --join."),
+    "states": (
+        Path | None,
+        None,
+        "Where this node's states are kept; by default beside its examples.",
+    ),
+    "token_file": (
+        Path | None,
+        None,
+        "File with the secret that all share; by default FEDJAX_MUON_TOKEN.",
+    ),
+    "certificate": (Path | None, None, "This side's certificate, for TLS."),
+    "private_key": (Path | None, None, "Key of the certificate, if it is elsewhere."),
+    "authority": (
+        Path | None,
+        None,
+        "Certificate of who has signed the other side's certificates.",
+    ),
+    "deadline": (float, 600.0, "Seconds to wait for answers; the rest are left out."),
+    "patience": (
+        float,
+        60.0,
+        "Seconds that nodes and the server wait for the other side to connect again.",
+    ),
+    "largest_client": (
+        int,
+        4096,
+        "Most examples of a client, with --serve; the server does not see them.",
+    ),
+    "output": (
+        Path | None,
+        None,
+        "Run directory: new, empty, or that of the same options, to go on; by default "
+        "one in runs/ with the time in its name.",
+    ),
+}
+
+
+def deploy_class(name: str) -> type:
+    """`deploy` for one algorithm, with the options of `train`."""
+    method = method_of(name)
+    flags = {
+        key: _flag(kind, default, help=text)
+        for key, (kind, default, text) in DEPLOY_FLAGS.items()
+    }
+    flags |= _algorithm_flags(method, name)
+    flags["config"] = _flag(Config, Config(), name="")
+    return dataclasses.make_dataclass(
+        "Deploy",
+        [(key, *flag) for key, flag in flags.items()],
+        frozen=True,
+        namespace={"__doc__": DEPLOY},
+    )

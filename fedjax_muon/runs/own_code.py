@@ -1,0 +1,181 @@
+"""Algorithms and models of users, which are named MODULE:FUNCTION.
+
+A name is imported when something is trained, never when a directory is read.
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+
+from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.core import Algorithm
+from fedjax_muon.runs.errors import is_own as is_refusal
+
+
+def is_own(name: str) -> bool:
+    """Whether an algorithm or a model is a user's own."""
+    return ":" in name
+
+
+def file_name(name: str) -> str:
+    """The name as a part of paths."""
+    return name.replace(":", "-")
+
+
+def load(name: str) -> Callable[..., Any]:
+    """Imports a function of a user, from the current directory or an installed package.
+
+    Args:
+      name: MODULE:FUNCTION.
+
+    Returns:
+      The function.
+
+    Raises:
+      ValueError: If there is no such function.
+    """
+    module_name, _, attribute = name.partition(":")
+    parts = (*module_name.split("."), attribute)
+    if not all(map(str.isidentifier, parts)):
+        raise ValueError(
+            f"{name!r} must be MODULE:FUNCTION, such as my_algorithm:fedfoo for the "
+            "function fedfoo in my_algorithm.py"
+        )
+    module = _imported(name)
+    if not hasattr(module, attribute):
+        functions = [k for k, v in vars(module).items() if callable(v)]
+        near = difflib.get_close_matches(attribute, functions, 1, 0.5)
+        advice = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{_place(module)} has no function {attribute!r}{advice}")
+    found = getattr(module, attribute)
+    if not callable(found):
+        kind = type(found).__name__
+        raise ValueError(f"{name} must be a function, got a value of type {kind}")
+    return found
+
+
+def _imported(name: str) -> types.ModuleType:
+    module, here = name.partition(":")[0], os.getcwd()
+    if here not in sys.path:  # as for `python -m`
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = str(error.name)
+        if not f"{module}.".startswith(f"{missing}."):
+            raise  # the module imports another one that is missing
+        raise ValueError(
+            f"there is no module {missing!r}, of {name}, in {here}, on PYTHONPATH, or "
+            "among the installed packages"
+        ) from error
+    except SystemExit as error:
+        raise ValueError(
+            f"{module} ends the program when it is imported; put what it runs below "
+            'if __name__ == "__main__"'
+        ) from error
+
+
+def _place(module: types.ModuleType) -> str:
+    return getattr(module, "__file__", None) or module.__name__
+
+
+def method(name: str) -> Method:
+    """An own algorithm as an entry of a registry.
+
+    Args:
+      name: MODULE:FUNCTION.
+
+    Returns:
+      The entry, which has no published grid.
+
+    Raises:
+      ValueError: If there is no such function, or it can't be called without arguments.
+    """
+    function = load(name)
+    absent = _required(_parameters(name, function))
+    if absent:
+        raise ValueError(
+            f"{name} must have defaults of all arguments; {', '.join(absent)} has none"
+        )
+    return Method(function, name, _place(_imported(name)))
+
+
+def _parameters(
+    name: str, function: Callable[..., Any]
+) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} has no signature that Python can read") from error
+
+
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    found = parameters.items()
+    return [k for k, p in found if p.default is p.empty and p.kind not in several]
+
+
+def made(method: Method, hyper: Mapping[str, Any]) -> Algorithm:
+    """Calls the function of a method.
+
+    Args:
+      method: The method.
+      hyper: Arguments.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: If it returns something else.
+    """
+    try:
+        algorithm = method.function(**hyper)
+    except TypeError as error:
+        if not is_refusal(error):
+            raise
+        raise ValueError(f"{method.label}: {error}") from error
+    if not isinstance(algorithm, Algorithm):
+        kind = type(algorithm).__name__
+        raise ValueError(f"{method.label} must return an Algorithm, got {kind}")
+    return algorithm
+
+
+def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> nn.Module:
+    """Calls a user's function that makes a model.
+
+    Args:
+      name: MODULE:FUNCTION, also of a class.
+      given: What it is called with, of those arguments that it takes.
+      needed: Names of the arguments that it must take.
+
+    Returns:
+      The model.
+
+    Raises:
+      ValueError: If there is no such function, or it takes or returns something else.
+    """
+    function = load(name)
+    parameters = _parameters(name, function)
+    for argument in needed:
+        if argument not in parameters:
+            raise ValueError(f"{name} must take the argument {argument}")
+    absent = [argument for argument in _required(parameters) if argument not in given]
+    if absent:
+        raise ValueError(
+            f"{name} is called with {', '.join(given)}, as far as it takes them; "
+            f"{', '.join(absent)} must have a default"
+        )
+    found = function(**{k: v for k, v in given.items() if k in parameters})
+    if not isinstance(found, nn.Module):
+        raise ValueError(
+            f"{name} must return a flax.linen module, or one of flax.nnx by "
+            f"models.from_nnx, got {type(found).__name__}"
+        )
+    return found

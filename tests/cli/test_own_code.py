@@ -1,0 +1,216 @@
+"""Algorithms and models of users by the command: trained, swept, resumed, refused."""
+
+import json
+import shutil
+import sys
+
+import pytest
+from command import SMALL, assert_same_but_for_seconds, refused, run
+
+from fedjax_muon.cli import _given as given
+from fedjax_muon.runs import deploy_nodes, own_code
+from fedjax_muon.runs.config import Config, Run
+
+ALGORITHM = '''
+import fedjax_muon as fm
+
+VALUE = 3
+
+
+@fm.recorded
+def fedhalf(lr: fm.Hyper = 0.1, *, part: fm.Hyper = 1, flag: bool = True):
+    """FedAvg whose server moves by a part.
+
+    Args:
+      lr: Local learning rate.
+      part: How far the server moves.
+    """
+    return fm.fedavg(lr, server_lr=part)
+
+
+def needs(lr):
+    return fm.fedavg(lr)
+
+
+@fm.recorded
+def nothing():
+    pass
+
+
+def number():
+    return 2
+
+
+def raising():
+    raise ValueError("no, thanks")
+
+
+def bare(lr: float = 0.1):
+    return fm.fedavg(lr)._replace(recipe=None)
+'''
+MODEL = """
+import flax.linen as nn
+
+
+class Gated(nn.Module):
+    classes: int
+    width: int = 16
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(len(x), -1)
+        x = nn.Dense(self.width)(x) * nn.sigmoid(nn.Dense(self.width)(x))
+        return nn.Dense(self.classes)(x)
+
+
+def sized(classes, shape, width=4):
+    assert shape == (8, 8, 1), shape
+    return Gated(classes, width)
+
+
+def word(classes):
+    return "x"
+
+
+def without():
+    pass
+
+
+def deep(classes, depth):
+    pass
+"""
+NAMES = ("own_fed", "own_net", "own_exit", "own_import")
+TINY = (*SMALL, "--hidden", 8, "--rounds", 2)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A current directory with the user's files, which no other test imports."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own_fed.py").write_text(ALGORITHM)
+    (tmp_path / "own_net.py").write_text(MODEL)
+    (tmp_path / "own_exit.py").write_text("import sys\nsys.exit()\n")
+    (tmp_path / "own_import.py").write_text("import no_such_package\n")
+    yield tmp_path
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def test_an_own_algorithm_is_trained_as_one_of_the_library_and_resumed(folder, capsys):
+    rows = [folder / name / "metrics.csv" for name in ("own", "library")]
+    options = ("--algorithm", "own_fed:fedhalf", "--algorithm.part", 0.5)
+    run("train", *options, *TINY, "--output", "own")
+    library = ("--algorithm", "fedavg", "--algorithm.server-lr", 0.5)
+    run("train", *library, *TINY, "--output", "library")
+    assert_same_but_for_seconds(*rows)
+    words = json.loads((folder / "own/config.json").read_text())
+    assert words["algorithm"] == "own_fed:fedhalf"
+    assert words["hyper"] == {"lr": 0.1, "part": 0.5, "flag": True}
+    shutil.rmtree("own/checkpoints")
+    run("resume", "own")
+    assert_same_but_for_seconds(*rows)
+    # figures need no import, resuming does
+    (folder / "own_fed.py").rename("elsewhere.py")
+    sys.modules.pop("own_fed")
+    capsys.readouterr()
+    run("plot", "own", "--output", "own.png")
+    assert "own_fed" not in sys.modules
+    assert refused(capsys, "resume", "own").startswith(
+        f"there is no module 'own_fed', of own_fed:fedhalf, in {folder}"
+    )
+
+
+def test_options_of_an_own_algorithm_are_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        run("train", "--algorithm", "own_fed:fedhalf", "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--algorithm.part FLOAT" in text
+    assert "How far the server moves. (default: 1.0)" in text
+    assert "--algorithm.no-flag" in text
+    assert given("train", ["--algorithm=own_fed:fedhalf"]).hyper.part == 1.0
+
+
+def test_own_code_is_swept_and_compared(folder, capsys):
+    names = ("--algorithms", "own_fed:fedhalf", "--model", "own_net:sized")
+    grid = ("--grid", "own_fed:fedhalf.part=0,1", "--seeds", 0)
+    run("sweep", *names, *grid, *TINY, "--output", "sweep")
+    rows = (folder / "sweep/points.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows[1:]] == ["part=0", "part=1"]
+    assert (folder / "sweep/cells/own_fed-fedhalf.csv").exists()
+    for name in NAMES:
+        sys.modules.pop(name, None)
+    run("plot", "sweep", "--output", "sweep.png")
+    assert "own_fed" not in sys.modules
+    said = refused(capsys, "sweep", "--algorithms", "own_fed:bare", "--grid", "lr=1")
+    assert "decorate it with fedjax_muon.recorded" in said
+
+
+REFUSED = {
+    "own_fad:f": "there is no module 'own_fad', of own_fad:f, in ",
+    "own_fed.x:f": "there is no module 'own_fed.x', of own_fed.x:f",
+    "own_fed:fedhal": "own_fed.py has no function 'fedhal'; did you mean fedhalf?",
+    "own_fed:VALUE": "own_fed:VALUE must be a function, got a value of type int",
+    "own_fed:needs": "own_fed:needs must have defaults of all arguments; lr has none",
+    "own_fed:nothing": "own_fed:nothing: nothing must return an algorithm, got None",
+    "own_fed:number": "own_fed:number must return an Algorithm, got int",
+    "own_exit:f": "own_exit ends the program when it is imported",
+    "own_fed:b:f": "'own_fed:b:f' must be MODULE:FUNCTION, such as",
+    ":": "':' must be MODULE:FUNCTION",
+    "builtins:max": "builtins:max has no signature",
+}
+WRONG_MODELS = {
+    "own_net:Gate": "own_net.py has no function 'Gate'; did you mean Gated?",
+    "own_net:word": "own_net:word must return a flax.linen module, or one of flax.nnx",
+    "own_net:without": "own_net:without must take the argument classes",
+    "own_net:deep": "depth must have a default",
+    "mpl": "unknown model 'mpl'; did you mean mlp? there are mlp, lenet",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_algorithm_is_refused(name, folder, capsys):
+    assert REFUSED[name] in refused(capsys, "train", "--algorithm", name, *TINY)
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_what_is_no_model_is_refused(name, folder, capsys):
+    assert WRONG_MODELS[name] in refused(capsys, "train", "--model", name, *TINY)
+    assert not (folder / "runs").exists()
+
+
+def test_own_models_take_what_they_name(capsys):
+    options = ("--model", "own_net:Gated", "--compute-dtype", "bfloat16")
+    said = refused(capsys, "train", *options, *TINY)
+    assert said == "own_net:Gated must take the argument dtype"
+    made = own_code.model("own_net:Gated", {"classes": 3, "shape": (2,)}, needed=())
+    assert (made.classes, made.width) == (3, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_fed:raising", "own_fed.py:32: ValueError: no, thanks; the traceback is"),
+        ("own_import:f", "own_import.py:1: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_errors_of_the_users_own_code_name_its_line(name, message, folder, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("train", "--algorithm", name, *TINY)
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert f"{folder}/{message}" in said
+    assert said.count("\n") == 1
+
+
+def test_a_node_imports_only_what_its_user_names():
+    own = Config(model="own_net:Gated")
+    deploy_nodes.check_own(Run("fedavg", {}, 0, Config()), ())
+    deploy_nodes.check_own(Run("fedavg", {}, 0, own), ["own_net:Gated"])
+    with pytest.raises(
+        ValueError, match=r"only if this node has --model own_net:Gated"
+    ):
+        deploy_nodes.check_own(Run("fedavg", {}, 0, own), ["own_net:sized"])
+    with pytest.raises(ValueError, match="the server's algorithm is os:abort"):
+        deploy_nodes.check_own(Run("os:abort", {}, 0, Config()), ())

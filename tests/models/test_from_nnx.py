@@ -1,0 +1,152 @@
+"""Modules of flax.nnx by the adapter: gradients and training as those of flax.linen."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import fedjax_muon as fm
+from fedjax_muon.models import MLP, from_nnx
+from fedjax_muon.tasks.task import Batch
+
+WIDTHS = (5, 4)
+
+
+class Net(nnx.Module):
+    """The MLP of the library, its layers in a list."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        sizes = (6, *WIDTHS, 3)
+        pairs = itertools.pairwise(sizes)
+        self.layers = nnx.List([nnx.Linear(*pair, rngs=rngs) for pair in pairs])
+
+    def __call__(self, x):
+        x = x.reshape(len(x), -1)
+        for layer in self.layers:
+            x = layer(x)
+            x = x if layer is self.layers[-1] else nnx.relu(x)
+        return x
+
+
+class Dropped(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.head = nnx.Linear(400, 3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.drop(x))
+
+
+def in_linen(params):
+    return {f"Dense_{name}": layer for name, layer in params["layers"].items()}
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return [fm.tasks.classification(m, (6,)) for m in (from_nnx(Net), MLP(3, WIDTHS))]
+
+
+def batch(rng, rows=7):
+    x = jnp.asarray(rng.normal(size=(rows, 6)), jnp.float32)
+    y = jnp.asarray(rng.integers(3, size=rows), jnp.int32)
+    return Batch(x, y, jnp.asarray(rng.random(rows), jnp.float32))
+
+
+def test_gradients_are_those_of_linen_and_of_numpy(tasks):
+    ours, linen = tasks
+    params = ours.init(jax.random.key(0))
+    given = batch(np.random.default_rng(0))
+    found = ours.grad(params, given, jax.random.key(1))
+    wanted = linen.grad(in_linen(params), given, jax.random.key(1))
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    for name, layer in in_linen(found).items():
+        for leaf in ("kernel", "bias"):
+            np.testing.assert_array_equal(layer[leaf], wanted[name][leaf])
+    # the gradient of the last bias: weighted means of softmax minus label
+    h = np.asarray(given.x, np.float64)
+    layers = [params["layers"][str(i)] for i in range(3)]
+    for i, layer in enumerate(layers):
+        h = h @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+        h = np.maximum(h, 0) if i < 2 else h
+    p = np.exp(h) / np.exp(h).sum(1, keepdims=True)
+    w = np.asarray(given.weight) / np.asarray(given.weight).sum()
+    bias = w @ (p - np.eye(3)[np.asarray(given.y)])
+    np.testing.assert_allclose(found["layers"]["2"]["bias"], bias, atol=1e-6)
+
+
+def test_training_is_that_of_linen(tasks):
+    """Three rounds of FedMuon from the same weights; the matrices are the same ones."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(40, 6)).astype(np.float32), rng.integers(3, size=40)
+    y = y.astype(np.int32)
+    dataset = fm.data.Dataset(x, y, x, y, ("a", "b", "c"), 0)
+    parts = np.split(np.arange(40), 4)
+    ours, linen = tasks
+    start = ours.init(jax.random.key(3))
+    linen = linen._replace(init=lambda key: in_linen(start))
+    ours = ours._replace(init=lambda key: start)
+    ended = []
+    for task in (ours, linen):
+        sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 5}
+        run = fm.federate(fm.fedmuon(lr=0.1), task, dataset, parts, **sizes)
+        state, _ = fm.train(run, run.init(jax.random.key(4)), rounds=3)
+        ended.append(state.params)
+    for name, layer in in_linen(ended[0]).items():
+        for leaf in ("kernel", "bias"):
+            np.testing.assert_allclose(layer[leaf], ended[1][name][leaf], rtol=1e-5)
+
+
+def test_each_key_draws_other_parameters_as_nnx_does(tasks):
+    first, again, other = (tasks[0].init(jax.random.key(i)) for i in (0, 0, 1))
+    kernel = lambda params: np.asarray(params["layers"]["0"]["kernel"])
+    np.testing.assert_array_equal(kernel(first), kernel(again))
+    assert (kernel(first) != kernel(other)).all()
+    assert abs(kernel(first).std() - 6**-0.5) < 0.2
+
+
+def test_dropout_is_active_in_training_alone():
+    model = from_nnx(Dropped)
+    x = jnp.ones((1, 400))
+    params = model.init(jax.random.key(0), x)["params"]
+    params["head"]["bias"] = jnp.zeros(3)
+    params["head"]["kernel"] = jnp.ones((400, 3))
+    keyed = lambda i: model.apply(
+        {"params": params}, x, rngs={"dropout": jax.random.key(i)}
+    )
+    np.testing.assert_array_equal(model.apply({"params": params}, x), [[400] * 3])
+    draws = np.array([keyed(i)[0, 0] for i in range(8)])
+    # sums of 400 entries that are 0 or 2
+    assert len({*draws}) > 3
+    assert np.abs(draws - 400).max() < 5 * 2 * 10
+    assert (draws % 2 == 0).all()
+    np.testing.assert_array_equal(keyed(3), keyed(3))
+
+
+class Normed(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (Normed, ValueError, "got BatchStat; use GroupNorm or LayerNorm for BatchNorm"),
+        (
+            Net(nnx.Rngs(0)),
+            TypeError,
+            r"from_nnx\(lambda rngs: Net\(..., rngs=rngs\)\)",
+        ),
+        (lambda rngs: 3, TypeError, "a function that returns a module"),
+    ],
+)
+def test_what_can_not_be_converted_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        from_nnx(make)
+
+
+def test_a_module_that_is_not_converted_is_refused():
+    with pytest.raises(TypeError, match=r"makes one by models\.from_nnx"):
+        fm.tasks.classification(Net(nnx.Rngs(0)), (6,))
