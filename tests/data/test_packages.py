@@ -61,7 +61,7 @@ def test_speeches_have_no_directions():
 def test_speakers_of_two_speeches_are_owners(tmp_path):
     for name, suffix in (("one", ""), ("two", "**BOB**\nAgain, and again.\n")):
         (tmp_path / f"{name}.md").write_text(f"{PLAY}\n\n{suffix}")
-    ours = plays.dataset_of(sorted(tmp_path.glob("*.md")))
+    ours = plays.dataset_of(plays.texts_of(sorted(tmp_path.glob("*.md"))))
     texts = ["Good morrow  to you.\nA second line.\nFarewell."] * 2
     texts.append("Ay.\nHe goes.\nAgain, and again.")
     cuts = [round(0.8 * len(text)) for text in texts]
