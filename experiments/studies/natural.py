@@ -172,6 +172,10 @@ def speakers(number: int = 32, least: int = 2000) -> Problem:
 
 
 PROBLEMS = {"heart_disease": hospitals, "plays": speakers}
+TITLES = {
+    "heart_disease": "Heart disease by hospital",
+    "plays": "Shakespeare by speaker",
+}
 
 
 def divided(dataset: Dataset) -> tuple[Dataset, tuple[np.ndarray, np.ndarray]]:
@@ -321,6 +325,23 @@ def logits_of(model: nn.Module, params: Any, x: np.ndarray) -> np.ndarray:
     return np.asarray(model.apply({"params": params}, x))
 
 
+def page(name: str, problem: Problem, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The results as a page in Markdown."""
+    owners = problem.dataset.owners
+    assert owners is not None
+    return (
+        f"# {TITLES[name]}\n\n{len(np.unique(owners))} clients, "
+        f"{problem.cohort_size} a round, {len(owners)} training examples, "
+        f"{len(problem.dataset.y_test)} test examples, {problem.rounds} rounds of "
+        f"{problem.local_steps} steps with batches of {problem.batch_size}. Accuracies "
+        f"are means ± standard deviations over {len(problem.seeds)} seeds. Rates are "
+        f"chosen by validation on {len(problem.tuning_seeds)} other "
+        f"{'seeds' if len(problem.tuning_seeds) > 1 else 'seed'}; points_{name}.jsonl "
+        f"has the grids. `python -m experiments.studies.natural {name}`.\n\n"
+        f"{table(rows)}\n"
+    )
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The results of all methods in Markdown."""
     about = ("method", "weighting", "seed", "lr", "server_lr")
@@ -380,8 +401,8 @@ def main(
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        text = table(rows)
-        (output / f"{name}.md").write_text(f"{text}\n")
+        text = page(name, problem, rows)
+        (output / f"{name}.md").write_text(text)
         print(text)
 
 

@@ -89,6 +89,11 @@ def _held_out(
         return kept, out
     _, first = np.unique(owners[out], return_index=True)
     back = out[first][~np.isin(owners[out[first]], owners[kept])]
+    if len(back) == len(out):
+        raise ValueError(
+            "every owner has one example, which is for training; give the examples for "
+            "testing, or leave the owners out"
+        )
     return np.concatenate([kept, back]), np.setdiff1d(out, back, assume_unique=True)
 
 
