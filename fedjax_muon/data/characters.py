@@ -50,8 +50,8 @@ def windows(
 
     Example:
       >>> x, y = windows("to be", context=3, stride=2)
-      >>> [LETTERS[label] for label in y]
-      ['o', 'b']
+      >>> "".join(LETTERS[label] for label in y)
+      'ob'
     """
     ids = encode(text)
     ends = np.arange(1, len(ids), stride)
