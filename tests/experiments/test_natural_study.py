@@ -10,6 +10,7 @@ import pytest
 import fedjax_muon as fm
 from experiments.studies import natural
 from experiments.studies.natural import Record, Variant
+from experiments.studies.natural_problems import Logistic, Problem
 from fedjax_muon.reporting.comparison import Point
 
 FEDAVG = Variant("fedavg", "examples")
@@ -21,9 +22,9 @@ def problem():
     x = (rng.normal(size=(60, 3)) + y[:, None]).astype(np.float32)
     owners = np.repeat([0, 1], [40, 20])
     dataset = fm.data.Dataset(x, y, x, y, ("a", "b"), owners=owners)
-    return natural.Problem(
+    return Problem(
         fm.data.check(dataset),
-        natural.Logistic(),
+        Logistic(),
         cohort_size=2,
         local_steps=2,
         batch_size=4,
@@ -38,12 +39,12 @@ def problem():
 
 def test_the_model_is_logistic_regression_of_one_logit():
     x, y = np.float32([[1, 2], [0, -1]]), np.array([1, 0])
-    params = natural.Logistic().init(jax.random.key(0), x)["params"]
+    params = Logistic().init(jax.random.key(0), x)["params"]
     (dense,) = params.values()
     assert abs(dense["kernel"]).max() <= 1 / np.sqrt(2)
 
     def loss(params):
-        logits = natural.Logistic().apply({"params": params}, x)
+        logits = Logistic().apply({"params": params}, x)
         return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(2), y])
 
     gradient = jax.grad(loss)(params)["Dense_0"]
