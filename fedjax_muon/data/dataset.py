@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_muon.data.standardization import Standardization
+
 
 class Dataset(NamedTuple):
     """Training and test examples of a classification problem.
@@ -23,6 +25,8 @@ class Dataset(NamedTuple):
     # For data with natural clients, the number of the client that has each training
     # example, [n].
     owners: np.ndarray | None = None
+    # How the inputs were standardized; None if they were not.
+    standardization: Standardization | None = None
 
 
 def check(dataset: Dataset) -> Dataset:
@@ -65,6 +69,7 @@ def check(dataset: Dataset) -> Dataset:
         classes=tuple(dataset.classes),
         tokens=max(dataset.tokens, found),
         owners=_checked_owners(dataset.owners, len(x_train)),
+        standardization=dataset.standardization,
     )
 
 
@@ -126,7 +131,8 @@ def standardize(dataset: Dataset) -> Dataset:
       dataset: A data set that `check` has returned, with the channels on the last axis.
 
     Returns:
-      The data set with float32 inputs (x - mean) / std. Token ids do not change.
+      The data set with float32 inputs (x - mean) / std, and with the mean and the std
+      as `standardization`. Token ids do not change.
 
     Raises:
       ValueError: If a channel is constant in the training set.
@@ -150,9 +156,22 @@ def standardize(dataset: Dataset) -> Dataset:
             "standardized; leave it out"
         )
     x_train /= std
-    x_test = dataset.x_test - mean
-    x_test /= std
-    return dataset._replace(x_train=x_train, x_test=x_test)
+    found = Standardization(mean, std)
+    return dataset._replace(
+        x_train=x_train,
+        x_test=found.apply(dataset.x_test),
+        standardization=_composed(dataset.standardization, found),
+    )
+
+
+def _composed(
+    first: Standardization | None, second: Standardization
+) -> Standardization:
+    """One standardization in place of two, the first of which may be missing."""
+    if first is None:
+        return second
+    mean = first.mean + first.std * second.mean
+    return Standardization(mean, first.std * second.std)
 
 
 def hold_out(

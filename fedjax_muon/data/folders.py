@@ -1,27 +1,17 @@
 """Folders of images, with one folder for each class."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.own import from_arrays
 
-FORMATS = {  # Pillow's names of formats, by suffix; of others, some start programs
-    ".png": "PNG",
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".bmp": "BMP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".webp": "WEBP",
-}
 PARTS = ("train", "test")
-Size = tuple[int, int]  # height, width
 
 
 def from_folder(
@@ -69,7 +59,8 @@ def from_folder(
             "train/CLASS/IMAGE and test/CLASS/IMAGE, with images in "
             f"{', '.join(FORMATS)}"
         )
-    x = _decoded([image for _, images in found for image in images], size)
+    every = [image for _, images in found for image in images]
+    x = decoded(every, every.__getitem__, size)
     labels = [[i.relative_to(p).parts[0] for i in images] for p, images in found]
     number = len(labels[0])
     owners = None
@@ -96,47 +87,38 @@ def _listed(folder: Path) -> tuple[Path, list[Path]]:
     return folder, sorted(i for i in images if i.parent != folder and i.is_file())
 
 
-def _decoded(images: Sequence[Path], size: Size | None) -> np.ndarray:
-    def read(image: Path) -> np.ndarray:
-        return _pixels(image, size)
+def by_pattern(pattern: str) -> Callable[[Path], str]:
+    """Finds the owner of an image in its path.
 
-    with ThreadPoolExecutor() as threads:  # decoding releases the interpreter lock
-        pixels = list(_alike(images, threads.map(read, images)))
-    gray = all(p.shape[-1] == 1 for p in pixels)
-    channels = 1 if gray else 3
-    return np.stack([np.broadcast_to(p, (*p.shape[:2], channels)) for p in pixels])
+    Args:
+      pattern: Regular expression; the owner is its first group, or the whole match.
 
+    Returns:
+      A function for the argument `owner` of `from_folder`, which raises a `ValueError`
+      for a path without a match.
 
-def _alike(
-    images: Sequence[Path], pixels: Iterator[np.ndarray]
-) -> Iterator[np.ndarray]:
-    shape = None
-    for image, found in zip(images, pixels, strict=True):
-        shape = shape or found.shape[:2]
-        if found.shape[:2] != shape:
+    Raises:
+      ValueError: If the pattern is no regular expression.
+
+    Example:
+      >>> by_pattern(r"(.*)_")(Path("clinic3_17.png"))
+      'clinic3'
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"owner {pattern!r} is no regular expression: {error}"
+        ) from error
+
+    def owner(image: Path) -> str:
+        found = compiled.search(image.as_posix())
+        name = found and found[min(1, compiled.groups)]
+        if not name:
             raise ValueError(
-                f"{image}: expected {shape[0]} x {shape[1]} pixels as in {images[0]}, "
-                f"found {found.shape[0]} x {found.shape[1]}; give a size, to which "
-                "all images are resized"
+                f"{image}: owner {pattern!r} finds nothing in this path; change the "
+                "regular expression, or remove the image"
             )
-        yield found
+        return name
 
-
-def _pixels(path: Path, size: Size | None) -> np.ndarray:
-    """The pixels of an image, uint8 [height, width, 1 or 3]."""
-    # Imported here, since it takes a while and few data sets need it.
-    from PIL import Image
-
-    bomb = Image.DecompressionBombError, Image.DecompressionBombWarning
-    kind = FORMATS[path.suffix.lower()]
-    with (
-        reading(
-            path, f"a {kind} image", "replace it", found="a damaged file", errors=bomb
-        ),
-        Image.open(path, formats=[kind]) as image,
-    ):
-        plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-        if size is not None:
-            plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        pixels = np.asarray(plain)
-    return pixels.reshape(*pixels.shape[:2], -1)
+    return owner

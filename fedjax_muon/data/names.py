@@ -6,7 +6,16 @@ from functools import partial
 from pathlib import Path
 
 from fedjax_muon.core.reading import reading
-from fedjax_muon.data import cifar, embedded, idx, libsvm, prepared, text, tiny_imagenet
+from fedjax_muon.data import (
+    cifar,
+    embedded,
+    idx,
+    libsvm,
+    natural,
+    prepared,
+    text,
+    tiny_imagenet,
+)
 from fedjax_muon.data.dataset import Dataset, check, standardize
 from fedjax_muon.data.source import (
     File,
@@ -63,6 +72,7 @@ NAMES: dict[str, Source] = {
     **tiny_imagenet.SETS,
     **{name: _of_sentences(name, row) for name, row in text.SETS.items()},
     **libsvm.SETS,
+    **natural.SETS,
 }
 
 

@@ -42,7 +42,8 @@ def from_arrays(
       owners: Owner of every example, integers or strings [n]; `partition.by_owner` of
         `Dataset.owners` makes a client of each.
       test: Inputs and labels for testing. By default, `test_share` of the examples, a
-        stratified part that is the same in every call.
+        stratified part that is the same in every call and leaves every owner one
+        training example at least.
       test_share: Share of examples for testing, in (0, 1).
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
@@ -69,7 +70,7 @@ def from_arrays(
         _check_length("owners", owners, x)
         owners = np.unique(owners, return_inverse=True)[1]
     if held is None:
-        kept, out = stratified(labels, test_share, "test")
+        kept, out = _held_out(labels, owners, test_share)
     else:
         kept, out = np.arange(len(x)), np.arange(0)
     x_test, y_test = (x[out], labels[out])
@@ -77,6 +78,23 @@ def from_arrays(
         x_test, y_test = held[0], _numbered("y_test", np.asarray(held[1]), names)
     whole = Dataset(x, labels, x_test, y_test, names, owners=owners)
     return standardize(check(subset(whole, kept)))
+
+
+def _held_out(
+    labels: np.ndarray, owners: np.ndarray | None, share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of training and test examples; every owner has one to train on."""
+    kept, out = stratified(labels, share, TEST)
+    if owners is None:
+        return kept, out
+    _, first = np.unique(owners[out], return_index=True)
+    back = out[first][~np.isin(owners[out[first]], owners[kept])]
+    if len(back) == len(out):
+        raise ValueError(
+            "every owner has one example, which is for training; give the examples for "
+            "testing, or leave the owners out"
+        )
+    return np.concatenate([kept, back]), np.setdiff1d(out, back, assume_unique=True)
 
 
 def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
@@ -115,7 +133,7 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
     if classes is not None and classes.dtype.kind != "U":
         raise ValueError(f"{path}: expected classes as strings, found {classes.dtype}")
     held = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
-    with _named(path):
+    with named(path):
         return from_arrays(
             arrays["x"],
             arrays["y"],
@@ -179,7 +197,7 @@ def from_csv(
         kept, out = np.arange(len(y)), None
     else:
         kept, out = _divided(path, table, split)
-    with _named(path):
+    with named(path):
         return from_arrays(
             x[kept],
             y[kept],
@@ -297,8 +315,18 @@ def _existing(path: Place) -> Path:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Names the file in the errors of a block."""
+def named(path: Path) -> Iterator[None]:
+    """Names the file or the directory in the errors of a block.
+
+    Args:
+      path: The path.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      ValueError: If the block raises one.
+    """
     try:
         yield
     except ValueError as error:
@@ -327,11 +355,13 @@ def _check_length(name: str, values: np.ndarray, x: np.ndarray) -> None:
 def _classes(
     labels: Sequence[np.ndarray], classes: Sequence[str] | None
 ) -> tuple[str, ...]:
+    found = np.unique(np.concatenate(labels))
     if classes is None:
-        classes = [str(one) for one in np.unique(np.concatenate(labels))]
-    if len(classes) < 2:
+        classes = [str(one) for one in found]
+    if len(found) < 2 or len(classes) < 2:
         raise ValueError(
-            f"all labels are {classes[0]!r}; classification needs two or more classes"
+            f"all labels are {str(found[0])!r}; classification needs two or more "
+            "classes"
         )
     return tuple(map(str, classes))
 

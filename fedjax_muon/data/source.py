@@ -19,6 +19,7 @@ from fedjax_muon.data.dataset import Dataset
 
 LIMIT = 2**28  # bytes of an unpacked file; the largest published one has 1.6e8
 LINE_LIMIT = 2**12  # bytes per line of a file whose number of lines is published
+REQUIRED = "scikit-learn"  # a required package with data sets
 CHUNK = 2**20  # bytes that are unpacked at a time
 PACKED: dict[str, tuple[str, Callable[..., Any]]] = {
     ".gz": ("gzip", gzip.open),
@@ -30,7 +31,9 @@ PACKED: dict[str, tuple[str, Callable[..., Any]]] = {
 class File(NamedTuple):
     """A file as published. A field that is None is unknown and not checked."""
 
-    name: str  # relative to the folder of the data set
+    # relative to the folder of the data set, or a pattern such as train/*.json, whose
+    # first match stands for all
+    name: str
     size: int | None = None  # bytes, unpacked
     lines: int | None = None
     rows: int | None = None  # examples, counted when the file is read
@@ -67,6 +70,7 @@ class Source(NamedTuple):
     layouts: tuple[Layout, ...] = ()  # the first one that is present is read
     prepared: str = ""  # name in tensorflow-datasets
     scaled: bool = False  # whether its files are scaled, so it is not standardized
+    package: str = REQUIRED  # that has the data set, if it is embedded
 
     @property
     def embedded(self) -> bool:
@@ -132,6 +136,8 @@ def existing(folder: Path, file: File, layout: Layout) -> Iterator[Path]:
     Yields:
       Paths that exist.
     """
+    if "*" in file.name:
+        yield from sorted(folder.glob(file.name))
     for suffix in ("", *layout.packed):
         path = folder / f"{file.name}{suffix}"
         if path.is_file():

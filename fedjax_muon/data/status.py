@@ -5,7 +5,8 @@ from typing import Literal, NamedTuple
 
 from fedjax_muon.data import prepared
 from fedjax_muon.data.names import PREPARED, Directory, data_directory, source_of
-from fedjax_muon.data.source import File, located, verify
+from fedjax_muon.data.packages import folder_of
+from fedjax_muon.data.source import REQUIRED, File, Source, located, verify
 
 
 class Status(NamedTuple):
@@ -38,7 +39,7 @@ def status(name: str, data_dir: Directory = None) -> Status:
     """
     source = source_of(name)
     if source.embedded:
-        return Status("present")
+        return _embedded(source)
     try:
         directory = data_directory(name, data_dir)
     except ValueError as error:
@@ -63,6 +64,16 @@ def status(name: str, data_dir: Directory = None) -> Status:
         file._replace(rows=None) != File(file.name) for file in found.layout.files
     )
     return Status("present", place, verified=known)
+
+
+def _embedded(source: Source) -> Status:
+    if source.package == REQUIRED:
+        return Status("present")
+    try:
+        folder_of(source.package)
+    except ValueError as error:
+        return Status("missing", problem=str(error))
+    return Status("present")
 
 
 def _prepared(plain: str, directory: Path) -> Status:

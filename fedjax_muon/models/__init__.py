@@ -1,7 +1,8 @@
 """Flax modules that map a batch of examples to logits, without batch statistics.
 
 `ALL` has the constructors by name. Each takes `classes`; all other arguments have
-defaults. The RNN takes token ids, the MLP any numeric arrays, and the others images.
+defaults. RNN, LSTM and GRU take token ids, the MLP any numeric arrays, and the others
+images.
 `ResNet18`, `ViT`, `vit_tiny` and `swin_tiny` have the sizes that papers train on CIFAR;
 these are slow on a CPU.
 
@@ -26,7 +27,7 @@ from fedjax_muon.models.from_nnx import from_nnx
 from fedjax_muon.models.lenet import LeNet
 from fedjax_muon.models.mlp import MLP
 from fedjax_muon.models.resnet import ResNet18
-from fedjax_muon.models.rnn import RNN
+from fedjax_muon.models.rnn import RNN, gru, lstm
 from fedjax_muon.models.roberta import RoBERTa
 from fedjax_muon.models.roberta_checkpoint import load_roberta, roberta_of
 from fedjax_muon.models.swin import Swin, swin_tiny
@@ -38,6 +39,8 @@ ALL: dict[str, Callable[..., nn.Module]] = {
     "lenet": LeNet,
     "emnist_cnn": EmnistCNN,
     "rnn": RNN,
+    "lstm": lstm,
+    "gru": gru,
     "resnet18": ResNet18,
     "vit": ViT,
     "vit_tiny": vit_tiny,
@@ -55,8 +58,10 @@ __all__ = [
     "Swin",
     "ViT",
     "from_nnx",
+    "gru",
     "load_roberta",
     "load_swin",
+    "lstm",
     "roberta_of",
     "swin_tiny",
     "vit_tiny",

@@ -1,5 +1,7 @@
-"""The recurrent network for sentences."""
+"""Recurrent networks for sentences and characters."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -9,10 +11,10 @@ from jax.typing import DTypeLike
 
 
 class RNN(nn.Module):
-    """An embedding, recurrent tanh layers, and a linear map of the last hidden state.
+    """An embedding, recurrent layers, and a linear map of the last hidden state.
 
     It maps token ids [B, length], with 0 for padding, to logits [B, classes]. In every
-    layer, h starts at 0 and for each token
+    layer of the default cell, h starts at 0 and for each token
 
         h <- tanh(W x + b + U h)
 
@@ -30,7 +32,7 @@ class RNN(nn.Module):
 
     The default sizes are those of "Federated Stochastic Minimax Optimization Under
     Heavy-Tailed Noises" (Zhang and Gao): 61,407,234 parameters. A size for laptops is
-    `RNN(2, 2**15, 32, 64, 1)`.
+    `RNN(2, 2**15, 32, 64, 1)`. `lstm` and `gru` have other cells.
 
     Attributes:
       classes: Number of classes.
@@ -38,6 +40,7 @@ class RNN(nn.Module):
       embedding: Size of an embedding.
       hidden: Size H of a hidden state.
       layers: Number of recurrent layers.
+      cell: Cell of flax with the arguments `features` and `dtype`.
       dtype: Type of the computation; that of parameters and inputs by default.
 
     Raises:
@@ -52,6 +55,7 @@ class RNN(nn.Module):
     embedding: int = 300
     hidden: int = 4096
     layers: int = 2
+    cell: Callable[..., nn.RNNCellBase] = nn.SimpleCell
     dtype: DTypeLike | None = None
 
     @nn.compact
@@ -68,9 +72,9 @@ class RNN(nn.Module):
         # Inside `jax.shard_map` the carry must vary over the same axes as the states.
         start = jnp.zeros_like(states, shape=(len(ids), self.hidden))
         for _ in range(self.layers):
-            cell = nn.SimpleCell(self.hidden, dtype=self.dtype)
+            cell = self.cell(self.hidden, dtype=self.dtype)
             layer = nn.RNN(cell, time_major=True)
-            states = layer(states, initial_carry=start)
+            states = layer(states, initial_carry=_carry(cell, start))
         last = states[lengths - 1, jnp.arange(len(ids))]
         return nn.Dense(self.classes, dtype=self.dtype)(last)
 
@@ -85,3 +89,19 @@ class RNN(nn.Module):
                 raise ValueError(
                     f"RNN's {name} must be at least 1, got {getattr(self, name)}"
                 )
+
+
+def _carry(cell: nn.RNNCellBase, start: jax.Array) -> Any:
+    """The state of a cell before the first token: one array of zeros, or several."""
+    made = lambda key: cell.initialize_carry(key, start.shape)
+    carry = jax.eval_shape(made, jax.random.key(0))
+    return jax.tree.map(lambda _: start, carry)
+
+
+lstm = partial(RNN, embedding=8, hidden=256, layers=2, cell=nn.OptimizedLSTMCell)
+"""`RNN` with LSTM cells and, by default, the size of LEAF's model for Shakespeare
+(arXiv:1812.01097): an embedding of 8 numbers for each character, and two layers of 256.
+"""
+
+gru = partial(RNN, embedding=8, hidden=256, layers=2, cell=nn.GRUCell)
+"""`RNN` with GRU cells and, by default, the size of `lstm`."""

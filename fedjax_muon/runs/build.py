@@ -42,6 +42,7 @@ SHAPE_SCALES = {
     "spectral": transforms.spectral,
 }
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+RECURRENT = ("rnn", "lstm", "gru")  # models
 CONVOLUTIONAL = ("lenet", "emnist_cnn", "resnet18")  # models
 AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
 
@@ -199,11 +200,11 @@ def _task(config: Config, dataset: Dataset) -> Task:
 
 def _trained(config: Config, dataset: Dataset) -> Task:
     is_text = dataset.x_train.dtype == np.int32
-    fits = is_text == (config.model in ("rnn", "roberta"))
+    fits = is_text == (config.model in (*RECURRENT, "roberta"))
     if not fits and not own_code.is_own(config.model):
         raise ValueError(
-            f"the model {config.model} does not fit {config.dataset}; rnn is for text, "
-            "and for nothing else, and so is roberta"
+            f"the model {config.model} does not fit {config.dataset}; rnn, lstm and "
+            "gru are for text, and for nothing else, and so is roberta"
         )
     if config.convolution != "direct" and config.model not in CONVOLUTIONAL:
         raise ValueError(
@@ -227,8 +228,16 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
         return own_code.model(config.model, given, needed=needed)
     if config.model == "mlp":
         return models.MLP(classes, config.hidden, dtype=dtype)
-    if config.model == "rnn":
-        return models.RNN(classes, dataset.tokens, *config.rnn, dtype=dtype)
+    if config.model in RECURRENT:
+        embedding, hidden, layers = config.rnn
+        return models.ALL[config.model](
+            classes,
+            vocabulary_size=dataset.tokens,
+            embedding=embedding,
+            hidden=hidden,
+            layers=layers,
+            dtype=dtype,
+        )
     options = {"convolution": by_patches} if config.convolution == "patches" else {}
     return models.ALL[config.model](classes, dtype=dtype, **options)
 

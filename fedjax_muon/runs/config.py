@@ -14,6 +14,7 @@ from typing import Any, Literal
 from fedjax_muon import algorithms, minimax, models
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_range, recipe
+from fedjax_muon.data.names import NAMES, PREPARED
 from fedjax_muon.runs import own_code
 from fedjax_muon.runs.lists import Model, check_name, check_widths
 from fedjax_muon.runs.private_config import Private
@@ -38,15 +39,21 @@ class Config:
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, cifar10, cifar100, tiny_imagenet, sst2
     or breast_cancer: `fedjax-muon data` shows all; or tfds:NAME for one that `prepare`
-    has made; or your own file, FILE.csv or FILE.npz."""
+    has made; or your own file, FILE.csv or FILE.npz; or a directory of images,
+    CLASS/IMAGE, or of a saved data set of Hugging Face."""
     label: str = "label"
-    """Column of the labels of FILE.csv; all columns that are not named are features."""
+    """Column of the labels of a table, FILE.csv or a data set of Hugging Face; all
+    columns that are not named are features."""
     owner: str | None = None
-    """Column of FILE.csv with the client of every row, for the partition by_owner."""
+    """Column of a table with the client of every row, for the partition by_owner; of
+    images, a regular expression that finds the client in the image's path."""
     split: str | None = None
     """Column of FILE.csv that says train or test; by default, a fifth is for tests."""
     exclude: tuple[str, ...] = ()
-    """Columns of FILE.csv to leave out."""
+    """Columns of a table to leave out."""
+    image_size: tuple[int, int] | None = None
+    """Height and width to which images of a directory are resized; by default, all must
+    have the same."""
     data_dir: Path | None = None
     """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
     train_share: float = 1.0
@@ -73,8 +80,8 @@ class Config:
     shards_per_client: int = 2
     """How many label shards each client gets."""
     model: Model = "mlp"
-    """Model that is trained; rnn and roberta are for text, and text is for them. Your
-    own one is MODULE:FUNCTION."""
+    """Model that is trained; rnn, lstm, gru and roberta are for text, and text is for
+    them. Your own one is MODULE:FUNCTION."""
     checkpoint: Path | None = None
     """Pretrained weights: of roberta, model.safetensors beside its config.json,
     vocab.json and merges.txt, or their folder; of swin_tiny, a safetensors file by
@@ -86,7 +93,8 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""
     rnn: tuple[int, int, int] = (32, 64, 1)
-    """Widths of the rnn's embedding and state, and its layers; 300 4096 2 in papers."""
+    """Widths of the embedding and the state of rnn, lstm and gru, and their layers; 300
+    4096 2 in papers, and 8 256 2 for characters."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in; parameters and their gradients stay float32."""
     convolution: Literal["direct", "patches"] = "direct"
@@ -200,8 +208,19 @@ class Config:
                 "owner names the column of clients for the partition by_owner, got "
                 f"{self.partition}; add --partition by_owner"
             )
-        if self.dataset.endswith(FILES):  # a run goes on in any directory
-            object.__setattr__(self, "dataset", str(Path(self.dataset).absolute()))
+        if is_own(self.dataset):  # a run goes on in any directory
+            object.__setattr__(
+                self, "dataset", str(Path(self.dataset).expanduser().absolute())
+            )
+
+
+def is_own(dataset: str) -> bool:
+    """Whether a data set is the user's own file or directory, and not a name."""
+    if dataset.endswith(FILES):
+        return True
+    if dataset.startswith(PREPARED) or dataset in NAMES:
+        return False
+    return "/" in dataset or Path(dataset).expanduser().is_dir()
 
 
 DEFAULTS = {

@@ -1,8 +1,8 @@
 """Data sets of runs, and models that start at pretrained weights."""
 
-import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -10,8 +10,10 @@ from fedjax_muon import data, models
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.dataset import stratified, subset
+from fedjax_muon.data.folders import by_pattern
+from fedjax_muon.data.hugging_face import is_saved
 from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
-from fedjax_muon.runs.config import FILES, Config
+from fedjax_muon.runs.config import Config, is_own
 from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import Task
@@ -20,6 +22,15 @@ from fedjax_muon.versions import install_command
 GET = {
     "roberta": f"the directory of roberta-base, from {roberta_checkpoint.URL}",
     "swin_tiny": f"model.safetensors from {swin_checkpoint.URL}",
+}
+
+TABLE = "tables (a CSV file, or a data set of Hugging Face)"
+OPTIONS = {  # what options of one's own data are for
+    "label": TABLE,
+    "owner": f"{TABLE} or directories of images",
+    "split": "CSV files",
+    "exclude": TABLE,
+    "image_size": "directories of images",
 }
 
 
@@ -65,40 +76,50 @@ def dataset_of(config: Config) -> Dataset:
 
 
 def _own(config: Config) -> Dataset:
-    """The user's own file."""
+    """The user's own file or directory."""
     if config.model == "roberta":
         raise ValueError(
             "the model roberta needs sentences, which are not read from your own "
             "files; encode them by fedjax_muon.data.byte_pairs, in Python"
         )
+    place = Path(config.dataset)
+    columns: dict[str, Any] = {
+        "label": config.label,
+        "owner": config.owner,
+        "exclude": config.exclude,
+    }
     if config.dataset.endswith(".csv"):
-        return data.from_csv(
-            config.dataset,
-            label=config.label,
-            owner=config.owner,
-            split=config.split,
-            exclude=config.exclude,
-        )
-    return data.from_npz(config.dataset)
+        return data.from_csv(place, split=config.split, **columns)
+    if config.dataset.endswith(".npz"):
+        return data.from_npz(place)
+    if is_saved(place):
+        return data.from_hf(place, size=config.image_size, **columns)
+    owner = None if config.owner is None else by_pattern(config.owner)
+    return data.from_folder(place, size=config.image_size, owner=owner)
 
 
-def _check_columns(config: Config) -> None:
-    """Refuses names of columns for data that has none."""
+def _check_options(config: Config) -> None:
+    """Refuses options for data that does not have what they name."""
+    place = Path(config.dataset)
+    allowed: tuple[str, ...] = ()
     if config.dataset.endswith(".csv"):
-        return
-    for field in dataclasses.fields(Config):
-        is_given = getattr(config, field.name) != field.default
-        if field.name in ("label", "owner", "split", "exclude") and is_given:
+        allowed = ("label", "owner", "split", "exclude")
+    elif is_own(config.dataset) and place.suffix != ".npz":
+        saved = is_saved(place)
+        allowed = ("owner", "image_size", *(("label", "exclude") if saved else ()))
+    for name in ("label", "owner", "split", "exclude", "image_size"):
+        field = Config.__dataclass_fields__[name]
+        if name not in allowed and getattr(config, name) != field.default:
             raise ValueError(
-                f"{field.name} is for columns of a CSV file, and {config.dataset} is "
-                "none; leave it out"
+                f"{name} is for {OPTIONS[name]}, and {config.dataset} is none; leave "
+                "it out"
             )
 
 
 def _whole(config: Config) -> Dataset:
-    _check_columns(config)
+    _check_options(config)
     place = checkpoint_of(config) if config.model == "roberta" else None
-    if config.dataset.endswith(FILES):
+    if is_own(config.dataset):
         return _own(config)
     if place is None:
         return data.load(config.dataset, config.data_dir)

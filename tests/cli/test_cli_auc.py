@@ -238,7 +238,7 @@ BAD = {
         "compare --problem auc --cohort-size 4",
     ),
     "digits for rnn": (
-        "the model rnn does not fit digits; rnn is for text",
+        "the model rnn does not fit digits; rnn, lstm and gru are for text",
         "train --model rnn",
     ),
     "learning rate": (
@@ -274,7 +274,7 @@ def test_text_is_refused_for_other_models(tmp_path, capsys, monkeypatch):
     for problem in ((), AUC):
         words = ("--dataset", "sst2", "--data-dir", tmp_path, "--output", output)
         message = refused(capsys, "train", *problem, *words)
-        assert "the model mlp does not fit sst2; rnn is for text" in message
+        assert "the model mlp does not fit sst2; rnn, lstm and gru" in message
     assert not output.exists()
 
 

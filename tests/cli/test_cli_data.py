@@ -1,6 +1,7 @@
 """`fedjax-muon data`: present and missing data sets, and how to get them."""
 
 import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -35,8 +36,10 @@ def test_without_a_directory_all_but_the_embedded_are_missing(capsys):
     table = rows(text)
     assert set(table) == {*data.NAMES, *(f"tfds:{name}" for name in prepared.SETS)}
     for name, row in table.items():
-        embedded = names.source_of(name).embedded
-        assert row[-1] == ("present: scikit-learn" if embedded else "missing")
+        package = names.source_of(name).package
+        importable = find_spec(package.replace("scikit-learn", "sklearn"))
+        embedded = names.source_of(name).embedded and importable
+        assert row[-1] == (f"present: {package}" if embedded else "missing")
     assert table["fashion_mnist"][:3] == ["60000 + 10000", "28 x 28 x 1", "10"]
     assert "name one by --data-dir or FEDJAX_MUON_DATA" in text
     assert "  tfds:glue/sst2: fedjax-muon prepare glue/sst2\n" in text

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import refused, run
+from PIL import Image
 
 from fedjax_muon import data
 from fedjax_muon.reporting import metrics_csv
@@ -57,6 +58,58 @@ def test_owners_of_an_archive_are_the_clients(tmp_path):
     assert len(parts_of(config, dataset_of(config), 0)) == 3
 
 
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(20):
+        place = tmp_path / "scans" / ("ill", "healthy")[i % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, size=(6, 6 + i % 2), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"clinic{i % 3}_{i}.png")
+    return tmp_path / "scans"
+
+
+def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder.parent)
+    place = folder.parent / "run"
+    given = ("--dataset", "scans", "--image-size", "4", "5", "--owner", "(.*)_")
+    run(*TRAIN, *given, "--partition", "by_owner", "--output", place)
+    config = read(place).config
+    assert config.dataset == str(folder)
+    dataset = dataset_of(config)
+    assert dataset.x_train.shape[1:] == (4, 5, 1)
+    assert len(parts_of(config, dataset, 0)) == 3
+    said = refused(capsys, *TRAIN, "--dataset", "scans")
+    assert "expected 6 x 7 pixels as in" in said
+    owner = ("--image-size", "4", "4", "--partition", "by_owner", "--owner")
+    said = refused(capsys, *TRAIN, "--dataset", "./scans", *owner, "bank(.)")
+    assert "owner 'bank(.)' finds nothing in this path" in said
+    said = refused(capsys, *TRAIN, "--dataset", "scans/", *owner, "(")
+    assert said.startswith("owner '(' is no regular expression: missing )")
+    said = refused(capsys, *TRAIN, "--dataset", "scans", "--label", "risk")
+    assert said.startswith("label is for tables")
+    said = refused(capsys, *TRAIN, "--image-size", "4", "4")
+    assert said.startswith("image_size is for directories of images, and digits is no")
+    said = refused(capsys, *TRAIN, "--dataset", "scams/")
+    assert said == f"there is no folder {folder.parent / 'scams'}"
+    assert "unknown data set 'scams'" in refused(capsys, *TRAIN, "--dataset", "scams")
+
+
+def test_a_data_set_of_hugging_face(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is of extra [hf]")
+    datasets.disable_progress_bars()
+    rng = np.random.default_rng(0)
+    banks = ["north", "south", "west", "south"] * 10
+    columns = {"age": rng.normal(size=40), "bank": banks, "risk": ["a", "b"] * 20}
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "loans")
+    place = tmp_path / "run"
+    run(*TRAIN, *COLUMNS, "--dataset", tmp_path / "loans", "--output", place)
+    config = read(place).config
+    sizes = [len(part) for part in parts_of(config, dataset_of(config), 0)]
+    assert sizes == np.bincount(dataset_of(config).owners).tolist()
+    assert len(sizes) == 3
+
+
 def test_a_share_of_the_examples_keeps_its_owners(table):
     given = data.from_csv(table, label="risk", owner="bank", exclude=["note"])
     half, _ = data.hold_out(given, 0.5)
@@ -89,11 +142,13 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     archive = tmp_path / "a.npz"
     np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
     said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
-    assert said == f"label is for columns of a CSV file, and {archive} is none; " + (
-        "leave it out"
+    assert said == (
+        "label is for tables (a CSV file, or a data set of Hugging Face), and "
+        f"{archive} is none; leave it out"
     )
     said = refused(capsys, *TRAIN, "--exclude", "risk")
-    assert "exclude is for columns of a CSV file, and digits is none" in said
+    assert said.startswith("exclude is for tables (a CSV file, or ")
+    assert "and digits is none" in said
     said = refused(capsys, *TRAIN, "--partition", "by_owner")
     assert said.startswith("digits does not say whose its examples are")
     assert not Path("runs").exists()

@@ -211,7 +211,7 @@ def test_unknown_names_list_the_nearest_first(typo, nearest):
     assert set(data.NAMES) <= set(listed)
 
 
-EMBEDDED = ("digits", "breast_cancer")
+EMBEDDED = ("digits", "breast_cancer", "plays", "heart_disease")
 FROM_FILES = [
     *(name for name in data.NAMES if name not in EMBEDDED),
     "tfds:tiny_images",

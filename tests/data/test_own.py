@@ -32,6 +32,14 @@ def test_arrays_are_standardized_by_their_training_part():
     assert np.unique(OWNERS)[dataset.owners].tolist() == OWNERS[kept].tolist()
 
 
+def test_every_owner_keeps_a_training_example():
+    few = np.where(np.arange(60) < 50, 0, np.arange(60))
+    dataset = data.from_arrays(X, Y, owners=few)
+    assert np.unique(dataset.owners).tolist() == list(range(11))
+    assert len(dataset.x_train) + len(dataset.x_test) == 60
+    assert 1 <= len(dataset.x_test) <= 12
+
+
 def test_given_test_examples_are_the_only_ones():
     test = X[:6] + 1, Y[:6]
     dataset = data.from_arrays(X, Y, test=test)
@@ -75,6 +83,8 @@ def test_token_ids_stay_as_they_are():
         ({"x": np.ones((60, 2))}, "channel 0 is constant in x_train"),
         ({"owners": [1, 2]}, "owners must be 60 integers or strings"),
         ({"owners": [None] * 60}, "owners must be 60 integers or strings"),
+        ({"y": ["low"] * 60, "classes": ("low", "high")}, "all labels are 'low'; clas"),
+        ({"owners": np.arange(60)}, "every owner has one example, which is for train"),
         ({"classes": ("low", "mid")}, "y has the label 'high', which is none of the c"),
         ({"test_share": 1.0}, r"the test share must be in \(0, 1\), got 1.0"),
         ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),

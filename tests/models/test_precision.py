@@ -16,14 +16,15 @@ from fedjax_muon.tasks.classification import logits_of
 
 VIT = {"patch": 2, "width": 12, "depth": 1, "heads": 2, "head_width": 4, "hidden": 14}
 SWIN = {"patch": 1, "window": 3, "width": 6, "depths": (1, 1), "heads": (2, 3)}
+RNN = {"vocabulary_size": 11, "embedding": 6, "hidden": 7, "layers": 1}
+RECURRENT = ("rnn", "lstm", "gru")
 SMALL = {  # name: (options, shape of an example)
     "mlp": ({"features": (9, 8)}, (4, 4, 1)),
     "lenet": ({}, (12, 12, 1)),
     "emnist_cnn": ({}, (6, 6, 1)),
-    "rnn": (
-        {"vocabulary_size": 11, "embedding": 6, "hidden": 7, "layers": 1},
-        (5,),
-    ),
+    "rnn": (RNN, (5,)),
+    "lstm": (RNN, (5,)),
+    "gru": (RNN, (5,)),
     "resnet18": ({"groups": 2, "widths": (4, 6)}, (6, 6, 3)),
     "vit": (VIT, (4, 6, 3)),
     "vit_tiny": (VIT, (4, 6, 3)),
@@ -41,7 +42,7 @@ def prepared(name):
     options, example = SMALL[name]
     params = drawn(shapes(models.ALL[name](5, **options), example))
     rng = np.random.default_rng(1)
-    if name == "rnn":
+    if name in RECURRENT:
         x = jnp.asarray(rng.integers(1, 11, (4, *example)), jnp.int32)
     else:
         x = jnp.float32(rng.normal(size=(4, *example)))
@@ -97,7 +98,7 @@ def test_logits_are_near_those_of_float32(name):
     for equation in equations(program):  # of softmax and of normalisation
         if equation.primitive.name in ("exp", "rsqrt"):
             assert equation.invars[0].aval.dtype == jnp.float32
-    length = x.shape[1] if name == "rnn" else 1  # a scan's products come in a row
+    length = x.shape[1] if name in RECURRENT else 1  # a scan's products come in a row
     chain = length * sum(path.endswith("kernel") for path in by_path(params))
     error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
     assert EPSILON / 8 < error < 2 * math.sqrt(chain) * EPSILON

@@ -1,0 +1,174 @@
+"""Directories that the library `datasets` of Hugging Face wrote."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_muon import data
+
+datasets = pytest.importorskip("datasets", reason="datasets is of extra [hf]")
+RNG = np.random.default_rng(0)
+AGES = RNG.normal(40, 10, 20)
+SCANS = RNG.normal(size=(20, 2))
+LABELS = [0, 1] * 10
+CLINICS = [f"clinic{i % 3}" for i in range(20)]
+PIXELS = RNG.integers(0, 255, size=(12, 5, 4, 3), dtype=np.uint8)
+RISK = datasets.ClassLabel(names=["low", "high"])
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    datasets.disable_progress_bars()
+
+
+def saved(place, columns, label=None):
+    """Writes a table, or a table for each split."""
+    splits = columns if "train" in columns else {"": columns}
+    made = {}
+    for name, one in splits.items():
+        table = datasets.Dataset.from_dict(one)
+        made[name] = table.cast_column("label", label) if label else table
+    whole = datasets.DatasetDict(made) if "train" in made else made[""]
+    whole.save_to_disk(str(place / "saved"))
+    return place / "saved"
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def table(**changes):
+    columns = {"age": AGES.tolist(), "scan": SCANS.tolist(), "clinic": CLINICS}
+    return columns | {"label": LABELS} | changes
+
+
+def images(**changes):
+    columns = {"image": [png(p) for p in PIXELS], "label": LABELS[:12]} | changes
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.Value("int64")}
+    )
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def assert_same(ours, expected):
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+def test_columns_of_numbers_and_lists(tmp_path):
+    ours = data.from_hf(saved(tmp_path, table(), RISK), owner="clinic")
+    x = np.concatenate([AGES.astype(np.float32)[:, None], SCANS], axis=1)
+    owners = [i % 3 for i in range(20)]
+    expected = data.from_arrays(x, LABELS, owners=owners, classes=("low", "high"))
+    assert_same(ours, expected)
+
+
+def test_splits_and_labels_of_a_dict(tmp_path):
+    names = np.array(["low", "high"])[LABELS].tolist()
+    train = table(label=names)
+    test = {name: column[:6] for name, column in train.items()}
+    place = saved(tmp_path, {"train": train, "test": test, "unsupervised": test})
+    ours = data.from_hf(place, exclude=["scan", "clinic"])
+    x = AGES.astype(np.float32)[:, None]
+    expected = data.from_arrays(x, names, test=(x[:6], names[:6]))
+    assert_same(ours, expected)
+    assert ours.classes == ("high", "low")
+
+
+def test_images_are_decoded(tmp_path):
+    images().save_to_disk(tmp_path / "saved")
+    ours = data.from_hf(tmp_path / "saved")
+    assert_same(ours, data.from_arrays(PIXELS, LABELS[:12]))
+    assert data.from_hf(tmp_path / "saved", size=(2, 3)).x_train.shape[1:] == (2, 3, 3)
+
+
+def test_texts_are_words_of_the_training_texts(tmp_path):
+    texts = ["good food", "bad bad food", "good", "bad"] * 5
+    place = saved(tmp_path, {"text": texts, "label": LABELS, "by": CLINICS})
+    ours = data.from_hf(place, owner="by")
+    assert ours.x_train.dtype == np.int32
+    assert ours.tokens == 5  # padding, the unknown word, and three
+    # every text has the token of its own judgement, and no other
+    seen = [{*row} & {*other} for row in ours.x_train for other in ours.x_train]
+    good = {tuple(row) for row in ours.x_train[ours.y_train == 0]}
+    bad = {tuple(row) for row in ours.x_train[ours.y_train == 1]}
+    assert seen
+    assert len(good) == len(bad) == 2
+    assert not good & bad
+    assert set(ours.owners) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "said"),
+    [
+        ({}, {"label": "risk"}, "no column 'risk' for label in train; its columns are"),
+        ({}, {"owner": "bank"}, "no column 'bank' for owner in train; its columns are"),
+        ({}, {"exclude": ["x"]}, "no column 'x' for exclude in train"),
+        ({"label": [1] * 20}, {}, "all labels are '1'; classification needs two"),
+        ({"label": [0.5] * 20}, {}, "column 'label' has the type Value"),
+        (
+            {"clinic": ["a"] * 7 + [None] + ["b"] * 12},
+            {"owner": "clinic"},
+            "row 7 of train: column 'clinic' is empty; fill it in",
+        ),
+        (
+            {"clinic": ["a"] * 7 + [""] + ["b"] * 12},
+            {"owner": "clinic"},
+            "row 7 of train: column 'clinic' is empty; fill it in",
+        ),
+        ({"label": [0, -1] * 10}, {}, "row 1 of train: the label -1 is that of hidden"),
+        ({"age": [1.0, None] * 10}, {}, "row 1 of train: column 'age' is empty or no"),
+        ({"age": [1.0, 1e39] * 10}, {}, "row 1 of train: column 'age' is empty or no"),
+        ({"scan": [[1.0]] * 19 + [[2.0, 3.0]]}, {}, r"row 19 of train: .* shape \[2\]"),
+        ({"scan": [{"a": 1}] * 20}, {}, "column 'scan' has the type .* exclude it"),
+        ({"age": ["old"] * 20}, {}, "such as 'age', is the only feature; exclude it, "),
+        ({}, {"exclude": ["age", "scan", "clinic"]}, "no column is left for features"),
+    ],
+)
+def test_rows_and_columns_that_do_not_fit_are_named(changes, options, said, tmp_path):
+    options.setdefault("exclude", [] if "owner" in options else ["clinic"])
+    place = saved(tmp_path, table(**changes))
+    with pytest.raises(ValueError, match=said) as caught:
+        data.from_hf(place, **options)
+    assert str(caught.value).startswith(str(place))
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_images_are_named(tmp_path):
+    entries = [png(p) for p in PIXELS]
+    entries[4] = {"bytes": entries[4]["bytes"][:40], "path": None}
+    images(image=entries).save_to_disk(tmp_path / "cut")
+    with pytest.raises(ValueError, match=r"cut, row 4 of train: expected .* image, fo"):
+        data.from_hf(tmp_path / "cut")
+    # a format that Pillow reads, but none that is read here
+    entries[4] = {"bytes": b"P6 4 5 255\n" + PIXELS[0].tobytes(), "path": None}
+    images(image=entries).save_to_disk(tmp_path / "script")
+    with pytest.raises(ValueError, match=r"row 4 of train: expected .* image, f"):
+        data.from_hf(tmp_path / "script")
+    entries[4] = png(PIXELS[0, :3])
+    images(image=entries).save_to_disk(tmp_path / "small")
+    with pytest.raises(ValueError, match="row 4 of train: expected 5 x 4 pixels"):
+        data.from_hf(tmp_path / "small")
+
+
+def test_the_library_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r'need datasets: pip install "datasets'):
+        data.from_hf(tmp_path)
+
+
+def test_directories_that_datasets_did_not_write(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no directory"):
+        data.from_hf(tmp_path / "none")
+    with pytest.raises(ValueError, match="what save_to_disk of datasets wrote"):
+        data.from_hf(tmp_path)
+    place = saved(tmp_path, table())
+    (arrow,) = place.glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:200])
+    with pytest.raises(ValueError, match="what save_to_disk of datasets wrote"):
+        data.from_hf(place)
