@@ -128,10 +128,11 @@ def _compare(job: Comparison, dataset: data.Dataset, run_dir: Path) -> None:
     for name, why in diverged.items():
         console.print(f"{label_of(name)} diverged: {why}", style="red")
     with refusing():
-        table = comparisons.report(job, run_dir, diverged)
-    if table is None:
+        found = comparisons.report(job, run_dir, diverged)
+    if not found:
         sys.exit(1)
-    console.print(tables.for_terminal(table))
+    for table in found:
+        console.print(tables.for_terminal(table))
     console.print(f"metrics, checkpoints and comparison.png in {run_dir}")
 
 

@@ -25,6 +25,7 @@ class Dataset(NamedTuple):
     # For data with natural clients, the number of the client that has each training
     # example, [n].
     owners: np.ndarray | None = None
+    test_owners: np.ndarray | None = None  # likewise of each test example
     # How the inputs were standardized; None if they were not.
     standardization: Standardization | None = None
 
@@ -68,19 +69,23 @@ def check(dataset: Dataset) -> Dataset:
         y_test=_checked_labels("y_test", dataset.y_test, len(x_test), num_classes),
         classes=tuple(dataset.classes),
         tokens=max(dataset.tokens, found),
-        owners=_checked_owners(dataset.owners, len(x_train)),
+        owners=_checked_owners("owners", dataset.owners, len(x_train)),
+        test_owners=_checked_owners("test_owners", dataset.test_owners, len(x_test)),
         standardization=dataset.standardization,
     )
 
 
-def _checked_owners(owners: ArrayLike | None, num_examples: int) -> np.ndarray | None:
+def _checked_owners(
+    name: str, owners: ArrayLike | None, num_examples: int
+) -> np.ndarray | None:
     if owners is None:
         return None
     owners = np.asarray(owners)
     whole = owners.dtype.kind in "iu"
     if owners.shape != (num_examples,) or not whole or owners.min() < 0:
+        kind = "test" if name == "test_owners" else "training"
         raise ValueError(
-            f"owners must be {num_examples} integers of 0 or more, one per training "
+            f"{name} must be {num_examples} integers of 0 or more, one per {kind} "
             f"example, got {owners.dtype}{list(owners.shape)}"
         )
     return owners.astype(np.int32)

@@ -82,6 +82,7 @@ def read_heart_disease() -> Dataset:
         y_test=y[~is_train],
         classes=CLASSES,
         owners=hospital[is_train],
+        test_owners=hospital[~is_train],
     )
 
 

@@ -76,7 +76,8 @@ def from_arrays(
     x_test, y_test = (x[out], labels[out])
     if held is not None:
         x_test, y_test = held[0], _numbered("y_test", np.asarray(held[1]), names)
-    whole = Dataset(x, labels, x_test, y_test, names, owners=owners)
+    tested = None if owners is None or held is not None else owners[out]
+    whole = Dataset(x, labels, x_test, y_test, names, 0, owners, tested)
     return standardize(check(subset(whole, kept)))
 
 

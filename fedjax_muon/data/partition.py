@@ -260,46 +260,6 @@ def by_owner(owners: ArrayLike) -> list[np.ndarray]:
     return [_indices(part) for part in np.split(order, ends)]
 
 
-def like(
-    parts: Sequence[np.ndarray],
-    labels: ArrayLike,
-    test_labels: ArrayLike,
-    *,
-    key: jax.Array,
-) -> list[np.ndarray]:
-    """Divides test examples by the clients' shares of the training examples.
-
-    The m_k shuffled test examples of class k are cut at floor(m_k cumsum(q_k)), where
-    q_k are the clients' shares of the training examples of the class.
-
-    Args:
-      parts: For every client, the ids of its training examples.
-      labels: Labels of training examples, integers [n].
-      test_labels: Labels of test examples, integers [m].
-      key: Typed key; the same key gives the same partition.
-
-    Returns:
-      One array of test example indices per client, int32, possibly empty.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If labels are not integers [n], or an id does not exist.
-
-    Example:
-      >>> key = jax.random.key(0)
-      >>> own_tests = like(clients, digits.y_train, digits.y_test, key=key)
-    """
-    labels, tested = checked_labels(labels), checked_labels(test_labels)
-    counts = label_counts(labels, parts, int(max(labels.max(), tested.max())) + 1)
-    rng, owner = generator(key), np.full(len(tested), -1)
-    for label, owned in enumerate(counts.T):
-        ids = rng.permutation(np.flatnonzero(tested == label))
-        ends = np.cumsum(owned) * len(ids) // max(owned.sum(), 1)
-        sizes = np.diff(ends, prepend=0)
-        owner[ids[: sizes.sum()]] = np.repeat(np.arange(len(parts)), sizes)
-    return [_indices(np.flatnonzero(owner == i)) for i in range(len(parts))]
-
-
 def label_counts(
     labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: int
 ) -> np.ndarray:

@@ -113,6 +113,7 @@ def dataset_of(texts: Sequence[str]) -> Dataset:
         classes=characters.NAMES,
         tokens=characters.TOKENS,
         owners=train[2],
+        test_owners=test[2],
     )
 
 

@@ -1,7 +1,7 @@
 """From words to what runs: the library's functions in place of a config's names."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import flax.linen as nn
@@ -15,10 +15,11 @@ from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
-from fedjax_muon.data import Dataset, imbalance, partition
+from fedjax_muon.data import Dataset, client_tests, imbalance, partition
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.patches import by_patches
+from fedjax_muon.personalization import ditto, keep_own
 from fedjax_muon.runs import launch, own_code, pretrained
 from fedjax_muon.runs.config import Config, Run, hyper_parameters, method_of
 from fedjax_muon.simulation import batching
@@ -72,7 +73,17 @@ def algorithm_of(run: Run) -> Algorithm:
     algorithm = own_code.made(method, hyper)
     if config.lr_schedule == "cosine":
         algorithm = cosine_decay(algorithm, lr=hyper["lr"], rounds=config.rounds)
-    return _compressed(algorithm, config)
+    return _compressed(_personalized(algorithm, config), config)
+
+
+def _personalized(algorithm: Algorithm, config: Config) -> Algorithm:
+    if config.own_leaves and config.ditto is not None:
+        raise ValueError("own_leaves and ditto exclude each other; choose one")
+    if config.own_leaves:
+        return keep_own(algorithm, config.own_leaves)
+    if config.ditto is None:
+        return algorithm
+    return ditto(algorithm, personal_lr=config.personal_lr, pull=config.ditto)
 
 
 def has_plain_rule(method: Method) -> bool:
@@ -170,6 +181,26 @@ def _parts(
             return imbalance.with_ratios(labels, config.ratios, key=key)
 
 
+def tests_of(
+    config: Config, dataset: Dataset, parts: Sequence[np.ndarray], seed: int
+) -> list[np.ndarray] | None:
+    """Which test examples each client has; None if they have none of their own."""
+    if not config.client_tests:
+        return None
+    if config.partition != "by_owner":
+        key = jax.random.fold_in(_key(seed), streams.PARTITION)
+        key = jax.random.fold_in(key, 1)
+        labels, tested = dataset.y_train, dataset.y_test
+        return client_tests.like(parts, labels, tested, key=key)
+    owners, tested_owners = dataset.owners, dataset.test_owners
+    if owners is None or tested_owners is None:
+        raise ValueError(
+            f"{config.dataset} does not say whose its test examples are; leave out "
+            "client_tests"
+        )
+    return client_tests.by_owner(owners, tested_owners)
+
+
 def start_key(seed: int) -> jax.Array:
     """The key that a run's parameters, cohorts and batches come from."""
     return jax.random.fold_in(_key(seed), streams.TRAINING)
@@ -263,13 +294,15 @@ def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
+    parts = parts_of(config, dataset, run.seed)
     return simulation.federate(
         algorithm_of(run),
         task_of(config, dataset),
         dataset,
-        parts_of(config, dataset, run.seed),
+        parts,
         cohort_size=config.cohort_size,
-        local_steps=config.local_steps,
+        local_steps=None if config.local_epochs else config.local_steps,
+        local_epochs=config.local_epochs or None,
         batch_size=config.batch_size,
         plan=plan_of(config),
         sampler=SAMPLERS[config.sampler],
@@ -277,4 +310,5 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
         dropout=config.dropout,
         devices=launch.devices_of(config.devices),
         split_examples=config.split_examples,
+        test_parts=tests_of(config, dataset, parts, run.seed),
     )

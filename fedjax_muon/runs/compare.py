@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from fedjax_muon import data
-from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
+from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.runs import directory, own_code
-from fedjax_muon.runs.build import parts_of, simulation_of
+from fedjax_muon.runs.build import parts_of, simulation_of, tests_of
 from fedjax_muon.runs.config import Comparison, label_of
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
@@ -59,8 +59,10 @@ def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]
                     tick(job.config.rounds)
                     continue
                 parts = parts_of(job.config, dataset, seed)
+                tests = tests_of(job.config, dataset, parts, seed)
+                varied = simulation.vary(parts=parts, test_parts=tests)
                 try:
-                    train(one, simulation.vary(parts=parts), cell, tick, stop)
+                    train(one, varied, cell, tick, stop)
                 except NonFiniteError as error:
                     diverged[algorithm] = f"seed {seed}, {error}"
         bar.update(overall, description="done")
@@ -69,8 +71,8 @@ def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]
 
 def report(
     job: Comparison, run_dir: Path, diverged: Mapping[str, str]
-) -> tables.Cells | None:
-    """Writes the summary and its figure; returns the table, None if all diverged."""
+) -> list[tables.Cells]:
+    """Writes the summary and its figures; returns tables, none if all diverged."""
     cells = directory.cells(run_dir, job)
     runs = {
         label_of(name): [
@@ -82,10 +84,15 @@ def report(
         if name not in diverged
     }
     if not runs:
-        return None
+        return []
     target = comparison.target_score(runs)
     summaries = comparison.summarize(runs, target)
     comparison.write(summaries, run_dir / "summary.csv")
     title, config = job.config.title, job.config
     plots.curves(runs, run_dir / "comparison.png", title=title, target=target)
-    return tables.compared(summaries, target, title, len(job.seeds), config.score)
+    if config.client_tests:
+        fairness.figure(runs, run_dir / "fairness.png", title=title)
+    found = [tables.compared(summaries, target, title, len(job.seeds), config.score)]
+    if config.client_tests:
+        found.append(fairness.table(runs, "Clients"))
+    return found

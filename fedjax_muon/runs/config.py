@@ -79,6 +79,9 @@ class Config:
     """Fewest examples of a client that the per-class Dirichlet partition accepts."""
     shards_per_client: int = 2
     """How many label shards each client gets."""
+    client_tests: bool = False
+    """Test clients on examples of their own too: those of their owners, or with the
+    proportions of classes that they train on."""
     model: Model = "mlp"
     """Model that is trained; rnn, lstm, gru and roberta are for text, and text is for
     them. Your own one is MODULE:FUNCTION."""
@@ -119,6 +122,9 @@ class Config:
     """S, clients sampled each round without replacement."""
     local_steps: int = 5
     """K, batches that each of them works through."""
+    local_epochs: tuple[int, ...] = ()
+    """In place of local_steps: how often a client goes through its examples; or two
+    numbers, between which it is drawn for each client and round."""
     batch_size: int = 32
     """Examples in a batch."""
     sampler: Literal["shuffled_epochs", "with_replacement", "full_batch"] = (
@@ -127,6 +133,13 @@ class Config:
     """How a client's batches are drawn from its examples."""
     weighting: Literal["uniform", "examples"] = "uniform"
     """Weights of the mean over clients: equal, or their numbers of examples."""
+    own_leaves: tuple[str, ...] = ()
+    """Names of layers that every client keeps for itself, such as Dense_2."""
+    ditto: float | None = None
+    """Train a model for every client too, by Ditto, with so strong a pull toward the
+    shared one."""
+    personal_lr: float = 0.1
+    """Learning rate of Ditto's own models."""
     dropout: float = 0.0
     """Probability that a sampled client does not answer."""
     drop_nonfinite: bool = False
@@ -170,6 +183,13 @@ class Config:
         return "MCC" if self.dataset == "cola" else "accuracy"
 
     @property
+    def work(self) -> str:
+        """What clients do in a round, such as `5 local steps`."""
+        if not self.local_epochs:
+            return f"{self.local_steps} local steps"
+        return f"{' to '.join(map(str, self.local_epochs))} local epochs"
+
+    @property
     def title(self) -> str:
         """The data set and the federation, in a line."""
         alpha = f" ({self.alpha:g})" if "dirichlet" in self.partition else ""
@@ -178,7 +198,7 @@ class Config:
         return (
             f"{Path(self.dataset).name}, {number}clients by "
             f"{self.partition.removeprefix('by_').replace('_', ' ')}{alpha}{share}, "
-            f"{self.cohort_size} a round, {self.local_steps} local steps"
+            f"{self.cohort_size} a round, {self.work}"
         )
 
     def __post_init__(self):
@@ -197,6 +217,11 @@ class Config:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}"
                 )
+        if len(self.local_epochs) > 2:
+            raise ValueError(
+                "local_epochs must be one number, or the smallest and the largest, got "
+                f"{' '.join(map(str, self.local_epochs))}"
+            )
         if not 0 < self.train_share <= 1:
             raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
         if not own_code.is_own(self.model):

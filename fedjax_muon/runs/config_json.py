@@ -12,11 +12,16 @@ from fedjax_muon.runs.config import Comparison, Config, Job, Private, Run, Sweep
 ALL = CollectionCheckStrategy.ALL_ITEMS
 KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep, "private": Private}
 ADDED = (  # to `Config`
+    "client_tests",
     "convolution",
+    "ditto",
     "exclude",
     "label",
+    "local_epochs",
     "newton_schulz_coefficients",
+    "own_leaves",
     "owner",
+    "personal_lr",
     "shape_scale",
     "split",
     "weight_decay",

@@ -75,6 +75,8 @@ def check(run: Run) -> None:
         "dropout": (config.dropout, 0.0, "clients drop out by themselves"),
         "devices": (config.devices, 1, "every client has its own device"),
         "split_examples": (config.split_examples, False, "every client has its own"),
+        "local_epochs": (config.local_epochs, (), "nodes take the same local_steps"),
+        "client_tests": (config.client_tests, False, "the server tests on its own"),
         "checkpoint": (config.checkpoint, None, "nodes would not find the file"),
     }
     for name, (given, default, reason) in reasons.items():

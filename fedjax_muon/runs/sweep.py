@@ -62,6 +62,11 @@ def check(job: Sweep, executor: str | None = None) -> None:
             "a sweep has a copy of the examples on each device; leave out "
             "split_examples"
         )
+    if job.config.client_tests:
+        raise ValueError(
+            "a sweep selects rates by all validation examples together; leave out "
+            "client_tests, and compare the best rates with it"
+        )
     if executor is not None:
         if job.config.devices > 1:
             raise ValueError(

@@ -129,9 +129,9 @@ def federate(
         be left out, and clips and noises what clients send. The guarantee is the
         simulation's `guarantee`.
       test_parts: For every client, the ids of its test examples, possibly none, such as
-        `partition.like(parts, ...)`. Evaluations then describe the accuracies of
-        clients on their own test examples: the worst, the 10th percentile, the median
-        and the standard deviation.
+        `data.client_tests.like(parts, ...)`. Evaluations then describe the clients'
+        accuracies on them: the worst, the 10th percentile, the median and the standard
+        deviation.
 
     Returns:
       A simulation; its programs are compiled when they are first used.

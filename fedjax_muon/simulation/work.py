@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_muon.core import streams
 from fedjax_muon.simulation.arguments import check_count
 
-Epochs = int | tuple[int, int]
+Epochs = int | tuple[int, ...]
 
 
 class Work(NamedTuple):

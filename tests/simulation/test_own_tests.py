@@ -7,6 +7,7 @@ import pytest
 from federation import DATA, TASK, cut
 
 import fedjax_muon as fm
+from fedjax_muon.data import client_tests
 
 PARTS = cut([20, 25, 15, 20])
 OWN = [np.array([0, 3, 5, 7, 9]), np.array([1, 2]), np.array([], int), np.arange(8, 20)]
@@ -85,7 +86,7 @@ def test_like_keeps_the_proportions_of_classes():
     rng = np.random.default_rng(0)
     labels, tested = rng.integers(0, 4, 900), rng.integers(0, 5, 400)  # 4 has no owner
     parts = fm.partition.dirichlet(labels, 6, 0.3, key=KEY)
-    own = fm.partition.like(parts, labels, tested, key=KEY)
+    own = client_tests.like(parts, labels, tested, key=KEY)
     ids = np.concatenate(own)
     assert len(set(ids.tolist())) == len(ids)
     np.testing.assert_array_equal(np.sort(ids), np.flatnonzero(tested < 4))
@@ -94,8 +95,8 @@ def test_like_keeps_the_proportions_of_classes():
         for part, test in zip(parts, own, strict=True):
             share = (labels[part] == label).sum() / (labels == label).sum()
             assert abs((tested[test] == label).sum() - share * total) < 1
-    again = fm.partition.like(parts, labels, tested, key=KEY)
-    other = fm.partition.like(parts, labels, tested, key=jax.random.key(3))
+    again = client_tests.like(parts, labels, tested, key=KEY)
+    other = client_tests.like(parts, labels, tested, key=jax.random.key(3))
     assert all(np.array_equal(a, b) for a, b in zip(own, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(own, other, strict=True))
 

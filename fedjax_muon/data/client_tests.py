@@ -1,0 +1,70 @@
+"""Test examples of single clients, for `federate(..., test_parts=...)`."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_muon.data.partition import checked_labels, generator, label_counts
+
+
+def by_owner(owners: ArrayLike, test_owners: ArrayLike) -> list[np.ndarray]:
+    """Gives the clients of `partition.by_owner` the test examples of their owners.
+
+    Args:
+      owners: Owner of every training example [n], such as `Dataset.owners`.
+      test_owners: Owner of every test example [m], such as `Dataset.test_owners`.
+
+    Returns:
+      One array of test example indices per client, int32, possibly empty. Test examples
+      of owners without training examples are left out.
+
+    Example:
+      >>> [part.tolist() for part in by_owner([3, 3, 5], [5, 3, 4, 5])]
+      [[1], [0, 3]]
+    """
+    tested = np.asarray(test_owners)
+    each = [np.flatnonzero(tested == owner) for owner in np.unique(owners)]
+    return [part.astype(np.int32) for part in each]
+
+
+def like(
+    parts: Sequence[np.ndarray],
+    labels: ArrayLike,
+    test_labels: ArrayLike,
+    *,
+    key: jax.Array,
+) -> list[np.ndarray]:
+    """Divides test examples by the clients' shares of the training examples.
+
+    The m_k shuffled test examples of class k are cut at floor(m_k cumsum(q_k)), where
+    q_k are the clients' shares of the training examples of the class.
+
+    Args:
+      parts: For every client, the ids of its training examples.
+      labels: Labels of training examples, integers [n].
+      test_labels: Labels of test examples, integers [m].
+      key: Typed key; the same key gives the same partition.
+
+    Returns:
+      One array of test example indices per client, int32, possibly empty. Test examples
+      of classes that no client has are left out.
+
+    Raises:
+      TypeError: If `key` is not one typed key.
+      ValueError: If labels are not integers [n], or an id does not exist.
+
+    Example:
+      >>> key = jax.random.key(0)
+      >>> own_tests = like(clients, digits.y_train, digits.y_test, key=key)
+    """
+    labels, tested = checked_labels(labels), checked_labels(test_labels)
+    counts = label_counts(labels, parts, int(max(labels.max(), tested.max())) + 1)
+    rng, owner = generator(key), np.full(len(tested), -1)
+    for label, owned in enumerate(counts.T):
+        ids = rng.permutation(np.flatnonzero(tested == label))
+        ends = np.cumsum(owned) * len(ids) // max(owned.sum(), 1)
+        sizes = np.diff(ends, prepend=0)
+        owner[ids[: sizes.sum()]] = np.repeat(np.arange(len(parts)), sizes)
+    return [np.flatnonzero(owner == i).astype(np.int32) for i in range(len(parts))]

@@ -1,0 +1,107 @@
+"""How the test accuracies of clients differ, as a table and a figure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_muon.reporting.comparison import History
+from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.tables import Cells, count, percent
+
+PREFIX = "client_test_accuracy_"
+COLUMNS = {  # of metrics.csv, and their titles
+    "min": "worst client, %",
+    "p10": "10th percentile, %",
+    "median": "median, %",
+    "std": "deviation, %",
+}
+
+
+def has_clients(runs: Sequence[History]) -> bool:
+    """Checks whether runs have accuracies of clients on their own test examples.
+
+    Args:
+      runs: Metrics of runs.
+
+    Returns:
+      Whether all of them have the columns.
+    """
+    return all(f"{PREFIX}{name}" in run for run in runs for name in COLUMNS)
+
+
+def last(runs: Sequence[History], name: str) -> np.ndarray:
+    """Returns a column of the clients' accuracies after the last round.
+
+    Args:
+      runs: Metrics of one run for each seed.
+      name: "min", "p10", "median" or "std".
+
+    Returns:
+      One value for each run.
+    """
+    return np.array([run[f"{PREFIX}{name}"][-1] for run in runs], float)
+
+
+def table(methods: Mapping[str, Sequence[History]], heading: str) -> Cells:
+    """Makes the table of the clients' accuracies.
+
+    Args:
+      methods: Runs of every method by name, one for each seed.
+      heading: Title of the table.
+
+    Returns:
+      The table as text, one row for each method.
+    """
+    rows = []
+    for method, runs in methods.items():
+        cells = []
+        for name in COLUMNS:
+            values = last(runs, name)
+            spread = values.std(ddof=1) if len(values) > 1 else np.nan
+            cells.append(percent(float(values.mean()), float(spread)))
+        rows.append((method, *cells))
+    seeds = max(map(len, methods.values()))
+    caption = (
+        "accuracies of clients on test examples of their own, after the last round: "
+        f"mean ± standard deviation of {count(seeds, 'seed')}; deviation: between "
+        "clients"
+    )
+    return Cells(heading, caption, ("algorithm", *COLUMNS.values()), rows)
+
+
+def figure(
+    methods: Mapping[str, Sequence[History]], path: Path, *, title: str = ""
+) -> None:
+    """Draws the worst client, the 10th percentile and the median of every method.
+
+    Points are means over seeds. A line joins those of one method.
+
+    Args:
+      methods: Runs of every method by name, one for each seed.
+      path: File to write; its suffix is its format.
+      title: Title of the figure.
+    """
+    marks = {"min": "v", "p10": "o", "median": "D"}
+    with matplotlib.rc_context(STYLE):
+        drawing = Figure(figsize=(7, 1.2 + 0.35 * len(methods)), layout="constrained")
+        axis: Any = drawing.subplots()
+        for row, runs in enumerate(methods.values()):
+            values = [100 * last(runs, name).mean() for name in marks]
+            axis.plot(values, [row] * len(values), color="0.7", lw=1.2, zorder=1)
+            for (name, mark), value in zip(marks.items(), values, strict=True):
+                label = COLUMNS[name].removesuffix(", %") if row == 0 else None
+                axis.scatter(
+                    value, row, marker=mark, s=28, color=f"C{row % 10}", label=label
+                )
+        axis.set_yticks(range(len(methods)), list(methods))
+        axis.invert_yaxis()
+        axis.set_xlabel("accuracy of clients on their own test examples, %")
+        axis.set_title(title)
+        legend: Any = drawing.legend(loc="outside lower center", ncols=len(marks))
+        for handle in legend.legend_handles:
+            handle.set_color("0.3")
+        drawing.savefig(path, dpi=150)
