@@ -21,8 +21,9 @@ def by_owner(owners: ArrayLike, test_owners: ArrayLike) -> list[np.ndarray]:
       of owners without training examples are left out.
 
     Example:
-      >>> [part.tolist() for part in by_owner([3, 3, 5], [5, 3, 4, 5])]
-      [[1], [0, 3]]
+      >>> of_3, of_5 = by_owner([3, 3, 5], [5, 3, 4, 5])
+      >>> of_5.tolist()
+      [0, 3]
     """
     tested = np.asarray(test_owners)
     each = [np.flatnonzero(tested == owner) for owner in np.unique(owners)]

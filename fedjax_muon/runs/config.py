@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjax_muon import algorithms, minimax, models
+from fedjax_muon import algorithms, minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_range, recipe
 from fedjax_muon.data.names import NAMES, PREPARED
@@ -22,7 +22,19 @@ from fedjax_muon.runs.private_config import Private
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
 METHODS = {**algorithms.ALL, **minimax.ALL}
-MODELS = (*models.ALL, "roberta")
+MODELS = (
+    "mlp",
+    "lenet",
+    "emnist_cnn",
+    "rnn",
+    "lstm",
+    "gru",
+    "resnet18",
+    "vit",
+    "vit_tiny",
+    "swin_tiny",
+    "roberta",
+)
 FILES = (".csv", ".npz")  # suffixes of users' own data
 
 

@@ -10,13 +10,14 @@ import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import flax.linen as nn
+from typing import TYPE_CHECKING, Any
 
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core import Algorithm
 from fedjax_muon.runs.errors import is_own as is_refusal
+
+if TYPE_CHECKING:
+    import flax.linen as nn
 
 
 def is_own(name: str) -> bool:
@@ -147,7 +148,7 @@ def made(method: Method, hyper: Mapping[str, Any]) -> Algorithm:
     return algorithm
 
 
-def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> nn.Module:
+def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> "nn.Module":
     """Calls a user's function that makes a model.
 
     Args:
@@ -161,6 +162,8 @@ def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> nn.M
     Raises:
       ValueError: If there is no such function, or it takes or returns something else.
     """
+    import flax.linen as nn  # here, since help does not need it
+
     function = load(name)
     parameters = _parameters(name, function)
     for argument in needed:

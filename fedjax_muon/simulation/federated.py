@@ -33,6 +33,7 @@ from fedjax_muon.engine.sharding import (
 )
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
+from fedjax_muon.simulation import own_accuracy
 from fedjax_muon.simulation.arguments import (
     check_algorithm,
     check_count,
@@ -130,8 +131,7 @@ def federate(
         simulation's `guarantee`.
       test_parts: For every client, the ids of its test examples, possibly none, such as
         `data.client_tests.like(parts, ...)`. Evaluations then describe the clients'
-        accuracies on them: the worst, the 10th percentile, the median and the standard
-        deviation.
+        accuracies on them.
 
     Returns:
       A simulation; its programs are compiled when they are first used.
@@ -281,6 +281,7 @@ def _programs(setup: Setup) -> Programs:
         begin=jax.jit(begin, donate_argnums=1, static_argnums=3),
         rounds=jax.jit(rounds, donate_argnums=1, static_argnums=4),
         score=jax.jit(evaluate),
+        own=own_accuracy.program(setup),
     )
 
 
@@ -324,7 +325,8 @@ def _evaluate(simulation: Simulation, state: State) -> Evaluation:
     if setup.devices and not setup.split_examples:
         # On one device, since every device has the same arrays.
         given = jax.tree.map(lambda x: x.addressable_data(0), given)
-    return simulation.programs.score(*given)
+    found = simulation.programs.score(*given)
+    return found | own_accuracy.metrics(simulation, state)
 
 
 def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:

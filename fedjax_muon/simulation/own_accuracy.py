@@ -4,7 +4,6 @@ accuracy = own_accuracies(simulation, state)  # of what clients have now
 accuracy = own_accuracies(simulation, state, steps=5, key=key)  # after 5 steps
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from fedjax_muon.core import Objective, Params, tree
 from fedjax_muon.personalization.personal import params_of_clients
 from fedjax_muon.simulation.arguments import check_count, check_key
 from fedjax_muon.simulation.batching import Clients, draw_rows, objective_of
-from fedjax_muon.simulation.evaluation import OwnTests
+from fedjax_muon.simulation.evaluation import OwnTests, spread
 from fedjax_muon.simulation.rounds import Setup, with_inputs
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -50,8 +49,9 @@ def own_accuracies(
         or `steps` is negative.
 
     Example:
-      >>> before = own_accuracies(simulation, state)
-      >>> after = own_accuracies(simulation, state, steps=5, key=jax.random.key(0))
+      >>> tested = simulation.vary(test_parts=[np.arange(9)] * len(clients))
+      >>> before = own_accuracies(tested, state)
+      >>> after = own_accuracies(tested, state, steps=5, key=jax.random.key(0))
     """
     check_count("steps", steps, least=0)
     if steps and key is None:
@@ -75,10 +75,43 @@ def own_accuracies(
     own = params_of_clients(params, client_states)
     rows = rows_of(own_tests, setup.num_clients)
     keys = jax.random.split(jax.random.key(0) if key is None else key, len(rows))
-    run = partial(_accuracies, steps=steps, size=simulation.max_client_size)
-    measure = jax.jit(with_inputs(run, setup))
-    found = measure(simulation.inputs, params, own, clients, test, rows, keys, lr)
+    size = simulation.max_client_size
+    inputs, run = simulation.inputs, simulation.programs.own
+    found = run(inputs, params, own, clients, test, rows, keys, lr, steps, size)
     return np.asarray(found)
+
+
+def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
+    """Describes the accuracies of clients with their own parameters, for evaluations.
+
+    Args:
+      simulation: From `federate`.
+      state: A state of this simulation.
+
+    Returns:
+      "own_accuracy_mean" and the entries of `spread` with this prefix; nothing if
+      clients keep no parameters or have no test examples, or if the simulation is
+      private.
+    """
+    own = params_of_clients(state.params, state.training.client_states)
+    has_tests = simulation.own_tests is not None and simulation.guarantee is None
+    if own is None or not has_tests:
+        return {}
+    accuracy = jnp.asarray(own_accuracies(simulation, state))
+    each = spread(accuracy, ~jnp.isnan(accuracy)) | {"mean": jnp.nanmean(accuracy)}
+    return {f"own_accuracy_{name}": value for name, value in each.items()}
+
+
+def program(setup: Setup) -> jax.stages.Wrapped:
+    """Makes the program of `own_accuracies`, which is compiled when it is first used.
+
+    Args:
+      setup: Settings of a federated simulation.
+
+    Returns:
+      The program.
+    """
+    return jax.jit(with_inputs(_accuracies, setup), static_argnums=(8, 9))
 
 
 def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
@@ -108,7 +141,6 @@ def _accuracies(
     rows: jax.Array,
     keys: jax.Array,
     lr: jax.Array,
-    *,
     steps: int,
     size: int,
 ) -> jax.Array:

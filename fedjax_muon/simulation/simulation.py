@@ -61,6 +61,7 @@ class Programs(NamedTuple):
     # -> (state, metrics)
     # (task, params, clients, test, own_tests) -> scores
     score: jax.stages.Wrapped
+    own: Any = None  # of a federated simulation, see `own_accuracy`
 
 
 class Runner(NamedTuple):

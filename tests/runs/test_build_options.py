@@ -9,10 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_muon import models
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.runs.build import algorithm_of, has_plain_rule
-from fedjax_muon.runs.config import METHODS, Config, Run
+from fedjax_muon.runs.config import METHODS, MODELS, Config, Run
 from fedjax_muon.runs.config_json import ADDED, from_json, to_json
 from fedjax_muon.transforms import moonlight
 
@@ -73,3 +74,7 @@ def test_configs_from_before_these_options_are_read():
 
 def test_the_identity_is_what_a_plain_rule_is():
     assert optax.identity().init(0.0) == optax.EmptyState()
+
+
+def test_models_are_those_of_the_library():
+    assert {*MODELS} == {*models.ALL, "roberta"}

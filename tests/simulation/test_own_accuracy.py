@@ -72,6 +72,14 @@ def test_each_client_has_its_own_parameters(kind):
     after = own_accuracies(simulation, state, steps=30, lr=0.5, key=KEY)
     np.testing.assert_allclose(after, later, rtol=1e-6)
     assert np.isnan(found[2])
+    columns = simulation.evaluate(state)
+    if kind == "no":
+        assert not any(name.startswith("own_") for name in columns)
+    else:
+        mean, median = np.nanmean(found), np.nanmedian(found)
+        np.testing.assert_allclose(columns["own_accuracy_mean"], mean, rtol=1e-6)
+        np.testing.assert_allclose(columns["own_accuracy_median"], median, rtol=1e-6)
+        np.testing.assert_allclose(columns["own_accuracy_min"], np.nanmin(found))
     assert kind != "no" or not np.array_equal(found, later, equal_nan=True)
 
 
