@@ -34,7 +34,6 @@ AVERAGED_SGD, AVERAGED_ADAM = f"Local SGD{BOTH}", f"Local AdamW{BOTH}"
 STEP = "ms per local step"
 UNNAMED = "a bar chart (ViT-Tiny) that does not name the matrices"
 # the kept runs of FedMuon-DA are from before its vectors had unit length
-JORDAN = " (Jordan's coefficients)"  # kept runs; the module has Theorem 3's
 OLD_FORM = " (vectors not normalized)"
 UNCLIPPED = "dpmixsgd_unclipped", "dp_sgda_unclipped"
 CLIPPED, EPSILONS = ("dpmixsgd", "dp_sgda"), ("epsilon 1", "epsilon 8")
@@ -296,7 +295,7 @@ CLAIMS = (
     Claim(
         "001/one-step",
         "Takezawa et al.",
-        "one Newton-Schulz step is much better than none under Dirichlet(0.1)" + JORDAN,
+        "one Newton-Schulz step is much better than none under Dirichlet(0.1)",
         "curves",
         "papers/fedmuon_001/figure_2",
         falling(SKEWED, "T = 1", "T = 0"),
@@ -305,7 +304,7 @@ CLAIMS = (
     Claim(
         "001/two-steps",
         "Takezawa et al.",
-        "two Newton-Schulz steps are best under Dirichlet(0.1)" + JORDAN,
+        "two Newton-Schulz steps are best under Dirichlet(0.1)",
         "curves",
         "papers/fedmuon_001/figure_2",
         first(SKEWED, "T = 2"),
@@ -314,7 +313,7 @@ CLAIMS = (
     Claim(
         "001/four-steps",
         "Takezawa et al.",
-        "four Newton-Schulz steps are best under Dirichlet(10)" + JORDAN,
+        "four Newton-Schulz steps are best under Dirichlet(10)",
         "curves",
         "papers/fedmuon_001/figure_2",
         first(EVEN, "T = 4"),
