@@ -8,6 +8,8 @@ import pytest
 from fedjax_muon import data
 from fedjax_muon.data import characters, heart_disease, plays
 
+pytestmark = pytest.mark.portable
+
 PLAY = """# A Play
 
 ## ACT I
