@@ -95,6 +95,9 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
     )
+    if "own_accuracy_mean" in columns:
+        mean = columns["own_accuracy_mean"][-1]
+        console.print(f"mean accuracy of clients with their own parameters {mean:.4f}")
     if first is not None:
         console.print(f"the first round took {first:.1f} s, compilation included")
 

@@ -44,12 +44,14 @@ def test_a_comparison_shows_the_clients_accuracies(tmp_path, capsys):
     assert config["local_epochs"] == [1, 2]
 
 
-def test_clients_keep_their_last_layer(tmp_path):
+def test_clients_keep_their_last_layer(tmp_path, capsys):
     out = tmp_path / "run"
     own = ("--own-leaves", "Dense_1", "--client-tests")
     main(["train", "--algorithm", "fedavg", *SMALL, *own, "--output", str(out)])
     columns = metrics_csv.read(out / "metrics.csv")
     assert columns["own_accuracy_mean"][-1] > columns["test_accuracy"][-1]
+    mean = f"{columns['own_accuracy_mean'][-1]:.4f}"
+    assert f"clients with their own parameters {mean}" in capsys.readouterr().out
     up = columns["bytes_up"][-1]
     assert up == 2 * 4 * 4 * (64 * 8 + 8)  # rounds, clients, bytes, the first layer
 
