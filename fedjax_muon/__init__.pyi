@@ -47,6 +47,9 @@ from . import (
     tasks as tasks,
 )
 from . import (
+    tracking as tracking,
+)
+from . import (
     transforms as transforms,
 )
 from .algorithms import (

@@ -63,6 +63,9 @@ class Compare:
     the schedule of all."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    log: Names = ()
+    """Where metrics go besides metrics.csv: json, tensorboard, wandb, trackio, mlflow;
+    each run has its own."""
     config_file: ConfigFile = None
     config: Flat = CONFIG
 
@@ -106,6 +109,9 @@ class Resume:
     """The run directory."""
     executor: str | None = None
     """Where groups of cells of a sweep run, as for sweep."""
+    log: Names | None = None
+    """Trackers of a run or a comparison, as for train; by default those that it had;
+    none leaves them out."""
     launch: FlatLaunch = ALONE
 
 
