@@ -115,6 +115,7 @@ def test_trackers_know_the_config_and_one_id(plain, tmp_path, monkeypatch):
     assert config == json.loads((place / "config.json").read_text())
 
 
+@pytest.mark.filterwarnings("default")  # printed, as for a user
 def test_a_log_that_fails_stops_no_run(copied, plain, capsys):
     (copied / "metrics.jsonl").write_text("damaged\n")
     run("resume", copied)
