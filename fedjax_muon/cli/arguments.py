@@ -131,6 +131,23 @@ class Plot:
 
 
 @dataclasses.dataclass(frozen=True)
+class Export:
+    """Write the parameters of a run into a file for other programs.
+
+    They are those of the newest checkpoint, with the names of the model and the
+    classes, and the standardization of inputs.
+    """
+
+    directory: Positional[Path]
+    """Directory of a run, or of one run in a comparison."""
+    path: Positional[Path]
+    """FILE.safetensors, FILE.msgpack (of Flax), or a directory for Orbax, without a
+    suffix or DIRECTORY.orbax."""
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace existing parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Partition:
     """Divide a data set over clients, and show who gets which labels."""
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from fedjax_muon import tracking
 from fedjax_muon.core.atomic_files import write
+from fedjax_muon.core.packages import check_installed
 from fedjax_muon.core.reading import read_text, reading
 from fedjax_muon.engine.processes import run_on_first
-from fedjax_muon.tracking.tracker import Tracker, check_installed
+from fedjax_muon.tracking.tracker import Tracker
 
 FILE = "tracking.json"
 NONE = ("none",)
@@ -105,7 +106,7 @@ def check(names: Sequence[str]) -> None:
             raise ValueError(f"log names {name!r} twice")
         package, _ = TRACKERS[name]
         if package is not None:
-            check_installed(package)
+            check_installed(package, f"the tracker {name}")
 
 
 def begin(run_dir: Path, names: Sequence[str]) -> Log:

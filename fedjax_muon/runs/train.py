@@ -205,18 +205,18 @@ def restore_rows(metrics: Path, rows: str) -> None:
         files.write(metrics, rows)
 
 
-def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
-    """The parameters in the newest checkpoint of a run.
+def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
+    """The state in the newest checkpoint of a run.
 
     Raises:
       CheckpointError: If it can't be used.
       ValueError: If there is none.
     """
-    drop = run.config.drop_nonfinite
-    state = simulation.init(start_key(run.seed), drop_nonfinite=drop)
     saved = directory / CHECKPOINTS
     found = None
-    if saved.is_dir():
+    if saved.is_dir() and any(saved.iterdir()):
+        drop = run.config.drop_nonfinite
+        state = simulation.init(start_key(run.seed), drop_nonfinite=drop)
         with checkpoint.open_checkpoints(saved) as checkpoints:
             found = checkpoint.restore(checkpoints, state, mark_of(run, state))
     if found is None:
@@ -224,4 +224,9 @@ def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
             f"{directory} has no checkpoint yet; train first, with: "
             f"{resume_command(directory)}"
         )
-    return found[0].params
+    return found[0]
+
+
+def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
+    """The parameters in the newest checkpoint of a run; raises as `last_state` does."""
+    return last_state(run, simulation, directory).params

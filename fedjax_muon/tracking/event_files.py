@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_muon.core.packages import check_installed
 from fedjax_muon.tracking.tracker import (
     Record,
     Status,
     Tracker,
-    check_installed,
     flat,
     imported,
     metrics_of,
@@ -42,7 +42,7 @@ def tensorboard(directory: str | Path, *, resume: bool = False) -> Tracker:
     Example:
       >>> tracker = tensorboard("logs/fedmuon")
     """
-    check_installed(PACKAGE)
+    check_installed(PACKAGE, "the tracker of TensorBoard")
     directory = Path(directory)
     if not resume and any(directory.glob(f"{PREFIX}.out.tfevents.*")):
         raise ValueError(

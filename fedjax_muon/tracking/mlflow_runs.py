@@ -5,11 +5,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_muon.core.packages import check_installed
 from fedjax_muon.tracking.tracker import (
     Record,
     Status,
     Tracker,
-    check_installed,
     flat,
     imported,
     metrics_of,
@@ -48,7 +48,7 @@ def mlflow(
     Example:
       >>> tracker = mlflow("sqlite:///mlflow.db")  # doctest: +SKIP
     """
-    check_installed("mlflow")
+    check_installed("mlflow", "the tracker of MLflow")
     key = run_id or secrets.token_hex(4)
     runs: list[_Run] = []
 

@@ -2,14 +2,12 @@
 
 import contextlib
 import importlib
-import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedjax_muon.core.reading import reason
-from fedjax_muon.versions import install_command
 
 Record = Mapping[str, Any]  # metrics by name, and the round
 Status = Literal["finished", "interrupted", "failed"]
@@ -75,22 +73,6 @@ def follow(
         end("failed")
         raise
     end("finished")
-
-
-def check_installed(package: str) -> None:
-    """Checks that the package of a tracker is installed.
-
-    Args:
-      package: Name of the package, for pip and for an import.
-
-    Raises:
-      ValueError: If it is not; names the pip command.
-    """
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(
-            f"the tracker of {package} needs this package; run: "
-            f"{install_command(package)}"
-        )
 
 
 def imported(package: str) -> Any:

@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_muon.core.packages import check_installed
 from fedjax_muon.tracking.tracker import (
     Record,
     Status,
     Tracker,
-    check_installed,
     imported,
     metrics_of,
 )
@@ -39,7 +39,7 @@ def trackio(
     Example:
       >>> tracker = trackio("digits", name="fedmuon")  # doctest: +SKIP
     """
-    check_installed("trackio")
+    check_installed("trackio", "the tracker of Trackio")
     name = name or secrets.token_hex(4)
     runs: list[tuple[Any, int]] = []
 

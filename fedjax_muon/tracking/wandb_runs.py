@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_muon.core.packages import check_installed
 from fedjax_muon.tracking.tracker import (
     Record,
     Status,
     Tracker,
-    check_installed,
     imported,
     metrics_of,
 )
@@ -45,7 +45,7 @@ def wandb(
     Example:
       >>> tracker = wandb("digits", name="fedmuon")  # doctest: +SKIP
     """
-    check_installed("wandb")
+    check_installed("wandb", "the tracker of Weights & Biases")
     run_id = run_id or secrets.token_hex(4)
     runs: list[Any] = []
 

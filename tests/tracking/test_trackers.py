@@ -11,9 +11,10 @@ import pandas
 import pytest
 
 import fedjax_muon as fm
+from fedjax_muon.core.packages import check_installed
 from fedjax_muon.simulation import training
 from fedjax_muon.tracking import Tracker, follow, json_lines
-from fedjax_muon.tracking.tracker import check_installed, flat, metrics_of
+from fedjax_muon.tracking.tracker import flat, metrics_of
 
 ROWS = [
     {"round": 0, "train_loss": 2.5, "bytes_up": 0},
@@ -183,7 +184,7 @@ def test_a_missing_package_is_refused_with_the_pip_command(make, package, monkey
 
 
 def test_no_package_is_imported_before_training():
-    check_installed("json")
+    check_installed("json", "a test")
     assert not {"mlflow", "trackio"} & set(sys.modules)
 
 
