@@ -47,6 +47,9 @@ from . import (
     tasks as tasks,
 )
 from . import (
+    tracking as tracking,
+)
+from . import (
     transforms as transforms,
 )
 from .algorithms import (
@@ -259,11 +262,23 @@ from .decentralized import (
 from .decentralized.simulation import (
     decentralize as decentralize,
 )
+from .models import (
+    load_metadata as load_metadata,
+)
+from .models import (
+    load_params as load_params,
+)
+from .models import (
+    save_params as save_params,
+)
 from .personalization import (
     ditto as ditto,
 )
 from .personalization import (
     keep_own as keep_own,
+)
+from .runs.load import (
+    load_run as load_run,
 )
 from .simulation import (
     NonFiniteError as NonFiniteError,

@@ -63,6 +63,9 @@ class Compare:
     the schedule of all."""
     output: Path | None = None
     """Run directory, new or empty; by default one in runs/, named after the time."""
+    log: Names = ()
+    """Where metrics go besides metrics.csv: json, tensorboard, wandb, trackio, mlflow;
+    each run has its own."""
     config_file: ConfigFile = None
     config: Flat = CONFIG
 
@@ -106,6 +109,9 @@ class Resume:
     """The run directory."""
     executor: str | None = None
     """Where groups of cells of a sweep run, as for sweep."""
+    log: Names | None = None
+    """Trackers of a run or a comparison, as for train; by default those that it had;
+    none leaves them out."""
     launch: FlatLaunch = ALONE
 
 
@@ -122,6 +128,23 @@ class Plot:
     """Run directories."""
     output: Path = Path("curves.png")
     """The figure's file; its suffix (png, pdf, svg) is its format."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write the parameters of a run into a file for other programs.
+
+    They are those of the newest checkpoint, with the names of the model and the
+    classes, and the standardization of inputs.
+    """
+
+    directory: Positional[Path]
+    """Directory of a run, or of one run in a comparison."""
+    path: Positional[Path]
+    """FILE.safetensors, FILE.msgpack (of Flax), or a directory for Orbax, without a
+    suffix or DIRECTORY.orbax."""
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace existing parameters."""
 
 
 @dataclasses.dataclass(frozen=True)

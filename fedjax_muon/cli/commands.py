@@ -18,7 +18,7 @@ from fedjax_muon.engine.processes import is_first
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import compare as comparisons
-from fedjax_muon.runs import deploy, directory, launch, plan_record
+from fedjax_muon.runs import deploy, directory, launch, logs, plan_record
 from fedjax_muon.runs import private as privately
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs import train as training
@@ -54,6 +54,7 @@ def train(args) -> None:
     hyper = dataclasses.asdict(args.hyper)
     run = Run(args.algorithm, hyper, args.seed, args.config)
     with refusing():
+        logs.check(args.log)
         launch.begin(args.launch, run.config.devices)
         if jax.process_count() > 1 and args.output is None:
             raise ValueError("several processes need one directory; name it by output")
@@ -71,17 +72,19 @@ def train(args) -> None:
         else:
             check_memory(simulation)
         run_dir = directory.create(args.output, run, run.algorithm)
-    _train(run, simulation, run_dir)
+        log = logs.begin(run_dir, args.log)
+    _train(run, simulation, run_dir, log)
 
 
-def _train(run: Run, simulation, run_dir: Path) -> None:
+def _train(run: Run, simulation, run_dir: Path, log: logs.Log) -> None:
     console = Console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
         task = bar.add_task(label_of(run.algorithm), total=run.config.rounds)
         tick = functools.partial(bar.advance, task)
         try:
-            first = training.train(run, simulation, run_dir, tick, stop)
+            trackers = log.of_run(run_dir)
+            first = training.train(run, simulation, run_dir, tick, stop, trackers)
         except NonFiniteError as error:
             bar.stop()
             console.print(str(error), style="red")
@@ -105,6 +108,7 @@ def _train(run: Run, simulation, run_dir: Path) -> None:
 def compare(args: arguments.Compare) -> None:
     """`fedjax-muon compare`."""
     with refusing():
+        logs.check(args.log)
         for option, given in (("lr", args.lr), ("lr-schedules", args.lr_schedules)):
             unknown = [name for name in given if name not in args.algorithms]
             if unknown:
@@ -122,11 +126,14 @@ def compare(args: arguments.Compare) -> None:
         launch.begin(launch.Launch(), job.config.devices)
         dataset = comparisons.check(job)
         run_dir = directory.create(args.output, job, "compare")
-    _compare(job, dataset, run_dir)
+        log = logs.begin(run_dir, args.log)
+    _compare(job, dataset, run_dir, log)
 
 
-def _compare(job: Comparison, dataset: data.Dataset, run_dir: Path) -> None:
-    diverged = comparisons.run(job, dataset, run_dir)
+def _compare(
+    job: Comparison, dataset: data.Dataset, run_dir: Path, log: logs.Log
+) -> None:
+    diverged = comparisons.run(job, dataset, run_dir, log)
     console = Console()
     for name, why in diverged.items():
         console.print(f"{label_of(name)} diverged: {why}", style="red")
@@ -223,6 +230,12 @@ def resume(args: arguments.Resume) -> None:
             raise ValueError(
                 f"{run_dir} is no sweep; leave out --executor, which is for sweeps"
             )
+        if args.log is not None and not isinstance(job, Run | Comparison):
+            raise ValueError(
+                f"{run_dir} is of `{type(job).__name__.lower()}`; leave out --log, "
+                "which is for train and compare"
+            )
+        log = logs.again(run_dir, args.log)
         devices = 1 if isinstance(job, Private) else job.config.devices
         launch.begin(args.launch, devices)
         if jax.process_count() > 1 and not isinstance(job, Run):
@@ -239,9 +252,9 @@ def resume(args: arguments.Resume) -> None:
         else:
             sweeps.check(job, args.executor)
     if isinstance(job, Run):
-        _train(job, simulation, run_dir)
+        _train(job, simulation, run_dir, log)
     elif isinstance(job, Comparison):
-        _compare(job, dataset, run_dir)
+        _compare(job, dataset, run_dir, log)
     elif isinstance(job, Private):
         privately.run(plan, run_dir)
     else:

@@ -12,6 +12,7 @@ from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli.arguments import ConfigFile
 from fedjax_muon.runs.config import Config, hyper_parameters, method_of
 from fedjax_muon.runs.launch import Launch
+from fedjax_muon.runs.lists import Names
 
 
 def _options(method: Method) -> type:
@@ -58,6 +59,12 @@ def train_class(name: str) -> type:
             None,
             help="Run directory, new or empty; by default one in runs/ with the time "
             "in its name.",
+        ),
+        "log": _flag(
+            Names,
+            (),
+            help="Where metrics go besides metrics.csv: json, tensorboard, wandb, "
+            "trackio, mlflow.",
         ),
         "compile_for": _flag(
             str | None,

@@ -48,6 +48,7 @@ PLACES = {
     "cells_at_once": "Execution",
     "compile_for": "Execution",
     "executor": "Execution",
+    "log": "Output",
     "tune": "Execution",
     "output": "Output",
 }

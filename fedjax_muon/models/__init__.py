@@ -16,6 +16,9 @@ type `dtype`.
 `RoBERTa` is not in `ALL`, since it needs the ids of its own tokenizer and the weights
 that `load_roberta` reads; `tasks.lora` trains it. `load_swin` reads the weights of a
 pretrained `Swin`.
+
+`save_params` and `load_params` are for parameters of any model, in files that other
+programs read.
 """
 
 from collections.abc import Callable
@@ -33,6 +36,7 @@ from fedjax_muon.models.roberta_checkpoint import load_roberta, roberta_of
 from fedjax_muon.models.swin import Swin, swin_tiny
 from fedjax_muon.models.swin_checkpoint import load_swin
 from fedjax_muon.models.vit import ViT, vit_tiny
+from fedjax_muon.models.weights import load_metadata, load_params, save_params
 
 ALL: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
@@ -59,10 +63,13 @@ __all__ = [
     "ViT",
     "from_nnx",
     "gru",
+    "load_metadata",
+    "load_params",
     "load_roberta",
     "load_swin",
     "lstm",
     "roberta_of",
+    "save_params",
     "swin_tiny",
     "vit_tiny",
 ]

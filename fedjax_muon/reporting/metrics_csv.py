@@ -81,11 +81,31 @@ def read(path: Path) -> dict[str, np.ndarray]:
                 "columns; repair it or delete it"
             )
     columns = zip(*rows, strict=True) if rows else [()] * len(header)
-    kind = lambda name: int if name in INTEGERS else float
     return {
-        name: np.array([kind(name)(value) for value in column], kind(name))
+        name: np.array([_kind(name)(value) for value in column], _kind(name))
         for name, column in zip(header, columns, strict=True)
     }
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    """Reads the text of a metrics file that `text_of` wrote.
+
+    Args:
+      text: The text, with a header.
+
+    Returns:
+      The rows: numbers by column.
+
+    Example:
+      >>> parsed(text_of([{"round": 5, "train_loss": 0.25}], header=True))
+      [{'round': 5, 'train_loss': 0.25}]
+    """
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return [{name: _kind(name)(x) for name, x in row.items()} for row in rows]
+
+
+def _kind(name: str) -> type:
+    return int if name in INTEGERS else float
 
 
 INTEGERS = {"round", "bytes_down", "bytes_up", "dropped", "seed", "diverged"}

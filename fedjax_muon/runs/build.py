@@ -246,10 +246,11 @@ def _trained(config: Config, dataset: Dataset) -> Task:
     if place is not None:
         return pretrained.task_of(config, place, dataset)
     task = {"classification": classification, "auc": auc}[config.problem]
-    return task(_model(config, dataset), dataset.x_train.shape[1:])
+    return task(model_of(config, dataset), dataset.x_train.shape[1:])
 
 
-def _model(config: Config, dataset: Dataset) -> nn.Module:
+def model_of(config: Config, dataset: Dataset) -> nn.Module:
+    """The model of a run that does not start at pretrained weights."""
     classes = len(dataset.classes)
     dtype = COMPUTE_DTYPES[config.compute_dtype]
     if own_code.is_own(config.model):

@@ -12,6 +12,7 @@ from fedjax_muon.runs import directory, own_code
 from fedjax_muon.runs.build import parts_of, simulation_of, tests_of
 from fedjax_muon.runs.config import Comparison, label_of
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.train import is_complete, train
@@ -36,7 +37,9 @@ def check(job: Comparison) -> data.Dataset:
     return dataset
 
 
-def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]:
+def run(
+    job: Comparison, dataset: data.Dataset, run_dir: Path, log: Log = NO_LOG
+) -> dict[str, str]:
     """Trains what is not finished; returns why algorithms diverged, by their names."""
     console = Console()
     cells = directory.cells(run_dir, job)
@@ -61,8 +64,9 @@ def run(job: Comparison, dataset: data.Dataset, run_dir: Path) -> dict[str, str]
                 parts = parts_of(job.config, dataset, seed)
                 tests = tests_of(job.config, dataset, parts, seed)
                 varied = simulation.vary(parts=parts, test_parts=tests)
+                trackers = log.of_cell(run_dir, cell)
                 try:
-                    train(one, varied, cell, tick, stop)
+                    train(one, varied, cell, tick, stop, trackers)
                 except NonFiniteError as error:
                     diverged[algorithm] = f"seed {seed}, {error}"
         bar.update(overall, description="done")

@@ -7,13 +7,17 @@ of that file, it is restored from there.
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedjax_muon.engine.processes import broadcast_from_first, run_on_first
+from fedjax_muon.engine.processes import (
+    broadcast_from_first,
+    is_first,
+    run_on_first,
+)
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import files
 from fedjax_muon.runs.build import start_key
@@ -23,6 +27,7 @@ from fedjax_muon.runs.directory import CHECKPOINTS, METRICS, resume_command
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
+from fedjax_muon.tracking.tracker import Tracker, follow
 
 SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
@@ -33,6 +38,7 @@ def train(
     directory: Path,
     tick: Callable[[int], None] = lambda rounds: None,
     stop: Callable[[], bool] = lambda: False,
+    trackers: Sequence[Tracker] = (),
 ) -> float | None:
     """Trains a run in its directory, from its newest checkpoint if there is one.
 
@@ -47,6 +53,7 @@ def train(
         before.
       stop: Asked between calls of about a tenth of a second; if it returns True, a
         checkpoint is saved.
+      trackers: Get all records of the run, those from before its checkpoint first.
 
     Returns:
       The seconds of the first round, compilation included, if one was run.
@@ -57,11 +64,17 @@ def train(
       NonFiniteError: If a message or the training loss is not finite.
     """
     record = _Recorder(run, simulation, directory)
-    with checkpoint.open_checkpoints(directory / CHECKPOINTS) as checkpoints:
+    about = json.loads(to_json(run))
+    first: list[float] = []
+    with (
+        checkpoint.open_checkpoints(directory / CHECKPOINTS) as checkpoints,
+        follow(trackers if is_first() else (), about) as log,
+    ):
         state = record.begin(checkpoints)
         tick(state.round)
+        for row in record.so_far() if trackers else ():
+            log(row)
         since = time.monotonic()
-        first: list[float] = []
         for step in steps(
             simulation,
             state,
@@ -76,6 +89,8 @@ def train(
                 first.append(time.monotonic() - since)
             tick(step.rounds)
             stopped = bool(broadcast_from_first(stop()))
+            if step.record is not None:
+                log(step.record)  # before the checkpoint: none is left out by a kill
             record.add(checkpoints, step, stopped)
             if stopped and record.last_round < run.config.rounds:
                 raise KeyboardInterrupt
@@ -111,6 +126,10 @@ class _Recorder:
             self.verified = True
         run_on_first(lambda: restore_rows(self.metrics, self.rows))
         return state
+
+    def so_far(self) -> list[dict[str, Any]]:
+        """The records of rounds that the checkpoint has."""
+        return metrics_csv.parsed(self.rows) if self.rows else []
 
     def add(self, checkpoints, step: Step, stopped: bool) -> None:
         """Writes the row of a step, if it has one, and a checkpoint, if one is due."""
@@ -186,18 +205,18 @@ def restore_rows(metrics: Path, rows: str) -> None:
         files.write(metrics, rows)
 
 
-def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
-    """The parameters in the newest checkpoint of a run.
+def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
+    """The state in the newest checkpoint of a run.
 
     Raises:
       CheckpointError: If it can't be used.
       ValueError: If there is none.
     """
-    drop = run.config.drop_nonfinite
-    state = simulation.init(start_key(run.seed), drop_nonfinite=drop)
     saved = directory / CHECKPOINTS
     found = None
-    if saved.is_dir():
+    if saved.is_dir() and any(saved.iterdir()):
+        drop = run.config.drop_nonfinite
+        state = simulation.init(start_key(run.seed), drop_nonfinite=drop)
         with checkpoint.open_checkpoints(saved) as checkpoints:
             found = checkpoint.restore(checkpoints, state, mark_of(run, state))
     if found is None:
@@ -205,4 +224,9 @@ def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
             f"{directory} has no checkpoint yet; train first, with: "
             f"{resume_command(directory)}"
         )
-    return found[0].params
+    return found[0]
+
+
+def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
+    """The parameters in the newest checkpoint of a run; raises as `last_state` does."""
+    return last_state(run, simulation, directory).params

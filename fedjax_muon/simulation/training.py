@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_muon.engine.processes import broadcast_from_first
+from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.engine.processes import broadcast_from_first, is_first
 from fedjax_muon.simulation.arguments import check_count
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import (
@@ -16,6 +17,7 @@ from fedjax_muon.simulation.simulation import (
     NonFiniteLossError,
     Simulation,
 )
+from fedjax_muon.tracking.tracker import Tracker, follow
 
 Record = dict[str, Any]
 Callback = Callable[[Any, Record], bool | None]
@@ -208,7 +210,7 @@ def train(
     rounds: int,
     evaluate_every: int = 10,
     drop_nonfinite: bool = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Tracker] = (),
 ) -> tuple[Any, list[Record]]:
     """Trains `rounds` more rounds, with evaluations in between.
 
@@ -219,8 +221,10 @@ def train(
       evaluate_every: Rounds between two evaluations.
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
         counted, instead of raising an error.
-      callbacks: Called as `callback(state, record)` after every evaluation. The state
-        must be copied to be kept. Training ends early if one returns True.
+      callbacks: Functions and trackers. A function is called as
+        `callback(state, record)` after every evaluation. The state must be copied to be
+        kept. Training ends early if one returns True. A `tracking.Tracker` writes the
+        records somewhere; of several processes, those of the first do.
 
     Returns:
       The last state, and the records, which are dictionaries.
@@ -242,9 +246,31 @@ def train(
         evaluate_every=evaluate_every,
         drop_nonfinite=drop_nonfinite,
     )
-    for state, record in evaluated:
-        records.append(record)
-        answers = [callback(state, record) for callback in callbacks]
-        if True in answers:
-            break
+    trackers = [each for each in callbacks if isinstance(each, Tracker)]
+    functions = [each for each in callbacks if not isinstance(each, Tracker)]
+    config = _config(simulation, rounds=rounds, evaluate_every=evaluate_every)
+    with follow(trackers if is_first() else [], config) as log:
+        for state, record in evaluated:
+            records.append(record)
+            log(record)
+            answers = [callback(state, record) for callback in functions]
+            if True in answers:
+                break
     return state, records
+
+
+def _config(simulation: Simulation, **options: int) -> dict[str, Any]:
+    """What trackers are told of a simulation: the numbers that it was made with."""
+    recipe = recipe_of(simulation.setup.algorithm)
+    settings = simulation.setup._asdict().items()
+    return {
+        "algorithm": recipe.function.__name__ if recipe else None,
+        "hyper": {k: _shortest(x) for k, x in simulation.inputs.numbers.items()},
+        **{k: x for k, x in settings if isinstance(x, bool | int | float)},
+        **options,
+    }
+
+
+def _shortest(number: Any) -> float:
+    """A number with the digits of its type: 0.1 for the float32 next to it."""
+    return float(str(np.asarray(number)))

@@ -71,7 +71,7 @@ def test_every_option_is_in_one_section_of_help_in_80_columns(
     listed = [name for options in found.values() for name in options]
     assert len(set(listed)) == len(listed)
     kind, _ = command_kinds([command])[command]
-    positional = {"algorithms", "directory", "directories", "name"}
+    positional = {"algorithms", "directory", "directories", "name", "path"}
     wanted = {*names(kind)} - (positional if command != "sweep" else set())
     plain = {name for name in listed if not name.startswith("algorithm.")}
     assert plain == wanted

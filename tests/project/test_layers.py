@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2] / "fedjax_muon"
 LAYERS = (
     {"versions"},
     {"core"},
-    {"linalg", "data", "models"},
+    {"linalg", "data", "models", "tracking"},
     {"transforms", "tasks", "compression", "personalization", "privacy"},
     {"algorithms"},
     {"minimax", "engine"},

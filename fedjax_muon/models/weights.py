@@ -1,0 +1,336 @@
+"""Parameters in files that other programs read: safetensors, msgpack, Orbax.
+
+The suffix of a path is its format:
+
+- `.safetensors`: one tensor for every leaf, named by its path with dots, such as
+  "Dense_0.kernel";
+- `.msgpack`: what `flax.serialization.from_bytes` reads;
+- `.orbax`, or no suffix: a directory, a checkpoint of Orbax.
+"""
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.serialization
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fedjax_muon.core.atomic_files import write
+from fedjax_muon.core.packages import check_installed
+from fedjax_muon.core.reading import read_text, reading
+
+KEY = "fedjax_muon"  # of the metadata in a file of safetensors
+ANEW = "export it again"
+Leaves = dict[tuple[str, ...], Any]  # by path
+
+
+class Format(NamedTuple):
+    """How parameters are written and read."""
+
+    # (path, leaves by path, nested dictionaries, metadata)
+    save: Callable[[Path, Leaves, dict[str, Any], Mapping[str, Any]], None]
+    load: Callable[[Path], dict[str, Any]]  # path -> leaves by name, with dots
+    metadata: Callable[[Path], Mapping[str, Any]]
+
+
+def save_params(
+    path: str | Path,
+    params: Any,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes parameters into a file or directory, whole or not at all.
+
+    The suffix decides the format: `.safetensors` (requires the extra `export`),
+    `.msgpack`, and `.orbax` or none for a directory of Orbax. A msgpack file has no
+    place for metadata; they are in a file beside it, with `.json` added to its name.
+
+    Args:
+      path: Where to write.
+      params: Parameters, a pytree of arrays in dictionaries and named tuples.
+      metadata: Values that JSON can represent, which `load_metadata` returns.
+      overwrite: Whether existing parameters are replaced.
+
+    Raises:
+      OSError: If it can't be written.
+      ValueError: If the suffix is none of these, a package is missing, the path exists
+        and is not to be replaced, or two leaves have the same name.
+
+    Example:
+      >>> save_params("model.msgpack", params)  # doctest: +SKIP
+    """
+    path = Path(path)
+    form = check_target(path, overwrite=overwrite)
+    nested = flax.serialization.to_state_dict(params)
+    leaves = {k: np.asarray(x, order="C") for k, x in _leaves(nested).items()}
+    _check_names(leaves)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    form.save(path, leaves, unflatten_dict(leaves), dict(metadata or {}))
+
+
+def load_params(path: str | Path, like: Any) -> Any:
+    """Reads parameters that `save_params` or `fedjax-muon export` wrote.
+
+    Args:
+      path: File or directory, whose suffix is its format.
+      like: Parameters of the same model, or their `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      Parameters of the structure of `like`.
+
+    Raises:
+      FileNotFoundError: If there is nothing at the path.
+      ValueError: If the file is damaged or of another format, a package is missing, or
+        a leaf differs from that of `like` in its name, shape or dtype.
+
+    Example:
+      >>> params = load_params("model.safetensors", like=state.params) # doctest: +SKIP
+    """
+    path = Path(path)
+    form = _existing(path)
+    found = form.load(path)
+    wanted = _leaves(flax.serialization.to_state_dict(like))
+    for place, leaf in wanted.items():
+        name, expected = ".".join(place), _shown(leaf)
+        if name not in found:
+            raise ValueError(
+                f"{path} has weights of another model: {name} is missing, expected "
+                f"{expected}"
+            )
+        if _shown(found[name]) != expected:
+            raise ValueError(
+                f"{path} has weights of another model: {name} is "
+                f"{_shown(found[name])}, expected {expected}"
+            )
+    further = [name for name in found if name not in {".".join(k) for k in wanted}]
+    if further:
+        raise ValueError(
+            f"{path} has weights of another model: {further[0]} is "
+            f"{_shown(found[further[0]])}, expected none"
+        )
+    leaves = {place: jnp.asarray(found[".".join(place)]) for place in wanted}
+    return flax.serialization.from_state_dict(like, unflatten_dict(leaves))
+
+
+def load_metadata(path: str | Path) -> dict[str, Any]:
+    """Reads the metadata that `save_params` or `fedjax-muon export` wrote.
+
+    Args:
+      path: File or directory, whose suffix is its format.
+
+    Returns:
+      The metadata; of `fedjax-muon export`: the names of the algorithm, the data set
+      and the classes, the model with its options, and the mean and the standard
+      deviation that inputs were standardized by. Empty if the file has none.
+
+    Raises:
+      FileNotFoundError: If there is nothing at the path.
+      ValueError: If the file is damaged or of another format, or a package is missing.
+
+    Example:
+      >>> classes = load_metadata("model.safetensors")["classes"]  # doctest: +SKIP
+    """
+    path = Path(path)
+    return dict(_existing(path).metadata(path))
+
+
+def check_target(path: Path, *, overwrite: bool) -> Format:
+    """Checks that parameters can be written to a path, as far as is known before.
+
+    Args:
+      path: Where to write.
+      overwrite: Whether existing parameters are replaced.
+
+    Returns:
+      The format of its suffix.
+
+    Raises:
+      ValueError: If the suffix is no format's, a package is missing, or the path exists
+        and is not to be replaced.
+    """
+    form = _format_of(path)
+    there = [each for each in (path, _beside(path)) if each.exists()]
+    if there and not overwrite:
+        raise ValueError(
+            f"{there[0]} exists already; choose another name, or replace it (overwrite)"
+        )
+    is_directory = form is FORMATS[""]
+    if path.exists() and (
+        path.is_dir() != is_directory or (is_directory and not _is_orbax(path))
+    ):
+        raise ValueError(
+            f"{path} has other files and is not replaced; choose another name"
+        )
+    return form
+
+
+def _format_of(path: Path) -> Format:
+    if path.suffix.lower() not in FORMATS:
+        named = ", ".join(suffix for suffix in FORMATS if suffix)
+        raise ValueError(
+            f"the suffix of parameters is one of {named}, or none, got {str(path)!r}"
+        )
+    if path.suffix.lower() == ".safetensors":
+        check_installed("safetensors", "a file of safetensors")
+    return FORMATS[path.suffix.lower()]
+
+
+def _existing(path: Path) -> Format:
+    form = _format_of(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    return form
+
+
+def _leaves(nested: dict[str, Any]) -> Leaves:
+    return flatten_dict(nested)
+
+
+def _check_names(leaves: Leaves) -> None:
+    names = [".".join(place) for place in leaves]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two parameters have the name {name}; rename one")
+
+
+def _shown(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+
+
+def _named(nested: Any) -> dict[str, Any]:
+    """Leaves by names with dots."""
+    if not isinstance(nested, dict):
+        raise ValueError(f"parameters by name, got {type(nested).__name__}")
+    return {".".join(place): leaf for place, leaf in _leaves(nested).items()}
+
+
+# ----------------------------------------------------------------------- safetensors
+
+
+def _save_safetensors(
+    path: Path, leaves: Leaves, nested: dict[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    from safetensors.numpy import save
+
+    del nested
+    tensors = {".".join(place): leaf for place, leaf in leaves.items()}
+    write(path, save(tensors, {KEY: json.dumps(metadata)}))
+
+
+def _load_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    with reading(
+        path,
+        "tensors in the format of safetensors",
+        ANEW,
+        found="",
+        errors=(SafetensorError,),
+    ):
+        return load_file(path)
+
+
+def _metadata_of_safetensors(path: Path) -> Mapping[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    with (
+        reading(
+            path,
+            "tensors in the format of safetensors",
+            ANEW,
+            found="",
+            errors=(SafetensorError,),
+        ),
+        safe_open(path, framework="numpy") as file,
+    ):
+        return json.loads((file.metadata() or {}).get(KEY, "{}"))
+
+
+# --------------------------------------------------------------------------- msgpack
+
+
+def _beside(path: Path) -> Path:
+    """The metadata of a msgpack file; for other formats the path itself."""
+    is_msgpack = path.suffix.lower() == ".msgpack"
+    return path.with_name(f"{path.name}.json") if is_msgpack else path
+
+
+def _save_msgpack(
+    path: Path, leaves: Leaves, nested: dict[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    del leaves
+    write(_beside(path), json.dumps(metadata, indent=2) + "\n")
+    write(path, flax.serialization.msgpack_serialize(nested))
+
+
+def _load_msgpack(path: Path) -> dict[str, Any]:
+    with reading(path, "parameters that flax has serialized", ANEW, found=""):
+        return _named(flax.serialization.msgpack_restore(path.read_bytes()))
+
+
+def _metadata_of_msgpack(path: Path) -> Mapping[str, Any]:
+    if not _beside(path).exists():
+        return {}
+    with reading(_beside(path), "metadata in JSON", ANEW):
+        return json.loads(read_text(_beside(path)))
+
+
+# ----------------------------------------------------------------------------- Orbax
+
+
+def _orbax() -> Any:
+    # Imported here, since it is slow.
+    from orbax.checkpoint.experimental import v1
+
+    return v1
+
+
+def _is_orbax(path: Path) -> bool:
+    """Whether a directory is a checkpoint, or empty: it may be replaced."""
+    # `is_orbax_checkpoint` of 0.12.8 is true of any directory
+    return (path / "_CHECKPOINT_METADATA").is_file() or not any(path.iterdir())
+
+
+def _save_orbax(
+    path: Path, leaves: Leaves, nested: dict[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    del leaves
+    mark = secrets.token_hex(4)
+    new, old = (path.with_name(f".{path.name}.{mark}.{end}") for end in ("new", "old"))
+    try:
+        _orbax().save(new.absolute(), nested, custom_metadata=dict(metadata))
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _load_orbax(path: Path) -> dict[str, Any]:
+    # whatever is damaged, orbax names no common type
+    with reading(path, "a checkpoint of Orbax", ANEW, found="", errors=(Exception,)):
+        return _named(_orbax().load(path.absolute()))
+
+
+def _metadata_of_orbax(path: Path) -> Mapping[str, Any]:
+    with reading(path, "a checkpoint of Orbax", ANEW, found="", errors=(Exception,)):
+        return _orbax().metadata(path.absolute()).custom_metadata or {}
+
+
+_ORBAX = Format(_save_orbax, _load_orbax, _metadata_of_orbax)
+FORMATS = {
+    ".safetensors": Format(
+        _save_safetensors, _load_safetensors, _metadata_of_safetensors
+    ),
+    ".msgpack": Format(_save_msgpack, _load_msgpack, _metadata_of_msgpack),
+    ".orbax": _ORBAX,
+    "": _ORBAX,
+}

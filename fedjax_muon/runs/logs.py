@@ -1,0 +1,159 @@
+"""Trackers of runs on disk: which ones a run has, and where they write.
+
+They are no part of config.json: a run has the same bits with them and without them.
+tracking.json has their names, and the id by which services find the run again.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_muon import tracking
+from fedjax_muon.core.atomic_files import write
+from fedjax_muon.core.packages import check_installed
+from fedjax_muon.core.reading import read_text, reading
+from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.tracking.tracker import Tracker
+
+FILE = "tracking.json"
+NONE = ("none",)
+PROJECT = "fedjax-muon"
+
+
+class Place(NamedTuple):
+    """One run, as its trackers name it."""
+
+    directory: Path
+    name: str
+    group: str | None  # the comparison that it belongs to
+    run_id: str
+
+
+def _json(place: Place) -> Tracker:
+    return tracking.json_lines(place.directory / "metrics.jsonl", resume=True)
+
+
+def _tensorboard(place: Place) -> Tracker:
+    return tracking.tensorboard(place.directory / "tensorboard", resume=True)
+
+
+def _wandb(place: Place) -> Tracker:
+    return tracking.wandb(
+        os.environ.get("WANDB_PROJECT", PROJECT),
+        name=place.name,
+        group=place.group,
+        run_id=place.run_id,
+        directory=place.directory,
+    )
+
+
+def _trackio(place: Place) -> Tracker:
+    name = f"{place.name}-{place.run_id}"
+    return tracking.trackio(PROJECT, name=name, group=place.group)
+
+
+def _mlflow(place: Place) -> Tracker:
+    own = f"sqlite:///{place.directory.absolute() / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", own)
+    name, run_id = place.name, place.run_id
+    return tracking.mlflow(uri, experiment=PROJECT, name=name, run_id=run_id)
+
+
+# by the names of --log: the package that is needed, and what makes the tracker
+TRACKERS: dict[str, tuple[str | None, Callable[[Place], Tracker]]] = {
+    "json": (None, _json),
+    "tensorboard": ("tensorboardX", _tensorboard),
+    "wandb": ("wandb", _wandb),
+    "trackio": ("trackio", _trackio),
+    "mlflow": ("mlflow", _mlflow),
+}
+
+
+class Log(NamedTuple):
+    """The trackers of what runs in a directory."""
+
+    names: tuple[str, ...] = ()
+    run_id: str = ""
+
+    def of_run(self, directory: Path) -> list[Tracker]:
+        """The trackers of a single run in its directory."""
+        return self._made(Place(directory, directory.name, None, self.run_id))
+
+    def of_cell(self, directory: Path, cell: Path) -> list[Tracker]:
+        """The trackers of one run of a comparison, which has a directory of its own."""
+        name = "-".join(cell.relative_to(directory).parts)
+        run_id = f"{self.run_id}-{name}"
+        return self._made(Place(cell, name, directory.name, run_id))
+
+    def _made(self, place: Place) -> list[Tracker]:
+        return [TRACKERS[name][1](place) for name in self.names]
+
+
+NO_LOG = Log()
+
+
+def check(names: Sequence[str]) -> None:
+    """Raises `ValueError` for trackers that are unknown or not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(
+                f"unknown tracker {name!r}; log takes {', '.join(TRACKERS)}"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"log names {name!r} twice")
+        package, _ = TRACKERS[name]
+        if package is not None:
+            check_installed(package, f"the tracker {name}")
+
+
+def begin(run_dir: Path, names: Sequence[str]) -> Log:
+    """The trackers of a new run, which its directory remembers."""
+    if not names:
+        return NO_LOG
+    log = Log(tuple(names), secrets.token_hex(4))
+    text = json.dumps({"log": log.names, "run_id": log.run_id}, indent=2) + "\n"
+    run_on_first(lambda: write(run_dir / FILE, text))
+    return log
+
+
+def again(run_dir: Path, names: Sequence[str] | None) -> Log:
+    """The trackers of a run that is resumed.
+
+    Args:
+      run_dir: Its directory.
+      names: Other trackers than it had; None keeps those, and `NONE` leaves them out.
+
+    Returns:
+      The trackers.
+
+    Raises:
+      ValueError: If they are unknown or not installed, or tracking.json is damaged.
+    """
+    found = _read(run_dir / FILE)
+    if names is None:
+        try:
+            check(found.names)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; or continue without trackers, by --log none"
+            ) from error
+        return found
+    names = () if tuple(names) == NONE else tuple(names)
+    check(names)
+    if not found.run_id:
+        return begin(run_dir, names)
+    return found._replace(names=names)
+
+
+def _read(path: Path) -> Log:
+    if not path.exists():
+        return NO_LOG
+    with reading(path, "names of trackers", "delete it to log anew"):
+        found = json.loads(read_text(path))
+        names, run_id = tuple(found["log"]), found["run_id"]
+        if not all(isinstance(word, str) for word in (*names, run_id)):
+            raise ValueError("these are not names")
+    return Log(names, run_id)
