@@ -295,10 +295,11 @@ def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
     config = run.config
+    algorithm, task = algorithm_of(run), task_of(config, dataset)
     parts = parts_of(config, dataset, run.seed)
     return simulation.federate(
-        algorithm_of(run),
-        task_of(config, dataset),
+        algorithm,
+        task,
         dataset,
         parts,
         cohort_size=config.cohort_size,

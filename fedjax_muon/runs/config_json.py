@@ -16,6 +16,7 @@ ADDED = (  # to `Config`
     "convolution",
     "ditto",
     "exclude",
+    "image_size",
     "label",
     "local_epochs",
     "newton_schulz_coefficients",

@@ -37,9 +37,11 @@ def test_without_a_directory_all_but_the_embedded_are_missing(capsys):
     assert set(table) == {*data.NAMES, *(f"tfds:{name}" for name in prepared.SETS)}
     for name, row in table.items():
         package = names.source_of(name).package
-        importable = find_spec(package.replace("scikit-learn", "sklearn"))
-        embedded = names.source_of(name).embedded and importable
-        assert row[-1] == (f"present: {package}" if embedded else "missing")
+        state = "missing"
+        if names.source_of(name).embedded:
+            found = find_spec(package.replace("scikit-learn", "sklearn"))
+            state = f"present: {package}" if found else f"missing: {package}"
+        assert row[-1] == state
     assert table["fashion_mnist"][:3] == ["60000 + 10000", "28 x 28 x 1", "10"]
     assert "name one by --data-dir or FEDJAX_MUON_DATA" in text
     assert "  tfds:glue/sst2: fedjax-muon prepare glue/sst2\n" in text

@@ -30,10 +30,8 @@ def blocks(path: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.M)
 
 
-BLOCKS = {
-    f"{path.relative_to(DOCS)}-{number}": code
-    for path in sorted(EXECUTED)
-    for number, code in enumerate(blocks(path))
+PAGES = {
+    str(path.relative_to(DOCS)): code for path in EXECUTED if (code := blocks(path))
 }
 
 
@@ -107,10 +105,12 @@ def test_the_site_is_built_strictly_and_complete(tmp_path):
     check_links(site)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_the_python_shown_runs(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_the_python_shown_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
-    exec(compile(BLOCKS[name], name, "exec"), {"__name__": "shown"})
+    names = {"__name__": "shown"}  # a block uses what those before it have made
+    for code in PAGES[page]:
+        exec(compile(code, page, "exec"), names)
 
 
 def test_the_interfaces_shown_are_those_of_the_package():
