@@ -13,6 +13,7 @@ from scipy import stats
 from experiments.papers import frame, paper_report
 from fedjax_muon.runs import directory
 from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs.config import label_of
 
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {
@@ -163,7 +164,7 @@ def test_published_numbers_belong_to_something_shown(paper):
 
 
 def labels(panel, method):
-    label = panel.label or sweeps.METHODS[method].label
+    label = panel.label or label_of(method)
     if not panel.every_point:
         return [label]
     grid = panel.sweep.grids[method]
