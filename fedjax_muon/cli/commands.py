@@ -153,8 +153,9 @@ def sweep(args: arguments.Sweep) -> None:
         if names == ("all",):
             names = tuple(methods_for(args.config))
         grids = _grids(names, args.grid)
+        config = sweeps.with_owners_counted(args.config)
         job = Sweep(
-            names, grids, args.seeds, args.validation, args.cells_at_once, args.config
+            names, grids, args.seeds, args.validation, args.cells_at_once, config
         )
         launch.begin(launch.Launch(), job.config.devices)
         sweeps.check(job, args.executor)

@@ -37,7 +37,7 @@ from fedjax_muon.runs import (
     sweep_cells,
 )
 from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
-from fedjax_muon.runs.config import Sweep, label_of, method_of
+from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
@@ -102,6 +102,17 @@ def check(job: Sweep, executor: str | None = None) -> None:
                 raise ValueError(f"the grid of {name}: {error}") from error
     for seed in job.seeds:
         parts_of(job.config, train, seed)
+
+
+def with_owners_counted(config: Config) -> Config:
+    """The config with the number of clients that the partition by_owner makes.
+
+    Methods that need all clients in every round are given as many.
+    """
+    if config.partition != "by_owner":
+        return config
+    number = len(parts_of(config, dataset_of(config), 0))
+    return dataclasses.replace(config, num_clients=number)
 
 
 def _data(job: Sweep):

@@ -11,8 +11,10 @@ from PIL import Image
 from fedjax_muon import data
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.build import parts_of
+from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.directory import read
 from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.runs.sweep import with_owners_counted
 
 SMALL = ("--cohort-size", "2", "--local-steps", "1", "--batch-size", "4")
 TRAIN = ("train", "--algorithm", "fedavg", "--rounds", "2", *SMALL)
@@ -47,6 +49,15 @@ def test_owners_of_a_table_are_the_clients(table, tmp_path, monkeypatch, capsys)
     monkeypatch.chdir("/")
     run("resume", place)
     assert metrics_csv.read(place / "metrics.csv")["round"][-1] == 2
+
+
+def test_a_sweep_gives_methods_that_need_them_all_clients(table):
+    columns = {"label": "risk", "owner": "bank", "exclude": ("note",)}
+    config = Config(dataset=str(table), **columns, partition="by_owner", cohort_size=1)
+    config = with_owners_counted(config)
+    grids = {"fedavg": {}, "stem": {}}
+    job = Sweep(tuple(grids), grids, (0,), 0.2, 1, config)
+    assert [job.config_of(name).cohort_size for name in job.algorithms] == [1, 2]
 
 
 def test_owners_of_an_archive_are_the_clients(tmp_path):
