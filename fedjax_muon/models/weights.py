@@ -44,7 +44,7 @@ def save_params(
     *,
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-) -> None:
+) -> Path:
     """Writes parameters into a file or directory, whole or not at all.
 
     The suffix decides the format: `.safetensors` (requires the extra `export`),
@@ -56,6 +56,9 @@ def save_params(
       params: Parameters, a pytree of arrays in dictionaries and named tuples.
       metadata: Values that JSON can represent, which `load_metadata` returns.
       overwrite: Whether existing parameters are replaced.
+
+    Returns:
+      The path.
 
     Raises:
       OSError: If it can't be written.
@@ -72,6 +75,7 @@ def save_params(
     _check_names(leaves)
     path.parent.mkdir(parents=True, exist_ok=True)
     form.save(path, leaves, unflatten_dict(leaves), dict(metadata or {}))
+    return path
 
 
 def load_params(path: str | Path, like: Any) -> Any:

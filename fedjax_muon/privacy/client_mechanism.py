@@ -209,7 +209,8 @@ def _private_exchange(
 
     def decode(sent):
         message = _received(exchange, sent)
-        return clipped(_norms(clip_norm, message), message)
+        whole = tree.where(tree.all_finite(message), message, tree.zeros_like(message))
+        return clipped(_norms(clip_norm, message), whole)
 
     def server(state, total, round):
         sent = shapes(state.params)

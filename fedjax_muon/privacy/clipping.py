@@ -11,8 +11,8 @@ from fedjax_muon.core import tree
 def clipped(clip_norm: Any, g: Any) -> Any:
     """Scales a pytree down to a norm of at most `clip_norm`.
 
-    A part that is short enough keeps every bit. A tree with an entry that is not finite
-    becomes zero in all parts. The result is exact to rounding for numbers of any size.
+    A part that is short enough keeps every bit. A part with an entry that
+    is not finite becomes zero. The result is exact to rounding for numbers of any size.
 
     Args:
       clip_norm: Largest L2 norm of `g` as a whole; or a prefix of its tree, with one
@@ -22,7 +22,6 @@ def clipped(clip_norm: Any, g: Any) -> Any:
     Returns:
       The clipped tree, with the dtypes of `g`.
     """
-    finite = tree.all_finite(g)
 
     def one(norm_limit: Any, part: Any) -> Any:
         leaves = jax.tree.leaves(part)
@@ -42,6 +41,7 @@ def clipped(clip_norm: Any, g: Any) -> Any:
         cut = jax.tree.map(
             lambda x, u: (norm_limit * (u / safe)).astype(x.dtype), part, unit
         )
+        finite = tree.all_finite(part)
         return tree.where(finite, tree.where(long, cut, part), tree.zeros_like(part))
 
     return jax.tree.map(one, clip_norm, g)

@@ -152,12 +152,14 @@ def _without_late_complaints() -> Iterator[None]:
             previous(found)
 
     sys.unraisablehook = hook
+    gc.freeze()  # what is older than the command is not searched, which may be much
     try:
         yield
     except SystemExit:
         gc.collect()
         raise
     finally:
+        gc.unfreeze()
         sys.unraisablehook = previous
 
 

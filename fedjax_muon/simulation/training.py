@@ -248,7 +248,8 @@ def train(
     )
     trackers = [each for each in callbacks if isinstance(each, Tracker)]
     functions = [each for each in callbacks if not isinstance(each, Tracker)]
-    config = _config(simulation, rounds=rounds, evaluate_every=evaluate_every)
+    options = {"rounds": rounds, "evaluate_every": evaluate_every}
+    config = _config(simulation, **options) if trackers else {}
     with follow(trackers if is_first() else [], config) as log:
         for state, record in evaluated:
             records.append(record)
@@ -271,6 +272,7 @@ def _config(simulation: Simulation, **options: int) -> dict[str, Any]:
     }
 
 
-def _shortest(number: Any) -> float:
+def _shortest(number: Any) -> Any:
     """A number with the digits of its type: 0.1 for the float32 next to it."""
-    return float(str(np.asarray(number)))
+    found = np.asarray(number)
+    return [_shortest(x) for x in found] if found.ndim else float(str(found))

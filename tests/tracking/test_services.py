@@ -7,6 +7,7 @@ back.
 import importlib.util
 import struct
 import sys
+import time
 import types
 from collections import defaultdict
 from importlib.machinery import ModuleSpec
@@ -129,11 +130,13 @@ def stored(data: bytes) -> list[bytes]:
     """The records of a file of wandb: a header of 7 bytes, and the blocks of a log of
     LevelDB, in which a record is a checksum, a length, a kind, and the data."""
     place, found, part = 7, [], b""
-    while place < len(data):
+    while place + 7 <= len(data):
         if BLOCK - place % BLOCK < 7:  # padding
             place += BLOCK - place % BLOCK
             continue
         length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        if place + 7 + length > len(data):  # still being written
+            break
         part += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or its last part
@@ -153,11 +156,18 @@ def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
     interrupted(tracker, ROWS)
     logged(tracker, [*ROWS, LATER])
     files = sorted((tmp_path / "wandb").glob("offline-run-*-x/run-x.wandb"))
-    assert files
+    read = wandb_internal_pb2.Record.FromString
+    deadline = time.monotonic() + 60
+    while True:  # wandb's own process may write after the end of `finish`
+        records = [read(data) for data in stored(files[-1].read_bytes())]
+        kinds = [record.WhichOneof("record_type") for record in records]
+        if "exit" in kinds:
+            break
+        assert time.monotonic() < deadline, kinds
+        time.sleep(0.1)
     points = defaultdict(list)
-    for data in stored(files[-1].read_bytes()):
-        record = wandb_internal_pb2.Record.FromString(data)
-        if record.WhichOneof("record_type") != "history":
+    for record, kind in zip(records, kinds, strict=True):
+        if kind != "history":
             continue
         items = {
             item.key or "/".join(item.nested_key): float(item.value_json)

@@ -7,6 +7,7 @@ import warnings
 
 import federation
 import jax
+import numpy as np
 import pandas
 import pytest
 
@@ -106,6 +107,7 @@ def test_training_tells_trackers_and_functions_may_still_end_it():
     assert config["hyper"]["lr"] == prepared.setup.algorithm.recipe.arguments["lr"]
     assert config["cohort_size"] == prepared.setup.cohort_size
     assert config["rounds"] == 50
+    assert training._shortest(np.float32([0.1, 0.01])) == [0.1, 0.01]  # two rates
 
 
 # -------------------------------------------------------------------- JSON lines
