@@ -280,6 +280,9 @@ from .personalization import (
 from .runs.load import (
     load_run as load_run,
 )
+from .runs.report import (
+    save_report as save_report,
+)
 from .simulation import (
     NonFiniteError as NonFiniteError,
 )

@@ -148,6 +148,18 @@ class Export:
 
 
 @dataclasses.dataclass(frozen=True)
+class Report:
+    """Write an interactive report of runs, one HTML file that needs no network."""
+
+    directories: Positional[tuple[Path, ...]]
+    """Directories of runs, comparisons and sweeps."""
+    output: Path = Path("report.html")
+    """The file."""
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace an existing file."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Partition:
     """Divide a data set over clients, and show who gets which labels."""
 

@@ -284,6 +284,12 @@ def best(job: Sweep, run_dir: Path) -> dict[str, Point | None]:
     return {method: comparison.best(points) for method, points in grids.items()}
 
 
+def best_of(job: Sweep, name: str, run_dir: Path) -> Point | None:
+    """The best point of one algorithm; None if all diverged. Raises `ValueError` if
+    some cells are not finished."""
+    return comparison.best(points(job, name, run_dir))
+
+
 def _grids(job: Sweep, run_dir: Path) -> dict[str, list[Point]]:
     return {label(job, name): points(job, name, run_dir) for name in job.algorithms}
 
