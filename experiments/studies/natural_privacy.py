@@ -20,7 +20,6 @@ interrupted study. The study writes privacy.md beside it.
 
 import itertools
 import math
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -224,7 +223,7 @@ def section(runs: Runs, name: str, federation: Federation) -> list[str]:
     return [*lines, *points(runs, name, federation), ""]
 
 
-def report(runs: Runs, federations: dict[str, Federation], seconds: float) -> str:
+def report(runs: Runs, federations: dict[str, Federation]) -> str:
     """Returns the results of all finished runs as Markdown."""
     about = machine("experiments.studies.natural_privacy")
     lines = [
@@ -241,8 +240,8 @@ def report(runs: Runs, federations: dict[str, Federation], seconds: float) -> st
     for name, federation in federations.items():
         lines += section(runs, name, federation)
     lines += [
-        f"`{about['command']}`, {seconds / 60:.0f} minutes, {about['cores']} cores of "
-        f"{about['cpu']}, jax {about['jax']}.",
+        f"`{about['command']}`, {about['cores']} cores of {about['cpu']}, jax "
+        f"{about['jax']}.",
         "",
     ]
     return "\n".join(lines)
@@ -258,7 +257,6 @@ def main(
       datasets: Data sets.
       output: Directory of the results; existing runs in it are reused.
     """
-    began = time.perf_counter()
     with refusing():
         output.mkdir(parents=True, exist_ok=True)
         runs = Runs(output / "privacy.csv")
@@ -267,7 +265,7 @@ def main(
             for method, level in itertools.product(federation.exponents, LEVELS):
                 if level in METHODS[method].levels:
                     Study(runs, name, federation, method, level).run()
-        text = report(runs, federations, time.perf_counter() - began)
+        text = report(runs, federations)
         (output / "privacy.md").write_text(text)
         print(text)
 
