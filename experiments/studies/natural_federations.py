@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -22,7 +22,6 @@ from fedjax_muon.privacy import ClientPrivacy, best_banded
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.simulation.cohorts import poisson_cohorts
-from fedjax_muon.transforms import muon
 
 CONTEXT = 8  # characters that the next one is predicted from
 NONE, CLIPPED = "none", "clipped"
@@ -56,10 +55,7 @@ class Federation(NamedTuple):
     delta: float
     clips: tuple[float, ...]
     room: int  # largest number of clients in a round
-    exponents: dict[
-        str, range
-    ]  # by method: half decades where the grid of rates begins
-    local_lr: float  # of clients under Muon at the server
+    exponents: dict[str, range]  # by method: half decades where its grid begins
 
 
 def all_speakers() -> Federation:
@@ -84,24 +80,21 @@ def all_speakers() -> Federation:
         scores=lambda logits: {},
     )
     rates = {"dp_fedavg": range(-1, 2), "dp_ftrl": range(-1, 2)}
-    rates |= {"dp_fedmuon": range(-4, -1), "server_muon": range(-4, -1)}
+    rates |= {"dp_fedmuon": range(-4, -1)}
     delta = float(f"{clients**-1.1:.2g}")
-    return Federation(
-        "Shakespeare by speaker", problem, delta, (0.3, 1.0), 192, rates, 1.0
-    )
+    return Federation("Shakespeare by speaker", problem, delta, (0.3, 1.0), 192, rates)
 
 
 def four_hospitals() -> Federation:
     """The hospitals of FLamby's Fed-Heart-Disease.
 
-    With all clients in every round, the matrix of DP-FTRL with least noise is the
-    identity, so that DP-FTRL is DP-FedAvg and has no row.
+    `privacy.buffered` finds the identity for clients in every round, so that DP-FTRL is
+    DP-FedAvg and has no row.
     """
-    rates = {"dp_fedavg": range(-5, -2)}
-    rates |= {"dp_fedmuon": range(-6, -3), "server_muon": range(-3, 0)}
+    rates = {"dp_fedavg": range(-5, -2), "dp_fedmuon": range(-6, -3)}
     rates |= {"patients": range(-2, 1)}
     return Federation(
-        "Heart disease by hospital", hospitals(), 1e-4, (0.1, 0.3), 4, rates, 0.003
+        "Heart disease by hospital", hospitals(), 1e-4, (0.1, 0.3), 4, rates
     )
 
 
@@ -109,25 +102,19 @@ FEDERATIONS = {"heart_disease": four_hospitals, "plays": all_speakers}
 
 
 class Method(NamedTuple):
-    """A private method, and the rate that is tuned."""
+    """A private method; its learning rate is tuned."""
 
     label: str
-    rate: str
-    make: Callable[[Federation], Algorithm] | None  # None: DP-SGD for single patients
+    algorithm: Algorithm | None  # None: DP-SGD for single patients
     levels: tuple[str, ...] = tuple(LEVELS)
     correlated: bool = False
 
 
-def _server_muon(federation: Federation) -> Algorithm:
-    return fm.fedavg(federation.local_lr, server_lr=0.1, server_rule=muon(0.9))
-
-
 METHODS = {
-    "dp_fedavg": Method("DP-FedAvg", "lr", lambda f: fm.fedavg(0.1)),
-    "dp_ftrl": Method("DP-FTRL", "lr", lambda f: fm.fedavg(0.1), ("10", "1"), True),
-    "dp_fedmuon": Method("DP-FedMuon", "lr", lambda f: fm.fedmuon(0.1)),
-    "server_muon": Method("DP-FedAvg, Muon at the server", "server_lr", _server_muon),
-    "patients": Method("DP-SGD for single patients", "lr", None, ("10", "1")),
+    "dp_fedavg": Method("DP-FedAvg", fm.fedavg(0.1)),
+    "dp_ftrl": Method("DP-FTRL", fm.fedavg(0.1), ("10", "1"), True),
+    "dp_fedmuon": Method("DP-FedMuon", fm.fedmuon(0.1)),
+    "patients": Method("DP-SGD for single patients", None, ("10", "1")),
 }
 
 
@@ -161,9 +148,9 @@ def simulation_of(
     assert dataset.owners is not None
     parts = fm.partition.by_owner(dataset.owners)
     task = fm.tasks.classification(problem.model, dataset)
-    if method.make is None:
+    if method.algorithm is None:
         return _for_patients(federation, level, clip, task, dataset, parts)
-    algorithm, clients = method.make(federation), len(parts)
+    algorithm, clients = method.algorithm, len(parts)
     settings: dict[str, Any] = {"plan": plans.vmapped}
     settings |= {"local_steps": problem.local_steps, "batch_size": problem.batch_size}
     if level not in (NONE, CLIPPED):
@@ -237,29 +224,29 @@ def params_of(
     simulation: Simulation, method: Method, lr: float, seed: int, rounds: int
 ) -> Any:
     """Trains a simulation at a rate; returns the parameters, the mean of agents'."""
-    one = simulation.vary(hyper={method.rate: lr})
+    one = simulation.vary(hyper={"lr": lr})
     state = one.init(start_key(seed))
-    if method.make is None:
+    if method.algorithm is None:
         rounds = PATIENT_ROUNDS
     state, _ = one.train_rounds(state, rounds)
     params = jax.device_get(state.params)
-    if method.make is None:
+    if method.algorithm is None:
         params = jax.tree.map(lambda x: x.mean(0), params)
     return params
 
 
 def clips_of(federation: Federation, method: str, level: str) -> tuple[float, ...]:
     """The clip norms that are tried; 0 without a clip."""
-    if METHODS[method].make is None:
+    if METHODS[method].algorithm is None:
         return (PATIENT_CLIP,)
     return (0.0,) if level == NONE else federation.clips
 
 
 def message_size(federation: Federation, method: Method) -> int:
     """How many numbers a client sends in a round."""
-    assert method.make is not None
+    assert method.algorithm is not None
     problem = federation.problem
     task = fm.tasks.classification(problem.model, problem.dataset)
     params = jax.eval_shape(task.init, jax.random.key(0))
-    sent = message_shapes(method.make(federation), params)[-1]
+    sent = message_shapes(method.algorithm, params)[-1]
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(sent))

@@ -3,9 +3,9 @@
     python -m experiments.studies.natural_privacy
 
 The clients are four hospitals, or all 1,152 speakers of Shakespeare's plays. DP-FedAvg,
-DP-FTRL, DP-FedMuon and Muon at the server protect a client with all its examples.
-DP-SGD in every hospital protects a single patient instead. The methods are also trained
-with clipped messages without noise, and without privacy.
+DP-FTRL and DP-FedMuon protect a client with all its examples. DP-SGD in every hospital
+protects a single patient instead. The methods are also trained with clipped messages
+without noise, and without privacy.
 
 The learning rate and the clip norm of every method and epsilon have the highest mean
 validation accuracy on the seeds for tuning, where the clients keep a fifth of their
@@ -189,7 +189,7 @@ def points(runs: Runs, name: str, federation: Federation) -> list[str]:
         edge = "*" * (lr in (min(rates), max(rates)))
         one = METHODS[method]
         noise = "-"
-        if z and one.make and not one.correlated:
+        if z and one.algorithm and not one.correlated:
             size = message_size(federation, one)
             noise = f"{z * math.sqrt(size) / federation.problem.cohort_size:.2g}"
         cells = (

@@ -36,7 +36,7 @@ def federation():
         scores=lambda logits: {"hospitals": float((logits(x).argmax(1) == y).mean())},
     )
     rates = {"dp_fedavg": range(-4, -1)}
-    return Federation("Three", problem, DELTA, (0.05,), 3, rates, 0.1)
+    return Federation("Three", problem, DELTA, (0.05,), 3, rates)
 
 
 def delta_of(z, epsilon, releases):
