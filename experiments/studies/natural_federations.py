@@ -203,7 +203,9 @@ def _for_patients(
     parts: Sequence[np.ndarray],
 ) -> Simulation:
     """DP-SGD in every hospital, whose noisy gradients are averaged."""
-    fewest = int(np.bincount(federation.problem.dataset.owners).min())
+    owners = federation.problem.dataset.owners
+    assert owners is not None
+    fewest = int(np.bincount(owners).min())
     privacy = patient_privacy(clip, federation.delta, float(level), fewest)
     weights = np.full((len(parts), len(parts)), 1 / len(parts))
     algorithm = fm.decentralized.dsgd(lr=0.1)
