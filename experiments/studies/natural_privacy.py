@@ -234,7 +234,7 @@ def report(runs: Runs, federations: dict[str, Federation]) -> str:
         "patients, by one patient. z is the noise multiplier of a round, and noise the "
         "root mean square of the noise in the clients' mean over the clip norm. Points "
         "are chosen by validation on other seeds, which the accounting does not cover. "
-        "\\*: the rate is the smallest or largest that was tried.",
+        "\\*: the rate is the smallest or largest that was tried. Empty: not run.",
         "",
     ]
     for name, federation in federations.items():
@@ -254,7 +254,7 @@ def main(
     """Tunes and tests private methods on data sets with natural clients.
 
     Args:
-      datasets: Data sets.
+      datasets: Data sets; privacy.md describes these alone.
       output: Directory of the results; existing runs in it are reused.
     """
     with refusing():
