@@ -7,7 +7,7 @@ data.
 present.
 """
 
-from fedjax_muon.data import imbalance, partition
+from fedjax_muon.data import client_tests, imbalance, partition
 from fedjax_muon.data.dataset import Dataset, check, hold_out, standardize
 from fedjax_muon.data.folders import from_folder
 from fedjax_muon.data.hugging_face import from_hf
@@ -23,6 +23,7 @@ __all__ = [
     "Status",
     "check",
     "check_standardization",
+    "client_tests",
     "from_arrays",
     "from_csv",
     "from_folder",
