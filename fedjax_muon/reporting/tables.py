@@ -190,3 +190,48 @@ def markdown(cells: Cells) -> str:
     return (
         f"# {cells.title}\n\n{body}\n{cells.caption[0].upper()}{cells.caption[1:]}.\n"
     )
+
+
+LATEX = {  # by the character that stands for itself in text alone
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "%": r"\%",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+}
+
+
+def latex(cells: Cells) -> str:
+    """Converts a table to LaTeX, for the package booktabs.
+
+    Args:
+      cells: The table.
+
+    Returns:
+      A tabular environment, after comments with the title and the caption.
+    """
+    escaped = str.maketrans(LATEX)
+    line = lambda values: " & ".join(v.translate(escaped) for v in values) + r" \\"
+    comment = " ".join(f"{cells.title}: {cells.caption}".split())
+    kinds = "".join("l" if c in TEXT else "r" for c in cells.columns)
+    head, rows = line(cells.columns), [line(row) for row in cells.rows]
+    parts = [
+        f"% {comment}",
+        rf"\begin{{tabular}}{{{kinds}}}",
+        r"\toprule",
+        head,
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(parts) + "\n"

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
-from fedjax_muon.runs import directory, own_code
+from fedjax_muon.runs import directory, files, own_code
 from fedjax_muon.runs.build import parts_of, simulation_of, tests_of
 from fedjax_muon.runs.config import Comparison, label_of
 from fedjax_muon.runs.errors import refusing
@@ -99,4 +99,5 @@ def report(
     found = [tables.compared(summaries, target, title, len(job.seeds), config.score)]
     if config.client_tests:
         found.append(fairness.table(runs, "Clients"))
+    files.write(run_dir / "summary.tex", "\n".join(map(tables.latex, found)))
     return found

@@ -87,6 +87,7 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     assert "FedMuon" in printed
     assert "90% of the best" in " ".join(printed.split())
     summary = (place / "summary.csv").read_text()
+    assert r"FedMuon & " in (place / "summary.tex").read_text()
     with (place / "summary.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     final = [
