@@ -128,16 +128,17 @@ def client_privacy(
         strategy = best_banded(
             clients, size, problem.rounds, epsilon=epsilon, delta=federation.delta
         )
-    return ClientPrivacy(
+    privacy = ClientPrivacy(
         clip_norm=clip,
         cohort_size=size,
         rounds=problem.rounds,
         delta=federation.delta,
         epsilon=epsilon,
-        max_cohort=federation.room,
         strategy=strategy,
         insecure_fixed_noise=True,
     )
+    room = min(federation.room, clients // privacy.cycle(clients))
+    return dataclasses.replace(privacy, max_cohort=room)
 
 
 def simulation_of(

@@ -109,7 +109,8 @@ class ClientPrivacy:
           The private algorithm and the guarantee.
 
         Raises:
-          ValueError: If the algorithm is private already, clients keep states but
+          ValueError: If the algorithm is private already, `max_cohort` is larger than
+            the group that a round is drawn from, clients keep states but
             cohorts are cut, `delta` is not below one over the number of clients, or the
             algorithm or the noise does not allow an `AdaptiveClip`.
           ImportError: If dp-accounting is not installed.
@@ -123,6 +124,12 @@ class ClientPrivacy:
             raise ValueError(
                 f"cohort_size must lie between 1 and the {clients} clients there are, "
                 f"got {self.cohort_size}"
+            )
+        group = clients // self.cycle(clients)
+        if self.max_cohort is not None and self.max_cohort > group:
+            raise ValueError(
+                f"max_cohort must be at most the {group} clients that a round is drawn "
+                f"from, got {self.max_cohort}; lower it or leave it out"
             )
         if isinstance(self.clip_norm, AdaptiveClip):
             check_adaptable(algorithm)
