@@ -1,5 +1,6 @@
 """The site, built once for all tests that look at it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,10 @@ def build(place: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory, worker_id) -> Path:
+def site(tmp_path_factory) -> Path:
     """Where the site is; the first worker that needs it builds it for the others."""
     folder = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
+    if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
     place = folder / "site"
     with FileLock(folder / "site.lock"):

@@ -1,7 +1,8 @@
 """A headless Chromium, driven by Chrome's DevTools protocol over a pair of pipes.
 
-The protocol: https://chromedevtools.github.io/devtools-protocol. Messages are JSON with a
-zero byte at the end; `--remote-debugging-pipe` reads them from file 3 and writes to 4.
+The protocol: https://chromedevtools.github.io/devtools-protocol. Messages are JSON and end
+with a zero byte. With `--remote-debugging-pipe` Chromium reads them from file 3, and
+writes them to file 4.
 """
 
 import json
@@ -73,6 +74,7 @@ class Tab:
 
     def open(self, url: str) -> None:
         """Loads a page with all that it names, and waits until it has run."""
+        self.events.clear()
         self.call("Page.navigate", url=url)
         while not any(e["method"] == "Page.loadEventFired" for e in self.events):
             self.events.append(self._receive())
@@ -88,7 +90,7 @@ class Tab:
         )
 
     def requested(self) -> set[str]:
-        """What was asked of the network so far."""
+        """What was asked of the network since the page was opened."""
         sent = [e for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return {event["params"]["request"]["url"] for event in sent}
 
@@ -109,12 +111,12 @@ class Tab:
 @contextmanager
 def browser(profile) -> Iterator[Tab]:
     """A tab of a new browser, whose profile is in a folder of its own."""
+    command = [executable(), *OPTIONS, f"--user-data-dir={profile}"]
     read_commands, commands = os.pipe()
     replies, write_replies = os.pipe()
     redirected = f'exec "$@" 3<&{read_commands} 4>&{write_replies}'
     process = subprocess.Popen(
-        ["bash", "-c", redirected, "-", executable()]
-        + [*OPTIONS, f"--user-data-dir={profile}"],
+        ["bash", "-c", redirected, "-", *command],
         pass_fds=(read_commands, write_replies),
         stderr=subprocess.DEVNULL,
     )
