@@ -51,9 +51,7 @@ SEARCH = """(async () => {
   return []
 })()"""
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
-NEXT_COLORS = (
-    "document.querySelector('[data-md-component=palette] label:not([hidden])')"
-)
+BUTTON = "document.querySelector('[data-md-component=palette] label:not([hidden])')"
 
 
 class Quiet(SimpleHTTPRequestHandler):
