@@ -2,8 +2,8 @@
 
 The site has the pages of docs/ and what programs wrote into results/. They link to
 other files too, such as an experiment. On the site a module of the library becomes its
-page of the reference; any other file gets a page that shows it. CHANGELOG.md,
-CONTRIBUTING.md and SECURITY.md are pages too, whose links start at the root.
+page of the reference, a notebook its page; any other file gets a page that shows it.
+CHANGELOG.md, CONTRIBUTING.md and SECURITY.md are pages too, whose links start at the root.
 """
 
 import logging
@@ -21,6 +21,7 @@ ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "notebooks/README.md": "notebooks/README.md",
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 log = logging.getLogger("mkdocs.hooks.links")
@@ -40,6 +41,8 @@ def place_of(path: Path) -> str | None:
         return inside.as_posix()
     if inside.as_posix() in ROOT_PAGES:
         return ROOT_PAGES[inside.as_posix()]
+    if inside.suffix == ".ipynb":
+        return inside.with_suffix(".md").as_posix()  # docs/_site/notebooks.py
     if inside.parts[0] == "fedjax_muon" and path.suffix == ".py":
         return f"reference/{Path(inside.parts[1]).stem}.md"
     return f"source/{inside.as_posix()}.md" if path.is_file() else None

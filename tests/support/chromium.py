@@ -1,7 +1,7 @@
 """A headless Chromium, driven by Chrome's DevTools protocol over a pair of pipes.
 
 The protocol: https://chromedevtools.github.io/devtools-protocol. Messages are JSON and
-end with a zero byte. With `--remote-debugging-pipe` Chromium reads them from file 3, and
+end with a zero byte. With `--remote-debugging-pipe` Chromium reads them from file 3 and
 writes them to file 4.
 """
 
