@@ -3,7 +3,8 @@
 The site has the pages of docs/ and what programs wrote into results/. They link to
 other files too, such as an experiment. On the site a module of the library becomes its
 page of the reference, a notebook its page; any other file gets a page that shows it.
-CHANGELOG.md, CONTRIBUTING.md and SECURITY.md are pages too, whose links start at the root.
+CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and notebooks/README.md are pages too. A figure
+links to its file, since it is small on a phone.
 """
 
 import logging
@@ -16,6 +17,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
+FIGURE = re.compile(r'(<img [^>]*src="([^"]+\.png)"[^>]*>)(?!\s*</a>)')
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
@@ -105,3 +107,8 @@ def on_page_markdown(markdown, page, config, files):
         return match[1] + posixpath.relpath(uri, start) + end
 
     return LINK.sub(turned, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Makes a figure a link to its file."""
+    return FIGURE.sub(r'<a href="\2">\1</a>', html)

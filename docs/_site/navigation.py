@@ -1,8 +1,8 @@
 """The navigation: patterns, titles of the papers' results, and the repository.
 
 Patterns in mkdocs.yml's nav stand for pages that no other line of it names. Headings of
-the papers' results begin with the command's words, `fedmuon_004, figure_3_of_16: ...`; in
-the navigation they are `Figure 3 of 16: ...`.
+the papers' results begin with the words of their command, as in
+`minimax_000, figure_3_of_16: ...`; in the navigation they are `Figure 3 of 16: ...`.
 """
 
 import re

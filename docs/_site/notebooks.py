@@ -1,7 +1,6 @@
 """Pages of the notebooks, with the outputs that are stored in them.
 
-The cell that installs the package, the one that begins with `import subprocess`, is left
-out: who reads a page has nothing to install.
+The cell that installs the package, which begins with `import subprocess`, is left out.
 """
 
 import base64
