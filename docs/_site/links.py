@@ -3,8 +3,8 @@
 The site has the pages of docs/ and what programs wrote into results/. They link to
 other files too, such as an experiment. On the site a module of the library becomes its
 page of the reference, a notebook its page; any other file gets a page that shows it.
-CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and notebooks/README.md are pages too. A figure
-links to its file, since it is small on a phone.
+CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and notebooks/README.md are pages too. A
+figure links to its file, since it is small on a phone.
 """
 
 import logging

@@ -11,7 +11,7 @@ import pytest
 WIDTHS = (1280, 390)
 # of each search a page that has to be among the first results
 SEARCHES = {
-    "dirichlet": "how_to/clients/",
+    "dirichlet": "reference/data/",
     "checkpoint": "reliability/",
     "newton-schulz": "studies/newton_schulz/",
     "scaffold": "algorithms/",
@@ -21,6 +21,9 @@ SEARCHES = {
 # written, and formulas that KaTeX does not understand.
 WIDE = """(() => {
   const page = document.scrollingElement
+  const moving = document.getAnimations()  // such as what a change of the width moves
+  for (const one of moving)
+    if (one.effect.getComputedTiming().endTime < Infinity) one.finish()
   if (page.scrollWidth <= WIDTH) return []
   const out = [...document.querySelectorAll("article *")].filter(
     (e) => e.getBoundingClientRect().right > WIDTH)
