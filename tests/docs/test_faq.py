@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUOTED = re.findall(r"^```error\n(.*)\n```$", (ROOT / "docs/faq.md").read_text(), re.M)
+QUOTED = re.findall(
+    r"^``` {.text .error}\n(.*)\n```$", (ROOT / "docs/faq.md").read_text(), re.M
+)
 ONLY_VALUES = 12  # letters that a message must have beside what it is filled with
 
 

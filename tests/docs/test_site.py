@@ -1,6 +1,8 @@
 """The documentation site: built strictly, complete, and without a dead link."""
 
 import ast
+import base64
+import json
 import re
 from functools import cache
 from html import unescape
@@ -63,6 +65,26 @@ def test_files_of_the_repository_have_pages(site):
     contributing = (site / "contributing" / "index.html").read_text()
     assert 'href="../how_to/algorithm/"' in contributing
     assert 'href="../changelog/"' in contributing
+
+
+def test_notebooks_are_pages_with_their_stored_outputs(site):
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        html = (site / "notebooks" / path.stem / "index.html").read_text()
+        outputs = [
+            output
+            for cell in json.loads(path.read_text())["cells"]
+            for output in cell.get("outputs", ())
+        ]
+        texts = ["".join(o["text"]) for o in outputs if o["output_type"] == "stream"]
+        assert texts
+        assert all(text.rstrip() in unescape(html) for text in texts)
+        images = [o["data"]["image/png"] for o in outputs if "data" in o]
+        shown = set(
+            re.findall(rf'<a href="\.\./({path.stem}_\d+_\d+\.png)"><img', html)
+        )
+        stored = {base64.b64decode("".join(image)) for image in images}
+        assert {(site / "notebooks" / name).read_bytes() for name in shown} == stored
+        assert 'find_spec("fedjax_muon")' not in html  # the cell that installs
 
 
 class Links(HTMLParser):

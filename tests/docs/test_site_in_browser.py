@@ -14,7 +14,7 @@ SEARCHES = {
     "dirichlet": "reference/data/",
     "checkpoint": "reliability/",
     "newton-schulz": "studies/newton_schulz/",
-    "scaffold": "algorithms/",
+    "scaffold": "algorithms/averaging/",
     "accountant": "privacy/",
 }
 # What sticks out of a page that is too wide; text in which a formula is left as it is
@@ -49,7 +49,7 @@ SEARCH = """(async () => {
     await new Promise((done) => setTimeout(done, 50))
     const links = [...document.querySelectorAll(".md-search-result__link")]
     const ofThis = links.some((a) => new URL(a.href).searchParams.get("h") == %s)
-    if (ofThis) return links.slice(0, 20).map((a) => a.href)
+    if (ofThis) return [...new Set(links.map((a) => a.href.replace(/[?#].*/, "")))]
   }
   return []
 })()"""
@@ -105,7 +105,7 @@ def test_the_search_finds_pages(address, tab):
     for word, page in SEARCHES.items():
         terms = word.replace("-", " ")  # as the address of a result has them
         links = tab.evaluate(SEARCH % (json.dumps(word), json.dumps(terms)))
-        assert any(link.startswith(address + page) for link in links), (word, links)
+        assert address + page in links, (word, links)
 
 
 def test_the_button_switches_colors(address, tab):
