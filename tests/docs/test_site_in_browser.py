@@ -58,6 +58,12 @@ BUTTON = "document.querySelector('[data-md-component=palette] label:not([hidden]
 
 
 class Quiet(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # one connection for many files
+
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "max-age=3600")
+        super().end_headers()
+
     def log_message(self, *arguments) -> None:
         pass
 

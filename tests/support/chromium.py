@@ -48,6 +48,7 @@ class Tab:
     def __init__(self, commands: int, replies: int):
         self._commands, self._replies = commands, replies
         self._rest, self._calls, self._session = b"", 0, {}
+        self._width = 0
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
@@ -79,12 +80,15 @@ class Tab:
         while not any(e["method"] == "Page.loadEventFired" for e in self.events):
             self.events.append(self._receive())
 
-    def resize(self, width: int, height: int = 900) -> None:
+    def resize(self, width: int) -> None:
         """Gives the window another size; widths of a phone count as those of one."""
+        if width == self._width:
+            return  # the browser would lay the page out again
+        self._width = width
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
-            height=height,
+            height=900,
             deviceScaleFactor=1,
             mobile=width < 600,
         )
