@@ -1,14 +1,18 @@
-"""Shows the fields of named tuples and dataclasses as they are written.
+"""What the reference shows of classes and of examples.
 
-Their comments say what they mean; the reference would else have nothing of them.
+The fields of named tuples and dataclasses are shown as they are written: their comments
+say what they mean. A section `Example:` is read as `Examples:`, which is known to have
+code.
 """
 
 import ast
+import re
 import textwrap
 from pathlib import Path
 
 import griffe
 
+SECTION = re.compile(r"^Example:$", re.MULTILINE)
 METHODS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -30,6 +34,14 @@ def explains_its_fields(node: ast.ClassDef) -> bool:
     """Whether fields have docstrings, which the reference shows by itself."""
     texts = [n for n in node.body if isinstance(n, ast.Expr)]
     return len(texts) > bool(ast.get_docstring(node))
+
+
+class Examples(griffe.Extension):
+    """Names the sections of examples as griffe does."""
+
+    def on_instance(self, *, obj, **kwargs) -> None:
+        if obj.docstring:
+            obj.docstring.value = SECTION.sub("Examples:", obj.docstring.value)
 
 
 class Fields(griffe.Extension):

@@ -2,8 +2,9 @@
 
 The site has the pages of docs/ and what programs wrote into results/. They link to
 other files too, such as an experiment. On the site a module of the library becomes its
-page of the reference; any other file gets a page that shows it. CHANGELOG.md,
-CONTRIBUTING.md and SECURITY.md are pages too, whose links start at the root.
+page of the reference, a notebook its page; any other file gets a page that shows it.
+CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and notebooks/README.md are pages too. A
+figure links to its file, since it is small on a phone.
 """
 
 import logging
@@ -16,11 +17,13 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
+FIGURE = re.compile(r'(<img [^>]*src="([^"]+\.png)"[^>]*>)(?!\s*</a>)')
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "notebooks/README.md": "notebooks/README.md",
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 log = logging.getLogger("mkdocs.hooks.links")
@@ -40,6 +43,8 @@ def place_of(path: Path) -> str | None:
         return inside.as_posix()
     if inside.as_posix() in ROOT_PAGES:
         return ROOT_PAGES[inside.as_posix()]
+    if inside.suffix == ".ipynb":
+        return inside.with_suffix(".md").as_posix()  # docs/_site/notebooks.py
     if inside.parts[0] == "fedjax_muon" and path.suffix == ".py":
         return f"reference/{Path(inside.parts[1]).stem}.md"
     return f"source/{inside.as_posix()}.md" if path.is_file() else None
@@ -63,7 +68,8 @@ def shown(path: Path) -> str:
     """A page that shows a file."""
     name, text = path.relative_to(ROOT).as_posix(), path.read_text()
     language = LANGUAGES.get(path.suffix, "text")
-    return f"# {name}\n\n````{language}\n{text.rstrip()}\n````\n"
+    search = "---\nsearch:\n  exclude: true\n---\n"
+    return f"{search}# {name}\n\n````{language}\n{text.rstrip()}\n````\n"
 
 
 def on_files(files, config):
@@ -101,3 +107,8 @@ def on_page_markdown(markdown, page, config, files):
         return match[1] + posixpath.relpath(uri, start) + end
 
     return LINK.sub(turned, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Makes a figure a link to its file."""
+    return FIGURE.sub(r'<a href="\2">\1</a>', html)

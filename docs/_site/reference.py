@@ -11,6 +11,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "fedjax_muon"
+# of the results of a search
+BEHIND_PROSE = "---\nsearch:\n  boost: 0.1\n---\n"
 INTRODUCTION = """# Reference
 
 The docstrings, one page for every part of `fedjax_muon`. Names are imported from the
@@ -61,7 +63,7 @@ def directive(path: Path, alone: bool) -> str:
 def page(part: str, paths: list[Path]) -> str:
     """The page of a part."""
     blocks = [directive(path, path is paths[0]) for path in paths]
-    return "\n\n".join([f"# {PACKAGE}.{part}", *blocks]) + "\n"
+    return BEHIND_PROSE + "\n\n".join([f"# {PACKAGE}.{part}", *blocks]) + "\n"
 
 
 def on_files(files, config):

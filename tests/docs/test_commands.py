@@ -31,9 +31,9 @@ class ParsedError(BaseException):  # which the command does not catch
     """Thrown where a program would begin its work, with what it was given."""
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The code of a page of docs/how_to."""
-    text = (ROOT / "docs" / "how_to" / page).read_text()
+def blocks(page: str, language: str, folder: str = "how_to") -> list[str]:
+    """The code of a page of the documentation."""
+    text = (ROOT / "docs" / folder / page).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.M)
 
 
@@ -44,16 +44,20 @@ def files(tmp_path, monkeypatch):
     feddyn, _, _ = blocks("algorithm.md", "python")[1].partition("\n# Digits of 16")
     (tmp_path / "my_algorithm.py").write_text(f"{algorithm}\n{feddyn}")
     (tmp_path / "my_model.py").write_text(model)
+    title = 'python title="my_method.py"'
+    (method,) = blocks("5_own_method.md", title, "tutorial")
+    (tmp_path / "my_method.py").write_text(method)
     experiment = blocks("configuration.md", "yaml")[0]
     (tmp_path / "experiment.yaml").write_text(experiment)
-    run = tmp_path / "runs" / "20261121-101500-fedmuon_align"
-    run.mkdir(parents=True)
     job = Run("fedmuon_align", {"lr": 0.02}, 0, Config())
-    (run / "config.json").write_text(to_json(job))
+    for name in ("20261121-101500-fedmuon_align", "first"):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "config.json").write_text(to_json(job))
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     monkeypatch.chdir(tmp_path)
     yield
-    for name in ("my_algorithm", "my_model"):
+    for name in ("my_algorithm", "my_model", "my_method"):
         sys.modules.pop(name, None)
 
 

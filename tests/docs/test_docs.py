@@ -1,11 +1,7 @@
-"""The documentation site: built strictly, complete, and its Python runs."""
+"""The documentation: its Python runs, and it agrees with the package."""
 
-import ast
 import re
 import runpy
-import subprocess
-import sys
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -33,76 +29,6 @@ def blocks(path: Path) -> list[str]:
 PAGES = {
     str(path.relative_to(DOCS)): code for path in EXECUTED if (code := blocks(path))
 }
-
-
-def build(place: Path) -> None:
-    """The site as `mkdocs build --strict` leaves it, wherever it is called from."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
-    where = ["--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(place)]
-    done = subprocess.run(
-        [*command, *where], cwd=place.parent, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def documented() -> dict[str, set[str]]:
-    """Public functions and classes with a docstring, by the part they belong to."""
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / "fedjax_muon").rglob("*.py"):
-        inside = path.relative_to(ROOT).with_suffix("").parts
-        if inside[-1] == "__main__" or inside == ("fedjax_muon", "__init__"):
-            continue
-        module = ".".join(part for part in inside if part != "__init__")
-        for node in ast.parse(path.read_text()).body:
-            public = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            if public and not node.name.startswith("_") and ast.get_docstring(node):
-                found.setdefault(inside[1], set()).add(f"{module}.{node.name}")
-    return found
-
-
-def check_reference(site: Path) -> None:
-    """All that is public and documented is there, and fields with their comments."""
-    for part, names in documented().items():
-        html = (site / "reference" / part / "index.html").read_text()
-        there = set(re.findall(r'id="(fedjax_muon\.[\w.]+)"', html))
-        assert names <= there, sorted(names - there)
-        assert f'href="{part}/"' in (site / "reference" / "index.html").read_text()
-    exchange = (site / "reference" / "core" / "index.html").read_text()
-    assert "value that is averaged" in exchange  # a comment of a field
-    methods = (site / "reference" / "algorithms" / "index.html").read_text()
-    assert "the mean of all clients' controls" in unescape(methods)  # without docstring
-
-
-def check_pages(site: Path) -> None:
-    """Every page is built, and its formulas are marked as such."""
-    pages = [path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")]
-    for page in pages:
-        folder = page.parent if page.name in ("README", "index") else page
-        assert (site / folder / "index.html").exists(), page
-    muon = (site / "algorithms" / "muon" / "index.html").read_text()
-    assert muon.count('class="arithmatex"') > 20
-    assert "$" not in re.sub(r"<script.*?</script>", "", muon, flags=re.DOTALL)
-
-
-def check_links(site: Path) -> None:
-    """Links out of the documentation lead to pages that were made for them."""
-    html = (site / "studies" / "dpmixsgd" / "index.html").read_text()
-    assert "source/experiments/papers/dpmixsgd_jobs.py/" in html
-    model = (site / "how_to" / "model" / "index.html").read_text()
-    assert "reference/transforms/#fedjax_muon.transforms.layout" in model
-    shown = site / "source/experiments/papers/dpmixsgd_jobs.py" / "index.html"
-    assert "robust logistic regression" in shown.read_text()
-    contributing = (site / "contributing" / "index.html").read_text()
-    assert 'href="../how_to/algorithm/"' in contributing
-    assert 'href="../changelog/"' in contributing
-
-
-def test_the_site_is_built_strictly_and_complete(tmp_path):
-    site = tmp_path / "site"
-    build(site)  # once: it takes five seconds
-    check_reference(site)
-    check_pages(site)
-    check_links(site)
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
@@ -133,6 +59,20 @@ def test_versions_of_the_project_agree():
     assert citation["version"] == fedjax_muon.__version__
     assert f"## {fedjax_muon.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert citation["license"] in (ROOT / "pyproject.toml").read_text()
+
+
+def test_results_of_papers_have_titles_in_their_order():
+    names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
+    title = names["title_of"](
+        "# minimax_000, figure_3_of_16: unequal: 16 steps\n\nText"
+    )
+    assert title == "Figure 3 of 16: unequal: 16 steps"
+    assert names["title_of"]("# Audits of privacy") is None
+    paths = ["p/figure_10.md", "p/figure_2.md", "p/table_1.md", "p/figure_1.md"]
+    numbers = [Path(path).stem for path in sorted(paths, key=names["in_order"])]
+    assert numbers == ["figure_1", "figure_2", "figure_10", "table_1"]
+    nav = [{"Results": ["a.md", "b.md"]}]
+    assert names["titled"](nav, {"b.md": "B"}) == [{"Results": ["a.md", {"B": "b.md"}]}]
 
 
 def test_patterns_of_the_navigation_take_every_page_once():
