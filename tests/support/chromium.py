@@ -79,6 +79,10 @@ class Tab:
         while not any(e["method"] == "Page.loadEventFired" for e in self.events):
             self.events.append(self._receive())
 
+    def block(self, *urls: str) -> None:
+        """Loads what these patterns match no more; without any, loads all again."""
+        self.call("Network.setBlockedURLs", urls=list(urls))
+
     def resize(self, width: int) -> None:
         """Gives the window another size; widths of a phone count as those of one."""
         if width == self._width:
