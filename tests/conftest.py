@@ -20,16 +20,6 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Many tests compile the same programs. The first process makes a cache for all; tests
-# must not write to the user's. JAX locks a cache whose size is limited, so that nobody
-# reads an incomplete file. Caches of XLA would make its path a part of every key.
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    PROGRAMS = tempfile.TemporaryDirectory()
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS.name
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**32)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
-
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -43,3 +33,9 @@ gc.set_threshold(200_000, 50, 100)
 # ledgers of private runs are in the user's data directory
 LEDGERS = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = LEDGERS.name
+
+# Many tests compile the same programs. The cache belongs to this process alone, since
+# tests must not write to the user's cache, and processes may read incomplete files.
+PROGRAMS = tempfile.TemporaryDirectory()
+jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
