@@ -85,6 +85,10 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if options.figure:
         figure.check_format(options.figure)
+        if "fedavg" not in options.algorithms:
+            raise ValueError(
+                "--figure shows times relative to FedAvg: --algorithms needs fedavg"
+            )
 
 
 def sizes_of(options: argparse.Namespace, name: str, on_cpu: bool) -> race.Row:

@@ -1,4 +1,4 @@
-"""Bar charts of seconds per round, one panel per workload.
+"""Time of a round relative to FedAvg of this library, one row per workload.
 
 python -m benchmarks plot RESULTS.jsonl [MORE.jsonl ...] --output FIGURE.png
 """
@@ -13,17 +13,16 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from benchmarks import table
+from fedjax_muon.reporting.axes import logarithmic
+from fedjax_muon.reporting.style import STYLE, save, styles
 
-OURS, THEIRS = "tab:blue", "0.65"
+OURS = "fedjax_muon"
 NAMES = {"fedavg": "FedAvg", "fedmuon": "FedMuon", "local_adamw": "Local AdamW"}
-STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "x",
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "font.size": 9,
+MARKS = {  # of other libraries; shades of grey
+    "JAX by hand": ("s", "0.15"),
+    "PyTorch loop": ("^", "0.4"),
+    "Flower": ("D", "0.55"),
+    "pfl": ("v", "0.7"),
 }
 Row = Mapping[str, Any]
 
@@ -37,61 +36,74 @@ def check_format(path: Path) -> None:
         )
 
 
-class Bar(NamedTuple):
-    """A row with a time."""
+class Dot(NamedTuple):
+    """A time relative to FedAvg of this library on the same workload."""
 
     label: str
-    seconds: float
+    ratio: float
     ours: bool  # the library's
 
 
-def panels(rows: Sequence[Row]) -> dict[str, list[Bar]]:
-    """Returns the bars of every workload, by its name and any reduced sizes."""
-    found: dict[str, list[Bar]] = {}
-    for row in rows:
-        if "wall_seconds" not in row:
+def workloads(rows: Sequence[Row]) -> dict[str, list[Dot]]:
+    """Returns the dots of every workload, by its name, seconds and any reduced sizes.
+
+    Workloads without FedAvg of this library are left out.
+    """
+    timed = [row for row in rows if "wall_seconds" in row and row.get("algorithm")]
+    found: dict[str, list[Dot]] = {}
+    for base in timed:
+        if (base["contender"], base["algorithm"]) != (OURS, "fedavg"):
             continue
-        title = row["workload"]
-        if row.get("whole") is False:
-            sizes = "; {clients} clients, {cohort} a round, {steps} steps of {batch}"
-            title += sizes.format(**row)
-        algorithm = row.get("algorithm", "")
-        names = row.get("case"), row["contender"], NAMES.get(algorithm, algorithm)
-        label = ", ".join(name for name in names if name)
-        ours = row["contender"] == "fedjax_muon"
-        found.setdefault(title, []).append(Bar(label, row["wall_seconds"], ours))
+        title = f"{base['workload']}\n{base['wall_seconds']:.3g} s"
+        if base.get("whole") is False:
+            title += "; {cohort} of {clients} clients, {steps} steps".format(**base)
+        for row in timed:
+            if row["workload"] != base["workload"]:
+                continue
+            name: str = NAMES.get(row["algorithm"]) or row["algorithm"]
+            ours = row["contender"] == OURS
+            label = name if ours else f"{row['contender']}, {name}"
+            ratio = row["wall_seconds"] / base["wall_seconds"]
+            found.setdefault(title, []).append(Dot(label, ratio, ours))
     return found
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draws the panels below each other, with bars of equal height.
+    """Draws a row of dots for every workload.
 
     Raises:
-      ValueError: If no row has a time, or the suffix is not a figure format.
+      ValueError: If no workload has a time of FedAvg, or the suffix is not a figure
+        format.
     """
     check_format(path)
-    workloads = panels(rows)
-    if not workloads:
-        raise ValueError("no row has wall_seconds: nothing to draw")
-    counts = [len(bars) for bars in workloads.values()]
+    found = workloads(rows)
+    if not found:
+        raise ValueError("no row has wall_seconds of FedAvg: nothing to draw")
+    labels = dict.fromkeys(dot for dots in found.values() for dot in dots)
+    lines = styles(dot.label for dot in labels if dot.ours)
     with matplotlib.rc_context(STYLE):
-        height = 0.6 * len(workloads) + 0.24 * sum(counts) + 0.3
-        figure = Figure(figsize=(7.5, height), layout="constrained")
-        ratios = {"height_ratios": [0.4 + count for count in counts]}
-        axes = figure.subplots(len(workloads), squeeze=False, gridspec_kw=ratios)[:, 0]
-        for axis, (title, bars) in zip(axes, workloads.items(), strict=True):
-            labels, seconds, ours = zip(*bars, strict=True)
-            positions = range(len(bars))
-            colors = [OURS if own else THEIRS for own in ours]
-            drawn = axis.barh(positions, seconds, color=colors, height=0.7)
-            axis.bar_label(drawn, [f"{s:.3g}" for s in seconds], padding=3)
-            axis.set_yticks(positions, labels)
-            axis.set_ylim(len(bars) - 0.5, -0.5)
-            axis.margins(x=0.12)
-            axis.set_title(title, loc="left", fontsize=9)
-        axes[-1].set_xlabel("seconds per round, or per call")
+        figure = Figure(figsize=(7.5, 0.5 * len(found) + 1.2), layout="constrained")
+        axis: Any = figure.subplots()
+        axis.axvline(1, color="0.4", lw=0.8, zorder=1)
+        for place, dots in enumerate(found.values()):
+            for dot in sorted(dots, key=lambda dot: dot.ours):
+                name = dot.label.partition(", ")[0]
+                mark, color = MARKS.get(name, ("X", "0.5"))
+                if dot.ours:
+                    mark, color = "o", lines[dot.label]["color"]
+                axis.plot(
+                    dot.ratio, place, mark, color=color, label=dot.label, ms=6, mew=0
+                )
+        axis.set_yticks(range(len(found)), list(found))
+        axis.set_ylim(len(found) - 0.5, -0.5)
+        logarithmic(axis, [dot.ratio for dots in found.values() for dot in dots])
+        axis.set_xlabel("time of a round relative to FedAvg, whose time is on the left")
+        marks = dict(zip(*axis.get_legend_handles_labels()[::-1], strict=True))
+        names = [*lines, *(name for name in marks if name not in lines)]
+        handles = [marks[name] for name in names]
+        figure.legend(handles, names, loc="outside lower center", ncols=4)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        save(figure, path)
 
 
 def main(given: Sequence[str]) -> None:

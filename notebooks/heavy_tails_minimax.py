@@ -40,7 +40,7 @@ from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import noisy, pareto
 from fedjax_muon.tasks.metrics import hill

@@ -54,7 +54,7 @@ print(f"test accuracy after 50 rounds: {history[-1]['test_accuracy']:.3f}")
 # %%
 import matplotlib.pyplot as plt
 
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE
 
 ROUNDS = 50
 

@@ -46,7 +46,7 @@ from fedjax_muon.decentralized import (
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import audit
-from fedjax_muon.reporting import plots
+from fedjax_muon.reporting import plots, style
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import auc
 
@@ -199,7 +199,7 @@ for seed, epsilon in enumerate(EPSILONS):
 # both the accounting and the attack are nearly tight.
 
 # %%
-plt.rcParams.update(plots.STYLE)
+plt.rcParams.update(style.STYLE)
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 
 for name, runs in curves.items():

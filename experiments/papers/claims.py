@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.papers.paper_report import interval
+from fedjax_muon.reporting import intervals
 
 YES, OPEN, NO = "reproduced", "undecided", "contradicted"
 
@@ -116,8 +116,7 @@ def train_loss(setting: str) -> str:
 
 def over(runs: Sequence[float], digits: int = 1) -> Score:
     """Returns the mean over seeds."""
-    half = interval(np.array(runs))
-    half = math.inf if half is None else half
+    half = float(np.nan_to_num(intervals.half_width(runs), nan=math.inf))
     return Score(fmean(runs), half, tuple(runs), digits)
 
 

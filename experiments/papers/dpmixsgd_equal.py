@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tyro
-from scipy import stats
 
 from benchmarks.machine import machine
 from experiments.papers.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
@@ -39,7 +38,7 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
 from fedjax_muon.privacy import Banded, best_banded
-from fedjax_muon.reporting import metrics_csv, plots
+from fedjax_muon.reporting import intervals, metrics_csv, plots
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import always, shuffled_epochs
@@ -232,8 +231,7 @@ def label(name: str) -> str:
 def difference(ours: list[float], others: list[float]) -> str:
     """Returns the mean difference of paired runs and its 95 % interval, in points."""
     pairs = 100 * (np.array(ours) - np.array(others))
-    half = stats.t.ppf(0.975, len(pairs) - 1) * stats.sem(pairs)
-    return f"{pairs.mean():+.1f} ± {half:.1f}"
+    return f"{pairs.mean():+.1f} ± {intervals.half_width(pairs):.1f}"
 
 
 Cells = dict[tuple[str, str], list[float]]  # AUC of all seeds by method and epsilon

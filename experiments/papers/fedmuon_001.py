@@ -53,10 +53,10 @@ GRIDS: dict[str, tuple[float, ...]] = {
 # for `--scale cpu`: around the best of the grids above, which was at an edge
 FEWER: dict[str, tuple[float, ...]] = {
     "fedavg_momentum": (0.03, 0.1, 0.3),
-    "fedavg_adam": (0.0003, 0.001, 0.003),
+    "fedavg_adam": (0.0003, 0.001, 0.003, 0.01),
     "scaffold_momentum": (0.003, 0.01, 0.1),
     "scaffold_adam": (0.0003, 0.001, 0.003, 0.01),
-    "local_muon_persistent": (0.003, 0.01, 0.03),
+    "local_muon_persistent": (0.003, 0.01, 0.03, 0.1),
     "fedmuon_correct": (0.003, 0.01, 0.03),
 }
 MODELS = {"fashion_mnist": "lenet", "cifar10": "resnet18"}

@@ -62,6 +62,15 @@ FEWER: dict[str, dict[str, tuple[float, ...]]] = {
     "adam_biclip": {"server_lr": (0.01, 0.03, 0.1)},
     "fedmuon": {"lr": (0.005, 0.01, 0.05, 0.1)},
 }
+# likewise, for heterogeneous clients
+HETEROGENEOUS = FEWER | {
+    "scaffold": {"lr": (0.003, 0.01, 0.03, 0.1, 0.3)},
+    "fedavg_vr": {"lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)},
+    "scaffold_vr": {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)},
+    "padamfed_vr": {"lr": (0.003, 0.01, 0.03, 0.1, 0.3)},
+    "fedadam": {"server_lr": (0.003, 0.01, 0.03, 0.1)},
+    "adam_biclip": {"server_lr": (0.003, 0.01, 0.03, 0.1)},
+}
 # likewise, for sentences
 SENTENCES: dict[str, dict[str, tuple[float, ...]]] = {
     "fedavg": {"lr": (0.3, 1.0, 3.0, 10.0, 30.0)},
@@ -110,7 +119,7 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
         else:
             small |= {"dataset": "cifar10_subset", "model": "lenet"}
         config = sized(as_printed, scale, **small)
-        fewer = SENTENCES if text else FEWER
+        fewer = SENTENCES if text else FEWER if alpha is None else HETEROGENEOUS
         sweep = swept(config, fewer if scale == "cpu" else GRIDS, scale, SEEDS)
         divided = "i.i.d." if alpha is None else f"Dirichlet({alpha:g})"
         setting = f"{config.dataset}, {config.model}, {steps} steps, {divided}"
@@ -121,7 +130,7 @@ def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
 
 SMALL = (
     "LeNet on 10,000 images of CIFAR-10, 8 epochs, batches of 32, no augmentation, "
-    "three or four rates each, also beyond the printed ones"
+    "three to six rates each, also beyond the printed ones"
 )
 SETTINGS = {
     "figure_1": ("cifar10", "resnet18", 4),

@@ -6,7 +6,7 @@
 An item is a table or a figure of a paper and consists of panels. A panel is a sweep in
 a run directory of its own. The same command resumes an interrupted item; existing runs
 of other items are reused. `--panels` splits an item over several calls and machines.
-Every call writes result.md, result.csv and result.png of all finished panels.
+Every call writes result.md, .csv, .json and .png of all finished panels.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import tyro
 
 from benchmarks.machine import machine
-from experiments.papers import paper_report
+from experiments.papers import paper_report, repeat
 from fedjax_muon.runs import directory
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import METHODS, Config, Job, Sweep
@@ -117,6 +117,9 @@ class Arguments:
     """Pretrained weights for items that start at them, as for `fedjax-muon train`."""
     panels: Names = ()
     """Panels to run; by default all."""
+    repeat: Path | None = None
+    """A kept table, such as results/papers/fedmuon_004/table_2.csv: only its points are
+    trained again and compared, and the curves are kept next to it."""
     output: Path | None = None
     """Directory, new or of the same command; by default runs/PAPER/ITEM-SCALE."""
 
@@ -130,7 +133,8 @@ def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
     with refusing():
         if given.item not in items:
             raise ValueError(f"no item {given.item!r}; there are {', '.join(items)}")
-    item_dir = given.output or Path("runs") / paper / f"{given.item}-{given.scale}"
+    name = f"{given.item}-{given.scale}" + ("-repeated" if given.repeat else "")
+    item_dir = given.output or Path("runs") / paper / name
     run(paper, given, items, item_dir)
 
 
@@ -152,6 +156,9 @@ def run(
             name: with_files(panel, given)
             for name, panel in item.panels(given.scale).items()
         }
+        if given.repeat:
+            lines = repeat.read(given.repeat)
+            panels = {n: repeat.narrow(panel, lines) for n, panel in panels.items()}
         for name in given.panels:
             if name not in panels:
                 raise ValueError(f"no panel {name!r}; there are {', '.join(panels)}")
@@ -181,9 +188,13 @@ def run(
         )
         published = paper_report.read_published(paper, given.item)
         paper_report.write(report, item_dir, published)
-    print(f"result.md, result.csv and result.png in {item_dir}")
+    print(f"result.md, .csv, .json and .png in {item_dir}")
     if missing:
         print(f"not included, because they have not run yet: {', '.join(missing)}")
+    elif given.repeat:
+        with refusing():
+            repeat.keep(given.repeat, item_dir)
+        print(f"all rows of {given.repeat} are the same; its curves are next to it")
 
 
 def reuse(run_dir: Path, sweep: Sweep, item_dirs: Sequence[Path]) -> list[str]:

@@ -2,6 +2,7 @@
 
 result.md     a table, with the commands, the machine and the time
 result.csv    the same numbers
+result.json   the curves of the figure
 result.png    test scores and training losses against rounds, for every setting
 
 Scores are of the test set after the last round. A point is the best of its grid on
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
-from fedjax_muon.reporting import comparison, plots, tables
+from experiments import kept
+from fedjax_muon.reporting import comparison, intervals, tables
 from fedjax_muon.reporting.comparison import History
+from fedjax_muon.reporting.style import STYLE, Label, label_ends, save, styles
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import METHODS
 
@@ -117,9 +119,8 @@ def rows(panels: Mapping[str, Any], item_dir: Path) -> list[tuple[Row, str]]:
                     label = f"{label}, {varied(panel.sweep.grids[method], point)}"
                 runs = [] if point.diverged else point.runs
                 hyper = tables.hyper_text(point)
-                edge = (
-                    "" if panel.every_point else edges(panel.sweep.grids[method], point)
-                )
+                at_edge = [] if panel.every_point else comparison.edges(points, point)
+                edge = " ".join(at_edge)
                 row = Row(panel.setting, label, hyper, runs, point.diverged, edge)
                 found.append((row, panel.printed_for or panel.setting))
     return found
@@ -129,16 +130,6 @@ def varied(grid: Mapping[str, Sequence[float]], point: comparison.Point) -> str:
     """Returns the hyper-parameters in which a point differs from others of its grid."""
     hyper = {name: v for name, v in point.hyper.items() if len(grid[name]) > 1}
     return tables.hyper_text(point._replace(hyper=hyper))
-
-
-def edges(grid: Mapping[str, Sequence[float]], point: comparison.Point) -> str:
-    """Returns the hyper-parameters whose value is at an edge of the grid.
-
-    A hyper-parameter with one value was not tuned and has no edge.
-    """
-    tuned = {name: values for name, values in grid.items() if len(values) > 1}
-    ends = {name: (min(values), max(values)) for name, values in tuned.items()}
-    return " ".join(name for name in ends if point.hyper[name] in ends[name])
 
 
 def numbers(row: Row, published: Published) -> dict[str, Any]:
@@ -153,7 +144,7 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
         return line | {"score": "diverged", "seeds": row.diverged, "edge": row.edge}
     column = comparison.score_column(row.runs[0])
     scores = 100 * np.array([run[column][-1] for run in row.runs])
-    half = interval(scores)
+    half = float(intervals.half_width(scores))
     losses = [run["train_loss"][-1] for run in row.runs]
     run = row.runs[0]
     rounds = max(run["round"][-1], 1)
@@ -163,7 +154,7 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
     return line | {
         "seeds": len(scores),
         "score": round(scores.mean(), 2),
-        "interval": "" if half is None else round(half, 2),
+        "interval": "" if np.isnan(half) else round(half, 2),
         "train_loss": round(np.mean(losses), 4),
         "bytes_per_round": round(down + up),
         "bytes_up_per_round": round(up),
@@ -172,16 +163,6 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
         "train_loss_by_seed": " ".join(f"{loss:.4f}" for loss in losses),
         "edge": row.edge,
     }
-
-
-def interval(scores: np.ndarray) -> float | None:
-    """Returns half the width of Student's 95 % confidence interval of the mean.
-
-    It is None for a single score.
-    """
-    if len(scores) < 2:
-        return None
-    return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores))
 
 
 class Report(NamedTuple):
@@ -196,7 +177,7 @@ class Report(NamedTuple):
 def write(
     report: Report, item_dir: Path, published: Mapping[tuple[str, str], Published]
 ) -> None:
-    """Writes the three files.
+    """Writes the four files.
 
     Raises:
       ValueError: If a panel is not finished.
@@ -227,7 +208,8 @@ def write(
         *provenance(item_dir),
     ]
     (item_dir / "result.md").write_text("\n".join(text) + "\n")
-    draw(report.title, [row for row, _ in found], score, item_dir / "result.png")
+    kept.write(item_dir / "result.json", curves(report.title, score, found))
+    draw(item_dir / "result.json")
 
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
@@ -272,41 +254,58 @@ def provenance(item_dir: Path) -> list[str]:
     return lines
 
 
-def draw(title: str, shown: Sequence[Row], score: str, path: Path) -> None:
-    """Draws test scores and training losses, one row of panels for every setting.
+def curves(title: str, score: str, rows: Sequence[tuple[Row, str]]) -> dict[str, Any]:
+    """Returns the curves of the figure, by setting and method: [seeds, rounds]."""
+    settings: dict[str, dict[str, Any]] = {}
+    for row, _ in rows:
+        methods = settings.setdefault(row.setting, {})
+        if row.runs:
+            column = comparison.score_column(row.runs[0])
+            methods[row.label] = {
+                "round": row.runs[0]["round"],
+                "score": [100 * run[column] for run in row.runs],
+                "train_loss": [run["train_loss"] for run in row.runs],
+            }
+    return {"title": title, "score": score, "settings": settings}
 
-    Curves are means over seeds; bands are their range.
+
+def draw(path: Path) -> None:
+    """Draws kept curves next to their file: test scores and training losses.
+
+    There is one row of panels for every setting. Curves are means over seeds; bands are
+    their 95 % intervals.
     """
-    settings = list(dict.fromkeys(row.setting for row in shown))
-    labels = list(dict.fromkeys(row.label for row in shown))
-    with matplotlib.rc_context(plots.STYLE):
+    shown = kept.read(path)
+    settings = shown["settings"]
+    every = [
+        (name, run) for methods in settings.values() for name, run in methods.items()
+    ]
+    lines = styles(name for name, _ in every)
+    with matplotlib.rc_context(STYLE):
         size = (10.2, 3.2 * len(settings) + 0.4)
         figure = Figure(figsize=size, layout="constrained")
         grid = figure.subplots(len(settings), 2, squeeze=False)
+        direct = True
         for (left, right), setting in zip(grid, settings, strict=True):
-            for row in shown:
-                if row.setting == setting and row.runs:
-                    curve(left, row, comparison.score_column(row.runs[0]), 100, labels)
-                    curve(right, row, "train_loss", 1, labels)
-            left.set_title(setting, loc="left", fontsize=9)
-            left.set(xlabel="round", ylabel=f"test {score}, %")
+            ends = []
+            for name, run in settings[setting].items():
+                how = lines[name] | {"label": name, "lowest": 0.0}
+                x = run["round"]
+                intervals.band(left, x, run["score"], highest=100.0, **how)
+                losses = intervals.band(right, x, run["train_loss"], **how)
+                ends.append(Label(name, x[-1], losses[-1], how["color"]))
+            left.set_title(setting, loc="left")
+            left.set(xlabel="round", ylabel=f"test {shown['score']}, %")
             right.set(xlabel="round", ylabel="train loss")
-        handles = {}
-        for left, _ in grid:
-            handles |= dict(
-                zip(*reversed(left.get_legend_handles_labels()), strict=True)
-            )
-        figure.legend(handles.values(), handles, loc="outside right center")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-        figure.savefig(path, dpi=110)
-
-
-def curve(axes, row: Row, column: str, scale: float, labels: Sequence[str]) -> None:
-    """Draws the curve of one method, in the same color in all panels."""
-    number = labels.index(row.label)
-    color = matplotlib.color_sequences["tab10"][number % 10]
-    values = scale * np.array([run[column] for run in row.runs])
-    x = row.runs[0]["round"]
-    style = {"color": color, "ls": plots.LINES[number // 10], "lw": 1.5}
-    axes.plot(x, values.mean(0), label=row.label, **style)
-    axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.12, lw=0)
+            direct &= label_ends(right, ends, 2.6) or not ends
+        if not direct:
+            handles = {}
+            for left, _ in grid:
+                found = left.get_legend_handles_labels()
+                handles |= dict(zip(*reversed(found), strict=True))
+            columns = {"loc": "outside lower center", "ncols": 3}
+            figure.legend(handles.values(), handles, **columns)
+        seeds = max((len(run["score"]) for _, run in every), default=0)
+        figure.supxlabel(intervals.note(seeds), fontsize=7.5, color="0.35")
+        figure.suptitle(shown["title"], x=0.01, ha="left")
+        save(figure, path.with_suffix(".png"), 110)

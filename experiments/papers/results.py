@@ -2,9 +2,10 @@
 
     python -m experiments.papers.results runs results
 
-Copies result.md, .csv and .png of every runs/PAPER/ITEM-SCALE to results/papers/PAPER,
-and writes the index results/papers/README.md. It also writes results/claims.md from all
-tables in results. Claims without a table are printed and left out.
+Copies result.md, .csv, .json and .png of every runs/PAPER/ITEM-SCALE to
+results/papers/PAPER, and writes the index results/papers/README.md. It also writes
+results/claims.md from all tables in results. Claims without a table are printed and
+left out.
 """
 
 import csv
@@ -27,7 +28,7 @@ PAPERS = {
     "fedmuon_004": fedmuon_004.ITEMS,
     "minimax_000": minimax_000.ITEMS,
 }
-SUFFIXES = (".md", ".csv", ".png")
+SUFFIXES = (".md", ".csv", ".json", ".png")
 HEAD = """# The papers' claims and our results
 
 `python -m experiments.papers.results` writes this page from the tables of
@@ -89,7 +90,9 @@ def collect(runs: Path, results: Path) -> None:
         copied[target] = report.parent
         target.parent.mkdir(parents=True, exist_ok=True)
         for suffix in SUFFIXES:
-            shutil.copy(report.with_suffix(suffix), target.with_suffix(suffix))
+            written = report.with_suffix(suffix)
+            if written.exists():  # curves, .json, are of comparisons alone
+                shutil.copy(written, target.with_suffix(suffix))
         text = target.with_suffix(".md").read_text()
         text = text.replace("(result.png)", f"({target.name}.png)")
         target.with_suffix(".md").write_text(text)

@@ -37,7 +37,7 @@ from experiments.studies.flaws import (
 )
 from fedjax_muon.attacks import canary
 from fedjax_muon.privacy import Poisson, audit
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE, save
 
 CONFIDENCE = 1 - 0.05 / 3  # of each of three bounds
 
@@ -214,7 +214,7 @@ def draw(rows: list[Row], path: Path) -> None:
         panels[0].invert_yaxis()
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        figure.savefig(path, dpi=110)
+        save(figure, path, 110)
 
 
 def write(rows: list[Row], lines: list[str], output: Path) -> None:

@@ -35,7 +35,7 @@ from fedjax_muon.data.partition import dirichlet
 from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import private_clients
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.sweep import Cell, sweep
@@ -294,6 +294,7 @@ def draw(chosen: list[Best], path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 4), layout="constrained")
         panels = figure.subplots(1, len(COHORTS), sharey=True)
+        lines = styles(entry.label for entry in METHODS)
         for axis, cohorts in zip(panels, COHORTS, strict=True):
             for i, entry in enumerate(METHODS):
                 here = (entry.label, cohorts.label)
@@ -303,7 +304,7 @@ def draw(chosen: list[Best], path: Path) -> None:
                     positions + 0.04 * (i - 2),
                     runs.mean(1),
                     runs.std(1),
-                    color=f"C{i}",
+                    color=lines[entry.label]["color"],
                     marker="o",
                     ms=4,
                     capsize=2,
@@ -312,10 +313,10 @@ def draw(chosen: list[Best], path: Path) -> None:
             axis.set_xticks(positions, [f"{z:g}" for z in NOISES])
             axis.set_title(f"{cohorts.label} in every round")
             axis.set_xlabel("noise multiplier z")
-        panels[0].set_ylabel("test accuracy in percent")
+        panels[0].set_ylabel("test accuracy, %, ± standard deviation of seeds")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=5)
-        figure.savefig(path, dpi=110)
+        save(figure, path, 110)
 
 
 def write(found: list[Result], path: Path) -> None:

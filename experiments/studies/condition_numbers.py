@@ -31,7 +31,8 @@ from matplotlib.figure import Figure
 from benchmarks.machine import machine
 from experiments.papers import fedmuon_004
 from experiments.papers.frame import Scale, public_command
-from experiments.papers.paper_report import interval
+from fedjax_muon.reporting import intervals
+from fedjax_muon.reporting.style import save, styles
 from fedjax_muon.runs.build import simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Config, Run
 from fedjax_muon.runs.errors import refusing
@@ -121,20 +122,22 @@ def measured(method: str, seed: int, config: Config, train) -> Result:
 
 def draw(results: dict[str, list[Result]], path: Path) -> None:
     """Draws condition numbers against rounds, one line for every method."""
+    lines = styles(METHODS[method].label for method in results)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("weights", "updates"), strict=True):
         for method, runs in results.items():
             numbers = np.array([getattr(run, name) for run in runs])
             line = np.exp(np.log(numbers).mean(0))
-            (drawn,) = axes.plot(runs[0].rounds, line, label=METHODS[method].label)
+            label = METHODS[method].label
+            axes.plot(runs[0].rounds, line, label=label, **lines[label])
             low, high = numbers.min(0), numbers.max(0)
             axes.fill_between(
-                runs[0].rounds, low, high, color=drawn.get_color(), alpha=0.2, lw=0
+                runs[0].rounds, low, high, color=lines[label]["color"], alpha=0.15, lw=0
             )
         axes.set(xlabel="round", ylabel=MEASURES[name], yscale="log")
-    lines, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside right center")
-    figure.savefig(path, dpi=150)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center")
+    save(figure, path)
 
 
 def write(results: dict[str, list[Result]], config: Config, run_dir: Path) -> None:
@@ -155,11 +158,12 @@ def write(results: dict[str, list[Result]], config: Config, run_dir: Path) -> No
         cells = []
         for measure, name in MEASURES.items():
             values = np.array([run.value(measure) for run in runs])
-            half = interval(values)
+            half = float(intervals.half_width(values))
             mean = f"{values.mean():.4g}"
-            cells.append(mean if half is None else f"{mean} ± {half:.2g}")
+            cells.append(mean if np.isnan(half) else f"{mean} ± {half:.2g}")
             by_seed = " ".join(map(str, values))
-            table.append((name, METHODS[method].label, values.mean(), half, by_seed))
+            kept = "" if np.isnan(half) else half
+            table.append((name, METHODS[method].label, values.mean(), kept, by_seed))
         label = METHODS[method].label
         lines.append(f"| {label} | lr={RATES[method]:g} | {' | '.join(cells)} |")
     lines += [

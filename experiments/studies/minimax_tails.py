@@ -28,7 +28,7 @@ from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
 
@@ -117,21 +117,22 @@ def draw(results, path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 4), layout="constrained")
         panels = figure.subplots(1, len(results), sharey=True)
+        lines = styles(ALL[name].label for name in METHODS)
         for axis, (noise, methods) in zip(panels, results.items(), strict=True):
-            for i, (name, found) in enumerate(methods.items()):
+            for name, found in methods.items():
                 mean = found[best(found)].mean(0)
                 window = max(1, len(mean) // 200)  # rounds that a point averages
                 smooth = mean[: len(mean) // window * window].reshape(-1, window)
                 x = window * np.arange(1, len(smooth) + 1)
                 label = ALL[name].label
-                axis.plot(x, smooth.mean(1), color=f"C{i}", lw=1.3, label=label)
+                axis.plot(x, smooth.mean(1), label=label, **lines[label])
             axis.set_title(noise)
             axis.set_yscale("log")
             axis.set_xlabel("round")
         panels[0].set_ylabel("norm of the primal gradient, mean over seeds")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
-        figure.savefig(path, dpi=110)
+        save(figure, path, 110)
 
 
 def main(

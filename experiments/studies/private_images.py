@@ -42,7 +42,7 @@ from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, best_banded
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.federated import federate
@@ -325,14 +325,14 @@ def draw(study: Study, name: str, cells: Cells, path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6, 4), layout="constrained")
         axis = figure.subplots()
-        for i, method in enumerate(METHODS[study.unit]):
+        lines = styles(method.label for method in METHODS[study.unit])
+        for method in METHODS[study.unit]:
+            how = lines[method.label]
             shown = [e for e in study.epsilons if (method.label, e) in cells]
             runs = [cells[method.label, e] for e in shown]
             means = [c.mean() for c in runs]
             spread = [c.std(ddof=1) for c in runs]
-            axis.errorbar(
-                shown, means, spread, color=f"C{i}", marker="o", label=method.label
-            )
+            axis.errorbar(shown, means, spread, marker="o", label=method.label, **how)
         if study.unit == "examples":
             percent, epsilon, _, source = PUBLISHED[name]
             author = source.split(",")[0]
@@ -341,10 +341,10 @@ def draw(study: Study, name: str, cells: Cells, path: Path) -> None:
         axis.set_xticks(study.epsilons, [f"{e:g}" for e in study.epsilons])
         axis.minorticks_off()
         axis.set_xlabel("epsilon")
-        axis.set_ylabel("test accuracy in percent")
+        axis.set_ylabel("test accuracy, %, ± standard deviation of seeds")
         axis.set_title(f"{name}, privacy of {study.unit}")
         axis.legend()
-        figure.savefig(path, dpi=110)
+        save(figure, path, 110)
 
 
 def report(output: Path) -> str:

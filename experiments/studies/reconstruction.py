@@ -41,7 +41,7 @@ from fedjax_muon.decentralized.estimators import fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private_storm import private_gradient
 from fedjax_muon.privacy import ADD_OR_REMOVE, Pld, Poisson, calibrate_noise
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE, save
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.tasks.task import Batch, per_example
 
@@ -322,7 +322,7 @@ def draw(pictures: list[Picture], path: Path) -> None:
         heads = ["original", MEAN, *(n.replace(", ", ",\n") for n in names)]
         for axis, head in zip(panels[0], heads, strict=True):
             axis.set_title(head, fontsize=9)
-        figure.savefig(path, dpi=100)
+        save(figure, path, 100)
 
 
 def write(rows: list[Row], path: Path) -> None:

@@ -26,7 +26,7 @@ from experiments.theory import (
     speedup,
     stall,
 )
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE, save
 
 STUDIES = {
     "stall": stall,
@@ -58,7 +58,7 @@ def main(
         begin = time.perf_counter()
         with matplotlib.rc_context(STYLE):
             found, figure = STUDIES[name].study(STUDIES[name].SIZES[scale])
-            figure.savefig(output / f"{name}.png", dpi=90)
+            save(figure, output / f"{name}.png", 90)
         seconds = time.perf_counter() - begin
         command = COMMAND.format(scale, name)
         entries.append(report.Entry(name, found, seconds, command))

@@ -1,4 +1,4 @@
-"""The color and the line of every method, the same in all interactive figures.
+"""The color and the line of every method, the same in all figures.
 
 Methods built around Muon have saturated colors. Others are grey, and differ by shade
 and dashes.
@@ -30,10 +30,13 @@ MUON = {  # by the label of a method
     "LocalMuon(persistent)": "#0b7a4b",
     "D-SGD + Muon": "#d6459b",
     "Gradient tracking + Muon": "#a0307a",
+    "DP-Muon": "#7a4b12",  # this and the next ones are of private studies
+    "DP-Muon, bias corrected": "#f0a830",
+    "DP-FedMuon": "#2f7f7f",
+    "Muon at the server": "#6b1fb1",
 }
 GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-OWN = ("#0f8a8a", "#ad1457", "#3949ab", "#6d4c41", "#558b2f")  # of a user's methods
 BASELINES = (
     "FedAvg",
     "FedProx",
@@ -77,6 +80,15 @@ BASELINES = (
     "DM-HSGD",
     "DP-SGDA (unclipped, no privacy)",
     "DPMixSGD (unclipped, no privacy)",
+    "DP-SGDA",
+    "DP-FTRL (banded)",
+    "DP-FTRL (buffered)",
+    "DPMixSGD (clipped)",
+    "DPMixSGD (clipped, noise inside)",
+    "Private STORM (split clip)",
+    "DP-SGD",
+    "DP-FTRL",
+    "DP-FedAvg",
 )
 
 
@@ -87,7 +99,8 @@ def line_of(label: str) -> Line:
       label: What tables call the method, such as "FedMuon(alignment)".
 
     Returns:
-      The same line for the same label, in every figure.
+      The same line for the same label, in every figure; a grey one for a label that is
+      not in the tables.
 
     Example:
       >>> line_of("FedMuon")
@@ -99,7 +112,8 @@ def line_of(label: str) -> Line:
         number = BASELINES.index(label)
         shade = (number + number // len(DASHES)) % len(GREYS)
         return Line(GREYS[shade], DASHES[number % len(DASHES)])
-    return Line(OWN[sum(map(ord, label)) % len(OWN)], "dash")
+    number = sum(map(ord, label))
+    return Line(GREYS[number % len(GREYS)], DASHES[number % len(DASHES)])
 
 
 def another(line: Line, number: int) -> Line:

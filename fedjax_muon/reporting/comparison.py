@@ -155,6 +155,32 @@ def best(points: Sequence[Point]) -> Point | None:
     return max(scored, key=score, default=None)
 
 
+def edges(points: Sequence[Point], chosen: Point) -> list[str]:
+    """Returns the hyper-parameters whose chosen value is at an edge of the grid.
+
+    A better value may lie beyond. A hyper-parameter with one value was not tuned and
+    has no edge.
+
+    Args:
+      points: Points of a method's grid.
+      chosen: One of them.
+
+    Returns:
+      Names of hyper-parameters.
+
+    Example:
+      >>> grid = [Point({"lr": lr}, [], 0) for lr in (0.01, 0.1, 1.0)]
+      >>> edges(grid, grid[2])
+      ['lr']
+    """
+    found = []
+    for name, value in chosen.hyper.items():
+        values = {point.hyper[name] for point in points}
+        if len(values) > 1 and value in (min(values), max(values)):
+            found.append(name)
+    return found
+
+
 def write(summaries: Sequence[Summary], path: Path) -> None:
     """Writes summaries as a CSV file, one line each.
 

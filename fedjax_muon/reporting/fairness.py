@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_muon.reporting.comparison import History
-from fedjax_muon.reporting.plots import STYLE
+from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.reporting.tables import Cells, count, percent
 
 PREFIX = "client_test_accuracy_"
@@ -89,14 +89,14 @@ def figure(
     with matplotlib.rc_context(STYLE):
         drawing = Figure(figsize=(7, 1.2 + 0.35 * len(methods)), layout="constrained")
         axis: Any = drawing.subplots()
-        for row, runs in enumerate(methods.values()):
+        lines = styles(methods)
+        for row, (method, runs) in enumerate(methods.items()):
+            color = lines[method]["color"]
             values = [100 * last(runs, name).mean() for name in marks]
             axis.plot(values, [row] * len(values), color="0.7", lw=1.2, zorder=1)
             for (name, mark), value in zip(marks.items(), values, strict=True):
                 label = COLUMNS[name].removesuffix(", %") if row == 0 else None
-                axis.scatter(
-                    value, row, marker=mark, s=28, color=f"C{row % 10}", label=label
-                )
+                axis.scatter(value, row, marker=mark, s=28, color=color, label=label)
         axis.set_yticks(range(len(methods)), list(methods))
         axis.invert_yaxis()
         axis.set_xlabel("accuracy of clients on their own test examples, %")
@@ -104,4 +104,4 @@ def figure(
         legend: Any = drawing.legend(loc="outside lower center", ncols=len(marks))
         for handle in legend.legend_handles:
             handle.set_color("0.3")
-        drawing.savefig(path, dpi=150)
+        save(drawing, path)

@@ -13,52 +13,25 @@ import matplotlib
 import networkx as nx
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
+from fedjax_muon.reporting import intervals
+from fedjax_muon.reporting.axes import (
+    logarithmic,
+    logarithmic_loss,
+    target_line,
+    tick_labels,
+)
 from fedjax_muon.reporting.comparison import History, Point, Summary, score_column
+from fedjax_muon.reporting.style import STYLE, Label, label_ends, save, styles
 
-STYLE: Any = {
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 9,
-    "legend.frameon": False,
-}
+MARKERS = ("o", "s", "^", "D", "v", "P")
 NAMES = {
     "test_accuracy": "test accuracy",
     "test_auc": "test AUC",
     "test_mcc": "test MCC",
 }
-LINES = ("-", "--", "-.", ":")
-
-
-def _band(
-    axis: Any,
-    x: np.ndarray,
-    runs: Sequence[History],
-    column: str,
-    *,
-    label: str | None = None,
-    **style: Any,
-) -> None:
-    """Draws the mean of a column, and a band from the lowest to the highest run."""
-    values = np.array([run[column] for run in runs], float)
-    axis.plot(x, values.mean(0), label=label, **style)
-    lowest, highest = values.min(0), values.max(0)
-    axis.fill_between(x, lowest, highest, color=style["color"], alpha=0.13, lw=0)
-
-
-def _logarithmic(axis: Any, values: Any) -> None:
-    """Makes the x axis logarithmic, with labels that do not overlap."""
-    decades = np.log10(max(values) / min(values))
-    steps = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=steps))
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_formatter(NullFormatter())
+LEAST = {"test_mcc": -1.0}  # least possible score, where it is not 0
 
 
 def curves(
@@ -70,7 +43,7 @@ def curves(
 ) -> None:
     """Draws test scores against rounds and against megabytes, and the training loss.
 
-    Lines are means over seeds; bands reach from the lowest to the highest.
+    Lines are means over seeds; bands are their 95 % intervals.
 
     Args:
       methods: Runs of every method by name, one for each seed.
@@ -85,33 +58,41 @@ def curves(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         accuracy, traffic, loss = figure.subplots(1, 3)
-        colors = matplotlib.color_sequences["tab10"]
-        for i, (name, runs) in enumerate(methods.items()):
-            style: dict[str, Any]
-            style = {"color": colors[i % 10], "ls": LINES[i // 10 % 4], "lw": 1.6}
+        drawn = styles(methods)
+        best = []
+        for name, runs in methods.items():
             rounds = runs[0]["round"]
             megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
             column = score_column(runs[0])
-            _band(accuracy, rounds, runs, column, label=name, **style)
-            sent = [{k: v[megabytes > 0] for k, v in run.items()} for run in runs]
-            after = megabytes[megabytes > 0]  # a logarithmic axis has no zero
-            _band(traffic, after, sent, column, **style)
-            _band(loss, rounds, runs, "train_loss", **style)
+            scores = np.array([run[column] for run in runs])
+            losses = np.array([run["train_loss"] for run in runs])
+            least = LEAST.get(column, 0.0)
+            how = drawn[name] | {"lowest": least, "highest": 1.0}
+            best.append(intervals.band(accuracy, rounds, scores, label=name, **how))
+            sent = megabytes > 0  # a logarithmic axis has no zero
+            intervals.band(traffic, megabytes[sent], scores[:, sent], **how)
+            intervals.band(loss, rounds, losses, lowest=0.0, **drawn[name])
         for axis in (accuracy, traffic):
             axis.set_ylabel(NAMES[column])
             if target is not None:
-                axis.axhline(target, color="0.5", lw=0.8, ls=":")
-        if np.isfinite(loss.yaxis.get_minpos()):  # infinite without positive values
-            loss.set_yscale("log")
+                target_line(axis, target, best)
+        logarithmic_loss(loss)
         loss.set_ylabel("training loss")
         accuracy.set_xlabel("round")
         loss.set_xlabel("round")
         traffic.set_xlabel("megabytes sent and received")
         if np.isfinite(traffic.xaxis.get_minpos()):
-            _logarithmic(traffic, traffic.dataLim.intervalx)
+            logarithmic(traffic, traffic.dataLim.intervalx)
         figure.suptitle(title)
-        figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
-        figure.savefig(path, dpi=150)
+        seeds = max(map(len, methods.values()))
+        figure.supxlabel(intervals.note(seeds), fontsize=7.5, color="0.35")
+        ends = []
+        for name, line in zip(methods, loss.get_lines(), strict=True):
+            x, y = line.get_xydata()[-1]
+            ends.append(Label(name, x, y, drawn[name]["color"]))
+        if not label_ends(loss, ends, 2.9):
+            figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
+        save(figure, path)
 
 
 def ranking(
@@ -120,10 +101,11 @@ def ranking(
     *,
     title: str = "",
     score: str = "test accuracy",
+    seeds: int = 1,
 ) -> None:
     """Draws the last test score and the megabytes to the target of every method.
 
-    Error bars are one standard deviation over seeds. Methods that did not reach the
+    Error bars are 95 % intervals of the mean over seeds. Methods that did not reach the
     target have no mark on the right.
 
     Args:
@@ -131,24 +113,38 @@ def ranking(
       path: File to write.
       title: Title of the figure.
       score: Label of the score.
+      seeds: Number of seeds of every method.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 1.4 + 0.2 * len(summaries)), layout="constrained")
         accuracy, traffic = figure.subplots(1, 2, sharey=True)
         places = np.arange(len(summaries))
         means = [row.score_mean for row in summaries]
-        spreads = np.nan_to_num([row.score_std for row in summaries])
-        accuracy.errorbar(means, places, xerr=spreads, fmt="o", ms=4, lw=1)
-        accuracy.set_yticks(places, [row.method for row in summaries])
-        accuracy.invert_yaxis()
-        accuracy.set_xlabel(score)
+        spreads = intervals.factor(seeds) * np.array([r.score_std for r in summaries])
         megabytes = [row.megabytes_to_target for row in summaries]
-        traffic.plot(megabytes, places, "o", ms=4, color="C1")
+        lines = styles(row.method for row in summaries)
+        for place, row in enumerate(summaries):
+            how = {
+                "fmt": "o",
+                "ms": 4.5,
+                "lw": 1.2,
+                "color": lines[row.method]["color"],
+            }
+            accuracy.errorbar(
+                means[place], place, xerr=np.nan_to_num(spreads[place]), **how
+            )
+            traffic.plot(megabytes[place], place, "o", ms=4.5, color=how["color"])
+        accuracy.set_yticks(places, [row.method for row in summaries])
+        accuracy.set_ylim(len(summaries) - 0.4, -0.6)
+        if min(means, default=0.0) >= 0:
+            accuracy.set_xlim(left=max(0.0, accuracy.get_xlim()[0]))
+        spread = f"\n{intervals.WORDS}" if np.isfinite(spreads).any() else ""
+        accuracy.set_xlabel(score + spread)
         traffic.set_xlabel("megabytes to the target")
         if np.nanmax([0.0, *megabytes]) > 0:
-            _logarithmic(traffic, [value for value in megabytes if value > 0])
+            logarithmic(traffic, [value for value in megabytes if value > 0])
         figure.suptitle(title)
-        figure.savefig(path, dpi=150)
+        save(figure, path)
 
 
 def grids(
@@ -157,7 +153,7 @@ def grids(
     """Draws the last test score against the first hyper-parameter of each grid.
 
     There is a panel for every method with a grid, and a line for every combination of
-    its other hyper-parameters. Error bars are one standard deviation over seeds.
+    its other hyper-parameters. Error bars are 95 % intervals of the mean over seeds.
     Diverged points are crosses at the bottom.
 
     Args:
@@ -176,36 +172,49 @@ def grids(
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
         for axis, (name, points) in zip(panels, shown.items(), strict=False):
-            _grid(axis, points)
+            _grid(axis, name, points)
             axis.set_title(textwrap.fill(name, 26), fontsize=7)
         for axis in figure.axes[len(shown) :]:
             axis.set_visible(False)
         runs = [run for points in methods.values() for p in points for run in p.runs]
         figure.supylabel(NAMES[score_column(runs[0])] if runs else "", fontsize=9)
         figure.suptitle(title)
-        figure.savefig(path, dpi=150)
+        save(figure, path)
 
 
-def _grid(axis: Any, points: Sequence[Point]) -> None:
+def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
     swept = next(iter(points[0].hyper))
     lines: dict[tuple, list[Point]] = {}
     for point in points:
         others = tuple((k, v) for k, v in point.hyper.items() if k != swept)
         lines.setdefault(others, []).append(point)
-    for others, line in lines.items():
+    color = styles([method])[method]["color"]
+    kinds = [score_column(point.runs[0]) for point in points if point.runs]
+    least = min((LEAST.get(kind, 0.0) for kind in kinds), default=0.0)
+    for number, (others, line) in enumerate(lines.items()):
+        shade = _lighter(color, 0.7 * number / len(lines))
         line = sorted(line, key=lambda point: point.hyper[swept])
         x = [point.hyper[swept] for point in line]
         ends = [p.last(score_column(p.runs[0])) if p.runs else MISSING for p in line]
         mean, spread = np.array(ends).T
+        spread = spread * [intervals.factor(len(p.runs)) for p in line]
         name = ", ".join(f"{k}={v:g}" for k, v in others)
-        spread = np.nan_to_num(spread)
-        axis.errorbar(x, mean, spread, fmt="o-", ms=3, lw=1, label=name or None)
+        axis.errorbar(
+            x,
+            mean,
+            intervals.bars(mean, spread, least, 1.0),
+            fmt="o-",
+            ms=3,
+            lw=1.2,
+            label=name or None,
+            color=shade,
+        )
         diverged = [v for v, point in zip(x, line, strict=True) if point.diverged]
         axis.plot(diverged, [0] * len(diverged), "kx", ms=4)
     values = sorted({point.hyper[swept] for point in points})
     if min(values) > 0:
         axis.set_xscale("log")
-    axis.set_xticks(values, [f"{value:g}" for value in values])
+    axis.set_xticks(values, tick_labels(values, logarithmic=min(values) > 0))
     axis.minorticks_off()
     axis.set_xlabel(swept, fontsize=7)
     axis.tick_params(labelsize=6)
@@ -214,6 +223,11 @@ def _grid(axis: Any, points: Sequence[Point]) -> None:
 
 
 MISSING = (np.nan, np.nan)
+
+
+def _lighter(color: str, share: float) -> Any:
+    """Mixes a color with a share of white."""
+    return (1 - share) * np.array(matplotlib.colors.to_rgb(color)) + share
 
 
 def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None:
@@ -243,7 +257,7 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
         discs.set_ylabel("class")
         if len(classes) <= 30:
             discs.set_yticks(np.arange(len(classes)), classes)
-        figure.savefig(path, dpi=150)
+        save(figure, path)
 
 
 def tail(
@@ -268,13 +282,13 @@ def tail(
         line = share[count - 1] * (largest[:count] / first) ** -index
         label = f"the {count} largest: tail index {index:.2f}"
         axis.plot(largest[:count], line, ls="--", color="C1", label=label)
-        _logarithmic(axis, largest)
+        logarithmic(axis, largest)
         axis.set_yscale("log")
         axis.set_xlabel("norm of the gradient noise of a batch")
         axis.set_ylabel("share of batches above")
         axis.legend()
         axis.set_title(textwrap.fill(title, 48))
-        figure.savefig(path, dpi=110)
+        save(figure, path, 110)
 
 
 def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
@@ -307,7 +321,7 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
         gaps = f"spectral gap of the Metropolis weights {gap:.3g}"
         figure.supxlabel(f"{agents}, {gaps}", fontsize=8)
         figure.suptitle(title)
-        figure.savefig(path, dpi=110)
+        save(figure, path, 110)
 
 
 def utility(
@@ -318,8 +332,8 @@ def utility(
 ) -> None:
     """Draws the test AUC against epsilon.
 
-    Lines are means; error bars reach from the lowest seed to the highest. Methods
-    without privacy are horizontal lines.
+    Lines are means over seeds; error bars are their 95 % intervals. Methods without
+    privacy are horizontal lines.
 
     Args:
       methods: For every method by name, the scores of its seeds by epsilon; an epsilon
@@ -331,24 +345,26 @@ def utility(
         figure = Figure(figsize=(6, 4), layout="constrained")
         axis = figure.subplots()
         shown: list[float] = []
-        for i, (name, by_epsilon) in enumerate(methods.items()):
+        lines = styles(methods)
+        private = 0
+        for name, by_epsilon in methods.items():
             epsilons = sorted(e for e in by_epsilon if np.isfinite(e))
-            color = f"C{i % 10}"
+            how = lines[name]
             if not epsilons:
                 mean = float(np.mean([np.mean(v) for v in by_epsilon.values()]))
-                axis.axhline(mean, color=color, ls="--", label=f"{name}, not private")
+                axis.axhline(mean, lw=1, label=f"{name}, not private", **how)
                 continue
             scores = np.array([by_epsilon[e] for e in epsilons])
             mean = scores.mean(1)
-            reach = np.abs(np.stack([scores.min(1), scores.max(1)]) - mean)
-            axis.errorbar(
-                epsilons, mean, reach, color=color, marker="o", capsize=3, label=name
-            )
+            reach = intervals.bars(mean, intervals.half_width(scores.T), 0.0, 1.0)
+            how = how | {"marker": MARKERS[private % len(MARKERS)], "ms": 5}
+            axis.errorbar(epsilons, mean, reach, capsize=3, label=name, **how)
             shown += epsilons
+            private += 1
         if len(set(shown)) > 1:
-            _logarithmic(axis, shown)
+            logarithmic(axis, shown)
         axis.set_xlabel("epsilon")
-        axis.set_ylabel("test AUC")
+        axis.set_ylabel("test AUC; bars: " + intervals.WORDS)
         axis.set_title(textwrap.fill(title, 70))
-        axis.legend()
-        figure.savefig(path, dpi=110)
+        figure.legend(loc="outside lower center", ncols=2)
+        save(figure, path, 110)

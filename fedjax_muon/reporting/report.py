@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from fedjax_muon.core.packages import check_installed
-from fedjax_muon.reporting import fairness
+from fedjax_muon.reporting import fairness, intervals
 from fedjax_muon.reporting.colors import Line
 from fedjax_muon.reporting.comparison import History, score_column
 from fedjax_muon.reporting.tables import percent
 
-LEVEL = 0.95  # of the intervals
 PAGE = Path(__file__).with_name("report.html")
 ROUND = "round"
 COUNTS = (ROUND, "bytes_down", "bytes_up", "seconds")
@@ -98,7 +96,7 @@ def _curves(entry: Entry) -> dict[str, Any]:
     metrics = {}
     for name in names:
         if name not in COUNTS:
-            mean, half = _interval(columns[name])
+            mean, half = columns[name].mean(0), intervals.half_width(columns[name])
             metrics[name] = {"mean": _finite(mean), "half": _finite(half)}
     return {
         "name": entry.name,
@@ -111,16 +109,6 @@ def _curves(entry: Entry) -> dict[str, Any]:
         },
         "metrics": metrics,
     }
-
-
-def _interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over runs, and half of Student's interval for it; NaN for one run."""
-    runs = len(values)
-    mean = values.mean(0)
-    if runs == 1:
-        return mean, np.full_like(mean, np.nan)
-    width = stats.t.ppf((1 + LEVEL) / 2, runs - 1) / np.sqrt(runs)
-    return mean, width * values.std(0, ddof=1)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -138,8 +126,8 @@ def _results(entries: Sequence[Entry]) -> str:
     rows = []
     for entry in entries:
         column = score_column(entry.runs[0])
-        last = np.array([[run[column][-1]] for run in entry.runs])
-        mean, half = (float(x[0]) for x in _interval(last))
+        last = np.array([run[column][-1] for run in entry.runs])
+        mean, half = float(last.mean()), float(intervals.half_width(last))
         loss = np.mean([run["train_loss"][-1] for run in entry.runs])
         rounds = "/".join(sorted({str(run[ROUND][-1]) for run in entry.runs}))
         score = column.replace("_", " ")

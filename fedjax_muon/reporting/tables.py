@@ -25,6 +25,7 @@ NUMBERS = (
     "kB a round",
 )
 VALIDATION = "validation, %"
+EDGE = "(edge): the smallest or largest value of its grid, so that others may be better"
 TEXT = ("algorithm", "best of its grid")
 
 
@@ -40,6 +41,13 @@ def hyper_text(point: Point) -> str:
     return (
         " ".join(f"{name}={value:.12g}" for name, value in point.hyper.items()) or "-"
     )
+
+
+def _chosen_text(point: Point, edges: Sequence[str]) -> str:
+    if not edges:
+        return hyper_text(point)
+    named = "" if len(point.hyper) == 1 else f": {', '.join(edges)}"
+    return f"{hyper_text(point)} (edge{named})"
 
 
 def compared(
@@ -67,7 +75,7 @@ def compared(
 
 
 def swept(
-    summaries: Sequence[tuple[Summary, Point]],
+    summaries: Sequence[tuple[Summary, Point, Sequence[str]]],
     diverged: Sequence[str],
     target: float,
     heading: str,
@@ -77,7 +85,8 @@ def swept(
     """Makes the table of a sweep, with every method at its best point.
 
     Args:
-      summaries: One row each: a summary, and the point that it is of.
+      summaries: One row each: a summary, the point that it is of, and which of its
+        hyper-parameters are at an edge of the grid.
       diverged: Names of the methods of which every point diverged.
       target: Test score that `rounds_to_target` refers to; NaN for none.
       heading: Title of the table.
@@ -88,14 +97,16 @@ def swept(
       The table as text.
     """
     rows = [
-        (row.method, hyper_text(point), _validation(point), *_numbers(row))
-        for row, point in summaries
+        (row.method, _chosen_text(point, edges), _validation(point), *_numbers(row))
+        for row, point, edges in summaries
     ]
     empty = ("-",) * len(NUMBERS)
     rows += [(method, "-", "-", "diverged", *empty) for method in diverged]
     columns = (*TEXT, VALIDATION, f"{score}, %", *NUMBERS)
     caption = _caption(target, seeds, score)
     caption += "; best of its grid: on validation examples"
+    if any(edges for _, _, edges in summaries):
+        caption += f"; {EDGE}"
     return Cells(heading, caption, columns, rows)
 
 

@@ -1,13 +1,14 @@
 """Comparisons in a run directory: several algorithms, each on several seeds."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
+from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import directory, files, own_code
 from fedjax_muon.runs.build import parts_of, simulation_of, tests_of
 from fedjax_muon.runs.config import Comparison, label_of
@@ -73,12 +74,12 @@ def run(
     return diverged
 
 
-def report(
-    job: Comparison, run_dir: Path, diverged: Mapping[str, str]
-) -> list[tables.Cells]:
-    """Writes the summary and its figures; returns tables, none if all diverged."""
+def curves_of(
+    job: Comparison, run_dir: Path, diverged: Collection[str] = ()
+) -> dict[str, list[History]]:
+    """Returns the runs of every method that did not diverge, by its label."""
     cells = directory.cells(run_dir, job)
-    runs = {
+    return {
         label_of(name): [
             metrics_csv.read(cell / directory.METRICS)
             for cell, one in cells.items()
@@ -87,6 +88,13 @@ def report(
         for name in job.algorithms
         if name not in diverged
     }
+
+
+def report(
+    job: Comparison, run_dir: Path, diverged: Mapping[str, str]
+) -> list[tables.Cells]:
+    """Writes the summary and its figures; returns tables, none if all diverged."""
+    runs = curves_of(job, run_dir, diverged)
     if not runs:
         return []
     target = comparison.target_score(runs)

@@ -313,22 +313,24 @@ def report(job: Sweep, run_dir: Path) -> tables.Cells:
         summaries = comparison.summarize(runs, target)
         ranked = sorted(summaries, key=lambda row: -row.score_mean)
         name = f"test {job.config.score}"
-        plots.ranking(ranked, run_dir / "ranking.png", title=heading, score=name)
+        path, seeds = run_dir / "ranking.png", len(job.seeds)
+        plots.ranking(ranked, path, title=heading, score=name, seeds=seeds)
         drawn = {row.method: runs[row.method] for row in ranked[:DRAWN]}
         plots.curves(drawn, run_dir / "curves.png", title=heading, target=target)
-    pairs = [(row, chosen[row.method]) for row in ranked]
+    edges = {name: comparison.edges(grids[name], p) for name, p in chosen.items()}
+    rows = [(row, chosen[row.method], edges[row.method]) for row in ranked]
     diverged = [method for method, point in found.items() if point is None]
     seeds, score = len(job.seeds), job.config.score
-    table = tables.swept(pairs, diverged, target, heading, seeds, score)
+    table = tables.swept(rows, diverged, target, heading, seeds, score)
     (run_dir / "summary.md").write_text(tables.markdown(table))
     with (run_dir / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         first, *others = comparison.Summary._fields
-        writer.writerow((first, "status", "hyper", *others))
-        for (method, *numbers), point in pairs:
-            hyper = tables.hyper_text(point)
-            writer.writerow((method, "finished", hyper, *numbers))
-        nothing = [""] * (1 + len(others))
+        writer.writerow((first, "status", "hyper", "edge", *others))
+        for (method, *numbers), point, at_edge in rows:
+            hyper = tables.hyper_text(point), " ".join(at_edge)
+            writer.writerow((method, "finished", *hyper, *numbers))
+        nothing = [""] * (2 + len(others))
         writer.writerows((method, "diverged", *nothing) for method in diverged)
     return table
 

@@ -68,4 +68,4 @@ def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
         "| sst2, 4 steps, unequal shares | LocalSGDA"
         in (run_dir / "result.md").read_text()
     )
-    assert "result.md, result.csv" in capsys.readouterr().out
+    assert "result.md, .csv" in capsys.readouterr().out

@@ -6,11 +6,10 @@ import importlib
 import shutil
 import sys
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from experiments.papers import frame, paper_report
+from experiments import kept
+from experiments.papers import frame, paper_report, repeat
 from fedjax_muon.runs import directory
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import label_of
@@ -224,6 +223,44 @@ def test_an_interrupted_item_resumes(tmp_path, monkeypatch, capsys):
     assert pick(cut) == pick(whole)
 
 
+def test_a_kept_table_is_repeated(tmp_path, monkeypatch, capsys):
+    first, table = tmp_path / "figure_1-smoke", tmp_path / "kept.csv"
+    words = ("figure_1", "--scale", "smoke", "--output")
+    command(monkeypatch, "minimax_000", *words, first)
+    shutil.copy(first / "result.csv", table)
+    again = (*words, tmp_path / "again", "--repeat", table)
+    command(monkeypatch, "minimax_000", *again)
+    assert f"all rows of {table} are the same" in capsys.readouterr().out
+    figure = table.with_suffix(".png").read_bytes()
+    assert figure == (first / "result.png").read_bytes()
+    assert kept.read(table.with_suffix(".json")) == kept.read(first / "result.json")
+    # another number, and no table
+    (line,) = read(first)
+    table.write_text(table.read_text().replace(line["by_seed"], "12.34"))
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "minimax_000", *again)
+    message = f"1 of 1 rows of {table} have other numbers now; the first is "
+    assert message in capsys.readouterr().err
+    table.write_text("method\nFedAvg\n")
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "minimax_000", *again)
+    assert "has no column 'setting'" in capsys.readouterr().err
+
+
+def test_only_the_kept_points_are_repeated():
+    (panel,) = panels("fedmuon_003", "figure_1", "cpu").values()
+    labels = {name: label_of(name) for name in panel.sweep.algorithms}
+    lines = [
+        {"setting": panel.setting, "method": label, "hyper": "lr=0.03"}
+        for label in labels.values()
+    ]
+    narrow = repeat.narrow(panel, lines)
+    assert narrow.sweep.grids == {name: {"lr": (0.03,)} for name in labels}
+    assert narrow.sweep.seeds == panel.sweep.seeds
+    with pytest.raises(ValueError, match=r"no row of FedMuon on cifar10_subset"):
+        repeat.narrow(panel, lines[:-1])
+
+
 def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
     there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
     command(
@@ -294,13 +331,6 @@ def test_a_directory_in_use_is_refused(tmp_path):
         raise AssertionError
     with directory.held(tmp_path):
         pass
-
-
-def test_intervals_are_students():
-    scores = np.array([70.1, 71.3, 69.2, 70.8])
-    low, high = stats.t.interval(0.95, 3, scores.mean(), scores.std(ddof=1) / 2)
-    assert paper_report.interval(scores) == pytest.approx((high - low) / 2, rel=1e-9)
-    assert paper_report.interval(scores[:1]) is None
 
 
 def test_commands_are_shown_without_this_machines_directories():

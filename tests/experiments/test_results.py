@@ -199,6 +199,7 @@ def folder(root, name, table=TABLE):
     place.mkdir(parents=True)
     (place / "result.md").write_text("# Paper, table_1: all\n\n![](result.png)\n")
     (place / "result.csv").write_text(table)
+    (place / "result.json").write_text("{}")
     (place / "result.png").write_bytes(b"png")
 
 
@@ -221,6 +222,7 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     results.main(tmp_path / "runs", place)
     assert (place / "papers/paper/table_1.md").read_text().endswith("(table_1.png)\n")
     assert (place / "papers/paper/table_1.png").read_bytes() == b"png"
+    assert (place / "papers/paper/table_1.json").read_text() == "{}"
     index = (place / "papers/README.md").read_text()
     assert "- [Paper, table_1: all](paper/table_1.md)" in index
     assert "- fedmuon_001: figure_1, figure_2\n" in index

@@ -18,7 +18,7 @@ import torch
 from support.jaxprs import products
 
 from benchmarks import __main__ as command
-from benchmarks import contender, library, newton_schulz, race, turns, workloads
+from benchmarks import contender, figure, library, newton_schulz, race, turns, workloads
 from benchmarks.peers import PEERS, handwritten, torch_nets, torch_vmap
 from benchmarks.workloads import WORKLOADS
 from fedjax_muon import transforms
@@ -306,20 +306,24 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
         assert loss(by_peer, **peer) == pytest.approx(own, abs=1e-4)
     # the same, in processes of their own and by the command
     sizes = [part for size, n in FULL.items() for part in (f"--{size}", str(n))]
-    figure_path, output = tmp_path / "bars.png", tmp_path / "rows.jsonl"
-    head, row = run(
-        *("w2", *sizes, "--repeats", "1", "--algorithms", "none"),
+    figure_path, output = tmp_path / "dots.png", tmp_path / "rows.jsonl"
+    head, *rows = run(
+        *("w2", *sizes, "--repeats", "1", "--algorithms", "fedavg"),
         *("--peers", "torch_loop", "--output", str(output)),
         *("--figure", str(figure_path)),
     )
     assert {"cpu", "jax", "command", "load", "peers"} <= head.keys()
-    assert row.keys() == FIELDS | {
-        *("workload", "contender", "algorithm", "whole", "devices"),
-        *("clients", "cohort", "steps", "batch", "peak_mb", "loss", "parameters"),
-    }
-    assert (row["contender"], row["whole"]) == (PEERS["torch_loop"].label, False)
-    assert row["loss"] == pytest.approx(own, abs=1e-3)
-    assert [json.loads(line) for line in output.read_text().splitlines()] == [head, row]
+    for row in rows:
+        assert row.keys() == FIELDS | {
+            *("workload", "contender", "algorithm", "whole", "devices"),
+            *("clients", "cohort", "steps", "batch", "peak_mb", "loss", "parameters"),
+        }
+        assert row["whole"] is False
+        assert row["loss"] == pytest.approx(own, abs=1e-3)
+    contenders = {row["contender"] for row in rows}
+    assert contenders == {figure.OURS, PEERS["torch_loop"].label}
+    kept = [json.loads(line) for line in output.read_text().splitlines()]
+    assert kept == [head, *rows]
     assert figure_path.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -332,6 +336,7 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
         (["--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["--devices", "0"], "--devices must be at least 1, got 0"),
         (["--batch", "-1"], "--batch must be at least 1, got -1"),
+        (["--figure", "dots.png", "--algorithms", "fedmuon"], "needs fedavg"),
         (["--figure", "bars.txt"], "no figure format 'bars.txt'; there are .*png"),
         (["plot", "none.jsonl", "--output", "x.png"], "no file none.jsonl"),
     ],

@@ -43,13 +43,16 @@ def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
         command.main(["table", "nothing"])
 
 
-def test_panels_are_works_and_bars_have_times():
-    row = {"workload": "w1", "contender": "PyTorch loop", "algorithm": "fedavg"}
-    case = {"workload": "newton_schulz", "case": "2 x 3", "contender": "fedjax_muon"}
-    rows = [row | {"wall_seconds": 2.0}, row | {"error": "none"}]
-    assert figure.panels([*rows, case | {"wall_seconds": 0.5}]) == {
-        "w1": [("PyTorch loop, FedAvg", 2.0, False)],
-        "newton_schulz": [("2 x 3, fedjax_muon", 0.5, True)],
+def test_dots_are_times_relative_to_fedavg():
+    row = {"workload": "w1", "algorithm": "fedavg"}
+    rows = [
+        row | {"contender": "PyTorch loop", "wall_seconds": 2.0},
+        row | {"contender": "fedjax_muon", "wall_seconds": 4.0},
+        row | {"contender": "Flower", "error": "none"},
+        {"workload": "newton_schulz", "contender": "fedjax_muon", "wall_seconds": 0.5},
+    ]
+    assert figure.workloads(rows) == {
+        "w1\n4 s": [("PyTorch loop, FedAvg", 0.5, False), ("FedAvg", 1.0, True)],
     }
     with pytest.raises(ValueError, match="nothing to draw"):
-        figure.draw(rows[1:], Path("bars.png"))
+        figure.draw([rows[0], rows[3]], Path("dots.png"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from grids import BY_HAND, assert_reported, by_hand, table
 from matplotlib.figure import Figure
+from scipy import stats
 
 from fedjax_muon.reporting import comparison, plots, tables
 from fedjax_muon.reporting.comparison import Point, Summary
@@ -68,6 +69,19 @@ def test_the_best_is_best_on_validation_and_never_diverged(tmp_path):
     assert summary["STEM (all clients)"]["status"] == "diverged"
 
 
+def test_edges_are_of_hyper_parameters_with_several_values():
+    grid = [
+        Point({"lr": lr, "align": align, "decay": 0.1}, [], 0)
+        for lr in (1.0, 0.1, 0.01)
+        for align in (0.5, 1.0)
+    ]
+    at_edge = [comparison.edges(grid, one) for one in grid]
+    assert at_edge == [["lr", "align"]] * 2 + [["align"]] * 2 + [["lr", "align"]] * 2
+    best = grid[2]._replace(runs=[run(0.5)])
+    named = tables.swept([(summary("A"), best, ["align"])], [], 0.5, "", 1)
+    assert named.rows[0][1] == "lr=0.1 align=0.5 decay=0.1 (edge: align)"
+
+
 # --------------------------------------------------------------------- tables
 
 
@@ -77,8 +91,8 @@ def summary(method, accuracy=0.5, spread=0.02, megabytes=3.0, rounds=4.0):
 
 def test_the_table_of_a_sweep_by_hand():
     rows = [
-        (summary("A", 0.75, 0.012), point(0.1, run(0.7), run(0.8))),
-        (summary("B", 0.5, np.nan, np.nan, np.nan), point(0.2, run(0.4))),
+        (summary("A", 0.75, 0.012), point(0.1, run(0.7), run(0.8)), ["lr"]),
+        (summary("B", 0.5, np.nan, np.nan, np.nan), point(0.2, run(0.4)), []),
     ]
     table = tables.swept(rows, ["C"], 0.675, "heading", 2)
     assert tables.markdown(table) == (
@@ -86,12 +100,13 @@ def test_the_table_of_a_sweep_by_hand():
         "| algorithm | best of its grid | validation, % | accuracy, % | "
         "rounds to target | MB to target | kB a round |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
-        "| A | lr=0.1 | 75.00 | 75.00 ± 1.20 | 4 | 3.0 | 1,235 |\n"
+        "| A | lr=0.1 (edge) | 75.00 | 75.00 ± 1.20 | 4 | 3.0 | 1,235 |\n"
         "| B | lr=0.2 | 40.00 | 50.00 ± - | - | - | 1,235 |\n"
         "| C | - | - | diverged | - | - | - |\n\n"
         "Accuracy on the test set: mean ± standard deviation of 2 seeds; "
         "target: 67.5%, 90% of the best; MB, kB: of all clients; "
-        "best of its grid: on validation examples.\n"
+        "best of its grid: on validation examples; (edge): the smallest or largest "
+        "value of its grid, so that others may be better.\n"
     )
 
 
@@ -116,15 +131,17 @@ def bars(container):
 def test_the_ranking_has_a_line_for_every_method(figures, tmp_path):
     rows = [summary("A", 0.8, 0.1, 5.0), summary("B", 0.7, np.nan, np.nan)]
     rows.append(summary("C", 0.6, 0.02, 0.5))
-    plots.ranking(rows, tmp_path / "ranking.png")
+    plots.ranking(rows, tmp_path / "ranking.png", seeds=3)
     accuracy, traffic = figures[0].axes
-    centres, spans = bars(accuracy.containers[0])
+    drawn = map(bars, accuracy.containers)
+    centres, spans = map(np.concatenate, zip(*drawn, strict=True))
     np.testing.assert_allclose(centres, [[0.8, 0], [0.7, 1], [0.6, 2]])
-    np.testing.assert_allclose(spans[:, 0], [0.1, 0, 0.02])
+    width = stats.t.ppf(0.975, 2) / np.sqrt(3)
+    np.testing.assert_allclose(spans[:, 0], [0.1 * width, 0, 0.02 * width])
     assert [label.get_text() for label in accuracy.get_yticklabels()] == list("ABC")
     assert accuracy.yaxis_inverted()  # the first is the highest
-    (marks,) = traffic.lines
-    np.testing.assert_allclose(marks.get_xydata(), [[5, 0], [np.nan, 1], [0.5, 2]])
+    marks = np.concatenate([line.get_xydata() for line in traffic.lines])
+    np.testing.assert_allclose(marks, [[5, 0], [np.nan, 1], [0.5, 2]])
     assert traffic.get_xscale() == "log"
 
 
@@ -152,12 +169,12 @@ def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
     aligned = panels["aligned"]
     names = [text.get_text() for text in aligned.get_legend().get_texts()]
     assert names == ["align=0", "align=1"]
-    deviation = np.std([0, 0.2], ddof=1)
     for number, container in enumerate(aligned.containers):
-        centres, spans = bars(container)
+        centres, _ = bars(container)
         means = [[0.1, 0.6 + 0.1 * number], [1, 0.4 + 0.1 * number]]
         np.testing.assert_allclose(centres, means)  # in the order of learning rates
-        np.testing.assert_allclose(spans[:, 1], deviation)
+        below, above = container.lines[2][0].get_segments()[0][:, 1]
+        assert (below, above) == (0.0, 1.0)  # possible accuracies
 
     crosses = [line for line in panels["fragile"].lines if line.get_marker() == "x"]
     assert [line.get_xydata().tolist() for line in crosses] == [[[1, 0], [10, 0]]]

@@ -6,6 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from scipy import stats
 
 from fedjax_muon.reporting import comparison, metrics_csv, plots
 
@@ -217,18 +218,21 @@ def test_curves_show_what_they_are_given(tmp_path):
     assert differ(first, draw(METHODS, target=0.6))
 
 
-def test_bands_reach_from_the_lowest_to_the_highest_seed(tmp_path, monkeypatch):
+def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     bands = []
     fill = lambda axis, x, low, high, **style: bands.append((x, low, high))
     monkeypatch.setattr(Axes, "fill_between", fill)
     plots.curves({"fast": FAST}, tmp_path / "curves.png")
     accuracy, traffic, loss = bands
     both = np.array([run["test_accuracy"] for run in FAST])
-    low, high = both.min(0), both.max(0)
+    mean, half = both.mean(0), stats.t.ppf(0.975, 1) * stats.sem(both)
+    low, high = np.maximum(mean - half, 0), np.minimum(mean + half, 1)
     np.testing.assert_allclose(accuracy, [FAST[0]["round"], low, high])
     # nothing was sent before round 0, which a logarithmic axis cannot show
     np.testing.assert_allclose(traffic, [[1.5, 3, 4.5], low[1:], high[1:]])
-    np.testing.assert_allclose(loss[1:], [2 - high, 2 - low])
+    losses = 2 - mean  # the loss of a run is 2 less its accuracy
+    lowest = np.maximum(losses - half, 0)
+    np.testing.assert_allclose(loss[1:], [lowest, losses + half])
 
 
 def test_curves_before_the_first_round(tmp_path):

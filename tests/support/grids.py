@@ -48,6 +48,17 @@ def chosen(points) -> Any:
     return max(whole, key=score, default=None)
 
 
+def at_edges(point: str, points) -> str:
+    """The options of a point whose value is the first or the last of several."""
+    found = []
+    for word in point.split() if point != "-" else ():
+        option, _, value = word.partition("=")
+        tried = {float(dict(w.split("=") for w in p.split())[option]) for p in points}
+        if len(tried) > 1 and float(value) in (sorted(tried)[0], sorted(tried)[-1]):
+            found.append(option)
+    return " ".join(found)
+
+
 def curve(runs, column: str) -> np.ndarray:
     return np.mean([[float(r[column]) for r in rows] for rows in runs.values()], axis=0)
 
@@ -88,12 +99,13 @@ def assert_reported(place: Path, labels: dict[str, str]) -> None:
         total += curve(runs[label], "bytes_up")
         first = next((i for i, a in enumerate(accuracy[label]) if a >= target), None)
         reached = [np.nan] * 2 if first is None else [rounds[first], total[first] / 1e6]
-        row = [label, "finished", best[label], np.mean(final), deviation(final)]
+        edge = at_edges(best[label], grids[label])
+        row = [label, "finished", best[label], edge, np.mean(final), deviation(final)]
         row += reached
         row += [(total[-1] - total[0]) / rounds[-1], curve(runs[label], "seconds")[-1]]
         expected.append(row)
     expected += [
-        [label, "diverged", *[""] * 7] for label in labels.values() if not best[label]
+        [label, "diverged", *[""] * 8] for label in labels.values() if not best[label]
     ]
     for line, other in zip(values(place / "summary.csv"), expected, strict=True):
         assert line == pytest.approx(other, nan_ok=True)
