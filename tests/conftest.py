@@ -21,6 +21,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -39,3 +40,17 @@ os.environ["XDG_DATA_HOME"] = LEDGERS.name
 PROGRAMS = tempfile.TemporaryDirectory()
 jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def pytest_configure(config):
+    """Without the extra dev, slow tests that need it skip; but CI must run them all."""
+    if os.environ.get("CI") == "true" and config.option.markexpr != "not slow":
+        os.environ["MISSING_PACKAGES_FAIL"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _releases_programs():
+    """A module's compiled programs are most of what a worker's memory would grow by."""
+    yield
+    jax.clear_caches()
+    gc.collect()
