@@ -39,9 +39,8 @@ has otherwise. Options that are functions are left out. Private methods have no 
 of their own; their noise follows from the privacy that is asked for.
 
 Takezawa et al. is arXiv:2509.26337, Liu et al. is arXiv:2510.27403, and "Zhang and Gao,
-Muon" and "Zhang and Gao, minimax" are "On Provable Benefits of Muon in Federated
-Learning" and "Federated Stochastic Minimax Optimization Under Heavy-Tailed Noises".
-Other papers are those of [all methods](methods.md).
+Muon" and "Zhang and Gao, minimax" are arXiv:2510.03866 and arXiv:2511.04456. Other
+papers are those of [all methods](methods.md).
 """
 EXPERIMENTS = """
 ## Settings of the papers' experiments

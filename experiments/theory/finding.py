@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-TAKEZAWA = "Takezawa et al. 2025, arXiv:2509.26337"
+TAKEZAWA = "Takezawa et al. 2026, arXiv:2509.26337"
 ZHANG = "Zhang and Gao, On provable benefits of Muon in federated learning"
 
 HOLDS = "holds"

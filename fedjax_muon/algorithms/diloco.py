@@ -93,9 +93,9 @@ def diloco(
 
 @recorded
 def muloco(
-    lr: Hyper = 0.02,
+    lr: Hyper = 0.0224,
     *,
-    server_lr: Hyper = 0.7,
+    server_lr: Hyper = 0.8,
     momentum: Hyper = 0.9,
     server_momentum: Number = 0.9,
     polar: Polar | None = None,
@@ -103,13 +103,15 @@ def muloco(
     """MuLoCo: DiLoCo with Muon at the clients.
 
     Therien et al. 2025, arXiv:2505.23725. Matrices are orthogonalized and scaled by
-    sqrt(fan_out / fan_in); other leaves use Adam.
+    sqrt(fan_out / fan_in); other leaves use Adam. The update was checked against the
+    authors' code. The defaults are those of its configurations for two workers with
+    streaming or a quantized outer step (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
 
     Args:
       lr: Local learning rate.
       server_lr: Server learning rate.
       momentum: Momentum of the clients' Muon.
-      server_momentum: Nesterov momentum of the server; by default that of DiLoCo.
+      server_momentum: Nesterov momentum of the server.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:

@@ -119,7 +119,7 @@ def fedavg(
 def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
     """FedAvg(momentum): local SGD with momentum that is reset every round.
 
-    Takezawa et al. 2025, arXiv:2509.26337, where the momentum is 0.9.
+    Takezawa et al. 2026, ICLR, arXiv:2509.26337, where the momentum is 0.9.
 
     Args:
       lr: Local learning rate.
@@ -142,7 +142,7 @@ def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
 def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
     """FedAvg(Adam): local Adam that is reset every round.
 
-    Takezawa et al. 2025, arXiv:2509.26337.
+    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
     Args:
       lr: Local learning rate.

@@ -127,7 +127,7 @@ def fedmuon_unsynced(
 ) -> Algorithm:
     """FedMuon as in its paper's algorithm: the initial momenta are not averaged.
 
-    Zhang and Gao, Algorithm 1.
+    Zhang and Gao 2025, arXiv:2510.03866, Algorithm 1.
 
     Args:
       lr: Local learning rate.

@@ -116,7 +116,7 @@ def fedmuon_correct_euclidean(
 ) -> Algorithm:
     """FedMuon with bias correction in the Euclidean norm.
 
-    Takezawa et al. 2025, arXiv:2509.26337.
+    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
     Args:
       lr: Local learning rate.
@@ -142,7 +142,7 @@ def fedmuon_correct_max_norm(
 ) -> Algorithm:
     """FedMuon with bias correction in the maximum norm.
 
-    Takezawa et al. 2025, arXiv:2509.26337.
+    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
     Args:
       lr: Local learning rate.

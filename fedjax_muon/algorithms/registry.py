@@ -2,9 +2,20 @@
 
 import dataclasses
 import difflib
+import enum
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+
+class Source(enum.StrEnum):
+    """What the update of a method was compared with, besides its transcription."""
+
+    TEXT = "paper's text"
+    AUTHORS = "authors' code"
+    INDEPENDENT = "independent code"
+    UNVERIFIED = "not verified"
+    OURS = "defined here"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +27,7 @@ class Method:
     paper: str
     grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     # published values of hyper-parameters by name
+    source: Source = Source.UNVERIFIED
 
     @property
     def name(self) -> str:

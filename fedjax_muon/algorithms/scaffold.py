@@ -95,7 +95,7 @@ def scaffold_momentum(
 ) -> Algorithm:
     """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
 
-    Takezawa et al. 2025, arXiv:2509.26337.
+    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
     Args:
       lr: Local learning rate.
@@ -123,7 +123,7 @@ def scaffold_adam(
 ) -> Algorithm:
     """SCAFFOLD(Adam): Adam on the corrected gradient, reset every round.
 
-    Takezawa et al. 2025, arXiv:2509.26337.
+    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
     Args:
       lr: Local learning rate.

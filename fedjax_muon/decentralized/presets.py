@@ -152,7 +152,7 @@ def dm_hsgd(
 ) -> Gossip:
     """DM-HSGD: gradient tracking over STORM.
 
-    Xian et al. 2021, arXiv:2104.10116.
+    Xian et al. 2021, NeurIPS.
 
     Args:
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public

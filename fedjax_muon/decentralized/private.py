@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import optax
 
+from fedjax_muon.algorithms.registry import Source
 from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import add_public_gradient, noisy
@@ -55,6 +56,7 @@ class PrivateMethod(NamedTuple):
 
     label: str
     paper: str
+    source: Source
     estimator: Callable[[Mechanism, Hyper], Estimator]
     # (mechanism, noise scale) -> private estimator
     base: Callable[..., Gossip]  # (lr, rule=, estimator=) -> algorithm
@@ -156,11 +158,12 @@ def _split(m: Mechanism, noise_scale: Hyper) -> Estimator:
     )
 
 
-DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD"
+DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505"
 PRIVATE: dict[str, PrivateMethod] = {
     "dp_sgda": PrivateMethod(
         "DP-SGDA",
         "Yang et al. 2022, DP-SGDA, UAI; here decentralized",
+        Source.INDEPENDENT,
         _fresh,
         dsgd,
         lambda m, z: Release(Each(m.clip_norm), Inside(z)),
@@ -169,6 +172,7 @@ PRIVATE: dict[str, PrivateMethod] = {
     "dp_ftrl": PrivateMethod(
         "DP-FTRL (banded)",
         "Choquette-Choo et al. 2023, Banded matrix factorization, NeurIPS",
+        Source.AUTHORS,
         _correlated,
         dsgd,
         lambda m, z: Release(Each(m.clip_norm), Correlated(z, _strategy(m))),
@@ -177,6 +181,7 @@ PRIVATE: dict[str, PrivateMethod] = {
     "dp_ftrl_buffered": PrivateMethod(
         "DP-FTRL (buffered)",
         "McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868",
+        Source.AUTHORS,
         _correlated,
         dsgd,
         lambda m, z: Release(Each(m.clip_norm), Correlated(z, _strategy(m))),
@@ -185,6 +190,7 @@ PRIVATE: dict[str, PrivateMethod] = {
     "dpmixsgd": PrivateMethod(
         "DPMixSGD (clipped)",
         f"{DPMIXSGD}; both gradients clipped, which the paper does not",
+        Source.TEXT,
         _paper,
         gradient_tracking,
         lambda m, sigma: Release(Each(m.clip_norm), Output(sigma), m.beta),
@@ -193,6 +199,7 @@ PRIVATE: dict[str, PrivateMethod] = {
     "dpmixsgd_inside": PrivateMethod(
         "DPMixSGD (clipped, noise inside)",
         f"{DPMIXSGD}; with noise that the recursion keeps",
+        Source.OURS,
         _inside,
         gradient_tracking,
         lambda m, z: Release(Each(m.clip_norm), Inside(z), m.beta),
@@ -201,6 +208,7 @@ PRIVATE: dict[str, PrivateMethod] = {
     "private_storm": PrivateMethod(
         "Private STORM (split clip)",
         "none: a composition of this library, after DIFF2, arXiv:2302.03884",
+        Source.OURS,
         _split,
         gradient_tracking,
         lambda m, z: Release(Split(m.clip_norm, m.change_clip_norm), Inside(z), m.beta),

@@ -10,7 +10,7 @@ one example's share of d_t, for which it needs both gradients of the example:
 d_t is the sum of all shares over b, the *expected* batch size. The actual size is not
 used, since it would reveal how many examples there were. S is the sensitivity of d_t to
 one added or removed example; replacing an example counts twice. `each` clips the
-gradients of Xian et al. 2021, arXiv:2104.10116. Clipped differences are those of DIFF2
+gradients of Xian et al. 2021, NeurIPS. Clipped differences are those of DIFF2
 (Murata and Suzuki 2023, arXiv:2302.03884), and `split` combines both.
 
 Noise on the output, as in the paper of DPMixSGD, is `noisy(private_storm(...), sigma)`.

@@ -7,7 +7,7 @@ multiplication by the mixing weights,
 
 with v = g_ = 0 before t = 0. The mean of all v is the mean of all g, at every t. With
 `fresh` gradients it is DIGing's adapt-then-combine form (Nedic et al. 2017,
-arXiv:1607.03218), with `storm` it is DM-HSGD (Xian et al. 2021, arXiv:2104.10116), and
+arXiv:1607.03218), with `storm` it is DM-HSGD (Xian et al. 2021, NeurIPS), and
 with noisy `storm` it is DPMixSGD without clipping.
 """
 

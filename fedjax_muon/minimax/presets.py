@@ -1,7 +1,7 @@
 """Minimax presets: algorithms of minimization with separate rules for both variables.
 
 Zhang and Gao, "Federated stochastic minimax optimization under heavy-tailed noises",
-and the baselines of their comparison.
+arXiv:2511.04456, and the baselines of their comparison.
 """
 
 import optax
@@ -156,7 +156,9 @@ def local_sgdam(
 ) -> Algorithm:
     """LocalSGDAM: local descent ascent with averaged momenta.
 
-    Sharma et al. 2022, arXiv:2203.04850.
+    Sharma et al. 2022, arXiv:2203.04850, with its step size alpha = 1. Written from
+    memory, not checked against a source: the first momentum and the order of the step
+    and the momentum are choices.
 
     Args:
       lr: Local learning rate.
@@ -182,7 +184,8 @@ def fedsgda_m(
 ) -> Algorithm:
     """FedSGDA-M: descent ascent along variance-reduced momentum.
 
-    Wu et al. 2023, NeurIPS; defined for full participation.
+    Wu et al. 2023, NeurIPS; defined for full participation. Written from memory,
+    not checked against a source: the order of averaging and steps is that of STEM.
 
     Args:
       lr: Local learning rate.
@@ -208,7 +211,9 @@ def sagda(
 ) -> Algorithm:
     """SAGDA: descent ascent with control variates.
 
-    Yang et al. 2022, arXiv:2210.00611.
+    Yang et al. 2022, arXiv:2210.00611. Written from memory, not checked against a
+    source: the abstract does not say how control variates are made, and those of
+    SCAFFOLD are a choice.
 
     Args:
       lr: Local learning rate.

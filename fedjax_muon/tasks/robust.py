@@ -1,7 +1,7 @@
 """Robust logistic regression: a minimax problem over weights of examples or agents.
 
 Decentralized minimax with privacy (DPMixSGD), eq. (22), after Xian et al. 2021,
-arXiv:2104.10116: with n losses l_j(x), labels b in {-1, 1} and y in the simplex,
+NeurIPS: with n losses l_j(x), labels b in {-1, 1} and y in the simplex,
 
     min over x, max over y:  sum_j y_j l_j(x) - (lambda1 / 2) ||n y - 1||^2 + g(x),
     log(1 + exp(-b a^T x)) the loss of an example,   lambda1 = 1 / n^2,

@@ -129,7 +129,7 @@ CASES = {
     ),
     "local_sgd_align": Case(local_sgd_align, {"lr": 0.1}),
     "local_adamw_align": Case(local_adamw_align, {"lr": 0.0005}, {"lr": 0.002}),
-    "muloco": Case(muloco, {"lr": 0.02, "scale": MULOCO_SCALE}, orthogonalizes=True),
+    "muloco": Case(muloco, {"lr": 0.0224, "scale": MULOCO_SCALE}, orthogonalizes=True),
 }
 
 

@@ -50,7 +50,7 @@ def test_muloco_inner_and_outer_optimisers_are_those_of_torch():
     # sign instead of U V^T leaves heavy ball, persistent AdamW, and Nesterov SGD
     trace = draw_trace(7, 2, 2, 3, 6, 5, [9, 4])
     outer = [torch.tensor(X["w"]), torch.tensor(X["b"])]
-    nesterov = torch.optim.SGD(outer, lr=0.7, momentum=0.9, nesterov=True)
+    nesterov = torch.optim.SGD(outer, lr=0.8, momentum=0.9, nesterov=True)
     own = [[torch.tensor(X["w"]), torch.tensor(X["b"])] for _ in range(2)]
     inner = [torch.optim.AdamW(p[1:], 0.02, (0.9, 0.99), 1e-8, 0.1) for p in own]
     m, path = [np.zeros((4, 3))] * 2, []

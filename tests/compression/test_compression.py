@@ -182,7 +182,8 @@ def test_fedavg_with_top_k_follows_its_oracle(feedback):
 def test_muloco_with_quantized_moves_follows_its_oracle():
     want, errors = oracle.muloco(X, PARTIAL, 0.02, oracle.on_grid(3), 0.9)
     rest = optax.scale_by_adam(0.9, 0.99)
-    exact = diloco(lr=0.02, rule=muon(0.9, polar=kernel.polar, rest=rest))
+    rule = muon(0.9, polar=kernel.polar, rest=rest)
+    exact = diloco(lr=0.02, server_lr=0.8, rule=rule)
     seen = run(compress(exact, quantize(3), feedback=0.9), X, PARTIAL)
     assert farthest([s.server.params for s in seen], want) <= 1e-10
     for state, kept in zip(seen, errors, strict=True):

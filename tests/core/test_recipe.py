@@ -95,8 +95,8 @@ def test_numbers_are_what_was_given_or_the_defaults():
     assert numbers_of(fedmuon(momentum=jnp.float32(0.5)))["momentum"] == 0.5
     muloco = algorithms.muloco(momentum=0.8)  # the preset's own, not DiLoCo's
     assert numbers_of(muloco) == {
-        "lr": 0.02,
-        "server_lr": 0.7,
+        "lr": 0.0224,
+        "server_lr": 0.8,
         "momentum": 0.8,
         "server_momentum": 0.9,
     }

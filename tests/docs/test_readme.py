@@ -15,6 +15,7 @@ from jaxprs import products
 from benchmarks import table
 from fedjax_muon import decentralized, engine, minimax, simulation, tasks
 from fedjax_muon.algorithms import ALL, muloco
+from fedjax_muon.algorithms.registry import Source
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.engine import plans
@@ -109,10 +110,13 @@ def test_the_wrappers_shown_wrap():
 
 def test_every_algorithm_is_in_the_table():
     page = (DOCS / "algorithms" / "methods.md").read_text()
-    shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     tables = ALL, minimax.ALL, decentralized.ALL, PRIVATE
     methods: list[Any] = [row for table in tables for row in table.items()]
-    assert shown == [(name, row.label, row.paper) for name, row in methods]
+    assert shown == [(name, m.label, m.paper, m.source) for name, m in methods]
+    unverified = [name for name, m in methods if m.source is Source.UNVERIFIED]
+    for front in README, (DOCS / "index.md").read_text():
+        assert f"except [{len(unverified)} of {len(methods)}]" in front
 
 
 def test_the_minimax_task_shown_is_trained():

@@ -174,7 +174,7 @@ def muloco(
     compress: Compress,
     feedback: float,
     momentum: float = 0.9,
-    outer_lr: float = 0.7,
+    outer_lr: float = 0.8,
     outer_momentum: float = 0.9,
     direction: Callable[[np.ndarray], np.ndarray] = polar,
 ) -> tuple[list[Params], list[list[Params]]]:

@@ -27,7 +27,7 @@ def muloco(
     lr: Rate,
     momentum: float = 0.9,
     decay: float = 0.0,
-    outer_lr: float = 0.7,
+    outer_lr: float = 0.8,
     outer_momentum: float = 0.9,
     scale: Callable[[int, int], float] = lambda rows, cols: 1.0,
     ratio: float = 1.0,
