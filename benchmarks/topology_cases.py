@@ -1,7 +1,7 @@
 """Rounds that `benchmarks.topologies` compiles.
 
-Examples are zeros in the shapes and numbers of the original data, with random labels:
-values do not change a program.
+Examples have the shapes and the number of the original data, with random labels. Only a
+few of them are made, since a program depends on shapes alone.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from fedjax_muon.runs.build import (
 )
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import Simulation, federate
+from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.tasks.lora import lora_classification
 
 CHIP, SQUARE, POD = "v5e:1x1", "v5e:2x2", "v5e:16x16"
@@ -179,23 +180,22 @@ GROUPS = {
 
 
 def dataset_of(config: Config) -> Dataset:
-    """Returns zeros in the shape of a data set, with random labels."""
+    """Returns zeros in the shape of a dataset, which take no memory, random labels."""
     known = NAMES.get(config.dataset)
     count, classes = UNKNOWN_SIZES.get(config.dataset, 0), 2
     if known is not None:
         assert known.examples is not None
         count, classes = max(known.examples[0], config.num_clients), known.classes
-    x: np.ndarray
-    tokens = 0
+    tokens, shape, kind = 0, (LENGTH,), np.dtype(np.int32)
     if config.model == "roberta":
-        tokens, length = ROBERTA
-        x = np.zeros((count, length), np.int32)
+        tokens, shape = ROBERTA[0], ROBERTA[1:]
     elif config.model == "rnn":
-        x, tokens = np.zeros((count, LENGTH), np.int32), TOKENS
+        tokens = TOKENS
     else:
         assert known is not None
         words = known.example.removesuffix(" numbers").split(" x ")
-        x = np.zeros((count, *map(int, words)), np.float32)
+        shape, kind = tuple(map(int, words)), np.dtype(np.float32)
+    x = np.broadcast_to(np.zeros((), kind), (count, *shape))
     y = np.random.default_rng(0).integers(0, classes, count).astype(np.int32)
     names = tuple(map(str, range(classes)))
     return Dataset(x, y, x[:classes], np.arange(classes, dtype=np.int32), names, tokens)
@@ -208,15 +208,59 @@ def prepare(case: Case) -> Simulation:
       case: A case.
 
     Returns:
-      The simulation.
+      The simulation. It can be compiled but not run, since its examples are shapes.
     """
-    config, dataset = case.config, dataset_of(case.config)
+    dataset = dataset_of(case.config)
+    classes = len(dataset.classes)
+    # agents need a batch, clients one example
+    each = case.config.batch_size if case.algorithm in decentralized.ALL else 1
+    count = max(each * case.config.num_clients, classes)
+    few = dataset._replace(
+        x_train=dataset.x_train[:count],
+        y_train=(np.arange(count) % classes).astype(np.int32),
+    )
+    alike = {"partition": "iid", "positives": None}
+    config = dataclasses.replace(case.config, **alike)
+    return _in_full_size(
+        with_data(case._replace(config=config), few),
+        dataset,
+        parts_of(case.config, dataset, 0),
+    )
+
+
+def with_data(case: Case, dataset: Dataset) -> Simulation:
+    """Prepares the simulation of a case.
+
+    Args:
+      case: A case.
+      dataset: Its data.
+
+    Returns:
+      The simulation, which can be run.
+    """
     if case.algorithm in decentralized.ALL:
         return _agents(case, dataset)
-    run = Run(case.algorithm, {}, 0, config)
-    if config.model == "roberta":
+    run = Run(case.algorithm, {}, 0, case.config)
+    if case.config.model == "roberta":
         return _adapters(run, dataset)
     return simulation_of(run, dataset)
+
+
+def _in_full_size(
+    made: Simulation, dataset: Dataset, parts: list[np.ndarray]
+) -> Simulation:
+    def shape(array: Any, count: int) -> Any:
+        return jax.ShapeDtypeStruct((count, *array.shape[1:]), array.dtype)
+
+    few, count = made.clients, len(dataset.y_train)
+    clients = few._replace(
+        x=shape(few.x, count),
+        y=shape(few.y, count),
+        order=shape(few.order, sum(map(len, parts))),
+    )
+    return dataclasses.replace(
+        made, clients=clients, max_client_size=max_client_size_of(parts)
+    )
 
 
 def _agents(case: Case, dataset: Dataset) -> Simulation:

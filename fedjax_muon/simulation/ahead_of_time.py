@@ -45,8 +45,10 @@ CHIPS = {
     "v6e": Chip(32 * 2**30, 918e12, 1640e9),
 }
 HOST = 4  # chips of a host, in a square
-# A compiler looks for the TPU of this machine unless it is told of another one.
+# A compiler looks for the TPU of this machine unless it is told of another one. It also
+# locks that TPU by a file in /tmp, which is not needed where there is none.
 NO_TPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -171,7 +173,8 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
 
     Raises:
       ImportError: If libtpu is not installed.
-      ValueError: If there is no such topology.
+      ValueError: If there is no such topology, or another process has locked the
+        compiler.
 
     Example:
       >>> len(topology_devices("v5e:4x4"))  # doctest: +SKIP
@@ -199,6 +202,11 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
         )
     except Exception as error:  # the plugin raises several kinds
         reason = str(error).splitlines()[0][:200]
+        if "lockfile" in reason:
+            raise ValueError(
+                "another process has locked the compiler of TPUs by /tmp/"
+                "libtpu_lockfile; end it, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
+            ) from error
         raise ValueError(
             f"there is no topology {topology!r} ({reason}); sides are 1x1, or "
             "multiples of 2 such as 2x2, 4x4 and 16x16"

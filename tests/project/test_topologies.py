@@ -44,10 +44,15 @@ def test_every_method_is_compiled_for_one_chip_and_for_many():
 @pytest.mark.parametrize("algorithm", ["fedmuon_da", "dm_hsgd", "gradient_tracking"])
 def test_a_case_has_the_shapes_of_its_data(algorithm):
     case = next(case for case in CASES if case.algorithm == algorithm)
+    dataset = topology_cases.dataset_of(case.config)
     simulation = topology_cases.prepare(case)
     shape = (28, 28, 1) if algorithm == "gradient_tracking" else (123,)
-    assert simulation.clients.x.shape[1:] == shape
-    assert len(simulation.clients.size) == 256
+    assert dataset.x_train.shape[1:] == shape
+    with_arrays = topology_cases.with_data(case, dataset)
+    form = lambda one: jax.tree.map(lambda x: (x.shape, x.dtype), one.clients)
+    assert form(simulation) == form(with_arrays)
+    assert simulation.max_client_size == with_arrays.max_client_size
+    assert isinstance(simulation.clients.x, jax.ShapeDtypeStruct)
 
 
 class Compiler:

@@ -1,12 +1,17 @@
 """Rounds that are compiled for TPUs, where the compiler of TPUs is installed."""
 
-import importlib.util
+import fcntl
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packages import needs
 
 from fedjax_muon import data, models, partition
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
@@ -23,10 +28,12 @@ from fedjax_muon.tasks import classification
 DIGITS = data.load("digits")
 PARTS = partition.iid(DIGITS.y_train, 8, key=jax.random.key(0))
 TASK = classification(models.MLP(10, (16,)), DIGITS)
-LIBTPU = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="the compiler of TPUs is missing: extra [tpu-aot]",
-)
+LOCK = Path("/tmp/libtpu_lockfile")  # of every process that loads the compiler
+
+
+@pytest.fixture
+def libtpu():
+    needs("libtpu", "tpu-aot")
 
 
 def simulated(algorithm, **given):
@@ -126,6 +133,18 @@ def test_unknown_topologies_are_refused(name):
         compile_for(simulated(fedavg(lr=0.1)), name)
 
 
+def test_a_lock_that_is_not_set_aside_is_named(monkeypatch):
+    def locked(**given):
+        raise RuntimeError(
+            "ABORTED: error when accessing libtpu multi-process lockfile"
+        )
+
+    monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: True)
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", locked)
+    with pytest.raises(ValueError, match=r"^another process has locked the compiler"):
+        compile_for(simulated(fedavg(lr=0.1)), "v5e:2x2")
+
+
 def test_the_compiler_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs their compiler; run pip install"):
@@ -135,9 +154,9 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch):
 # ---------------------------------------------------------------- real programs
 
 
-@LIBTPU
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5e:1x1", "v6e:4x4"])
-def test_one_reduction_ends_an_exchange(name):
+def test_one_reduction_ends_an_exchange(name, libtpu):
     compiled = compile_for(simulated(fedmuon(lr=0.1)), name)
     assert compiled.fits
     assert compiled.devices == (1 if name == "v5e:1x1" else 16)
@@ -152,8 +171,8 @@ def test_one_reduction_ends_an_exchange(name):
     assert "fits" in text
 
 
-@LIBTPU
-def test_states_of_clients_and_agents_are_divided():
+@pytest.mark.slow
+def test_states_of_clients_and_agents_are_divided(libtpu):
     one, several = (
         compile_for(simulated(scaffold(lr=0.1)), name)
         for name in ("v5e:1x1", "v5e:2x2")
@@ -170,8 +189,27 @@ def test_states_of_clients_and_agents_are_divided():
     assert np.isfinite(several.seconds)
 
 
-@LIBTPU
-def test_a_plan_that_is_likely_to_fit_is_named():
+@pytest.mark.slow
+def test_the_lock_of_another_process_is_set_aside(libtpu):
+    code = (
+        "from fedjax_muon.simulation.ahead_of_time import topology_devices\n"
+        "print(len(topology_devices('v5e:2x2')))"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment.pop("ALLOW_MULTIPLE_LIBTPU_LOAD", None)
+    with LOCK.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    assert (found.stdout.strip(), found.returncode) == ("4", 0), found.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_that_is_likely_to_fit_is_named(libtpu):
     wide = classification(models.MLP(10, (8192, 8192)), DIGITS)
     parts = partition.iid(DIGITS.y_train, 64, key=jax.random.key(0))
     sizes = {"cohort_size": 64, "local_steps": 1, "batch_size": 2}
