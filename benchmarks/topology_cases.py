@@ -219,8 +219,7 @@ def prepare(case: Case) -> Simulation:
         x_train=dataset.x_train[:count],
         y_train=(np.arange(count) % classes).astype(np.int32),
     )
-    alike = {"partition": "iid", "positives": None}
-    config = dataclasses.replace(case.config, **alike)
+    config = dataclasses.replace(case.config, partition="iid", positives=None)
     return _in_full_size(
         with_data(case._replace(config=config), few),
         dataset,
