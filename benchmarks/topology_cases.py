@@ -186,16 +186,16 @@ def dataset_of(config: Config) -> Dataset:
     if known is not None:
         assert known.examples is not None
         count, classes = max(known.examples[0], config.num_clients), known.classes
-    tokens, shape, kind = 0, (LENGTH,), np.dtype(np.int32)
+    tokens, sizes, zero = 0, [LENGTH], np.zeros((), np.int32)
     if config.model == "roberta":
-        tokens, shape = ROBERTA[0], ROBERTA[1:]
+        tokens, sizes = ROBERTA[0], [ROBERTA[1]]
     elif config.model == "rnn":
         tokens = TOKENS
     else:
         assert known is not None
         words = known.example.removesuffix(" numbers").split(" x ")
-        shape, kind = tuple(map(int, words)), np.dtype(np.float32)
-    x = np.broadcast_to(np.zeros((), kind), (count, *shape))
+        sizes, zero = list(map(int, words)), np.zeros((), np.float32)
+    x = np.broadcast_to(zero, (count, *sizes))
     y = np.random.default_rng(0).integers(0, classes, count).astype(np.int32)
     names = tuple(map(str, range(classes)))
     return Dataset(x, y, x[:classes], np.arange(classes, dtype=np.int32), names, tokens)

@@ -8,8 +8,11 @@ import pytest
 
 
 def needs(name: str, extra: str = "dev") -> ModuleType:
-    """Imports a module of an extra. Where it is missing, the test skips; at the top of a
-    file, all tests of the file. What CI has installed must not be missing."""
+    """Imports a module of an extra.
+
+    Where it is missing, the test skips; at the top of a file, all tests of the file do.
+    What CI has installed must not be missing.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as missing:
