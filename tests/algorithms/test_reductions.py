@@ -30,6 +30,8 @@ from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import by_rank, muon, orthogonalize, scale_by_lmo
 
+pytestmark = pytest.mark.slow
+
 W = {"w": X["w"]}  # the toy model without its bias
 NOTHING = optax.identity()
 BALL = optax.trace(0.9)
