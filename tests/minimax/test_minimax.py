@@ -8,19 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federation import assert_same_bits
-from oracles.cases import PARTIAL as PLAIN
-from oracles.cases import X
 from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
 from saddle import OBJECTIVE
 from sklearn.metrics import roc_auc_score
-from traces import by_code, compilations, path, stack
-from traces import grad_fn as plain_grad
+from traces import by_code, compilations, stack
 
 from fedjax_muon import algorithms, data, engine, models
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.compression.compressors import identity, quantize
-from fedjax_muon.core import Algorithm, Objective, tree
-from fedjax_muon.core.pair import Pair, descent_ascent
+from fedjax_muon.core import Algorithm, tree
+from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import partition
 from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
@@ -278,34 +275,6 @@ def test_values_out_of_range_are_refused_by_their_variable():
             ALL["fess_gda"].function(**{hyper: -0.5})
         with pytest.raises(TypeError, match=f"^{hyper} must be a number"):
             ALL["fess_gda"].function(**{hyper: "1"})
-
-
-# ----------------------------------------------------------------------- reductions
-
-
-@SLOW
-def test_normalised_descent_where_y_does_not_matter_is_padamfed():
-    def gradient(params, batch, key):
-        return Pair(plain_grad(params.x, batch, key), tree.zeros_like(params.y))
-
-    hyper = {"lr": 0.05, "server_lr": 0.8}
-    one, objective = ALL["fed_nsgda_m"].function(**hyper), descent_ascent(gradient)
-    start = Pair(X, START["y"])
-    found = path(one, start, PLAIN, objective=Objective(objective))
-    other = algorithms.ALL["padamfed"].function(**hyper)
-    wanted = path(other, X, PLAIN)
-    assert farthest([p.x for p in found], wanted) < 1e-10
-    assert farthest(wanted[-1], X) > 0.05
-    assert all(farthest(p.y, START["y"]) == 0 for p in found)
-
-
-@SLOW
-def test_fess_gda_that_does_not_pull_is_local_descent_ascent():
-    hyper = {"lr": Pair(0.05, 0.15)}
-    one = ALL["fess_gda"].function(pull=0.0, **hyper)
-    other = ALL["local_sgda"].function(**hyper)
-    found = [path(each, POINT, PARTIAL, objective=OBJECTIVE) for each in (one, other)]
-    assert farthest(*found) < 1e-12
 
 
 # ------------------------------------------------------------------- AUC, in training

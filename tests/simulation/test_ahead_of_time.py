@@ -135,6 +135,7 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch):
 # ---------------------------------------------------------------- real programs
 
 
+@pytest.mark.slow
 @LIBTPU
 @pytest.mark.parametrize("name", ["v5e:1x1", "v6e:4x4"])
 def test_one_reduction_ends_an_exchange(name):
@@ -152,6 +153,7 @@ def test_one_reduction_ends_an_exchange(name):
     assert "fits" in text
 
 
+@pytest.mark.slow
 @LIBTPU
 def test_states_of_clients_and_agents_are_divided():
     one, several = (
@@ -170,6 +172,7 @@ def test_states_of_clients_and_agents_are_divided():
     assert np.isfinite(several.seconds)
 
 
+@pytest.mark.slow
 @LIBTPU
 def test_a_plan_that_is_likely_to_fit_is_named():
     wide = classification(models.MLP(10, (8192, 8192)), DIGITS)

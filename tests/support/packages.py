@@ -8,8 +8,10 @@ import pytest
 
 
 def needs(name: str) -> ModuleType:
-    """Imports a module of the extra dev. Without it the test skips; at the top of a file,
-    all tests of the file do."""
+    """Imports a module of the extra dev.
+
+    Without it the test skips; at the top of a file, all tests of the file do.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as missing:
