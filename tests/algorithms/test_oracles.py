@@ -37,7 +37,7 @@ from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
 from oracles.scaffold_m import padamfed, scaffold_m
 from oracles.scaffold_vr import scaffold_vr
 from oracles.stem import stem
-from traces import farthest, path
+from traces import by_code, farthest, path
 
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.linalg import newton_schulz as kernel
@@ -151,11 +151,7 @@ def test_every_method_has_an_oracle():
         assert case.orthogonalizes == ALL[name].takes("polar"), name
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(jnp.float64, 1e-10), (jnp.float32, 1e-5)]
-)
-@pytest.mark.parametrize("name", ALL)
-def test_follows_its_oracle(name, dtype, tolerance):
+def follow(name, dtype, tolerance):
     case = CASES[name]
     exact = {"polar": kernel.polar} if case.orthogonalizes else {}
     algorithm = ALL[name].function(**case.faster, **exact)
@@ -163,6 +159,18 @@ def test_follows_its_oracle(name, dtype, tolerance):
     assert_follows(path(algorithm, X, case.trace, dtype=dtype), want, tolerance)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_follows_its_oracle(name):
+    follow(name, jnp.float64, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [names[-1] for names in by_code(ALL)])
+def test_single_precision_is_near(name):
+    follow(name, jnp.float32, 1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n for n in ALL if CASES[n].faster or CASES[n].orthogonalizes]
 )
@@ -265,6 +273,7 @@ VARIANTS |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_schedules_and_options_follow_too(variant):
     name, hyper, oracle = VARIANTS[variant]

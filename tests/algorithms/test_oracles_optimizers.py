@@ -1,20 +1,17 @@
-"""The oracles against independent optimizers: those of PyTorch, and by hand."""
+"""The oracles against independent optimizers, those of PyTorch."""
 
 import numpy as np
-import torch
+import pytest
 from oracles import fedavg as avg
-from oracles.cases import (
-    ALONE,
-    ONE_STEP,
-    X,
-)
+from oracles.cases import ALONE, ONE_STEP, X
+from oracles.fedlada import fedlada
+from oracles.fedmuon_align import local_sgd_align
 from oracles.muloco import muloco
-from oracles.problem import (
-    assert_same,
-    draw_trace,
-    mean,
-    toy_grad,
-)
+from oracles.problem import assert_same, draw_trace, mean, toy_grad
+from packages import needs
+
+torch = needs("torch")
+pytestmark = pytest.mark.slow
 
 
 def by_torch(make, trace):
@@ -74,35 +71,24 @@ def test_muloco_inner_and_outer_optimisers_are_those_of_torch():
     assert_same(ours, path)
 
 
-def test_adaptive_servers_unrolled():
-    # the sums that the recursions stand for, on displacements recomputed from x
-    lr, tau = 0.1, 0.01  # so that Yogi meets both signs of v - d^2
-    means = lambda d, w: sum(c * u for c, u in zip(w, d, strict=True))
+def test_the_first_round_alone_is_that_of_torch():
+    """Of AMSGrad from the same v, without its bias correction; and of decayed SGD."""
+    amsgrad = lambda leaves: torch.optim.Adam(leaves, 0.02, (0.0, 0.0), 0, amsgrad=True)
+    ours = fedlada(X, ALONE, 0.02, alpha=1.0, b1=0.0, b2=0.0, eps=1e-12)
+    assert_same(ours[:1], by_torch(amsgrad, ALONE)[:1])
+    decayed = lambda leaves: torch.optim.SGD(leaves, 0.1, 0.8, weight_decay=0.05)
+    ours = local_sgd_align(X, ALONE, 0.1, 0.8, align=0.0, decay=0.05)
+    assert_same(ours[:1], by_torch(decayed, ALONE)[:1])
 
-    def v_yogi(d):
-        v = np.full_like(d[0], tau**2)
-        for u in d:
-            v = np.where(v > u**2, v - 0.01 * u**2, v + 0.01 * u**2)
-        return v
 
-    def v_adam(d):
-        t = len(d)
-        w = [0.01 * 0.99 ** (t - 1 - s) for s in range(t)]
-        return 0.99**t * tau**2 + means([u**2 for u in d], w)
-
-    v_adagrad = lambda d: tau**2 + sum(u**2 for u in d)
-    for f, b1, v in (
-        (avg.fedadam, 0.9, v_adam),
-        (avg.fedyogi, 0.9, v_yogi),
-        (avg.fedadagrad, 0.0, v_adagrad),
-    ):
-        history = [X, *f(X, ONE_STEP, lr, 0.05, tau=tau)]
-        for name in X:
-            d = []
-            for r, (_, data) in enumerate(ONE_STEP.rounds):
-                g = mean([toy_grad(history[r], batches[0]) for batches in data])
-                d.append(-lr * g[name])
-                m = means(d, [(1 - b1) * b1 ** (r - s) for s in range(r + 1)])
-                step = 0.05 * m / (np.sqrt(v(d)) + tau)
-                now = history[r + 1][name]
-                np.testing.assert_allclose(now, history[r][name] + step, 0, 1e-12)
+def test_local_sgdm_of_one_step_is_heavy_ball():
+    leaves = {k: torch.tensor(v, requires_grad=True) for k, v in X.items()}
+    ball, path = torch.optim.SGD(leaves.values(), lr=0.1, momentum=0.8), []
+    for _, data in ONE_STEP.rounds:
+        now = {k: v.detach().numpy() for k, v in leaves.items()}
+        g = mean([toy_grad(now, batches[0]) for batches in data])
+        for k, leaf in leaves.items():
+            leaf.grad = torch.tensor(g[k])
+        ball.step()
+        path.append({k: v.detach().numpy().copy() for k, v in leaves.items()})
+    assert_same(avg.local_sgdm(X, ONE_STEP, 0.1, 0.8), path)

@@ -303,3 +303,37 @@ def test_scaffold_variants_agree_where_the_optimiser_is_sgd():
     # an eps far above the gradients turns Adam into SGD with the rate lr / eps
     literal = scaffold(X, PARTIAL, 0.2)
     assert_same(scaffold_adam(X, PARTIAL, 0.2e13, 0.0, 0.0, 1e13), literal)
+
+
+def test_adaptive_servers_unrolled():
+    # the sums that the recursions stand for, on displacements recomputed from x
+    lr, tau = 0.1, 0.01  # so that Yogi meets both signs of v - d^2
+    means = lambda d, w: sum(c * u for c, u in zip(w, d, strict=True))
+
+    def v_yogi(d):
+        v = np.full_like(d[0], tau**2)
+        for u in d:
+            v = np.where(v > u**2, v - 0.01 * u**2, v + 0.01 * u**2)
+        return v
+
+    def v_adam(d):
+        t = len(d)
+        w = [0.01 * 0.99 ** (t - 1 - s) for s in range(t)]
+        return 0.99**t * tau**2 + means([u**2 for u in d], w)
+
+    v_adagrad = lambda d: tau**2 + sum(u**2 for u in d)
+    for f, b1, v in (
+        (avg.fedadam, 0.9, v_adam),
+        (avg.fedyogi, 0.9, v_yogi),
+        (avg.fedadagrad, 0.0, v_adagrad),
+    ):
+        history = [X, *f(X, ONE_STEP, lr, 0.05, tau=tau)]
+        for name in X:
+            d = []
+            for r, (_, data) in enumerate(ONE_STEP.rounds):
+                g = mean([toy_grad(history[r], batches[0]) for batches in data])
+                d.append(-lr * g[name])
+                m = means(d, [(1 - b1) * b1 ** (r - s) for s in range(r + 1)])
+                step = 0.05 * m / (np.sqrt(v(d)) + tau)
+                now = history[r + 1][name]
+                np.testing.assert_allclose(now, history[r][name] + step, 0, 1e-12)

@@ -18,6 +18,7 @@ from fedjax_muon import engine
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 
+SLOW = pytest.mark.slow
 N, K = PARTIAL.num_clients, 4
 RNG = np.random.default_rng(11)
 COUNTS = [[int(k) for k in RNG.integers(1, K + 1, 3)] for _ in PARTIAL.rounds]
@@ -67,8 +68,18 @@ def path(algorithm, plan, weights=None):
         return found
 
 
-@pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)], ids=["mapped", "2"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("fednova", plans.mapped),
+        ("scaffold", plans.chunked(2)),
+        *(
+            pytest.param(name, plans.mapped, marks=SLOW)
+            for name in CASES
+            if name != "fednova"
+        ),
+    ],
+)
 def test_each_client_ends_after_its_own_steps(name, plan):
     algorithm, oracle = CASES[name]
     want = oracle()
@@ -76,6 +87,7 @@ def test_each_client_ends_after_its_own_steps(name, plan):
     assert traces.farthest(want[-1:], [X]) > 0.05
 
 
+@SLOW
 def test_fednova_takes_the_weights_of_the_mean():
     want = fednova(X, CUT, 0.2, 0.3, weights=SIZES)
     got = path(fm.fednova(0.2, momentum=0.3), plans.vmapped, SIZES)
@@ -83,6 +95,7 @@ def test_fednova_takes_the_weights_of_the_mean():
     assert traces.farthest(got, fednova(X, CUT, 0.2, 0.3)) > 1e-3
 
 
+@SLOW
 def test_muon_takes_unequal_steps_and_the_server_their_mean():
     algorithm = fm.fedmuon_align(0.03, align=0.0, polar=kernel.polar)
     want = fedmuon_align(X, CUT, 0.03, align=0.0)
@@ -117,6 +130,7 @@ def test_the_oracles_coefficients_are_those_of_the_paper(rho):
     np.testing.assert_allclose(coefficients(6, 0.0, 0.3), of_pull)
 
 
+@SLOW
 def test_fednova_of_equal_steps_is_fedavg():
     got = traces.path(fm.fednova(0.2), X, PARTIAL)
     assert traces.farthest(got, avg.fedavg(X, PARTIAL, 0.2)) < 1e-10

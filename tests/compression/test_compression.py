@@ -14,7 +14,7 @@ from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.fedmuon_align import fedmuon_align as fedmuon_align_oracle
 from oracles.muloco import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_trace, first_gradient, mean
-from traces import TOY, farthest, path, precision, run, stack
+from traces import TOY, by_code, farthest, path, precision, run, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
@@ -98,7 +98,17 @@ def costs(algorithm):
     return [sent_by(exchanges, algorithm) for exchanges in phases]
 
 
-@pytest.mark.parametrize("name", ALL)
+FAST = ("fedavg", "scaffold", "fedmuon")  # without states, with them, with a prologue
+ONE_OF_EACH = [names[0] for names in by_code(ALL)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
+        for name in ONE_OF_EACH
+    ],
+)
 def test_the_identity_changes_no_bit(name):
     quickly = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     algorithm = ALL[name].function()
@@ -152,7 +162,10 @@ def by_client(state):
     ]
 
 
-@pytest.mark.parametrize("feedback", [1.0, 0.9, None])
+@pytest.mark.parametrize(
+    "feedback",
+    [0.9, *(pytest.param(value, marks=pytest.mark.slow) for value in (1.0, None))],
+)
 def test_fedavg_with_top_k_follows_its_oracle(feedback):
     # in round 1 a client drops out, in round 3 one sends nonsense
     lost = {(1, PARTIAL.rounds[1][0][0]), (3, PARTIAL.rounds[3][0][1])}
@@ -179,6 +192,7 @@ def test_fedavg_with_top_k_follows_its_oracle(feedback):
         assert sum(moved) >= 4
 
 
+@pytest.mark.slow
 def test_muloco_with_quantized_moves_follows_its_oracle():
     want, errors = oracle.muloco(X, PARTIAL, 0.02, oracle.on_grid(3), 0.9)
     rest = optax.scale_by_adam(0.9, 0.99)
@@ -214,6 +228,7 @@ def test_fedmuon_of_low_rank_follows_its_oracle(rank, low):
     assert farthest(whole[-1:], want[-1:]) >= 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum_first", [True, False])
 def test_parts_may_have_compressors_of_their_own(momentum_first):
     steps = [
@@ -234,6 +249,7 @@ def test_parts_may_have_compressors_of_their_own(momentum_first):
     assert uploaded(made, WIDE) == 4 * 2 * (8 + 6 + 1) + 8 * (19 + 2)
 
 
+@pytest.mark.slow
 def test_what_the_prologue_sends_is_compressed_and_its_errors_forgotten():
     algorithm = compress(fedmuon(), top_k(0.4), feedback=1.0)
     with precision(jnp.float64):
@@ -285,6 +301,7 @@ def test_compressed_bytes_are_counted():
 # ------------------------------------------------------------------ hyper-parameters
 
 
+@pytest.mark.slow
 def test_a_compressed_algorithm_has_the_hyper_parameters_of_its_own():
     made = compress(fedavg(lr=0.2), top_k(0.4), feedback=1.0)
     assert numbers_of(made) == {"lr": 0.2, "server_lr": 1.0}
@@ -303,6 +320,7 @@ def test_a_compressed_algorithm_has_the_hyper_parameters_of_its_own():
         with_numbers(made, {"rate": 0.3})
 
 
+@pytest.mark.slow
 def test_hyper_parameters_may_be_tracers():
     def after(lr):
         algorithm = compress(fedavg(lr=lr), top_k(0.4), feedback=1.0)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from federation import assert_same_bits
 from oracles import compression as oracle
 
@@ -107,6 +108,7 @@ def test_only_the_named_parts_are_compressed():
     assert tree.nbytes(sent) == 4 * 17 * 3 + 8 * (5 + 2) * 2
 
 
+@pytest.mark.slow
 def test_plans_agree():
     messages = drawn(3)
     noisy = Compressor(NOISE, lambda sent, like: 0.5 * sent)
@@ -156,6 +158,7 @@ class Drawn(NamedTuple):
     noise: Any
 
 
+@pytest.mark.slow
 def test_every_array_has_a_key_of_its_own():
     uniform = lambda x, key: jax.random.uniform(key, x.shape)
     noise = Compressor(uniform, lambda sent, like: sent)

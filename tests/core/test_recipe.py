@@ -74,18 +74,17 @@ def known(algorithm) -> Recipe:
 # --------------------------------------------------------------------- what is in them
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_knows_its_numbers_and_is_made_again(name):
-    function = METHODS[name].function
-    algorithm = function()
-    numbers = numbers_of(algorithm)
-    assert known(algorithm).function is function
-    assert "lr" in numbers
-    doubled = {key: jax.tree.map(lambda x: x / 2, v) for key, v in numbers.items()}
-    again = with_numbers(algorithm, doubled)
-    assert numbers_of(again) == doubled
-    assert known(again).function is function
-    assert numbers_of(algorithm) == numbers  # which is as it was
+def test_every_method_knows_its_numbers_and_is_made_again():
+    for name, method in METHODS.items():
+        algorithm = method.function()
+        numbers = numbers_of(algorithm)
+        assert known(algorithm).function is method.function, name
+        assert "lr" in numbers, name
+        halved = {key: jax.tree.map(lambda x: x / 2, v) for key, v in numbers.items()}
+        again = with_numbers(algorithm, halved)
+        assert numbers_of(again) == halved, name
+        assert known(again).function is method.function, name
+        assert numbers_of(algorithm) == numbers, name  # which is as it was
 
 
 def test_numbers_are_what_was_given_or_the_defaults():
@@ -202,18 +201,26 @@ MECHANISM = Mechanism(
 )
 
 
-@pytest.mark.parametrize("name", PRIVATE)
-def test_private_methods_have_their_rate_and_their_noise(name):
-    algorithm = PRIVATE[name].build(MECHANISM, 0.7, lr=0.2)
-    assert numbers_of(algorithm) == {"noise_scale": 0.7, "lr": 0.2}
-    varied = with_numbers(algorithm, {"noise_scale": 2.0})
-    assert numbers_of(varied)["noise_scale"] == 2.0
+def test_private_methods_have_their_rate_and_their_noise():
+    for name, method in PRIVATE.items():
+        algorithm = method.build(MECHANISM, 0.7, lr=0.2)
+        assert numbers_of(algorithm) == {"noise_scale": 0.7, "lr": 0.2}, name
+        varied = with_numbers(algorithm, {"noise_scale": 2.0})
+        assert numbers_of(varied)["noise_scale"] == 2.0, name
+        scheduled = method.build(MECHANISM, 0.7, lr=lambda index: 0.1)
+        assert numbers_of(scheduled) == {"noise_scale": 0.7}, name
 
 
 # ----------------------------------------------------- numbers as programs' arguments
 
 
-@pytest.mark.parametrize("algorithm", [fedmuon_align(decay=0.1), wrapped()])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedmuon_align(decay=0.1),
+        pytest.param(wrapped(), marks=pytest.mark.slow),
+    ],
+)
 def test_one_program_for_all_numbers(algorithm):
     """Traced numbers give what constants give, and nothing is compiled again."""
     ids, data = PARTIAL.rounds[0]
@@ -295,34 +302,25 @@ def test_undecorated_algorithms_refuse_in_one_line():
     assert numbers_of(with_numbers(now(0.2), {"lr": 0.5})) == {"lr": 0.5}
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_gradients_in_the_place_of_numbers_are_refused(name):
-    function = METHODS[name].function
+def test_gradients_in_the_place_of_numbers_are_refused():
     grad_fn = lambda params, batch, key: params
-    for old_call in (
-        lambda: function(grad_fn),
-        lambda: function(grad_fn, lr=0.1),
-    ):
-        with pytest.raises(TypeError, match=rf"call {name}\(lr=\.\.\.\)") as caught:
-            old_call()
-        (line,) = str(caught.value).splitlines()
-        assert "Objective(grad)" in line
+    for name, method in METHODS.items():
+        for more in ({}, {"lr": 0.1}):
+            said = rf"call {name}\(lr=\.\.\.\)"
+            with pytest.raises(TypeError, match=said) as caught:
+                method.function(grad_fn, **more)
+            (line,) = str(caught.value).splitlines()
+            assert "Objective(grad)" in line
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_takes_schedules_by_name(name):
+def test_every_method_takes_schedules_by_name():
     """Presets hand them on by name too."""
     schedule = lambda index: 0.1 / (1 + index)
-    algorithm = METHODS[name].function(lr=schedule)
-    assert known(algorithm).arguments["lr"] is schedule
-    assert "lr" not in numbers_of(algorithm)
-    assert numbers_of(with_numbers(algorithm, {"lr": 0.2}))["lr"] == 0.2
-
-
-@pytest.mark.parametrize("name", PRIVATE)
-def test_private_methods_take_schedules(name):
-    algorithm = PRIVATE[name].build(MECHANISM, 0.7, lr=lambda index: 0.1)
-    assert numbers_of(algorithm) == {"noise_scale": 0.7}
+    for name, method in METHODS.items():
+        algorithm = method.function(lr=schedule)
+        assert known(algorithm).arguments["lr"] is schedule, name
+        assert "lr" not in numbers_of(algorithm), name
+        assert numbers_of(with_numbers(algorithm, {"lr": 0.2}))["lr"] == 0.2, name
 
 
 def test_a_schedule_is_given_by_name():

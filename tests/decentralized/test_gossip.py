@@ -135,6 +135,7 @@ def compiled_run(algorithm, dtype):
     return run(algorithm, INSIDE, mixer, pair(START), TRACE, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "sigma"),
     [("float32", 0.0), ("float64", Pair(0.0, lambda t: 0.0 * t))],
@@ -148,11 +149,13 @@ def test_noise_of_size_zero_changes_no_bit(dtype, sigma):
     assert flat(found.params).dtype == dtype
 
 
+@pytest.mark.slow
 def test_single_precision_is_near_double():
     near = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5)
     jax.tree.map(near, silent("float32").params, silent("float64").params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_noise_of_size_zero_keeps_negative_zeros(dtype):
     g = {"a": jnp.array([-0.0] * 50 + [0.0, 1.5, -2e-7], dtype)}
@@ -195,6 +198,7 @@ def told_noise(sigma, agents=3, iterations=3):
     return np.stack(rows)
 
 
+@pytest.mark.slow
 def test_noise_is_normal_and_independent_over_iterations_agents_and_variables():
     noise = told_noise(Pair(lambda t: 0.5 * (1 + t), 2.0))
     want = np.stack([[0.5 * (1 + t), 2.0] for t in range(3)])[:, None]
@@ -247,6 +251,7 @@ def test_single_precision_noise_at_the_ends_of_its_words():
     assert found.min() < -9.49
 
 
+@pytest.mark.slow
 def test_single_precision_noise_is_normal_and_its_pairs_are_independent():
     size = 1_000_000
     found = np.asarray(standard_normal(KEY, (size,)), np.float64)
@@ -268,6 +273,7 @@ def test_double_precision_noise_is_one_draw_in_double_precision():
         assert_same_bits(found, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_noise_on_short_types_is_drawn_in_a_longer_one(dtype):
     g = jnp.zeros(50_000, dtype)
@@ -279,6 +285,7 @@ def test_noise_on_short_types_is_drawn_in_a_longer_one(dtype):
     assert len(np.unique(values)) > 1000
 
 
+@pytest.mark.slow
 def test_nested_noise_is_independent_and_gradients_keep_their_key():
     seen = []
 

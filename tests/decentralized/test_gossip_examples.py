@@ -75,6 +75,7 @@ def test_examples_gradients_are_the_oracles_and_padding_has_none():
         assert_close([found], [want], 1e-12)
 
 
+@pytest.mark.slow
 def test_examples_see_their_client_and_have_keys_of_their_own():
     seen = {}
 
@@ -97,6 +98,7 @@ def test_examples_see_their_client_and_have_keys_of_their_own():
     assert_same_bits(rows, again)
 
 
+@pytest.mark.slow
 def test_padding_holds_anything_without_a_bit_of_change():
     estimator = private_storm(CLIPS["split"][0], batch_size=4)
     junk = [(a.copy(), y, w) for a, y, w in RAW[:3]]

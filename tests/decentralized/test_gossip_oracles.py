@@ -85,6 +85,7 @@ def test_methods_of_one_variable_equal_their_transcriptions(name):
     print(f"{name}: {compare(states.params, expected(X, MINIMUM, hyper['lr'])):.1e}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PLAIN if name.endswith("_muon")])
 def test_vectors_may_keep_their_lengths(name):
     hyper, expected = PLAIN[name]
@@ -98,6 +99,7 @@ def alone_weights(t):
     return np.eye(1)
 
 
+@pytest.mark.slow
 def test_a_lone_agent_descends_and_ascends_by_storm():
     alone = TRACE._replace(
         batches=[batches[2:3] for batches in TRACE.batches], W=alone_weights
@@ -127,6 +129,7 @@ def test_a_lone_agent_descends_and_ascends_by_storm():
                 np.testing.assert_allclose(found[n][t, 0], want[n], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_on_the_complete_graph_dsgda_is_sgda_on_the_mean_gradient():
     with jax.enable_x64(True):
         complete = dense(np.full((M, M), 1 / M))

@@ -121,6 +121,7 @@ def test_calibration_of_noise_on_the_output():
     np.testing.assert_allclose(found.epsilon, by_hand, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_methods_of_the_same_sampling_get_the_same_multiplier():
     sampling = Poisson(20, 4)
     found = [

@@ -114,6 +114,7 @@ def test_the_clips_are_at_work_and_differ():
         assert all(np.abs(one - other).max() > 1e-3 for other in last[:i])
 
 
+@pytest.mark.slow
 def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
     """Here the expected sizes are those realised."""
     whole = lambda b: (b[0], b[1], np.ones(len(b[2])))
@@ -135,6 +136,7 @@ def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
                     np.testing.assert_allclose(found[n][t, i], leaf, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_no_noise_changes_no_bit():
     rows = lambda params, batch, key: params[None] * batch
     objective = OBJECTIVE._replace(example_grad=rows)
@@ -195,7 +197,9 @@ def adversaries(dtype):
         yield from ((one, g), (g, one), (one, one), (filled(bad), zero), (one, huge))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", CLIPS)
 def test_one_example_moves_the_estimate_by_the_sensitivity_at_most(name, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -213,6 +217,7 @@ def test_one_example_moves_the_estimate_by_the_sensitivity_at_most(name, dtype):
         assert want * (1 - eps) <= found <= want * (1 + eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOINT)
 def test_one_limit_for_both_variables_with_a_beta_of_each(name):
     clip, worst = JOINT[name], 0.0
@@ -241,6 +246,7 @@ def test_sensitivities_take_weights_as_they_come():
     assert found == (0.25 * 2 + 0.75, 0.25 + 0.75 * 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPS)
 def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
     """The whole mechanism: denominators, padding, and an example gone mad."""
@@ -283,6 +289,7 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
 # ---------------------------------------------------------------- private gradient
 
 
+@pytest.mark.slow
 def test_the_private_gradient_is_a_clipped_mean():
     with jax.enable_x64(True):
         estimator = private_gradient(
@@ -297,6 +304,7 @@ def test_the_private_gradient_is_a_clipped_mean():
     assert_close(found, [descending(g) for g in want])
 
 
+@pytest.mark.slow
 def test_short_parameters_have_estimates_in_single_precision():
     params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
     rows = lambda params, batch, key: {"w": jnp.ones((6, 4, 3), jnp.bfloat16) * 1e-3}

@@ -163,6 +163,7 @@ def probability_connected(m, p):
     return exact[m]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "p"), [(5, 0.2), (5, 0.5), (10, 0.2), (20, 0.2)])
 def test_tries_are_geometric_with_the_probability_of_being_connected(m, p):
     tries = [topology.erdos_renyi(m, p, key=key).tries for key in KEYS[:300]]
@@ -185,6 +186,7 @@ def connected_graphs(m):
             yield kept
 
 
+@pytest.mark.slow
 def test_graphs_have_the_law_of_connected_ones():
     graphs, p = list(connected_graphs(4)), 0.4
     law = np.array([p ** len(g) * (1 - p) ** (6 - len(g)) for g in graphs])
@@ -199,6 +201,7 @@ def test_graphs_have_the_law_of_connected_ones():
     assert stats.chisquare(counts, expected).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_mean_lambda_of_five_agents_is_that_of_all_connected_graphs():
     lam = lambda edges: contraction(metropolis_by_hand(5, edges))
     size, values = np.array([(len(g), lam(g)) for g in connected_graphs(5)]).T
@@ -212,6 +215,7 @@ def test_mean_lambda_of_five_agents_is_that_of_all_connected_graphs():
         assert abs(1 - np.mean(gaps) - mean) < 4.5 * deviation / np.sqrt(300)
 
 
+@pytest.mark.slow
 def test_a_graph_follows_from_its_key_and_number_of_tries():
     for key in jax.random.split(KEYS[0], 20):  # whose words are all different
         graph, tries = topology.erdos_renyi(10, 0.2, key=key)

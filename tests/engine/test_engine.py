@@ -35,7 +35,14 @@ PLANS = {
     "chunked(5)": plans.chunked(5),
     "chunked(8)": plans.chunked(8),
 }
-every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+FAST = ("mapped", "chunked(2)")
+every_plan = pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(plan, id=name, marks=[pytest.mark.slow] * (name not in FAST))
+        for name, plan in PLANS.items()
+    ],
+)
 UNUSED = Objective(lambda params, batch, key: params)  # of clients that ask no gradient
 
 
@@ -234,6 +241,7 @@ def test_everyone_knows_how_many_take_part(plan):
     np.testing.assert_array_equal(state.client_states[5], np.zeros(4))
 
 
+@pytest.mark.slow
 def test_chunks_run_without_compilation_too():
     algorithm, objective = fedavg(), Objective(lambda p, batch, key: p - batch)
     state = engine.init(algorithm, jnp.zeros(2), N)
@@ -292,6 +300,7 @@ def compiled(algorithm, plan, clients, donate=False):
     return memory, tree.nbytes(params), tree.nbytes(state)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_cohort():
     # A client costs what its row holds: an id, a weight and two keys, 24 bytes, and a
     # note of one byte; not its batches (288 bytes), and not a model (1,680).
@@ -309,6 +318,7 @@ def test_memory_does_not_grow_with_the_cohort():
     assert (whole[1] - whole[0]) / 900 > model
 
 
+@pytest.mark.slow
 def test_private_rows_are_streamed_and_the_state_is_reused():
     memory, model, state = compiled(scaffold(), plans.chunked(10), 10_000, donate=True)
     client_states = 10_000 * model
@@ -317,7 +327,7 @@ def test_private_rows_are_streamed_and_the_state_is_reused():
     assert state - client_states <= 3 * model
 
 
-@pytest.mark.parametrize("plan", ["mapped", "vmapped", "chunked(2)"])
+@pytest.mark.parametrize("plan", ["mapped", "chunked(2)"])
 def test_the_donated_state_is_reused(plan):
     memory, _, state = compiled(scaffold(), PLANS[plan], N, donate=True)
     assert memory.alias_size_in_bytes >= state

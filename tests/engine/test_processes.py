@@ -27,6 +27,7 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path):
     place, coordinator = tmp_path / "both", f"localhost:{free_port()}"
     command = [*TOGETHER, "--rounds", 10**6, "--output", place]
@@ -89,6 +90,7 @@ def test_a_launch_is_refused(tmp_path, capsys, options, message):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_devices_train_resume_and_compare(tmp_path):
     place = tmp_path / "two"
     sizes = ["--devices", "2", "--split-examples", "--hidden", "8", "--rounds", "4"]

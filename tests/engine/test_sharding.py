@@ -28,10 +28,12 @@ def unpadded(prepared, training):
 
 
 # Six clients on eight devices.
-@pytest.mark.parametrize("split_examples", [False, True])
+@pytest.mark.parametrize(
+    "split_examples", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_devices_give_the_same_numbers(split_examples):
     # a prologue, and states of clients
-    algorithm, how = ALL["fafed"].function(lr=0.1), {"cohort_size": 6}
+    algorithm, how = ALL["stem"].function(lr=0.1), {"cohort_size": 6}
     alone = federation.federation(algorithm, **how)
     shared = federation.federation(
         algorithm, devices=EIGHT, split_examples=split_examples, **how
@@ -42,6 +44,7 @@ def test_devices_give_the_same_numbers(split_examples):
     assert shared.bytes_after(5) == alone.bytes_after(5)
 
 
+@pytest.mark.slow
 def test_a_plan_within_a_device_and_dropouts_and_gaps():
     # five of six clients on two devices, in chunks of two: none of it is divided
     how = {"cohort_size": 5, "dropout": 0.4, "sampler": batching.full_batch}
@@ -52,6 +55,7 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
     assert_close(unpadded(shared, trained(shared, 2, 4).training), want.training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)])
 def test_all_clients_run_where_their_states_are(plan):
     # six clients on four devices, so two of eight places are padding
@@ -110,6 +114,7 @@ def test_every_device_holds_its_part_of_the_clients():
     assert shared.clients.x.shape[0] == 80
 
 
+@pytest.mark.slow
 def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
     shared = federation.federation(SCAFFOLD, devices=EIGHT)
     state = shared.init(jax.random.key(3))
@@ -140,6 +145,7 @@ def operations(text: str) -> dict[str, int]:
     return {name: found.count(name) for name in COLLECTIVES if name in found}
 
 
+@pytest.mark.slow
 def test_one_reduction_ends_an_exchange():
     for name in ("fedavg", "padamfed_vr", "scaffold"):
         algorithm = ALL[name].function(lr=0.1)
@@ -165,6 +171,7 @@ def scans(jaxpr, within=()):
                     yield from scans(part, inner)
 
 
+@pytest.mark.slow
 def test_local_training_has_no_communication():
     steps = 7  # no other scan is as long
     how = {"local_steps": steps, "split_examples": True, "sampler": with_replacement}

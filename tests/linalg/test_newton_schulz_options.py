@@ -152,6 +152,7 @@ def test_the_momentum_of_the_command_line_reaches_the_rule():
 MUON = [name for name in ALL if ALL[name].takes("polar")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUON)
 def test_options_of_the_command_line_reach_the_kernel(name):
     """A step on a square matrix is two products with it and one of small squares."""
@@ -201,6 +202,7 @@ def test_rows_compare_seed_by_seed():
     assert row(first, own) == ["80.0 ± 28.3", "10.0 ± 0.0", "50.0 ± 21.2", "10.0 ± 0.0"]
 
 
+@pytest.mark.slow
 def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypatch):
     def columns(job, task, polar, dataset, config, seeds):
         assert len(dataset.y_train) == 1437

@@ -61,6 +61,7 @@ def scipy_polar(x):
 # ------------------------------------------------------------------ exact results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "form", "tolerance"),
     # five times the worst error seen; the square one is nearly singular
@@ -138,6 +139,7 @@ def test_float64_is_computed_in_float64(form):
         assert distance(found, exact(x, JORDAN * 5, 2)) <= 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "form", "tolerance"),
     [
@@ -179,6 +181,7 @@ def test_polar_of_a_rank_deficient_matrix_is_a_partial_isometry():
     assert polar(jnp.zeros((0, 3))).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_the_derivative_is_that_of_the_function():
     options = {"form": gram, "normalization": schatten8, "steps": 2}
     with jax.enable_x64(True):
@@ -222,6 +225,7 @@ def test_sixteen_bits_stay_near_float32(dtype, form, tolerance):
     assert 1e-4 < error <= tolerance  # the lower bound: 16 bits were used at all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_sixteen_bits_of_tall_matrices(dtype):
     """Where XLA:CPU has no such products; the same roundings as of wide ones."""

@@ -56,6 +56,7 @@ def test_powers_of_two_change_no_bit(form, normalization):
         np.testing.assert_array_equal(apply(scaled), expected)
 
 
+@pytest.mark.slow
 def test_powers_of_two_change_no_bit_of_float64():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 8)))
@@ -108,6 +109,7 @@ def test_zero_stays_zero(form, normalization, steps):
 # ------------------------------------------------------------------ batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_batch_equals_loop_equals_vmap(form):
     apply = functools.partial(orthogonalize, form=form)
@@ -121,6 +123,7 @@ def test_batch_equals_loop_equals_vmap(form):
     np.testing.assert_array_equal(batched[0], jnp.moveaxis(last, -1, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("normalization", [frobenius, schatten8])
 @pytest.mark.parametrize("steps", [0, 5])
@@ -261,6 +264,7 @@ def test_where_the_gram_form_starts_afresh(dtype, steps, lengths):
 # ------------------------------------------------------------------ bounds
 
 
+@pytest.mark.slow
 def test_quintic_and_cubic_never_leave_the_spectral_ball():
     wide = gaussian((12, 30))
     batch = jnp.stack([wide, jnp.ones((12, 30)), jnp.eye(12, 30)])
@@ -283,6 +287,7 @@ def scalar_map(s, schedule):
     return s
 
 
+@pytest.mark.slow
 def test_jordan_leaves_the_spectral_ball_but_not_far():
     highest = scalar_map(np.linspace(0, 1, 100_001), JORDAN * 5).max()
     # Identities of several sizes have their singular values at 1 / sqrt(n).
@@ -295,6 +300,7 @@ def test_jordan_leaves_the_spectral_ball_but_not_far():
     np.testing.assert_allclose(found, rank_one, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dion_brings_singular_values_above_a_hundredth_near_one():
     range_ = scalar_map(np.linspace(1e-2, 1, 100_001), DION)
     assert np.abs(range_ - 1).max() < 0.033
@@ -307,6 +313,7 @@ def test_dion_brings_singular_values_above_a_hundredth_near_one():
     assert kept.max() <= range_.max() + 1e-5
 
 
+@pytest.mark.slow
 def test_schatten8_bounds_the_spectral_norm_tightly():
     for x in (
         gaussian((16, 144)),
@@ -323,6 +330,7 @@ def test_schatten8_bounds_the_spectral_norm_tightly():
         assert ratio >= 16**-0.125 - 1e-5  # attained by the identity
 
 
+@pytest.mark.slow
 def test_schatten8_saves_steps():
     x = gaussian((512, 4608))
     options = {"coefficients": QUINTIC, "steps": 4}

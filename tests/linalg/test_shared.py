@@ -39,7 +39,7 @@ def over(devices, **options):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12), (1, 7, 7), (2, 3, 9, 5)])
 def test_devices_share_the_work_and_not_the_result(devices, shape):
     x = 1e3 * gaussian(shape)
@@ -48,6 +48,7 @@ def test_devices_share_the_work_and_not_the_result(devices, shape):
     np.testing.assert_allclose(found, newton_schulz.orthogonalize(x), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -65,6 +66,7 @@ def test_options_are_those_of_the_whole(options, shape):
     np.testing.assert_allclose(over(4, **options)(x), expected, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(8, 12), (5, 8, 12)])
 def test_small_types(shape):
     x = gaussian(shape).astype(jnp.bfloat16)
@@ -75,6 +77,7 @@ def test_small_types(shape):
     assert difference < 0.05  # a few roundings to 8 bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coefficients", [JORDAN, QUINTIC])
 @pytest.mark.parametrize("shape", [(9, 14), (14, 9), (3, 5, 8)])
 def test_singular_values_are_those_of_the_polynomial(coefficients, shape):
@@ -106,6 +109,7 @@ def test_communication_is_that_of_the_module(shape, sums, gathers):
     assert (len(kinds[0]), kinds[1]) == (sums, gathers)
 
 
+@pytest.mark.slow
 def test_operations_are_divided():
     count = lambda f: f.lower(jnp.ones((64, 256))).compile().cost_analysis()
     alone = jax.jit(partial(newton_schulz.orthogonalize, form=newton_schulz.plain))
@@ -119,6 +123,7 @@ def test_without_devices_nothing_is_shared():
     np.testing.assert_array_equal(orthogonalize(x, axis_name=CLIENTS), expected)
 
 
+@pytest.mark.slow
 def test_a_server_that_orthogonalizes():
     polar = partial(orthogonalize, axis_name=CLIENTS)
     rule = transforms.scale_by_muon(0.9, polar=polar)

@@ -12,6 +12,8 @@ from fedjax_muon.engine import plans
 from fedjax_muon.minimax import fedmuon_da
 from fedjax_muon.tasks.heavy_tails import alpha_stable, noisy
 
+pytestmark = pytest.mark.slow
+
 CLIENTS, STEPS, ROUNDS, LR = 8, 4, 40, 0.05
 
 

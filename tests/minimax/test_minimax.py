@@ -1,5 +1,6 @@
-"""A battery that every minimax method must pass, and the AUC task from end to end."""
+"""Laws of minimax methods, one of each code, and the AUC task from end to end."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -7,19 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federation import assert_same_bits
-from oracles.cases import PARTIAL as PLAIN
-from oracles.cases import X
 from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
 from saddle import OBJECTIVE
 from sklearn.metrics import roc_auc_score
-from traces import by_code, compilations, path, stack
-from traces import grad_fn as plain_grad
+from traces import by_code, compilations, stack
 
 from fedjax_muon import algorithms, data, engine, models
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.compression.compressors import identity, quantize
-from fedjax_muon.core import Algorithm, Objective, tree
-from fedjax_muon.core.pair import Pair, descent_ascent
+from fedjax_muon.core import Algorithm, tree
+from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import partition
 from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
@@ -87,7 +85,16 @@ def by_hand(algorithm, state, given):
         return round(state, *given)
 
 
-@pytest.fixture(scope="module", params=ALL)
+SLOW = pytest.mark.slow
+ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
+FAST = ["sagda"]  # whose clients have states
+
+
+def each(names, fast):
+    return [pytest.param(name, marks=[SLOW] * (name not in fast)) for name in names]
+
+
+@pytest.fixture(scope="module", params=each(ONE_OF_EACH, FAST))
 def warm(request):
     algorithm = ALL[request.param].function()
     assert algorithm.full_participation == (request.param in FULL_ONLY)
@@ -100,24 +107,27 @@ def warm(request):
     return Warm(request.param, algorithm, step, state, given)
 
 
+@pytest.fixture(scope="module")
+def plain(warm):
+    """The third round by hand."""
+    return by_hand(warm.algorithm, warm.state, warm.given)
+
+
 # ------------------------------------------------------------------------ execution
 
 
-# one method of every algorithm: all clients at once do not see a rule
-ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
-
-
-def test_plans_agree(warm):
+def test_plans_agree(warm, plain):
     want, received = warm.third()
     moved = tree.sub(want.server.params, warm.state.server.params)
     for variable in moved:  # both take part
         assert farthest(variable, tree.zeros_like(variable)) > 1e-3
-    close(by_hand(warm.algorithm, warm.state, warm.given), (want, received))
-    plan = plans.chunked(2) if warm.name in ONE_OF_EACH else plans.vmapped
-    step = jax.jit(engine.make_round(warm.algorithm, OBJECTIVE, N, plan))
-    close(step(warm.state, *warm.given), (want, received))
+    close(plain, (want, received))
+    for plan in [plans.vmapped, plans.chunked(2)] if warm.name in FAST else ():
+        step = jax.jit(engine.make_round(warm.algorithm, OBJECTIVE, N, plan))
+        close(step(warm.state, *warm.given), (want, received))
 
 
+@SLOW
 def test_a_sweep_maps_over_rates(warm):
     """Two rates in one program, as all cells of a sweep are."""
 
@@ -199,12 +209,16 @@ def traffic(algorithm):
     ]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_traffic_is_the_papers(name):
+def test_traffic_is_the_papers():
     pair = 4 * (4 * 3 + 3 + 1 + 3 * 2 + 1)
     assert tree.nbytes(single(POINT)) == pair
-    sent = [(down / pair, up / pair) for down, up in traffic(ALL[name].function())]
-    assert sent == list(COST[name])
+    shares = lambda name: [
+        (down / pair, up / pair) for down, up in traffic(ALL[name].function())
+    ]
+    assert {name: tuple(shares(name)) for name in ALL} == COST
+
+
+COMPRESSED = each(["sagda", "fsgda", "local_sgdam"], FAST)
 
 
 def compressed(warm, compressor):
@@ -220,12 +234,14 @@ def compressed(warm, compressor):
     return algorithm, state
 
 
-def test_compression_that_loses_nothing_changes_no_bit(warm):
+@pytest.mark.parametrize("warm", COMPRESSED, indirect=True)
+def test_compression_that_loses_nothing_changes_no_bit(warm, plain):
     _, state = compressed(warm, identity())
-    want, _ = by_hand(warm.algorithm, warm.state, warm.given)
+    want, _ = plain
     assert_same_bits(state._replace(client_states=state.client_states.inner), want)
 
 
+@pytest.mark.parametrize("warm", COMPRESSED, indirect=True)
 def test_coarse_messages_are_smaller_and_near(warm):
     coarse, state = compressed(warm, quantize(8))
     (before, _), (after, _) = traffic(warm.algorithm), traffic(coarse)
@@ -246,48 +262,19 @@ def test_rows_are_complete():
     assert all(method.paper for method in ALL.values())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_values_out_of_range_are_refused_by_their_variable(name):
-    with pytest.raises(ValueError, match=r"^lr\.y must lie in \[0, infinity\), got -1"):
-        ALL[name].function(lr=Pair(0.1, -1))
-    with pytest.raises(ValueError, match=r"^lr\.x must lie in .* got nan"):
-        ALL[name].function(lr=Pair(float("nan"), 0.1))
-    for lr in ALL[name].grid["lr"]:
-        assert isinstance(ALL[name].function(lr=Pair(lr, 2 * lr)), Algorithm)
-
-
-@pytest.mark.parametrize("hyper", ["lr", "server_lr", "pull", "follow"])
-def test_fess_gda_refuses_each_of_its_values(hyper):
-    with pytest.raises(ValueError, match=f"^{hyper} must lie in"):
-        ALL["fess_gda"].function(**{hyper: -0.5})
-    with pytest.raises(TypeError, match=f"^{hyper} must be a number"):
-        ALL["fess_gda"].function(**{hyper: "1"})
-
-
-# ----------------------------------------------------------------------- reductions
-
-
-def test_normalised_descent_where_y_does_not_matter_is_padamfed():
-    def gradient(params, batch, key):
-        return Pair(plain_grad(params.x, batch, key), tree.zeros_like(params.y))
-
-    hyper = {"lr": 0.05, "server_lr": 0.8}
-    one, objective = ALL["fed_nsgda_m"].function(**hyper), descent_ascent(gradient)
-    start = Pair(X, START["y"])
-    found = path(one, start, PLAIN, objective=Objective(objective))
-    other = algorithms.ALL["padamfed"].function(**hyper)
-    wanted = path(other, X, PLAIN)
-    assert farthest([p.x for p in found], wanted) < 1e-10
-    assert farthest(wanted[-1], X) > 0.05
-    assert all(farthest(p.y, START["y"]) == 0 for p in found)
-
-
-def test_fess_gda_that_does_not_pull_is_local_descent_ascent():
-    hyper = {"lr": Pair(0.05, 0.15)}
-    one = ALL["fess_gda"].function(pull=0.0, **hyper)
-    other = ALL["local_sgda"].function(**hyper)
-    found = [path(each, POINT, PARTIAL, objective=OBJECTIVE) for each in (one, other)]
-    assert farthest(*found) < 1e-12
+def test_values_out_of_range_are_refused_by_their_variable():
+    for method in ALL.values():
+        with pytest.raises(ValueError, match=r"^lr\.y must lie in \[0, inf.*, got -1"):
+            method.function(lr=Pair(0.1, -1))
+        with pytest.raises(ValueError, match=r"^lr\.x must lie in .* got nan"):
+            method.function(lr=Pair(float("nan"), 0.1))
+        for lr in method.grid["lr"]:
+            assert isinstance(method.function(lr=Pair(lr, 2 * lr)), Algorithm)
+    for hyper in ("lr", "server_lr", "pull", "follow"):
+        with pytest.raises(ValueError, match=f"^{hyper} must lie in"):
+            ALL["fess_gda"].function(**{hyper: -0.5})
+        with pytest.raises(TypeError, match=f"^{hyper} must be a number"):
+            ALL["fess_gda"].function(**{hyper: "1"})
 
 
 # ------------------------------------------------------------------- AUC, in training
@@ -321,13 +308,10 @@ class Trained(NamedTuple):
     rows: list[Record]
 
 
-@pytest.fixture(scope="module")
-def trained() -> dict[str, Trained]:
-    found = {}
-    for name, lr in RATES.items():
-        prepared = federation(name, lr=lr)
-        found[name] = Trained(prepared, *train(prepared, prepared.init(BEGIN), **SPAN))
-    return found
+@functools.cache
+def trained(name) -> Trained:
+    prepared = federation(name, lr=RATES[name])
+    return Trained(prepared, *train(prepared, prepared.init(BEGIN), **SPAN))
 
 
 def area(state, x, y):
@@ -336,16 +320,17 @@ def area(state, x, y):
     return pytest.approx(roc_auc_score(y, logits[:, 1] - logits[:, 0]), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", RATES)
-def test_training_raises_the_area_under_the_curve(name, trained):
-    _, state, rows = trained[name]
+@pytest.mark.parametrize("name", each(RATES, ["local_sgda"]))
+def test_training_raises_the_area_under_the_curve(name):
+    _, state, rows = trained(name)
     assert rows[-1]["test_auc"] == area(state, REST.x_test, REST.y_test)
     assert rows[0]["test_auc"] < 0.5
     assert rows[-1]["test_auc"] > 0.9
 
 
-def test_a_sweep_is_its_single_runs(trained):
-    _, state, rows = trained["local_sgda"]
+@SLOW
+def test_a_sweep_is_its_single_runs():
+    _, state, rows = trained("local_sgda")
     cells = [Cell({"lr": lr}, BEGIN, PARTS) for lr in (0.01, RATES["local_sgda"])]
     swept = sweep(federation("local_sgda"), cells, validation=VALIDATION, **SPAN)
     other, outcome = [outcome for group in swept for outcome in group]
@@ -359,8 +344,9 @@ def test_a_sweep_is_its_single_runs(trained):
     assert abs(other.rows[-1]["train_loss"] - rows[-1]["train_loss"]) > 1e-3
 
 
-def test_a_checkpoint_of_a_pair_comes_back_to_the_bit(tmp_path, trained):
-    prepared, state, _ = trained["fed_nsgda_m"]
+@SLOW
+def test_a_checkpoint_of_a_pair_comes_back_to_the_bit(tmp_path):
+    prepared, state, _ = trained("fed_nsgda_m")
     with checkpoint.open_checkpoints(tmp_path) as checkpoints:
         checkpoint.save(checkpoints, 6, state, "mark")
     with checkpoint.open_checkpoints(tmp_path) as checkpoints:

@@ -77,8 +77,11 @@ def test_every_method_has_an_oracle():
     assert ORACLES.keys() == ALL.keys()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [("float64", 1e-10), pytest.param("float32", 1e-5, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
 def test_methods_equal_their_transcriptions(name, dtype, bound):
     settings = ORACLES[name][1]
     found, expected = both_paths(name, settings, jnp.dtype(dtype))
@@ -89,6 +92,7 @@ def test_methods_equal_their_transcriptions(name, dtype, bound):
         assert max(moves) > 5e-3, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["local_sgda", "fess_gda", "fed_nsgda_m"])
 def test_schedules_may_differ_too(name):
     settings = dict(ORACLES[name][1])
@@ -98,6 +102,7 @@ def test_schedules_may_differ_too(name):
     assert farthest(found, expected) <= 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDED)
 def test_presets_as_they_are(name):
     """One value for both variables, the published clip and Newton-Schulz."""
@@ -113,6 +118,7 @@ def test_presets_as_they_are(name):
     assert farthest(as_history(found), expected) <= bound
 
 
+@pytest.mark.slow
 def test_vectors_may_keep_their_lengths():
     """The form of fedmuon_da without normalized vectors."""
     settings = ORACLES["fedmuon_da"][1] | {"vector": lambda leaf: leaf}
@@ -125,6 +131,7 @@ def test_vectors_may_keep_their_lengths():
     assert farthest(bounded, expected) > 1e-2
 
 
+@pytest.mark.slow
 def test_fess_gda_projects_y_after_every_move():
     box = lambda array: np.clip(array, -0.12, 0.12)
     settings = ORACLES["fess_gda"][1] | {"rho": 0.7, "beta": 0.4}
@@ -140,6 +147,7 @@ def test_fess_gda_projects_y_after_every_move():
     assert any(np.max(np.abs(p.y["v"])) == pytest.approx(0.12) for p in found)
 
 
+@pytest.mark.slow
 def test_local_sgdam_may_start_from_each_clients_own_gradient():
     settings = ORACLES["local_sgdam"][1]
     expected = ORACLES["local_sgdam"][0](START, PARTIAL, **settings, own_start=True)

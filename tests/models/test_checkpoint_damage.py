@@ -6,19 +6,22 @@ import struct
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from packages import needs
 
-from experiments.studies.tiny_checkpoints import write_roberta, write_swin
 from fedjax_muon import models
 from fedjax_muon.runs import pretrained
 from fedjax_muon.runs.config import Config
+
+safetensors = needs("safetensors.numpy")
+checkpoints = needs("experiments.studies.tiny_checkpoints")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     place = tmp_path_factory.mktemp("checkpoints")
-    write_roberta(place / "roberta")
-    write_swin(place / "swin")
+    checkpoints.write_roberta(place / "roberta")
+    checkpoints.write_swin(place / "swin")
     return place
 
 
@@ -30,9 +33,11 @@ def place(written, tmp_path):
 def changed(folder, change) -> None:
     """Other tensors in a file; `change` gets a dictionary of them."""
     file = folder / "model.safetensors"
-    tensors = dict(load_file(file))
+    tensors = dict(safetensors.load_file(file))
     change(tensors)
-    save_file({name: np.ascontiguousarray(a) for name, a in tensors.items()}, file)
+    safetensors.save_file(
+        {name: np.ascontiguousarray(a) for name, a in tensors.items()}, file
+    )
 
 
 def read_roberta(place):

@@ -61,7 +61,10 @@ DILATIONS = [(1, 1), (2, 1)]
 
 @pytest.mark.parametrize("dilation", DILATIONS)
 @pytest.mark.parametrize("strides", STRIDES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [SHAPES[0], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[1:])],
+)
 def test_convolution_equals_lax(shape, strides, dilation):
     x, w = whole_numbers(0, *shape[0]), whole_numbers(1, *shape[1])
     options = {"rhs_dilation": dilation, "dimension_numbers": LAYOUT[2]}
@@ -153,6 +156,7 @@ FLAX = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLAX)
 def test_through_flax(name):
     shape, options = FLAX[name]
@@ -212,6 +216,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -241,6 +246,7 @@ def test_forward_mode_is_refused():
         jax.jvp(lambda w: squares(convolution, w, x), (w,), (w,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shared", "check", "size"),
     [
@@ -300,6 +306,7 @@ class PlainCNN(nn.Module):
         return nn.Conv(64, (3, 3), padding="VALID")(nn.relu(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [models.EmnistCNN(), models.LeNet()])
 def test_every_convolution_in_a_scan_is_canonical(model):
     # two forward, two of weights, one of data: none for the images themselves. The
@@ -307,11 +314,13 @@ def test_every_convolution_in_a_scan_is_canonical(model):
     assert layouts(model) == 5 * ["b01f_01io->b01f"]
 
 
+@pytest.mark.slow
 def test_plain_convolutions_in_a_scan_are_not():
     """The premise of the module: where it fails, `convolution` can be retired."""
     assert set(layouts(PlainCNN())) != {"b01f_01io->b01f"}
 
 
+@pytest.mark.slow
 def test_other_backends_get_the_gradients_of_lax(monkeypatch):
     w, x = map(jnp.asarray, random_case())
     of_ours = jax.jit(jax.grad(partial(squares, convolution)))

@@ -77,6 +77,7 @@ def test_gradients_are_those_of_linen_and_of_numpy(tasks):
     np.testing.assert_allclose(found["layers"]["2"]["bias"], bias, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_is_that_of_linen(tasks):
     """Three rounds of FedMuon from the same weights; the matrices are the same ones."""
     rng = np.random.default_rng(1)

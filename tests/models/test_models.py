@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
+from packages import needs
 from parity import differentiated, torch_leaves
 
 from fedjax_muon import models
@@ -120,7 +120,7 @@ def test_emnist_cnn_refuses_other_data(shape):
 
 def torch_network(name, params, x):
     """The network by torch's own operations, from our parameters, in float64."""
-    functional = torch.nn.functional
+    functional = needs("torch").nn.functional
 
     def conv(layer, x, padding):
         return functional.conv2d(
@@ -148,8 +148,10 @@ def torch_network(name, params, x):
     return dense(params[f"Dense_{count - 1}"], x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGES)
 def test_networks_equal_torch(name):
+    torch = needs("torch")
     model = models.ALL[name](classes=4)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 15, 14, 2))

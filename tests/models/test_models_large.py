@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
+from packages import needs
 from parity import by_path, differentiated, drawn, shapes, torch_leaves
 
 from fedjax_muon import models
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import by_rank, muon_dimension_numbers, scale_by_muon
 from fedjax_muon.transforms.layout import fans
+
+torch = needs("torch")
+pytestmark = pytest.mark.slow
 
 HEADS, HEAD_WIDTH = 3, 4
 SMALL_VIT = {"patch": 2, "width": 10, "depth": 2, "heads": HEADS, "hidden": 14}

@@ -12,6 +12,8 @@ from fedjax_muon import models
 from fedjax_muon.models.patches import by_patches
 from fedjax_muon.runs.build import CONVOLUTIONAL
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     # space, kernel, strides, padding, dilation
     ((8, 9), (3, 3), (1, 1), "SAME", (1, 1)),

@@ -65,6 +65,7 @@ def test_every_model_is_here():
     assert SMALL.keys() == models.ALL.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_float32_is_the_default(name):
     """One program: the same operations in the same order."""
@@ -84,6 +85,7 @@ def test_products_are_of_bfloat16_and_gradients_of_float32(name):
         assert leaf.dtype == jnp.float32, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_are_near_those_of_float32(name):
     params, x = prepared(name)

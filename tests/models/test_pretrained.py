@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from packages import needs
 from published import allow_small
 
-from experiments.studies.tiny_checkpoints import write_roberta, write_swin
 from fedjax_muon import data, models
 from fedjax_muon.cli import main
 from fedjax_muon.data.byte_pairs import roberta_encoder
@@ -19,6 +19,9 @@ from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.pretrained import dataset_of
+
+checkpoints = needs("experiments.studies.tiny_checkpoints")
+pytestmark = pytest.mark.slow
 
 WIDTH, RANK = 16, 2
 WORDS = ("the hand", "on the sand", "a thing", "in the end", "red and round")
@@ -29,8 +32,8 @@ ROWS = [(WORDS[i % 5] + " " + WORDS[i % 3], i % 2) for i in range(40)]
 def place(tmp_path_factory):
     """Checkpoints, and a tiny CoLA."""
     place = tmp_path_factory.mktemp("pretrained")
-    write_roberta(place / "roberta", width=WIDTH)
-    write_swin(place / "swin")
+    checkpoints.write_roberta(place / "roberta", width=WIDTH)
+    checkpoints.write_swin(place / "swin")
     cola = place / "CoLA"
     cola.mkdir()
     text = "".join(f"gj04\t{label}\t\t{sentence}\n" for sentence, label in ROWS)
@@ -161,7 +164,7 @@ def test_refusals(place, tmp_path, message):
     if changes.get("checkpoint") in broken:
         values = broken[changes["checkpoint"]]
         positions = values.get("max_position_embeddings", 66)
-        changes["checkpoint"] = write_roberta(tmp_path, positions=positions)
+        changes["checkpoint"] = checkpoints.write_roberta(tmp_path, positions=positions)
         rewrite(tmp_path, **values)
     config = config_of(place, **changes)
     with pytest.raises(ValueError, match=message):

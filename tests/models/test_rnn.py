@@ -71,6 +71,7 @@ def test_logits_equal_a_numpy_loop(layers):
         np.testing.assert_allclose(as_floats, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2])
 def test_gradients_equal_differences_of_the_numpy_loop(layers):
     model = model_of(layers)
@@ -98,6 +99,7 @@ def test_gradients_equal_differences_of_the_numpy_loop(layers):
         np.testing.assert_allclose((ends[0] - ends[1]) / (2 * step), slope, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_more_padding_changes_nothing():
     model = model_of(2)
     params = jax.tree.map(np.float32, drawn(model))
@@ -124,6 +126,7 @@ def test_padding_and_absent_words_have_no_gradient():
     assert set(np.flatnonzero(rows)) == set(ids.ravel().tolist()) - {0}
 
 
+@pytest.mark.slow
 def test_stacks_of_parameters_inside_a_scan_compile_once():
     """Clients as in a cohort: vmap over parameters and data, scan over steps."""
     model = model_of(2)
@@ -161,6 +164,7 @@ def test_stacks_of_parameters_inside_a_scan_compile_once():
         )
 
 
+@pytest.mark.slow
 def test_inside_shard_map():
     model = model_of(2)
     params = jax.tree.map(np.float32, drawn(model))
@@ -178,6 +182,7 @@ def test_inside_shard_map():
     )
 
 
+@pytest.mark.slow
 def test_it_learns_which_word_came_first():
     """What no bag of words can tell; the first token is the class, 2 or 3."""
     rng = np.random.default_rng(0)
@@ -216,6 +221,7 @@ def test_default_sizes_are_the_papers():
     assert sum(p.size for p in jax.tree.leaves(params)) == 61_407_234
 
 
+@pytest.mark.slow
 def test_recurrent_kernels_are_orthogonal_at_first():
     params = jax.jit(model_of(2).init)(KEY, jnp.zeros((1, 4)))["params"]
     for layer in range(2):

@@ -80,6 +80,7 @@ def test_the_lstm_has_the_size_of_leafs():
 SMALL = ("--cohort-size", "2", "--local-steps", "2", "--batch-size", "4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["lstm", "gru"])
 def test_cells_on_the_command_line(model, tmp_path, capsys):
     rng = np.random.default_rng(0)

@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
+from packages import needs
 from parity import differentiated, dropouts
-from safetensors.numpy import save_file
 from torch_roberta import CLASSES, IDS, SIZES, WIDTH, WORDS, checkpoint, forward
 
 from fedjax_muon import models
 from fedjax_muon.models.roberta import Attention
+
+torch = needs("torch")
+save_file = needs("safetensors.numpy").save_file
+pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(0)
 MODEL = models.RoBERTa(*SIZES)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
+from packages import needs
 from parity import (
     by_path,
     check_inside_shard_map,
@@ -22,6 +22,9 @@ from parity import (
 from fedjax_muon import models
 from fedjax_muon.transforms import by_rank, muon_dimension_numbers
 from fedjax_muon.transforms.layout import fans
+
+torch = needs("torch")
+pytestmark = pytest.mark.slow
 
 SIZES = {"patch": 2, "width": 6, "expansion": 2}
 SMALL = {  # name: (model, shape of an image)

@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from safetensors.numpy import load_file, save_file
-from torch.nn.functional import conv2d, gelu, interpolate, layer_norm, linear
+from packages import needs
 
-from experiments.studies.tiny_checkpoints import write_swin
 from fedjax_muon import models, tasks
 from fedjax_muon.models.swin_checkpoint import without_head
+
+torch = needs("torch")
+safetensors = needs("safetensors.numpy")
+functional = torch.nn.functional
+checkpoints = needs("experiments.studies.tiny_checkpoints")
+pytestmark = pytest.mark.slow
 
 DEPTHS, HEADS, WINDOW, SIDE = (2, 1), (2, 3), 2, 8
 IMAGES = np.random.default_rng(1).normal(size=(2, 5, 6, 3))  # to be resized
@@ -21,13 +24,15 @@ IMAGES = np.random.default_rng(1).normal(size=(2, 5, 6, 3))  # to be resized
 
 @pytest.fixture(scope="module")
 def tensors(tmp_path_factory):
-    place = write_swin(tmp_path_factory.mktemp("swin"))
-    return load_file(place / "model.safetensors")
+    place = checkpoints.write_swin(tmp_path_factory.mktemp("swin"))
+    return safetensors.load_file(place / "model.safetensors")
 
 
 def saved(folder, tensors):
     file = folder / "model.safetensors"
-    save_file({name: np.ascontiguousarray(a) for name, a in tensors.items()}, file)
+    safetensors.save_file(
+        {name: np.ascontiguousarray(a) for name, a in tensors.items()}, file
+    )
     return file
 
 
@@ -53,14 +58,18 @@ def together(side, shift):
 def forward(tensors, images):
     """Logits [B, classes]."""
     t = {name: torch.tensor(np.float64(a)) for name, a in tensors.items()}
-    dense = lambda x, name: linear(x, t[f"{name}.weight"], t.get(f"{name}.bias"))
-    norm = lambda x, name: layer_norm(
+    dense = lambda x, name: functional.linear(
+        x, t[f"{name}.weight"], t.get(f"{name}.bias")
+    )
+    norm = lambda x, name: functional.layer_norm(
         x, x.shape[-1:], t[f"{name}.weight"], t[f"{name}.bias"]
     )
     x = torch.tensor(images).permute(0, 3, 1, 2)
-    x = interpolate(x, (SIDE, SIDE), mode="bilinear", align_corners=False)
+    x = functional.interpolate(x, (SIDE, SIDE), mode="bilinear", align_corners=False)
     kernel = t["patch_embed.proj.weight"]
-    x = conv2d(x, kernel, t["patch_embed.proj.bias"], stride=kernel.shape[-1])
+    x = functional.conv2d(
+        x, kernel, t["patch_embed.proj.bias"], stride=kernel.shape[-1]
+    )
     x = norm(x.permute(0, 2, 3, 1), "patch_embed.norm")
     places = [(i, j) for i in range(WINDOW) for j in range(WINDOW)]
     row = lambda a, b: (
@@ -91,7 +100,7 @@ def forward(tensors, images):
             y = y.view(batch, count, count, WINDOW, WINDOW, features)
             y = y.permute(0, 1, 3, 2, 4, 5).reshape(x.shape)
             x = x + torch.roll(y, (shift, shift), (1, 2))
-            y = gelu(dense(norm(x, f"{block}.norm2"), f"{block}.mlp.fc1"))
+            y = functional.gelu(dense(norm(x, f"{block}.norm2"), f"{block}.mlp.fc1"))
             x = x + dense(y, f"{block}.mlp.fc2")
     return dense(norm(x, "norm").mean((1, 2)), "head.fc")
 

@@ -32,6 +32,7 @@ def drawn(shapes):
     )
 
 
+@pytest.mark.slow
 def test_dropout_acts_with_a_key_alone():
     image, sizes = (4, 4, 3), SMALL | {"depth": 1}
     model, without = models.ViT(5, **sizes), models.ViT(5, **sizes, dropout=0.0)
@@ -66,6 +67,7 @@ def test_where_dropout_acts():
     assert seen == [(shape, 0.1) for shape in [(*tokens, 10), *block, *block]]
 
 
+@pytest.mark.slow
 def test_initial_scales():
     """Of kernels (fan_in 48 and 128) and tokens: torch's, or 0.02 as in DeiT."""
     sizes = {"width": 128, "heads": 2, "depth": 1}
@@ -86,6 +88,7 @@ def test_initial_scales():
     assert np.max(wide[0]) <= 1 / math.sqrt(48)  # uniform
 
 
+@pytest.mark.slow
 def test_inside_shard_map():
     """Class tokens and positions do not vary there, images do: a matter of types."""
     model, image = models.ViT(5, **SMALL), (4, 4, 3)

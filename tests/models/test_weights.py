@@ -9,15 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packages import needs
 
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.models import MLP, load_metadata, load_params, save_params
 
-safetensors = pytest.importorskip(
-    "safetensors.numpy", reason="safetensors is of extra [export]"
-)
-ENDS = (".safetensors", ".msgpack", ".orbax", "")
-FILES = (".safetensors", ".msgpack")
+SLOW = pytest.mark.slow
+ENDS = [
+    ".msgpack",
+    *(pytest.param(end, marks=SLOW) for end in (".safetensors", ".orbax", "")),
+]
+FILES = ENDS[:2]
 MODEL = MLP(3, (5, 4))
 X = np.random.default_rng(0).normal(size=(7, 2, 3)).astype(np.float32)
 PARAMS = MODEL.init(jax.random.key(0), X)["params"]
@@ -40,18 +42,20 @@ def assert_same(a, b):
         np.testing.assert_array_equal(one, other)
 
 
+@SLOW
 def test_safetensors_give_the_same_logits_in_numpy(tmp_path):
     save_params(tmp_path / "m.safetensors", PARAMS)
-    weights = safetensors.load_file(tmp_path / "m.safetensors")
+    weights = needs("safetensors.numpy").load_file(tmp_path / "m.safetensors")
     logits = MODEL.apply({"params": PARAMS}, X)
     np.testing.assert_allclose(forward(weights, X), logits, rtol=1e-5, atol=1e-6)
 
 
+@SLOW
 def test_tensors_whose_memory_is_not_in_order_are_written_in_order(tmp_path):
     wide = np.arange(12.0, dtype=np.float32).reshape(3, 4)
     params = {"a": wide.T, "b": wide[:, ::2], "c": np.float32(2.0)}
     save_params(tmp_path / "m.safetensors", params)
-    found = safetensors.load_file(tmp_path / "m.safetensors")
+    found = needs("safetensors.numpy").load_file(tmp_path / "m.safetensors")
     for name, value in params.items():
         np.testing.assert_array_equal(found[name], value)
         assert found[name].shape == np.shape(value)
@@ -64,6 +68,7 @@ def test_flax_reads_msgpack(tmp_path, params):
     assert_same(flax.serialization.from_bytes(params, data), params)
 
 
+@SLOW
 def test_orbax_reads_its_directory(tmp_path):
     from orbax.checkpoint.experimental import v1 as orbax
 
@@ -175,6 +180,7 @@ def test_damaged_files_are_named(tmp_path, end, damage):
         load_params(path, PARAMS)
 
 
+@SLOW
 def test_a_damaged_directory_is_named(tmp_path):
     path = tmp_path / "model"
     save_params(path, PARAMS)
@@ -191,12 +197,14 @@ def test_other_suffixes_and_missing_files_are_refused(tmp_path):
         load_params(tmp_path / "model.msgpack", PARAMS)
 
 
+@SLOW
 def test_names_that_would_be_the_same_are_refused(tmp_path):
     params = {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}}
     with pytest.raises(ValueError, match=r"two parameters have the name a\.b"):
         save_params(tmp_path / "m.safetensors", params)
 
 
+@SLOW
 def test_metadata_of_safetensors_are_in_its_header(tmp_path):
     path: Path = tmp_path / "m.safetensors"
     save_params(path, PARAMS, metadata=METADATA)

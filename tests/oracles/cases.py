@@ -3,13 +3,23 @@
 import numpy as np
 
 from . import fedavg as avg
+from .diloco import diloco
+from .fafed import fafed
+from .fedavg_m import fedavg_m, fedcm
+from .fedavg_vr import fedavg_vr
+from .fedlada import fedlada
 from .fedmuon import fedmuon
-from .fedmuon_align import fedmuon_align
+from .fedmuon_align import fedmuon_align, local_adamw_align, local_sgd_align
 from .fedmuon_correct import fedmuon_correct, local_muon_persistent
+from .fednova import fednova
 from .fedprox import fedprox
 from .muloco import muloco
+from .padamfed_vr import padamfed_vr
 from .problem import Trace, draw_params, draw_trace, normalise, toy_grad
 from .scaffold import scaffold, scaffold_adam, scaffold_momentum
+from .scaffold_m import padamfed, scaffold_m
+from .scaffold_vr import scaffold_vr
+from .stem import stem
 
 SIZES = [3, 9, 5, 14, 7]
 X = draw_params(0)
@@ -48,6 +58,22 @@ ORACLES = {
     ),
     "local_muon_persistent": lambda x, trace: local_muon_persistent(x, trace, 0.03),
     "muloco": lambda x, trace: muloco(x, trace, 0.03, decay=0.01),
+    "diloco": lambda x, trace: diloco(x, trace, 0.03),
+    "fednova": lambda x, trace: fednova(x, trace, 0.2, 0.6, 0.5),
+    "fedcm": lambda x, trace: fedcm(x, trace, 0.2),
+    "fedavg_m": lambda x, trace: fedavg_m(x, trace, 0.2),
+    "fedavg_vr": lambda x, trace: fedavg_vr(x, trace, 0.2),
+    "scaffold_m": lambda x, trace: scaffold_m(x, trace, 0.2),
+    "scaffold_vr": lambda x, trace: scaffold_vr(x, trace, 0.2),
+    "padamfed": lambda x, trace: padamfed(x, trace, 0.05),
+    "padamfed_vr": lambda x, trace: padamfed_vr(x, trace, 0.05),
+    "fedlada": lambda x, trace: fedlada(x, trace, 0.02),
+    "fafed": lambda x, trace: fafed(x, trace, 0.02),
+    "stem": lambda x, trace: stem(x, trace, 0.1),
+    "local_sgdm": lambda x, trace: avg.local_sgdm(x, trace, 0.1),
+    "bi2clip": lambda x, trace: avg.bi2clip(x, trace, 0.2, 0.01, 0.5, 0.01, 0.5, 0.7),
+    "local_sgd_align": lambda x, trace: local_sgd_align(x, trace, 0.1),
+    "local_adamw_align": lambda x, trace: local_adamw_align(x, trace, 0.02),
 }
 
 

@@ -4,6 +4,7 @@ A gradient tells what it was given: the examples, their client, and a number tha
 key draws. Clients record this step by step, in their states and in their messages.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -129,6 +130,7 @@ class Course(NamedTuple):
             self.records[client, number] = record
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SAMPLERS = {
     "shuffled epochs": (batching.shuffled_epochs, oracle.shuffled_epochs),
     "with replacement": (batching.with_replacement, oracle.with_replacement),
@@ -141,14 +143,14 @@ SAMPLERS = {
 @pytest.mark.parametrize(
     ("sampler", "prologue", "exchanges", "changes"),
     [
-        ("shuffled epochs", 0, 1, {}),
         ("shuffled epochs", 2, 2, {"dropout": 0.4, "plan": plans.chunked(3)}),
-        ("shuffled epochs", 0, 1, {"cohorts": poisson_cohorts(), "dropout": 0.2}),
-        ("with replacement", 1, 1, {"dropout": 0.3, "plan": plans.mapped}),
-        ("full batch", 0, 2, {"dropout": 0.3}),
         ("poisson", 0, 1, {"plan": plans.vmapped}),
-        ("without replacement", 1, 2, {"cohort_size": N}),
-        ("shuffled epochs", 1, 2, {"devices": 2, "split_examples": True}),
+        slow("shuffled epochs", 0, 1, {}),
+        slow("shuffled epochs", 0, 1, {"cohorts": poisson_cohorts(), "dropout": 0.2}),
+        slow("with replacement", 1, 1, {"dropout": 0.3, "plan": plans.mapped}),
+        slow("full batch", 0, 2, {"dropout": 0.3}),
+        slow("without replacement", 1, 2, {"cohort_size": N}),
+        slow("shuffled epochs", 1, 2, {"devices": 2, "split_examples": True}),
     ],
 )
 def test_clients_of_a_server(sampler, prologue, exchanges, changes):
@@ -228,8 +230,12 @@ OF_AGENTS = {
 }
 
 
+SAMPLED = [name for name in OF_AGENTS if name != "default"]
+
+
 @pytest.mark.parametrize(
-    ("sampler", "devices"), [*((name, 0) for name in OF_AGENTS), ("default", 7)]
+    ("sampler", "devices"),
+    [("default", 0), *(slow(name, 0) for name in SAMPLED), slow("default", 7)],
 )
 def test_agents(sampler, devices):
     library, literal = OF_AGENTS[sampler]

@@ -34,6 +34,7 @@ def test_every_epoch_of_every_client_is_a_permutation():
                 assert epoch[-1] < size
 
 
+@pytest.mark.slow
 def test_epochs_are_shuffled_apart():
     rows = draw_many(batching.shuffled_epochs, np.array([30]), 9, 10, 32)
     epochs = rows.reshape(3, 30)
@@ -42,6 +43,7 @@ def test_epochs_are_shuffled_apart():
         assert np.sum(one == np.array(other)) < stats.poisson.isf(RARE, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "count", "max_client_size"),
     [
@@ -64,12 +66,14 @@ def test_all_orders_of_a_client_are_equally_likely(size, count, max_client_size)
     assert_uniform(list(counts.values()), math.perm(size, length))
 
 
+@pytest.mark.slow
 def test_two_epochs_are_independent_of_each_other():
     sizes = np.full(20_000, 3, np.int32)
     draws = draw_many(batching.shuffled_epochs, sizes, 3, 2, 4).reshape(-1, 6)
     assert_uniform(list(frequencies(draws).values()), math.factorial(3) ** 2)
 
 
+@pytest.mark.slow
 def test_batches_do_not_depend_on_the_longest_client():
     small = SIZES[SIZES <= 61]
     draw = functools.partial(
@@ -85,6 +89,7 @@ def test_batches_do_not_depend_on_the_longest_client():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", [batching.shuffled_epochs, batching.with_replacement]
 )
@@ -103,6 +108,7 @@ def test_one_client_after_the_other_draws_the_same(sampler):
 # ------------------------------------------------------------- other samplers
 
 
+@pytest.mark.slow
 def test_with_replacement_is_uniform_and_independent():
     draws = draw_many(batching.with_replacement, np.full(20_000, 6, np.int32), 2, 2, 8)
     assert draws.shape == (20_000, 2, 2)

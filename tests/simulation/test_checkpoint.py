@@ -163,6 +163,7 @@ def extended(state):
     return state._replace(params=state.params | {"c": jnp.zeros(4)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [reshaped, retyped, extended])
 def test_states_of_other_shapes_are_refused(saved, tmp_path, change):
     template = change(made(0))
@@ -214,6 +215,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_files_give_the_right_bits_or_an_error(copy, damage):
     seen = {}
@@ -227,6 +229,7 @@ def test_damaged_files_give_the_right_bits_or_an_error(copy, damage):
     assert outcome(copy) == "right"
 
 
+@pytest.mark.slow
 def test_directories_that_orbax_cannot_open_are_refused(copy):
     path = copy / "2" / "_CHECKPOINT_METADATA"  # not even the newest
     path.write_text(path.read_text().replace("performance_metrics", "performance"))
@@ -236,11 +239,13 @@ def test_directories_that_orbax_cannot_open_are_refused(copy):
         restored(copy, made(9))
 
 
+@pytest.mark.slow
 def test_a_step_without_files_is_refused(copy):
     (copy / "4").mkdir()
     assert outcome(copy) == "refused"
 
 
+@pytest.mark.slow
 def test_a_half_written_checkpoint_is_ignored(copy):
     half = copy / "4.orbax-checkpoint-tmp"
     shutil.copytree(copy / "3", half)
@@ -276,6 +281,7 @@ def kill_in_a_save(directory: Path, rounds: int, saves: int, delay: float):
     return int(start)
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path):
     rounds, directory = 60, tmp_path / "checkpoints"
     kills = (5, 0.004), (4, 0.012), (6, 0.02)

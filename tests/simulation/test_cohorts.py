@@ -52,6 +52,7 @@ def test_poisson_coins_are_fair_and_independent():
     assert drawn(poisson_cohorts(), 4, 4, 50).all()
 
 
+@pytest.mark.slow
 def test_of_too_many_a_uniform_part_is_kept():
     free, held = drawn(poisson_cohorts(), 8, 3), drawn(poisson_cohorts(4), 8, 3)
     assert not (held & ~free).any()  # the same coins
@@ -104,6 +105,7 @@ def test_a_simulation_with_poisson_cohorts(simulation):
     assert simulation.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_the_same(simulation):
     state, _ = simulation.train_rounds(simulation.init(KEY), 3)
     cells = [Cell({}, KEY, PARTS)]

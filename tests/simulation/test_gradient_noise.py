@@ -35,7 +35,13 @@ def with_noise(noise):
     return dataclasses.replace(simulation, inputs=inputs)
 
 
-@pytest.mark.parametrize("sampler", [batching.shuffled_epochs, batching.full_batch])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        batching.shuffled_epochs,
+        pytest.param(batching.full_batch, marks=pytest.mark.slow),
+    ],
+)
 def test_norms_by_hand(sampler):
     found = noise_norms(federation(sampler=sampler), PARAMS, KEY, batches=5)
     assert found.shape == (len(PARTS), 5)
@@ -53,6 +59,7 @@ def test_norms_by_hand(sampler):
         assert (expected > 1e-3).any() == (sampler is not batching.full_batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [1.2, 1.7])
 def test_heavy_tails_are_seen(tail):
     """The largest of a batch's entries rules its norm, whose tail is theirs."""
@@ -60,6 +67,7 @@ def test_heavy_tails_are_seen(tail):
     assert abs(hill(norms, 200) - tail) < 4 * tail / 200**0.5
 
 
+@pytest.mark.slow
 def test_light_tails_are_seen():
     norms = noise_norms(with_noise(gaussian()), PARAMS, KEY, batches=2000)
     assert hill(norms, 200) > 6
@@ -75,6 +83,7 @@ def test_one_batch_has_no_mean_to_be_apart_from():
 SMALL = ("--num-clients", 4, "--cohort-size", 2, "--rounds", 2, "--hidden", 4)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     place, figure = tmp_path / "run", tmp_path / "noise.png"
     words = ("train", "--algorithm", "fedavg", *SMALL, "--output", place)

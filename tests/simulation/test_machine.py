@@ -69,6 +69,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_run_needs_neither_sysconf_nor_fcntl(tmp_path):
     out = tmp_path / "out"
     asked = "train --algorithm fedavg --rounds 1 --hidden 4 --cohort-size 1 --output"

@@ -150,6 +150,7 @@ def estimated(one) -> int:
     return memory.peak_bytes(traced.jaxpr, [True] * len(jax.tree.leaves(state)))
 
 
+@pytest.mark.slow
 def test_the_estimate_is_close_and_grows_with_a_cohort_that_is_mapped_at_once():
     small, large = (prepared("fedavg_adam", plans.vmapped, 24, n) for n in (4, 24))
     allocated = compiled(small), compiled(large)
@@ -164,6 +165,7 @@ def test_the_estimate_is_close_and_grows_with_a_cohort_that_is_mapped_at_once():
     assert few <= many < few + 16 * 100
 
 
+@pytest.mark.slow
 def test_the_states_of_clients_are_updated_in_place():
     one = prepared("scaffold", plans.mapped, 80, 10)
     need, allocated = memory_of(one), compiled(one)
@@ -172,6 +174,7 @@ def test_the_states_of_clients_are_updated_in_place():
     assert 0.7 < estimated(one) / allocated < 2.5
 
 
+@pytest.mark.slow
 def test_every_device_needs_its_part_alone():
     one = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
     need, allocated = memory_of(one), compiled(one)
@@ -196,6 +199,7 @@ def test_examples_count_where_they_lie():
     assert split == images(120) + labels + ids + rates
 
 
+@pytest.mark.slow
 def test_the_prologue_and_the_evaluation_count():
     # all clients run the prologue, and evaluations take batches of 512
     fafed = [prepared("fafed", plans.vmapped, n, n) for n in (4, 20)]
@@ -245,6 +249,7 @@ def test_an_accelerator_that_does_not_say_its_memory_has_an_unknown_limit():
             limit_of([one])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_every_method_has_an_estimate(name):
     assert memory_of(prepared(name, plans.mapped, 4, 4)).work > 0
@@ -268,6 +273,7 @@ def refusal(one) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_plan_that_fits_is_named(limit):
     one = prepared("fedavg", plans.vmapped, 40, 36)
     need = lambda plan: memory_of(simulation.with_plan(one, plan)).total
@@ -295,6 +301,7 @@ def accelerator(monkeypatch):
     return lambda: monkeypatch.setattr(memory_check.jax, "devices", lambda: [device])
 
 
+@pytest.mark.slow
 def test_the_compiler_counts_on_accelerators(limit, accelerator):
     one = prepared("fedavg", plans.vmapped, 40, 36)
     given = one.inputs, abstract(one), one.clients, 1, one.max_client_size
@@ -329,6 +336,7 @@ def test_a_program_that_no_compiler_accepts_does_not_fit(
         check_memory(one)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_at_all_is_named(limit):
     limit(9000)
     large = np.zeros((4000, 28, 28), np.float32)
@@ -358,6 +366,7 @@ def test_what_does_not_fit_at_all_is_named(limit):
     assert refusal(busy).endswith(less)
 
 
+@pytest.mark.slow
 def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
     config = Config(plan="vmapped", cohort_size=16)
     asked = Run("fedavg", {}, 0, config)

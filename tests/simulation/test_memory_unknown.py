@@ -50,6 +50,7 @@ def test_a_program_in_an_unknown_form_has_an_unknown_estimate(number, message):
         memory.peak_bytes(unreadable(number))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
     def unknown(program, donated=()):

@@ -55,7 +55,12 @@ def descended(kernel, bias, ids, steps, lr):
     return kernel, bias
 
 
-@pytest.mark.parametrize("kind", PERSONAL)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", ["keep_own", *(pytest.param(kind, marks=SLOW) for kind in ("no", "ditto"))]
+)
 def test_each_client_has_its_own_parameters(kind):
     simulation, state = trained(kind)
     clients = params_of_clients(state.params, state.training.client_states)
@@ -83,6 +88,7 @@ def test_each_client_has_its_own_parameters(kind):
     assert kind != "no" or not np.array_equal(found, later, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_devices_agree():
     simulation, state = trained("keep_own", devices=jax.devices()[:2])
     alone = own_accuracies(*trained("keep_own"))

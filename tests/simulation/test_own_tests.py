@@ -34,7 +34,7 @@ def accuracies(params, parts):
     return np.array([right[part].mean() for part in parts if len(part)])
 
 
-@pytest.mark.parametrize("devices", [0, 2])
+@pytest.mark.parametrize("devices", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_columns_of_clients_are_those_of_a_loop(devices):
     simulation = prepared(test_parts=OWN, devices=jax.devices()[:devices])
     state, _ = simulation.train_rounds(simulation.init(KEY), 3)

@@ -48,6 +48,7 @@ def test_one_program_for_any_number_of_rounds():
     assert prepared.programs.score._cache_size() == scored
 
 
+@pytest.mark.slow
 def test_repartition_is_the_simulation_of_these_parts(plain):
     parts = cut([5, 5, 30, 5, 15, 15], seed=3)
     expected = trained(federation.federation(parts=parts), 3, 4)
@@ -71,6 +72,7 @@ def test_the_seed_decides_everything(plain):
     assert np.abs(np.subtract(*kernels)).min() > 0
 
 
+@pytest.mark.slow
 def test_plans_give_the_same_numbers():
     kinds = plans.mapped, plans.vmapped, plans.chunked(2)
     how = {"sampler": batching.with_replacement}
@@ -88,6 +90,7 @@ def test_the_state_is_donated(plain):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.slow
 def test_examples_are_no_part_of_the_program():
     def text(count):
         prepared = federation.federation(data=federation.blobs(count))
@@ -127,6 +130,7 @@ def attendance():
     return Algorithm(begin, lambda params: jnp.int32(0), (exchange,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_cohorts_are_uniform_and_clients_drop_out_independently(dropout):
     rounds, size = 3000, 3
@@ -216,6 +220,7 @@ def test_the_prologue_is_run_by_all_clients():
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_prologue_that_is_not_finite_is_refused():
     x = DATA.x_train.copy()
     x[PARTS[4]] = 3e38

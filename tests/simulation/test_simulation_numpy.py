@@ -58,6 +58,7 @@ def numpy_fedmuon_correct(x, ids, batches, weights, memory, lr, fresh):
     return [p + d for p, d in zip(x, moved, strict=True)]
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 SGD = fedavg(lr=0.1), partial(numpy_fedavg, lr=0.1)
 MUON = (
     fedmuon_correct(lr=0.02, momentum=1 - 0.3, rule=EXACT),
@@ -68,12 +69,12 @@ MUON = (
 @pytest.mark.parametrize(
     ("algorithm", "loop", "weighting", "work"),
     [
-        (*SGD, simulation.uniform, {"local_steps": 3}),
-        (*SGD, simulation.by_examples, {"local_steps": 3}),
-        (*SGD, simulation.by_examples, {"local_epochs": 1}),
         (*MUON, simulation.uniform, {"local_steps": 3}),
+        (*SGD, simulation.by_examples, {"local_epochs": 1}),
+        slow(*SGD, simulation.uniform, {"local_steps": 3}),
+        slow(*SGD, simulation.by_examples, {"local_steps": 3}),
     ],
-    ids=["fedavg", "fedavg by examples", "fedavg of an epoch", "fedmuon_correct"],
+    ids=["fedmuon_correct", "fedavg of an epoch", "fedavg", "fedavg by examples"],
 )
 def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
     digits = data.load("digits")

@@ -44,6 +44,7 @@ def test_poisson_is_one_coin_for_every_example_and_batch():
     assert abs(both - chance**2) < 5 * chance / np.sqrt(300 * 9 * size)
 
 
+@pytest.mark.slow
 def test_of_more_than_there_is_room_for_a_uniform_part_is_kept():
     sampler = batching.poisson(longest_batch=2)
     draws = draw_many(sampler, np.full(600, 4, np.int32), 5, 2, 4)
@@ -67,6 +68,7 @@ def test_room_for_less_than_the_expected_batch_is_refused():
         batching.poisson(3)(jax.random.key(0), jnp.int32(9), 1, 4, 16)
 
 
+@pytest.mark.slow
 def test_subsets_are_uniform_and_fresh():
     draws = draw_many(batching.without_replacement, np.full(400, 5, np.int32), 4, 3, 8)
     found = joined(draws, 5)

@@ -91,8 +91,8 @@ def assert_same_rows(some, others):
     ("name", "changes"),
     [
         ("fedavg", {"dropout": 0.3, "weighting": simulation.by_examples}),
-        ("stem", {"cohort_size": 6}),
-        ("fedmuon_svd", {"plan": plans.chunked(2)}),
+        pytest.param("stem", {"cohort_size": 6}, marks=pytest.mark.slow),
+        pytest.param("fedmuon_svd", {"plan": plans.chunked(2)}, marks=pytest.mark.slow),
     ],
 )
 def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
@@ -131,6 +131,7 @@ def test_another_number_needs_no_other_program():
     assert np.abs(np.subtract(*kernels)).min() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_every_number_of_every_algorithm_may_be_traced(name):
     """So that a grid over it is one program."""
@@ -170,6 +171,7 @@ def together():
     return outcomes(federation.federation(fedavg()), CELLS, validation=HALF)
 
 
+@pytest.mark.slow
 def test_groups_run_the_same_cells_in_the_same_programs(together, monkeypatch):
     compiled: list[Any] = []
 
@@ -198,6 +200,7 @@ def test_groups_run_the_same_cells_in_the_same_programs(together, monkeypatch):
         assert_same_rows(one.rows, other.rows)
 
 
+@pytest.mark.slow
 def test_devices_divide_the_cells_of_a_group(together):
     prepared = federation.federation(fedavg())
     how = {"validation": HALF, "devices": jax.devices()[:2], "cells_at_once": 3}
@@ -211,6 +214,7 @@ def test_devices_divide_the_cells_of_a_group(together):
         next(sweep.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
 
 
+@pytest.mark.slow
 def test_cells_on_devices_are_not_moved_between_calls(scored):
     groups = sweep_groups.Groups(
         federation.federation(fedavg()),
@@ -226,6 +230,7 @@ def test_cells_on_devices_are_not_moved_between_calls(scored):
         assert [s.data.shape[0] for s in kernel.addressable_shards] == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [1, 2, 3])
 def test_a_group_of_any_size_is_a_loop(cells):
     """Without a loop, as XLA compiles one iteration, fusion changes the last bits."""
@@ -237,6 +242,7 @@ def test_a_group_of_any_size_is_a_loop(cells):
     np.testing.assert_allclose(run(x, keys)[0], np.sin(x), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_group_changes_no_bit():
     prepared = federation.federation(ALL["stem"].function(), cohort_size=6)
     cells = [cell(lr, seed) for lr in (0.03, 0.3) for seed in (0, 1)]
@@ -251,6 +257,7 @@ def test_the_size_of_a_group_changes_no_bit():
     assert rows[2] == rows[0]
 
 
+@pytest.mark.slow
 def test_cells_at_once_are_as_cells_one_by_one(together):
     prepared = federation.federation(fedavg())
     parallel = outcomes(prepared, CELLS, over=vectorized, validation=TEST)
@@ -267,6 +274,7 @@ def test_cells_at_once_are_as_cells_one_by_one(together):
 VALIDATION = "validation_loss", "validation_accuracy"
 
 
+@pytest.mark.slow
 def test_validation_examples_are_those_that_were_given(together):
     prepared = prepared_alone("fedavg", 0.3)
     half = dataclasses.replace(prepared, test=tuple(map(jnp.asarray, HALF)))
@@ -313,6 +321,7 @@ def test_a_diverging_cell_ends_and_the_others_go_on(fragile):
     assert kept.rows[1]["test_accuracy"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_messages_that_are_not_finite_can_be_left_out_and_are_counted(fragile):
     lost, kept = outcomes(fragile, with_rates(1e10, 0.0), drop_nonfinite=True)
     assert (lost.diverged, kept.diverged) == (None, None)
@@ -320,6 +329,7 @@ def test_messages_that_are_not_finite_can_be_left_out_and_are_counted(fragile):
     assert [row["dropped"] for row in kept.rows] == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
     ticks: list[int] = []
     found = outcomes(
@@ -333,6 +343,7 @@ def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
     assert sum(ticks) == 2 * 10**7
 
 
+@pytest.mark.slow
 def test_a_prologue_that_is_not_finite_is_divergence_before_round_0():
     x = DATA.x_train.copy()
     x[PARTS[4]] = np.finfo(np.float32).max

@@ -52,6 +52,7 @@ def tasks_of(*arguments) -> list[Task]:
     return [Task(given, f"task {n}") for n, given in enumerate(arguments)]
 
 
+@pytest.mark.slow
 def test_a_task_is_tried_three_times_and_the_others_are_finished(tmp_path, importable):
     a, b, c = paths(tmp_path)
     tasks = tasks_of((a, 1), (b, 9), (c, 0))
@@ -119,6 +120,7 @@ def test_devices_of_several_kinds_are_reported(monkeypatch):
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_broken_is_named(tmp_path, importable):
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         a, b, _ = paths(tmp_path)
@@ -127,6 +129,7 @@ def test_a_pool_that_is_broken_is_named(tmp_path, importable):
             list(run_tasks(pool, end, tasks))
 
 
+@pytest.mark.slow
 def test_a_process_is_replaced_and_the_others_go_on(tmp_path, importable):
     with Processes(1) as executor:
         lost = executor.submit(end, paths(tmp_path)[0], 1)

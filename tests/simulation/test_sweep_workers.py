@@ -73,6 +73,7 @@ def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
     assert len({str(cell) for cell in alone}) == len(CELLS)
 
 
+@pytest.mark.slow
 def test_processes_of_the_standard_library_compute_the_same_rows(alone):
     ticks: list[int] = []
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:
@@ -84,6 +85,7 @@ def test_processes_of_the_standard_library_compute_the_same_rows(alone):
     assert ticks == [6, 6, 6]
 
 
+@pytest.mark.slow
 def test_validation_examples_come_with_the_simulation(alone):
     with ThreadPoolExecutor(1) as executor:
         found = rows(sweep.sweep(make_scored, CELLS, **HOW, executor=executor))
@@ -94,6 +96,7 @@ def test_validation_examples_come_with_the_simulation(alone):
         list(sweep.sweep(make_scored, CELLS, **HOW, validation=half))
 
 
+@pytest.mark.slow
 def test_all_groups_have_the_bound_of_the_largest_client():
     """The batches of `full_batch` have its size, and sums over them its rounding."""
     seen: list[dict] = []

@@ -83,6 +83,7 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
         assert all(type(value) in (int, float) for value in row.values())
 
 
+@pytest.mark.slow
 def test_going_on_from_the_middle_gives_the_same_rows(plain):
     how = {"rounds": 23, "evaluate_every": 5}
     last, rows = ran(plain, start(plain), **how)
@@ -162,6 +163,7 @@ def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
     assert row["dropped"] > 5
 
 
+@pytest.mark.slow
 def test_metrics_name_the_first_loss_of_every_client(overflowing):
     state = start(overflowing)
     key = jax.random.clone(state.key)
@@ -209,6 +211,7 @@ def test_training_is_of_one_round_or_more(plain, rounds):
         training.train(plain, start(plain), rounds=rounds)
 
 
+@pytest.mark.slow
 def test_a_loss_that_becomes_nan_names_its_round():
     """Messages stay finite: the loss alone overflows."""
     prepared = federation.federation()

@@ -73,6 +73,7 @@ def test_simulations_are_compared_with_one_another(monkeypatch):
     assert list(tuned.seconds) == named
 
 
+@pytest.mark.slow
 def test_another_task_has_the_same_clients_and_numbers():
     one = federation.federation(**SIX)
     other = with_task(one, federation.TASK)
@@ -93,6 +94,7 @@ def test_another_task_has_the_same_clients_and_numbers():
         with_task(one, federation.DATA)
 
 
+@pytest.mark.slow
 def test_private_rounds_are_measured_beyond_those_accounted_for():
     privacy = ClientPrivacy(
         clip_norm=1.0, cohort_size=3, rounds=2, delta=1e-2, noise_multiplier=1.0
@@ -173,6 +175,7 @@ def record(monkeypatch, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_plan(monkeypatch, record, tmp_path, capsys):
     calls = timer(monkeypatch, 2, 1, math.inf)
     run(*TRAIN, *COHORT, "--output", tmp_path / "a")
@@ -191,6 +194,7 @@ def test_a_run_keeps_its_plan(monkeypatch, record, tmp_path, capsys):
     assert not record.exists()
 
 
+@pytest.mark.slow
 def test_another_device_is_measured_anew(monkeypatch, record, tmp_path, capsys):
     timer(monkeypatch, 2, 1, 3, 3, 2, 1)
     run(*TRAIN, *COHORT, "--output", tmp_path / "a")
@@ -214,6 +218,7 @@ def test_a_damaged_record_is_empty(record, text):
         assert plan_record.read(record) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_record_that_cannot_be_written_stops_no_run(
     monkeypatch, record, tmp_path, capsys
@@ -225,6 +230,7 @@ def test_a_record_that_cannot_be_written_stops_no_run(
     assert (tmp_path / "a/metrics.csv").exists()
 
 
+@pytest.mark.slow
 def test_the_form_of_convolutions_is_part_of_the_plan(
     monkeypatch, record, tmp_path, capsys
 ):

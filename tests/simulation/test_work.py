@@ -65,6 +65,7 @@ def test_epochs_are_those_of_the_clients_examples():
     np.testing.assert_allclose(found.mean[:2], np.mean(steps))
 
 
+@pytest.mark.slow
 def test_epochs_are_drawn_for_each_client_and_round():
     found = counted(local_epochs=(1, 3), weighting=fm.simulation.by_examples)
     epochs = found.told * 4 / SIZES

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
+from packages import needs
 
 
 def shapes(model, image):
@@ -46,6 +46,7 @@ def differentiated(model, params, x):
 
 def torch_leaves(params):
     """The parameters as torch's, which gather their gradients."""
+    torch = needs("torch")
     return jax.tree.map(lambda p: torch.tensor(p, requires_grad=True), params)
 
 

@@ -4,10 +4,10 @@ Written after transformers' `RobertaForSequenceClassification`, with its dropout
 """
 
 import math
+from typing import Any
 
 import numpy as np
-import torch
-from torch.nn.functional import embedding, gelu, layer_norm, linear
+from packages import needs
 
 # of `models.RoBERTa`, and of the checkpoint below
 CLASSES, WORDS, PLACES, WIDTH, DEPTH, HEADS, HIDDEN = 3, 13, 12, 8, 2, 2, 10
@@ -55,24 +55,26 @@ def checkpoint(seed=0) -> dict[str, np.ndarray]:
     return tensors
 
 
-def forward(
-    tensors: dict[str, torch.Tensor], ids: np.ndarray, depth: int = DEPTH
-) -> torch.Tensor:
+def forward(tensors: dict[str, Any], ids: Any, depth: int = DEPTH) -> Any:
     """Logits [B, classes]; a token attends where the id is not 1."""
+    torch = needs("torch")
+    functional = torch.nn.functional
     ids = torch.tensor(ids, dtype=torch.int64)
 
     def dense(x, name):
-        return linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+        return functional.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
     def norm(x, name):
         weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-        return layer_norm(x, (WIDTH,), weight, bias, eps=1e-5)
+        return functional.layer_norm(x, (WIDTH,), weight, bias, eps=1e-5)
 
     table = lambda name: tensors[f"roberta.embeddings.{name}_embeddings.weight"]
     mask = ids.ne(1).int()
     places = (torch.cumsum(mask, dim=1) * mask).long() + 1
-    x = embedding(ids, table("word")) + embedding(places, table("position"))
-    x = x + embedding(torch.zeros_like(ids), table("token_type"))
+    x = functional.embedding(ids, table("word")) + functional.embedding(
+        places, table("position")
+    )
+    x = x + functional.embedding(torch.zeros_like(ids), table("token_type"))
     x = norm(x, "roberta.embeddings.LayerNorm")
     hide = (1.0 - mask[:, None, None, :].double()) * torch.finfo(torch.float64).min
     for i in range(depth):
@@ -87,7 +89,7 @@ def forward(
         seen = (torch.softmax(scores, dim=-1) @ value).permute(0, 2, 1, 3)
         y = dense(seen.reshape(x.shape), f"{layer}.attention.output.dense")
         x = norm(y + x, f"{layer}.attention.output.LayerNorm")
-        y = gelu(dense(x, f"{layer}.intermediate.dense"))
+        y = functional.gelu(dense(x, f"{layer}.intermediate.dense"))
         y = dense(y, f"{layer}.output.dense")
         x = norm(y + x, f"{layer}.output.LayerNorm")
     return dense(torch.tanh(dense(x[:, 0], "classifier.dense")), "classifier.out_proj")

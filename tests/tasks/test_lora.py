@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from safetensors.numpy import save_file
+from packages import needs
 from torch_roberta import CLASSES, IDS, SIZES, WIDTH, checkpoint, forward
 
 from fedjax_muon import decentralized, models, simulation, tasks
@@ -31,7 +30,7 @@ PROJECTIONS = ("query", "value")
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     file = tmp_path_factory.mktemp("roberta") / "model.safetensors"
-    save_file(checkpoint(), file)
+    needs("safetensors.numpy").save_file(checkpoint(), file)
     return file
 
 
@@ -47,7 +46,9 @@ def shallow(params):
 # ---------------------------------------------------------------- by torch
 
 
+@pytest.mark.slow
 def test_gradients_and_losses_equal_torch(file):
+    torch = needs("torch")
     draw = np.random.default_rng(1).normal
     pairs = {
         name: {"a": draw(size=(WIDTH, RANK)), "b": draw(size=(RANK, WIDTH))}
@@ -93,6 +94,7 @@ def test_gradients_and_losses_equal_torch(file):
 # ------------------------------------------------------------- what is trained
 
 
+@pytest.mark.slow
 def test_training_starts_at_the_frozen_model(frozen):
     task = lora_classification(MODEL, frozen, (6,))
     params = task.init(KEY)
@@ -116,6 +118,7 @@ def test_training_starts_at_the_frozen_model(frozen):
         assert not any(np.array_equal(a, other) for other in downs[:i])
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_in_the_file_is_drawn(frozen):
     encoder = {name: part for name, part in frozen.items() if name != "head"}
     task = lora_classification(MODEL, encoder, (6,), rank=RANK)
@@ -156,6 +159,7 @@ def test_layers_of_any_model_and_the_default_scale():
     close(evaluate(other, drawn), losses(drawn, 0.5))
 
 
+@pytest.mark.slow
 def test_matrices(frozen):
     task = lora_classification(MODEL, frozen, (6,), rank=RANK)
     params = jax.eval_shape(task.init, KEY)
@@ -183,6 +187,7 @@ def questions(count=64):
     return Dataset(x, y, x, y, ("three", "four"))
 
 
+@pytest.mark.slow
 def test_fedmuon_trains_adapters_and_head(frozen):
     model = SHALLOW.clone(classes=2)
     encoder = {n: p for n, p in shallow(frozen).items() if n != "head"}
@@ -283,6 +288,7 @@ def test_wrapped_gradients_hold_the_frozen_weights(wide):
         assert len(jax.tree.leaves(wrap(wide.grad))) == count
 
 
+@pytest.mark.slow
 def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
     setup, max_client_size = federated.setup, federated.max_client_size
@@ -316,6 +322,7 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
 # ------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -331,12 +338,14 @@ def test_options_are_refused(frozen, options, message):
         lora_classification(MODEL, frozen, (6,), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["query", ()])
 def test_layers_are_a_sequence_of_names(frozen, layers):
     with pytest.raises(TypeError, match="layers must be a sequence of names, got"):
         lora_classification(MODEL, frozen, (6,), layers=layers)
 
 
+@pytest.mark.slow
 def test_frozen_parameters_are_the_models(frozen):
     other = MODEL.clone(vocabulary_size=14)
     message = r"words/embedding has shape \(14, 8\) there, got \(13, 8\), and 0 more"

@@ -47,6 +47,7 @@ def test_pareto_has_a_pareto_size_and_a_fair_sign(tail):
     assert stats.ks_2samp(x[x > 0], -x[x < 0]).pvalue > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "tail"), [(1.0, 3.0), (1.5, 4.0), (2.0, 6.0)])
 def test_moments_of_pareto_are_the_stated_ones(p, tail):
     scale, many = 0.5, 400_000
@@ -69,6 +70,7 @@ def test_the_characteristic_function_of_stable_noise(alpha):
         assert abs(np.sin(t * x).mean()) < 4 / math.sqrt(COUNT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 def test_the_distribution_function_of_stable_noise(alpha):
     x = sample(alpha_stable, alpha, 0.7, seed=3)
@@ -84,6 +86,7 @@ def test_stable_noise_of_index_two_is_gaussian_of_variance_two():
     assert stats.kstest(x, stats.norm(0, 0.3 * math.sqrt(2)).cdf).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_the_mean_of_stable_noises_is_stable():
     alpha, n = 1.5, 16
     means = sample(alpha_stable, alpha, 1.0, seed=5, shape=(n, COUNT)).mean(0)
@@ -135,6 +138,7 @@ def test_a_key_decides_everything(factory):
     assert np.mean(one == other) < 0.01
 
 
+@pytest.mark.slow
 @EACH
 def test_noise_is_mapped_and_compiled(noise):
     draw = lambda key: noise(key, (5,), jnp.float32)
@@ -143,6 +147,7 @@ def test_noise_is_mapped_and_compiled(noise):
     np.testing.assert_allclose(together[1], draw(keys[1]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [pareto, alpha_stable])
 def test_indices_and_scales_may_be_traced(factory):
     fixed = factory(1.5, 0.7)(jax.random.key(1), (COUNT,), jnp.float32)

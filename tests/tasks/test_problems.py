@@ -253,6 +253,7 @@ def test_agnostic_begins_in_the_middle_and_scores_the_model():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     parts, data = cut([16, 16, 16, 16]), DATA
     wrong = data.y_train.copy()
@@ -310,6 +311,7 @@ def test_adversarial_gradient_by_hand():
     jax.tree.map(close, task.evaluate(params, batch.x, batch.y), expected)
 
 
+@pytest.mark.slow
 def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
     radius = 0.5
     task = adversarial(Linear(3), (5,), radius=radius)
@@ -362,6 +364,7 @@ class Dropping(nn.Module):
         return nn.Dense(2)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem",
     [

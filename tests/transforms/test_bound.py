@@ -68,6 +68,7 @@ def adversarial():
     return jax.tree.map(one, PARAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape_scale", "decay"), [(unscaled, 0.5), (spectral, 0.0)])
 def test_no_message_is_longer(shape_scale, decay):
     rule = muon(0.9, shape_scale=shape_scale)

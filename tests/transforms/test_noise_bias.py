@@ -38,6 +38,7 @@ def test_steps_are_the_formula():
         np.testing.assert_allclose(step["w"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_bias_is_smaller():
     """The mean over the noise is nearer to the step without noise."""
     a = np.diag([1.0, 0.7, 0.5]) + 0.05 * np.random.default_rng(0).normal(size=(3, 3))

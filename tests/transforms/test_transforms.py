@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
+from packages import needs
 
 from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg.newton_schulz import JORDAN, polar
@@ -147,6 +147,7 @@ def test_trajectories_of_an_exponential_average(nesterov, beta, dtype):
             check_close([u[name] for u in ours], theirs, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_default_momentum_of_muon(nesterov):
     gradients = sequence(MATRICES)
@@ -157,6 +158,7 @@ def test_default_momentum_of_muon(nesterov):
         check_close([u[name] for u in ours], theirs, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debias", [False, True])
 def test_heavy_ball_points_where_the_average_does(debias):
     with jax.enable_x64(True):
@@ -170,6 +172,7 @@ def test_heavy_ball_points_where_the_average_does(debias):
 
 def torch_muon(params, gradients, **options):
     """How PyTorch moves transposed weights, step by step: a list of differences."""
+    torch = needs("torch")
     weights = {k: torch.nn.Parameter(torch.tensor(v.T)) for k, v in params.items()}
     optimizer = torch.optim.Muon(weights.values(), **options)
     path = [params]
@@ -181,6 +184,7 @@ def torch_muon(params, gradients, **options):
     return [jax.tree.map(np.subtract, b, a) for a, b in itertools.pairwise(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(
     ("name", "scale"), [("original", jordan), ("match_rms_adamw", moonlight)]

@@ -97,6 +97,7 @@ def test_init_of_shapes_alone(tx):
     assert types(jax.eval_shape(tx.init, params)) == types(tx.init(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["muon", "scale_by_lmo", "scale_by_fedadam"])
 def test_clients_under_vmap(name):
     """A stack of clients, each with its own state, is the loop over clients."""
@@ -118,6 +119,7 @@ def test_clients_under_vmap(name):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "factory",
     [
@@ -167,6 +169,7 @@ def train(model, x, y, rule, rate, steps):
     return float(loss(params)), float(loss(last))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [muon(0.9, nesterov=True, shape_scale=spectral), scale_by_fedadam()],
@@ -190,6 +193,7 @@ class Perceptron(nn.Module):
         return nn.Dense(1)(nn.tanh(nn.Dense(32)(x)))
 
 
+@pytest.mark.slow
 def test_a_perceptron_learns_a_quadratic():
     """Targets x^T A x, whose least error is 0 up to what 32 units can approximate."""
     rng = np.random.default_rng(0)
