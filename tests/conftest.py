@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import tempfile
 from importlib.metadata import version
 
@@ -40,6 +41,16 @@ os.environ["XDG_DATA_HOME"] = LEDGERS.name
 PROGRAMS = tempfile.TemporaryDirectory()
 jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """The default run does not even import files of which all tests are slow."""
+    if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
+        return True if ALL_SLOW.search(collection_path.read_text()) else None
+    return None
 
 
 def pytest_configure(config):

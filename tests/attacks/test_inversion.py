@@ -32,6 +32,8 @@ from scipy.optimize import OptimizeResult
 from fedjax_muon.attacks import inversion
 from fedjax_muon.attacks.inversion import matching
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_analytic_inversion_is_exact_without_noise(first):

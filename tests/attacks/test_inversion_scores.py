@@ -14,6 +14,8 @@ from fedjax_muon.attacks.inversion import Reconstruction, Score
 from fedjax_muon.attacks.inversion.scores import CEILING
 from fedjax_muon.privacy import Poisson, Rdp
 
+pytestmark = pytest.mark.slow
+
 DRAWS = np.random.default_rng(0)
 
 

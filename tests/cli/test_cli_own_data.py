@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import refused, run
+from packages import needs
 from PIL import Image
 
 from fedjax_muon import data
@@ -106,8 +107,9 @@ def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
     assert "unknown data set 'scams'" in refused(capsys, *TRAIN, "--dataset", "scams")
 
 
+@pytest.mark.slow
 def test_a_data_set_of_hugging_face(tmp_path):
-    datasets = pytest.importorskip("datasets", reason="datasets is of extra [hf]")
+    datasets = needs("datasets")
     datasets.disable_progress_bars()
     rng = np.random.default_rng(0)
     banks = ["north", "south", "west", "south"] * 10

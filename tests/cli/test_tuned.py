@@ -51,6 +51,7 @@ def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
         assert min(rates) < tuned.lr < max(rates)
 
 
+@pytest.mark.slow
 def test_the_readme_has_the_accuracies_of_two_methods(tmp_path):
     """Other processors round differently: half a point is five of 1,080 examples."""
     table = (Path(__file__).parents[2] / "README.md").read_text()

@@ -6,10 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from packages import needs
 
-from experiments.studies.tiny_checkpoints import write_vocabulary
 from fedjax_muon import data
 from fedjax_muon.data.byte_pairs import roberta_encoder
+
+pytestmark = pytest.mark.slow
+checkpoints = needs("experiments.studies.tiny_checkpoints")
 
 TEXTS = [
     "the thing's on the hand, and we'll rename it",
@@ -48,7 +51,7 @@ def by_hand(text, ids, merges):
 
 @pytest.fixture
 def files(tmp_path):
-    write_vocabulary(tmp_path)
+    checkpoints.write_vocabulary(tmp_path)
     return tmp_path / "vocab.json", tmp_path / "merges.txt"
 
 

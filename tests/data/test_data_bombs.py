@@ -21,7 +21,7 @@ from tests.robustness.tiny_files import IDX, KINDS, LIBSVM
 MEGABYTE = 2**20
 
 
-pytestmark = pytest.mark.usefixtures("no_data_directory")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
 
 
 # ------------------------------------------------------------------- archives

@@ -13,7 +13,7 @@ from tests.robustness.tiny_files import KINDS
 MEGABYTE = 2**20
 
 
-pytestmark = pytest.mark.usefixtures("no_data_directory")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
 
 
 @pytest.mark.parametrize("name", text.SETS)

@@ -5,11 +5,14 @@ import sys
 
 import numpy as np
 import pytest
+from packages import needs
 from PIL import Image
 
 from fedjax_muon import data
 
-datasets = pytest.importorskip("datasets", reason="datasets is of extra [hf]")
+datasets = needs("datasets")
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 AGES = RNG.normal(40, 10, 20)
 SCANS = RNG.normal(size=(20, 2))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from packages import needs
 
 from fedjax_muon import data
 from fedjax_muon.data import characters, tff
@@ -103,7 +104,7 @@ def test_missing_files_say_where_they_come_from(tmp_path):
 
 @pytest.fixture
 def h5py():
-    return pytest.importorskip("h5py", reason="h5py is of extra [tff]")
+    return needs("h5py")
 
 
 def write_tff(h5py, path, clients):
@@ -116,6 +117,7 @@ def write_tff(h5py, path, clients):
                 file.create_dataset(place, data=values, dtype=kind)
 
 
+@pytest.mark.slow
 def test_emnist_of_tff(h5py, tmp_path):
     def fields(count):
         return {
@@ -133,6 +135,7 @@ def test_emnist_of_tff(h5py, tmp_path):
     assert raw.y_test.tolist() == test["f0_0"]["label"].tolist()
 
 
+@pytest.mark.slow
 def test_shakespeare_of_tff(h5py, tmp_path):
     speeches = ["To be, or not to be", "that is the question"]
     for part in ("train", "test"):
@@ -149,6 +152,7 @@ def test_shakespeare_of_tff(h5py, tmp_path):
     assert (ours.x_train[2] > 0).sum() == 1 + 2 * tff.STRIDE
 
 
+@pytest.mark.slow
 def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
     monkeypatch.setattr(tff, "CLIENTS", 2)
     monkeypatch.setattr(tff, "SENTENCES", 2)
@@ -176,6 +180,7 @@ def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
     assert [ours.classes[label] for label in ours.y_test] == ["you"]
 
 
+@pytest.mark.slow
 def test_damaged_files_of_tff_are_named(h5py, tmp_path):
     for part in ("train", "test"):
         clients = {"HAMLET": {"snippets": ["To be, or not to be"]}}

@@ -42,6 +42,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedjax_muon.deploy import flower
 
+pytestmark = pytest.mark.slow
+
 APP = Path(__file__).parent / "flower_app"
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how_to" / "deploy.md"

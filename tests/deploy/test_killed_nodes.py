@@ -17,6 +17,8 @@ from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.pretrained import dataset_of
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"num_clients": 3, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
 CONFIG = Config(**SIZES, hidden=(8,), rounds=4, evaluate_every=1, plan="mapped")
 RUN = Run("fedmuon", {"lr": 0.02}, 0, CONFIG)

@@ -42,6 +42,8 @@ from nvflare.collab.api.exceptions import RunAborted
 
 from fedjax_muon.deploy.nvflare import published, sites
 
+pytestmark = pytest.mark.slow
+
 ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
 JOB = Path(__file__).with_name("nvflare_job.py")
 LOST = "Communication error with client"

@@ -20,6 +20,8 @@ from fedjax_muon.deploy.frames import (
 from fedjax_muon.deploy.messages import Message, MessageError
 from fedjax_muon.deploy.tcp import TcpServer, join
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "a shared secret"
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from packages import needs
 
 ROOT = Path(__file__).parents[2]
 
 
 def build(place: Path) -> None:
     """The site as `mkdocs build --strict` leaves it, wherever it is called from."""
+    needs("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     where = ["--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(place)]
     done = subprocess.run(

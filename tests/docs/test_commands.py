@@ -22,6 +22,8 @@ from fedjax_muon.cli import config_files
 from fedjax_muon.runs.config import Config, Run, method_of
 from fedjax_muon.runs.config_json import to_json
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PRINTED = all_commands()
 PROGRAMS = ("experiments", "benchmarks", "notebooks")

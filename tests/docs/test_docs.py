@@ -12,6 +12,8 @@ import fedjax_muon
 from fedjax_muon import core
 from fedjax_muon.decentralized import gossip
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 EXECUTED = [

@@ -24,6 +24,8 @@ from fedjax_muon.compression import compressors
 from fedjax_muon.core import tree
 from fedjax_muon.decentralized.private import PRIVATE
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"
 TEXTS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
 

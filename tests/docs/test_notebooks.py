@@ -11,13 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jupytext
 import matplotlib.pyplot as plt
-import nbformat
 import pytest
-from nbclient.exceptions import CellExecutionError
+from packages import needs
 
-from notebooks import build, check
+pytestmark = pytest.mark.slow
+jupytext, nbformat = needs("jupytext"), needs("nbformat")
+build, check = needs("notebooks.build"), needs("notebooks.check")
+CellExecutionError = needs("nbclient.exceptions").CellExecutionError
 
 # What the line that begins with ROUNDS becomes; all else is run as it is written.
 SHORT = {

@@ -21,6 +21,8 @@ from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import training
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"

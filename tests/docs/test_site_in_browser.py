@@ -8,6 +8,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import chromium
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = (1280, 390)
 # of each search a page that has to be among the first results
 SEARCHES = {

@@ -10,6 +10,8 @@ import pytest
 
 from fedjax_muon.cli import main
 
+pytestmark = pytest.mark.slow
+
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "tutorial").glob("[1-9]*.md"))
 FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```', re.DOTALL | re.M)
 NOT_HERE = ("pip install ", "python3 -m venv ")  # done before the tests

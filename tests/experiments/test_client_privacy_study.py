@@ -13,6 +13,8 @@ from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans
 
+pytestmark = pytest.mark.slow
+
 LABELS = {entry.label: entry for entry in study.METHODS}
 
 

@@ -9,6 +9,8 @@ import pytest
 from experiments.papers import results
 from experiments.studies import condition_numbers as study
 
+pytestmark = pytest.mark.slow
+
 
 def test_condition_numbers_are_of_matrices_and_averaged_geometrically():
     draw = np.random.default_rng(0)

@@ -29,6 +29,8 @@ from fedjax_muon.privacy import Cyclic, PrivacySpec, report
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import robust
 
+pytestmark = pytest.mark.slow
+
 JOB = dataclasses.replace(dpmixsgd_jobs.logistic("a8a", "agents"), iterations=3)
 
 

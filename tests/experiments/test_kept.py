@@ -1,8 +1,11 @@
 """Numbers that are kept for figures."""
 
 import numpy as np
+import pytest
 
 from experiments import kept
+
+pytestmark = pytest.mark.slow
 
 
 def test_numbers_are_read_as_written(tmp_path):

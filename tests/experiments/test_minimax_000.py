@@ -8,6 +8,8 @@ from experiments.papers import frame, minimax_000
 from fedjax_muon import minimax
 from fedjax_muon.reporting import metrics_csv
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("dull", "tedious", "bland"), ("warm", "bright", "lovely")  # of both labels
 
 

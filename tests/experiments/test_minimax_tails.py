@@ -9,6 +9,8 @@ from experiments.studies import minimax_tails
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian
 
+pytestmark = pytest.mark.slow
+
 
 def test_one_cell_by_hand():
     """Without noise LocalSGDA is plain descent and ascent on every client."""

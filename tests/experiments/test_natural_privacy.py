@@ -13,6 +13,8 @@ from experiments.studies.natural import start_key
 from experiments.studies.natural_federations import METHODS, Federation
 from experiments.studies.natural_problems import Logistic, Problem
 
+pytestmark = pytest.mark.slow
+
 ROUNDS, DELTA = 3, 1e-3
 
 

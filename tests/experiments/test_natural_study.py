@@ -13,6 +13,8 @@ from experiments.studies.natural import Record, Variant
 from experiments.studies.natural_problems import Logistic, Problem
 from fedjax_muon.reporting.comparison import Point
 
+pytestmark = pytest.mark.slow
+
 FEDAVG = Variant("fedavg", "examples")
 
 

@@ -14,6 +14,8 @@ from fedjax_muon.runs import directory
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import label_of
 
+pytestmark = pytest.mark.slow
+
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {
     name: importlib.import_module(f"experiments.papers.{name}") for name in PAPERS

@@ -7,6 +7,8 @@ import pytest
 from experiments.papers import presets
 from fedjax_muon import algorithms
 
+pytestmark = pytest.mark.slow
+
 ALL = [method for methods in presets.REGISTRIES.values() for method in methods.values()]
 
 

@@ -4,11 +4,13 @@ import csv
 
 import numpy as np
 import pytest
-
-pytest.importorskip("skimage", reason="features need scikit-image, of extra [test]")
+from packages import needs
 
 from experiments.studies import private_images as study
 from fedjax_muon import data
+
+pytestmark = pytest.mark.slow
+needs("skimage")  # for features
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from experiments.papers.claims import (
     within,
 )
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(__file__).parents[2] / "results"
 TABLE = """setting,method,score,interval,by_seed
 hard,A,73.0,0.5,

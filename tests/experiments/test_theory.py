@@ -27,6 +27,8 @@ from fedjax_muon.algorithms import fedmuon, fedmuon_correct, local_muon_persiste
 from fedjax_muon.core import map_exchanges
 from fedjax_muon.linalg import newton_schulz as kernel
 
+pytestmark = pytest.mark.slow
+
 SMALL_STALL = stall.Size(20, (0.1, 1.0), (0.1,), 4, 200, (0.03,), (1,))
 
 

@@ -14,15 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
+from packages import needs
 from support.jaxprs import products
 
 from benchmarks import __main__ as command
 from benchmarks import contender, figure, library, newton_schulz, race, turns, workloads
-from benchmarks.peers import PEERS, handwritten, torch_nets, torch_vmap
+from benchmarks.peers import PEERS, handwritten
 from benchmarks.workloads import WORKLOADS
 from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import orthogonalize
+
+pytestmark = pytest.mark.slow
+torch = needs("torch")
+torch_nets = needs("benchmarks.peers.torch_nets")
+torch_vmap = needs("benchmarks.peers.torch_vmap")
 
 ROOT = Path(__file__).parents[2]
 TINY = {"clients": 3, "cohort": 2, "steps": 2, "batch": 5}

@@ -8,6 +8,8 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import figure
 
+pytestmark = pytest.mark.slow
+
 KERNELS = (
     {"contender": "fedjax_muon", "wall_seconds": 0.01234, "times_that": 1.1},
     {"contender": "optax", "wall_seconds": 0.04},

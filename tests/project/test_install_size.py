@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks import install_size
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_table_has_every_required_package_and_a_total():
     lines = install_size.table(install_size.USED_FOR)

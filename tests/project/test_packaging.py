@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from packages import needs
 
-import hatch_build
+pytestmark = pytest.mark.slow
+hatch_build = needs("hatch_build")
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "https://github.com/OWNER/NAME"

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from packages import needs
 
 import fedjax_muon as fm
 
@@ -92,28 +93,22 @@ def problems(function) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_annotated_and_documented(name):
-    assert problems(FUNCTIONS[name]) == []
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_classes_have_a_docstring(name):
-    own = inspect.getdoc(CLASSES[name])
-    assert own
-    # what a NamedTuple or a dataclass is given where there is none
-    assert not own.startswith(f"{name}(")
-
-
-@pytest.mark.parametrize(("part", "name"), EXPORTED)
-def test_what_parts_export_is_annotated_and_documented(part, name):
-    value = getattr(PARTS[part], name)
+def undocumented(name: str, value: Any, *, example: bool) -> list[str]:
+    """What is missing or wrong in what is said of a function or a class."""
     if inspect.isfunction(value):
-        assert [p for p in problems(value) if p != "no Example"] == []
-    elif inspect.isclass(value):
-        own = inspect.getdoc(value)
-        assert own
-        assert not own.startswith(f"{name}(")
+        return [p for p in problems(value) if example or p != "no Example"]
+    if not inspect.isclass(value):
+        return []
+    own = inspect.getdoc(value) or ""
+    # what a NamedTuple or a dataclass is given where there is none
+    return [] if own and not own.startswith(f"{name}(") else ["no docstring"]
+
+
+def test_all_that_is_public_is_annotated_and_documented():
+    public = [(name, value, True) for name, value in (FUNCTIONS | CLASSES).items()]
+    public += [(name, getattr(PARTS[part], name), False) for part, name in EXPORTED]
+    found = [(name, undocumented(name, v, example=e)) for name, v, e in public]
+    assert [one for one in found if one[1]] == []
 
 
 def test_a_registry_has_the_functions_that_are_public():
@@ -142,31 +137,31 @@ def good(lr: float) -> float:
     return 2 * lr
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("Learning rate.", "The lr."),
-        ("Learning rate.", "learning rate."),
-        ("  lr: Learning rate.", "  rate: Learning rate."),
-        ("Returns:\n  Twice the number.\n", ""),
-        ("Raises:\n  ValueError: If it is negative.\n", ""),
-        (">>> good(1.0)", "good(1.0)"),
-        ("Args:\n  lr: Learning rate.\n", ""),
-    ],
-)
-def test_a_wrong_docstring_would_be_found(old, new, monkeypatch):
+WRONG_WORDS = [
+    ("Learning rate.", "The lr."),
+    ("Learning rate.", "learning rate."),
+    ("  lr: Learning rate.", "  rate: Learning rate."),
+    ("Returns:\n  Twice the number.\n", ""),
+    ("Raises:\n  ValueError: If it is negative.\n", ""),
+    (">>> good(1.0)", "good(1.0)"),
+    ("Args:\n  lr: Learning rate.\n", ""),
+]
+
+
+def test_a_wrong_docstring_or_annotation_would_be_found(monkeypatch):
     assert problems(good) == []
-    text = inspect.getdoc(good) or ""
-    assert old in text
-    monkeypatch.setattr(good, "__doc__", text.replace(old, new))
-    assert len(problems(good)) == 1
-
-
-@pytest.mark.parametrize("name", ["lr", "return"])
-def test_a_missing_annotation_would_be_found(name, monkeypatch):
-    rest = {key: kind for key, kind in good.__annotations__.items() if key != name}
-    monkeypatch.setattr(good, "__annotations__", rest)
-    assert len(problems(good)) == 1
+    text, kinds = inspect.getdoc(good) or "", dict(good.__annotations__)
+    for old, new in WRONG_WORDS:
+        assert old in text
+        monkeypatch.setattr(good, "__doc__", text.replace(old, new))
+        assert len(problems(good)) == 1, new
+    monkeypatch.setattr(good, "__doc__", text)
+    for name in kinds:
+        rest = {key: kind for key, kind in kinds.items() if key != name}
+        monkeypatch.setattr(good, "__annotations__", rest)
+        assert len(problems(good)) == 1, name
+    bare = type("Bare", (), {"__doc__": "Bare(x)"})
+    assert undocumented("Bare", bare, example=True) == ["no docstring"]
 
 
 @pytest.fixture(scope="module")
@@ -176,26 +171,11 @@ def prepared() -> dict[str, Any]:
     clients = fm.partition.iid(digits.y_train, 4, key=jax.random.key(0))
     model = fm.models.MLP(10, (4,))
     task = fm.tasks.classification(model, digits.x_train.shape[1:])
-    simulation = fm.federate(
-        fm.fedavg(lr=0.1),
-        task,
-        digits,
-        clients,
-        cohort_size=4,
-        local_steps=1,
-        batch_size=8,
-    )
+    sizes = {"cohort_size": 4, "local_steps": 1, "batch_size": 8}
+    simulation = fm.federate(fm.fedavg(lr=0.1), task, digits, clients, **sizes)
     state, _ = simulation.train_round(simulation.init(jax.random.key(0)))
-    shared = fm.deploy.federation(
-        fm.fedavg(lr=0.1),
-        task,
-        num_clients=4,
-        cohort_size=4,
-        local_steps=1,
-        batch_size=8,
-        max_client_size=512,
-        classes=10,
-    )
+    sizes |= {"num_clients": 4, "max_client_size": 512, "classes": 10}
+    shared = fm.deploy.federation(fm.fedavg(lr=0.1), task, **sizes)
     own = [(digits.x_train[part], digits.y_train[part]) for part in clients]
     nodes = {i: fm.deploy.Node(shared, i, *pair) for i, pair in enumerate(own)}
     asked: dict[int, bytes] = {}
@@ -227,18 +207,41 @@ def failures(value: Any, names: dict[str, Any], prepared: dict[str, Any]) -> str
     return "".join(report)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_examples_run(name, prepared):
-    function = FUNCTIONS[name]
-    assert ">>>" in (inspect.getdoc(function) or "")
-    assert not failures(function, {name: function}, prepared)
+def faults(chosen, prepared: dict[str, Any]) -> dict[str, str]:
+    """What goes wrong in the examples of `fm` or of its parts, by their names."""
+    found = {}
+    for part, name in chosen:
+        module = PARTS.get(part)
+        names = {n: getattr(module, n) for n in module.__all__} if module else {}
+        value = names[name] if module else FUNCTIONS[name]
+        if said := failures(value, names | {name: value}, prepared):
+            found[f"{part} {name}"] = said
+    return found
 
 
-@pytest.mark.parametrize(("part", "name"), EXPORTED)
-def test_examples_of_parts_run(part, name, prepared):
-    module = PARTS[part]
-    names = {exported: getattr(module, exported) for exported in module.__all__}
-    assert not failures(names[name], names, prepared)
+# whose examples compile much
+LONG = {
+    *(("", name) for name in ("tune", "sweep", "own_accuracies")),
+    *(("privacy", name) for name in ("buffered", "best_banded", "banded")),
+    *(("deploy", name) for name in ("in_process", "serve")),
+    ("attacks.inversion", "analytic"),
+}
+EXAMPLES = [*(("", name) for name in FUNCTIONS), *EXPORTED]
+
+
+def test_examples_run(prepared):
+    assert not LONG - set(EXAMPLES)
+    assert faults([one for one in EXAMPLES if one not in LONG], prepared) == {}
+
+
+@pytest.mark.slow
+def test_long_examples_run(prepared):
+    assert faults(LONG, prepared) == {}
+
+
+def test_a_wrong_example_would_be_found(prepared, monkeypatch):
+    monkeypatch.setattr(fm.top_k, "__doc__", ">>> fm.top_k(0.5) == 3\nTrue")
+    assert [*faults([("", "top_k")], prepared)] == [" top_k"]
 
 
 def test_completion_offers_every_algorithm():
@@ -354,9 +357,11 @@ algorithm: int = fm.compress(fm.fedavg(), fm.top_k(0.1))
 """
 
 
+@pytest.mark.slow
 def test_a_users_script_passes_strict_mypy(tmp_path):
     (tmp_path / "user.py").write_text(USER)
     (tmp_path / "wrong.py").write_text(WRONG)
+    needs("mypy")
     config = tmp_path / "mypy.ini"
     # of the two scripts alone: what they import is followed, but not reported
     config.write_text("[mypy]\nstrict = true\nfollow_imports = silent\n")

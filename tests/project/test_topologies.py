@@ -11,6 +11,8 @@ import pytest
 from benchmarks import gpu_checks, topologies, topology_cases
 from fedjax_muon import algorithms, decentralized, minimax
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.sh"
 CASES = [case for group in topology_cases.GROUPS.values() for case in group()]
 FOUND = {

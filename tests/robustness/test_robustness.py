@@ -8,7 +8,7 @@ import pytest
 from . import damage, environments, fuzz, kills, outcome
 
 # The command prints warnings; it does not raise them.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,13 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.studies.tiny_checkpoints import (
-    write_roberta,
-    write_swin,
-    write_vocabulary,
-)
 from fedjax_muon import data, models
 from fedjax_muon.data import idx, tiny_imagenet
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import File, Source
+from tests.support.packages import needs
+
+checkpoints = needs("experiments.studies.tiny_checkpoints")
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
@@ -312,7 +310,7 @@ def _leaves(model: Any, params: Any) -> Arrays:
 
 
 def _write_roberta(folder: Path) -> None:
-    write_roberta(folder)
+    checkpoints.write_roberta(folder)
     for name in ("vocab.json", "merges.txt"):
         (folder / name).unlink()
 
@@ -345,7 +343,7 @@ KINDS = {
     ),
     **{name: _of_set(name, partial(_write_glue, name=name), GLUE) for name in TABLES},
     "yelp_labelled": _of_set("yelp_labelled", _write_yelp, {YELP: File(YELP, rows=20)}),
-    "tokens": Kind(write_vocabulary, _read_tokens, False),
+    "tokens": Kind(checkpoints.write_vocabulary, _read_tokens, False),
     "prepared images": Kind(
         partial(_write_prepared, builder=HarmedImages),
         partial(_read_prepared, name="harmed_images"),
@@ -357,5 +355,5 @@ KINDS = {
         False,
     ),
     "roberta": Kind(_write_roberta, _read_roberta, False),
-    "swin": Kind(write_swin, _read_swin, False),
+    "swin": Kind(checkpoints.write_swin, _read_swin, False),
 }

@@ -84,6 +84,7 @@ def compared(tmp_path):
     return place
 
 
+@pytest.mark.slow
 def test_curves_are_means_with_intervals_of_students_t(compared, tmp_path):
     path = tmp_path / "report.html"
     assert save_report([compared], path) == []
@@ -106,6 +107,7 @@ def test_curves_are_means_with_intervals_of_students_t(compared, tmp_path):
     assert {"0.3", "fedavg", "fedmuon"} <= set(Page(path).cells)  # what differs
 
 
+@pytest.mark.slow
 def test_a_page_asks_no_other_host_for_anything(compared, tmp_path):
     path = tmp_path / "report.html"
     save_report([compared], path)
@@ -115,6 +117,7 @@ def test_a_page_asks_no_other_host_for_anything(compared, tmp_path):
     assert max(len(text) for _, text in page.scripts) > 10**6  # plotly's code
 
 
+@pytest.mark.slow
 def test_hostile_names_are_text(tmp_path):
     name = "<img src=x onerror=alert(1)>"
     hyper = {"lr": 0.1, "</script><b>": 1.0}
@@ -136,6 +139,7 @@ def test_hostile_names_are_text(tmp_path):
     assert first["dash"] != other["dash"]
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_and_the_rest_is_shown(compared, tmp_path):
     cells = list(directory.cells(compared, COMPARISON))
     (cells[0] / "metrics.csv").unlink()
@@ -166,6 +170,7 @@ def test_what_is_missing_is_named_and_the_rest_is_shown(compared, tmp_path):
     assert [entry["seeds"] for entry in data_of(path)] == [1, 3]
 
 
+@pytest.mark.slow
 def test_seeds_that_occur_twice_are_two_curves(tmp_path):
     for name in "ab":
         directory.create(tmp_path / name, Run("fedavg", {}, 0, CONFIG))
@@ -175,6 +180,7 @@ def test_seeds_that_occur_twice_are_two_curves(tmp_path):
     assert [entry["seeds"] for entry in data_of(path)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_the_best_of_a_sweep_is_shown(tmp_path, capsys):
     place, path = tmp_path / "sweep", tmp_path / "report.html"
     small = "--rounds 2 --num-clients 4 --cohort-size 2 --hidden 4 --evaluate-every 1"
@@ -202,6 +208,7 @@ def test_nothing_to_show_is_refused(words, message, capsys, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_existing_file_is_kept(compared, tmp_path, capsys):
     path = tmp_path / "report.html"
     path.write_text("mine")

@@ -5,11 +5,11 @@ import json
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from command import refused, run
+from packages import needs
 from swept import (
     CELLS,
     DIGITS,
@@ -20,9 +20,8 @@ from swept import (
     share_programs,
 )
 
-pytestmark = pytest.mark.skipif(
-    not find_spec("distributed"), reason="distributed is not installed, extra [dask]"
-)
+pytestmark = pytest.mark.slow
+needs("distributed")
 
 
 @pytest.fixture

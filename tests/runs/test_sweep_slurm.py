@@ -1,24 +1,24 @@
 """A sweep on jobs of submitit, which run on this machine in place of SLURM."""
 
 from concurrent.futures import Future
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from command import refused, run
+from packages import needs
 from swept import DIGITS, GRID, assert_same_tables, share_programs
 
 from fedjax_muon.runs.executor_names import _submitit
 from fedjax_muon.simulation import executors
 from fedjax_muon.simulation.executors import Jobs, WorkerEndedError
 
-pytestmark = pytest.mark.skipif(
-    not find_spec("submitit"), reason="submitit is not installed, extra [slurm]"
-)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
+    monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # which would close loggers
+    needs("submitit")
     monkeypatch.setattr(executors, "SECONDS_BETWEEN_LOOKS", 0.05)
 
 

@@ -4,12 +4,13 @@ import struct
 import warnings
 
 import pytest
+from packages import needs
 
 from fedjax_muon.tracking import follow, tensorboard
 
-event_pb2 = pytest.importorskip(
-    "tensorboardX.proto.event_pb2", reason="tensorboardX is of extra [tensorboard]"
-)
+event_pb2 = needs("tensorboardX.proto.event_pb2")
+pytestmark = pytest.mark.slow
+
 START = event_pb2.SessionLog.START
 ROWS = [{"round": r, "train_loss": 1 / (1 + r), "dropped": r} for r in range(0, 40, 10)]
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from importlib.machinery import ModuleSpec
 
 import pytest
+from packages import needs
 
 from fedjax_muon import tracking
 from fedjax_muon.tracking import follow
@@ -145,13 +146,12 @@ def stored(data: bytes) -> list[bytes]:
     return found
 
 
-@installed("wandb")
+@pytest.mark.slow
 def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
+    wandb_internal_pb2 = needs("wandb.proto.wandb_internal_pb2")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "own"))
-    from wandb.proto import wandb_internal_pb2
-
     tracker = tracking.wandb("p", run_id="x", directory=tmp_path)
     interrupted(tracker, ROWS)
     logged(tracker, [*ROWS, LATER])
@@ -180,6 +180,7 @@ def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own packages
 @installed("mlflow")
+@pytest.mark.slow
 def test_a_store_of_mlflow_has_every_record_once(tmp_path):
     from mlflow import MlflowClient
 
@@ -203,6 +204,7 @@ def test_a_store_of_mlflow_has_every_record_once(tmp_path):
 
 
 @installed("trackio")
+@pytest.mark.slow
 def test_a_database_of_trackio_has_every_record_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read by the first import
     from trackio.sqlite_storage import SQLiteStorage

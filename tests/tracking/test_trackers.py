@@ -8,8 +8,8 @@ import warnings
 import federation
 import jax
 import numpy as np
-import pandas
 import pytest
+from packages import needs
 
 import fedjax_muon as fm
 from fedjax_muon.core.packages import check_installed
@@ -119,7 +119,9 @@ def logged(tracker, rows, config=None):
             log(row)
 
 
+@pytest.mark.slow
 def test_lines_are_read_by_pandas(tmp_path):
+    pandas = needs("pandas")
     path = tmp_path / "new" / "log.jsonl"
     logged(json_lines(path), ROWS)
     assert pandas.read_json(path, lines=True).to_dict("records") == ROWS
