@@ -182,13 +182,6 @@ def test_fafed_on_tiny_gradients_is_stem():
     assert np.max(np.abs(stemmed[-1]["w"] - X["w"])) > 0.1
 
 
-@pytest.mark.parametrize(("f", "lr"), [(stem, 0.1), (fafed, 0.01)])
-def test_two_point_methods_run_on_full_traces(f, lr):
-    history = f(X, FULL, lr)
-    assert len(history) == len(FULL.rounds)
-    assert all(np.all(np.isfinite(x["w"])) for x in history)
-
-
 # --------------------------------------------------------------- FedLADA and BiClip
 
 
