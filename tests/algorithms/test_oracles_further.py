@@ -15,12 +15,22 @@ from oracles.cases import (
     identity,
     matrix_only,
 )
-from oracles.fafed import fafed
-from oracles.fedavg_m import fedavg_m, fedcm
-from oracles.fedavg_vr import fedavg_vr
 from oracles.fedlada import fedlada
 from oracles.fedmuon_align import fedmuon_align, local_adamw_align, local_sgd_align
-from oracles.padamfed_vr import padamfed_vr, padamfed_vr_states
+from oracles.guided import (
+    fedavg_m,
+    fedavg_vr,
+    fedcm,
+    normalise_whole,
+    padamfed,
+    padamfed_states,
+    padamfed_vr,
+    padamfed_vr_states,
+    scaffold_m,
+    scaffold_m_states,
+    scaffold_vr,
+    scaffold_vr_states,
+)
 from oracles.problem import (
     add,
     assert_same,
@@ -32,15 +42,7 @@ from oracles.problem import (
     zeros,
 )
 from oracles.scaffold import scaffold
-from oracles.scaffold_m import (
-    normalise_whole,
-    padamfed,
-    padamfed_states,
-    scaffold_m,
-    scaffold_m_states,
-)
-from oracles.scaffold_vr import scaffold_vr, scaffold_vr_states
-from oracles.stem import stem
+from oracles.two_sided import fafed, stem
 
 TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 CONTROLLED = [

@@ -13,7 +13,7 @@ from oracles import compression as oracle
 from oracles import fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.fedmuon_align import fedmuon_align as fedmuon_align_oracle
-from oracles.muloco import muloco as muloco_oracle
+from oracles.outer import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_trace, first_gradient, mean
 from traces import TOY, by_code, farthest, path, precision, run, stack
 
@@ -281,6 +281,7 @@ image = jax.ShapeDtypeStruct((1, 28, 28, 1), jnp.float32)
 LENET = jax.eval_shape(LeNet().init, jax.eval_shape(lambda: KEY), image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [LENET, RESNET], ids=["LeNet", "ResNet-18"])
 def test_low_rank_momentum_costs_five_percent(params):
     model = uploaded(fedavg(), params)
@@ -461,6 +462,7 @@ def drawn(clients):
     return Parts(*((one(4, 3), one(5)) for _ in EACH))
 
 
+@pytest.mark.slow
 def test_only_the_named_parts_are_compressed():
     messages = jax.tree.map(lambda m: m[0], drawn(1))
     algorithm = compress(echo(), top_k(0.4), parts=["low", "sparse"])

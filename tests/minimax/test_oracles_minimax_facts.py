@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from oracles import minimax_guided as guided
 from oracles.auc import auc_grad, auc_loss, auc_optimum
+from oracles.guided import normalise_whole
 from oracles.problem import Params, each, mean, sub, times
 from oracles.saddle import saddle_grad
 from oracles.saddle_cases import (
@@ -24,7 +25,6 @@ from oracles.saddle_cases import (
     norm,
     recorded,
 )
-from oracles.scaffold_m import normalise_whole
 
 TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 

@@ -18,22 +18,7 @@ def local_sgda(
     ``x_i <- x_i - lr_x grad_x``, ``y_i <- y_i + lr_y grad_y``, K times; then the plain
     means over the cohort.
     """
-    x, y = start["x"], start["y"]
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        last_x, last_y = [], []
-        for batches in data:
-            xi, yi = x, y
-            for batch in batches:
-                g = trace.grad({"x": xi, "y": yi}, batch)
-                xi = sub(xi, times(eta_x, g["x"]))
-                yi = add(yi, times(eta_y, g["y"]))
-            last_x.append(xi)
-            last_y.append(yi)
-        x, y = mean(last_x), mean(last_y)
-        history.append({"x": x, "y": y})
-    return history
+    return fsgda(start, trace, lr_x, lr_y)
 
 
 def local_sgdam(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .guided import normalise_whole
 from .problem import (
     Params,
     Rate,
@@ -24,7 +25,6 @@ from .problem import (
     zeros,
 )
 from .saddle import Saddle, SaddleTrace
-from .scaffold_m import normalise_whole
 
 Direction = Callable[[Params], Params]  # of the whole variable x or the whole y
 Direction1 = Callable[[np.ndarray], np.ndarray]  # of one leaf

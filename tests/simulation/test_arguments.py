@@ -106,6 +106,7 @@ def test_a_donated_state_is_named():
         simulation.train_round(state)
 
 
+@pytest.mark.slow
 def test_examples_in_float64_are_those_in_float32():
     wide = DATA._replace(x_train=DATA.x_train.astype(float), x_test=np.float64(DATA[2]))
     ends = []

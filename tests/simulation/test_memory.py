@@ -187,6 +187,7 @@ def test_every_device_needs_its_part_alone():
     assert 0.7 < estimated(one) / allocated < 2.5
 
 
+@pytest.mark.slow
 def test_examples_count_where_they_lie():
     data = federation.blobs(400)
     labels = 4 * 400 + 4 * 20  # training and test

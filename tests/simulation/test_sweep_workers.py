@@ -66,6 +66,7 @@ def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ":".join(map(str, places)))
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
     assert rows(sweep.sweep(make(), CELLS, **HOW)) == alone
     with ThreadPoolExecutor(2) as executor:

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import DATA, PARTS, TASK, assert_same_bits, cut
+from federation import DATA, PARTS, assert_same_bits
 
-import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.simulation import training
@@ -257,21 +256,10 @@ def test_it_stops_after_the_patience(values, options, stops):
     assert (answers.index(True) if True in answers else None) == stops
 
 
-def test_training_ends():
-    simulation = fm.federate(
-        fm.fedavg(0.0),
-        TASK,
-        DATA,
-        cut([40, 40]),
-        cohort_size=2,
-        local_steps=1,
-        batch_size=4,
-    )
-    stop = early_stopping("train_loss", patience=2, mode="min")
-    state = simulation.init(jax.random.key(0))
-    _, history = fm.train(
-        simulation, state, rounds=50, evaluate_every=1, callbacks=[stop]
-    )
+def test_training_ends_early(plain):
+    stop = early_stopping("bytes_up", patience=2, mode="min")  # which only increase
+    how = {"rounds": 50, "evaluate_every": 1, "callbacks": [stop]}
+    _, history = training.train(plain, start(plain), **how)
     assert [row["round"] for row in history] == [0, 1, 2]
 
 

@@ -48,6 +48,7 @@ def images():
 # ---------------------------------------------------------------- the choice
 
 
+@pytest.mark.slow
 def test_real_measurements_choose_a_plan_of_the_same_numbers():
     one = federation.federation(**SIX)
     tuned = tune(one, seconds=0.001, repeats=1)
@@ -150,6 +151,7 @@ def test_other_plans_and_agents_are_refused():
         tune(agents)
 
 
+@pytest.mark.slow
 def test_a_signature_depends_on_the_program_alone():
     one = federation.federation(**SIX)
     known = signature_of(one)

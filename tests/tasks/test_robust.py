@@ -63,6 +63,7 @@ def test_the_mean_over_agents_is_the_gradient_of_the_formula():
     )
 
 
+@pytest.mark.slow
 def test_weights_of_agents():
     """The formula with the agents' mean losses, of unequally many examples each."""
     cut = np.split(RNG.permutation(EXAMPLES), [2, 7])
@@ -186,6 +187,7 @@ def test_it_is_the_nearest_point(name):
     assert (y[~kept] <= t[0] + 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_in_single_precision(name):
     y = np.float32(CASES[name])
@@ -196,6 +198,7 @@ def test_in_single_precision(name):
     np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_at_once_are_as_one_by_one():
     rows = np.float32(RNG.normal(size=(6, 400)) * RNG.uniform(0.01, 10, size=(6, 1)))
     together = jax.jit(jax.vmap(nearest_in_simplex))(rows)
