@@ -283,6 +283,7 @@ def test_probabilities_and_keys_are_refused():
             draw(key=key)
 
 
+@pytest.mark.slow
 def test_graphs_that_never_connect_are_refused(monkeypatch):
     message = r"^none of 10000 graphs of 30 agents with p=0.01 .* raise p, to .*= 0.11 "
     with pytest.raises(ValueError, match=message):

@@ -209,6 +209,7 @@ def test_devices_agree():
     np.testing.assert_allclose(own_accuracies(simulation, state), alone, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said():
     simulation, state = trained("no")
     with pytest.raises(TypeError, match="local steps need a key"):

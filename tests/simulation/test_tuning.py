@@ -129,6 +129,7 @@ def test_the_fastest_plan_is_chosen(monkeypatch, seconds, best):
     assert plan is {0: vmapped, 2: mapped}.get(best, plan)
 
 
+@pytest.mark.slow
 def test_plans_that_do_not_fit_are_left_out(monkeypatch):
     needs = iter([2000, None, 500])
     monkeypatch.setattr(tuning, "need_of", lambda _: next(needs))

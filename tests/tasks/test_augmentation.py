@@ -75,6 +75,7 @@ def batch():
     return tasks.Batch(IMAGES, LABELS, weight)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_of_changed_images_and_drops_by_a_key_of_its_own():
     plain = tasks.classification(Dropping(), IMAGES.shape[1:])
     task = augmented(plain, crop_and_flip(2))
