@@ -10,16 +10,11 @@ import optax
 import pytest
 from oracles import fedavg as avg
 from oracles.cases import COSINE, FULL, ONE_STEP, PARTIAL, SIZES, X
-from oracles.fafed import fafed
-from oracles.fedavg_m import fedavg_m
-from oracles.fedavg_vr import fedavg_vr
 from oracles.fedlada import fedlada
-from oracles.padamfed_vr import padamfed_vr
+from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
 from oracles.problem import Trace, draw_trace, times
 from oracles.scaffold import scaffold_momentum
-from oracles.scaffold_m import scaffold_m
-from oracles.scaffold_vr import scaffold_vr
-from oracles.stem import stem
+from oracles.two_sided import fafed, stem
 from traces import farthest, grad_fn, path, run
 
 from fedjax_muon.algorithms import ALL

@@ -16,10 +16,6 @@ from oracles import fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.compression import by_memory, fedmuon_svd
 from oracles.compression import by_rank as by_rank_share
-from oracles.diloco import diloco
-from oracles.fafed import fafed
-from oracles.fedavg_m import fedavg_m, fedcm
-from oracles.fedavg_vr import fedavg_vr
 from oracles.fedlada import fedlada
 from oracles.fedmuon import fedmuon
 from oracles.fedmuon_align import (
@@ -28,15 +24,20 @@ from oracles.fedmuon_align import (
     local_sgd_align,
 )
 from oracles.fedmuon_correct import fedmuon_correct, local_muon_persistent
-from oracles.fednova import fednova
-from oracles.fedprox import fedprox
-from oracles.muloco import muloco
-from oracles.padamfed_vr import padamfed_vr
+from oracles.guided import (
+    fedavg_m,
+    fedavg_vr,
+    fedcm,
+    padamfed,
+    padamfed_vr,
+    scaffold_m,
+    scaffold_vr,
+)
+from oracles.outer import diloco, muloco
 from oracles.problem import Trace, normalise, polar
+from oracles.proximal import fednova, fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
-from oracles.scaffold_m import padamfed, scaffold_m
-from oracles.scaffold_vr import scaffold_vr
-from oracles.stem import stem
+from oracles.two_sided import fafed, stem
 from traces import by_code, farthest, path
 
 from fedjax_muon.algorithms import ALL

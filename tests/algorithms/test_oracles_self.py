@@ -31,8 +31,7 @@ from oracles.fedmuon_correct import (
     fedmuon_correct_states,
     local_muon_persistent,
 )
-from oracles.fedprox import fedprox
-from oracles.muloco import muloco
+from oracles.outer import muloco
 from oracles.problem import (
     Trace,
     assert_same,
@@ -43,6 +42,7 @@ from oracles.problem import (
     toy_grad,
     toy_loss,
 )
+from oracles.proximal import fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum, scaffold_states
 
 

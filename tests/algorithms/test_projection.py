@@ -106,9 +106,9 @@ def assert_stays(algorithm, start=ONE):
     assert farthest(tree.sub(seen.points[-1], seen.points[0])) > RADIUS / 10
 
 
-# of methods with the same code one; of the engine's ways to them, four are fast
+# of methods with the same code one; with clients' states, a prologue, and a pair
 NAMES = [names[0] for kind in (algorithms.ALL, minimax.ALL) for names in by_code(kind)]
-FAST = ("fedavg", "scaffold", "stem", "fess_gda")
+FAST = ("scaffold", "stem", "fess_gda")
 EACH = pytest.mark.parametrize(
     "name",
     [

@@ -9,8 +9,7 @@ import traces
 from oracles import fedavg as avg
 from oracles.cases import PARTIAL, SIZES, X
 from oracles.fedmuon_align import fedmuon_align
-from oracles.fednova import coefficients, fednova
-from oracles.fedprox import fedprox
+from oracles.proximal import coefficients, fednova, fedprox
 from oracles.scaffold import scaffold
 
 import fedjax_muon as fm

@@ -101,6 +101,7 @@ def test_matrices_of_no_more_than_the_rank_arrive_whole(make):
             assert apart(got, x.reshape(2, 6, 7)) <= 1e-5
 
 
+@pytest.mark.slow
 def test_power_iteration_is_almost_nearest():
     # in units of what the nearest matrix loses, the mean over starts
     x = with_spectrum((20, 30), 0.5 ** np.arange(10))
@@ -140,6 +141,7 @@ def test_every_iteration_applies_the_matrix_twice():
             np.testing.assert_allclose(got @ got.T, spanned @ spanned.T, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_power_iteration_starts_in_every_direction_alike():
     # the first basis is M g for one column: M^-1 gives g, whose entries are alike
     x = with_spectrum((4, 4), 10.0 ** -np.arange(4))
@@ -290,6 +292,7 @@ def test_dtypes_stay_and_bytes_are_counted(name, dtype):
         assert (one.shape, one.dtype) == (x.shape, x.dtype)
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_compressors_work_in_other_precisions(name, dtype):
@@ -307,6 +310,7 @@ def test_compressors_work_in_other_precisions(name, dtype):
         assert apart(got, near.get(name, exact)) <= 4 * eps  # the full rank is 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["svd", "power", "top_k", "quantize 3"])
 def test_compressors_work_under_jit_and_vmap(name):
     compressor, _ = EVERY[name]

@@ -131,6 +131,7 @@ def test_numbers_that_may_not_be_schedules_are_numbers_too():
         METHODS["fafed"].function(beta=lambda index: 0.5)
 
 
+@pytest.mark.slow
 def test_pairs_are_numbers_of_two_variables():
     rates = Pair(0.05, 0.15)
     algorithm = minimax.local_sgda(lr=rates)
@@ -162,6 +163,7 @@ def test_numbers_of_what_is_wrapped_are_among_them():
         with_numbers(wrapped(), {"mu": 0.5})
 
 
+@pytest.mark.slow
 def test_wrappers_are_put_on_again():
     compressor = compressors.top_k(0.5)
     made = compress(fedavg(lr=0.3), compressor, feedback=1.0)

@@ -28,8 +28,6 @@ from fedjax_muon.decentralized.rounds import keys_of
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.simulation import (
     NonFiniteError,
-    batching,
-    cyclic_batches,
     training,
 )
 from fedjax_muon.simulation.evaluation import evaluate
@@ -90,16 +88,6 @@ def test_iterations_by_hand(mixer):
             found = as_float64(jax.tree.map(lambda x, i=i: x[i], state.params))
             for a, b in zip(found, params, strict=True):
                 np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-def test_agents_draw_their_own_batches_anew(plain):
-    setup, clients = plain.setup, plain.clients
-    draw = lambda t: draw_batches(
-        setup, clients, plain.max_client_size, False, jax.random.key(0), t
-    )
-    one, other = draw(1).ids, draw(2).ids
-    assert (np.asarray(one) != np.asarray(other)).any()
-    np.testing.assert_array_equal(draw(1).client, np.arange(5))
 
 
 @SLOW
@@ -168,23 +156,6 @@ def test_an_agent_that_is_not_finite_ends_training(first, message):
     simulation = simulated(task=TASK._replace(grad=spoilt))
     with pytest.raises(NonFiniteError, match=message):
         training.train(simulation, simulation.init(jax.random.key(0)), rounds=3)
-
-
-@SLOW
-def test_samplers_know_the_iteration():
-    simulation = simulated(sampler=cyclic_batches.cyclic, first_size=4)
-    draw = partial(
-        draw_batches, simulation.setup, simulation.clients, simulation.max_client_size
-    )
-    for t in range(7):
-        ids = np.asarray(draw(t == 0, jax.random.key(t), t).ids)
-        for part, row in zip(PARTS, ids, strict=True):
-            cycle = len(part) // 4
-            first = 4 * (t % cycle)
-            np.testing.assert_array_equal(row, part[first : first + 4])
-    loose = simulated(sampler=batching.always(batching.poisson(8)))
-    draw = partial(draw_batches, loose.setup, loose.clients, loose.max_client_size)
-    assert np.asarray(draw(False, jax.random.key(0), 1).ids).shape == (5, 8)
 
 
 @SLOW

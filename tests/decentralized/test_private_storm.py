@@ -6,27 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bounded_examples import (
-    CHANGE,
-    CLIPS,
-    LIMIT,
-    OBJECTIVE,
-    POINTS,
-    RAW,
-    T,
-    as_batch,
-    assert_close,
-    compiled,
-    descending,
-    estimates,
-    iteration,
-    quick,
-)
 from federation import assert_same_bits
 from gossip_cases import (
     BEGIN,
     INSIDE,
     LR,
+    QUICKLY,
     START,
     TRACE,
     WEIGHTS,
@@ -36,11 +21,14 @@ from gossip_cases import (
     run,
 )
 from oracles import gossip as oracle
+from oracles.saddle import draw_saddle, saddle_grad
+from saddle import loss
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.estimators import fresh, noisy
+from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.mixing import dense
 from fedjax_muon.decentralized.private_storm import (
     difference,
@@ -50,7 +38,84 @@ from fedjax_muon.decentralized.private_storm import (
     split,
 )
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.tasks.task import Batch
+from fedjax_muon.privacy.clipping import clipped
+from fedjax_muon.tasks.task import Batch, per_example
+
+LIMIT, CHANGE = Pair(0.8, 0.5), Pair(0.05, 0.03)
+
+
+CLIPS = {
+    "each": (each(LIMIT), oracle.share_each),
+    "difference": (difference(LIMIT), oracle.share_difference),
+    "split": (split(LIMIT, CHANGE), oracle.share_split),
+}
+
+
+T = 5
+
+
+def grad_fn(params, batch, key):
+    del key
+    x, y = jax.grad(loss)(params, (batch.x, batch.y, batch.weight))
+    return Pair(x, jax.tree.map(jnp.negative, y))
+
+
+OBJECTIVE = Objective(grad_fn, example_grad=per_example(grad_fn))
+
+
+quick = functools.partial(jax.jit, compiler_options=QUICKLY)
+
+
+POINTS = [draw_saddle(seed) for seed in range(T)]
+
+
+RAW = [agents[2] for agents in TRACE.batches[:T]]
+# the last example is twice padding: junk for the library, absent for the oracle
+RAW = [(a, y, np.where(np.arange(len(w)) >= len(w) - 2, 0.0, w)) for a, y, w in RAW]
+
+
+def as_batch(raw, dtype=jnp.float64):
+    return Batch(*(jnp.asarray(leaf, dtype) for leaf in raw))
+
+
+def iteration(t):
+    key = jax.random.fold_in(jax.random.key(3), t)
+    return Iteration(jnp.int32(t), *jax.random.split(key))
+
+
+def compiled(estimator, objective):
+    """Its two functions for an objective."""
+    start, update, _ = estimator
+    return (
+        quick(functools.partial(start, objective)),
+        quick(functools.partial(update, objective)),
+    )
+
+
+def estimates(estimator, points=POINTS, batches=RAW, dtype=jnp.float64):
+    """What one agent tells at t = 0 to T - 1: two compiled functions."""
+    start, update = compiled(estimator, OBJECTIVE)
+    points = [jax.tree.map(lambda a: jnp.asarray(a, dtype), pair(p)) for p in points]
+    batches = [as_batch(raw, dtype) for raw in batches]
+    told, memory = start(points[0], batches[0], iteration(0))
+    seen = [told]
+    for t in range(1, len(points)):
+        told, memory = update(memory, points[t], batches[t], iteration(t))
+        seen.append(told)
+    return seen
+
+
+def descending(saddle):
+    """The oracle's estimate as the library has it."""
+    return Pair(saddle["x"], {n: -v for n, v in saddle["y"].items()})
+
+
+def assert_close(found, want, bound=1e-10):
+    for a, b in zip(found, want, strict=True):
+        jax.tree.map(
+            lambda u, v: np.testing.assert_allclose(u, v, rtol=0, atol=bound), a, b
+        )
+
 
 BETA = Pair(0.3, 0.2)
 SIZES = (11.0, 5.5)  # expected, of t = 0 and later; the batches have other numbers
@@ -327,3 +392,137 @@ def test_the_published_methods_do_not_clip():
         told.append(noisy(fresh(), 1.0).start(objective, g, (), iteration(0))[0])
     assert np.abs(told[1]["a"] - told[0]["a"]).max() > 1e5
     assert "without a clip" in ALL["dp_sgda_unclipped"].paper
+
+
+# ---------------------------------------------------------------------- clipping
+
+
+def test_clipped_by_hand():
+    g = Pair({"a": jnp.array([3.0, 4.0])}, {"a": jnp.array([0.3])})
+    found = clipped(Pair(2.5, 1.0), g)
+    np.testing.assert_allclose(found.x["a"], [1.5, 2.0], rtol=1e-6)
+    assert_same_bits(found.y, g.y)
+    together = clipped(2.5, g)
+    norm_of_all = np.sqrt(25 + 0.09)
+    np.testing.assert_allclose(together.y["a"], 0.3 * 2.5 / norm_of_all, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-15, 1.0, 1e15, 8e37, 1e38, 3e38])
+def test_clipped_stands_any_scale(size):
+    g = {"a": jnp.array([size, -size])}
+    found = np.asarray(clipped(1e-3, g)["a"], np.float64)
+    want = np.array([size, -size]) * min(1, 1e-3 / max(np.sqrt(2) * size, 1e-300))
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_what_is_not_finite_counts_as_zero_in_its_part_alone():
+    g = Pair({"a": jnp.array([1.0, np.nan])}, {"a": jnp.array([0.5])})
+    found = clipped(Pair(1.0, 1.0), g)
+    assert not np.asarray(found.x["a"]).any()
+    assert found.y["a"] == 0.5
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves(clipped(1.0, g)))
+
+
+# ------------------------------------------------------------------- per example
+
+
+def test_examples_gradients_are_the_oracles_and_padding_has_none():
+    a, y, _ = RAW[1]
+    weight = np.array([1.0, 0.0, 2.0, 1.0, 0.0, 1.0])
+    a = a.copy()
+    a[1] = np.nan
+    with jax.enable_x64(True):
+        rows = quick(OBJECTIVE.example_grad)(
+            pair(POINTS[0]), as_batch((a, y, weight)), jax.random.key(0)
+        )
+    for i, w in enumerate(weight):
+        found = jax.tree.map(lambda g: np.asarray(g)[i], rows)  # noqa: B023 - called here
+        if w == 0:
+            assert not any(leaf.any() for leaf in jax.tree.leaves(found))
+            continue
+        g = saddle_grad(POINTS[0], (a[i : i + 1], y[i : i + 1], np.ones(1)))
+        want = jax.tree.map(lambda v: w * v, descending(g))  # noqa: B023 - called here
+        assert_close([found], [want], 1e-12)
+
+
+@pytest.mark.slow
+def test_examples_see_their_client_and_have_keys_of_their_own():
+    seen = {}
+
+    def grad(params, batch, key):
+        assert batch.x.shape == (1, 2)
+        assert batch.weight.shape == batch.y.shape == (1,)
+        assert batch.client.shape == ()
+        assert batch.shares.shape == (3,)
+        seen["shapes"] = True
+        return params * batch.shares.sum() + jax.random.normal(key)
+
+    batch = Batch(
+        jnp.ones((4, 2)), jnp.arange(4), jnp.ones(4), jnp.int32(1), jnp.full(3, 1 / 3)
+    )
+    key = jax.random.key(0)
+    rows = per_example(grad)(jnp.ones(()), batch, key)
+    assert seen
+    assert len(np.unique(rows)) == 4
+    again = per_example(grad)(jnp.ones(()), batch, key)
+    assert_same_bits(rows, again)
+
+
+@pytest.mark.slow
+def test_padding_holds_anything_without_a_bit_of_change():
+    estimator = private_storm(CLIPS["split"][0], batch_size=4)
+    junk = [(a.copy(), y, w) for a, y, w in RAW[:3]]
+    for a, _, w in junk:
+        a[w == 0] = np.nan
+    found = estimates(estimator, POINTS[:3], junk, jnp.float32)
+    want = estimates(estimator, POINTS[:3], RAW[:3], jnp.float32)
+    assert_same_bits(found, want)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+
+
+# ----------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: each(0.0), r"clip_norm must lie in \(0, infinity\), got 0.0"),
+        (lambda: each(Pair(1.0, -1.0)), r"clip_norm\.y must lie in \(0, infinity\)"),
+        (lambda: difference(float("nan")), "clip_norm must lie in .* got nan"),
+        (lambda: split(1.0, -1.0), r"change_clip_norm must lie in \(0, infinity\)"),
+        (lambda: split(-1.0, 1.0), r"clip_norm must lie in \(0, infinity\)"),
+        (lambda: split(1.0, Pair(1.0, 1.0)), "both numbers or both pairs, got 1.0 and"),
+        (lambda: build_storm(beta=1.1), r"beta must lie in \[0, 1\], got 1.1"),
+        (lambda: build_storm(batch_size=0), r"batch_size must lie in \(0, infinity\)"),
+        (lambda: build_storm(first_size=-1), r"first_size must lie in \(0, infinity\)"),
+        (
+            lambda: build_storm(noise_multiplier=-0.1),
+            r"noise_multiplier must lie in \[0",
+        ),
+        (
+            lambda: build_gradient(clip_norm=0.0),
+            r"clip_norm must lie in \(0, infinity\)",
+        ),
+        (
+            lambda: build_gradient(noise_multiplier=-1),
+            r"noise_multiplier must lie in \[0",
+        ),
+        (lambda: build_gradient(batch_size=0), r"batch_size must lie in \(0, "),
+    ],
+)
+def test_values_out_of_range_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def build_storm(**changes):
+    return private_storm(each(1.0), **{"batch_size": 4, **changes})
+
+
+def build_gradient(clip_norm=1.0, **changes):
+    return private_gradient(clip_norm, **{"batch_size": 4, **changes})
+
+
+def test_limits_are_numbers():
+    with pytest.raises(TypeError, match="clip_norm must be a number, got"):
+        each(lambda t: 1.0)

@@ -134,26 +134,6 @@ def test_a_ring_has_its_closed_form(m, weights):
     topology.check_mixing(W)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_other_closed_forms(weights):
-    gap = lambda graph: topology.spectral_gap(WEIGHTS[weights](graph))
-    for m in (1, 2, 6, 40):
-        np.testing.assert_allclose(gap(topology.complete(m)), 1, atol=1e-14)
-        W = WEIGHTS[weights](topology.complete(m))
-        np.testing.assert_allclose(W, 1 / m, atol=1e-15)
-    for m in (3, 6, 40):
-        # The Laplacian of a star has eigenvalues 0, 1 and m; both weights are 1/m.
-        np.testing.assert_allclose(gap(topology.star(m)), 1 / m, atol=1e-14)
-    for rows, columns in ((3, 3), (4, 7), (10, 12)):
-        # Laplacian eigenvalues of a product of graphs are the sums of its factors'.
-        a, b = (2 - 2 * np.cos(2 * np.pi * np.arange(n) / n) for n in (rows, columns))
-        values = 1 - np.add.outer(a, b).ravel() / 5
-        expected = 1 - np.sort(np.abs(values))[-2]
-        graph = topology.torus(rows, columns)
-        np.testing.assert_allclose(gap(graph), expected, atol=1e-13)
-        np.testing.assert_allclose(np.diag(WEIGHTS[weights](graph)), 1 / 5, atol=1e-15)
-
-
 def probability_connected(m, p):
     """P(G(m, p) is connected), by the size of the component of agent 0 (Gilbert)."""
     exact = [1.0, 1.0]
@@ -199,20 +179,6 @@ def test_graphs_have_the_law_of_connected_ones():
     expected = law / law.sum() * len(drawn)
     assert expected.min() > 3
     assert stats.chisquare(counts, expected).pvalue > 1e-4
-
-
-@pytest.mark.slow
-def test_mean_lambda_of_five_agents_is_that_of_all_connected_graphs():
-    lam = lambda edges: contraction(metropolis_by_hand(5, edges))
-    size, values = np.array([(len(g), lam(g)) for g in connected_graphs(5)]).T
-    for p in (0.2, 0.5, 0.8):
-        law = p**size * (1 - p) ** (10 - size)
-        law /= law.sum()
-        mean = law @ values
-        deviation = np.sqrt(law @ (values - mean) ** 2)
-        graphs = [topology.erdos_renyi(5, p, key=key).graph for key in KEYS[:300]]
-        gaps = [topology.spectral_gap(topology.metropolis(graph)) for graph in graphs]
-        assert abs(1 - np.mean(gaps) - mean) < 4.5 * deviation / np.sqrt(300)
 
 
 @pytest.mark.slow
@@ -283,6 +249,7 @@ def test_probabilities_and_keys_are_refused():
             draw(key=key)
 
 
+@pytest.mark.slow
 def test_graphs_that_never_connect_are_refused(monkeypatch):
     message = r"^none of 10000 graphs of 30 agents with p=0.01 .* raise p, to .*= 0.11 "
     with pytest.raises(ValueError, match=message):

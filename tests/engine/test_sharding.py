@@ -96,6 +96,7 @@ def test_copies_are_made_in_an_order_that_all_processes_share(monkeypatch):
     assert first is last
 
 
+@pytest.mark.slow
 def test_every_device_holds_its_part_of_the_clients():
     shared = federation.federation(SCAFFOLD, devices=EIGHT, split_examples=True)
     state = shared.init(jax.random.key(0))

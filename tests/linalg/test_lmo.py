@@ -121,6 +121,7 @@ def alignment(x, y):
     return np.sum(x * y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 1, 2, 4, 8])
 def test_inexact_orthogonalization_is_between_two_schatten_norms(steps):
     # arXiv:2509.26337, Lemma 12: ||G||_p <= <G, G^(T)> <= ||G||_1, ||G^(T)||_2 <= 1.
@@ -180,6 +181,7 @@ def test_the_exact_oracle_attains_the_nuclear_norm_and_counts_the_rank():
         assert s.sum() <= np.sqrt(min(g.shape)) * np.linalg.norm(s) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oracle", [spectral, exact_spectral])
 def test_averaged_and_heavy_ball_momentum_take_the_same_path(oracle):
     # m <- b m + (1 - b) g and h <- b h + g differ by the factor 1 - b alone.

@@ -1,4 +1,4 @@
-"""Laws of minimax methods, one of each code, and the AUC task from end to end."""
+"""What the engine makes of pairs, and the AUC task from end to end."""
 
 import functools
 from typing import Any, NamedTuple
@@ -11,17 +11,16 @@ from federation import assert_same_bits
 from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
 from saddle import OBJECTIVE
 from sklearn.metrics import roc_auc_score
-from traces import by_code, compilations, stack
+from traces import compilations, stack
 
 from fedjax_muon import algorithms, data, engine, models
 from fedjax_muon.compression.compress import compress
-from fedjax_muon.compression.compressors import identity, quantize
+from fedjax_muon.compression.compressors import quantize
 from fedjax_muon.core import Algorithm, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import partition
 from fedjax_muon.engine import plans
 from fedjax_muon.minimax import ALL
-from fedjax_muon.runs.config import hyper_parameters
 from fedjax_muon.simulation import Simulation, checkpoint, federate
 from fedjax_muon.simulation.rounds import State
 from fedjax_muon.simulation.sweep import Cell, sweep
@@ -86,15 +85,11 @@ def by_hand(algorithm, state, given):
 
 
 SLOW = pytest.mark.slow
-ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
-FAST = ["sagda"]  # whose clients have states
+# clients with states; a prologue and full participation
+WARM = ["sagda", pytest.param("fedsgda_m", marks=SLOW)]
 
 
-def each(names, fast):
-    return [pytest.param(name, marks=[SLOW] * (name not in fast)) for name in names]
-
-
-@pytest.fixture(scope="module", params=each(ONE_OF_EACH, FAST))
+@pytest.fixture(scope="module", params=WARM)
 def warm(request):
     algorithm = ALL[request.param].function()
     assert algorithm.full_participation == (request.param in FULL_ONLY)
@@ -103,60 +98,22 @@ def warm(request):
     for r in range(2):
         state, received = step(state, *arguments(request.param, r))
         assert bool(received.all())
+    assert compilations(step) == 1
     given = arguments(request.param, 2)
     return Warm(request.param, algorithm, step, state, given)
-
-
-@pytest.fixture(scope="module")
-def plain(warm):
-    """The third round by hand."""
-    return by_hand(warm.algorithm, warm.state, warm.given)
 
 
 # ------------------------------------------------------------------------ execution
 
 
-def test_plans_agree(warm, plain):
+def test_plans_agree(warm):
     want, received = warm.third()
     moved = tree.sub(want.server.params, warm.state.server.params)
     for variable in moved:  # both take part
         assert farthest(variable, tree.zeros_like(variable)) > 1e-3
-    close(plain, (want, received))
-    for plan in [plans.vmapped, plans.chunked(2)] if warm.name in FAST else ():
-        step = jax.jit(engine.make_round(warm.algorithm, OBJECTIVE, N, plan))
-        close(step(warm.state, *warm.given), (want, received))
-
-
-@SLOW
-def test_a_sweep_maps_over_rates(warm):
-    """Two rates in one program, as all cells of a sweep are."""
-
-    def third(lr):
-        algorithm = ALL[warm.name].function(lr=lr)
-        step = engine.make_round(algorithm, OBJECTIVE, N, plans.mapped)
-        return step(warm.state, *warm.given)[0]
-
-    default = hyper_parameters(ALL[warm.name])["lr"]
-    rates = jnp.array([default, 2 * default])
-    quickly = {"xla_backend_optimization_level": 0}
-    both = jax.jit(lambda: jax.lax.map(third, rates), compiler_options=quickly)()
-    one, other = (jax.tree.map(lambda leaf, i=i: leaf[i], both) for i in range(2))
-    close(one, warm.third()[0])
-    assert farthest(one.server.params, other.server.params) > 1e-4
-
-
-def test_every_state_comes_back_from_disk(warm, tmp_path):
-    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
-        checkpoint.save(checkpoints, 2, warm.state, "mark")
-    template = jax.tree.map(jnp.zeros_like, warm.state)
-    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
-        again, _ = checkpoint.restore(checkpoints, template, "mark")
-    assert_same_bits(again, warm.state)
-
-
-def test_one_program_for_all_rounds(warm):
-    warm.third()
-    assert compilations(warm.step) == 1
+    close(by_hand(warm.algorithm, warm.state, warm.given), (want, received))
+    step = jax.jit(engine.make_round(warm.algorithm, OBJECTIVE, N, plans.chunked(2)))
+    close(step(warm.state, *warm.given), (want, received))
 
 
 def test_the_order_of_the_cohort_is_irrelevant(warm):
@@ -218,9 +175,6 @@ def test_traffic_is_the_papers():
     assert {name: tuple(shares(name)) for name in ALL} == COST
 
 
-COMPRESSED = each(["sagda", "fsgda", "local_sgdam"], FAST)
-
-
 def compressed(warm, compressor):
     """The method compressed, and what it makes of the round at hand."""
     algorithm = compress(ALL[warm.name].function(), compressor)
@@ -234,14 +188,7 @@ def compressed(warm, compressor):
     return algorithm, state
 
 
-@pytest.mark.parametrize("warm", COMPRESSED, indirect=True)
-def test_compression_that_loses_nothing_changes_no_bit(warm, plain):
-    _, state = compressed(warm, identity())
-    want, _ = plain
-    assert_same_bits(state._replace(client_states=state.client_states.inner), want)
-
-
-@pytest.mark.parametrize("warm", COMPRESSED, indirect=True)
+@SLOW
 def test_coarse_messages_are_smaller_and_near(warm):
     coarse, state = compressed(warm, quantize(8))
     (before, _), (after, _) = traffic(warm.algorithm), traffic(coarse)
@@ -320,7 +267,9 @@ def area(state, x, y):
     return pytest.approx(roc_auc_score(y, logits[:, 1] - logits[:, 0]), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", each(RATES, ["local_sgda"]))
+@pytest.mark.parametrize(
+    "name", ["local_sgda", pytest.param("fed_nsgda_m", marks=SLOW)]
+)
 def test_training_raises_the_area_under_the_curve(name):
     _, state, rows = trained(name)
     assert rows[-1]["test_auc"] == area(state, REST.x_test, REST.y_test)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from oracles import minimax_guided as guided
 from oracles.auc import auc_grad, auc_loss, auc_optimum
+from oracles.guided import normalise_whole
 from oracles.problem import Params, each, mean, sub, times
 from oracles.saddle import saddle_grad
 from oracles.saddle_cases import (
@@ -24,7 +25,6 @@ from oracles.saddle_cases import (
     norm,
     recorded,
 )
-from oracles.scaffold_m import normalise_whole
 
 TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 
@@ -90,18 +90,17 @@ def test_mean_of_the_local_directions_is_the_servers_momentum(trace):
     )
     per_round = 4 * len(trace.rounds[0][0])
     for r, s in enumerate(states):
-        for v, momentum in (("x", s.u), ("y", s.v)):
+        for v, momentum in s.momentum.items():
             local = mean(seen[v][r * per_round : (r + 1) * per_round])
             assert norm(sub(local, momentum)) < 1e-12
             assert norm(momentum) > 1e-3
-        for control, own in ((s.g_x, s.g_x_i), (s.g_y, s.g_y_i)):
-            assert norm(sub(control, mean(own))) < 1e-12
+            assert norm(sub(s.g[v], mean([own[v] for own in s.g_i]))) < 1e-12
     for (a, b), (ids, _) in zip(pairwise(states), trace.rounds[1:], strict=True):
         for i in range(5):
             stays = all(
-                np.array_equal(new[k], old[k])
-                for new, old in ((b.g_x_i[i], a.g_x_i[i]), (b.g_y_i[i], a.g_y_i[i]))
-                for k in new
+                np.array_equal(b.g_i[i][v][k], a.g_i[i][v][k])
+                for v, leaves in b.g_i[i].items()
+                for k in leaves
             )
             assert stays == (i not in ids)
 

@@ -10,6 +10,7 @@ from oracles import minimax as plain
 from oracles import minimax_guided as guided
 from oracles.fedmuon import fedmuon
 from oracles.fedmuon_correct import fedmuon_correct
+from oracles.guided import normalise_whole, padamfed, scaffold_m
 from oracles.problem import Params, Trace, add, mean, sub, times, toy_grad
 from oracles.saddle import CURVATURE, Saddle, draw_saddle, saddle_grad, saddle_loss
 from oracles.saddle_cases import (
@@ -34,8 +35,7 @@ from oracles.saddle_cases import (
     separable,
 )
 from oracles.scaffold import scaffold
-from oracles.scaffold_m import normalise_whole, padamfed, scaffold_m
-from oracles.stem import stem
+from oracles.two_sided import stem
 
 TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 

@@ -108,6 +108,7 @@ def test_each_key_draws_other_parameters_as_nnx_does(tasks):
     assert abs(kernel(first).std() - 6**-0.5) < 0.2
 
 
+@pytest.mark.slow
 def test_dropout_is_active_in_training_alone():
     model = from_nnx(Dropped)
     x = jnp.ones((1, 400))

@@ -73,7 +73,16 @@ def test_float32_is_the_default(name):
     assert text(None) == text(jnp.float32) != text(jnp.bfloat16)
 
 
-@pytest.mark.parametrize("name", SMALL)
+FAST = ("mlp", "lenet", "rnn", "vit_tiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
+        for name in SMALL
+    ],
+)
 def test_products_are_of_bfloat16_and_gradients_of_float32(name):
     program, gradient = gradient_program(name, jnp.bfloat16)
     found = products(program.jaxpr)

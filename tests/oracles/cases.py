@@ -3,23 +3,24 @@
 import numpy as np
 
 from . import fedavg as avg
-from .diloco import diloco
-from .fafed import fafed
-from .fedavg_m import fedavg_m, fedcm
-from .fedavg_vr import fedavg_vr
 from .fedlada import fedlada
 from .fedmuon import fedmuon
 from .fedmuon_align import fedmuon_align, local_adamw_align, local_sgd_align
 from .fedmuon_correct import fedmuon_correct, local_muon_persistent
-from .fednova import fednova
-from .fedprox import fedprox
-from .muloco import muloco
-from .padamfed_vr import padamfed_vr
+from .guided import (
+    fedavg_m,
+    fedavg_vr,
+    fedcm,
+    padamfed,
+    padamfed_vr,
+    scaffold_m,
+    scaffold_vr,
+)
+from .outer import diloco, muloco
 from .problem import Trace, draw_params, draw_trace, normalise, toy_grad
+from .proximal import fednova, fedprox
 from .scaffold import scaffold, scaffold_adam, scaffold_momentum
-from .scaffold_m import padamfed, scaffold_m
-from .scaffold_vr import scaffold_vr
-from .stem import stem
+from .two_sided import fafed, stem
 
 SIZES = [3, 9, 5, 14, 7]
 X = draw_params(0)

@@ -23,25 +23,45 @@ from .problem import (
     zeros,
 )
 
+Local = Callable[[Params, list[Batch], float], Params]  # x, batches, lr: where it ends
+Server = Callable[[Params, Params], Params]  # x, mean displacement: the next x
+
+
+def replay(
+    x: Params, trace: Trace, lr: Rate, local: Local, server: Server
+) -> list[Params]:
+    """x after every round: clients start from x and send x_i - x, the server has its
+    mean."""
+    history = []
+    for r, (_, data) in enumerate(trace.rounds):
+        ends = [local(x, batches, rate(lr, r)) for batches in data]
+        x = server(x, mean([sub(xi, x) for xi in ends]))
+        history.append(x)
+    return history
+
+
+def plain_sgd(trace: Trace) -> Local:
+    """``x_i <- x_i - lr grad_i(x_i)``."""
+
+    def local(xi, batches, eta):
+        for batch in batches:
+            xi = sub(xi, times(eta, trace.grad(xi, batch)))
+        return xi
+
+    return local
+
+
+def plain_server(server_lr: float) -> Server:
+    """``x <- x + server_lr delta``."""
+    return lambda x, delta: add(x, times(server_lr, delta))
+
 
 def fedavg(x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0) -> list[Params]:
     """FedAvg with plain local SGD (McMahan et al. 2017, Algorithm 1).
 
-    ``x_i <- x_i - lr grad_i(x_i)``; ``x <- x + server_lr mean_i(x_i - x)``. With
-    server_lr = S/N this is line 10 of Algorithm 3 in Takezawa et al. 2025.
+    With server_lr = S/N this is line 10 of Algorithm 3 in Takezawa et al. 2025.
     """
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        deltas = []
-        for batches in data:
-            xi = x
-            for batch in batches:
-                xi = sub(xi, times(eta, trace.grad(xi, batch)))
-            deltas.append(sub(xi, x))
-        x = add(x, times(server_lr, mean(deltas)))
-        history.append(x)
-    return history
+    return replay(x, trace, lr, plain_sgd(trace), plain_server(server_lr))
 
 
 def fedavg_weighted(
@@ -52,16 +72,14 @@ def fedavg_weighted(
     McMahan et al. 2017, Algorithm 1 (arXiv 1602.05629v4: m_t = the sum of n_k over
     the round's clients), the weights n_k / m_t.
     """
+    local = plain_sgd(trace)
     history = []
     for r, (ids, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
         present = sum(trace.sizes[i] for i in ids)
-        weighted = []
-        for i, batches in zip(ids, data, strict=True):
-            xi = x
-            for batch in batches:
-                xi = sub(xi, times(eta, trace.grad(xi, batch)))
-            weighted.append(times(trace.sizes[i] / present, sub(xi, x)))
+        weighted = [
+            times(trace.sizes[i] / present, sub(local(x, batches, rate(lr, r)), x))
+            for i, batches in zip(ids, data, strict=True)
+        ]
         x = add(x, times(server_lr, total(weighted)))
         history.append(x)
     return history
@@ -74,19 +92,15 @@ def fedavg_momentum(
 
     The FedAvg baseline of Takezawa et al. 2025 (Algorithm 3 with Momentum SGD).
     """
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        deltas = []
-        for batches in data:
-            xi, m = x, zeros(x)
-            for batch in batches:
-                m = add(times(momentum, m), trace.grad(xi, batch))
-                xi = sub(xi, times(eta, m))
-            deltas.append(sub(xi, x))
-        x = add(x, times(server_lr, mean(deltas)))
-        history.append(x)
-    return history
+
+    def local(xi, batches, eta):
+        m = zeros(xi)
+        for batch in batches:
+            m = add(times(momentum, m), trace.grad(xi, batch))
+            xi = sub(xi, times(eta, m))
+        return xi
+
+    return replay(x, trace, lr, local, plain_server(server_lr))
 
 
 def fedavg_adam(
@@ -120,51 +134,41 @@ def local_adamw(
     Loshchilov & Hutter 2019, Algorithm 2 (decoupled decay), as the local optimiser
     of the baseline of Liu et al. 2025 (arXiv 2510.27403, section 7).
     """
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        deltas = []
-        for batches in data:
-            xi, state = x, Moments(zeros(x), zeros(x), 0)
-            for batch in batches:
-                step, state = adam(trace.grad(xi, batch), state, b1, b2, eps)
-                xi = sub(xi, times(eta, add(step, times(decay, xi))))
-            deltas.append(sub(xi, x))
-        x = add(x, times(server_lr, mean(deltas)))
-        history.append(x)
-    return history
+
+    def local(xi, batches, eta):
+        state = Moments(zeros(xi), zeros(xi), 0)
+        for batch in batches:
+            step, state = adam(trace.grad(xi, batch), state, b1, b2, eps)
+            xi = sub(xi, times(eta, add(step, times(decay, xi))))
+        return xi
+
+    return replay(x, trace, lr, local, plain_server(server_lr))
 
 
 # ----------------------------------------------------------- adaptive server steps
 
 
-def _adaptive_server(
+def adaptive_server(
     x: Params,
-    trace: Trace,
-    lr: Rate,
     server_lr: float,
     b1: float,
     tau: float,
     second: Callable[[np.ndarray, np.ndarray], np.ndarray],
-) -> list[Params]:
-    """Reddi et al. 2021, Algorithm 2; ``second(v, delta)`` is its line for v_t."""
+) -> Server:
+    """Reddi et al. 2021, Algorithm 2: v_{-1} = tau^2, no bias correction.
+
+    ``second(v, delta)`` is its line for v_t.
+    """
     m, v = zeros(x), each(lambda leaf: np.full_like(leaf, tau**2), x)
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        deltas = []
-        for batches in data:
-            xi = x
-            for batch in batches:
-                xi = sub(xi, times(eta, trace.grad(xi, batch)))
-            deltas.append(sub(xi, x))
-        delta = mean(deltas)
+
+    def server(x, delta):
+        nonlocal m, v
         m = add(times(b1, m), times(1 - b1, delta))
         v = each(second, v, delta)
         step = each(lambda m, v: m / (np.sqrt(v) + tau), m, v)
-        x = add(x, times(server_lr, step))
-        history.append(x)
-    return history
+        return add(x, times(server_lr, step))
+
+    return server
 
 
 def fedadam(
@@ -176,9 +180,10 @@ def fedadam(
     b2: float = 0.99,
     tau: float = 1e-3,
 ) -> list[Params]:
-    """FedAdam (Reddi et al. 2021, Algorithm 2), v_{-1} = tau^2, no bias correction."""
+    """FedAdam (Reddi et al. 2021, Algorithm 2)."""
     second = lambda v, d: b2 * v + (1 - b2) * d**2
-    return _adaptive_server(x, trace, lr, server_lr, b1, tau, second)
+    server = adaptive_server(x, server_lr, b1, tau, second)
+    return replay(x, trace, lr, plain_sgd(trace), server)
 
 
 def fedyogi(
@@ -190,9 +195,10 @@ def fedyogi(
     b2: float = 0.99,
     tau: float = 1e-3,
 ) -> list[Params]:
-    """FedYogi (Reddi et al. 2021, Algorithm 2), v_{-1} = tau^2, no bias correction."""
+    """FedYogi (Reddi et al. 2021, Algorithm 2)."""
     second = lambda v, d: v - (1 - b2) * d**2 * np.sign(v - d**2)
-    return _adaptive_server(x, trace, lr, server_lr, b1, tau, second)
+    server = adaptive_server(x, server_lr, b1, tau, second)
+    return replay(x, trace, lr, plain_sgd(trace), server)
 
 
 def fedadagrad(
@@ -203,9 +209,9 @@ def fedadagrad(
     b1: float = 0.0,
     tau: float = 1e-3,
 ) -> list[Params]:
-    """FedAdagrad (Reddi et al. 2021, Algorithm 2), v_{-1} = tau^2."""
-    second = lambda v, d: v + d**2
-    return _adaptive_server(x, trace, lr, server_lr, b1, tau, second)
+    """FedAdagrad (Reddi et al. 2021, Algorithm 2)."""
+    server = adaptive_server(x, server_lr, b1, tau, lambda v, d: v + d**2)
+    return replay(x, trace, lr, plain_sgd(trace), server)
 
 
 # -------------------------------------------------------------------- local Muon
@@ -219,65 +225,43 @@ def local_muon(
     decay: float = 0.01,
     ratio: float = 1.0,
     direction: Callable[[np.ndarray], np.ndarray] = polar,
+    carry: bool = False,
 ) -> list[Params]:
-    """Local Muon (Liu et al. 2025, section 4, eq. 2 with M = 0 at each round's start).
+    """Local Muon (Liu et al. 2025, section 4, eq. 2).
 
-    ``M <- momentum M + g; x <- x - lr (U V^T + decay x)``. Vectors: ``ratio`` times
-    Adam(.9, .95, 1e-10), also started anew (the authors' code).
+    ``M <- momentum M + g; x <- x - lr (U V^T + decay x)``, M = 0 at each round's start,
+    or with ``carry`` the mean of the last cohort's final M. Vectors: ``ratio`` times
+    Adam(.9, .95, 1e-10), started anew every round (the authors' code), never averaged.
     """
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        deltas = []
-        for batches in data:
-            xi, m, moments = x, zeros(x), Moments(zeros(x), zeros(x), 0)
-            for batch in batches:
-                g = trace.grad(xi, batch)
-                m = add(times(momentum, m), g)
-                by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
-                mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
-                step = direct(mixed, direction, ratio)
-                xi = sub(xi, times(eta, add(step, times(decay, xi))))
-            deltas.append(sub(xi, x))
-        x = add(x, mean(deltas))
-        history.append(x)
-    return history
+    m_bar, last = zeros(x), []
+
+    def local(xi, batches, eta):
+        m, moments = m_bar, Moments(zeros(xi), zeros(xi), 0)
+        for batch in batches:
+            g = trace.grad(xi, batch)
+            m = add(times(momentum, m), g)
+            by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
+            mixed = {k: m[k] if xi[k].ndim > 1 else by_adam[k] for k in xi}
+            step = direct(mixed, direction, ratio)
+            xi = sub(xi, times(eta, add(step, times(decay, xi))))
+        last.append(m)
+        return xi
+
+    def server(x, delta):
+        nonlocal m_bar
+        m_bar = mean(last) if carry else m_bar
+        last.clear()
+        return add(x, delta)
+
+    return replay(x, trace, lr, local, server)
 
 
-def local_muon_momentum(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    momentum: float = 0.98,
-    decay: float = 0.01,
-    ratio: float = 1.0,
-    direction: Callable[[np.ndarray], np.ndarray] = polar,
-) -> list[Params]:
+def local_muon_momentum(x: Params, trace: Trace, lr: Rate, **settings) -> list[Params]:
     """Local Muon whose M starts a round at the mean of the last cohort's final M.
 
-    "w/o Delta_G" of Table 5 in Liu et al. 2025: Algorithm 2 with alpha = 0. Vectors:
-    ``ratio`` times Adam(.9, .95, 1e-10), started anew every round, never averaged.
+    "w/o Delta_G" of Table 5 in Liu et al. 2025: Algorithm 2 with alpha = 0.
     """
-    m_bar = zeros(x)
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        deltas, last = [], []
-        for batches in data:
-            xi, m, moments = x, m_bar, Moments(zeros(x), zeros(x), 0)
-            for batch in batches:
-                g = trace.grad(xi, batch)
-                m = add(times(momentum, m), g)
-                by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
-                mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
-                step = direct(mixed, direction, ratio)
-                xi = sub(xi, times(eta, add(step, times(decay, xi))))
-            deltas.append(sub(xi, x))
-            last.append(m)
-        x = add(x, mean(deltas))
-        m_bar = mean(last)
-        history.append(x)
-    return history
+    return local_muon(x, trace, lr, **settings, carry=True)
 
 
 # ------------------------------------------------- averaged momentum, clipped steps
@@ -316,22 +300,15 @@ def biclip(g: Params, low: float, high: float) -> Params:
     return each(lambda u: np.sign(u) * np.clip(np.abs(u), low, high), g)
 
 
-def _biclip_displacement(
-    x: Params,
-    data: list[list[Batch]],
-    trace: Trace,
-    eta: float,
-    low: float,
-    high: float,
-) -> Params:
-    """The mean of x_i - x after local steps ``x_i <- x_i - eta BiClip(g)``."""
-    deltas = []
-    for batches in data:
-        xi = x
+def clipped_sgd(trace: Trace, low: float, high: float) -> Local:
+    """``x_i <- x_i - lr BiClip(g)``."""
+
+    def local(xi, batches, eta):
         for batch in batches:
             xi = sub(xi, times(eta, biclip(trace.grad(xi, batch), low, high)))
-        deltas.append(sub(xi, x))
-    return mean(deltas)
+        return xi
+
+    return local
 
 
 def adam_biclip(
@@ -347,19 +324,11 @@ def adam_biclip(
 ) -> list[Params]:
     """Adam-BiClip (TailOPT; Lee, Zaheer & Li, ICML 2025, arXiv 2502.04164).
 
-    BiClip inside with constant thresholds; outside FedAdam's step (Reddi et al. 2021,
-    Algorithm 2): v_{-1} = tau^2, no bias correction.
+    BiClip inside with constant thresholds; outside FedAdam's step.
     """
-    m, v = zeros(x), each(lambda leaf: np.full_like(leaf, tau**2), x)
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        delta = _biclip_displacement(x, data, trace, rate(lr, r), low, high)
-        m = each(lambda m, d: b1 * m + (1 - b1) * d, m, delta)
-        v = each(lambda v, d: b2 * v + (1 - b2) * d**2, v, delta)
-        step = each(lambda m, v: m / (np.sqrt(v) + tau), m, v)
-        x = add(x, times(server_lr, step))
-        history.append(x)
-    return history
+    second = lambda v, d: b2 * v + (1 - b2) * d**2
+    server = adaptive_server(x, server_lr, b1, tau, second)
+    return replay(x, trace, lr, clipped_sgd(trace, low, high), server)
 
 
 def bi2clip(
@@ -376,9 +345,7 @@ def bi2clip(
 
     ``x <- x + server_lr BiClip(mean(x_i - x), server_low, server_high)``.
     """
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        delta = _biclip_displacement(x, data, trace, rate(lr, r), low, high)
-        x = add(x, times(server_lr, biclip(delta, server_low, server_high)))
-        history.append(x)
-    return history
+    server = lambda x, delta: add(
+        x, times(server_lr, biclip(delta, server_low, server_high))
+    )
+    return replay(x, trace, lr, clipped_sgd(trace, low, high), server)

@@ -47,6 +47,7 @@ def fedmuon_correct_states(
     ratio: float = 1.0,
     everywhere: bool = False,
     warm_start: bool = False,
+    corrects: bool = True,
 ) -> list[Corrected]:
     """FedMuon (Takezawa et al. 2025, arXiv 2509.26337), Algorithm 1.
 
@@ -58,7 +59,8 @@ def fedmuon_correct_states(
 
     direction: `problem.polar` (spectral norm), `problem.normalise` (Euclidean),
     ``numpy.sign`` (max norm), leaf by leaf. Leaves that are no matrices move along
-    ``ratio`` (M_i - C_i + C) unless ``everywhere``.
+    ``ratio`` (M_i - C_i + C) unless ``everywhere``. Without ``corrects`` a client moves
+    along lmo(M_i), and nothing reads C and C_i.
     """
     n = trace.num_clients
     m_i = _start(x, trace, warm_start)
@@ -74,7 +76,7 @@ def fedmuon_correct_states(
             xi, m = x, m_i[i]
             for batch in batches:
                 m = add(times(1 - b, m), times(b, trace.grad(xi, batch)))
-                corrected = add(sub(m, c_i[i]), c)
+                corrected = add(sub(m, c_i[i]), c) if corrects else m
                 step = direct(corrected, direction, ratio, everywhere)
                 xi = sub(xi, times(eta, step))
             fresh_m[i], fresh_c[i] = m, m
@@ -117,25 +119,9 @@ def local_muon_persistent(
     """LocalMuon (Takezawa et al. 2025, Algorithm 4; equations 1-3 for K=1, S=n).
 
     Each client keeps its M_i from one participation to the next and moves along
-    lmo(M_i) alone; the server's rule is line 15, as in FedMuon. (Line 10, which sets
-    C_i, has no effect: nothing reads C_i.)
+    lmo(M_i) alone; the server's rule is line 15, as in FedMuon.
     """
-    n = trace.num_clients
-    m_i = _start(x, trace, warm_start)
-    history = []
-    for r, (ids, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        S = len(ids)
-        last_x = []
-        fresh_m = list(m_i)
-        for i, batches in zip(ids, data, strict=True):
-            xi, m = x, m_i[i]
-            for batch in batches:
-                m = add(times(1 - b, m), times(b, trace.grad(xi, batch)))
-                xi = sub(xi, times(eta, direct(m, direction, ratio, everywhere)))
-            fresh_m[i] = m
-            last_x.append(xi)
-        m_i = fresh_m
-        x = add(times((n - S) / n, x), times(1 / n, total(last_x)))
-        history.append(x)
-    return history
+    states = fedmuon_correct_states(
+        x, trace, lr, b, direction, ratio, everywhere, warm_start, corrects=False
+    )
+    return [s.x for s in states]

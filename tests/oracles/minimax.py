@@ -6,8 +6,19 @@ the same local (x, y) on the same batch, and both variables move at once.
 
 from collections.abc import Callable
 
-from .problem import Params, Rate, add, mean, rate, sub, times, total, zeros
-from .saddle import Saddle, SaddleTrace, first_saddle_gradient
+from .problem import Params, Rate, add, sub, times, total, zeros
+from .saddle import (
+    Saddle,
+    SaddleTrace,
+    averaged,
+    both,
+    combined,
+    first_saddle_gradient,
+    mixed,
+    moved,
+    rates,
+    two_sided,
+)
 
 
 def local_sgda(
@@ -18,22 +29,7 @@ def local_sgda(
     ``x_i <- x_i - lr_x grad_x``, ``y_i <- y_i + lr_y grad_y``, K times; then the plain
     means over the cohort.
     """
-    x, y = start["x"], start["y"]
-    history = []
-    for r, (_, data) in enumerate(trace.rounds):
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        last_x, last_y = [], []
-        for batches in data:
-            xi, yi = x, y
-            for batch in batches:
-                g = trace.grad({"x": xi, "y": yi}, batch)
-                xi = sub(xi, times(eta_x, g["x"]))
-                yi = add(yi, times(eta_y, g["y"]))
-            last_x.append(xi)
-            last_y.append(yi)
-        x, y = mean(last_x), mean(last_y)
-        history.append({"x": x, "y": y})
-    return history
+    return fsgda(start, trace, lr_x, lr_y)
 
 
 def local_sgdam(
@@ -56,30 +52,21 @@ def local_sgdam(
     batches before round 0 (a choice); with ``own_start`` a client of round 0 begins
     from its own such gradient instead.
     """
-    x, y = start["x"], start["y"]
+    b, at = both(b_x, b_y), start
     first = [first_saddle_gradient(trace, start, i) for i in range(trace.num_clients)]
-    d_x, d_y = mean([g["x"] for g in first]), mean([g["y"] for g in first])
+    d = averaged(first)
     history = []
     for r, (ids, data) in enumerate(trace.rounds):
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        last_x, last_y, last_d_x, last_d_y = [], [], [], []
+        eta, ends, last = rates(lr_x, lr_y, r), [], []
         for i, batches in zip(ids, data, strict=True):
-            own = own_start and r == 0
-            xi, yi = x, y
-            dx, dy = (first[i]["x"], first[i]["y"]) if own else (d_x, d_y)
+            local, d_i = at, first[i] if own_start and r == 0 else d
             for batch in batches:
-                xi = sub(xi, times(eta_x, dx))
-                yi = add(yi, times(eta_y, dy))
-                g = trace.grad({"x": xi, "y": yi}, batch)
-                dx = add(times(1 - b_x, dx), times(b_x, g["x"]))
-                dy = add(times(1 - b_y, dy), times(b_y, g["y"]))
-            last_x.append(xi)
-            last_y.append(yi)
-            last_d_x.append(dx)
-            last_d_y.append(dy)
-        x, y = mean(last_x), mean(last_y)
-        d_x, d_y = mean(last_d_x), mean(last_d_y)
-        history.append({"x": x, "y": y})
+                local = moved(local, eta, d_i)
+                d_i = mixed(b, trace.grad(local, batch), d_i)
+            ends.append(local)
+            last.append(d_i)
+        at, d = averaged(ends), averaged(last)
+        history.append(at)
     return history
 
 
@@ -102,37 +89,27 @@ def fedsgda_m(
     client steps along its own. (x_{t-1,i}, y_{t-1,i}) is the client's own iterate,
     across an averaging too.
     """
-    N = trace.num_clients
-    x, y = start["x"], start["y"]
-    first = [first_saddle_gradient(trace, start, i) for i in range(N)]
-    v, u = mean([g["x"] for g in first]), mean([g["y"] for g in first])
-    before = [start] * N
-    x = sub(x, times(rate(lr_x, 0), v))
-    y = add(y, times(rate(lr_y, 0), u))
+    N, keep = trace.num_clients, both(1 - a_x, 1 - a_y)
+    d = averaged([first_saddle_gradient(trace, start, i) for i in range(N)])
+    before, at = [start] * N, moved(start, rates(lr_x, lr_y, 0), d)
     history = []
     for r, (ids, data) in enumerate(trace.rounds):
         assert sorted(ids) == list(range(N)), "FedSGDA-M needs all clients"
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        xs, ys, vs, us = [], [], [], []
+        eta, ends, last = rates(lr_x, lr_y, r), [], []
         for i, batches in zip(ids, data, strict=True):
-            xi, yi, vi, ui = x, y, v, u
+            local, d_i = at, d
             for k, batch in enumerate(batches):
-                old = trace.grad(before[i], batch)
-                new = trace.grad({"x": xi, "y": yi}, batch)
-                vi = add(new["x"], times(1 - a_x, sub(vi, old["x"])))
-                ui = add(new["y"], times(1 - a_y, sub(ui, old["y"])))
-                before[i] = {"x": xi, "y": yi}
+                old, new = trace.grad(before[i], batch), trace.grad(local, batch)
+                past = combined(sub, d_i, old)
+                d_i = {v: add(new[v], times(keep[v], past[v])) for v in "xy"}
+                before[i] = local
                 if k + 1 < len(batches):
-                    xi = sub(xi, times(eta_x, vi))
-                    yi = add(yi, times(eta_y, ui))
-            xs.append(xi)
-            ys.append(yi)
-            vs.append(vi)
-            us.append(ui)
-        v, u = mean(vs), mean(us)
-        x = sub(mean(xs), times(eta_x, v))
-        y = add(mean(ys), times(eta_y, u))
-        history.append({"x": x, "y": y})
+                    local = moved(local, eta, d_i)
+            ends.append(local)
+            last.append(d_i)
+        d = averaged(last)
+        at = moved(averaged(ends), eta, d)
+        history.append(at)
     return history
 
 
@@ -149,22 +126,17 @@ def fsgda(
     Local SGDA with two-sided rates: ``x += server_lr_x mean_S(x_i - x)``, ``y +=
     server_lr_y mean_S(y_i - y)``.
     """
-    x, y = start["x"], start["y"]
+    server_lr, at = both(server_lr_x, server_lr_y), start
     history = []
     for r, (_, data) in enumerate(trace.rounds):
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        moves_x, moves_y = [], []
+        eta, ends = rates(lr_x, lr_y, r), []
         for batches in data:
-            xi, yi = x, y
+            local = at
             for batch in batches:
-                g = trace.grad({"x": xi, "y": yi}, batch)
-                xi = sub(xi, times(eta_x, g["x"]))
-                yi = add(yi, times(eta_y, g["y"]))
-            moves_x.append(sub(xi, x))
-            moves_y.append(sub(yi, y))
-        x = add(x, times(server_lr_x, mean(moves_x)))
-        y = add(y, times(server_lr_y, mean(moves_y)))
-        history.append({"x": x, "y": y})
+                local = moved(local, eta, trace.grad(local, batch))
+            ends.append(local)
+        at = two_sided(at, ends, server_lr)
+        history.append(at)
     return history
 
 
@@ -184,32 +156,26 @@ def sagda(
     client's K gradients, ``v += (1/N) sum_S(v_i^+ - v_i)``, all 0 first; absent clients
     keep theirs.
     """
-    N = trace.num_clients
-    x, y = start["x"], start["y"]
-    v_x, v_x_i = zeros(x), [zeros(x)] * N
-    v_y, v_y_i = zeros(y), [zeros(y)] * N
+    N, server_lr, at = trace.num_clients, both(server_lr_x, server_lr_y), start
+    control = combined(zeros, start)
+    controls = [control] * N
     history = []
     for r, (ids, data) in enumerate(trace.rounds):
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        moves_x, fresh_x = [], list(v_x_i)
-        moves_y, fresh_y = [], list(v_y_i)
+        eta, ends, fresh = rates(lr_x, lr_y, r), [], list(controls)
         for i, batches in zip(ids, data, strict=True):
-            xi, yi, raw_x, raw_y = x, y, [], []
+            local, raw = at, []
             for batch in batches:
-                g = trace.grad({"x": xi, "y": yi}, batch)
-                raw_x.append(g["x"])
-                raw_y.append(g["y"])
-                xi = sub(xi, times(eta_x, add(sub(g["x"], v_x_i[i]), v_x)))
-                yi = add(yi, times(eta_y, add(sub(g["y"], v_y_i[i]), v_y)))
-            fresh_x[i], fresh_y[i] = mean(raw_x), mean(raw_y)
-            moves_x.append(sub(xi, x))
-            moves_y.append(sub(yi, y))
-        x = add(x, times(server_lr_x, mean(moves_x)))
-        y = add(y, times(server_lr_y, mean(moves_y)))
-        v_x = add(v_x, times(1 / N, total([sub(fresh_x[i], v_x_i[i]) for i in ids])))
-        v_y = add(v_y, times(1 / N, total([sub(fresh_y[i], v_y_i[i]) for i in ids])))
-        v_x_i, v_y_i = fresh_x, fresh_y
-        history.append({"x": x, "y": y})
+                raw.append(trace.grad(local, batch))
+                own = combined(sub, raw[-1], controls[i])
+                local = moved(local, eta, combined(add, own, control))
+            fresh[i] = averaged(raw)
+            ends.append(local)
+        at = two_sided(at, ends, server_lr)
+        news = [combined(sub, fresh[i], controls[i]) for i in ids]
+        change = lambda *parts: times(1 / N, total(parts))
+        control = combined(add, control, combined(change, *news))
+        controls = fresh
+        history.append(at)
     return history
 
 
@@ -232,24 +198,19 @@ def fess_gda(
     z)``; z = x first. ``project`` is P, a map of the whole y; the start is not
     projected.
     """
-    x, y = start["x"], start["y"]
-    z = x
+    server_lr, at, z = both(server_lr_x, server_lr_y), start, start["x"]
+    inside = lambda point: {"x": point["x"], "y": project(point["y"])}
     history = []
     for r, (_, data) in enumerate(trace.rounds):
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        K = len(data[0])
-        moves_x, moves_y = [], []
+        eta, ends = rates(lr_x, lr_y, r), []
         for batches in data:
-            xi, yi = x, y
+            local = at
             for batch in batches:
-                g = trace.grad({"x": xi, "y": yi}, batch)
-                xi = sub(xi, times(eta_x, g["x"]))
-                yi = project(add(yi, times(eta_y, g["y"])))
-            moves_x.append(sub(xi, x))
-            moves_y.append(sub(yi, y))
-        pull = times(eta_x * server_lr_x * K * rho, sub(x, z))
-        x = sub(add(x, times(server_lr_x, mean(moves_x))), pull)
-        y = project(add(y, times(server_lr_y, mean(moves_y))))
-        z = add(z, times(beta, sub(x, z)))
-        history.append({"x": x, "y": y})
+                local = inside(moved(local, eta, trace.grad(local, batch)))
+            ends.append(local)
+        pull = times(eta["x"] * server_lr_x * len(data[0]) * rho, sub(at["x"], z))
+        at = inside(two_sided(at, ends, server_lr))
+        at["x"] = sub(at["x"], pull)
+        z = add(z, times(beta, sub(at["x"], z)))
+        history.append(at)
     return history

@@ -9,38 +9,42 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .guided import normalise_whole
 from .problem import (
     Params,
     Rate,
     add,
     each,
-    mean,
     normalise,
     polar,
-    rate,
     sub,
     times,
     total,
     zeros,
 )
-from .saddle import Saddle, SaddleTrace
-from .scaffold_m import normalise_whole
+from .saddle import (
+    Saddle,
+    SaddleTrace,
+    averaged,
+    both,
+    combined,
+    mixed,
+    moved,
+    rates,
+    two_sided,
+)
 
 Direction = Callable[[Params], Params]  # of the whole variable x or the whole y
 Direction1 = Callable[[np.ndarray], np.ndarray]  # of one leaf
 
 
 class GuidedSaddle(NamedTuple):
-    """The state after a round: x, y, the momenta u, v, controls g and all N g_i."""
+    """The state after a round: (x, y), momenta (u, v), controls g and all N g_i."""
 
-    x: Params
-    y: Params
-    u: Params
-    v: Params
-    g_x: Params
-    g_y: Params
-    g_x_i: list[Params]
-    g_y_i: list[Params]
+    at: Saddle
+    momentum: Saddle
+    g: Saddle
+    g_i: list[Saddle]
 
 
 def guided_states(
@@ -70,41 +74,29 @@ def guided_states(
     with the old g_x, then ``g_x += (1/N) sum_S(g_i^+ - g_i)``; absent clients keep
     their g_i. With S = N it is steps 10 and 12.
     """
-    N = trace.num_clients
-    x, y = start["x"], start["y"]
-    u, g_x, g_x_i = zeros(x), zeros(x), [zeros(x)] * N
-    v, g_y, g_y_i = zeros(y), zeros(y), [zeros(y)] * N
+    N, server_lr, at = trace.num_clients, both(server_lr_x, server_lr_y), start
+    momentum = g = combined(zeros, start)
+    g_i = [g] * N
     history = []
     for r, (ids, data) in enumerate(trace.rounds):
-        eta_x, eta_y = rate(lr_x, r), rate(lr_y, r)
-        beta_x, beta_y = (1.0, 1.0) if r == 0 else (b_x, b_y)
-        moves_x, fresh_x = [], list(g_x_i)
-        moves_y, fresh_y = [], list(g_y_i)
+        eta, ends, fresh = rates(lr_x, lr_y, r), [], list(g_i)
+        beta = both(1.0, 1.0) if r == 0 else both(b_x, b_y)
         for i, batches in zip(ids, data, strict=True):
-            xi, yi, raw_x, raw_y = x, y, [], []
+            local, raw = at, []
             for batch in batches:
-                grad = trace.grad({"x": xi, "y": yi}, batch)
-                raw_x.append(grad["x"])
-                raw_y.append(grad["y"])
-                u_i = times(beta_x, sub(add(grad["x"], g_x), g_x_i[i]))
-                u_i = add(u_i, times(1 - beta_x, u))
-                v_i = times(beta_y, sub(add(grad["y"], g_y), g_y_i[i]))
-                v_i = add(v_i, times(1 - beta_y, v))
-                xi = sub(xi, times(eta_x, direction_x(u_i)))
-                yi = add(yi, times(eta_y, direction_y(v_i)))
-            fresh_x[i], fresh_y[i] = mean(raw_x), mean(raw_y)
-            moves_x.append(sub(xi, x))
-            moves_y.append(sub(yi, y))
-        news_x = [sub(fresh_x[i], g_x_i[i]) for i in ids]
-        news_y = [sub(fresh_y[i], g_y_i[i]) for i in ids]
-        u = add(times(beta_x, add(g_x, mean(news_x))), times(1 - beta_x, u))
-        v = add(times(beta_y, add(g_y, mean(news_y))), times(1 - beta_y, v))
-        g_x = add(g_x, times(1 / N, total(news_x)))
-        g_y = add(g_y, times(1 / N, total(news_y)))
-        g_x_i, g_y_i = fresh_x, fresh_y
-        x = add(x, times(server_lr_x, mean(moves_x)))
-        y = add(y, times(server_lr_y, mean(moves_y)))
-        history.append(GuidedSaddle(x, y, u, v, g_x, g_y, g_x_i, g_y_i))
+                raw.append(trace.grad(local, batch))
+                whole = combined(sub, combined(add, raw[-1], g), g_i[i])
+                u_i = mixed(beta, whole, momentum)
+                step = both(direction_x(u_i["x"]), direction_y(u_i["y"]))
+                local = moved(local, eta, step)
+            fresh[i] = averaged(raw)
+            ends.append(local)
+        news = [combined(sub, fresh[i], g_i[i]) for i in ids]
+        momentum = mixed(beta, combined(add, g, averaged(news)), momentum)
+        change = lambda *parts: times(1 / N, total(parts))
+        g, g_i = combined(add, g, combined(change, *news)), fresh
+        at = two_sided(at, ends, server_lr)
+        history.append(GuidedSaddle(at, momentum, g, g_i))
     return history
 
 
@@ -134,7 +126,7 @@ def fed_nsgda_m(
         server_lr_x,
         server_lr_y,
     )
-    return [{"x": s.x, "y": s.y} for s in states]
+    return [s.at for s in states]
 
 
 def fedmuon_da(
@@ -165,7 +157,7 @@ def fedmuon_da(
     states = guided_states(
         start, trace, lr_x, lr_y, by_leaf, by_leaf, b_x, b_y, server_lr_x, server_lr_y
     )
-    return [{"x": s.x, "y": s.y} for s in states]
+    return [s.at for s in states]
 
 
 def clip_whole(variable: Params, tau: float) -> Params:
@@ -190,4 +182,4 @@ def fedsgda_clip(
     states = guided_states(
         start, trace, lr_x, lr_y, clipped, clipped, b_x, b_y, server_lr_x, server_lr_y
     )
-    return [{"x": s.x, "y": s.y} for s in states]
+    return [s.at for s in states]

@@ -1,11 +1,11 @@
 """A toy minimax problem and its traces: min over x, max over y, in dicts of arrays."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .problem import Batch, Params, draw_trace, mean
+from .problem import Batch, Params, Rate, add, draw_trace, mean, rate, sub, times
 
 Saddle = dict[str, Params]  # {"x": minimised, "y": maximised}
 
@@ -117,3 +117,48 @@ def first_saddle_gradient(trace: SaddleTrace, start: Saddle, i: int) -> Saddle:
     """Client i's gradient at the start, the mean over its batches before round 0."""
     seen = [trace.grad(start, batch) for batch in trace.first[i]]
     return {"x": mean([g["x"] for g in seen]), "y": mean([g["y"] for g in seen])}
+
+
+# ------------------------------------------------------------ both variables at once
+
+
+def both(x: Any, y: Any) -> dict[str, Any]:
+    """Settings of the two variables."""
+    return {"x": x, "y": y}
+
+
+def rates(lr_x: Rate, lr_y: Rate, r: int) -> dict[str, float]:
+    """The learning rates of round r."""
+    return both(rate(lr_x, r), rate(lr_y, r))
+
+
+def moved(at: Saddle, eta: dict[str, float], d: Saddle) -> Saddle:
+    """``x - eta_x d_x`` and ``y + eta_y d_y``: descent in x, ascent in y, at once."""
+    return {
+        "x": sub(at["x"], times(eta["x"], d["x"])),
+        "y": add(at["y"], times(eta["y"], d["y"])),
+    }
+
+
+def averaged(points: Sequence[Saddle]) -> Saddle:
+    """The plain means of both variables."""
+    return {v: mean([point[v] for point in points]) for v in "xy"}
+
+
+def mixed(share: dict[str, float], new: Saddle, old: Saddle) -> Saddle:
+    """``share new + (1 - share) old``, each variable with its own share."""
+    weigh = lambda v: add(times(share[v], new[v]), times(1 - share[v], old[v]))
+    return {v: weigh(v) for v in "xy"}
+
+
+def combined(f: Callable[..., Params], *saddles: Saddle) -> Saddle:
+    """f of the x parts and of the y parts."""
+    return {v: f(*(saddle[v] for saddle in saddles)) for v in "xy"}
+
+
+def two_sided(
+    at: Saddle, ends: Sequence[Saddle], server_lr: dict[str, float]
+) -> Saddle:
+    """``at + server_lr mean(end - at)``, each variable with its own rate."""
+    step = lambda v: times(server_lr[v], mean([sub(end[v], at[v]) for end in ends]))
+    return {v: add(at[v], step(v)) for v in "xy"}

@@ -1,6 +1,7 @@
 """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1) with three local optimisers."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from .problem import (
     Moments,
@@ -79,31 +80,26 @@ def scaffold(
     return [s.x for s in scaffold_states(x, trace, lr, server_lr, warm_start)]
 
 
-def scaffold_momentum(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    momentum: float = 0.9,
-    server_lr: float = 1.0,
+def _scaffold(
+    x: Params, trace: Trace, lr: Rate, server_lr: float, start: Any, rule: Callable
 ) -> list[Params]:
-    """SCAFFOLD of Takezawa et al. 2025, section 7: the local optimiser is heavy ball.
+    """SCAFFOLD of Takezawa et al. 2025, section 7, with any local optimiser.
 
-    The correction enters the gradient before the optimiser, ``m <- .9 m + (g - c_i
-    + c)``, m = 0 every round; c_i^+ is the mean of the K raw gradients g, which is
-    what option II computes when the optimiser is SGD.
+    ``step, state = rule(g - c_i + c, state)``: the correction enters the gradient
+    before the optimiser, whose state is ``start`` every round; c_i^+ is the mean of the
+    K raw gradients g, which is what option II computes when the optimiser is SGD.
     """
     c, c_i = _start(x, trace, warm_start=False)
     history = []
     for r, (ids, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
         deltas, changes = [], []
         for i, batches in zip(ids, data, strict=True):
-            xi, m, raw = x, zeros(x), []
+            xi, state, raw = x, start, []
             for batch in batches:
                 g = trace.grad(xi, batch)
                 raw.append(g)
-                m = add(times(momentum, m), add(sub(g, c_i[i]), c))
-                xi = sub(xi, times(eta, m))
+                step, state = rule(add(sub(g, c_i[i]), c), state)
+                xi = sub(xi, times(rate(lr, r), step))
             deltas.append(sub(xi, x))
             changes.append(sub(mean(raw), c_i[i]))
             c_i = [mean(raw) if j == i else c_i[j] for j in range(trace.num_clients)]
@@ -111,6 +107,18 @@ def scaffold_momentum(
         c = add(c, times(1 / trace.num_clients, total(changes)))
         history.append(x)
     return history
+
+
+def scaffold_momentum(
+    x: Params, trace: Trace, lr: Rate, momentum: float = 0.9, server_lr: float = 1.0
+) -> list[Params]:
+    """SCAFFOLD with heavy ball, ``m <- .9 m + (g - c_i + c)``."""
+
+    def heavy_ball(g, m):
+        m = add(times(momentum, m), g)
+        return m, m
+
+    return _scaffold(x, trace, lr, server_lr, zeros(x), heavy_ball)
 
 
 def scaffold_adam(
@@ -122,27 +130,6 @@ def scaffold_adam(
     eps: float = 1e-8,
     server_lr: float = 1.0,
 ) -> list[Params]:
-    """SCAFFOLD (Adam) of Takezawa et al. 2025, section 7.
-
-    Adam is given the corrected gradient g - c_i + c and starts anew every round;
-    c_i^+ is the mean of the K raw gradients g.
-    """
-    c, c_i = _start(x, trace, warm_start=False)
-    history = []
-    for r, (ids, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        deltas, changes = [], []
-        for i, batches in zip(ids, data, strict=True):
-            xi, state, raw = x, Moments(zeros(x), zeros(x), 0), []
-            for batch in batches:
-                g = trace.grad(xi, batch)
-                raw.append(g)
-                step, state = adam(add(sub(g, c_i[i]), c), state, b1, b2, eps)
-                xi = sub(xi, times(eta, step))
-            deltas.append(sub(xi, x))
-            changes.append(sub(mean(raw), c_i[i]))
-            c_i = [mean(raw) if j == i else c_i[j] for j in range(trace.num_clients)]
-        x = add(x, times(server_lr, mean(deltas)))
-        c = add(c, times(1 / trace.num_clients, total(changes)))
-        history.append(x)
-    return history
+    """SCAFFOLD (Adam)."""
+    rule = lambda g, state: adam(g, state, b1, b2, eps)
+    return _scaffold(x, trace, lr, server_lr, Moments(zeros(x), zeros(x), 0), rule)

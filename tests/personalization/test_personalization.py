@@ -100,7 +100,14 @@ def test_own_parameters_are_not_sent():
 ONE_OF_EACH = [names[-1] for names in traces.by_code(algorithms.ALL)]
 
 
-@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH if name not in WITHOUT])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != "fedprox"))
+        for name in ONE_OF_EACH
+        if name not in WITHOUT
+    ],
+)
 def test_messages_tell_where_clients_end(name):
     """By a projection that sees every local move."""
     algorithm = algorithms.ALL[name].function()

@@ -144,7 +144,7 @@ SAMPLERS = {
     ("sampler", "prologue", "exchanges", "changes"),
     [
         ("shuffled epochs", 2, 2, {"dropout": 0.4, "plan": plans.chunked(3)}),
-        ("poisson", 0, 1, {"plan": plans.vmapped}),
+        slow("poisson", 0, 1, {"plan": plans.vmapped}),
         slow("shuffled epochs", 0, 1, {}),
         slow("shuffled epochs", 0, 1, {"cohorts": poisson_cohorts(), "dropout": 0.2}),
         slow("with replacement", 1, 1, {"dropout": 0.3, "plan": plans.mapped}),

@@ -8,10 +8,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from draws import RARE, assert_uniform, draw_many, frequencies
 from scipy import stats
 
 from fedjax_muon.simulation import batching
+
+# One test in a million would fail for another key, if all is as it should be.
+RARE = 1e-6
+
+
+def draw_many(sampler, sizes, steps, batch, max_client_size):
+    """One draw for every size, each with its own key: [n, steps, batch]."""
+    keys = jax.random.split(jax.random.key(5), len(sizes))
+    draw = lambda key, size: sampler(key, size, steps, batch, max_client_size)
+    return np.asarray(jax.jit(jax.vmap(draw))(keys, jnp.asarray(sizes)))
+
+
+def frequencies(draws):
+    """How often each row of `draws` [n, length] occurs, by its values."""
+    seen, counts = np.unique(draws, axis=0, return_counts=True)
+    return {tuple(row): int(n) for row, n in zip(seen.tolist(), counts, strict=True)}
+
+
+def assert_uniform(counts, outcomes):
+    """Chi-square: `counts` are of equally likely outcomes, `outcomes` of them."""
+    observed = np.zeros(outcomes)
+    observed[: len(counts)] = counts
+    expected = observed.sum() / outcomes
+    assert expected >= 5  # below, the statistic is not chi-square
+    chi2 = np.sum((observed - expected) ** 2) / expected
+    assert chi2 < stats.chi2.isf(RARE, outcomes - 1)
+
 
 SIZES = np.array([1, 2, 3, 7, 59, 60, 61, 119, 120, 121, 500, 999, 1000], np.int32)
 STEPS, BATCH = 12, 10  # 120 examples: less than, as many as and more than a client's
@@ -115,14 +141,6 @@ def test_with_replacement_is_uniform_and_independent():
     assert_uniform(list(frequencies(draws.reshape(-1, 4)).values()), 6**4)
 
 
-def test_full_batch_covers_everything_in_every_step():
-    rows = draw_many(batching.full_batch, np.array([1, 5, 8]), 3, 2, 8)
-    assert rows.shape == (3, 3, 8)
-    for size, client in zip((1, 5, 8), rows, strict=True):
-        expected = [*range(size), *[-1] * (8 - size)]
-        np.testing.assert_array_equal(client, [expected] * 3)
-
-
 # ---------------------------------------------------------------- the clients
 
 PARTS = [np.array([7, 1, 4]), np.array([0]), np.array([2, 7, 3, 9, 5])]
@@ -158,26 +176,6 @@ def test_clients_of_refuses(parts, message):
         batching.clients_of(X, Y, parts)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [batching.shuffled_epochs, batching.with_replacement, batching.full_batch],
-)
-def test_rows_are_the_clients_own_examples(sampler):
-    clients = batching.clients_of(X, Y, PARTS)
-    draw = batching.draw_rows(
-        clients, sampler, steps=4, batch_size=5, max_client_size=8
-    )
-    for client, part in enumerate(PARTS):
-        rows, owners = map(np.asarray, jax.jit(draw)(client, jax.random.key(client)))
-        np.testing.assert_array_equal(owners, [client] * 4)
-        gaps = {-1} if sampler is batching.full_batch else set()
-        assert set(rows.ravel().tolist()) == set(part.tolist()) | gaps
-        place = np.asarray(
-            sampler(jax.random.key(client), clients.size[client], 4, 5, 8)
-        )
-        np.testing.assert_array_equal(rows, np.where(place < 0, -1, part[place]))
-
-
 # --------------------------------------------------------------- the gradient
 
 
@@ -197,3 +195,81 @@ def test_the_gradient_sees_the_rows_and_no_padding():
     np.testing.assert_array_equal(batch.y[::2], Y[[7, 0]])
     assert np.isfinite(batch.x).all()  # what padding promises
     assert set(batch.y.tolist()) <= set(Y.tolist())
+
+
+# ------------------------------------------------ samplers that accounting counts on
+
+
+def joined(draws, size):
+    """Whether each example is in each batch [n, size], from places [n, room]."""
+    drawn = np.asarray(draws).reshape(-1, draws.shape[-1])
+    found = np.zeros((len(drawn), size), bool)
+    for row, places in zip(found, drawn, strict=True):
+        places = places[places >= 0]
+        assert len(set(places)) == len(places)  # nobody twice
+        row[places] = True
+    return found
+
+
+def test_poisson_is_one_coin_for_every_example_and_batch():
+    size, batch = 6, 2
+    sampler = batching.poisson(longest_batch=8)
+    draws = draw_many(sampler, np.full(300, size, np.int32), 10, batch, 16)
+    found = joined(draws, size)
+    chance, count = batch / size, len(found)
+    # each of the 64 subsets has the probability of its coins: marginals, pairs and all
+    codes = found @ (1 << np.arange(size))
+    observed = np.bincount(codes, minlength=2**size)
+    sizes = np.array([bin(code).count("1") for code in range(2**size)])
+    expected = count * chance**sizes * (1 - chance) ** (size - sizes)
+    rare = expected < 5
+    pool = lambda v: np.append(v[~rare], v[rare].sum())
+    chi2 = np.sum((pool(observed) - pool(expected)) ** 2 / pool(expected))
+    assert chi2 < stats.chi2.isf(RARE, (~rare).sum())
+    # and batches of one client have nothing to do with each other
+    same = found.reshape(300, 10, size)
+    both = (same[:, :-1] & same[:, 1:]).mean()
+    assert abs(both - chance**2) < 5 * chance / np.sqrt(300 * 9 * size)
+
+
+@pytest.mark.slow
+def test_of_more_than_there_is_room_for_a_uniform_part_is_kept():
+    sampler = batching.poisson(longest_batch=2)
+    draws = draw_many(sampler, np.full(600, 4, np.int32), 5, 2, 4)
+    assert draws.shape == (600, 5, 2)
+    full = draws.reshape(-1, 2)[(draws.reshape(-1, 2) >= 0).all(1)]
+    counts = frequencies(np.sort(full, axis=1))
+    assert_uniform(list(counts.values()), 6)
+    # two or more of four coins of one half: 11 of 16
+    share = len(full) / draws[..., 0].size
+    assert abs(share - 11 / 16) < 5 * np.sqrt(11 / 16 * 5 / 16 / 3000)
+
+
+def test_a_small_client_joins_whole():
+    draws = draw_many(batching.poisson(4), np.int32([2, 3]), 3, 4, 8)
+    assert joined(draws[0], 2).all()
+    assert joined(draws[1], 3).all()
+
+
+def test_room_for_less_than_the_expected_batch_is_refused():
+    with pytest.raises(ValueError, match="longest_batch must be at least the batch"):
+        batching.poisson(3)(jax.random.key(0), jnp.int32(9), 1, 4, 16)
+
+
+@pytest.mark.slow
+def test_subsets_are_uniform_and_fresh():
+    draws = draw_many(batching.without_replacement, np.full(400, 5, np.int32), 4, 3, 8)
+    found = joined(draws, 5)
+    assert (found.sum(1) == 3).all()
+    subsets = list(itertools.combinations(range(5), 3))
+    counts = frequencies(found)
+    assert len(counts) == len(subsets)
+    assert_uniform(list(counts.values()), len(subsets))
+    assert len(np.unique(draws[0], axis=0)) > 1
+
+
+def test_subsets_of_a_small_client_are_all_of_it():
+    draws = draw_many(batching.without_replacement, np.int32([2, 4]), 3, 4, 8)
+    assert draws.shape == (2, 3, 4)
+    assert joined(draws[0], 2).all()
+    assert joined(draws[1], 4).all()

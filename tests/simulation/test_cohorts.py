@@ -1,28 +1,19 @@
 """Who takes part: fixed and Poisson cohorts, alone and in a simulation."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import PARTS, assert_same_bits, federation
+from federation import PARTS, federation
 from scipy import stats
 
 from fedjax_muon.algorithms import ALL, fedavg, scaffold
 from fedjax_muon.privacy.client_mechanism import private_clients
-from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
+from fedjax_muon.simulation.cohorts import poisson_cohorts
 from fedjax_muon.simulation.participation import by_examples
 from fedjax_muon.simulation.sweep import Cell, sweep
 
 N = len(PARTS)
 KEY = jax.random.key(5)
-
-
-def test_fixed_cohorts_are_what_they_always_were():
-    for i in range(5):
-        key = jax.random.fold_in(KEY, i)
-        everyone = jnp.arange(9, dtype=jnp.int32)
-        ids = jax.random.choice(key, everyone, (4,), replace=False)
-        assert_same_bits(fixed_cohort(key, 9, 4), (ids, jnp.ones(4, bool)))
 
 
 def drawn(cohorts, clients, size, count=4000):

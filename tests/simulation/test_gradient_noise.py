@@ -113,6 +113,7 @@ def test_the_command(tmp_path, capsys):
     assert not figure.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "message"),
     [

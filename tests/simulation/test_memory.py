@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import federation
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from command import refused
 
 from fedjax_muon import models, simulation, tasks
 from fedjax_muon.algorithms import ALL
+from fedjax_muon.cli import main
 from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset, load
 from fedjax_muon.engine import plans
@@ -185,6 +187,7 @@ def test_every_device_needs_its_part_alone():
     assert 0.7 < estimated(one) / allocated < 2.5
 
 
+@pytest.mark.slow
 def test_examples_count_where_they_lie():
     data = federation.blobs(400)
     labels = 4 * 400 + 4 * 20  # training and test
@@ -383,3 +386,61 @@ def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
     assert refused(capsys, "resume", old) == line
     assert refused(capsys, "compare", "fedavg", *plan, "--output", two) == line
     assert not list(tmp_path.rglob("metrics.csv"))
+
+
+# ---------------------------------------------------------- what cannot be estimated
+
+
+def unreadable(number):
+    """A scan in a form of no JAX that there is: with parameters of other names, without
+    a program, or of an operation that nobody knows."""
+    traced = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c * 2, ()), x, length=3)[0])
+    program = traced.trace(jnp.zeros(250)).jaxpr
+    (eqn,) = program.jaxpr.eqns
+    other = (
+        {"params": {"reverse": False}},
+        {"params": {"jaxpr": eqn.params["jaxpr"], "more": eqn.params["jaxpr"]}},
+        {"primitive": jax.extend.core.Primitive("swirl")},
+    )[number]
+    return SimpleNamespace(
+        jaxpr=SimpleNamespace(
+            invars=program.jaxpr.invars,
+            constvars=(),
+            outvars=program.jaxpr.outvars,
+            eqns=[eqn.replace(**other)],
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (0, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
+        (1, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
+        (2, "the operation swirl is unknown"),
+    ],
+)
+def test_a_program_in_an_unknown_form_has_an_unknown_estimate(number, message):
+    with pytest.raises(UnknownMemoryError, match=message):
+        memory.peak_bytes(unreadable(number))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
+    def unknown(program, donated=()):
+        return memory._peak(unreadable(2).jaxpr, donated)
+
+    monkeypatch.setattr(memory_check, "peak_bytes", unknown)
+    with pytest.warns(UserWarning, match="^memory not checked: the operation swirl"):
+        check_memory(federation.federation())
+    short = ["--rounds", "1", "--model", "mlp", "--hidden", "4", "--cohort-size", "1"]
+    out = tmp_path / "out"
+    main(["train", "--algorithm", "fedavg", *short, "--output", str(out)])
+    said = capsys.readouterr().err.splitlines()
+    line = "fedjax-muon: warning: memory not checked: the operation swirl is unknown"
+    assert said.count(line) == 1  # beside what other packages warn of
+    assert len((out / "metrics.csv").read_text().splitlines()) == 3
+    grid = ["--grid", "lr=0.1", "--seeds", "1", "--output", str(tmp_path / "grid")]
+    main(["sweep", "--algorithms", "fedavg", *grid, *short])
+    assert "memory not checked, one cell at a time: " in capsys.readouterr().err

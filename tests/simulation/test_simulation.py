@@ -10,9 +10,8 @@ import numpy as np
 import optax
 import pytest
 from federation import DATA, PARTS, TASK, assert_close, assert_same_bits, cut, trained
-from scipy import stats
 
-from fedjax_muon import engine, simulation
+from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
 from fedjax_muon.engine import plans
@@ -111,76 +110,6 @@ class Held(NamedTuple):
     """What the servers below hold."""
 
     params: Any
-
-
-def attendance():
-    """Client states count how often clients take part; the server sums S and S^2."""
-
-    def server(state, mean, round):
-        del mean
-        here = jnp.stack([round.clients, round.clients**2])
-        return Held(state.params + here)
-
-    client = lambda objective, shared, client_state, batches, round: (
-        jnp.float32(0),
-        client_state + 1,
-    )
-    exchange = Exchange(lambda state, round: (), client, server)
-    begin = lambda params: Held(jnp.zeros(2))
-    return Algorithm(begin, lambda params: jnp.int32(0), (exchange,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_cohorts_are_uniform_and_clients_drop_out_independently(dropout):
-    rounds, size = 3000, 3
-    prepared = federation.federation(attendance(), dropout=dropout)
-    state = prepared.init(jax.random.key(11))
-    state, metrics = prepared.train_rounds(state, rounds)
-    assert not metrics.lost.any()  # silence is not a loss
-
-    # Each of the 6 clients is there in a binomial number of rounds, ...
-    each = stats.binom(rounds, (1 - dropout) * size / 6)
-    counts = np.asarray(state.training.client_states)
-    assert np.all(np.abs(counts - each.mean()) < 5 * each.std())
-
-    # ... and in each round a binomial number of clients, all of them without dropout.
-    k = np.arange(size + 1)
-    chance = stats.binom(size, 1 - dropout).pmf(k)
-    sums = np.asarray(state.training.server.params)
-    assert sums[0] == counts.sum()
-    for power, total in enumerate(sums, 1):
-        mean, square = chance @ k**power, chance @ k ** (2 * power)
-        deviation = np.sqrt(max(square - mean**2, 0) * rounds)
-        assert abs(total - rounds * mean) <= 5 * deviation + 1e-6
-
-
-def test_a_client_that_drops_out_is_as_if_never_sampled():
-    prepared = federation.federation(CORRECT, dropout=0.4)
-    objective = batching.objective_of(TASK, prepared.clients)
-    draw = batching.draw_rows(
-        prepared.clients, batching.shuffled_epochs, 2, 4, prepared.max_client_size
-    )
-    run = jax.jit(engine.make_round(CORRECT, objective, 6, plans.mapped, draw))
-    state = prepared.init(jax.random.key(2))
-    key, checked = jax.random.clone(state.key), 0
-    for index in range(12):
-        there = federation.answers(prepared, key, index)
-        ids = federation.cohort(prepared, key, index)[there]
-        before = jax.tree.map(jnp.copy, state.training)
-        state, _ = prepared.train_round(state)
-        if len(ids) == 2:  # one program
-            checked += 1
-            stream = jax.random.fold_in(key, 0)
-            expected, _ = run(before, ids, ids, jnp.ones(2), stream)
-            assert_close(state.training, expected)
-        away = np.setdiff1d(np.arange(6), ids)
-        for a, b in zip(
-            *map(jax.tree.leaves, (before.client_states, state.training.client_states)),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(a[away], b[away])
-    assert checked >= 3
 
 
 # -------------------------------------------------------- prologue, bytes, scores

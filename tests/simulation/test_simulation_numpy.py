@@ -70,7 +70,7 @@ MUON = (
     ("algorithm", "loop", "weighting", "work"),
     [
         (*MUON, simulation.uniform, {"local_steps": 3}),
-        (*SGD, simulation.by_examples, {"local_epochs": 1}),
+        slow(*SGD, simulation.by_examples, {"local_epochs": 1}),
         slow(*SGD, simulation.uniform, {"local_steps": 3}),
         slow(*SGD, simulation.by_examples, {"local_steps": 3}),
     ],

@@ -12,6 +12,7 @@ from federation import DATA, PARTS, assert_same_bits
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.simulation import training
+from fedjax_muon.simulation.early_stopping import early_stopping
 
 
 def ran(prepared, state, **how):
@@ -230,3 +231,45 @@ def test_a_loss_that_becomes_nan_names_its_round():
     _, rows = training.train(broken, start(broken), drop_nonfinite=True, **how)
     nan = [row["round"] for row in rows if np.isnan(row["train_loss"])]
     assert nan[0] == first > 0
+
+
+# ------------------------------------------------------------------ early stopping
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "stops"),
+    [
+        ([3, 2, 1, 1, 1], {"mode": "min", "patience": 2}, 4),
+        ([3, 2, 2.5, 1, 2, 2], {"mode": "min", "patience": 2}, 5),
+        ([1, 2, 1, 3, 2, 1, 0], {"mode": "max", "patience": 3}, 6),
+        ([1, 2, 2.05, 2.09], {"mode": "max", "patience": 2, "min_change": 0.1}, 3),
+        ([1, NAN, NAN, 2], {"mode": "max", "patience": 2}, 2),
+        ([5, 4, 3, 2], {"mode": "min", "patience": 1}, None),
+    ],
+)
+def test_it_stops_after_the_patience(values, options, stops):
+    stop = early_stopping("loss", **options)
+    answers = [stop(None, {"loss": value}) for value in values]
+    assert (answers.index(True) if True in answers else None) == stops
+
+
+def test_training_ends_early(plain):
+    stop = early_stopping("bytes_up", patience=2, mode="min")  # which only increase
+    how = {"rounds": 50, "evaluate_every": 1, "callbacks": [stop]}
+    _, history = training.train(plain, start(plain), **how)
+    assert [row["round"] for row in history] == [0, 1, 2]
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="patience must be at least 1, got 0"):
+        early_stopping("train_loss", patience=0, mode="min")
+    with pytest.raises(ValueError, match='"min" or "max", got \'less\''):
+        early_stopping("train_loss", patience=1, mode="less")
+    with pytest.raises(ValueError, match="min_change must be at least 0, got -1"):
+        early_stopping("train_loss", patience=1, mode="min", min_change=-1)
+    stop = early_stopping("loss", patience=1, mode="min")
+    with pytest.raises(ValueError, match="no metric 'loss'; there are round, f1"):
+        stop(None, {"round": 0, "f1": 1.0})

@@ -48,6 +48,7 @@ def images():
 # ---------------------------------------------------------------- the choice
 
 
+@pytest.mark.slow
 def test_real_measurements_choose_a_plan_of_the_same_numbers():
     one = federation.federation(**SIX)
     tuned = tune(one, seconds=0.001, repeats=1)
@@ -128,6 +129,7 @@ def test_the_fastest_plan_is_chosen(monkeypatch, seconds, best):
     assert plan is {0: vmapped, 2: mapped}.get(best, plan)
 
 
+@pytest.mark.slow
 def test_plans_that_do_not_fit_are_left_out(monkeypatch):
     needs = iter([2000, None, 500])
     monkeypatch.setattr(tuning, "need_of", lambda _: next(needs))
@@ -150,6 +152,7 @@ def test_other_plans_and_agents_are_refused():
         tune(agents)
 
 
+@pytest.mark.slow
 def test_a_signature_depends_on_the_program_alone():
     one = federation.federation(**SIX)
     known = signature_of(one)

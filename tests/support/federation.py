@@ -77,16 +77,6 @@ def cohort(prepared, key, index):
     return np.asarray(jax.random.choice(stream, everyone, size, replace=False))
 
 
-def answers(prepared, key, index):
-    """Which of them answer."""
-    setup, stream = (
-        prepared.setup,
-        jax.random.fold_in(jax.random.fold_in(key, 2), index),
-    )
-    chance = 1 - setup.dropout
-    return np.asarray(jax.random.bernoulli(stream, chance, (setup.cohort_size,)))
-
-
 def rows(prepared, key, index, ids, steps=None, prologue=0):
     """The examples of `ids` in round `index`, [S, K, B]; -1 is padding."""
     setup, clients = prepared.setup, prepared.clients

@@ -30,14 +30,7 @@ def grad_fn(params, batch, key):
     return jax.grad(loss)(params)
 
 
-def fixed_bias(params, batch, key):
-    """`grad_fn` for w alone, the trace of `oracles.cases.matrix_only`."""
-    bias = jnp.array([0.1, -0.2, 0.3], params["w"].dtype)
-    return {"w": grad_fn({**params, "b": bias}, batch, key)["w"]}
-
-
 TOY = Objective(grad_fn)
-FIXED_BIAS = Objective(fixed_bias)
 
 
 def stack(data):

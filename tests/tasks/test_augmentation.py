@@ -45,6 +45,7 @@ def test_crops_and_flips_equal_those_by_hand(padding):
     assert changed.dtype == IMAGES.dtype
 
 
+@pytest.mark.slow
 def test_all_places_are_equally_likely():
     count, places = 20_000, 9 * 9
     drawn = draw(KEY, count, 4)
@@ -74,6 +75,7 @@ def batch():
     return tasks.Batch(IMAGES, LABELS, weight)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_of_changed_images_and_drops_by_a_key_of_its_own():
     plain = tasks.classification(Dropping(), IMAGES.shape[1:])
     task = augmented(plain, crop_and_flip(2))
@@ -120,6 +122,7 @@ MEAN = tasks.Task(
 )
 
 
+@pytest.mark.slow
 def test_methods_that_compare_two_points_meet_the_same_crops():
     """STEM's momentum moves by the differences of gradients at two points alone if all
     weight is given to the past. All gradients of a linear loss are equal, but for what
@@ -158,6 +161,7 @@ def test_what_is_no_image_is_refused(shape):
         crop_and_flip()(KEY, np.zeros(shape, np.float32))
 
 
+@pytest.mark.slow
 def test_the_config_names_it():
     dataset = Dataset(IMAGES, LABELS, IMAGES, LABELS, ("a", "b", "c"))
     sizes = {"num_clients": 3, "cohort_size": 2, "partition": "iid", "hidden": (4,)}

@@ -262,6 +262,7 @@ def assert_given(program):
     assert len(text) < 2**18  # as text, a constant has two letters a byte
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_no_part_of_the_programs(wide):
     assert "512x512" not in jax.jit(wide.init).lower(KEY).as_text()
     run = prepared(wide)

@@ -52,6 +52,7 @@ def test_auc_by_counting_pairs():
         np.testing.assert_allclose(AUC(scores, y), pairs, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positives", [1, 3, 49_000])
 def test_extreme_imbalance(positives):
     rng = np.random.default_rng(positives)
@@ -60,6 +61,7 @@ def test_extreme_imbalance(positives):
     np.testing.assert_allclose(AUC(scores, y), roc_auc_score(y, scores), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_ties_of_a_large_sample():
     """Counts of pairs are far beyond 2^31."""
     y = np.tile(np.int32([0, 1, 1, 0, 0]), 40_000)
@@ -90,6 +92,7 @@ def test_infinite_scores_and_both_zeros_rank():
     np.testing.assert_allclose(AUC(scores, y), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_auc_does_not_depend_on_the_scale_or_the_order():
     ((scores, y),) = cases(1, 60, seed=2)
     order = np.random.default_rng(0).permutation(60)
@@ -130,6 +133,7 @@ TAILS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAILS)
 def test_known_tails(name):
     law, index = TAILS[name]

@@ -135,6 +135,7 @@ def shared_out(data, *parts):
     return clients_of(data.x_train, data.y_train, parts)
 
 
+@pytest.mark.slow
 def test_a_client_has_a_share_of_its_own():
     data, params = binary(), auc_params()
     parts = cut([9, 14])
@@ -151,6 +152,7 @@ def test_a_client_has_a_share_of_its_own():
         close([found.x.w1, found.x.w2, found.y], [hand.w1, hand.w2, -hand.w3])
 
 
+@pytest.mark.slow
 def test_a_client_of_one_class_has_no_gradient():
     data = binary()
     parts = [np.flatnonzero(data.y_train == label)[:5] for label in (0, 1)]
@@ -172,6 +174,7 @@ def test_padding_does_not_count():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 def test_auc_is_evaluated():
     data, params = binary(), auc_params(seed=3)
     parts = cut([30, 20])
@@ -244,6 +247,7 @@ def test_agnostic_gradient_by_hand_and_its_mean_over_clients():
     close(-mean.y, np.array(losses) - STRENGTH * (SIMPLEX - 0.25))
 
 
+@pytest.mark.slow
 def test_agnostic_begins_in_the_middle_and_scores_the_model():
     params = MIXED.init(KEY)
     np.testing.assert_array_equal(params.y, np.full(4, 0.25, np.float32))
@@ -382,6 +386,7 @@ def test_gradients_hand_their_key_to_the_model(problem):
     assert np.any(jax.tree.leaves(one.x)[1] != jax.tree.leaves(other.x)[1])
 
 
+@pytest.mark.slow
 def test_a_client_beyond_the_last_makes_agnostic_gradients_nan():
     """So that no message of it is averaged."""
     task = agnostic(Linear(3), (5,), 2)

@@ -161,6 +161,7 @@ def test_the_solution_is_stationary_and_potential_zero_there_alone(name):
             close(potential(params), (above - best) + (above - here), atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convex", "convex, singular"])
 def test_the_duality_gap_of_convex_problems(name):
     problem, data = draw(name)
@@ -190,6 +191,7 @@ def test_nonconvex_problems_have_no_duality_gap():
     assert quadratic.duality_gap(problem, quadratic.solution(problem)) == np.inf
 
 
+@pytest.mark.slow
 def test_heterogeneity_is_the_spread_of_clients_about_the_same_mean():
     same, one, two = (draw("nonconvex", heterogeneity=h)[1] for h in (0, 1, 2))
     for name in ("B", "C"):
@@ -219,6 +221,7 @@ def test_shapes_start_and_keys():
         assert np.abs(np.asarray(a) - np.asarray(c)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_single_precision_keeps_the_rank_of_d():
     _, data = draw("convex, singular")
     single = quadratic.Quadratic(*map(np.float32, data))

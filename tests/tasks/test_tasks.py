@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 from fedjax_muon import models, tasks
 from fedjax_muon.simulation import evaluation
 
+SLOW = pytest.mark.slow
 KEY = jax.random.key(0)
 
 
@@ -55,7 +56,13 @@ def test_gradient_of_an_mlp_by_hand():
     )
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "emnist_cnn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lenet",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "emnist_cnn")),
+    ],
+)
 def test_gradient_by_finite_differences(name):
     task = tasks.classification(models.ALL[name](classes=3), (12, 12, 1))
     batch = draw((12, 12, 1), 3, size=4)

@@ -1,8 +1,31 @@
-"""FedNova: the mean of normalized directions (Wang et al. 2020, arXiv:2007.07481)."""
+"""FedProx: a pull to the round's model. FedNova: means of normalized directions.
+
+Li et al. 2020; Wang et al. 2020, arXiv:2007.07481.
+"""
 
 import numpy as np
 
+from .fedavg import plain_server, replay
 from .problem import Params, Rate, Trace, add, rate, sub, times, total
+
+
+def fedprox(
+    x: Params, trace: Trace, lr: Rate, proximal: float = 0.01, server_lr: float = 1.0
+) -> list[Params]:
+    """FedProx (Li et al. 2020, Algorithm 2) with K steps of SGD as the inexact solver.
+
+    h_i(z) = f_i(z) + proximal/2 |z - x^r|^2, hence the gradient
+    ``grad_i(z) + proximal (z - x^r)``.
+    """
+
+    def local(x, batches, eta):
+        xi = x
+        for batch in batches:
+            pull = times(proximal, sub(xi, x))
+            xi = sub(xi, times(eta, add(trace.grad(xi, batch), pull)))
+        return xi
+
+    return replay(x, trace, lr, local, plain_server(server_lr))
 
 
 def coefficients(steps: int, momentum: float, shrink: float) -> np.ndarray:

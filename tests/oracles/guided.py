@@ -1,0 +1,298 @@
+"""A momentum of the last round guides the clients: FedCM, Cheng et al., PAdaMFed.
+
+FedAvg-VR, SCAFFOLD-VR and PAdaMFed-VR have two-point, STORM-like directions.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .problem import (
+    Params,
+    Rate,
+    Trace,
+    add,
+    each,
+    mean,
+    rate,
+    sub,
+    times,
+    total,
+    zeros,
+)
+
+
+def fedcm(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Params]:
+    """FedCM (Xu et al. 2021, arXiv 2106.10874, Algorithm 2).
+
+    ``x_i <- x_i - lr [b g + (1-b) Delta]``; ``Delta <- -mean(x_i - x)/(K lr)`` with
+    the lr of the round that made it; ``x += server_lr mean(x_i - x)``; Delta = 0 first.
+    """
+    delta_r = zeros(x)
+    history = []
+    for r, (_, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        K = len(data[0])
+        deltas = []
+        for batches in data:
+            xi = x
+            for batch in batches:
+                v = add(times(b, trace.grad(xi, batch)), times(1 - b, delta_r))
+                xi = sub(xi, times(eta, v))
+            deltas.append(sub(xi, x))
+        delta_r = times(-1 / (K * eta), mean(deltas))
+        x = add(x, times(server_lr, mean(deltas)))
+        history.append(x)
+    return history
+
+
+def fedavg_m(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Params]:
+    """FedAvg-M (Cheng et al. 2024, arXiv 2306.16504, Algorithm 1).
+
+    ``d = b g_i + (1-b) g^r``; ``x_i <- x_i - lr d``; ``g^{r+1}`` is the mean of d over
+    the cohort and its K steps; ``x <- x - gamma g^{r+1}`` with ``gamma = server_lr lr
+    K``; g^0 = 0.
+    """
+    g = zeros(x)
+    history = []
+    for r, (_, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        K = len(data[0])
+        gamma = server_lr * eta * K
+        directions = []
+        for batches in data:
+            xi = x
+            for batch in batches:
+                d = add(times(b, trace.grad(xi, batch)), times(1 - b, g))
+                xi = sub(xi, times(eta, d))
+                directions.append(d)
+        g = mean(directions)
+        x = sub(x, times(gamma, g))
+        history.append(x)
+    return history
+
+
+def fedavg_vr(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Params]:
+    """FedAvg-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
+
+    ``d = grad(x_i; xi) + (1-b)(g^r - grad(x^{r-1}; xi))``, the same batch at both
+    points; ``x_i <- x_i - lr d``; ``g^{r+1} = -mean(x_i - x)/(lr K)``; ``x <- x +
+    server_lr mean(x_i - x)``. x^{-1} = x^0, and b = 1 in round 0, where there is no g.
+    """
+    x_prev, g = x, zeros(x)
+    history = []
+    for r, (_, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        K = len(data[0])
+        b_r = 1.0 if r == 0 else b
+        deltas = []
+        for batches in data:
+            xi = x
+            for batch in batches:
+                old = trace.grad(x_prev, batch)
+                d = add(trace.grad(xi, batch), times(1 - b_r, sub(g, old)))
+                xi = sub(xi, times(eta, d))
+            deltas.append(sub(xi, x))
+        g = times(-1 / (K * eta), mean(deltas))
+        x_prev = x
+        x = add(x, times(server_lr, mean(deltas)))
+        history.append(x)
+    return history
+
+
+class Guided(NamedTuple):
+    """The state after a round: x, the momentum g, c, and c_i of all N clients."""
+
+    x: Params
+    g: Params
+    c: Params
+    c_i: list[Params]
+
+
+def normalise_whole(d: Params) -> Params:
+    """d / |d|, the Euclidean norm over all leaves together; 0 gives 0."""
+    norm = np.sqrt(sum(np.sum(leaf**2) for leaf in d.values()))
+    return each(lambda leaf: leaf / norm, d) if norm > 0 else zeros(d)
+
+
+def scaffold_m_states(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Guided]:
+    """SCAFFOLD-M (Cheng et al. 2024, arXiv 2306.16504; from memory).
+
+    ``d = b (grad - c_i + c) + (1-b) g``; ``x_i <- x_i - lr d``; ``c_i^+`` the mean of
+    the K gradients; ``g <- -mean_S(x_i - x)/(lr K)``; ``x += server_lr mean_S(x_i -
+    x)``; ``c += (1/N) sum_S(c_i^+ - c_i)``. Controls and g are 0 first, b = 1 in
+    round 0.
+    """
+    N = trace.num_clients
+    g, c, c_i = zeros(x), zeros(x), [zeros(x)] * N
+    history = []
+    for r, (ids, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        b_r = 1.0 if r == 0 else b
+        deltas, fresh = [], list(c_i)
+        for i, batches in zip(ids, data, strict=True):
+            xi, raw = x, []
+            for batch in batches:
+                gradient = trace.grad(xi, batch)
+                raw.append(gradient)
+                d = times(b_r, add(sub(gradient, c_i[i]), c))
+                d = add(d, times(1 - b_r, g))
+                xi = sub(xi, times(eta, d))
+            fresh[i] = mean(raw)
+            deltas.append(sub(xi, x))
+        g = times(-1 / (len(data[0]) * eta), mean(deltas))
+        x = add(x, times(server_lr, mean(deltas)))
+        c = add(c, times(1 / N, total([sub(fresh[i], c_i[i]) for i in ids])))
+        c_i = fresh
+        history.append(Guided(x, g, c, c_i))
+    return history
+
+
+def scaffold_m(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Params]:
+    """The parameters of `scaffold_m_states` (Cheng et al. 2024)."""
+    return [s.x for s in scaffold_m_states(x, trace, lr, b, server_lr)]
+
+
+def padamfed_states(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Guided]:
+    """PAdaMFed (Yan et al., ICLR 2025, the version without variance reduction).
+
+    ``h = b c + (1-b) g``; ``d = b grad - b c_i + h``; ``x_i <- x_i - lr d/|d|``, the
+    norm over the whole model; ``c_i^+`` the mean of the K gradients. Server, c being
+    the old one: ``g <- b [c + mean_S(c_i^+ - c_i)] + (1-b) g``, then ``c += (1/N)
+    sum_S(c_i^+ - c_i)``; ``x += server_lr mean_S(x_i - x)``. Controls and g are 0
+    first, b = 1 in round 0.
+    """
+    N = trace.num_clients
+    g, c, c_i = zeros(x), zeros(x), [zeros(x)] * N
+    history = []
+    for r, (ids, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        b_r = 1.0 if r == 0 else b
+        h = add(times(b_r, c), times(1 - b_r, g))
+        deltas, fresh = [], list(c_i)
+        for i, batches in zip(ids, data, strict=True):
+            xi, raw = x, []
+            for batch in batches:
+                gradient = trace.grad(xi, batch)
+                raw.append(gradient)
+                d = add(sub(times(b_r, gradient), times(b_r, c_i[i])), h)
+                xi = sub(xi, times(eta, normalise_whole(d)))
+            fresh[i] = mean(raw)
+            deltas.append(sub(xi, x))
+        changes = [sub(fresh[i], c_i[i]) for i in ids]
+        g = add(times(b_r, add(c, mean(changes))), times(1 - b_r, g))
+        c = add(c, times(1 / N, total(changes)))
+        c_i = fresh
+        x = add(x, times(server_lr, mean(deltas)))
+        history.append(Guided(x, g, c, c_i))
+    return history
+
+
+def padamfed(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Params]:
+    """The parameters of `padamfed_states` (Yan et al., ICLR 2025)."""
+    return [s.x for s in padamfed_states(x, trace, lr, b, server_lr)]
+
+
+def scaffold_vr_states(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Guided]:
+    """SCAFFOLD-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
+
+    ``d = grad(x_i; xi) - b (c_i - c) + (1-b)(g - grad(x^{r-1}; xi))``, the same batch
+    at both points; ``x_i <- x_i - lr d``; ``c_i^+`` the mean of the K gradients at the
+    local points; ``g <- -mean_S(x_i - x)/(lr K)``; ``x += server_lr mean_S(x_i - x)``;
+    ``c += (1/N) sum_S(c_i^+ - c_i)``. Controls and g are 0 first, x^{-1} = x^0, b = 1
+    in round 0.
+    """
+    N = trace.num_clients
+    x_prev, g, c, c_i = x, zeros(x), zeros(x), [zeros(x)] * N
+    history = []
+    for r, (ids, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        b_r = 1.0 if r == 0 else b
+        deltas, fresh = [], list(c_i)
+        for i, batches in zip(ids, data, strict=True):
+            xi, raw = x, []
+            for batch in batches:
+                new, old = trace.grad(xi, batch), trace.grad(x_prev, batch)
+                raw.append(new)
+                d = sub(new, times(b_r, sub(c_i[i], c)))
+                d = add(d, times(1 - b_r, sub(g, old)))
+                xi = sub(xi, times(eta, d))
+            fresh[i] = mean(raw)
+            deltas.append(sub(xi, x))
+        g = times(-1 / (len(data[0]) * eta), mean(deltas))
+        x_prev = x
+        x = add(x, times(server_lr, mean(deltas)))
+        c = add(c, times(1 / N, total([sub(fresh[i], c_i[i]) for i in ids])))
+        c_i = fresh
+        history.append(Guided(x, g, c, c_i))
+    return history
+
+
+def scaffold_vr(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Params]:
+    """The parameters of `scaffold_vr_states` (Cheng et al. 2024)."""
+    return [s.x for s in scaffold_vr_states(x, trace, lr, b, server_lr)]
+
+
+def padamfed_vr_states(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Guided]:
+    """PAdaMFed-VR (Yan et al., ICLR 2025).
+
+    ``h = b c + (1-b) g``; ``d = grad(x_i; xi) - b c_i + h - (1-b) grad(x^{r-1}; xi)``,
+    the same batch at both points; ``x_i <- x_i - lr d/|d|``, the norm over the whole
+    model; ``c_i^+`` the mean of the K gradients at the local points. ``g`` is the mean
+    of d over the cohort and the K steps (a choice: the server's g is not printed where
+    the local rule is); ``c += (1/N) sum_S(c_i^+ - c_i)``; ``x += server_lr mean_S(x_i
+    - x)``. Controls and g are 0 first, x^{-1} = x^0, b = 1 in round 0.
+    """
+    N = trace.num_clients
+    x_prev, g, c, c_i = x, zeros(x), zeros(x), [zeros(x)] * N
+    history = []
+    for r, (ids, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        b_r = 1.0 if r == 0 else b
+        h = add(times(b_r, c), times(1 - b_r, g))
+        deltas, directions, fresh = [], [], list(c_i)
+        for i, batches in zip(ids, data, strict=True):
+            xi, raw = x, []
+            for batch in batches:
+                new, old = trace.grad(xi, batch), trace.grad(x_prev, batch)
+                raw.append(new)
+                d = add(sub(new, times(b_r, c_i[i])), h)
+                d = sub(d, times(1 - b_r, old))
+                directions.append(d)
+                xi = sub(xi, times(eta, normalise_whole(d)))
+            fresh[i] = mean(raw)
+            deltas.append(sub(xi, x))
+        g = mean(directions)
+        c = add(c, times(1 / N, total([sub(fresh[i], c_i[i]) for i in ids])))
+        c_i = fresh
+        x_prev = x
+        x = add(x, times(server_lr, mean(deltas)))
+        history.append(Guided(x, g, c, c_i))
+    return history
+
+
+def padamfed_vr(
+    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
+) -> list[Params]:
+    """The parameters of `padamfed_vr_states` (Yan et al., ICLR 2025)."""
+    return [s.x for s in padamfed_vr_states(x, trace, lr, b, server_lr)]
