@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import slow_but
 from command import assert_same_but_for_seconds, refused, run
 from published import allow_small
 
@@ -75,6 +76,7 @@ def test_methods_are_compared_by_the_area_under_the_curve(compared):
     assert "accuracy" not in printed
 
 
+@pytest.mark.slow
 def test_resuming_a_comparison_runs_a_lost_cell_again(compared, tmp_path):
     whole, place = compared[0], tmp_path / "copy"
     shutil.copytree(whole, place)
@@ -111,9 +113,9 @@ def planned(tmp_path, monkeypatch):
     return plan
 
 
-@pytest.mark.parametrize("words", [AUC, ("--problem=auc",)])
-def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
-    what = planned("compare", *words)
+@pytest.mark.slow
+def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned):
+    what = planned("compare", "--problem=auc")
     assert what.algorithms == tuple(minimax.ALL)
     assert what.config == config.DEFAULTS["auc"]
     given = what.config
@@ -129,6 +131,7 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned, words):
         assert numbers_of(algorithm)["lr"] == what.lr[name]
 
 
+@pytest.mark.slow
 def test_all_minimax_methods_have_their_grids(planned):
     what = planned("sweep", *AUC, "--seeds", 1)
     assert what.algorithms == tuple(minimax.ALL)
@@ -159,6 +162,7 @@ def test_minimising_methods_serve_minimax_problems_too(planned):
     assert planned("train", *AUC, "--algorithm", "fedprox").algorithm == "fedprox"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.25])
 def test_positives_are_left_out_until_they_are_the_share(planned, share):
     given = planned("train", *AUC, "--positives", share).config
@@ -174,6 +178,7 @@ def test_positives_are_left_out_until_they_are_the_share(planned, share):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@pytest.mark.slow
 def test_clients_have_the_ratios_that_are_asked_for(planned):
     words = ("train", *AUC, "--positives", "None", "--partition", "ratios")
     for more in ((), ("--num-clients", 2, "--cohort-size", 2, "--ratios", 0.5, 0.2)):
@@ -251,7 +256,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", slow_but(("train, no problem", "ten classes"), BAD))
 def test_bad_input_is_refused_in_one_line_before_anything_is_made(
     case, capsys, tmp_path, monkeypatch
 ):
@@ -261,6 +266,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_text_is_refused_for_other_models(tmp_path, capsys, monkeypatch):
     allow_small(monkeypatch, "sst2")
     place = tmp_path / "glue" / "SST-2"

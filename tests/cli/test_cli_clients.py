@@ -24,6 +24,7 @@ def refused(capsys, *argv):
     return " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_the_clients_accuracies(tmp_path, capsys):
     out = tmp_path / "run"
     methods = ("compare", "fedavg", "fednova", "--seeds", "0", "1")
@@ -44,6 +45,7 @@ def test_a_comparison_shows_the_clients_accuracies(tmp_path, capsys):
     assert config["local_epochs"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_clients_keep_their_last_layer(tmp_path, capsys):
     out = tmp_path / "run"
     own = ("--own-leaves", "Dense_1", "--client-tests")

@@ -61,6 +61,7 @@ def test_a_sweep_gives_methods_that_need_them_all_clients(table):
     assert [job.config_of(name).cohort_size for name in job.algorithms] == [1, 2]
 
 
+@pytest.mark.slow
 def test_owners_of_an_archive_are_the_clients(tmp_path):
     rng = np.random.default_rng(0)
     path, place = tmp_path / "mine.npz", tmp_path / "run"
@@ -81,6 +82,7 @@ def folder(tmp_path):
     return tmp_path / "scans"
 
 
+@pytest.mark.slow
 def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder.parent)
     place = folder.parent / "run"
@@ -129,6 +131,7 @@ def test_a_share_of_the_examples_keeps_its_owners(table):
     assert len(half.owners) == len(half.y_train)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -147,6 +150,7 @@ def test_wrong_options_are_refused(options, said, table, capsys):
     assert said in refused(capsys, *TRAIN, *given, *options)
 
 
+@pytest.mark.slow
 def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     missing = tmp_path / "none.csv"
     assert (

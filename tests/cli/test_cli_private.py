@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from cases import slow_but
 from command import refused, run
 
 from fedjax_muon import data
@@ -112,6 +113,7 @@ def rows_of(path, epsilon):
     return [line for line in lines if line.startswith(f"dpmixsgd,{epsilon},")]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_missing_is_run_and_the_others_are_not(tmp_path):
     place = tmp_path / "run"
     words = ("private", "--methods", "dpmixsgd", "--epsilons")
@@ -141,6 +143,7 @@ def test_runs_of_one_seed_share_no_noise(finished):
     assert kernel[0] != kernel[1]
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept(tmp_path, capsys):
     ledger = tmp_path / "ledger.json"
     words = ("private", "--methods", "dpmixsgd", *TINY, "--ledger", ledger)
@@ -156,6 +159,7 @@ def test_a_budget_is_kept(tmp_path, capsys):
     assert ledger.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_ledger_is_refused_before_anything_is_written(tmp_path, capsys):
     (tmp_path / "ledger.json").write_text("{}")
     words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
@@ -167,6 +171,7 @@ def test_a_damaged_ledger_is_refused_before_anything_is_written(tmp_path, capsys
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
     words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
     for name in ("a", "b"):
@@ -180,6 +185,7 @@ def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
     assert not (tmp_path / "ledger.json").exists()
 
 
+@pytest.mark.slow
 def test_training_metrics_are_published_on_request(tmp_path):
     words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
     run(*words, "--publish-training-metrics", "--output", tmp_path / "run")
@@ -188,6 +194,7 @@ def test_training_metrics_are_published_on_request(tmp_path):
     assert "the guarantee does not hold for them" in text
 
 
+@pytest.mark.slow
 def test_rows_of_another_config_or_damaged_are_refused(finished, capsys):
     place, _ = finished
     path = place / "config.json"
@@ -207,6 +214,7 @@ def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
     assert "whose figure is utility.png" in refused(capsys, "plot", place)
 
 
+@pytest.mark.slow
 def test_what_diverges_is_called_so(tmp_path):
     printed, place = io.StringIO(), tmp_path / "run"
     words = ("--methods", "dpmixsgd", "--epsilons", 1, "--lr", "dpmixsgd", 3.4e38)
@@ -237,7 +245,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", slow_but(("not private", "budget", "used"), BAD))
 def test_refusals(case, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
@@ -255,5 +263,6 @@ def test_configs_with_the_older_names_of_clip_norms_are_read():
     assert from_json(older) == from_json(to_json(job)) == job
 
 
+@pytest.mark.slow
 def test_unknown_graphs_are_rejected(capsys):
     assert "invalid choice" in refused(capsys, "private", "--graph", "tree")

@@ -115,6 +115,7 @@ def test_the_report_follows_from_the_cells(swept):
     assert_reported(swept, LABELS)
 
 
+@pytest.mark.slow
 def test_a_sweep_in_which_everything_diverged_still_reports(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         by_hand(tmp_path / "sweep", {"stem": BY_HAND["stem"]})
@@ -128,6 +129,7 @@ def test_a_sweep_in_which_everything_diverged_still_reports(tmp_path, capsys):
     assert (place / "grids.png").exists()
 
 
+@pytest.mark.slow
 def test_cells_are_the_runs_that_their_options_say(tmp_path):
     """Against a simulation made by hand: a cosine, sparse messages, held-out data."""
     place = tmp_path / "sweep"
@@ -163,6 +165,7 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
         assert accuracy == pytest.approx(expected["test_accuracy"])
 
 
+@pytest.mark.slow
 def test_a_compressed_part_alone_is_counted_as_its_factors(tmp_path):
     place = tmp_path / "run"
     run(
@@ -234,12 +237,14 @@ DAMAGE = {  # what becomes of the lines of fedavg.csv
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_cells_are_refused(damage, copy, heard, capsys):
+@pytest.mark.slow
+def test_damaged_cells_are_refused(copy, heard, capsys):
     path = copy / "cells" / "fedavg.csv"
-    path.write_bytes(b"".join(DAMAGE[damage](path.read_bytes().splitlines(True))))
-    said = refused(capsys, "resume", copy)
-    assert f"{path} is not what fedavg.json says of it; delete both" in said
+    lines = path.read_bytes().splitlines(True)
+    for name, damage in DAMAGE.items():
+        path.write_bytes(b"".join(damage(lines)))
+        said = refused(capsys, "resume", copy)
+        assert f"{path} is not what fedavg.json says of it; delete both" in said, name
     assert heard == []
     path.unlink()
     run("resume", copy)
@@ -252,6 +257,7 @@ def test_resuming_a_finished_sweep_runs_nothing(copy, swept, heard):
     assert_same_files(copy, swept)
 
 
+@pytest.mark.slow
 def test_a_larger_grid_runs_what_is_missing(copy, swept, heard):
     path = copy / "config.json"
     text = path.read_text().replace('"seeds": [\n    3,\n    4', '"seeds": [\n    4')
@@ -264,6 +270,7 @@ def test_a_larger_grid_runs_what_is_missing(copy, swept, heard):
     assert sorted(heard) == sorted(CELLS)
 
 
+@pytest.mark.slow
 def test_cells_of_another_config_are_not_mixed(copy, heard, capsys):
     path = copy / "config.json"
     path.write_text(path.read_text().replace('"batch_size": 8', '"batch_size": 9'))
@@ -272,6 +279,7 @@ def test_cells_of_another_config_are_not_mixed(copy, heard, capsys):
     assert heard == []
 
 
+@pytest.mark.slow
 def test_resuming_runs_an_algorithm_that_was_not_begun(copy, swept, heard):
     (copy / "cells" / "stem.csv").unlink()
     for name in ("points.csv", "summary.csv", "summary.md"):
@@ -340,7 +348,8 @@ def planned(tmp_path, monkeypatch):
     return plan
 
 
-def test_all_algorithms_have_their_published_grids(planned):
+def test_all_algorithms_have_their_published_grids(planned, monkeypatch):
+    monkeypatch.setattr(sweeps, "check", lambda what, executor: None)  # which compiles
     what = planned("sweep", "--algorithms", "all", "--grid", "paper", "--seeds", 1)
     assert what == planned("sweep", "--seeds", 1)
     assert what.algorithms == tuple(algorithms.ALL)
@@ -352,6 +361,11 @@ def test_all_algorithms_have_their_published_grids(planned):
         for lr in (0.03, 0.02, 0.003)
         for align in (0, 0.25, 0.5, 0.75, 0.9)
     ]
+
+
+@pytest.mark.slow
+def test_all_published_grids_pass_the_checks_of_a_sweep(planned):
+    assert planned("sweep", "--seeds", 1).algorithms == tuple(algorithms.ALL)
 
 
 def test_a_grid_of_ones_own(planned):
@@ -379,6 +393,7 @@ def test_sizes_of_groups_and_what_is_dropped_are_passed_on(tmp_path, monkeypatch
     assert (seen["cells_at_once"], seen["drop_nonfinite"]) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [["7,8,9"], [7, 8, 9], ["7,8", 9]])
 def test_seeds_are_apart_by_commas_or_spaces(planned, seeds):
     sweep = planned("sweep", "--algorithms", "fedavg", "--seeds", *seeds)
@@ -386,6 +401,7 @@ def test_seeds_are_apart_by_commas_or_spaces(planned, seeds):
     assert sweep.seeds == compare.seeds == (7, 8, 9)
 
 
+@pytest.mark.slow
 def test_every_option_has_help(capsys):
     with pytest.raises(SystemExit) as stop:
         run("sweep", "--help")

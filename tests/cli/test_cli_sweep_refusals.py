@@ -1,6 +1,7 @@
 """What `fedjax-muon sweep` refuses, and directories of sweeps that were damaged."""
 
 import pytest
+from cases import slow_but
 from command import refused
 from grids import BY_HAND, by_hand
 
@@ -44,7 +45,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("message", slow_but(4, BAD))
 def test_bad_input_is_refused_in_one_line_before_anything_is_made(
     message, capsys, tmp_path, monkeypatch
 ):
@@ -61,6 +62,7 @@ def made(tmp_path):
     return by_hand(tmp_path / "sweep", {"fedavg": BY_HAND["fedavg"]})
 
 
+@pytest.mark.slow
 def test_a_config_whose_grids_are_of_other_algorithms_is_refused(made, capsys):
     path = made / "config.json"
     path.write_text(path.read_text().replace('"fedavg": {', '"scaffold": {'))
@@ -71,6 +73,7 @@ def test_a_config_whose_grids_are_of_other_algorithms_is_refused(made, capsys):
         config.Sweep(("stem",), {}, (0,), 0.1, None, config.Config())
 
 
+@pytest.mark.slow
 def test_an_unfinished_sweep_is_not_drawn(made, capsys):
     (made / "cells" / "fedavg.csv").unlink()
     what = f"{made} is not finished; continue with: fedjax-muon resume {made}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.cli import _given as given
@@ -96,6 +97,7 @@ def test_positional_names_and_values_by_name(tmp_path):
     assert given("compare", ["scaffold", "--config", path]).algorithms == ("scaffold",)
 
 
+@pytest.mark.slow
 def test_a_run_is_repeated_from_its_directory(tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     hyper = ("--algorithm.lr", 0.05, "--algorithm.momentum", 0.8, "--seed", 5)
@@ -196,7 +198,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", slow_but(("unknown.yaml", "range.yaml"), WRONG))
 def test_a_wrong_file_is_refused_in_one_line(name, tmp_path, capsys):
     text, message = WRONG[name]
     path = write(tmp_path, name, text)

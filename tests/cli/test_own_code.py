@@ -5,6 +5,7 @@ import shutil
 import sys
 
 import pytest
+from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.cli import _given as given
@@ -131,6 +132,7 @@ def test_options_of_an_own_algorithm_are_in_the_help(capsys):
     assert given("train", ["--algorithm=own_fed:fedhalf"]).hyper.part == 1.0
 
 
+@pytest.mark.slow
 def test_own_code_is_swept_and_compared(folder, capsys):
     names = ("--algorithms", "own_fed:fedhalf", "--model", "own_net:sized")
     grid = ("--grid", "own_fed:fedhalf.part=0,1", "--seeds", 0)
@@ -168,13 +170,13 @@ WRONG_MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", slow_but(3, REFUSED))
 def test_what_is_no_algorithm_is_refused(name, folder, capsys):
     assert REFUSED[name] in refused(capsys, "train", "--algorithm", name, *TINY)
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize("name", WRONG_MODELS)
+@pytest.mark.parametrize("name", slow_but(1, WRONG_MODELS))
 def test_what_is_no_model_is_refused(name, folder, capsys):
     assert WRONG_MODELS[name] in refused(capsys, "train", "--model", name, *TINY)
     assert not (folder / "runs").exists()

@@ -64,6 +64,7 @@ def test_the_readme_has_the_accuracies_of_two_methods(tmp_path):
             assert found == pytest.approx(float(printed[1]), abs=0.5)
 
 
+@pytest.mark.slow
 def test_a_schedule_for_all_replaces_the_tuned_ones(planned):
     words = ("fedavg", "scaffold", "fedcm")
     names = ("fedavg", "scaffold")

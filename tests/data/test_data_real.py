@@ -11,6 +11,8 @@ from fedjax_muon import data, models
 from fedjax_muon.data import idx, names, text
 from fedjax_muon.data.byte_pairs import roberta_encoder
 
+pytestmark = pytest.mark.slow
+
 
 def real(*files):
     """Paths of files that are too large, or not free, to be part of the tests."""

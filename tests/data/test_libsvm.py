@@ -82,6 +82,7 @@ def test_missing_files_are_named(tmp_path):
         data.load("a8a", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes", "positives"),
     [("a8a", (22696, 9865), 5506), ("ijcnn1", (49990, 91701), 4853)],

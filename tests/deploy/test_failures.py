@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_but
 from small_federation import (
     CLIENTS,
     DATA,
@@ -115,7 +116,7 @@ def expected_without_client_2():
     return simulated_without({(2, 2), (3, 2)})  # it is in the cohorts of 1, 2, 3
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("kind", slow_but(("not finite", "missing"), DAMAGE))
 def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
     shared, missing = described(ALGORITHM), []
     nodes, previous = in_process(nodes_of(shared)), {}
@@ -140,6 +141,7 @@ def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
     assert_same(expected_without_client_2(), ended)
 
 
+@pytest.mark.slow
 def test_a_client_that_nobody_hears_changes_nothing_and_stays_as_it_was():
     expected = simulated_without({(r, c) for r in range(ROUNDS) for c in range(4)})
     shared = described(ALGORITHM)
@@ -159,7 +161,7 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("seconds", [0, 1e6])
+@pytest.mark.parametrize("seconds", slow_but(1, [0, 1e6]))
 def test_a_server_goes_on_after_its_checkpoint_while_nodes_wait(tmp_path, seconds):
     shared = described(ALGORITHM)
     nodes = in_process(nodes_of(shared))
@@ -178,7 +180,7 @@ def test_a_server_goes_on_after_its_checkpoint_while_nodes_wait(tmp_path, second
     assert_same(simulated(ALGORITHM, ROUNDS), ended)
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", slow_but(1, [True, False]))
 def test_a_node_comes_back_with_its_directory_or_says_that_it_can_not(tmp_path, kept):
     shared, missing = described(ALGORITHM), []
     nodes = nodes_of(shared, tmp_path if kept else None)
@@ -200,6 +202,7 @@ def test_a_node_comes_back_with_its_directory_or_says_that_it_can_not(tmp_path, 
         assert "does not have the state of turn" in missing[0].reason
 
 
+@pytest.mark.slow
 def test_many_rounds_in_which_nodes_are_killed(tmp_path):
     """Killed before they train or before they answer, and started again."""
     shared, rounds, rng = described(ALGORITHM), 50, np.random.default_rng(0)
@@ -225,6 +228,7 @@ def test_many_rounds_in_which_nodes_are_killed(tmp_path):
     assert_same(simulated_without(lost, rounds), ended)
 
 
+@pytest.mark.slow
 def test_nodes_of_another_federation_are_refused_by_the_entry():
     shared, other = described(fedavg(lr=0.3)), described(fedavg(lr=0.1))
     nodes, missing = nodes_of(shared) | {1: nodes_of(other)[1]}, []

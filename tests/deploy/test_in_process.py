@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from cases import slow_but
 from small_federation import (
     DATA,
     PARTS,
@@ -39,7 +40,7 @@ FORMS = (
 )
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", slow_but(("fedmuon_svd", "fedmuon_correct"), FORMS))
 def test_a_deployed_method_equals_the_simulated_one(name):
     algorithm = ALL[name].function()
     state = simulated(algorithm)
@@ -51,6 +52,7 @@ def test_a_deployed_method_equals_the_simulated_one(name):
     assert max(jax.tree.leaves(moved)) > 0
 
 
+@pytest.mark.slow
 def test_compressed_messages():
     algorithm = compress(fedavg(lr=0.3), compressors.top_k(0.5), feedback=1.0)
     ended, missing = deployed(algorithm)
@@ -58,6 +60,7 @@ def test_compressed_messages():
     assert_same(simulated(algorithm), ended)
 
 
+@pytest.mark.slow
 def test_quantized_messages():
     """Up to rounding, since XLA does not always fuse the decoding with the sum."""
     algorithm = compress(fedmuon_correct(lr=0.1), compressors.quantize(4))
@@ -68,6 +71,7 @@ def test_quantized_messages():
     jax.tree.map(close, ended.params, theirs)
 
 
+@pytest.mark.slow
 def test_nodes_tell_the_numbers_of_their_examples_on_request():
     ended, _ = deployed(fedavg(lr=0.3), weighting=by_examples)
     assert_same(simulated(fedavg(lr=0.3), weighting=by_examples), ended)

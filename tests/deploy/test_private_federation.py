@@ -55,6 +55,7 @@ def test_noise_comes_from_the_system_and_is_kept_by_a_checkpoint(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_nodes_are_not_told_how_many_take_part():
     shared, told = shared_of(fedmuon(lr=0.1), SECRET), set()
     nodes = in_process(nodes_of(shared))
@@ -73,6 +74,7 @@ def test_nodes_are_not_told_how_many_take_part():
     assert told == {(0, CLIENTS), (1, PRIVACY.cohort_size)}
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_answer_counts_as_zero():
     """The mean is still a sum over the expected number of clients."""
     shared = shared_of(fedavg(lr=0.3), dataclasses.replace(PRIVACY, cohort_size=4))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow_but
 from federation import assert_same_bits
 from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
 from oracles.problem import draw_params, draw_trace
@@ -69,7 +70,7 @@ def draws_of(x, index) -> Draw:
     return Draw({"b": b, "w": w}, float(flat[-1]))
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.7])
+@pytest.mark.parametrize("noise", slow_but(1, [0.7, 0.0]))
 def test_by_hand_in_cohorts_of_any_size(noise):
     x = draw_params(0)
     settings = Settings(0.3, 2, noise, 0.6, quantile=0.4, initial=0.2, clip_lr=0.5)
@@ -99,6 +100,7 @@ def test_by_hand_in_cohorts_of_any_size(noise):
         assert shares == {True, False}  # messages on both sides of the norm
 
 
+@pytest.mark.slow
 def test_the_norm_converges_to_the_quantile():
     """Of norms 1, ..., 50, from far below and far above, with noise."""
     size, quantile = 50, 0.8
@@ -128,6 +130,7 @@ def test_sum_and_count_have_the_multiplier_together(z, count):
     assert noise.message > z
 
 
+@pytest.mark.slow
 def test_the_noise_of_sum_and_count():
     """Independent and normal, even if nobody takes part; of the size that is claimed.
 
@@ -243,6 +246,7 @@ def test_the_norm_holds_on_both_sides_of_a_compressor():
         np.testing.assert_allclose(np.linalg.norm(server.params["w"]), 0.5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_norm_stays_in_range():
     """All messages are zero, and then all are large, for longer than float32 holds."""
     for size, end in ((0.0, SMALLEST), (1e38, LARGEST)):
@@ -264,8 +268,8 @@ def test_other_servers_stay_as_they_are():
     assert_same_bits(plain.init(params), fedavg().init(params))
 
 
-@pytest.mark.parametrize("make", [fedavg, local_sgdm, scaffold])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("make", slow_but(1, [scaffold, fedavg, local_sgdm]))
+@pytest.mark.parametrize("dtype", slow_but(1, [jnp.bfloat16, jnp.float32]))
 def test_states_keep_their_form(make, dtype):
     """With several parts, with client states, and in low precision."""
     algorithm = private_clients(

@@ -39,6 +39,7 @@ def fixed():
     return private(dataclasses.replace(PRIVACY, clip_norm=0.3))
 
 
+@pytest.mark.slow
 def test_a_simulation_goes_on_from_a_checkpoint(prepared, tmp_path):
     state, _ = prepared.train_rounds(prepared.init(KEY), 2)
     mark = checkpoint.fingerprint({}, state)

@@ -31,16 +31,19 @@ def bound(label, name, worlds=WORLDS):
     return audit.multi_run(case, flaws.flaws(case)[name], worlds, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", OTHERS)
 def test_correct_mechanisms_stay_below_the_claim(label):
     assert CLAIM / 2 < bound(label, "correct", 2 * WORLDS) <= CLAIM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("label", "name"), FLAWED)
 def test_every_mistake_is_found(label, name):
     assert bound(label, name) > CLAIM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", SAMPLED)
 def test_under_poisson_sampling(label):
     """By errors alone, half of the worlds for the threshold: it takes more of them."""
@@ -49,6 +52,7 @@ def test_under_poisson_sampling(label):
         assert bound(label, name, 2 * WORLDS) > CLAIM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["correct", "noise / 10", "no clip", "reused key"])
 def test_in_one_run(name):
     case = CASES[OTHERS[0]]
@@ -59,6 +63,7 @@ def test_in_one_run(name):
         assert found > CLAIM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", CASES)
 def test_the_canary_is_the_worst_case(label):
     """Without noise it leaves what the accounting says one record may leave."""
@@ -80,6 +85,7 @@ def test_the_canary_is_the_worst_case(label):
         assert least * whole * 0.9999 < np.linalg.norm(trace) <= whole * 1.0001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted({case.method for case in CASES.values()}))
 def test_without_a_flaw_it_is_the_library(method):
     noise = 0.8
@@ -186,6 +192,7 @@ def test_scores_are_ratios_of_densities():
     np.testing.assert_array_equal(found, [3, 5])
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path):
     rows = [
         audit.Row("A", "correct", 3.0, 2.5, 1.0),

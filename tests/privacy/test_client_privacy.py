@@ -1,4 +1,4 @@
-"""The wrapper that makes clients private, on every algorithm."""
+"""The wrapper that makes clients private, on the code of every algorithm."""
 
 from typing import Any
 
@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_but
 from federation import assert_same_bits
+from traces import by_code
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL
@@ -21,13 +23,10 @@ normal = lambda *lead: {
     "b": jnp.asarray(RNG.normal(size=(*lead, 2)), jnp.float32),
 }
 PARAMS, FIRST, BATCHES = normal(), normal(N, 1), normal(N, 2)
-# one preset of every module, and those whose messages have other fields
-ONE_OF_EACH = {m.function.__module__: name for name, m in ALL.items()}.values()
-OTHERS = [
-    name
-    for name in ("fedmuon", "fedmuon_unsynced", "local_muon_averaged")
-    if name not in ONE_OF_EACH
-]
+# one of all that share their clients' code, and those whose messages have other fields
+METHODS = {names[0] for names in by_code(ALL)}
+METHODS |= {"fedmuon", "fedmuon_unsynced", "local_muon_averaged"}
+METHODS = slow_but(("fedavg", "scaffold", "fedmuon"), sorted(METHODS))
 
 
 def grad_fn(params, batch, key):
@@ -65,7 +64,7 @@ def begun(algorithm, batches=FIRST):
     return finished(engine.make_prologue, algorithm, start, batches)[0]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", METHODS)
 def test_without_noise_and_binding_limits_nothing_changes(name):
     limit = 1e6 if name == "fedavg" else limits(name, 1e6)
     plain = ALL[name].function()
@@ -96,7 +95,7 @@ def spied(algorithm, seen):
     return map_exchanges(change, algorithm)
 
 
-@pytest.mark.parametrize("name", [*ONE_OF_EACH, *OTHERS])
+@pytest.mark.parametrize("name", METHODS)
 def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
     """One with an enormous message by exactly that, one that fails not at all."""
     seen: list[Any] = []

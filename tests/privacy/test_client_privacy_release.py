@@ -167,6 +167,7 @@ def echo(params, batches, key):
 ECHO = Objective(echo)
 
 
+@pytest.mark.slow
 def test_the_noise_of_every_part():
     """Independent and normal, of one joint multiplier, even if nobody takes part."""
     noise, first, cohort, worlds = 1.5, 0.7, 2, 2000
@@ -301,6 +302,7 @@ def lower_bound(scores, others, threshold, delta):
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
+@pytest.mark.slow
 def test_an_audit_with_a_client_that_is_there_or_not():
     """Its bound comes near the promise, and exceeds one that is ten times too good."""
     rounds, worlds, noise, delta = 4, 2000, 1.5, 1e-2

@@ -8,6 +8,7 @@ import sys
 import dp_accounting
 import numpy as np
 import pytest
+from cases import slow_but
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import (
@@ -54,6 +55,9 @@ def spec(noise, sampling, clip=None, **further):
     return PrivacySpec({"x": release}, sampling, 101, DELTA, **further)
 
 
+QUICK = ("Poisson", "cyclic", "two streams")  # of single runs
+
+
 def directly(relation, *events):
     accountant = dp_accounting.pld.PLDAccountant(relation)
     for event in events:
@@ -83,7 +87,7 @@ SINGLE = {
 }
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", slow_but(QUICK, SINGLE))
 def test_one_run_costs_what_its_report_says(name):
     run = SINGLE[name]
     epsilon = report(run).epsilon
@@ -158,6 +162,7 @@ def test_a_zeroed_record_is_one_that_is_added_or_removed():
     assert composed_epsilon(uncut, DELTA) == pytest.approx(added, 1e-9)
 
 
+@pytest.mark.slow
 def test_another_run_never_costs_less():
     costs, last = [], 0.0
     for cost in (
@@ -211,6 +216,7 @@ def test_runs_with_little_noise_fit_in_memory(where, monkeypatch):
 A9A = {"poisson": (0.69233, 0.49259), "cyclic": (0.203269, 0.0589088)}
 
 
+@pytest.mark.slow
 def test_the_default_comparison_on_a9a_costs_far_more_than_its_largest_epsilon():
     mechanism = Mechanism(0.2, 0.02, beta=0.1, batch_size=16)
     costs = []

@@ -97,6 +97,7 @@ def test_errors_of_sums(strategy):
     np.testing.assert_allclose(prefix_errors(strategy, steps), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.portable  # jax-privacy computes with the installed version of JAX
 def test_found_matrices_have_less_noise():
     steps, separation = 60, 20
@@ -317,6 +318,7 @@ def test_a_simulation_that_does_not_fit_is_rejected():
         simulation_of("dp_ftrl", Banded((1.0,) * 7))
 
 
+@pytest.mark.slow
 def test_the_noise_continues_after_an_interruption():
     simulation = simulation_of("dp_ftrl", Banded((0.8, 0.5, 0.1)))
     start = lambda: simulation.init(jax.random.key(0))
@@ -328,6 +330,7 @@ def test_the_noise_continues_after_an_interruption():
     )
 
 
+@pytest.mark.slow
 def test_the_number_of_bands_has_least_noise():
     """By the noise that the accounting of a whole run needs, for all numbers."""
     steps, epsilon, delta = 24, 6.0, 1e-3

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_but
 from test_correlated import matrix
 
 from fedjax_muon.algorithms import ALL, fedavg
@@ -62,7 +63,7 @@ def moves(simulation):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "size"), [(BANDED, 2), (BANDED, 9), (BUFFERED, 9)]
+    ("strategy", "size"), slow_but(1, [(BANDED, 2), (BANDED, 9), (BUFFERED, 9)])
 )
 def test_moves_are_the_inverse_of_c_times_independent_noise(strategy, size):
     alone = moves(simulation_of(None, cohort_size=size))
@@ -71,6 +72,7 @@ def test_moves_are_the_inverse_of_c_times_independent_noise(strategy, size):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_adaptive_norm_scales_correlated_noise():
     """Also the count has correlated noise."""
     clip = AdaptiveClip(initial=1.0, count_noise=2.0)

@@ -155,6 +155,7 @@ for i in range(25):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_charge_at_once_lose_nothing(ledger):
     command = [sys.executable, "-c", CHARGING, str(ledger.path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

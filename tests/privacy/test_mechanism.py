@@ -1,6 +1,7 @@
 """One mechanism decides sampling, clip and noise; its guarantee is what runs."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -51,11 +52,17 @@ def clients(privacy=CLIENT, algorithm=None, **given):
     return federate(algorithm or fedavg(lr=0.1), CLASSES, CANCER, CLIENTS, **sizes)
 
 
+@functools.cache
+def usual(make):
+    """A simulation without changes, made and compiled once."""
+    return make()
+
+
 # ------------------------------------------------------------------- what is derived
 
 
 def test_the_noise_of_agents_is_that_of_epsilon():
-    simulation = agents()
+    simulation = usual(agents)
     report = simulation.guarantee.report()
     assert report.epsilon == pytest.approx(2.0, rel=1e-3)
     assert report.epsilon <= 2.0
@@ -66,6 +73,7 @@ def test_the_noise_of_agents_is_that_of_epsilon():
     assert noise == pytest.approx(release.noise.sigma, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_all_agents_are_accounted_for_and_the_worst_one_is_stated():
     sizes = (20, 60)
     ids = np.arange(80)
@@ -111,7 +119,7 @@ def test_a_prologue_is_one_more_release():
     guarantee = clients(algorithm=with_prologue).guarantee
     assert guarantee.spec.steps == 4
     assert guarantee.spec.sampling == Poisson(20, 4, first_batch=20)
-    without = clients().guarantee
+    without = usual(clients).guarantee
     assert guarantee.report().epsilon > without.report().epsilon
 
 
@@ -128,7 +136,7 @@ def test_full_participation_is_accounted_for_as_such():
 
 
 def test_cohorts_are_poisson_samples():
-    simulation = clients()
+    simulation = usual(clients)
     state = simulation.init(KEY)
     keys = jax.random.split(state.key, 2000)
     _, joins = jax.vmap(lambda key: simulation.setup.cohorts(key, 20, 4))(keys)
@@ -147,13 +155,14 @@ def estimates(simulation):
 
 
 def test_two_runs_of_one_seed_share_parameters_but_no_noise():
-    small, large = agents(), agents(dataclasses.replace(AGENT, epsilon=8.0))
+    small, large = usual(agents), agents(dataclasses.replace(AGENT, epsilon=8.0))
     a, b = small.init(KEY), large.init(KEY)
     assert (jax.random.key_data(a.key) != jax.random.key_data(b.key)).any()
     again = small.init(KEY)
     assert (jax.random.key_data(a.key) != jax.random.key_data(again.key)).any()
 
 
+@pytest.mark.slow
 def test_the_clean_gradient_does_not_come_back_from_two_epsilons():
     # x_i = g_i + s_i n, with the same n: g = (s_2 x_1 - s_1 x_2) / (s_2 - s_1)
     def attack(fixed: bool) -> float:
@@ -182,7 +191,7 @@ def test_fixed_noise_is_reproducible_and_without_privacy():
 
 @pytest.mark.parametrize("make", [agents, clients])
 def test_noise_of_a_run_differs_and_its_start_does_not(make):
-    simulation = make()
+    simulation = usual(make)
     one, other = simulation.init(KEY), simulation.init(KEY)
     assert (jax.random.key_data(one.key) != jax.random.key_data(other.key)).any()
     one, _ = simulation.train_rounds(one, 2)
@@ -196,7 +205,7 @@ def test_noise_of_a_run_differs_and_its_start_does_not(make):
 
 @pytest.mark.parametrize("make", [agents, clients])
 def test_training_metrics_are_not_published(make):
-    simulation = make()
+    simulation = usual(make)
     _, history = train(simulation, simulation.init(KEY), rounds=2)
     names = set(history[-1])
     assert {name for name in names if name.startswith(("train", "client"))} == set()
@@ -210,7 +219,7 @@ def test_training_metrics_are_not_published(make):
 
 @pytest.mark.parametrize("make", [agents, clients])
 def test_no_more_rounds_than_the_guarantee_covers(make):
-    simulation = make()
+    simulation = usual(make)
     rounds = simulation.guarantee.rounds
     state, _ = simulation.train_rounds(simulation.init(KEY), rounds)
     with pytest.raises(ValueError, match=f"the noise is for {rounds} rounds"):
@@ -263,18 +272,18 @@ WRONG = {
     "give either epsilon or noise_multiplier": lambda: dataclasses.replace(
         CLIENT, noise_multiplier=None
     ),
-    "vary\\(privacy": lambda: agents().vary(hyper={"noise_scale": 0.0}),
-    "make another simulation with decentralize": lambda: agents().vary(
+    "vary\\(privacy": lambda: usual(agents).vary(hyper={"noise_scale": 0.0}),
+    "make another simulation with decentralize": lambda: usual(agents).vary(
         privacy=dataclasses.replace(
             AGENT, mechanism=dataclasses.replace(MECHANISM, clip_norm=9.0)
         )
     ),
-    "can't be varied": lambda: clients().vary(privacy=CLIENT),
+    "can't be varied": lambda: usual(clients).vary(privacy=CLIENT),
     "this simulation is not private": lambda: agents(None, batch_size=16).vary(
         privacy=AGENT
     ),
     "a sweep releases all of its cells": lambda: list(
-        sweep(clients(), [Cell({}, KEY, CLIENTS)], rounds=1)
+        sweep(usual(clients), [Cell({}, KEY, CLIENTS)], rounds=1)
     ),
     "max_batch": lambda: dataclasses.replace(AGENT, max_batch=3),
 }
@@ -293,8 +302,9 @@ def test_sizes_are_needed_without_privacy():
         clients(None)
 
 
+@pytest.mark.slow
 def test_other_parts_and_epsilons_are_calibrated_anew():
-    simulation = agents()
+    simulation = usual(agents)
     fewer = [part[:40] for part in AGENTS]
     smaller = simulation.vary(parts=fewer)
     assert smaller.guarantee.spec.sampling == Cyclic(40, 16)
@@ -307,7 +317,7 @@ def test_other_parts_and_epsilons_are_calibrated_anew():
 
 
 def test_a_guarantee_is_stated_with_its_conditions():
-    guarantee = clients().guarantee
+    guarantee = usual(clients).guarantee
     assert isinstance(guarantee, Guarantee)
     text = guarantee.statement()
     for words in ("one client with all its examples", "4/20", "stay secret"):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+from cases import slow_but
 from oracles.accountant import Interval, Steps, epsilon_interval
 
 from fedjax_muon.privacy import (
@@ -86,11 +87,14 @@ RUNS = {
 }
 
 
+QUICK = ("one Gaussian", "full batches", "little noise")
+
+
 def within(epsilon: float, bounds: Interval) -> bool:
     return bounds.low <= epsilon <= bounds.high + TOLERANCE
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", slow_but(QUICK, RUNS))
 def test_epsilons_are_those_of_the_oracle(name):
     epsilon, parts, h = RUNS[name]
     bounds = epsilon_interval(parts, DELTA, h)
@@ -154,9 +158,10 @@ def one_step_more(patch):
     patch.setattr(guarantees, "_epsilon", more)
 
 
-@pytest.mark.parametrize(
-    "fault", [fewer_steps, half_the_rate, more_noise, one_step_more]
-)
+FAULTS = [fewer_steps, half_the_rate, more_noise, one_step_more]
+
+
+@pytest.mark.parametrize("fault", slow_but(1, FAULTS))
 def test_wrong_accounting_is_found(fault, monkeypatch):
     epsilon, parts, h = RUNS["Poisson"]
     fault(monkeypatch)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import private_worlds
 import pytest
+from cases import slow_but
 from planted_faults import FAULTS
 from private_worlds import CASES
 from scipy import stats
@@ -32,6 +33,7 @@ from fedjax_muon.privacy import (
 from fedjax_muon.privacy import profile_audit as profiles
 
 SEEDS, WORLDS = 20, 200  # one chunk of worlds
+QUICK = ("no clip", "one release less", "noise / 10 (clients)")  # of the faults
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +61,17 @@ def check_seeds(worlds):
 # ---------------------------------------------------------------------------- no faults
 
 
-@pytest.mark.parametrize("method", PRIVATE)
+@pytest.mark.parametrize("method", slow_but(("dpmixsgd",), PRIVATE))
 def test_methods_of_the_command_raise_no_alarm(method):
     check_seeds(private_worlds.command(method))
 
 
+@pytest.mark.slow
 def test_clients_raise_no_alarm():
     check_seeds(private_worlds.clients())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", private_worlds.CLIENTS)
 def test_settings_of_clients_raise_no_alarm(setting):
     check_seeds(private_worlds.clients(**private_worlds.CLIENTS[setting]))
@@ -85,6 +89,7 @@ def test_audits_of_clients_that_do_not_fit_are_refused():
         client_audits.client_worlds(dataclasses.replace(simulation, setup=setup))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -101,6 +106,7 @@ def test_other_settings_raise_no_alarm(setting):
     assert alarms(private_worlds.audit_case(setting, 1, 1000)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PRIVATE)
 def test_the_canary_is_the_worst_case(method):
     """It leaves what the claim says, when it takes part."""
@@ -117,7 +123,7 @@ def test_the_canary_is_the_worst_case(method):
 # ------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_but(QUICK, FAULTS))
 def test_every_fault_is_found(name, monkeypatch):
     fault = FAULTS[name]
     fault.plant(monkeypatch)

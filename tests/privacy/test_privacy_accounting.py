@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases import slow_but
 from scipy import integrate, stats
 
 from fedjax_muon.privacy import (
@@ -47,16 +48,18 @@ def test_one_gaussian(z, epsilon):
 
 
 # Reference vectors: dp-accounting 0.6.0 called directly, discretisation 1e-4.
+POISSON = [  # z; epsilon of Pld and of Rdp after 100 steps, and after 1000
+    (0.8, 0.511710, 1.409740, 0.991303, 1.677679),
+    (0.5, 3.771672, 4.966641, 5.791059, 7.157862),
+    (0.6, 1.945045, 3.014159, 3.061742, 3.968539),
+    (0.7, 0.974847, 1.996192, 1.690285, 2.467605),
+    (1.0, 0.201493, 0.828040, 0.509320, 0.934666),
+    (2.0, 0.051625, 0.156887, 0.171600, 0.215647),
+]
+
+
 @pytest.mark.parametrize(
-    ("z", "pld_100", "rdp_100", "pld_1000", "rdp_1000"),
-    [
-        (0.5, 3.771672, 4.966641, 5.791059, 7.157862),
-        (0.6, 1.945045, 3.014159, 3.061742, 3.968539),
-        (0.7, 0.974847, 1.996192, 1.690285, 2.467605),
-        (0.8, 0.511710, 1.409740, 0.991303, 1.677679),
-        (1.0, 0.201493, 0.828040, 0.509320, 0.934666),
-        (2.0, 0.051625, 0.156887, 0.171600, 0.215647),
-    ],
+    ("z", "pld_100", "rdp_100", "pld_1000", "rdp_1000"), slow_but(1, POISSON)
 )
 def test_reference_poisson(z, pld_100, rdp_100, pld_1000, rdp_1000):
     assert Pld().epsilon(A9A, z, 100, DELTA) == pytest.approx(pld_100, 1e-5)
@@ -65,15 +68,14 @@ def test_reference_poisson(z, pld_100, rdp_100, pld_1000, rdp_1000):
     assert Rdp().epsilon(A9A, z, 1000, DELTA) == pytest.approx(rdp_1000, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("accountant", "steps", "levels"),
-    [
-        (COARSE, 1000, (1.0101, 0.7983, 0.6712, 0.4551)),
-        (Rdp(), 1000, (1.3084, 0.9732, 0.7520, 0.4831)),
-        (COARSE, 100, (0.8039, 0.6963, 0.5959, 0.3861)),
-    ],
-    ids=str,
-)
+LEVELS = [  # of noise, for epsilon 0.5, 1, 2 and 8
+    (COARSE, 100, (0.8039, 0.6963, 0.5959, 0.3861)),
+    (COARSE, 1000, (1.0101, 0.7983, 0.6712, 0.4551)),
+    (Rdp(), 1000, (1.3084, 0.9732, 0.7520, 0.4831)),
+]
+
+
+@pytest.mark.parametrize(("accountant", "steps", "levels"), slow_but(1, LEVELS))
 def test_reference_calibration(accountant, steps, levels):
     for target, level in zip((0.5, 1.0, 2.0, 8.0), levels, strict=True):
         z = calibrate_noise(
@@ -83,18 +85,18 @@ def test_reference_calibration(accountant, steps, levels):
         assert accountant.epsilon(A9A, z, steps, DELTA) <= target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "epsilon"), [(0.8, 1.215861), (1.6, 0.426896)])
 def test_reference_replace_one(z, epsilon):
     found = Pld().epsilon(A9A, z, 1000, DELTA, REPLACE_ONE)
     assert found == pytest.approx(epsilon, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("max_batch", "epsilon"), [(40, 1.166190), (48, 0.991473), (64, 0.991303)]
-)
-def test_reference_truncated(max_batch, epsilon):
-    sampling = Poisson(6512, 20, max_batch=max_batch)
-    assert Pld().epsilon(sampling, 0.8, 1000, DELTA) == pytest.approx(epsilon, 1e-5)
+@pytest.mark.slow
+def test_reference_truncated():
+    for max_batch, epsilon in ((40, 1.166190), (48, 0.991473), (64, 0.991303)):
+        found = Pld().epsilon(Poisson(6512, 20, max_batch), 0.8, 1000, DELTA)
+        assert found == pytest.approx(epsilon, 1e-5)
 
 
 def test_reference_fixed_size():
@@ -103,6 +105,7 @@ def test_reference_fixed_size():
     assert found == pytest.approx(1.997486, 1e-5)
 
 
+@pytest.mark.slow
 def test_reference_full_first_batch():
     sampling = Poisson(6512, 20, first_batch=6512)
     assert Pld().epsilon(
@@ -113,33 +116,33 @@ def test_reference_full_first_batch():
     ) == pytest.approx(1.815469, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("z", "epsilon"), [(0.8, 3.779639), (1.0, 1.622652), (1.1313708, 0.991303)]
-)
-def test_reference_joint(z, epsilon):
-    both = joint_multiplier(z, z)
-    assert both == pytest.approx(z / math.sqrt(2), 1e-12)
-    assert Pld().epsilon(A9A, both, 1000, DELTA) == pytest.approx(epsilon, 1e-5)
+@pytest.mark.slow
+def test_reference_joint():
+    for z, epsilon in ((0.8, 3.779639), (1.0, 1.622652), (1.1313708, 0.991303)):
+        both = joint_multiplier(z, z)
+        assert both == pytest.approx(z / math.sqrt(2), 1e-12)
+        assert Pld().epsilon(A9A, both, 1000, DELTA) == pytest.approx(epsilon, 1e-5)
 
 
+@pytest.mark.slow
 def test_reference_mnist_like():
     sampling = Poisson(60000, 256)
     assert Rdp().epsilon(sampling, 1.1, 14040, DELTA) == pytest.approx(2.594363, 1e-5)
     assert Pld().epsilon(sampling, 1.1, 14040, DELTA) == pytest.approx(2.379644, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("batch", "rounds", "z", "pld", "rdp"),
-    [
-        (5, 100, 0.5, 18.1938, 21.0067),
-        (5, 100, 1.0, 3.502149, 4.038913),
-        (5, 100, 2.0, 1.097232, 1.222196),
-        (10, 100, 1.0, 7.046603, 7.903850),
-        (10, 100, 2.0, 2.337400, 2.580571),
-        (10, 500, 1.0, 16.561775, None),
-        (10, 500, 2.0, 5.555470, 6.034562),
-    ],
-)
+COHORTS = [
+    (5, 100, 1.0, 3.502149, 4.038913),
+    (5, 100, 0.5, 18.1938, 21.0067),
+    (5, 100, 2.0, 1.097232, 1.222196),
+    (10, 100, 1.0, 7.046603, 7.903850),
+    (10, 100, 2.0, 2.337400, 2.580571),
+    (10, 500, 1.0, 16.561775, None),
+    (10, 500, 2.0, 5.555470, 6.034562),
+]
+
+
+@pytest.mark.parametrize(("batch", "rounds", "z", "pld", "rdp"), slow_but(1, COHORTS))
 def test_reference_cohorts_of_clients(batch, rounds, z, pld, rdp):
     cohorts = Poisson(100, batch)
     assert Pld().epsilon(cohorts, z, rounds, DELTA) == pytest.approx(pld, 1e-5)
@@ -174,6 +177,7 @@ def test_the_whole_data_is_the_gaussian_mechanism():
     assert doubled < found < 1.5 * doubled
 
 
+@pytest.mark.slow
 def test_a_first_step_with_its_own_noise():
     same = COARSE.epsilon(A9A, 0.8, 50, DELTA)
     assert COARSE.epsilon(A9A, 0.8, 50, DELTA, first_multiplier=0.8) == same
@@ -193,7 +197,7 @@ def increasing(values):
     return all(a < b for a, b in itertools.pairwise(values))
 
 
-@pytest.mark.parametrize("accountant", [COARSE, Rdp()], ids=str)
+@pytest.mark.parametrize("accountant", slow_but(1, [Rdp(), COARSE]), ids=str)
 def test_epsilon_falls_with_noise_and_grows_with_steps_and_batch(accountant):
     epsilon = accountant.epsilon
     assert increasing([epsilon(A9A, z, 200, DELTA) for z in (2.0, 1.0, 0.8, 0.6)])
@@ -203,6 +207,7 @@ def test_epsilon_falls_with_noise_and_grows_with_steps_and_batch(accountant):
     assert increasing([epsilon(A9A, 0.8, 200, d) for d in (1e-4, 1e-5, 1e-7)])
 
 
+@pytest.mark.slow
 def test_bounds_are_ordered():
     fine, coarse = (p.epsilon(A9A, 0.8, 300, DELTA) for p in (Pld(), COARSE))
     renyi = Rdp().epsilon(A9A, 0.8, 300, DELTA)
@@ -321,6 +326,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers():
     assert Poisson(np.int64(6512), np.int32(20)) == A9A
 
 
+@pytest.mark.slow
 def test_a_tail_bound_that_overflows_is_no_warning():
     """Warnings are errors here. One order of the bound on the sum's tail overflows."""
     sampling = Poisson(814, 256, max_batch=768)

@@ -249,11 +249,6 @@ def test_completion_offers_every_algorithm():
     assert set(fm.algorithms.ALL) <= set(fm.__all__)
 
 
-def test_importing_the_library_does_not_import_jax():
-    code = "import sys, fedjax_muon; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 USER = """
 from typing import Any, NamedTuple
 

@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from cases import slow_but
 
 import fedjax_muon
 from fedjax_muon import versions
@@ -76,6 +77,7 @@ metadata.version = lambda name: "0.9.9" if name == "jax" else real(name)
 """
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_line_and_an_import_with_an_error():
     def run(script):
         return subprocess.run(
@@ -109,14 +111,14 @@ def test_the_version_is_printed(capsys):
 HEAVY = "sklearn matplotlib orbax tensorstore scipy networkx flax tensorflow_datasets"
 
 
-@pytest.mark.parametrize(
-    ("script", "absent"),
-    [
-        ("import fedjax_muon", f"{HEAVY} jax optax chex numpy"),
-        ("from fedjax_muon.cli import main; main(['--help'])", HEAVY),
-        ("import fedjax_muon as fm; fm.federate", "scipy matplotlib orbax"),
-    ],
-)
+SCRIPTS = [
+    ("import fedjax_muon", f"{HEAVY} jax optax chex numpy"),
+    ("from fedjax_muon.cli import main; main(['--help'])", HEAVY),
+    ("import fedjax_muon as fm; fm.federate", "scipy matplotlib orbax"),
+]
+
+
+@pytest.mark.parametrize(("script", "absent"), slow_but(1, SCRIPTS))
 def test_nothing_slow_is_imported_before_it_is_needed(script, absent):
     body = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {script}"
     done = subprocess.run([*COMMAND, body], capture_output=True, text=True, check=True)

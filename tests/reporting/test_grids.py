@@ -59,6 +59,7 @@ def test_points_without_a_validation_score_are_not_chosen():
 # ------------------------------------------------------------ reports of sweeps
 
 
+@pytest.mark.slow
 def test_the_best_is_best_on_validation_and_never_diverged(tmp_path):
     place = by_hand(tmp_path / "sweep", BY_HAND)
     labels = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedmuon": "FedMuon"}

@@ -201,6 +201,7 @@ def differ(a, b):
     return a.shape != b.shape or bool(np.any(a != b))
 
 
+@pytest.mark.slow
 def test_curves_show_what_they_are_given(tmp_path):
     def draw(methods, **how):
         show = lambda path: plots.curves(methods, path, **how)
@@ -235,6 +236,7 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     np.testing.assert_allclose(loss[1:], [lowest, losses + half])
 
 
+@pytest.mark.slow
 def test_curves_before_the_first_round(tmp_path):
     start = {name: column[:1] for name, column in FAST[0].items()}
     one = pixels(lambda path: plots.curves({"a": [start]}, path), tmp_path / "a.png")
@@ -243,6 +245,7 @@ def test_curves_before_the_first_round(tmp_path):
     assert differ(one, pixels(show, tmp_path / "b.png"))
 
 
+@pytest.mark.slow
 def test_label_counts_show_what_they_are_given(tmp_path):
     def draw(counts, classes="ab"):
         show = lambda path: plots.label_counts(np.array(counts), list(classes), path)

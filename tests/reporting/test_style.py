@@ -76,6 +76,7 @@ def test_lines_of_a_figure_differ():
     assert len(set(colors.MUON.values())) == len(colors.MUON)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])
 def test_the_same_figure_has_the_same_bytes(tmp_path, suffix, monkeypatch):
     for second in (0, 1):

@@ -25,6 +25,7 @@ def cells(place: Path, name: str) -> list[tuple[str, str, str]]:
     return rows[1::2]
 
 
+@pytest.mark.slow
 def test_a_larger_grid_runs_what_is_missing(tmp_path, capsys):
     place = tmp_path / "sweep"
     small = ("sweep", "--algorithms", "fedavg", "--grid", "lr=0.1,0.3", "--seeds", 0)

@@ -154,6 +154,7 @@ def test_flax_reads_what_was_exported(trained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
+@pytest.mark.slow
 def test_parameters_of_a_minimax_run_are_a_pair(tmp_path):
     options = "--problem", "auc", "--rounds", "2", "--hidden", "4"
     run("train", *options, "--output", tmp_path / "run")

@@ -73,6 +73,7 @@ def test_a_resumed_run_has_every_round_in_its_log_once(copied, plain):
     assert (copied / "config.json").read_bytes() == (plain / "config.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_log_and_gets_it_back(copied, plain):
     run("resume", copied, "--log", "none")
     assert len(records(copied / "metrics.jsonl")) == 4
@@ -89,6 +90,7 @@ def test_a_run_without_a_log_gets_a_whole_one(plain, tmp_path):
     assert json.loads((place / "tracking.json").read_text())["log"] == ["json"]
 
 
+@pytest.mark.slow
 def test_every_run_of_a_comparison_has_a_log(tmp_path):
     place = tmp_path / "both"
     rest = "--seeds", "0,1", "--rounds", "2", "--hidden", "4"
@@ -97,6 +99,7 @@ def test_every_run_of_a_comparison_has_a_log(tmp_path):
         assert_logged(place / "fedavg" / f"seed{seed}")
 
 
+@pytest.mark.slow
 def test_trackers_know_the_config_and_one_id(plain, tmp_path, monkeypatch):
     place, told = shutil.copytree(plain, tmp_path / "run"), []
     append = lambda *_: None
@@ -115,6 +118,7 @@ def test_trackers_know_the_config_and_one_id(plain, tmp_path, monkeypatch):
     assert config == json.loads((place / "config.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # printed, as for a user
 def test_a_log_that_fails_stops_no_run(copied, plain, capsys):
     (copied / "metrics.jsonl").write_text("damaged\n")
@@ -154,6 +158,7 @@ def test_a_missing_package_is_refused_before_anything_is_made(
     assert said.endswith("or continue without trackers, by --log none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "[]", '{"log": [1], "run_id": "x"}', "{"])
 def test_a_damaged_list_of_trackers_is_named(text, capsys, copied):
     (copied / "tracking.json").write_text(text)

@@ -15,6 +15,8 @@ from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.simulation.sweep import Cell, sweep
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (3, 4)
 CONFIG = Config(
     num_clients=6,

@@ -40,6 +40,7 @@ def heard(monkeypatch):
     return heard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_a_stopped_job_continues_where_it_was(tmp_path, capsys, heard, job):
     words, tables, rounds = JOBS[job]
@@ -66,6 +67,7 @@ def test_a_stopped_job_continues_where_it_was(tmp_path, capsys, heard, job):
         assert_same_but_for_seconds(place / table, whole / table)
 
 
+@pytest.mark.slow
 def test_cells_of_another_algorithm_are_not_taken(tmp_path, capsys):
     grid = (*SWEEP[:2], "fedavg", "fedprox", *SWEEP[4:])
     run(*grid, "--output", tmp_path)
@@ -77,6 +79,7 @@ def test_cells_of_another_algorithm_are_not_taken(tmp_path, capsys):
     assert "were computed with algorithm fedavg, and are wanted with fedprox" in said
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_refused_and_may_be_deleted(tmp_path, capsys, heard):
     heard["at"] = 7
     place = tmp_path / "run"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cases import slow_but
 from command import refused, run, spawn, wait_for
 from swept import (
     CELLS,
@@ -54,6 +55,7 @@ def submitted(monkeypatch) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_make_the_same_table(
     alone, tmp_path, monkeypatch
 ):
@@ -75,6 +77,7 @@ def test_two_processes_of_which_one_is_killed_make_the_same_table(
     assert workers() == []
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_resumes_with_what_is_missing(
     alone, tmp_path, submitted, capsys
 ):
@@ -100,6 +103,7 @@ def test_a_killed_sweep_resumes_with_what_is_missing(
     assert len(submitted) == again
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_finished_groups_and_ends_the_workers(
     alone, tmp_path, capsys, submitted
 ):
@@ -135,7 +139,7 @@ def nothing_runs(monkeypatch):
     monkeypatch.setattr(sweeps, "train", lambda *_, **__: pytest.fail("not refused"))
 
 
-@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("message", slow_but(2, BAD))
 def test_executors_are_checked_before_anything_is_made(
     message, capsys, tmp_path, nothing_runs
 ):
@@ -176,6 +180,7 @@ def test_devices_that_cannot_divide_cells_are_refused(
     assert message in refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
 
 
+@pytest.mark.slow
 def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
     place = tmp_path / "devices"
     run("sweep", *GRID, "--devices", "2", "--output", place)
@@ -186,6 +191,7 @@ def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_only_sweeps_are_resumed_on_an_executor(capsys, tmp_path):
     place = tmp_path / "run"
     run("train", "--rounds", "1", "--hidden", "4", "--output", place)
