@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from packages import needs
 from small_federation import (
     CLIENTS,
     DATA,
@@ -31,8 +32,7 @@ from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.simulation.federated import federate
 
-# It ignores all warnings while it imports; Flower's own imports are deprecated ones.
-pytest.importorskip("flwr.serverapp", reason="flwr is not installed; pip: .[flower]")
+needs("flwr.serverapp", "flower")
 
 from fake_grid import RUN, Echo, FakeGrid, echoes, failure
 from flwr.app import ConfigRecord, Context, Message, RecordDict

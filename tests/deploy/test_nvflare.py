@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import psutil
 import pytest
+from packages import needs
 from small_federation import (
     CLIENTS,
     KEY,
@@ -33,7 +34,7 @@ from fedjax_muon import data
 from fedjax_muon.algorithms import ALL, fedmuon_correct
 from fedjax_muon.deploy import messages, serve
 
-pytest.importorskip("nvflare", reason="nvflare is not installed; pip: .[nvflare]")
+needs("nvflare", "nvflare")
 
 from nvflare.collab import CollabCallError
 from nvflare.collab.api.context import set_call_context

@@ -155,10 +155,6 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch):
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
-=======
-@LIBTPU
->>>>>>> kernel
 @pytest.mark.parametrize("name", ["v5e:1x1", "v6e:4x4"])
 def test_one_reduction_ends_an_exchange(name, libtpu):
     compiled = compile_for(simulated(fedmuon(lr=0.1)), name)
@@ -176,12 +172,7 @@ def test_one_reduction_ends_an_exchange(name, libtpu):
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
 def test_states_of_clients_and_agents_are_divided(libtpu):
-=======
-@LIBTPU
-def test_states_of_clients_and_agents_are_divided():
->>>>>>> kernel
     one, several = (
         compile_for(simulated(scaffold(lr=0.1)), name)
         for name in ("v5e:1x1", "v5e:2x2")
@@ -199,7 +190,6 @@ def test_states_of_clients_and_agents_are_divided():
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
 def test_the_lock_of_another_process_is_set_aside(libtpu):
     code = (
         "from fedjax_muon.simulation.ahead_of_time import topology_devices\n"
@@ -220,10 +210,6 @@ def test_the_lock_of_another_process_is_set_aside(libtpu):
 
 @pytest.mark.slow
 def test_a_plan_that_is_likely_to_fit_is_named(libtpu):
-=======
-@LIBTPU
-def test_a_plan_that_is_likely_to_fit_is_named():
->>>>>>> kernel
     wide = classification(models.MLP(10, (8192, 8192)), DIGITS)
     parts = partition.iid(DIGITS.y_train, 64, key=jax.random.key(0))
     sizes = {"cohort_size": 64, "local_steps": 1, "batch_size": 2}

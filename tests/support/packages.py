@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import warnings
 from types import ModuleType
 
 import pytest
@@ -14,7 +15,9 @@ def needs(name: str, extra: str = "dev") -> ModuleType:
     What CI has installed must not be missing.
     """
     try:
-        return importlib.import_module(name)
+        with warnings.catch_warnings():  # of the package itself, and not ours to mend
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
     except ModuleNotFoundError as missing:
         if os.environ.get("INSTALLED_EXTRA") == extra:
             raise
