@@ -1,6 +1,7 @@
 """Imports flow one way. The order below is the architecture; only this enforces it."""
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
@@ -107,5 +108,15 @@ def test_a_wrong_import_would_be_found():
 
 def test_files_are_small_and_named_by_what_they_hold():
     size = {path: len(path.read_text().splitlines()) for path in FILES}
-    assert [path for path in FILES if size[path] > 400] == []
+    assert [path for path in FILES if size[path] > 600] == []
     assert [p for p in FILES if {p.stem, p.parent.name} & FORBIDDEN] == []
+
+
+def test_the_page_on_design_has_these_layers():
+    page = (ROOT.parent / "docs/design.md").read_text()
+    shown = re.findall(r"^\d+\. (`.*`)$", page, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", line)) for line in shown] == list(LAYERS)
+    (generic,) = re.findall(r"^(`.*)\nnever import one", page, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", generic) == list(GENERIC)
+    folders = set(re.findall(r"`(?:fedjax_muon/)?(\w+)(?:/|\.py)`", page))
+    assert {part(path) for path in FILES} - TOP <= folders
