@@ -130,8 +130,9 @@ def run_keys(simulation: Simulation, count: int) -> jax.Array | None:
     begin = lambda *given: (None, np.ones(1, bool))
     programs = simulation.programs._replace(create=create, begin=cast(Any, begin))
     idle = dataclasses.replace(simulation, programs=programs)
+    key = jax.random.key(0)
     for _ in range(count):
-        idle.init(jax.random.key(0))
+        idle.init(key)
     keys = [key for key in drawn if key is not None]
     return jnp.stack(keys) if keys else None
 
