@@ -129,16 +129,6 @@ def test_training_to_the_end_and_bytes_by_hand(plain):
     assert tracking.bytes_after(3).up == 2 * 4 * links * params
 
 
-@SLOW
-def test_seeds_decide(plain):
-    assert_same_bits(trained(plain, 3, seed=4), trained(plain, 3, seed=4))
-    one, other = trained(plain, 3, seed=4), trained(plain, 3, seed=5)
-    assert (np.asarray(one.params["Dense_0"]["kernel"]) != 0).any()
-    assert not np.array_equal(
-        one.params["Dense_0"]["kernel"], other.params["Dense_0"]["kernel"]
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "message"),
     [

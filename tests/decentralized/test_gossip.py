@@ -341,17 +341,6 @@ def test_storm_by_hand():
     np.testing.assert_allclose(found[2], g)
 
 
-def test_storm_of_weight_one_is_fresh():
-    batches = [2.0, 3.0, -1.0]
-    one, other = storm(1.0), fresh()
-    for a, b in zip(
-        told_along(one, POINTS, batches),
-        told_along(other, POINTS, batches),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b)
-
-
 def test_public_terms_are_told_and_not_remembered():
     objective = QUADRATIC._replace(public_grad=lambda params: 10 * params)
     estimator = add_public_gradient(storm(0.25))
