@@ -189,6 +189,7 @@ def compressed(warm, compressor):
 
 
 @SLOW
+@pytest.mark.parametrize("warm", ["sagda"], indirect=True)
 def test_coarse_messages_are_smaller_and_near(warm):
     coarse, state = compressed(warm, quantize(8))
     (before, _), (after, _) = traffic(warm.algorithm), traffic(coarse)
