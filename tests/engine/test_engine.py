@@ -118,7 +118,7 @@ def test_no_two_keys_are_alike(all_keys):
     assert len({tuple(key) for key in keys}) == len(keys)
 
 
-@every_plan
+@pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)])
 def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
     for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
