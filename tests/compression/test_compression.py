@@ -15,7 +15,7 @@ from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.fedmuon_align import fedmuon_align as fedmuon_align_oracle
 from oracles.outer import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_trace, first_gradient, mean
-from traces import TOY, by_code, farthest, path, precision, run, stack
+from traces import TOY, farthest, path, precision, run, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
@@ -100,16 +100,13 @@ def costs(algorithm):
     return [sent_by(exchanges, algorithm) for exchanges in phases]
 
 
-FAST = ("fedavg", "scaffold", "fedmuon")  # without states, with them, with a prologue
-ONE_OF_EACH = [names[0] for names in by_code(ALL)]
+# without states, with them, with a prologue; several parts, two points, both
+FAST = ["fedavg", "scaffold", "fedmuon"]
+OTHERS = ["fedmuon_svd", "padamfed_vr", "fafed"]
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
-        for name in ONE_OF_EACH
-    ],
+    "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_the_identity_changes_no_bit(name):
     quickly = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

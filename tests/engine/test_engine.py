@@ -1,6 +1,5 @@
 """Plans, keys, weights, draws and memory, on algorithms written for the purpose."""
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -304,16 +303,14 @@ def compiled(algorithm, plan, clients, donate=False):
 def test_memory_does_not_grow_with_the_cohort():
     # A client costs what its row holds: an id, a weight and two keys, 24 bytes, and a
     # note of one byte; not its batches (288 bytes), and not a model (1,680).
-    plan, sizes = plans.chunked(10), (100, 1000, 10_000)
+    plan, sizes = plans.chunked(10), (100, 1000)
     runs = [compiled(fedavg(), plan, size) for size in sizes]
     model = runs[0][1]
     assert model == 4 * (FEATURES * 32 + 32 + 32 * CLASSES + CLASSES)
     temporary = [memory.temp_size_in_bytes for memory, _, _ in runs]
-    for (n, small), (m, large) in pairwise(zip(sizes, temporary, strict=True)):
-        assert (large - small) / (m - n) <= 25
+    assert (temporary[1] - temporary[0]) / 900 <= 25
     whole = [
-        compiled(fedavg(), plans.vmapped, size)[0].temp_size_in_bytes
-        for size in sizes[:2]
+        compiled(fedavg(), plans.vmapped, size)[0].temp_size_in_bytes for size in sizes
     ]
     assert (whole[1] - whole[0]) / 900 > model
 

@@ -71,10 +71,9 @@ MUON = (
     [
         (*MUON, simulation.uniform, {"local_steps": 3}),
         slow(*SGD, simulation.by_examples, {"local_epochs": 1}),
-        slow(*SGD, simulation.uniform, {"local_steps": 3}),
         slow(*SGD, simulation.by_examples, {"local_steps": 3}),
     ],
-    ids=["fedmuon_correct", "fedavg of an epoch", "fedavg", "fedavg by examples"],
+    ids=["fedmuon_correct", "fedavg of an epoch", "fedavg by examples"],
 )
 def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
     digits = data.load("digits")
