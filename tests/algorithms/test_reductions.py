@@ -1,4 +1,4 @@
-"""Methods off their published settings: rates, options, keys, and a paper's bounds.
+"""Methods off their published settings: rates, options, keys, special cases, bounds.
 
 That methods coincide with their published options, and stall where they must, is tested
 of the oracles.
