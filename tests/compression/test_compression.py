@@ -100,9 +100,9 @@ def costs(algorithm):
     return [sent_by(exchanges, algorithm) for exchanges in phases]
 
 
-# without states, with them, with a prologue; several parts, two points, both
-FAST = ["fedavg", "scaffold", "fedmuon"]
-OTHERS = ["fedmuon_svd", "padamfed_vr", "fafed"]
+# without states, with them; with a prologue, several parts, two points, both
+FAST = ["fedavg", "scaffold"]
+OTHERS = ["fedmuon", "fedmuon_svd", "padamfed_vr", "fafed"]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,9 @@ def test_no_two_keys_are_alike(all_keys):
     assert len({tuple(key) for key in keys}) == len(keys)
 
 
-@pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)])
+@pytest.mark.parametrize(
+    "plan", [plans.chunked(2), pytest.param(plans.mapped, marks=pytest.mark.slow)]
+)
 def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
     for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
@@ -324,7 +326,9 @@ def test_private_rows_are_streamed_and_the_state_is_reused():
     assert state - client_states <= 3 * model
 
 
-@pytest.mark.parametrize("plan", ["mapped", "chunked(2)"])
+@pytest.mark.parametrize(
+    "plan", ["chunked(2)", pytest.param("mapped", marks=pytest.mark.slow)]
+)
 def test_the_donated_state_is_reused(plan):
     memory, _, state = compiled(scaffold(), PLANS[plan], N, donate=True)
     assert memory.alias_size_in_bytes >= state

@@ -106,6 +106,7 @@ def warm(request):
 # ------------------------------------------------------------------------ execution
 
 
+@pytest.mark.slow
 def test_plans_agree(warm):
     want, received = warm.third()
     moved = tree.sub(want.server.params, warm.state.server.params)

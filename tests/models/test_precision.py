@@ -115,6 +115,7 @@ def test_logits_are_near_those_of_float32(name):
     assert EPSILON / 8 < error < 2 * math.sqrt(chain) * EPSILON
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rnn", "swin_tiny"])
 def test_gradients_of_tables_add_up_in_float32(name):
     """Where a row is looked up often, a sum in bfloat16 would stop growing."""

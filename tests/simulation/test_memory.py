@@ -215,6 +215,7 @@ def test_the_prologue_and_the_evaluation_count():
     assert memory_of(tiny).work > hidden > tree.nbytes(abstract(tiny))
 
 
+@pytest.mark.slow
 def test_a_checked_simulation_is_not_traced_again():
     traces = []
 
@@ -326,6 +327,7 @@ def test_the_compiler_counts_on_accelerators(limit, accelerator):
         refusal(one)
 
 
+@pytest.mark.slow
 def test_a_program_that_no_compiler_accepts_does_not_fit(
     limit, accelerator, monkeypatch
 ):
