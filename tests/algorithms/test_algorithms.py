@@ -66,6 +66,7 @@ ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
 ENGINE = ["fedavg", "scaffold_adam", "fedmuon_unsynced"]
 OTHERS = [name for name in ONE_OF_EACH if name not in ENGINE]
 SLOW = pytest.mark.slow
+WITH_PLANS = [*ENGINE[:2], pytest.param(ENGINE[2], marks=SLOW)]
 WITH_DEVICES = [ENGINE[1], *(pytest.param(name, marks=SLOW) for name in ENGINE[::2])]
 
 
@@ -102,12 +103,13 @@ def by_hand(warm, state, cohort, batches, weights, key):
         return round(state, cohort, batches, weights, key)
 
 
+@pytest.mark.parametrize("warm", WITH_PLANS, indirect=True)
 def test_plans_agree(warm):
     want = by_hand(warm, warm.state, *warm.given)
     close(warm.third(), want)
     moved = tree.sub(want[0].server.params, warm.state.server.params)
     assert max(float(jnp.max(jnp.abs(u))) for u in jax.tree.leaves(moved)) > 1e-3
-    for plan in [plans.mapped, plans.chunked(2)] if warm.name in ENGINE else ():
+    for plan in (plans.mapped, plans.chunked(2)):
         step = jax.jit(engine.make_round(warm.algorithm, TOY, N, plan))
         close(step(warm.state, *warm.given), want)
 
@@ -349,6 +351,7 @@ def test_values_out_of_range_are_refused():
 # ------------------------------------------------------------------- differentiation
 
 
+@pytest.mark.slow
 def test_a_round_can_be_differentiated_by_its_learning_rate():
     with jax.enable_x64(True):
         given = jax.tree.map(jnp.asarray, (*stack(PARTIAL.rounds[0][1]), X))

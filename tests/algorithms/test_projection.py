@@ -127,8 +127,8 @@ def test_no_method_leaves_the_set(name):
     assert_stays(method.function(**hyper), start_of(name))
 
 
-@EACH
-def test_without_a_projection_every_method_leaves_it(name):
+@pytest.mark.parametrize("name", FAST)
+def test_without_a_projection_they_leave_it(name):
     """The problem is one in which a forgotten projection is seen."""
     start = box(start_of(name))
     seen = run(METHODS[name].function(lr=0.1), start, Objective(guarded))

@@ -1,9 +1,10 @@
-"""Options of methods with which two coincide, and bounds that a paper proves.
+"""Methods off their published settings: rates, options, keys, special cases, bounds.
 
-That the methods coincide with their published options, and stall where they must, is
-tested of the oracles.
+That methods coincide with their published options, and stall where they must, is tested
+of the oracles.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,11 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracles.cases import ONE_STEP, ONE_STEP_PARTIAL, PARTIAL, X
-from traces import farthest, path
+from oracles import fedavg as avg
+from oracles.cases import COSINE, FULL, ONE_STEP, ONE_STEP_PARTIAL, PARTIAL, SIZES, X
+from oracles.fedlada import fedlada
+from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
+from oracles.problem import Trace, draw_trace, times
+from oracles.scaffold import scaffold_momentum
+from oracles.two_sided import fafed, stem
+from traces import farthest, grad_fn, path, run
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import (
+    ALL,
     diloco,
     fedavg,
     fedmuon,
@@ -25,18 +33,178 @@ from fedjax_muon.algorithms import (
     local_muon_persistent,
     scaffold,
 )
-from fedjax_muon.core import Objective
+from fedjax_muon.core import Objective, after_first, tree
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import muon, orthogonalize
 
 pytestmark = pytest.mark.slow
 
+FIRST = ONE_STEP._replace(rounds=ONE_STEP.rounds[:1])
+# three batches before round 0, where the other traces have one
+PREPARED = draw_trace(6, 5, 5, 4, 6, 5, SIZES, first=3)
+cosine = lambda r: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * r / 6))  # as `COSINE`
+
+
+def assert_follows(got, want):
+    assert farthest(want[-1:], [X]) >= 1e-2
+    assert farthest(got, want) <= 1e-10
+
+
+# ------------------------------------------------------------- schedules and options
+
+GUIDED = {
+    "fedavg_m": (fedavg_m, 0.7),
+    "fedavg_vr": (fedavg_vr, after_first(0.7)),
+    "scaffold_m": (scaffold_m, after_first(0.7)),
+    "scaffold_vr": (scaffold_vr, after_first(0.7)),
+    "padamfed_vr": (padamfed_vr, after_first(0.7)),
+}
+# what the library and what the oracle calls the options, none at its default
+ADAPTIVE: dict[str, tuple[dict[str, float], Any, Trace]] = {
+    "fedlada": (
+        {"amend": 0.4, "b1": 0.8, "b2": 0.9, "eps": 0.1, "server_lr": 0.7},
+        partial(fedlada, alpha=0.4, b1=0.8, b2=0.9, eps=0.1, server_lr=0.7),
+        PARTIAL,
+    ),
+    "fafed": (
+        {"momentum": 0.6, "beta": 0.8, "floor": 0.2},
+        partial(fafed, a=0.4, beta=0.8, rho=0.2),
+        PREPARED,
+    ),
+    "stem": ({"momentum": 0.6}, partial(stem, a=0.4), PREPARED),
+}
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_schedules_and_server_rates_follow(name):
+    oracle, momentum = GUIDED[name]
+    algorithm = ALL[name].function(lr=cosine, server_lr=0.7, momentum=momentum)
+    want = oracle(X, PARTIAL, COSINE, b=0.3, server_lr=0.7)
+    assert_follows(path(algorithm, X, PARTIAL), want)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_schedules_and_options_follow(name):
+    hyper, oracle, trace = ADAPTIVE[name]
+    got = path(ALL[name].function(lr=cosine, **hyper), X, trace)
+    assert_follows(got, oracle(X, trace, COSINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"),
+    [
+        ("fedavg_m", avg.fedavg_momentum),
+        ("scaffold_m", scaffold_momentum),
+        ("padamfed_vr", scaffold_momentum),
+    ],
+)
+def test_local_rules_keep_their_state_through_a_round(name, oracle):
+    rule = optax.trace(0.9)
+    algorithm = ALL[name].function(lr=0.05, momentum=0.0, rule=rule)
+    assert_follows(path(algorithm, X, PARTIAL), oracle(X, PARTIAL, 0.05))
+
+
+# --------------------------------------------------- both ends of both intervals
+
+CLIPPED = {
+    "adam_biclip": lambda trace, lr: avg.adam_biclip(X, trace, lr, 1e-5, 0.1, 0.01),
+    "bi2clip": lambda trace, lr: avg.bi2clip(X, trace, lr, 1e-5, 0.1, 1e-5, 0.1, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_small_gradients_and_moves_are_lifted(name):
+    """Gradients of about 1e-5: the toy's own lie above it, and so do its moves."""
+    small = lambda params, *given: tree.scale(1e-4, grad_fn(params, *given))
+    trace = PARTIAL._replace(grad=lambda p, batch: times(1e-4, PARTIAL.grad(p, batch)))
+    want = CLIPPED[name](trace, 0.1)
+    assert farthest(want[-1:], [X]) >= 1e-6
+    got = path(ALL[name].function(), X, PARTIAL, objective=Objective(small))
+    assert farthest(got, want) <= 1e-13
+
+
+def test_large_moves_of_bi2clip_are_cut():
+    """Four local steps of 0.1 move by 0.04 at the preset's rate, by 0.8 at this."""
+    want = CLIPPED["bi2clip"](PARTIAL, 2.0)
+    assert_follows(path(ALL["bi2clip"].function(lr=2.0), X, PARTIAL), want)
+
+
+# ------------------------------------------------- two gradients at one sample
+
+
+@pytest.mark.parametrize("name", ["fedavg_vr", "scaffold_vr"])
+def test_a_first_step_is_the_fresh_share_of_the_gradient(name):
+    """x_ begins at x, so that the old gradient is the new one, and g at 0."""
+    algorithm = ALL[name].function(lr=0.2, momentum=0.7)
+    want = avg.fedavg(X, FIRST, 0.3 * 0.2)
+    assert farthest(want, [X]) >= 1e-3
+    assert farthest(path(algorithm, X, FIRST), want) <= 1e-12
+
+
+def test_a_first_normalised_step_has_the_direction_of_the_gradient():
+    algorithm = ALL["padamfed_vr"].function(lr=0.05, momentum=0.7)
+    want = padamfed_vr(X, FIRST, 0.05, b=1.0)
+    assert farthest(want, [X]) >= 1e-3
+    assert farthest(path(algorithm, X, FIRST), want) <= 1e-12
+
+
+def noise(params, batch, key):
+    """A gradient of the sample alone, the sample being the key: no point is in it."""
+    del batch
+    words = jax.random.key_data(key)
+    return jax.tree.map(lambda p: jnp.full_like(p, jnp.sin(words % 1000).sum()), params)
+
+
+NOISE = Objective(noise)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("fedavg_vr", "fedavg_m"),
+        ("scaffold_vr", "scaffold_m"),
+        ("padamfed_vr", "padamfed"),
+    ],
+)
+def test_both_gradients_have_one_key(name, other):
+    """The old gradient is the new one then: the method of one gradient is left."""
+    hyper = {"lr": 0.01, "momentum": after_first(0.7)}
+    want = path(ALL[other].function(**hyper), X, PARTIAL, objective=NOISE)
+    assert farthest(want[-1:], [X]) >= 1e-2
+    got = path(ALL[name].function(**hyper), X, PARTIAL, objective=NOISE)
+    assert farthest(got, want) <= 1e-12
+
+
+def test_both_gradients_of_stem_have_one_key():
+    """d <- d + grad(x) - grad(x_) never changes then: steps of one length."""
+    algorithm = ALL["stem"].function(lr=0.01, momentum=1.0)
+    states = run(algorithm, X, FULL, objective=NOISE)
+    d = states[0].server.momentum
+    for r, state in enumerate(states, start=1):
+        want = {k: X[k] - 0.01 * (4 * r + 1) * d[k] for k in X}
+        assert farthest([state.server.momentum], [d]) <= 1e-12
+        assert farthest([state.server.params], [want]) <= 1e-12
+    assert np.max(np.abs(d["w"])) > 0.1
+
+
+def test_both_gradients_of_fafed_have_one_key():
+    """m never changes then; v does, since the samples differ."""
+    algorithm = ALL["fafed"].function(lr=0.01, momentum=1.0)
+    states = run(algorithm, X, FULL, objective=NOISE)
+    means = [s.server.mean for s in states]
+    assert farthest(means, means[:1] * len(means)) <= 1e-12
+    assert farthest([states[0].server.square], [states[1].server.square]) >= 1e-3
+    assert np.max(np.abs(means[0]["w"])) > 0.1
+
+
+# ------------------------------------------------- options with which two coincide
+
+
 NOTHING = optax.identity()
 BALL = optax.trace(0.9)
 MUON = muon(0.98)
 DECAYED = optax.chain(MUON, optax.add_decayed_weights(0.1))
-cosine = lambda r: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * r / 6))
 
 # trace; the one method; the other
 SAME: dict[str, tuple[Any, ...]] = {

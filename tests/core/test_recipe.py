@@ -216,13 +216,8 @@ def test_private_methods_have_their_rate_and_their_noise():
 # ----------------------------------------------------- numbers as programs' arguments
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        fedmuon_align(decay=0.1),
-        pytest.param(wrapped(), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [fedmuon_align(decay=0.1), wrapped()])
 def test_one_program_for_all_numbers(algorithm):
     """Traced numbers give what constants give, and nothing is compiled again."""
     ids, data = PARTIAL.rounds[0]

@@ -354,7 +354,6 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
 # ---------------------------------------------------------------- private gradient
 
 
-@pytest.mark.slow
 def test_the_private_gradient_is_a_clipped_mean():
     with jax.enable_x64(True):
         estimator = private_gradient(

@@ -1,6 +1,5 @@
 """Plans, keys, weights, draws and memory, on algorithms written for the purpose."""
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -118,7 +117,9 @@ def test_no_two_keys_are_alike(all_keys):
     assert len({tuple(key) for key in keys}) == len(keys)
 
 
-@every_plan
+@pytest.mark.parametrize(
+    "plan", [plans.chunked(2), pytest.param(plans.mapped, marks=pytest.mark.slow)]
+)
 def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
     for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
@@ -304,16 +305,14 @@ def compiled(algorithm, plan, clients, donate=False):
 def test_memory_does_not_grow_with_the_cohort():
     # A client costs what its row holds: an id, a weight and two keys, 24 bytes, and a
     # note of one byte; not its batches (288 bytes), and not a model (1,680).
-    plan, sizes = plans.chunked(10), (100, 1000, 10_000)
+    plan, sizes = plans.chunked(10), (100, 1000)
     runs = [compiled(fedavg(), plan, size) for size in sizes]
     model = runs[0][1]
     assert model == 4 * (FEATURES * 32 + 32 + 32 * CLASSES + CLASSES)
     temporary = [memory.temp_size_in_bytes for memory, _, _ in runs]
-    for (n, small), (m, large) in pairwise(zip(sizes, temporary, strict=True)):
-        assert (large - small) / (m - n) <= 25
+    assert (temporary[1] - temporary[0]) / 900 <= 25
     whole = [
-        compiled(fedavg(), plans.vmapped, size)[0].temp_size_in_bytes
-        for size in sizes[:2]
+        compiled(fedavg(), plans.vmapped, size)[0].temp_size_in_bytes for size in sizes
     ]
     assert (whole[1] - whole[0]) / 900 > model
 
@@ -327,7 +326,9 @@ def test_private_rows_are_streamed_and_the_state_is_reused():
     assert state - client_states <= 3 * model
 
 
-@pytest.mark.parametrize("plan", ["mapped", "chunked(2)"])
+@pytest.mark.parametrize(
+    "plan", ["chunked(2)", pytest.param("mapped", marks=pytest.mark.slow)]
+)
 def test_the_donated_state_is_reused(plan):
     memory, _, state = compiled(scaffold(), PLANS[plan], N, donate=True)
     assert memory.alias_size_in_bytes >= state

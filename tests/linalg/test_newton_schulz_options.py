@@ -111,6 +111,7 @@ def types_in_an_iteration(algorithm, params):
     return [product.invars[0].aval.dtype for product in found]
 
 
+@pytest.mark.slow
 def test_methods_that_multiply_matrices_are_those_that_take_a_polar():
     for name, method in BOTH.items():
         look, params = types_in_a_round, parameters_of(name)

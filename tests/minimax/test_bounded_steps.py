@@ -59,7 +59,7 @@ def test_without_normalized_vectors_they_are_not():
     assert found.y <= STEPS * LR * 1.0001  # scalars have their sign in both forms
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_the_scale_of_a_gradient_does_not_matter(scale):
     objective = Objective(
         lambda params, batch, key: jax.tree.map(

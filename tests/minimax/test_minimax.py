@@ -106,6 +106,7 @@ def warm(request):
 # ------------------------------------------------------------------------ execution
 
 
+@pytest.mark.slow
 def test_plans_agree(warm):
     want, received = warm.third()
     moved = tree.sub(want.server.params, warm.state.server.params)
@@ -189,6 +190,7 @@ def compressed(warm, compressor):
 
 
 @SLOW
+@pytest.mark.parametrize("warm", ["sagda"], indirect=True)
 def test_coarse_messages_are_smaller_and_near(warm):
     coarse, state = compressed(warm, quantize(8))
     (before, _), (after, _) = traffic(warm.algorithm), traffic(coarse)

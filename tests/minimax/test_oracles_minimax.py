@@ -77,11 +77,15 @@ def test_every_method_has_an_oracle():
     assert ORACLES.keys() == ALL.keys()
 
 
+SINGLE = [
+    pytest.param(name, "float32", 1e-5, marks=pytest.mark.slow)
+    for name in ("fedmuon_da", "fedsgda_m")
+]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "bound"),
-    [("float64", 1e-10), pytest.param("float32", 1e-5, marks=pytest.mark.slow)],
+    ("name", "dtype", "bound"), [*((name, "float64", 1e-10) for name in ALL), *SINGLE]
 )
-@pytest.mark.parametrize("name", ALL)
 def test_methods_equal_their_transcriptions(name, dtype, bound):
     settings = ORACLES[name][1]
     found, expected = both_paths(name, settings, jnp.dtype(dtype))

@@ -93,6 +93,7 @@ def test_convolutions_count_as_xla_counts_them(groups):
     assert ours == (xla["flops"], xla["bytes accessed"])
 
 
+@pytest.mark.slow
 def test_a_round_counts_all_its_local_steps():
     simulation = simulated(fedavg(lr=0.1), plan=mapped)
     state = simulation.init(jax.random.key(0))

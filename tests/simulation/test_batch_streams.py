@@ -145,7 +145,6 @@ SAMPLERS = {
     [
         ("shuffled epochs", 2, 2, {"dropout": 0.4, "plan": plans.chunked(3)}),
         slow("poisson", 0, 1, {"plan": plans.vmapped}),
-        slow("shuffled epochs", 0, 1, {}),
         slow("shuffled epochs", 0, 1, {"cohorts": poisson_cohorts(), "dropout": 0.2}),
         slow("with replacement", 1, 1, {"dropout": 0.3, "plan": plans.mapped}),
         slow("full batch", 0, 2, {"dropout": 0.3}),
@@ -220,7 +219,7 @@ def recording_agents():
 
 
 OF_AGENTS = {
-    **{name: (batching.always(f), g) for name, (f, g) in SAMPLERS.items()},
+    "poisson": (batching.always(batching.poisson(6)), oracle.poisson(6)),
     "default": (None, oracle.shuffled_epochs),
     "cyclic": (cyclic_batches.cyclic, oracle.cyclic),
     "cyclic poisson": (

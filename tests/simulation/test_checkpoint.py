@@ -204,13 +204,9 @@ DAMAGE = {
     "deleted": lambda path, content: path.unlink(),
     "empty": lambda path, content: path.write_bytes(b""),
     "half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
-    "one byte less": lambda path, content: path.write_bytes(content[:-1]),
     "zeros": lambda path, content: path.write_bytes(bytes(len(content))),
     "flipped": lambda path, content: path.write_bytes(
         flipped(content, len(content) // 2)
-    ),
-    "flipped later": lambda path, content: path.write_bytes(
-        flipped(content, len(content) * 3 // 4)
     ),
 }
 
@@ -284,7 +280,7 @@ def kill_in_a_save(directory: Path, rounds: int, saves: int, delay: float):
 @pytest.mark.slow
 def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path):
     rounds, directory = 60, tmp_path / "checkpoints"
-    kills = (5, 0.004), (4, 0.012), (6, 0.02)
+    kills = (5, 0.004), (4, 0.02)
     starts = [kill_in_a_save(directory, rounds, *when) for when in kills]
     last = []
     state = killed.train(directory, rounds, lambda *said: last.append(said))

@@ -10,7 +10,6 @@ from fedjax_muon.algorithms import ALL, fedavg, scaffold
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.cohorts import poisson_cohorts
 from fedjax_muon.simulation.participation import by_examples
-from fedjax_muon.simulation.sweep import Cell, sweep
 
 N = len(PARTS)
 KEY = jax.random.key(5)
@@ -94,16 +93,6 @@ def test_a_simulation_with_poisson_cohorts(simulation):
     assert len(sizes) > 2
     # two clients are expected, and send two parts of 5 x 3 + 3 numbers
     assert simulation.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_the_same(simulation):
-    state, _ = simulation.train_rounds(simulation.init(KEY), 3)
-    cells = [Cell({}, KEY, PARTS)]
-    (((rows, diverged),),) = sweep(simulation, cells, rounds=3, evaluate_every=3)
-    assert diverged is None
-    loss = float(simulation.evaluate(state)["test_loss"])
-    np.testing.assert_allclose(rows[-1]["test_loss"], loss, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

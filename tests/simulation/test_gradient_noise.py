@@ -35,13 +35,8 @@ def with_noise(noise):
     return dataclasses.replace(simulation, inputs=inputs)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        batching.shuffled_epochs,
-        pytest.param(batching.full_batch, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [batching.shuffled_epochs, batching.full_batch])
 def test_norms_by_hand(sampler):
     found = noise_norms(federation(sampler=sampler), PARAMS, KEY, batches=5)
     assert found.shape == (len(PARTS), 5)

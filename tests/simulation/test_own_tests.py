@@ -169,12 +169,8 @@ def descended(kernel, bias, ids, steps, lr):
     return kernel, bias
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "kind", ["keep_own", *(pytest.param(kind, marks=SLOW) for kind in ("no", "ditto"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PERSONAL)
 def test_each_client_has_its_own_parameters(kind):
     simulation, state = trained(kind)
     clients = params_of_clients(state.params, state.training.client_states)

@@ -86,13 +86,12 @@ def assert_same_rows(some, others):
             np.testing.assert_allclose(a[name], b[name], atol=1e-6, err_msg=name)
 
 
-# with private states, a prologue and full participation, several messages
+# without states; with a prologue and full participation
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
         ("fedavg", {"dropout": 0.3, "weighting": simulation.by_examples}),
         pytest.param("stem", {"cohort_size": 6}, marks=pytest.mark.slow),
-        pytest.param("fedmuon_svd", {"plan": plans.chunked(2)}, marks=pytest.mark.slow),
     ],
 )
 def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
@@ -244,17 +243,16 @@ def test_a_group_of_any_size_is_a_loop(cells):
 
 @pytest.mark.slow
 def test_the_size_of_a_group_changes_no_bit():
-    prepared = federation.federation(ALL["stem"].function(), cohort_size=6)
+    prepared = federation.federation(fedavg())
     cells = [cell(lr, seed) for lr in (0.03, 0.3) for seed in (0, 1)]
     rows = [
         [
             [row | {"seconds": 0} for row in outcome.rows]
             for outcome in outcomes(prepared, cells, rounds=3, cells_at_once=size)
         ]
-        for size in (4, 2, 1)
+        for size in (4, 1)
     ]
     assert rows[1] == rows[0]
-    assert rows[2] == rows[0]
 
 
 @pytest.mark.slow

@@ -60,17 +60,6 @@ def test_the_characteristic_function_of_stable_noise(alpha):
         assert abs(np.sin(t * x).mean()) < 4 / math.sqrt(COUNT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
-def test_the_distribution_function_of_stable_noise(alpha):
-    x = sample(alpha_stable, alpha, 0.7, seed=3)
-    at = np.array([-20.0, -3.0, -0.5, 0.0, 0.2, 1.0, 7.0])
-    expected = stats.levy_stable(alpha, 0, scale=0.7).cdf(at)
-    found = (x[:, None] <= at).mean(0)
-    bound = 4 * np.sqrt(np.maximum(expected * (1 - expected), 1 / COUNT) / COUNT)
-    assert np.all(np.abs(found - expected) < bound)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_the_longest_tails_stay_in_the_range_of_short_types(dtype):
     largest = float(jnp.finfo(dtype).max)

@@ -74,15 +74,6 @@ def check_close(ours, theirs, tolerance):
 # ------------------------------------------------------------------ against optax
 
 
-def test_scale_by_muon_is_that_of_optax_without_nesterov():
-    gradients = sequence(MATRICES)
-    theirs = optax.contrib.scale_by_muon(
-        nesterov=False, weight_dimension_numbers=muon_dimension_numbers
-    )
-    ours = run(scale_by_muon(), gradients, compiled=False)
-    check_close(ours, run(theirs, gradients), 1e-5)
-
-
 @pytest.mark.parametrize(("scale", "rms"), [(jordan, None), (moonlight, 0.2)])
 def test_training_rule_of_optax(scale, rms):
     """Weight decay on matrices only, Adam for the rest, through their own layout."""
