@@ -18,10 +18,8 @@ from fedjax_muon.data.source import unpacked
 from tests.robustness import hostile
 from tests.robustness.tiny_files import IDX, KINDS, LIBSVM
 
+pytestmark = pytest.mark.slow
 MEGABYTE = 2**20
-
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
 
 
 # ------------------------------------------------------------------- archives

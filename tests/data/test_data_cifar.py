@@ -81,11 +81,7 @@ def test_published_sizes(tmp_path, monkeypatch, name, size):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        (
-            "data_batch_3.bin",
-            lambda b: b[:-1],
-            "of 3073 bytes, found 6145 bytes; it was",
-        ),
+        ("data_batch_3.bin", lambda b: b[:-1], "of 3073 bytes, found 6145 bytes; it w"),
         ("test_batch.bin", lambda b: b"", "of 3073 bytes, found 0 bytes"),
         ("batches.meta.txt", lambda b: b[:40], "names of 10 classes, found 5"),
     ],

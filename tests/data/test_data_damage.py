@@ -20,7 +20,7 @@ from fedjax_muon.data.byte_pairs import roberta_encoder
 from tests.robustness.data_files import cases
 from tests.robustness.tiny_files import KINDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
+pytestmark = pytest.mark.slow
 
 
 def test_random_damage(tmp_path):

@@ -14,13 +14,7 @@ from PIL import Image
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized
 
 from fedjax_muon import data
-from fedjax_muon.data import names, prepared
-
-
-@pytest.fixture(autouse=True)
-def no_data_directory(monkeypatch):
-    """Keeps the tests from the reader's own files, and counts where those are meant."""
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+from fedjax_muon.data import prepared
 
 
 class TinyImages(tfds.core.GeneratorBasedBuilder):

@@ -10,7 +10,6 @@ from fedjax_muon import data
 from fedjax_muon.data import characters, tff
 
 RNG = np.random.default_rng(0)
-pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 def write_leaf(folder, part, files):

@@ -90,10 +90,7 @@ def test_token_ids_stay_as_they_are():
         ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),
         ({"x": X * 1e300}, "x_train has NaN or infinity in 48 of 48"),
         ({"text": True}, "x must be an array of token ids, got float64"),
-        (
-            {"x": np.full((60, 2), 2**40), "text": True},
-            "x: token ids must be below 2.31, got 1099511627776",
-        ),
+        ({"x": np.full((60, 2), 2**40), "text": True}, "x: token ids must be below 2."),
         ({"test": (X[:, :3], Y)}, "must hold examples of one shape and dtype"),
         ({"test": (X, Y[:3])}, "y_test must be 60 integers on one axis"),
     ],

@@ -24,7 +24,7 @@ from fedjax_muon.deploy import in_process, messages, serve
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import by_examples
 
-# One of each form; `python -m tests.deploy.all_methods` compares all of them.
+# One of each form.
 FORMS = (
     "fedavg",
     "fedadam",  # a state of the server

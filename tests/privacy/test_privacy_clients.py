@@ -92,12 +92,7 @@ def test_where_cohorts_are_cut_short_clients_must_forget():
 @pytest.mark.parametrize(
     ("sampling", "changes", "error", "message"),
     [
-        (
-            FixedSize(100, 5),
-            {},
-            ValueError,
-            r"Poisson\(N, S\) or FullBatch\(N\), got F",
-        ),
+        (FixedSize(100, 5), {}, ValueError, r"Poisson\(N, S\) or FullBatch\(N\), got"),
         (Cyclic(100, 5), {}, ValueError, "use poisson_cohorts, or full participation"),
         (Poisson(100, 5, first_batch=100), {}, ValueError, "use prologue=True"),
         (
