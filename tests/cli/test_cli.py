@@ -10,12 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import slow_but
-from command import (
-    SMALL,
-    assert_same_but_for_seconds,
-    refused,
-    run,
-)
+from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.reporting import metrics_csv

@@ -186,10 +186,7 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
         ("a,a\n1,2\n", "different names of columns in the first line, found 'a', 'a'"),
         ("a,risk\n", "expected rows below the first line, found none"),
         ("a,b\n1,2\n", "no column 'risk' for label; its columns are a, b"),
-        (
-            "risk,b\n1,2\n1\n",
-            "line 3: expected 2 columns as in the first line, f",
-        ),
+        ("risk,b\n1,2\n1\n", "line 3: expected 2 columns as in the first line, f"),
         ("risk,b\nx,1\n\ny,\n", "line 4: '' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,nan\n", "line 3: 'nan' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),

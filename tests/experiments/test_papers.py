@@ -84,12 +84,7 @@ def test_the_settings_of_003():
 
 
 def test_the_settings_of_004():
-    for item, count in {
-        "table_2": 4,
-        "table_5": 2,
-        "table_6": 4,
-        "table_7": 2,
-    }.items():
+    for item, count in {"table_2": 4, "table_5": 2, "table_6": 4, "table_7": 2}.items():
         found = panels("fedmuon_004", item, "full")
         assert len(found) == count
         for panel in found.values():
