@@ -209,6 +209,10 @@ def test_prepared_images_of_several_shapes(prepared_once):
         data.load("tfds:unequal_images", prepared_once)
 
 
+DAMAGED = ["no records", "cut records", "flipped byte"]
+DAMAGED += ["no features", "cut features", "cut info"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "damage"),
     [
@@ -219,14 +223,7 @@ def test_prepared_images_of_several_shapes(prepared_once):
         ("features.json", lambda path: path.write_text("{")),
         ("dataset_info.json", lambda path: path.write_text("{")),
     ],
-    ids=[
-        "no records",
-        "cut records",
-        "flipped byte",
-        "no features",
-        "cut features",
-        "cut info",
-    ],
+    ids=DAMAGED,
 )
 def test_damaged_prepared_sets(prepared_copy, pattern, damage):
     (path,) = prepared_copy.glob(pattern)

@@ -31,11 +31,8 @@ FORMS = (
     "scaffold",  # states of clients
     "scaffold_vr",  # several exchanges
     "fedmuon",  # a prologue
-    "fedmuon_align",
     "fedmuon_svd",  # messages that are decoded
     "fedmuon_correct",
-    "muloco",
-    "padamfed_vr",
     "stem",  # full participation
 )
 
