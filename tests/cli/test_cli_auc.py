@@ -226,10 +226,7 @@ BAD = {
         "AUC is defined for two classes; the model gives 10 logits",
         "sweep --problem auc --dataset digits",
     ),
-    "too many positives": (
-        "ratio 0.9 with",
-        "train --problem auc --positives 0.9",
-    ),
+    "too many positives": ("ratio 0.9 with", "train --problem auc --positives 0.9"),
     "no share": (
         "ratio must be in [0, 1], got 1.5",
         "train --problem auc --positives 1.5",

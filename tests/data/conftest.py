@@ -5,10 +5,11 @@ import pytest
 from fedjax_muon.data import names
 
 
-@pytest.fixture
-def no_data_directory(monkeypatch):
-    """Files are read from where a test says alone."""
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+@pytest.fixture(autouse=True)
+def no_data_directory(request, monkeypatch):
+    """Files are read from where a test says alone, but for those on published files."""
+    if "real" not in request.node.name:
+        monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
 
 
 @pytest.fixture

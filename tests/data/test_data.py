@@ -16,9 +16,7 @@ from fedjax_muon.data import embedded, idx, names
 
 
 @pytest.fixture(autouse=True)
-def no_data_directory(monkeypatch):
-    """Keeps the tests from the reader's own files, and counts where those are meant."""
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+def small_files(monkeypatch):
     allow_small(monkeypatch, "mnist", "fashion_mnist")
 
 

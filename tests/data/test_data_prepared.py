@@ -14,13 +14,7 @@ from PIL import Image
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized
 
 from fedjax_muon import data
-from fedjax_muon.data import names, prepared
-
-
-@pytest.fixture(autouse=True)
-def no_data_directory(monkeypatch):
-    """Keeps the tests from the reader's own files, and counts where those are meant."""
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+from fedjax_muon.data import prepared
 
 
 class TinyImages(tfds.core.GeneratorBasedBuilder):
@@ -215,6 +209,10 @@ def test_prepared_images_of_several_shapes(prepared_once):
         data.load("tfds:unequal_images", prepared_once)
 
 
+DAMAGED = ["no records", "cut records", "flipped byte"]
+DAMAGED += ["no features", "cut features", "cut info"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "damage"),
     [
@@ -225,14 +223,7 @@ def test_prepared_images_of_several_shapes(prepared_once):
         ("features.json", lambda path: path.write_text("{")),
         ("dataset_info.json", lambda path: path.write_text("{")),
     ],
-    ids=[
-        "no records",
-        "cut records",
-        "flipped byte",
-        "no features",
-        "cut features",
-        "cut info",
-    ],
+    ids=DAMAGED,
 )
 def test_damaged_prepared_sets(prepared_copy, pattern, damage):
     (path,) = prepared_copy.glob(pattern)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from fedjax_muon import data
-from fedjax_muon.data import names, prepared, text
+from fedjax_muon.data import prepared, text
 
 REVIEWS = [(f"dish {word} \u00e9t\u00e9", i % 2) for i, word in enumerate("abcdefgh")]
 TWEETS = [
@@ -16,11 +16,6 @@ TWEETS = [
     ("it", 0),
     ("so", 2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_data_directory(monkeypatch):
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
 
 
 class TinyTexts(tfds.core.GeneratorBasedBuilder):

@@ -10,7 +10,7 @@ import pytest
 from tiny_images import write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import Dataset, names
+from fedjax_muon.data import Dataset
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 
 CONTENT = b"one\ntwo\nthree"
@@ -117,7 +117,6 @@ def test_messages_for_one_folder_and_for_three(tmp_path):
 
 
 def test_status(tmp_path, monkeypatch):
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
     assert data.status("digits") == ("present", None, "", False)
     assert data.status("cifar10").state == "missing"
     assert "FEDJAX_MUON_DATA" in data.status("cifar10").problem

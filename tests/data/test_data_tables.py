@@ -10,10 +10,8 @@ from fedjax_muon.data import libsvm, text
 from tests.robustness import hostile
 from tests.robustness.tiny_files import KINDS
 
+pytestmark = pytest.mark.slow
 MEGABYTE = 2**20
-
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
 
 
 @pytest.mark.parametrize("name", text.SETS)

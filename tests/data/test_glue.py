@@ -127,12 +127,7 @@ def test_encoders_are_given_sentences(tmp_path):
             "Quality\t#1 String",
             "expected the columns #1 String, #2 String, Q",
         ),
-        (
-            "rte",
-            1,
-            "index\tsentence1",
-            "expected the columns sentence1, sentence2, lab",
-        ),
+        ("rte", 1, "index\tsentence1", "expected the columns sentence1, sentence2, la"),
         ("rte", 2, "0\ta\tb", "line 2: expected 4 columns between tabs, found 3"),
         (
             "qnli",

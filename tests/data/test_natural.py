@@ -10,7 +10,6 @@ from fedjax_muon import data
 from fedjax_muon.data import characters, tff
 
 RNG = np.random.default_rng(0)
-pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 def write_leaf(folder, part, files):
@@ -169,13 +168,8 @@ def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
     words = np.array(["", "?", *ours.classes])
     found = [" ".join(words[row]).strip() for row in ours.x_train]
     assert found == ["how", "how do", "how", "how do", "do"]
-    assert [ours.classes[label] for label in ours.y_train] == [
-        "do",
-        "i",
-        "do",
-        "you",
-        "i",
-    ]
+    nexts = [ours.classes[label] for label in ours.y_train]
+    assert nexts == ["do", "i", "do", "you", "i"]
     assert ours.owners.tolist() == [0, 0, 0, 0, 1]
     assert [ours.classes[label] for label in ours.y_test] == ["you"]
 

@@ -90,10 +90,7 @@ def test_token_ids_stay_as_they_are():
         ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),
         ({"x": X * 1e300}, "x_train has NaN or infinity in 48 of 48"),
         ({"text": True}, "x must be an array of token ids, got float64"),
-        (
-            {"x": np.full((60, 2), 2**40), "text": True},
-            "x: token ids must be below 2.31, got 1099511627776",
-        ),
+        ({"x": np.full((60, 2), 2**40), "text": True}, "x: token ids must be below 2."),
         ({"test": (X[:, :3], Y)}, "must hold examples of one shape and dtype"),
         ({"test": (X, Y[:3])}, "y_test must be 60 integers on one axis"),
     ],
@@ -189,10 +186,7 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
         ("a,a\n1,2\n", "different names of columns in the first line, found 'a', 'a'"),
         ("a,risk\n", "expected rows below the first line, found none"),
         ("a,b\n1,2\n", "no column 'risk' for label; its columns are a, b"),
-        (
-            "risk,b\n1,2\n1\n",
-            "line 3: expected 2 columns as in the first line, f",
-        ),
+        ("risk,b\n1,2\n1\n", "line 3: expected 2 columns as in the first line, f"),
         ("risk,b\nx,1\n\ny,\n", "line 4: '' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,nan\n", "line 3: 'nan' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),

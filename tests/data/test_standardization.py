@@ -61,16 +61,8 @@ ONE = Standardization(np.float32([1, 2]), np.float32([3, 4]))
         (ONE, None, "trained on standardized inputs, and the data set is not standard"),
         (None, ONE, "not trained on standardized inputs, and the data set is st"),
         (ONE, Standardization(ONE.mean[:1], ONE.std[:1]), "2 channels, .* has 1;"),
-        (
-            ONE,
-            ONE._replace(mean=np.float32([1, 2.01])),
-            "mean of channel 1 is 2 in the",
-        ),
-        (
-            ONE,
-            ONE._replace(std=np.float32([3.1, 4])),
-            "std of channel 0 is 3 in the mo",
-        ),
+        (ONE, ONE._replace(mean=np.float32([1, 2.01])), "mean of channel 1 is 2 in th"),
+        (ONE, ONE._replace(std=np.float32([3.1, 4])), "std of channel 0 is 3 in the m"),
     ],
 )
 def test_another_normalization_is_named(saved, loaded, said):

@@ -7,12 +7,11 @@ import pytest
 from published import allow_small
 
 from fedjax_muon import data
-from fedjax_muon.data import names, text
+from fedjax_muon.data import text
 
 
 @pytest.fixture(autouse=True)
-def no_data_directory(monkeypatch):
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+def small_files(monkeypatch):
     allow_small(monkeypatch, *text.SETS)
 
 

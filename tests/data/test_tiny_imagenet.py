@@ -120,11 +120,7 @@ LISTED = [
     (LABELS, replace("n01", "n09"), "line 1: .*found 'val_3.JPEG' and 'n09'"),
     (LABELS, replace("val_0", "val_9"), "line 4: .*found 'val_9.JPEG' and"),
     (LABELS, replace("val_0", "val_2"), "line 4: .*found 'val_2.JPEG' and"),  # twice
-    (
-        LABELS,
-        replace("3.JPEG\t", "3.JPEG "),
-        "line 1: .*found 'val_3.JPEG n01' and '0'",
-    ),
+    (LABELS, replace("3.JPEG\t", "3.JPEG "), "line 1: .*found 'val_3.JPEG n01' and '0"),
     (LABELS, replace("3.JPEG\tn01\t", "3.JPEG;"), "line 1: .*found 'val_3.JPEG;0' and"),
 ]
 
@@ -147,10 +143,7 @@ def test_what_is_incomplete_is_named(root, file, how, message):
     ("how", "message"),
     [
         (cut, "n02_1.JPEG: expected a JPEG image, found a damaged file"),
-        (
-            lambda path: path.write_bytes(b"no JPEG"),
-            "expected a JPEG image, found a dama",
-        ),
+        (lambda path: path.write_bytes(b"no JPEG"), "expected a JPEG image, found a d"),
         (
             lambda path: Image.new("RGB", (8, 7)).save(path, "JPEG"),
             "expected an image of 8 x 8 pixels, found 7 x 8",

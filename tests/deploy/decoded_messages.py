@@ -23,13 +23,14 @@ from small_federation import (
     STEPS,
     TASK,
     nodes_of,
+    served,
 )
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
-from fedjax_muon.deploy import federation, in_process, serve
+from fedjax_muon.deploy import federation, in_process
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, banded
 from fedjax_muon.simulation.federated import federate
 
@@ -60,15 +61,7 @@ def private(algorithm, privacy):
     numbers = {"num_clients": CLIENTS, "max_client_size": 32, "classes": CLASSES}
     shared = federation(algorithm, TASK, **numbers, **sizes)
     assert shared.guarantee == simulation.guarantee
-    missing = []
-    ended = serve(
-        shared,
-        in_process(nodes_of(shared)),
-        KEY,
-        rounds=ROUNDS,
-        on_round=lambda progress, lost: missing.extend(lost),
-    )
-    return state, ended, missing
+    return state, *served(shared, in_process(nodes_of(shared)), ROUNDS)
 
 
 def difference(state, ended):

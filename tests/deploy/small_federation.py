@@ -64,17 +64,18 @@ def nodes_of(shared, directory=None):
     }
 
 
-def deployed(algorithm, rounds=3, weighting=uniform):
+def served(shared, send, rounds=3, **given):
     """The state at the end, and what was missing."""
-    shared, missing = described(algorithm, weighting), []
-    ended = serve(
-        shared,
-        in_process(nodes_of(shared)),
-        KEY,
-        rounds=rounds,
-        on_round=lambda progress, lost: missing.extend(lost),
-    )
+    missing = []
+    on_round = lambda progress, lost: missing.extend(lost)
+    ended = serve(shared, send, KEY, rounds=rounds, on_round=on_round, **given)
     return ended, missing
+
+
+def deployed(algorithm, rounds=3, weighting=uniform):
+    """The same of a federation whose nodes are in this process."""
+    shared = described(algorithm, weighting)
+    return served(shared, in_process(nodes_of(shared)), rounds)
 
 
 def assert_same(state, ended):

@@ -18,6 +18,7 @@ from small_federation import (
     assert_same,
     described,
     nodes_of,
+    served,
     simulated,
     sizes_of,
 )
@@ -29,11 +30,7 @@ from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.rounds import (
-    cohort_of,
-    objective_and_sampler,
-    with_inputs,
-)
+from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with_inputs
 
 ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
 ROUNDS = 4
@@ -118,8 +115,8 @@ def expected_without_client_2():
 
 @pytest.mark.parametrize("kind", slow_but(("not finite", "missing"), DAMAGE))
 def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
-    shared, missing = described(ALGORITHM), []
-    nodes, previous = in_process(nodes_of(shared)), {}
+    shared, previous = described(ALGORITHM), {}
+    nodes = in_process(nodes_of(shared))
 
     def send(requests, deadline):
         rounds = {messages.read(r).about["round"] for r in requests.values()}
@@ -133,10 +130,8 @@ def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
             yield client, b"twice"
         yield 17, b"from nobody"
 
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, send, KEY, rounds=ROUNDS, on_round=on_round)
-    asked = [(m.round, m.client) for m in missing]
-    assert asked == [(2, 2), (3, 2)]
+    ended, missing = served(shared, send, ROUNDS)
+    assert [(m.round, m.client) for m in missing] == [(2, 2), (3, 2)]
     assert all(DAMAGE[kind] in m.reason for m in missing)
     assert_same(expected_without_client_2(), ended)
 
@@ -144,15 +139,8 @@ def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
 @pytest.mark.slow
 def test_a_client_that_nobody_hears_changes_nothing_and_stays_as_it_was():
     expected = simulated_without({(r, c) for r in range(ROUNDS) for c in range(4)})
-    shared = described(ALGORITHM)
-    missing = []
-    ended = serve(
-        shared,
-        lambda requests, deadline: [],
-        KEY,
-        rounds=ROUNDS,
-        on_round=lambda progress, lost: missing.extend(lost),
-    )
+    silent = lambda requests, deadline: []
+    ended, missing = served(described(ALGORITHM), silent, ROUNDS)
     assert_same(expected, ended)
     assert len(missing) == 3 * ROUNDS
 
@@ -206,7 +194,7 @@ def test_a_node_comes_back_with_its_directory_or_says_that_it_can_not(tmp_path, 
 def test_many_rounds_in_which_nodes_are_killed(tmp_path):
     """Killed before they train or before they answer, and started again."""
     shared, rounds, rng = described(ALGORITHM), 50, np.random.default_rng(0)
-    nodes, lost, missing = nodes_of(shared, tmp_path), set(), []
+    nodes, lost = nodes_of(shared, tmp_path), set()
 
     def send(requests, deadline):
         for client, request in requests.items():
@@ -221,8 +209,7 @@ def test_many_rounds_in_which_nodes_are_killed(tmp_path):
             else:
                 yield client, answer
 
-    on_round = lambda progress, found: missing.extend(found)
-    ended = serve(shared, send, KEY, rounds=rounds, on_round=on_round)
+    ended, missing = served(shared, send, rounds)
     assert {(m.round, m.client) for m in missing} == lost
     assert 0.2 < len(lost) / (3 * rounds) < 0.4
     assert_same(simulated_without(lost, rounds), ended)
@@ -231,9 +218,8 @@ def test_many_rounds_in_which_nodes_are_killed(tmp_path):
 @pytest.mark.slow
 def test_nodes_of_another_federation_are_refused_by_the_entry():
     shared, other = described(fedavg(lr=0.3)), described(fedavg(lr=0.1))
-    nodes, missing = nodes_of(shared) | {1: nodes_of(other)[1]}, []
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, in_process(nodes), KEY, rounds=ROUNDS, on_round=on_round)
+    nodes = nodes_of(shared) | {1: nodes_of(other)[1]}
+    ended, missing = served(shared, in_process(nodes), ROUNDS)
     assert ended.state.round == ROUNDS
     assert {m.client for m in missing} == {1}
     said = "refused: another federation: lr is 0.1 here and 0.3 there at the server"

@@ -23,6 +23,7 @@ from small_federation import (
     Y,
     assert_same,
     described,
+    served,
     simulated,
 )
 
@@ -81,10 +82,9 @@ def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path):
 
     apps = dict.fromkeys(range(100, 100 + CLIENTS), flower.client_app(make_node))
     grid = FakeGrid(apps, lambda node: {"client": (node - 99) % CLIENTS})
-    server, missing = flower.FlowerServer(grid, CLIENTS), []
+    server = flower.FlowerServer(grid, CLIENTS)
     assert server.wait(CLIENTS, 5) == set(range(CLIENTS))
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, server.send, KEY, rounds=3, on_round=on_round)
+    ended, missing = served(shared, server.send)
     assert not missing
     assert_same(simulated(algorithm), ended)
     assert len(made) == CLIENTS + 3 * 3  # as in a process for every message
@@ -136,9 +136,8 @@ def test_errors_of_an_app_are_refusals_with_their_reason():
     (first, second) = asked(server, c0=b"a", c1=b"b")
     assert first == (0, b"a from 0")
     assert reason(second[1]) == f"Flower: {OSError('disk')!r} (code 2)"
-    shared, missing = described(fedmuon_correct(lr=0.1)), []
-    on_round = lambda progress, lost: missing.extend(lost)
-    serve(shared, server.send, KEY, rounds=1, deadline=0.2, on_round=on_round)
+    shared = described(fedmuon_correct(lr=0.1))
+    _, missing = served(shared, server.send, 1, deadline=0.2)
     assert any(m.client == 1 and "disk" in m.reason for m in missing)
 
 

@@ -24,18 +24,15 @@ from fedjax_muon.deploy import in_process, messages, serve
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import by_examples
 
-# One of each form; `python -m tests.deploy.all_methods` compares all of them.
+# One of each form.
 FORMS = (
     "fedavg",
     "fedadam",  # a state of the server
     "scaffold",  # states of clients
     "scaffold_vr",  # several exchanges
     "fedmuon",  # a prologue
-    "fedmuon_align",
     "fedmuon_svd",  # messages that are decoded
     "fedmuon_correct",
-    "muloco",
-    "padamfed_vr",
     "stem",  # full participation
 )
 

@@ -27,12 +27,13 @@ from small_federation import (
     assert_same,
     described,
     nodes_of,
+    served,
     simulated,
 )
 
 from fedjax_muon import data
 from fedjax_muon.algorithms import ALL, fedmuon_correct
-from fedjax_muon.deploy import messages, serve
+from fedjax_muon.deploy import messages
 
 needs("nvflare", "nvflare")
 
@@ -213,16 +214,15 @@ def proxies_of(nodes, change=lambda client, answer: answer):
 
 
 def test_a_federation_of_sites_is_the_simulated_one():
-    shared, missing = described(ALGORITHM), []
-    on_round = lambda progress, lost: missing.extend(lost)
+    shared = described(ALGORITHM)
     send = sites(proxies_of(nodes_of(shared)))
-    ended = serve(shared, send, KEY, rounds=2, deadline=60, on_round=on_round)
+    ended, missing = served(shared, send, 2, deadline=60)
     assert not missing
     assert_same(simulated(ALGORITHM, 2), ended)
 
 
 def test_failures_and_answers_of_others_are_left_out_with_the_reason():
-    shared, missing = described(ALGORITHM), []
+    shared = described(ALGORITHM)
 
     def change(client, answer):
         if client == 1:
@@ -234,8 +234,7 @@ def test_failures_and_answers_of_others_are_left_out_with_the_reason():
         return answer
 
     send = sites(proxies_of(nodes_of(shared), change))
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, send, KEY, rounds=3, deadline=60, on_round=on_round)
+    ended, missing = served(shared, send, deadline=60)
     assert ended.state.round == 3
     assert {lost.client for lost in missing} == {1, 3}
     said = {1: "the disk is gone", 3: "an answer of client 2"}

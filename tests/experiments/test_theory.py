@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.theory import (
-    __main__ as command,
-)
+from experiments.theory import __main__ as command
 from experiments.theory import (
     consensus,
     finding,

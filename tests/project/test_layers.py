@@ -21,15 +21,8 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
-GENERIC = (
-    "core",
-    "compression",
-    "personalization",
-    "privacy",
-    "engine",
-    "simulation",
-    "deploy",
-)
+GENERIC = ("core", "compression", "personalization", "privacy")
+GENERIC += ("engine", "simulation", "deploy")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 

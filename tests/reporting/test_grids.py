@@ -10,6 +10,7 @@ from scipy import stats
 
 from fedjax_muon.reporting import comparison, plots, tables
 from fedjax_muon.reporting.comparison import Point, Summary
+from fedjax_muon.reporting.tables import Cells, latex
 
 # ---------------------------------------------------------------- best points
 
@@ -192,3 +193,21 @@ def test_every_method_has_its_panel_however_many_there_are(figures, tmp_path, me
     plots.grids(dict.fromkeys(names, GRID["aligned"]), tmp_path / "grids.png")
     shown = [axis.get_title() for axis in figures[0].axes if axis.get_visible()]
     assert shown == names
+
+
+EXPECTED = r"""% digits: accuracy in %; mean
+\begin{tabular}{lr}
+\toprule
+algorithm & accuracy, \% \\
+\midrule
+my\_rule \& \{Muon\} & 89.90 $\pm$ 0.25 \\
+a\textbackslash{}b\#\$\textasciitilde{}\textasciicircum{} & $<$1 \\
+\bottomrule
+\end{tabular}
+"""
+
+
+def test_a_table_with_all_that_latex_takes_for_a_command():
+    rows = [("my_rule & {Muon}", "89.90 ± 0.25"), ("a\\b#$~^", "<1")]
+    columns = ("algorithm", "accuracy, %")
+    assert latex(Cells("digits", "accuracy in %;\nmean", columns, rows)) == EXPECTED

@@ -4,7 +4,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import outcome
 from .kills import results
@@ -111,9 +111,5 @@ def harm_run(draw: random.Random, finished: Path, place: Path, limit: int) -> Ca
         return Case(name, harm.name, f"{result.problem}: {result.text[-300:]}")
     if result.status == 2:
         return Case(name, harm.name, "refused")
-    same = _numbers(copy) == _numbers(finished)
+    same = results(copy) == results(finished)
     return Case(name, harm.name, "same" if same else "accepted with other numbers")
-
-
-def _numbers(directory: Path) -> dict[str, Any]:
-    return results(directory)

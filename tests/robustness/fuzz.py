@@ -10,8 +10,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from fedjax_muon.cli import arguments, command_kinds
-from fedjax_muon.runs.config import DEFAULTS, METHODS
+from fedjax_muon.cli import command_kinds
+from fedjax_muon.runs.config import METHODS
 
 from . import environments, outcome
 from .outcome import Outcome
@@ -32,7 +32,6 @@ COMMANDS += ("data", "partition", "plot", "resume", "noise", "prepare")
 # what belongs to other machines, or to the beginning of a process
 APART = ("data_dir", "distributed", "coordinator", "num_processes", "process_id")
 APART += ("devices",)
-TRAINING = ("train", "sweep", "compare", "private")
 NUMBERS = ("-1", "0", "1", "2", "3", "1e30", "nan", "inf", "-inf", "0.5", "1e-9")
 NUMBERS += ("99999999999999999999", "2147483648", "x", "", "1_000", "0x10", "²", "1,2")
 WORDS = ("", "digits", "breast_cancer", "a b", "../x", "x[1]", "*", "💥", "--", "none")
@@ -150,11 +149,8 @@ def _judged(words: list[str], place: Path, result: Outcome) -> Case:
     left = outcome.files(place)
     if not problem and result.status == 2 and left:
         problem = f"left {sorted(left)[0]} after a refusal"
-    started = (
-        bool(left)
-        and result.status in (0, 1)
-        and words[0] in ("train", "sweep", "compare", "private")
-    )
+    trains = words[0] in ("train", "sweep", "compare", "private")
+    started = bool(left) and result.status in (0, 1) and trains
     return Case(words, result, started, problem)
 
 
@@ -183,9 +179,3 @@ def try_config(draw: random.Random, finished: Path, place: Path) -> Case:
         if after != before:
             problem = "other numbers under an edited config"
     return Case(["resume", f"{key}={tree.get(key)!r}"], result, False, problem)
-
-
-def defaults_are_small() -> bool:
-    """Whether the fields that `SMALL` names exist."""
-    names = {field.name for field in dataclasses.fields(DEFAULTS["classification"])}
-    return set(SMALL) <= names and arguments.MAIN_JOB != ()

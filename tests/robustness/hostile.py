@@ -18,22 +18,8 @@ from .tiny_files import IMAGES, LABELS, SMALL, TRAIN, write_npz
 
 MEGABYTE = 2**20
 BOMB = 640 * MEGABYTE
-VALUES = (
-    None,
-    True,
-    -1,
-    0,
-    1.5,
-    2**70,
-    10**9,
-    1e300,
-    "x",
-    "",
-    [],
-    {},
-    [[]],
-    "9" * 5000,
-)
+VALUES = (None, True, -1, 0, 1.5, 2**70, 10**9, 1e300)
+VALUES += ("x", "", [], {}, [[]], "9" * 5000)
 
 
 def mutated(draw: random.Random, tree: Any) -> Any:

@@ -5,7 +5,6 @@ import io
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -83,11 +82,6 @@ def run(arguments: Sequence[object], limit: int = LIMIT) -> Outcome:
             err.write(f"Traceback: {type(error).__name__}: {error}")
     code = status if isinstance(status, int) else 1
     return Outcome(code, out.getvalue(), err.getvalue())
-
-
-def command(*arguments: object) -> list[str]:
-    """The command as a process of its own."""
-    return [sys.executable, "-m", "fedjax_muon", *map(str, arguments)]
 
 
 def files(directory: Path) -> set[str]:

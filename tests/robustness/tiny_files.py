@@ -30,23 +30,8 @@ IMAGES = RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
 SMALL = IMAGES[:, :4, :5]
 LABELS = np.array([0, 1, 2, 1, 0, 2, 0, 1, 2, 0], np.uint8)
 TRAIN, TEST = slice(0, 6), slice(6, 10)
-WORDS = [
-    "the",
-    "hand",
-    "on",
-    "the",
-    "sand",
-    "and",
-    "a",
-    "thing",
-    "in",
-    "the",
-    "end",
-    "red",
-    "and",
-    "round",
-    "ring",
-]
+WORDS = ["the", "hand", "on", "the", "sand", "and", "a", "thing", "in", "the", "end"]
+WORDS += ["red", "and", "round", "ring"]
 
 Arrays = dict[str, np.ndarray]
 

@@ -1,14 +1,25 @@
-"""Sweeps on workers: the table of one machine, whatever happens to the workers."""
+"""Sweeps on workers: the table of one machine, whatever happens to the workers.
 
+Workers are processes, those of Dask, and jobs of submitit in place of SLURM's.
+"""
+
+import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from cases import slow_but
 from command import refused, run, spawn, wait_for
+from packages import needs
 from swept import (
     CELLS,
     DIGITS,
@@ -21,11 +32,13 @@ from swept import (
     workers,
 )
 
-from fedjax_muon.runs import executor_names, sweep_cells
+from fedjax_muon.runs import directory, executor_names, sweep_cells
 from fedjax_muon.runs import sweep as sweeps
-from fedjax_muon.runs.config import Config, Sweep
+from fedjax_muon.runs.config import Config, Run, Sweep
 from fedjax_muon.runs.config_json import to_json
-from fedjax_muon.simulation.executors import Processes
+from fedjax_muon.runs.executor_names import _submitit
+from fedjax_muon.simulation import executors
+from fedjax_muon.simulation.executors import Jobs, Processes, WorkerEndedError
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +165,7 @@ def test_executors_are_checked_before_anything_is_made(
 
 
 @pytest.mark.parametrize(
-    ("name", "package"),
-    [("dask:localhost:8786", "distributed"), ("slurm", "submitit")],
+    ("name", "package"), [("dask:localhost:8786", "distributed"), ("slurm", "submitit")]
 )
 def test_a_missing_package_is_the_pip_command(
     name, package, capsys, tmp_path, monkeypatch, nothing_runs
@@ -191,10 +203,9 @@ def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
             )
 
 
-@pytest.mark.slow
 def test_only_sweeps_are_resumed_on_an_executor(capsys, tmp_path):
-    place = tmp_path / "run"
-    run("train", "--rounds", "1", "--hidden", "4", "--output", place)
+    job = Run("fedavg", {"lr": 0.1}, 0, Config())
+    place = directory.create(tmp_path / "run", job)
     message = refused(capsys, "resume", place, "--executor", "processes:2")
     assert message == f"{place} is no sweep; leave out --executor, which is for sweeps"
 
@@ -204,3 +215,151 @@ def test_workers_with_another_data_set_are_refused():
     given = (to_json(job), "fedavg", [({"lr": 0.1}, 0)], 1, 64, "digest")
     with pytest.raises(ValueError, match="its examples of digits differ from those"):
         sweep_cells.run_cells(*given)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Starts programs of Dask, which end with the test."""
+    needs("distributed")
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: str, *arguments: str) -> subprocess.Popen:
+            command = [sys.executable, "-m", "dask", kind, *arguments]
+            command += ["--scheduler-file", str(tmp_path / "scheduler.json")]
+            log = stack.enter_context((tmp_path / "log").open("a"))
+            given = {"stdout": log, "stderr": log, "cwd": tmp_path}
+            process = stack.enter_context(subprocess.Popen(command, **given))
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def address_in(path: Path) -> str:
+    """The address of a scheduler that has started."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text())["address"]
+        time.sleep(0.05)
+    raise AssertionError(path.with_name("log").read_text())
+
+
+@pytest.mark.slow
+def test_one_of_two_workers_is_killed_and_the_table_is_the_same(
+    program, alone, tmp_path
+):
+    quiet = ("--port", "0", "--no-dashboard")
+    program("scheduler", *quiet)
+    place = tmp_path / "swept"
+    several = ("--no-nanny", "--nthreads", "1", "--no-dashboard")
+    workers = [program("worker", *several) for _ in range(2)]
+    address = address_in(tmp_path / "scheduler.json")
+    before: list[int] = []
+    kill = lambda: (before.append(len(finished(place))), workers[0].kill())
+    meanwhile(lambda: len(finished(place)) > 1, kill)
+    run("sweep", *GRID, "--executor", f"dask:{address}", "--output", place)
+    workers[0].wait()
+    assert workers[1].poll() is None
+    assert before[0] < CELLS
+    assert_same_tables(place, alone)
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_does_not_answer_is_named(capsys, tmp_path, monkeypatch):
+    needs("distributed")
+    monkeypatch.setattr("fedjax_muon.runs.executor_names.SECONDS_TO_CONNECT", 0.5)
+    place = tmp_path / "new"
+    given = ("--executor", "dask:tcp://127.0.0.1:9", "--output", place)
+    message = refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
+    assert "tcp://127.0.0.1:9" in message
+    assert not place.exists()
+
+
+@pytest.fixture
+def submitit(monkeypatch):
+    """Jobs that are looked at often."""
+    monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # which would close loggers
+    needs("submitit")
+    monkeypatch.setattr(executors, "SECONDS_BETWEEN_LOOKS", 0.05)
+
+
+@pytest.mark.slow
+def test_two_jobs_make_the_same_table(submitit, alone, tmp_path):
+    place = tmp_path / "swept"
+    given = ("--executor", "slurm:cluster=local,timeout_min=5", "--cells-at-once", 12)
+    run("sweep", *GRID, *given, "--output", place)
+    assert_same_tables(place, alone)
+    assert len(list((place / "jobs").glob("*_submitted.pkl"))) == 2
+
+
+class Job:
+    """A job of submitit in a state that a test chooses."""
+
+    def __init__(self):
+        self.answer: Any = None
+        self.cancelled = False
+
+    def done(self) -> bool:
+        return self.answer is not None
+
+    def result(self) -> Any:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    def cancel(self, check: bool = True) -> None:
+        assert not check
+        self.cancelled = True
+
+
+class Cluster:
+    """Submits nothing."""
+
+    def __init__(self):
+        self.jobs: list[Job] = []
+
+    def submit(self, fn, *args) -> Job:
+        self.jobs.append(Job())
+        return self.jobs[-1]
+
+
+@pytest.mark.slow
+def test_the_ends_of_jobs_are_those_of_futures(submitit):
+    _submitit()
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    cluster = Cluster()
+    with Jobs(cluster) as jobs:
+        futures: list[Future] = [jobs.submit(print, n) for n in range(4)]
+        answers = (7, UncompletedJobError("timed out\nlog"), FailedJobError("trace"))
+        for job, answer in zip(cluster.jobs, answers, strict=False):
+            job.answer = answer
+        assert futures[0].result(timeout=5) == 7
+        with pytest.raises(WorkerEndedError, match=r"^timed out$"):
+            futures[1].result(timeout=5)
+        with pytest.raises(FailedJobError, match="trace"):
+            futures[2].result(timeout=5)
+        assert not futures[3].done()
+        jobs.shutdown(cancel_futures=True)
+    assert futures[3].cancelled()
+    assert [job.cancelled for job in cluster.jobs] == [False, False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", 'slurm: Could not detect "srun"'),
+        ("cluster=moon", "slurm: AutoExecutor doesn't know any executor named moon"),
+        ("cluster=local,color=red", "slurm: Parameter 'color' need to be prefixed"),
+        ("cluster=local,timeout_min=long", 'slurm: Parameter "timeout_min" expected'),
+    ],
+)
+def test_options_that_submitit_refuses_are_one_line(
+    options, message, capsys, tmp_path, submitit
+):
+    place = tmp_path / "new"
+    given = ("--executor", f"slurm:{options}", "--output", place)
+    assert message in refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
+    assert not place.exists()

@@ -56,9 +56,3 @@ def wait_for(condition, process) -> None:
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-LONG = [
-    *("train", "--algorithm", "fedmuon_align", *SMALL),
-    *("--rounds", "4000", "--evaluate-every", "100"),
-]
