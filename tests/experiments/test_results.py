@@ -3,8 +3,10 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from experiments import kept
 from experiments.papers import results
 from experiments.papers.claims import (
     NO,
@@ -29,6 +31,9 @@ from experiments.papers.claims import (
 )
 
 pytestmark = pytest.mark.slow
+
+
+# -------------------- Results are collected, and claims judged by them
 
 RESULTS = Path(__file__).parents[2] / "results"
 TABLE = """setting,method,score,interval,by_seed
@@ -243,3 +248,53 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         results.main(tmp_path / "runs", place)
     assert "are both of table_1" in capsys.readouterr().err
+
+
+# -------------------- Numbers that are kept for figures
+
+
+def test_numbers_are_read_as_written(tmp_path):
+    path = tmp_path / "numbers.json"
+    numbers = {
+        "array": np.array([[1.0, 0.123456789]]),
+        "pair": (np.int64(3), np.float32(0.5)),
+        "inf": [np.inf, np.nan],
+        "name": "FedAvg",
+        "none": None,
+        "nested": {2: True},
+    }
+    kept.write(path, numbers)
+    found = kept.read(path)
+    inf, nan = found.pop("inf")
+    assert inf == np.inf
+    assert np.isnan(nan)
+    assert found == {
+        "array": [[1, 0.123457]],
+        "pair": [3, 0.5],
+        "name": "FedAvg",
+        "none": None,
+        "nested": {"2": True},
+    }
+
+
+def test_curves_are_drawn_again_as_they_were(tmp_path):
+    runs = {
+        name: [
+            {
+                "round": np.array([0, 1]),
+                "bytes_down": np.array([0, 1000]),
+                "bytes_up": np.array([0, 500]),
+                "train_loss": np.array([2.0, loss + seed]),
+                "test_accuracy": np.array([0.1, 0.9 - seed]),
+                "seconds": np.array([0.0, 1.0]),
+            }
+            for seed in (0.0, 0.03, 0.01)
+        ]
+        for name, loss in (("FedAvg", 1.0), ("FedMuon", 0.5))
+    }
+    path = tmp_path / "curves.json"
+    kept.write(path, kept.curves(runs, "digits", 0.8))
+    kept.draw_curves(path)
+    figure = path.with_suffix(".png")
+    kept.plots.curves(runs, tmp_path / "direct.png", title="digits", target=0.8)
+    assert figure.read_bytes() == (tmp_path / "direct.png").read_bytes()

@@ -5,7 +5,6 @@ import io
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -85,14 +84,10 @@ def run(arguments: Sequence[object], limit: int = LIMIT) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def command(*arguments: object) -> list[str]:
-    """The command as a process of its own."""
-    return [sys.executable, "-m", "fedjax_muon", *map(str, arguments)]
-
-
 def files(directory: Path) -> set[str]:
     """All files and directories below a directory."""
-    found = set()
-    for folder, folders, names in os.walk(directory):
-        found |= {os.path.join(folder, name) for name in (*folders, *names)}
-    return found
+    return {
+        os.path.join(folder, name)
+        for folder, folders, names in os.walk(directory)
+        for name in (*folders, *names)
+    }
