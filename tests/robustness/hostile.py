@@ -267,9 +267,8 @@ def _weights(*values: float):
 
 def _ids(draw: random.Random, ids: dict) -> dict:
     name = draw.choice(list(ids))
-    return ids | {
-        name: draw.choice((2**31, 2**40, -1, 5, 1.5, "3", None, len(ids) + 7))
-    }
+    others = 2**31, 2**40, -1, 5, 1.5, "3", None, len(ids) + 7
+    return ids | {name: draw.choice(others)}
 
 
 def _shards(draw: random.Random, info: dict) -> dict:
