@@ -222,10 +222,8 @@ def has(line: str, text: str) -> bool:
 def unfounded(block: str, tables: list[str]) -> list[str]:
     """Returns the numbers of a text that are not in any line of its tables."""
     lines = [line for one in tables for line in one.splitlines()]
-    groups = [
-        *PAIR.findall(block),
-        *((n,) for n in DECIMAL.findall(PAIR.sub("", block))),
-    ]
+    singles = DECIMAL.findall(PAIR.sub("", block))
+    groups = [*PAIR.findall(block), *((single,) for single in singles)]
     return [
         " ± ".join(group)
         for group in groups

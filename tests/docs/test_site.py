@@ -30,11 +30,9 @@ def site(tmp_path_factory) -> Path:
     """Where `mkdocs build --strict` has left the site, called from elsewhere."""
     needs("mkdocs")
     folder = tmp_path_factory.mktemp("docs")
-    where = ["--config-file", ROOT / "mkdocs.yml", "--site-dir", folder / "site"]
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
-    done = subprocess.run(
-        [*command, *where], cwd=folder, capture_output=True, text=True
-    )
+    command += ["--config-file", ROOT / "mkdocs.yml", "--site-dir", folder / "site"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
 

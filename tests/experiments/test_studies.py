@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import itertools
 import json
 import math
 
@@ -13,15 +14,15 @@ from packages import needs
 
 import fedjax_muon as fm
 from experiments.papers import results
-from experiments.studies import client_privacy as client_privacy
-from experiments.studies import condition_numbers as condition_numbers
 from experiments.studies import (
+    client_privacy,
+    condition_numbers,
     minimax_tails,
     natural,
     natural_federations,
     natural_privacy,
+    private_images,
 )
-from experiments.studies import private_images as private_images
 from experiments.studies.natural import Record, Variant, start_key
 from experiments.studies.natural_federations import METHODS, Federation
 from experiments.studies.natural_problems import Logistic, Problem
@@ -35,11 +36,9 @@ from fedjax_muon.tasks.heavy_tails import gaussian
 pytestmark = pytest.mark.slow
 
 
-# -------------------- The study of private clients: its methods by hand, and what is said of results
+# --------------------------------------------------------------------- private clients
 
 LABELS = {entry.label: entry for entry in client_privacy.METHODS}
-
-
 PARAMS = client_privacy.TASK.init(jax.random.key(0))
 
 
@@ -99,67 +98,52 @@ def test_muon_at_its_bound_is_not_clipped():
     assert length(cut) == pytest.approx(0.0125 * reach, rel=1e-4)
 
 
-def result(entry, cohorts, noise, hyper, seed, validation, test):
-    return client_privacy.Result(
-        entry.label, cohorts.label, noise, hyper, seed, validation, test
-    )
-
-
 def test_the_tables_by_hand(tmp_path):
-    found = []
-    for entry in client_privacy.METHODS:
-        tried = [
-            {name: grid[at] for name, grid in entry.grid.items()} for at in (0, -1)
-        ]
-        for cohorts in client_privacy.COHORTS:
-            for noise in client_privacy.NOISES:
-                for hyper, scores in zip(tried, [(0.5, 0.9), (0.6, 0.4)], strict=True):
-                    for seed in (0, 1):
-                        spread = 0.1 * seed
-                        one = hyper, seed, scores[0], scores[1] + spread
-                        found.append(result(entry, cohorts, noise, *one))
-    chosen = client_privacy.best(found)
-    assert len(chosen) == len(client_privacy.METHODS) * len(
-        client_privacy.COHORTS
-    ) * len(client_privacy.NOISES)
+    study, found = client_privacy, []
+    scores = (0, 0.5, 0.9), (-1, 0.6, 0.4)  # of both ends of a grid
+    cells = [*itertools.product(study.METHODS, study.COHORTS, study.NOISES)]
+    for (entry, cohorts, noise), (at, validation, test), seed in itertools.product(
+        cells, scores, (0, 1)
+    ):
+        hyper = {name: grid[at] for name, grid in entry.grid.items()}
+        about = entry.label, cohorts.label, noise, hyper, seed
+        found.append(study.Result(*about, validation, test + 0.1 * seed))
+    chosen = study.best(found)
+    assert len(chosen) == len(cells)
     for one in chosen:  # the better in validation, which is worse in the test
         np.testing.assert_allclose(one.accuracy, [0.4, 0.5])
-    assert client_privacy.marked(chosen[0]) == ["lr 1 (edge)", "limit 3 (edge)"]
-    all_clients = client_privacy.COHORTS[1]
-    lines = client_privacy.table(chosen, all_clients, 30)
+    assert study.marked(chosen[0]) == ["lr 1 (edge)", "limit 3 (edge)"]
+    lines = study.table(chosen, study.COHORTS[1], 30)
     assert "z = 0, epsilon inf | z = 0.3" in lines[2]
     assert "| FedAvg, clipped | 45.0 ± 5.0 |" in lines[4]
-    client_privacy.write(found, tmp_path / "runs.csv")
+    study.write(found, tmp_path / "runs.csv")
     rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
     assert len(rows) == len(found)
     assert rows[-1]["test"] == "0.5000"
-    client_privacy.draw(chosen, tmp_path / "runs.png")
+    study.draw(chosen, tmp_path / "runs.png")
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
 
 
-# -------------------- The study of private images on the smallest data set
-
-needs("skimage")  # for features
+# ---------------------------------------------------------------------- private images
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Two runs of DP-SGD on digits, whose accuracies are made up; returns them."""
-    trained = []
+    needs("skimage")  # for features
+    study, trained = private_images, []
 
     def accuracy(method, dataset, epsilon, lr, seed, size, rounds):
         trained.append((len(dataset.y_train), lr, seed))
         return (lr if lr <= 100 else 1) / 200 + seed / 10
 
-    monkeypatch.setattr(private_images, "SEEDS", 2)
-    monkeypatch.setattr(private_images, "accuracy", accuracy)
-    few = private_images.Study("examples", (3.0,), 12, {"digits": 200})
-    monkeypatch.setattr(private_images, "EXAMPLES", few)
-    rates = private_images.OF_EXAMPLES[0]._replace(rates=(0.001, 100.0))
-    monkeypatch.setattr(private_images, "METHODS", {"examples": (rates,)})
-    monkeypatch.setattr(
-        private_images, "PUBLISHED", {"digits": (90.0, 3.0, 1e-5, "A, B")}
-    )
+    monkeypatch.setattr(study, "SEEDS", 2)
+    monkeypatch.setattr(study, "accuracy", accuracy)
+    few = study.Study("examples", (3.0,), 12, {"digits": 200})
+    monkeypatch.setattr(study, "EXAMPLES", few)
+    rates = study.OF_EXAMPLES[0]._replace(rates=(0.001, 100.0))
+    monkeypatch.setattr(study, "METHODS", {"examples": (rates,)})
+    monkeypatch.setattr(study, "PUBLISHED", {"digits": (90.0, 3.0, 1e-5, "A, B")})
     return trained
 
 
@@ -194,35 +178,37 @@ def test_a_grid_is_extended_while_its_best_rate_is_at_an_edge():
 
 
 def test_features_have_norm_one_and_know_nothing_of_labels():
+    needs("skimage")
     found = private_images.features("digits", None, False)
     np.testing.assert_allclose(np.linalg.norm(found.x_train, axis=1), 1, rtol=1e-5)
     assert found.x_train.shape[1:] == (4 * 4 * 9,)
     np.testing.assert_array_equal(found.y_train, data.load("digits").y_train)
 
 
-# -------------------- The study of natural clients: its grids and tables, on a problem of two clients
+# --------------------------------------------------------------------- natural clients
 
 FEDAVG = Variant("fedavg", "examples")
 
 
-def problem():
+def problem(*sizes):
+    """Of clients with these numbers of examples."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 60)
     x = (rng.normal(size=(60, 3)) + y[:, None]).astype(np.float32)
-    owners = np.repeat([0, 1], [40, 20])
-    dataset = fm.data.Dataset(x, y, x, y, ("a", "b"), owners=owners)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    correct = lambda logits: float((logits(x).argmax(1) == y).mean())
     return Problem(
-        fm.data.check(dataset),
+        fm.data.check(fm.data.Dataset(x, y, x, y, ("a", "b"), owners=owners)),
         Logistic(),
-        cohort_size=2,
+        cohort_size=len(sizes),
         local_steps=2,
         batch_size=4,
         rounds=3,
-        weightings=("examples",),
-        exponents={"lr": range(-4, -2)},
         tuning_seeds=(5, 6),
         seeds=(0, 1),
-        scores=lambda logits: {"own": float((logits(x).argmax(1) == y).mean())},
+        weightings=("examples",),
+        exponents={"lr": range(-4, -2)},
+        scores=lambda logits: {"hospitals": correct(logits)},
     )
 
 
@@ -245,7 +231,7 @@ def test_the_model_is_logistic_regression_of_one_logit():
 
 
 def test_every_client_gives_a_fifth_to_validation():
-    dataset = problem().dataset
+    dataset = problem(40, 20).dataset
     rest, (x, y) = natural.divided(dataset)
     assert np.bincount(rest.owners).tolist() == [32, 16]
     assert len(y) == 12
@@ -265,18 +251,18 @@ def test_a_grid_is_extended_until_the_best_point_is_inside(tmp_path, monkeypatch
 
     monkeypatch.setattr(natural, "points_of", points)
     path = tmp_path / "points.jsonl"
-    chosen = natural.tuned(problem(), FEDAVG, Record(path))
+    chosen = natural.tuned(problem(40, 20), FEDAVG, Record(path))
     assert chosen.hyper == {"lr": 0.1}
     assert asked == [[0.01, 0.03], [0.1], [0.3]]
     # what is in the file is not trained again
     asked.clear()
-    assert natural.tuned(problem(), FEDAVG, Record(path)).hyper == {"lr": 0.1}
+    assert natural.tuned(problem(40, 20), FEDAVG, Record(path)).hyper == {"lr": 0.1}
     assert asked == []
     assert len(path.read_text().splitlines()) == 4
 
 
 def test_points_and_tests_are_those_of_single_runs(tmp_path):
-    small = problem()
+    small = problem(40, 20)
     record = Record(tmp_path / "points.jsonl")
     for point in natural.points_of(small, FEDAVG, [{"lr": 0.1}]):
         record.add(FEDAVG, point)
@@ -290,7 +276,8 @@ def test_points_and_tests_are_those_of_single_runs(tmp_path):
         expected = (logits.argmax(1) == y).mean()
         assert run["validation_accuracy"] == pytest.approx(expected, abs=1e-5)
     for found in natural.tested(small, FEDAVG, {"lr": 0.1}):
-        assert found["own"] == pytest.approx(found["test"])  # of the same examples
+        # of the same examples
+        assert found["hospitals"] == pytest.approx(found["test"])
 
 
 def test_the_table_has_means_and_published_numbers():
@@ -307,32 +294,20 @@ def test_the_table_has_means_and_published_numbers():
     assert "| 0.01 |" in last[1]
 
 
-# -------------------- The study of privacy with natural clients, on a problem of three clients
+# --------------------------------------------------------- natural clients, in private
 
 ROUNDS, DELTA = 3, 1e-3
 
 
 def federation():
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 2, 60)
-    x = (rng.normal(size=(60, 3)) + y[:, None]).astype(np.float32)
-    owners = np.repeat([0, 1, 2], [30, 20, 10])
-    dataset = fm.data.Dataset(x, y, x, y, ("a", "b"), owners=owners)
-    problem = Problem(
-        fm.data.check(dataset),
-        Logistic(),
-        cohort_size=3,
-        local_steps=2,
-        batch_size=4,
-        rounds=ROUNDS,
-        weightings=("uniform",),
-        exponents={},
-        tuning_seeds=(5, 6),
-        seeds=(0, 1),
-        scores=lambda logits: {"hospitals": float((logits(x).argmax(1) == y).mean())},
-    )
     rates = {"dp_fedavg": range(-4, -1)}
-    return Federation("Three", problem, DELTA, (0.05,), 3, rates)
+    return Federation("Three", problem(30, 20, 10), DELTA, (0.05,), 3, rates)
+
+
+def private_simulation(method, level):
+    made = federation()
+    about = METHODS[method], level, 0.05, made.problem.dataset
+    return natural_federations.simulation_of(made, *about)
 
 
 def delta_of(z, epsilon, releases):
@@ -345,19 +320,14 @@ def delta_of(z, epsilon, releases):
 
 @pytest.mark.parametrize(("method", "prologue"), [("dp_fedavg", 0), ("dp_fedmuon", 1)])
 def test_noise_is_that_of_the_level(method, prologue):
-    made = federation()
     for level in ("10", "1"):
-        simulation = natural_federations.simulation_of(
-            made, METHODS[method], level, 0.05, made.problem.dataset
-        )
+        simulation = private_simulation(method, level)
         z = natural_federations.noise_of(simulation)
         found = delta_of(z, float(level), ROUNDS + prologue)
         assert found == pytest.approx(DELTA, rel=1e-2)
 
 
-def test_the_tables_are_those_of_the_runs_and_a_study_resumes(
-    tmp_path, monkeypatch, capsys
-):
+def test_tables_are_those_of_the_runs_and_a_study_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(natural_privacy, "FEDERATIONS", {"three": federation})
     monkeypatch.setattr(natural_privacy, "LEVELS", {"clipped": "clip", "1": "one"})
     monkeypatch.setattr(natural_privacy, "EXTENSIONS", 0)
@@ -376,24 +346,17 @@ def test_the_tables_are_those_of_the_runs_and_a_study_resumes(
     z = float(ours[0]["noise"])
     assert f"| {z:.3g} | {z * 2 / 3:.2g} |" in page
 
-    def trained_again(*args):
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr(natural_privacy, "simulation_of", trained_again)
+    monkeypatch.setattr(natural_privacy, "simulation_of", None)  # nothing is trained
     before = path.read_bytes()
     natural_privacy.main(("three",), tmp_path)
     assert path.read_bytes() == before
     tables = lambda text: [one for one in text.splitlines() if one.startswith("|")]
     assert tables((tmp_path / "privacy.md").read_text()) == tables(page)
-    capsys.readouterr()
 
 
 def test_clipped_messages_bound_the_way():
-    made = federation()
     for level, bounded in (("none", False), ("clipped", True), ("1", False)):
-        simulation = natural_federations.simulation_of(
-            made, METHODS["dp_fedavg"], level, 0.05, made.problem.dataset
-        )
+        simulation = private_simulation("dp_fedavg", level)
         start = simulation.init(start_key(0)).params
         arguments = METHODS["dp_fedavg"], 3.0, 0, ROUNDS
         end = natural_federations.params_of(simulation, *arguments)
@@ -404,11 +367,7 @@ def test_clipped_messages_bound_the_way():
 
 def test_a_grid_is_extended_twice_at_most(tmp_path, monkeypatch):
     asked = []
-
-    def accuracy(self, split, clip, lr, seed):
-        asked.append(lr)
-        return lr
-
+    accuracy = lambda self, split, clip, lr, seed: asked.append(lr) or lr
     monkeypatch.setattr(natural_privacy.Study, "accuracy", accuracy)
     runs = natural_privacy.Runs(tmp_path / "privacy.csv")
     study = natural_privacy.Study(runs, "three", federation(), "dp_fedavg", "1")
@@ -416,7 +375,7 @@ def test_a_grid_is_extended_twice_at_most(tmp_path, monkeypatch):
     assert sorted(set(asked)) == [0.01, 0.03, 0.1, 0.3, 1.0]
 
 
-# -------------------- The study of heavy tails: one cell by hand, and what is said of known numbers
+# ------------------------------------------------------------------------- heavy tails
 
 
 def test_one_cell_by_hand():
@@ -456,14 +415,11 @@ def test_the_verdict_by_hand():
     lines = minimax_tails.rows("some noise", results)
     assert "3e-05 | 1.000 | 1.000 | 1.000" in lines[0]
     assert "1e-05 (edge)" in lines[1]
+    # the mean of the last tenth
+    assert minimax_tails.last(np.arange(20.0)[None, None]) == 18.5
 
 
-def test_last_is_the_mean_of_a_tenth():
-    found = jnp.arange(20.0)[None, None]
-    assert minimax_tails.last(np.asarray(found)) == 18.5
-
-
-# -------------------- Figure 4 (a) of Liu et al.: condition numbers, memory, time
+# -------------------------------------- condition numbers (Figure 4 (a) of Liu et al.)
 
 
 def test_condition_numbers_are_of_matrices_and_averaged_geometrically():
@@ -479,16 +435,11 @@ def test_condition_numbers_are_of_matrices_and_averaged_geometrically():
 def test_states_are_counted():
     params = {"matrix": jnp.zeros((8, 4)), "bias": jnp.zeros(4)}
     counter = 4  # bytes of the steps that Adam counts
-    assert condition_numbers.state_bytes("fedavg", params) == 0
-    assert (
-        condition_numbers.state_bytes("local_adamw", params)
-        == 2 * 4 * (32 + 4) + counter
-    )
+    state_bytes = condition_numbers.state_bytes
+    assert state_bytes("fedavg", params) == 0
+    assert state_bytes("local_adamw", params) == 2 * 4 * (32 + 4) + counter
     # a momentum of matrices, two moments of vectors
-    assert (
-        condition_numbers.state_bytes("local_muon", params)
-        == 4 * (32 + 2 * 4) + counter
-    )
+    assert state_bytes("local_muon", params) == 4 * (32 + 2 * 4) + counter
 
 
 def test_it_runs_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
@@ -498,10 +449,8 @@ def test_it_runs_and_its_claims_are_judged(tmp_path, monkeypatch, capsys):
         lines = list(csv.DictReader(file))
     assert len(lines) == len(condition_numbers.RATES) * len(condition_numbers.MEASURES)
     assert all(np.isfinite(float(line["score"])) for line in lines)
-    assert (
-        "python -m experiments.studies.condition_numbers"
-        in (run_dir / "result.md").read_text()
-    )
+    command = "python -m experiments.studies.condition_numbers"
+    assert command in (run_dir / "result.md").read_text()
     assert (run_dir / "result.png").exists()
     results.collect(tmp_path / "runs", tmp_path / "results")
     found = {claim.claim: f.ours for claim, f in results.judged(tmp_path / "results")}
