@@ -18,8 +18,6 @@ from fedjax_muon.runs.config import label_of
 pytestmark = pytest.mark.slow
 
 
-# -------------------- The papers' tables and figures: as configs, and small ones run by the command
-
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {
     name: importlib.import_module(f"experiments.papers.{name}") for name in PAPERS
@@ -62,9 +60,8 @@ def test_the_settings_of_003():
     for item, (dataset, model, steps, divided) in printed.items():
         (panel,) = panels("fedmuon_003", item, "full").values()
         config = panel.sweep.config
-        assert (config.dataset, config.model, config.partition) == (
-            *(dataset, model, divided),
-        )
+        about = (config.dataset, config.model, config.partition)
+        assert about == (dataset, model, divided)
         assert (config.local_steps, config.batch_size) == (steps, 64)
         assert config.num_clients == config.cohort_size == 8
         assert config.lr_schedule == "cosine"
@@ -80,12 +77,7 @@ def test_the_settings_of_003():
 
 
 def test_the_settings_of_004():
-    for item, count in {
-        "table_2": 4,
-        "table_5": 2,
-        "table_6": 4,
-        "table_7": 2,
-    }.items():
+    for item, count in (("table_2", 4), ("table_5", 2), ("table_6", 4), ("table_7", 2)):
         found = panels("fedmuon_004", item, "full")
         assert len(found) == count
         for panel in found.values():
@@ -132,12 +124,9 @@ def test_the_settings_of_004_with_pretrained_weights():
 def test_the_settings_of_001():
     found = panels("fedmuon_001", "figure_1", "full")
     configs = [panel.sweep.config for panel in found.values()]
-    assert {(c.dataset, c.model, c.alpha) for c in configs} == {
-        ("fashion_mnist", "lenet", 10.0),
-        ("fashion_mnist", "lenet", 0.1),
-        ("cifar10", "resnet18", 10.0),
-        ("cifar10", "resnet18", 0.1),
-    }
+    pairs = ("fashion_mnist", "lenet"), ("cifar10", "resnet18")
+    both = {(*pair, alpha) for pair in pairs for alpha in (10.0, 0.1)}
+    assert {(c.dataset, c.model, c.alpha) for c in configs} == both
     for c in configs:
         assert (c.num_clients, c.cohort_size, c.local_steps) == (16, 8, 5)
         epochs, size = (100, 60_000) if c.model == "lenet" else (200, 50_000)
@@ -255,13 +244,10 @@ def test_a_kept_table_is_repeated(tmp_path, monkeypatch, capsys):
 
 def test_only_the_kept_points_are_repeated():
     (panel,) = panels("fedmuon_003", "figure_1", "cpu").values()
-    labels = {name: label_of(name) for name in panel.sweep.algorithms}
-    lines = [
-        {"setting": panel.setting, "method": label, "hyper": "lr=0.03"}
-        for label in labels.values()
-    ]
+    names, line = panel.sweep.algorithms, {"setting": panel.setting, "hyper": "lr=0.03"}
+    lines = [line | {"method": label_of(name)} for name in names]
     narrow = repeat.narrow(panel, lines)
-    assert narrow.sweep.grids == {name: {"lr": (0.03,)} for name in labels}
+    assert narrow.sweep.grids == {name: {"lr": (0.03,)} for name in names}
     assert narrow.sweep.seeds == panel.sweep.seeds
     with pytest.raises(ValueError, match=r"no row of FedMuon on cifar10_subset"):
         repeat.narrow(panel, lines[:-1])
@@ -269,9 +255,8 @@ def test_only_the_kept_points_are_repeated():
 
 def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
     there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
-    command(
-        monkeypatch, "fedmuon_004", "table_2", "--scale", "smoke", "--output", there
-    )
+    words = ("table_2", "--scale", "smoke", "--output", there)
+    command(monkeypatch, "fedmuon_004", *words)
     panel = panels("fedmuon_004", "table_2", "smoke")["resnet18_dir0.1"]
     more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
     wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)
@@ -284,12 +269,10 @@ def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
     assert ours.read_bytes() == theirs.read_bytes()
     assert not frame.finished(here, panel._replace(sweep=wanted))
     assert frame.reuse(here, wanted, [there]) == []
-    frame.record_call(
-        "fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"]
-    )
-    assert "Reused runs: FedMuon of table_2-smoke." in paper_report.provenance(
-        here.parent
-    )
+    reused = ["FedMuon of table_2-smoke"]
+    frame.record_call("fedmuon_004", here.parent, "a", 0.0, reused)
+    said = paper_report.provenance(here.parent)
+    assert "Reused runs: FedMuon of table_2-smoke." in said
 
     def refused(sweep):
         ours.unlink()
@@ -346,15 +329,15 @@ def test_commands_are_shown_without_this_machines_directories():
     )
 
 
-# -------------------- The page of presets is current, and every number has a source
+# ----------------------------------------------------------------------------- presets
 
 ALL = [method for methods in presets.REGISTRIES.values() for method in methods.values()]
 
 
 def test_the_page_is_current():
-    assert presets.PAGE.read_text() == presets.page(), (
-        "run python -m experiments.papers.presets"
-    )
+    advice = "run python -m experiments.papers.presets"
+    assert presets.PAGE.read_text() == presets.page(), advice
+    assert list(presets.sources()) == [method.name for method in ALL]
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
@@ -364,10 +347,6 @@ def test_every_number_has_a_source(method):
         assert len(origin[name]) > 3, name
     cells = presets.row(method, origin)
     assert f"| {' | '.join(cells)} |" in presets.PAGE.read_text()
-
-
-def test_sources_are_of_presets():
-    assert list(presets.sources()) == [method.name for method in ALL]
 
 
 def test_a_number_without_a_source_is_an_error():
