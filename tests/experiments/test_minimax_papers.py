@@ -91,9 +91,9 @@ def test_published_numbers_have_a_cell_each():
 
 
 def test_noise_scales_as_the_theorems_say():
-    level = lambda name="dpmixsgd_unclipped", **cell: dpmixsgd_002.sigma(
-        name, JOB, Cell(**cell), 80
-    )
+    def level(name="dpmixsgd_unclipped", **cell):
+        return dpmixsgd_002.sigma(name, JOB, Cell(**cell), 80)
+
     assert level() == pytest.approx(1)
     assert level(theta=0.05) == pytest.approx(1 / 5)
     assert level(agents=20) == pytest.approx(1 / 2)
@@ -105,9 +105,10 @@ def test_noise_scales_as_the_theorems_say():
 
 
 def test_runs_that_are_alike_are_run_once():
-    one = lambda name, **cell: dpmixsgd_002.same_run(
-        JOB, dpmixsgd_002.Entry("", "", name, Cell(**cell), {"lr_x": 1.0})
-    )
+    def one(name, **cell):
+        entry = dpmixsgd_002.Entry("", "", name, Cell(**cell), {"lr_x": 1.0})
+        return dpmixsgd_002.same_run(JOB, entry)
+
     assert one("dsgda", theta=0.1) == one("dsgda")
     assert one("dsgda", agents=10) != one("dsgda")
     assert one("dpmixsgd_unclipped", theta=0.1) != one("dpmixsgd_unclipped")

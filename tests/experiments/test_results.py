@@ -124,17 +124,10 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     scores = scores_of(tmp_path, table)
     assert falling("hard", "A", "B")(scores).verdict == YES  # 2, 3, 4 points
     half = pytest.approx(4.30265 / math.sqrt(3), abs=0.005)
-    assert minus(scores["hard", "A"], scores["hard", "B"]) == (
-        3,
-        half,
-        (2, 3, 4),
-        1,
-        "",
-    )
-    apart = scores["hard", "A"]._replace(runs=(86, 60, 73))
-    assert minus(apart, scores["hard", "B"]).half > 9
-    fewer = scores["hard", "A"]._replace(runs=(73, 73))
-    assert minus(fewer, scores["hard", "B"]).half == math.hypot(9, 9)
+    a, b = scores["hard", "A"], scores["hard", "B"]
+    assert minus(a, b) == (3, half, (2, 3, 4), 1, "")
+    assert minus(a._replace(runs=(86, 60, 73)), b).half > 9
+    assert minus(a._replace(runs=(73, 73)), b).half == math.hypot(9, 9)
 
 
 def test_uploads_and_losses_are_compared(tmp_path):

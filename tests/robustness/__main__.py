@@ -4,6 +4,7 @@
     python -m tests.robustness --minutes 10 --only kills damage
 
 Counts add up over calls in --record; the table names the commits that were tested.
+The tests in `test_robustness.py` are a short form.
 """
 
 import argparse

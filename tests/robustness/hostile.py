@@ -63,21 +63,13 @@ def npy(descr: str, shape: tuple, content: bytes = b"", fortran=False) -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode() + content
 
 
+Y = LABELS[TRAIN]
 ARRAYS = (  # in place of x_train, y_train or classes
-    np.array([None] * 6),
-    np.array([{"a": 1}] * 6, object),
-    SMALL[TRAIN] / 255,
-    LABELS[TRAIN].astype(complex),
-    LABELS[TRAIN].astype("datetime64[s]"),
-    LABELS[TRAIN].astype(float) * np.nan,
-    LABELS[TRAIN].astype(bool),
-    LABELS[TRAIN].astype("S"),
-    LABELS[TRAIN] + np.uint64(2**63),
-    LABELS[TRAIN].astype(int) - 3,
-    np.zeros(6, [("a", "i4"), ("ü", "f4")]),
-    np.zeros((0, 4, 5, 3), np.uint8),
-    np.array(3),
-    np.array([[1]]),
+    *(np.array([None] * 6), np.array([{"a": 1}] * 6, object), SMALL[TRAIN] / 255),
+    *(Y.astype(complex), Y.astype("datetime64[s]"), Y.astype(float) * np.nan),
+    *(Y.astype(bool), Y.astype("S"), Y + np.uint64(2**63), Y.astype(int) - 3),
+    *(np.zeros(6, [("a", "i4"), ("ü", "f4")]), np.zeros((0, 4, 5, 3), np.uint8)),
+    *(np.array(3), np.array([[1]])),
 )
 MEMBERS = (
     npy("|u1", (2**40, 4, 5, 3)),
@@ -90,9 +82,7 @@ MEMBERS = (
     npy("|O", (1,), b"cos\nsystem\n(S'false'\ntR."),
     npy("(" * 500, (1,)),
     b"\x93NUMPY\x02\0" + struct.pack("<I", 2**31 - 1) + b" " * 20_000,
-    b"\x93NUMPY\x09\0",
-    b"",
-    b"\x80\x04N.",
+    *(b"\x93NUMPY\x09\0", b"", b"\x80\x04N."),
 )
 
 
