@@ -58,11 +58,13 @@ def shows_something(picture) -> bool:
     return (color.max(-1) - color.min(-1) > 0.3).mean() > 0.0002
 
 
-def test_all_notebooks_are_known():
+def test_all_notebooks_and_their_extras_are_known():
     assert {path.stem for path in build.HERE.glob("*.ipynb")} == set(NAMES)
     assert {path.stem for path in build.HERE.glob("*.py")} == {*NAMES, "build", "check"}
     page = (build.HERE / "README.md").read_text()
     assert re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\)", page, re.MULTILINE) == list(NAMES)
+    needing = {name for name in NAMES if "fedjax_muon.privacy import" in script(name)}
+    assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,11 +119,6 @@ def test_it_installs_what_is_missing(name, tmp_path, monkeypatch):
     for address in ("", ADDRESS):
         exec(build.installing(name, address), {})
         assert ran.pop() == [*install, f"{wheel.name}{extra}"]
-
-
-def test_every_extra_that_a_notebook_needs_is_installed():
-    needing = {name for name in NAMES if "fedjax_muon.privacy import" in script(name)}
-    assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -72,10 +72,8 @@ def test_the_python_shown_runs(page, tmp_path, monkeypatch):
 
 def test_the_interfaces_shown_are_those_of_the_package():
     names = run(*blocks(DOCS / "design.md"), page="design.md")
-    for real in (
-        *(core.Exchange, core.Algorithm, core.Objective),
-        *(gossip.Gossip, gossip.Estimator),
-    ):
+    graphs = gossip.Gossip, gossip.Estimator
+    for real in (core.Exchange, core.Algorithm, core.Objective, *graphs):
         fields = names[real.__name__]._fields
         assert fields == real._fields[: len(fields)]
 
@@ -99,11 +97,10 @@ def test_versions_of_the_project_agree():
 
 def test_results_of_papers_have_titles_in_their_order():
     names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
-    title = names["title_of"](
-        "# minimax_000, figure_3_of_16: unequal: 16 steps\n\nText"
-    )
+    title_of = names["title_of"]
+    title = title_of("# minimax_000, figure_3_of_16: unequal: 16 steps\n\nText")
     assert title == "Figure 3 of 16: unequal: 16 steps"
-    assert names["title_of"]("# Audits of privacy") is None
+    assert title_of("# Audits of privacy") is None
     paths = ["p/figure_10.md", "p/figure_2.md", "p/table_1.md", "p/figure_1.md"]
     numbers = [Path(path).stem for path in sorted(paths, key=names["in_order"])]
     assert numbers == ["figure_1", "figure_2", "figure_10", "table_1"]
@@ -214,9 +211,8 @@ def has(line: str, text: str) -> bool:
     """Whether a line has a number that rounds to a text, perhaps in percent."""
     half = 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
     found = [float(n) for n in NUMBER.findall(line.replace(",", ""))]
-    return any(
-        abs(scale * n - float(text)) <= half for n in found for scale in (1, 100)
-    )
+    near = lambda n: abs(n - float(text)) <= half
+    return any(near(n) or near(100 * n) for n in found)
 
 
 def unfounded(block: str, tables: list[str]) -> list[str]:
@@ -263,9 +259,8 @@ def test_the_tables_of_speed_are_those_of_the_results():
 
 # -------------------------------------------------------- the frequent errors
 
-QUOTED = re.findall(
-    r"^``` {.text .error}\n(.*)\n```$", (DOCS / "faq.md").read_text(), re.MULTILINE
-)
+ERROR = re.compile(r"^``` {.text .error}\n(.*)\n```$", re.MULTILINE)
+QUOTED = ERROR.findall((DOCS / "faq.md").read_text())
 ONLY_VALUES = 12  # letters that a message must have beside what it is filled with
 
 
@@ -401,11 +396,6 @@ def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines(page, n
     assert float(printed) == pytest.approx(float(shown), abs=0.03)
 
 
-def test_the_transformation_shown_is_in_the_notebook():
-    notebook = (ROOT / "notebooks" / "own_transformation.py").read_text()
-    assert f"\n# %%\n{RULE[1]}\n# %%" in notebook
-
-
 def test_the_readme_and_the_new_algorithm_shown_are_short():
     assert len(README.splitlines()) <= 150
     new = blocks(DOCS / "how_to" / "algorithm.md")[1].split("\n\n\n")[1:3]
@@ -413,7 +403,9 @@ def test_the_readme_and_the_new_algorithm_shown_are_short():
     assert len("\n\n\n".join(new).splitlines()) <= 45
 
 
-def test_the_algorithm_shown_is_the_one_in_the_package():
+def test_code_shown_is_that_of_the_package_and_of_a_notebook():
+    notebook = (ROOT / "notebooks" / "own_transformation.py").read_text()
+    assert f"\n# %%\n{RULE[1]}\n# %%" in notebook
     path = ROOT / "fedjax_muon" / "algorithms" / "fedprox.py"
     source = re.sub(r'    """.*?"""\n', "", path.read_text(), flags=re.DOTALL)
     shown = blocks(DOCS / "how_to" / "algorithm.md")[0]

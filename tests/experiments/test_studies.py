@@ -72,16 +72,13 @@ def length(arrays):
     return np.sqrt(sum(np.sum(a**2) for a in arrays))
 
 
-def test_clipped_updates():
+def test_clipped_updates_and_updates_of_one_length():
     move, g = one_round("FedAvg, clipped", lr=0.01, limit=1000.0)
     for m, one in zip(move, g, strict=True):
         np.testing.assert_allclose(m, -0.01 * one[0].sum(0), rtol=1e-4, atol=1e-6)
     assert length(move) > 0.3
     move, _ = one_round("FedAvg, clipped", lr=0.01, limit=0.3)
     assert length(move) == pytest.approx(0.3, rel=1e-5)
-
-
-def test_updates_of_one_length():
     move, _ = one_round("FedAvg, of one length", 4, lr=0.01, length=2.0)
     assert length(move) == pytest.approx(2.0 / 4, rel=1e-4)
 

@@ -34,28 +34,21 @@ def verdicts(findings):
     return [f.verdict for f in findings]
 
 
-def random_clients(count=3, shape=(4, 3)):
-    return quadratics.random(jax.random.key(0), count, shape, 0.1, 1.0)
-
-
 def losses(clients, x):
     """Of all clients in float64, by the definition."""
     pairs = zip(*(np.asarray(v, np.float64) for v in clients), strict=True)
     return np.array([np.sum((x - b) * (a @ (x - b))) / 2 for a, b in pairs])
 
 
-def test_the_gradient_is_that_of_the_mean_loss():
-    clients, x = random_clients(), np.linspace(-1, 1, 12).reshape(4, 3)
+def test_gradients_curvatures_and_optima_are_the_stated_ones():
+    clients = quadratics.random(jax.random.key(0), 3, (4, 3), 0.1, 1.0)
+    x = np.linspace(-1, 1, 12).reshape(4, 3)
     steps = 1e-5 * np.eye(12).reshape(12, 4, 3)
     found = [
         (losses(clients, x + e) - losses(clients, x - e)).mean() / 2e-5 for e in steps
     ]
     expected = quadratics.full_gradient(clients, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(np.reshape(found, (4, 3)), expected, atol=1e-5)
-
-
-def test_curvatures_and_optima_are_the_stated_ones():
-    clients = random_clients()
     eigenvalues = np.linalg.eigvalsh(np.asarray(clients.curvature, np.float64))
     np.testing.assert_allclose(eigenvalues[:, [0, -1]], [[0.1, 1]] * 3, rtol=1e-5)
     best = jnp.asarray(quadratics.optimum(clients), jnp.float32)
@@ -154,12 +147,10 @@ def test_drifts_are_those_of_clients_simulated_by_hand():
     assert consensus.momentum_finding("here", ratios.momentum, size).verdict == FAILS
 
 
-def test_the_parameters_of_corollary_5_6():
+def test_the_parameters_of_corollary_5_6_and_where_a_grid_ends():
     assert speedup.corollary(16, 256) == pytest.approx((2 / 64, 1 / 4, 1))
     assert speedup.corollary(1, 4096) == pytest.approx((1 / 512, 1 / 64, 8))
-
-
-def test_where_a_grid_ends_is_seen_except_where_the_range_ends_too():
+    # the end of a grid is seen, except where the range ends too
     size = speedup.SIZES["full"]._replace(lrs=(0.1, 0.2, 0.3), betas=(0.1, 0.5, 1.0))
     cells = np.array([[1, 1], [1, 2], [0, 1], [2, 1], [1, 0]])
     assert speedup.at_edges(cells, size) == 3

@@ -30,17 +30,23 @@ from .kills import ROOT
 Line = dict[str, Any]  # of the record: part, what, problem
 
 
+def places(place: Path) -> Iterator[tuple[int, Path]]:
+    """Numbered empty directories without end, each of which is deleted after use."""
+    for number in itertools.count():
+        own = place / str(number)
+        own.mkdir()
+        yield number, own
+        shutil.rmtree(own, ignore_errors=True)
+
+
 def fuzzing(draw: random.Random, place: Path) -> Iterator[Line]:
     """Command lines, and config files of a finished run, without end."""
     finished = place / "finished"
     outcome.run([*environments.TRAIN, "--output", finished])
-    for number in range(10**9):
-        own = place / str(number)
-        own.mkdir()
+    for number, own in places(place):
         with contextlib.chdir(own):
             if number % 10 == 9:
-                words = fuzz.line(draw, own)
-                case = fuzz.try_process(words, own)
+                case = fuzz.try_process(fuzz.line(draw, own), own)
                 what = "command line in a process of its own"
             elif number % 5 == 4:
                 case = fuzz.try_config(draw, finished, own)
@@ -50,7 +56,6 @@ def fuzzing(draw: random.Random, place: Path) -> Iterator[Line]:
                 what = "command line that trains" if case.started else "command line"
         shown = " ".join(map(repr, case.words)) + " " + case.result.text[-300:]
         yield {"what": what, "problem": case.problem and f"{case.problem}: {shown}"}
-        shutil.rmtree(own, ignore_errors=True)
 
 
 def killing(draw: random.Random, place: Path) -> Iterator[Line]:
@@ -74,12 +79,9 @@ def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
         made[name] = place / f"finished-{name}"
         short = [w if w not in ("400", "60", "40") else "20" for w in words]
         outcome.run([*short, "--output", made[name]])
-    for number in range(10**9):
-        own = place / str(number)
-        own.mkdir()
+    for _, own in places(place):
         name = draw.choice(list(made))
         case = damage.harm_run(draw, made[name], own)
-        shutil.rmtree(own, ignore_errors=True)
         what = f"damaged {name}: {case.end if not case.problem else 'wrong'}"
         about = f"{case.file} {case.harm}: {case.problem}"
         yield {"what": what, "problem": case.problem and about}
@@ -104,13 +106,8 @@ def surrounding(draw: random.Random, place: Path) -> Iterator[Line]:
             yield {"what": check.name, "problem": check.problem}
 
 
-PARTS = {
-    "environments": surrounding,
-    "fuzz": fuzzing,
-    "kills": killing,
-    "damage": damaging,
-    "data": damaging_data,
-}
+PARTS = {"environments": surrounding, "fuzz": fuzzing, "kills": killing}
+PARTS |= {"damage": damaging, "data": damaging_data}
 
 
 def revision() -> str:

@@ -93,13 +93,12 @@ def hit(process, phase: Path, wanted: str, number: int, delay: float) -> str:
 def results(directory: Path) -> dict[str, list[dict[str, str]]]:
     """All rows of all CSV files, without times."""
     found = {}
+    timed = re.compile("seconds|minutes").search
     for path in sorted(directory.rglob("*.csv")):
         with path.open(newline="") as file:
-            rows = [
-                {k: v for k, v in row.items() if not re.search("seconds|minutes", k)}
-                for row in csv.DictReader(file)
-            ]
-        found[str(path.relative_to(directory))] = rows
+            rows = list(csv.DictReader(file))
+        kept = [{k: v for k, v in row.items() if not timed(k)} for row in rows]
+        found[str(path.relative_to(directory))] = kept
     return found
 
 
