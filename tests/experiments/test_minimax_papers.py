@@ -31,7 +31,6 @@ from fedjax_muon.tasks import robust
 
 pytestmark = pytest.mark.slow
 
-
 JOB = dataclasses.replace(dpmixsgd_jobs.logistic("a8a", "agents"), iterations=3)
 
 

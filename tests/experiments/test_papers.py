@@ -17,7 +17,6 @@ from fedjax_muon.runs.config import label_of
 
 pytestmark = pytest.mark.slow
 
-
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {
     name: importlib.import_module(f"experiments.papers.{name}") for name in PAPERS
@@ -40,7 +39,7 @@ def read(run_dir):
         return list(csv.DictReader(file))
 
 
-# As printed.
+# ------------------------------------------------------------------------- as printed
 
 
 def test_the_settings_of_003():
@@ -132,12 +131,10 @@ def test_the_settings_of_001():
         epochs, size = (100, 60_000) if c.model == "lenet" else (200, 50_000)
         assert c.rounds * 8 * 5 * 32 == pytest.approx(epochs * size, rel=1e-3)
         assert c.shape_scale == "moonlight"  # section 7.1
-    configs = [panel.sweep.config for panel in panels(*FIGURE_2).values()]
+    found = panels("fedmuon_001", "figure_2", "full")
+    configs = [panel.sweep.config for panel in found.values()]
     assert [c.newton_schulz_steps for c in configs] == [*range(6), *range(6)]
     assert {c.newton_schulz_coefficients for c in configs} == {"quintic"}  # Theorem 3
-
-
-FIGURE_2 = ("fedmuon_001", "figure_2", "full")
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -167,7 +164,7 @@ def labels(panel, method):
     return [f"{label}, {paper_report.varied(grid, one)}" for one in points]
 
 
-# Run.
+# -------------------------------------------------------------------------------- run
 
 
 @pytest.mark.parametrize(("paper", "item"), ITEMS)
@@ -305,20 +302,17 @@ def test_what_cannot_run_is_refused(words, message, tmp_path, monkeypatch, capsy
     assert not run_dir.exists()
 
 
-def test_a_directory_of_another_sweep_is_refused(tmp_path):
+def test_a_directory_of_another_sweep_or_in_use_is_refused(tmp_path):
     one = panels("fedmuon_004", "figure_3", "smoke")["resnet18_dir0.1"].sweep
     frame.prepare(tmp_path / "a", one)
     frame.prepare(tmp_path / "a", one)
     different = frame.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
     with pytest.raises(ValueError, match="can't be extended to this one"):
         frame.prepare(tmp_path / "a", different)
-
-
-def test_a_directory_in_use_is_refused(tmp_path):
     held = lambda: directory.held(tmp_path)
     with held(), pytest.raises(ValueError, match="another process"), held():
         raise AssertionError
-    with directory.held(tmp_path):
+    with held():
         pass
 
 
