@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import tyro
-from printed import all_commands, commands
+from printed import all_commands
 
 from benchmarks import __main__ as benchmarks
 from fedjax_muon import cli, data
@@ -46,11 +46,9 @@ def files(tmp_path, monkeypatch):
     feddyn, _, _ = blocks("algorithm.md", "python")[1].partition("\n# Digits of 16")
     (tmp_path / "my_algorithm.py").write_text(f"{algorithm}\n{feddyn}")
     (tmp_path / "my_model.py").write_text(model)
-    title = 'python title="my_method.py"'
-    (method,) = blocks("5_own_method.md", title, "tutorial")
+    (method,) = blocks("5_own_method.md", 'python title="my_method.py"', "tutorial")
     (tmp_path / "my_method.py").write_text(method)
-    experiment = blocks("configuration.md", "yaml")[0]
-    (tmp_path / "experiment.yaml").write_text(experiment)
+    (tmp_path / "experiment.yaml").write_text(blocks("configuration.md", "yaml")[0])
     job = Run("fedmuon_align", {"lr": 0.02}, 0, Config())
     for name in ("20261121-101500-fedmuon_align", "first"):
         run = tmp_path / "runs" / name
@@ -106,9 +104,8 @@ def parses(source: str) -> bool:
     froms = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
     names = {node.module or "" for node in froms}
     ours = [name for name in names if name.split(".")[0] in PROGRAMS and "." in name]
-    specs = [find_spec(name) for name in ours]
-    paths = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
-    return any(parses(path.read_text()) for path in paths)
+    origins = [spec.origin for spec in map(find_spec, ours) if spec and spec.origin]
+    return any(parses(Path(origin).read_text()) for origin in origins)
 
 
 def run_module(module: str, arguments: Sequence[str], monkeypatch) -> None:
@@ -212,42 +209,11 @@ def test_a_wrong_command_would_be_found(command, parsing, capsys):
     assert "did not parse" not in str(refused.value)
 
 
-def test_small_commands_run(capsys):
+def test_small_commands_run_and_many_are_printed(capsys):
+    assert len(PRINTED) > 40
+    assert {p.place for p in PRINTED} >= {"README.md", "docs/devices.md"}
     last = {(p.words[0], p.words[-1]): p.words for p in PRINTED if not p.inline}
     cli.main(list(last["fedjax-muon", "list"][1:]))
     benchmarks.main(list(last["python", "--list"][3:]))
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("fedmuon_align", "digits", "w1"))
-
-
-def test_commands_are_found_wherever_they_are_printed():
-    text = """
-    Before `fedjax-muon plot a
-    b`, `fedjax-muon noise` and `python -m
-    benchmarks`, not `fedjax-muon` or "fedjax-muon[privacy]".
-
-        srun fedjax-muon train --lr 1   # a comment
-        host1$ fedjax-muon train --output "a b"
-        ssh HOST --command="fedjax-muon list"
-        pip install ".[fedjax-muon]" && fedjax-muon compare
-
-    ```bash
-    python -m experiments.theory \\
-        --only stall
-    pip uninstall fedjax-muon[privacy]
-    ```
-    """
-    text = "\n".join(line[4:] for line in text.splitlines())
-    found = [" ".join(p.words) for p in commands("here", text)]
-    assert found == [
-        "fedjax-muon train --lr 1",
-        "fedjax-muon train --output a b",
-        "fedjax-muon list",
-        "fedjax-muon compare",
-        "python -m experiments.theory --only stall",
-        "fedjax-muon plot a b",
-        "fedjax-muon noise",
-        "python -m benchmarks",
-    ]
-    assert len(PRINTED) > 40
-    assert {p.place for p in PRINTED} >= {"README.md", "docs/devices.md"}

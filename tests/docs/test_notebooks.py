@@ -58,11 +58,13 @@ def shows_something(picture) -> bool:
     return (color.max(-1) - color.min(-1) > 0.3).mean() > 0.0002
 
 
-def test_all_notebooks_are_known():
+def test_all_notebooks_and_their_extras_are_known():
     assert {path.stem for path in build.HERE.glob("*.ipynb")} == set(NAMES)
     assert {path.stem for path in build.HERE.glob("*.py")} == {*NAMES, "build", "check"}
     page = (build.HERE / "README.md").read_text()
     assert re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\)", page, re.MULTILINE) == list(NAMES)
+    needing = {name for name in NAMES if "fedjax_muon.privacy import" in script(name)}
+    assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,9 +108,8 @@ def test_it_installs_what_is_missing(name, tmp_path, monkeypatch):
     assert not ran  # all is there
     absent = "dp_accounting" if extra else "fedjax_muon"
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: name != absent and found(name)
-    )
+    spec = lambda name: name != absent and found(name)
+    monkeypatch.setattr(importlib.util, "find_spec", spec)
     with pytest.raises(FileNotFoundError, match="upload the file in dist next to this"):
         exec(build.installing(name, ""), {})
     exec(build.installing(name, ADDRESS), {})
@@ -120,11 +121,6 @@ def test_it_installs_what_is_missing(name, tmp_path, monkeypatch):
         assert ran.pop() == [*install, f"{wheel.name}{extra}"]
 
 
-def test_every_extra_that_a_notebook_needs_is_installed():
-    needing = {name for name in NAMES if "fedjax_muon.privacy import" in script(name)}
-    assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_outputs_are_whole(name):
     assert (build.HERE / f"{name}.ipynb").stat().st_size < LARGEST
@@ -132,11 +128,8 @@ def test_stored_outputs_are_whole(name):
     counts = [cell.execution_count for cell in cells]
     assert counts == list(range(1, len(cells) + 1))  # of one kernel, top to bottom
     outputs = [output for cell in cells for output in cell.outputs]
-    assert {output.output_type for output in outputs} <= {
-        "display_data",
-        "execute_result",
-        "stream",
-    }
+    kinds = {"display_data", "execute_result", "stream"}
+    assert {output.output_type for output in outputs} <= kinds
     assert all(output.get("name", "stdout") == "stdout" for output in outputs)
     assert pictures(cells[-1])
     assert all(map(shows_something, (p for cell in cells for p in pictures(cell))))
@@ -171,10 +164,7 @@ SMALL = """# %% [markdown]
 # # Title
 
 # %%
-import os
-
-import fedjax_muon
-
+import os, fedjax_muon
 print(len(os.listdir()))
 1 + 1
 """
@@ -199,9 +189,7 @@ def test_notebooks_are_written_alike_every_time(tmp_path, monkeypatch):
 
 
 WHERE = """# %%
-import os
-import sys
-
+import os, sys
 print(sorted(os.listdir()), os.environ.get("PYTHONPATH"), sys.executable)
 """
 
@@ -221,8 +209,7 @@ def test_a_notebook_is_checked_with_a_wheel_alone(tmp_path, monkeypatch):
 
 def test_what_is_checked_is_the_wheel(tmp_path, monkeypatch, capsys):
     wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
-    arguments = ["check", "--wheel", str(wheel), "sweeps"]
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "argv", ["check", "--wheel", str(wheel), "sweeps"])
     executed = []
 
     def main(before, after):

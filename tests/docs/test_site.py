@@ -1,22 +1,44 @@
-"""The documentation site: built strictly, complete, and without a dead link."""
+"""The site: built strictly, complete, without a dead link, and seen in a browser."""
 
 import ast
 import base64
 import json
 import re
-from functools import cache
+import subprocess
+import sys
+import threading
+from functools import cache, partial
 from html import unescape
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
+import chromium
 import pytest
+from packages import needs
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OTHER_SITES = ("https:", "http:", "mailto:", "data:")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """Where `mkdocs build --strict` has left the site, called from elsewhere."""
+    needs("mkdocs")
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    command += ["--config-file", ROOT / "mkdocs.yml", "--site-dir", folder / "site"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+def page_of(site: Path, name: str) -> str:
+    return (site / name / "index.html").read_text()
 
 
 def documented() -> dict[str, set[str]]:
@@ -37,55 +59,49 @@ def documented() -> dict[str, set[str]]:
 def test_the_reference_is_complete(site):
     """All that is public and documented is there, and fields with their comments."""
     for part, names in documented().items():
-        html = (site / "reference" / part / "index.html").read_text()
+        html = page_of(site, f"reference/{part}")
         there = set(re.findall(r'id="(fedjax_muon\.[\w.]+)"', html))
         assert names <= there, sorted(names - there)
-        assert f'href="{part}/"' in (site / "reference" / "index.html").read_text()
-    exchange = (site / "reference" / "core" / "index.html").read_text()
+        assert f'href="{part}/"' in page_of(site, "reference")
+    exchange = page_of(site, "reference/core")
     assert "value that is averaged" in exchange  # a comment of a field
-    methods = (site / "reference" / "algorithms" / "index.html").read_text()
+    methods = page_of(site, "reference/algorithms")
     assert "the mean of all clients' controls" in unescape(methods)  # without docstring
 
 
 def test_every_page_is_built_with_its_formulas(site):
-    """Every page is built, and its formulas are marked as such."""
     pages = [path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")]
     for page in pages:
         folder = page.parent if page.name in ("README", "index") else page
         assert (site / folder / "index.html").exists(), page
-    muon = (site / "algorithms" / "muon" / "index.html").read_text()
+    muon = page_of(site, "algorithms/muon")
     assert muon.count('class="arithmatex"') > 20
     assert "$" not in re.sub(r"<script.*?</script>", "", muon, flags=re.DOTALL)
 
 
 def test_files_of_the_repository_have_pages(site):
     """Links out of the documentation lead to pages that were made for them."""
-    html = (site / "studies" / "dpmixsgd" / "index.html").read_text()
-    assert "source/experiments/papers/dpmixsgd_jobs.py/" in html
-    model = (site / "how_to" / "model" / "index.html").read_text()
-    assert "reference/transforms/#fedjax_muon.transforms.layout" in model
-    shown = site / "source/experiments/papers/dpmixsgd_jobs.py" / "index.html"
-    assert "robust logistic regression" in shown.read_text()
-    contributing = (site / "contributing" / "index.html").read_text()
+    shown = "source/experiments/papers/dpmixsgd_jobs.py"
+    assert f"{shown}/" in page_of(site, "studies/dpmixsgd")
+    assert "robust logistic regression" in page_of(site, shown)
+    layout = "reference/transforms/#fedjax_muon.transforms.layout"
+    assert layout in page_of(site, "how_to/model")
+    contributing = page_of(site, "contributing")
     assert 'href="../how_to/algorithm/"' in contributing
     assert 'href="../changelog/"' in contributing
 
 
 def test_notebooks_are_pages_with_their_stored_outputs(site):
     for path in (ROOT / "notebooks").glob("*.ipynb"):
-        html = (site / "notebooks" / path.stem / "index.html").read_text()
-        outputs = [
-            output
-            for cell in json.loads(path.read_text())["cells"]
-            for output in cell.get("outputs", ())
-        ]
+        html = page_of(site, f"notebooks/{path.stem}")
+        cells = json.loads(path.read_text())["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", ())]
         texts = ["".join(o["text"]) for o in outputs if o["output_type"] == "stream"]
         assert texts
         assert all(text.rstrip() in unescape(html) for text in texts)
         images = [o["data"]["image/png"] for o in outputs if "data" in o]
-        shown = set(
-            re.findall(rf'<a href="\.\./({path.stem}_\d+_\d+\.png)"><img', html)
-        )
+        link = rf'<a href="\.\./({path.stem}_\d+_\d+\.png)"><img'
+        shown = set(re.findall(link, html))
         stored = {base64.b64decode("".join(image)) for image in images}
         assert {(site / "notebooks" / name).read_bytes() for name in shown} == stored
         assert 'find_spec("fedjax_muon")' not in html  # the cell that installs
@@ -145,6 +161,123 @@ def test_files_are_asked_of_the_site_alone(site):
     assert not foreign
     for sheet in site.rglob("*.css"):
         asked = re.findall(r"url\([\"']?([^)\"']+)", sheet.read_text())
-        inside = [url for url in asked if not url.startswith(("data:", "#"))]
-        for url in inside:
-            assert (sheet.parent / url.split("?")[0]).is_file(), (sheet, url)
+        for url in asked:
+            file = sheet.parent / url.split("?")[0]
+            assert url.startswith(("data:", "#")) or file.is_file(), (sheet, url)
+
+
+# ------------------------------------------------------------ in a browser
+
+WIDTHS = (1280, 390)
+# of each search a page that has to be among the first results
+SEARCHES = {
+    "dirichlet": "reference/data/",
+    "checkpoint": "reliability/",
+    "newton-schulz": "studies/newton_schulz/",
+    "scaffold": "algorithms/averaging/",
+    "accountant": "privacy/",
+}
+# What sticks out of a page that is too wide; text in which a formula is left as it is
+# written, and formulas that KaTeX does not understand.
+WIDE = """(() => {
+  const page = document.scrollingElement
+  const moving = document.getAnimations()  // such as what a change of the width moves
+  for (const one of moving)
+    if (one.effect.getComputedTiming().endTime < Infinity) one.finish()
+  if (page.scrollWidth <= WIDTH) return []
+  const out = [...document.querySelectorAll("article *")].filter(
+    (e) => e.getBoundingClientRect().right > WIDTH)
+  return out.slice(0, 3).map((e) => e.outerHTML.slice(0, 80)).concat(page.scrollWidth)
+})()"""
+RAW = r"""(() => {
+  const found = [...document.querySelectorAll(".katex-error")].map((e) => e.title)
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
+  while (texts.nextNode()) {
+    const text = texts.currentNode
+    if (text.parentElement.closest("code, pre, script, style, .katex")) continue
+    if (/\$[^$]+\$|\\\(|\\\[/.test(text.data)) found.push(text.data.slice(0, 80))
+  }
+  const marked = [...document.querySelectorAll(".arithmatex:not(:has(.katex))")]
+  return found.concat(marked.map((e) => e.textContent.slice(0, 80)))
+})()"""
+SEARCH = """(async () => {
+  const field = document.querySelector("[data-md-component=search-query]")
+  field.focus()
+  field.value = %s
+  field.dispatchEvent(new Event("keyup"))
+  for (let wait = 0; wait < 100; wait++) {
+    await new Promise((done) => setTimeout(done, 50))
+    const links = [...document.querySelectorAll(".md-search-result__link")]
+    const ofThis = links.some((a) => new URL(a.href).searchParams.get("h") == %s)
+    if (ofThis) return [...new Set(links.map((a) => a.href.replace(/[?#].*/, "")))]
+  }
+  return []
+})()"""
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+BUTTON = "document.querySelector('[data-md-component=palette] label:not([hidden])')"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # one connection for many files
+
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "max-age=3600")
+        super().end_headers()
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """The site on a port of this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with chromium.browser(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+def test_pages_fit_show_their_formulas_and_ask_no_other_host(site, address, tab):
+    faults, widths = [], WIDTHS
+    tab.block("*/search_index.json")  # of which every page would make an index again
+    for path in sorted(site.rglob("*.html")):
+        page = path.relative_to(site).as_posix().removesuffix("index.html")
+        tab.open(address + page)
+        faults += [(page, "formula", raw) for raw in tab.evaluate(RAW)]
+        widths = widths[::-1]  # the last width of a page is the first of the next
+        for width in widths:
+            tab.resize(width)
+            found = tab.evaluate(WIDE.replace("WIDTH", str(width)))
+            faults += [(page, width, wide) for wide in found]
+        asked = tab.requested()
+        assert address + page in asked
+        foreign = [url for url in asked if not url.startswith((address, "data:"))]
+        faults += [(page, "request", url) for url in foreign]
+    assert not faults, "\n".join(map(str, faults))
+
+
+def test_the_search_finds_pages(address, tab):
+    tab.block()
+    tab.resize(WIDTHS[0])
+    tab.open(address)
+    for word, page in SEARCHES.items():
+        terms = word.replace("-", " ")  # as the address of a result has them
+        links = tab.evaluate(SEARCH % (json.dumps(word), json.dumps(terms)))
+        assert address + page in links, (word, links)
+
+
+def test_the_button_switches_colors(address, tab):
+    tab.open(address)
+    colors = []
+    for _ in range(4):
+        colors.append(tab.evaluate(BACKGROUND))
+        tab.evaluate(f"{BUTTON}.click()")
+    assert len(set(colors)) == 2  # light ones and dark ones
+    assert colors[3] == colors[0]  # after those of the system

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from experiments import kept
-from experiments.papers import frame, paper_report, repeat
+from experiments.papers import frame, paper_report, presets, repeat
+from fedjax_muon import algorithms
 from fedjax_muon.runs import directory
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import label_of
@@ -46,7 +47,7 @@ def read(run_dir):
         return list(csv.DictReader(file))
 
 
-# As printed.
+# ------------------------------------------------------------------------- as printed
 
 
 def test_the_settings_of_003():
@@ -66,9 +67,8 @@ def test_the_settings_of_003():
     for item, (dataset, model, steps, divided) in printed.items():
         (panel,) = panels("fedmuon_003", item, "full").values()
         config = panel.sweep.config
-        assert (config.dataset, config.model, config.partition) == (
-            *(dataset, model, divided),
-        )
+        about = (config.dataset, config.model, config.partition)
+        assert about == (dataset, model, divided)
         assert (config.local_steps, config.batch_size) == (steps, 64)
         assert config.num_clients == config.cohort_size == 8
         assert config.lr_schedule == "cosine"
@@ -84,7 +84,7 @@ def test_the_settings_of_003():
 
 
 def test_the_settings_of_004():
-    for item, count in {"table_2": 4, "table_5": 2, "table_6": 4, "table_7": 2}.items():
+    for item, count in (("table_2", 4), ("table_5", 2), ("table_6", 4), ("table_7", 2)):
         found = panels("fedmuon_004", item, "full")
         assert len(found) == count
         for panel in found.values():
@@ -131,23 +131,18 @@ def test_the_settings_of_004_with_pretrained_weights():
 def test_the_settings_of_001():
     found = panels("fedmuon_001", "figure_1", "full")
     configs = [panel.sweep.config for panel in found.values()]
-    assert {(c.dataset, c.model, c.alpha) for c in configs} == {
-        ("fashion_mnist", "lenet", 10.0),
-        ("fashion_mnist", "lenet", 0.1),
-        ("cifar10", "resnet18", 10.0),
-        ("cifar10", "resnet18", 0.1),
-    }
+    pairs = ("fashion_mnist", "lenet"), ("cifar10", "resnet18")
+    both = {(*pair, alpha) for pair in pairs for alpha in (10.0, 0.1)}
+    assert {(c.dataset, c.model, c.alpha) for c in configs} == both
     for c in configs:
         assert (c.num_clients, c.cohort_size, c.local_steps) == (16, 8, 5)
         epochs, size = (100, 60_000) if c.model == "lenet" else (200, 50_000)
         assert c.rounds * 8 * 5 * 32 == pytest.approx(epochs * size, rel=1e-3)
         assert c.shape_scale == "moonlight"  # section 7.1
-    configs = [panel.sweep.config for panel in panels(*FIGURE_2).values()]
+    found = panels("fedmuon_001", "figure_2", "full")
+    configs = [panel.sweep.config for panel in found.values()]
     assert [c.newton_schulz_steps for c in configs] == [*range(6), *range(6)]
     assert {c.newton_schulz_coefficients for c in configs} == {"quintic"}  # Theorem 3
-
-
-FIGURE_2 = ("fedmuon_001", "figure_2", "full")
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -177,7 +172,7 @@ def labels(panel, method):
     return [f"{label}, {paper_report.varied(grid, one)}" for one in points]
 
 
-# Run.
+# -------------------------------------------------------------------------------- run
 
 
 def test_every_item_may_be_run_small():
@@ -261,13 +256,10 @@ def test_a_kept_table_is_repeated(tmp_path, monkeypatch, capsys):
 
 def test_only_the_kept_points_are_repeated():
     (panel,) = panels("fedmuon_003", "figure_1", "cpu").values()
-    labels = {name: label_of(name) for name in panel.sweep.algorithms}
-    lines = [
-        {"setting": panel.setting, "method": label, "hyper": "lr=0.03"}
-        for label in labels.values()
-    ]
+    names, line = panel.sweep.algorithms, {"setting": panel.setting, "hyper": "lr=0.03"}
+    lines = [line | {"method": label_of(name)} for name in names]
     narrow = repeat.narrow(panel, lines)
-    assert narrow.sweep.grids == {name: {"lr": (0.03,)} for name in labels}
+    assert narrow.sweep.grids == {name: {"lr": (0.03,)} for name in names}
     assert narrow.sweep.seeds == panel.sweep.seeds
     with pytest.raises(ValueError, match=r"no row of FedMuon on cifar10_subset"):
         repeat.narrow(panel, lines[:-1])
@@ -275,9 +267,8 @@ def test_only_the_kept_points_are_repeated():
 
 def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
     there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
-    command(
-        monkeypatch, "fedmuon_004", "table_2", "--scale", "smoke", "--output", there
-    )
+    words = ("table_2", "--scale", "smoke", "--output", there)
+    command(monkeypatch, "fedmuon_004", *words)
     panel = panels("fedmuon_004", "table_2", "smoke")["resnet18_dir0.1"]
     more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
     wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)
@@ -290,12 +281,10 @@ def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
     assert ours.read_bytes() == theirs.read_bytes()
     assert not frame.finished(here, panel._replace(sweep=wanted))
     assert frame.reuse(here, wanted, [there]) == []
-    frame.record_call(
-        "fedmuon_004", here.parent, "a", 0.0, ["FedMuon of table_2-smoke"]
-    )
-    assert "Reused runs: FedMuon of table_2-smoke." in paper_report.provenance(
-        here.parent
-    )
+    reused = ["FedMuon of table_2-smoke"]
+    frame.record_call("fedmuon_004", here.parent, "a", 0.0, reused)
+    said = paper_report.provenance(here.parent)
+    assert "Reused runs: FedMuon of table_2-smoke." in said
 
     def refused(sweep):
         ours.unlink()
@@ -328,20 +317,17 @@ def test_what_cannot_run_is_refused(words, message, tmp_path, monkeypatch, capsy
     assert not run_dir.exists()
 
 
-def test_a_directory_of_another_sweep_is_refused(tmp_path):
+def test_a_directory_of_another_sweep_or_in_use_is_refused(tmp_path):
     one = panels("fedmuon_004", "figure_3", "smoke")["resnet18_dir0.1"].sweep
     frame.prepare(tmp_path / "a", one)
     frame.prepare(tmp_path / "a", one)
     different = frame.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
     with pytest.raises(ValueError, match="can't be extended to this one"):
         frame.prepare(tmp_path / "a", different)
-
-
-def test_a_directory_in_use_is_refused(tmp_path):
     held = lambda: directory.held(tmp_path)
     with held(), pytest.raises(ValueError, match="another process"), held():
         raise AssertionError
-    with directory.held(tmp_path):
+    with held():
         pass
 
 
@@ -350,3 +336,34 @@ def test_commands_are_shown_without_this_machines_directories():
     assert frame.public_command("papers.fedmuon_004", given) == (
         "python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA --scale full"
     )
+
+
+# ----------------------------------------------------------------------------- presets
+
+ALL = [method for methods in presets.REGISTRIES.values() for method in methods.values()]
+
+
+def test_the_page_is_current():
+    advice = "run python -m experiments.papers.presets"
+    assert presets.PAGE.read_text() == presets.page(), advice
+    assert list(presets.sources()) == [method.name for method in ALL]
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
+def test_every_number_has_a_source(method):
+    origin = presets.sources()[method.name]
+    for name in presets.options(method):
+        assert len(origin[name]) > 3, name
+    cells = presets.row(method, origin)
+    assert f"| {' | '.join(cells)} |" in presets.PAGE.read_text()
+
+
+def test_a_number_without_a_source_is_an_error():
+    method, origin = algorithms.ALL["fedprox"], presets.sources()["fedprox"]
+    with pytest.raises(ValueError, match=r"fedprox: presets.toml lacks \['mu'\]"):
+        presets.row(method, {k: v for k, v in origin.items() if k != "mu"})
+    with pytest.raises(ValueError, match=r"has \['rho'\] too many"):
+        presets.row(method, origin | {"rho": "nowhere"})
+    without = dataclasses.replace(method, grid={})
+    with pytest.raises(ValueError, match=r"has \[\] too many"):
+        presets.row(without, {})

@@ -32,6 +32,7 @@ from experiments.papers.claims import (
 
 pytestmark = pytest.mark.slow
 
+
 RESULTS = Path(__file__).parents[2] / "results"
 TABLE = """setting,method,score,interval,by_seed
 hard,A,73.0,0.5,
@@ -47,10 +48,9 @@ harder,B,68.0,0.5,
 """
 
 
-@pytest.fixture
-def scores(tmp_path):
+def scores_of(tmp_path, table):
     path = tmp_path / "table.csv"
-    path.write_text(TABLE)
+    path.write_text(table)
     return read(path)
 
 
@@ -63,7 +63,7 @@ def scores(tmp_path):
         (falling("hard", "C", "B"), OPEN, "hard: C"),
         (falling("hard", "C", "D"), OPEN, "D diverged"),
         (falling("hard", "D", "C"), OPEN, "D diverged"),
-        (least("hard", "C", "A"), YES, "hard: 69.8 ± 0.4, rank 1 of 2; the best other"),
+        (least("hard", "C", "A"), YES, "hard: 69.8 ± 0.4, rank 1 of 2; the best "),
         (least("hard", "C", "A", "B"), OPEN, "the best other is B, 70.0 ± 0.5"),
         (least("hard", "B", "A", "C"), OPEN, "rank 2 of 3; the best other is C"),
         (least("hard", "A", "B", "C"), NO, "rank 3 of 3; the best other is C"),
@@ -90,10 +90,8 @@ def scores(tmp_path):
         (at_edge(falling("hard", "A", "B"), "B"), OPEN, "A 73.0 ± 0.5"),
     ],
 )
-def test_claims_are_judged_by_differences_and_their_intervals(
-    scores, judge, verdict, said
-):
-    found = judge(scores)
+def test_claims_are_judged_by_intervals(judge, verdict, said, tmp_path):
+    found = judge(scores_of(tmp_path, TABLE))
     assert found.verdict == verdict
     assert said in found.ours
 
@@ -110,10 +108,9 @@ def test_the_highest_of_a_methods_points():
 
 def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
     path = tmp_path / "runs.csv"
-    lines = ["dataset,panel,value,method,seed,auc"]
-    lines += [f"a8a,agents,5,m,{seed},{auc}" for seed, auc in enumerate((0.7, 0.8))]
-    lines += ["a8a,agents,5,n,0,0.5", ""]
-    path.write_text("\n".join(lines))
+    rows = ("dataset,panel,value,method,seed,auc", "a8a,agents,5,m,0,0.7")
+    rows += ("a8a,agents,5,m,1,0.8", "a8a,agents,5,n,0,0.5", "")
+    path.write_text("\n".join(rows))
     found = read(path)
     t = 12.7062  # of one degree of freedom
     score = found["a8a, agents 5", "m"]
@@ -122,39 +119,21 @@ def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
 
 
 def test_differences_are_taken_seed_by_seed(tmp_path):
-    table = TABLE.replace("73.0,0.5,", "73.0,9,60 73 86").replace(
-        "70.0,0.5,", "70.0,9,58 70 82"
-    )
-    assert "9,60 73 86" in table
-    assert "9,58 70 82" in table
-    (tmp_path / "table.csv").write_text(table)
-    scores = read(tmp_path / "table.csv")
+    table = TABLE.replace("A,73.0,0.5,", "A,73.0,9,60 73 86")
+    table = table.replace("B,70.0,0.5,", "B,70.0,9,58 70 82")
+    scores = scores_of(tmp_path, table)
     assert falling("hard", "A", "B")(scores).verdict == YES  # 2, 3, 4 points
-    assert minus(scores["hard", "A"], scores["hard", "B"]) == (
-        *(3, pytest.approx(4.30265 / math.sqrt(3), abs=0.005)),
-        (2, 3, 4),
-        1,
-        "",
-    )
-    apart = scores["hard", "A"]._replace(runs=(86, 60, 73))
-    assert minus(apart, scores["hard", "B"]).half > 9
-    fewer = scores["hard", "A"]._replace(runs=(73, 73))
-    assert minus(fewer, scores["hard", "B"]).half == math.hypot(9, 9)
+    half = pytest.approx(4.30265 / math.sqrt(3), abs=0.005)
+    a, b = scores["hard", "A"], scores["hard", "B"]
+    assert minus(a, b) == (3, half, (2, 3, 4), 1, "")
+    assert minus(a._replace(runs=(86, 60, 73)), b).half > 9
+    assert minus(a._replace(runs=(73, 73)), b).half == math.hypot(9, 9)
 
 
 def test_uploads_and_losses_are_compared(tmp_path):
-    rows = (
-        "A,1,,,200,2 2 2",
-        "B,2,,,105,1 1.1 0.9",
-        "C,3,,,100,1.5 1 1",
-        "D,diverged,,,,",
-    )
-    lines = [f"s,{row}\n" for row in rows]
-    head = (
-        "setting,method,score,interval,by_seed,bytes_up_per_round,train_loss_by_seed\n"
-    )
-    (tmp_path / "table.csv").write_text("".join([head, *lines]))
-    scores = read(tmp_path / "table.csv")
+    head = "setting,method,score,interval,by_seed,bytes_up_per_round,train_loss_by_seed"
+    rows = ["s,A,1,,,200,2 2 2", "s,B,2,,,105,1 1.1 0.9", "s,C,3,,,100,1.5 1 1"]
+    scores = scores_of(tmp_path, "\n".join([head, *rows, "s,D,diverged,,,,", ""]))
     judge = lambda times: cheaper("s", times, than="C")(scores)
     assert judge({"A": 2, "B": 1.05})[:2] == ("s: A 2.00, B 1.05", YES)
     assert judge({"A": 2, "B": 1.04}).verdict == NO
@@ -168,8 +147,7 @@ def test_uploads_and_losses_are_compared(tmp_path):
 def test_a_best_rate_at_an_edge_decides_nothing(tmp_path):
     head = "setting,method,score,interval,by_seed,edge\n"
     rows = "s,A,9,1,,lr\ns,B,1,1,,\ns,C,0,0.5,,\ns,D,9,0,,\n"
-    (tmp_path / "table.csv").write_text(head + rows)
-    scores = read(tmp_path / "table.csv")
+    scores = scores_of(tmp_path, head + rows)
     found = falling("s", "A", "B")(scores)
     assert found.verdict == OPEN
     assert found.why == "best at a grid's edge: A"
@@ -213,10 +191,8 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
             ("C", "table_1", first("harder", "C")),
         )
     )
-    ours = first("harder", "A")
-    claims += (
-        Claim("X", "P", "A leads", "-", "papers/paper/table_1", ours, "small", False),
-    )
+    own = ("X", "P", "A leads", "-", "papers/paper/table_1", first("harder", "A"))
+    claims += (Claim(*own, "small", False),)
     monkeypatch.setattr(results, "CLAIMS", claims)
     place = tmp_path / "results"
     results.main(tmp_path / "runs", place)
@@ -243,6 +219,9 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     assert "are both of table_1" in capsys.readouterr().err
 
 
+# -------------------------------------------------------------- numbers that are kept
+
+
 def test_numbers_are_read_as_written(tmp_path):
     path = tmp_path / "numbers.json"
     numbers = {
@@ -255,33 +234,20 @@ def test_numbers_are_read_as_written(tmp_path):
     }
     kept.write(path, numbers)
     found = kept.read(path)
-    inf, nan = found.pop("inf")
-    assert inf == np.inf
-    assert np.isnan(nan)
-    assert found == {
-        "array": [[1, 0.123457]],
-        "pair": [3, 0.5],
-        "name": "FedAvg",
-        "none": None,
-        "nested": {"2": True},
-    }
+    np.testing.assert_array_equal(found.pop("inf"), [np.inf, np.nan])
+    read_back = {"array": [[1, 0.123457]], "pair": [3, 0.5], "nested": {"2": True}}
+    assert found == read_back | {"name": "FedAvg", "none": None}
 
 
 def test_curves_are_drawn_again_as_they_were(tmp_path):
-    runs = {
-        name: [
-            {
-                "round": np.array([0, 1]),
-                "bytes_down": np.array([0, 1000]),
-                "bytes_up": np.array([0, 500]),
-                "train_loss": np.array([2.0, loss + seed]),
-                "test_accuracy": np.array([0.1, 0.9 - seed]),
-                "seconds": np.array([0.0, 1.0]),
-            }
-            for seed in (0.0, 0.03, 0.01)
-        ]
-        for name, loss in (("FedAvg", 1.0), ("FedMuon", 0.5))
-    }
+    def run(loss, seed):
+        ends = {"round": [0, 1], "bytes_down": [0, 1000], "bytes_up": [0, 500]}
+        ends |= {"train_loss": [2.0, loss + seed], "test_accuracy": [0.1, 0.9 - seed]}
+        return {k: np.array(v) for k, v in {**ends, "seconds": [0.0, 1.0]}.items()}
+
+    losses = {"FedAvg": 1.0, "FedMuon": 0.5}
+    seeds = (0.0, 0.03, 0.01)
+    runs = {name: [run(loss, s) for s in seeds] for name, loss in losses.items()}
     path = tmp_path / "curves.json"
     kept.write(path, kept.curves(runs, "digits", 0.8))
     kept.draw_curves(path)

@@ -34,28 +34,20 @@ def verdicts(findings):
     return [f.verdict for f in findings]
 
 
-def random_clients(count=3, shape=(4, 3)):
-    return quadratics.random(jax.random.key(0), count, shape, 0.1, 1.0)
-
-
 def losses(clients, x):
     """Of all clients in float64, by the definition."""
     pairs = zip(*(np.asarray(v, np.float64) for v in clients), strict=True)
     return np.array([np.sum((x - b) * (a @ (x - b))) / 2 for a, b in pairs])
 
 
-def test_the_gradient_is_that_of_the_mean_loss():
-    clients, x = random_clients(), np.linspace(-1, 1, 12).reshape(4, 3)
+def test_gradients_curvatures_and_optima_are_the_stated_ones():
+    clients = quadratics.random(jax.random.key(0), 3, (4, 3), 0.1, 1.0)
+    x = np.linspace(-1, 1, 12).reshape(4, 3)
     steps = 1e-5 * np.eye(12).reshape(12, 4, 3)
-    found = [
-        (losses(clients, x + e) - losses(clients, x - e)).mean() / 2e-5 for e in steps
-    ]
+    mean = lambda x: losses(clients, x).mean()
+    found = [(mean(x + e) - mean(x - e)) / 2e-5 for e in steps]
     expected = quadratics.full_gradient(clients, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(np.reshape(found, (4, 3)), expected, atol=1e-5)
-
-
-def test_curvatures_and_optima_are_the_stated_ones():
-    clients = random_clients()
     eigenvalues = np.linalg.eigvalsh(np.asarray(clients.curvature, np.float64))
     np.testing.assert_allclose(eigenvalues[:, [0, -1]], [[0.1, 1]] * 3, rtol=1e-5)
     best = jnp.asarray(quadratics.optimum(clients), jnp.float32)
@@ -75,6 +67,8 @@ def test_the_counterexample_has_the_numbers_of_theorem_1():
     holding = stall.stall_finding("Local Muon", "here", case, path, 0.0)
     assert holding.verdict == HOLDS
     assert holding.numbers["least |grad f|^2 / zeta_*^2"] == pytest.approx(1 / 4)
+    path = stall.paths(fedmuon_correct, case, SMALL_STALL)  # which moves
+    assert stall.stall_finding("FedMuon", "here", case, path, 0.0).verdict == FAILS
 
 
 def test_momentum_at_the_server_does_not_help():
@@ -85,12 +79,6 @@ def test_momentum_at_the_server_does_not_help():
     # it moves where clients do not cancel
     one = case._replace(clients=jax.tree.map(lambda x: x[:1], case.clients))
     assert np.abs(stall.paths(stall.muloco, one, exact)[..., -1, 0, 0] + 1).min() > 0.1
-
-
-def test_an_algorithm_that_moves_does_not_stall():
-    case = stall.scalar_case()
-    path = stall.paths(fedmuon_correct, case, SMALL_STALL)
-    assert stall.stall_finding("FedMuon", "here", case, path, 0.0).verdict == FAILS
 
 
 def test_local_muon_stalls_on_matrices_and_fedmuon_does_not():
@@ -158,12 +146,10 @@ def test_drifts_are_those_of_clients_simulated_by_hand():
     assert consensus.momentum_finding("here", ratios.momentum, size).verdict == FAILS
 
 
-def test_the_parameters_of_corollary_5_6():
+def test_the_parameters_of_corollary_5_6_and_where_a_grid_ends():
     assert speedup.corollary(16, 256) == pytest.approx((2 / 64, 1 / 4, 1))
     assert speedup.corollary(1, 4096) == pytest.approx((1 / 512, 1 / 64, 8))
-
-
-def test_where_a_grid_ends_is_seen_except_where_the_range_ends_too():
+    # the end of a grid is seen, except where the range ends too
     size = speedup.SIZES["full"]._replace(lrs=(0.1, 0.2, 0.3), betas=(0.1, 0.5, 1.0))
     cells = np.array([[1, 1], [1, 2], [0, 1], [2, 1], [1, 0]])
     assert speedup.at_edges(cells, size) == 3
@@ -259,12 +245,10 @@ def test_verdicts_on_heavy_tails(norms, expected):
 
 
 def test_a_worst_seed_alone_is_a_caveat():
-    norms = results()
-    bad = np.array([[0.1, 0.1, 0.1]] * 3)
+    bad = np.full((3, 3), 0.1)
     bad[1, 2] = 0.9
     muon = heavy_tails.Result(bad, np.zeros((3, 2)))
     assert heavy_tails.convergence(muon, SOME).verdict == CAVEAT
-    assert verdicts(heavy_tails.findings(norms, SOME))[0] == HOLDS
 
 
 def test_the_best_settings_are_chosen_for_every_tail():
@@ -313,21 +297,15 @@ def test_the_command_writes_table_numbers_and_figures(tmp_path, monkeypatch, cap
     command.main(tmp_path / "new", only=("consensus",), scale="smoke")
     assert "does not" in capsys.readouterr().out
     out = tmp_path / "new"
-    assert {p.name for p in out.iterdir()} == {
-        "theory.md",
-        "theory.csv",
-        "consensus.png",
-    }
+    written = {"theory.md", "theory.csv", "consensus.png"}
+    assert {p.name for p in out.iterdir()} == written
     text = (out / "theory.md").read_text()
     row = r"| consensus | a \| b | paper | below 0 | -0.5 | holds |"
     assert row in text.splitlines()
     assert "python -m experiments.theory --scale smoke --only consensus" in text
-    with (out / "theory.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["quantity"], r["value"], r["verdict"]) for r in rows] == [
-        ("slope", "-0.5", HOLDS),
-        ("slope", "-0.5", FAILS),
-    ]
+    rows = list(csv.DictReader((out / "theory.csv").read_text().splitlines()))
+    expected = [("slope", "-0.5", verdict) for verdict in (HOLDS, FAILS)]
+    assert [(r["quantity"], r["value"], r["verdict"]) for r in rows] == expected
 
 
 def figures():

@@ -4,16 +4,21 @@
     python -m tests.robustness --minutes 10 --only kills damage
 
 Counts add up over calls in --record; the table names the commits that were tested.
+The tests in `test_robustness.py` are a short form.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
 import random
+import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +30,23 @@ from .kills import ROOT
 Line = dict[str, Any]  # of the record: part, what, problem
 
 
+def places(place: Path) -> Iterator[tuple[int, Path]]:
+    """Numbered empty directories without end, each of which is deleted after use."""
+    for number in itertools.count():
+        own = place / str(number)
+        own.mkdir()
+        yield number, own
+        shutil.rmtree(own, ignore_errors=True)
+
+
 def fuzzing(draw: random.Random, place: Path) -> Iterator[Line]:
     """Command lines, and config files of a finished run, without end."""
     finished = place / "finished"
     outcome.run([*environments.TRAIN, "--output", finished])
-    for number in range(10**9):
-        own = place / str(number)
-        own.mkdir()
-        with environments.inside(own):
+    for number, own in places(place):
+        with contextlib.chdir(own):
             if number % 10 == 9:
-                words = fuzz.line(draw, own)
-                case = fuzz.try_process(words, own)
+                case = fuzz.try_process(fuzz.line(draw, own), own)
                 what = "command line in a process of its own"
             elif number % 5 == 4:
                 case = fuzz.try_config(draw, finished, own)
@@ -45,14 +56,13 @@ def fuzzing(draw: random.Random, place: Path) -> Iterator[Line]:
                 what = "command line that trains" if case.started else "command line"
         shown = " ".join(map(repr, case.words)) + " " + case.result.text[-300:]
         yield {"what": what, "problem": case.problem and f"{case.problem}: {shown}"}
-        kills.shutil.rmtree(own, ignore_errors=True)
 
 
 def killing(draw: random.Random, place: Path) -> Iterator[Line]:
     """Kills of every command, in every phase, without end."""
     names = list(kills.COMMANDS)
-    for number in range(10**9):
-        sent = kills.signal.SIGTERM if number % 3 == 2 else kills.signal.SIGKILL
+    for number in itertools.count():
+        sent = signal.SIGTERM if number % 3 == 2 else signal.SIGKILL
         name = names[number % len(names)]
         one = kills.trial(draw, name, sent, place / str(number))
         for phase in one.phases:
@@ -69,12 +79,9 @@ def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
         made[name] = place / f"finished-{name}"
         short = [w if w not in ("400", "60", "40") else "20" for w in words]
         outcome.run([*short, "--output", made[name]])
-    for number in range(10**9):
-        own = place / str(number)
-        own.mkdir()
+    for _, own in places(place):
         name = draw.choice(list(made))
-        case = damage.harm_run(draw, made[name], own, outcome.LIMIT)
-        kills.shutil.rmtree(own, ignore_errors=True)
+        case = damage.harm_run(draw, made[name], own)
         what = f"damaged {name}: {case.end if not case.problem else 'wrong'}"
         about = f"{case.file} {case.harm}: {case.problem}"
         yield {"what": what, "problem": case.problem and about}
@@ -89,29 +96,18 @@ def damaging_data(draw: random.Random, place: Path) -> Iterator[Line]:
 def surrounding(draw: random.Random, place: Path) -> Iterator[Line]:
     """Hostile environments, once."""
     del draw
-    parts: list[Callable[[Path], list[environments.Check]]] = [
-        environments.simultaneous_starts,
-        environments.one_sweep_directory,
-        environments.limited_files,
-        environments.limited_memory,
-        environments.without,
-    ]
-    for part in parts:
+    here = environments
+    starts = here.simultaneous_starts, here.one_sweep_directory
+    limits = here.limited_files, here.limited_memory
+    for part in (*starts, *limits, here.without, lambda own: [here.soak(10_000)]):
         own = place / part.__name__
         own.mkdir()
         for check in part(own):
             yield {"what": check.name, "problem": check.problem}
-    check = environments.soak(10_000)
-    yield {"what": check.name, "problem": check.problem}
 
 
-PARTS = {
-    "environments": surrounding,
-    "fuzz": fuzzing,
-    "kills": killing,
-    "damage": damaging,
-    "data": damaging_data,
-}
+PARTS = {"environments": surrounding, "fuzz": fuzzing, "kills": killing}
+PARTS |= {"damage": damaging, "data": damaging_data}
 
 
 def revision() -> str:

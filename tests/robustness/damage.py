@@ -17,7 +17,7 @@ class Harm(NamedTuple):
     act: Callable[[random.Random, Path], None]
 
 
-def _with_bytes(change: Callable[[random.Random, bytes], bytes]):
+def with_bytes(change: Callable[[random.Random, bytes], bytes]):
     return lambda draw, path: path.write_bytes(change(draw, path.read_bytes()))
 
 
@@ -42,10 +42,7 @@ def _digit(draw: random.Random, data: bytes) -> bytes:
 
 
 def _lines(change: Callable[[random.Random, list[bytes]], list[bytes]]):
-    def changed(draw: random.Random, data: bytes) -> bytes:
-        return b"".join(change(draw, data.splitlines(keepends=True)))
-
-    return _with_bytes(changed)
+    return with_bytes(lambda draw, data: b"".join(change(draw, data.splitlines(True))))
 
 
 def _swapped(draw: random.Random, lines: list[bytes]) -> list[bytes]:
@@ -64,12 +61,12 @@ def _directory(draw: random.Random, path: Path) -> None:
 HARMS = (
     Harm("deleted", lambda draw, path: path.unlink()),
     Harm("empty", lambda draw, path: path.write_bytes(b"")),
-    Harm("cut", _with_bytes(_cut)),
-    Harm("a bit flipped", _with_bytes(_flipped)),
-    Harm("a digit changed", _with_bytes(_digit)),
-    Harm("doubled", _with_bytes(lambda draw, data: data + data)),
-    Harm("garbage", _with_bytes(lambda draw, data: draw.randbytes(40))),
-    Harm("garbage after", _with_bytes(lambda draw, data: data + draw.randbytes(9))),
+    Harm("cut", with_bytes(_cut)),
+    Harm("a bit flipped", with_bytes(_flipped)),
+    Harm("a digit changed", with_bytes(_digit)),
+    Harm("doubled", with_bytes(lambda draw, data: data + data)),
+    Harm("garbage", with_bytes(lambda draw, data: draw.randbytes(40))),
+    Harm("garbage after", with_bytes(lambda draw, data: data + draw.randbytes(9))),
     Harm("a line lost", _lines(lambda draw, lines: lines[:-1])),
     Harm("a line twice", _lines(lambda draw, lines: [*lines, *lines[-1:]])),
     Harm("lines swapped", _lines(_swapped)),
@@ -95,7 +92,7 @@ def files_of(directory: Path) -> list[Path]:
     return [p for p in found if p.suffix not in (".png", ".md") and p.name[0] != "."]
 
 
-def harm_run(draw: random.Random, finished: Path, place: Path, limit: int) -> Case:
+def harm_run(draw: random.Random, finished: Path, place: Path) -> Case:
     """Damages a file of a copy of a run, resumes it, and compares all numbers."""
     copy = place / "copy"
     shutil.copytree(finished, copy)
@@ -106,7 +103,7 @@ def harm_run(draw: random.Random, finished: Path, place: Path, limit: int) -> Ca
     harm.act(draw, path)
     if path.is_file() and path.read_bytes() == before:
         return Case(name, harm.name, "same")
-    result = outcome.run(["resume", copy], limit)
+    result = outcome.run(["resume", copy])
     if result.problem:
         return Case(name, harm.name, f"{result.problem}: {result.text[-300:]}")
     if result.status == 2:

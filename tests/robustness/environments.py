@@ -1,6 +1,7 @@
 """Commands at the same time, on full and read-only disks, without output or home."""
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -31,10 +32,8 @@ class Check(NamedTuple):
     problem: str
 
 
-def spawn(
-    words: list[str], place: Path, program: Sequence[str] = MODULE, **how
-) -> subprocess.Popen:
-    """A command in a directory."""
+def spawn(words: list[str], place: Path, program: Sequence[str] = MODULE, **how):
+    """A process of a command in a directory."""
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     settings = {"cwd": place, "env": environment()} | quiet | how
     return subprocess.Popen([*program, *words], **settings)
@@ -105,28 +104,26 @@ def limited_files(place: Path, sizes: tuple[int, ...] = (1, 2, 5, 50)) -> list[C
     return checks
 
 
-def limited_memory(
-    place: Path, sizes: tuple[int, ...] = (700, 1000, 1500)
-) -> list[Check]:
+def limited_memory(place: Path) -> list[Check]:
     """Control groups of some MB: what does not fit is refused, the rest runs.
 
     Needs the right to make groups; nothing is checked without.
     """
     checks = []
     small = ["train", "--algorithm", "scaffold", *SMALL, "--rounds", "1", "--hidden"]
-    for size in sizes:
-        for hidden in ("8", "50000", "100000", "200000", "400000"):
-            own = place / f"{size}-{hidden}"
-            own.mkdir()
-            with _group(size) as group:
-                if group is None:
-                    return checks
-                program = ["bash", "-c", 'echo $$ > "$0"; exec "$@"', group, *MODULE]
-                status, text = ended(spawn([*small, hidden], own, program=program))
-            problem = _refused(status, text, (0, 2))
-            if status == 2 and "of memory" not in text:
-                problem = f"not for its memory: {text[-200:]}"
-            checks.append(Check(f"memory of {size} MB", problem))
+    widths = ("8", "50000", "100000", "200000", "400000")
+    for size, hidden in itertools.product((700, 1000, 1500), widths):
+        own = place / f"{size}-{hidden}"
+        own.mkdir()
+        with _group(size) as group:
+            if group is None:
+                return checks
+            program = ["bash", "-c", 'echo $$ > "$0"; exec "$@"', group, *MODULE]
+            status, text = ended(spawn([*small, hidden], own, program=program))
+        problem = _refused(status, text, (0, 2))
+        if status == 2 and "of memory" not in text:
+            problem = f"not for its memory: {text[-200:]}"
+        checks.append(Check(f"memory of {size} MB", problem))
     return checks
 
 
@@ -134,10 +131,8 @@ def limited_memory(
 def _group(size: int) -> Iterator[str | None]:
     """The file that lists the processes of a new control group, if there can be one."""
     top, found = Path("/sys/fs/cgroup"), None
-    for parent, name in (
-        (top / "memory", "memory.limit_in_bytes"),
-        (top, "memory.max"),
-    ):
+    limits = (top / "memory", "memory.limit_in_bytes"), (top, "memory.max")
+    for parent, name in limits:
         group = parent / f"fedjax-muon-{os.getpid()}-{size}"
         with contextlib.suppress(OSError):
             group.mkdir()
@@ -188,8 +183,7 @@ def without(place: Path) -> list[Check]:
 def soak(rounds: int) -> Check:
     """A long run: memory and open files stay as they are after a tenth of it.
 
-    Args:
-      rounds: How many; with an evaluation every ten, and fifty checkpoints.
+    It evaluates every ten rounds, and saves fifty checkpoints.
     """
     import jax
     import numpy as np
@@ -227,14 +221,3 @@ def soak(rounds: int) -> Check:
     if handles > 2:
         problem = f"open files vary by {handles}"
     return Check(f"{rounds} rounds in a process", problem)
-
-
-@contextlib.contextmanager
-def inside(place: Path):
-    """Works in a directory meanwhile."""
-    before = Path.cwd()
-    os.chdir(place)
-    try:
-        yield
-    finally:
-        os.chdir(before)

@@ -17,21 +17,15 @@ from . import environments, outcome
 from .outcome import Outcome
 
 # What makes a command fast; mutations change some of it.
-SMALL = {
-    "num_clients": "4",
-    "cohort_size": "2",
-    "local_steps": "1",
-    "batch_size": "8",
-    "rounds": "2",
-    "evaluate_every": "1",
-    "hidden": "4",
-}
+SMALL = {"num_clients": "4", "cohort_size": "2", "local_steps": "1", "batch_size": "8"}
+SMALL |= {"rounds": "2", "evaluate_every": "1", "hidden": "4"}
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
 COMMANDS = (*["train"] * 20, "sweep", "compare", "private", "list")
 COMMANDS += ("data", "partition", "plot", "resume", "noise", "prepare")
 # what belongs to other machines, or to the beginning of a process
-APART = ("data_dir", "distributed", "coordinator", "num_processes", "process_id")
-APART += ("devices",)
+APART = ("data_dir", "devices")
+APART += ("distributed", "coordinator", "num_processes", "process_id")
+TRAINING = ("train", "sweep", "compare", "private")
 NUMBERS = ("-1", "0", "1", "2", "3", "1e30", "nan", "inf", "-inf", "0.5", "1e-9")
 NUMBERS += ("99999999999999999999", "2147483648", "x", "", "1_000", "0x10", "²", "1,2")
 WORDS = ("", "digits", "breast_cancer", "a b", "../x", "x[1]", "*", "💥", "--", "none")
@@ -54,8 +48,7 @@ def options(kind: Any, prefix: str = "") -> dict[str, Any]:
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             # only the algorithm's own options have a prefix
-            below = "algorithm." if field.name == "hyper" else ""
-            found |= options(hint, below)
+            found |= options(hint, "algorithm." if field.name == "hyper" else "")
         else:
             name = "config" if field.name == "config_file" else field.name
             found[prefix + name] = hint
@@ -72,9 +65,8 @@ def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
     if origin in (typing.Union, types.UnionType):
         return value(draw, draw.choice(parts), place)
     if origin is tuple:
-        return [
-            w for _ in range(draw.randint(0, 3)) for w in value(draw, parts[0], place)
-        ]
+        count = draw.randint(0, 3)
+        return [word for _ in range(count) for word in value(draw, parts[0], place)]
     if hint is bool:
         return []
     if hint is int:
@@ -86,11 +78,6 @@ def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
     return [draw.choice(WORDS)]
 
 
-def flag(name: str) -> str:
-    """An option as it is written."""
-    return "--" + name.replace("_", "-")
-
-
 def line(draw: random.Random, place: Path) -> list[str]:
     """A command line; about half of them are meant to train."""
     name = draw.choice(COMMANDS)
@@ -98,7 +85,7 @@ def line(draw: random.Random, place: Path) -> list[str]:
     kind, _ = command_kinds(["train", "--algorithm", method])[name]
     known = options(kind)
     chosen: dict[str, list[str]] = {}
-    if name in ("train", "sweep", "compare", "private"):
+    if name in TRAINING:
         chosen |= {key: [word] for key, word in SMALL.items() if key in known}
         chosen["output"] = [str(place / "out")]
     if name == "train":
@@ -109,9 +96,8 @@ def line(draw: random.Random, place: Path) -> list[str]:
         chosen |= {"methods": ["dpmixsgd"], "epsilons": ["4"], "seeds": ["0"]}
         chosen |= {"agents": ["3"], "rounds": ["2"]}
         chosen["ledger"] = [str(place / "ledger.json")]
-    for key in draw.sample(
-        sorted(known), min(len(known), draw.choice((0, 0, 1, 1, 2, 3)))
-    ):
+    count = min(len(known), draw.choice((0, 0, 1, 1, 2, 3)))
+    for key in draw.sample(sorted(known), count):
         if key not in APART:
             chosen[key] = value(draw, known[key], place)
     words = [name]
@@ -120,7 +106,7 @@ def line(draw: random.Random, place: Path) -> list[str]:
         chosen.pop("algorithms", None)
         chosen.pop("seeds", None)
     for key, given in chosen.items():
-        words += [flag(key), *given]
+        words += ["--" + key.replace("_", "-"), *given]
     if draw.random() < 0.05:
         position = draw.randrange(1, len(words) + 1)
         words.insert(position, draw.choice((*NUMBERS, *WORDS, "--nothing")))
@@ -149,8 +135,7 @@ def _judged(words: list[str], place: Path, result: Outcome) -> Case:
     left = outcome.files(place)
     if not problem and result.status == 2 and left:
         problem = f"left {sorted(left)[0]} after a refusal"
-    trains = words[0] in ("train", "sweep", "compare", "private")
-    started = bool(left) and result.status in (0, 1) and trains
+    started = bool(left) and result.status in (0, 1) and words[0] in TRAINING
     return Case(words, result, started, problem)
 
 
@@ -174,8 +159,7 @@ def try_config(draw: random.Random, finished: Path, place: Path) -> Case:
     before = (copy / "metrics.csv").read_bytes()
     result = outcome.run(["resume", copy])
     problem = result.problem
-    if not problem and result.status == 0:
-        after = (copy / "metrics.csv").read_bytes()
-        if after != before:
-            problem = "other numbers under an edited config"
+    after = (copy / "metrics.csv").read_bytes()
+    if not problem and result.status == 0 and after != before:
+        problem = "other numbers under an edited config"
     return Case(["resume", f"{key}={tree.get(key)!r}"], result, False, problem)

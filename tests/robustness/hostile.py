@@ -1,8 +1,11 @@
 """Files that were made to harm their readers: one kind of format each."""
 
+import bz2
 import functools
 import gzip
+import io
 import json
+import math
 import random
 import struct
 import zipfile
@@ -41,32 +44,32 @@ def mutated(draw: random.Random, tree: Any) -> Any:
     return tree | {key: mutated(draw, tree[key])}
 
 
+def edited(change: Callable[[random.Random, Any], Any]):
+    """A JSON file with what a change returns, or makes of its value."""
+
+    def act(draw: random.Random, path: Path) -> None:
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(change(draw, content)))
+
+    return act
+
+
 # --------------------------------------------------------------------- npz
 
 
 def npy(descr: str, shape: tuple, content: bytes = b"", fortran=False) -> bytes:
     """A .npy file with any header."""
     header = repr({"descr": descr, "fortran_order": fortran, "shape": shape}) + "\n"
-    return (
-        b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode() + content
-    )
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode() + content
 
 
+Y = LABELS[TRAIN]
 ARRAYS = (  # in place of x_train, y_train or classes
-    np.array([None] * 6),
-    np.array([{"a": 1}] * 6, object),
-    SMALL[TRAIN] / 255,
-    LABELS[TRAIN].astype(complex),
-    LABELS[TRAIN].astype("datetime64[s]"),
-    LABELS[TRAIN].astype(float) * np.nan,
-    LABELS[TRAIN].astype(bool),
-    LABELS[TRAIN].astype("S"),
-    LABELS[TRAIN] + np.uint64(2**63),
-    LABELS[TRAIN].astype(int) - 3,
-    np.zeros(6, [("a", "i4"), ("ü", "f4")]),
-    np.zeros((0, 4, 5, 3), np.uint8),
-    np.array(3),
-    np.array([[1]]),
+    *(np.array([None] * 6), np.array([{"a": 1}] * 6, object), SMALL[TRAIN] / 255),
+    *(Y.astype(complex), Y.astype("datetime64[s]"), Y.astype(float) * np.nan),
+    *(Y.astype(bool), Y.astype("S"), Y + np.uint64(2**63), Y.astype(int) - 3),
+    *(np.zeros(6, [("a", "i4"), ("ü", "f4")]), np.zeros((0, 4, 5, 3), np.uint8)),
+    *(np.array(3), np.array([[1]])),
 )
 MEMBERS = (
     npy("|u1", (2**40, 4, 5, 3)),
@@ -79,10 +82,13 @@ MEMBERS = (
     npy("|O", (1,), b"cos\nsystem\n(S'false'\ntR."),
     npy("(" * 500, (1,)),
     b"\x93NUMPY\x02\0" + struct.pack("<I", 2**31 - 1) + b" " * 20_000,
-    b"\x93NUMPY\x09\0",
-    b"",
-    b"\x80\x04N.",
+    *(b"\x93NUMPY\x09\0", b"", b"\x80\x04N."),
 )
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def _own_array(draw: random.Random, path: Path) -> None:
@@ -95,9 +101,7 @@ def _rezipped(change: Callable[[random.Random, dict[str, bytes]], Any]):
     """An archive of the pairs of names and contents that a change returns."""
 
     def act(draw: random.Random, path: Path) -> None:
-        with zipfile.ZipFile(path) as archive:
-            members = {name: archive.read(name) for name in archive.namelist()}
-        pairs = change(draw, members)
+        pairs = change(draw, _contents(path))
         path.unlink()
         kinds = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA
         with zipfile.ZipFile(path, "w", draw.choice(kinds)) as archive:
@@ -137,8 +141,6 @@ def _bits(*offsets: int):
 @functools.cache
 def _zip_bomb() -> bytes:
     """A member of zeros, by its header the images, in a thousandth of its size."""
-    import io
-
     file = io.BytesIO()
     with (
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
@@ -153,8 +155,7 @@ def _zip_bomb() -> bytes:
 
 def _bomb(draw: random.Random, path: Path) -> None:
     del draw
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = _contents(path)
     path.write_bytes(_zip_bomb())
     with zipfile.ZipFile(path, "a") as archive:
         for name in set(members) - {"x_train.npy"}:
@@ -171,13 +172,11 @@ def _gzip_bomb(draw: random.Random, path: Path) -> None:
 
 
 def _bzip2_bomb(draw: random.Random, path: Path) -> None:
-    import bz2
-
     member = bz2.compress(draw.choice((b"\n", b"1")) * 16 * MEGABYTE)
     path.write_bytes(member * (BOMB // MEGABYTE // 16))
 
 
-def _line(*lines: str):
+def _line(*lines: str) -> Harm:
     """One of these lines in place of one of the file."""
 
     def act(draw: random.Random, path: Path) -> None:
@@ -185,42 +184,17 @@ def _line(*lines: str):
         found[draw.randrange(len(found) - 1)] = draw.choice(lines)
         path.write_text("\n".join(found))
 
-    return act
+    return Harm("another line", act)
 
 
 LIBSVM = (
-    "+1 1180591620717411303424:1",
-    "+1 4294967297:1",
-    "+1 -3:1",
-    "+1 0:1",
-    "+1 1:nan",
-    "+1 1:inf",
-    "-1 1:1e400",
-    "nan 1:1",
-    "1e400 1:1",
-    "+1,-1 1:1",
-    "+1 qid:3 1:1",
-    "+1 2:1 1:1",
-    "+1 1:1 1:1",
-    "+1 1_0:1",
-    "+1 ١:1",
-    "# nothing",
-    "",
-    "+1 1:1 # 3",
-    "+1 1:0x10",
-    "+1" + " 1:1" * 9999,
+    *("+1 1180591620717411303424:1", "+1 4294967297:1", "+1 -3:1", "+1 0:1"),
+    *("+1 1:nan", "+1 1:inf", "-1 1:1e400", "nan 1:1", "1e400 1:1", "+1,-1 1:1"),
+    *("+1 qid:3 1:1", "+1 2:1 1:1", "+1 1:1 1:1", "+1 1_0:1", "+1 ١:1", "# nothing"),
+    *("", "+1 1:1 # 3", "+1 1:0x10", "+1" + " 1:1" * 9999),
 )
-TABLE = (
-    "",
-    "\t\t\t\t",
-    "\0\t1",
-    "a\t1\0",
-    "a\tb\t2",
-    "x" * 200_000 + "\t1",
-    '"a\t1',
-    "gj04\t1\t\t",
-    "7\ta\tb\tentailment",
-)
+TABLE = ("", "\t\t\t\t", "\0\t1", "a\t1\0", "a\tb\t2", "x" * 200_000 + "\t1", '"a\t1')
+TABLE += ("gj04\t1\t\t", "7\ta\tb\tentailment")
 
 
 def _other_image(draw: random.Random, path: Path) -> None:
@@ -262,9 +236,8 @@ def _header(draw: random.Random, path: Path) -> None:
             header[name] |= {"shape": [2**40, 0], "data_offsets": [start, start]}
         case _:
             shape = header[name]["shape"]
-            header[name]["shape"] = draw.choice(
-                ([*shape, 1], [2**40], shape[::-1], [], [-1, -2], [int(np.prod(shape))])
-            )
+            others = [*shape, 1], [2**40], shape[::-1], [], [-1, -2], [math.prod(shape)]
+            header[name]["shape"] = draw.choice(others)
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
 
@@ -274,30 +247,26 @@ def _weights(*values: float):
 
     def act(draw: random.Random, path: Path) -> None:
         content = bytearray(path.read_bytes())
-        size = struct.unpack("<Q", content[:8])[0]
-        count = (len(content) - 8 - size) // 4
-        place = 8 + size + 4 * draw.randrange(count)
+        start = 8 + struct.unpack("<Q", content[:8])[0]
+        place = start + 4 * draw.randrange((len(content) - start) // 4)
         content[place : place + 4] = struct.pack("<f", draw.choice(values))
         path.write_bytes(content)
 
     return act
 
 
-def _ids(draw: random.Random, path: Path) -> None:
-    """Other token ids."""
-    ids = json.loads(path.read_text())
+def _ids(draw: random.Random, ids: dict) -> dict:
     name = draw.choice(list(ids))
-    ids[name] = draw.choice((2**31, 2**40, -1, 5, 1.5, "3", None, len(ids) + 7))
-    path.write_text(json.dumps(ids))
+    others = 2**31, 2**40, -1, 5, 1.5, "3", None, len(ids) + 7
+    return ids | {name: draw.choice(others)}
 
 
-def _shards(draw: random.Random, path: Path) -> None:
+def _shards(draw: random.Random, info: dict) -> dict:
     """Other numbers of examples in the shards of a split."""
-    info = json.loads(path.read_text())
     number = draw.choice(("2", "0", "7", "-1", "9223372036854775807", "1" + "0" * 30))
     split = draw.choice(info["splits"])
     split["shardLengths"] = [number] * draw.choice((1, 1, 1, 2))
-    path.write_text(json.dumps(info))
+    return info
 
 
 def _classes(draw: random.Random, path: Path) -> None:
@@ -320,12 +289,12 @@ HARMS: dict[tuple[str, str], tuple[Harm, ...]] = {  # by kind and end of the nam
     ),
     ("idx", ".gz"): (Harm("a bomb", _gzip_bomb),),
     ("libsvm, bzip2", ""): (Harm("a bomb", _bzip2_bomb),),
-    ("libsvm", "a9a"): (Harm("another line", _line(*LIBSVM)),),
-    ("libsvm", "a9a.t"): (Harm("another line", _line(*LIBSVM)),),
-    ("", ".tsv"): (Harm("another line", _line(*TABLE)),),
-    ("yelp", ".txt"): (Harm("another line", _line(*TABLE)),),
+    ("libsvm", "a9a"): (_line(*LIBSVM),),
+    ("libsvm", "a9a.t"): (_line(*LIBSVM),),
+    ("", ".tsv"): (_line(*TABLE),),
+    ("yelp", ".txt"): (_line(*TABLE),),
     ("tiny_imagenet", "s.txt"): (
-        Harm("another line", _line(*TABLE, "../../../etc\tx", "n\0\tx", "/", "n02")),
+        _line(*TABLE, "../../../etc\tx", "n\0\tx", "/", "n02"),
     ),
     ("tiny_imagenet", ".JPEG"): (
         Harm("another format", _other_image),
@@ -335,7 +304,7 @@ HARMS: dict[tuple[str, str], tuple[Harm, ...]] = {  # by kind and end of the nam
         Harm("another header", _header),
         Harm("another weight", _weights(np.nan, np.inf, -np.inf)),
     ),
-    ("tokens", "vocab.json"): (Harm("other ids", _ids),),
-    ("prepared", "dataset_info.json"): (Harm("other shards", _shards),),
+    ("tokens", "vocab.json"): (Harm("other ids", edited(_ids)),),
+    ("prepared", "dataset_info.json"): (Harm("other shards", edited(_shards)),),
     ("prepared", "features.json"): (Harm("other classes", _classes),),
 }

@@ -1,18 +1,26 @@
-"""Processes that are killed and resumed, against those that are left alone."""
+"""Processes that are killed and resumed, against those that are left alone.
 
+    python -m tests.robustness.kills FILE train --algorithm fedavg ...
+
+is the command, which writes down what it is doing, so that it can be killed there.
+"""
+
+import contextlib
 import csv
+import functools
 import os
 import random
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-from .phases import PHASES
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--num-clients", "6", "--cohort-size", "3", "--local-steps", "2"]
@@ -34,6 +42,9 @@ COMMANDS["sweep"] += ["--rounds", "30", "--evaluate-every", "10"]
 COMMANDS["private"] += ["--seeds", "0,1", "--rounds", "40"]
 COMMANDS["private"] += ["--insecure-fixed-noise"]  # else no two runs are alike
 
+PHASES = ("set-up", "training", "evaluation", "saving")
+TURN = 0.05  # seconds that evaluating and saving take at least, to be hit
+
 
 class Trial(NamedTuple):
     """One command, killed once or more, and resumed to its end."""
@@ -51,7 +62,7 @@ def environment() -> dict[str, str]:
 
 def start(phase: Path, *words: str) -> subprocess.Popen:
     """A command that writes down its phase."""
-    program = [sys.executable, "-m", "tests.robustness.phases", str(phase), *words]
+    program = [sys.executable, "-m", "tests.robustness.kills", str(phase), *words]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(program, cwd=ROOT, env=environment(), **quiet)
 
@@ -82,13 +93,12 @@ def hit(process, phase: Path, wanted: str, number: int, delay: float) -> str:
 def results(directory: Path) -> dict[str, list[dict[str, str]]]:
     """All rows of all CSV files, without times."""
     found = {}
+    timed = re.compile("seconds|minutes").search
     for path in sorted(directory.rglob("*.csv")):
         with path.open(newline="") as file:
-            rows = [
-                {k: v for k, v in row.items() if not re.search("seconds|minutes", k)}
-                for row in csv.DictReader(file)
-            ]
-        found[str(path.relative_to(directory))] = rows
+            rows = list(csv.DictReader(file))
+        kept = [{k: v for k, v in row.items() if not timed(k)} for row in rows]
+        found[str(path.relative_to(directory))] = kept
     return found
 
 
@@ -119,3 +129,58 @@ def trial(draw: random.Random, name: str, number: int, place: Path) -> Trial:
     if not problem:
         shutil.rmtree(place)
     return Trial(name, signal.Signals(number).name, tuple(hits), problem)
+
+
+def noting(path: Path) -> Callable[[str, Callable], Callable]:
+    """Wraps functions, so that a file has the name of the phase meanwhile."""
+    lock = threading.Lock()
+
+    def say(phase: str) -> None:
+        with lock, contextlib.suppress(OSError):
+            path.write_text(phase)
+
+    say("set-up")
+
+    def wrapped(phase: str, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def run(*arguments: Any, **options: Any) -> Any:
+            say(phase)
+            if phase in ("evaluation", "saving"):
+                time.sleep(TURN)
+            try:
+                return function(*arguments, **options)
+            finally:
+                say("training")
+
+        return run
+
+    return wrapped
+
+
+def main() -> None:
+    """Runs the command."""
+    path, *words = sys.argv[1:]
+    wrapped = noting(Path(path))
+
+    from fedjax_muon import cli
+    from fedjax_muon.runs import files
+    from fedjax_muon.simulation import checkpoint, sweep_record
+    from fedjax_muon.simulation.simulation import Simulation
+
+    checkpoint.save = wrapped("saving", checkpoint.save)
+    files.write = wrapped("saving", files.write)
+    for name, phase in (("evaluate", "evaluation"), ("train_rounds", "training")):
+        setattr(Simulation, name, wrapped(phase, getattr(Simulation, name)))
+    record = sweep_record.GroupRecord
+    record.add_rows = wrapped("evaluation", record.add_rows)
+    record.add_metrics = wrapped("training", record.add_metrics)
+    if words[0].startswith("fedmuon_"):
+        name = f"experiments.papers.{words[0]}"
+        sys.argv[1:] = words[1:]
+        runpy.run_module(name, run_name="__main__")
+    else:
+        cli.main(words)
+
+
+if __name__ == "__main__":
+    main()

@@ -86,7 +86,8 @@ def run(arguments: Sequence[object], limit: int = LIMIT) -> Outcome:
 
 def files(directory: Path) -> set[str]:
     """All files and directories below a directory."""
-    found = set()
-    for folder, folders, names in os.walk(directory):
-        found |= {os.path.join(folder, name) for name in (*folders, *names)}
-    return found
+    return {
+        os.path.join(folder, name)
+        for folder, folders, names in os.walk(directory)
+        for name in (*folders, *names)
+    }

@@ -1,16 +1,16 @@
 """Tiny valid files of every kind that this package reads, and how to read them."""
 
 import bz2
-import contextlib
 import gzip
 import hashlib
 import io
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from fedjax_muon.data import idx, tiny_imagenet
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import File, Source
 from tests.support.packages import needs
+from tests.support.published import with_files
 
 checkpoints = needs("experiments.studies.tiny_checkpoints")
 
@@ -30,8 +31,8 @@ IMAGES = RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
 SMALL = IMAGES[:, :4, :5]
 LABELS = np.array([0, 1, 2, 1, 0, 2, 0, 1, 2, 0], np.uint8)
 TRAIN, TEST = slice(0, 6), slice(6, 10)
-WORDS = ["the", "hand", "on", "the", "sand", "and", "a", "thing", "in", "the", "end"]
-WORDS += ["red", "and", "round", "ring"]
+TEXT = "the hand on the sand and a thing in the end red and round ring"
+WORDS = TEXT.split()
 
 Arrays = dict[str, np.ndarray]
 
@@ -51,41 +52,25 @@ def _sentence(i: int) -> str:
 def _arrays(dataset: data.Dataset) -> Arrays:
     found = dataset._asdict()
     numbers = np.array([len(found.pop("classes")), found.pop("tokens")])
-    return {name: np.asarray(array) for name, array in found.items()} | {
-        "numbers": numbers
-    }
+    return {"numbers": numbers} | {k: np.asarray(array) for k, array in found.items()}
 
 
-@contextlib.contextmanager
-def _known_as(name: str, source: Source) -> Iterator[None]:
-    """Has another description of a data set meanwhile."""
-    before = data.NAMES[name]
-    data.NAMES[name] = source
-    try:
-        yield
-    finally:
-        data.NAMES[name] = before
-
-
-def _published(name: str, files: dict[str, File]) -> Source:
-    """The description of a set as if these files had been published."""
-    source = data.NAMES[name]
-    layouts = [
-        layout._replace(files=tuple(files.get(f.name, File(f.name)) for f in old))
-        for layout in source.layouts
-        for old in [layout.files]
-    ]
-    return source._replace(layouts=tuple(layouts))
-
-
-def _load(name: str, files: dict[str, File], folder: Path) -> Arrays:
-    with _known_as(name, _published(name, files)):
+def _load(name: str, folder: Path, source: Source | None = None) -> Arrays:
+    """A set, by another description if one is given."""
+    described = {} if source is None else {name: source}
+    with mock.patch.dict(data.NAMES, described):
         data.status(name, folder)  # must not raise, whatever is damaged
         return _arrays(data.load(name, folder))
 
 
+def _load_as(name: str, files: dict[str, File], folder: Path) -> Arrays:
+    """A set as if these files had been published."""
+    known = lambda file: files.get(file.name, File(file.name))
+    return _load(name, folder, with_files(data.NAMES[name], known))
+
+
 def _of_set(name: str, write, files: dict[str, File], exact: bool = False) -> Kind:
-    return Kind(write, partial(_load, name, files), exact)
+    return Kind(write, partial(_load_as, name, files), exact)
 
 
 # ------------------------------------------------------------------ images
@@ -114,10 +99,8 @@ def _idx_files() -> dict[str, bytes]:
 
 def _write_idx(folder: Path, packed: bool) -> None:
     for name, content in _idx_files().items():
-        if packed:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
-        else:
-            (folder / name).write_bytes(content)
+        path = folder / (name + ".gz" * packed)
+        path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
 
 
 def _digest(content: bytes) -> str:
@@ -170,29 +153,20 @@ def _write_tiny_imagenet(folder: Path) -> None:
     (folder / "words.txt").write_text("".join(f"{w}\tgold fish\n" for w in WNIDS))
 
 
-def _read_tiny_imagenet(folder: Path) -> Arrays:
-    with _known_as("tiny_imagenet", tiny_imagenet.source_of(SIZES)):
-        data.status("tiny_imagenet", folder)
-        return _arrays(data.load("tiny_imagenet", folder))
-
-
 # ----------------------------------------------------------- numbers, texts
+
+
+LIBSVM = {n: File(n, lines=k, rows=k) for n, k in (("a9a", 12), ("a9a.t", 5))}
 
 
 def _write_libsvm(folder: Path, packed: bool) -> None:
     for file, count in (("a9a", 12), ("a9a.t", 5)):
         rows = (f"{'-+'[i % 2]}1 {i + 1}:1 {i + 90}:0.5 \n" for i in range(count))
         content = "".join(rows).encode()
-        if packed:
-            (folder / f"{file}.bz2").write_bytes(bz2.compress(content))
-        else:
-            (folder / file).write_bytes(content)
+        path = folder / (file + ".bz2" * packed)
+        path.write_bytes(bz2.compress(content) if packed else content)
 
 
-LIBSVM = {
-    file: File(file, lines=lines, rows=lines)
-    for file, lines in (("a9a", 12), ("a9a.t", 5))
-}
 TABLES = {  # of each set: a line of a sentence, another one, and a label
     "sst2": ("sentence\tlabel", "{a}\t{k}"),
     "cola": ("", "gj04\t{k}\t*\t{a}"),
@@ -247,10 +221,8 @@ class HarmedImages(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager):
         del dl_manager
-        return {
-            "train": self._generate_examples(range(6)),
-            "test": self._generate_examples(range(6, 10)),
-        }
+        rows = {"train": range(6), "test": range(6, 10)}
+        return {split: self._generate_examples(some) for split, some in rows.items()}
 
     def _generate_examples(self, rows):
         for i in rows:
@@ -279,11 +251,6 @@ def _write_prepared(folder: Path, builder: Any) -> None:
     builder(data_dir=folder, file_format="array_record").download_and_prepare()
 
 
-def _read_prepared(folder: Path, name: str) -> Arrays:
-    data.status(f"tfds:{name}", folder)
-    return _arrays(data.load(f"tfds:{name}", folder))
-
-
 # -------------------------------------------------------------- checkpoints
 
 
@@ -309,19 +276,21 @@ def _read_swin(folder: Path) -> Arrays:
     return _leaves(*models.load_swin(folder))
 
 
+DEFLATED = partial(write_npz, save=np.savez_compressed)
+PACKED = partial(_write_idx, packed=True)
 KINDS = {
     "npz": _of_set("cifar10_subset", write_npz, {}, exact=True),
-    "npz, deflated": _of_set(
-        "cifar10_subset", partial(write_npz, save=np.savez_compressed), {}, exact=True
-    ),
+    "npz, deflated": _of_set("cifar10_subset", DEFLATED, {}, exact=True),
     "idx": _of_set("mnist", partial(_write_idx, packed=False), {}),
-    "idx, gzip": _of_set("mnist", partial(_write_idx, packed=True), {}, exact=True),
-    "idx, published": _of_set(
-        "mnist", partial(_write_idx, packed=True), IDX, exact=True
-    ),
+    "idx, gzip": _of_set("mnist", PACKED, {}, exact=True),
+    "idx, published": _of_set("mnist", PACKED, IDX, exact=True),
     "cifar10": _cifar("cifar10", CIFAR10, coarse=False),
     "cifar100": _cifar("cifar100", CIFAR100, coarse=True),
-    "tiny_imagenet": Kind(_write_tiny_imagenet, _read_tiny_imagenet, False),
+    "tiny_imagenet": Kind(
+        _write_tiny_imagenet,
+        partial(_load, "tiny_imagenet", source=tiny_imagenet.source_of(SIZES)),
+        False,
+    ),
     "libsvm": _of_set("a9a", partial(_write_libsvm, packed=False), LIBSVM),
     "libsvm, bzip2": _of_set(
         "a9a", partial(_write_libsvm, packed=True), LIBSVM, exact=True
@@ -331,12 +300,12 @@ KINDS = {
     "tokens": Kind(checkpoints.write_vocabulary, _read_tokens, False),
     "prepared images": Kind(
         partial(_write_prepared, builder=HarmedImages),
-        partial(_read_prepared, name="harmed_images"),
+        partial(_load, "tfds:harmed_images"),
         False,
     ),
     "prepared texts": Kind(
         partial(_write_prepared, builder=HarmedTexts),
-        partial(_read_prepared, name="harmed_texts"),
+        partial(_load, "tfds:harmed_texts"),
         False,
     ),
     "roberta": Kind(_write_roberta, _read_roberta, False),

@@ -1,4 +1,4 @@
-"""The tables of DPMixSGD as configs, and small ones run on files like a8a's."""
+"""The tables of DPMixSGD and figures of minimax_000, as printed and run small."""
 
 import csv
 import dataclasses
@@ -11,21 +11,21 @@ import pytest
 import tyro
 from published import allow_small
 
-from experiments.papers import dpmixsgd_002, dpmixsgd_equal, dpmixsgd_jobs
-from experiments.papers.dpmixsgd_002 import (
-    PANELS,
-    PRINTED,
-    Cell,
-    Runner,
-    panels,
-    same_run,
-    sigma,
+from experiments.papers import (
+    dpmixsgd_002,
+    dpmixsgd_equal,
+    dpmixsgd_jobs,
+    frame,
+    minimax_000,
 )
+from experiments.papers.dpmixsgd_002 import PANELS, PRINTED, Cell, Runner
+from fedjax_muon import minimax
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import dpmixsgd_unclipped
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, PrivacySpec, report
+from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import robust
 
@@ -52,12 +52,12 @@ def adult(tmp_path_factory):
 
 
 def test_cells_are_the_papers():
-    cells = list(panels("table_2"))
+    cells = list(dpmixsgd_002.panels("table_2"))
     assert len(cells) == 4 * 4 * 4
     assert {cell.agents for _, _, _, cell in cells} == {5, 10, 15, 20}
     usual = {cell for *about, cell in cells if about[:2] == ["theta", "0.01"]}
     assert usual == {Cell(5, 0.5, 0.01, 1 / 30000)}
-    assert next(panels("table_4"))[3].connectivity == 0.8
+    assert next(dpmixsgd_002.panels("table_4"))[3].connectivity == 0.8
     job = dpmixsgd_jobs.logistic("a9a", "examples")
     assert (job.batch_size, job.first_size) == (20, 10_000)
     assert job.rates == (1.0, 0.1, 0.01, 0.001)
@@ -68,32 +68,31 @@ def test_cells_are_the_papers():
 
 
 def test_published_numbers_have_a_cell_each():
-    with dpmixsgd_002.PUBLISHED.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(dpmixsgd_002.PUBLISHED.read_text().splitlines()))
     for table in ("table_2", "table_4"):
-        printed = {
-            (r["panel"], r["value"], r["method"]) for r in rows if r["table"] == table
-        }
-        assert printed == {
+        ours = [row for row in rows if row["table"] == table]
+        assert {(row["panel"], row["value"], row["method"]) for row in ours} == {
             (panel, value, PRINTED.get(name, name))
-            for panel, value, name, _ in panels(table)
+            for panel, value, name, _ in dpmixsgd_002.panels(table)
         }
-    auc = {
-        tuple(r[k] for k in ("table", "panel", "dataset", "method", "value")): r["auc"]
-        for r in rows
-    }
+    keys = ("table", "panel", "dataset", "method", "value")
+    auc = {tuple(row[key] for key in keys): row["auc"] for row in rows}
     assert len(auc) == len(rows) == 4 * 16 * 3 + 4 * 16 + 3 * 5
-    # one of every block, as printed
-    assert auc["table_2", "agents", "a8a", "dpmixsgd", "5"] == "0.8094"
-    assert auc["table_2", "connectivity", "a9a", "dpmixsgd", "0.2"] == "0.5971"
-    assert auc["table_2", "theta", "a9a", "dp_sgda", "0.05"] == "0.6778"
-    assert auc["table_2", "gamma", "a8a", "dpmixsgd", "1/30000"] == "0.7979"
-    assert auc["table_3", "sigma", "ijcnn1", "dpmixsgd_clip", "1"] == "0.9711"
-    assert auc["table_4", "theta", "fashion_mnist", "dp_sgda", "0.01"] == "0.5773"
+    printed = {  # one of every block
+        ("table_2", "agents", "a8a", "dpmixsgd", "5"): "0.8094",
+        ("table_2", "connectivity", "a9a", "dpmixsgd", "0.2"): "0.5971",
+        ("table_2", "theta", "a9a", "dp_sgda", "0.05"): "0.6778",
+        ("table_2", "gamma", "a8a", "dpmixsgd", "1/30000"): "0.7979",
+        ("table_3", "sigma", "ijcnn1", "dpmixsgd_clip", "1"): "0.9711",
+        ("table_4", "theta", "fashion_mnist", "dp_sgda", "0.01"): "0.5773",
+    }
+    assert {key: auc[key] for key in printed} == printed
 
 
 def test_noise_scales_as_the_theorems_say():
-    level = lambda name="dpmixsgd_unclipped", **cell: sigma(name, JOB, Cell(**cell), 80)
+    def level(name="dpmixsgd_unclipped", **cell):
+        return dpmixsgd_002.sigma(name, JOB, Cell(**cell), 80)
+
     assert level() == pytest.approx(1)
     assert level(theta=0.05) == pytest.approx(1 / 5)
     assert level(agents=20) == pytest.approx(1 / 2)
@@ -105,9 +104,10 @@ def test_noise_scales_as_the_theorems_say():
 
 
 def test_runs_that_are_alike_are_run_once():
-    one = lambda name, **cell: same_run(
-        JOB, dpmixsgd_002.Entry("", "", name, Cell(**cell), {"lr_x": 1.0})
-    )
+    def one(name, **cell):
+        entry = dpmixsgd_002.Entry("", "", name, Cell(**cell), {"lr_x": 1.0})
+        return dpmixsgd_002.same_run(JOB, entry)
+
     assert one("dsgda", theta=0.1) == one("dsgda")
     assert one("dsgda", agents=10) != one("dsgda")
     assert one("dpmixsgd_unclipped", theta=0.1) != one("dpmixsgd_unclipped")
@@ -121,14 +121,12 @@ def test_a_cell_is_the_method_with_its_noise(adult):
     runner = Runner(adult)
     _, _, found = runner.trained(JOB, "dpmixsgd_unclipped", cell, 3, rates)
     problem = runner.problem(JOB, 5, False)
+    sizes = {"weights": problem.weights(3, 0.8), "batch_size": 20, "first_size": 80}
     alone = decentralize(
         dpmixsgd_unclipped(Pair(0.1, 0.01), beta=0.5, sigma=1.0),
         robust.robust_logistic(123, 5, robust.agents),
-        problem.dataset,
-        problem.parts(3),
-        weights=problem.weights(3, 0.8),
-        batch_size=20,
-        first_size=80,
+        *(problem.dataset, problem.parts(3)),
+        **sizes,
     )
     _, rows = training.train(alone, alone.init(jax.random.key(3)), rounds=3)
     assert found == pytest.approx(rows[-1]["test_auc"], abs=1e-6)
@@ -168,14 +166,10 @@ def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
     mean = jax.tree.map(lambda x: x.mean(0), state.params)
     problem = runner.problem(job, 5, False)
     gradient, norms = jax.jit(problem.task.grad), []
+    x, y = problem.dataset.x_train, problem.dataset.y_train
     for ids in jax.random.choice(jax.random.key(1), 400, (256, 64)):
-        batch = dpmixsgd_002.Batch(
-            problem.dataset.x_train[ids],
-            problem.dataset.y_train[ids],
-            np.ones(64, np.float32),
-        )
-        g = gradient(mean, batch, jax.random.key(0))
-        norms.append(optax.tree.norm(g))
+        batch = dpmixsgd_002.Batch(x[ids], y[ids], np.ones(64, np.float32))
+        norms.append(optax.tree.norm(gradient(mean, batch, jax.random.key(0))))
     np.testing.assert_allclose(limit, np.quantile(norms, 0.8), rtol=1e-5)
     frozen = runner.trained(job, "dm_hsgd", Cell(), 0, best | {"limit": 1e-9})[1]
     start = problem.task.init(jax.random.split(jax.random.key(0))[0]).x.w2
@@ -184,25 +178,22 @@ def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
 
 
 def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(dpmixsgd_equal, "REFERENCES", ())
-    monkeypatch.setattr(dpmixsgd_equal, "METHODS", ("dpmixsgd", "dp_ftrl"))
-    monkeypatch.setattr(dpmixsgd_equal, "BATCHES", {})
-    monkeypatch.setattr(dpmixsgd_equal, "RATES", (0.1,))
-    monkeypatch.setattr(dpmixsgd_equal, "JOBS", {"a8a": JOB})
+    methods = ("dpmixsgd", "dp_ftrl")
+    few = {"REFERENCES": (), "METHODS": methods, "BATCHES": {}, "RATES": (0.1,)}
+    for name, value in {**few, "JOBS": {"a8a": JOB}}.items():
+        monkeypatch.setattr(dpmixsgd_equal, name, value)
     words = ("--datasets", "a8a", "--epsilons", 8, "--seeds", 2)
     run(dpmixsgd_equal, *words, "--data-dir", adult, "--output", tmp_path)
     runner = dpmixsgd_equal.Runner(adult)
     point = dpmixsgd_equal.Point(0.0, 20, 1.0)
     mechanism = dpmixsgd_equal.mechanism(JOB, point)
-    for epsilon in (8.0,):
-        noise = runner.noise(JOB, "dpmixsgd", point, None, epsilon)
-        release = PRIVATE["dpmixsgd"].release(mechanism, noise)
-        spec = PrivacySpec({"x": release}, Cyclic(80, 20), steps=4, delta=1e-5)
-        assert report(spec).epsilon == pytest.approx(epsilon, rel=1e-3)
+    noise = runner.noise(JOB, "dpmixsgd", point, None, 8.0)
+    release = PRIVATE["dpmixsgd"].release(mechanism, noise)
+    spec = PrivacySpec({"x": release}, Cyclic(80, 20), steps=4, delta=1e-5)
+    assert report(spec).epsilon == pytest.approx(8.0, rel=1e-3)
     rows = dpmixsgd_002.read_rows(tmp_path / "runs.csv")
     assert [(row["method"], row["value"]) for row in rows[::2]] == [
-        ("dpmixsgd", "8"),
-        ("dp_ftrl", "8"),
+        (method, "8") for method in methods
     ]
     pairs = [
         100 * (float(ours["auc"]) - float(other["auc"]))
@@ -225,3 +216,66 @@ def test_refusals(module, words, message, capsys, tmp_path):
     with pytest.raises(SystemExit):
         run(module, *words, "--output", tmp_path)
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+# ------------------------------------------------------------------------- minimax_000
+
+WORDS = ("dull", "tedious", "bland"), ("warm", "bright", "lovely")  # of both labels
+
+
+@pytest.fixture
+def sst2(tmp_path, monkeypatch):
+    """Files like SST-2's, of a language in which one word decides."""
+    allow_small(monkeypatch, "sst2")
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "data" / "glue" / "SST-2"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 900), ("dev", 120)):
+        labels = rng.integers(0, 2, count)
+        lines = [f"a {rng.choice(WORDS[k])} film\t{k}" for k in labels]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines, ""]))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("figure", minimax_000.ITEMS)
+def test_figures_are_the_papers(figure):
+    panels = minimax_000.ITEMS[figure].panels("full")
+    assert list(panels) == ["sst2", "sentiment140", "yelp_polarity_reviews"]
+    for panel in panels.values():
+        config = panel.sweep.config
+        assert (config.num_clients, config.cohort_size, config.batch_size) == (8, 8, 64)
+        assert config.rnn == (300, 4096, 2)
+        assert config.problem == "auc"
+        assert config.local_steps == {"2": 16, "6": 16}.get(figure[-1], 4)
+        if figure.startswith("figure_3"):
+            assert (config.partition, config.positives) == ("ratios", None)
+            assert config.ratios == (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
+        else:
+            assert (config.partition, config.positives) == ("iid", 0.1)
+        assert set(panel.sweep.algorithms) == set(minimax.ALL)
+        for grid in panel.sweep.grids.values():
+            assert (min(grid["lr"]), max(grid["lr"])) == (1e-3, 1e-1)
+
+
+@pytest.mark.parametrize("scale", ["cpu", "full"])
+def test_figures_take_equally_many_local_steps(scale):
+    panels = [item.panels(scale)["sst2"] for item in minimax_000.ITEMS.values()]
+    configs = [panel.sweep.config for panel in panels]
+    assert len({config.rounds * config.local_steps for config in configs}) == 1
+
+
+def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(minimax_000, "FEWER", {"local_sgda": {"lr": (0.3,)}})
+    monkeypatch.setattr(minimax_000, "SEEDS", (0,))
+    real = frame.sized
+    tiny = lambda config, scale, **cpu: real(config, scale, **cpu, rounds=2)
+    monkeypatch.setattr(minimax_000, "sized", tiny)
+    run_dir = tmp_path / "run"
+    given = frame.Arguments("figure_3", "cpu", sst2)
+    frame.run("minimax_000", given, minimax_000.ITEMS, run_dir)
+    rows = metrics_csv.read(run_dir / "sst2" / "cells" / "local_sgda.csv")
+    assert rows["round"].tolist() == [0, 2]
+    assert ((rows["test_auc"] > 0) & (rows["test_auc"] <= 1)).all()
+    row = "| sst2, 4 steps, unequal shares | LocalSGDA"
+    assert row in (run_dir / "result.md").read_text()
+    assert "result.md, .csv" in capsys.readouterr().out

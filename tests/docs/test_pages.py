@@ -1,0 +1,474 @@
+"""The pages: what they show runs, and what they say is so."""
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import method_tables
+import numpy as np
+import pytest
+import yaml
+from jaxprs import products
+from swept import share_programs
+
+import fedjax_muon
+from benchmarks import table
+from fedjax_muon import core, decentralized, engine, minimax, simulation, tasks
+from fedjax_muon.algorithms import ALL, muloco
+from fedjax_muon.algorithms.registry import Source
+from fedjax_muon.cli import main
+from fedjax_muon.compression import compressors
+from fedjax_muon.core import Objective, tree
+from fedjax_muon.decentralized import gossip
+from fedjax_muon.decentralized.private import PRIVATE
+from fedjax_muon.engine import plans
+from fedjax_muon.simulation import training
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(path: Path, language: str = "python") -> list[str]:
+    """The code of a page."""
+    fenced = rf"^```{language}\n(.*?)^```"
+    return re.findall(fenced, path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run(*codes: str, page: str) -> dict[str, Any]:
+    """The names of blocks that ran; each uses what those before it have made."""
+    names: dict[str, Any] = {"__name__": "shown"}
+    for code in codes:
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+EXECUTED = [*DOCS.glob("how_to/*.md"), *DOCS.glob("algorithms/*.md")]
+EXECUTED += [DOCS / "getting_started.md"]
+SHOWN = {str(p.relative_to(DOCS)): code for p in EXECUTED if (code := blocks(p))}
+
+
+@pytest.mark.parametrize("page", sorted(SHOWN))
+def test_the_python_shown_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
+    run(*SHOWN[page], page=page)
+
+
+# -------------------------------------------------------------- the project
+
+
+def test_the_interfaces_shown_are_those_of_the_package():
+    names = run(*blocks(DOCS / "design.md"), page="design.md")
+    graphs = gossip.Gossip, gossip.Estimator
+    for real in (core.Exchange, core.Algorithm, core.Objective, *graphs):
+        fields = names[real.__name__]._fields
+        assert fields == real._fields[: len(fields)]
+
+
+def test_the_files_of_the_map_exist():
+    design = (DOCS / "design.md").read_text()
+    section = design[design.index("## Folders") : design.index("## Verification")]
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", section)
+    assert len(names) > 10
+    for name in names:
+        places = (ROOT / name, ROOT / "fedjax_muon" / name)
+        assert any(place.exists() for place in places), name
+
+
+def test_versions_of_the_project_agree():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == fedjax_muon.__version__
+    assert f"## {fedjax_muon.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert citation["license"] in (ROOT / "pyproject.toml").read_text()
+
+
+def test_results_of_papers_have_titles_in_their_order():
+    names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
+    title_of = names["title_of"]
+    title = title_of("# minimax_000, figure_3_of_16: unequal: 16 steps\n\nText")
+    assert title == "Figure 3 of 16: unequal: 16 steps"
+    assert title_of("# Audits of privacy") is None
+    paths = ["p/figure_10.md", "p/figure_2.md", "p/table_1.md", "p/figure_1.md"]
+    numbers = [Path(path).stem for path in sorted(paths, key=names["in_order"])]
+    assert numbers == ["figure_1", "figure_2", "figure_10", "table_1"]
+    nav = [{"Results": ["a.md", "b.md"]}]
+    assert names["titled"](nav, {"b.md": "B"}) == [{"Results": ["a.md", {"B": "b.md"}]}]
+
+
+def test_patterns_of_the_navigation_take_every_page_once():
+    names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
+    nav = ["index.md", {"Results": ["claims*.md", "results/*.md", "a.md", "*.md"]}]
+    pages = ["b.md", "claims.md", "results/deep/x.md", "results/y.md"]
+    filled = names["expanded"](nav, pages)
+    results = ["claims.md", "results/y.md", "a.md", "b.md"]
+    assert filled == ["index.md", {"Results": results}]
+    assert pages == ["results/deep/x.md"]  # which the strict build complains of
+    assert names["expanded"](nav, []) == ["index.md", {"Results": ["a.md"]}]
+    assert names["named"](nav)[:2] == ["index.md", "claims*.md"]
+
+
+# -------------------------------------------------------------- the methods
+
+PAGES = method_tables.PAGES
+TEXTS = {p.stem: p.read_text() for p in sorted(DOCS.glob("algorithms/*.md"))}
+
+
+def table_of(page: str, header: list[str]) -> list[list[str]]:
+    """The rows below that header; there is one such table on a page."""
+    (found,) = [one for one in method_tables.tables(TEXTS[page]) if one[0] == header]
+    return found[2:]
+
+
+def costs_header(page: str) -> list[str]:
+    of_graphs = page in ("decentralized", "private")
+    return method_tables.GOSSIP_COSTS if of_graphs else method_tables.COSTS
+
+
+def methods_of(page: str) -> list[str]:
+    return [row[0].strip("`") for row in table_of(page, costs_header(page))]
+
+
+def test_every_method_is_on_exactly_one_page():
+    on = {page: methods_of(page) for page in PAGES}
+    three = on["muon"] + on["averaging"] + on["adaptive"]
+    assert Counter(three) == Counter(list(ALL))
+    assert Counter(on["minimax"]) == Counter(list(minimax.ALL))
+    assert Counter(on["decentralized"]) == Counter(list(decentralized.ALL))
+    assert Counter(on["private"]) == Counter(list(PRIVATE))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_costs_and_options_are_those_of_the_code(page):
+    for header, rows in (
+        (costs_header(page), method_tables.cost_rows(page)),
+        (method_tables.OPTIONS, method_tables.option_rows(page)),
+    ):
+        wanted = [rows[name] for name in methods_of(page)]
+        text = "\n".join(method_tables.as_markdown(header, wanted))  # what to put there
+        assert table_of(page, header) == wanted, text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_section_says_when_and_what_departs(page):
+    sections = re.split(r"^## ", TEXTS[page], flags=re.MULTILINE)[1:]
+    with_updates = [s for s in sections if "$$" in s]
+    assert len(with_updates) >= 2
+    for section in with_updates:
+        assert "**When.**" in section, section.splitlines()[0]
+        assert "**Departs from the paper.**" in section, section.splitlines()[0]
+
+
+def test_compressors_send_what_the_table_says():
+    tables = method_tables.tables(TEXTS["compression"])
+    (rows,) = [one for one in tables if one[0][0] == "compressor"]
+    matrix = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    for code, _, numbers in rows[2:]:
+        compressor = eval(code.strip("`"), dict(vars(compressors)))
+        sent = jax.eval_shape(compressor.encode, matrix, key)
+        assert tree.nbytes(sent) == 4 * int(numbers), code
+
+
+def test_every_algorithm_is_in_the_table():
+    page = (DOCS / "algorithms" / "methods.md").read_text()
+    shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    registries = ALL, minimax.ALL, decentralized.ALL, PRIVATE
+    methods: list[Any] = [row for every in registries for row in every.items()]
+    assert shown == [(name, m.label, m.paper, m.source) for name, m in methods]
+    unverified = [name for name, m in methods if m.source is Source.UNVERIFIED]
+    for front in README, (DOCS / "index.md").read_text():
+        assert f"except [{len(unverified)} of {len(methods)}]" in front
+
+
+# ------------------------------------ numbers of choose.md, and of the speed
+
+CHOOSE = DOCS / "choose.md"
+LINK = re.compile(r"\]\((\.\./results/[^)#]+)\)")
+NUMBER = re.compile(r"(?<![\w.])\d*\.\d+|(?<![\w.])\d+(?![\w.])")
+PAIR = re.compile(r"(\d+\.\d+)\s±\s(\d+\.\d+)")
+DECIMAL = re.compile(r"(?<![\w.(])\d+\.\d+(?!\w)")
+BLOCKS = [
+    block
+    for part in re.split(r"\n\n|\n(?=[|-])", CHOOSE.read_text())
+    if LINK.search(block := " ".join(part.split()))
+]
+
+
+def has(line: str, text: str) -> bool:
+    """Whether a line has a number that rounds to a text, perhaps in percent."""
+    half = 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
+    found = [float(n) for n in NUMBER.findall(line.replace(",", ""))]
+    near = lambda n: abs(n - float(text)) <= half
+    return any(near(n) or near(100 * n) for n in found)
+
+
+def unfounded(block: str, tables: list[str]) -> list[str]:
+    """Returns the numbers of a text that are not in any line of its tables."""
+    lines = [line for one in tables for line in one.splitlines()]
+    singles = DECIMAL.findall(PAIR.sub("", block))
+    groups = [*PAIR.findall(block), *((single,) for single in singles)]
+    return [
+        " ± ".join(group)
+        for group in groups
+        if not any(all(has(line, n) for n in group) for line in lines)
+    ]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_numbers_are_those_of_the_linked_tables(block):
+    tables = [(CHOOSE.parent / link).read_text() for link in LINK.findall(block)]
+    assert unfounded(LINK.sub("", block), tables) == []
+
+
+def test_there_are_blocks_and_other_numbers_are_found():
+    assert len(BLOCKS) > 15
+    tables = ["| a | 98.04 | 0.62 |\n| b | 0.9712 | 0.011 |"]
+    assert unfounded("98.0 ± 0.6 %, 97.1 ± 1.1 %, 0.97", tables) == []
+    wrong = ["98.1 ± 0.6", "97.1 ± 0.6", "0.96"]
+    assert unfounded(" %, ".join(wrong), tables) == wrong
+
+
+def test_the_tables_of_speed_are_those_of_the_results():
+    rows = table.read([ROOT / "results" / "benchmarks" / "workloads_cpu.jsonl"])
+    tables = "\n".join(table.markdown(rows))
+    speed = (DOCS / "speed.md").read_text()
+    assert tables in speed
+    section = README[README.index("## Speed") : README.index("## Documentation")]
+    some = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(some) == 4  # two of them are the header's
+    assert set(some) <= set(tables.splitlines())
+    (ours, optax) = re.findall(r"(\d+) ms, in optax (\d+) ms", section)[0]
+    assert f"| 512 x 4608 | {ours} | {optax} | - |" in tables
+    (ours, loop) = re.findall(r"([\d.]+) ms, a NumPy loop .* ([\d.]+) ms", section)[0]
+    name = "DPMixSGD (unclipped, no privacy), weights of the agents"
+    assert f"| {name} | {ours} | {loop} |" in speed
+
+
+# -------------------------------------------------------- the frequent errors
+
+ERROR = re.compile(r"^``` {.text .error}\n(.*)\n```$", re.MULTILINE)
+QUOTED = ERROR.findall((DOCS / "faq.md").read_text())
+ONLY_VALUES = 12  # letters that a message must have beside what it is filled with
+
+
+def pattern_of(node: ast.expr) -> str | None:
+    """What a string of the code matches; its values may be any text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.escape(node.value)
+    if isinstance(node, ast.JoinedStr):
+        parts = [pattern_of(part) for part in node.values]
+        return "".join("(?:.*)" if part is None else part for part in parts)
+    return None
+
+
+def messages() -> list[re.Pattern[str]]:
+    """All strings of the package that are long enough for a message."""
+    found = set()
+    for path in (ROOT / "fedjax_muon").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = pattern_of(node) if isinstance(node, ast.expr) else None
+            if text and len(re.sub(r"\(\?:\.\*\)|\W", "", text)) > ONLY_VALUES:
+                found.add(text)
+    return [re.compile(text) for text in found]
+
+
+MESSAGES = messages()
+
+
+def is_in_the_code(quoted: str) -> bool:
+    return any(message.fullmatch(quoted) for message in MESSAGES)
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_a_quoted_error_is_in_the_code(quoted):
+    assert is_in_the_code(quoted)
+
+
+def test_another_error_would_be_found():
+    assert len(QUOTED) > 12
+    assert not is_in_the_code(QUOTED[0].replace("flips", "turns"))
+    assert not is_in_the_code("something else is wrong")
+
+
+# ---------------------------------------- the tutorial, and the study of workers
+
+STEPS = sorted(DOCS.glob("tutorial/[1-9]*.md"))
+FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```', re.DOTALL | re.M)
+NOT_HERE = ("pip install ", "python3 -m venv ")  # done before the tests
+
+
+def numberless(printed: str) -> list[str]:
+    """The words of an output; its numbers are those of one machine."""
+    text = re.sub(r"[\d.,]+", "0", printed)
+    return re.sub(r"\s*\|\s*", " | ", text).split()
+
+
+def run_command(line: str) -> None:
+    """What a shell would do with a line of a page."""
+    if not line.startswith(NOT_HERE):
+        program, *words = shlex.split(line)
+        assert program == "fedjax-muon", line
+        main(words)
+
+
+def test_the_tutorial_runs_from_its_first_to_its_last_step(
+    tmp_path, monkeypatch, capsys
+):
+    """Commands and Python run as they are printed, in one directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert len(STEPS) == 5
+    for page in STEPS:
+        names, printed = {"__name__": page.stem}, None
+        for language, title, code in FENCE.findall(page.read_text()):
+            if language == "bash":
+                for line in code.splitlines():
+                    run_command(line)
+            elif title:
+                Path(title).write_text(code)
+                importlib.invalidate_caches()  # a module that was not there before
+            elif language == "python":
+                capsys.readouterr()
+                exec(compile(code, page.name, "exec"), names)
+                printed = capsys.readouterr().out
+            else:
+                assert language == "text", page
+                assert numberless(printed) == numberless(code), page
+    sys.modules.pop("my_method", None)
+
+
+@pytest.mark.parametrize("line", ["rm -r runs", "fedjax-muon trian"])
+def test_a_wrong_line_would_be_found(line):
+    with pytest.raises((AssertionError, SystemExit)):
+        run_command(line)
+
+
+def test_the_study_shown_runs_on_two_processes(tmp_path, tmp_path_factory, monkeypatch):
+    share_programs(tmp_path_factory, monkeypatch)
+    page = DOCS / "how_to" / "cluster.md"
+    study, script = blocks(page, "py")
+    (tmp_path / "study.py").write_text(study)  # a module, which workers import
+    (tmp_path / "run.py").write_text(script)
+    command = [sys.executable, "run.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = page.read_text().split("It prints the test accuracy")[1].split("```")[1]
+    accuracies = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    expected = [ast.literal_eval(line) for line in shown.split("\n")[1:-1]]
+    assert len(accuracies) == len(expected) == 4
+    for found, printed in zip(accuracies, expected, strict=True):
+        assert abs(found[0] - printed[0]) < 0.02  # other versions round otherwise
+
+
+# ------------------------------------- the README, and pages that it leads to
+
+RULE = blocks(DOCS / "how_to" / "rule.md")
+
+
+def lines(code: str) -> list[str]:
+    return [line for line in code.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [("README.md", 0), ("docs/how_to/rule.md", 1)]
+)
+def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines(page, number):
+    code = blocks(ROOT / page)[number]
+    assert len(lines(code)) < 20
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        run(code, page=page)
+    found = re.compile(r"test accuracy after 50 rounds: (\d\.\d+)").findall
+    (shown,), (printed,) = found((ROOT / page).read_text()), found(output.getvalue())
+    # equal to the digit on one kind of processor; others round differently
+    assert float(printed) == pytest.approx(float(shown), abs=0.03)
+
+
+def test_the_readme_and_the_new_algorithm_shown_are_short():
+    assert len(README.splitlines()) <= 150
+    new = blocks(DOCS / "how_to" / "algorithm.md")[1].split("\n\n\n")[1:3]
+    assert len(new) == 2  # its state, and the function
+    assert len("\n\n\n".join(new).splitlines()) <= 45
+
+
+def test_code_shown_is_that_of_the_package_and_of_a_notebook():
+    notebook = (ROOT / "notebooks" / "own_transformation.py").read_text()
+    assert f"\n# %%\n{RULE[1]}\n# %%" in notebook
+    path = ROOT / "fedjax_muon" / "algorithms" / "fedprox.py"
+    source = re.sub(r'    """.*?"""\n', "", path.read_text(), flags=re.DOTALL)
+    shown = blocks(DOCS / "how_to" / "algorithm.md")[0]
+    assert lines(shown) == lines(source[source.index("from typing") :])
+
+
+def test_the_wrappers_shown_wrap():
+    wrappers = blocks(DOCS / "algorithms" / "compression.md")[0]
+    (noise,) = [b for b in blocks(DOCS / "how_to" / "model.md") if "noisy" in b]
+    names = run(wrappers + noise, page="compression.md")
+    assert len(lines(wrappers + noise)) < 20
+    params = {"w": jnp.ones((40, 30)), "b": jnp.ones(30)}
+    for name in ("svd", "four_bits", "sparse"):
+        state = engine.init(names[name], params, 2)
+        assert state.server.params["w"].shape == (40, 30)
+    same: Any = lambda params, batch, key: params
+    task = tasks.Task(same, same, same)
+    noisy = names["heavy_tailed"](task).grad(params, None, jax.random.key(0))
+    assert (noisy["w"] != params["w"]).all()
+
+
+def test_the_minimax_task_shown_is_trained():
+    (shown,) = blocks(DOCS / "algorithms" / "minimax.md")
+    (agents_shown,) = blocks(DOCS / "algorithms" / "decentralized.md")
+    names = run(shown, page="minimax.md")
+    parts = np.array_split(np.arange(len(names["cells"].y_train)), 4)
+    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 8}
+    simulated = simulation.federate(
+        names["algorithm"], names["task"], names["cells"], parts, **sizes
+    )
+    state, _ = simulated.train_rounds(simulated.init(jax.random.key(0)), 40)
+    assert float(simulated.evaluate(state)["test_auc"]) > 0.9
+    exec(compile(agents_shown, "decentralized.md", "exec"), names)
+    agents = names["agents"]
+    start = agents.init(jax.random.key(0))
+    _, rows = training.train(agents, start, rounds=100, evaluate_every=50)
+    assert rows[-1]["test_auc"] > 0.9
+
+
+def test_private_clients_shown_are_trained():
+    page = DOCS / "algorithms" / "private.md"
+    (shown,) = blocks(page)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        simulated = run(shown, page="private.md")["simulation"]
+    assert output.getvalue().splitlines()[0] in page.read_text()
+    before = simulated.init(jax.random.key(0)).params["Dense_0"]["kernel"]
+    after, _ = simulated.train_round(simulated.init(jax.random.key(0)))
+    moved = after.params["Dense_0"]["kernel"] - before
+    assert float(moved.std()) == pytest.approx(0.5 * 1.0 / 20, rel=0.2)  # the noise
+
+
+def test_the_newton_schulz_shown_is_what_the_methods_compute():
+    (shown,) = [block for block in RULE if "half = " in block]
+    names = run(shown, page="rule.md")
+    objective = Objective(lambda params, batch, key: params)
+
+    def types(algorithm):
+        step = engine.make_round(algorithm, objective, 1, plans.loop)
+        state = engine.init(algorithm, {"kernel": jnp.ones((6, 6))}, 1)
+        rest = jnp.arange(1), jnp.ones((1, 1)), jnp.ones(1), jax.random.key(0)
+        traced = jax.make_jaxpr(step)(state, *rest).jaxpr
+        return [one.invars[0].aval.dtype for one in products(traced, "tpu")]
+
+    assert types(muloco()) == 15 * [jnp.float32]
+    assert types(names["half"]).count(jnp.bfloat16) == 10
+    assert types(names["short"]) == 10 * [jnp.float32]
