@@ -29,11 +29,7 @@ from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.rounds import (
-    cohort_of,
-    objective_and_sampler,
-    with_inputs,
-)
+from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with_inputs
 
 ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
 ROUNDS = 4

@@ -5,15 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from small_federation import (
-    BATCH,
-    CLASSES,
-    CLIENTS,
-    KEY,
-    STEPS,
-    TASK,
-    nodes_of,
-)
+from small_federation import BATCH, CLASSES, CLIENTS, KEY, STEPS, TASK, nodes_of
 
 from fedjax_muon.algorithms import fedavg, fedmuon
 from fedjax_muon.deploy import federation, in_process, messages, serve

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.decentralized import (
-    agent_privacy,
-    estimators,
-    private_storm,
-)
+from fedjax_muon.decentralized import agent_privacy, estimators, private_storm
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator

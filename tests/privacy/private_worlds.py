@@ -13,9 +13,7 @@ from fedjax_muon.attacks import simulated
 from fedjax_muon.attacks.canary_task import canary_data, canary_task
 from fedjax_muon.attacks.findings import audited, audited_together
 from fedjax_muon.attacks.simulated import Worlds
-from fedjax_muon.decentralized import (
-    topology,
-)
+from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize

@@ -22,10 +22,7 @@ from fedjax_muon.compression.compress import compress
 from fedjax_muon.compression.compressors import Compressor
 from fedjax_muon.core import Objective, streams, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy import (
-    AdaptiveClip,
-    joint_multiplier,
-)
+from fedjax_muon.privacy import AdaptiveClip, joint_multiplier
 from fedjax_muon.privacy.adaptive_clip import LARGEST, SMALLEST, contribution
 from fedjax_muon.privacy.client_mechanism import PrivateServer, private_clients
 

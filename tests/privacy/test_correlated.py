@@ -47,11 +47,7 @@ from fedjax_muon.privacy.gaussian import add_normal
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.cyclic_batches import cyclic_poisson
 
-STRATEGIES = [
-    Banded((1.0,)),
-    Banded((0.8, 0.5, 0.1)),
-    Buffered((0.9, 0.3), (0.2, 0.3)),
-]
+STRATEGIES = [Banded((1.0,)), Banded((0.8, 0.5, 0.1)), Buffered((0.9, 0.3), (0.2, 0.3))]
 
 
 def matrix(strategy, steps):
@@ -287,12 +283,7 @@ def simulation_of(name, strategy, **given):
     )
     dataset, parts = canary_data((12, 12, 12), owner=0)
     return decentralize(
-        dsgd(lr=0.1),
-        canary_task(0.1),
-        dataset,
-        parts,
-        weights=WEIGHTS,
-        privacy=privacy,
+        dsgd(lr=0.1), canary_task(0.1), dataset, parts, weights=WEIGHTS, privacy=privacy
     )
 
 

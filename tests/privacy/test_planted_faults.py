@@ -50,9 +50,7 @@ def alarms(findings):
 def check_seeds(worlds):
     absent, present = worlds.run_both(0, SEEDS * WORLDS)
     pairs = zip(
-        simulated.chunks(absent, WORLDS),
-        simulated.chunks(present, WORLDS),
-        strict=True,
+        simulated.chunks(absent, WORLDS), simulated.chunks(present, WORLDS), strict=True
     )
     found = [alarms(audited(worlds.record, *pair)) for pair in pairs]
     assert found == [[]] * SEEDS
