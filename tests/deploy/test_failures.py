@@ -9,17 +9,16 @@ import pytest
 from cases import slow_but
 from small_federation import (
     CLIENTS,
-    DATA,
     KEY,
     PARTS,
-    TASK,
     X,
     Y,
     assert_same,
     described,
     nodes_of,
+    served,
     simulated,
-    sizes_of,
+    simulation_of,
 )
 
 from fedjax_muon import engine
@@ -28,7 +27,6 @@ from fedjax_muon.core import streams
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
-from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with_inputs
 
 ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
@@ -37,9 +35,7 @@ ROUNDS = 4
 
 def simulated_without(lost, rounds=ROUNDS):
     """The state of a simulation in which (round, client) drop out."""
-    simulation = federate(
-        ALGORITHM, TASK, DATA, PARTS, plan=engine.plans.mapped, **sizes_of(ALGORITHM)
-    )
+    simulation = simulation_of(ALGORITHM)
     setup, (training, key) = simulation.setup, simulation.init(KEY)
 
     @jax.jit
@@ -66,31 +62,23 @@ def simulated_without(lost, rounds=ROUNDS):
     return simulation.init(KEY)._replace(training=training)
 
 
-def damaged(answer, kind, previous):
-    """An answer that does not count."""
-    message = messages.read(answer)
-    arrays = [np.array(array) for array in message.arrays]
-    if kind == "not finite":
-        arrays[0].flat[0] = np.nan
-        return messages.write(Message(message.about, arrays))
-    if kind == "schema":
-        return messages.write(Message(message.about, arrays[:-1]))
-    if kind == "shape":
-        return messages.write(
-            Message(message.about, [arrays[0][..., None], *arrays[1:]])
-        )
-    if kind == "cut":
-        return answer[:-1]
-    if kind == "replayed":
-        return previous
-    if kind == "of another client":
-        about = {**message.about, "client": (message.about["client"] + 1) % CLIENTS}
-        return messages.write(Message(about, arrays))
-    if kind == "of another run":
-        return messages.write(Message({**message.about, "run": "0"}, arrays))
-    if kind == "too many examples":
-        return messages.write(Message({**message.about, "examples": 1 << 40}, arrays))
-    return b"GET / HTTP/1.1"
+def damaged(kind, answer, previous):
+    """An answer of client 2 that does not count."""
+    about, arrays = messages.read(answer)
+    change = lambda arrays, **words: messages.write(Message(about | words, arrays))
+    first, *others = map(np.array, arrays)
+    deeper, first.flat[0] = first[..., None].copy(), np.nan
+    return {
+        "not finite": change([first, *others]),
+        "schema": change(arrays[:-1]),
+        "shape": change([deeper, *others]),
+        "cut": answer[:-1],
+        "replayed": previous,
+        "of another client": change(arrays, client=3),
+        "of another run": change(arrays, run="0"),
+        "too many examples": change(arrays, examples=1 << 40),
+        "something else": b"GET / HTTP/1.1",
+    }[kind]
 
 
 DAMAGE = {
@@ -114,25 +102,23 @@ def expected_without_client_2():
 
 @pytest.mark.parametrize("kind", slow_but(("not finite", "missing"), DAMAGE))
 def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
-    shared, missing = described(ALGORITHM), []
-    nodes, previous = in_process(nodes_of(shared)), {}
+    shared, previous = described(ALGORITHM), {}
+    nodes = in_process(nodes_of(shared))
 
     def send(requests, deadline):
         rounds = {messages.read(r).about["round"] for r in requests.values()}
         for client, answer in nodes(requests, deadline):
             if client == 2 and rounds & {2, 3}:
                 if kind != "missing":
-                    yield client, damaged(answer, kind, previous[client])
+                    yield client, damaged(kind, answer, previous[client])
                 continue
             previous[client] = answer
             yield client, answer
             yield client, b"twice"
         yield 17, b"from nobody"
 
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, send, KEY, rounds=ROUNDS, on_round=on_round)
-    asked = [(m.round, m.client) for m in missing]
-    assert asked == [(2, 2), (3, 2)]
+    ended, missing = served(shared, send, ROUNDS)
+    assert [(m.round, m.client) for m in missing] == [(2, 2), (3, 2)]
     assert all(DAMAGE[kind] in m.reason for m in missing)
     assert_same(expected_without_client_2(), ended)
 
@@ -140,15 +126,8 @@ def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
 @pytest.mark.slow
 def test_a_client_that_nobody_hears_changes_nothing_and_stays_as_it_was():
     expected = simulated_without({(r, c) for r in range(ROUNDS) for c in range(4)})
-    shared = described(ALGORITHM)
-    missing = []
-    ended = serve(
-        shared,
-        lambda requests, deadline: [],
-        KEY,
-        rounds=ROUNDS,
-        on_round=lambda progress, lost: missing.extend(lost),
-    )
+    silent = lambda requests, deadline: []
+    ended, missing = served(described(ALGORITHM), silent, ROUNDS)
     assert_same(expected, ended)
     assert len(missing) == 3 * ROUNDS
 
@@ -202,7 +181,7 @@ def test_a_node_comes_back_with_its_directory_or_says_that_it_can_not(tmp_path, 
 def test_many_rounds_in_which_nodes_are_killed(tmp_path):
     """Killed before they train or before they answer, and started again."""
     shared, rounds, rng = described(ALGORITHM), 50, np.random.default_rng(0)
-    nodes, lost, missing = nodes_of(shared, tmp_path), set(), []
+    nodes, lost = nodes_of(shared, tmp_path), set()
 
     def send(requests, deadline):
         for client, request in requests.items():
@@ -217,8 +196,7 @@ def test_many_rounds_in_which_nodes_are_killed(tmp_path):
             else:
                 yield client, answer
 
-    on_round = lambda progress, found: missing.extend(found)
-    ended = serve(shared, send, KEY, rounds=rounds, on_round=on_round)
+    ended, missing = served(shared, send, rounds)
     assert {(m.round, m.client) for m in missing} == lost
     assert 0.2 < len(lost) / (3 * rounds) < 0.4
     assert_same(simulated_without(lost, rounds), ended)
@@ -227,9 +205,8 @@ def test_many_rounds_in_which_nodes_are_killed(tmp_path):
 @pytest.mark.slow
 def test_nodes_of_another_federation_are_refused_by_the_entry():
     shared, other = described(fedavg(lr=0.3)), described(fedavg(lr=0.1))
-    nodes, missing = nodes_of(shared) | {1: nodes_of(other)[1]}, []
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, in_process(nodes), KEY, rounds=ROUNDS, on_round=on_round)
+    nodes = nodes_of(shared) | {1: nodes_of(other)[1]}
+    ended, missing = served(shared, in_process(nodes), ROUNDS)
     assert ended.state.round == ROUNDS
     assert {m.client for m in missing} == {1}
     said = "refused: another federation: lr is 0.1 here and 0.3 there at the server"
