@@ -23,6 +23,7 @@ from small_federation import (
     Y,
     assert_same,
     described,
+    served,
     simulated,
 )
 
@@ -60,6 +61,14 @@ def identity(monkeypatch):
     monkeypatch.setattr(flower, "LOOK_FOR_NODES", 0.0)
 
 
+def server_of(clients, number=2):
+    """A grid of nodes with these clients, and a server that knows them."""
+    grid = echoes(clients)
+    server = flower.FlowerServer(grid, number)
+    server.wait(number)
+    return grid, server
+
+
 def asked(server, deadline=5.0, **requests):
     found = {int(name[1:]): data for name, data in requests.items()}
     return sorted(server.send(found, deadline))
@@ -81,19 +90,16 @@ def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path):
 
     apps = dict.fromkeys(range(100, 100 + CLIENTS), flower.client_app(make_node))
     grid = FakeGrid(apps, lambda node: {"client": (node - 99) % CLIENTS})
-    server, missing = flower.FlowerServer(grid, CLIENTS), []
+    server = flower.FlowerServer(grid, CLIENTS)
     assert server.wait(CLIENTS, 5) == set(range(CLIENTS))
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, server.send, KEY, rounds=3, on_round=on_round)
+    ended, missing = served(shared, server.send)
     assert not missing
     assert_same(simulated(algorithm), ended)
     assert len(made) == CLIENTS + 3 * 3  # as in a process for every message
 
 
 def test_answers_are_yielded_as_they_arrive():
-    grid = echoes([1, 0])
-    server = flower.FlowerServer(grid, 2)
-    server.wait(2)
+    grid, server = server_of([1, 0])
     grid.held = {100}
     answers = server.send({0: b"a", 1: b"b"}, 5.0)
     assert next(answers) == (0, b"a from 0")
@@ -102,9 +108,7 @@ def test_answers_are_yielded_as_they_arrive():
 
 
 def test_a_late_answer_is_handed_on_and_is_not_taken_for_the_next():
-    grid = echoes([0, 1])
-    server = flower.FlowerServer(grid, 2)
-    server.wait(2)
+    grid, server = server_of([0, 1])
     grid.held = {101}
     begin = time.monotonic()
     assert asked(server, 0.2, c0=b"a", c1=b"b") == [(0, b"a from 0")]
@@ -115,9 +119,7 @@ def test_a_late_answer_is_handed_on_and_is_not_taken_for_the_next():
 
 
 def test_an_expired_request_is_forgotten():
-    grid = echoes([0])
-    server = flower.FlowerServer(grid, 1)
-    server.wait(1)
+    grid, server = server_of([0], 1)
     grid.held = {100}
     assert asked(server, 0.1, c0=b"a") == []
     ((name, late),) = grid.waiting.items()
@@ -136,9 +138,8 @@ def test_errors_of_an_app_are_refusals_with_their_reason():
     (first, second) = asked(server, c0=b"a", c1=b"b")
     assert first == (0, b"a from 0")
     assert reason(second[1]) == f"Flower: {OSError('disk')!r} (code 2)"
-    shared, missing = described(fedmuon_correct(lr=0.1)), []
-    on_round = lambda progress, lost: missing.extend(lost)
-    serve(shared, server.send, KEY, rounds=1, deadline=0.2, on_round=on_round)
+    shared = described(fedmuon_correct(lr=0.1))
+    _, missing = served(shared, server.send, rounds=1, deadline=0.2)
     assert any(m.client == 1 and "disk" in m.reason for m in missing)
 
 
@@ -162,9 +163,7 @@ def test_an_app_of_another_kind_is_refused():
 
 
 def test_replies_to_the_messages_of_others_are_ignored():
-    grid = echoes([0])
-    server = flower.FlowerServer(grid, 1)
-    server.wait(1)
+    grid, server = server_of([0], 1)
     pull = grid.pull_messages
 
     def with_another(names):
@@ -294,7 +293,6 @@ def of_simulation(method, apps):
     yield state.training.server
 
 
-@pytest.mark.slow
 def test_processes_over_http_have_the_bits_of_simulations_and_one_is_killed(
     tmp_path, monkeypatch
 ):

@@ -27,12 +27,13 @@ from small_federation import (
     assert_same,
     described,
     nodes_of,
+    served,
     simulated,
 )
 
 from fedjax_muon import data
 from fedjax_muon.algorithms import ALL, fedmuon_correct
-from fedjax_muon.deploy import messages, serve
+from fedjax_muon.deploy import messages
 
 needs("nvflare", "nvflare")
 
@@ -97,13 +98,11 @@ def aborted():
 def test_clients_are_sites_by_number_or_by_name():
     proxies = [Proxy(name, echo) for name in ("site-1", "site-3", "hospital")]
     send = sites(proxies)
-    answers = b"answer to a", b"answer to b"
-    assert dict(send({0: b"a", 2: b"b"}, 7.0)) == dict(
-        zip((0, 2), answers, strict=True)
-    )
+    a, b = b"answer to a", b"answer to b"
+    assert dict(send({0: b"a", 2: b"b"}, 7.0)) == {0: a, 2: b}
     assert [proxy.timeouts for proxy in proxies] == [[7.0], [7.0], []]
     named = sites(proxies, {0: "hospital", 1: "site-1"})
-    assert dict(named({0: b"a", 1: b"b"}, None)) == dict(enumerate(answers))
+    assert dict(named({0: b"a", 1: b"b"}, None)) == {0: a, 1: b}
     assert proxies[2].timeouts == [None]
 
 
@@ -127,13 +126,8 @@ def test_a_site_that_fails_does_not_stop_the_others():
 @pytest.mark.parametrize(
     "answer",
     [
-        None,
-        b"bytes",
-        {"a": 1},
-        [b"bytes"],
-        [np.zeros(3)],
-        np.zeros(3, "u1"),
-        [np.zeros((2, 2), "u1", order="F")],
+        *(None, b"bytes", {"a": 1}, [b"bytes"]),
+        *([np.zeros(3)], np.zeros(3, "u1"), [np.zeros((2, 2), "u1", order="F")]),
     ],
 )
 def test_what_is_no_message_is_refused(answer):
@@ -178,15 +172,8 @@ def test_other_errors_are_not_hidden():
 
 def test_answers_come_as_they_arrive_until_the_deadline():
     stuck, first = threading.Event(), threading.Event()
-
-    def late(request):
-        first.wait(10)
-        return echo(request)
-
-    def hang(request):
-        stuck.wait(10)
-        return echo(request)
-
+    late = lambda request: first.wait(10) and echo(request)
+    hang = lambda request: stuck.wait(10) and echo(request)
     proxies = [Proxy(f"site-{i}", f) for i, f in enumerate((late, hang, echo), 1)]
     begin, found = time.monotonic(), []
     for client, _ in sites(proxies)(dict.fromkeys(range(3), b"a"), 1.0):
@@ -213,16 +200,15 @@ def proxies_of(nodes, change=lambda client, answer: answer):
 
 
 def test_a_federation_of_sites_is_the_simulated_one():
-    shared, missing = described(ALGORITHM), []
-    on_round = lambda progress, lost: missing.extend(lost)
+    shared = described(ALGORITHM)
     send = sites(proxies_of(nodes_of(shared)))
-    ended = serve(shared, send, KEY, rounds=2, deadline=60, on_round=on_round)
+    ended, missing = served(shared, send, rounds=2, deadline=60)
     assert not missing
     assert_same(simulated(ALGORITHM, 2), ended)
 
 
 def test_failures_and_answers_of_others_are_left_out_with_the_reason():
-    shared, missing = described(ALGORITHM), []
+    shared = described(ALGORITHM)
 
     def change(client, answer):
         if client == 1:
@@ -234,8 +220,7 @@ def test_failures_and_answers_of_others_are_left_out_with_the_reason():
         return answer
 
     send = sites(proxies_of(nodes_of(shared), change))
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, send, KEY, rounds=3, deadline=60, on_round=on_round)
+    ended, missing = served(shared, send, rounds=3, deadline=60)
     assert ended.state.round == 3
     assert {lost.client for lost in missing} == {1, 3}
     said = {1: "the disk is gone", 3: "an answer of client 2"}
@@ -264,10 +249,9 @@ def test_a_site_makes_its_node_once_and_does_not_answer_what_is_outdated():
             except RuntimeError as error:
                 results[request] = str(error)
 
-    threads = []
-    for request in (b"1", b"2", b"3"):
-        threads.append(threading.Thread(target=ask, args=(request,)))
-        threads[-1].start()
+    threads = [threading.Thread(target=ask, args=(r,)) for r in (b"1", b"2", b"3")]
+    for thread in threads:
+        thread.start()
         assert working.wait(5)
         time.sleep(0.05)
     go_on.set()
@@ -316,11 +300,9 @@ def test_the_job_of_the_page_trains(tmp_path, monkeypatch):
 def test_without_nvflare_the_command_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "fedjax_muon.deploy.nvflare")
     monkeypatch.setitem(sys.modules, "nvflare.collab", None)
-    with pytest.raises(ImportError) as error:
-        import fedjax_muon.deploy.nvflare  # noqa: F401
-    assert str(error.value) == (
-        'sites of NVFlare need nvflare: pip install "nvflare<2.10,>=2.9"'
-    )
+    said = 'sites of NVFlare need nvflare: pip install "nvflare<2.10,>=2.9"'
+    with pytest.raises(ImportError, match=f"^{re.escape(said)}$"):
+        importlib.import_module("fedjax_muon.deploy.nvflare")
 
 
 def kill_all(place):
@@ -371,7 +353,6 @@ def run_job(place, command, seconds=300):
     assert status == 0, log.read_text()[-5000:]
 
 
-@pytest.mark.slow
 def test_real_sites_have_the_numbers_of_the_simulation(tmp_path):
     (tmp_path / JOB.name).write_text(JOB.read_text())
     places = [tmp_path / "sites" / f"site-{i + 1}" for i in range(CLIENTS)]
