@@ -123,46 +123,36 @@ def test_equal_steps_of_full_batches_are_one_gaussian():
     assert one.low <= several.high
 
 
-def fewer_steps(patch):
-    plain = guarantees._epsilon
-    less = lambda spec, *given: plain(
-        dataclasses.replace(spec, steps=spec.steps - 1), *given
-    )
-    patch.setattr(guarantees, "_epsilon", less)
+def accounted(change):
+    """A fault that accounts for another specification."""
 
+    def plant(patch):
+        plain = guarantees._epsilon
+        other = lambda spec, *given: plain(change(spec), *given)
+        patch.setattr(guarantees, "_epsilon", other)
 
-def half_the_rate(patch):
-    plain = guarantees._epsilon
-
-    def rarer(spec, *given):
-        sampling = dataclasses.replace(spec.sampling, examples=182)
-        return plain(dataclasses.replace(spec, sampling=sampling), *given)
-
-    patch.setattr(guarantees, "_epsilon", rarer)
+    return plant
 
 
 def more_noise(patch):
     plain = guarantees.step_multipliers
-    patch.setattr(
-        guarantees,
-        "step_multipliers",
-        lambda spec: tuple(1.001 * z for z in plain(spec)),
-    )
+    more = lambda spec: tuple(1.001 * z for z in plain(spec))
+    patch.setattr(guarantees, "step_multipliers", more)
 
 
-def one_step_more(patch):
-    plain = guarantees._epsilon
-    more = lambda spec, *given: plain(
-        dataclasses.replace(spec, steps=spec.steps + 1), *given
-    )
-    patch.setattr(guarantees, "_epsilon", more)
-
-
-FAULTS = [fewer_steps, half_the_rate, more_noise, one_step_more]
+replace = dataclasses.replace
+FAULTS = {
+    "fewer steps": accounted(lambda spec: replace(spec, steps=spec.steps - 1)),
+    "half the rate": accounted(
+        lambda spec: replace(spec, sampling=replace(spec.sampling, examples=182))
+    ),
+    "more noise": more_noise,
+    "one step more": accounted(lambda spec: replace(spec, steps=spec.steps + 1)),
+}
 
 
 @pytest.mark.parametrize("fault", slow_but(1, FAULTS))
 def test_wrong_accounting_is_found(fault, monkeypatch):
     epsilon, parts, h = RUNS["Poisson"]
-    fault(monkeypatch)
+    FAULTS[fault](monkeypatch)
     assert not within(epsilon(), epsilon_interval(parts, DELTA, h))
