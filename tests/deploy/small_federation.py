@@ -5,7 +5,7 @@ import numpy as np
 
 from fedjax_muon import engine, models
 from fedjax_muon.data import Dataset
-from fedjax_muon.deploy import Node, federation, in_process, serve
+from fedjax_muon.deploy import Node, federation, in_process, messages, serve
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.tasks.classification import classification
 
@@ -58,6 +58,16 @@ def served(shared, send=None, rounds=3, **given):
     missing, send = [], send or in_process(nodes_of(shared))
     keep = lambda progress, lost: missing.extend(lost)
     return serve(shared, send, KEY, rounds=rounds, on_round=keep, **given), missing
+
+
+def asked(server, deadline=5.0, **requests):
+    """Answers to requests that are named c0, c1, ... by their clients."""
+    found = {int(name[1:]): data for name, data in requests.items()}
+    return sorted(server.send(found, deadline))
+
+
+def refusal(answer):
+    return messages.read(answer).about["refused"]
 
 
 def deployed(algorithm, **changes):

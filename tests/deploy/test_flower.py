@@ -21,15 +21,17 @@ from small_federation import (
     TASK,
     X,
     Y,
+    asked,
     assert_same,
     described,
+    refusal,
     served,
     simulated,
 )
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, fedmuon_correct
-from fedjax_muon.deploy import Node, in_process, messages, serve
+from fedjax_muon.deploy import Node, in_process, serve
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.simulation.federated import federate
 
@@ -67,15 +69,6 @@ def server_of(clients, number=2):
     server = flower.FlowerServer(grid, number)
     server.wait(number)
     return grid, server
-
-
-def asked(server, deadline=5.0, **requests):
-    found = {int(name[1:]): data for name, data in requests.items()}
-    return sorted(server.send(found, deadline))
-
-
-def reason(answer):
-    return messages.read(answer).about["refused"]
 
 
 def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path):
@@ -133,11 +126,11 @@ def test_an_expired_request_is_forgotten():
     assert name not in grid.pulled[-1]
 
 
-def test_errors_of_an_app_are_refusals_with_their_reason():
+def test_errors_of_an_app_are_refusals_with_their_refusal():
     server = flower.FlowerServer(echoes([0, 1], client1=OSError("disk")), 2)
     (first, second) = asked(server, c0=b"a", c1=b"b")
     assert first == (0, b"a from 0")
-    assert reason(second[1]) == f"Flower: {OSError('disk')!r} (code 2)"
+    assert refusal(second[1]) == f"Flower: {OSError('disk')!r} (code 2)"
     shared = described(fedmuon_correct(lr=0.1))
     _, missing = served(shared, server.send, rounds=1, deadline=0.2)
     assert any(m.client == 1 and "disk" in m.reason for m in missing)
@@ -156,7 +149,7 @@ def test_an_app_of_another_kind_is_refused():
         return Message(RecordDict({"a": ConfigRecord({"b": 1})}), reply_to=message)
 
     ((_, answer),) = asked(flower.FlowerServer(FakeGrid({100: other}), 1), c0=b"a")
-    assert reason(answer) == "the message has no bytes of fedjax_muon"
+    assert refusal(answer) == "the message has no bytes of fedjax_muon"
     foreign = Message(RecordDict(), 100, f"train.{flower.KIND}")
     with pytest.raises(MessageError, match="no bytes"):
         client(foreign, Context(RUN, 100, {}, RecordDict(), {}))
@@ -213,7 +206,7 @@ def test_a_node_that_does_not_tell_its_client_is_asked_again_by_the_next_call():
     server = flower.FlowerServer(grid, 1, patience=0.1)
     with pytest.warns(UserWarning, match=r"SuperNode 100 is not used: .*no data"):
         ((_, answer),) = asked(server, c0=b"a")
-    assert reason(answer) == "no SuperNode has this client"
+    assert refusal(answer) == "no SuperNode has this client"
     assert len(grid.asked) == 1
     ready.append(True)
     assert asked(server, c0=b"b") == [(0, b"b from 0")]
@@ -237,7 +230,7 @@ def test_a_client_without_a_node_is_waited_for_once():
     begin = time.monotonic()
     _, (client, answer) = asked(server, None, c0=b"a", c1=b"a")
     assert 0.3 < time.monotonic() - begin < 3
-    assert (client, reason(answer)) == (1, "no SuperNode has this client")
+    assert (client, refusal(answer)) == (1, "no SuperNode has this client")
     begin = time.monotonic()
     assert len(asked(server, None, c0=b"b", c1=b"b")) == 2
     assert time.monotonic() - begin < 0.3

@@ -27,6 +27,7 @@ from small_federation import (
     assert_same,
     described,
     nodes_of,
+    refusal,
     served,
     simulated,
 )
@@ -73,10 +74,6 @@ def echo(request):
 
 def failing(request):
     raise CollabCallError("site-2", "answer", "the disk is gone")
-
-
-def refusal(answer):
-    return messages.read(answer).about["refused"]
 
 
 @contextlib.contextmanager

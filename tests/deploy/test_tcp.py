@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from small_federation import asked
 
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.frames import (
@@ -31,11 +32,10 @@ def serving(clients, **options):
 
 def start(address, client, reply, token=TOKEN, **options):
     """A node in a thread; returns what it ended with."""
-    ended = []
+    ended, begin = [], lambda greeting: reply
 
     def run():
         try:
-            begin = lambda greeting: reply
             ended.append(join(address, client, begin, token=token, **options))
         except Exception as error:
             ended.append(error)
@@ -47,11 +47,6 @@ def start(address, client, reply, token=TOKEN, **options):
 
 def echo(request):
     return b"answer to " + request
-
-
-def asked(server, deadline=5.0, **requests):
-    found = {int(name[1:]): data for name, data in requests.items()}
-    return sorted(server.send(found, deadline))
 
 
 def test_requests_are_answered_and_the_end_is_told():

@@ -137,17 +137,9 @@ def command(name: str) -> Worlds:
 
 def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:
     """Makes the worlds of a federated simulation; client 0 is the record."""
-    privacy = ClientPrivacy(
-        **{
-            "clip_norm": CLIP,
-            "cohort_size": 2,
-            "rounds": 6,
-            "delta": 1e-2,
-            "noise_multiplier": 1.0,
-            "insecure_fixed_noise": True,
-        }
-        | changes
-    )
+    usual: dict[str, Any] = {"clip_norm": CLIP, "cohort_size": 2, "rounds": 6}
+    usual |= {"delta": 1e-2, "noise_multiplier": 1.0, "insecure_fixed_noise": True}
+    privacy = ClientPrivacy(**usual | changes)
     alone = isinstance(privacy.clip_norm, AdaptiveClip)
     dataset, parts = canary_data((2,) * number, owner=0, together=True, alone=alone)
     simulation = federate(

@@ -254,6 +254,8 @@ def test_parameters_are_projected():
     assert w.min() < 1.0
 
 
+# -------------------------------------------------------------------- simulations
+
 PRIVACY = ClientPrivacy(
     clip_norm=AdaptiveClip(quantile=0.6, initial=0.3, count_noise=0.9),
     cohort_size=3,
@@ -317,14 +319,9 @@ def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted(
 
 
 def test_epsilon_decides_the_noise_of_both():
-    privacy = dataclasses.replace(
-        PRIVACY,
-        clip_norm=AdaptiveClip(count_noise=4.0),
-        cohort_size=6,  # all of them
-        noise_multiplier=None,
-        epsilon=6.0,
-        insecure_fixed_noise=False,
-    )
+    changes = {"clip_norm": AdaptiveClip(count_noise=4.0), "cohort_size": 6}  # all
+    changes |= {"noise_multiplier": None, "epsilon": 6.0, "insecure_fixed_noise": False}
+    privacy = dataclasses.replace(PRIVACY, **changes)
     simulation = simulation_of(privacy)
     report = simulation.guarantee.report()
     assert report.epsilon == pytest.approx(6.0, rel=1e-3)

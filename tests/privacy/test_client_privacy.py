@@ -165,13 +165,8 @@ def probe(*, notes=None):
 def test_the_noise_of_every_part():
     """Independent and normal, of one joint multiplier, even if nobody takes part."""
     noise, first, cohort, worlds = 1.5, 0.7, SIZES["cohort"], 2000
-    algorithm = private_clients(
-        probe(),
-        clip_norm=LIMITS,
-        noise_multiplier=noise,
-        prologue_noise_multiplier=first,
-        **SIZES,
-    )
+    given = {"noise_multiplier": noise, "prologue_noise_multiplier": first, **SIZES}
+    algorithm = private_clients(probe(), clip_norm=LIMITS, **given)
     nobody, nothing = jnp.zeros(N), jax.tree.map(lambda x: x[None], PARAMS)
     batches = jax.tree.map(lambda x: jnp.repeat(x, N, 0), nothing)
 

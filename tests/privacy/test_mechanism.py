@@ -139,14 +139,6 @@ def estimates(simulation):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(sent)])
 
 
-def test_two_runs_of_one_seed_share_parameters_but_no_noise():
-    small, large = usual(agents), agents(replace(AGENT, epsilon=8.0))
-    a, b = small.init(KEY), large.init(KEY)
-    assert (jax.random.key_data(a.key) != jax.random.key_data(b.key)).any()
-    again = small.init(KEY)
-    assert (jax.random.key_data(a.key) != jax.random.key_data(again.key)).any()
-
-
 @pytest.mark.slow
 def test_the_clean_gradient_does_not_come_back_from_two_epsilons():
     # x_i = g_i + s_i n, with the same n: g = (s_2 x_1 - s_1 x_2) / (s_2 - s_1)
@@ -173,7 +165,7 @@ def test_fixed_noise_is_reproducible_and_without_privacy():
 
 
 @pytest.mark.parametrize("make", [agents, clients])
-def test_noise_of_a_run_differs_and_its_start_does_not(make):
+def test_noise_of_two_runs_of_one_seed_differs(make):
     simulation = usual(make)
     one, other = simulation.init(KEY), simulation.init(KEY)
     assert (jax.random.key_data(one.key) != jax.random.key_data(other.key)).any()
