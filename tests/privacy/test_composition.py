@@ -15,31 +15,22 @@ from oracles.accountant import Interval, Steps, epsilon_interval
 from refusals import refused
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
-from fedjax_muon.privacy import (
+from fedjax_muon.privacy import composition, guarantees
+from fedjax_muon.privacy.accounting import (
     ADD_OR_REMOVE,
     REPLACE_ONE,
     Adjacency,
-    Banded,
-    Correlated,
-    Cyclic,
-    Each,
-    FixedSize,
-    FullBatch,
-    Inside,
-    MeanOnly,
-    Output,
     Pld,
-    Poisson,
-    PrivacySpec,
     Rdp,
-    Release,
-    Unclipped,
-    composition,
     gaussian_epsilon,
-    guarantees,
-    report,
 )
 from fedjax_muon.privacy.composition import Cost, composed_epsilon, cost_of
+from fedjax_muon.privacy.correlated import Banded
+from fedjax_muon.privacy.guarantees import PrivacySpec, report
+from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson
+from fedjax_muon.privacy.sensitivity import Each, Unclipped
+from fedjax_muon.privacy.threats import MeanOnly
 from fedjax_muon.runs import config
 
 DELTA = 1e-5

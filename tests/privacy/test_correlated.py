@@ -21,33 +21,23 @@ from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.private_ftrl import correlated_gradient
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import (
-    AdaptiveClip,
+from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon, library
+from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
+from fedjax_muon.privacy.band_selection import best_banded
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.composition import Cost, cost_of
+from fedjax_muon.privacy.correlated import (
     Banded,
     Buffered,
-    ClientPrivacy,
-    Correlated,
-    Cyclic,
-    Each,
-    FullBatch,
-    Inside,
-    Pld,
-    Poisson,
-    PrivacySpec,
-    Release,
-    Shuffled,
     banded,
-    best_banded,
     buffered,
-    calibrated,
-    cost_of,
-    gaussian_epsilon,
     prefix_errors,
-    report,
 )
-from fedjax_muon.privacy.accounting import library
-from fedjax_muon.privacy.composition import Cost
 from fedjax_muon.privacy.gaussian import add_normal
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
+from fedjax_muon.privacy.releases import Correlated, Inside, Release
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.cyclic_batches import cyclic_poisson
 from fedjax_muon.simulation.federated import federate

@@ -18,20 +18,13 @@ from fedjax_muon.attacks import clients as client_audits
 from fedjax_muon.attacks import simulated
 from fedjax_muon.attacks.findings import audited, batch_law
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.privacy import (
-    Cyclic,
-    Each,
-    FullBatch,
-    Inside,
-    Output,
-    Poisson,
-    PrivacySpec,
-    Rdp,
-    Release,
-    audit,
-    report,
-)
+from fedjax_muon.privacy import audit
 from fedjax_muon.privacy import profile_audit as profiles
+from fedjax_muon.privacy.accounting import Rdp
+from fedjax_muon.privacy.guarantees import PrivacySpec, report
+from fedjax_muon.privacy.releases import Inside, Output, Release
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from fedjax_muon.privacy.sensitivity import Each
 
 SEEDS, WORLDS = 20, 200  # one chunk of worlds
 QUICK = ("no clip", "one release less", "noise / 10 (clients)")  # of the faults

@@ -10,23 +10,18 @@ from cases import slow_but
 from refusals import refused
 from scipy import integrate, stats
 
-from fedjax_muon.privacy import (
+from fedjax_muon.privacy.accounting import (
     ADD_OR_REMOVE,
     REPLACE_ONE,
-    Cyclic,
-    FixedSize,
-    FullBatch,
     Gaussian,
     Pld,
-    Poisson,
     Rdp,
-    Shuffled,
-    calibrate_noise,
     gaussian_epsilon,
     gaussian_multiplier,
     joint_multiplier,
     mean_multiplier,
 )
+from fedjax_muon.privacy.calibration import calibrate_noise
 from fedjax_muon.privacy.paper import (
     MOMENTS_CONSTANT,
     dp_sgda_sigma,
@@ -37,6 +32,7 @@ from fedjax_muon.privacy.paper import (
     theorem_3_sigma,
     theorem_3_sum,
 )
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
 
 DELTA = 1e-5
 A9A = Poisson(6512, 20)  # a9a, one of five agents

@@ -7,33 +7,26 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from fedjax_muon.privacy import (
+from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
-    Cyclic,
-    Difference,
-    Each,
-    FixedSize,
-    FullBatch,
     Gaussian,
-    Inside,
-    MeanOnly,
-    Neighbor,
-    Output,
     Pld,
-    Poisson,
-    PrivacySpec,
     Rdp,
-    Release,
-    Shuffled,
-    Split,
-    Unclipped,
-    calibrated,
     gaussian_epsilon,
     joint_multiplier,
-    report,
 )
 from fedjax_muon.privacy.client_accounting import client_spec
-from fedjax_muon.privacy.sensitivity import long_run_std
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
+from fedjax_muon.privacy.releases import Inside, Output, Release
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sensitivity import (
+    Difference,
+    Each,
+    Split,
+    Unclipped,
+    long_run_std,
+)
+from fedjax_muon.privacy.threats import MeanOnly, Neighbor
 
 DELTA = 1e-5
 CYCLE = Cyclic(6512, 20)

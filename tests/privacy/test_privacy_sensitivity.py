@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from fedjax_muon.privacy import (
-    Cyclic,
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sensitivity import (
     Difference,
     Each,
-    FixedSize,
-    FullBatch,
-    Poisson,
-    Shuffled,
     Split,
     Unclipped,
-)
-from fedjax_muon.privacy.sensitivity import (
     any_gain,
     long_run_std,
     marginal_std,
