@@ -90,3 +90,10 @@ def assert_same(state, ended):
     assert int(state.training.index) == int(ended.state.training.index)
     for a, b in server_leaves(state, ended):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def assert_saved(path, tree):
+    """An archive has the leaves of a tree."""
+    with np.load(path) as archive:
+        for a, b in zip(jax.tree.leaves(tree), archive.values(), strict=True):
+            np.testing.assert_array_equal(np.asarray(a), b)

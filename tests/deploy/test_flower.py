@@ -23,6 +23,7 @@ from small_federation import (
     Y,
     asked,
     assert_same,
+    assert_saved,
     described,
     refusal,
     served,
@@ -264,21 +265,13 @@ def test_the_apps_that_are_shown_run(tmp_path):
     names["server_app"](grid, Context(RUN, 1, {}, RecordDict(), output))
     key = jax.random.key(0)
     expected = serve(names["shared"], in_process(nodes), key, rounds=1).params
-    with np.load(output["output"]) as found:
-        for ours, there in zip(jax.tree.leaves(expected), found.values(), strict=True):
-            np.testing.assert_array_equal(np.asarray(ours), there)
+    assert_saved(output["output"], expected)
 
 
 def of_simulation(method, apps):
     """The server's state after each round."""
-    simulation = federate(
-        ALL[method].function(),
-        TASK,
-        DATA,
-        PARTS[: apps.CLIENTS],
-        plan=engine.plans.mapped,
-        **apps.SIZES,
-    )
+    given = ALL[method].function(), TASK, DATA, PARTS[: apps.CLIENTS]
+    simulation = federate(*given, plan=engine.plans.mapped, **apps.SIZES)
     state = simulation.init(KEY)
     for _ in range(apps.ROUNDS[method]):
         yield state.training.server
@@ -311,8 +304,5 @@ def test_processes_over_http_have_the_bits_of_simulations_and_one_is_killed(
     assert not ended["refused"]
     for method in apps.METHODS:
         for round, state in enumerate(of_simulation(method, apps)):
-            with np.load(tmp_path / f"{method}_{round}.npz") as there:
-                pairs = zip(jax.tree.leaves(state), there.values(), strict=True)
-                for ours, theirs in pairs:
-                    np.testing.assert_array_equal(np.asarray(ours), theirs)
+            assert_saved(tmp_path / f"{method}_{round}.npz", state)
     assert running.nodes[ended["killed"]].returncode == -signal.SIGKILL

@@ -82,14 +82,9 @@ def simulation_of(case: Case):
         insecure_fixed_noise=case.fixed,
     )
     dataset, parts = canary_data(case.sizes, owner=0)
-    return decentralize(
-        method.base(lr=LR),
-        canary_task(LR, period_of(method, case.sizes[0], case.batch)),
-        dataset,
-        parts,
-        weights=WEIGHTS,
-        privacy=privacy,
-    )
+    task = canary_task(LR, period_of(method, case.sizes[0], case.batch))
+    given = method.base(lr=LR), task, dataset, parts
+    return decentralize(*given, weights=WEIGHTS, privacy=privacy)
 
 
 def period_of(method, examples: int, batch: int) -> int:
