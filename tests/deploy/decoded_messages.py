@@ -4,35 +4,12 @@ Prints the largest difference of the server's states after three rounds of priva
 clients, whose messages the server clips.
 """
 
-import sys
-from pathlib import Path
+from small_federation import KEY, described, largest_difference, served, simulation_of
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from small_federation import (
-    BATCH,
-    CLASSES,
-    CLIENTS,
-    DATA,
-    KEY,
-    PARTS,
-    STEPS,
-    TASK,
-    nodes_of,
-    served,
-)
-
-from fedjax_muon import engine
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
-from fedjax_muon.deploy import federation, in_process
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, banded
-from fedjax_muon.simulation.federated import federate
 
 ROUNDS = 3
 PRIVACY = {
@@ -52,28 +29,17 @@ CASES = {
 }
 
 
-def private(algorithm, privacy):
-    """The noise is that of the trusted server."""
-    sizes = {"local_steps": STEPS, "batch_size": BATCH, "privacy": privacy}
-    given = (algorithm, TASK, DATA, PARTS)
-    simulation = federate(*given, plan=engine.plans.mapped, **sizes)
+def compared(algorithm, privacy):
+    """The difference and the number of missing answers, with the server's noise."""
+    given = {"cohort_size": None, "privacy": privacy}
+    simulation = simulation_of(algorithm, **given)
     state, _ = simulation.train_rounds(simulation.init(KEY), ROUNDS)
-    numbers = {"num_clients": CLIENTS, "max_client_size": 32, "classes": CLASSES}
-    shared = federation(algorithm, TASK, **numbers, **sizes)
+    shared = described(algorithm, **given)
     assert shared.guarantee == simulation.guarantee
-    return state, *served(shared, in_process(nodes_of(shared)), ROUNDS)
-
-
-def difference(state, ended):
-    pairs = zip(
-        jax.tree.leaves(state.training.server),
-        jax.tree.leaves(ended.state.training.server),
-        strict=True,
-    )
-    return max(float(jnp.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+    ended, missing = served(shared, rounds=ROUNDS)
+    return largest_difference(state, ended), len(missing)
 
 
 if __name__ == "__main__":
     for name, (algorithm, changes) in CASES.items():
-        found = private(algorithm, ClientPrivacy(**(PRIVACY | changes)))
-        print(name, difference(*found[:2]), len(found[2]))
+        print(name, *compared(algorithm, ClientPrivacy(**(PRIVACY | changes))))

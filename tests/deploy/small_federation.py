@@ -5,9 +5,8 @@ import numpy as np
 
 from fedjax_muon import engine, models
 from fedjax_muon.data import Dataset
-from fedjax_muon.deploy import Node, federation, in_process, serve
+from fedjax_muon.deploy import Node, federation, in_process, messages, serve
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.participation import uniform
 from fedjax_muon.tasks.classification import classification
 
 CLIENTS, CLASSES, STEPS, BATCH = 4, 3, 2, 4
@@ -27,33 +26,23 @@ def sizes_of(algorithm):
     return {"cohort_size": cohort, "local_steps": STEPS, "batch_size": BATCH}
 
 
-def simulated(algorithm, rounds=3, weighting=uniform):
+def simulation_of(algorithm, **changes):
+    sizes = sizes_of(algorithm) | changes
+    return federate(algorithm, TASK, DATA, PARTS, plan=engine.plans.mapped, **sizes)
+
+
+def simulated(algorithm, rounds=3, **changes):
     """The state of a simulation."""
-    simulation = federate(
-        algorithm,
-        TASK,
-        DATA,
-        PARTS,
-        plan=engine.plans.mapped,
-        weighting=weighting,
-        **sizes_of(algorithm),
-    )
+    simulation = simulation_of(algorithm, **changes)
     state = simulation.init(KEY)
     for _ in range(rounds):
         state, _ = simulation.train_round(state)
     return state
 
 
-def described(algorithm, weighting=uniform):
-    return federation(
-        algorithm,
-        TASK,
-        num_clients=CLIENTS,
-        max_client_size=32,
-        classes=CLASSES,
-        weighting=weighting,
-        **sizes_of(algorithm),
-    )
+def described(algorithm, **changes):
+    numbers = {"num_clients": CLIENTS, "max_client_size": 32, "classes": CLASSES}
+    return federation(algorithm, TASK, **numbers, **sizes_of(algorithm) | changes)
 
 
 def nodes_of(shared, directory=None):
@@ -64,25 +53,47 @@ def nodes_of(shared, directory=None):
     }
 
 
-def served(shared, send, rounds=3, **given):
-    """The state at the end, and what was missing."""
-    missing = []
-    on_round = lambda progress, lost: missing.extend(lost)
-    ended = serve(shared, send, KEY, rounds=rounds, on_round=on_round, **given)
-    return ended, missing
+def served(shared, send=None, rounds=3, **given):
+    """The end of a run, and what was missing; by default of all clients in process."""
+    missing, send = [], send or in_process(nodes_of(shared))
+    keep = lambda progress, lost: missing.extend(lost)
+    return serve(shared, send, KEY, rounds=rounds, on_round=keep, **given), missing
 
 
-def deployed(algorithm, rounds=3, weighting=uniform):
-    """The same of a federation whose nodes are in this process."""
-    shared = described(algorithm, weighting)
-    return served(shared, in_process(nodes_of(shared)), rounds)
+def asked(server, deadline=5.0, **requests):
+    """Answers to requests that are named c0, c1, ... by their clients."""
+    found = {int(name[1:]): data for name, data in requests.items()}
+    return sorted(server.send(found, deadline))
+
+
+def refusal(answer):
+    return messages.read(answer).about["refused"]
+
+
+def deployed(algorithm, **changes):
+    return served(described(algorithm, **changes))
+
+
+def server_leaves(state, ended):
+    """Pairs of a simulation and of the end of a run."""
+    servers = state.training.server, ended.state.training.server
+    return zip(*map(jax.tree.leaves, servers), strict=True)
+
+
+def largest_difference(state, ended):
+    apart = lambda a, b: np.abs(np.asarray(a, float) - np.asarray(b, float)).max()
+    return max(apart(*pair) for pair in server_leaves(state, ended))
 
 
 def assert_same(state, ended):
     """The server's states are equal to the bit."""
-    ours, theirs = (
-        jax.tree.leaves((s.training.index, s.training.server))
-        for s in (state, ended.state)
-    )
-    for a, b in zip(ours, theirs, strict=True):
+    assert int(state.training.index) == int(ended.state.training.index)
+    for a, b in server_leaves(state, ended):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def assert_saved(path, tree):
+    """An archive has the leaves of a tree."""
+    with np.load(path) as archive:
+        for a, b in zip(jax.tree.leaves(tree), archive.values(), strict=True):
+            np.testing.assert_array_equal(np.asarray(a), b)

@@ -21,15 +21,18 @@ from small_federation import (
     TASK,
     X,
     Y,
+    asked,
     assert_same,
+    assert_saved,
     described,
+    refusal,
     served,
     simulated,
 )
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, fedmuon_correct
-from fedjax_muon.deploy import Node, in_process, messages, serve
+from fedjax_muon.deploy import Node, in_process, serve
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.simulation.federated import federate
 
@@ -61,13 +64,12 @@ def identity(monkeypatch):
     monkeypatch.setattr(flower, "LOOK_FOR_NODES", 0.0)
 
 
-def asked(server, deadline=5.0, **requests):
-    found = {int(name[1:]): data for name, data in requests.items()}
-    return sorted(server.send(found, deadline))
-
-
-def reason(answer):
-    return messages.read(answer).about["refused"]
+def server_of(clients, number=2):
+    """A grid of nodes with these clients, and a server that knows them."""
+    grid = echoes(clients)
+    server = flower.FlowerServer(grid, number)
+    server.wait(number)
+    return grid, server
 
 
 def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path):
@@ -91,9 +93,7 @@ def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path):
 
 
 def test_answers_are_yielded_as_they_arrive():
-    grid = echoes([1, 0])
-    server = flower.FlowerServer(grid, 2)
-    server.wait(2)
+    grid, server = server_of([1, 0])
     grid.held = {100}
     answers = server.send({0: b"a", 1: b"b"}, 5.0)
     assert next(answers) == (0, b"a from 0")
@@ -102,9 +102,7 @@ def test_answers_are_yielded_as_they_arrive():
 
 
 def test_a_late_answer_is_handed_on_and_is_not_taken_for_the_next():
-    grid = echoes([0, 1])
-    server = flower.FlowerServer(grid, 2)
-    server.wait(2)
+    grid, server = server_of([0, 1])
     grid.held = {101}
     begin = time.monotonic()
     assert asked(server, 0.2, c0=b"a", c1=b"b") == [(0, b"a from 0")]
@@ -115,9 +113,7 @@ def test_a_late_answer_is_handed_on_and_is_not_taken_for_the_next():
 
 
 def test_an_expired_request_is_forgotten():
-    grid = echoes([0])
-    server = flower.FlowerServer(grid, 1)
-    server.wait(1)
+    grid, server = server_of([0], 1)
     grid.held = {100}
     assert asked(server, 0.1, c0=b"a") == []
     ((name, late),) = grid.waiting.items()
@@ -131,13 +127,13 @@ def test_an_expired_request_is_forgotten():
     assert name not in grid.pulled[-1]
 
 
-def test_errors_of_an_app_are_refusals_with_their_reason():
+def test_errors_of_an_app_are_refusals_with_their_refusal():
     server = flower.FlowerServer(echoes([0, 1], client1=OSError("disk")), 2)
     (first, second) = asked(server, c0=b"a", c1=b"b")
     assert first == (0, b"a from 0")
-    assert reason(second[1]) == f"Flower: {OSError('disk')!r} (code 2)"
+    assert refusal(second[1]) == f"Flower: {OSError('disk')!r} (code 2)"
     shared = described(fedmuon_correct(lr=0.1))
-    _, missing = served(shared, server.send, 1, deadline=0.2)
+    _, missing = served(shared, server.send, rounds=1, deadline=0.2)
     assert any(m.client == 1 and "disk" in m.reason for m in missing)
 
 
@@ -154,16 +150,14 @@ def test_an_app_of_another_kind_is_refused():
         return Message(RecordDict({"a": ConfigRecord({"b": 1})}), reply_to=message)
 
     ((_, answer),) = asked(flower.FlowerServer(FakeGrid({100: other}), 1), c0=b"a")
-    assert reason(answer) == "the message has no bytes of fedjax_muon"
+    assert refusal(answer) == "the message has no bytes of fedjax_muon"
     foreign = Message(RecordDict(), 100, f"train.{flower.KIND}")
     with pytest.raises(MessageError, match="no bytes"):
         client(foreign, Context(RUN, 100, {}, RecordDict(), {}))
 
 
 def test_replies_to_the_messages_of_others_are_ignored():
-    grid = echoes([0])
-    server = flower.FlowerServer(grid, 1)
-    server.wait(1)
+    grid, server = server_of([0], 1)
     pull = grid.pull_messages
 
     def with_another(names):
@@ -213,7 +207,7 @@ def test_a_node_that_does_not_tell_its_client_is_asked_again_by_the_next_call():
     server = flower.FlowerServer(grid, 1, patience=0.1)
     with pytest.warns(UserWarning, match=r"SuperNode 100 is not used: .*no data"):
         ((_, answer),) = asked(server, c0=b"a")
-    assert reason(answer) == "no SuperNode has this client"
+    assert refusal(answer) == "no SuperNode has this client"
     assert len(grid.asked) == 1
     ready.append(True)
     assert asked(server, c0=b"b") == [(0, b"b from 0")]
@@ -237,7 +231,7 @@ def test_a_client_without_a_node_is_waited_for_once():
     begin = time.monotonic()
     _, (client, answer) = asked(server, None, c0=b"a", c1=b"a")
     assert 0.3 < time.monotonic() - begin < 3
-    assert (client, reason(answer)) == (1, "no SuperNode has this client")
+    assert (client, refusal(answer)) == (1, "no SuperNode has this client")
     begin = time.monotonic()
     assert len(asked(server, None, c0=b"b", c1=b"b")) == 2
     assert time.monotonic() - begin < 0.3
@@ -271,21 +265,13 @@ def test_the_apps_that_are_shown_run(tmp_path):
     names["server_app"](grid, Context(RUN, 1, {}, RecordDict(), output))
     key = jax.random.key(0)
     expected = serve(names["shared"], in_process(nodes), key, rounds=1).params
-    with np.load(output["output"]) as found:
-        for ours, there in zip(jax.tree.leaves(expected), found.values(), strict=True):
-            np.testing.assert_array_equal(np.asarray(ours), there)
+    assert_saved(output["output"], expected)
 
 
 def of_simulation(method, apps):
     """The server's state after each round."""
-    simulation = federate(
-        ALL[method].function(),
-        TASK,
-        DATA,
-        PARTS[: apps.CLIENTS],
-        plan=engine.plans.mapped,
-        **apps.SIZES,
-    )
+    given = ALL[method].function(), TASK, DATA, PARTS[: apps.CLIENTS]
+    simulation = federate(*given, plan=engine.plans.mapped, **apps.SIZES)
     state = simulation.init(KEY)
     for _ in range(apps.ROUNDS[method]):
         yield state.training.server
@@ -293,7 +279,6 @@ def of_simulation(method, apps):
     yield state.training.server
 
 
-@pytest.mark.slow
 def test_processes_over_http_have_the_bits_of_simulations_and_one_is_killed(
     tmp_path, monkeypatch
 ):
@@ -319,8 +304,5 @@ def test_processes_over_http_have_the_bits_of_simulations_and_one_is_killed(
     assert not ended["refused"]
     for method in apps.METHODS:
         for round, state in enumerate(of_simulation(method, apps)):
-            with np.load(tmp_path / f"{method}_{round}.npz") as there:
-                pairs = zip(jax.tree.leaves(state), there.values(), strict=True)
-                for ours, theirs in pairs:
-                    np.testing.assert_array_equal(np.asarray(ours), theirs)
+            assert_saved(tmp_path / f"{method}_{round}.npz", state)
     assert running.nodes[ended["killed"]].returncode == -signal.SIGKILL

@@ -5,8 +5,8 @@ which an audit of a prepared simulation finds it, where possible of one that
 `fedjax-muon private` trains; `experiments.studies.audit_profile` makes the table.
 """
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -122,15 +122,19 @@ def twice_the_clip(patch) -> None:
     patch.setattr(private_storm, "clipped", twice)
 
 
+def with_shares(clip, factor):
+    """The same clip, but every share counts `factor` times."""
+    scaled = lambda *given: jax.tree.map(lambda x: x * factor, clip.share(*given))
+    return clip._replace(share=scaled)
+
+
 def mean_clipped(patch) -> None:
     plain = private_storm._innovation
 
     def innovation(clip, new, old, k, size, multiplier, iteration):
         mean = lambda g: jax.tree.map(lambda x: x.sum(0, keepdims=True) / size, g)
         # the share of the mean counts as often as those of all examples
-        scaled = clip._replace(
-            share=lambda *given: jax.tree.map(lambda x: x * size, clip.share(*given))
-        )
+        scaled = with_shares(clip, size)
         return plain(scaled, mean(new), mean(old), k, size, multiplier, iteration)
 
     patch.setattr(private_storm, "_innovation", innovation)
@@ -141,10 +145,7 @@ def realised_size(patch) -> None:
 
     def innovation(clip, new, old, k, size, multiplier, iteration):
         rows = sum(jnp.abs(x).sum(1) for x in jax.tree.leaves(new)) > 0
-        factor = size / jnp.maximum(rows.sum(), 1)
-        scaled = clip._replace(
-            share=lambda *given: jax.tree.map(lambda x: x * factor, clip.share(*given))
-        )
+        scaled = with_shares(clip, size / jnp.maximum(rows.sum(), 1))
         return plain(scaled, new, old, k, size, multiplier, iteration)
 
     patch.setattr(private_storm, "_innovation", innovation)
@@ -166,9 +167,8 @@ def reshuffled(patch) -> None:
 
 
 def groups_ignored(patch) -> None:
-    patch.setattr(
-        agent_privacy, "cyclic_poisson", lambda room, cycle: always(poisson(room))
-    )
+    ungrouped = lambda room, cycle: always(poisson(room))
+    patch.setattr(agent_privacy, "cyclic_poisson", ungrouped)
 
 
 def first_entry_of_a_column(patch) -> None:
@@ -177,33 +177,26 @@ def first_entry_of_a_column(patch) -> None:
     patch.setattr(Correlated, "step_multipliers", alone)
 
 
-def one_release_less(patch) -> None:
+def account_for(patch, change) -> None:
     plain = AgentPrivacy._spec
+    other = lambda self, examples: change(plain(self, examples), examples)
+    patch.setattr(AgentPrivacy, "_spec", other)
 
-    def fewer(self, examples):
-        spec = plain(self, examples)
-        return dataclasses.replace(spec, steps=spec.steps - 1)
 
-    patch.setattr(AgentPrivacy, "_spec", fewer)
+def one_release_less(patch) -> None:
+    account_for(patch, lambda spec, _: replace(spec, steps=spec.steps - 1))
 
 
 def largest_agent(patch) -> None:
     plain = AgentPrivacy.calibrated
-    patch.setattr(
-        AgentPrivacy, "calibrated", lambda self, sizes: plain(self, [max(sizes)])
-    )
+    alone = lambda self, sizes: plain(self, [max(sizes)])
+    patch.setattr(AgentPrivacy, "calibrated", alone)
 
 
 def smaller_rate(patch) -> None:
     """Accounts for batches of half their size among the examples."""
-    plain = AgentPrivacy._spec
-
-    def rarer(self, examples):
-        spec = plain(self, examples)
-        sampling = dataclasses.replace(spec.sampling, examples=2 * examples)
-        return dataclasses.replace(spec, sampling=sampling)
-
-    patch.setattr(AgentPrivacy, "_spec", rarer)
+    rarer = lambda sampling, examples: replace(sampling, examples=2 * examples)
+    account_for(patch, lambda spec, n: replace(spec, sampling=rarer(spec.sampling, n)))
 
 
 def memory_forgotten(patch) -> None:
@@ -218,9 +211,8 @@ def memory_forgotten(patch) -> None:
 def silent_prologue(patch) -> None:
     plain = client_privacy.private_clients
 
-    def silent(*given, **named):
-        return plain(*given, **named | {"prologue_noise_multiplier": 0.0})
-
+    none = {"prologue_noise_multiplier": 0.0}
+    silent = lambda *given, **named: plain(*given, **named | none)
     patch.setattr(client_privacy, "private_clients", silent)
 
 
@@ -246,18 +238,14 @@ def fixed_cohorts(patch) -> None:
 
 def clean_count(patch) -> None:
     plain = AdaptiveClip.noise
-    silent = lambda self, *given: plain(self, *given)._replace(below=0.0)
+    silent = lambda clip, *given: plain(clip, *given)._replace(below=0.0)
     _in_the_mechanism(patch, silent)
 
 
 def count_not_accounted(patch) -> None:
     """The sum has the noise of the whole round, as if the count cost nothing."""
     plain = AdaptiveClip.noise
-
-    def free(self, noise_multiplier, cohort):
-        noise = plain(self, noise_multiplier, cohort)
-        return noise._replace(message=noise_multiplier)
-
+    free = lambda clip, z, cohort: plain(clip, z, cohort)._replace(message=z)
     _in_the_mechanism(patch, free)
 
 
@@ -291,9 +279,7 @@ def noise_of_the_initial_norm(patch) -> None:
 def cohorts_of_all_groups(patch) -> None:
     plain = simulation_rounds.cohort_of
 
-    def ungrouped(setup, key, index):
-        return plain(setup._replace(privacy=None), key, index)
-
+    ungrouped = lambda setup, *given: plain(setup._replace(privacy=None), *given)
     patch.setattr(simulation_rounds, "cohort_of", ungrouped)
 
 
@@ -317,35 +303,31 @@ class Fault(NamedTuple):
     profile: bool = True
 
 
+SGDA, FTRL, MIX, STORM = (
+    f"private --methods {name}"
+    for name in ("dp_sgda", "dp_ftrl", "dpmixsgd", "private_storm")
+)
 FAULTS = {
-    "noise / 10": Fault(small_noise, "private --methods dp_sgda"),
-    "no clip": Fault(no_clip, "private --methods dpmixsgd"),
-    "y is not clipped": Fault(y_not_clipped, "private --methods private_storm"),
-    "clip of the batch's mean": Fault(mean_clipped, "private --methods dpmixsgd"),
-    "twice the clip": Fault(twice_the_clip, "private --methods dp_sgda"),
-    "the realised batch size": Fault(
-        realised_size, "private --methods dp_sgda", profile=False
-    ),
-    "one noise for all agents": Fault(shared_by_agents, "private --methods dpmixsgd"),
-    "one noise for x and y": Fault(shared_by_variables, "private --methods dpmixsgd"),
-    "one noise for all iterations": Fault(
-        used_again, "private --methods private_storm"
-    ),
-    "noise keyed by the batch": Fault(keyed_by_the_batch, "private --methods dpmixsgd"),
-    "clean at t = 0": Fault(clean_start, "private --methods dpmixsgd"),
+    "noise / 10": Fault(small_noise, SGDA),
+    "no clip": Fault(no_clip, MIX),
+    "y is not clipped": Fault(y_not_clipped, STORM),
+    "clip of the batch's mean": Fault(mean_clipped, MIX),
+    "twice the clip": Fault(twice_the_clip, SGDA),
+    "the realised batch size": Fault(realised_size, SGDA, profile=False),
+    "one noise for all agents": Fault(shared_by_agents, MIX),
+    "one noise for x and y": Fault(shared_by_variables, MIX),
+    "one noise for all iterations": Fault(used_again, STORM),
+    "noise keyed by the batch": Fault(keyed_by_the_batch, MIX),
+    "clean at t = 0": Fault(clean_start, MIX),
     "one noise for two runs": Fault(from_the_seed, "two runs"),
     "batches of fixed size": Fault(fixed_size, "rare batches", profile=False),
-    "batches of all groups": Fault(
-        groups_ignored, "private --methods dp_ftrl", profile=False
-    ),
+    "batches of all groups": Fault(groups_ignored, FTRL, profile=False),
     "the first entry of a column": Fault(first_entry_of_a_column, "dp_ftrl"),
-    "batches reshuffled": Fault(
-        reshuffled, "private --methods dpmixsgd", profile=False
-    ),
+    "batches reshuffled": Fault(reshuffled, MIX, profile=False),
     "one release less": Fault(one_release_less, "short"),
     "the largest agent": Fault(largest_agent, "unequal agents"),
-    "half the sampling rate": Fault(smaller_rate, "private --methods dp_sgda"),
-    "memory forgotten": Fault(memory_forgotten, "private --methods dpmixsgd"),
+    "half the sampling rate": Fault(smaller_rate, SGDA),
+    "memory forgotten": Fault(memory_forgotten, MIX),
     "a prologue without noise": Fault(silent_prologue, "prologue"),
     "clip after the mean": Fault(clipped_after_the_mean, "clients"),
     "noise / 10 (clients)": Fault(small_noise, "clients"),

@@ -82,14 +82,9 @@ def simulation_of(case: Case):
         insecure_fixed_noise=case.fixed,
     )
     dataset, parts = canary_data(case.sizes, owner=0)
-    return decentralize(
-        method.base(lr=LR),
-        canary_task(LR, period_of(method, case.sizes[0], case.batch)),
-        dataset,
-        parts,
-        weights=WEIGHTS,
-        privacy=privacy,
-    )
+    task = canary_task(LR, period_of(method, case.sizes[0], case.batch))
+    given = method.base(lr=LR), task, dataset, parts
+    return decentralize(*given, weights=WEIGHTS, privacy=privacy)
 
 
 def period_of(method, examples: int, batch: int) -> int:
@@ -137,17 +132,9 @@ def command(name: str) -> Worlds:
 
 def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:
     """Makes the worlds of a federated simulation; client 0 is the record."""
-    privacy = ClientPrivacy(
-        **{
-            "clip_norm": CLIP,
-            "cohort_size": 2,
-            "rounds": 6,
-            "delta": 1e-2,
-            "noise_multiplier": 1.0,
-            "insecure_fixed_noise": True,
-        }
-        | changes
-    )
+    usual: dict[str, Any] = {"clip_norm": CLIP, "cohort_size": 2, "rounds": 6}
+    usual |= {"delta": 1e-2, "noise_multiplier": 1.0, "insecure_fixed_noise": True}
+    privacy = ClientPrivacy(**usual | changes)
     alone = isinstance(privacy.clip_norm, AdaptiveClip)
     dataset, parts = canary_data((2,) * number, owner=0, together=True, alone=alone)
     simulation = federate(

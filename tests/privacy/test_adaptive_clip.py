@@ -1,8 +1,10 @@
-"""Adaptive clipping: by hand in NumPy, its noise, its sensitivity, and refusals."""
+"""Adaptive clipping: by hand in NumPy, its noise, its sensitivity, and its runs."""
 
+import dataclasses
 import itertools
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,50 +12,43 @@ import numpy as np
 import optax
 import pytest
 from cases import slow_but
-from federation import assert_same_bits
+from federation import assert_same_bits, federation
 from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
-from oracles.problem import draw_params, draw_trace
-from scipy import stats
-from traces import TOY, stack
+from oracles.problem import draw_params
+from private_rounds import (
+    ECHO,
+    KEY,
+    SIZES,
+    TRACE,
+    WHO,
+    N,
+    assert_standard_normal,
+    rounds_of,
+    rounds_of_trace,
+)
+from refusals import refused
 
 from fedjax_muon import engine
-from fedjax_muon.algorithms import fedavg, local_sgdm, scaffold
-from fedjax_muon.compression.compress import compress
-from fedjax_muon.compression.compressors import Compressor
+from fedjax_muon.algorithms import fedavg, fedmuon, local_sgdm, scaffold
 from fedjax_muon.core import Objective, streams, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.privacy import AdaptiveClip, joint_multiplier
+from fedjax_muon.privacy import (
+    AdaptiveClip,
+    ClientPrivacy,
+    Poisson,
+    cost_of,
+    joint_multiplier,
+)
 from fedjax_muon.privacy.adaptive_clip import LARGEST, SMALLEST, contribution
+from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import PrivateServer, private_clients
+from fedjax_muon.simulation import checkpoint
 
-N, KEY = 5, jax.random.key(3)
-SIZES = {"clients": N, "cohort": 2}
-ECHO = Objective(lambda params, batch, key: batch)  # what a client sends is its batch
-
-
-def rounds_of(algorithm, batches, count, weights=None, key=KEY, params=None):
-    """The server's states after every round, of the same batches [N, K, ...]."""
-    size = len(jax.tree.leaves(batches)[0])
-    start = tree.zeros_like(jax.tree.map(lambda x: x[0, 0], batches))
-    state = engine.init(algorithm, start if params is None else params, size)
-    step = jax.jit(engine.make_round(algorithm, ECHO, size, plans.vmapped))
-    weights = jnp.ones(size) if weights is None else weights
-    for _ in range(count):
-        state, received = step(state, jnp.arange(size), batches, weights, key)
-        assert received.tolist() == (weights > 0).tolist()
-        yield state.server
+private = partial(private_clients, **SIZES)
+alone = partial(private_clients, noise_multiplier=0.0, **SIZES)  # without noise
 
 
 # ---------------------------------------------------------------------- by hand
-
-TRACE = draw_trace(1, N, N, 3, 4, 5, [3, 9, 5, 14, 7])
-WHO = [
-    (1, 1, 0, 1, 0),
-    (0, 0, 0, 1, 0),
-    (1, 1, 1, 1, 1),
-    (0, 0, 0, 0, 0),
-    (0, 1, 1, 0, 1),
-]
 
 
 def draws_of(x, index) -> Draw:
@@ -73,28 +68,20 @@ def test_by_hand_in_cohorts_of_any_size(noise):
     settings = Settings(0.3, 2, noise, 0.6, quantile=0.4, initial=0.2, clip_lr=0.5)
     clip = AdaptiveClip(quantile=0.4, initial=0.2, lr=0.5, count_noise=0.6)
     with jax.enable_x64(True):
-        algorithm = private_clients(
-            fedavg(lr=0.3), clip_norm=clip, noise_multiplier=noise, **SIZES
-        )
-        state = engine.init(algorithm, jax.tree.map(jnp.asarray, x), N)
-        step = jax.jit(engine.make_round(algorithm, TOY, N, plans.mapped))
+        algorithm = private(fedavg(lr=0.3), clip_norm=clip, noise_multiplier=noise)
         draws = [draws_of(x, index) for index in range(len(WHO))]
         # a pseudo-gradient x - y is sent, so that its noise has the other sign
         signed = [Draw(tree.scale(-1.0, d.update), d.count) for d in draws]
         want = adaptive_fedavg(x, TRACE, WHO, signed, settings)
-        shares = set()
-        before = settings.initial
-        for (ids, data), present, one in zip(TRACE.rounds, WHO, want, strict=True):
-            weights = jnp.asarray([3.0 * present[i] for i in ids])
-            batches = jax.tree.map(jnp.asarray, stack(data))
-            state, _ = step(state, jnp.array(ids), batches, weights, KEY)
-            close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+        shares, before = set(), settings.initial
+        for server, one in zip(rounds_of_trace(algorithm, x), want, strict=True):
             params, after, norms = one
-            jax.tree.map(close, state.server.params, params)
-            close(state.server.clip, after)
+            close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+            jax.tree.map(close, server.params, params)
+            close(server.clip, after)
             shares |= {norm <= before for norm in norms}
             before = after
-        assert shares == {True, False}  # messages on both sides of the norm
+    assert shares == {True, False}  # messages on both sides of the norm
 
 
 @pytest.mark.slow
@@ -135,9 +122,7 @@ def test_the_noise_of_sum_and_count():
     """
     z, count, cohort, worlds = 0.8, 0.9, 2, 3000
     clip = AdaptiveClip(quantile=0.3, initial=0.5, lr=0.2, count_noise=count)
-    algorithm = private_clients(
-        fedavg(lr=1.0), clip_norm=clip, noise_multiplier=z, **SIZES
-    )
+    algorithm = private(fedavg(lr=1.0), clip_norm=clip, noise_multiplier=z)
     batches = {"a": jnp.ones((N, 1, 3, 2)), "b": jnp.ones((N, 1, 4))}
 
     @jax.jit
@@ -164,13 +149,8 @@ def test_the_noise_of_sum_and_count():
         columns.append(moves / (z_sum * norm)[:, None])
         b = 0.3 - np.log(np.asarray(after.clip, np.float64) / norm) / 0.2
         columns.append((b[:, None] - 0.5) * cohort / count)
-    for drawn in columns:
-        assert abs(drawn.std() - 1) < 4 / np.sqrt(2 * drawn.size)
-        assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-3
-    everything = np.concatenate(columns, axis=1)
-    assert everything.shape[1] == 2 * 11
-    apart = np.corrcoef(everything, rowvar=False) - np.eye(22)
-    assert np.abs(apart).max() < 5 / np.sqrt(worlds)
+    assert sum(drawn.shape[1] for drawn in columns) == 2 * 11
+    assert_standard_normal(columns)
 
 
 # ------------------------------------------------------------------- sensitivity
@@ -210,9 +190,7 @@ def test_messages_of_any_size_are_clipped_to_the_norm(clip, ratio):
 def test_one_client_changes_the_sums_by_its_share():
     """One that fails by nothing, an enormous one by 1 and 1/2 over the cohort."""
     clip = AdaptiveClip(quantile=0.5, initial=0.25, lr=0.2)
-    algorithm = private_clients(
-        fedavg(lr=1.0), clip_norm=clip, noise_multiplier=0.0, **SIZES
-    )
+    algorithm = alone(fedavg(lr=1.0), clip_norm=clip)
     batches = {"w": 0.1 * jax.random.normal(KEY, (N, 1, 3))}
 
     def after(poison, present):
@@ -228,29 +206,11 @@ def test_one_client_changes_the_sums_by_its_share():
     np.testing.assert_allclose(ratio, math.exp(0.2 * 0.5 / 2), rtol=1e-5)
 
 
-def test_the_norm_holds_on_both_sides_of_a_compressor():
-    """It may enlarge what it is given, also the norm that is sent."""
-    thousandfold = Compressor(lambda x, key: x, lambda sent, like: 1000 * sent)
-    clip = AdaptiveClip(initial=0.5)
-    private = partial(
-        private_clients, clip_norm=clip, noise_multiplier=0.0, clients=1, cohort=1
-    )
-    for algorithm in (
-        compress(private(fedavg(lr=1.0)), thousandfold),
-        private(compress(fedavg(lr=1.0), thousandfold)),
-    ):
-        server = next(rounds_of(algorithm, {"w": jnp.ones((1, 1, 3))}, 1))
-        np.testing.assert_allclose(np.linalg.norm(server.params["w"]), 0.5, rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_the_norm_stays_in_range():
     """All messages are zero, and then all are large, for longer than float32 holds."""
     for size, end in ((0.0, SMALLEST), (1e38, LARGEST)):
-        clip = AdaptiveClip(lr=20.0)
-        algorithm = private_clients(
-            fedavg(lr=1.0), clip_norm=clip, noise_multiplier=0.0, **SIZES
-        )
+        algorithm = alone(fedavg(lr=1.0), clip_norm=AdaptiveClip(lr=20.0))
         *_, last = rounds_of(algorithm, {"w": jnp.full((N, 1, 3), size)}, 12)
         assert float(last.clip) == np.float32(end)
         assert bool(tree.all_finite(last))
@@ -261,7 +221,7 @@ def test_the_norm_stays_in_range():
 
 def test_other_servers_stay_as_they_are():
     params = {"w": jnp.ones(3)}
-    plain = private_clients(fedavg(), clip_norm=1.0, noise_multiplier=1.0, **SIZES)
+    plain = private(fedavg(), clip_norm=1.0, noise_multiplier=1.0)
     assert_same_bits(plain.init(params), fedavg().init(params))
 
 
@@ -269,25 +229,20 @@ def test_other_servers_stay_as_they_are():
 @pytest.mark.parametrize("dtype", slow_but(1, [jnp.bfloat16, jnp.float32]))
 def test_states_keep_their_form(make, dtype):
     """With several parts, with client states, and in low precision."""
-    algorithm = private_clients(
-        make(), clip_norm=AdaptiveClip(), noise_multiplier=0.1, **SIZES
-    )
+    algorithm = private(make(), clip_norm=AdaptiveClip(), noise_multiplier=0.1)
     batches = {"w": jnp.ones((N, 1, 3), dtype)}
     start = algorithm.init({"w": jnp.zeros(3, dtype)})
     assert isinstance(start, PrivateServer)
     assert start.noise == ()
     *_, last = rounds_of(algorithm, batches, 2)
     assert jax.tree.structure(last) == jax.tree.structure(start)
-    assert [x.dtype for x in jax.tree.leaves(last)] == [
-        x.dtype for x in jax.tree.leaves(start)
-    ]
+    dtypes = lambda t: [x.dtype for x in jax.tree.leaves(t)]
+    assert dtypes(last) == dtypes(start)
     assert last.clip.dtype == jnp.float32
 
 
 def test_parameters_are_projected():
-    algorithm = private_clients(
-        fedavg(), clip_norm=AdaptiveClip(), noise_multiplier=0.1, **SIZES
-    )
+    algorithm = private(fedavg(), clip_norm=AdaptiveClip(), noise_multiplier=0.1)
     box = Objective(ECHO.grad, project=lambda p: tree.map(lambda x: x.clip(0, 1), p))
     state = engine.init(algorithm, {"w": 5 * jnp.ones(40)}, N, project=box.project)
     step = jax.jit(engine.make_round(algorithm, box, N, plans.mapped))
@@ -297,3 +252,126 @@ def test_parameters_are_projected():
     w = np.asarray(state.server.params["w"])
     assert w.max() == 1.0  # noise that left the set
     assert w.min() < 1.0
+
+
+# -------------------------------------------------------------------- simulations
+
+PRIVACY = ClientPrivacy(
+    clip_norm=AdaptiveClip(quantile=0.6, initial=0.3, count_noise=0.9),
+    cohort_size=3,
+    rounds=4,
+    delta=1e-2,
+    noise_multiplier=1.2,
+    insecure_fixed_noise=True,
+)
+
+
+def simulation_of(privacy=PRIVACY, **given):
+    return federation(privacy=privacy, cohort_size=None, **given)
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    return simulation_of()
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    return simulation_of(dataclasses.replace(PRIVACY, clip_norm=0.3))
+
+
+@pytest.mark.slow
+def test_a_simulation_goes_on_from_a_checkpoint(prepared, tmp_path):
+    state, _ = prepared.train_rounds(prepared.init(KEY), 2)
+    mark = checkpoint.fingerprint({}, state)
+    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
+        checkpoint.save(checkpoints, 2, state, mark)
+        norm = float(state.training.server.clip)
+        expected, _ = prepared.train_rounds(state, 2)  # donates what was saved
+        got, _ = checkpoint.restore(checkpoints, expected, mark)
+    assert isinstance(got.training.server, PrivateServer)
+    assert float(got.training.server.clip) == norm
+    assert_same_bits(prepared.train_rounds(got, 2)[0], expected)
+    assert float(expected.training.server.clip) not in (norm, 0.3)
+
+
+def test_one_more_number_each_way(prepared, fixed):
+    less, more = fixed.bytes_after(2), prepared.bytes_after(2)
+    # two rounds of three clients, 4 bytes of float32
+    assert more.up - less.up == 2 * 3 * 4
+    assert more.down - less.down == 2 * 3 * 4
+
+
+def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted(
+    prepared, fixed
+):
+    adaptive, plain = prepared.guarantee, fixed.guarantee
+    # all of the noise multiplier is in the accounting, whatever the norm
+    assert cost_of(adaptive.spec) == cost_of(plain.spec)
+    assert adaptive.report().delta == plain.report().delta
+    for words in (
+        "noisy counts of messages that were short enough",
+        "adapted by a private quantile",
+        "(quantile 0.6); the noise of the count, 0.9, and that of the sum, 1.61 clip",
+    ):
+        assert words in adaptive.statement()
+        assert words not in plain.statement()
+
+
+def test_epsilon_decides_the_noise_of_both():
+    changes = {"clip_norm": AdaptiveClip(count_noise=4.0), "cohort_size": 6}  # all
+    changes |= {"noise_multiplier": None, "epsilon": 6.0, "insecure_fixed_noise": False}
+    privacy = dataclasses.replace(PRIVACY, **changes)
+    simulation = simulation_of(privacy)
+    report = simulation.guarantee.report()
+    assert report.epsilon == pytest.approx(6.0, rel=1e-3)
+    (release,) = simulation.guarantee.spec.releases.values()
+    noise = privacy.clip_norm.noise(release.noise.multiplier, 6)
+    # the noise of the algorithm that runs is that of the accounting
+    recipe = simulation.setup.algorithm.recipe.arguments
+    assert recipe["noise_multiplier"] == release.noise.multiplier
+    assert recipe["clip_norm"] == privacy.clip_norm
+    whole = 1 / math.hypot(1 / noise.message, 0.5 / noise.below)
+    assert whole == pytest.approx(release.noise.multiplier)
+
+
+# --------------------------------------------------------------------- refusals
+
+FACTS: dict[str, Any] = {"rounds": 3, "delta": 1e-5, "private_states": False}
+WRAP = {"clip_norm": AdaptiveClip(), "noise_multiplier": 0.05, **SIZES}
+wrapped = lambda *given, **changes: lambda: private_clients(*given, **WRAP | changes)
+WRONG = {
+    r"quantile must lie in \[0, 1\]": lambda: AdaptiveClip(quantile=1.5),
+    "initial must lie in": lambda: AdaptiveClip(initial=0.0),
+    r"lr must lie in \(0": lambda: AdaptiveClip(lr=0.0),
+    r"count_noise must lie in \(0": lambda: AdaptiveClip(count_noise=0.0),
+    # a cohort of 2 has count noise of 0.1
+    r"\(cohort / 20\) must be above 0.1, .*, got 0.1; give AdaptiveClip a larger": (
+        wrapped(fedavg(), noise_multiplier=0.2)
+    ),
+    "count_noise must be above 0.6": lambda: simulation_of(
+        dataclasses.replace(PRIVACY, clip_norm=AdaptiveClip(count_noise=0.6))
+    ),
+    "has a prologue; give a number as clip_norm": wrapped(fedmuon()),
+    "this one has a prologue": lambda: simulation_of(algorithm=fedmuon()),
+    "has several exchanges in a round; give a number": wrapped(
+        fedavg()._replace(exchanges=fedavg().exchanges * 2)
+    ),
+    "without a prologue, got prologue=True": lambda: client_spec(
+        Poisson(100, 5),
+        **FACTS,
+        noise_multiplier=1.0,
+        prologue=True,
+        adaptive_clip=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_not_private_or_not_defined_is_refused(message):
+    refused(message, WRONG[message])
+
+
+def test_a_norm_for_a_part_cannot_be_adaptive():
+    made = wrapped(fedavg(), clip_norm={"params": AdaptiveClip()})
+    refused("clip_norm of params must be a number", made, error=TypeError)

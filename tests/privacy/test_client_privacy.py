@@ -1,6 +1,7 @@
-"""Private clients: the wrapper on the code of every algorithm, and what is promised."""
+"""What private clients let out: by hand in NumPy, its noise, and on every algorithm."""
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,33 +9,298 @@ import numpy as np
 import pytest
 from cases import slow_but
 from federation import assert_same_bits
-from traces import by_code
+from oracles.problem import draw_params, toy_grad
+from private_rounds import (
+    ECHO,
+    KEY,
+    SIZES,
+    TRACE,
+    WHO,
+    N,
+    assert_standard_normal,
+    rounds_of,
+    rounds_of_trace,
+)
+from refusals import refused
+from traces import TOY, by_code, stack
 
 from fedjax_muon import engine
-from fedjax_muon.algorithms import ALL
-from fedjax_muon.core import Objective, map_exchanges, message_shapes, tree
-from fedjax_muon.engine import plans
-from fedjax_muon.privacy import (
-    Cyclic,
-    FixedSize,
-    FullBatch,
-    Pld,
-    Poisson,
-    calibrated,
-    gaussian_epsilon,
-    joint_multiplier,
-    report,
+from fedjax_muon.algorithms import ALL, fedavg, fedmuon, scaffold
+from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression.compressors import Compressor
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Objective,
+    map_exchanges,
+    message_shapes,
+    no_client_state,
+    tree,
 )
-from fedjax_muon.privacy.client_accounting import client_spec
+from fedjax_muon.engine import plans
+from fedjax_muon.privacy import AdaptiveClip
 from fedjax_muon.privacy.client_mechanism import private_clients
 
-N, KEY, ONES = 2, jax.random.key(3), jnp.ones(2)
+EXPECTED = SIZES["cohort"]
+
+# ---------------------------------------------------------------------- by hand
+
+
+def cut(limit, part):
+    """To a Euclidean norm of at most `limit`, all arrays together."""
+    norm = np.sqrt(sum(np.sum(array**2) for array in part.values()))
+    assert norm > limit  # the clips bind
+    return {name: array * limit / norm for name, array in part.items()}
+
+
+def moved(x, scale, parts):
+    return {k: x[k] + scale * sum((p[k] for p in parts), 0 * x[k]) for k in x}
+
+
+def private_fedavg(x, limit, lr):
+    for (ids, data), present in zip(TRACE.rounds, WHO, strict=True):
+        sent = []
+        for i, batches in zip(ids, data, strict=True):
+            if present[i]:
+                y = x
+                for batch in batches:
+                    g = toy_grad(y, batch)
+                    y = {k: y[k] - lr * g[k] for k in y}
+                sent.append(cut(limit, {k: y[k] - x[k] for k in x}))
+        x = moved(x, 1 / EXPECTED, sent)
+        yield x
+
+
+def private_scaffold(x, limits, lr):
+    c = {k: 0 * x[k] for k in x}
+    own = [c] * N
+    for (ids, data), present in zip(TRACE.rounds, WHO, strict=True):
+        steps, changes = [], []
+        for i, batches in zip(ids, data, strict=True):
+            if present[i]:
+                y, seen = x, []
+                for batch in batches:
+                    seen.append(toy_grad(y, batch))
+                    g = seen[-1]
+                    y = {k: y[k] - lr * (g[k] - own[i][k] + c[k]) for k in y}
+                fresh = {k: np.mean([g[k] for g in seen], axis=0) for k in x}
+                steps.append(cut(limits["params"], {k: y[k] - x[k] for k in x}))
+                change = {k: fresh[k] - own[i][k] for k in x}
+                changes.append(cut(limits["control"], change))
+                own = [fresh if j == i else own[j] for j in range(N)]
+        x = moved(x, 1 / EXPECTED, steps)
+        c = moved(c, EXPECTED / N / EXPECTED, changes)
+        yield x
+
+
+@pytest.mark.parametrize(
+    ("factory", "oracle", "limit"),
+    [
+        (fedavg, private_fedavg, 0.02),
+        (scaffold, private_scaffold, {"params": 0.02, "control": 0.005}),
+    ],
+)
+def test_by_hand_in_cohorts_of_any_size(factory, oracle, limit):
+    x = draw_params(0)
+    with jax.enable_x64(True):
+        algorithm = private_clients(
+            factory(lr=0.3), clip_norm=limit, noise_multiplier=0.0, **SIZES
+        )
+        want = oracle(x, limit, 0.3)
+        for server, params in zip(rounds_of_trace(algorithm, x), want, strict=True):
+            close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+            jax.tree.map(close, server.params, params)
+
+
+# ----------------------------------------------------------------------- a probe
+
+
+class Two(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Memory(NamedTuple):
+    params: Any
+    seen: Any  # of the prologue, of both exchanges: what the server was given
+
+
+PARAMS = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4), "c": jnp.zeros(5)}
+LIMITS = {"a": 1.0, "b": 2.0, "message": 3.0}
+
+
+def probe(*, notes=None):
+    """Sends what the gradient says: c at first, then (a, b), and c again in a round."""
+
+    def note(who, round):
+        if notes is not None:
+            notes.append((who, round.clients, round.fraction))
+
+    def broadcast(state, round):
+        note("broadcast", round)
+        return state.params
+
+    def exchange(number, message):
+        def client(objective, shared, client_state, batches, round):
+            if objective is ECHO:
+                note("client", round)
+            elif notes:
+                notes.pop()  # of the broadcast before, when shapes are looked at
+            return message(objective.grad(shared, batches, round.key)), client_state
+
+        def server(state, mean, round):
+            note("server", round)
+            seen = (*state.seen[:number], mean, *state.seen[number + 1 :])
+            return Memory(state.params, seen)
+
+        return Exchange(broadcast, client, server)
+
+    pair, whole = lambda g: Two(g["a"], g["b"]), lambda g: g["c"]
+    init = lambda p: Memory(p, (whole(p), pair(p), whole(p)))
+    round = exchange(1, pair), exchange(2, whole)
+    return Algorithm(init, no_client_state, round, (exchange(0, whole),))
+
+
+@pytest.mark.slow
+def test_the_noise_of_every_part():
+    """Independent and normal, of one joint multiplier, even if nobody takes part."""
+    noise, first, cohort, worlds = 1.5, 0.7, SIZES["cohort"], 2000
+    given = {"noise_multiplier": noise, "prologue_noise_multiplier": first, **SIZES}
+    algorithm = private_clients(probe(), clip_norm=LIMITS, **given)
+    nobody, nothing = jnp.zeros(N), jax.tree.map(lambda x: x[None], PARAMS)
+    batches = jax.tree.map(lambda x: jnp.repeat(x, N, 0), nothing)
+
+    @jax.jit
+    @jax.vmap
+    def run(key):
+        given = jnp.arange(N), batches, nobody, key
+        state = engine.init(algorithm, PARAMS, N)
+        start = engine.make_prologue(algorithm, ECHO, N, plans.vmapped)
+        step = engine.make_round(algorithm, ECHO, N, plans.vmapped)
+        state, _ = start(state, *given)
+        one, received = step(state, *given)
+        other, _ = step(one, *given)
+        return one.server.seen, other.server.seen[1:], received
+
+    one, other, received = run(jax.random.split(KEY, worlds))
+    assert not received.any()
+    flat = lambda t: [np.asarray(x).reshape(worlds, -1) for x in jax.tree.leaves(t)]
+    drawn, again = flat(one), flat(other)
+    parts = np.array([1.0, 2.0, 3.0])  # of a round: a, b and the whole message
+    wanted = [first * 3.0 / N, *noise * np.sqrt(3) * parts / cohort]
+    pairs = zip([*drawn, *again], [*wanted, *wanted[1:]], strict=True)
+    assert_standard_normal([samples / std for samples, std in pairs])
+    # sensitivities over standard deviations, of a whole round
+    ratios = parts / cohort / np.array(wanted[1:])
+    np.testing.assert_allclose(1 / np.sqrt(np.sum(ratios**2)), noise)
+
+
+def test_the_algorithm_never_learns_how_many_took_part():
+    notes: list[Any] = []
+    algorithm = private_clients(
+        probe(notes=notes), clip_norm=1.0, noise_multiplier=1.0, **SIZES
+    )
+    state = engine.init(algorithm, PARAMS, N)
+    batches = jax.tree.map(lambda x: jnp.zeros((N, *x.shape)), PARAMS)
+    for make, size in ((engine.make_prologue, N), (engine.make_round, 2)):
+        del notes[:]
+        run = make(algorithm, ECHO, N, plans.vmapped)
+        jax.eval_shape(run, state, jnp.arange(N), batches, jnp.ones(N), KEY)
+        assert {who for who, *_ in notes} == {"broadcast", "client", "server"}
+        for _, seen, fraction in notes:
+            # numbers: what depended on the traced weights would be a tracer
+            assert type(seen) is int
+            assert type(fraction) is float
+            assert (seen, fraction) == (size, size / N)
+
+
+def params_and_batches(dtype):
+    of_type = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
+    return of_type(draw_params(0)), of_type(stack(TRACE.rounds[0][1]))
+
+
+def test_a_run_is_a_function_of_its_key():
+    algorithm = private_clients(fedavg(), clip_norm=1.0, noise_multiplier=1.0, **SIZES)
+    x, data = params_and_batches(jnp.float32)
+    state = engine.init(algorithm, x, N)
+    step = jax.jit(engine.make_round(algorithm, TOY, N, plans.vmapped))
+    end = lambda key: step(state, jnp.arange(N), data, jnp.ones(N), key)[0]
+    assert_same_bits(end(KEY), end(KEY))
+    other = end(jax.random.key(4))
+    assert not np.allclose(other.server.params["w"], end(KEY).server.params["w"])
+
+
+@pytest.mark.parametrize("limit", [0.5, AdaptiveClip(initial=0.5)])
+def test_messages_are_clipped_as_they_arrive(limit):
+    """A compressor may enlarge what it is given, also the norm that is sent."""
+    thousandfold = Compressor(lambda x, key: x, lambda sent, like: 1000 * sent)
+    private = partial(
+        private_clients, clip_norm=limit, noise_multiplier=0.0, clients=1, cohort=1
+    )
+    batches = {"w": jnp.ones((1, 1, 3, 2)), "b": jnp.zeros((1, 1, 2))}
+    for algorithm in (
+        compress(private(fedavg(lr=1.0)), thousandfold),
+        private(compress(fedavg(lr=1.0), thousandfold)),
+    ):
+        server = next(rounds_of(algorithm, batches, 1))
+        norm = np.linalg.norm(server.params["w"])
+        np.testing.assert_allclose(norm, 0.5, rtol=1e-6)
+
+
+def test_low_precision_is_summed_and_noised_in_float32():
+    half, data = params_and_batches(jnp.bfloat16)
+    algorithm = private_clients(
+        fedmuon(), clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=N
+    )
+    before = engine.init(algorithm, half, N)
+    for make in (engine.make_prologue, engine.make_round):
+        run = make(algorithm, TOY, N, plans.vmapped)
+        after, _ = jax.eval_shape(run, before, jnp.arange(N), data, jnp.ones(N), KEY)
+        form = lambda t: jax.tree.map(lambda x: (x.shape, x.dtype), t)
+        assert form(after) == form(before)
+    received = jax.eval_shape(algorithm.exchanges[0].decode, algorithm.init(half))
+    assert {x.dtype for x in jax.tree.leaves(received)} == {jnp.dtype("float32")}
+
+
+# --------------------------------------------------------------------- refusals
+
+FINE: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0, **SIZES}
+
+
+def test_bad_settings_are_refused():
+    for said, changes in {
+        "^clip_norm must lie in": {"clip_norm": 0.0},
+        "^clip_norm of params must lie in": {"clip_norm": {"params": -1.0}},
+        "^noise_multiplier must lie in": {"noise_multiplier": -1.0},
+        "^prologue_noise_multiplier must lie in": {"prologue_noise_multiplier": np.nan},
+        "cohort must be at least 1, got 0": {"cohort": 0},
+        r"cohort must lie in \[1, 5\], got 6": {"cohort": 6},
+    }.items():
+        refused(said, private_clients, fedavg(), **FINE | changes)
+    for said, changes in {
+        "^clip_norm must be a number, got 'all'": {"clip_norm": "all"},
+        "clients must be a whole number": {"clients": 2.5},
+    }.items():
+        given = FINE | changes
+        refused(said, private_clients, fedavg(), error=TypeError, **given)
+
+
+@pytest.mark.parametrize("limit", [{"params": 1.0}, {}, {"momentum": 1.0, "c": 1.0}])
+def test_limits_name_all_parts_and_no_others(limit):
+    algorithm = private_clients(fedmuon(), **FINE | {"clip_norm": limit})
+    said = "all messages, momentum, params; got"
+    refused(said, engine.init, algorithm, {"w": jnp.ones((2, 2))}, 5)
+
+
+# ------------------------------------------------------- on the code of every algorithm
+
+PAIR, ONES = 2, jnp.ones(2)
 RNG = np.random.default_rng(0)
 normal = lambda *lead: {
     "w": jnp.asarray(RNG.normal(size=(*lead, 3, 2)), jnp.float32),
     "b": jnp.asarray(RNG.normal(size=(*lead, 2)), jnp.float32),
 }
-PARAMS, FIRST, BATCHES = normal(), normal(N, 1), normal(N, 2)
+START, FIRST, BATCHES = normal(), normal(2, 1), normal(2, 2)
 # one of all that share their clients' code, and those whose messages have other fields
 METHODS = {names[0] for names in by_code(ALL)}
 METHODS |= {"fedmuon", "fedmuon_unsynced", "local_muon_averaged"}
@@ -59,7 +325,7 @@ def fields(message) -> dict[str, Any]:
 
 def limits(name, size) -> dict[str, float]:
     """Another one for every part of a method's messages."""
-    messages = message_shapes(ALL[name].function(), PARAMS)
+    messages = message_shapes(ALL[name].function(), START)
     names = sorted({part for message in messages for part in fields(message)})
     return {part: size * (2 + i) for i, part in enumerate(names)}
 
@@ -67,12 +333,12 @@ def limits(name, size) -> dict[str, float]:
 def finished(make, algorithm, state, batches, weights=ONES):
     """In plain Python, nothing compiled."""
     with jax.disable_jit():
-        run = make(algorithm, PULL, N, plans.loop)
-        return run(state, jnp.arange(N), batches, weights, KEY)
+        run = make(algorithm, PULL, PAIR, plans.loop)
+        return run(state, jnp.arange(PAIR), batches, weights, KEY)
 
 
 def begun(algorithm, batches=FIRST):
-    start = engine.init(algorithm, PARAMS, N)
+    start = engine.init(algorithm, START, PAIR)
     return finished(engine.make_prologue, algorithm, start, batches)[0]
 
 
@@ -81,7 +347,7 @@ def test_without_noise_and_binding_limits_nothing_changes(name):
     limit = 1e6 if name == "fedavg" else limits(name, 1e6)
     plain = ALL[name].function()
     private = private_clients(
-        plain, clip_norm=limit, noise_multiplier=0.0, clients=N, cohort=N
+        plain, clip_norm=limit, noise_multiplier=0.0, clients=PAIR, cohort=PAIR
     )
     start = begun(plain)
     if plain.prologue:
@@ -89,7 +355,7 @@ def test_without_noise_and_binding_limits_nothing_changes(name):
     one = tree.map(lambda x: x[:, :1], BATCHES)
     ends = [finished(engine.make_round, a, start, one) for a in (private, plain)]
     assert_same_bits(*ends)
-    assert private.cohort_spec == (N, N)
+    assert private.cohort_spec == (PAIR, PAIR)
     assert private.uniform_weights
     assert private.full_participation == plain.full_participation
 
@@ -111,10 +377,10 @@ def spied(algorithm, seen):
 def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
     """One with an enormous message by exactly that, one that fails not at all."""
     seen: list[Any] = []
-    limit, sizes = limits(name, 1e-5), {"clients": N, "cohort": 1}
+    limit, sizes = limits(name, 1e-5), {"clients": PAIR, "cohort": 1}
     plain = spied(ALL[name].function(), seen)
     algorithm = private_clients(plain, clip_norm=limit, noise_multiplier=0.0, **sizes)
-    start = engine.init(algorithm, PARAMS, N)
+    start = engine.init(algorithm, START, PAIR)
 
     def shown(make, batches, poison, present):
         del seen[:]
@@ -126,7 +392,7 @@ def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
         return list(seen)
 
     phases = [(engine.make_round, BATCHES, 1)]
-    phases += [(engine.make_prologue, FIRST, N)] * bool(algorithm.prologue)
+    phases += [(engine.make_prologue, FIRST, PAIR)] * bool(algorithm.prologue)
     for *phase, size in phases:
         without = shown(*phase, 1.0, 0.0)
         failing = shown(*phase, jnp.nan, 1.0)
@@ -136,102 +402,3 @@ def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
                 norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(move)))
                 np.testing.assert_allclose(norm, limit[part] / size, rtol=1e-4)
             assert_same_bits(failed, left)
-
-
-RUN: dict[str, Any] = {
-    "rounds": 100,
-    "noise_multiplier": 1.0,
-    "delta": 1e-5,
-    "prologue": False,
-    "private_states": False,
-}
-
-
-@pytest.mark.parametrize(
-    ("sampling", "noise", "epsilon"),
-    [
-        # dp-accounting 0.6.0, PLD of T Poisson-sampled Gaussian mechanisms
-        (Poisson(100, 5), 1.0, 3.502149),
-        (Poisson(100, 10), 2.0, 2.337400),
-    ],
-)
-def test_reference_values(sampling, noise, epsilon):
-    found = report(client_spec(sampling, **{**RUN, "noise_multiplier": noise}))
-    assert found.epsilon == pytest.approx(epsilon, rel=1e-3)
-
-
-def test_full_participation_is_one_gaussian_mechanism():
-    found = report(client_spec(FullBatch(100), **{**RUN, "noise_multiplier": 8.0}))
-    assert found.epsilon == pytest.approx(gaussian_epsilon(0.8, 1e-5))
-    spec = client_spec(
-        FullBatch(9), **RUN | {"prologue": True}, prologue_noise_multiplier=5.0
-    )
-    together = gaussian_epsilon(joint_multiplier(5.0, *[1.0] * 100), 1e-5)
-    assert spec.steps == 101
-    assert report(spec).epsilon == pytest.approx(together)
-    assert report(calibrated(spec, 2.0)).epsilon == pytest.approx(2.0, rel=1e-4)
-
-
-def test_a_prologue_is_one_more_release_of_all_clients():
-    few = {**RUN, "rounds": 3, "delta": 1e-3, "prologue": True}
-    spec = client_spec(Poisson(100, 5), **few, prologue_noise_multiplier=3.0)
-    by_hand = Pld().epsilon(
-        Poisson(100, 5, first_batch=100), 1.0, 4, 1e-3, first_multiplier=3.0
-    )
-    assert report(spec).epsilon == by_hand
-    # of no fewer than the prologue alone, of no more than everything unsampled
-    assert gaussian_epsilon(3.0, 1e-3) < by_hand
-    assert by_hand < gaussian_epsilon(joint_multiplier(3.0, 1.0, 1.0, 1.0), 1e-3)
-
-
-def test_the_statement():
-    text = report(client_spec(FullBatch(100), **RUN)).statement()
-    for words in (
-        "for one client with all its examples",
-        "the noisy sums of clipped messages",
-        "one record is added or removed",
-        "every model that the server broadcasts is seen; the server and the channels",
-        "the server keeps single messages, and who took part, to itself",
-        "training loss, is not published",
-    ):
-        assert words in text
-    silent = report(client_spec(Poisson(100, 5), **{**RUN, "noise_multiplier": 0.0}))
-    assert silent.epsilon == float("inf")
-    assert "NO differential privacy" in silent.statement()
-
-
-def test_where_cohorts_are_cut_short_clients_must_forget():
-    cut = Poisson(100, 5, max_batch=20)
-    assert client_spec(cut, **RUN).sampling == cut
-    remembering = {**RUN, "private_states": True}
-    roomy = Poisson(100, 5, max_batch=100)
-    assert client_spec(roomy, **remembering).sampling == roomy
-    with pytest.raises(ValueError, match="clients that keep states need room for all"):
-        client_spec(cut, **remembering)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "changes", "error", "message"),
-    [
-        (FixedSize(100, 5), {}, ValueError, r"Poisson\(N, S\) or FullBatch\(N\), got"),
-        (Cyclic(100, 5), {}, ValueError, "use poisson_cohorts, or full participation"),
-        (Poisson(100, 5, first_batch=100), {}, ValueError, "use prologue=True"),
-        (
-            Poisson(100, 5),
-            {"prologue_noise_multiplier": 1.0},
-            ValueError,
-            "a prologue, got 1",
-        ),
-        (Poisson(100, 5), {"delta": 0.01}, ValueError, "delta must lie in"),
-        (Poisson(100, 5), {"rounds": 0}, ValueError, "rounds must be at least 1"),
-        (
-            Poisson(100, 5),
-            {"noise_multiplier": -1.0},
-            ValueError,
-            "multiplier must lie in",
-        ),
-    ],
-)
-def test_what_cannot_be_accounted_for_is_refused(sampling, changes, error, message):
-    with pytest.raises(error, match=message):
-        client_spec(sampling, **{**RUN, **changes})

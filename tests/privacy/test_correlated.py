@@ -1,15 +1,17 @@
 """Correlated noise: the matrices, their accounting, and what runs with them."""
 
-import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_but
 from jax_privacy import matrix_factorization as matrices
 from private_worlds import WEIGHTS
+from refusals import refused
 
+from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.attacks.canary_task import canary_data, canary_task
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized import dsgd
@@ -19,35 +21,30 @@ from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.private_ftrl import correlated_gradient
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import (
+from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon, library
+from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
+from fedjax_muon.privacy.band_selection import best_banded
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.composition import Cost, cost_of
+from fedjax_muon.privacy.correlated import (
     Banded,
     Buffered,
-    Correlated,
-    Cyclic,
-    Each,
-    FullBatch,
-    Inside,
-    Pld,
-    Poisson,
-    PrivacySpec,
-    Release,
-    Shuffled,
     banded,
-    best_banded,
     buffered,
-    calibrated,
-    cost_of,
-    gaussian_epsilon,
     prefix_errors,
-    report,
 )
-from fedjax_muon.privacy.accounting import library
-from fedjax_muon.privacy.composition import Cost
 from fedjax_muon.privacy.gaussian import add_normal
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
+from fedjax_muon.privacy.releases import Correlated, Inside, Release
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.cyclic_batches import cyclic_poisson
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.rounds import cohort_of
 
-STRATEGIES = [Banded((1.0,)), Banded((0.8, 0.5, 0.1)), Buffered((0.9, 0.3), (0.2, 0.3))]
+BANDED, BUFFERED = Banded((0.8, 0.5, 0.1)), Buffered((0.9, 0.3), (0.2, 0.3))
+STRATEGIES = [Banded((1.0,)), BANDED, BUFFERED]
 
 
 def matrix(strategy, steps):
@@ -64,8 +61,9 @@ def matrix(strategy, steps):
     return c
 
 
-def spec_of(noise, sampling, steps=8, delta=1e-3):
-    return PrivacySpec({"x": Release(Each(1.0), noise)}, sampling, steps, delta)
+def spec_of(noise, sampling, steps=8, **further):
+    release = Release(Each(1.0), noise)
+    return PrivacySpec({"x": release}, sampling, steps, 1e-3, **further)
 
 
 # ----------------------------------------------------------------------------- matrices
@@ -144,7 +142,7 @@ def test_the_worst_record_of_a_cycle(strategy, separation):
 
 
 def test_samplings_without_a_cycle_count_every_step():
-    strategy = STRATEGIES[1]
+    strategy = BANDED
     whole = np.linalg.norm(matrix(strategy, 8) @ np.ones(8))
     for sampling in (FullBatch(10), Shuffled(10, 2)):
         epsilon = report(spec_of(Correlated(9.0, strategy), sampling)).epsilon
@@ -155,13 +153,8 @@ def test_groups_amplify_like_a_small_data_set():
     """Choquette-Choo et al. 2023, Theorem 4."""
     strategy = Banded((0.8, 0.6))  # of norm 1
     sampling = Poisson(40, 2, max_batch=8, cycle=4)
-    epsilon = lambda noise: (
-        report(
-            dataclasses.replace(
-                spec_of(noise, sampling, steps=10), accountant=Pld(1e-3)
-            )
-        ).epsilon
-    )
+    run = lambda noise: spec_of(noise, sampling, steps=10, accountant=Pld(1e-3))
+    epsilon = lambda noise: report(run(noise)).epsilon
     found = epsilon(Correlated(0.9, strategy))
     alone = Pld(1e-3).epsilon(Poisson(10, 2, 8), 0.9, 3, 1e-3)
     assert found == pytest.approx(alone, rel=1e-9)
@@ -188,59 +181,46 @@ def test_costs_keep_the_groups():
     assert cost.sampling == sampling
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Banded(()), "at least one number"),
-        (lambda: Banded((0.0, 1.0)), "c_0"),
-        (lambda: Banded((1.0, -0.1)), "coefficients"),
-        (lambda: Buffered((0.5,), ()), "a decay and a scale"),
-        (lambda: Buffered((1.5,), (0.1,)), "decay"),
-        (lambda: banded(4, 5), "bands"),
-        (lambda: buffered(0, 5), "steps"),
-        (lambda: Poisson(10, 4, cycle=3), "larger than a group of 3"),
-        (lambda: Poisson(10, 2, first_batch=10, cycle=2), "begins with the first"),
-        (
-            lambda: Release(Each(1.0), Correlated(1.0, Banded((1.0,))), beta=0.5),
-            "without memory",
-        ),
-        (
-            lambda: report(
-                spec_of(Correlated(1.0, Banded((1.0, 0.5))), Poisson(40, 2))
-            ),
-            "use Poisson sampling with cycle=2",
-        ),
-        (
-            lambda: report(spec_of(Correlated(1.0, STRATEGIES[2]), Poisson(40, 2))),
-            "use Cyclic sampling",
-        ),
-        (
-            lambda: report(spec_of(Inside(1.0, 2.0), Poisson(40, 2, cycle=2))),
-            "the same noise in every step",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_rejected(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
+def test_what_does_not_fit_is_rejected():
+    refused("at least one number", Banded, ())
+    refused("c_0", Banded, (0.0, 1.0))
+    refused("coefficients", Banded, (1.0, -0.1))
+    refused("a decay and a scale", Buffered, (0.5,), ())
+    refused("decay", Buffered, (1.5,), (0.1,))
+    refused("bands", banded, 4, 5)
+    refused("steps", buffered, 0, 5)
+    refused("larger than a group of 3", Poisson, 10, 4, cycle=3)
+    refused("begins with the first", Poisson, 10, 2, first_batch=10, cycle=2)
+    one = Correlated(1.0, Banded((1.0,)))
+    refused("without memory", Release, Each(1.0), one, beta=0.5)
+    told = lambda *given: report(spec_of(*given))
+    two, cycle = Correlated(1.0, Banded((1.0, 0.5))), Poisson(40, 2, cycle=2)
+    refused("use Poisson sampling with cycle=2", told, two, Poisson(40, 2))
+    long = Correlated(1.0, BUFFERED)
+    refused("use Cyclic sampling", told, long, Poisson(40, 2))
+    refused("the same noise in every step", told, Inside(1.0, 2.0), cycle)
 
 
 # ------------------------------------------------------------------------ what is drawn
 
 
-def test_groups_take_turns():
-    """Every example of a group joins with the same probability, and no other."""
-    size, cycle, batch = 14, 3, 2  # groups of 4; two examples never take part
-    sampler = cyclic_poisson(4, cycle)
+def assert_turns(draw, size, group, rate):
+    """Every member of a group joins with the same probability, and no other."""
     keys = jax.random.split(jax.random.key(0), 4000)
     for t in range(5):
-        draw = lambda key, t=t: sampler(jnp.int32(t))(key, size, 1, batch, 16)
-        drawn = np.asarray(jax.vmap(draw)(keys)).ravel()
+        drawn = np.asarray(jax.vmap(draw, (None, 0))(jnp.int32(t), keys)).ravel()
         counts = np.bincount(drawn[drawn >= 0], minlength=size) / len(keys)
-        group = slice(4 * (t % cycle), 4 * (t % cycle) + 4)
-        np.testing.assert_allclose(counts[group], batch / 4, atol=0.05)
-        counts[group] = 0
+        turn = slice(group * (t % 3), group * (t % 3) + group)
+        np.testing.assert_allclose(counts[turn], rate, atol=0.05)
+        counts[turn] = 0
         assert not counts.any()
+
+
+def test_groups_take_turns():
+    """Three of 4 examples; two of the 14 never take part."""
+    sampler = cyclic_poisson(4, cycle=3)
+    draw = lambda t, key: sampler(t)(key, 14, 1, 2, 16)
+    assert_turns(draw, 14, group=4, rate=2 / 4)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
@@ -274,13 +254,8 @@ def test_estimates_are_those_of_the_paper(strategy):
 
 def simulation_of(name, strategy, **given):
     mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=2, strategy=strategy)
-    privacy = AgentPrivacy(
-        PRIVATE[name],
-        mechanism,
-        rounds=5,
-        delta=1e-3,
-        **{"noise_scale": 1.0, "insecure_fixed_noise": True} | given,
-    )
+    usual = {"noise_scale": 1.0, "insecure_fixed_noise": True, "delta": 1e-3}
+    privacy = AgentPrivacy(PRIVATE[name], mechanism, rounds=5, **usual | given)
     dataset, parts = canary_data((12, 12, 12), owner=0)
     return decentralize(
         dsgd(lr=0.1), canary_task(0.1), dataset, parts, weights=WEIGHTS, privacy=privacy
@@ -293,20 +268,17 @@ def test_a_simulation_says_what_it_does():
     assert "2 groups of 6 records take turns" in str(spec.sampling)
     assert "correlated between steps (2 bands)" in report(spec).statement()
     assert "with fresh and independent noise" not in report(spec).statement()
-    spec = simulation_of("dp_ftrl_buffered", STRATEGIES[2]).guarantee.spec
+    spec = simulation_of("dp_ftrl_buffered", BUFFERED).guarantee.spec
     assert spec.sampling == Cyclic(12, 2)
     epsilon = {"noise_scale": None, "epsilon": 2.0}
-    calibrated = simulation_of("dp_ftrl_buffered", STRATEGIES[2], **epsilon)
+    calibrated = simulation_of("dp_ftrl_buffered", BUFFERED, **epsilon)
     assert report(calibrated.guarantee.spec).epsilon == pytest.approx(2, rel=1e-4)
 
 
 def test_a_simulation_that_does_not_fit_is_rejected():
-    with pytest.raises(ValueError, match="needs the strategy of its mechanism"):
-        simulation_of("dp_ftrl", None)
-    with pytest.raises(ValueError, match="use Cyclic sampling"):
-        simulation_of("dp_ftrl", STRATEGIES[2])
-    with pytest.raises(ValueError, match="larger than a group"):
-        simulation_of("dp_ftrl", Banded((1.0,) * 7))
+    refused("needs the strategy of its mechanism", simulation_of, "dp_ftrl", None)
+    refused("use Cyclic sampling", simulation_of, "dp_ftrl", BUFFERED)
+    refused("larger than a group", simulation_of, "dp_ftrl", Banded((1.0,) * 7))
 
 
 @pytest.mark.slow
@@ -316,30 +288,116 @@ def test_the_noise_continues_after_an_interruption():
     whole, _ = training.train(simulation, start(), rounds=4)
     half, _ = training.train(simulation, start(), rounds=2)
     both, _ = training.train(simulation, half, rounds=2)
-    assert jax.tree.map(np.array_equal, whole.params, both.params) == jax.tree.map(
-        lambda _: True, whole.params
-    )
+    jax.tree.map(np.testing.assert_array_equal, whole.params, both.params)
 
 
 @pytest.mark.slow
 def test_the_number_of_bands_has_least_noise():
     """By the noise that the accounting of a whole run needs, for all numbers."""
-    steps, epsilon, delta = 24, 6.0, 1e-3
-    found = best_banded(120, 6, steps, epsilon=epsilon, delta=delta)
+    steps, given = 24, {"epsilon": 6.0, "delta": 1e-3}
+    found = best_banded(120, 6, steps, **given)
     noise = {}
     for bands in (1, 2, 4, 8, 16):
         sampling = Poisson(120, 6, cycle=bands)
-        start = PrivacySpec(
-            {"x": Release(Each(1.0), Correlated(1.0, banded(steps, bands)))},
-            sampling,
-            steps,
-            delta,
-            accountant=Pld(1e-2),
-        )
-        (release,) = calibrated(start, epsilon, 1e-2).releases.values()
+        noisy = Correlated(1.0, banded(steps, bands))
+        start = spec_of(noisy, sampling, steps, accountant=Pld(1e-2))
+        (release,) = calibrated(start, 6.0, 1e-2).releases.values()
         errors = prefix_errors(release.noise.strategy, steps)
         noise[bands] = release.noise.multiplier * np.sqrt(np.mean(errors**2))
     assert noise[found.bands] <= 1.02 * min(noise.values())
     assert noise[found.bands] < 0.8 * noise[1]
-    with pytest.raises(ValueError, match="batch"):
-        best_banded(5, 6, steps, epsilon=epsilon, delta=delta)
+    refused("batch", best_banded, 5, 6, steps, **given)
+
+
+# ------------------------------------------------------------------ clients' sums
+
+ROUNDS = 6
+
+
+def clients_with(strategy, algorithm=None, **given):
+    usual = {"clip_norm": 1.0, "cohort_size": 2, "rounds": ROUNDS, "delta": 1e-2}
+    usual |= {"noise_multiplier": 1.0, "insecure_fixed_noise": True}
+    dataset, parts = canary_data((2,) * 9, owner=0)
+    return federate(
+        algorithm or fedavg(lr=0.1),
+        canary_task(0.1),
+        dataset._replace(x_train=0 * dataset.x_train),  # gradients are zero
+        parts,
+        local_steps=1,
+        batch_size=2,
+        privacy=ClientPrivacy(**usual | {"strategy": strategy} | given),
+    )
+
+
+def moves(simulation):
+    """The server's moves, which are noise alone, [rounds, d]."""
+    state = simulation.init(jax.random.key(0))
+    seen = [np.concatenate(jax.tree.leaves(state.params))]
+    for _ in range(ROUNDS):
+        state, _ = training.train(simulation, state, rounds=1)
+        seen.append(np.concatenate(jax.tree.leaves(state.params)))
+    return np.diff(np.array(seen, np.float64), axis=0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"), slow_but(1, [(BANDED, 2), (BANDED, 9), (BUFFERED, 9)])
+)
+def test_moves_are_the_inverse_of_c_times_independent_noise(strategy, size):
+    alone = moves(clients_with(None, cohort_size=size))
+    found = moves(clients_with(strategy, cohort_size=size))
+    expected = np.linalg.solve(matrix(strategy, ROUNDS), alone)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_adaptive_norm_scales_correlated_noise():
+    """Also the count has correlated noise."""
+    clip = AdaptiveClip(initial=1.0, count_noise=2.0)
+
+    def run(strategy):
+        """Moves over the clip norm, and noises of the count, [3, d + 1]."""
+        simulation = clients_with(strategy, clip_norm=clip)
+        state, found = simulation.init(jax.random.key(0)), []
+        for _ in range(3):
+            x = np.concatenate(jax.tree.leaves(state.params))
+            norm = float(state.training.server.clip)
+            state, _ = training.train(simulation, state, rounds=1)
+            move = np.concatenate(jax.tree.leaves(state.params)) - x
+            rate = np.log(float(state.training.server.clip) / norm)
+            found.append([*(move / norm), rate / -clip.lr])
+        return np.array(found, np.float64)
+
+    # without its mean, which the messages' own counts give
+    alone, found = run(None), run(BANDED)
+    expected = np.linalg.solve(matrix(BANDED, 3), alone[:, :-1])
+    np.testing.assert_allclose(found[:, :-1], expected, rtol=2e-3, atol=1e-4)
+    assert found[0, -1] != pytest.approx(alone[0, -1], rel=1e-3)
+
+
+def test_clients_take_turns():
+    setup = clients_with(BANDED).setup
+
+    def draw(t, key):
+        ids, joins = cohort_of(setup, key, t)
+        return jnp.where(joins, ids, -1)
+
+    assert_turns(draw, 9, group=3, rate=2 / 3)
+
+
+def test_the_statement_is_of_what_runs():
+    spec = clients_with(BANDED).guarantee.spec
+    assert spec.sampling == Poisson(9, 2, cycle=3)
+    (release,) = spec.releases.values()
+    assert release.noise == Correlated(1.0, BANDED)
+    further = {"cohort_size": 9, "noise_multiplier": None, "epsilon": 4.0}
+    spec = clients_with(BUFFERED, **further).guarantee.spec
+    assert report(spec).epsilon == pytest.approx(4.0, rel=1e-4)
+
+
+def test_clients_that_do_not_fit_are_rejected():
+    refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)
+    refused("larger than a group of 1", clients_with, Banded((1.0,) * 5))
+    said = "at most the 3 clients that a round is drawn from, got 4"
+    refused(said, clients_with, BANDED, max_cohort=4)
+    with_prologue = ALL["fedmuon"].function(lr=0.1)
+    refused("without a prologue", clients_with, BANDED, with_prologue)

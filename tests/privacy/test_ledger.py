@@ -12,6 +12,7 @@ import filelock
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.privacy import Poisson, gaussian_epsilon
@@ -38,12 +39,6 @@ def four_times(run):
 @pytest.fixture
 def ledger(tmp_path):
     return Ledger(tmp_path / "ledger.json", DATA)
-
-
-def refused(make, match, error=ValueError):
-    with pytest.raises(error, match=match) as found:
-        make()
-    assert "\n" not in str(found.value)
 
 
 def test_all_runs_are_composed(ledger):
@@ -83,13 +78,13 @@ def test_a_run_has_one_cost(ledger):
     ledger.charge([entry("a")], DELTA)
     before = ledger.path.read_bytes()
     for entries in ([entry("a", other)], [entry("b"), entry("b", other)]):
-        refused(lambda e=entries: ledger.charge(e, DELTA), "with another cost")
+        refused("with another cost", ledger.charge, entries, DELTA)
     assert ledger.path.read_bytes() == before
 
 
 def test_the_budget(ledger):
     for act in (ledger.check, ledger.charge):
-        refused(lambda a=act: a([entry("a")], DELTA, 0.999 * ONE), "0 runs have spent")
+        refused("0 runs have spent", act, [entry("a")], DELTA, 0.999 * ONE)
     assert not ledger.path.exists()
     assert ledger.charge([entry("a")], DELTA, budget=ONE) == ONE  # all of it
     before = ledger.path.read_bytes()
@@ -97,14 +92,14 @@ def test_the_budget(ledger):
     # what is spent, what is asked for, and what is allowed
     match = rf"spent epsilon {ONE:.4g}, with 3 more .* {more:.4g}, and 0\.5 is allowed"
     for act in (ledger.check, ledger.charge):
-        refused(lambda a=act: a(four_times("b")[1:], DELTA, 0.5), match)
+        refused(match, act, four_times("b")[1:], DELTA, 0.5)
     assert ledger.path.read_bytes() == before
     allowed = ledger.check(four_times("b")[1:], DELTA, more * (1 + 1e-9))
     assert allowed == pytest.approx(more)
     assert ledger.path.read_bytes() == before  # `check` adds nothing
     assert ledger.charge(four_times("b")[1:], DELTA, more * (1 + 1e-9)) == allowed
     for budget in (0.0, -1.0, float("inf")):
-        refused(lambda b=budget: ledger.charge([], DELTA, b), "epsilon")
+        refused("epsilon", ledger.charge, [], DELTA, budget)
 
 
 def test_runs_that_do_not_compose_are_not_written(ledger):
@@ -113,7 +108,7 @@ def test_runs_that_do_not_compose_are_not_written(ledger):
     client = dataclasses.replace(COST, unit="one client with all its examples")
     replaced = dataclasses.replace(COST, adjacency="REPLACE_ONE")
     for cost, match in ((client, "the same unit"), (replaced, "the same adjacency")):
-        refused(lambda c=cost: ledger.charge([entry("b", c)], DELTA), match)
+        refused(match, ledger.charge, [entry("b", cost)], DELTA)
     assert ledger.path.read_bytes() == before
 
 
@@ -175,18 +170,15 @@ def test_processes_that_charge_at_once_lose_nothing(ledger):
 def test_a_ledger_that_stays_locked(ledger, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     with filelock.FileLock(f"{ledger.path}.lock"):
-        refused(lambda: ledger.charge([entry("a")], DELTA), "another process")
+        refused("another process", ledger.charge, [entry("a")], DELTA)
     ledger.charge([entry("a")], DELTA)
 
 
 def all_fail(ledger, match):
     before = ledger.path.read_bytes()
-    for act in (
-        ledger.entries,
-        lambda: ledger.check([entry("z")], DELTA),
-        lambda: ledger.charge([entry("z")], DELTA),
-    ):
-        refused(act, match)
+    refused(match, ledger.entries)
+    for act in (ledger.check, ledger.charge):
+        refused(match, act, [entry("z")], DELTA)
     assert ledger.path.read_bytes() == before
 
 
@@ -247,7 +239,7 @@ def test_a_full_disk_keeps_the_old_file(ledger, monkeypatch, broken):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, broken, full)
-        refused(lambda: ledger.charge([entry("b")], DELTA), "No space", OSError)
+        refused("No space", ledger.charge, [entry("b")], DELTA, error=OSError)
     assert ledger.path.read_bytes() == before
     assert set(ledger.path.parent.iterdir()) == files
     ledger.charge([entry("b")], DELTA)
@@ -284,9 +276,9 @@ def test_a_fingerprint_is_that_of_the_training_examples():
         dataset(x[:0], y[:0]),
     )
     assert len({mark, *map(fingerprint, others)}) == len(others) + 1
-    refused(lambda: fingerprint(dataset(x.astype(object), y)), "x_train", TypeError)
+    refused("x_train", fingerprint, dataset(x.astype(object), y), error=TypeError)
 
 
 def test_an_entry_has_words():
-    refused(lambda: Entry.now(3, "", COST), "run", TypeError)
-    refused(lambda: Entry("a", "", COST, 3.0), "time", TypeError)
+    refused("run", Entry.now, 3, "", COST, error=TypeError)
+    refused("time", Entry, "a", "", COST, 3.0, error=TypeError)

@@ -1,4 +1,4 @@
-"""Epsilons against closed forms and published vectors, and what is refused."""
+"""Epsilons against closed forms and published vectors, Theorem 3, and refusals."""
 
 import itertools
 import math
@@ -7,25 +7,32 @@ import sys
 import numpy as np
 import pytest
 from cases import slow_but
+from refusals import refused
 from scipy import integrate, stats
 
-from fedjax_muon.privacy import (
+from fedjax_muon.privacy.accounting import (
     ADD_OR_REMOVE,
     REPLACE_ONE,
-    Cyclic,
-    FixedSize,
-    FullBatch,
     Gaussian,
     Pld,
-    Poisson,
     Rdp,
-    Shuffled,
-    calibrate_noise,
     gaussian_epsilon,
     gaussian_multiplier,
     joint_multiplier,
     mean_multiplier,
 )
+from fedjax_muon.privacy.calibration import calibrate_noise
+from fedjax_muon.privacy.paper import (
+    MOMENTS_CONSTANT,
+    dp_sgda_sigma,
+    mean_reading,
+    neighbor_reading,
+    smallest_constant,
+    theorem_3_constant,
+    theorem_3_sigma,
+    theorem_3_sum,
+)
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
 
 DELTA = 1e-5
 A9A = Poisson(6512, 20)  # a9a, one of five agents
@@ -49,23 +56,23 @@ def test_one_gaussian(z, epsilon):
 
 # Reference vectors: dp-accounting 0.6.0 called directly, discretisation 1e-4.
 POISSON = [  # z; epsilon of Pld and of Rdp after 100 steps, and after 1000
-    (0.8, 0.511710, 1.409740, 0.991303, 1.677679),
-    (0.5, 3.771672, 4.966641, 5.791059, 7.157862),
-    (0.6, 1.945045, 3.014159, 3.061742, 3.968539),
-    (0.7, 0.974847, 1.996192, 1.690285, 2.467605),
-    (1.0, 0.201493, 0.828040, 0.509320, 0.934666),
-    (2.0, 0.051625, 0.156887, 0.171600, 0.215647),
+    (0.8, [0.511710, 1.409740, 0.991303, 1.677679]),
+    (0.5, [3.771672, 4.966641, 5.791059, 7.157862]),
+    (0.6, [1.945045, 3.014159, 3.061742, 3.968539]),
+    (0.7, [0.974847, 1.996192, 1.690285, 2.467605]),
+    (1.0, [0.201493, 0.828040, 0.509320, 0.934666]),
+    (2.0, [0.051625, 0.156887, 0.171600, 0.215647]),
 ]
 
 
-@pytest.mark.parametrize(
-    ("z", "pld_100", "rdp_100", "pld_1000", "rdp_1000"), slow_but(1, POISSON)
-)
-def test_reference_poisson(z, pld_100, rdp_100, pld_1000, rdp_1000):
-    assert Pld().epsilon(A9A, z, 100, DELTA) == pytest.approx(pld_100, 1e-5)
-    assert Pld().epsilon(A9A, z, 1000, DELTA) == pytest.approx(pld_1000, 1e-5)
-    assert Rdp().epsilon(A9A, z, 100, DELTA) == pytest.approx(rdp_100, 1e-5)
-    assert Rdp().epsilon(A9A, z, 1000, DELTA) == pytest.approx(rdp_1000, 1e-5)
+@pytest.mark.parametrize(("z", "epsilons"), slow_but(1, POISSON))
+def test_reference_poisson(z, epsilons):
+    found = [
+        accountant.epsilon(A9A, z, steps, DELTA)
+        for steps in (100, 1000)
+        for accountant in (Pld(), Rdp())
+    ]
+    assert found == pytest.approx(epsilons, 1e-5)
 
 
 LEVELS = [  # of noise, for epsilon 0.5, 1, 2 and 8
@@ -78,42 +85,36 @@ LEVELS = [  # of noise, for epsilon 0.5, 1, 2 and 8
 @pytest.mark.parametrize(("accountant", "steps", "levels"), slow_but(1, LEVELS))
 def test_reference_calibration(accountant, steps, levels):
     for target, level in zip((0.5, 1.0, 2.0, 8.0), levels, strict=True):
-        z = calibrate_noise(
-            lambda z: accountant.epsilon(A9A, z, steps, DELTA), target, 1e-4
-        )
+        epsilon = lambda z: accountant.epsilon(A9A, z, steps, DELTA)
+        z = calibrate_noise(epsilon, target, 1e-4)
         assert z == pytest.approx(level, 1e-3)
-        assert accountant.epsilon(A9A, z, steps, DELTA) <= target
+        assert epsilon(z) <= target
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("z", "epsilon"), [(0.8, 1.215861), (1.6, 0.426896)])
-def test_reference_replace_one(z, epsilon):
-    found = Pld().epsilon(A9A, z, 1000, DELTA, REPLACE_ONE)
+ONE, TWO, FIRST = ADD_OR_REMOVE, REPLACE_ONE, Poisson(6512, 20, first_batch=6512)
+MNIST = Poisson(60000, 256)
+REFERENCES = [  # accountant, sampling, z, steps, adjacency, first z; epsilon
+    # the z = .8 of this vector is noise over the change by a replaced record
+    (Rdp(), FixedSize(6512, 20), 1.6, 1000, TWO, None, 1.997486),
+    (Pld(), A9A, 0.8, 1000, TWO, None, 1.215861),
+    (Pld(), A9A, 1.6, 1000, TWO, None, 0.426896),
+    (Pld(), Poisson(6512, 20, 40), 0.8, 1000, ONE, None, 1.166190),
+    (Pld(), Poisson(6512, 20, 48), 0.8, 1000, ONE, None, 0.991473),
+    (Pld(), Poisson(6512, 20, 64), 0.8, 1000, ONE, None, 0.991303),
+    (Pld(), FIRST, 0.8, 1000, ONE, 5.0, 1.192210),
+    (Rdp(), FIRST, 0.8, 1000, ONE, 5.0, 1.815469),
+    (Rdp(), MNIST, 1.1, 14040, ONE, None, 2.594363),
+    (Pld(), MNIST, 1.1, 14040, ONE, None, 2.379644),
+]
+
+
+@pytest.mark.parametrize(
+    ("accountant", "sampling", "z", "steps", "adjacency", "first", "epsilon"),
+    slow_but(1, REFERENCES),
+)
+def test_references(accountant, sampling, z, steps, adjacency, first, epsilon):
+    found = accountant.epsilon(sampling, z, steps, DELTA, adjacency, first)
     assert found == pytest.approx(epsilon, 1e-5)
-
-
-@pytest.mark.slow
-def test_reference_truncated():
-    for max_batch, epsilon in ((40, 1.166190), (48, 0.991473), (64, 0.991303)):
-        found = Pld().epsilon(Poisson(6512, 20, max_batch), 0.8, 1000, DELTA)
-        assert found == pytest.approx(epsilon, 1e-5)
-
-
-def test_reference_fixed_size():
-    # The vector's z = .8 is noise over the change by a replaced record.
-    found = Rdp().epsilon(FixedSize(6512, 20), 1.6, 1000, DELTA, REPLACE_ONE)
-    assert found == pytest.approx(1.997486, 1e-5)
-
-
-@pytest.mark.slow
-def test_reference_full_first_batch():
-    sampling = Poisson(6512, 20, first_batch=6512)
-    assert Pld().epsilon(
-        sampling, 0.8, 1000, DELTA, first_multiplier=5.0
-    ) == pytest.approx(1.192210, 1e-5)
-    assert Rdp().epsilon(
-        sampling, 0.8, 1000, DELTA, first_multiplier=5.0
-    ) == pytest.approx(1.815469, 1e-5)
 
 
 @pytest.mark.slow
@@ -122,13 +123,6 @@ def test_reference_joint():
         both = joint_multiplier(z, z)
         assert both == pytest.approx(z / math.sqrt(2), 1e-12)
         assert Pld().epsilon(A9A, both, 1000, DELTA) == pytest.approx(epsilon, 1e-5)
-
-
-@pytest.mark.slow
-def test_reference_mnist_like():
-    sampling = Poisson(60000, 256)
-    assert Rdp().epsilon(sampling, 1.1, 14040, DELTA) == pytest.approx(2.594363, 1e-5)
-    assert Pld().epsilon(sampling, 1.1, 14040, DELTA) == pytest.approx(2.379644, 1e-5)
 
 
 COHORTS = [
@@ -229,9 +223,8 @@ def test_multipliers_of_releases_and_of_means():
     assert joint_multiplier(1.0, 2.0, 2.0) == pytest.approx(math.sqrt(1 / 1.5), 1e-12)
     # two Gaussian mechanisms composed are one
     composed = COARSE.epsilon(Poisson(9, 9), 2.0, 2, 1e-2)
-    assert composed == pytest.approx(
-        gaussian_epsilon(joint_multiplier(2.0, 2.0), 1e-2), 1e-3
-    )
+    joint = gaussian_epsilon(joint_multiplier(2.0, 2.0), 1e-2)
+    assert composed == pytest.approx(joint, 1e-3)
     assert mean_multiplier(0.5, 16) == 2.0
     assert mean_multiplier(0.5, 16, colluders=7) == 1.5
     assert mean_multiplier(0.5, 1) == 0.5
@@ -242,84 +235,70 @@ def test_solving_for_a_known_function(target):
     level = calibrate_noise(lambda z: 1 / z**2, target)
     assert 1 / level**2 <= target
     assert level == pytest.approx(target**-0.5, 2e-5)
-    assert calibrate_noise(
-        lambda z: 0.0 if z > 3 else math.inf, target
-    ) == pytest.approx(3, 1e-4)
+    level = calibrate_noise(lambda z: 0.0 if z > 3 else math.inf, target)
+    assert level == pytest.approx(3, 1e-4)
     gaussian = calibrate_noise(lambda z: gaussian_epsilon(z, DELTA), target)
     assert gaussian == pytest.approx(gaussian_multiplier(target, DELTA), 2e-5)
 
 
-def refused(call, said, error=ValueError):
-    with pytest.raises(error, match=said):
-        call()
-
-
 @pytest.mark.parametrize("accountant", [Pld(), Rdp()], ids=str)
-def test_only_fresh_batches_pass_for_sampled(accountant):
+def test_what_both_accountants_refuse(accountant):
+    epsilon = accountant.epsilon
+    # only fresh batches pass for sampled ones
     for sampling in (Cyclic(6512, 20), Shuffled(6512, 20), FullBatch(6512)):
         said = rf"does not cover {type(sampling).__name__}.*must not be treated as"
-        refused(lambda s=sampling: accountant.epsilon(s, 0.8, 9, DELTA), said)
+        refused(said, epsilon, sampling, 0.8, 9, DELTA)
+    refused("multiplier must lie in", epsilon, A9A, -1.0, 9, DELTA)
+    refused("multiplier must lie in", epsilon, A9A, math.inf, 9, DELTA)
+    refused("steps must be at least 1", epsilon, A9A, 1.0, 0, DELTA)
+    refused("steps", epsilon, A9A, 1.0, 1.5, DELTA, error=TypeError)
+    said = "first_multiplier must lie in"
+    refused(said, epsilon, A9A, 1.0, 9, DELTA, first_multiplier=-1.0)
+    for delta in (0.0, 1.0, -1e-5, math.nan):
+        refused(r"delta must lie in \(0, 1\)", epsilon, A9A, 1.0, 9, delta)
 
 
 def test_what_accountants_refuse():
-    for sampling in (A9A, FixedSize(9, 3)):
-        refused(lambda s=sampling: Gaussian().check(s, ADD_OR_REMOVE), "use Pld or Rdp")
-    cut = Poisson(6512, 20, max_batch=64)
-    refused(lambda: Rdp().epsilon(A9A, 1, 9, DELTA, REPLACE_ONE), r"replaced.*use Pld")
-    refused(lambda: Rdp().epsilon(cut, 1, 9, DELTA), r"max_batch 64: use Pld")
-    refused(lambda: Pld().epsilon(cut, 1, 9, DELTA, REPLACE_ONE), "at most 64")
-    refused(lambda: Pld().epsilon(FixedSize(9, 3), 1, 9, DELTA), "not cover FixedSize")
-    refused(lambda: Rdp().epsilon(FixedSize(9, 3), 1, 9, DELTA), "use REPLACE_ONE")
-
-
-@pytest.mark.parametrize("accountant", [Pld(), Rdp()], ids=str)
-def test_numbers_that_accountants_refuse(accountant):
-    epsilon = accountant.epsilon
-    refused(lambda: epsilon(A9A, -1.0, 9, DELTA), "multiplier must lie in")
-    refused(lambda: epsilon(A9A, math.inf, 9, DELTA), "multiplier must lie in")
-    refused(lambda: epsilon(A9A, 1.0, 0, DELTA), "steps must be at least 1")
-    refused(lambda: epsilon(A9A, 1.0, 1.5, DELTA), "steps", TypeError)
-    refused(
-        lambda: epsilon(A9A, 1.0, 9, DELTA, first_multiplier=-1.0),
-        "first_multiplier must lie in",
-    )
-    for delta in (0.0, 1.0, -1e-5, math.nan):
-        refused(lambda d=delta: epsilon(A9A, 1.0, 9, d), r"delta must lie in \(0, 1\)")
+    fixed, cut = FixedSize(9, 3), Poisson(6512, 20, max_batch=64)
+    for sampling in (A9A, fixed):
+        refused("use Pld or Rdp", Gaussian().check, sampling, ADD_OR_REMOVE)
+    pld, rdp = Pld().epsilon, Rdp().epsilon
+    refused(r"replaced.*use Pld", rdp, A9A, 1, 9, DELTA, REPLACE_ONE)
+    refused(r"max_batch 64: use Pld", rdp, cut, 1, 9, DELTA)
+    refused("at most 64", pld, cut, 1, 9, DELTA, REPLACE_ONE)
+    refused("not cover FixedSize", pld, fixed, 1, 9, DELTA)
+    refused("use REPLACE_ONE", rdp, fixed, 1, 9, DELTA)
 
 
 def test_other_numbers_that_are_refused():
-    refused(lambda: gaussian_epsilon(-1.0, DELTA), "multiplier")
-    refused(lambda: gaussian_epsilon(1.0, 0.0), "delta")
-    refused(lambda: gaussian_multiplier(0.0, DELTA), "epsilon must lie in")
-    refused(lambda: gaussian_multiplier(1.0, 1.0), "delta")
+    refused("multiplier", gaussian_epsilon, -1.0, DELTA)
+    refused("delta", gaussian_epsilon, 1.0, 0.0)
+    refused("epsilon must lie in", gaussian_multiplier, 0.0, DELTA)
+    refused("delta", gaussian_multiplier, 1.0, 1.0)
     for epsilon in (0.0, -1.0, math.inf, math.nan):
-        refused(
-            lambda e=epsilon: calibrate_noise(lambda z: 1 / z, e), "epsilon must lie in"
-        )
-    for constant in (7.0, math.inf):
-        refused(
-            lambda c=constant: calibrate_noise(lambda z: c, 1.0),
-            "no noise level reaches",
-        )
-    refused(joint_multiplier, "at least one")
-    refused(lambda: joint_multiplier(1.0, -1.0), "multiplier")
-    refused(lambda: mean_multiplier(1.0, 5, 5), "colluders must be below the 5 agents")
-    refused(lambda: mean_multiplier(1.0, 5, -1), "colluders must be at least 0")
-    refused(lambda: mean_multiplier(1.0, 0), "agents must be at least 1")
-    refused(lambda: mean_multiplier(-1.0, 5), "multiplier")
-    refused(lambda: Pld(0.0), "interval")
-    refused(lambda: Rdp((1.0, 2.0)), "orders")
+        refused("epsilon must lie in", calibrate_noise, lambda z: 1 / z, epsilon)
+    refused("no noise level reaches", calibrate_noise, lambda z: 7.0, 1.0)
+    refused("no noise level reaches", calibrate_noise, lambda z: math.inf, 1.0)
+    refused("at least one", joint_multiplier)
+    refused("multiplier", joint_multiplier, 1.0, -1.0)
+    refused("colluders must be below the 5 agents", mean_multiplier, 1.0, 5, 5)
+    refused("colluders must be at least 0", mean_multiplier, 1.0, 5, -1)
+    refused("agents must be at least 1", mean_multiplier, 1.0, 0)
+    refused("multiplier", mean_multiplier, -1.0, 5)
+    refused("interval", Pld, 0.0)
+    refused("orders", Rdp, (1.0, 2.0))
 
 
 def test_without_the_library_one_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    for call in (
-        lambda: gaussian_epsilon(1.0, DELTA),
-        lambda: gaussian_multiplier(1.0, DELTA),
-        lambda: Pld().epsilon(A9A, 1.0, 9, DELTA),
-        lambda: Rdp().epsilon(A9A, 1.0, 9, DELTA),
+    for call, *given in (
+        (gaussian_epsilon, 1.0, DELTA),
+        (gaussian_multiplier, 1.0, DELTA),
+        (Pld().epsilon, A9A, 1.0, 9, DELTA),
+        (Rdp().epsilon, A9A, 1.0, 9, DELTA),
     ):
-        refused(call, r'pip install "dp-accounting<0\.7,>=0\.6"', ImportError)
+        said = r'pip install "dp-accounting<0\.7,>=0\.6"'
+        refused(said, call, *given, error=ImportError)
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers():
@@ -332,3 +311,106 @@ def test_a_tail_bound_that_overflows_is_no_warning():
     sampling = Poisson(814, 256, max_batch=768)
     run = (sampling, 1.0, 201, 1e-5, ADD_OR_REMOVE)
     assert Pld(0.01).epsilon(*run) == pytest.approx(Pld(0.003).epsilon(*run), 1e-3)
+
+
+# -------------------------------------------------- Theorem 3 of DPMixSGD, its constant
+
+
+def test_the_sum_of_theorem_3():
+    for steps in (1, 2, 7, 100):
+        assert theorem_3_sum(steps) == sum(16 * t**2 + 4 for t in range(1, steps + 1))
+    assert theorem_3_sum(100) == pytest.approx(5.414e6, 1e-4)
+    assert theorem_3_sum(1000) == pytest.approx(5.34134e9, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("steps", "theta", "gamma", "sigma", "precision"),
+    [
+        (100, 0.01, 1 / 30000, 9.4e5, 6e-3),  # two digits are published
+        (100, 1.0, 1e-5, 9986.5, 1e-5),
+        (1000, 1.0, 1e-5, 3.137e5, 2e-4),
+    ],
+)
+def test_reference_sigmas(steps, theta, gamma, sigma, precision):
+    found = theorem_3_sigma(steps, 5, theta, gamma, MOMENTS_CONSTANT)
+    assert found == pytest.approx(sigma, precision)
+
+
+def test_sigma_without_a_constant():
+    sigma = theorem_3_sigma(100, 5, 0.01, 1 / 30000, 1.0)
+    assert sigma == pytest.approx(1.7e5, 0.03)
+    steeper = theorem_3_sigma(100, 5, 0.01, 1 / 30000, 1.0, 3.0)
+    assert steeper == pytest.approx(3 * sigma)
+
+
+def test_a_constant_can_be_read_off_a_known_sigma():
+    c = theorem_3_constant(1.0, 100, 5, 0.01, 1 / 30000)
+    assert 1e-6 < c < 1e-5
+    assert theorem_3_sigma(100, 5, 0.01, 1 / 30000, c) == pytest.approx(1.0, 1e-12)
+    quarter = theorem_3_sigma(100, 20, 0.02, 1 / 30000, c)
+    assert quarter == pytest.approx(0.25, 1e-12)
+
+
+@pytest.mark.parametrize(("agents", "neighbor"), [(5, 1.6354), (20, 3.3794)])
+def test_reference_readings(agents, neighbor):
+    sigma = theorem_3_sigma(100, agents, 1.0, 1e-5, MOMENTS_CONSTANT)
+    mean = mean_reading(sigma, 100, agents, 1e-5)
+    assert mean.epsilon == pytest.approx(0.71796, abs=6e-6)
+    seen = neighbor_reading(sigma, 100, agents, 1e-5)
+    assert seen.epsilon == pytest.approx(neighbor, abs=6e-5)
+    assert seen.rho == pytest.approx(agents * mean.rho, 1e-12)
+
+
+@pytest.mark.parametrize("theta", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("gamma", [1e-5, 1 / 30000, 0.1])
+def test_the_smallest_constant_gives_theta_exactly(theta, gamma):
+    constant = smallest_constant(theta, gamma)
+    assert constant > 4
+    sigma = theorem_3_sigma(50, 7, theta, gamma, constant, 2.0)
+    assert mean_reading(sigma, 50, 7, gamma, 2.0).epsilon == pytest.approx(theta, 1e-12)
+
+
+def test_the_moments_constant_is_enough_up_to_the_logarithm():
+    assert smallest_constant(1e-9, 1e-5) == pytest.approx(4.0, 1e-6)
+    assert smallest_constant(1.0, 1e-5) < MOMENTS_CONSTANT
+
+
+def test_no_epsilon_without_its_conditions():
+    mean, seen = (f(10.0, 10, 5, 1e-5) for f in (mean_reading, neighbor_reading))
+    for reading in (mean, seen):
+        said = " ".join(reading.holds_if)
+        for word in ("clipped", "t = 0", "x or y alone", "replaced"):
+            assert word in said
+        assert reading.gamma == 1e-5
+    assert "secure aggregation" in " ".join(mean.holds_if)
+    assert "secure aggregation" not in " ".join(seen.holds_if)
+    assert "mean" in mean.view
+    assert "every message" in seen.view
+
+
+def test_dp_sgda():
+    expected = 2 * 3 * math.sqrt(100 * math.log(1e5)) / (6512 * 0.5)
+    found = dp_sgda_sigma(100, 6512, 0.5, 1e-5, 2.0, 3.0)
+    assert found == pytest.approx(expected, 1e-12)
+
+
+def test_refusals_of_theorem_3():
+    refused("steps", theorem_3_sum, 0)
+    refused("steps", theorem_3_sum, 1.5, error=TypeError)
+    refused("agents", theorem_3_sigma, 9, 0, 1, 0.1, 1)
+    refused("theta", theorem_3_sigma, 9, 2, 0, 0.1, 1)
+    refused("gamma", theorem_3_sigma, 9, 2, 1, 1.0, 1)
+    refused("gamma", theorem_3_sigma, 9, 2, 1, 0.0, 1)
+    refused("constant", theorem_3_sigma, 9, 2, 1, 0.1, 0)
+    refused("lipschitz", theorem_3_sigma, 9, 2, 1, 0.1, 1, 0)
+    refused("sigma", theorem_3_constant, 0.0, 9, 2, 1, 0.1)
+    refused("theta", smallest_constant, -1.0, 0.1)
+    refused("sigma", mean_reading, 0.0, 9, 2, 0.1)
+    refused("agents", mean_reading, 1.0, 9, 0, 0.1)
+    refused("lipschitz", mean_reading, 1.0, 9, 2, 0.1, -1)
+    refused("steps", dp_sgda_sigma, 0, 9, 1, 0.1)
+    refused("examples", dp_sgda_sigma, 9, 0, 1, 0.1)
+    refused("epsilon", dp_sgda_sigma, 9, 9, 0, 0.1)
+    refused("delta", dp_sgda_sigma, 9, 9, 1, 2.0)
+    refused("constant", dp_sgda_sigma, 9, 9, 1, 0.1, 0)
+    refused("lipschitz", dp_sgda_sigma, 9, 9, 1, 0.1, 1, 0)

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from refusals import refused
 from scipy import optimize, stats
 
 from fedjax_muon.privacy import audit
@@ -59,9 +60,8 @@ def test_attacks_that_know_nothing_prove_nothing():
 def test_epsilon_of_mu():
     found = Errors(5, 1000, 10, 1000)
     epsilon = audit.gaussian_epsilon_bound(found, 1e-5)
-    np.testing.assert_allclose(
-        gaussian_delta(epsilon, audit.gdp_bound(found)), 1e-5, rtol=1e-5
-    )
+    delta = gaussian_delta(epsilon, audit.gdp_bound(found))
+    np.testing.assert_allclose(delta, 1e-5, rtol=1e-5)
 
 
 def test_epsilon_without_gaussians_by_hand():
@@ -189,29 +189,24 @@ def test_one_run_bounds_are_true_as_often_as_they_say(epsilon, delta):
     assert max(known.values()) > 0.2 * epsilon
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: audit.errors([], [1.0], 0.0), "absent must be scores.*none"),
-        (lambda: audit.errors([1.0], [np.nan], 0.0), "present must be scores.*NaN"),
-        (lambda: audit.best_threshold([1.0], [], len), "present must be scores"),
-        (lambda: audit.clopper_pearson(0, 0, 0.9), "trials must be at least 1"),
-        (lambda: audit.clopper_pearson(-1, 4, 0.9), "events must be at least 0"),
-        (lambda: audit.clopper_pearson(5, 4, 0.9), "events must be at most the 4"),
-        (lambda: audit.clopper_pearson(1, 4, 1.0), "confidence must lie in"),
-        (lambda: audit.gdp_bound(Errors(0, 9, 0, 9), 0.0), "confidence must lie in"),
-        (lambda: audit.epsilon_bound(Errors(0, 9, 0, 9), 1.0), "delta must lie in"),
-        (lambda: audit.correct_guesses([1.0], [1, 0], 2), "one entry for each canary"),
-        (lambda: audit.correct_guesses([1.0] * 4, [1] * 4, 3), "must be even"),
-        (lambda: audit.correct_guesses([1.0] * 4, [1] * 4, 6), "at most the 4 can"),
-        (lambda: audit.correct_guesses([1.0] * 4, [1] * 4, 0), "guesses must be at l"),
-        (lambda: audit.one_run_p_value(9, 6, 7, 1.0, 0.0), "correct must be at most"),
-        (lambda: audit.one_run_p_value(9, 10, 7, 1.0, 0.0), "guesses at most canar"),
-        (lambda: audit.one_run_p_value(9, 6, 5, -1.0, 0.0), "epsilon must lie in"),
-        (lambda: audit.one_run_bound(9, 6, 5, 1.0), "delta must lie in"),
-        (lambda: audit.one_run_bound(9, 6, 5, 0.0, 1.5), "confidence must lie in"),
-    ],
-)
-def test_bad_input_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_bad_input_is_refused():
+    refused("absent must be scores.*none", audit.errors, [], [1.0], 0.0)
+    refused("present must be scores.*NaN", audit.errors, [1.0], [np.nan], 0.0)
+    refused("present must be scores", audit.best_threshold, [1.0], [], len)
+    limit, few = audit.clopper_pearson, Errors(0, 9, 0, 9)
+    refused("trials must be at least 1", limit, 0, 0, 0.9)
+    refused("events must be at least 0", limit, -1, 4, 0.9)
+    refused("events must be at most the 4", limit, 5, 4, 0.9)
+    refused("confidence must lie in", limit, 1, 4, 1.0)
+    refused("confidence must lie in", audit.gdp_bound, few, 0.0)
+    refused("delta must lie in", audit.epsilon_bound, few, 1.0)
+    guesses, four = audit.correct_guesses, [1.0] * 4
+    refused("one entry for each canary", guesses, [1.0], [1, 0], 2)
+    refused("must be even", guesses, four, [1] * 4, 3)
+    refused("at most the 4 can", guesses, four, [1] * 4, 6)
+    refused("guesses must be at l", guesses, four, [1] * 4, 0)
+    refused("correct must be at most", audit.one_run_p_value, 9, 6, 7, 1.0, 0.0)
+    refused("guesses at most canar", audit.one_run_p_value, 9, 10, 7, 1.0, 0.0)
+    refused("epsilon must lie in", audit.one_run_p_value, 9, 6, 5, -1.0, 0.0)
+    refused("delta must lie in", audit.one_run_bound, 9, 6, 5, 1.0)
+    refused("confidence must lie in", audit.one_run_bound, 9, 6, 5, 0.0, 1.5)

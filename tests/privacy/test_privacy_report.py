@@ -2,38 +2,35 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
+from refusals import refused
 
-from fedjax_muon.privacy import (
+from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
-    Cyclic,
+    Gaussian,
+    Pld,
+    Rdp,
+    gaussian_epsilon,
+    joint_multiplier,
+)
+from fedjax_muon.privacy.client_accounting import client_spec
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
+from fedjax_muon.privacy.releases import Inside, Output, Release
+from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sensitivity import (
     Difference,
     Each,
-    FixedSize,
-    FullBatch,
-    Gaussian,
-    Inside,
-    MeanOnly,
-    Neighbor,
-    Output,
-    Pld,
-    Poisson,
-    PrivacySpec,
-    Rdp,
-    Release,
-    Shuffled,
     Split,
     Unclipped,
-    calibrated,
-    gaussian_epsilon,
-    report,
+    long_run_std,
 )
-from fedjax_muon.privacy.sensitivity import long_run_std
+from fedjax_muon.privacy.threats import MeanOnly, Neighbor
 
 DELTA = 1e-5
 CYCLE = Cyclic(6512, 20)
-A9A = Poisson(6512, 20)
+A9A, FIRST = Poisson(6512, 20), Poisson(6512, 20, first_batch=6512)
 COARSE = Pld(1e-3)
 
 
@@ -48,32 +45,28 @@ def epsilon(*args, **further):
 
 # sigma = .1, .5, 1, 2: an added or removed record, a replaced one; sigma for 1 and 8.
 OUTPUT = {
-    (100, 0.1): (
-        (11.1191, 1.7106, 0.7970, 0.3741),
-        (27.3955, 3.7369, 1.7106, 0.7970),
-        (0.813072, 0.130817),
-    ),
-    (100, 0.01): (
-        (48.7679, 6.0176, 2.7055, 1.2495),
-        (141.2925, 14.0535, 6.0176, 2.7055),
-        (2.448742, 0.393983),
-    ),
-    (1000, 0.1): (
-        (27.3714, 3.7342, 1.7094, 0.7965),
-        (74.295, 8.4465, 3.7342, 1.7094),
-        (1.625097, 0.261465),
-    ),
-    (1000, 0.01): (
-        (145.1314, 14.3533, 6.1368, 2.7566),
-        (469.2169, 36.2889, 14.3533, 6.1368),
-        (4.979349, 0.801138),
-    ),
+    (100, 0.1): (11.1191, 1.7106, 0.7970, 0.3741),
+    (100, 0.01): (48.7679, 6.0176, 2.7055, 1.2495),
+    (1000, 0.1): (27.3714, 3.7342, 1.7094, 0.7965),
+    (1000, 0.01): (145.1314, 14.3533, 6.1368, 2.7566),
+}
+REPLACED = {
+    (100, 0.1): (27.3955, 3.7369, 1.7106, 0.7970),
+    (100, 0.01): (141.2925, 14.0535, 6.0176, 2.7055),
+    (1000, 0.1): (74.295, 8.4465, 3.7342, 1.7094),
+    (1000, 0.01): (469.2169, 36.2889, 14.3533, 6.1368),
+}
+LEVELS = {
+    (100, 0.1): (0.813072, 0.130817),
+    (100, 0.01): (2.448742, 0.393983),
+    (1000, 0.1): (1.625097, 0.261465),
+    (1000, 0.01): (4.979349, 0.801138),
 }
 
 
 @pytest.mark.parametrize(("steps", "beta"), OUTPUT)
 def test_reference_noise_on_the_output(steps, beta):
-    added, replaced, levels = OUTPUT[steps, beta]
+    added, replaced, levels = (t[steps, beta] for t in (OUTPUT, REPLACED, LEVELS))
     for sigma, one, two in zip((0.1, 0.5, 1.0, 2.0), added, replaced, strict=True):
         run = spec(Output(sigma), CYCLE, beta=beta, steps=steps)
         assert report(run).epsilon == pytest.approx(one, 1e-4)
@@ -90,10 +83,8 @@ def test_reference_noise_inside():
     assert epsilon(Inside(0.8), A9A) == pytest.approx(0.991303, 1e-5)
     renyi = epsilon(Inside(0.8), A9A, accountant=Rdp())
     assert renyi == pytest.approx(1.677679, 1e-5)
-    first = Poisson(6512, 20, first_batch=6512)
-    assert epsilon(Inside(0.8, first_multiplier=5.0), first) == pytest.approx(
-        1.192210, 1e-5
-    )
+    found = epsilon(Inside(0.8, first_multiplier=5.0), FIRST)
+    assert found == pytest.approx(1.192210, 1e-5)
     fixed = spec(Inside(1.6), FixedSize(6512, 20), adjacency=REPLACE_ONE)
     found = report(dataclasses.replace(fixed, accountant=Rdp())).epsilon
     assert found == pytest.approx(1.997486, 1e-5)
@@ -142,9 +133,7 @@ def test_calibration_keeps_the_ratio_of_the_noises():
     sigmas = [release.noise.sigma for release in found.releases.values()]
     assert sigmas[1] == pytest.approx(3 * sigmas[0], 1e-12)
     assert report(found).epsilon == pytest.approx(2.0, 1e-4)
-    run = spec(
-        Inside(2.0, first_multiplier=8.0), Poisson(6512, 20, first_batch=6512), steps=50
-    )
+    run = spec(Inside(2.0, first_multiplier=8.0), FIRST, steps=50)
     found = calibrated(dataclasses.replace(run, accountant=COARSE), 1.5)
     noise = found.releases["x"].noise
     assert noise.first_multiplier == pytest.approx(4 * noise.multiplier, 1e-12)
@@ -156,9 +145,8 @@ def test_noise_inside_without_sampling_counts_participations():
     assert epsilon(Inside(2.0), CYCLE) == pytest.approx(exact, 1e-9)
     assert epsilon(Inside(2.0), CYCLE, clip=Split(1.0, 0.1)) == pytest.approx(exact)
     apart = gaussian_epsilon((4 / 4 + 1 / 9) ** -0.5, DELTA)
-    found = epsilon(
-        Inside(2.0, first_multiplier=3.0), Cyclic(6512, 20, first_batch=600)
-    )
+    later = Cyclic(6512, 20, first_batch=600)
+    found = epsilon(Inside(2.0, first_multiplier=3.0), later)
     assert found == pytest.approx(apart, 1e-9)
     every = gaussian_epsilon(20.0 / math.sqrt(1000), DELTA)
     for sampling in (FullBatch(6512), Shuffled(6512, 20)):
@@ -168,11 +156,8 @@ def test_noise_inside_without_sampling_counts_participations():
 def test_noise_on_the_output_with_other_patterns():
     full = gaussian_epsilon(0.5 * 6512 / math.sqrt(1000), DELTA)
     assert epsilon(Output(0.5), FullBatch(6512)) == pytest.approx(full, 1e-9)
-    cycle, shuffled = (
-        epsilon(Output(9.0), CYCLE),
-        epsilon(Output(9.0), Shuffled(6512, 20)),
-    )
-    assert cycle < shuffled
+    shuffled = epsilon(Output(9.0), Shuffled(6512, 20))
+    assert epsilon(Output(9.0), CYCLE) < shuffled
     whole = epsilon(Output(1.0), Cyclic(6512, 20, first_batch=6512))
     assert whole > epsilon(Output(1.0), CYCLE, steps=999)
 
@@ -202,25 +187,20 @@ def test_the_mean_over_agents_hides_more():
 
 def test_clients_are_records_too():
     release = Release(Each(1.2024), Inside(2.0))
-    run = PrivacySpec(
-        {"update": release},
-        Poisson(100, 10),
-        500,
-        DELTA,
-        unit="one client with all its examples",
-    )
+    unit = "one client with all its examples"
+    run = PrivacySpec({"update": release}, Poisson(100, 10), 500, DELTA, unit=unit)
     assert report(run).epsilon == pytest.approx(5.555470, 1e-5)
-    assert "for one client with all its examples" in report(run).statement()
+    assert f"for {unit}" in report(run).statement()
 
 
 def test_without_clipping_epsilon_is_infinite_and_says_why():
     for noise, sampling in ((Output(5.0), CYCLE), (Inside(5.0), A9A)):
-        found = report(spec(noise, sampling, clip=Unclipped()))
+        run = spec(noise, sampling, clip=Unclipped())
+        found = report(run)
         assert found.epsilon == math.inf
         assert "NO differential privacy" in found.statement()
         assert "x is not clipped" in found.statement()
-        with pytest.raises(ValueError, match=r"no factor makes.*x is not clipped"):
-            calibrated(spec(noise, sampling, clip=Unclipped()), 1.0)
+        refused(r"no factor makes.*x is not clipped", calibrated, run, 1.0)
     x = Release(Each(1.0), Output(1.0), 0.1)
     y = Release(Unclipped(), Output(1.0), 0.1)
     found = report(PrivacySpec({"x": x, "y": y}, CYCLE, 9, DELTA))
@@ -229,26 +209,17 @@ def test_without_clipping_epsilon_is_infinite_and_says_why():
     assert not any("x is not clipped" in caveat for caveat in found.caveats)
 
 
-@pytest.mark.parametrize(
-    ("noise", "sampling"),
-    [
-        (Output(0.0), CYCLE),
-        (Inside(0.0), A9A),
-        (Inside(1.0, first_multiplier=0.0), Poisson(6512, 20, first_batch=6512)),
-    ],
-)
-def test_without_noise_epsilon_is_infinite_and_says_why(noise, sampling):
-    found = report(spec(noise, sampling))
-    assert found.epsilon == math.inf
-    assert "x is released without noise" in found.statement()
-    with pytest.raises(ValueError, match="without noise"):
-        calibrated(spec(noise, sampling), 1.0)
+def test_without_noise_epsilon_is_infinite_and_says_why():
+    first = Inside(1.0, first_multiplier=0.0)
+    for run in (spec(Output(0.0), CYCLE), spec(Inside(0.0), A9A), spec(first, FIRST)):
+        assert report(run).epsilon == math.inf
+        assert "x is released without noise" in report(run).statement()
+        refused("without noise", calibrated, run, 1.0)
 
 
 def test_the_statement_says_it_all():
-    found = report(
-        spec(Inside(0.8), Poisson(6512, 20, max_batch=64), accountant=COARSE)
-    )
+    cut = Poisson(6512, 20, max_batch=64)
+    found = report(spec(Inside(0.8), cut, accountant=COARSE))
     lines = found.statement().splitlines()
     assert lines[0].startswith(f"({found.epsilon:.4g}, 1e-05)-differential privacy")
     assert lines[0].endswith("for one example of one agent")
@@ -293,16 +264,13 @@ def test_the_statement_says_it_all():
 def test_what_does_not_go_together_is_refused(noise, sampling, accountant, said):
     for clip in (Each(1.0), Unclipped()):
         run = spec(noise, sampling, clip=clip, accountant=accountant)
-        with pytest.raises(ValueError, match=said):
-            report(run)
-        with pytest.raises(ValueError, match=said):
-            calibrated(run, 1.0)
+        refused(said, report, run)
+        refused(said, calibrated, run, 1.0)
 
 
 def test_replace_one_is_refused_by_rdp_with_poisson():
     run = spec(Inside(1.0), A9A, accountant=Rdp(), adjacency=REPLACE_ONE)
-    with pytest.raises(ValueError, match="only for an added or removed"):
-        report(run)
+    refused("only for an added or removed", report, run)
 
 
 @pytest.mark.parametrize("sampling", [FullBatch(6512), Shuffled(6512, 20)], ids=str)
@@ -316,28 +284,93 @@ def test_where_a_records_parts_must_cancel_it_is_said(sampling):
 
 
 def test_numbers_that_are_refused():
-    release = Release(Each(1.0), Output(1.0), 0.1)
+    release = {"x": Release(Each(1.0), Output(1.0), 0.1)}
     for delta in (1 / 6512, 0.1, 0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match=r"delta must lie in \(0, 0.00015"):
-            PrivacySpec({"x": release}, CYCLE, 9, delta)
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        PrivacySpec({"x": release}, CYCLE, 0, DELTA)
-    with pytest.raises(TypeError, match="steps must be a whole number"):
-        PrivacySpec({"x": release}, CYCLE, 9.5, DELTA)
-    with pytest.raises(ValueError, match="at least one stream"):
-        PrivacySpec({}, CYCLE, 9, DELTA)
+        said = r"delta must lie in \(0, 0.00015"
+        refused(said, PrivacySpec, release, CYCLE, 9, delta)
+    refused("steps must be at least 1", PrivacySpec, release, CYCLE, 0, DELTA)
+    said = "steps must be a whole number"
+    refused(said, PrivacySpec, release, CYCLE, 9.5, DELTA, error=TypeError)
+    refused("at least one stream", PrivacySpec, {}, CYCLE, 9, DELTA)
     for beta in (0.0, -1.0, 2.0, math.nan):
-        with pytest.raises(ValueError, match="beta"):
-            Release(Each(1.0), Output(1.0), beta)
+        refused("beta", Release, Each(1.0), Output(1.0), beta)
     for wrong in (-1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="sigma"):
-            Output(wrong)
-        with pytest.raises(ValueError, match="multiplier"):
-            Inside(wrong)
-        with pytest.raises(ValueError, match="first_multiplier"):
-            Inside(1.0, first_multiplier=wrong)
-    with pytest.raises(ValueError, match="colluders must be below"):
-        MeanOnly(4, 4)
+        refused("sigma", Output, wrong)
+        refused("multiplier", Inside, wrong)
+        refused("first_multiplier", Inside, 1.0, first_multiplier=wrong)
+    refused("colluders must be below", MeanOnly, 4, 4)
     for target in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="epsilon must lie in"):
-            calibrated(spec(Output(1.0), CYCLE), target)
+        refused("epsilon must lie in", calibrated, spec(Output(1.0), CYCLE), target)
+
+
+# ------------------------------------------------------ of a run with private clients
+
+RUN: dict[str, Any] = {"rounds": 100, "noise_multiplier": 1.0, "delta": 1e-5}
+RUN |= {"prologue": False, "private_states": False}
+
+
+def test_reference_values():
+    """dp-accounting 0.6.0, PLD of T Poisson-sampled Gaussian mechanisms."""
+    for size, noise, epsilon in ((5, 1.0, 3.502149), (10, 2.0, 2.337400)):
+        spec = client_spec(Poisson(100, size), **RUN | {"noise_multiplier": noise})
+        assert report(spec).epsilon == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_full_participation_is_one_gaussian_mechanism():
+    found = report(client_spec(FullBatch(100), **{**RUN, "noise_multiplier": 8.0}))
+    assert found.epsilon == pytest.approx(gaussian_epsilon(0.8, 1e-5))
+    with_prologue = RUN | {"prologue": True, "prologue_noise_multiplier": 5.0}
+    spec = client_spec(FullBatch(9), **with_prologue)
+    together = gaussian_epsilon(joint_multiplier(5.0, *[1.0] * 100), 1e-5)
+    assert spec.steps == 101
+    assert report(spec).epsilon == pytest.approx(together)
+    assert report(calibrated(spec, 2.0)).epsilon == pytest.approx(2.0, rel=1e-4)
+
+
+def test_a_prologue_is_one_more_release_of_all_clients():
+    few = {**RUN, "rounds": 3, "delta": 1e-3, "prologue": True}
+    spec = client_spec(Poisson(100, 5), **few, prologue_noise_multiplier=3.0)
+    whole_first = Poisson(100, 5, first_batch=100)
+    by_hand = Pld().epsilon(whole_first, 1.0, 4, 1e-3, first_multiplier=3.0)
+    assert report(spec).epsilon == by_hand
+    # of no fewer than the prologue alone, of no more than everything unsampled
+    assert gaussian_epsilon(3.0, 1e-3) < by_hand
+    assert by_hand < gaussian_epsilon(joint_multiplier(3.0, 1.0, 1.0, 1.0), 1e-3)
+
+
+def test_the_statement_of_clients():
+    text = report(client_spec(FullBatch(100), **RUN)).statement()
+    for words in (
+        "for one client with all its examples",
+        "the noisy sums of clipped messages",
+        "one record is added or removed",
+        "every model that the server broadcasts is seen; the server and the channels",
+        "the server keeps single messages, and who took part, to itself",
+        "training loss, is not published",
+    ):
+        assert words in text
+    silent = report(client_spec(Poisson(100, 5), **{**RUN, "noise_multiplier": 0.0}))
+    assert silent.epsilon == float("inf")
+    assert "NO differential privacy" in silent.statement()
+
+
+def test_where_cohorts_are_cut_short_clients_must_forget():
+    cut = Poisson(100, 5, max_batch=20)
+    assert client_spec(cut, **RUN).sampling == cut
+    remembering = {**RUN, "private_states": True}
+    roomy = Poisson(100, 5, max_batch=100)
+    assert client_spec(roomy, **remembering).sampling == roomy
+    said = "clients that keep states need room for all"
+    refused(said, client_spec, cut, **remembering)
+
+
+def test_what_cannot_be_accounted_for_is_refused():
+    account = lambda sampling, **changes: client_spec(sampling, **RUN | changes)
+    refused(r"Poisson\(N, S\) or FullBatch\(N\), got F", account, FixedSize(100, 5))
+    refused("use poisson_cohorts, or full participation", account, Cyclic(100, 5))
+    refused("use prologue=True", account, Poisson(100, 5, first_batch=100))
+    cohorts = Poisson(100, 5)
+    refused("a prologue, got 1", account, cohorts, prologue_noise_multiplier=1.0)
+    refused("delta must lie in", account, cohorts, delta=0.01)
+    refused("rounds must be at least 1", account, cohorts, rounds=0)
+    refused("multiplier must lie in", account, cohorts, noise_multiplier=-1.0)
