@@ -1,17 +1,33 @@
-"""Files that are written whole or not at all, and rows that are checked."""
+"""Files and directories of runs, and what their configs say."""
 
 import contextlib
+import csv
+import dataclasses
 import json
 import os
 import threading
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from command import refused, run
 
+from fedjax_muon import models
+from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.data.dataset import Dataset, check
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import config, directory, files
+from fedjax_muon.runs.build import algorithm_of, has_plain_rule
+from fedjax_muon.runs.config import METHODS, MODELS, Config, Run, Sweep
+from fedjax_muon.runs.config_json import ADDED, from_json, to_json
+from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.extend import extend
 from fedjax_muon.runs.files import CheckedRows
+from fedjax_muon.transforms import moonlight
 
 ROWS = [
     {"lr": 0.1, "seed": 3, "diverged": -1, "round": r, "loss": np.sqrt(2) / (r + 1)}
@@ -200,3 +216,167 @@ def test_rows_of_other_settings_are_refused(path, changes, message):
     with pytest.raises(ValueError, match=message):
         CheckedRows(path, SETTINGS | changes)
     assert json.loads(path.with_suffix(".json").read_text())["settings"]["rounds"] == 5
+
+
+# ------------------------------- which errors are refusals, and which are faults
+
+
+def test_an_error_of_this_package_is_a_refusal(capsys):
+    empty = np.zeros((0, 2), np.float32), np.zeros(0, int)
+    with pytest.raises(SystemExit) as stop, refusing():
+        check(Dataset(*empty, *empty, ("a",)))
+    assert stop.value.code == 2
+    assert "x_train must be non-empty" in capsys.readouterr().err
+
+
+def test_an_error_of_another_package_is_a_fault():
+    with pytest.raises(ValueError, match="could not be broadcast"), refusing():
+        np.broadcast_to(np.zeros((2, 3)), (4, 3))
+
+
+def test_an_error_of_the_file_system_is_a_refusal(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop, refusing():
+        (tmp_path / "missing").read_text()
+    assert stop.value.code == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+# --------------------------------- options of a config that change the algorithm
+
+PLAIN = {"fedavg", "fedprox", "scaffold", "fedcm", "fedavg_m", "scaffold_m"}
+
+
+def arguments(name, **options):
+    return recipe_of(algorithm_of(Run(name, {}, 0, Config(**options)))).arguments
+
+
+def test_methods_with_plain_steps():
+    found = {name for name, method in METHODS.items() if has_plain_rule(method)}
+    assert found == PLAIN | {"padamfed_vr", "stem", "fess_gda"}
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_weight_decay_is_added_to_plain_steps(name):
+    rule = arguments(name, weight_decay=0.5)["rule"]
+    x, g = jnp.array([2.0, -4.0]), jnp.array([1.0, 1.0])
+    moved, _ = rule.update(g, rule.init(x), x)
+    np.testing.assert_allclose(moved, [2.0, -1.0])
+    plain = arguments(name)["rule"]
+    np.testing.assert_array_equal(plain.update(g, plain.init(x), x)[0], g)
+
+
+def test_other_methods_keep_their_own_decay():
+    algorithm = arguments("local_adamw", weight_decay=0.5)
+    assert algorithm == arguments("local_adamw")
+    with pytest.raises(ValueError, match="weight_decay must lie in"):
+        Config(weight_decay=-0.1)
+
+
+@pytest.mark.parametrize("name", ["fedmuon_correct", "local_muon_persistent"])
+def test_scales_by_shape_reach_the_algorithm(name):
+    assert arguments(name, shape_scale="moonlight")["shape_scale"] is moonlight
+
+
+def test_coefficients_reach_the_kernel():
+    matrix = jax.random.normal(jax.random.key(0), (6, 4))
+    exact = kernel.polar(matrix)
+    far = {}
+    for name in ("jordan", "quintic"):
+        options = {"newton_schulz_steps": 20, "newton_schulz_coefficients": name}
+        polar = arguments("fedmuon", **options)["polar"]
+        far[name] = float(jnp.abs(polar(matrix) - exact).max())
+    assert far["quintic"] < 1e-4 < 0.01 < far["jordan"]
+
+
+def test_configs_from_before_these_options_are_read():
+    run = Run("fedavg", {}, 0, Config())
+    words = json.loads(to_json(run))
+    for name in ADDED:
+        del words["config"][name]
+    assert from_json(json.dumps(words)) == run
+    changed = dataclasses.replace(run, config=Config(weight_decay=0.1))
+    assert from_json(to_json(changed)) == changed
+
+
+def test_the_identity_is_what_a_plain_rule_is():
+    assert optax.identity().init(0.0) == optax.EmptyState()
+
+
+def test_models_are_those_of_the_library():
+    assert {*MODELS} == {*models.ALL, "roberta"}
+
+
+# -------------------------------------- larger grids in the directory of a sweep
+
+SIZES = (
+    *("--num-clients", 4, "--cohort-size", 2, "--local-steps", 1, "--batch-size", 4),
+    *("--hidden", 4, "--rounds", 2, "--evaluate-every", 2),
+)
+
+
+def cells(place: Path, name: str) -> list[tuple[str, str, str]]:
+    with (place / "cells" / f"{name}.csv").open(newline="") as file:
+        rows = [
+            (row["lr"], row["seed"], row["seconds"]) for row in csv.DictReader(file)
+        ]
+    return rows[1::2]
+
+
+@pytest.mark.slow
+def test_a_larger_grid_runs_what_is_missing(tmp_path, capsys):
+    place = tmp_path / "sweep"
+    small = ("sweep", "--algorithms", "fedavg", "--grid", "lr=0.1,0.3", "--seeds", 0)
+    run(*small, *SIZES, "--output", place)
+    before = cells(place, "fedavg")
+    assert [cell[:2] for cell in before] == [("0.1", "0"), ("0.3", "0")]
+    large = ("sweep", "--algorithms", "fedavg", "fedmuon", "--seeds", "1,0")
+    large = (*large, "--grid", "lr=0.3,1,0.1")
+    run(*large, *SIZES, "--output", place)
+    after = cells(place, "fedavg")
+    assert after[:2] == before  # with their seconds: they did not run again
+    rates, seeds = ("0.3", "1.0", "0.1"), ("1", "0")
+    missing = [
+        (lr, seed) for lr in rates for seed in seeds if seed == "1" or lr == "1.0"
+    ]
+    assert [cell[:2] for cell in after[2:]] == missing
+    assert len(cells(place, "fedmuon")) == 6
+    assert directory.read(place).grids["fedavg"]["lr"] == (0.3, 1.0, 0.1)
+    message = refused(capsys, *small, *SIZES, "--output", place)
+    assert "algorithms had fedmuon; seeds had 1; lr of fedavg had 1.0" in message
+
+
+BASE = Sweep(("fedavg",), {"fedavg": {"lr": (0.1,)}}, (0, 1), 0.1, None, Config())
+LARGER = dataclasses.replace(BASE, grids={"fedavg": {"lr": (0.01, 0.1, 1.0)}})
+CONFIG = dataclasses.replace(BASE.config, dataset="fashion_mnist", rounds=7)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"config": CONFIG},
+            "dataset was digits and is fashion_mnist; rounds was 100 and is 7",
+        ),
+        ({"validation": 0.2}, "validation was 0.1 and is 0.2"),
+        ({"seeds": (1, 2)}, "seeds had 0"),
+        ({"grids": {"fedavg": {"lr": (0.3,)}}}, "lr of fedavg had 0.1"),
+        (
+            {"grids": {"fedavg": {"server_lr": (1.0,)}}},
+            "the grid of fedavg was over lr and is over server_lr",
+        ),
+    ],
+)
+def test_what_is_no_extension_is_refused_by_entry(tmp_path, change, said):
+    place = directory.create(tmp_path / "sweep", BASE, "sweep")
+    with pytest.raises(ValueError, match="can't be extended") as error:
+        extend(place, dataclasses.replace(LARGER, **change))
+    assert said in str(error.value)
+    assert directory.read(place) == BASE
+    extend(place, LARGER)
+    assert directory.read(place) == LARGER
+
+
+def test_another_data_directory_is_no_difference(tmp_path):
+    place = directory.create(tmp_path / "sweep", BASE, "sweep")
+    moved = dataclasses.replace(BASE.config, data_dir=tmp_path)
+    extend(place, dataclasses.replace(BASE, config=moved))

@@ -152,8 +152,7 @@ def test_executors_are_checked_before_anything_is_made(
 
 
 @pytest.mark.parametrize(
-    ("name", "package"),
-    [("dask:localhost:8786", "distributed"), ("slurm", "submitit")],
+    ("name", "package"), [("dask:localhost:8786", "distributed"), ("slurm", "submitit")]
 )
 def test_a_missing_package_is_the_pip_command(
     name, package, capsys, tmp_path, monkeypatch, nothing_runs

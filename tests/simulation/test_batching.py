@@ -1,4 +1,4 @@
-"""Batches: whose examples, in what order, how often, and what reaches the gradient."""
+"""What is drawn: batches, cohorts, and examples that are held out."""
 
 import functools
 import itertools
@@ -8,9 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federation import PARTS, federation
 from scipy import stats
 
+from fedjax_muon import data
+from fedjax_muon.algorithms import ALL, fedavg, scaffold
+from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.runs.config import Config
+from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation import batching
+from fedjax_muon.simulation.cohorts import poisson_cohorts
+from fedjax_muon.simulation.participation import by_examples
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 # One test in a million would fail for another key, if all is as it should be.
 RARE = 1e-6
@@ -143,20 +152,20 @@ def test_with_replacement_is_uniform_and_independent():
 
 # ---------------------------------------------------------------- the clients
 
-PARTS = [np.array([7, 1, 4]), np.array([0]), np.array([2, 7, 3, 9, 5])]
+SEGMENTS = [np.array([7, 1, 4]), np.array([0]), np.array([2, 7, 3, 9, 5])]
 X = np.arange(40, dtype=np.float32).reshape(10, 4)
 Y = np.arange(10) % 3
 
 
 def test_clients_are_segments_of_one_order():
-    clients = batching.clients_of(X, Y, PARTS)
+    clients = batching.clients_of(X, Y, SEGMENTS)
     np.testing.assert_array_equal(clients.x, X)
     np.testing.assert_array_equal(clients.y, Y)
     assert clients.order.dtype == clients.start.dtype == clients.size.dtype == jnp.int32
-    for part, start, size in zip(PARTS, clients.start, clients.size, strict=True):
+    for part, start, size in zip(SEGMENTS, clients.start, clients.size, strict=True):
         np.testing.assert_array_equal(clients.order[start : start + size], part)
     assert len(clients.order) == 9
-    shares = [[np.mean(Y[part] == c) for c in range(3)] for part in PARTS]
+    shares = [[np.mean(Y[part] == c) for c in range(3)] for part in SEGMENTS]
     np.testing.assert_allclose(clients.shares, shares)
 
 
@@ -164,9 +173,9 @@ def test_clients_are_segments_of_one_order():
     ("parts", "message"),
     [
         ([], "at least one client, got none"),
-        ([PARTS[0], PARTS[1][:0]], "client 1 has no examples; use fewer clients"),
-        ([PARTS[0], np.array([3, 10, 11])], "names example 10, but .* only 0 to 9"),
-        ([PARTS[0], np.array([3, -2])], "names example -2, but .* only 0 to 9"),
+        ([SEGMENTS[0], SEGMENTS[1][:0]], "client 1 has no examples; use fewer clients"),
+        ([SEGMENTS[0], np.array([3, 10, 11])], "names example 10, but .* only 0 to 9"),
+        ([SEGMENTS[0], np.array([3, -2])], "names example -2, but .* only 0 to 9"),
         ([np.array([0.0, 1.0])], "holds ids of examples, got float64"),
         ([np.array([True, False])], "holds ids of examples, got bool"),
     ],
@@ -180,7 +189,7 @@ def test_clients_of_refuses(parts, message):
 
 
 def test_the_gradient_sees_the_rows_and_no_padding():
-    clients = batching.clients_of(X, Y, PARTS)
+    clients = batching.clients_of(X, Y, SEGMENTS)
     seen = lambda params, batch, key: (params, batch, key)
     rows = batching.ExampleIndices(jnp.array([7, -1, 0, -1]), jnp.int32(2))
     params, batch, key = batching.gradient_of_indices(clients, seen)(
@@ -273,3 +282,185 @@ def test_subsets_of_a_small_client_are_all_of_it():
     assert draws.shape == (2, 3, 4)
     assert joined(draws[0], 2).all()
     assert joined(draws[1], 4).all()
+
+
+# -------------------------------------------- cohorts, alone and in a simulation
+
+N = len(PARTS)
+KEY = jax.random.key(5)
+
+
+def drawn(cohorts, clients, size, count=4000):
+    """Who takes part, bool [count, clients]."""
+    keys = jax.random.split(KEY, count)
+    ids, joins = jax.vmap(lambda key: cohorts(key, clients, size))(keys)
+    ids, joins = np.asarray(ids), np.asarray(joins)
+    assert ids.dtype == np.int32
+    assert all(len({*row}) == len(row) for row in ids)
+    assert ids.min() >= 0
+    assert ids.max() < clients
+    present = np.zeros((count, clients), bool)
+    np.put_along_axis(present, ids, joins, 1)
+    return present
+
+
+def test_poisson_coins_are_fair_and_independent():
+    present = drawn(poisson_cohorts(), 8, 3)
+    count = len(present)
+    for column in present.T:
+        assert stats.binomtest(int(column.sum()), count, 3 / 8).pvalue > 1e-3
+    sizes = np.bincount(present.sum(1), minlength=9)
+    wanted = count * stats.binom.pmf(np.arange(9), 8, 3 / 8)
+    assert stats.chisquare(sizes, wanted).pvalue > 1e-3
+    apart = np.corrcoef(present, rowvar=False) - np.eye(8)
+    assert np.abs(apart).max() < 4 / np.sqrt(count)
+    assert drawn(poisson_cohorts(), 4, 4, 50).all()
+
+
+@pytest.mark.slow
+def test_of_too_many_a_uniform_part_is_kept():
+    free, held = drawn(poisson_cohorts(), 8, 3), drawn(poisson_cohorts(4), 8, 3)
+    assert not (held & ~free).any()  # the same coins
+    np.testing.assert_array_equal(held.sum(1), np.minimum(free.sum(1), 4))
+    full = free.sum(1) > 4
+    kept, joined = held[full].sum(0), free[full].sum(0)
+    share = kept.sum() / joined.sum()
+    for k, j in zip(kept, joined, strict=True):
+        assert stats.binomtest(int(k), int(j), share).pvalue > 1e-3
+
+
+def cohort(key, index, size=2, room=None):
+    """The members of a round of a simulation: stream 1 of its key."""
+    key = jax.random.fold_in(jax.random.fold_in(key, 1), index)
+    ids, joins = poisson_cohorts(room)(key, N, size)
+    return {*np.asarray(ids)[np.asarray(joins)].tolist()}
+
+
+def private(algorithm, size=2):
+    return private_clients(
+        algorithm, clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=size
+    )
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    return federation(private(scaffold()), cohort_size=2, cohorts=poisson_cohorts())
+
+
+def test_a_simulation_with_poisson_cohorts(simulation):
+    """Members alone change their states, no one is lost, empty cohorts tell nothing."""
+    state, sizes = simulation.init(KEY), set()
+    for index in range(6):
+        members = cohort(state.key, index)
+        sizes.add(len(members))
+        before = state.training.client_states, state.params
+        kept, params = jax.tree.map(np.asarray, before)
+        state, metrics = simulation.train_round(state)
+        now = state.training.client_states
+        pairs = zip(*map(jax.tree.leaves, (now, kept)), strict=True)
+        moved = [(np.asarray(a) != b).reshape(N, -1).any(1) for a, b in pairs]
+        assert {*np.flatnonzero(np.any(moved, axis=0)).tolist()} == members
+        assert not metrics.lost.any()
+        assert (np.asarray(metrics.lost_round) == -1).all()
+        for a, b in zip(*map(jax.tree.leaves, (state.params, params)), strict=True):
+            assert not np.any(np.asarray(a) == b)  # the noise
+    assert 0 in sizes
+    assert len(sizes) > 2
+    # two clients are expected, and send two parts of 5 x 3 + 3 numbers
+    assert simulation.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_the_same(simulation):
+    state, _ = simulation.train_rounds(simulation.init(KEY), 3)
+    cells = [Cell({}, KEY, PARTS)]
+    (((rows, diverged),),) = sweep(simulation, cells, rounds=3, evaluate_every=3)
+    assert diverged is None
+    loss = float(simulation.evaluate(state)["test_loss"])
+    np.testing.assert_allclose(rows[-1]["test_loss"], loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"cohorts": poisson_cohorts(1)},
+            "room must lie between the cohort_size 2 and",
+        ),
+        ({"cohorts": poisson_cohorts(7)}, "the 6 clients, got 7"),
+        (
+            {"cohort_size": 3},
+            r"made for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)",
+        ),
+        ({"parts": PARTS[:5]}, r"made for .* \(6, 2\), got \(5, 2\)"),
+        ({"weighting": by_examples}, "or bounds every client's part"),
+        (
+            {"algorithm": private(ALL["stem"].function())},
+            "this algorithm is defined for full participation only",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes, message):
+    given = {"algorithm": private(fedavg()), "cohort_size": 2, **changes}
+    with pytest.raises(ValueError, match=message):
+        federation(**given)
+
+
+# ------------------------------------- examples that are held out for validation
+
+OF_CLASSES = np.array([400, 37, 11, 252])  # of the classes
+NUMBER = OF_CLASSES.sum()
+LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(4), OF_CLASSES))
+LABELLED = data.Dataset(
+    x_train=np.arange(NUMBER, dtype=np.float32)[:, None],
+    y_train=LABELS.astype(np.int32),
+    x_test=np.zeros((3, 1), np.float32),
+    y_test=np.arange(3, dtype=np.int32),
+    classes=tuple("abcd"),
+)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
+def test_held_out_examples_are_some_of_all_classes_and_nowhere_else(share):
+    rest, (x, y) = data.hold_out(LABELLED, share)
+    together = np.concatenate([rest.x_train, x])[:, 0]
+    assert sorted(together) == list(range(NUMBER))  # every example once
+    labels = np.concatenate([rest.y_train, y])
+    np.testing.assert_array_equal(labels, LABELS[together.astype(int)])
+    assert abs(len(y) - share * NUMBER) < 1
+    assert np.all(abs(np.bincount(y) - share * OF_CLASSES) < 1)
+    assert x.dtype == rest.x_train.dtype == np.float32
+    assert y.dtype == rest.y_train.dtype == np.int32
+    for name in ("x_test", "y_test", "classes"):
+        assert getattr(rest, name) is getattr(LABELLED, name)
+
+
+def test_the_same_examples_are_held_out_every_time():
+    (rest, (x, _)), (again, (others, _)) = (
+        data.hold_out(LABELLED, 0.2) for _ in range(2)
+    )
+    np.testing.assert_array_equal(x, others)
+    np.testing.assert_array_equal(rest.x_train, again.x_train)
+    assert not np.array_equal(x[:, 0], np.sort(x[:, 0]))  # not the first, or in order
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [(share, r"must be in \(0, 1\), got") for share in (0, 1, -0.1, 1.5, np.nan)]
+    + [(share, "leaves one side without a class") for share in (0.001, 0.998, 0.9999)],
+)
+def test_shares_that_leave_nothing_to_one_side_are_refused(share, message):
+    with pytest.raises(ValueError, match=message):
+        data.hold_out(LABELLED, share)
+
+
+def test_a_share_of_the_training_examples_is_of_all_classes_and_always_the_same():
+    whole, part = (dataset_of(Config(train_share=share)) for share in (1.0, 0.25))
+    again = dataset_of(Config(train_share=0.25))
+    np.testing.assert_array_equal(part.x_train, again.x_train)
+    counts, few = np.bincount(whole.y_train), np.bincount(part.y_train)
+    assert np.abs(few - counts / 4).max() <= 1
+    rows = {row.tobytes() for row in whole.x_train}
+    assert all(row.tobytes() in rows for row in part.x_train)
+    assert len({row.tobytes() for row in part.x_train}) == len(part.x_train)
+    np.testing.assert_array_equal(part.x_test, whole.x_test)

@@ -1,5 +1,6 @@
-"""Simulation: one program, cohorts, dropouts, the prologue, bytes, errors."""
+"""Simulations: programs, cohorts, mistakes, training."""
 
+import dataclasses
 import re
 from typing import Any, NamedTuple
 
@@ -9,13 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federation import DATA, PARTS, TASK, assert_close, assert_same_bits, cut, trained
+from federation import (
+    DATA,
+    PARTS,
+    TASK,
+    Linear,
+    assert_close,
+    assert_same_bits,
+    cut,
+    trained,
+)
 
+import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import batching, training
+from fedjax_muon.simulation.early_stopping import early_stopping
+
+# ------- simulation: one program, cohorts, dropouts, the prologue, bytes, errors
 
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
 
@@ -219,3 +233,373 @@ def test_repartition_refuses(plain):
         plain.vary(parts=PARTS[:5])
     with pytest.raises(ValueError, match="names example 80"):
         plain.vary(parts=[*PARTS[:5], np.array([80])])
+
+
+# ----------- mistakes in the arguments of simulations, made as a user makes them
+
+SIZES = {"cohort_size": 2, "local_steps": 1, "batch_size": 4}
+OWNER = np.arange(len(DATA.x_train)) % 3
+WEIGHTS = np.full((6, 6), 1 / 6)
+
+
+def federate(algorithm=None, task=TASK, data=DATA, parts=PARTS, **changes):
+    algorithm = fm.fedavg(lr=0.1) if algorithm is None else algorithm
+    return fm.federate(algorithm, task, data, parts, **(SIZES | changes))
+
+
+def decentralize(algorithm, **changes):
+    given = TASK, DATA, PARTS
+    return fm.decentralize(algorithm, *given, weights=WEIGHTS, batch_size=4, **changes)
+
+
+def changed(**parts):
+    return {"data": DATA._replace(**parts)}
+
+
+def with_nan(x):
+    x = np.array(x)
+    x[7, 0] = np.nan
+    return x
+
+
+SIMULATION = federate()
+# what the message says: the arguments of `federate`, or another call
+MISTAKES = {
+    "call it first: fedavg": {"algorithm": fm.fedavg},
+    "simulate it with decentralize": {"algorithm": fm.decentralized.dsgd(lr=0.1)},
+    "the algorithm comes first, then the task": {"algorithm": "fedavg"},
+    "task must be a Task, got Linear; make one of the model": {"task": Linear(3)},
+    "task must be a Task, got Algorithm; see": {"task": fm.fedavg()},
+    "dataset must be a data.Dataset, got tuple": {"data": (DATA.x_train, DATA.y_train)},
+    "if it names the owner of every example, use": {"parts": OWNER},
+    "plan must be a function, got 'vmapped'": {"plan": "vmapped"},
+    "sampler must be a function, got 'full_batch'": {"sampler": "full_batch"},
+    "weighting must be a function, got 'examples'": {"weighting": "examples"},
+    "cohort_size must be an integer, got 2.5": {"cohort_size": 2.5},
+    "batch_size must be an integer, got '4'": {"batch_size": "4"},
+    "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),
+    "y_test must be in 0..2": changed(y_test=DATA.y_test + 1),
+    "y_train must be 80 integers": changed(y_train=np.append(DATA.y_train, 0)),
+    "x_train has NaN or infinity in 1 of 80 examples, first in example 7": changed(
+        x_train=with_nan(DATA.x_train)
+    ),
+    "x_test must be non-empty": changed(x_test=DATA.x_test[:0], y_test=DATA.y_test[:0]),
+    "simulate it with federate": lambda: decentralize(fm.fedavg()),
+    "mixer must be a function, got 'dense'": lambda: decentralize(
+        fm.decentralized.dsgd(), mixer="dense"
+    ),
+    "a model must be made first, as Linear": lambda: fm.tasks.classification(
+        Linear, DATA
+    ),
+    "keyword argument 'learning_rate'; it takes lr, rule": lambda: fm.fedavg(
+        learning_rate=0.1
+    ),
+    "key must be a typed key": lambda: SIMULATION.init(0),
+    "rounds must be an integer, got '30'": lambda: fm.train(
+        SIMULATION, SIMULATION.init(jax.random.key(0)), rounds="30"
+    ),
+    "count must be at least 0, got -1": lambda: SIMULATION.train_rounds(
+        SIMULATION.init(jax.random.key(0)), -1
+    ),
+    "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_refused_by_name(message):
+    given = MISTAKES[message]
+    with pytest.raises((TypeError, ValueError)) as error:
+        given() if callable(given) else federate(**given)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_donated_state_is_named():
+    simulation = federation.federation(plan=plans.mapped)
+    state = simulation.init(jax.random.key(0))
+    simulation.train_round(state)
+    with pytest.raises(ValueError, match="donated to an earlier call; continue with"):
+        simulation.train_round(state)
+
+
+@pytest.mark.slow
+def test_examples_in_float64_are_those_in_float32():
+    wide = DATA._replace(x_train=DATA.x_train.astype(float), x_test=np.float64(DATA[2]))
+    ends = []
+    for data in (DATA, wide):
+        simulation = federate(fm.fedavg(rule=optax.identity()), data=data)
+        state, _ = simulation.train_round(simulation.init(jax.random.key(1)))
+        ends.append(state.params)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+def test_hyper_parameters_of_postponed_annotations_are_found():
+    source = (
+        "from __future__ import annotations\n"
+        "import fedjax_muon as fm\n"
+        "from fedjax_muon.core import Hyper, recorded\n"
+        "@recorded\n"
+        "def mine(lr: Hyper = 0.1, *, other: fm.Hyper = 0.5, steps: int = 3):\n"
+        "    return fm.fedavg(lr=lr)\n"
+    )
+    names: dict = {}
+    exec(source, names)
+    assert fm.core.numbers_of(names["mine"](lr=0.3)) == {"lr": 0.3, "other": 0.5}
+
+
+# --- training: when it evaluates, what the rows say, going on, messages that overflow
+
+
+def ran(prepared, state, **how):
+    """The last state and all rows of `evaluations`, up to a total of rounds."""
+    rows = []
+    for last, row in training.evaluations(prepared, state, **how):
+        state = last
+        rows.append(row)
+    return state, rows
+
+
+COLUMNS = [
+    "round",
+    "bytes_down",
+    "bytes_up",
+    "client_accuracy_std",
+    "test_accuracy",
+    "test_loss",
+    "train_accuracy",
+    "train_loss",
+    "dropped",
+    "seconds",
+]
+
+
+def start(prepared):
+    return prepared.init(jax.random.key(8))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "expected"),
+    [
+        (23, 10, [0, 10, 20, 23]),
+        (20, 10, [0, 10, 20]),
+        (3, 10, [0, 3]),
+        (2, 1, [0, 1, 2]),
+        (0, 5, [0]),
+    ],
+)
+def test_rows_are_at_multiples_and_at_the_end(plain, rounds, every, expected):
+    ticks = []
+    state, rows = ran(
+        plain, start(plain), rounds=rounds, evaluate_every=every, tick=ticks.append
+    )
+    assert [row["round"] for row in rows] == expected
+    assert state.round == rounds == sum(ticks)
+    assert min(ticks, default=1) >= 1
+    assert all(list(row) == COLUMNS for row in rows)
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= 0
+
+
+def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
+    pairs = training.evaluations(plain, start(plain), rounds=7, evaluate_every=3)
+    other = start(plain)
+    for state, row in pairs:
+        other, _ = plain.train_rounds(other, row["round"] - other.round)
+        assert_same_bits(state, other)
+        scores = plain.evaluate(other)
+        assert {name: row[name] for name in scores} == jax.tree.map(float, scores)
+        assert (row["bytes_down"], row["bytes_up"]) == plain.bytes_after(row["round"])
+        assert row["dropped"] == 0
+        assert all(type(value) in (int, float) for value in row.values())
+
+
+@pytest.mark.slow
+def test_going_on_from_the_middle_gives_the_same_rows(plain):
+    how = {"rounds": 23, "evaluate_every": 5}
+    last, rows = ran(plain, start(plain), **how)
+    middle, _ = plain.train_rounds(start(plain), 13)
+    resumed, later = ran(plain, middle, **how)
+    assert_same_bits(resumed, last)
+    assert [row["round"] for row in later] == [13, 15, 20, 23]
+    untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
+    assert list(map(untimed, later[1:])) == list(map(untimed, rows[-3:]))
+
+
+def test_a_finished_state_is_evaluated_once(plain):
+    state, _ = plain.train_rounds(start(plain), 4)
+    kept = jax.tree.map(jnp.copy, state)
+    ticks = []
+    state, rows = ran(plain, state, rounds=4, tick=ticks.append)
+    assert_same_bits(state, kept)
+    assert [row["round"] for row in rows] == [4]
+    assert ticks == []
+
+
+@pytest.mark.parametrize("every", [0, -3])
+def test_evaluations_need_a_cadence(plain, every):
+    message = f"evaluate_every must be at least 1, got {every}"
+    with pytest.raises(ValueError, match=message):
+        ran(plain, start(plain), rounds=1, evaluate_every=every)
+
+
+# ------------------------------------------------------------- not finite
+
+GREEDY, FIRST = 4, 5  # whose message overflows, from which round on
+
+
+@pytest.fixture(scope="module")
+def overflowing():
+    """Client 4's gradients are about 1e30, and from round 5 on lr is 1e10.
+
+    Before, lr is 0; the others' parameters become 1e10 or so, which is finite. With
+    one local step only the message overflows.
+    """
+    x = DATA.x_train.copy()
+    x[PARTS[GREEDY]] *= 1e30
+    lr = lambda index: jnp.where(index < FIRST, 0.0, 1e10)
+    return federation.federation(
+        fedavg(lr=lr), data=DATA._replace(x_train=x), local_steps=1
+    )
+
+
+def rounds_with(prepared, key, client, rounds):
+    return [r for r in range(rounds) if client in federation.cohort(prepared, key, r)]
+
+
+def test_the_error_names_the_round_and_the_client(overflowing):
+    state = start(overflowing)
+    there = rounds_with(overflowing, state.key, GREEDY, 40)
+    first = next(r for r in there if r >= FIRST)
+    assert there[0] < FIRST  # while its messages were finite
+    ticks = []
+    with pytest.raises(
+        simulation.NonFiniteError,
+        match=rf"round {first}: not a finite message from client {GREEDY}; lower the",
+    ):
+        ran(overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append)
+    assert sum(ticks) <= first
+
+
+def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
+    state = start(overflowing)
+    key = jax.random.clone(state.key)
+    pairs = training.evaluations(
+        overflowing, state, rounds=40, evaluate_every=8, drop_nonfinite=True
+    )
+    for state, row in pairs:
+        there = rounds_with(overflowing, key, GREEDY, row["round"])
+        assert row["dropped"] == sum(r >= FIRST for r in there)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    assert row["dropped"] > 5
+
+
+@pytest.mark.slow
+def test_metrics_name_the_first_loss_of_every_client(overflowing):
+    state = start(overflowing)
+    key = jax.random.clone(state.key)
+    state, metrics = overflowing.train_rounds(state, 30)
+    lost = [r for r in rounds_with(overflowing, key, GREEDY, 30) if r >= FIRST]
+    only = np.arange(6) == GREEDY
+    np.testing.assert_array_equal(metrics.lost, np.where(only, len(lost), 0))
+    np.testing.assert_array_equal(metrics.lost_round, np.where(only, lost[0], -1))
+
+
+# ---------------------------------------------------------------------------- train
+
+
+def test_training_twice_adds_up(plain):
+    state, first = training.train(plain, start(plain), rounds=6, evaluate_every=4)
+    state, second = training.train(plain, state, rounds=6, evaluate_every=4)
+    assert [row["round"] for row in first] == [0, 4, 6]
+    assert [row["round"] for row in second] == [6, 8, 12]
+    expected, _ = plain.train_rounds(start(plain), 12)
+    assert_same_bits(state, expected)
+
+
+def test_callbacks_see_every_record_and_may_end_the_training(plain):
+    seen, kept = [], []
+
+    def enough(state, record):
+        kept.append(state.round)
+        return record["round"] >= 8
+
+    state, records = training.train(
+        plain,
+        start(plain),
+        rounds=100,
+        evaluate_every=4,
+        callbacks=[lambda state, record: seen.append(record), enough],
+    )
+    assert records == seen
+    assert kept == [0, 4, 8]
+    assert state.round == 8
+
+
+@pytest.mark.parametrize("rounds", [0, -1])
+def test_training_is_of_one_round_or_more(plain, rounds):
+    with pytest.raises(ValueError, match=f"rounds must be at least 1, got {rounds}"):
+        training.train(plain, start(plain), rounds=rounds)
+
+
+@pytest.mark.slow
+def test_a_loss_that_becomes_nan_names_its_round():
+    """Messages stay finite: the loss alone overflows."""
+    prepared = federation.federation()
+    task = prepared.inputs.task
+    low = lambda scores: jnp.mean(scores["loss"]) < 1.05
+    late = lambda scores, y: jnp.where(low(scores), jnp.nan, 1.0)
+    metrics = {**task.metrics, "loss": jax.tree_util.Partial(late)}
+    inputs = prepared.inputs._replace(task=task._replace(metrics=metrics))
+    broken = dataclasses.replace(prepared, inputs=inputs)
+    how = {"rounds": 40, "evaluate_every": 1}
+    with pytest.raises(
+        simulation.NonFiniteError, match="the training loss is NaN"
+    ) as e:
+        training.train(broken, start(broken), **how)
+    first = int(str(e.value).split(":")[0].removeprefix("round "))
+    _, rows = training.train(broken, start(broken), drop_nonfinite=True, **how)
+    nan = [row["round"] for row in rows if np.isnan(row["train_loss"])]
+    assert nan[0] == first > 0
+
+
+# ------------------------------------------------------------------ early stopping
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "stops"),
+    [
+        ([3, 2, 1, 1, 1], {"mode": "min", "patience": 2}, 4),
+        ([3, 2, 2.5, 1, 2, 2], {"mode": "min", "patience": 2}, 5),
+        ([1, 2, 1, 3, 2, 1, 0], {"mode": "max", "patience": 3}, 6),
+        ([1, 2, 2.05, 2.09], {"mode": "max", "patience": 2, "min_change": 0.1}, 3),
+        ([1, NAN, NAN, 2], {"mode": "max", "patience": 2}, 2),
+        ([5, 4, 3, 2], {"mode": "min", "patience": 1}, None),
+    ],
+)
+def test_it_stops_after_the_patience(values, options, stops):
+    stop = early_stopping("loss", **options)
+    answers = [stop(None, {"loss": value}) for value in values]
+    assert (answers.index(True) if True in answers else None) == stops
+
+
+def test_training_ends_early(plain):
+    stop = early_stopping("bytes_up", patience=2, mode="min")  # which only increase
+    how = {"rounds": 50, "evaluate_every": 1, "callbacks": [stop]}
+    _, history = training.train(plain, start(plain), **how)
+    assert [row["round"] for row in history] == [0, 1, 2]
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="patience must be at least 1, got 0"):
+        early_stopping("train_loss", patience=0, mode="min")
+    with pytest.raises(ValueError, match='"min" or "max", got \'less\''):
+        early_stopping("train_loss", patience=1, mode="less")
+    with pytest.raises(ValueError, match="min_change must be at least 0, got -1"):
+        early_stopping("train_loss", patience=1, mode="min", min_change=-1)
+    stop = early_stopping("loss", patience=1, mode="min")
+    with pytest.raises(ValueError, match="no metric 'loss'; there are round, f1"):
+        stop(None, {"round": 0, "f1": 1.0})

@@ -1,12 +1,26 @@
-"""A sweep on jobs of submitit, which run on this machine in place of SLURM."""
+"""Sweeps on the workers of Dask and on jobs of SLURM."""
 
+import contextlib
+import json
+import subprocess
+import sys
+import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 from command import refused, run
 from packages import needs
-from swept import DIGITS, GRID, assert_same_tables, share_programs
+from swept import (
+    CELLS,
+    DIGITS,
+    GRID,
+    assert_same_tables,
+    finished,
+    meanwhile,
+    share_programs,
+)
 
 from fedjax_muon.runs.executor_names import _submitit
 from fedjax_muon.simulation import executors
@@ -15,13 +29,77 @@ from fedjax_muon.simulation.executors import Jobs, WorkerEndedError
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
+# ------------ a sweep on a scheduler and workers of Dask, of which one is killed
+
+
+@pytest.fixture
+def program(tmp_path, tmp_path_factory, monkeypatch):
+    """Starts programs of Dask, which end with the test."""
+    needs("distributed")
+    share_programs(tmp_path_factory, monkeypatch)
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: str, *arguments: str) -> subprocess.Popen:
+            command = [sys.executable, "-m", "dask", kind, *arguments]
+            command += ["--scheduler-file", str(tmp_path / "scheduler.json")]
+            log = stack.enter_context((tmp_path / "log").open("a"))
+            given = {"stdout": log, "stderr": log, "cwd": tmp_path}
+            process = stack.enter_context(subprocess.Popen(command, **given))
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def address_in(path: Path) -> str:
+    """The address of a scheduler that has started."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text())["address"]
+        time.sleep(0.05)
+    raise AssertionError(path.with_name("log").read_text())
+
+
+def test_one_of_two_workers_is_killed_and_the_table_is_the_same(program, tmp_path):
+    quiet = ("--port", "0", "--no-dashboard")
+    program("scheduler", *quiet)
+    alone, place = tmp_path / "alone", tmp_path / "swept"
+    several = ("--no-nanny", "--nthreads", "1", "--no-dashboard")
+    workers = [program("worker", *several) for _ in range(2)]
+    run("sweep", *GRID, "--output", alone)
+    address = address_in(tmp_path / "scheduler.json")
+    before: list[int] = []
+    kill = lambda: (before.append(len(finished(place))), workers[0].kill())
+    meanwhile(lambda: len(finished(place)) > 1, kill)
+    run("sweep", *GRID, "--executor", f"dask:{address}", "--output", place)
+    workers[0].wait()
+    assert workers[1].poll() is None
+    assert before[0] < CELLS
+    assert_same_tables(place, alone)
+
+
+def test_a_scheduler_that_does_not_answer_is_named(capsys, tmp_path, monkeypatch):
+    needs("distributed")
+    monkeypatch.setattr("fedjax_muon.runs.executor_names.SECONDS_TO_CONNECT", 0.5)
+    place = tmp_path / "new"
+    given = ("--executor", "dask:tcp://127.0.0.1:9", "--output", place)
+    message = refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
+    assert "tcp://127.0.0.1:9" in message
+    assert not place.exists()
+
+
+# ------ a sweep on jobs of submitit, which run on this machine in place of SLURM
+
+
+@pytest.fixture
+def submitit(monkeypatch):
     monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # which would close loggers
     needs("submitit")
     monkeypatch.setattr(executors, "SECONDS_BETWEEN_LOOKS", 0.05)
 
 
+@pytest.mark.usefixtures("submitit")
 def test_two_jobs_make_the_same_table(tmp_path, tmp_path_factory, monkeypatch):
     share_programs(tmp_path_factory, monkeypatch)
     alone, place = tmp_path / "alone", tmp_path / "swept"
@@ -63,6 +141,7 @@ class Cluster:
         return self.jobs[-1]
 
 
+@pytest.mark.usefixtures("submitit")
 def test_the_ends_of_jobs_are_those_of_futures():
     _submitit()
     from submitit.core.utils import FailedJobError, UncompletedJobError
@@ -84,6 +163,7 @@ def test_the_ends_of_jobs_are_those_of_futures():
     assert [job.cancelled for job in cluster.jobs] == [False, False, False, True]
 
 
+@pytest.mark.usefixtures("submitit")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
