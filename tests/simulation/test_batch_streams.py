@@ -1,4 +1,8 @@
-"""Examples and steps."""
+"""Which examples each client sees in each step, against loops over examples.
+
+A gradient tells what it was given: the examples, their client, and a number that its
+key draws. Clients record this step by step, in their states and in their messages.
+"""
 
 import functools
 from typing import Any, NamedTuple
@@ -98,12 +102,8 @@ def recording(prologue, exchanges):
 
     every = tuple(map(exchange, range(prologue + exchanges)))
     empty = jnp.zeros((len(every), *SHAPE))
-    return Algorithm(
-        lambda params: Held(jnp.zeros((len(every), N, *SHAPE))),
-        lambda params: empty,
-        every[prologue:],
-        every[:prologue],
-    )
+    begin = lambda params: Held(jnp.zeros((len(every), N, *SHAPE)))
+    return Algorithm(begin, lambda params: empty, every[prologue:], every[:prologue])
 
 
 class Course(NamedTuple):
@@ -155,17 +155,9 @@ def test_clients_of_a_server(sampler, prologue, exchanges, changes):
     changes = {"cohort_size": 4, "dropout": 0.0, "cohorts": fixed_cohort, **changes}
     devices = jax.devices()[: changes.pop("devices", 0)]
     library, literal = SAMPLERS[sampler]
-    prepared = simulation.federate(
-        recording(prologue, exchanges),
-        TASK,
-        numbered(sum(SIZES)),
-        PARTS,
-        local_steps=STEPS,
-        batch_size=BATCH,
-        sampler=library,
-        devices=devices,
-        **changes,
-    )
+    how = {"local_steps": STEPS, "batch_size": BATCH, **changes}
+    given = recording(prologue, exchanges), TASK, numbered(sum(SIZES)), PARTS
+    prepared = simulation.federate(*given, sampler=library, devices=devices, **how)
     total = prologue + exchanges
     state = prepared.init(jax.random.key(8))
     course = Course(
@@ -226,8 +218,6 @@ OF_AGENTS = {
         oracle.cyclic_poisson(6, 3),
     ),
 }
-
-
 SAMPLED = [name for name in OF_AGENTS if name != "default"]
 
 
@@ -239,17 +229,10 @@ def test_agents(sampler, devices):
     library, literal = OF_AGENTS[sampler]
     sizes = [20, 12, 8, 6, 25, 9, 7]
     parts = cut(sizes)
-    prepared = decentralize(
-        recording_agents(),
-        TASK,
-        numbered(sum(sizes)),
-        parts,
-        weights=np.full((N, N), 1 / N),
-        batch_size=BATCH,
-        first_size=BATCH + 1,
-        sampler=library,
-        devices=jax.devices()[:devices],
-    )
+    how = {"batch_size": BATCH, "first_size": BATCH + 1, "sampler": library}
+    how |= {"weights": np.full((N, N), 1 / N), "devices": jax.devices()[:devices]}
+    given = recording_agents(), TASK, numbered(sum(sizes)), parts
+    prepared = decentralize(*given, **how)
     state = prepared.init(jax.random.key(9))
     key = jax.random.split(jax.random.key(9))[1]
     for index in range(5):
@@ -281,6 +264,11 @@ class Told(NamedTuple):
     told: Any
 
 
+def unequal(algorithm, cohort_size=2, **work):
+    given = algorithm, BLOBS_TASK, DATA, UNEQUAL_PARTS
+    return fm.federate(*given, cohort_size=cohort_size, batch_size=4, **work)
+
+
 def counting():
     """Clients tell their number of steps, and count the batches that they saw."""
 
@@ -303,9 +291,7 @@ def counting():
 
 
 def counted(rounds=40, **work):
-    simulation = fm.federate(
-        counting(), BLOBS_TASK, DATA, UNEQUAL_PARTS, cohort_size=4, batch_size=4, **work
-    )
+    simulation = unequal(counting(), 4, **work)
     state, _ = simulation.train_rounds(simulation.init(jax.random.key(3)), rounds)
     seen, told = np.asarray(state.training.client_states).T
     np.testing.assert_array_equal(seen, told)  # no batch beyond the own steps
@@ -336,15 +322,7 @@ def test_epochs_are_drawn_for_each_client_and_round():
 def test_every_client_has_its_own_number():
     found = counted(1, local_steps=[1, 2, 3, 9], devices=jax.devices()[:2])
     np.testing.assert_array_equal(found.told[0], [1, 2, 3, 9])
-    same = fm.federate(
-        fm.fedavg(0.1),
-        BLOBS_TASK,
-        DATA,
-        UNEQUAL_PARTS,
-        cohort_size=2,
-        local_steps=[5, 5, 5, 5],
-        batch_size=4,
-    )
+    same = unequal(fm.fedavg(0.1), local_steps=[5, 5, 5, 5])
     assert same.setup.work.steps is None  # which compiles to a plain scan
 
 
@@ -364,15 +342,7 @@ def test_every_client_has_its_own_number():
 )
 def test_wrong_numbers_are_refused(work, error, message):
     with pytest.raises(error, match=message):
-        fm.federate(
-            fm.fedavg(0.1),
-            BLOBS_TASK,
-            DATA,
-            UNEQUAL_PARTS,
-            cohort_size=2,
-            batch_size=4,
-            **work,
-        )
+        unequal(fm.fedavg(0.1), **work)
 
 
 def test_privacy_does_not_cover_unequal_work():
@@ -380,12 +350,4 @@ def test_privacy_does_not_cover_unequal_work():
         clip_norm=1.0, noise_multiplier=1.0, cohort_size=2, delta=1e-3, rounds=2
     )
     with pytest.raises(ValueError, match="different numbers of local steps"):
-        fm.federate(
-            fm.fedavg(0.1),
-            BLOBS_TASK,
-            DATA,
-            UNEQUAL_PARTS,
-            local_epochs=1,
-            batch_size=4,
-            privacy=privacy,
-        )
+        unequal(fm.fedavg(0.1), None, local_epochs=1, privacy=privacy)

@@ -1,6 +1,5 @@
 """What is drawn: batches, cohorts, and examples that are held out."""
 
-import functools
 import itertools
 import math
 
@@ -52,9 +51,6 @@ SIZES = np.array([1, 2, 3, 7, 59, 60, 61, 119, 120, 121, 500, 999, 1000], np.int
 STEPS, BATCH = 12, 10  # 120 examples: less than, as many as and more than a client's
 
 
-# ------------------------------------------------------------- shuffled epochs
-
-
 def test_every_epoch_of_every_client_is_a_permutation():
     rows = draw_many(batching.shuffled_epochs, SIZES, STEPS, BATCH, 1024)
     assert rows.shape == (len(SIZES), STEPS, BATCH)
@@ -89,13 +85,8 @@ def test_epochs_are_shuffled_apart():
     ],
 )
 def test_all_orders_of_a_client_are_equally_likely(size, count, max_client_size):
-    draws = draw_many(
-        batching.shuffled_epochs,
-        np.full(20_000, size, np.int32),
-        count,
-        1,
-        max_client_size,
-    )
+    sizes, sampler = np.full(20_000, size, np.int32), batching.shuffled_epochs
+    draws = draw_many(sampler, sizes, count, 1, max_client_size)
     length = min(size, count)
     counts = frequencies(draws[:, :length, 0])
     assert_uniform(list(counts.values()), math.perm(size, length))
@@ -110,18 +101,14 @@ def test_two_epochs_are_independent_of_each_other():
 
 @pytest.mark.slow
 def test_batches_do_not_depend_on_the_longest_client():
+    def draw(sizes, longest):
+        return draw_many(batching.shuffled_epochs, sizes, STEPS, BATCH, longest)
+
     small = SIZES[SIZES <= 61]
-    draw = functools.partial(
-        draw_many, batching.shuffled_epochs, steps=STEPS, batch=BATCH
-    )
-    expected = draw(small, max_client_size=61)  # too short for the path by `top_k`
-    for max_client_size in (120, 5000):
-        np.testing.assert_array_equal(
-            draw(small, max_client_size=max_client_size), expected
-        )
-    np.testing.assert_array_equal(
-        draw(SIZES, max_client_size=1000), draw(SIZES, max_client_size=5000)
-    )
+    expected = draw(small, 61)  # too short for the path by `top_k`
+    for longest in (120, 5000):
+        np.testing.assert_array_equal(draw(small, longest), expected)
+    np.testing.assert_array_equal(draw(SIZES, 1000), draw(SIZES, 5000))
 
 
 @pytest.mark.slow
@@ -138,9 +125,6 @@ def test_one_client_after_the_other_draws_the_same(sampler):
     turned = np.roll(np.arange(len(SIZES)), 5)  # those beside a client change nothing
     again = vmapped(keys[turned], SIZES[turned])
     np.testing.assert_array_equal(again, vectorized[turned])
-
-
-# ------------------------------------------------------------- other samplers
 
 
 @pytest.mark.slow
@@ -183,9 +167,6 @@ def test_clients_are_segments_of_one_order():
 def test_clients_of_refuses(parts, message):
     with pytest.raises(ValueError, match=message):
         batching.clients_of(X, Y, parts)
-
-
-# --------------------------------------------------------------- the gradient
 
 
 def test_the_gradient_sees_the_rows_and_no_padding():
@@ -254,10 +235,12 @@ def test_of_more_than_there_is_room_for_a_uniform_part_is_kept():
     assert abs(share - 11 / 16) < 5 * np.sqrt(11 / 16 * 5 / 16 / 3000)
 
 
-def test_a_small_client_joins_whole():
-    draws = draw_many(batching.poisson(4), np.int32([2, 3]), 3, 4, 8)
+@pytest.mark.parametrize("sampler", [batching.poisson(4), batching.without_replacement])
+def test_a_small_client_joins_whole(sampler):
+    draws = draw_many(sampler, np.int32([2, 4]), 3, 4, 8)
+    assert draws.shape == (2, 3, 4)
     assert joined(draws[0], 2).all()
-    assert joined(draws[1], 3).all()
+    assert joined(draws[1], 4).all()
 
 
 def test_room_for_less_than_the_expected_batch_is_refused():
@@ -275,13 +258,6 @@ def test_subsets_are_uniform_and_fresh():
     assert len(counts) == len(subsets)
     assert_uniform(list(counts.values()), len(subsets))
     assert len(np.unique(draws[0], axis=0)) > 1
-
-
-def test_subsets_of_a_small_client_are_all_of_it():
-    draws = draw_many(batching.without_replacement, np.int32([2, 4]), 3, 4, 8)
-    assert draws.shape == (2, 3, 4)
-    assert joined(draws[0], 2).all()
-    assert joined(draws[1], 4).all()
 
 
 # -------------------------------------------- cohorts, alone and in a simulation
@@ -336,10 +312,9 @@ def cohort(key, index, size=2, room=None):
     return {*np.asarray(ids)[np.asarray(joins)].tolist()}
 
 
-def private(algorithm, size=2):
-    return private_clients(
-        algorithm, clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=size
-    )
+def private(algorithm):
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    return private_clients(algorithm, **noise, clients=N, cohort=2)
 
 
 @pytest.fixture(scope="module")
@@ -381,27 +356,18 @@ def test_a_sweep_runs_the_same(simulation):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "value", "message"),
     [
-        (
-            {"cohorts": poisson_cohorts(1)},
-            "room must lie between the cohort_size 2 and",
-        ),
-        ({"cohorts": poisson_cohorts(7)}, "the 6 clients, got 7"),
-        (
-            {"cohort_size": 3},
-            r"made for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)",
-        ),
-        ({"parts": PARTS[:5]}, r"made for .* \(6, 2\), got \(5, 2\)"),
-        ({"weighting": by_examples}, "or bounds every client's part"),
-        (
-            {"algorithm": private(ALL["stem"].function())},
-            "this algorithm is defined for full participation only",
-        ),
+        ("cohorts", poisson_cohorts(1), "room must lie between the cohort_size 2 and"),
+        ("cohorts", poisson_cohorts(7), "the 6 clients, got 7"),
+        ("cohort_size", 3, r"for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)"),
+        ("parts", PARTS[:5], r"made for .* \(6, 2\), got \(5, 2\)"),
+        ("weighting", by_examples, "or bounds every client's part"),
+        ("algorithm", private(ALL["stem"].function()), "for full participation only"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes, message):
-    given = {"algorithm": private(fedavg()), "cohort_size": 2, **changes}
+def test_what_does_not_go_together_is_refused(name, value, message):
+    given = {"algorithm": private(fedavg()), "cohort_size": 2, name: value}
     with pytest.raises(ValueError, match=message):
         federation(**given)
 
@@ -436,9 +402,8 @@ def test_held_out_examples_are_some_of_all_classes_and_nowhere_else(share):
 
 
 def test_the_same_examples_are_held_out_every_time():
-    (rest, (x, _)), (again, (others, _)) = (
-        data.hold_out(LABELLED, 0.2) for _ in range(2)
-    )
+    rest, (x, _) = data.hold_out(LABELLED, 0.2)
+    again, (others, _) = data.hold_out(LABELLED, 0.2)
     np.testing.assert_array_equal(x, others)
     np.testing.assert_array_equal(rest.x_train, again.x_train)
     assert not np.array_equal(x[:, 0], np.sort(x[:, 0]))  # not the first, or in order

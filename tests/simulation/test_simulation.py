@@ -1,4 +1,4 @@
-"""Simulations: programs, cohorts, mistakes, training."""
+"""Simulations: one program, the prologue, bytes, mistakes, training."""
 
 import dataclasses
 import re
@@ -29,8 +29,6 @@ from fedjax_muon.engine import plans
 from fedjax_muon.simulation import batching, training
 from fedjax_muon.simulation.early_stopping import early_stopping
 
-# ------- simulation: one program, cohorts, dropouts, the prologue, bytes, errors
-
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
 
 
@@ -38,9 +36,6 @@ CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
 def plain():
     """FedAvg on the small federation; whoever trains it starts from its own state."""
     return federation.federation()
-
-
-# ----------------------------------------------------------------- one program
 
 
 def test_one_program_for_any_number_of_rounds():
@@ -87,9 +82,9 @@ def test_the_seed_decides_everything(plain):
 
 @pytest.mark.slow
 def test_plans_give_the_same_numbers():
+    how = {"algorithm": CORRECT, "sampler": batching.with_replacement}
     kinds = plans.mapped, plans.vmapped, plans.chunked(2)
-    how = {"sampler": batching.with_replacement}
-    prepared = [federation.federation(CORRECT, plan=plan, **how) for plan in kinds]
+    prepared = [federation.federation(plan=plan, **how) for plan in kinds]
     expected, *others = (trained(each, 1, 4).training for each in prepared)
     for got in others:
         assert_close(got, expected)
@@ -117,16 +112,10 @@ def test_examples_are_no_part_of_the_program():
     assert abs(len(large) - len(small)) < 100 * 3  # digits of shapes
 
 
-# -------------------------------------------------------- cohorts and dropouts
-
-
 class Held(NamedTuple):
     """What the servers below hold."""
 
     params: Any
-
-
-# -------------------------------------------------------- prologue, bytes, scores
 
 
 def with_prologue():
@@ -138,11 +127,8 @@ def with_prologue():
     params = lambda state, round: state.params
     add = lambda state, mean, round: Held(tree.add(state.params, mean))
     first = Exchange(params, measure, add)
-    rest = Exchange(
-        params,
-        lambda objective, x, client_state, *_: (x, client_state),
-        lambda state, *_: state,
-    )
+    idle = lambda objective, x, client_state, *_: (x, client_state)
+    rest = Exchange(params, idle, lambda state, *_: state)
     return Algorithm(Held, no_client_state, (rest,), (first,))
 
 
@@ -189,20 +175,13 @@ def test_the_error_names_at_most_five_clients():
 
 def test_bytes_by_hand():
     x = 4 * (5 * 3 + 3)  # W and b in float32
-    expected = [  # down, up, both in the prologue
-        (fedavg(), x, x, 0),
-        (CORRECT, 2 * x, 2 * x, 0),
-        (with_prologue(), x, x, x),
-    ]
-    for algorithm, down, up, first in expected:
+    # a round, both down and up; the prologue
+    expected = (fedavg(), x, 0), (CORRECT, 2 * x, 0), (with_prologue(), x, x)
+    for algorithm, each, first in expected:
         prepared = federation.federation(algorithm)
         for rounds in (0, 1, 10):
-            total = prepared.bytes_after(rounds)
-            assert total.down == 6 * first + rounds * 3 * down
-            assert total.up == 6 * first + rounds * 3 * up
-
-
-# --------------------------------------------------------------------- refusals
+            total = 6 * first + rounds * 3 * each
+            assert prepared.bytes_after(rounds) == (total, total)
 
 
 @pytest.mark.parametrize(
@@ -256,12 +235,8 @@ def changed(**parts):
     return {"data": DATA._replace(**parts)}
 
 
-def with_nan(x):
-    x = np.array(x)
-    x[7, 0] = np.nan
-    return x
-
-
+WITH_NAN = changed(x_train=np.array(DATA.x_train))
+WITH_NAN["data"].x_train[7, 0] = np.nan
 SIMULATION = federate()
 # what the message says: the arguments of `federate`, or another call
 MISTAKES = {
@@ -280,26 +255,24 @@ MISTAKES = {
     "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),
     "y_test must be in 0..2": changed(y_test=DATA.y_test + 1),
     "y_train must be 80 integers": changed(y_train=np.append(DATA.y_train, 0)),
-    "x_train has NaN or infinity in 1 of 80 examples, first in example 7": changed(
-        x_train=with_nan(DATA.x_train)
-    ),
+    "x_train has NaN or infinity in 1 of 80 examples, first in example 7": WITH_NAN,
     "x_test must be non-empty": changed(x_test=DATA.x_test[:0], y_test=DATA.y_test[:0]),
     "simulate it with federate": lambda: decentralize(fm.fedavg()),
-    "mixer must be a function, got 'dense'": lambda: decentralize(
-        fm.decentralized.dsgd(), mixer="dense"
+    "mixer must be a function, got 'dense'": (
+        lambda: decentralize(fm.decentralized.dsgd(), mixer="dense")
     ),
-    "a model must be made first, as Linear": lambda: fm.tasks.classification(
-        Linear, DATA
+    "a model must be made first, as Linear": (
+        lambda: fm.tasks.classification(Linear, DATA)
     ),
-    "keyword argument 'learning_rate'; it takes lr, rule": lambda: fm.fedavg(
-        learning_rate=0.1
+    "keyword argument 'learning_rate'; it takes lr, rule": (
+        lambda: fm.fedavg(learning_rate=0.1)
     ),
     "key must be a typed key": lambda: SIMULATION.init(0),
-    "rounds must be an integer, got '30'": lambda: fm.train(
-        SIMULATION, SIMULATION.init(jax.random.key(0)), rounds="30"
+    "rounds must be an integer, got '30'": (
+        lambda: fm.train(SIMULATION, start(SIMULATION), rounds="30")
     ),
-    "count must be at least 0, got -1": lambda: SIMULATION.train_rounds(
-        SIMULATION.init(jax.random.key(0)), -1
+    "count must be at least 0, got -1": (
+        lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
     ),
     "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
 }
@@ -316,7 +289,7 @@ def test_a_mistake_is_refused_by_name(message):
 
 def test_a_donated_state_is_named():
     simulation = federation.federation(plan=plans.mapped)
-    state = simulation.init(jax.random.key(0))
+    state = start(simulation)
     simulation.train_round(state)
     with pytest.raises(ValueError, match="donated to an earlier call; continue with"):
         simulation.train_round(state)
@@ -333,17 +306,19 @@ def test_examples_in_float64_are_those_in_float32():
     jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
+POSTPONED = """
+from __future__ import annotations
+import fedjax_muon as fm
+from fedjax_muon.core import Hyper, recorded
+@recorded
+def mine(lr: Hyper = 0.1, *, other: fm.Hyper = 0.5, steps: int = 3):
+    return fm.fedavg(lr=lr)
+"""
+
+
 def test_hyper_parameters_of_postponed_annotations_are_found():
-    source = (
-        "from __future__ import annotations\n"
-        "import fedjax_muon as fm\n"
-        "from fedjax_muon.core import Hyper, recorded\n"
-        "@recorded\n"
-        "def mine(lr: Hyper = 0.1, *, other: fm.Hyper = 0.5, steps: int = 3):\n"
-        "    return fm.fedavg(lr=lr)\n"
-    )
     names: dict = {}
-    exec(source, names)
+    exec(POSTPONED, names)
     assert fm.core.numbers_of(names["mine"](lr=0.3)) == {"lr": 0.3, "other": 0.5}
 
 
@@ -359,18 +334,8 @@ def ran(prepared, state, **how):
     return state, rows
 
 
-COLUMNS = [
-    "round",
-    "bytes_down",
-    "bytes_up",
-    "client_accuracy_std",
-    "test_accuracy",
-    "test_loss",
-    "train_accuracy",
-    "train_loss",
-    "dropped",
-    "seconds",
-]
+COLUMNS = ["round", "bytes_down", "bytes_up", "client_accuracy_std", "test_accuracy"]
+COLUMNS += ["test_loss", "train_accuracy", "train_loss", "dropped", "seconds"]
 
 
 def start(prepared):
@@ -379,19 +344,13 @@ def start(prepared):
 
 @pytest.mark.parametrize(
     ("rounds", "every", "expected"),
-    [
-        (23, 10, [0, 10, 20, 23]),
-        (20, 10, [0, 10, 20]),
-        (3, 10, [0, 3]),
-        (2, 1, [0, 1, 2]),
-        (0, 5, [0]),
-    ],
+    [(23, 10, [0, 10, 20, 23]), (20, 10, [0, 10, 20]), (3, 10, [0, 3])]
+    + [(2, 1, [0, 1, 2]), (0, 5, [0])],
 )
 def test_rows_are_at_multiples_and_at_the_end(plain, rounds, every, expected):
     ticks = []
-    state, rows = ran(
-        plain, start(plain), rounds=rounds, evaluate_every=every, tick=ticks.append
-    )
+    how = {"rounds": rounds, "evaluate_every": every, "tick": ticks.append}
+    state, rows = ran(plain, start(plain), **how)
     assert [row["round"] for row in rows] == expected
     assert state.round == rounds == sum(ticks)
     assert min(ticks, default=1) >= 1
@@ -436,14 +395,16 @@ def test_a_finished_state_is_evaluated_once(plain):
     assert ticks == []
 
 
-@pytest.mark.parametrize("every", [0, -3])
-def test_evaluations_need_a_cadence(plain, every):
-    message = f"evaluate_every must be at least 1, got {every}"
-    with pytest.raises(ValueError, match=message):
-        ran(plain, start(plain), rounds=1, evaluate_every=every)
+def test_training_is_of_one_round_or_more_and_needs_a_cadence(plain):
+    for every in (0, -3):
+        message = f"evaluate_every must be at least 1, got {every}"
+        with pytest.raises(ValueError, match=message):
+            ran(plain, start(plain), rounds=1, evaluate_every=every)
+    for rounds in (0, -1):
+        message = f"rounds must be at least 1, got {rounds}"
+        with pytest.raises(ValueError, match=message):
+            training.train(plain, start(plain), rounds=rounds)
 
-
-# ------------------------------------------------------------- not finite
 
 GREEDY, FIRST = 4, 5  # whose message overflows, from which round on
 
@@ -457,10 +418,8 @@ def overflowing():
     """
     x = DATA.x_train.copy()
     x[PARTS[GREEDY]] *= 1e30
-    lr = lambda index: jnp.where(index < FIRST, 0.0, 1e10)
-    return federation.federation(
-        fedavg(lr=lr), data=DATA._replace(x_train=x), local_steps=1
-    )
+    late = fedavg(lr=lambda index: jnp.where(index < FIRST, 0.0, 1e10))
+    return federation.federation(late, data=DATA._replace(x_train=x), local_steps=1)
 
 
 def rounds_with(prepared, key, client, rounds):
@@ -473,10 +432,8 @@ def test_the_error_names_the_round_and_the_client(overflowing):
     first = next(r for r in there if r >= FIRST)
     assert there[0] < FIRST  # while its messages were finite
     ticks = []
-    with pytest.raises(
-        simulation.NonFiniteError,
-        match=rf"round {first}: not a finite message from client {GREEDY}; lower the",
-    ):
+    message = rf"round {first}: not a finite message from client {GREEDY}; lower the"
+    with pytest.raises(simulation.NonFiniteError, match=message):
         ran(overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append)
     assert sum(ticks) <= first
 
@@ -484,10 +441,8 @@ def test_the_error_names_the_round_and_the_client(overflowing):
 def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
     state = start(overflowing)
     key = jax.random.clone(state.key)
-    pairs = training.evaluations(
-        overflowing, state, rounds=40, evaluate_every=8, drop_nonfinite=True
-    )
-    for state, row in pairs:
+    how = {"rounds": 40, "evaluate_every": 8, "drop_nonfinite": True}
+    for state, row in training.evaluations(overflowing, state, **how):
         there = rounds_with(overflowing, key, GREEDY, row["round"])
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
@@ -503,9 +458,6 @@ def test_metrics_name_the_first_loss_of_every_client(overflowing):
     only = np.arange(6) == GREEDY
     np.testing.assert_array_equal(metrics.lost, np.where(only, len(lost), 0))
     np.testing.assert_array_equal(metrics.lost_round, np.where(only, lost[0], -1))
-
-
-# ---------------------------------------------------------------------------- train
 
 
 def test_training_twice_adds_up(plain):
@@ -524,22 +476,12 @@ def test_callbacks_see_every_record_and_may_end_the_training(plain):
         kept.append(state.round)
         return record["round"] >= 8
 
-    state, records = training.train(
-        plain,
-        start(plain),
-        rounds=100,
-        evaluate_every=4,
-        callbacks=[lambda state, record: seen.append(record), enough],
-    )
+    callbacks = [lambda state, record: seen.append(record), enough]
+    how = {"rounds": 100, "evaluate_every": 4, "callbacks": callbacks}
+    state, records = training.train(plain, start(plain), **how)
     assert records == seen
     assert kept == [0, 4, 8]
     assert state.round == 8
-
-
-@pytest.mark.parametrize("rounds", [0, -1])
-def test_training_is_of_one_round_or_more(plain, rounds):
-    with pytest.raises(ValueError, match=f"rounds must be at least 1, got {rounds}"):
-        training.train(plain, start(plain), rounds=rounds)
 
 
 @pytest.mark.slow
@@ -553,17 +495,13 @@ def test_a_loss_that_becomes_nan_names_its_round():
     inputs = prepared.inputs._replace(task=task._replace(metrics=metrics))
     broken = dataclasses.replace(prepared, inputs=inputs)
     how = {"rounds": 40, "evaluate_every": 1}
-    with pytest.raises(
-        simulation.NonFiniteError, match="the training loss is NaN"
-    ) as e:
+    message = "the training loss is NaN"
+    with pytest.raises(simulation.NonFiniteError, match=message) as error:
         training.train(broken, start(broken), **how)
-    first = int(str(e.value).split(":")[0].removeprefix("round "))
+    first = int(str(error.value).split(":")[0].removeprefix("round "))
     _, rows = training.train(broken, start(broken), drop_nonfinite=True, **how)
     nan = [row["round"] for row in rows if np.isnan(row["train_loss"])]
     assert nan[0] == first > 0
-
-
-# ------------------------------------------------------------------ early stopping
 
 
 NAN = float("nan")

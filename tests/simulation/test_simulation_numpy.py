@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from command import refused, run
-from federation import DATA, TASK, Linear, cut
+from federation import DATA, PARTS, TASK, Linear, as_float64, cut
 from sklearn.metrics import accuracy_score, log_loss
 
 import fedjax_muon as fm
@@ -95,20 +95,13 @@ def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
     parts = partition.dirichlet(digits.y_train[:400], 7, 0.3, key=jax.random.key(0))
     sizes = np.array([len(part) for part in parts])
     assert sizes.min() < 24 < sizes.max()  # some repeat examples, some don't see all
-    prepared = simulation.federate(
-        algorithm,
-        tasks.classification(Linear(10), (8, 8, 1)),
-        digits,
-        parts,
-        cohort_size=4,
-        batch_size=8,
-        weighting=weighting,
-        **work,
-    )
+    given = algorithm, tasks.classification(Linear(10), (8, 8, 1)), digits, parts
+    how = {"cohort_size": 4, "batch_size": 8, "weighting": weighting} | work
+    prepared = simulation.federate(*given, **how)
     steps = [3 if "local_steps" in work else max(1, size // 8) for size in sizes]
     assert "local_steps" in work or len(set(steps)) > 3
     state = prepared.init(jax.random.key(7))
-    x, key = federation.as_float64(state.params), jax.random.clone(state.key)
+    x, key = as_float64(state.params), jax.random.clone(state.key)
     memory = {"c": [0 * p for p in x], "m": [[0 * p for p in x] for _ in parts]}
     images = digits.x_train.reshape(-1, 64).astype(np.float64)
     start = x
@@ -122,7 +115,7 @@ def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
         x = loop(x, ids, batches, weights, memory)
         state, metrics = prepared.train_round(state)
         assert not metrics.lost.any()
-        for got, expected in zip(federation.as_float64(state.params), x, strict=True):
+        for got, expected in zip(as_float64(state.params), x, strict=True):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
     assert max(np.abs(p - q).max() for p, q in zip(x, start, strict=True)) > 0.02
 
@@ -131,17 +124,11 @@ def test_evaluation_equals_scikit_learn():
     digits = data.load("digits")
     parts = partition.dirichlet(digits.y_train[:1400], 5, 0.5, key=jax.random.key(1))
     parts[0] = np.append(parts[0], parts[1][:50])  # shared examples count twice
-    prepared = simulation.federate(
-        fedavg(lr=0.1),
-        tasks.classification(Linear(10), (8, 8, 1)),
-        digits,
-        parts,
-        cohort_size=2,
-        local_steps=3,
-        batch_size=20,
-    )
+    given = fedavg(lr=0.1), tasks.classification(Linear(10), (8, 8, 1)), digits, parts
+    how = {"cohort_size": 2, "local_steps": 3, "batch_size": 20}
+    prepared = simulation.federate(*given, **how)
     state, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), 5)
-    w, b = federation.as_float64(state.params)
+    w, b = as_float64(state.params)
 
     def scores(x, y):
         logits = x.reshape(len(x), 64).astype(np.float64) @ w + b
@@ -172,22 +159,15 @@ OWN = [np.array([0, 3, 5, 7, 9]), np.array([1, 2]), np.array([], int), np.arange
 KEY = jax.random.key(2)
 
 
-def prepared(**options):
-    return fm.federate(
-        fm.fedavg(0.3),
-        TASK,
-        DATA,
-        FOUR_PARTS,
-        cohort_size=4,
-        local_steps=3,
-        batch_size=8,
-        **options,
-    )
+def prepared(algorithm=None, **options):
+    algorithm = fm.fedavg(0.3) if algorithm is None else algorithm
+    how = {"cohort_size": 4, "local_steps": 3, "batch_size": 8} | options
+    return fm.federate(algorithm, TASK, DATA, FOUR_PARTS, **how)
 
 
 def accuracies(params, parts):
     """Of the clients that have test examples, by hand."""
-    w, b = (np.asarray(a, float) for a in jax.tree.leaves(params)[::-1])
+    w, b = as_float64(params)
     right = (DATA.x_test.astype(float) @ w + b).argmax(1) == DATA.y_test
     return np.array([right[part].mean() for part in parts if len(part)])
 
@@ -199,12 +179,8 @@ def test_columns_of_clients_are_those_of_a_loop(devices):
     found = simulation.evaluate(state)
     each = accuracies(state.params, OWN)
     assert len(set(each.tolist())) == 3
-    expected = {
-        "std": each.std(),
-        "min": each.min(),
-        "p10": np.percentile(each, 10),
-        "median": np.median(each),
-    }
+    expected = {"std": each.std(), "min": each.min(), "median": np.median(each)}
+    expected["p10"] = np.percentile(each, 10)
     for name, value in expected.items():
         column = found[f"client_test_accuracy_{name}"]
         np.testing.assert_allclose(column, value, rtol=1e-6)
@@ -225,16 +201,7 @@ def test_a_private_run_does_not_publish_them():
     privacy = fm.privacy.ClientPrivacy(
         clip_norm=1.0, noise_multiplier=1.0, cohort_size=2, delta=1e-3, rounds=2
     )
-    simulation = fm.federate(
-        fm.fedavg(0.3),
-        TASK,
-        DATA,
-        FOUR_PARTS,
-        local_steps=1,
-        batch_size=8,
-        privacy=privacy,
-        test_parts=OWN,
-    )
+    simulation = prepared(cohort_size=None, privacy=privacy, test_parts=OWN)
     found = simulation.evaluate(simulation.init(KEY))
     assert "test_accuracy" in found
     assert not any("client" in name for name in found)
@@ -287,24 +254,9 @@ PERSONAL = {
 
 
 def trained(kind, **options):
-    simulation = fm.federate(
-        PERSONAL[kind](fm.fedavg(0.3)),
-        TASK,
-        DATA,
-        FOUR_PARTS,
-        cohort_size=4,
-        local_steps=4,
-        batch_size=8,
-        sampler=full_batch,
-        test_parts=OWN,
-        **options,
-    )
+    how = {"local_steps": 4, "sampler": full_batch, "test_parts": OWN} | options
+    simulation = prepared(PERSONAL[kind](fm.fedavg(0.3)), **how)
     return simulation, simulation.train_rounds(simulation.init(KEY), 5)[0]
-
-
-def linear(params):
-    bias, kernel = (np.asarray(a, float) for a in jax.tree.leaves(params))
-    return kernel, bias
 
 
 def accuracy(kernel, bias, ids):
@@ -315,18 +267,12 @@ def accuracy(kernel, bias, ids):
 def descended(kernel, bias, ids, steps, lr):
     x, y = DATA.x_train[ids].astype(float), DATA.y_train[ids]
     for _ in range(steps):
-        p = np.exp(x @ kernel + bias)
-        error = (p / p.sum(1, keepdims=True) - np.eye(3)[y]) / len(ids)
-        kernel, bias = kernel - lr * x.T @ error, bias - lr * error.sum(0)
+        of_kernel, of_bias = federation.gradient((kernel, bias), x, y)
+        kernel, bias = kernel - lr * of_kernel, bias - lr * of_bias
     return kernel, bias
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "kind", ["keep_own", *(pytest.param(kind, marks=SLOW) for kind in ("no", "ditto"))]
-)
+@pytest.mark.parametrize("kind", ["keep_own", slow("no"), slow("ditto")])
 def test_each_client_has_its_own_parameters(kind):
     simulation, state = trained(kind)
     clients = params_of_clients(state.params, state.training.client_states)
@@ -335,7 +281,7 @@ def test_each_client_has_its_own_parameters(kind):
         ours = state.params
         if clients is not None:
             ours = jax.tree.map(lambda p, i=i: p[i], clients)
-        kernel, bias = linear(ours)
+        kernel, bias = as_float64(ours)
         found.append(accuracy(kernel, bias, OWN[i]))
         tuned = descended(kernel, bias, FOUR_PARTS[i], 30, 0.5)
         later.append(accuracy(*tuned, OWN[i]))
@@ -355,22 +301,16 @@ def test_each_client_has_its_own_parameters(kind):
 
 
 @pytest.mark.slow
-def test_devices_agree():
-    simulation, state = trained("keep_own", devices=jax.devices()[:2])
+def test_devices_agree_and_what_is_missing_is_said():
     alone = own_accuracies(*trained("keep_own"))
-    np.testing.assert_allclose(own_accuracies(simulation, state), alone, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_what_is_missing_is_said():
+    divided = own_accuracies(*trained("keep_own", devices=jax.devices()[:2]))
+    np.testing.assert_allclose(divided, alone, rtol=1e-6)
     simulation, state = trained("no")
     with pytest.raises(TypeError, match="local steps need a key"):
         own_accuracies(simulation, state, steps=1)
     with pytest.raises(ValueError, match="steps must be at least 0"):
         own_accuracies(simulation, state, steps=-1)
-    plain = fm.federate(
-        fm.fedavg(), TASK, DATA, FOUR_PARTS, cohort_size=2, local_steps=1, batch_size=4
-    )
+    plain = prepared()
     with pytest.raises(ValueError, match="give federate test_parts"):
         own_accuracies(plain, plain.init(KEY))
 
@@ -378,60 +318,58 @@ def test_what_is_missing_is_said():
 # --------------------------------------------------- the norms of gradient noise
 
 NOISE_KEY = jax.random.key(3)
-PARAMS = federation.TASK.init(jax.random.key(1))
+PARAMS = TASK.init(jax.random.key(1))
 
 
-def with_noise(noise):
-    """Full gradients, with this noise."""
-    simulation = federation.federation(sampler=batching.full_batch)
-    task = as_argument(
-        federation.TASK._replace(grad=noisy(federation.TASK.grad, noise))
-    )
+def norms_with(noise):
+    """Of full gradients with this noise."""
+    simulation = federation.federation(sampler=full_batch)
+    task = as_argument(TASK._replace(grad=noisy(TASK.grad, noise)))
     inputs = simulation.inputs._replace(task=task)
-    return dataclasses.replace(simulation, inputs=inputs)
+    noisy_simulation = dataclasses.replace(simulation, inputs=inputs)
+    return noise_norms(noisy_simulation, PARAMS, NOISE_KEY, batches=2000)
 
 
 @pytest.mark.parametrize(
     "sampler",
     [
         batching.shuffled_epochs,
-        pytest.param(batching.full_batch, marks=pytest.mark.slow),
+        pytest.param(full_batch, marks=pytest.mark.slow),
     ],
 )
 def test_norms_by_hand(sampler):
     found = noise_norms(
         federation.federation(sampler=sampler), PARAMS, NOISE_KEY, batches=5
     )
-    assert found.shape == (len(federation.PARTS), 5)
-    for client, key in enumerate(jax.random.split(NOISE_KEY, len(federation.PARTS))):
+    assert found.shape == (len(PARTS), 5)
+    for client, key in enumerate(jax.random.split(NOISE_KEY, len(PARTS))):
         gradients = []
         for batch_key in jax.random.split(key, 5):
             rows_key, _ = jax.random.split(batch_key)
-            size = len(federation.PARTS[client])
+            size = len(PARTS[client])
             places = np.asarray(sampler(rows_key, size, 1, 4, 32))[0]
-            ids = federation.PARTS[client][places[places >= 0]]
+            ids = PARTS[client][places[places >= 0]]
             parts = federation.gradient(
-                federation.as_float64(PARAMS),
-                federation.DATA.x_train[ids],
-                federation.DATA.y_train[ids],
+                as_float64(PARAMS),
+                DATA.x_train[ids],
+                DATA.y_train[ids],
             )
             gradients.append(np.concatenate([part.ravel() for part in parts]))
         expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
         np.testing.assert_allclose(found[client], expected, atol=1e-5)
-        assert (expected > 1e-3).any() == (sampler is not batching.full_batch)
+        assert (expected > 1e-3).any() == (sampler is not full_batch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", [1.2, 1.7])
 def test_heavy_tails_are_seen(tail):
     """The largest of a batch's entries rules its norm, whose tail is theirs."""
-    norms = noise_norms(with_noise(pareto(tail)), PARAMS, NOISE_KEY, batches=2000)
-    assert abs(hill(norms, 200) - tail) < 4 * tail / 200**0.5
+    assert abs(hill(norms_with(pareto(tail)), 200) - tail) < 4 * tail / 200**0.5
 
 
 @pytest.mark.slow
 def test_light_tails_are_seen():
-    norms = noise_norms(with_noise(gaussian()), PARAMS, NOISE_KEY, batches=2000)
+    norms = norms_with(gaussian())
     assert hill(norms, 200) > 6
     # 3 * 5 + 3 independent normal entries
     np.testing.assert_allclose(np.mean(norms**2), 18, rtol=0.02)
@@ -475,22 +413,18 @@ def test_the_command(tmp_path, capsys):
     assert not figure.exists()
 
 
+def run_of(**options):
+    return config.Run("fedavg", {}, 0, config.Config(**options))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        (config.Run("fedavg", {}, 0, config.Config()), "has no checkpoint yet; train"),
-        (
-            config.Run("fedavg", {}, 0, config.Config(sampler="full_batch")),
-            "are all of a client's examples, and have no noise",
-        ),
-        (
-            config.Comparison(("fedavg",), {}, {}, (0,), config.Config()),
-            "holds several runs; name the directory of one",
-        ),
-    ],
-)
-def test_runs_that_cannot_be_measured_are_refused(what, message, tmp_path, capsys):
-    place = tmp_path / "run"
-    directory.create(place, what)
-    assert message in refused(capsys, "noise", place)
+def test_runs_that_cannot_be_measured_are_refused(tmp_path, capsys):
+    compared = config.Comparison(("fedavg",), {}, {}, (0,), config.Config())
+    full = run_of(sampler="full_batch")
+    for message, what in {
+        "has no checkpoint yet; train": run_of(),
+        "are all of a client's examples, and have no noise": full,
+        "holds several runs; name the directory of one": compared,
+    }.items():
+        place = directory.create(tmp_path / message[:3], what)
+        assert message in refused(capsys, "noise", place)
