@@ -344,8 +344,10 @@ def start(prepared):
 
 @pytest.mark.parametrize(
     ("rounds", "every", "expected"),
-    [(23, 10, [0, 10, 20, 23]), (20, 10, [0, 10, 20]), (3, 10, [0, 3])]
-    + [(2, 1, [0, 1, 2]), (0, 5, [0])],
+    [
+        *((23, 10, [0, 10, 20, 23]), (20, 10, [0, 10, 20]), (3, 10, [0, 3])),
+        *((2, 1, [0, 1, 2]), (0, 5, [0])),
+    ],
 )
 def test_rows_are_at_multiples_and_at_the_end(plain, rounds, every, expected):
     ticks = []
@@ -439,10 +441,10 @@ def test_the_error_names_the_round_and_the_client(overflowing):
 
 
 def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
-    state = start(overflowing)
-    key = jax.random.clone(state.key)
+    begun = start(overflowing)
+    key = jax.random.clone(begun.key)
     how = {"rounds": 40, "evaluate_every": 8, "drop_nonfinite": True}
-    for state, row in training.evaluations(overflowing, state, **how):
+    for state, row in training.evaluations(overflowing, begun, **how):
         there = rounds_with(overflowing, key, GREEDY, row["round"])
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
