@@ -11,8 +11,7 @@ import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import logs
-from fedjax_muon.runs import train as train
+from fedjax_muon.runs import logs, train
 from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation import sweep_groups as sweeping
 from fedjax_muon.simulation import training
@@ -27,13 +26,11 @@ def records(path) -> list[dict]:
 
 def assert_logged(run_dir) -> None:
     """The log has every row of metrics.csv once; times differ for rounds run twice."""
+    untimed = lambda row: {k: float(v) for k, v in row.items() if k != "seconds"}
     with (run_dir / "metrics.csv").open() as file:
-        rows = [
-            {name: float(value) for name, value in row.items() if name != "seconds"}
-            for row in csv.DictReader(file)
-        ]
+        rows = list(map(untimed, csv.DictReader(file)))
     found = records(run_dir / "metrics.jsonl")
-    assert [{k: v for k, v in r.items() if k != "seconds"} for r in found] == rows
+    assert list(map(untimed, found)) == rows
     assert all(row["seconds"] >= 0 for row in found)
 
 
@@ -142,18 +139,14 @@ def test_a_log_that_fails_stops_no_run(copied, plain, capsys):
         ("none", "unknown tracker 'none'"),
     ],
 )
-def test_wrong_names_are_refused_before_anything_is_made(
-    names, message, capsys, tmp_path
-):
+def test_wrong_names_are_refused_at_once(names, message, capsys, tmp_path):
     place = tmp_path / "run"
     said = refused(capsys, *TRAIN, "--log", names, "--output", place)
     assert said.startswith(message)
     assert not place.exists()
 
 
-def test_a_missing_package_is_refused_before_anything_is_made(
-    capsys, tmp_path, monkeypatch, copied
-):
+def test_a_missing_package_is_refused_at_once(capsys, tmp_path, monkeypatch, copied):
     monkeypatch.setitem(logs.TRACKERS, "absent", ("no_such_package", logs._json))
     place = tmp_path / "other"
     said = refused(capsys, *TRAIN, "--log", "absent", "--output", place)
