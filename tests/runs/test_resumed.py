@@ -13,8 +13,7 @@ from command import SMALL, assert_same_but_for_seconds, refused, run
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import logs, train
 from fedjax_muon.runs.suspended import Suspended
-from fedjax_muon.simulation import sweep_groups as sweeping
-from fedjax_muon.simulation import training
+from fedjax_muon.simulation import sweep_groups, training
 from fedjax_muon.tracking import Tracker
 
 TRAIN = ("train", "--algorithm", "fedavg", *SMALL, "--hidden", "4", "--rounds", "8")
@@ -26,9 +25,10 @@ def records(path) -> list[dict]:
 
 def assert_logged(run_dir) -> None:
     """The log has every row of metrics.csv once; times differ for rounds run twice."""
-    untimed = lambda row: {k: float(v) for k, v in row.items() if k != "seconds"}
+    untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
     with (run_dir / "metrics.csv").open() as file:
-        rows = list(map(untimed, csv.DictReader(file)))
+        lines = map(untimed, csv.DictReader(file))
+        rows = [{k: float(v) for k, v in line.items()} for line in lines]
     found = records(run_dir / "metrics.jsonl")
     assert list(map(untimed, found)) == rows
     assert all(row["seconds"] >= 0 for row in found)
@@ -105,12 +105,8 @@ def test_every_run_of_a_comparison_has_a_log(tmp_path):
 @pytest.mark.slow
 def test_trackers_know_the_config_and_one_id(plain, tmp_path, monkeypatch):
     place, told = shutil.copytree(plain, tmp_path / "run"), []
-    append = lambda *_: None
-
-    def make(found: logs.Place) -> Tracker:
-        begun = lambda config: told.append((found, config))
-        return Tracker("spy", begun, append, append)
-
+    begin = lambda found: lambda config: told.append((found, config))
+    make = lambda found: Tracker("spy", begin(found), *[lambda *_: None] * 2)
     monkeypatch.setitem(logs.TRACKERS, "spy", (None, make))
     for _ in range(2):
         run("resume", place, "--log", "spy")
@@ -198,7 +194,7 @@ def heard(monkeypatch):
             yield call
 
     monkeypatch.setattr(training, "calls", calls)
-    monkeypatch.setattr(sweeping, "calls", calls)
+    monkeypatch.setattr(sweep_groups, "calls", calls)
     return heard
 
 
@@ -233,8 +229,7 @@ def test_a_stopped_job_continues_where_it_was(tmp_path, capsys, heard, job):
 def test_cells_of_another_algorithm_are_not_taken(tmp_path, capsys):
     grid = (*SWEEP[:2], "fedavg", "fedprox", *SWEEP[4:])
     run(*grid, "--output", tmp_path)
-    for suffix in (".csv", ".json"):
-        cells = (tmp_path / "cells" / "fedavg").with_suffix(suffix)
+    for cells in (tmp_path / "cells").glob("fedavg.*"):
         cells.replace(cells.with_stem("fedprox"))
     capsys.readouterr()
     said = refused(capsys, "resume", tmp_path)

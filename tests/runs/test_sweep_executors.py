@@ -4,7 +4,9 @@ import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from cases import slow_but
@@ -56,20 +58,14 @@ def submitted(monkeypatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed_make_the_same_table(
-    alone, tmp_path, monkeypatch
-):
-    started: list[int] = []
+def test_two_processes_of_which_one_is_killed(alone, tmp_path, monkeypatch):
+    """They make the same table."""
+    started: list[Any] = []
     start = Processes._start
-
-    def remember(self):
-        worker = start(self)
-        started.append(worker[0].pid)
-        return worker
-
+    remember = lambda self: started.append(start(self)) or started[-1]
     monkeypatch.setattr(Processes, "_start", remember)
     place = tmp_path / "two"
-    kill = lambda: os.kill(started[0], signal.SIGKILL)
+    kill = lambda: os.kill(started[0][0].pid, signal.SIGKILL)
     meanwhile(lambda: len(finished(place)) > 1, kill)
     run("sweep", *GRID, "--executor", "processes:2", "--output", place)
     assert len(started) == 3
@@ -78,9 +74,7 @@ def test_two_processes_of_which_one_is_killed_make_the_same_table(
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_resumes_with_what_is_missing(
-    alone, tmp_path, submitted, capsys
-):
+def test_a_killed_sweep_resumes_with_what_is_missing(alone, tmp_path, submitted):
     place = tmp_path / "killed"
     given = ("--executor", "processes:2", "--output", place)
     process = spawn("sweep", *GRID, *given)
@@ -104,9 +98,8 @@ def test_a_killed_sweep_resumes_with_what_is_missing(
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_finished_groups_and_ends_the_workers(
-    alone, tmp_path, capsys, submitted
-):
+def test_an_interrupt_keeps_finished_groups(alone, tmp_path, capsys, submitted):
+    """And ends the workers."""
     place = tmp_path / "stopped"
     stop = lambda: os.kill(os.getpid(), signal.SIGTERM)
     meanwhile(lambda: len(finished(place)) > 1, stop)
@@ -140,9 +133,7 @@ def nothing_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("message", slow_but(2, BAD))
-def test_executors_are_checked_before_anything_is_made(
-    message, capsys, tmp_path, nothing_runs
-):
+def test_executors_are_checked_at_once(message, capsys, tmp_path, nothing_runs):
     if "slurm:" in BAD[message] and not find_spec("submitit"):
         pytest.skip("submitit is not installed")  # importing it would close loggers
     place = tmp_path / "new"
@@ -183,11 +174,10 @@ def test_devices_that_cannot_divide_cells_are_refused(
 def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
     place = tmp_path / "devices"
     run("sweep", *GRID, "--devices", "2", "--output", place)
+    found = cells(place)
     for name, rows in cells(alone).items():
-        for some, other in zip(rows, cells(place)[name], strict=True):
-            assert list(map(float, some)) == pytest.approx(
-                list(map(float, other)), rel=1e-5
-            )
+        some, other = (np.array(one, float) for one in (rows, found[name]))
+        np.testing.assert_allclose(some, other, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -330,17 +330,10 @@ def norms_with(noise):
     return noise_norms(noisy_simulation, PARAMS, NOISE_KEY, batches=2000)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        batching.shuffled_epochs,
-        pytest.param(full_batch, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("sampler", [batching.shuffled_epochs, slow(full_batch)])
 def test_norms_by_hand(sampler):
-    found = noise_norms(
-        federation.federation(sampler=sampler), PARAMS, NOISE_KEY, batches=5
-    )
+    simulation = federation.federation(sampler=sampler)
+    found = noise_norms(simulation, PARAMS, NOISE_KEY, batches=5)
     assert found.shape == (len(PARTS), 5)
     for client, key in enumerate(jax.random.split(NOISE_KEY, len(PARTS))):
         gradients = []
@@ -349,11 +342,8 @@ def test_norms_by_hand(sampler):
             size = len(PARTS[client])
             places = np.asarray(sampler(rows_key, size, 1, 4, 32))[0]
             ids = PARTS[client][places[places >= 0]]
-            parts = federation.gradient(
-                as_float64(PARAMS),
-                DATA.x_train[ids],
-                DATA.y_train[ids],
-            )
+            batch = DATA.x_train[ids], DATA.y_train[ids]
+            parts = federation.gradient(as_float64(PARAMS), *batch)
             gradients.append(np.concatenate([part.ravel() for part in parts]))
         expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
         np.testing.assert_allclose(found[client], expected, atol=1e-5)
