@@ -26,15 +26,8 @@ pytestmark = pytest.mark.portable
 
 N, S = 7, 5
 KEY = jax.random.key(11)
-PLANS = {
-    "loop": plans.loop,
-    "mapped": plans.mapped,
-    "vmapped": plans.vmapped,
-    "chunked(1)": plans.chunked(1),
-    "chunked(2)": plans.chunked(2),
-    "chunked(5)": plans.chunked(5),
-    "chunked(8)": plans.chunked(8),
-}
+PLANS = {"loop": plans.loop, "mapped": plans.mapped, "vmapped": plans.vmapped}
+PLANS |= {f"chunked({size})": plans.chunked(size) for size in (1, 2, 5, 8)}
 FAST = ("mapped", "chunked(2)")
 every_plan = pytest.mark.parametrize(
     "plan",
@@ -49,9 +42,6 @@ UNUSED = Objective(lambda params, batch, key: params)  # of clients that ask no 
 class Server(NamedTuple):
     params: Any
     seen: Any  # whatever a test wants to look at
-
-
-# ------------------------------------------------------------------------------ keys
 
 
 def note_keys(slot):
@@ -100,20 +90,15 @@ def all_keys():
 
 
 def test_no_two_keys_are_alike(all_keys):
-    client_states, server = [], []
-    for state in all_keys:
-        np.testing.assert_array_equal(
-            state.client_states["one draw"], state.client_states["two draw"]
-        )
-        client_states += [
-            state.client_states[name] for name in ("one", "two", "one draw")
-        ]
-        server += [state.server.seen[name] for name in ("one", "two")]
-    client_states += [
-        all_keys[0].client_states[name] for name in ("before", "before draw")
-    ]
-    server += [all_keys[0].server.seen["before"]]
-    keys = np.concatenate([*client_states, server]).tolist()
+    clients, server = [], []
+    for index, state in enumerate(all_keys):
+        given = state.client_states
+        np.testing.assert_array_equal(given["one draw"], given["two draw"])
+        before = ("before",) * (index == 0)
+        clients += [given[name] for name in ("one", "two", "one draw", *before)]
+        clients += [given["before draw"]] * len(before)
+        server += [state.server.seen[name] for name in ("one", "two", *before)]
+    keys = np.concatenate([*clients, server]).tolist()
     assert len(keys) == (2 * 3 + 2) * FEW + 2 * 2 + 1
     assert len({tuple(key) for key in keys}) == len(keys)
 
@@ -122,18 +107,11 @@ def test_no_two_keys_are_alike(all_keys):
 def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
     for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
-        for name in state.client_states:
-            got, given = (
-                state.client_states[name][cohort],
-                all_clients.client_states[name][cohort],
-            )
-            np.testing.assert_array_equal(got, given)
-        jax.tree.map(
-            np.testing.assert_array_equal, state.server.seen, all_clients.server.seen
+        got, given = (
+            (jax.tree.map(lambda x: x[cohort], s.client_states), s.server.seen)
+            for s in (state, all_clients)
         )
-
-
-# --------------------------------------------------- two exchanges, weights, dropouts
+        jax.tree.map(np.testing.assert_array_equal, got, given)
 
 
 def newton():
@@ -144,22 +122,16 @@ def newton():
         return a @ x - b, {**client_state, "asked": client_state["asked"] + 1}
 
     def curvature(objective, shared, client_state, batches, round):
-        return batches[0][0], {
-            **client_state,
-            "gradient": shared,
-            "asked": client_state["asked"] + 1,
-        }
+        seen = {"gradient": shared, "asked": client_state["asked"] + 1}
+        return batches[0][0], seen
 
     begin = lambda params: {"gradient": params, "asked": jnp.int32(0)}
     sent = lambda state, round: state.params
     keep = lambda state, mean, round: state._replace(seen=mean)
-    solve = lambda state, mean, round: state._replace(
-        params=state.params - jnp.linalg.solve(mean, state.seen)
-    )
-    exchanges = (
-        Exchange(sent, slope, keep),
-        Exchange(lambda state, round: state.seen, curvature, solve),
-    )
+    step = lambda state, mean: state.params - jnp.linalg.solve(mean, state.seen)
+    solve = lambda state, mean, round: state._replace(params=step(state, mean))
+    second = Exchange(lambda state, round: state.seen, curvature, solve)
+    exchanges = Exchange(sent, slope, keep), second
     return Algorithm(lambda p: Server(p, p), begin, exchanges)
 
 
@@ -212,15 +184,10 @@ def test_who_is_lost_in_one_exchange_is_not_asked_in_the_next(plan):
 
 def census():
     """Everybody writes down what they are told of the round."""
-    told = lambda round: jnp.stack(
-        [
-            jnp.float32(v)
-            for v in (round.index, round.steps, round.clients, round.fraction)
-        ]
-    )
+    numbers = lambda r: (r.index, r.steps, r.clients, r.fraction)
+    told = lambda round: jnp.stack([jnp.float32(v) for v in numbers(round)])
     client = lambda objective, shared, client_state, batches, round: (
-        batches[0] * shared,
-        told(round),
+        (batches[0] * shared, told(round))
     )
     server = lambda state, mean, round: state._replace(seen=told(round))
     exchange = Exchange(lambda state, round: state.params, client, server)
@@ -245,16 +212,11 @@ def test_everyone_knows_how_many_take_part(plan):
 def test_chunks_run_without_compilation_too():
     algorithm, objective = fedavg(), Objective(lambda p, batch, key: p - batch)
     state = engine.init(algorithm, jnp.zeros(2), N)
-    given = COHORT, jnp.ones((S, 3, 2)), jnp.ones(S), KEY
-    kinds = plans.vmapped, plans.chunked(2)
-    a, b = (
-        engine.make_round(algorithm, objective, N, plan)(state, *given)
-        for plan in kinds
-    )
+    given = state, COHORT, jnp.ones((S, 3, 2)), jnp.ones(S), KEY
+    run = lambda plan: engine.make_round(algorithm, objective, N, plan)(*given)
+    a, b = run(plans.vmapped), run(plans.chunked(2))
     jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-6), a, b)
 
-
-# ------------------------------------------------------------------- draws and memory
 
 FEATURES, CLASSES, BATCH, STEPS = 8, 4, 4, 2
 MODEL = nn.Sequential([nn.Dense(32), nn.relu, nn.Dense(CLASSES)])
@@ -311,11 +273,8 @@ def test_memory_does_not_grow_with_the_cohort():
     temporary = [memory.temp_size_in_bytes for memory, _, _ in runs]
     for (n, small), (m, large) in pairwise(zip(sizes, temporary, strict=True)):
         assert (large - small) / (m - n) <= 25
-    whole = [
-        compiled(fedavg(), plans.vmapped, size)[0].temp_size_in_bytes
-        for size in sizes[:2]
-    ]
-    assert (whole[1] - whole[0]) / 900 > model
+    few, many = (compiled(fedavg(), plans.vmapped, size)[0] for size in sizes[:2])
+    assert (many.temp_size_in_bytes - few.temp_size_in_bytes) / 900 > model
 
 
 @pytest.mark.slow
@@ -348,9 +307,6 @@ def test_draws_are_made_anew_in_every_round():
     assert len({float(m[0]) for m in moves}) == 3
 
 
-# ----------------------------------------------------------------- beginnings and ends
-
-
 def test_init_copies_the_parameters():
     params = {"w": jnp.ones(2)}
     algorithm = scaffold()
@@ -379,20 +335,13 @@ def test_clients_without_a_state_store_nothing():
     assert state.client_states == no_client_state(None)
 
 
-def test_the_plan_of_cpus_is_mapped():
+def test_the_plan_of_cpus_is_mapped_and_there_is_a_client():
     assert jax.default_backend() == "cpu"
     assert plans.default_plan() is plans.mapped
-
-
-@pytest.mark.parametrize("size", [0, -3])
-def test_a_chunk_holds_a_client(size):
-    message = f"^a chunk holds at least one client, got size {size}$"
-    with pytest.raises(ValueError, match=message):
-        plans.chunked(size)
-
-
-@pytest.mark.parametrize("clients", [0, -1])
-def test_there_is_a_client(clients):
-    message = f"^num_clients must be at least 1, got {clients}$"
-    with pytest.raises(ValueError, match=message):
-        engine.init(fedavg(), jnp.ones(2), clients)
+    for count in (0, -3):
+        message = f"^a chunk holds at least one client, got size {count}$"
+        with pytest.raises(ValueError, match=message):
+            plans.chunked(count)
+        message = f"^num_clients must be at least 1, got {count}$"
+        with pytest.raises(ValueError, match=message):
+            engine.init(fedavg(), jnp.ones(2), count)

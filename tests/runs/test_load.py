@@ -35,9 +35,8 @@ def trained(tmp_path_factory):
     people = np.random.default_rng(0).normal((40, 50), (10, 1), size=(120, 2))
     for number, (age, income) in enumerate(people):
         risk = "high" if age + 10 * income > 540 else "low"
-        lines.append(
-            f"{age:.6f},{income:.6f},{risk},{'train' * (number < 100) or 'test'}"
-        )
+        part = "train" if number < 100 else "test"
+        lines.append(f"{age:.6f},{income:.6f},{risk},{part}")
     (place / "loans.csv").write_text("\n".join(lines))
     data = ("--dataset", place / "loans.csv", "--label", "risk", "--split", "part")
     run("train", "--algorithm", "fedavg", *OPTIONS, *data, "--output", place / "run")
@@ -86,15 +85,13 @@ def test_config_and_history_need_no_data(copied):
 
 def test_other_directories_are_refused(tmp_path):
     swept = Sweep(("fedavg",), {"fedavg": {}}, (0,), 0.1, None, Config())
+    none = "is of `sweep`, whose runs have no directories; read its CSV files"
     four = "is a comparison of 4 runs; load one of them: .*fedavg/seed0, .*, ..."
     for text, message in (
         (None, "is not a run directory: it has no config.json"),
         ("{", "not JSON"),
         (to_json(Comparison(("fedavg", "fedmuon"), {}, {}, (0, 1), Config())), four),
-        (
-            to_json(swept),
-            "is of `sweep`, whose runs have no directories; read its CSV f",
-        ),
+        (to_json(swept), none),
     ):
         if text is not None:
             (tmp_path / "config.json").write_text(text)
