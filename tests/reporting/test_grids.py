@@ -15,10 +15,6 @@ from fedjax_muon.reporting import axes, colors, comparison, plots, style, tables
 from fedjax_muon.reporting.comparison import Point, Summary
 from fedjax_muon.reporting.tables import Cells, latex
 
-# ---------------- grids of hyper-parameters: files, best points, tables, figures
-
-# ---------------------------------------------------------------- best points
-
 
 def point(lr, *runs, diverged=0):
     return Point({"lr": lr}, runs, diverged)
@@ -36,12 +32,10 @@ def run(validation, loss=1.0, test=0.5, start=0.9):
 
 def test_the_best_point_is_the_best_on_validation_after_the_last_round():
     draw = np.random.default_rng(0).uniform
+    made = lambda row: [run(v, test=draw(), start=draw()) for v in row]
     for _ in range(30):
         means = draw(size=(4, 3))
-        points = [
-            point(lr, *(run(v, test=draw(), start=draw()) for v in row))
-            for lr, row in enumerate(means)
-        ]
+        points = [point(lr, *made(row)) for lr, row in enumerate(means)]
         assert comparison.best(points) is points[np.argmax(means.mean(1))]
 
 
@@ -54,15 +48,10 @@ def test_equals_on_validation_are_told_apart_by_its_loss():
     first, better = point(1, low), point(3, run(0.51, 7.0, 0.1))
     assert comparison.best([first, point(2, low)]) is first
     assert comparison.best([first, better]) is better
-
-
-def test_points_without_a_validation_score_are_not_chosen():
+    # points without a validation score are not chosen
     undefined, first = point(0, run(0.9), run(np.nan)), point(1, run(0.2))
     assert comparison.best([undefined, first]) is first
     assert comparison.best([undefined]) is None
-
-
-# ------------------------------------------------------------ reports of sweeps
 
 
 @pytest.mark.slow
@@ -89,9 +78,6 @@ def test_edges_are_of_hyper_parameters_with_several_values():
     assert named.rows[0][1] == "lr=0.1 align=0.5 decay=0.1 (edge: align)"
 
 
-# --------------------------------------------------------------------- tables
-
-
 def summary(method, accuracy=0.5, spread=0.02, megabytes=3.0, rounds=4.0):
     return Summary(method, accuracy, spread, rounds, megabytes, 1234567.0, 1.0)
 
@@ -115,9 +101,6 @@ def test_the_table_of_a_sweep_by_hand():
         "best of its grid: on validation examples; (edge): the smallest or largest "
         "value of its grid, so that others may be better.\n"
     )
-
-
-# ---------------------------------------------------------------------- plots
 
 
 @pytest.fixture
@@ -217,21 +200,13 @@ def random_run(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.fixture
-def saved(monkeypatch):
-    figures: list[Figure] = []
-    keep = lambda self, path, **how: figures.append(self)
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
-
-
 def colors_of(axis) -> list[str]:
     """Colors of the lines of an axis, without that of the target."""
     lines = [line for line in axis.get_lines() if len(line.get_xdata()) != 2]
     return [to_hex(line.get_color()) for line in lines]
 
 
-def test_a_method_has_one_color_in_the_figures_of_all_commands(saved, tmp_path):
+def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path):
     runs = {name: [random_run(i), random_run(i + 9)] for i, name in enumerate(NAMES)}
     plots.curves(runs, tmp_path / "comparison.png", target=0.5)
     shown = list(reversed(NAMES))  # the order does not matter
@@ -246,7 +221,7 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(saved, tmp_path):
     plots.grids(dict.fromkeys(NAMES, grid), tmp_path / "grids.png")
 
     expected = [colors.line_of(name).color for name in NAMES]
-    compared, papers, ranking, grids = saved
+    compared, papers, ranking, grids = figures
     assert colors_of(compared.axes[0]) == colors_of(compared.axes[2]) == expected
     assert colors_of(papers.axes[0]) == colors_of(papers.axes[1]) == expected[::-1]
     assert colors_of(ranking.axes[0]) == expected[::-1]
@@ -255,14 +230,8 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(saved, tmp_path):
 
 
 def test_lines_of_a_figure_differ():
-    labels = [
-        *NAMES,
-        "FedMuon, lr=0.1",
-        "FedMuon, lr=0.3",
-        "Mz nethod",
-        "T = 0",
-        "T = 1",
-    ]
+    labels = [*NAMES, "FedMuon, lr=0.1", "FedMuon, lr=0.3"]
+    labels += ["Mz nethod", "T = 0", "T = 1"]
     drawn = style.styles(labels)
     assert len({(how["color"], str(how["ls"])) for how in drawn.values()}) == len(drawn)
     assert drawn["FedMuon, lr=0.3"]["color"] == drawn["FedMuon"]["color"]
@@ -288,12 +257,12 @@ def test_labels_are_moved_apart_as_little_as_possible():
     np.testing.assert_allclose(style.apart([0.98, 1.0], 0.1), [0.9, 1.0])
 
 
-def test_a_band_does_not_stretch_a_logarithmic_axis(saved, tmp_path):
+def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):
     low, high = random_run(0), random_run(0)
     low = low | {"train_loss": np.array([1.0, 1e-2, 1e-9, 1e-9])}
     high = high | {"train_loss": np.array([1.0, 1e-2, 1e-2, 1e-2])}
     plots.curves({"FedMuon": [low, high]}, tmp_path / "curves.png")
-    bottom, _ = saved[0].axes[2].get_ylim()
+    bottom, _ = figures[0].axes[2].get_ylim()
     assert 2e-3 < bottom < 5e-3
 
 
