@@ -190,6 +190,10 @@ def test_curves_show_what_they_are_given(pixels):
     assert differ(first, draw({"quick": FAST, "slow": SLOW}))
     assert differ(first, draw(METHODS, title="title"))
     assert differ(first, draw(METHODS, target=0.6))
+    # and before the first round
+    begun = {name: column[:1] for name, column in FAST[0].items()}
+    other = begun | {"test_accuracy": np.array([0.9])}
+    assert differ(draw({"a": [begun]}), draw({"a": [other], "b": [begun]}))
 
 
 def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
@@ -207,11 +211,6 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     losses = 2 - mean  # the loss of a run is 2 less its accuracy
     lowest = np.maximum(losses - half, 0)
     np.testing.assert_allclose(loss[1:], [lowest, losses + half])
-
-    # and before the first round
-    begun = {name: column[:1] for name, column in FAST[0].items()}
-    other = begun | {"test_accuracy": np.array([0.9])}
-    assert differ(draw({"a": [begun]}), draw({"a": [other], "b": [begun]}))
 
 
 @pytest.mark.slow
