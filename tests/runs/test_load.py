@@ -144,21 +144,19 @@ def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path)
 
 
 def test_flax_reads_what_was_exported(trained, tmp_path):
-    place, _ = trained
-    run("export", place, tmp_path / "m.msgpack")
-    params = load_run(place).params
-    data = (tmp_path / "m.msgpack").read_bytes()
-    found = flax.serialization.from_bytes(params, data)
+    path, params = tmp_path / "m.msgpack", load_run(trained[0]).params
+    run("export", trained[0], path)
+    found = flax.serialization.from_bytes(params, path.read_bytes())
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 @pytest.mark.slow
 def test_parameters_of_a_minimax_run_are_a_pair(tmp_path):
-    options = "--problem", "auc", "--rounds", "2", "--hidden", "4"
-    run("train", *options, "--output", tmp_path / "run")
-    run("export", tmp_path / "run", tmp_path / "m.msgpack")
-    params = load_run(tmp_path / "run").params
-    found = fm.load_params(tmp_path / "m.msgpack", like=params)
+    place, path = tmp_path / "run", tmp_path / "m.msgpack"
+    run("train", "--problem", "auc", "--rounds", 2, "--hidden", 4, "--output", place)
+    run("export", place, path)
+    params = load_run(place).params
+    found = fm.load_params(path, like=params)
     assert type(found) is type(params)
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
@@ -198,6 +196,7 @@ def test_a_model_that_starts_at_a_checkpoint_names_it():
 CONFIG = Config(rounds=10, evaluate_every=5)
 COMPARISON = Comparison(("fedavg", "fedmuon"), {"fedavg": 0.3}, {}, (0, 1, 2), CONFIG)
 SCORES = "test_accuracy", "train_loss"
+RESUME = "continue it with: fedjax-muon resume "
 T_OF_2 = 4.302652729911275  # the 97.5 % quantile of Student's t with 2 degrees
 
 
@@ -237,18 +236,29 @@ def data_of(path) -> list[dict]:
     return json.loads(text)
 
 
-def rows(seed: int, rounds=(0, 5, 10)):
+def rows(seed: int):
     rng = np.random.default_rng(seed)
-    for r in rounds:
+    for r in (0, 5, 10):
         scores = dict(zip(SCORES, rng.uniform(size=2).round(6).tolist(), strict=True))
         sent = {"bytes_down": 1000 * r, "bytes_up": 500 * r}
         yield {"round": r, **sent, **scores, "seconds": r / 8}
 
 
-def write(place, seed, rounds=(0, 5, 10)):
+def write(place, seed):
     place.mkdir(parents=True, exist_ok=True)
-    for row in rows(seed, rounds):
+    for row in rows(seed):
         metrics_csv.append(place / "metrics.csv", row)
+
+
+def create(place, hyper, seed, config=CONFIG):
+    directory.create(place, Run("fedavg", hyper, seed, config))
+    write(place, seed)
+    return place
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "report.html"
 
 
 @pytest.fixture
@@ -261,8 +271,7 @@ def compared(tmp_path):
 
 
 @pytest.mark.slow
-def test_curves_are_means_with_intervals_of_students_t(compared, tmp_path):
-    path = tmp_path / "report.html"
+def test_curves_are_means_with_intervals_of_students_t(compared, path):
     assert save_report([compared], path) == []
     entries = data_of(path)
     assert [entry["name"] for entry in entries] == ["FedAvg", "FedMuon"]
@@ -279,32 +288,22 @@ def test_curves_are_means_with_intervals_of_students_t(compared, tmp_path):
         assert entry["x"]["megabytes"] == [0, 0.0075, 0.015]
         assert entry["seeds"] == 3
     last = [list(rows(seed))[-1]["test_accuracy"] for seed in range(3)]
-    assert any(f"{100 * np.mean(last):.2f} ± " in c for c in Page(path).cells)
-    assert {"0.3", "fedavg", "fedmuon"} <= set(Page(path).cells)  # what differs
-
-
-@pytest.mark.slow
-def test_a_page_asks_no_other_host_for_anything(compared, tmp_path):
-    path = tmp_path / "report.html"
-    save_report([compared], path)
     page = Page(path)
+    assert any(f"{100 * np.mean(last):.2f} ± " in cell for cell in page.cells)
+    assert {"0.3", "fedavg", "fedmuon"} <= set(page.cells)  # what differs
+    # no other host is asked for anything
     assert page.addresses == []
     assert "default-src 'none'" in path.read_text()
     assert max(len(text) for _, text in page.scripts) > 10**6  # plotly's code
 
 
 @pytest.mark.slow
-def test_hostile_names_are_text(tmp_path):
+def test_hostile_names_are_text(tmp_path, path):
     name = "<img src=x onerror=alert(1)>"
     hyper = {"lr": 0.1, "</script><b>": 1.0}
-    for number, place in enumerate((tmp_path / name, tmp_path / "b")):
-        directory.create(place, Run("fedavg", hyper, number, CONFIG))
-        write(place, number)
-    path = tmp_path / "report.html"
     wrong = dataclasses.replace(CONFIG, dataset="</script><i>.csv")
-    directory.create(tmp_path / "c", Run("fedavg", {}, 0, wrong))
-    write(tmp_path / "c", 3)
-    save_report([tmp_path / name, tmp_path / "b", tmp_path / "c"], path)
+    places = [create(tmp_path / name, hyper, 0), create(tmp_path / "b", hyper, 1)]
+    save_report([*places, create(tmp_path / "c", {}, 3, wrong)], path)
     page = Page(path)
     assert not {"img", "b", "i"} & page.kinds
     assert "</script><b>" in page.cells
@@ -316,25 +315,24 @@ def test_hostile_names_are_text(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_named_and_the_rest_is_shown(compared, tmp_path):
+def test_what_is_missing_is_named(compared, tmp_path, path):
+    """And the rest is shown."""
     cells = list(directory.cells(compared, COMPARISON))
     (cells[0] / "metrics.csv").unlink()
     (cells[1] / "metrics.csv").write_text("round,bytes_down\n0,1\n")
     with (cells[2] / "metrics.csv").open("r+") as file:  # cut off in its last line
         file.truncate(len(file.read()) - 3)
     (compared / "versions.json").write_text("{")
-    path = tmp_path / "report.html"
     others = [tmp_path / name for name in ("foreign", "broken", "nowhere")]
     for place in others[:2]:
         place.mkdir()
     (others[1] / "config.json").write_text("{")
     said = save_report([compared, *others], path)
     assert [words.split(str(tmp_path))[1] for words in said] == [
-        "/compared/fedavg/seed0 has no metrics; continue it with: fedjax-muon resume ",
+        f"/compared/fedavg/seed0 has no metrics; {RESUME}",
         "/compared/fedavg/seed1/metrics.csv has no column 'bytes_up'; repair it or "
         "delete it",
-        "/compared/fedavg/seed2 has 5 of 10 rounds; continue it with: "
-        "fedjax-muon resume ",
+        f"/compared/fedavg/seed2 has 5 of 10 rounds; {RESUME}",
         "/compared/versions.json is missing or damaged: versions are unknown",
         "/foreign is not a run directory: it has no config.json",
         "/broken/config.json: not JSON: Expecting property name enclosed in double "
@@ -347,18 +345,14 @@ def test_what_is_missing_is_named_and_the_rest_is_shown(compared, tmp_path):
 
 
 @pytest.mark.slow
-def test_seeds_that_occur_twice_are_two_curves(tmp_path):
-    for name in "ab":
-        directory.create(tmp_path / name, Run("fedavg", {}, 0, CONFIG))
-        write(tmp_path / name, 0)
-    path = tmp_path / "report.html"
-    save_report([tmp_path / "a", tmp_path / "b"], path)
+def test_seeds_that_occur_twice_are_two_curves(tmp_path, path):
+    save_report([create(tmp_path / name, {}, 0) for name in "ab"], path)
     assert [entry["seeds"] for entry in data_of(path)] == [1, 1]
 
 
 @pytest.mark.slow
-def test_the_best_of_a_sweep_is_shown(tmp_path, capsys):
-    place, path = tmp_path / "sweep", tmp_path / "report.html"
+def test_the_best_of_a_sweep_is_shown(tmp_path, capsys, path):
+    place = tmp_path / "sweep"
     small = "--rounds 2 --num-clients 4 --cohort-size 2 --hidden 4 --evaluate-every 1"
     words = f"sweep --algorithms fedavg --grid lr=0.1,0.2 --seeds 0,1 {small}"
     run(*words.split(), "--output", place)
@@ -370,23 +364,19 @@ def test_the_best_of_a_sweep_is_shown(tmp_path, capsys):
     assert str(entry["metrics"]["test_accuracy"]["mean"][-1])[:6] in points
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "a report needs at least one run directory"),
-        (("nothing",), "nothing is not a run directory: it has no config.json"),
-        (("nothing", "--output", "a.pdf"), "a report's name must end in .html, got"),
-    ],
-)
-def test_nothing_to_show_is_refused(words, message, capsys, tmp_path, monkeypatch):
+def test_nothing_to_show_is_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert refused(capsys, "report", *words).startswith(message)
-    assert not list(tmp_path.iterdir())
+    for words, message in {
+        "": "a report needs at least one run directory",
+        "nothing": "nothing is not a run directory: it has no config.json",
+        "nothing --output a.pdf": "a report's name must end in .html, got",
+    }.items():
+        assert refused(capsys, "report", *words.split()).startswith(message)
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_an_existing_file_is_kept(compared, tmp_path, capsys):
-    path = tmp_path / "report.html"
+def test_an_existing_file_is_kept(compared, path, capsys):
     path.write_text("mine")
     words = ("report", compared, "--output", path)
     assert "exists already; choose another name" in refused(capsys, *words)

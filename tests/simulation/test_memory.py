@@ -97,8 +97,6 @@ def test_of_several_devices_one_counts():
         assert peak(spread, x, jnp.zeros((1, 250)), donated=[True]) == expected
 
 
-# ------------------------------------------------------------------ simulations and XLA
-
 SIZES = {"local_steps": 2, "batch_size": 8, "sampler": with_replacement}
 TASK = tasks.classification(models.MLP(3, (64, 48)), (5,))
 
@@ -117,9 +115,8 @@ def abstract(one):
     state = jax.eval_shape(init_state, jax.random.key(0))
     if not one.setup.devices:
         return state
-    place = lambda sharding, below: jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), below
-    )
+    put = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    place = lambda where, below: jax.tree.map(lambda x: put(x, where), below)
     where = shardings(one.setup.devices, simulation.STATE)
     return jax.tree.map(place, where, state)
 
@@ -162,21 +159,16 @@ def test_the_estimate_is_close_and_grows_with_a_cohort_that_is_mapped_at_once():
 @pytest.mark.slow
 def test_the_states_of_clients_are_updated_in_place():
     one = prepared("scaffold", plans.mapped, 80, 10)
-    need, allocated = memory_of(one), compiled(one)
-    assert need.state == tree.nbytes(abstract(one))
-    assert allocated < 1.3 * need.state
-    assert 0.7 < estimated(one) / allocated < 2.5
-
-
-@pytest.mark.slow
-def test_every_device_needs_its_part_alone():
-    one = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
-    need, allocated = memory_of(one), compiled(one)
-    state = abstract(one).training
+    divided = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
+    state = abstract(divided).training
     client = tree.nbytes(state.client_states) // 400
-    assert need.state == 100 * client + tree.nbytes((state.server, state.index)) + 8
-    assert allocated < 1.3 * need.state
-    assert 0.7 < estimated(one) / allocated < 2.5
+    # every device needs its part alone
+    part = 100 * client + tree.nbytes((state.server, state.index)) + 8
+    for each, size in ((one, tree.nbytes(abstract(one))), (divided, part)):
+        assert memory_of(each).state == size
+        allocated = compiled(each)
+        assert allocated < 1.3 * size
+        assert 0.7 < estimated(each) / allocated < 2.5
 
 
 @pytest.mark.slow
@@ -208,19 +200,12 @@ def test_the_prologue_and_the_evaluation_count():
 
 def test_a_checked_simulation_is_not_traced_again():
     traces = []
-
-    def counting(sizes):
-        traces.append(sizes)
-        return simulation.uniform(sizes)
-
+    counting = lambda sizes: traces.append(sizes) or simulation.uniform(sizes)
     one = federation.federation(weighting=counting)
     check_memory(one)
     state = one.programs.create(jax.random.key(0))
     one.programs.rounds.lower(one.inputs, state, one.clients, 1, one.max_client_size)
     assert len(traces) == 1
-
-
-# -------------------------------------------------------------------------- refusals
 
 
 def a_device(process=0, **stats):
@@ -300,9 +285,7 @@ def test_the_compiler_counts_on_accelerators(limit, accelerator):
     then(one)
 
 
-def test_a_program_that_no_compiler_accepts_does_not_fit(
-    limit, accelerator, monkeypatch
-):
+def test_what_no_compiler_accepts_does_not_fit(limit, accelerator, monkeypatch):
     def refused(rounds):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory on HBM")
 
@@ -412,6 +395,8 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
 # ------------------- memory of containers, and machines that lack what Linux has
 
 TOTAL = psutil.virtual_memory().total
+IN_A_SLICE = {"app.slice": (2, 3_000_000), "app.slice__one": (2, 5_000_000)}
+OF_BOTH = {"memory__a": (1, 9_000_000), "unified": (2, 8_000_000)}
 UNLIMITED = 9223372036854771712  # what version 1 says where there is no limit
 
 
@@ -434,19 +419,11 @@ def machine(root: Path, groups: str, **limits) -> Path:
         ("0::/\n", {"": (2, 650_000_000)}, 650_000_000),
         ("0::/\n", {"": (2, "max")}, TOTAL),
         # a service within a slice, where the slice allows less
-        (
-            "0::/app.slice/one\n",
-            {"app.slice": (2, 3_000_000), "app.slice__one": (2, 5_000_000)},
-            3_000_000,
-        ),
+        ("0::/app.slice/one\n", IN_A_SLICE, 3_000_000),
         # version 1, alone and beside version 2, the path of the host unseen
         ("4:memory:/docker/abc\n1:cpu:/\n", {"memory": (1, 7_000_000)}, 7_000_000),
         ("4:cpu,memory:/\n", {"memory": (1, UNLIMITED)}, TOTAL),
-        (
-            "4:memory:/a\n0::/\n",
-            {"memory__a": (1, 9_000_000), "unified": (2, 8_000_000)},
-            8_000_000,
-        ),
+        ("4:memory:/a\n0::/\n", OF_BOTH, 8_000_000),
         ("0::/../else:where\n", {"": (2, 4_000_000)}, 4_000_000),
     ],
 )

@@ -30,6 +30,7 @@ from fedjax_muon.simulation import batching, training
 from fedjax_muon.simulation.early_stopping import early_stopping
 
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
+BY_EXAMPLES = {"algorithm": CORRECT, "weighting": simulation.by_examples}
 
 
 @pytest.fixture(scope="module")
@@ -194,10 +195,7 @@ def test_bytes_by_hand():
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1"),
         ({"dropout": -0.1}, r"dropout must lie in \[0, 1\), got -0.1"),
         ({"dropout": np.nan}, r"dropout must lie in \[0, 1\), got nan"),
-        (
-            {"algorithm": CORRECT, "weighting": simulation.by_examples},
-            "control variates, whose mean only uniform weights keep",
-        ),
+        (BY_EXAMPLES, "control variates, whose mean only uniform weights keep"),
         ({"parts": []}, "at least one client"),
         ({"parts": [PARTS[0], PARTS[1][:0]]}, "client 1 has no examples"),
     ],
@@ -237,11 +235,11 @@ def changed(**parts):
 
 WITH_NAN = changed(x_train=np.array(DATA.x_train))
 WITH_NAN["data"].x_train[7, 0] = np.nan
-SIMULATION = federate()
+SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
 # what the message says: the arguments of `federate`, or another call
 MISTAKES = {
     "call it first: fedavg": {"algorithm": fm.fedavg},
-    "simulate it with decentralize": {"algorithm": fm.decentralized.dsgd(lr=0.1)},
+    "simulate it with decentralize": {"algorithm": DSGD},
     "the algorithm comes first, then the task": {"algorithm": "fedavg"},
     "task must be a Task, got Linear; make one of the model": {"task": Linear(3)},
     "task must be a Task, got Algorithm; see": {"task": fm.fedavg()},
@@ -258,9 +256,7 @@ MISTAKES = {
     "x_train has NaN or infinity in 1 of 80 examples, first in example 7": WITH_NAN,
     "x_test must be non-empty": changed(x_test=DATA.x_test[:0], y_test=DATA.y_test[:0]),
     "simulate it with federate": lambda: decentralize(fm.fedavg()),
-    "mixer must be a function, got 'dense'": (
-        lambda: decentralize(fm.decentralized.dsgd(), mixer="dense")
-    ),
+    "mixer must be a function, got 'dense'": lambda: decentralize(DSGD, mixer="dense"),
     "a model must be made first, as Linear": (
         lambda: fm.tasks.classification(Linear, DATA)
     ),
@@ -343,14 +339,11 @@ def start(prepared):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "expected"),
-    [
-        *((23, 10, [0, 10, 20, 23]), (20, 10, [0, 10, 20]), (3, 10, [0, 3])),
-        *((2, 1, [0, 1, 2]), (0, 5, [0])),
-    ],
+    ("expected", "every"),
+    [([0, 10, 20, 23], 10), ([0, 10, 20], 10), ([0, 3], 10), ([0, 1, 2], 1), ([0], 5)],
 )
-def test_rows_are_at_multiples_and_at_the_end(plain, rounds, every, expected):
-    ticks = []
+def test_rows_are_at_multiples_and_at_the_end(plain, expected, every):
+    ticks, rounds = [], expected[-1]
     how = {"rounds": rounds, "evaluate_every": every, "tick": ticks.append}
     state, rows = ran(plain, start(plain), **how)
     assert [row["round"] for row in rows] == expected

@@ -74,10 +74,8 @@ def numpy_fedmuon_correct(x, ids, batches, weights, memory, lr, fresh):
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 SGD = fedavg(lr=0.1), partial(numpy_fedavg, lr=0.1)
-MUON = (
-    fedmuon_correct(lr=0.02, momentum=1 - 0.3, rule=EXACT),
-    partial(numpy_fedmuon_correct, lr=0.02, fresh=0.3),
-)
+CORRECT = fedmuon_correct(lr=0.02, momentum=1 - 0.3, rule=EXACT)
+MUON = CORRECT, partial(numpy_fedmuon_correct, lr=0.02, fresh=0.3)
 
 
 @pytest.mark.parametrize(
