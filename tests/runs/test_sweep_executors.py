@@ -9,19 +9,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import swept
 from cases import slow_but
 from command import refused, run, spawn, wait_for
-from swept import (
-    CELLS,
-    DIGITS,
-    GRID,
-    assert_same_tables,
-    cells,
-    finished,
-    meanwhile,
-    share_programs,
-    workers,
-)
+from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 
 from fedjax_muon.runs import executor_names, sweep_cells
 from fedjax_muon.runs import sweep as sweeps
@@ -40,7 +31,7 @@ def alone(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path_factory, monkeypatch):
-    share_programs(tmp_path_factory, monkeypatch)
+    swept.share_programs(tmp_path_factory, monkeypatch)
 
 
 @pytest.fixture
@@ -70,7 +61,7 @@ def test_two_processes_of_which_one_is_killed(alone, tmp_path, monkeypatch):
     run("sweep", *GRID, "--executor", "processes:2", "--output", place)
     assert len(started) == 3
     assert_same_tables(place, alone)
-    assert workers() == []
+    assert swept.workers() == []
 
 
 @pytest.mark.slow
@@ -79,7 +70,7 @@ def test_a_killed_sweep_resumes_with_what_is_missing(alone, tmp_path, submitted)
     given = ("--executor", "processes:2", "--output", place)
     process = spawn("sweep", *GRID, *given)
     wait_for(lambda: len(finished(place)) > 1, process)
-    helpers = workers(process.pid)
+    helpers = swept.workers(process.pid)
     process.kill()
     process.communicate()
     before = finished(place)
@@ -109,7 +100,7 @@ def test_an_interrupt_keeps_finished_groups(alone, tmp_path, capsys, submitted):
     out = capsys.readouterr().out.replace("\n", "")
     assert f"fedjax-muon resume {place} --executor processes:1" in out
     assert 1 < len(finished(place)) < CELLS
-    assert workers() == []
+    assert swept.workers() == []
     run("resume", place)  # in this process
     assert len(submitted) == CELLS
     assert_same_tables(place, alone)
@@ -174,8 +165,8 @@ def test_devices_that_cannot_divide_cells_are_refused(
 def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
     place = tmp_path / "devices"
     run("sweep", *GRID, "--devices", "2", "--output", place)
-    found = cells(place)
-    for name, rows in cells(alone).items():
+    found = swept.cells(place)
+    for name, rows in swept.cells(alone).items():
         some, other = (np.array(one, float) for one in (rows, found[name]))
         np.testing.assert_allclose(some, other, rtol=1e-5, atol=1e-12)
 

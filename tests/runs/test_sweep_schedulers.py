@@ -10,17 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import swept
 from command import refused, run
 from packages import needs
-from swept import (
-    CELLS,
-    DIGITS,
-    GRID,
-    assert_same_tables,
-    finished,
-    meanwhile,
-    share_programs,
-)
+from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 
 from fedjax_muon.runs.executor_names import _submitit
 from fedjax_muon.simulation import executors
@@ -36,7 +29,7 @@ pytestmark = pytest.mark.slow
 def program(tmp_path, tmp_path_factory, monkeypatch):
     """Starts programs of Dask, which end with the test."""
     needs("distributed")
-    share_programs(tmp_path_factory, monkeypatch)
+    swept.share_programs(tmp_path_factory, monkeypatch)
     with contextlib.ExitStack() as stack:
 
         def start(kind: str, *arguments: str) -> subprocess.Popen:
@@ -101,7 +94,7 @@ def submitit(monkeypatch):
 
 @pytest.mark.usefixtures("submitit")
 def test_two_jobs_make_the_same_table(tmp_path, tmp_path_factory, monkeypatch):
-    share_programs(tmp_path_factory, monkeypatch)
+    swept.share_programs(tmp_path_factory, monkeypatch)
     alone, place = tmp_path / "alone", tmp_path / "swept"
     run("sweep", *GRID, "--output", alone)
     given = ("--executor", "slurm:cluster=local,timeout_min=5", "--cells-at-once", 12)

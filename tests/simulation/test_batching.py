@@ -65,24 +65,11 @@ def test_every_epoch_of_every_client_is_a_permutation():
                 assert epoch[-1] < size
 
 
-@pytest.mark.slow
-def test_epochs_are_shuffled_apart():
-    rows = draw_many(batching.shuffled_epochs, np.array([30]), 9, 10, 32)
-    epochs = rows.reshape(3, 30)
-    # Two orders of 30 agree in as many places as a Poisson variable of mean 1 counts.
-    for one, other in [*itertools.combinations(epochs, 2), (epochs[0], range(30))]:
-        assert np.sum(one == np.array(other)) < stats.poisson.isf(RARE, 1)
-
-
+# one epoch, and a half that is not looked at; all examples; the first of one epoch only
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "count", "max_client_size"),
-    [
-        (4, 6, 4),  # one epoch, and a half that is not looked at
-        (5, 5, 8),  # size equal to the examples asked for
-        (6, 3, 8),  # the first places of one epoch only
-        (6, 3, 200),
-    ],
+    [(4, 6, 4), (5, 5, 8), (6, 3, 8), (6, 3, 200)],
 )
 def test_all_orders_of_a_client_are_equally_likely(size, count, max_client_size):
     sizes, sampler = np.full(20_000, size, np.int32), batching.shuffled_epochs
@@ -112,29 +99,11 @@ def test_batches_do_not_depend_on_the_longest_client():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sampler", [batching.shuffled_epochs, batching.with_replacement]
-)
-def test_one_client_after_the_other_draws_the_same(sampler):
-    keys = jax.random.split(jax.random.key(2), len(SIZES))
-    draw = lambda key, size: sampler(key, size, STEPS, BATCH, 1024)
-    vmapped = jax.jit(jax.vmap(draw))
-    vectorized = vmapped(keys, SIZES)
-    in_turn = jax.jit(lambda *rows: jax.lax.map(lambda row: draw(*row), rows))
-    np.testing.assert_array_equal(in_turn(keys, SIZES), vectorized)
-    turned = np.roll(np.arange(len(SIZES)), 5)  # those beside a client change nothing
-    again = vmapped(keys[turned], SIZES[turned])
-    np.testing.assert_array_equal(again, vectorized[turned])
-
-
-@pytest.mark.slow
 def test_with_replacement_is_uniform_and_independent():
     draws = draw_many(batching.with_replacement, np.full(20_000, 6, np.int32), 2, 2, 8)
     assert draws.shape == (20_000, 2, 2)
     assert_uniform(list(frequencies(draws.reshape(-1, 4)).values()), 6**4)
 
-
-# ---------------------------------------------------------------- the clients
 
 SEGMENTS = [np.array([7, 1, 4]), np.array([0]), np.array([2, 7, 3, 9, 5])]
 X = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -173,9 +142,8 @@ def test_the_gradient_sees_the_rows_and_no_padding():
     clients = batching.clients_of(X, Y, SEGMENTS)
     seen = lambda params, batch, key: (params, batch, key)
     rows = batching.ExampleIndices(jnp.array([7, -1, 0, -1]), jnp.int32(2))
-    params, batch, key = batching.gradient_of_indices(clients, seen)(
-        "params", rows, "key"
-    )
+    gradient = batching.gradient_of_indices(clients, seen)
+    params, batch, key = gradient("params", rows, "key")
     assert batch.client == 2
     np.testing.assert_allclose(batch.shares, [2 / 5, 1 / 5, 2 / 5])  # 2 7 3 9 5 mod 3
     assert (params, key) == ("params", "key")
@@ -305,10 +273,10 @@ def test_of_too_many_a_uniform_part_is_kept():
         assert stats.binomtest(int(k), int(j), share).pvalue > 1e-3
 
 
-def cohort(key, index, size=2, room=None):
+def cohort(key, index):
     """The members of a round of a simulation: stream 1 of its key."""
     key = jax.random.fold_in(jax.random.fold_in(key, 1), index)
-    ids, joins = poisson_cohorts(room)(key, N, size)
+    ids, joins = poisson_cohorts()(key, N, 2)
     return {*np.asarray(ids)[np.asarray(joins)].tolist()}
 
 
@@ -374,16 +342,12 @@ def test_what_does_not_go_together_is_refused(name, value, message):
 
 # ------------------------------------- examples that are held out for validation
 
-OF_CLASSES = np.array([400, 37, 11, 252])  # of the classes
+OF_CLASSES = np.array([400, 37, 11, 252])
 NUMBER = OF_CLASSES.sum()
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(4), OF_CLASSES))
-LABELLED = data.Dataset(
-    x_train=np.arange(NUMBER, dtype=np.float32)[:, None],
-    y_train=LABELS.astype(np.int32),
-    x_test=np.zeros((3, 1), np.float32),
-    y_test=np.arange(3, dtype=np.int32),
-    classes=tuple("abcd"),
-)
+IDS, TEST = np.arange(NUMBER, dtype=np.float32)[:, None], np.zeros((3, 1), np.float32)
+OF_TEST = np.arange(3, dtype=np.int32)
+LABELLED = data.Dataset(IDS, LABELS.astype(np.int32), TEST, OF_TEST, tuple("abcd"))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
