@@ -46,9 +46,8 @@ def note_keys(slot):
         given = {slot: data(round.key), f"{slot} draw": batches[0]}
         return jnp.zeros(()), {**client_state, **given}
 
-    def server(state, mean, round):
-        return state._replace(seen={**state.seen, slot: data(round.key)})
-
+    seen = lambda state, round: {**state.seen, slot: data(round.key)}
+    server = lambda state, mean, round: state._replace(seen=seen(state, round))
     return Exchange(broadcast_state, client, server)
 
 
@@ -60,12 +59,9 @@ def keys_of(plan, cohort, rounds):
     nothing = jnp.zeros(2, jnp.uint32)
     slots = ("before", "one", "two")
     empty = {name: nothing for slot in slots for name in (slot, f"{slot} draw")}
-    algorithm = Algorithm(
-        lambda params: Server(params, dict.fromkeys(slots, nothing)),
-        lambda params: empty,
-        (note_keys("one"), note_keys("two")),
-        (note_keys("before"),),
-    )
+    before, one, two = map(note_keys, slots)
+    begin = lambda params: Server(params, dict.fromkeys(slots, nothing))
+    algorithm = Algorithm(begin, lambda params: empty, (one, two), (before,))
     draw = lambda entry, key: jax.random.key_data(key)[None]
     start = jax.jit(engine.make_prologue(algorithm, UNUSED, FEW, plan, draw))
     step = jax.jit(engine.make_round(algorithm, UNUSED, FEW, plan, draw))
@@ -101,11 +97,10 @@ def test_no_two_keys_are_alike(all_keys):
 def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
     for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
-        got, given = (
-            (jax.tree.map(lambda x: x[cohort], s.client_states), s.server.seen)
-            for s in (state, all_clients)
-        )
-        jax.tree.map(np.testing.assert_array_equal, got, given)
+        of_cohort = lambda s: jax.tree.map(lambda x: x[cohort], s.client_states)
+        for part in (of_cohort, lambda s: s.server.seen):
+            got, given = part(state), part(all_clients)
+            jax.tree.map(np.testing.assert_array_equal, got, given)
 
 
 def newton():
@@ -180,9 +175,7 @@ def census():
     """Everybody writes down what they are told of the round."""
     numbers = lambda r: (r.index, r.steps, r.clients, r.fraction)
     told = lambda round: jnp.stack([jnp.float32(v) for v in numbers(round)])
-    client = lambda objective, shared, client_state, batches, round: (
-        (batches[0] * shared, told(round))
-    )
+    client = lambda _, shared, __, batches, round: (batches[0] * shared, told(round))
     server = lambda state, mean, round: state._replace(seen=told(round))
     exchange = Exchange(lambda state, round: state.params, client, server)
     nobody = jnp.zeros(4)

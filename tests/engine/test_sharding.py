@@ -190,9 +190,7 @@ def test_gradients_are_not_summed_over_devices():
     """`jax.grad` of a replicated parameter inside shard_map would, if it were typed."""
     devices = EIGHT[:2]
 
-    def part(w, x):
-        return jax.grad(lambda w: jnp.sum(w * x))(w)[None]
-
+    part = lambda w, x: jax.grad(lambda w: jnp.sum(w * x))(w)[None]
     same, split = sharding.REPLICATED, sharding.SHARDED
     whole = sharding.across(devices, part, (same, split), split)
     np.testing.assert_array_equal(whole(jnp.ones(()), jnp.array([1.0, 5.0])), [1, 5])
@@ -214,10 +212,8 @@ def test_other_devices_are_refused():
 
 # ---------------- two processes that train together, until one of them is killed
 
-TOGETHER = [
-    *("train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", "8", *SMALL),
-    *("--evaluate-every", "20"),
-]
+TOGETHER = ["train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", 8]
+TOGETHER += [*SMALL, "--evaluate-every", 20]
 
 
 def free_port() -> int:

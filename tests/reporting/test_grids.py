@@ -22,12 +22,9 @@ def point(lr, *runs, diverged=0):
 
 def run(validation, loss=1.0, test=0.5, start=0.9):
     """A run whose validation accuracy falls or rises to `validation`."""
-    return {
-        "round": np.array([0, 2]),
-        "validation_accuracy": np.array([start, validation]),
-        "validation_loss": np.array([9.0 * start, loss]),
-        "test_accuracy": np.array([0.1, test]),
-    }
+    columns = {"round": [0, 2], "validation_accuracy": [start, validation]}
+    columns |= {"validation_loss": [9.0 * start, loss], "test_accuracy": [0.1, test]}
+    return {name: np.array(column) for name, column in columns.items()}
 
 
 def test_the_best_point_is_the_best_on_validation_after_the_last_round():
@@ -66,11 +63,8 @@ def test_the_best_is_best_on_validation_and_never_diverged(tmp_path):
 
 
 def test_edges_are_of_hyper_parameters_with_several_values():
-    grid = [
-        Point({"lr": lr, "align": align, "decay": 0.1}, [], 0)
-        for lr in (1.0, 0.1, 0.01)
-        for align in (0.5, 1.0)
-    ]
+    hyper = [{"lr": lr, "align": a} for lr in (1.0, 0.1, 0.01) for a in (0.5, 1.0)]
+    grid = [Point(given | {"decay": 0.1}, [], 0) for given in hyper]
     at_edge = [comparison.edges(grid, one) for one in grid]
     assert at_edge == [["lr", "align"]] * 2 + [["align"]] * 2 + [["lr", "align"]] * 2
     best = grid[2]._replace(runs=[run(0.5)])
@@ -155,7 +149,6 @@ def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
     panels = {axis.get_title(): axis for axis in figures[0].axes if axis.get_visible()}
     assert list(panels) == ["aligned", "fragile", "from nothing"]
     assert {axis.get_xlabel() for axis in panels.values()} == {"lr"}
-
     aligned = panels["aligned"]
     names = [text.get_text() for text in aligned.get_legend().get_texts()]
     assert names == ["align=0", "align=1"]
@@ -165,7 +158,6 @@ def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
         np.testing.assert_allclose(centres, means)  # in the order of learning rates
         below, above = container.lines[2][0].get_segments()[0][:, 1]
         assert (below, above) == (0.0, 1.0)  # possible accuracies
-
     crosses = [line for line in panels["fragile"].lines if line.get_marker() == "x"]
     assert [line.get_xydata().tolist() for line in crosses] == [[[1, 0], [10, 0]]]
     centres, _ = bars(panels["fragile"].containers[0])
@@ -189,15 +181,10 @@ NAMES = ("FedAvg", "FedMuon", "FedMuon(alignment)", "MuLoCo", "SCAFFOLD", "My me
 
 
 def random_run(seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    rounds = np.arange(4)
-    return {
-        "round": rounds,
-        "bytes_down": 1e6 * rounds,
-        "bytes_up": 1e6 * rounds,
-        "test_accuracy": np.sort(rng.random(4)),
-        "train_loss": rng.random(4),
-    }
+    rng, rounds = np.random.default_rng(seed), np.arange(4)
+    sent = dict.fromkeys(("bytes_down", "bytes_up"), 1e6 * rounds)
+    scores = {"test_accuracy": np.sort(rng.random(4)), "train_loss": rng.random(4)}
+    return {"round": rounds, **sent, **scores}
 
 
 def colors_of(axis) -> list[str]:
@@ -215,9 +202,8 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path
     paper_report.draw(tmp_path / "a.json")
     ranked = [Summary(name, 0.5, 0.1, 1, 2.0, 1.0, 1.0) for name in shown]
     plots.ranking(ranked, tmp_path / "ranking.png")
-    grid = [
-        Point({"lr": lr}, [random_run(0), random_run(1)], 0) for lr in (0.1, 0.2, 0.3)
-    ]
+    both = [random_run(0), random_run(1)]
+    grid = [Point({"lr": lr}, both, 0) for lr in (0.1, 0.2, 0.3)]
     plots.grids(dict.fromkeys(NAMES, grid), tmp_path / "grids.png")
 
     expected = [colors.line_of(name).color for name in NAMES]
@@ -249,13 +235,6 @@ def test_the_same_figure_has_the_same_bytes(tmp_path, suffix, monkeypatch):
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_labels_are_moved_apart_as_little_as_possible():
-    np.testing.assert_allclose(style.apart([0.1, 0.5, 0.9], 0.2), [0.1, 0.5, 0.9])
-    np.testing.assert_allclose(style.apart([0.5, 0.5, 0.5], 0.1), [0.4, 0.5, 0.6])
-    np.testing.assert_allclose(style.apart([0.0, 0.0, 0.9], 0.1), [0.0, 0.1, 0.9])
-    np.testing.assert_allclose(style.apart([0.98, 1.0], 0.1), [0.9, 1.0])
-
-
 def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):
     low, high = random_run(0), random_run(0)
     low = low | {"train_loss": np.array([1.0, 1e-2, 1e-9, 1e-9])}
@@ -265,9 +244,14 @@ def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):
     assert 2e-3 < bottom < 5e-3
 
 
-def test_labels_of_ticks_do_not_cover_each_other():
+def test_labels_do_not_cover_each_other():
+    """Those of ticks are left out; others move apart, as little as possible."""
     labels = axes.tick_labels([1e-4, 3e-4, 5e-4, 8e-4, 1e-3], logarithmic=True)
     assert labels == ["0.0001", "0.0003", "0.0005", "", "0.001"]
+    np.testing.assert_allclose(style.apart([0.1, 0.5, 0.9], 0.2), [0.1, 0.5, 0.9])
+    np.testing.assert_allclose(style.apart([0.5, 0.5, 0.5], 0.1), [0.4, 0.5, 0.6])
+    np.testing.assert_allclose(style.apart([0.0, 0.0, 0.9], 0.1), [0.0, 0.1, 0.9])
+    np.testing.assert_allclose(style.apart([0.98, 1.0], 0.1), [0.9, 1.0])
 
 
 # --------------------------------------------------------------- tables in LaTeX

@@ -73,11 +73,8 @@ def test_compare_runs_what_train_runs(name, alone, held_out, tmp_path):
 )
 def test_a_sweep_runs_what_train_runs(name, grid, seeds, alone, held_out):
     rest, validation = held_out
-    cells = [
-        Cell({"lr": 0.1} | point, start_key(seed), parts_of(CONFIG, rest, seed))
-        for point in grid
-        for seed in seeds
-    ]
+    begin = lambda seed: (start_key(seed), parts_of(CONFIG, rest, seed))
+    cells = [Cell({"lr": 0.1} | point, *begin(s)) for point in grid for s in seeds]
     how = {"rounds": CONFIG.rounds, "evaluate_every": CONFIG.evaluate_every}
     simulation = simulation_of(Run(name, {}, seeds[0], CONFIG), rest)
     groups = sweep(simulation, cells, validation=validation, **how)

@@ -93,9 +93,7 @@ def recording(prologue, exchanges):
             sent = jnp.zeros((N, *SHAPE)).at[told].set(record)
             return sent, records.at[number].set(record)
 
-        def server(state, total, round):
-            return Held(state.params.at[number].set(total))
-
+        server = lambda state, total, round: Held(state.params.at[number].set(total))
         return Exchange(lambda *_: (), client, server, reduce_sum=True)
 
     every = tuple(map(exchange, range(prologue + exchanges)))
@@ -274,9 +272,8 @@ def counting():
         told = state.told.at[round.index].set(total.told)
         return Counts(state.params, told, state.mean.at[round.index].set(round.steps))
 
-    def init(params):
-        return Counts(params, jnp.zeros((40, len(UNEQUAL))), jnp.zeros(40))
-
+    zeros = jnp.zeros((40, len(UNEQUAL))), jnp.zeros(40)
+    init = lambda params: Counts(params, *zeros)
     main = Exchange(broadcast_params, client, server, reduce_sum=True)
     return Algorithm(init, lambda params: jnp.zeros(2, jnp.int32), (main,))
 
@@ -337,8 +334,7 @@ def test_wrong_numbers_are_refused(work, error, message):
 
 
 def test_privacy_does_not_cover_unequal_work():
-    privacy = fm.privacy.ClientPrivacy(
-        clip_norm=1.0, noise_multiplier=1.0, cohort_size=2, delta=1e-3, rounds=2
-    )
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
+    privacy = fm.privacy.ClientPrivacy(**noise, cohort_size=2, rounds=2)
     with pytest.raises(ValueError, match="different numbers of local steps"):
         unequal(fm.fedavg(0.1), None, local_epochs=1, privacy=privacy)

@@ -145,9 +145,9 @@ def test_evaluation_equals_scikit_learn():
     ]
     assert expected[-1] > 0.01
     names = "train_loss", "train_accuracy", "test_loss", "test_accuracy"
-    assert got.keys() == {*names, "client_accuracy_std"}  # no AUC of ten classes
-    found = [got[name] for name in (*names, "client_accuracy_std")]
-    np.testing.assert_allclose(np.array(found), expected, rtol=2e-6)
+    names += ("client_accuracy_std",)
+    assert got.keys() == {*names}  # no AUC of ten classes
+    np.testing.assert_allclose([got[name] for name in names], expected, rtol=2e-6)
 
 
 # ------------------------------------------------------ test examples of clients
@@ -196,9 +196,8 @@ def test_other_test_sets_are_those_that_are_asked_for():
 
 
 def test_a_private_run_does_not_publish_them():
-    privacy = fm.privacy.ClientPrivacy(
-        clip_norm=1.0, noise_multiplier=1.0, cohort_size=2, delta=1e-3, rounds=2
-    )
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
+    privacy = fm.privacy.ClientPrivacy(**noise, cohort_size=2, rounds=2)
     simulation = prepared(cohort_size=None, privacy=privacy, test_parts=OWN)
     found = simulation.evaluate(simulation.init(KEY))
     assert "test_accuracy" in found
@@ -241,8 +240,6 @@ def test_wrong_parts_are_refused(parts, message):
         simulation.vary(test_parts=parts)
     assert jnp.asarray(simulation.own_tests.ids).size == 19
 
-
-# ------------------------------------------------------- with their own parameters
 
 PERSONAL = {
     "no": lambda algorithm: algorithm,

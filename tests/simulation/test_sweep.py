@@ -226,12 +226,11 @@ def test_a_group_of_any_size_is_a_loop(cells):
 def test_the_size_of_a_group_changes_no_bit():
     prepared = federation.federation(ALL["stem"].function(), cohort_size=6)
     cells = [cell(lr, seed) for lr in (0.03, 0.3) for seed in (0, 1)]
-    found = [outcomes(prepared, cells, rounds=3, cells_at_once=n) for n in (4, 2, 1)]
-    rows, *others = (
-        [[row | {"seconds": 0} for row in outcome.rows] for outcome in group]
-        for group in found
-    )
-    assert others == [rows, rows]
+    rows = {}
+    for size in (4, 2, 1):
+        found = outcomes(prepared, cells, rounds=3, cells_at_once=size)
+        rows[size] = [[row | {"seconds": 0} for row in one.rows] for one in found]
+    assert rows[4] == rows[2] == rows[1]
 
 
 @pytest.mark.slow
@@ -276,9 +275,8 @@ def fragile():
     def late(lr: Hyper = 0.0):
         return fedavg(lr=lambda index: jnp.where(index < FIRST, 0.0, lr))
 
-    return federation.federation(
-        late(), data=DATA._replace(x_train=x), local_steps=1, cohort_size=6
-    )
+    how = {"data": DATA._replace(x_train=x), "local_steps": 1, "cohort_size": 6}
+    return federation.federation(late(), **how)
 
 
 def with_rates(*rates):

@@ -81,9 +81,8 @@ def test_another_task_has_the_same_clients_and_numbers():
 
 @pytest.mark.slow
 def test_private_rounds_are_measured_beyond_those_accounted_for():
-    privacy = ClientPrivacy(
-        clip_norm=1.0, cohort_size=3, rounds=2, delta=1e-2, noise_multiplier=1.0
-    )
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-2}
+    privacy = ClientPrivacy(**noise, cohort_size=3, rounds=2)
     given = fedavg(lr=0.1), federation.TASK, federation.DATA, federation.PARTS
     how = {"local_steps": 1, "batch_size": 2, "privacy": privacy}
     one = simulation.federate(*given, **how)
