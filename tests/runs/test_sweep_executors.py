@@ -1,7 +1,13 @@
 """Sweeps on workers: the table of one machine, whatever happens to the workers."""
 
+import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,13 +18,16 @@ import pytest
 import swept
 from cases import slow_but
 from command import refused, run, spawn, wait_for
+from packages import needs
 from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 
 from fedjax_muon.runs import executor_names, sweep_cells
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.config_json import to_json
-from fedjax_muon.simulation.executors import Processes
+from fedjax_muon.runs.executor_names import _submitit
+from fedjax_muon.simulation import executors
+from fedjax_muon.simulation.executors import Jobs, Processes, WorkerEndedError
 
 
 @pytest.fixture(scope="module")
@@ -119,31 +128,34 @@ BAD = {
 
 
 @pytest.fixture
-def nothing_runs(monkeypatch):
+def refusal(monkeypatch, capsys, tmp_path):
+    """What a sweep with these options says, before it makes or runs anything."""
+
+    def said(*options):
+        given = ("--grid", "lr=0.1", *options, "--output", tmp_path / "new")
+        message = refused(capsys, "sweep", *DIGITS, *given)
+        assert not (tmp_path / "new").exists()
+        return message
+
     monkeypatch.setattr(sweeps, "train", lambda *_, **__: pytest.fail("not refused"))
+    return said
 
 
 @pytest.mark.parametrize("message", slow_but(2, BAD))
-def test_executors_are_checked_at_once(message, capsys, tmp_path, nothing_runs):
+def test_executors_are_checked_at_once(refusal, message):
     if "slurm:" in BAD[message] and not find_spec("submitit"):
         pytest.skip("submitit is not installed")  # importing it would close loggers
-    place = tmp_path / "new"
-    given = ("--executor", BAD[message], "--output", place)
-    assert message in refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
-    assert not place.exists()
+    assert message in refusal("--executor", BAD[message])
 
 
 @pytest.mark.parametrize(
     ("name", "package"), [("dask:localhost:8786", "distributed"), ("slurm", "submitit")]
 )
-def test_a_missing_package_is_the_pip_command(
-    name, package, capsys, tmp_path, monkeypatch, nothing_runs
-):
+def test_a_missing_package_is_the_pip_command(refusal, name, package, monkeypatch):
     monkeypatch.setattr(executor_names, "find_spec", lambda name: None)
-    given = ("--grid", "lr=0.1", "--executor", name, "--output", tmp_path / "new")
-    message = refused(capsys, "sweep", *DIGITS, *given)
     kind = name.partition(":")[0]
-    assert message.startswith(f'the executor {kind} needs {package}: pip install "')
+    message = f'the executor {kind} needs {package}: pip install "'
+    assert refusal("--executor", name).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +166,8 @@ def test_a_missing_package_is_the_pip_command(
         (("--devices", "99"), "devices must be at most the 8 that this host has"),
     ],
 )
-def test_devices_that_cannot_divide_cells_are_refused(
-    options, message, capsys, tmp_path, nothing_runs
-):
-    given = (*options, "--output", tmp_path / "new")
-    assert message in refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
+def test_devices_that_cannot_divide_cells_are_refused(refusal, options, message):
+    assert message in refusal(*options)
 
 
 @pytest.mark.slow
@@ -184,3 +193,146 @@ def test_workers_with_another_data_set_are_refused():
     given = (to_json(job), "fedavg", [({"lr": 0.1}, 0)], 1, 64, "digest")
     with pytest.raises(ValueError, match="its examples of digits differ from those"):
         sweep_cells.run_cells(*given)
+
+
+# ------------------------------------------------------------------- Dask and SLURM
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Starts programs of Dask, which end with the test."""
+    needs("distributed")
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: str, *arguments: str) -> subprocess.Popen:
+            command = [sys.executable, "-m", "dask", kind, *arguments]
+            command += ["--scheduler-file", str(tmp_path / "scheduler.json")]
+            log = stack.enter_context((tmp_path / "log").open("a"))
+            given = {"stdout": log, "stderr": log, "cwd": tmp_path}
+            process = stack.enter_context(subprocess.Popen(command, **given))
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def address_in(path: Path) -> str:
+    """The address of a scheduler that has started."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text())["address"]
+        time.sleep(0.05)
+    raise AssertionError(path.with_name("log").read_text())
+
+
+@pytest.mark.slow
+def test_of_two_workers_of_dask_one_is_killed(alone, program, tmp_path):
+    """The table is the same."""
+    place = tmp_path / "swept"
+    program("scheduler", "--port", "0", "--no-dashboard")
+    several = ("--no-nanny", "--nthreads", "1", "--no-dashboard")
+    workers = [program("worker", *several) for _ in range(2)]
+    address = address_in(tmp_path / "scheduler.json")
+    before: list[int] = []
+    kill = lambda: (before.append(len(finished(place))), workers[0].kill())
+    meanwhile(lambda: len(finished(place)) > 1, kill)
+    run("sweep", *GRID, "--executor", f"dask:{address}", "--output", place)
+    workers[0].wait()
+    assert workers[1].poll() is None
+    assert before[0] < CELLS
+    assert_same_tables(place, alone)
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_does_not_answer_is_named(refusal, monkeypatch):
+    needs("distributed")
+    monkeypatch.setattr(executor_names, "SECONDS_TO_CONNECT", 0.5)
+    assert "tcp://127.0.0.1:9" in refusal("--executor", "dask:tcp://127.0.0.1:9")
+
+
+@pytest.fixture
+def submitit(monkeypatch):
+    """Its jobs run on this machine in place of SLURM."""
+    monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # which would close loggers
+    needs("submitit")
+    monkeypatch.setattr(executors, "SECONDS_BETWEEN_LOOKS", 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("submitit")
+def test_two_jobs_make_the_same_table(alone, tmp_path):
+    place = tmp_path / "swept"
+    given = ("--executor", "slurm:cluster=local,timeout_min=5", "--cells-at-once", 12)
+    run("sweep", *GRID, *given, "--output", place)
+    assert_same_tables(place, alone)
+    assert len(list((place / "jobs").glob("*_submitted.pkl"))) == 2
+
+
+class Job:
+    """A job of submitit in a state that a test chooses."""
+
+    def __init__(self):
+        self.answer: Any = None
+        self.cancelled = False
+
+    def done(self) -> bool:
+        return self.answer is not None
+
+    def result(self) -> Any:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    def cancel(self, check: bool = True) -> None:
+        assert not check
+        self.cancelled = True
+
+
+class Cluster:
+    """Submits nothing."""
+
+    def __init__(self):
+        self.jobs: list[Job] = []
+
+    def submit(self, fn, *args) -> Job:
+        self.jobs.append(Job())
+        return self.jobs[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("submitit")
+def test_the_ends_of_jobs_are_those_of_futures():
+    _submitit()
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    cluster = Cluster()
+    with Jobs(cluster) as jobs:
+        futures: list[Future] = [jobs.submit(print, n) for n in range(4)]
+        answers = (7, UncompletedJobError("timed out\nlog"), FailedJobError("trace"))
+        for job, answer in zip(cluster.jobs, answers, strict=False):
+            job.answer = answer
+        assert futures[0].result(timeout=5) == 7
+        with pytest.raises(WorkerEndedError, match=r"^timed out$"):
+            futures[1].result(timeout=5)
+        with pytest.raises(FailedJobError, match="trace"):
+            futures[2].result(timeout=5)
+        assert not futures[3].done()
+        jobs.shutdown(cancel_futures=True)
+    assert futures[3].cancelled()
+    assert [job.cancelled for job in cluster.jobs] == [False, False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("submitit")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", 'slurm: Could not detect "srun"'),
+        ("cluster=moon", "slurm: AutoExecutor doesn't know any executor named moon"),
+        ("cluster=local,color=red", "slurm: Parameter 'color' need to be prefixed"),
+        ("cluster=local,timeout_min=long", 'slurm: Parameter "timeout_min" expected'),
+    ],
+)
+def test_options_that_submitit_refuses_are_one_line(refusal, options, message):
+    assert message in refusal("--executor", f"slurm:{options}")

@@ -164,10 +164,8 @@ def test_states_of_clients_and_agents_are_divided(libtpu):
 
 @pytest.mark.slow
 def test_the_lock_of_another_process_is_set_aside(libtpu):
-    code = (
-        "from fedjax_muon.simulation.ahead_of_time import topology_devices as devices"
-    )
-    code += "\nprint(len(devices('v5e:2x2')))"
+    code = "from fedjax_muon.simulation import ahead_of_time as compiler\n"
+    code += "print(len(compiler.topology_devices('v5e:2x2')))"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("ALLOW_MULTIPLE_LIBTPU_LOAD", None)
     how = {"env": environment, "capture_output": True, "text": True}

@@ -272,8 +272,7 @@ def counting():
         told = state.told.at[round.index].set(total.told)
         return Counts(state.params, told, state.mean.at[round.index].set(round.steps))
 
-    zeros = jnp.zeros((40, len(UNEQUAL))), jnp.zeros(40)
-    init = lambda params: Counts(params, *zeros)
+    init = lambda params: Counts(params, jnp.zeros((40, len(UNEQUAL))), jnp.zeros(40))
     main = Exchange(broadcast_params, client, server, reduce_sum=True)
     return Algorithm(init, lambda params: jnp.zeros(2, jnp.int32), (main,))
 
