@@ -50,8 +50,7 @@ def test_eight_devices_give_six_clients_the_same_numbers(split_examples):
 def test_a_plan_within_a_device_and_dropouts_and_gaps():
     # five of six clients on two devices, in chunks of two: none of it is divided
     how = {"cohort_size": 5, "dropout": 0.4, "sampler": batching.full_batch}
-    alone = federation.federation(SCAFFOLD, **how)
-    want = trained(alone, 2, 4)
+    want = trained(federation.federation(SCAFFOLD, **how), 2, 4)
     where = {"devices": EIGHT[:2], "plan": plans.chunked(2), "split_examples": True}
     shared = federation.federation(SCAFFOLD, **where, **how)
     assert_close(unpadded(shared, trained(shared, 2, 4).training), want.training)

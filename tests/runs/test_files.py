@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -87,11 +88,8 @@ def test_simultaneous_claims_have_one_winner(tmp_path):
             directory.create(tmp_path / "run", run_of(seed))
             won.append(seed)
 
-    threads = [threading.Thread(target=claim, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(claim, range(8)))
     (seed,) = won
     assert directory.read(tmp_path / "run") == run_of(seed)
 
@@ -243,8 +241,7 @@ def test_weight_decay_is_added_to_plain_steps(name):
 
 
 def test_other_methods_keep_their_own_decay():
-    algorithm = arguments("local_adamw", weight_decay=0.5)
-    assert algorithm == arguments("local_adamw")
+    assert arguments("local_adamw", weight_decay=0.5) == arguments("local_adamw")
     with pytest.raises(ValueError, match="weight_decay must lie in"):
         Config(weight_decay=-0.1)
 
@@ -255,9 +252,8 @@ def test_scales_by_shape_reach_the_algorithm(name):
 
 
 def test_coefficients_reach_the_kernel():
-    matrix = jax.random.normal(jax.random.key(0), (6, 4))
+    matrix, far = jax.random.normal(jax.random.key(0), (6, 4)), {}
     exact = kernel.polar(matrix)
-    far = {}
     for name in ("jordan", "quintic"):
         options = {"newton_schulz_steps": 20, "newton_schulz_coefficients": name}
         polar = arguments("fedmuon", **options)["polar"]

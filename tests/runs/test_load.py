@@ -17,7 +17,7 @@ import fedjax_muon as fm
 from fedjax_muon.decentralized import ALL as DECENTRALIZED
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.reporting import colors, metrics_csv
-from fedjax_muon.runs import directory
+from fedjax_muon.runs import directory, export
 from fedjax_muon.runs.config import METHODS, Comparison, Config, Run, Sweep
 from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.load import load_run
@@ -118,9 +118,6 @@ def test_pandas_is_needed_for_a_table_alone(trained, monkeypatch):
         _ = loaded.history
 
 
-# -------------------------------------------------------------------------- export
-
-
 @pytest.mark.slow
 def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path):
     safetensors = needs("safetensors.numpy")
@@ -173,19 +170,18 @@ def test_existing_files_are_refused_before_anything_is_read(capsys, copied, tmp_
 
 
 def test_what_cannot_be_exported_is_said(capsys, copied, tmp_path):
-    said = refused(capsys, "export", tmp_path, tmp_path / "m.msgpack")
+    path = tmp_path / "m.msgpack"
+    said = refused(capsys, "export", tmp_path, path)
     assert said.endswith("is not a run directory: it has no config.json")
-    said = refused(capsys, "export", copied, tmp_path / "m.onnx")
+    said = refused(capsys, "export", copied, path.with_suffix(".onnx"))
     assert said.startswith("the suffix of parameters is one of .safetensors, ")
     shutil.rmtree(copied / "checkpoints")
-    said = refused(capsys, "export", copied, tmp_path / "m.msgpack")
+    said = refused(capsys, "export", copied, path)
     assert "has no checkpoint yet; train first, with: fedjax-muon resume" in said
     assert {p.name for p in tmp_path.iterdir()} == {"run"}
 
 
 def test_a_model_that_starts_at_a_checkpoint_names_it():
-    from fedjax_muon.runs import export
-
     config = Config(model="roberta", checkpoint=Path("base"), lora_rank=4)
     found = export._model(config, fm.data.load("digits"))
     assert found == {"name": "roberta", "checkpoint": "base", "lora_rank": 4}

@@ -305,25 +305,23 @@ def test_what_does_not_fit_at_all_is_named(limit):
     images = Dataset(large, y, large[:20], y[:20], ("a", "b", "c"))
     task = tasks.classification(federation.Linear(3), (28, 28))
     about = {"task": task, "data": images}
-    some = prepared("fedavg", plans.mapped, 8, 4, **about)
-    said = refusal(some)
+    said = refusal(prepared("fedavg", plans.mapped, 8, 4, **about))
     assert "of 0.009 MB; even mapped needs " in said
     fewer = " MB are examples: take fewer, or more devices and split_examples"
     assert said.endswith(fewer)
-    where = {"devices": FOUR, "split_examples": True}
+    about |= {"devices": FOUR, "split_examples": True}
     more = np.zeros((40_000, 28, 28), np.float32), np.resize(y, 40_000)
     about["data"] = Dataset(*more, large[:20], y[:20], ("a", "b", "c"))
-    split = prepared("fedavg", plans.mapped, 8, 4, **about, **where)
-    assert "of memory on each device, of " in refusal(split)
-    assert refusal(split).endswith("examples: take fewer, or more devices")
+    said = refusal(prepared("fedavg", plans.mapped, 8, 4, **about))
+    assert "of memory on each device, of " in said
+    assert said.endswith("examples: take fewer, or more devices")
     held = prepared("scaffold", plans.mapped, 80, 2)
     fewer = "are the state: take more devices, fewer clients or a smaller model"
     assert refusal(held).endswith(fewer)
     limit(2_500_000_000)
-    busy = prepared("fedavg", plans.mapped, 8, 2, batch_size=10_000_000)
-    assert " GB of memory, of 2.5 GB; even mapped needs " in refusal(busy)
-    less = "are for the work: take smaller batches or a smaller model"
-    assert refusal(busy).endswith(less)
+    said = refusal(prepared("fedavg", plans.mapped, 8, 2, batch_size=10_000_000))
+    assert " GB of memory, of 2.5 GB; even mapped needs " in said
+    assert said.endswith("are for the work: take smaller batches or a smaller model")
 
 
 @pytest.mark.slow
@@ -332,16 +330,14 @@ def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
     asked = Run("fedavg", {}, 0, config)
     alone = simulation_of(asked, load(config.dataset))
     limit(memory_of(alone).total - 1)
-    new = tmp_path / "new"
-    plan = ["--plan", "vmapped", "--cohort-size", 16]
-    line = refused(capsys, "train", "--algorithm", "fedavg", *plan, "--output", new)
+    old = directory.create(tmp_path / "old", asked)
+    new = ["--plan", "vmapped", "--cohort-size", 16, "--output", tmp_path / "new"]
+    line = refused(capsys, "train", "--algorithm", "fedavg", *new)
     assert line.startswith("this plan needs about ")
     assert line.count("; chunked with chunk_size ") == 1
-    assert not new.exists()
-    old, two = tmp_path / "old", tmp_path / "two"
-    directory.create(old, asked)
+    assert not (tmp_path / "new").exists()
     assert refused(capsys, "resume", old) == line
-    assert refused(capsys, "compare", "fedavg", *plan, "--output", two) == line
+    assert refused(capsys, "compare", "fedavg", *new) == line
     assert not list(tmp_path.rglob("metrics.csv"))
 
 

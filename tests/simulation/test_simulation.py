@@ -32,8 +32,7 @@ def plain():
 
 def test_one_program_for_any_number_of_rounds():
     prepared = federation.federation()
-    state = prepared.init(jax.random.key(0))
-    state, _ = prepared.train_round(state)
+    state, _ = prepared.train_round(prepared.init(jax.random.key(0)))
     state, _ = prepared.train_rounds(state, 7)
     for every in (3, 10):
         state, _ = training.train(prepared, state, rounds=17, evaluate_every=every)
@@ -134,17 +133,15 @@ def test_the_prologue_is_run_by_all_clients():
 @pytest.mark.slow
 def test_a_prologue_that_is_not_finite_is_refused():
     x = DATA.x_train.copy()
-    x[PARTS[4]] = 3e38
-    x[PARTS[1]] = -3e38
+    x[PARTS[4]], x[PARTS[1]] = 3e38, -3e38
 
     def grad(params, batch, key):
         huge = jnp.any(jnp.abs(batch.x) > 1e38)
         spoil = lambda g: jnp.where(huge, jnp.nan, g)
         return jax.tree.map(spoil, TASK.grad(params, batch, key))
 
-    task = TASK._replace(grad=grad)
-    data = DATA._replace(x_train=x)
-    poisoned = federation.federation(with_prologue(), data=data, task=task)
+    how = {"data": DATA._replace(x_train=x), "task": TASK._replace(grad=grad)}
+    poisoned = federation.federation(with_prologue(), **how)
     with pytest.raises(simulation.NonFiniteError, match=r"round 0: .* client 1, 4;"):
         poisoned.init(jax.random.key(0))
 

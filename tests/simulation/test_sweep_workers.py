@@ -111,9 +111,6 @@ def test_all_groups_have_the_bound_of_the_largest_client():
     assert [settings["max_client_size"] for settings in seen] == [64]
 
 
-# ------------------------------------------------------------------------ refusals
-
-
 def without_recipe():
     """An algorithm that does not know what made it."""
     return federation.federation(Algorithm(*fedavg()[:-1]))
@@ -188,10 +185,9 @@ def refuse():
 
 def paths(folder: Path) -> list[str]:
     """Empty files."""
-    found = [folder / name for name in "abc"]
-    for path in found:
-        path.touch()
-    return list(map(str, found))
+    for name in "abc":
+        (folder / name).touch()
+    return [str(folder / name) for name in "abc"]
 
 
 def tasks_of(*arguments) -> list[Task]:
@@ -234,6 +230,10 @@ def test_what_dask_gives_up_and_errors_of_tasks_are_raised_at_once():
         list(run_tasks(executor, echo, tasks_of((1,), (2,))))
     with pytest.raises(ZeroDivisionError, match="oh"):
         list(run_tasks(Here(ZeroDivisionError("oh")), echo, tasks_of((1,), (2,))))
+    # a refusal of a worker is one line
+    with pytest.raises(ValueError, match=r"raised ValueError: no such data$") as found:
+        list(run_tasks(Here(), refuse, tasks_of(())))
+    assert "in refuse" in str(found.value.__cause__)
 
 
 def test_workers_of_other_versions_are_refused(monkeypatch):
@@ -242,12 +242,6 @@ def test_workers_of_other_versions_are_refused(monkeypatch):
     monkeypatch.setattr(sweep_tasks, "versions", lambda: next(answers))
     with pytest.raises(ValueError, match=r"task 0: jax is .* on the worker .* and 0.1"):
         list(run_tasks(Here(), echo, tasks_of((1,))))
-
-
-def test_a_refusal_of_a_worker_is_one_line():
-    with pytest.raises(ValueError, match=r"raised ValueError: no such data$") as found:
-        list(run_tasks(Here(), refuse, tasks_of(())))
-    assert "in refuse" in str(found.value.__cause__)
 
 
 def test_devices_of_several_kinds_are_reported(monkeypatch):
