@@ -122,20 +122,17 @@ def test_clients_are_segments_of_one_order():
     np.testing.assert_allclose(clients.shares, shares)
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([], "at least one client, got none"),
-        ([SEGMENTS[0], SEGMENTS[1][:0]], "client 1 has no examples; use fewer clients"),
-        ([SEGMENTS[0], np.array([3, 10, 11])], "names example 10, but .* only 0 to 9"),
-        ([SEGMENTS[0], np.array([3, -2])], "names example -2, but .* only 0 to 9"),
-        ([np.array([0.0, 1.0])], "holds ids of examples, got float64"),
-        ([np.array([True, False])], "holds ids of examples, got bool"),
-    ],
-)
-def test_clients_of_refuses(parts, message):
-    with pytest.raises(ValueError, match=message):
-        batching.clients_of(X, Y, parts)
+def test_clients_of_refuses():
+    for message, parts in {
+        "at least one client, got none": [],
+        "client 1 has no examples; use fewer clients": [SEGMENTS[0], SEGMENTS[1][:0]],
+        "names example 10, but .* only 0 to 9": [SEGMENTS[0], np.array([3, 10, 11])],
+        "names example -2, but .* only 0 to 9": [SEGMENTS[0], np.array([3, -2])],
+        "holds ids of examples, got float64": [np.array([0.0, 1.0])],
+        "holds ids of examples, got bool": [np.array([True, False])],
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            batching.clients_of(X, Y, parts)
 
 
 def test_the_gradient_sees_the_rows_and_no_padding():
@@ -323,21 +320,19 @@ def test_a_sweep_runs_the_same(simulation):
     np.testing.assert_allclose(rows[-1]["test_loss"], loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
+def test_what_does_not_go_together_is_refused():
+    given = {"algorithm": private(fedavg()), "cohort_size": 2}
+    full = private(ALL["stem"].function())
+    for name, value, message in (
         ("cohorts", poisson_cohorts(1), "room must lie between the cohort_size 2 and"),
         ("cohorts", poisson_cohorts(7), "the 6 clients, got 7"),
-        ("cohort_size", 3, r"for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)"),
+        ("cohort_size", 3, r"made for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)"),
         ("parts", PARTS[:5], r"made for .* \(6, 2\), got \(5, 2\)"),
         ("weighting", by_examples, "or bounds every client's part"),
-        ("algorithm", private(ALL["stem"].function()), "for full participation only"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(name, value, message):
-    given = {"algorithm": private(fedavg()), "cohort_size": 2, name: value}
-    with pytest.raises(ValueError, match=message):
-        federation(**given)
+        ("algorithm", full, "this algorithm is defined for full participation only"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            federation(**(given | {name: value}))
 
 
 # ------------------------------------- examples that are held out for validation

@@ -163,26 +163,6 @@ def test_bytes_by_hand():
             assert prepared.bytes_after(rounds) == (total, total)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"cohort_size": 0}, "cohort_size must be at least 1, got 0"),
-        ({"cohort_size": 7}, "between 1 and the 6 clients there are, got 7"),
-        ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1"),
-        ({"dropout": -0.1}, r"dropout must lie in \[0, 1\), got -0.1"),
-        ({"dropout": np.nan}, r"dropout must lie in \[0, 1\), got nan"),
-        (BY_EXAMPLES, "control variates, whose mean only uniform weights keep"),
-        ({"parts": []}, "at least one client"),
-        ({"parts": [PARTS[0], PARTS[1][:0]]}, "client 1 has no examples"),
-    ],
-)
-def test_simulate_refuses(changes, message):
-    with pytest.raises(ValueError, match=message):
-        federation.federation(**changes)
-
-
 def test_repartition_refuses(plain):
     with pytest.raises(ValueError, match="has 6 clients, got 5 parts"):
         plain.vary(parts=PARTS[:5])
@@ -226,6 +206,16 @@ MISTAKES = {
     "plan must be a function, got 'vmapped'": {"plan": "vmapped"},
     "sampler must be a function, got 'full_batch'": {"sampler": "full_batch"},
     "weighting must be a function, got 'examples'": {"weighting": "examples"},
+    "cohort_size must be at least 1, got 0": {"cohort_size": 0},
+    "between 1 and the 6 clients there are, got 7": {"cohort_size": 7},
+    "local_steps must be at least 1, got 0": {"local_steps": 0},
+    "batch_size must be at least 1, got 0": {"batch_size": 0},
+    "dropout must lie in [0, 1), got 1": {"dropout": 1.0},
+    "dropout must lie in [0, 1), got -0.1": {"dropout": -0.1},
+    "dropout must lie in [0, 1), got nan": {"dropout": np.nan},
+    "control variates, whose mean only uniform weights keep": BY_EXAMPLES,
+    "at least one client": {"parts": []},
+    "client 1 has no examples": {"parts": [PARTS[0], PARTS[1][:0]]},
     "cohort_size must be an integer, got 2.5": {"cohort_size": 2.5},
     "batch_size must be an integer, got '4'": {"batch_size": "4"},
     "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),

@@ -223,21 +223,17 @@ def test_like_keeps_the_proportions_of_classes():
     assert not all(np.array_equal(a, b) for a, b in zip(own, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (OWN[:3], "one for each of the 4 clients, got 3"),
-        ([[], [], [], []], "a client test examples, got none"),
-        ([[20], [], [], []], "ids of test examples, 0 to 19, got int64 from 20 to 20"),
-        ([[0.5], [], [], []], "got float64 from 0.5 to 0.5"),
-    ],
-)
-def test_wrong_parts_are_refused(parts, message):
-    with pytest.raises(ValueError, match=message):
-        prepared(test_parts=parts)
+def test_wrong_parts_are_refused():
     simulation = prepared(test_parts=OWN)
-    with pytest.raises(ValueError, match=message):
-        simulation.vary(test_parts=parts)
+    for message, parts in {
+        "one for each of the 4 clients, got 3": OWN[:3],
+        "a client test examples, got none": [[]] * 4,
+        "ids of test examples, 0 to 19, got int64 from 20 to 20": [[20], [], [], []],
+        "got float64 from 0.5 to 0.5": [[0.5], [], [], []],
+    }.items():
+        for make in (prepared, simulation.vary):
+            with pytest.raises(ValueError, match=message):
+                make(test_parts=parts)
     assert jnp.asarray(simulation.own_tests.ids).size == 19
 
 
