@@ -185,14 +185,13 @@ def test_another_device_is_measured_anew(monkeypatch, record, tmp_path, capsys):
     assert set(devices) == {"1 x NVIDIA", f"1 x {kind}"}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"a": [1]}', '{"a": {"b": {"mapped": "fast"}}}', "{", "\x00"]
-)
-def test_a_damaged_record_is_empty(record, text):
+def test_a_damaged_record_is_empty(record):
     record.parent.mkdir()
-    record.write_text(text)
-    with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
-        assert plan_record.read(record) == {}
+    fast = '{"a": {"b": {"mapped": "fast"}}}'
+    for text in ("", "[]", '{"a": [1]}', fast, "{", "\x00"):
+        record.write_text(text)
+        with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
+            assert plan_record.read(record) == {}
 
 
 @pytest.mark.slow
