@@ -28,23 +28,18 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 
 
 def unpadded(prepared, training):
-    rows = prepared.setup.num_clients
-    return training._replace(
-        client_states=jax.tree.map(lambda x: x[:rows], training.client_states)
-    )
+    first = lambda x: x[: prepared.setup.num_clients]
+    return training._replace(client_states=jax.tree.map(first, training.client_states))
 
 
-# Six clients on eight devices.
 @pytest.mark.parametrize(
     "split_examples", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
-def test_devices_give_the_same_numbers(split_examples):
+def test_eight_devices_give_six_clients_the_same_numbers(split_examples):
     # a prologue, and states of clients
-    algorithm, how = ALL["stem"].function(lr=0.1), {"cohort_size": 6}
-    alone = federation.federation(algorithm, **how)
-    shared = federation.federation(
-        algorithm, devices=EIGHT, split_examples=split_examples, **how
-    )
+    how = {"algorithm": ALL["stem"].function(lr=0.1), "cohort_size": 6}
+    where = {"devices": EIGHT, "split_examples": split_examples}
+    alone, shared = federation.federation(**how), federation.federation(**how, **where)
     want, got = trained(alone, 1, 5), trained(shared, 1, 5)
     assert_close(unpadded(shared, got.training), want.training)
     assert_close(shared.evaluate(got), alone.evaluate(want))
@@ -55,8 +50,7 @@ def test_devices_give_the_same_numbers(split_examples):
 def test_a_plan_within_a_device_and_dropouts_and_gaps():
     # five of six clients on two devices, in chunks of two: none of it is divided
     how = {"cohort_size": 5, "dropout": 0.4, "sampler": batching.full_batch}
-    alone = federation.federation(SCAFFOLD, **how)
-    want = trained(alone, 2, 4)
+    want = trained(federation.federation(SCAFFOLD, **how), 2, 4)
     where = {"devices": EIGHT[:2], "plan": plans.chunked(2), "split_examples": True}
     shared = federation.federation(SCAFFOLD, **where, **how)
     assert_close(unpadded(shared, trained(shared, 2, 4).training), want.training)
@@ -116,9 +110,8 @@ def test_every_device_holds_its_part_of_the_clients():
         assert total % 8 == 0
         assert {s.data.shape[0] for s in x.addressable_shards} == {total // 8}
     assert all(x.is_fully_replicated for x in jax.tree.leaves(state.params))
-    assert (
-        len(jax.tree.leaves(state.training.client_states)[0]) == 8
-    )  # six clients, padded
+    # six clients, padded
+    assert len(jax.tree.leaves(state.training.client_states)[0]) == 8
     assert shared.clients.x.shape[0] == 80
 
 
@@ -168,9 +161,8 @@ def scans(jaxpr, within=()):
     """Every equation, with the lengths of the scans that it lies in."""
     for equation in jaxpr.eqns:
         yield equation, within
-        length = (
-            equation.params.get("length") if equation.primitive.name == "scan" else 0
-        )
+        is_scan = equation.primitive.name == "scan"
+        length = equation.params.get("length") if is_scan else 0
         inner = (*within, length) if length else within
         for value in equation.params.values():
             for part in value if isinstance(value, (tuple, list)) else (value,):
@@ -185,47 +177,33 @@ def test_local_training_has_no_communication():
     how = {"local_steps": steps, "split_examples": True, "sampler": with_replacement}
     traced = lowered(ALL["scaffold"].function(lr=0.1), **how)
     talking = ("psum", "all_gather", "reduce_scatter", "psum_scatter", "ppermute")
-    found = [
-        (equation.primitive.name, within)
-        for equation, within in scans(traced.jaxpr.jaxpr)
-        if equation.primitive.name.startswith(talking)
-    ]
+    found = [(e.primitive.name, w) for e, w in scans(traced.jaxpr.jaxpr)]
     names = {name for name, _ in found}
     assert {"all_gather", "reduce_scatter"} <= names  # states and examples travel
-    assert not [name for name, within in found if steps in within]
-    inside = [e for e, within in scans(traced.jaxpr.jaxpr) if steps in within]
-    assert any(e.primitive.name == "dot_general" for e in inside)
+    inside = [name for name, within in found if steps in within]
+    assert not [name for name in inside if name.startswith(talking)]
+    assert "dot_general" in inside
 
 
 def test_gradients_are_not_summed_over_devices():
     """`jax.grad` of a replicated parameter inside shard_map would, if it were typed."""
     devices = EIGHT[:2]
 
-    def part(w, x):
-        return jax.grad(lambda w: jnp.sum(w * x))(w)[None]
-
+    part = lambda w, x: jax.grad(lambda w: jnp.sum(w * x))(w)[None]
     same, split = sharding.REPLICATED, sharding.SHARDED
     whole = sharding.across(devices, part, (same, split), split)
     np.testing.assert_array_equal(whole(jnp.ones(()), jnp.array([1.0, 5.0])), [1, 5])
 
 
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [([], "one or more devices"), ([EIGHT[0], EIGHT[0]], "each once")],
-)
-def test_a_mesh_refuses(devices, message):
-    with pytest.raises(ValueError, match=message):
-        sharding.mesh_of(devices)
-
-
-def test_a_sweep_refuses_devices():
+def test_other_devices_are_refused():
+    with pytest.raises(ValueError, match="one or more devices"):
+        sharding.mesh_of([])
+    with pytest.raises(ValueError, match="each once"):
+        sharding.mesh_of([EIGHT[0], EIGHT[0]])
     shared = federation.federation(devices=EIGHT)
     cells = [sweep.Cell({}, jax.random.key(0), federation.PARTS)]
     with pytest.raises(ValueError, match="one device"):
         list(sweep.sweep(shared, cells, rounds=1))
-
-
-def test_split_examples_need_devices():
     with pytest.raises(ValueError, match="several devices"):
         federation.federation(split_examples=True)
     assert simulation.STATE.training.client_states == sharding.SHARDED

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import traces
+from cases import slow_but
 from oracles.cases import PARTIAL, X
 from oracles.problem import add, mean, sub, times
 
@@ -21,6 +22,10 @@ WITHOUT = {"scaffold", "scaffold_momentum", "scaffold_adam", "fedmuon_correct"}
 WITHOUT |= {"fedmuon_correct_euclidean", "fedmuon_correct_max_norm", "fedmuon_svd"}
 WITHOUT |= {"fedcm", "fedavg_m", "fedavg_vr", "scaffold_m", "scaffold_vr", "padamfed"}
 WITHOUT |= {"padamfed_vr", "fedlada", "fafed", "stem"}
+
+
+def clients_of(state):
+    return params_of_clients(state.server.params, state.client_states)
 
 
 def fedper(x, lr, own=("b",), momentum=0.0):
@@ -49,7 +54,7 @@ def test_fedper_equals_a_loop(plan):
     state = traces.run(algorithm, X, PARTIAL, plan=plan)[-1]
     shared, kept = fedper(X, 0.2, momentum=0.5)
     assert traces.farthest([state.server.params], [shared]) < 1e-10
-    clients = params_of_clients(state.server.params, state.client_states)
+    clients = clients_of(state)
     for i, own in enumerate(kept):
         np.testing.assert_allclose(clients["b"][i], own["b"], atol=1e-10)
         np.testing.assert_allclose(clients["w"][i], shared["w"], atol=1e-10)
@@ -71,17 +76,19 @@ def test_ditto_equals_a_loop():
             changes.append(sub(local, x))
         x = add(x, mean(changes))
     assert traces.farthest([state.server.params], [x]) < 1e-10
-    clients = params_of_clients(state.server.params, state.client_states)
+    clients = clients_of(state)
     got = [{k: v[i] for k, v in clients.items()} for i in range(N)]
     assert traces.farthest(got, own) < 1e-10
 
 
-def sent(algorithm, params=None):
-    batch = jax.tree.map(jnp.asarray, traces.stack(PARTIAL.first))
-    batches = jax.tree.map(lambda a: a[0], batch)
-    params = X if params is None else params
-    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
-    return engine.traffic(algorithm.exchanges, algorithm, traces.TOY, params, batches)
+def as_float32(tree):
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)
+
+
+def sent(algorithm):
+    batches = jax.tree.map(lambda a: jnp.asarray(a)[0], traces.stack(PARTIAL.first))
+    given = algorithm.exchanges, algorithm, traces.TOY, as_float32(X), batches
+    return engine.traffic(*given)
 
 
 def test_own_parameters_are_not_sent():
@@ -92,32 +99,22 @@ def test_own_parameters_are_not_sent():
     packed = compress(keep_own(fm.fedavg(), ["b"]), top_k(0.2))
     assert sent(packed).up < sent(keep_own(fm.fedavg(), ["b"])).up
     state = traces.run(packed, X, PARTIAL)[-1]
-    assert (
-        params_of_clients(state.server.params, state.client_states)["b"].shape[0] == N
-    )
+    assert len(clients_of(state)["b"]) == N
 
 
-ONE_OF_EACH = [names[-1] for names in traces.by_code(algorithms.ALL)]
+ONE_OF_EACH = {names[-1] for names in traces.by_code(algorithms.ALL)}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name != "fedprox"))
-        for name in ONE_OF_EACH
-        if name not in WITHOUT
-    ],
-)
+@pytest.mark.parametrize("name", slow_but(["fedprox"], sorted(ONE_OF_EACH - WITHOUT)))
 def test_messages_tell_where_clients_end(name):
     """By a projection that sees every local move."""
     algorithm = algorithms.ALL[name].function()
     (exchange,) = algorithm.exchanges
     ends = []
     objective = Objective(traces.grad_fn, lambda x: ends.append(x) or x)
-    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), X)
-    batches = jax.tree.map(
-        lambda a: jnp.asarray(a[0], jnp.float32), traces.stack(PARTIAL.rounds[0][1])
-    )
+    params = as_float32(X)
+    stacked = traces.stack(PARTIAL.rounds[0][1])
+    batches = as_float32(jax.tree.map(lambda a: a[0], stacked))
     round = Round(jnp.int32(0), jax.random.key(0), 4, 1, 1.0)
     with jax.disable_jit():
         shared = exchange.broadcast(algorithm.init(params), round)

@@ -1,14 +1,17 @@
-"""Grids of hyper-parameters: files, best points, tables, figures."""
+"""Grids of hyper-parameters, tables, and the style of figures."""
 
 import itertools
 
 import numpy as np
 import pytest
 from grids import BY_HAND, assert_reported, by_hand, table
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy import stats
 
-from fedjax_muon.reporting import comparison, plots, tables
+from experiments import kept
+from experiments.papers import paper_report
+from fedjax_muon.reporting import axes, colors, comparison, plots, style, tables
 from fedjax_muon.reporting.comparison import Point, Summary
 from fedjax_muon.reporting.tables import Cells, latex
 
@@ -21,22 +24,17 @@ def point(lr, *runs, diverged=0):
 
 def run(validation, loss=1.0, test=0.5, start=0.9):
     """A run whose validation accuracy falls or rises to `validation`."""
-    return {
-        "round": np.array([0, 2]),
-        "validation_accuracy": np.array([start, validation]),
-        "validation_loss": np.array([9.0 * start, loss]),
-        "test_accuracy": np.array([0.1, test]),
-    }
+    columns = {"round": [0, 2], "validation_accuracy": [start, validation]}
+    columns |= {"validation_loss": [9.0 * start, loss], "test_accuracy": [0.1, test]}
+    return {name: np.array(column) for name, column in columns.items()}
 
 
 def test_the_best_point_is_the_best_on_validation_after_the_last_round():
     draw = np.random.default_rng(0).uniform
+    made = lambda row: [run(v, test=draw(), start=draw()) for v in row]
     for _ in range(30):
         means = draw(size=(4, 3))
-        points = [
-            point(lr, *(run(v, test=draw(), start=draw()) for v in row))
-            for lr, row in enumerate(means)
-        ]
+        points = [point(lr, *made(row)) for lr, row in enumerate(means)]
         assert comparison.best(points) is points[np.argmax(means.mean(1))]
 
 
@@ -49,15 +47,10 @@ def test_equals_on_validation_are_told_apart_by_its_loss():
     first, better = point(1, low), point(3, run(0.51, 7.0, 0.1))
     assert comparison.best([first, point(2, low)]) is first
     assert comparison.best([first, better]) is better
-
-
-def test_points_without_a_validation_score_are_not_chosen():
+    # points without a validation score are not chosen
     undefined, first = point(0, run(0.9), run(np.nan)), point(1, run(0.2))
     assert comparison.best([undefined, first]) is first
     assert comparison.best([undefined]) is None
-
-
-# ------------------------------------------------------------ reports of sweeps
 
 
 @pytest.mark.slow
@@ -72,19 +65,13 @@ def test_the_best_is_best_on_validation_and_never_diverged(tmp_path):
 
 
 def test_edges_are_of_hyper_parameters_with_several_values():
-    grid = [
-        Point({"lr": lr, "align": align, "decay": 0.1}, [], 0)
-        for lr in (1.0, 0.1, 0.01)
-        for align in (0.5, 1.0)
-    ]
+    hyper = [{"lr": lr, "align": a} for lr in (1.0, 0.1, 0.01) for a in (0.5, 1.0)]
+    grid = [Point(given | {"decay": 0.1}, [], 0) for given in hyper]
     at_edge = [comparison.edges(grid, one) for one in grid]
     assert at_edge == [["lr", "align"]] * 2 + [["align"]] * 2 + [["lr", "align"]] * 2
     best = grid[2]._replace(runs=[run(0.5)])
     named = tables.swept([(summary("A"), best, ["align"])], [], 0.5, "", 1)
     assert named.rows[0][1] == "lr=0.1 align=0.5 decay=0.1 (edge: align)"
-
-
-# --------------------------------------------------------------------- tables
 
 
 def summary(method, accuracy=0.5, spread=0.02, megabytes=3.0, rounds=4.0):
@@ -110,9 +97,6 @@ def test_the_table_of_a_sweep_by_hand():
         "best of its grid: on validation examples; (edge): the smallest or largest "
         "value of its grid, so that others may be better.\n"
     )
-
-
-# ---------------------------------------------------------------------- plots
 
 
 @pytest.fixture
@@ -167,7 +151,6 @@ def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
     panels = {axis.get_title(): axis for axis in figures[0].axes if axis.get_visible()}
     assert list(panels) == ["aligned", "fragile", "from nothing"]
     assert {axis.get_xlabel() for axis in panels.values()} == {"lr"}
-
     aligned = panels["aligned"]
     names = [text.get_text() for text in aligned.get_legend().get_texts()]
     assert names == ["align=0", "align=1"]
@@ -177,7 +160,6 @@ def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
         np.testing.assert_allclose(centres, means)  # in the order of learning rates
         below, above = container.lines[2][0].get_segments()[0][:, 1]
         assert (below, above) == (0.0, 1.0)  # possible accuracies
-
     crosses = [line for line in panels["fragile"].lines if line.get_marker() == "x"]
     assert [line.get_xydata().tolist() for line in crosses] == [[[1, 0], [10, 0]]]
     centres, _ = bars(panels["fragile"].containers[0])

@@ -1,14 +1,17 @@
 """What remains of a run: the CSV, what several of them say together, the figures."""
 
 import os
+from functools import partial
 
+import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy import stats
 
-from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.reporting import comparison, intervals, metrics_csv, plots
 
 ROW = {"round": 0, "bytes_down": 2**40, "bytes_up": 7, "dropped": 0, "loss": 0.1}
 
@@ -27,9 +30,6 @@ def written(path, *rounds):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "metrics.csv"
-
-
-# -------------------------------------------------------------------- history
 
 
 def test_what_is_written_is_read_back_to_the_bit(path):
@@ -54,61 +54,40 @@ def test_a_row_is_on_disk_when_append_returns(path, monkeypatch):
 def test_no_rows_are_empty_columns(path):
     path.write_text("round,loss,dropped\r\n")
     columns = metrics_csv.read(path)
-    assert {name: column.size for name, column in columns.items()} == {
-        "round": 0,
-        "loss": 0,
-        "dropped": 0,
-    }
+    sizes = {name: column.size for name, column in columns.items()}
+    assert sizes == {"round": 0, "loss": 0, "dropped": 0}
     assert columns["round"].dtype == np.int64
 
 
-@pytest.mark.parametrize("end", range(1, 31))
-def test_a_last_line_that_was_cut_off_is_left_out(path, end):
-    written(path, 0, 10, 20)
-    whole = path.read_bytes()
+def test_a_last_line_that_was_cut_off_is_left_out(path):
+    whole = written(path, 0, 10, 20).read_bytes()
     last = whole.rindex(b"20,")
     assert len(whole) - last > 30
-    path.write_bytes(whole[:-end])
-    assert metrics_csv.read(path)["round"].tolist() == [0, 10]
+    contents = [whole[:-end] for end in range(1, 31)]
+    for content in [*contents, whole[:last] + b"20,5\n"]:  # too few values
+        path.write_bytes(content)
+        assert metrics_csv.read(path)["round"].tolist() == [0, 10], content
 
 
-def test_a_last_line_with_too_few_values_is_left_out(path):
-    written(path, 0, 10)
-    with path.open("a") as file:
-        file.write("20,5\n")
-    assert metrics_csv.read(path)["round"].tolist() == [0, 10]
-
-
-@pytest.mark.parametrize("content", ["", "loss,accuracy\n1,2\n", "hello\n"])
-def test_other_files_are_refused(path, content):
-    path.write_text(content)
-    with pytest.raises(ValueError, match="no column 'round'; it is not a metrics"):
-        metrics_csv.read(path)
-
-
-def test_damage_in_the_middle_is_refused(path):
-    written(path, 0, 10, 20)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], "10,5\n", lines[3]]))
-    with pytest.raises(ValueError, match=r"line 3 of .* has 2 values for 5 columns"):
-        metrics_csv.read(path)
-    path.write_text("".join([*lines[:2], "10,5,x,0,1\n", lines[3]]))
-    with pytest.raises(ValueError, match="'x'"):
-        metrics_csv.read(path)
-
-
-# ----------------------------------------------------------------- comparison
+def test_other_files_and_damage_in_the_middle_are_refused(path):
+    lines = written(path, 0, 10, 20).read_text().splitlines(keepends=True)
+    damaged = lambda line: "".join([*lines[:2], line, lines[3]])
+    other = "no column 'round'; it is not a metrics"
+    for content, message in (
+        *(("", other), ("loss,accuracy\n1,2\n", other), ("hello\n", other)),
+        (damaged("10,5\n"), r"line 3 of .* has 2 values for 5 columns"),
+        (damaged("10,5,x,0,1\n"), "'x'"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            metrics_csv.read(path)
 
 
 def run(accuracy, down, up, seconds, every=5):
-    return {
-        "round": every * np.arange(len(accuracy)),
-        "bytes_down": np.array(down),
-        "bytes_up": np.array(up),
-        "test_accuracy": np.array(accuracy),
-        "train_loss": 2 - np.array(accuracy),
-        "seconds": np.array(seconds),
-    }
+    columns = {"bytes_down": down, "bytes_up": up, "test_accuracy": accuracy}
+    columns = {k: np.array(v) for k, v in (columns | {"seconds": seconds}).items()}
+    rounds, losses = every * np.arange(len(accuracy)), 2 - np.array(accuracy)
+    return {"round": rounds, "train_loss": losses, **columns}
 
 
 # Two seeds of one method: means 0.1, 0.5, 0.75, 0.7. One seed of another, with a
@@ -124,47 +103,28 @@ METHODS = {"fast": FAST, "slow": SLOW}
 def test_the_target_is_a_share_of_the_best_mean():
     assert comparison.target_score(METHODS) == pytest.approx(0.9 * 0.75)
     assert comparison.target_score({"slow": SLOW}, 0.5) == pytest.approx(0.3)
-
-
-def test_the_target_of_an_auc_counts_from_guessing():
+    # of an AUC it counts from guessing
     ranked = [run | {"test_auc": run["test_accuracy"]} for run in FAST]
     assert comparison.target_score({"fast": ranked}) == pytest.approx(0.5 + 0.9 * 0.25)
 
 
-def test_mean_curves_by_hand():
+def test_curves_and_summaries_by_hand():
     curve = comparison.mean_curve(FAST, "test_accuracy")
     np.testing.assert_allclose(curve, [0.1, 0.5, 0.75, 0.7])
-
-
-def test_summaries_by_hand():
     fast, slow = comparison.summarize(METHODS, target=0.5)
-    assert fast == comparison.Summary(
-        method="fast",
-        score_mean=pytest.approx(0.7),
-        score_std=pytest.approx(np.sqrt(0.02)),  # (0.1^2 + 0.1^2) / (2 - 1)
-        rounds_to_target=5,
-        megabytes_to_target=pytest.approx(1.5),
-        bytes_per_round=pytest.approx(4.5e6 / 15),
-        seconds=pytest.approx(6),
-    )
-    assert slow == comparison.Summary(
-        method="slow",
-        score_mean=pytest.approx(0.6),
-        score_std=pytest.approx(np.nan, nan_ok=True),
-        rounds_to_target=10,
-        megabytes_to_target=pytest.approx(6300 / 1e6),
-        bytes_per_round=pytest.approx(6000 / 10),  # the prologue is no round
-        seconds=pytest.approx(5),
-    )
+    near = lambda *values: [pytest.approx(value, nan_ok=True) for value in values]
+    # the score's mean and deviation, which is the root of (0.1^2 + 0.1^2) / (2 - 1);
+    # rounds and megabytes to the target; bytes of a round, without prologue; seconds
+    expected = near(0.7, np.sqrt(0.02), 5, 1.5, 4.5e6 / 15, 6)
+    assert fast == comparison.Summary("fast", *expected)
+    expected = near(0.6, np.nan, 10, 6300 / 1e6, 6000 / 10, 5)
+    assert slow == comparison.Summary("slow", *expected)
 
 
-def test_a_target_that_was_not_reached_is_nan():
+def test_a_target_is_not_reached_or_reached_at_the_start():
     fast, slow = comparison.summarize(METHODS, target=0.7)
     assert fast.rounds_to_target == 10
     assert np.isnan([slow.rounds_to_target, slow.megabytes_to_target]).all()
-
-
-def test_a_target_reached_at_the_start_costs_nothing():
     (fast,) = comparison.summarize({"fast": FAST}, target=0.1)
     assert (fast.rounds_to_target, fast.megabytes_to_target) == (0, 0)
 
@@ -187,14 +147,15 @@ def test_runs_of_different_lengths_have_no_mean():
         comparison.check_rounds({"slow": SLOW, "fast": [FAST[0], shorter]})
 
 
-# ---------------------------------------------------------------------- plots
+@pytest.fixture
+def pixels(path):
+    def draw(plot, *given, **how):
+        plot(*given, path.with_suffix(".png"), **how)
+        image = matplotlib.image.imread(path.with_suffix(".png"))
+        assert min(image.shape[:2]) > 200
+        return image
 
-
-def pixels(draw, path):
-    draw(path)
-    image = matplotlib.image.imread(path)
-    assert min(image.shape[:2]) > 200
-    return image
+    return draw
 
 
 def differ(a, b):
@@ -202,11 +163,8 @@ def differ(a, b):
 
 
 @pytest.mark.slow
-def test_curves_show_what_they_are_given(tmp_path):
-    def draw(methods, **how):
-        show = lambda path: plots.curves(methods, path, **how)
-        return pixels(show, tmp_path / "curves.png")
-
+def test_curves_show_what_they_are_given(pixels):
+    draw = partial(pixels, plots.curves)
     first = draw(METHODS)
     assert not differ(first, draw(METHODS))
     later = run([0.2, 0.3, 0.7], [100, 1100, 2100], [200, 2200, 4200], [0, 3, 5])
@@ -217,6 +175,10 @@ def test_curves_show_what_they_are_given(tmp_path):
     assert differ(first, draw({"quick": FAST, "slow": SLOW}))
     assert differ(first, draw(METHODS, title="title"))
     assert differ(first, draw(METHODS, target=0.6))
+    # and before the first round
+    begun = {name: column[:1] for name, column in FAST[0].items()}
+    other = begun | {"test_accuracy": np.array([0.9])}
+    assert differ(draw({"a": [begun]}), draw({"a": [other], "b": [begun]}))
 
 
 def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
@@ -237,19 +199,9 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_curves_before_the_first_round(tmp_path):
-    start = {name: column[:1] for name, column in FAST[0].items()}
-    one = pixels(lambda path: plots.curves({"a": [start]}, path), tmp_path / "a.png")
-    other = start | {"test_accuracy": np.array([0.9])}
-    show = lambda path: plots.curves({"a": [other], "b": [start]}, path)
-    assert differ(one, pixels(show, tmp_path / "b.png"))
-
-
-@pytest.mark.slow
-def test_label_counts_show_what_they_are_given(tmp_path):
+def test_label_counts_show_what_they_are_given(pixels):
     def draw(counts, classes="ab"):
-        show = lambda path: plots.label_counts(np.array(counts), list(classes), path)
-        return pixels(show, tmp_path / "counts.png")
+        return pixels(plots.label_counts, np.array(counts), list(classes))
 
     first = draw([[3, 1], [0, 4]])
     assert not differ(first, draw([[3, 1], [0, 4]]))
@@ -268,3 +220,48 @@ def test_figures_have_the_format_of_their_suffix(tmp_path, monkeypatch):
         contents.append(path.read_bytes())
         assert contents[-1].startswith(b"%PDF-")
     assert contents[0] == contents[1] != contents[2]
+
+
+# -------------- intervals of means over seeds, against scipy's and by simulation
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+def test_widths_are_students(seeds):
+    values = np.random.default_rng(0).normal(size=(seeds, 4))
+    about = values.mean(0), stats.sem(values, axis=0)
+    low, high = stats.t.interval(0.95, seeds - 1, *about)
+    half = intervals.half_width(values)
+    np.testing.assert_allclose(2 * half, high - low)
+    np.testing.assert_allclose(half, intervals.factor(seeds) * values.std(0, ddof=1))
+
+
+def test_one_seed_has_no_interval_and_bars_end_at_possible_values():
+    assert np.isnan(intervals.factor(1))
+    assert np.isnan(intervals.half_width([[1.0, 2.0]])).all()
+    assert intervals.note(1) == ""
+    found = intervals.bars([0.9, 0.1, 0.5], [0.3, 0.2, np.nan], 0.0, 1.0)
+    np.testing.assert_allclose(found, [[0.3, 0.1, 0], [0.1, 0.2, 0]])
+
+
+def test_nineteen_in_twenty_intervals_have_the_mean():
+    values = np.random.default_rng(1).normal(3.0, 2.0, size=(3, 4000))
+    inside = np.abs(values.mean(0) - 3.0) <= intervals.half_width(values)
+    assert inside.mean() == pytest.approx(0.95, abs=0.01)  # three deviations
+
+
+def test_a_band_is_the_interval_up_to_possible_values():
+    axis = Figure().subplots()
+    values = np.array([[0.2, 0.9], [0.4, 1.0]])
+    how = {"lowest": 0.0, "highest": 1.0, "color": "C3", "ls": "--"}
+    mean = intervals.band(axis, [0, 1], values, label="FedAvg", **how)
+    np.testing.assert_allclose(mean, [0.3, 0.95])
+    (line,) = axis.get_lines()
+    assert line.get_label() == "FedAvg"
+    assert line.get_color() == "C3"
+    (drawn,) = axis.collections
+    corners = {tuple(p) for p in drawn.get_paths()[0].vertices}
+    assert {(0, 0.0), (0, 1.0), (1, 1.0)} <= corners  # 0.3 +- 1.27, 0.95 + 0.64
+    low = 0.95 - intervals.factor(2) * values[:, 1].std(ddof=1)
+    assert min(y for x, y in corners if x == 1) == pytest.approx(low)
+    shown = matplotlib.colors.to_rgb(drawn.get_facecolor()[0])
+    assert shown == matplotlib.colors.to_rgb("C3")

@@ -1,22 +1,37 @@
-"""Files that are written whole or not at all, and rows that are checked."""
+"""Files and directories of runs, and what their configs say."""
 
 import contextlib
+import csv
+import dataclasses
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from command import refused, run
 
+from fedjax_muon import models
+from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.data.dataset import Dataset, check
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import config, directory, files
+from fedjax_muon.runs import directory, files
+from fedjax_muon.runs.build import algorithm_of, has_plain_rule
+from fedjax_muon.runs.config import METHODS, MODELS, Config, Run, Sweep
+from fedjax_muon.runs.config_json import ADDED, from_json, to_json
+from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.extend import extend
 from fedjax_muon.runs.files import CheckedRows
+from fedjax_muon.transforms import moonlight
 
-ROWS = [
-    {"lr": 0.1, "seed": 3, "diverged": -1, "round": r, "loss": np.sqrt(2) / (r + 1)}
-    for r in range(5)
-]
+FIRST = {"lr": 0.1, "seed": 3, "diverged": -1}
+ROWS = [FIRST | {"round": r, "loss": np.sqrt(2) / (r + 1)} for r in range(5)]
 SETTINGS = {"rounds": 5, "alpha": 0.1, "hidden": (8,)}
 
 
@@ -27,6 +42,10 @@ def path(tmp_path):
 
 def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
+
+
+def run_of(seed: int) -> Run:
+    return Run("fedavg", {"lr": 0.1}, seed, Config())
 
 
 def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
@@ -53,62 +72,48 @@ def test_a_claim_succeeds_once(tmp_path):
 
 
 def test_a_directory_whose_claim_was_cut_short_is_free(tmp_path):
-    run = config.Run("fedavg", {"lr": 0.1}, 0, config.Config())
     (tmp_path / ".config.json.1.tmp").write_text('{"kind"')
-    assert directory.create(tmp_path, run) == tmp_path
-    assert directory.read(tmp_path) == run
+    assert directory.create(tmp_path, run_of(0)) == tmp_path
+    assert directory.read(tmp_path) == run_of(0)
     with pytest.raises(ValueError, match="is already used"):
-        directory.create(tmp_path, run)
+        directory.create(tmp_path, run_of(0))
 
 
 def test_simultaneous_claims_have_one_winner(tmp_path):
-    run = lambda seed: config.Run("fedavg", {"lr": 0.1}, seed, config.Config())
     barrier, won = threading.Barrier(8), []
 
     def claim(seed):
         barrier.wait()
         with contextlib.suppress(ValueError):
-            directory.create(tmp_path / "run", run(seed))
+            directory.create(tmp_path / "run", run_of(seed))
             won.append(seed)
 
-    threads = [threading.Thread(target=claim, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(claim, range(8)))
     (seed,) = won
-    assert directory.read(tmp_path / "run") == run(seed)
+    assert directory.read(tmp_path / "run") == run_of(seed)
 
 
-def test_a_full_disk_leaves_the_directory_of_another_process_alone(
-    tmp_path, monkeypatch
-):
-    run = lambda seed: config.Run("fedavg", {"lr": 0.1}, seed, config.Config())
+def test_a_full_disk_leaves_the_directory_of_another_process(tmp_path, monkeypatch):
     whole = files.claim
 
     def late(path, text):
-        whole(path, directory.to_json(run(1)))  # another process is first
+        whole(path, to_json(run_of(1)))  # another process is first
         raise OSError("no space left")
 
     monkeypatch.setattr(files, "claim", late)
     with pytest.raises(OSError, match="no space left"):
-        directory.create(tmp_path / "run", run(2))
-    assert directory.read(tmp_path / "run") == run(1)
+        directory.create(tmp_path / "run", run_of(2))
+    assert directory.read(tmp_path / "run") == run_of(1)
 
 
-def test_names_by_default_differ(tmp_path, monkeypatch):
+def test_names_by_default_differ_and_orbax_can_read_all_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = config.Run("fedavg", {"lr": 0.1}, 0, config.Config())
-    made = {directory.create(None, run, "fedavg") for _ in range(5)}
-    assert len(made) == 5
-
-
-@pytest.mark.parametrize("name", ["x[1]", "a*", "b?"])
-def test_paths_that_orbax_cannot_read_are_refused(name, tmp_path):
-    run = config.Run("fedavg", {"lr": 0.1}, 0, config.Config())
-    with pytest.raises(ValueError, match="can't be read from a path with"):
-        directory.create(tmp_path / name, run)
+    for name in ("x[1]", "a*", "b?"):
+        with pytest.raises(ValueError, match="can't be read from a path with"):
+            directory.create(tmp_path / name, run_of(0))
     assert names(tmp_path) == []
+    assert len({directory.create(None, run_of(0), "fedavg") for _ in range(5)}) == 5
 
 
 def test_rows_are_as_appended_one_by_one(path, tmp_path):
@@ -159,25 +164,19 @@ def test_rows_are_whole_wherever_a_process_is_killed(path, writes, monkeypatch):
     assert metrics_csv.read(path)["round"].tolist() == list(range(5))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda csv, record: csv.write_bytes(csv.read_bytes()[:-1]),
-        lambda csv, record: csv.write_bytes(csv.read_bytes() * 2),
-        lambda csv, record: csv.write_bytes(b""),
-        lambda csv, record: record.unlink(),
-        lambda csv, record: record.write_text("{}"),
-        lambda csv, record: record.write_text("[1]"),
-        lambda csv, record: record.write_bytes(b"\xff{"),
-        lambda csv, record: record.write_text(record.read_text()[:-9]),
-        lambda csv, record: record.write_text(record.read_text().replace("a", "b")),
-    ],
-)
-def test_damage_is_refused(path, damage):
+def test_damage_is_refused(path):
     CheckedRows(path, SETTINGS).extend(ROWS)
-    damage(path, path.with_suffix(".json"))
-    with pytest.raises(ValueError, match=r"delete both|were computed with"):
-        CheckedRows(path, SETTINGS)
+    record = path.with_suffix(".json")
+    rows, about = path.read_bytes(), record.read_bytes()
+    damages = [(path, text) for text in (rows[:-1], rows * 2, b"")]
+    other = about.replace(b"a", b"b")
+    damages += [(record, text) for text in (b"{}", b"[1]", b"\xff{", about[:-9], other)]
+    for place, text in [*damages, (record, None)]:
+        path.write_bytes(rows)
+        record.write_bytes(about)
+        place.unlink() if text is None else place.write_bytes(text)
+        with pytest.raises(ValueError, match=r"delete both|were computed with"):
+            CheckedRows(path, SETTINGS)
 
 
 def test_rows_without_their_file_are_none(path):
@@ -187,16 +186,154 @@ def test_rows_without_their_file_are_none(path):
     assert metrics_csv.read(path)["round"].tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rounds": 6}, "computed with rounds 5, and are wanted with 6; start anew"),
-        ({"hidden": (9,)}, r"with hidden \[8\], and are wanted with \[9\]"),
-        ({"more": 1}, "with more absent, and are wanted with 1"),
-    ],
-)
-def test_rows_of_other_settings_are_refused(path, changes, message):
+def test_rows_of_other_settings_are_refused(path):
     CheckedRows(path, SETTINGS).extend(ROWS)
-    with pytest.raises(ValueError, match=message):
-        CheckedRows(path, SETTINGS | changes)
+    for name, value, message in (
+        ("rounds", 6, "computed with rounds 5, and are wanted with 6; start anew"),
+        ("hidden", (9,), r"with hidden \[8\], and are wanted with \[9\]"),
+        ("more", 1, "with more absent, and are wanted with 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CheckedRows(path, SETTINGS | {name: value})
     assert json.loads(path.with_suffix(".json").read_text())["settings"]["rounds"] == 5
+
+
+# ------------------------------- which errors are refusals, and which are faults
+
+
+def test_errors_of_this_package_and_of_the_file_system_are_refusals(capsys, tmp_path):
+    empty = np.zeros((0, 2), np.float32), np.zeros(0, int)
+    for message, act in {
+        "x_train must be non-empty": lambda: check(Dataset(*empty, *empty, ("a",))),
+        "No such file": (tmp_path / "missing").read_text,
+    }.items():
+        with pytest.raises(SystemExit) as stop, refusing():
+            act()
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+    # those of another package are faults
+    with pytest.raises(ValueError, match="could not be broadcast"), refusing():
+        np.broadcast_to(np.zeros((2, 3)), (4, 3))
+
+
+# --------------------------------- options of a config that change the algorithm
+
+PLAIN = {"fedavg", "fedprox", "scaffold", "fedcm", "fedavg_m", "scaffold_m"}
+
+
+def arguments(name, **options):
+    return recipe_of(algorithm_of(Run(name, {}, 0, Config(**options)))).arguments
+
+
+def test_methods_with_plain_steps():
+    found = {name for name, method in METHODS.items() if has_plain_rule(method)}
+    assert found == PLAIN | {"padamfed_vr", "stem", "fess_gda"}
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_weight_decay_is_added_to_plain_steps(name):
+    rule = arguments(name, weight_decay=0.5)["rule"]
+    x, g = jnp.array([2.0, -4.0]), jnp.array([1.0, 1.0])
+    moved, _ = rule.update(g, rule.init(x), x)
+    np.testing.assert_allclose(moved, [2.0, -1.0])
+    plain = arguments(name)["rule"]
+    np.testing.assert_array_equal(plain.update(g, plain.init(x), x)[0], g)
+
+
+def test_other_methods_keep_their_own_decay():
+    assert arguments("local_adamw", weight_decay=0.5) == arguments("local_adamw")
+    with pytest.raises(ValueError, match="weight_decay must lie in"):
+        Config(weight_decay=-0.1)
+
+
+@pytest.mark.parametrize("name", ["fedmuon_correct", "local_muon_persistent"])
+def test_scales_by_shape_reach_the_algorithm(name):
+    assert arguments(name, shape_scale="moonlight")["shape_scale"] is moonlight
+
+
+def test_coefficients_reach_the_kernel():
+    matrix, far = jax.random.normal(jax.random.key(0), (6, 4)), {}
+    exact = kernel.polar(matrix)
+    for name in ("jordan", "quintic"):
+        options = {"newton_schulz_steps": 20, "newton_schulz_coefficients": name}
+        polar = arguments("fedmuon", **options)["polar"]
+        far[name] = float(jnp.abs(polar(matrix) - exact).max())
+    assert far["quintic"] < 1e-4 < 0.01 < far["jordan"]
+
+
+def test_configs_from_before_these_options_are_read():
+    run = Run("fedavg", {}, 0, Config())
+    words = json.loads(to_json(run))
+    for name in ADDED:
+        del words["config"][name]
+    assert from_json(json.dumps(words)) == run
+    changed = dataclasses.replace(run, config=Config(weight_decay=0.1))
+    assert from_json(to_json(changed)) == changed
+
+
+def test_plain_rules_are_identities_and_models_those_of_the_library():
+    assert optax.identity().init(0.0) == optax.EmptyState()
+    assert {*MODELS} == {*models.ALL, "roberta"}
+
+
+# -------------------------------------- larger grids in the directory of a sweep
+
+SIZES = (
+    *("--num-clients", 4, "--cohort-size", 2, "--local-steps", 1, "--batch-size", 4),
+    *("--hidden", 4, "--rounds", 2, "--evaluate-every", 2),
+)
+
+
+def cells(place: Path, name: str) -> list[tuple[str, str, str]]:
+    with (place / "cells" / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))[1::2]
+    return [(row["lr"], row["seed"], row["seconds"]) for row in rows]
+
+
+@pytest.mark.slow
+def test_a_larger_grid_runs_what_is_missing(tmp_path, capsys):
+    place = tmp_path / "sweep"
+    small = ("sweep", "--algorithms", "fedavg", "--grid", "lr=0.1,0.3", "--seeds", 0)
+    run(*small, *SIZES, "--output", place)
+    before = cells(place, "fedavg")
+    assert [cell[:2] for cell in before] == [("0.1", "0"), ("0.3", "0")]
+    large = ("sweep", "--algorithms", "fedavg", "fedmuon", "--seeds", "1,0")
+    large = (*large, "--grid", "lr=0.3,1,0.1")
+    run(*large, *SIZES, "--output", place)
+    after = cells(place, "fedavg")
+    assert after[:2] == before  # with their seconds: they did not run again
+    rates, seeds = ("0.3", "1.0", "0.1"), ("1", "0")
+    missing = [(lr, s) for lr in rates for s in seeds if s == "1" or lr == "1.0"]
+    assert [cell[:2] for cell in after[2:]] == missing
+    assert len(cells(place, "fedmuon")) == 6
+    assert directory.read(place).grids["fedavg"]["lr"] == (0.3, 1.0, 0.1)
+    message = refused(capsys, *small, *SIZES, "--output", place)
+    assert "algorithms had fedmuon; seeds had 1; lr of fedavg had 1.0" in message
+
+
+BASE = Sweep(("fedavg",), {"fedavg": {"lr": (0.1,)}}, (0, 1), 0.1, None, Config())
+LARGER = dataclasses.replace(BASE, grids={"fedavg": {"lr": (0.01, 0.1, 1.0)}})
+CONFIG = dataclasses.replace(BASE.config, dataset="fashion_mnist", rounds=7)
+SERVER = {"fedavg": {"server_lr": (1.0,)}}
+REFUSED = {
+    "dataset was digits and is fashion_mnist; rounds was 100 and is 7": {
+        "config": CONFIG
+    },
+    "validation was 0.1 and is 0.2": {"validation": 0.2},
+    "seeds had 0": {"seeds": (1, 2)},
+    "lr of fedavg had 0.1": {"grids": {"fedavg": {"lr": (0.3,)}}},
+    "the grid of fedavg was over lr and is over server_lr": {"grids": SERVER},
+}
+
+
+def test_what_is_no_extension_is_refused_by_entry(tmp_path):
+    place = directory.create(tmp_path / "sweep", BASE, "sweep")
+    for said, change in REFUSED.items():
+        with pytest.raises(ValueError, match="can't be extended") as error:
+            extend(place, dataclasses.replace(LARGER, **change))
+        assert said in str(error.value)
+        assert directory.read(place) == BASE
+    moved = dataclasses.replace(BASE.config, data_dir=tmp_path)  # no difference
+    extend(place, dataclasses.replace(BASE, config=moved))
+    extend(place, LARGER)
+    assert directory.read(place) == LARGER

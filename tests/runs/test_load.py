@@ -1,6 +1,9 @@
-"""Run directories in Python, and parameters that leave them."""
+"""Run directories that are read: in Python, to export parameters, for a report."""
 
+import dataclasses
+import json
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
 
 import flax.serialization
@@ -11,22 +14,26 @@ from command import SMALL, refused, run
 from packages import needs
 
 import fedjax_muon as fm
-from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs.config import Comparison, Config, Sweep
+from fedjax_muon.decentralized import ALL as DECENTRALIZED
+from fedjax_muon.decentralized.private import PRIVATE
+from fedjax_muon.reporting import colors, metrics_csv
+from fedjax_muon.runs import directory, export
+from fedjax_muon.runs.config import METHODS, Comparison, Config, Run, Sweep
 from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.load import load_run
+from fedjax_muon.runs.report import save_report
 
 OPTIONS = (*SMALL, "--hidden", "4", "--rounds", "6", "--partition", "iid")
+MODEL = {"name": "mlp", "features": [4], "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run on a table, and the inputs of its test examples as they are in the file."""
     place = tmp_path_factory.mktemp("trained")
-    rng = np.random.default_rng(0)
     lines = ["age,income,risk,part"]
-    for number in range(120):
-        age, income = rng.normal((40, 50), (10, 1), size=2)
+    people = np.random.default_rng(0).normal((40, 50), (10, 1), size=(120, 2))
+    for number, (age, income) in enumerate(people):
         risk = "high" if age + 10 * income > 540 else "low"
         part = "train" if number < 100 else "test"
         lines.append(f"{age:.6f},{income:.6f},{risk},{part}")
@@ -76,28 +83,21 @@ def test_config_and_history_need_no_data(copied):
         _ = loaded.params
 
 
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
+def test_other_directories_are_refused(tmp_path):
+    swept = Sweep(("fedavg",), {"fedavg": {}}, (0,), 0.1, None, Config())
+    none = "is of `sweep`, whose runs have no directories; read its CSV files"
+    four = "is a comparison of 4 runs; load one of them: .*fedavg/seed0, .*, ..."
+    for text, message in (
         (None, "is not a run directory: it has no config.json"),
         ("{", "not JSON"),
-        (
-            Comparison(("fedavg", "fedmuon"), {}, {}, (0, 1), Config()),
-            "is a comparison of 4 runs; load one of them: .*fedavg/seed0, .*, ...",
-        ),
-        (
-            Sweep(("fedavg",), {"fedavg": {}}, (0,), 0.1, None, Config()),
-            "is of `sweep`, whose runs have no directories; read its CSV files",
-        ),
-    ],
-)
-def test_other_directories_are_refused(tmp_path, job, message):
-    if job is not None:
-        text = job if isinstance(job, str) else to_json(job)
-        (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=message) as error:
-        load_run(tmp_path)
-    assert "\n" not in str(error.value)
+        (to_json(Comparison(("fedavg", "fedmuon"), {}, {}, (0, 1), Config())), four),
+        (to_json(swept), none),
+    ):
+        if text is not None:
+            (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=message) as error:
+            load_run(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 def test_a_run_that_has_just_begun_says_what_is_missing(copied):
@@ -118,9 +118,6 @@ def test_pandas_is_needed_for_a_table_alone(trained, monkeypatch):
         _ = loaded.history
 
 
-# -------------------------------------------------------------------------- export
-
-
 @pytest.mark.slow
 def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path):
     safetensors = needs("safetensors.numpy")
@@ -138,29 +135,25 @@ def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path)
     right = logits.argmax(1) == loaded.dataset.y_test
     assert right.mean() == pytest.approx(loaded.records[-1]["test_accuracy"])
     assert about["classes"] == ["high", "low"]
-    assert about["model"]["name"] == "mlp"
-    assert about["model"]["features"] == [4]
-    assert about["model"]["dtype"] == "float32"
+    assert about["model"] | MODEL == about["model"]
     assert about["input_shape"] == [2]
     assert (about["algorithm"], about["round"]) == ("fedavg", 6)
 
 
 def test_flax_reads_what_was_exported(trained, tmp_path):
-    place, _ = trained
-    run("export", place, tmp_path / "m.msgpack")
-    params = load_run(place).params
-    data = (tmp_path / "m.msgpack").read_bytes()
-    found = flax.serialization.from_bytes(params, data)
+    path, params = tmp_path / "m.msgpack", load_run(trained[0]).params
+    run("export", trained[0], path)
+    found = flax.serialization.from_bytes(params, path.read_bytes())
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 @pytest.mark.slow
 def test_parameters_of_a_minimax_run_are_a_pair(tmp_path):
-    options = "--problem", "auc", "--rounds", "2", "--hidden", "4"
-    run("train", *options, "--output", tmp_path / "run")
-    run("export", tmp_path / "run", tmp_path / "m.msgpack")
-    params = load_run(tmp_path / "run").params
-    found = fm.load_params(tmp_path / "m.msgpack", like=params)
+    place, path = tmp_path / "run", tmp_path / "m.msgpack"
+    run("train", "--problem", "auc", "--rounds", 2, "--hidden", 4, "--output", place)
+    run("export", place, path)
+    params = load_run(place).params
+    found = fm.load_params(path, like=params)
     assert type(found) is type(params)
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
@@ -177,19 +170,225 @@ def test_existing_files_are_refused_before_anything_is_read(capsys, copied, tmp_
 
 
 def test_what_cannot_be_exported_is_said(capsys, copied, tmp_path):
-    said = refused(capsys, "export", tmp_path, tmp_path / "m.msgpack")
+    path = tmp_path / "m.msgpack"
+    said = refused(capsys, "export", tmp_path, path)
     assert said.endswith("is not a run directory: it has no config.json")
-    said = refused(capsys, "export", copied, tmp_path / "m.onnx")
+    said = refused(capsys, "export", copied, path.with_suffix(".onnx"))
     assert said.startswith("the suffix of parameters is one of .safetensors, ")
     shutil.rmtree(copied / "checkpoints")
-    said = refused(capsys, "export", copied, tmp_path / "m.msgpack")
+    said = refused(capsys, "export", copied, path)
     assert "has no checkpoint yet; train first, with: fedjax-muon resume" in said
     assert {p.name for p in tmp_path.iterdir()} == {"run"}
 
 
 def test_a_model_that_starts_at_a_checkpoint_names_it():
-    from fedjax_muon.runs import export
-
     config = Config(model="roberta", checkpoint=Path("base"), lora_rank=4)
     found = export._model(config, fm.data.load("digits"))
     assert found == {"name": "roberta", "checkpoint": "base", "lora_rank": 4}
+
+
+# ----------------------------------------------------------------------- reports
+
+CONFIG = Config(rounds=10, evaluate_every=5)
+COMPARISON = Comparison(("fedavg", "fedmuon"), {"fedavg": 0.3}, {}, (0, 1, 2), CONFIG)
+SCORES = "test_accuracy", "train_loss"
+RESUME = "continue it with: fedjax-muon resume "
+T_OF_2 = 4.302652729911275  # the 97.5 % quantile of Student's t with 2 degrees
+
+
+class Page(HTMLParser):
+    """The scripts, the texts, the cells and the addresses of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.stack, self.scripts, self.cells, self.addresses = [], [], [], []
+        self.kinds, self.text = set(), ""
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        self.stack.append((tag, dict(attrs)))
+        self.kinds.add(tag)
+        self.addresses += [v for k, v in attrs if k in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        self.stack.pop()
+
+    def handle_startendtag(self, tag, attrs):
+        self.kinds.add(tag)
+
+    def handle_data(self, data):
+        tag = self.stack[-1][0] if self.stack else ""
+        if tag == "script":
+            self.scripts.append((self.stack[-1][1].get("id"), data))
+        elif tag == "td":
+            self.cells.append(data)
+        else:
+            self.text += data
+
+
+def data_of(path) -> list[dict]:
+    found = Page(path)
+    (text,) = (text for id, text in found.scripts if id == "data")
+    return json.loads(text)
+
+
+def rows(seed: int):
+    rng = np.random.default_rng(seed)
+    for r in (0, 5, 10):
+        scores = dict(zip(SCORES, rng.uniform(size=2).round(6).tolist(), strict=True))
+        sent = {"bytes_down": 1000 * r, "bytes_up": 500 * r}
+        yield {"round": r, **sent, **scores, "seconds": r / 8}
+
+
+def write(place, seed):
+    place.mkdir(parents=True, exist_ok=True)
+    for row in rows(seed):
+        metrics_csv.append(place / "metrics.csv", row)
+
+
+def create(place, hyper, seed, config=CONFIG):
+    directory.create(place, Run("fedavg", hyper, seed, config))
+    write(place, seed)
+    return place
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "report.html"
+
+
+@pytest.fixture
+def compared(tmp_path):
+    place = tmp_path / "compared"
+    directory.create(place, COMPARISON, "compare")
+    for number, cell in enumerate(directory.cells(place, COMPARISON)):
+        write(cell, number)
+    return place
+
+
+@pytest.mark.slow
+def test_curves_are_means_with_intervals_of_students_t(compared, path):
+    assert save_report([compared], path) == []
+    entries = data_of(path)
+    assert [entry["name"] for entry in entries] == ["FedAvg", "FedMuon"]
+    for number, entry in enumerate(entries):
+        runs = [list(rows(3 * number + seed)) for seed in range(3)]
+        for metric in SCORES:
+            values = np.array([[row[metric] for row in run] for run in runs])
+            mean = values.sum(0) / 3
+            spread = np.sqrt(((values - mean) ** 2).sum(0) / 2)
+            found = entry["metrics"][metric]
+            np.testing.assert_allclose(found["mean"], mean, rtol=1e-12)
+            np.testing.assert_allclose(found["half"], T_OF_2 * spread / 3**0.5)
+        assert entry["x"]["round"] == [0, 5, 10]
+        assert entry["x"]["megabytes"] == [0, 0.0075, 0.015]
+        assert entry["seeds"] == 3
+    last = [list(rows(seed))[-1]["test_accuracy"] for seed in range(3)]
+    page = Page(path)
+    assert any(f"{100 * np.mean(last):.2f} ± " in cell for cell in page.cells)
+    assert {"0.3", "fedavg", "fedmuon"} <= set(page.cells)  # what differs
+    # no other host is asked for anything
+    assert page.addresses == []
+    assert "default-src 'none'" in path.read_text()
+    assert max(len(text) for _, text in page.scripts) > 10**6  # plotly's code
+
+
+@pytest.mark.slow
+def test_hostile_names_are_text(tmp_path, path):
+    name = "<img src=x onerror=alert(1)>"
+    hyper = {"lr": 0.1, "</script><b>": 1.0}
+    wrong = dataclasses.replace(CONFIG, dataset="</script><i>.csv")
+    places = [create(tmp_path / name, hyper, 0), create(tmp_path / "b", hyper, 1)]
+    save_report([*places, create(tmp_path / "c", {}, 3, wrong)], path)
+    page = Page(path)
+    assert not {"img", "b", "i"} & page.kinds
+    assert "</script><b>" in page.cells
+    first, other = data_of(path)
+    assert first["name"] == f"FedAvg, {tmp_path / name}"
+    assert (first["seeds"], other["seeds"]) == (2, 1)
+    assert first["color"] == other["color"]
+    assert first["dash"] != other["dash"]
+
+
+@pytest.mark.slow
+def test_what_is_missing_is_named(compared, tmp_path, path):
+    """And the rest is shown."""
+    cells = list(directory.cells(compared, COMPARISON))
+    (cells[0] / "metrics.csv").unlink()
+    (cells[1] / "metrics.csv").write_text("round,bytes_down\n0,1\n")
+    with (cells[2] / "metrics.csv").open("r+") as file:  # cut off in its last line
+        file.truncate(len(file.read()) - 3)
+    (compared / "versions.json").write_text("{")
+    others = [tmp_path / name for name in ("foreign", "broken", "nowhere")]
+    for place in others[:2]:
+        place.mkdir()
+    (others[1] / "config.json").write_text("{")
+    said = save_report([compared, *others], path)
+    assert [words.split(str(tmp_path))[1] for words in said] == [
+        f"/compared/fedavg/seed0 has no metrics; {RESUME}",
+        "/compared/fedavg/seed1/metrics.csv has no column 'bytes_up'; repair it or "
+        "delete it",
+        f"/compared/fedavg/seed2 has 5 of 10 rounds; {RESUME}",
+        "/compared/versions.json is missing or damaged: versions are unknown",
+        "/foreign is not a run directory: it has no config.json",
+        "/broken/config.json: not JSON: Expecting property name enclosed in double "
+        "quotes: line 1 column 2 (char 1)",
+        "/nowhere is not a run directory: it has no config.json",
+    ]
+    page = Page(path)
+    assert all(words in page.text for words in said)
+    assert [entry["seeds"] for entry in data_of(path)] == [1, 3]
+
+
+@pytest.mark.slow
+def test_seeds_that_occur_twice_are_two_curves(tmp_path, path):
+    save_report([create(tmp_path / name, {}, 0) for name in "ab"], path)
+    assert [entry["seeds"] for entry in data_of(path)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_the_best_of_a_sweep_is_shown(tmp_path, capsys, path):
+    place = tmp_path / "sweep"
+    small = "--rounds 2 --num-clients 4 --cohort-size 2 --hidden 4 --evaluate-every 1"
+    words = f"sweep --algorithms fedavg --grid lr=0.1,0.2 --seeds 0,1 {small}"
+    run(*words.split(), "--output", place)
+    run("report", place, "--output", path)
+    assert capsys.readouterr().out.endswith(f"{path}\n")
+    (entry,) = data_of(path)
+    assert (entry["name"], entry["seeds"]) == ("FedAvg", 2)
+    points = (place / "points.csv").read_text()
+    assert str(entry["metrics"]["test_accuracy"]["mean"][-1])[:6] in points
+
+
+def test_nothing_to_show_is_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, message in {
+        "": "a report needs at least one run directory",
+        "nothing": "nothing is not a run directory: it has no config.json",
+        "nothing --output a.pdf": "a report's name must end in .html, got",
+    }.items():
+        assert refused(capsys, "report", *words.split()).startswith(message)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_an_existing_file_is_kept(compared, path, capsys):
+    path.write_text("mine")
+    words = ("report", compared, "--output", path)
+    assert "exists already; choose another name" in refused(capsys, *words)
+    assert path.read_text() == "mine"
+    run(*words, "--overwrite")
+    assert len(data_of(path)) == 2
+
+
+def test_every_method_has_a_line_of_its_own():
+    entries = [*METHODS.values(), *DECENTRALIZED.values(), *PRIVATE.values()]
+    labels = {method.label for method in entries}
+    assert labels <= {*colors.MUON, *colors.BASELINES}
+    assert len(set(colors.MUON.values())) == len(colors.MUON)
+    lines = [colors.line_of(label) for label in colors.BASELINES]
+    assert {line.color for line in lines} == set(colors.GREYS)
+    assert len(set(lines[:24])) == 24  # of all combinations
+    for line in lines:
+        red, green, blue = (int(line.color[i : i + 2], 16) for i in (1, 3, 5))
+        assert red == green == blue

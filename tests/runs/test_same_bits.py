@@ -18,18 +18,9 @@ from fedjax_muon.simulation.sweep import Cell, sweep
 pytestmark = pytest.mark.slow
 
 SEEDS = (3, 4)
-CONFIG = Config(
-    num_clients=6,
-    cohort_size=3,
-    local_steps=4,
-    batch_size=8,
-    hidden=(8,),
-    newton_schulz_steps=2,
-    lr_schedule="cosine",
-    dropout=0.2,
-    rounds=8,
-    evaluate_every=2,
-)
+SIZES = {"num_clients": 6, "cohort_size": 3, "local_steps": 4, "batch_size": 8}
+RATES = {"newton_schulz_steps": 2, "lr_schedule": "cosine", "dropout": 0.2}
+CONFIG = Config(**SIZES, **RATES, hidden=(8,), rounds=8, evaluate_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +73,11 @@ def test_compare_runs_what_train_runs(name, alone, held_out, tmp_path):
 )
 def test_a_sweep_runs_what_train_runs(name, grid, seeds, alone, held_out):
     rest, validation = held_out
-    cells = [
-        Cell({"lr": 0.1} | point, start_key(seed), parts_of(CONFIG, rest, seed))
-        for point in grid
-        for seed in seeds
-    ]
-    groups = sweep(
-        simulation_of(Run(name, {}, seeds[0], CONFIG), rest),
-        cells,
-        rounds=CONFIG.rounds,
-        evaluate_every=CONFIG.evaluate_every,
-        validation=validation,
-    )
+    begin = lambda seed: (start_key(seed), parts_of(CONFIG, rest, seed))
+    cells = [Cell({"lr": 0.1} | point, *begin(s)) for point in grid for s in seeds]
+    how = {"rounds": CONFIG.rounds, "evaluate_every": CONFIG.evaluate_every}
+    simulation = simulation_of(Run(name, {}, seeds[0], CONFIG), rest)
+    groups = sweep(simulation, cells, validation=validation, **how)
     outcomes = [outcome for group in groups for outcome in group]
     own = outcomes[len(seeds) - 1].rows  # the first point on the last seed
     rows = alone(name)

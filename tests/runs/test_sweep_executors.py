@@ -15,8 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import swept
 from cases import slow_but
 from command import refused, run, spawn, wait_for
 from packages import needs
@@ -51,7 +53,7 @@ def alone(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path_factory, monkeypatch):
-    share_programs(tmp_path_factory, monkeypatch)
+    swept.share_programs(tmp_path_factory, monkeypatch)
 
 
 @pytest.fixture
@@ -69,36 +71,28 @@ def submitted(monkeypatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed_make_the_same_table(
-    alone, tmp_path, monkeypatch
-):
-    started: list[int] = []
+def test_two_processes_of_which_one_is_killed(alone, tmp_path, monkeypatch):
+    """They make the same table."""
+    started: list[Any] = []
     start = Processes._start
-
-    def remember(self):
-        worker = start(self)
-        started.append(worker[0].pid)
-        return worker
-
+    remember = lambda self: started.append(start(self)) or started[-1]
     monkeypatch.setattr(Processes, "_start", remember)
     place = tmp_path / "two"
-    kill = lambda: os.kill(started[0], signal.SIGKILL)
+    kill = lambda: os.kill(started[0][0].pid, signal.SIGKILL)
     meanwhile(lambda: len(finished(place)) > 1, kill)
     run("sweep", *GRID, "--executor", "processes:2", "--output", place)
     assert len(started) == 3
     assert_same_tables(place, alone)
-    assert workers() == []
+    assert swept.workers() == []
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_resumes_with_what_is_missing(
-    alone, tmp_path, submitted, capsys
-):
+def test_a_killed_sweep_resumes_with_what_is_missing(alone, tmp_path, submitted):
     place = tmp_path / "killed"
     given = ("--executor", "processes:2", "--output", place)
     process = spawn("sweep", *GRID, *given)
     wait_for(lambda: len(finished(place)) > 1, process)
-    helpers = workers(process.pid)
+    helpers = swept.workers(process.pid)
     process.kill()
     process.communicate()
     before = finished(place)
@@ -117,9 +111,8 @@ def test_a_killed_sweep_resumes_with_what_is_missing(
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_finished_groups_and_ends_the_workers(
-    alone, tmp_path, capsys, submitted
-):
+def test_an_interrupt_keeps_finished_groups(alone, tmp_path, capsys, submitted):
+    """And ends the workers."""
     place = tmp_path / "stopped"
     stop = lambda: os.kill(os.getpid(), signal.SIGTERM)
     meanwhile(lambda: len(finished(place)) > 1, stop)
@@ -129,7 +122,7 @@ def test_an_interrupt_keeps_finished_groups_and_ends_the_workers(
     out = capsys.readouterr().out.replace("\n", "")
     assert f"fedjax-muon resume {place} --executor processes:1" in out
     assert 1 < len(finished(place)) < CELLS
-    assert workers() == []
+    assert swept.workers() == []
     run("resume", place)  # in this process
     assert len(submitted) == CELLS
     assert_same_tables(place, alone)
@@ -148,33 +141,34 @@ BAD = {
 
 
 @pytest.fixture
-def nothing_runs(monkeypatch):
+def refusal(monkeypatch, capsys, tmp_path):
+    """What a sweep with these options says, before it makes or runs anything."""
+
+    def said(*options):
+        given = ("--grid", "lr=0.1", *options, "--output", tmp_path / "new")
+        message = refused(capsys, "sweep", *DIGITS, *given)
+        assert not (tmp_path / "new").exists()
+        return message
+
     monkeypatch.setattr(sweeps, "train", lambda *_, **__: pytest.fail("not refused"))
+    return said
 
 
 @pytest.mark.parametrize("message", slow_but(2, BAD))
-def test_executors_are_checked_before_anything_is_made(
-    message, capsys, tmp_path, nothing_runs
-):
+def test_executors_are_checked_at_once(refusal, message):
     if "slurm:" in BAD[message] and not find_spec("submitit"):
         pytest.skip("submitit is not installed")  # importing it would close loggers
-    place = tmp_path / "new"
-    given = ("--executor", BAD[message], "--output", place)
-    assert message in refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
-    assert not place.exists()
+    assert message in refusal("--executor", BAD[message])
 
 
 @pytest.mark.parametrize(
     ("name", "package"), [("dask:localhost:8786", "distributed"), ("slurm", "submitit")]
 )
-def test_a_missing_package_is_the_pip_command(
-    name, package, capsys, tmp_path, monkeypatch, nothing_runs
-):
+def test_a_missing_package_is_the_pip_command(refusal, name, package, monkeypatch):
     monkeypatch.setattr(executor_names, "find_spec", lambda name: None)
-    given = ("--grid", "lr=0.1", "--executor", name, "--output", tmp_path / "new")
-    message = refused(capsys, "sweep", *DIGITS, *given)
     kind = name.partition(":")[0]
-    assert message.startswith(f'the executor {kind} needs {package}: pip install "')
+    message = f'the executor {kind} needs {package}: pip install "'
+    assert refusal("--executor", name).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -185,22 +179,18 @@ def test_a_missing_package_is_the_pip_command(
         (("--devices", "99"), "devices must be at most the 8 that this host has"),
     ],
 )
-def test_devices_that_cannot_divide_cells_are_refused(
-    options, message, capsys, tmp_path, nothing_runs
-):
-    given = (*options, "--output", tmp_path / "new")
-    assert message in refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
+def test_devices_that_cannot_divide_cells_are_refused(refusal, options, message):
+    assert message in refusal(*options)
 
 
 @pytest.mark.slow
 def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
     place = tmp_path / "devices"
     run("sweep", *GRID, "--devices", "2", "--output", place)
-    for name, rows in cells(alone).items():
-        for some, other in zip(rows, cells(place)[name], strict=True):
-            assert list(map(float, some)) == pytest.approx(
-                list(map(float, other)), rel=1e-5
-            )
+    found = swept.cells(place)
+    for name, rows in swept.cells(alone).items():
+        some, other = (np.array(one, float) for one in (rows, found[name]))
+        np.testing.assert_allclose(some, other, rtol=1e-5, atol=1e-12)
 
 
 def test_only_sweeps_are_resumed_on_an_executor(capsys, tmp_path):

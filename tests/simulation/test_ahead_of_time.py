@@ -41,9 +41,6 @@ def simulated(algorithm, **given):
     return federate(algorithm, TASK, DIGITS, PARTS, **sizes, **given)
 
 
-# ---------------------------------------------------------------- operations
-
-
 def test_products_are_counted_as_often_as_they_run():
     a, b = jnp.ones((2, 3)), jnp.ones((3, 5))
 
@@ -75,21 +72,12 @@ def test_convolutions_count_as_xla_counts_them(groups):
     x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4 // groups, 6))
 
     def convolve(x, kernel):
-        dimensions = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(
-            x,
-            kernel,
-            (1, 1),
-            "VALID",
-            dimension_numbers=dimensions,
-            feature_group_count=groups,
-        )
+        how = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        how |= {"feature_group_count": groups, "padding": "VALID"}
+        return jax.lax.conv_general_dilated(x, kernel, window_strides=(1, 1), **how)
 
-    compiled = jax.jit(convolve).lower(x, kernel).compile()
-    ours, xla = (
-        products_of(jax.make_jaxpr(convolve)(x, kernel), "tpu"),
-        compiled.cost_analysis(),
-    )
+    xla = jax.jit(convolve).lower(x, kernel).compile().cost_analysis()
+    ours = products_of(jax.make_jaxpr(convolve)(x, kernel), "tpu")
     assert ours == (xla["flops"], xla["bytes accessed"])
 
 
@@ -104,8 +92,6 @@ def test_a_round_counts_all_its_local_steps():
     per_example = 2 * (2 * features * 16 + 3 * 16 * 10)
     assert found == pytest.approx(4 * 3 * 8 * per_example, rel=0.02)
 
-
-# ---------------------------------------------------------------- the program's text
 
 TEXT = """
 %psum.8 = f32[9629]{0:T(1024)S(1)} all-reduce(%concatenate.55), channel_id=1
@@ -125,34 +111,25 @@ def test_communication_is_read_from_the_program():
     assert collectives_of("ROOT %d = s32[] add(%e, %f)") == ()
 
 
-# ---------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:2", "v5e:axb", ""])
 def test_unknown_topologies_are_refused(name):
     with pytest.raises(ValueError, match=r"there are v4:2x2, v5e:2x2, v5p:2x2, v6e"):
         compile_for(simulated(fedavg(lr=0.1)), name)
 
 
-def test_a_lock_that_is_not_set_aside_is_named(monkeypatch):
+def test_a_compiler_that_is_missing_or_locked_is_named(monkeypatch):
     def locked(**given):
         raise RuntimeError(
             "ABORTED: error when accessing libtpu multi-process lockfile"
         )
 
-    monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: True)
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", locked)
+    monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: True)
     with pytest.raises(ValueError, match=r"^another process has locked the compiler"):
         compile_for(simulated(fedavg(lr=0.1)), "v5e:2x2")
-
-
-def test_the_compiler_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs their compiler; run pip install"):
         compile_for(simulated(fedavg(lr=0.1)), "v5e:2x2")
-
-
-# ---------------------------------------------------------------- real programs
 
 
 @pytest.mark.slow
@@ -174,16 +151,12 @@ def test_one_reduction_ends_an_exchange(name, libtpu):
 
 @pytest.mark.slow
 def test_states_of_clients_and_agents_are_divided(libtpu):
-    one, several = (
-        compile_for(simulated(scaffold(lr=0.1)), name)
-        for name in ("v5e:1x1", "v5e:2x2")
-    )
+    names = "v5e:1x1", "v5e:2x2"
+    one, several = (compile_for(simulated(scaffold(lr=0.1)), name) for name in names)
     assert several.memory.arguments < one.memory.arguments
     assert several.products.flops == pytest.approx(one.products.flops / 4)
-    weights = topology.metropolis(topology.ring(8))
-    agents = decentralize(
-        dsgd(lr=0.1), TASK, DIGITS, PARTS, weights=weights, batch_size=8
-    )
+    how = {"weights": topology.metropolis(topology.ring(8)), "batch_size": 8}
+    agents = decentralize(dsgd(lr=0.1), TASK, DIGITS, PARTS, **how)
     assert compile_for(agents, "v5e:2x2").collectives
     with pytest.raises(ValueError, match="multiples of 2 such as 2x2, 4x4"):
         compile_for(agents, "v5e:3x3")
@@ -192,20 +165,14 @@ def test_states_of_clients_and_agents_are_divided(libtpu):
 
 @pytest.mark.slow
 def test_the_lock_of_another_process_is_set_aside(libtpu):
-    code = (
-        "from fedjax_muon.simulation.ahead_of_time import topology_devices\n"
-        "print(len(topology_devices('v5e:2x2')))"
-    )
+    code = "from fedjax_muon.simulation import ahead_of_time as compiler\n"
+    code += "print(len(compiler.topology_devices('v5e:2x2')))"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("ALLOW_MULTIPLE_LIBTPU_LOAD", None)
+    how = {"env": environment, "capture_output": True, "text": True}
     with LOCK.open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        found = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        found = subprocess.run([sys.executable, "-c", code], **how)
     assert (found.stdout.strip(), found.returncode) == ("4", 0), found.stderr
 
 

@@ -12,16 +12,19 @@ import jax.numpy as jnp
 import literal_batches as oracle
 import numpy as np
 import pytest
-from federation import cut
+from federation import DATA, cut
+from federation import TASK as BLOBS_TASK
 
+import fedjax_muon as fm
 from fedjax_muon import simulation
-from fedjax_muon.core import Algorithm, Exchange, local_steps
+from fedjax_muon.core import Algorithm, Exchange, broadcast_params, local_steps
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
-from fedjax_muon.simulation import batching, cyclic_batches
+from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
+from fedjax_muon.simulation.cyclic_batches import cyclic, cyclic_poisson
 from fedjax_muon.tasks.task import Task
 
 SIZES = [3, 20, 8, 6, 25, 12, 1]  # less than, as many as and more than STEPS * BATCH
@@ -63,11 +66,8 @@ def padded(grad):
     return jnp.pad(grad, ((0, ROOM - len(grad)), (0, 0)))
 
 
-TASK = Task(
-    init=lambda key: jnp.zeros(()),
-    grad=tell,
-    evaluate=lambda params, x, y: {"loss": y.astype(jnp.float32)},
-)
+SCORES = lambda params, x, y: {"loss": y.astype(jnp.float32)}
+TASK = Task(init=lambda key: jnp.zeros(()), grad=tell, evaluate=SCORES)
 
 
 # ----------------------------------------------------------------- with a server
@@ -93,19 +93,13 @@ def recording(prologue, exchanges):
             sent = jnp.zeros((N, *SHAPE)).at[told].set(record)
             return sent, records.at[number].set(record)
 
-        def server(state, total, round):
-            return Held(state.params.at[number].set(total))
-
+        server = lambda state, total, round: Held(state.params.at[number].set(total))
         return Exchange(lambda *_: (), client, server, reduce_sum=True)
 
     every = tuple(map(exchange, range(prologue + exchanges)))
     empty = jnp.zeros((len(every), *SHAPE))
-    return Algorithm(
-        lambda params: Held(jnp.zeros((len(every), N, *SHAPE))),
-        lambda params: empty,
-        every[prologue:],
-        every[:prologue],
-    )
+    begin = lambda params: Held(jnp.zeros((len(every), N, *SHAPE)))
+    return Algorithm(begin, lambda params: empty, every[prologue:], every[:prologue])
 
 
 class Course(NamedTuple):
@@ -156,25 +150,14 @@ def test_clients_of_a_server(sampler, prologue, exchanges, changes):
     changes = {"cohort_size": 4, "dropout": 0.0, "cohorts": fixed_cohort, **changes}
     devices = jax.devices()[: changes.pop("devices", 0)]
     library, literal = SAMPLERS[sampler]
-    prepared = simulation.federate(
-        recording(prologue, exchanges),
-        TASK,
-        numbered(sum(SIZES)),
-        PARTS,
-        local_steps=STEPS,
-        batch_size=BATCH,
-        sampler=library,
-        devices=devices,
-        **changes,
-    )
+    how = {"local_steps": STEPS, "batch_size": BATCH, **changes}
+    given = recording(prologue, exchanges), TASK, numbered(sum(SIZES)), PARTS
+    prepared = simulation.federate(*given, sampler=library, devices=devices, **how)
     total = prologue + exchanges
     state = prepared.init(jax.random.key(8))
-    course = Course(
-        jax.random.split(jax.random.key(8))[1],
-        literal,
-        np.zeros((total, N, *SHAPE), np.float32),
-        np.zeros((N, total, *SHAPE), np.float32),
-    )
+    zeros = lambda *shape: np.zeros((*shape, *SHAPE), np.float32)
+    key = jax.random.split(jax.random.key(8))[1]
+    course = Course(key, literal, zeros(total, N), zeros(N, total))
     for number in range(prologue):
         course.exchange(number, 0, 0, range(N), 1)
     assert_course(state, course)
@@ -182,10 +165,9 @@ def test_clients_of_a_server(sampler, prologue, exchanges, changes):
         for number in range(prologue, total):
             present = present_in(course.key, index, changes)
             course.exchange(number, index, prologue, present, STEPS)
-        if index == 2:
-            continue  # the last two rounds are one call
-        state, _ = prepared.train_rounds(state, 1 if index < 2 else 2)
-        assert_course(state, course)
+        if index != 2:  # the last two rounds are one call
+            state, _ = prepared.train_rounds(state, 1 if index < 2 else 2)
+            assert_course(state, course)
 
 
 def present_in(key, index, changes):
@@ -221,14 +203,9 @@ def recording_agents():
 OF_AGENTS = {
     "poisson": (batching.always(batching.poisson(6)), oracle.poisson(6)),
     "default": (None, oracle.shuffled_epochs),
-    "cyclic": (cyclic_batches.cyclic, oracle.cyclic),
-    "cyclic poisson": (
-        cyclic_batches.cyclic_poisson(6, 3),
-        oracle.cyclic_poisson(6, 3),
-    ),
+    "cyclic": (cyclic, oracle.cyclic),
+    "cyclic poisson": (cyclic_poisson(6, 3), oracle.cyclic_poisson(6, 3)),
 }
-
-
 SAMPLED = [name for name in OF_AGENTS if name != "default"]
 
 
@@ -240,17 +217,10 @@ def test_agents(sampler, devices):
     library, literal = OF_AGENTS[sampler]
     sizes = [20, 12, 8, 6, 25, 9, 7]
     parts = cut(sizes)
-    prepared = decentralize(
-        recording_agents(),
-        TASK,
-        numbered(sum(sizes)),
-        parts,
-        weights=np.full((N, N), 1 / N),
-        batch_size=BATCH,
-        first_size=BATCH + 1,
-        sampler=library,
-        devices=jax.devices()[:devices],
-    )
+    how = {"batch_size": BATCH, "first_size": BATCH + 1, "sampler": library}
+    how |= {"weights": np.full((N, N), 1 / N), "devices": jax.devices()[:devices]}
+    given = recording_agents(), TASK, numbered(sum(sizes)), parts
+    prepared = decentralize(*given, **how)
     state = prepared.init(jax.random.key(9))
     key = jax.random.split(jax.random.key(9))[1]
     for index in range(5):
@@ -263,3 +233,106 @@ def test_agents(sampler, devices):
             gradient_key = oracle.agent_gradient_key(key, index, agent)
             record = expected(part, agent, positions, gradient_key)
             np.testing.assert_array_equal(state.params[agent], record)
+
+
+# -------------------------------------------------------- numbers of local steps
+
+UNEQUAL = [3, 9, 20, 48]
+UNEQUAL_PARTS = cut(UNEQUAL)
+
+
+class Counts(NamedTuple):
+    params: Any
+    told: Any  # [rounds, N], the steps of every client
+    mean: Any  # [rounds], the server's
+
+
+class Told(NamedTuple):
+    params: Any
+    told: Any
+
+
+def unequal(algorithm, cohort_size=2, **work):
+    given = algorithm, BLOBS_TASK, DATA, UNEQUAL_PARTS
+    return fm.federate(*given, cohort_size=cohort_size, batch_size=4, **work)
+
+
+def counting():
+    """Clients tell their number of steps, and count the batches that they saw."""
+
+    def client(objective, shared, seen, batches, round):
+        step = lambda k, batch, key: (k + 1, ())
+        k, _ = fm.local_steps(step, jnp.int32(0), batches, round)
+        told = jnp.zeros(len(UNEQUAL)).at[jnp.max(batches.client)].set(round.steps)
+        change = jax.tree.map(jnp.zeros_like, shared.params)
+        return Told(change, told), jnp.stack([k, jnp.int32(round.steps)])
+
+    def server(state, total, round):
+        told = state.told.at[round.index].set(total.told)
+        return Counts(state.params, told, state.mean.at[round.index].set(round.steps))
+
+    init = lambda params: Counts(params, jnp.zeros((40, len(UNEQUAL))), jnp.zeros(40))
+    main = Exchange(broadcast_params, client, server, reduce_sum=True)
+    return Algorithm(init, lambda params: jnp.zeros(2, jnp.int32), (main,))
+
+
+def counted(rounds=40, **work):
+    simulation = unequal(counting(), 4, **work)
+    state, _ = simulation.train_rounds(simulation.init(jax.random.key(3)), rounds)
+    seen, told = np.asarray(state.training.client_states).T
+    np.testing.assert_array_equal(seen, told)  # no batch beyond the own steps
+    return jax.tree.map(np.asarray, state.training.server)
+
+
+def test_epochs_are_those_of_the_clients_examples():
+    found = counted(2, local_epochs=2, plan=plans.vmapped)
+    steps = [max(1, 2 * n // 4) for n in UNEQUAL]
+    np.testing.assert_array_equal(found.told[:2], [steps, steps])
+    np.testing.assert_allclose(found.mean[:2], np.mean(steps))
+
+
+@pytest.mark.slow
+def test_epochs_are_drawn_for_each_client_and_round():
+    found = counted(local_epochs=(1, 3), weighting=fm.simulation.by_examples)
+    epochs = found.told * 4 / UNEQUAL
+    for client in (2, 3):
+        values, counts = np.unique(epochs[:, client], return_counts=True)
+        np.testing.assert_array_equal(values, [1, 2, 3])
+        assert counts.min() >= 5  # of 40 / 3
+    assert len({tuple(row) for row in found.told.tolist()}) > 10
+    shares = np.array(UNEQUAL) / sum(UNEQUAL)
+    np.testing.assert_allclose(found.mean, found.told @ shares, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_every_client_has_its_own_number():
+    found = counted(1, local_steps=[1, 2, 3, 9], devices=jax.devices()[:2])
+    np.testing.assert_array_equal(found.told[0], [1, 2, 3, 9])
+    same = unequal(fm.fedavg(0.1), local_steps=[5, 5, 5, 5])
+    assert same.setup.work.steps is None  # which compiles to a plain scan
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "message"),
+    [
+        ({}, TypeError, "either local_steps or local_epochs"),
+        ({"local_steps": 1, "local_epochs": 1}, TypeError, "either local_steps"),
+        ({"local_steps": [1, 2]}, ValueError, "one for each of the 4 clients, got 2"),
+        ({"local_steps": [1, 2, 0, 1]}, ValueError, "local_steps must be at least 1"),
+        ({"local_steps": [1, 2, 1.5, 1]}, ValueError, "local_steps must be an integer"),
+        ({"local_epochs": 0}, ValueError, "local_epochs must be at least 1, got 0"),
+        ({"local_epochs": (3, 2)}, ValueError, r"\(low, high\), got \(3, 2\)"),
+        ({"local_epochs": (1, 2, 3)}, ValueError, r"\(low, high\), got \(1, 2, 3\)"),
+        ({"local_epochs": 0.5}, ValueError, "local_epochs must be an integer"),
+    ],
+)
+def test_wrong_numbers_are_refused(work, error, message):
+    with pytest.raises(error, match=message):
+        unequal(fm.fedavg(0.1), **work)
+
+
+def test_privacy_does_not_cover_unequal_work():
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
+    privacy = fm.privacy.ClientPrivacy(**noise, cohort_size=2, rounds=2)
+    with pytest.raises(ValueError, match="different numbers of local steps"):
+        unequal(fm.fedavg(0.1), None, local_epochs=1, privacy=privacy)

@@ -1,6 +1,5 @@
-"""Batches: whose examples, in what order, how often, and what reaches the gradient."""
+"""What is drawn: batches, cohorts, and examples that are held out."""
 
-import functools
 import itertools
 import math
 
@@ -8,9 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federation import PARTS, federation
 from scipy import stats
 
+from fedjax_muon import data
+from fedjax_muon.algorithms import ALL, fedavg, scaffold
+from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.runs.config import Config
+from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation import batching
+from fedjax_muon.simulation.cohorts import poisson_cohorts
+from fedjax_muon.simulation.participation import by_examples
+from fedjax_muon.simulation.sweep import Cell, sweep
 
 # One test in a million would fail for another key, if all is as it should be.
 RARE = 1e-6
@@ -43,9 +51,6 @@ SIZES = np.array([1, 2, 3, 7, 59, 60, 61, 119, 120, 121, 500, 999, 1000], np.int
 STEPS, BATCH = 12, 10  # 120 examples: less than, as many as and more than a client's
 
 
-# ------------------------------------------------------------- shuffled epochs
-
-
 def test_every_epoch_of_every_client_is_a_permutation():
     rows = draw_many(batching.shuffled_epochs, SIZES, STEPS, BATCH, 1024)
     assert rows.shape == (len(SIZES), STEPS, BATCH)
@@ -60,33 +65,15 @@ def test_every_epoch_of_every_client_is_a_permutation():
                 assert epoch[-1] < size
 
 
-@pytest.mark.slow
-def test_epochs_are_shuffled_apart():
-    rows = draw_many(batching.shuffled_epochs, np.array([30]), 9, 10, 32)
-    epochs = rows.reshape(3, 30)
-    # Two orders of 30 agree in as many places as a Poisson variable of mean 1 counts.
-    for one, other in [*itertools.combinations(epochs, 2), (epochs[0], range(30))]:
-        assert np.sum(one == np.array(other)) < stats.poisson.isf(RARE, 1)
-
-
+# one epoch, and a half that is not looked at; all examples; the first of one epoch only
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "count", "max_client_size"),
-    [
-        (4, 6, 4),  # one epoch, and a half that is not looked at
-        (5, 5, 8),  # size equal to the examples asked for
-        (6, 3, 8),  # the first places of one epoch only
-        (6, 3, 200),
-    ],
+    [(4, 6, 4), (5, 5, 8), (6, 3, 8), (6, 3, 200)],
 )
 def test_all_orders_of_a_client_are_equally_likely(size, count, max_client_size):
-    draws = draw_many(
-        batching.shuffled_epochs,
-        np.full(20_000, size, np.int32),
-        count,
-        1,
-        max_client_size,
-    )
+    sizes, sampler = np.full(20_000, size, np.int32), batching.shuffled_epochs
+    draws = draw_many(sampler, sizes, count, 1, max_client_size)
     length = min(size, count)
     counts = frequencies(draws[:, :length, 0])
     assert_uniform(list(counts.values()), math.perm(size, length))
@@ -101,37 +88,14 @@ def test_two_epochs_are_independent_of_each_other():
 
 @pytest.mark.slow
 def test_batches_do_not_depend_on_the_longest_client():
+    def draw(sizes, longest):
+        return draw_many(batching.shuffled_epochs, sizes, STEPS, BATCH, longest)
+
     small = SIZES[SIZES <= 61]
-    draw = functools.partial(
-        draw_many, batching.shuffled_epochs, steps=STEPS, batch=BATCH
-    )
-    expected = draw(small, max_client_size=61)  # too short for the path by `top_k`
-    for max_client_size in (120, 5000):
-        np.testing.assert_array_equal(
-            draw(small, max_client_size=max_client_size), expected
-        )
-    np.testing.assert_array_equal(
-        draw(SIZES, max_client_size=1000), draw(SIZES, max_client_size=5000)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sampler", [batching.shuffled_epochs, batching.with_replacement]
-)
-def test_one_client_after_the_other_draws_the_same(sampler):
-    keys = jax.random.split(jax.random.key(2), len(SIZES))
-    draw = lambda key, size: sampler(key, size, STEPS, BATCH, 1024)
-    vmapped = jax.jit(jax.vmap(draw))
-    vectorized = vmapped(keys, SIZES)
-    in_turn = jax.jit(lambda *rows: jax.lax.map(lambda row: draw(*row), rows))
-    np.testing.assert_array_equal(in_turn(keys, SIZES), vectorized)
-    turned = np.roll(np.arange(len(SIZES)), 5)  # those beside a client change nothing
-    again = vmapped(keys[turned], SIZES[turned])
-    np.testing.assert_array_equal(again, vectorized[turned])
-
-
-# ------------------------------------------------------------- other samplers
+    expected = draw(small, 61)  # too short for the path by `top_k`
+    for longest in (120, 5000):
+        np.testing.assert_array_equal(draw(small, longest), expected)
+    np.testing.assert_array_equal(draw(SIZES, 1000), draw(SIZES, 5000))
 
 
 @pytest.mark.slow
@@ -141,51 +105,42 @@ def test_with_replacement_is_uniform_and_independent():
     assert_uniform(list(frequencies(draws.reshape(-1, 4)).values()), 6**4)
 
 
-# ---------------------------------------------------------------- the clients
-
-PARTS = [np.array([7, 1, 4]), np.array([0]), np.array([2, 7, 3, 9, 5])]
+SEGMENTS = [np.array([7, 1, 4]), np.array([0]), np.array([2, 7, 3, 9, 5])]
 X = np.arange(40, dtype=np.float32).reshape(10, 4)
 Y = np.arange(10) % 3
 
 
 def test_clients_are_segments_of_one_order():
-    clients = batching.clients_of(X, Y, PARTS)
+    clients = batching.clients_of(X, Y, SEGMENTS)
     np.testing.assert_array_equal(clients.x, X)
     np.testing.assert_array_equal(clients.y, Y)
     assert clients.order.dtype == clients.start.dtype == clients.size.dtype == jnp.int32
-    for part, start, size in zip(PARTS, clients.start, clients.size, strict=True):
+    for part, start, size in zip(SEGMENTS, clients.start, clients.size, strict=True):
         np.testing.assert_array_equal(clients.order[start : start + size], part)
     assert len(clients.order) == 9
-    shares = [[np.mean(Y[part] == c) for c in range(3)] for part in PARTS]
+    shares = [[np.mean(Y[part] == c) for c in range(3)] for part in SEGMENTS]
     np.testing.assert_allclose(clients.shares, shares)
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([], "at least one client, got none"),
-        ([PARTS[0], PARTS[1][:0]], "client 1 has no examples; use fewer clients"),
-        ([PARTS[0], np.array([3, 10, 11])], "names example 10, but .* only 0 to 9"),
-        ([PARTS[0], np.array([3, -2])], "names example -2, but .* only 0 to 9"),
-        ([np.array([0.0, 1.0])], "holds ids of examples, got float64"),
-        ([np.array([True, False])], "holds ids of examples, got bool"),
-    ],
-)
-def test_clients_of_refuses(parts, message):
-    with pytest.raises(ValueError, match=message):
-        batching.clients_of(X, Y, parts)
-
-
-# --------------------------------------------------------------- the gradient
+def test_clients_of_refuses():
+    for message, parts in {
+        "at least one client, got none": [],
+        "client 1 has no examples; use fewer clients": [SEGMENTS[0], SEGMENTS[1][:0]],
+        "names example 10, but .* only 0 to 9": [SEGMENTS[0], np.array([3, 10, 11])],
+        "names example -2, but .* only 0 to 9": [SEGMENTS[0], np.array([3, -2])],
+        "holds ids of examples, got float64": [np.array([0.0, 1.0])],
+        "holds ids of examples, got bool": [np.array([True, False])],
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            batching.clients_of(X, Y, parts)
 
 
 def test_the_gradient_sees_the_rows_and_no_padding():
-    clients = batching.clients_of(X, Y, PARTS)
+    clients = batching.clients_of(X, Y, SEGMENTS)
     seen = lambda params, batch, key: (params, batch, key)
     rows = batching.ExampleIndices(jnp.array([7, -1, 0, -1]), jnp.int32(2))
-    params, batch, key = batching.gradient_of_indices(clients, seen)(
-        "params", rows, "key"
-    )
+    gradient = batching.gradient_of_indices(clients, seen)
+    params, batch, key = gradient("params", rows, "key")
     assert batch.client == 2
     np.testing.assert_allclose(batch.shares, [2 / 5, 1 / 5, 2 / 5])  # 2 7 3 9 5 mod 3
     assert (params, key) == ("params", "key")
@@ -245,10 +200,12 @@ def test_of_more_than_there_is_room_for_a_uniform_part_is_kept():
     assert abs(share - 11 / 16) < 5 * np.sqrt(11 / 16 * 5 / 16 / 3000)
 
 
-def test_a_small_client_joins_whole():
-    draws = draw_many(batching.poisson(4), np.int32([2, 3]), 3, 4, 8)
+@pytest.mark.parametrize("sampler", [batching.poisson(4), batching.without_replacement])
+def test_a_small_client_joins_whole(sampler):
+    draws = draw_many(sampler, np.int32([2, 4]), 3, 4, 8)
+    assert draws.shape == (2, 3, 4)
     assert joined(draws[0], 2).all()
-    assert joined(draws[1], 3).all()
+    assert joined(draws[1], 4).all()
 
 
 def test_room_for_less_than_the_expected_batch_is_refused():
@@ -268,8 +225,166 @@ def test_subsets_are_uniform_and_fresh():
     assert len(np.unique(draws[0], axis=0)) > 1
 
 
-def test_subsets_of_a_small_client_are_all_of_it():
-    draws = draw_many(batching.without_replacement, np.int32([2, 4]), 3, 4, 8)
-    assert draws.shape == (2, 3, 4)
-    assert joined(draws[0], 2).all()
-    assert joined(draws[1], 4).all()
+# -------------------------------------------- cohorts, alone and in a simulation
+
+N = len(PARTS)
+KEY = jax.random.key(5)
+
+
+def drawn(cohorts, clients, size, count=4000):
+    """Who takes part, bool [count, clients]."""
+    keys = jax.random.split(KEY, count)
+    ids, joins = jax.vmap(lambda key: cohorts(key, clients, size))(keys)
+    ids, joins = np.asarray(ids), np.asarray(joins)
+    assert ids.dtype == np.int32
+    assert all(len({*row}) == len(row) for row in ids)
+    assert ids.min() >= 0
+    assert ids.max() < clients
+    present = np.zeros((count, clients), bool)
+    np.put_along_axis(present, ids, joins, 1)
+    return present
+
+
+def test_poisson_coins_are_fair_and_independent():
+    present = drawn(poisson_cohorts(), 8, 3)
+    count = len(present)
+    for column in present.T:
+        assert stats.binomtest(int(column.sum()), count, 3 / 8).pvalue > 1e-3
+    sizes = np.bincount(present.sum(1), minlength=9)
+    wanted = count * stats.binom.pmf(np.arange(9), 8, 3 / 8)
+    assert stats.chisquare(sizes, wanted).pvalue > 1e-3
+    apart = np.corrcoef(present, rowvar=False) - np.eye(8)
+    assert np.abs(apart).max() < 4 / np.sqrt(count)
+    assert drawn(poisson_cohorts(), 4, 4, 50).all()
+
+
+@pytest.mark.slow
+def test_of_too_many_a_uniform_part_is_kept():
+    free, held = drawn(poisson_cohorts(), 8, 3), drawn(poisson_cohorts(4), 8, 3)
+    assert not (held & ~free).any()  # the same coins
+    np.testing.assert_array_equal(held.sum(1), np.minimum(free.sum(1), 4))
+    full = free.sum(1) > 4
+    kept, joined = held[full].sum(0), free[full].sum(0)
+    share = kept.sum() / joined.sum()
+    for k, j in zip(kept, joined, strict=True):
+        assert stats.binomtest(int(k), int(j), share).pvalue > 1e-3
+
+
+def cohort(key, index):
+    """The members of a round of a simulation: stream 1 of its key."""
+    key = jax.random.fold_in(jax.random.fold_in(key, 1), index)
+    ids, joins = poisson_cohorts()(key, N, 2)
+    return {*np.asarray(ids)[np.asarray(joins)].tolist()}
+
+
+def private(algorithm):
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    return private_clients(algorithm, **noise, clients=N, cohort=2)
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    return federation(private(scaffold()), cohort_size=2, cohorts=poisson_cohorts())
+
+
+def test_a_simulation_with_poisson_cohorts(simulation):
+    """Members alone change their states, no one is lost, empty cohorts tell nothing."""
+    state, sizes = simulation.init(KEY), set()
+    for index in range(6):
+        members = cohort(state.key, index)
+        sizes.add(len(members))
+        before = state.training.client_states, state.params
+        kept, params = jax.tree.map(np.asarray, before)
+        state, metrics = simulation.train_round(state)
+        now = state.training.client_states
+        pairs = zip(*map(jax.tree.leaves, (now, kept)), strict=True)
+        moved = [(np.asarray(a) != b).reshape(N, -1).any(1) for a, b in pairs]
+        assert {*np.flatnonzero(np.any(moved, axis=0)).tolist()} == members
+        assert not metrics.lost.any()
+        assert (np.asarray(metrics.lost_round) == -1).all()
+        for a, b in zip(*map(jax.tree.leaves, (state.params, params)), strict=True):
+            assert not np.any(np.asarray(a) == b)  # the noise
+    assert 0 in sizes
+    assert len(sizes) > 2
+    # two clients are expected, and send two parts of 5 x 3 + 3 numbers
+    assert simulation.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_the_same(simulation):
+    state, _ = simulation.train_rounds(simulation.init(KEY), 3)
+    cells = [Cell({}, KEY, PARTS)]
+    (((rows, diverged),),) = sweep(simulation, cells, rounds=3, evaluate_every=3)
+    assert diverged is None
+    loss = float(simulation.evaluate(state)["test_loss"])
+    np.testing.assert_allclose(rows[-1]["test_loss"], loss, rtol=1e-5)
+
+
+def test_what_does_not_go_together_is_refused():
+    given = {"algorithm": private(fedavg()), "cohort_size": 2}
+    full = private(ALL["stem"].function())
+    for name, value, message in (
+        ("cohorts", poisson_cohorts(1), "room must lie between the cohort_size 2 and"),
+        ("cohorts", poisson_cohorts(7), "the 6 clients, got 7"),
+        ("cohort_size", 3, r"made for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)"),
+        ("parts", PARTS[:5], r"made for .* \(6, 2\), got \(5, 2\)"),
+        ("weighting", by_examples, "or bounds every client's part"),
+        ("algorithm", full, "this algorithm is defined for full participation only"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            federation(**(given | {name: value}))
+
+
+# ------------------------------------- examples that are held out for validation
+
+OF_CLASSES = np.array([400, 37, 11, 252])
+NUMBER = OF_CLASSES.sum()
+LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(4), OF_CLASSES))
+IDS, TEST = np.arange(NUMBER, dtype=np.float32)[:, None], np.zeros((3, 1), np.float32)
+OF_TEST = np.arange(3, dtype=np.int32)
+LABELLED = data.Dataset(IDS, LABELS.astype(np.int32), TEST, OF_TEST, tuple("abcd"))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
+def test_held_out_examples_are_some_of_all_classes_and_nowhere_else(share):
+    rest, (x, y) = data.hold_out(LABELLED, share)
+    together = np.concatenate([rest.x_train, x])[:, 0]
+    assert sorted(together) == list(range(NUMBER))  # every example once
+    labels = np.concatenate([rest.y_train, y])
+    np.testing.assert_array_equal(labels, LABELS[together.astype(int)])
+    assert abs(len(y) - share * NUMBER) < 1
+    assert np.all(abs(np.bincount(y) - share * OF_CLASSES) < 1)
+    assert x.dtype == rest.x_train.dtype == np.float32
+    assert y.dtype == rest.y_train.dtype == np.int32
+    for name in ("x_test", "y_test", "classes"):
+        assert getattr(rest, name) is getattr(LABELLED, name)
+
+
+def test_the_same_examples_are_held_out_every_time():
+    rest, (x, _) = data.hold_out(LABELLED, 0.2)
+    again, (others, _) = data.hold_out(LABELLED, 0.2)
+    np.testing.assert_array_equal(x, others)
+    np.testing.assert_array_equal(rest.x_train, again.x_train)
+    assert not np.array_equal(x[:, 0], np.sort(x[:, 0]))  # not the first, or in order
+
+
+def test_shares_that_leave_nothing_to_one_side_are_refused():
+    for message, shares in {
+        r"must be in \(0, 1\), got": (0, 1, -0.1, 1.5, np.nan),
+        "leaves one side without a class": (0.001, 0.998, 0.9999),
+    }.items():
+        for share in shares:
+            with pytest.raises(ValueError, match=message):
+                data.hold_out(LABELLED, share)
+
+
+def test_a_share_of_the_training_examples_is_of_all_classes_and_always_the_same():
+    whole, part = (dataset_of(Config(train_share=share)) for share in (1.0, 0.25))
+    again = dataset_of(Config(train_share=0.25))
+    np.testing.assert_array_equal(part.x_train, again.x_train)
+    counts, few = np.bincount(whole.y_train), np.bincount(part.y_train)
+    assert np.abs(few - counts / 4).max() <= 1
+    rows = {row.tobytes() for row in whole.x_train}
+    assert all(row.tobytes() in rows for row in part.x_train)
+    assert len({row.tobytes() for row in part.x_train}) == len(part.x_train)
+    np.testing.assert_array_equal(part.x_test, whole.x_test)

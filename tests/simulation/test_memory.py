@@ -1,9 +1,9 @@
-"""Estimates of memory beside what XLA allocates, and what is refused because of them.
+"""Memory that simulations need, and what a machine has."""
 
-Nothing here is run: programs are traced, or compiled and asked.
-"""
-
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import federation
@@ -11,6 +11,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 from command import refused
 from traces import by_code
@@ -27,6 +28,7 @@ from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import memory, memory_check, rounds
 from fedjax_muon.simulation.batching import with_replacement
+from fedjax_muon.simulation.machine import container_limits, memory_bytes
 from fedjax_muon.simulation.memory import UnknownMemoryError
 from fedjax_muon.simulation.memory_check import check_memory, limit_of, memory_of
 
@@ -34,9 +36,6 @@ pytestmark = pytest.mark.portable
 
 FOUR = jax.devices()[:4]
 KB = jnp.zeros(250)  # a thousand bytes
-
-
-# ------------------------------------------------------------ programs to count by hand
 
 
 def peak(function, *given, donated=()):
@@ -48,14 +47,12 @@ def product(x):
     return jnp.flip(x)
 
 
-def test_what_nobody_reads_is_freed():
-    # one result and the next, at most, however many there are
+def test_values_are_freed_and_written_over():
+    # of what nobody reads one result and the next, at most, however many there are
     assert peak(lambda x: product(product(product(product(x)))), KB) == 2000
     assert peak(lambda x: product(x) + product(product(x)), KB) == 3000
     assert peak(lambda x: (product(x), 0)[1], KB) == 1000
-
-
-def test_what_is_element_wise_is_written_over_its_operand():
+    # what is element-wise is written over its operand
     assert peak(lambda x: jnp.sin(jnp.cos(jnp.exp(product(x)))), KB) == 1000
     assert peak(lambda x: jnp.sin(x), KB) == 1000
     assert peak(lambda x: jnp.sin(x), KB, donated=[True]) == 1000
@@ -63,20 +60,19 @@ def test_what_is_element_wise_is_written_over_its_operand():
     change = lambda x: x.at[3].set(1)
     assert 1000 <= peak(change, KB, donated=[True]) < 1100
     assert 2000 <= peak(lambda x: (change(x), x), KB, donated=[True]) < 2100
-
-
-def test_products_copy_their_operands():
+    # so are sums at indices
+    add = lambda x: jnp.flip(x).at[jnp.array([3])].add(1.0)
+    assert 1000 <= peak(add, KB) < 1100
+    keep = lambda x: (product(x), product(x).at[jnp.array([3])].add(1.0))
+    assert 2000 <= peak(keep, KB) < 2100
+    # products copy their operands
     x = jnp.zeros((5, 50))
     assert peak(lambda x: x @ x.T, x) == 1000 + 2 * 1000 + 100
 
 
 def test_a_loop_carries_in_place_and_stacks_its_results():
-    def body(carry, x):
-        return carry + product(x), jnp.sum(x)
-
-    def trace(carry, xs):
-        return jax.lax.scan(body, carry, xs)
-
+    body = lambda carry, x: (carry + product(x), jnp.sum(x))
+    trace = lambda carry, xs: jax.lax.scan(body, carry, xs)
     xs = jnp.zeros((10, 250))
     # the sums; carry, a slice, what is made of it, and a sum
     assert peak(trace, KB, xs, donated=[True]) == 40 + 3000
@@ -86,9 +82,7 @@ def test_a_loop_carries_in_place_and_stacks_its_results():
 
 
 def test_a_while_loop_and_branches():
-    def trace(x):
-        return jax.lax.while_loop(lambda c: c[250 - 1] < 3, product, x)
-
+    trace = lambda x: jax.lax.while_loop(lambda c: c[250 - 1] < 3, product, x)
     assert peak(trace, KB, donated=[True]) == 2000
     heavy = lambda x: product(product(product(x)))
     branch = lambda x: jax.lax.cond(x[0] > 0, heavy, lambda x: x, x)
@@ -99,13 +93,10 @@ def test_a_while_loop_and_branches():
 def test_of_several_devices_one_counts():
     x = jnp.zeros((4, 250))
     iteration = lambda x, y: product(product(x)) + y
-    spread = across(FOUR, iteration, (SHARDED, REPLICATED), SHARDED)
-    assert peak(spread, x, jnp.zeros((1, 250)), donated=[True]) == 2000
-    alone = across(FOUR[:1], iteration, (SHARDED, REPLICATED), SHARDED)
-    assert peak(alone, x, jnp.zeros((1, 250)), donated=[True]) == 8000
+    for devices, expected in ((FOUR, 2000), (FOUR[:1], 8000)):
+        spread = across(devices, iteration, (SHARDED, REPLICATED), SHARDED)
+        assert peak(spread, x, jnp.zeros((1, 250)), donated=[True]) == expected
 
-
-# ------------------------------------------------------------------ simulations and XLA
 
 SIZES = {"local_steps": 2, "batch_size": 8, "sampler": with_replacement}
 TASK = tasks.classification(models.MLP(3, (64, 48)), (5,))
@@ -125,17 +116,19 @@ def abstract(one):
     state = jax.eval_shape(init_state, jax.random.key(0))
     if not one.setup.devices:
         return state
-    place = lambda sharding, below: jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), below
-    )
+    put = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    place = lambda where, below: jax.tree.map(lambda x: put(x, where), below)
     where = shardings(one.setup.devices, simulation.STATE)
     return jax.tree.map(place, where, state)
 
 
+def given_to_a_round(one):
+    return one.inputs, abstract(one), one.clients, 1, one.max_client_size
+
+
 def compiled(one) -> int:
     """What XLA allocates on a device for the state and the work of a round."""
-    given = one.inputs, abstract(one), one.clients, 1, one.max_client_size
-    program = one.programs.rounds.lower(*given)
+    program = one.programs.rounds.lower(*given_to_a_round(one))
     # LLVM's optimisation takes most of the time, and has no part in this
     quick = {"xla_backend_optimization_level": 0}
     found = program.compile(compiler_options=quick).memory_analysis()
@@ -146,11 +139,9 @@ def compiled(one) -> int:
 
 
 def estimated(one) -> int:
-    state = abstract(one)
-    traced = one.programs.rounds.trace(
-        one.inputs, state, one.clients, 1, one.max_client_size
-    )
-    return memory.peak_bytes(traced.jaxpr, [True] * len(jax.tree.leaves(state)))
+    traced = one.programs.rounds.trace(*given_to_a_round(one))
+    donated = [True] * len(jax.tree.leaves(abstract(one)))
+    return memory.peak_bytes(traced.jaxpr, donated)
 
 
 @pytest.mark.slow
@@ -158,10 +149,8 @@ def test_the_estimate_is_close_and_grows_with_a_cohort_that_is_mapped_at_once():
     small, large = (prepared("fedavg_adam", plans.vmapped, 24, n) for n in (4, 24))
     allocated = compiled(small), compiled(large)
     found = estimated(small), estimated(large)
-    for one, other in zip(found, allocated, strict=True):
-        assert 0.7 < one / other < 2.5
-    growth = found[1] - found[0], allocated[1] - allocated[0]
-    assert 0.7 < growth[0] / growth[1] < 2.5
+    ratios = *np.divide(found, allocated), *(np.diff(found) / np.diff(allocated))
+    assert all(0.7 < ratio < 2.5 for ratio in ratios), ratios
     chunks = [prepared("fedavg_adam", plans.chunked(4), 24, n) for n in (8, 24)]
     few, many = map(estimated, chunks)
     # with the cohort grow ids, weights, notes and keys alone
@@ -171,21 +160,16 @@ def test_the_estimate_is_close_and_grows_with_a_cohort_that_is_mapped_at_once():
 @pytest.mark.slow
 def test_the_states_of_clients_are_updated_in_place():
     one = prepared("scaffold", plans.mapped, 80, 10)
-    need, allocated = memory_of(one), compiled(one)
-    assert need.state == tree.nbytes(abstract(one))
-    assert allocated < 1.3 * need.state
-    assert 0.7 < estimated(one) / allocated < 2.5
-
-
-@pytest.mark.slow
-def test_every_device_needs_its_part_alone():
-    one = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
-    need, allocated = memory_of(one), compiled(one)
-    state = abstract(one).training
+    divided = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
+    state = abstract(divided).training
     client = tree.nbytes(state.client_states) // 400
-    assert need.state == 100 * client + tree.nbytes((state.server, state.index)) + 8
-    assert allocated < 1.3 * need.state
-    assert 0.7 < estimated(one) / allocated < 2.5
+    # every device needs its part alone
+    part = 100 * client + tree.nbytes((state.server, state.index)) + 8
+    for each, size in ((one, tree.nbytes(abstract(one))), (divided, part)):
+        assert memory_of(each).state == size
+        allocated = compiled(each)
+        assert allocated < 1.3 * size
+        assert 0.7 < estimated(each) / allocated < 2.5
 
 
 @pytest.mark.slow
@@ -218,11 +202,7 @@ def test_the_prologue_and_the_evaluation_count():
 @pytest.mark.slow
 def test_a_checked_simulation_is_not_traced_again():
     traces = []
-
-    def counting(sizes):
-        traces.append(sizes)
-        return simulation.uniform(sizes)
-
+    counting = lambda sizes: traces.append(sizes) or simulation.uniform(sizes)
     one = federation.federation(weighting=counting)
     check_memory(one)
     state = one.programs.create(jax.random.key(0))
@@ -230,26 +210,16 @@ def test_a_checked_simulation_is_not_traced_again():
     assert len(traces) == 1
 
 
-# -------------------------------------------------------------------------- refusals
-
-
-def a_device(process=0, platform="gpu", **stats):
-    return SimpleNamespace(
-        process_index=process,
-        platform=platform,
-        device_kind="a kind",
-        memory_stats=lambda: stats or None,
-    )
+def a_device(process=0, **stats):
+    about = {"platform": "gpu", "device_kind": "a kind", "process_index": process}
+    return SimpleNamespace(**about, memory_stats=lambda: stats or None)
 
 
 def test_the_limit_is_the_least_of_this_process():
     sizes = a_device(bytes_limit=7), a_device(bytes_limit=5), a_device(1, bytes_limit=3)
     assert limit_of(sizes) == 5
     assert limit_of() == 4 * limit_of(FOUR) + limit_of() % 4 > 1e9
-
-
-def test_an_accelerator_that_does_not_say_its_memory_has_an_unknown_limit():
-    for one in (a_device(), a_device(bytes_in_use=3)):
+    for one in (a_device(), a_device(bytes_in_use=3)):  # which do not say it
         with pytest.raises(UnknownMemoryError, match="a kind does not say how much"):
             limit_of([one])
 
@@ -258,13 +228,6 @@ def test_an_accelerator_that_does_not_say_its_memory_has_an_unknown_limit():
 @pytest.mark.parametrize("name", [names[-1] for names in by_code(ALL)])
 def test_every_method_has_an_estimate(name):
     assert memory_of(prepared(name, plans.mapped, 4, 4)).work > 0
-
-
-def test_sums_at_indices_count():
-    add = lambda x: jnp.flip(x).at[jnp.array([3])].add(1.0)
-    assert 1000 <= peak(add, KB) < 1100
-    keep = lambda x: (product(x), product(x).at[jnp.array([3])].add(1.0))
-    assert 2000 <= peak(keep, KB) < 2100
 
 
 @pytest.fixture
@@ -284,9 +247,8 @@ def test_a_plan_that_fits_is_named(limit):
     need = lambda plan: memory_of(simulation.with_plan(one, plan)).total
     limit(need(plans.vmapped))
     check_memory(one)
-    sizes = [
-        need(plan) for plan in (plans.vmapped, plans.chunked(18), plans.chunked(9))
-    ]
+    kinds = plans.vmapped, plans.chunked(18), plans.chunked(9)
+    sizes = [need(plan) for plan in kinds]
     assert sizes[0] > sizes[1] > sizes[2]
     limit(sizes[2])
     total, fits = (f"{size / 1e6:.3g} MB" for size in (sizes[0], sizes[2]))
@@ -309,22 +271,20 @@ def accelerator(monkeypatch):
 @pytest.mark.slow
 def test_the_compiler_counts_on_accelerators(limit, accelerator):
     one = prepared("fedavg", plans.vmapped, 40, 36)
-    given = one.inputs, abstract(one), one.clients, 1, one.max_client_size
-    xla = one.programs.rounds.lower(*given).compile().memory_analysis()
+    lowered = one.programs.rounds.lower(*given_to_a_round(one))
+    xla = lowered.compile().memory_analysis()
     estimate, found = memory_of(one), memory_of(one, compiled=True)
     assert found._replace(work=0) == estimate._replace(work=0)
     work = xla.temp_size_in_bytes
     assert work <= found.work < 1.1 * work != estimate.work
     smaller = min(estimate.total, found.total)
     limit(smaller)
-    if smaller == found.total:
-        refusal(one)
-        accelerator()
-        check_memory(one)
-    else:
-        check_memory(one)
-        accelerator()
-        refusal(one)
+    first, then = refusal, check_memory
+    if smaller != found.total:
+        first, then = then, first
+    first(one)
+    accelerator()
+    then(one)
 
 
 @pytest.mark.slow
@@ -350,26 +310,23 @@ def test_what_does_not_fit_at_all_is_named(limit):
     images = Dataset(large, y, large[:20], y[:20], ("a", "b", "c"))
     task = tasks.classification(federation.Linear(3), (28, 28))
     about = {"task": task, "data": images}
-    some = prepared("fedavg", plans.mapped, 8, 4, **about)
-    said = refusal(some)
+    said = refusal(prepared("fedavg", plans.mapped, 8, 4, **about))
     assert "of 0.009 MB; even mapped needs " in said
-    assert said.endswith(
-        " MB are examples: take fewer, or more devices and split_examples"
-    )
-    where = {"devices": FOUR, "split_examples": True}
+    fewer = " MB are examples: take fewer, or more devices and split_examples"
+    assert said.endswith(fewer)
+    about |= {"devices": FOUR, "split_examples": True}
     more = np.zeros((40_000, 28, 28), np.float32), np.resize(y, 40_000)
     about["data"] = Dataset(*more, large[:20], y[:20], ("a", "b", "c"))
-    split = prepared("fedavg", plans.mapped, 8, 4, **about, **where)
-    assert "of memory on each device, of " in refusal(split)
-    assert refusal(split).endswith("examples: take fewer, or more devices")
+    said = refusal(prepared("fedavg", plans.mapped, 8, 4, **about))
+    assert "of memory on each device, of " in said
+    assert said.endswith("examples: take fewer, or more devices")
     held = prepared("scaffold", plans.mapped, 80, 2)
     fewer = "are the state: take more devices, fewer clients or a smaller model"
     assert refusal(held).endswith(fewer)
     limit(2_500_000_000)
-    busy = prepared("fedavg", plans.mapped, 8, 2, batch_size=10_000_000)
-    assert " GB of memory, of 2.5 GB; even mapped needs " in refusal(busy)
-    less = "are for the work: take smaller batches or a smaller model"
-    assert refusal(busy).endswith(less)
+    said = refusal(prepared("fedavg", plans.mapped, 8, 2, batch_size=10_000_000))
+    assert " GB of memory, of 2.5 GB; even mapped needs " in said
+    assert said.endswith("are for the work: take smaller batches or a smaller model")
 
 
 @pytest.mark.slow
@@ -378,16 +335,14 @@ def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
     asked = Run("fedavg", {}, 0, config)
     alone = simulation_of(asked, load(config.dataset))
     limit(memory_of(alone).total - 1)
-    new = tmp_path / "new"
-    plan = ["--plan", "vmapped", "--cohort-size", 16]
-    line = refused(capsys, "train", "--algorithm", "fedavg", *plan, "--output", new)
+    old = directory.create(tmp_path / "old", asked)
+    new = ["--plan", "vmapped", "--cohort-size", 16, "--output", tmp_path / "new"]
+    line = refused(capsys, "train", "--algorithm", "fedavg", *new)
     assert line.startswith("this plan needs about ")
     assert line.count("; chunked with chunk_size ") == 1
-    assert not new.exists()
-    old, two = tmp_path / "old", tmp_path / "two"
-    directory.create(old, asked)
+    assert not (tmp_path / "new").exists()
     assert refused(capsys, "resume", old) == line
-    assert refused(capsys, "compare", "fedavg", *plan, "--output", two) == line
+    assert refused(capsys, "compare", "fedavg", *new) == line
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
@@ -405,27 +360,16 @@ def unreadable(number):
         {"params": {"jaxpr": eqn.params["jaxpr"], "more": eqn.params["jaxpr"]}},
         {"primitive": jax.extend.core.Primitive("swirl")},
     )[number]
-    return SimpleNamespace(
-        jaxpr=SimpleNamespace(
-            invars=program.jaxpr.invars,
-            constvars=(),
-            outvars=program.jaxpr.outvars,
-            eqns=[eqn.replace(**other)],
-        )
-    )
+    ends = {"invars": program.jaxpr.invars, "outvars": program.jaxpr.outvars}
+    given = {"constvars": (), "eqns": [eqn.replace(**other)], **ends}
+    return SimpleNamespace(jaxpr=SimpleNamespace(**given))
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (0, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
-        (1, r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "),
-        (2, "the operation swirl is unknown"),
-    ],
-)
-def test_a_program_in_an_unknown_form_has_an_unknown_estimate(number, message):
-    with pytest.raises(UnknownMemoryError, match=message):
-        memory.peak_bytes(unreadable(number))
+def test_a_program_in_an_unknown_form_has_an_unknown_estimate():
+    form = r"jax [0-9.]+ describes programs in an unknown form \(ValueError: "
+    for number, message in enumerate((form, form, "the operation swirl is unknown")):
+        with pytest.raises(UnknownMemoryError, match=message):
+            memory.peak_bytes(unreadable(number))
 
 
 @pytest.mark.slow
@@ -447,3 +391,64 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
     grid = ["--grid", "lr=0.1", "--seeds", "1", "--output", str(tmp_path / "grid")]
     main(["sweep", "--algorithms", "fedavg", *grid, *short])
     assert "memory not checked, one cell at a time: " in capsys.readouterr().err
+
+
+# ------------------- memory of containers, and machines that lack what Linux has
+
+TOTAL = psutil.virtual_memory().total
+IN_A_SLICE = {"app.slice": (2, 3_000_000), "app.slice__one": (2, 5_000_000)}
+OF_BOTH = {"memory__a": (1, 9_000_000), "unified": (2, 8_000_000)}
+UNLIMITED = 9223372036854771712  # what version 1 says where there is no limit
+
+
+def machine(root: Path, groups: str, **limits) -> Path:
+    """A root directory with a process's groups and the limits of some."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, limit in limits.items():
+        place = root / "sys/fs/cgroup" / name.replace("__", "/")
+        place.mkdir(parents=True)
+        file = "memory.max" if limit[0] == 2 else "memory.limit_in_bytes"
+        (place / file).write_text(f"{limit[1]}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "found"),
+    [
+        # a container that sees its own group alone, at the top
+        ("0::/\n", {"": (2, 650_000_000)}, 650_000_000),
+        ("0::/\n", {"": (2, "max")}, TOTAL),
+        # a service within a slice, where the slice allows less
+        ("0::/app.slice/one\n", IN_A_SLICE, 3_000_000),
+        # version 1, alone and beside version 2, the path of the host unseen
+        ("4:memory:/docker/abc\n1:cpu:/\n", {"memory": (1, 7_000_000)}, 7_000_000),
+        ("4:cpu,memory:/\n", {"memory": (1, UNLIMITED)}, TOTAL),
+        ("4:memory:/a\n0::/\n", OF_BOTH, 8_000_000),
+        ("0::/../else:where\n", {"": (2, 4_000_000)}, 4_000_000),
+    ],
+)
+def test_the_smallest_limit_of_the_groups_counts(tmp_path, groups, limits, found):
+    assert memory_bytes(tmp_path / "without groups") == TOTAL
+    assert list(container_limits(tmp_path / "without groups")) == []
+    assert memory_bytes(machine(tmp_path, groups, **limits)) == found
+
+
+# These have a file for each system, and that of Linux needs what others lack.
+WITHOUT = """
+import asyncio, os, psutil, sys
+del os.sysconf
+sys.modules["fcntl"] = None
+from fedjax_muon.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_needs_neither_sysconf_nor_fcntl(tmp_path):
+    out = tmp_path / "out"
+    asked = "train --algorithm fedavg --rounds 1 --hidden 4 --cohort-size 1 --output"
+    command = [sys.executable, "-c", WITHOUT, *asked.split(), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (out / "metrics.csv").is_file()

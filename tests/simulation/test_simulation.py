@@ -1,5 +1,6 @@
-"""Simulation: one program, cohorts, dropouts, the prologue, bytes, errors."""
+"""Simulations: one program, the prologue, bytes, mistakes, training."""
 
+import dataclasses
 import re
 from typing import Any, NamedTuple
 
@@ -11,12 +12,14 @@ import optax
 import pytest
 from federation import DATA, PARTS, TASK, assert_same_bits, cut, trained
 
+import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
 from fedjax_muon.simulation import training
 
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
+BY_EXAMPLES = {"algorithm": CORRECT, "weighting": simulation.by_examples}
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +28,9 @@ def plain():
     return federation.federation()
 
 
-# ----------------------------------------------------------------- one program
-
-
 def test_one_program_for_any_number_of_rounds():
     prepared = federation.federation()
-    state = prepared.init(jax.random.key(0))
-    state, _ = prepared.train_round(state)
+    state, _ = prepared.train_round(prepared.init(jax.random.key(0)))
     state, _ = prepared.train_rounds(state, 7)
     for every in (3, 10):
         state, _ = training.train(prepared, state, rounds=17, evaluate_every=every)
@@ -92,16 +91,10 @@ def test_examples_are_no_part_of_the_program():
     assert abs(len(large) - len(small)) < 100 * 3  # digits of shapes
 
 
-# -------------------------------------------------------- cohorts and dropouts
-
-
 class Held(NamedTuple):
     """What the servers below hold."""
 
     params: Any
-
-
-# -------------------------------------------------------- prologue, bytes, scores
 
 
 def with_prologue():
@@ -113,11 +106,8 @@ def with_prologue():
     params = lambda state, round: state.params
     add = lambda state, mean, round: Held(tree.add(state.params, mean))
     first = Exchange(params, measure, add)
-    rest = Exchange(
-        params,
-        lambda objective, x, client_state, *_: (x, client_state),
-        lambda state, *_: state,
-    )
+    idle = lambda objective, x, client_state, *_: (x, client_state)
+    rest = Exchange(params, idle, lambda state, *_: state)
     return Algorithm(Held, no_client_state, (rest,), (first,))
 
 
@@ -141,17 +131,15 @@ def test_the_prologue_is_run_by_all_clients():
 @pytest.mark.slow
 def test_a_prologue_that_is_not_finite_is_refused():
     x = DATA.x_train.copy()
-    x[PARTS[4]] = 3e38
-    x[PARTS[1]] = -3e38
+    x[PARTS[4]], x[PARTS[1]] = 3e38, -3e38
 
     def grad(params, batch, key):
         huge = jnp.any(jnp.abs(batch.x) > 1e38)
         spoil = lambda g: jnp.where(huge, jnp.nan, g)
         return jax.tree.map(spoil, TASK.grad(params, batch, key))
 
-    task = TASK._replace(grad=grad)
-    data = DATA._replace(x_train=x)
-    poisoned = federation.federation(with_prologue(), data=data, task=task)
+    how = {"data": DATA._replace(x_train=x), "task": TASK._replace(grad=grad)}
+    poisoned = federation.federation(with_prologue(), **how)
     with pytest.raises(simulation.NonFiniteError, match=r"round 0: .* client 1, 4;"):
         poisoned.init(jax.random.key(0))
 
@@ -164,43 +152,13 @@ def test_the_error_names_at_most_five_clients():
 
 def test_bytes_by_hand():
     x = 4 * (5 * 3 + 3)  # W and b in float32
-    expected = [  # down, up, both in the prologue
-        (fedavg(), x, x, 0),
-        (CORRECT, 2 * x, 2 * x, 0),
-        (with_prologue(), x, x, x),
-    ]
-    for algorithm, down, up, first in expected:
+    # a round, both down and up; the prologue
+    expected = (fedavg(), x, 0), (CORRECT, 2 * x, 0), (with_prologue(), x, x)
+    for algorithm, each, first in expected:
         prepared = federation.federation(algorithm)
         for rounds in (0, 1, 10):
-            total = prepared.bytes_after(rounds)
-            assert total.down == 6 * first + rounds * 3 * down
-            assert total.up == 6 * first + rounds * 3 * up
-
-
-# --------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"cohort_size": 0}, "cohort_size must be at least 1, got 0"),
-        ({"cohort_size": 7}, "between 1 and the 6 clients there are, got 7"),
-        ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1"),
-        ({"dropout": -0.1}, r"dropout must lie in \[0, 1\), got -0.1"),
-        ({"dropout": np.nan}, r"dropout must lie in \[0, 1\), got nan"),
-        (
-            {"algorithm": CORRECT, "weighting": simulation.by_examples},
-            "control variates, whose mean only uniform weights keep",
-        ),
-        ({"parts": []}, "at least one client"),
-        ({"parts": [PARTS[0], PARTS[1][:0]]}, "client 1 has no examples"),
-    ],
-)
-def test_simulate_refuses(changes, message):
-    with pytest.raises(ValueError, match=message):
-        federation.federation(**changes)
+            total = 6 * first + rounds * 3 * each
+            assert prepared.bytes_after(rounds) == (total, total)
 
 
 def test_repartition_refuses(plain):
@@ -208,3 +166,339 @@ def test_repartition_refuses(plain):
         plain.vary(parts=PARTS[:5])
     with pytest.raises(ValueError, match="names example 80"):
         plain.vary(parts=[*PARTS[:5], np.array([80])])
+
+
+# ----------- mistakes in the arguments of simulations, made as a user makes them
+
+SIZES = {"cohort_size": 2, "local_steps": 1, "batch_size": 4}
+OWNER = np.arange(len(DATA.x_train)) % 3
+WEIGHTS = np.full((6, 6), 1 / 6)
+
+
+def federate(algorithm=None, task=TASK, data=DATA, parts=PARTS, **changes):
+    algorithm = fm.fedavg(lr=0.1) if algorithm is None else algorithm
+    return fm.federate(algorithm, task, data, parts, **(SIZES | changes))
+
+
+def decentralize(algorithm, **changes):
+    given = TASK, DATA, PARTS
+    return fm.decentralize(algorithm, *given, weights=WEIGHTS, batch_size=4, **changes)
+
+
+def changed(**parts):
+    return {"data": DATA._replace(**parts)}
+
+
+WITH_NAN = changed(x_train=np.array(DATA.x_train))
+WITH_NAN["data"].x_train[7, 0] = np.nan
+SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
+# what the message says: the arguments of `federate`, or another call
+MISTAKES = {
+    "call it first: fedavg": {"algorithm": fm.fedavg},
+    "simulate it with decentralize": {"algorithm": DSGD},
+    "the algorithm comes first, then the task": {"algorithm": "fedavg"},
+    "task must be a Task, got Linear; make one of the model": {"task": Linear(3)},
+    "task must be a Task, got Algorithm; see": {"task": fm.fedavg()},
+    "dataset must be a data.Dataset, got tuple": {"data": (DATA.x_train, DATA.y_train)},
+    "if it names the owner of every example, use": {"parts": OWNER},
+    "plan must be a function, got 'vmapped'": {"plan": "vmapped"},
+    "sampler must be a function, got 'full_batch'": {"sampler": "full_batch"},
+    "weighting must be a function, got 'examples'": {"weighting": "examples"},
+    "cohort_size must be at least 1, got 0": {"cohort_size": 0},
+    "between 1 and the 6 clients there are, got 7": {"cohort_size": 7},
+    "local_steps must be at least 1, got 0": {"local_steps": 0},
+    "batch_size must be at least 1, got 0": {"batch_size": 0},
+    "dropout must lie in [0, 1), got 1": {"dropout": 1.0},
+    "dropout must lie in [0, 1), got -0.1": {"dropout": -0.1},
+    "dropout must lie in [0, 1), got nan": {"dropout": np.nan},
+    "control variates, whose mean only uniform weights keep": BY_EXAMPLES,
+    "at least one client": {"parts": []},
+    "client 1 has no examples": {"parts": [PARTS[0], PARTS[1][:0]]},
+    "cohort_size must be an integer, got 2.5": {"cohort_size": 2.5},
+    "batch_size must be an integer, got '4'": {"batch_size": "4"},
+    "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),
+    "y_test must be in 0..2": changed(y_test=DATA.y_test + 1),
+    "y_train must be 80 integers": changed(y_train=np.append(DATA.y_train, 0)),
+    "x_train has NaN or infinity in 1 of 80 examples, first in example 7": WITH_NAN,
+    "x_test must be non-empty": changed(x_test=DATA.x_test[:0], y_test=DATA.y_test[:0]),
+    "simulate it with federate": lambda: decentralize(fm.fedavg()),
+    "mixer must be a function, got 'dense'": lambda: decentralize(DSGD, mixer="dense"),
+    "a model must be made first, as Linear": (
+        lambda: fm.tasks.classification(Linear, DATA)
+    ),
+    "keyword argument 'learning_rate'; it takes lr, rule": (
+        lambda: fm.fedavg(learning_rate=0.1)
+    ),
+    "key must be a typed key": lambda: SIMULATION.init(0),
+    "rounds must be an integer, got '30'": (
+        lambda: fm.train(SIMULATION, start(SIMULATION), rounds="30")
+    ),
+    "count must be at least 0, got -1": (
+        lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
+    ),
+    "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_refused_by_name(message):
+    given = MISTAKES[message]
+    with pytest.raises((TypeError, ValueError)) as error:
+        given() if callable(given) else federate(**given)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_donated_state_is_named():
+    simulation = federation.federation(plan=plans.mapped)
+    state = start(simulation)
+    simulation.train_round(state)
+    with pytest.raises(ValueError, match="donated to an earlier call; continue with"):
+        simulation.train_round(state)
+
+
+@pytest.mark.slow
+def test_examples_in_float64_are_those_in_float32():
+    wide = DATA._replace(x_train=DATA.x_train.astype(float), x_test=np.float64(DATA[2]))
+    ends = []
+    for data in (DATA, wide):
+        simulation = federate(fm.fedavg(rule=optax.identity()), data=data)
+        state, _ = simulation.train_round(simulation.init(jax.random.key(1)))
+        ends.append(state.params)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+POSTPONED = """
+from __future__ import annotations
+import fedjax_muon as fm
+from fedjax_muon.core import Hyper, recorded
+@recorded
+def mine(lr: Hyper = 0.1, *, other: fm.Hyper = 0.5, steps: int = 3):
+    return fm.fedavg(lr=lr)
+"""
+
+
+def test_hyper_parameters_of_postponed_annotations_are_found():
+    names: dict = {}
+    exec(POSTPONED, names)
+    assert fm.core.numbers_of(names["mine"](lr=0.3)) == {"lr": 0.3, "other": 0.5}
+
+
+# --- training: when it evaluates, what the rows say, going on, messages that overflow
+
+
+def ran(prepared, state, **how):
+    """The last state and all rows of `evaluations`, up to a total of rounds."""
+    rows = []
+    for last, row in training.evaluations(prepared, state, **how):
+        state = last
+        rows.append(row)
+    return state, rows
+
+
+COLUMNS = ["round", "bytes_down", "bytes_up", "client_accuracy_std", "test_accuracy"]
+COLUMNS += ["test_loss", "train_accuracy", "train_loss", "dropped", "seconds"]
+
+
+def start(prepared):
+    return prepared.init(jax.random.key(8))
+
+
+@pytest.mark.parametrize(
+    ("expected", "every"),
+    [([0, 10, 20, 23], 10), ([0, 10, 20], 10), ([0, 3], 10), ([0, 1, 2], 1), ([0], 5)],
+)
+def test_rows_are_at_multiples_and_at_the_end(plain, expected, every):
+    ticks, rounds = [], expected[-1]
+    how = {"rounds": rounds, "evaluate_every": every, "tick": ticks.append}
+    state, rows = ran(plain, start(plain), **how)
+    assert [row["round"] for row in rows] == expected
+    assert state.round == rounds == sum(ticks)
+    assert min(ticks, default=1) >= 1
+    assert all(list(row) == COLUMNS for row in rows)
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= 0
+
+
+def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
+    pairs = training.evaluations(plain, start(plain), rounds=7, evaluate_every=3)
+    other = start(plain)
+    for state, row in pairs:
+        other, _ = plain.train_rounds(other, row["round"] - other.round)
+        assert_same_bits(state, other)
+        scores = plain.evaluate(other)
+        assert {name: row[name] for name in scores} == jax.tree.map(float, scores)
+        assert (row["bytes_down"], row["bytes_up"]) == plain.bytes_after(row["round"])
+        assert row["dropped"] == 0
+        assert all(type(value) in (int, float) for value in row.values())
+
+
+@pytest.mark.slow
+def test_going_on_from_the_middle_gives_the_same_rows(plain):
+    how = {"rounds": 23, "evaluate_every": 5}
+    last, rows = ran(plain, start(plain), **how)
+    middle, _ = plain.train_rounds(start(plain), 13)
+    resumed, later = ran(plain, middle, **how)
+    assert_same_bits(resumed, last)
+    assert [row["round"] for row in later] == [13, 15, 20, 23]
+    untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
+    assert list(map(untimed, later[1:])) == list(map(untimed, rows[-3:]))
+
+
+def test_a_finished_state_is_evaluated_once(plain):
+    state, _ = plain.train_rounds(start(plain), 4)
+    kept = jax.tree.map(jnp.copy, state)
+    ticks = []
+    state, rows = ran(plain, state, rounds=4, tick=ticks.append)
+    assert_same_bits(state, kept)
+    assert [row["round"] for row in rows] == [4]
+    assert ticks == []
+
+
+def test_training_is_of_one_round_or_more_and_needs_a_cadence(plain):
+    for every in (0, -3):
+        message = f"evaluate_every must be at least 1, got {every}"
+        with pytest.raises(ValueError, match=message):
+            ran(plain, start(plain), rounds=1, evaluate_every=every)
+    for rounds in (0, -1):
+        message = f"rounds must be at least 1, got {rounds}"
+        with pytest.raises(ValueError, match=message):
+            training.train(plain, start(plain), rounds=rounds)
+
+
+GREEDY, FIRST = 4, 5  # whose message overflows, from which round on
+
+
+@pytest.fixture(scope="module")
+def overflowing():
+    """Client 4's gradients are about 1e30, and from round 5 on lr is 1e10.
+
+    Before, lr is 0; the others' parameters become 1e10 or so, which is finite. With
+    one local step only the message overflows.
+    """
+    x = DATA.x_train.copy()
+    x[PARTS[GREEDY]] *= 1e30
+    late = fedavg(lr=lambda index: jnp.where(index < FIRST, 0.0, 1e10))
+    return federation.federation(late, data=DATA._replace(x_train=x), local_steps=1)
+
+
+def rounds_with(prepared, key, client, rounds):
+    return [r for r in range(rounds) if client in federation.cohort(prepared, key, r)]
+
+
+def test_the_error_names_the_round_and_the_client(overflowing):
+    state = start(overflowing)
+    there = rounds_with(overflowing, state.key, GREEDY, 40)
+    first = next(r for r in there if r >= FIRST)
+    assert there[0] < FIRST  # while its messages were finite
+    ticks = []
+    message = rf"round {first}: not a finite message from client {GREEDY}; lower the"
+    with pytest.raises(simulation.NonFiniteError, match=message):
+        ran(overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append)
+    assert sum(ticks) <= first
+
+
+def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
+    begun = start(overflowing)
+    key = jax.random.clone(begun.key)
+    how = {"rounds": 40, "evaluate_every": 8, "drop_nonfinite": True}
+    for state, row in training.evaluations(overflowing, begun, **how):
+        there = rounds_with(overflowing, key, GREEDY, row["round"])
+        assert row["dropped"] == sum(r >= FIRST for r in there)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    assert row["dropped"] > 5
+
+
+@pytest.mark.slow
+def test_metrics_name_the_first_loss_of_every_client(overflowing):
+    state = start(overflowing)
+    key = jax.random.clone(state.key)
+    state, metrics = overflowing.train_rounds(state, 30)
+    lost = [r for r in rounds_with(overflowing, key, GREEDY, 30) if r >= FIRST]
+    only = np.arange(6) == GREEDY
+    np.testing.assert_array_equal(metrics.lost, np.where(only, len(lost), 0))
+    np.testing.assert_array_equal(metrics.lost_round, np.where(only, lost[0], -1))
+
+
+def test_training_twice_adds_up(plain):
+    state, first = training.train(plain, start(plain), rounds=6, evaluate_every=4)
+    state, second = training.train(plain, state, rounds=6, evaluate_every=4)
+    assert [row["round"] for row in first] == [0, 4, 6]
+    assert [row["round"] for row in second] == [6, 8, 12]
+    expected, _ = plain.train_rounds(start(plain), 12)
+    assert_same_bits(state, expected)
+
+
+def test_callbacks_see_every_record_and_may_end_the_training(plain):
+    seen, kept = [], []
+
+    def enough(state, record):
+        kept.append(state.round)
+        return record["round"] >= 8
+
+    callbacks = [lambda state, record: seen.append(record), enough]
+    how = {"rounds": 100, "evaluate_every": 4, "callbacks": callbacks}
+    state, records = training.train(plain, start(plain), **how)
+    assert records == seen
+    assert kept == [0, 4, 8]
+    assert state.round == 8
+
+
+@pytest.mark.slow
+def test_a_loss_that_becomes_nan_names_its_round():
+    """Messages stay finite: the loss alone overflows."""
+    prepared = federation.federation()
+    task = prepared.inputs.task
+    low = lambda scores: jnp.mean(scores["loss"]) < 1.05
+    late = lambda scores, y: jnp.where(low(scores), jnp.nan, 1.0)
+    metrics = {**task.metrics, "loss": jax.tree_util.Partial(late)}
+    inputs = prepared.inputs._replace(task=task._replace(metrics=metrics))
+    broken = dataclasses.replace(prepared, inputs=inputs)
+    how = {"rounds": 40, "evaluate_every": 1}
+    message = "the training loss is NaN"
+    with pytest.raises(simulation.NonFiniteError, match=message) as error:
+        training.train(broken, start(broken), **how)
+    first = int(str(error.value).split(":")[0].removeprefix("round "))
+    _, rows = training.train(broken, start(broken), drop_nonfinite=True, **how)
+    nan = [row["round"] for row in rows if np.isnan(row["train_loss"])]
+    assert nan[0] == first > 0
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "stops"),
+    [
+        ([3, 2, 1, 1, 1], {"mode": "min", "patience": 2}, 4),
+        ([3, 2, 2.5, 1, 2, 2], {"mode": "min", "patience": 2}, 5),
+        ([1, 2, 1, 3, 2, 1, 0], {"mode": "max", "patience": 3}, 6),
+        ([1, 2, 2.05, 2.09], {"mode": "max", "patience": 2, "min_change": 0.1}, 3),
+        ([1, NAN, NAN, 2], {"mode": "max", "patience": 2}, 2),
+        ([5, 4, 3, 2], {"mode": "min", "patience": 1}, None),
+    ],
+)
+def test_it_stops_after_the_patience(values, options, stops):
+    stop = early_stopping("loss", **options)
+    answers = [stop(None, {"loss": value}) for value in values]
+    assert (answers.index(True) if True in answers else None) == stops
+
+
+def test_training_ends_early(plain):
+    stop = early_stopping("bytes_up", patience=2, mode="min")  # which only increase
+    how = {"rounds": 50, "evaluate_every": 1, "callbacks": [stop]}
+    _, history = training.train(plain, start(plain), **how)
+    assert [row["round"] for row in history] == [0, 1, 2]
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="patience must be at least 1, got 0"):
+        early_stopping("train_loss", patience=0, mode="min")
+    with pytest.raises(ValueError, match='"min" or "max", got \'less\''):
+        early_stopping("train_loss", patience=1, mode="less")
+    with pytest.raises(ValueError, match="min_change must be at least 0, got -1"):
+        early_stopping("train_loss", patience=1, mode="min", min_change=-1)
+    stop = early_stopping("loss", patience=1, mode="min")
+    with pytest.raises(ValueError, match="no metric 'loss'; there are round, f1"):
+        stop(None, {"round": 0, "f1": 1.0})

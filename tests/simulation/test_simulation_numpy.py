@@ -1,19 +1,33 @@
-"""Simulations of real digits against loops in NumPy, and scores by scikit-learn."""
+"""Simulations, and what is measured of them, against loops in NumPy."""
 
+import dataclasses
+import re
 from functools import partial
 
 import federation
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federation import Linear
+from command import refused, run
+from federation import DATA, PARTS, TASK, Linear, as_float64, cut
 from sklearn.metrics import accuracy_score, log_loss
 
+import fedjax_muon as fm
 from fedjax_muon import data, simulation, tasks
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
-from fedjax_muon.data import partition
+from fedjax_muon.data import client_tests, partition
 from fedjax_muon.linalg import newton_schulz as orthogonalize
+from fedjax_muon.personalization import ditto, keep_own, params_of_clients
+from fedjax_muon.runs import config, directory
+from fedjax_muon.simulation import batching
+from fedjax_muon.simulation.batching import full_batch
+from fedjax_muon.simulation.gradient_noise import noise_norms
+from fedjax_muon.simulation.own_accuracy import own_accuracies
+from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
+from fedjax_muon.tasks.metrics import hill
+from fedjax_muon.tasks.task import as_argument
 from fedjax_muon.transforms import by_rank
 from fedjax_muon.transforms import orthogonalize as matrices
 
@@ -60,10 +74,8 @@ def numpy_fedmuon_correct(x, ids, batches, weights, memory, lr, fresh):
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 SGD = fedavg(lr=0.1), partial(numpy_fedavg, lr=0.1)
-MUON = (
-    fedmuon_correct(lr=0.02, momentum=1 - 0.3, rule=EXACT),
-    partial(numpy_fedmuon_correct, lr=0.02, fresh=0.3),
-)
+CORRECT = fedmuon_correct(lr=0.02, momentum=1 - 0.3, rule=EXACT)
+MUON = CORRECT, partial(numpy_fedmuon_correct, lr=0.02, fresh=0.3)
 
 
 @pytest.mark.parametrize(
@@ -80,20 +92,13 @@ def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
     parts = partition.dirichlet(digits.y_train[:400], 7, 0.3, key=jax.random.key(0))
     sizes = np.array([len(part) for part in parts])
     assert sizes.min() < 24 < sizes.max()  # some repeat examples, some don't see all
-    prepared = simulation.federate(
-        algorithm,
-        tasks.classification(Linear(10), (8, 8, 1)),
-        digits,
-        parts,
-        cohort_size=4,
-        batch_size=8,
-        weighting=weighting,
-        **work,
-    )
+    given = algorithm, tasks.classification(Linear(10), (8, 8, 1)), digits, parts
+    how = {"cohort_size": 4, "batch_size": 8, "weighting": weighting} | work
+    prepared = simulation.federate(*given, **how)
     steps = [3 if "local_steps" in work else max(1, size // 8) for size in sizes]
     assert "local_steps" in work or len(set(steps)) > 3
     state = prepared.init(jax.random.key(7))
-    x, key = federation.as_float64(state.params), jax.random.clone(state.key)
+    x, key = as_float64(state.params), jax.random.clone(state.key)
     memory = {"c": [0 * p for p in x], "m": [[0 * p for p in x] for _ in parts]}
     images = digits.x_train.reshape(-1, 64).astype(np.float64)
     start = x
@@ -107,7 +112,7 @@ def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
         x = loop(x, ids, batches, weights, memory)
         state, metrics = prepared.train_round(state)
         assert not metrics.lost.any()
-        for got, expected in zip(federation.as_float64(state.params), x, strict=True):
+        for got, expected in zip(as_float64(state.params), x, strict=True):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
     assert max(np.abs(p - q).max() for p, q in zip(x, start, strict=True)) > 0.02
 
@@ -117,17 +122,11 @@ def test_evaluation_equals_scikit_learn():
     digits = data.load("digits")
     parts = partition.dirichlet(digits.y_train[:1400], 5, 0.5, key=jax.random.key(1))
     parts[0] = np.append(parts[0], parts[1][:50])  # shared examples count twice
-    prepared = simulation.federate(
-        fedavg(lr=0.1),
-        tasks.classification(Linear(10), (8, 8, 1)),
-        digits,
-        parts,
-        cohort_size=2,
-        local_steps=3,
-        batch_size=20,
-    )
+    given = fedavg(lr=0.1), tasks.classification(Linear(10), (8, 8, 1)), digits, parts
+    how = {"cohort_size": 2, "local_steps": 3, "batch_size": 20}
+    prepared = simulation.federate(*given, **how)
     state, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), 5)
-    w, b = federation.as_float64(state.params)
+    w, b = as_float64(state.params)
 
     def scores(x, y):
         logits = x.reshape(len(x), 64).astype(np.float64) @ w + b
@@ -146,6 +145,267 @@ def test_evaluation_equals_scikit_learn():
     ]
     assert expected[-1] > 0.01
     names = "train_loss", "train_accuracy", "test_loss", "test_accuracy"
-    assert got.keys() == {*names, "client_accuracy_std"}  # no AUC of ten classes
-    found = [got[name] for name in (*names, "client_accuracy_std")]
-    np.testing.assert_allclose(np.array(found), expected, rtol=2e-6)
+    names += ("client_accuracy_std",)
+    assert got.keys() == {*names}  # no AUC of ten classes
+    np.testing.assert_allclose([got[name] for name in names], expected, rtol=2e-6)
+
+
+# ------------------------------------------------------ test examples of clients
+
+FOUR_PARTS = cut([20, 25, 15, 20])
+OWN = [np.array([0, 3, 5, 7, 9]), np.array([1, 2]), np.array([], int), np.arange(8, 20)]
+KEY = jax.random.key(2)
+
+
+def prepared(algorithm=None, **options):
+    algorithm = fm.fedavg(0.3) if algorithm is None else algorithm
+    how = {"cohort_size": 4, "local_steps": 3, "batch_size": 8} | options
+    return fm.federate(algorithm, TASK, DATA, FOUR_PARTS, **how)
+
+
+def accuracies(params, parts):
+    """Of the clients that have test examples, by hand."""
+    w, b = as_float64(params)
+    right = (DATA.x_test.astype(float) @ w + b).argmax(1) == DATA.y_test
+    return np.array([right[part].mean() for part in parts if len(part)])
+
+
+@pytest.mark.parametrize("devices", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_columns_of_clients_are_those_of_a_loop(devices):
+    simulation = prepared(test_parts=OWN, devices=jax.devices()[:devices])
+    state, _ = simulation.train_rounds(simulation.init(KEY), 3)
+    found = simulation.evaluate(state)
+    each = accuracies(state.params, OWN)
+    assert len(set(each.tolist())) == 3
+    expected = {"std": each.std(), "min": each.min(), "median": np.median(each)}
+    expected["p10"] = np.percentile(each, 10)
+    for name, value in expected.items():
+        column = found[f"client_test_accuracy_{name}"]
+        np.testing.assert_allclose(column, value, rtol=1e-6)
+
+
+def test_other_test_sets_are_those_that_are_asked_for():
+    simulation = prepared(test_parts=OWN)
+    state = simulation.init(KEY)
+    swapped = simulation.vary(test_parts=[np.arange(20), *OWN[2:], np.arange(2)])
+    whole = accuracies(state.params, [np.arange(20), OWN[3], np.arange(2)])
+    found = swapped.evaluate(state)["client_test_accuracy_median"]
+    np.testing.assert_allclose(found, np.median(whole), rtol=1e-6)
+    plain = prepared().evaluate(state)
+    assert not any(name.startswith("client_test") for name in plain)
+
+
+def test_a_private_run_does_not_publish_them():
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
+    privacy = fm.privacy.ClientPrivacy(**noise, cohort_size=2, rounds=2)
+    simulation = prepared(cohort_size=None, privacy=privacy, test_parts=OWN)
+    found = simulation.evaluate(simulation.init(KEY))
+    assert "test_accuracy" in found
+    assert not any("client" in name for name in found)
+
+
+def test_like_keeps_the_proportions_of_classes():
+    rng = np.random.default_rng(0)
+    labels, tested = rng.integers(0, 4, 900), rng.integers(0, 5, 400)  # 4 has no owner
+    parts = fm.partition.dirichlet(labels, 6, 0.3, key=KEY)
+    own = client_tests.like(parts, labels, tested, key=KEY)
+    ids = np.concatenate(own)
+    assert len(set(ids.tolist())) == len(ids)
+    np.testing.assert_array_equal(np.sort(ids), np.flatnonzero(tested < 4))
+    for label in range(4):
+        total = (tested == label).sum()
+        for part, test in zip(parts, own, strict=True):
+            share = (labels[part] == label).sum() / (labels == label).sum()
+            assert abs((tested[test] == label).sum() - share * total) < 1
+    again = client_tests.like(parts, labels, tested, key=KEY)
+    other = client_tests.like(parts, labels, tested, key=jax.random.key(3))
+    assert all(np.array_equal(a, b) for a, b in zip(own, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(own, other, strict=True))
+
+
+def test_wrong_parts_are_refused():
+    simulation = prepared(test_parts=OWN)
+    for message, parts in {
+        "one for each of the 4 clients, got 3": OWN[:3],
+        "a client test examples, got none": [[]] * 4,
+        "ids of test examples, 0 to 19, got int64 from 20 to 20": [[20], [], [], []],
+        "got float64 from 0.5 to 0.5": [[0.5], [], [], []],
+    }.items():
+        for make in (prepared, simulation.vary):
+            with pytest.raises(ValueError, match=message):
+                make(test_parts=parts)
+    assert jnp.asarray(simulation.own_tests.ids).size == 19
+
+
+PERSONAL = {
+    "no": lambda algorithm: algorithm,
+    "keep_own": lambda algorithm: keep_own(algorithm, ["bias"]),
+    "ditto": lambda algorithm: ditto(algorithm, personal_lr=0.3, pull=0.1),
+}
+
+
+def trained(kind, **options):
+    how = {"local_steps": 4, "sampler": full_batch, "test_parts": OWN} | options
+    simulation = prepared(PERSONAL[kind](fm.fedavg(0.3)), **how)
+    return simulation, simulation.train_rounds(simulation.init(KEY), 5)[0]
+
+
+def accuracy(kernel, bias, ids):
+    logits = DATA.x_test[ids].astype(float) @ kernel + bias
+    return np.mean(logits.argmax(1) == DATA.y_test[ids]) if len(ids) else np.nan
+
+
+def descended(kernel, bias, ids, steps, lr):
+    x, y = DATA.x_train[ids].astype(float), DATA.y_train[ids]
+    for _ in range(steps):
+        of_kernel, of_bias = federation.gradient((kernel, bias), x, y)
+        kernel, bias = kernel - lr * of_kernel, bias - lr * of_bias
+    return kernel, bias
+
+
+@pytest.mark.parametrize("kind", ["keep_own", slow("no"), slow("ditto")])
+def test_each_client_has_its_own_parameters(kind):
+    simulation, state = trained(kind)
+    clients = params_of_clients(state.params, state.training.client_states)
+    found, later = [], []
+    for i in range(4):
+        ours = state.params
+        if clients is not None:
+            ours = jax.tree.map(lambda p, i=i: p[i], clients)
+        kernel, bias = as_float64(ours)
+        found.append(accuracy(kernel, bias, OWN[i]))
+        tuned = descended(kernel, bias, FOUR_PARTS[i], 30, 0.5)
+        later.append(accuracy(*tuned, OWN[i]))
+    np.testing.assert_allclose(own_accuracies(simulation, state), found, rtol=1e-6)
+    after = own_accuracies(simulation, state, steps=30, lr=0.5, key=KEY)
+    np.testing.assert_allclose(after, later, rtol=1e-6)
+    assert np.isnan(found[2])
+    columns = simulation.evaluate(state)
+    if kind == "no":
+        assert not any(name.startswith("own_") for name in columns)
+    else:
+        mean, median = np.nanmean(found), np.nanmedian(found)
+        np.testing.assert_allclose(columns["own_accuracy_mean"], mean, rtol=1e-6)
+        np.testing.assert_allclose(columns["own_accuracy_median"], median, rtol=1e-6)
+        np.testing.assert_allclose(columns["own_accuracy_min"], np.nanmin(found))
+    assert kind != "no" or not np.array_equal(found, later, equal_nan=True)
+
+
+@pytest.mark.slow
+def test_devices_agree_and_what_is_missing_is_said():
+    alone = own_accuracies(*trained("keep_own"))
+    divided = own_accuracies(*trained("keep_own", devices=jax.devices()[:2]))
+    np.testing.assert_allclose(divided, alone, rtol=1e-6)
+    simulation, state = trained("no")
+    with pytest.raises(TypeError, match="local steps need a key"):
+        own_accuracies(simulation, state, steps=1)
+    with pytest.raises(ValueError, match="steps must be at least 0"):
+        own_accuracies(simulation, state, steps=-1)
+    plain = prepared()
+    with pytest.raises(ValueError, match="give federate test_parts"):
+        own_accuracies(plain, plain.init(KEY))
+
+
+# --------------------------------------------------- the norms of gradient noise
+
+NOISE_KEY = jax.random.key(3)
+PARAMS = TASK.init(jax.random.key(1))
+
+
+def norms_with(noise):
+    """Of full gradients with this noise."""
+    simulation = federation.federation(sampler=full_batch)
+    task = as_argument(TASK._replace(grad=noisy(TASK.grad, noise)))
+    inputs = simulation.inputs._replace(task=task)
+    noisy_simulation = dataclasses.replace(simulation, inputs=inputs)
+    return noise_norms(noisy_simulation, PARAMS, NOISE_KEY, batches=2000)
+
+
+@pytest.mark.parametrize("sampler", [batching.shuffled_epochs, slow(full_batch)])
+def test_norms_by_hand(sampler):
+    simulation = federation.federation(sampler=sampler)
+    found = noise_norms(simulation, PARAMS, NOISE_KEY, batches=5)
+    assert found.shape == (len(PARTS), 5)
+    for client, key in enumerate(jax.random.split(NOISE_KEY, len(PARTS))):
+        gradients = []
+        for batch_key in jax.random.split(key, 5):
+            rows_key, _ = jax.random.split(batch_key)
+            size = len(PARTS[client])
+            places = np.asarray(sampler(rows_key, size, 1, 4, 32))[0]
+            ids = PARTS[client][places[places >= 0]]
+            batch = DATA.x_train[ids], DATA.y_train[ids]
+            parts = federation.gradient(as_float64(PARAMS), *batch)
+            gradients.append(np.concatenate([part.ravel() for part in parts]))
+        expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
+        np.testing.assert_allclose(found[client], expected, atol=1e-5)
+        assert (expected > 1e-3).any() == (sampler is not full_batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", [1.2, 1.7])
+def test_heavy_tails_are_seen(tail):
+    """The largest of a batch's entries rules its norm, whose tail is theirs."""
+    assert abs(hill(norms_with(pareto(tail)), 200) - tail) < 4 * tail / 200**0.5
+
+
+@pytest.mark.slow
+def test_light_tails_are_seen():
+    norms = norms_with(gaussian())
+    assert hill(norms, 200) > 6
+    # 3 * 5 + 3 independent normal entries
+    np.testing.assert_allclose(np.mean(norms**2), 18, rtol=0.02)
+
+
+def test_one_batch_has_no_mean_to_be_apart_from():
+    with pytest.raises(ValueError, match="batches must be at least 2, got 1"):
+        noise_norms(federation.federation(), PARAMS, NOISE_KEY, batches=1)
+
+
+SMALL = ("--num-clients", 4, "--cohort-size", 2, "--rounds", 2, "--hidden", 4)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+    place, figure = tmp_path / "run", tmp_path / "noise.png"
+    words = ("train", "--algorithm", "fedavg", *SMALL, "--output", place)
+    run(*words)
+    capsys.readouterr()
+    draw = ("noise", place, "--batches", 50, "--output", figure)
+    run(*draw, "--tail", 0.1)
+    said = capsys.readouterr().out
+    index, error = map(float, re.findall(r"[\d.]+", said)[:2])
+    assert "from the 20 largest of 200 norms" in said
+    assert index > 2
+    assert error == pytest.approx(index / 20**0.5, abs=0.006)
+    assert figure.stat().st_size > 1000
+    run(*draw, "--tail", 0.1)
+    assert capsys.readouterr().out == said
+    run(*draw, "--tail", 0.1, "--seed", 1)
+    assert capsys.readouterr().out != said
+    figure.unlink()
+    for tail in (0, 1):
+        message = refused(capsys, *draw, "--tail", tail)
+        assert message == f"tail must lie in (0, 1), got {float(tail)}"
+    assert "batches must be at least 2" in refused(capsys, *draw, "--batches", 1)
+    few = refused(capsys, *draw, "--batches", 2)
+    assert few.startswith("the tail would have 0 norms; take more --batches or")
+    unnamed = refused(capsys, *draw, "--output", tmp_path / "noise")
+    assert unnamed.startswith("a figure's name must end in .png, .pdf, .svg, got")
+    assert not figure.exists()
+
+
+def run_of(**options):
+    return config.Run("fedavg", {}, 0, config.Config(**options))
+
+
+@pytest.mark.slow
+def test_runs_that_cannot_be_measured_are_refused(tmp_path, capsys):
+    compared = config.Comparison(("fedavg",), {}, {}, (0,), config.Config())
+    full = run_of(sampler="full_batch")
+    for message, what in {
+        "has no checkpoint yet; train": run_of(),
+        "are all of a client's examples, and have no noise": full,
+        "holds several runs; name the directory of one": compared,
+    }.items():
+        place = directory.create(tmp_path / message[:3], what)
+        assert message in refused(capsys, "noise", place)

@@ -26,7 +26,8 @@ from fedjax_muon.simulation.sweep import Cell
 from fedjax_muon.simulation.sweep_groups import sequential, vectorized
 
 SIZES = [3, 20, 9, 6, 25, 12]
-ROUNDS, EVERY = 7, 3
+ROUNDS = 7
+HOW = {"rounds": ROUNDS, "evaluate_every": 3}
 KEY = jax.random.key(0)
 
 
@@ -36,10 +37,12 @@ def cell(lr, seed):
     return Cell({"lr": lr}, jax.random.key(seed), parts)
 
 
+def groups_of(prepared, cells, **how):
+    return list(sweep.sweep(prepared, cells, **{**HOW, **how}))
+
+
 def outcomes(prepared, cells, **how):
-    how = {"rounds": ROUNDS, "evaluate_every": EVERY} | how
-    groups = list(sweep.sweep(prepared, cells, **how))
-    return [outcome for group in groups for outcome in group]
+    return list(itertools.chain(*groups_of(prepared, cells, **how)))
 
 
 @functools.cache
@@ -51,8 +54,7 @@ def prepared_alone(name, lr, **changes):
 def alone(name, cell, **changes):
     """Its states and rows."""
     one = prepared_alone(name, cell.hyper["lr"], **changes).vary(parts=cell.parts)
-    how = {"rounds": ROUNDS, "evaluate_every": EVERY}
-    return training.evaluations(one, one.init(cell.key), **how)
+    return training.evaluations(one, one.init(cell.key), **HOW)
 
 
 @pytest.fixture
@@ -72,10 +74,6 @@ def scored(monkeypatch):
 
     monkeypatch.setattr(sweep_groups, "make_programs", programs)
     return seen
-
-
-def of_cell(number, states):
-    return jax.tree.map(lambda x: x[number], states)
 
 
 def assert_same_rows(some, others):
@@ -104,7 +102,8 @@ def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
         rows = []
         own = alone(name, cells[number], **changes)
         for states, (state, row) in zip(scored, own, strict=True):
-            assert_same_bits(of_cell(number, states), state)
+            ours = jax.tree.map(lambda x, number=number: x[number], states)
+            assert_same_bits(ours, state)
             rows.append(row)
         assert_same_rows(found[number].rows, rows)  # scores may differ in rounding
     losses = [outcome.rows[-1]["train_loss"] for outcome in found]
@@ -135,11 +134,8 @@ def test_another_number_needs_no_other_program():
 def test_every_number_of_every_algorithm_may_be_traced(name):
     """So that a grid over it is one program."""
     numbers = numbers_of(ALL[name].function())
-    options = {
-        key
-        for key, value in hyper_parameters(ALL[name]).items()
-        if not isinstance(value, bool)
-    }
+    given = hyper_parameters(ALL[name]).items()
+    options = {key for key, value in given if not isinstance(value, bool)}
     assert options - numbers.keys() <= {"share"}  # it decides about shapes
     params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     batches = jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 3)), jnp.ones((1, 2, 5))
@@ -162,6 +158,7 @@ def test_every_number_of_every_algorithm_may_be_traced(name):
 CELLS = [cell(lr, 4) for lr in (0.03, 0.1, 0.3, 1.0, 2.0)]
 TEST = DATA.x_test, DATA.y_test
 HALF = DATA.x_test[::2], DATA.y_test[::2]
+VALIDATION = "validation_loss", "validation_accuracy"
 
 
 @pytest.fixture(scope="module")
@@ -173,55 +170,33 @@ def together():
 @pytest.mark.slow
 def test_groups_run_the_same_cells_in_the_same_programs(together, monkeypatch):
     compiled: list[Any] = []
-
-    def remember(*args):
-        compiled.append(programs(*args))
-        return compiled[-1]
-
     programs = sweep_groups.make_programs
+    remember = lambda *args: compiled.append(programs(*args)) or compiled[-1]
     monkeypatch.setattr(sweep_groups, "make_programs", remember)
     ticks: list[int] = []
-    groups = list(
-        sweep.sweep(
-            federation.federation(fedavg()),
-            CELLS,
-            rounds=ROUNDS,
-            evaluate_every=EVERY,
-            validation=HALF,
-            cells_at_once=2,
-            tick=ticks.append,
-        )
-    )
+    how = {"validation": HALF, "cells_at_once": 2, "tick": ticks.append}
+    groups = groups_of(federation.federation(fedavg()), CELLS, **how)
     assert [len(group) for group in groups] == [2, 2, 1]
     assert sum(ticks) == ROUNDS * len(CELLS)
     assert [program._cache_size() for program in compiled[0]] == [1, 1, 1]
-    for one, other in zip(itertools.chain(*groups), together, strict=True):
-        assert_same_rows(one.rows, other.rows)
+    assert_same_outcomes(itertools.chain(*groups), together)
 
 
 @pytest.mark.slow
 def test_devices_divide_the_cells_of_a_group(together):
     prepared = federation.federation(fedavg())
     how = {"validation": HALF, "devices": jax.devices()[:2], "cells_at_once": 3}
-    groups = list(
-        sweep.sweep(prepared, CELLS, rounds=ROUNDS, evaluate_every=EVERY, **how)
-    )
+    groups = groups_of(prepared, CELLS, **how)
     assert [len(group) for group in groups] == [4, 1]  # a multiple of two
-    for one, other in zip(itertools.chain(*groups), together, strict=True):
-        assert_same_rows(one.rows, other.rows)
+    assert_same_outcomes(itertools.chain(*groups), together)
     with pytest.raises(ValueError, match="devices divide cells in place of executor"):
         next(sweep.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
 
 
 @pytest.mark.slow
 def test_cells_on_devices_are_not_moved_between_calls(scored):
-    groups = sweep_groups.Groups(
-        federation.federation(fedavg()),
-        rounds=ROUNDS,
-        evaluate_every=EVERY,
-        max_client_size=32,
-        devices=jax.devices()[:2],
-    )
+    where = {"max_client_size": 32, "devices": jax.devices()[:2]}
+    groups = sweep_groups.Groups(federation.federation(fedavg()), **HOW, **where)
     groups.run(CELLS[:4], 4)
     assert groups.data.x.sharding.device_set == set(jax.devices()[:2])
     for states in scored:
@@ -269,9 +244,6 @@ def test_cells_at_once_are_as_cells_one_by_one(together):
             assert accuracy == pytest.approx(row["test_accuracy"])
 
 
-VALIDATION = "validation_loss", "validation_accuracy"
-
-
 @pytest.mark.slow
 def test_validation_examples_are_those_that_were_given(together):
     prepared = prepared_alone("fedavg", 0.3)
@@ -279,8 +251,9 @@ def test_validation_examples_are_those_that_were_given(together):
     state = half.vary(parts=CELLS[2].parts).init(CELLS[2].key)
     expected = half.evaluate(state)
     row = together[2].rows[0]
-    assert row["validation_loss"] == pytest.approx(float(expected["test_loss"]))
-    assert row["validation_accuracy"] == pytest.approx(float(expected["test_accuracy"]))
+    for name in VALIDATION:
+        of_test = expected[name.replace("validation", "test")]
+        assert row[name] == pytest.approx(float(of_test)), name
     assert row["validation_loss"] != pytest.approx(row["test_loss"])
 
 
@@ -299,9 +272,8 @@ def fragile():
     def late(lr: Hyper = 0.0):
         return fedavg(lr=lambda index: jnp.where(index < FIRST, 0.0, lr))
 
-    return federation.federation(
-        late(), data=DATA._replace(x_train=x), local_steps=1, cohort_size=6
-    )
+    how = {"data": DATA._replace(x_train=x), "local_steps": 1, "cohort_size": 6}
+    return federation.federation(late(), **how)
 
 
 def with_rates(*rates):
@@ -330,13 +302,8 @@ def test_messages_that_are_not_finite_can_be_left_out_and_are_counted(fragile):
 @pytest.mark.slow
 def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
     ticks: list[int] = []
-    found = outcomes(
-        fragile,
-        with_rates(1e10, 1e11),
-        rounds=10**7,
-        evaluate_every=10**7,
-        tick=ticks.append,
-    )
+    how = {"rounds": 10**7, "evaluate_every": 10**7, "tick": ticks.append}
+    found = outcomes(fragile, with_rates(1e10, 1e11), **how)
     assert [outcome.diverged for outcome in found] == [FIRST, FIRST]
     assert sum(ticks) == 2 * 10**7
 
@@ -345,43 +312,31 @@ def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
 def test_a_prologue_that_is_not_finite_is_divergence_before_round_0():
     x = DATA.x_train.copy()
     x[PARTS[4]] = np.finfo(np.float32).max
-    prepared = federation.federation(
-        ALL["stem"].function(), data=DATA._replace(x_train=x), cohort_size=6
-    )
+    how = {"data": DATA._replace(x_train=x), "cohort_size": 6}
+    prepared = federation.federation(ALL["stem"].function(), **how)
     (found,) = outcomes(prepared, with_rates(0.1))
     assert found.diverged == 0
     assert [row["round"] for row in found.rows] == [0]
 
 
-# --------------------------------------------------------------- refusals
+(USUAL,) = with_rates(0.1)
+MISTAKES = {
+    "at least one cell": {"cells": []},
+    "cells_at_once must be at least 1, got 0": {"cells_at_once": 0},
+    "evaluate_every must be at least 1, got 0": {"evaluate_every": 0},
+    r"cell 1 has the hyper-parameters \[\], the first has \['lr'\]": {
+        "cells": [USUAL, USUAL._replace(hyper={})]
+    },
+    "examples": {"cells": [USUAL, USUAL._replace(parts=PARTS[:5])]},
+    "6 clients, got 3 parts": {"cells": [USUAL._replace(parts=cut([25, 25, 25]))]},
+    r"lr must lie in \[0, infinity\), got -1": {"cells": with_rates(0.1, -1.0)},
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"cells": []}, "at least one cell"),
-        ({"cells_at_once": 0}, "cells_at_once must be at least 1, got 0"),
-        ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
-        (
-            {"cells": [*with_rates(0.1), Cell({}, jax.random.key(0), PARTS)]},
-            r"cell 1 has the hyper-parameters \[\], the first has \['lr'\]",
-        ),
-        (
-            {"cells": [*with_rates(0.1), with_rates(0.1)[0]._replace(parts=PARTS[:5])]},
-            "examples",
-        ),
-        (
-            {"cells": [with_rates(0.1)[0]._replace(parts=cut([25, 25, 25]))]},
-            "6 clients, got 3 parts",
-        ),
-        ({"cells": with_rates(0.1, -1.0)}, r"lr must lie in \[0, infinity\), got -1"),
-    ],
-)
-def test_what_is_no_sweep_is_refused_before_anything_is_compiled(
-    change, message, monkeypatch
-):
+@pytest.mark.parametrize("message", MISTAKES)
+def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch):
     monkeypatch.setattr(sweep_groups, "make_programs", None)
-    how = {"cells": with_rates(0.1), "rounds": 3} | change
+    how = {"cells": [USUAL], "rounds": 3} | MISTAKES[message]
     with pytest.raises(ValueError, match=message):
         next(sweep.sweep(federation.federation(fedavg()), **how))
 
@@ -390,13 +345,10 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
     prepared = federation.federation(fedavg())
     need = memory_check.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
-    memory = [2 * (need.examples + 3 * one)]
-    monkeypatch.setattr(sweep, "limit_of", lambda devices: memory[-1])
-    assert sweep._cells_that_fit(prepared) == 3
-    memory.append(memory[-1] - 2)
-    assert sweep._cells_that_fit(prepared) == 2
-    memory.append(2)
-    assert sweep._cells_that_fit(prepared) == 1
+    three = 2 * (need.examples + 3 * one)
+    for memory, cells in ((three, 3), (three - 2, 2), (2, 1)):
+        monkeypatch.setattr(sweep, "limit_of", lambda devices, memory=memory: memory)
+        assert sweep._cells_that_fit(prepared) == cells
 
 
 def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):

@@ -46,11 +46,8 @@ HOW = {"rounds": 3, "evaluate_every": 2}
 
 def rows(groups) -> list:
     """All digits of all cells, without times."""
-    outcomes = itertools.chain(*groups)
-    return [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in outcome.rows]
-        for outcome in outcomes
-    ]
+    untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
+    return [[*map(untimed, outcome.rows)] for outcome in itertools.chain(*groups)]
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +80,8 @@ def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
 def test_processes_of_the_standard_library_compute_the_same_rows(alone):
     ticks: list[int] = []
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:
-        given = {"executor": executor, "cells_at_once": 2, "tick": ticks.append}
-        found = rows(
-            sweep.sweep(functools.partial(make, "fedavg"), CELLS, **HOW, **given)
-        )
+        how = HOW | {"executor": executor, "cells_at_once": 2, "tick": ticks.append}
+        found = rows(sweep.sweep(functools.partial(make, "fedavg"), CELLS, **how))
     assert found == alone
     assert ticks == [6, 6, 6]
 
@@ -107,11 +102,7 @@ def test_all_groups_have_the_bound_of_the_largest_client():
     """The batches of `full_batch` have its size, and sums over them its rounding."""
     seen: list[dict] = []
     groups = sweep_workers.Groups
-
-    def remember(*given, **settings):
-        seen.append(settings)
-        return groups(*given, **settings)
-
+    remember = lambda *given, **how: seen.append(how) or groups(*given, **how)
     sizes = ([12] * 6, [42, 6, 6, 6, 6, 6], [12] * 6)
     cells = [Cell({}, jax.random.key(0), cut(size, 0)) for size in sizes]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as executor:
@@ -119,9 +110,6 @@ def test_all_groups_have_the_bound_of_the_largest_client():
         how = {"rounds": 1, "evaluate_every": 1, "executor": executor}
         list(sweep.sweep(functools.partial(make, batch_size=5), cells, **how))
     assert [settings["max_client_size"] for settings in seen] == [64]
-
-
-# ------------------------------------------------------------------------ refusals
 
 
 def without_recipe():
@@ -150,30 +138,23 @@ def test_what_cannot_be_described_is_refused_before_anything_runs(simulation, me
     assert "\n" not in str(found.value)
 
 
-def test_functions_of_the_program_itself_are_refused(monkeypatch):
-    monkeypatch.setattr(make, "__module__", "__main__")
+def test_other_arguments_are_refused(monkeypatch):
+    for name in ("over", "pause", "validation"):
+        given = {name: object(), "executor": ThreadPoolExecutor(1)}
+        message = "with an executor, leave out over and pause"
+        with pytest.raises(ValueError, match=message):
+            list(sweep.sweep(make, CELLS, **HOW, **given))
+    with pytest.raises(ValueError, match=r"must be a concurrent.futures.Executor.*str"):
+        list(sweep.sweep(make, CELLS, **HOW, executor="dask"))
+    monkeypatch.setattr(make, "__module__", "__main__")  # the program itself
     with pytest.raises(ValueError, match="workers cannot import make"):
         sweep_workers.described(make)
 
 
-@pytest.mark.parametrize("name", ["over", "pause", "validation"])
-def test_arguments_that_do_not_travel_are_refused(name):
-    given = {name: object(), "executor": ThreadPoolExecutor(1)}
-    with pytest.raises(ValueError, match="with an executor, leave out over and pause"):
-        list(sweep.sweep(make, CELLS, **HOW, **given))
-
-
-def test_an_executor_is_one_of_the_standard_library():
-    with pytest.raises(ValueError, match=r"must be a concurrent.futures.Executor.*str"):
-        list(sweep.sweep(make, CELLS, **HOW, executor="dask"))
-
-
 def test_workers_keep_what_the_last_sweeps_prepared():
     made: list[str] = []
-
-    def prepare(key):
-        return sweep_workers.prepared(key, lambda: made.append(key) or key)
-
+    make_of = lambda key: lambda: made.append(key) or key
+    prepare = lambda key: sweep_workers.prepared(key, make_of(key))
     assert [prepare(key) for key in "abaabcb"] == list("abaabcb")
     assert made == ["a", "b", "c"]
     prepare("a")
@@ -205,10 +186,9 @@ def refuse():
 
 def paths(folder: Path) -> list[str]:
     """Empty files."""
-    found = [folder / name for name in "abc"]
-    for path in found:
-        path.touch()
-    return list(map(str, found))
+    for name in "abc":
+        (folder / name).touch()
+    return [str(folder / name) for name in "abc"]
 
 
 def tasks_of(*arguments) -> list[Task]:
@@ -220,10 +200,8 @@ def test_a_task_is_tried_three_times_and_the_others_are_finished(tmp_path):
     a, b, c = paths(tmp_path)
     tasks = tasks_of((a, 1), (b, 9), (c, 0))
     found = []
-    with Processes(2) as executor:
-        groups = run_tasks(executor, end, tasks)
-        with pytest.raises(WorkerError) as lost:
-            found.extend(groups)
+    with Processes(2) as executor, pytest.raises(WorkerError) as lost:
+        found.extend(run_tasks(executor, end, tasks))
     assert sorted(found) == [(0, 1), (2, 0)]
     assert Path(b).read_text() == "xxx"
     assert str(lost.value) == (
@@ -246,17 +224,17 @@ class Here(Processes):
         return future
 
 
-def test_a_task_that_dask_gives_up_is_not_tried_again():
+def test_what_dask_gives_up_and_errors_of_tasks_are_raised_at_once():
     KilledWorker = type("KilledWorker", (Exception,), {})
     executor = Here(KilledWorker("Attempted to run task on 4\ndifferent workers"))
     with pytest.raises(WorkerError, match=r"^task 0: Attempted to run task on 4; fin"):
         list(run_tasks(executor, echo, tasks_of((1,), (2,))))
-
-
-def test_an_error_of_a_task_is_raised_at_once():
-    executor = Here(ZeroDivisionError("oh"))
     with pytest.raises(ZeroDivisionError, match="oh"):
-        list(run_tasks(executor, echo, tasks_of((1,), (2,))))
+        list(run_tasks(Here(ZeroDivisionError("oh")), echo, tasks_of((1,), (2,))))
+    # a refusal of a worker is one line
+    with pytest.raises(ValueError, match=r"raised ValueError: no such data$") as found:
+        list(run_tasks(Here(), refuse, tasks_of(())))
+    assert "in refuse" in str(found.value.__cause__)
 
 
 def test_workers_of_other_versions_are_refused(monkeypatch):
@@ -265,12 +243,6 @@ def test_workers_of_other_versions_are_refused(monkeypatch):
     monkeypatch.setattr(sweep_tasks, "versions", lambda: next(answers))
     with pytest.raises(ValueError, match=r"task 0: jax is .* on the worker .* and 0.1"):
         list(run_tasks(Here(), echo, tasks_of((1,))))
-
-
-def test_a_refusal_of_a_worker_is_one_line():
-    with pytest.raises(ValueError, match=r"raised ValueError: no such data$") as found:
-        list(run_tasks(Here(), refuse, tasks_of(())))
-    assert "in refuse" in str(found.value.__cause__)
 
 
 def test_devices_of_several_kinds_are_reported(monkeypatch):

@@ -33,19 +33,14 @@ def timer(monkeypatch, *seconds):
     """Measurements of the three plans that take these seconds; returns their count."""
     taken = iter(seconds)
     calls = []
-    monkeypatch.setattr(
-        tuning, "_measured", lambda *given: calls.append(given) or next(taken)
-    )
+    measure = lambda *given: calls.append(given) or next(taken)
+    monkeypatch.setattr(tuning, "_measured", measure)
     return calls
 
 
-def images():
-    x = np.random.default_rng(0).normal(size=(8, 12, 12, 1)).astype(np.float32)
-    y = np.arange(8, dtype=np.int32) % 2
-    return Dataset(x, y, x, y, ("a", "b"))
-
-
-# ---------------------------------------------------------------- the choice
+def params_after(simulation, rounds):
+    state, _ = simulation.train_rounds(simulation.init(jax.random.key(3)), rounds)
+    return state.params
 
 
 @pytest.mark.slow
@@ -55,12 +50,8 @@ def test_real_measurements_choose_a_plan_of_the_same_numbers():
     assert tuple(tuned.seconds) == PLANS
     assert all(0 < s < 10 for s in tuned.seconds.values())
     assert tuned.plan == min(PLANS, key=tuned.seconds.get)
-    states = [s.init(jax.random.key(3)) for s in (one, tuned.simulation)]
-    states = [
-        s.train_rounds(state, 3)[0]
-        for s, state in zip((one, tuned.simulation), states, strict=True)
-    ]
-    chex.assert_trees_all_close(*(state.params for state in states), rtol=1e-5)
+    found = params_after(one, 3), params_after(tuned.simulation, 3)
+    chex.assert_trees_all_close(*found, rtol=1e-5)
 
 
 def test_simulations_are_compared_with_one_another(monkeypatch):
@@ -79,36 +70,22 @@ def test_another_task_has_the_same_clients_and_numbers():
     one = federation.federation(**SIX)
     other = with_task(one, federation.TASK)
     assert other.clients is one.clients
-    states = [s.init(jax.random.key(3)) for s in (one, other)]
-    found = [
-        s.train_rounds(state, 2)[0].params
-        for s, state in zip((one, other), states, strict=True)
-    ]
-    chex.assert_trees_all_equal(*found)
-    doubled = federation.TASK._replace(
-        grad=lambda *given: jax.tree.map(lambda g: 2 * g, federation.TASK.grad(*given))
-    )
-    twice = with_task(one, doubled)
-    moved, _ = twice.train_rounds(twice.init(jax.random.key(3)), 2)
-    assert any(map(jnp.any, jax.tree.leaves(jax.tree.map(sub, moved.params, found[0]))))
+    found = params_after(one, 2)
+    chex.assert_trees_all_equal(found, params_after(other, 2))
+    grad = lambda *given: jax.tree.map(lambda g: 2 * g, federation.TASK.grad(*given))
+    moved = params_after(with_task(one, federation.TASK._replace(grad=grad)), 2)
+    assert any(map(jnp.any, jax.tree.leaves(jax.tree.map(sub, moved, found))))
     with pytest.raises(TypeError):
         with_task(one, federation.DATA)
 
 
 @pytest.mark.slow
 def test_private_rounds_are_measured_beyond_those_accounted_for():
-    privacy = ClientPrivacy(
-        clip_norm=1.0, cohort_size=3, rounds=2, delta=1e-2, noise_multiplier=1.0
-    )
-    one = simulation.federate(
-        fedavg(lr=0.1),
-        federation.TASK,
-        federation.DATA,
-        federation.PARTS,
-        local_steps=1,
-        batch_size=2,
-        privacy=privacy,
-    )
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-2}
+    privacy = ClientPrivacy(**noise, cohort_size=3, rounds=2)
+    given = fedavg(lr=0.1), federation.TASK, federation.DATA, federation.PARTS
+    how = {"local_steps": 1, "batch_size": 2, "privacy": privacy}
+    one = simulation.federate(*given, **how)
     tuned = tune(one, seconds=0.05, repeats=1).simulation
     assert tuned.guarantee == one.guarantee
     tuned.train_rounds(tuned.init(jax.random.key(0)), 2)
@@ -164,9 +141,6 @@ def test_a_signature_depends_on_the_program_alone():
     assert signature_of(two).device.startswith("2 x ")
 
 
-# ---------------------------------------------------------------- the record
-
-
 TRAIN = ("train", "--algorithm", "fedavg", "--rounds", "2", "--tune", *SMALL)
 COHORT = ("--cohort-size", "6")
 
@@ -211,21 +185,18 @@ def test_another_device_is_measured_anew(monkeypatch, record, tmp_path, capsys):
     assert set(devices) == {"1 x NVIDIA", f"1 x {kind}"}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"a": [1]}', '{"a": {"b": {"mapped": "fast"}}}', "{", "\x00"]
-)
-def test_a_damaged_record_is_empty(record, text):
+def test_a_damaged_record_is_empty(record):
     record.parent.mkdir()
-    record.write_text(text)
-    with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
-        assert plan_record.read(record) == {}
+    fast = '{"a": {"b": {"mapped": "fast"}}}'
+    for text in ("", "[]", '{"a": [1]}', fast, "{", "\x00"):
+        record.write_text(text)
+        with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
+            assert plan_record.read(record) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_a_record_that_cannot_be_written_stops_no_run(
-    monkeypatch, record, tmp_path, capsys
-):
+def test_no_run_needs_to_write_the_record(monkeypatch, record, tmp_path, capsys):
     timer(monkeypatch, 2, 1, 3)
     record.parent.write_text("a file")
     run(*TRAIN, *COHORT, "--output", tmp_path / "a")
@@ -234,16 +205,15 @@ def test_a_record_that_cannot_be_written_stops_no_run(
 
 
 @pytest.mark.slow
-def test_the_form_of_convolutions_is_part_of_the_plan(
-    monkeypatch, record, tmp_path, capsys
-):
+def test_convolutions_are_part_of_the_plan(monkeypatch, record, tmp_path, capsys):
     calls = timer(monkeypatch, 2, 3, 1, 2)
-    model = ("--model", "lenet", "--dataset", "fashion_mnist")
-    small = ("--num-clients", "2", "--cohort-size", "2", "--batch-size", "2")
-    monkeypatch.setattr(commands, "dataset_of", lambda _: images())
-    sizes = (*model, *small, "--partition", "iid", "--local-steps", "1")
-    train = ("train", "--algorithm", "fedavg", "--rounds", "1", "--tune", *sizes)
-    run(*train, "--output", tmp_path / "a")
+    x = np.random.default_rng(0).normal(size=(8, 12, 12, 1)).astype(np.float32)
+    y = np.arange(8, dtype=np.int32) % 2
+    images = Dataset(x, y, x, y, ("a", "b"))
+    monkeypatch.setattr(commands, "dataset_of", lambda _: images)
+    words = "train --algorithm fedavg --rounds 1 --tune --model lenet --partition iid "
+    words += "--dataset fashion_mnist --num-clients 2 --cohort-size 2 --batch-size 2 "
+    run(*f"{words} --local-steps 1".split(), "--output", tmp_path / "a")
     said = capsys.readouterr().out.replace("\n", " ")
     assert "fastest plan: patches, vmapped" in said
     config = read(tmp_path / "a").config
@@ -251,14 +221,9 @@ def test_the_form_of_convolutions_is_part_of_the_plan(
     assert len(calls) == 4
 
 
-def test_models_without_convolutions_have_no_form_of_them(capsys):
-    said = refused(capsys, *TRAIN, "--convolution", "patches")
-    assert said == (
-        "the model mlp has no option convolution; those that have it are lenet, "
-        "emnist_cnn, resnet18"
-    )
-
-
-def test_a_plan_is_named_or_measured(capsys):
+def test_a_plan_is_named_or_measured_and_some_models_have_no_convolutions(capsys):
     said = refused(capsys, *TRAIN, "--plan", "mapped")
     assert said == "tune chooses the plan; leave out plan mapped"
+    message = "the model mlp has no option convolution; those that have it are "
+    said = refused(capsys, *TRAIN, "--convolution", "patches")
+    assert said == message + "lenet, emnist_cnn, resnet18"

@@ -1,0 +1,259 @@
+"""Runs that go on after they were stopped: their logs, and jobs of several runs."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+
+import jax.numpy as jnp
+import pytest
+from command import SMALL, assert_same_but_for_seconds, refused, run
+
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import logs, train
+from fedjax_muon.runs.suspended import Suspended
+from fedjax_muon.simulation import sweep_groups, training
+from fedjax_muon.tracking import Tracker
+
+TRAIN = ("train", "--algorithm", "fedavg", *SMALL, "--hidden", "4", "--rounds", "8")
+
+
+def records(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_logged(run_dir) -> None:
+    """The log has every row of metrics.csv once; times differ for rounds run twice."""
+    untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
+    with (run_dir / "metrics.csv").open() as file:
+        lines = map(untimed, csv.DictReader(file))
+        rows = [{k: float(v) for k, v in line.items()} for line in lines]
+    found = records(run_dir / "metrics.jsonl")
+    assert list(map(untimed, found)) == rows
+    assert all(row["seconds"] >= 0 for row in found)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run without a log."""
+    place = tmp_path_factory.mktemp("plain") / "run"
+    run(*TRAIN, "--output", place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A logged run that ended in round 6, whose newest checkpoint is of round 2."""
+    place = tmp_path_factory.mktemp("killed") / "run"
+
+    def append(path, row):
+        if row["round"] == 6:
+            raise RuntimeError("killed")
+        real(path, row)
+        patched.setattr(train, "SECONDS_BETWEEN_CHECKPOINTS", 3 * (row["round"] > 2))
+
+    real = metrics_csv.append
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+        patched.setattr(metrics_csv, "append", append)
+        with pytest.raises(SystemExit):
+            run(*TRAIN, "--log", "json", "--output", place)
+    assert [row["round"] for row in records(place / "metrics.jsonl")] == [0, 2, 4, 6]
+    assert max(int(p.name) for p in (place / "checkpoints").iterdir()) == 2
+    return place
+
+
+@pytest.fixture
+def copied(killed, tmp_path):
+    return shutil.copytree(killed, tmp_path / "run")
+
+
+def test_a_resumed_run_has_every_round_in_its_log_once(copied, plain):
+    run("resume", copied)
+    assert_logged(copied)
+    assert_same_but_for_seconds(copied / "metrics.csv", plain / "metrics.csv")
+    assert (copied / "config.json").read_bytes() == (plain / "config.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_its_log_and_gets_it_back(copied, plain):
+    run("resume", copied, "--log", "none")
+    assert len(records(copied / "metrics.jsonl")) == 4
+    assert_same_but_for_seconds(copied / "metrics.csv", plain / "metrics.csv")
+    run("resume", copied)
+    assert_logged(copied)
+
+
+def test_a_run_without_a_log_gets_a_whole_one(plain, tmp_path):
+    place = shutil.copytree(plain, tmp_path / "run")
+    assert not (place / "tracking.json").exists()
+    run("resume", place, "--log", "json")
+    assert_logged(place)
+    assert json.loads((place / "tracking.json").read_text())["log"] == ["json"]
+
+
+@pytest.mark.slow
+def test_every_run_of_a_comparison_has_a_log(tmp_path):
+    place = tmp_path / "both"
+    rest = "--seeds", "0,1", "--rounds", "2", "--hidden", "4"
+    run("compare", "fedavg", *SMALL, *rest, "--log", "json", "--output", place)
+    for seed in (0, 1):
+        assert_logged(place / "fedavg" / f"seed{seed}")
+
+
+@pytest.mark.slow
+def test_trackers_know_the_config_and_one_id(plain, tmp_path, monkeypatch):
+    place, told = shutil.copytree(plain, tmp_path / "run"), []
+    begin = lambda found: lambda config: told.append((found, config))
+    make = lambda found: Tracker("spy", begin(found), *[lambda *_: None] * 2)
+    monkeypatch.setitem(logs.TRACKERS, "spy", (None, make))
+    for _ in range(2):
+        run("resume", place, "--log", "spy")
+    (first, config), second = told
+    assert (first, config) == second
+    assert (first.directory, first.name, first.group) == (place, "run", None)
+    assert len(first.run_id) == 8
+    assert config == json.loads((place / "config.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # printed, as for a user
+def test_a_log_that_fails_stops_no_run(copied, plain, capsys):
+    (copied / "metrics.jsonl").write_text("damaged\n")
+    run("resume", copied)
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert "metrics.jsonl is not a record); training continues" in said
+    assert_same_but_for_seconds(copied / "metrics.csv", plain / "metrics.csv")
+
+
+def test_wrong_names_are_refused_at_once(capsys, tmp_path):
+    place = tmp_path / "run"
+    for names, message in {
+        "jsonl": "unknown tracker 'jsonl'; log takes json, tensorboard, wandb, ",
+        "json,json": "log names 'json' twice",
+        "none": "unknown tracker 'none'",
+    }.items():
+        said = refused(capsys, *TRAIN, "--log", names, "--output", place)
+        assert said.startswith(message)
+        assert not place.exists()
+    with pytest.raises(SystemExit):
+        run("sweep", "--algorithms", "fedavg", "--log", "json")
+    assert "unknown option --log" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_refused_at_once(capsys, tmp_path, monkeypatch, copied):
+    monkeypatch.setitem(logs.TRACKERS, "absent", ("no_such_package", logs._json))
+    place = tmp_path / "other"
+    said = refused(capsys, *TRAIN, "--log", "absent", "--output", place)
+    assert said.endswith('run: pip install "no_such_package"')
+    assert not place.exists()
+    (copied / "tracking.json").write_text('{"log": ["absent"], "run_id": "x"}')
+    said = refused(capsys, "resume", copied)
+    assert said.endswith("or continue without trackers, by --log none")
+
+
+@pytest.mark.slow
+def test_a_damaged_list_of_trackers_is_named(capsys, copied):
+    path = copied / "tracking.json"
+    for text in ("", "[]", '{"log": [1], "run_id": "x"}', "{"):
+        path.write_text(text)
+        message = f"{path}: expected names of trackers"
+        assert refused(capsys, "resume", copied).startswith(message), text
+
+
+# ---------------------------------------------------------- jobs of several runs
+
+# the states of FedAvg and FedProx have the same leaves
+SWEEP = ("sweep", "--algorithms", "fedavg", "fedprox", "--grid", "lr=0.03,0.1")
+SWEEP += ("--seeds", 0, *SMALL, "--hidden", 4, "--rounds", 12)
+PRIVATE = ("private", "--methods", "dpmixsgd", "--epsilons", 4, 8, "--seeds", 0)
+PRIVATE += ("--rounds", 12, "--graph", "ring", "--insecure-fixed-noise")
+JOBS = {
+    "sweep": (SWEEP, ["cells/fedavg.csv", "cells/fedprox.csv"], 2 * 12),
+    "private": (PRIVATE, ["metrics.csv"], 2 * 12),
+}
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """The rounds of every call; with a number in `at`, SIGTERM comes after so many."""
+    heard, whole = {"rounds": [], "at": None}, training.calls
+
+    def calls(*arguments, **options):
+        for call in whole(*arguments, **options):
+            heard["rounds"].append(call.rounds)
+            if heard["at"] is not None and sum(heard["rounds"]) >= heard["at"]:
+                os.kill(os.getpid(), signal.SIGTERM)
+                heard["at"] = None
+            yield call
+
+    monkeypatch.setattr(training, "calls", calls)
+    monkeypatch.setattr(sweep_groups, "calls", calls)
+    return heard
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_a_stopped_job_continues_where_it_was(tmp_path, capsys, heard, job):
+    words, tables, rounds = JOBS[job]
+    place, whole = tmp_path / "stopped", tmp_path / "whole"
+    again = (*words, "--output", place)
+    for at in (2, 19):  # in one run of the job, and in another
+        heard["at"] = at
+        with pytest.raises(SystemExit) as stop:
+            run(*again)
+        assert stop.value.code == 130
+        printed = capsys.readouterr().out.replace("\n", "")
+        assert f"fedjax-muon resume {place}" in printed
+        again = ("resume", place)
+    if job == "private":  # the key of the noise is in no file that is published
+        secret = place.with_name("stopped.secret")
+        assert secret.stat().st_mode & 0o077 == 0
+        assert not (place / "suspended").exists()
+    run("resume", place)
+    assert not place.with_name("stopped.secret").exists()
+    assert sum(heard["rounds"]) == rounds, "a round was lost"
+    assert not (place / "suspended").exists()
+    run(*words, "--output", whole)
+    for table in tables:
+        assert_same_but_for_seconds(place / table, whole / table)
+
+
+@pytest.mark.slow
+def test_cells_of_another_algorithm_are_not_taken(tmp_path, capsys):
+    grid = (*SWEEP[:2], "fedavg", "fedprox", *SWEEP[4:])
+    run(*grid, "--output", tmp_path)
+    for cells in list((tmp_path / "cells").glob("fedavg.*")):
+        cells.replace(cells.with_stem("fedprox"))
+    capsys.readouterr()
+    said = refused(capsys, "resume", tmp_path)
+    assert "were computed with algorithm fedavg, and are wanted with fedprox" in said
+
+
+@pytest.mark.slow
+def test_a_damaged_part_is_refused_and_may_be_deleted(tmp_path, capsys, heard):
+    heard["at"] = 7
+    place = tmp_path / "run"
+    with pytest.raises(SystemExit):
+        run(*SWEEP, "--output", place)
+    capsys.readouterr()
+    for path in (place / "suspended").rglob("*"):
+        if path.is_file() and path.stat().st_size > 100:
+            path.write_bytes(b"garbage")
+    assert "is damaged; delete it" in refused(capsys, "resume", place)
+    Suspended(place / "suspended").clear()
+    run("resume", place)
+    assert (place / "summary.csv").exists()
+
+
+def test_another_part_is_not_taken(tmp_path):
+    suspended, state = Suspended(tmp_path / "suspended"), {"w": jnp.arange(3.0)}
+    suspended.save(["a", 1], state, {"rows": []})
+    assert suspended.restore(["a", 2], state) is None
+    assert suspended.restore(["a", 1], {"w": jnp.zeros(4)}) is None
+    found, notes = suspended.restore(["a", 1], state)
+    assert (found["w"] == state["w"]).all()
+    assert notes == {"rows": []}
+    suspended.save(["b"], state, {})
+    assert suspended.restore(["a", 1], state) is None
