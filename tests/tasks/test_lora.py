@@ -245,13 +245,7 @@ def wide():
 
 def prepared(task):
     return simulation.federate(
-        fedavg(lr=0.1),
-        task,
-        BINARY,
-        PARTS,
-        cohort_size=2,
-        local_steps=2,
-        batch_size=3,
+        fedavg(lr=0.1), task, BINARY, PARTS, cohort_size=2, local_steps=2, batch_size=3
     )
 
 
