@@ -20,7 +20,6 @@ from fedjax_muon.cli import main
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.models.swin_checkpoint import without_head
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import pretrained
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.config_json import from_json, to_json
@@ -28,22 +27,46 @@ from fedjax_muon.runs.pretrained import dataset_of
 
 pytestmark = pytest.mark.slow
 
-
-# -------------------- A pretrained Swin transformer against timm's computation in torch, by its names
-
 torch = needs("torch")
 safetensors = needs("safetensors.numpy")
 functional = torch.nn.functional
 checkpoints = needs("experiments.studies.tiny_checkpoints")
+
+WIDTH, RANK = 16, 2
+WORDS = ("the hand", "on the sand", "a thing", "in the end", "red and round")
+ROWS = [(WORDS[i % 5] + " " + WORDS[i % 3], i % 2) for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Checkpoints, and a tiny CoLA."""
+    tiny = tmp_path_factory.mktemp("pretrained")
+    checkpoints.write_roberta(tiny / "roberta", width=WIDTH)
+    checkpoints.write_swin(tiny / "swin")
+    cola = tiny / "CoLA"
+    cola.mkdir()
+    text = "".join(f"gj04\t{label}\t\t{sentence}\n" for sentence, label in ROWS)
+    for file in ("train.tsv", "dev.tsv"):
+        (cola / file).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        allow_small(patch, "cola")
+        yield tiny
+
+
+@pytest.fixture
+def place(tiny, tmp_path):
+    return shutil.copytree(tiny, tmp_path / "checkpoints")
+
+
+# ------------------------------- Swin against timm's computation in torch, by its names
 
 DEPTHS, HEADS, WINDOW, SIDE = (2, 1), (2, 3), 2, 8
 IMAGES = np.random.default_rng(1).normal(size=(2, 5, 6, 3))  # to be resized
 
 
 @pytest.fixture(scope="module")
-def tensors(tmp_path_factory):
-    place = checkpoints.write_swin(tmp_path_factory.mktemp("swin"))
-    return safetensors.load_file(place / "model.safetensors")
+def tensors(tiny):
+    return safetensors.load_file(tiny / "swin" / "model.safetensors")
 
 
 def saved(folder, tensors):
@@ -172,95 +195,22 @@ def test_training_starts_at_the_checkpoint(tmp_path, tensors):
         tasks.starting_at(task, {"tail": params["head"]})
 
 
-# ------------------------------------------------------------------- refusals
-
-
-def test_no_file(tmp_path):
-    message = r"model.safetensors does not exist; download .* https://huggingface.co/ti"
-    with pytest.raises(FileNotFoundError, match=message):
-        models.load_swin(tmp_path)
-
-
-def test_no_safetensors(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match="expected tensors in the format of safetens"):
-        models.load_swin(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch_embed.proj.weight": None}, "'patch_embed.proj.weight' is missing"),
-        ({"layers.1.blocks.0.norm2.bias": None}, "'layers.1.blocks.0.norm2.bias' is m"),
-        ({"absolute_pos_embed": (1, 16, 6)}, "unexpected absolute_pos_embed, and 0 mo"),
-        # made for windows of 2 in the first stage, and of 1 in the second
-        (
-            {"layers.1.blocks.0.attn.relative_position_bias_table": (1, 3)},
-            r"layers.1.blocks.0.attn.relative_position_bias_table has shape \(1, 3\)",
-        ),
-    ],
-)
-def test_other_networks(tmp_path, tensors, changes, message):
-    tensors = dict(tensors)
-    for name, shape in changes.items():
-        if shape is None:
-            del tensors[name]
-        else:
-            tensors[name] = np.zeros(shape, np.float32)
-    with pytest.raises(
-        ValueError, match=f"not a Swin transformer as saved by timm: .*{message}"
-    ):
-        models.load_swin(saved(tmp_path, tensors))
-
-
-# -------------------- `--checkpoint`: tiny random ones, run by the command and refused
-
-WIDTH, RANK = 16, 2
-WORDS = ("the hand", "on the sand", "a thing", "in the end", "red and round")
-ROWS = [(WORDS[i % 5] + " " + WORDS[i % 3], i % 2) for i in range(40)]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """Checkpoints, and a tiny CoLA."""
-    tiny = tmp_path_factory.mktemp("pretrained")
-    checkpoints.write_roberta(tiny / "roberta", width=WIDTH)
-    checkpoints.write_swin(tiny / "swin")
-    cola = tiny / "CoLA"
-    cola.mkdir()
-    text = "".join(f"gj04\t{label}\t\t{sentence}\n" for sentence, label in ROWS)
-    for file in ("train.tsv", "dev.tsv"):
-        (cola / file).write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        allow_small(patch, "cola")
-        yield tiny
+# ----------------------------------------------------------- run by the command
 
 
 def config_of(tiny, **changes) -> Config:
-    options = {
-        "dataset": "cola",
-        "data_dir": tiny,
-        "model": "roberta",
-        "checkpoint": tiny / "roberta",
-        "lora_rank": RANK,
-        "max_tokens": 8,
-        "num_clients": 2,
-        "partition": "iid",
-        "cohort_size": 2,
-        "local_steps": 2,
-        "batch_size": 4,
-        "rounds": 2,
-        "evaluate_every": 2,
-    }
-    return Config(**(options | changes))
+    data = {"dataset": "cola", "data_dir": tiny, "max_tokens": 8}
+    model = {"model": "roberta", "checkpoint": tiny / "roberta", "lora_rank": RANK}
+    clients = {"num_clients": 2, "partition": "iid", "cohort_size": 2}
+    times = {"local_steps": 2, "batch_size": 4, "rounds": 2, "evaluate_every": 2}
+    return Config(**(data | model | clients | times | changes))
 
 
 def words(config: Config) -> list[str]:
     """As options of the command."""
-    chosen = dataclasses.asdict(config).items()
     usual = dataclasses.asdict(Config())
     found = []
-    for name, value in chosen:
+    for name, value in dataclasses.asdict(config).items():
         if value != usual[name]:
             found += [f"--{name.replace('_', '-')}", str(value)]
     return found
@@ -323,8 +273,6 @@ def test_swin_starts_at_its_checkpoint(tiny):
         simulation_of(Run("fedavg", {}, 0, config), digits)  # of one channel
 
 
-# ------------------------------------------------------------------- refusals
-
 REFUSED = {
     "the model roberta is not trained from scratch; give --checkpoint the directory": {
         "checkpoint": None
@@ -378,46 +326,29 @@ def rewrite(folder, **values):
     file.write_text(json.dumps(found))
 
 
-def test_tokens_are_in_files(tiny, tmp_path):
-    folder = Path(shutil.copytree(tiny / "roberta", tmp_path / "roberta"))
-    (folder / "merges.txt").unlink()
+def test_tokens_are_in_files(place):
+    (place / "roberta" / "merges.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"merges\.txt does not exist; downl"):
-        dataset_of(config_of(tiny, checkpoint=folder))
+        dataset_of(config_of(place))
 
 
-def test_sizes_of_a_checkpoint(tiny, tmp_path):
-    folder = Path(shutil.copytree(tiny / "roberta", tmp_path / "roberta"))
+def test_sizes_of_a_checkpoint(place):
+    folder = place / "roberta"
     assert models.roberta_of(folder, 3).hidden == 32
-    rewrite(folder, hidden_act="relu")
-    with pytest.raises(ValueError, match=r"config\.json must say .*'hidden_act': 'gel"):
-        models.roberta_of(folder)
-    rewrite(folder, hidden_act="gelu", attention_probs_dropout_prob=0.2)
-    with pytest.raises(ValueError, match="one dropout for hidden layers and attention"):
-        models.roberta_of(folder)
-    rewrite(folder, hidden_size=None)
-    with pytest.raises(ValueError, match=r"expected the sizes of a RoBERTa \(KeyErro"):
-        models.roberta_of(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="expected the sizes of a RoBERTa"):
-        models.roberta_of(folder)
+    dropout = {"hidden_act": "gelu", "attention_probs_dropout_prob": 0.2}
+    for changes, message in (
+        ({"hidden_act": "relu"}, r"config\.json must say .*'hidden_act': 'gel"),
+        (dropout, "one dropout for hidden layers and attention"),
+        ({"hidden_size": None}, r"expected the sizes of a RoBERTa \(KeyErro"),
+    ):
+        rewrite(folder, **changes)
+        with pytest.raises(ValueError, match=message):
+            models.roberta_of(folder)
     (folder / "config.json").unlink()
     assert models.roberta_of(folder, 3) == models.RoBERTa(3)  # roberta-base
 
 
-# -------------------- Checkpoints and their settings that are damaged, or were made to harm
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    place = tmp_path_factory.mktemp("checkpoints")
-    checkpoints.write_roberta(place / "roberta")
-    checkpoints.write_swin(place / "swin")
-    return place
-
-
-@pytest.fixture
-def place(written, tmp_path):
-    return shutil.copytree(written, tmp_path / "checkpoints")
+# --------------------------------------------- damaged, or made to harm
 
 
 def changed(folder, change) -> None:
@@ -425,21 +356,14 @@ def changed(folder, change) -> None:
     file = folder / "model.safetensors"
     tensors = dict(safetensors.load_file(file))
     change(tensors)
-    safetensors.save_file(
-        {name: np.ascontiguousarray(a) for name, a in tensors.items()}, file
-    )
+    saved(folder, tensors)
 
 
 def read_roberta(place):
-    model = models.roberta_of(place / "roberta")
-    return models.load_roberta(place / "roberta", model)
+    return models.load_roberta(place / "roberta", models.roberta_of(place / "roberta"))
 
 
-def read_swin(place):
-    return models.load_swin(place / "swin")
-
-
-READ = {"roberta": read_roberta, "swin": read_swin}
+READ = {"roberta": read_roberta, "swin": lambda place: models.load_swin(place / "swin")}
 NAMES = {
     "roberta": "roberta.encoder.layer.0.output.dense.bias",
     "swin": "layers.0.blocks.0.mlp.fc1.bias",
@@ -452,6 +376,18 @@ def refused(place, kind, message, file="model.safetensors") -> None:
     assert str(place / kind / file) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_files_without_tensors_and_no_files(place, kind):
+    file = place / kind / "model.safetensors"
+    file.write_bytes(b"no tensors")
+    refused(place, kind, "expected tensors in the format of safetensors")
+    file.unlink()
+    start = "https://huggingface.co/ti" if kind == "swin" else ""
+    message = f"model.safetensors does not exist; download .*{start}"
+    with pytest.raises(FileNotFoundError, match=message):
+        READ[kind](place)
 
 
 @pytest.mark.parametrize("kind", READ)
@@ -504,37 +440,27 @@ def test_long_and_broken_names(place, kind):
     refused(place, kind, "unexpected")
 
 
-# -------------------------------------------------------------------- roberta
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        {"hidden_size": 2**70},
-        {"hidden_size": 16.0},
-        {"hidden_size": "16"},
-        {"hidden_size": True},
-        {"num_hidden_layers": 10**9},
-        {"num_hidden_layers": 0},
-        {"num_attention_heads": 3},
-        {"num_attention_heads": -1},
+        *({"hidden_size": size} for size in (2**70, 16.0, "16", True)),
+        *({"num_hidden_layers": depth} for depth in (10**9, 0)),
+        *({"num_attention_heads": heads} for heads in (3, -1)),
         {"max_position_embeddings": 1},
         {"pad_token_id": 10**6},
         {"vocab_size": 1e400},
-        {"layer_norm_eps": -1},
-        {"layer_norm_eps": float("nan")},
+        *({"layer_norm_eps": epsilon} for epsilon in (-1, float("nan"))),
         {"hidden_dropout_prob": 1.5, "attention_probs_dropout_prob": 1.5},
     ],
     ids=str,
 )
 def test_sizes_that_no_model_has(place, changes):
-    file = place / "roberta" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    rewrite(place / "roberta", **changes)
     message = r"config.json: expected the sizes of a RoBERTa \(.*\); download it again"
     refused(place, "roberta", message, "config.json")
 
 
-@pytest.mark.parametrize("content", ["[" * 200_000, "[]", "null", "3", "\0"])
+@pytest.mark.parametrize("content", ["[" * 200_000, "[]", "null", "3", "\0", "{"])
 def test_other_json_than_settings(place, content):
     (place / "roberta" / "config.json").write_text(content)
     refused(place, "roberta", "expected the sizes of a RoBERTa", "config.json")
@@ -542,25 +468,17 @@ def test_other_json_than_settings(place, content):
 
 def test_a_depth_that_the_file_does_not_have(place):
     """Tracing a thousand layers would take a minute."""
-    file = place / "roberta" / "config.json"
-    file.write_text(
-        json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 999})
-    )
+    rewrite(place / "roberta", num_hidden_layers=999)
     refused(place, "roberta", "does not match a RoBERTa of depth 999: missing encoder")
 
 
 def test_vocabulary_and_settings_of_two_models(place):
     """Ids above the model's give NaN."""
-    file = place / "roberta" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 269}))
+    rewrite(place / "roberta", vocab_size=269)
     config = Config(dataset="cola", model="roberta", checkpoint=place / "roberta")
-    with pytest.raises(
-        ValueError, match=r"vocab.json has 270 token ids, config.json 269"
-    ):
-        pretrained.dataset_of(config)
-
-
-# ----------------------------------------------------------------------- swin
+    message = "vocab.json has 270 token ids, config.json 269"
+    with pytest.raises(ValueError, match=message):
+        dataset_of(config)
 
 
 def renamed(old, new):
@@ -586,29 +504,37 @@ def test_stages_and_blocks_are_counted(place, change, message):
     refused(place, "swin", message)
 
 
-def test_tensors_without_numbers(place):
-    """Of any shape, they take no bytes in a file."""
-    name = "layers.0.blocks.0.attn.relative_position_bias_table"
-    empty = np.zeros((2**40, 0), np.float32)
-    changed(place / "swin", lambda tensors: tensors.update({name: empty}))
-    refused(place, "swin", r"must have finite numbers, got float32\[1099511627776, 0\]")
+TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
+SECOND = TABLE.replace("layers.0", "layers.1")
+PATCHES, PLACES = "patch_embed.proj.weight", "absolute_pos_embed"
+NORM = "layers.1.blocks.0.norm2.bias"
+UNFIT = "not a Swin transformer as saved by timm: .*"
+NO_NUMBERS = "must have finite numbers"
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("layers.0.blocks.0.attn.relative_position_bias_table", (127**2, 2), "window"),
-        ("patch_embed.proj.weight", (1, 1, 64, 64), "its patch has 64, more than 32"),
+        # of any shape, tensors without numbers take no bytes in a file
+        (TABLE, (2**40, 0), rf"{NO_NUMBERS}, got float32\[1099511627776, 0\]"),
+        (PATCHES, (0, 3, 2, 2), f"{PATCHES} {NO_NUMBERS}"),
+        # these would fill the memory
+        (TABLE, (127**2, 2), f"{UNFIT}window"),
+        (PATCHES, (1, 1, 64, 64), f"{UNFIT}its patch has 64, more than 32"),
+        # of other networks
+        (PATCHES, None, f"{UNFIT}'{PATCHES}' is missing"),
+        (NORM, None, f"{UNFIT}'{NORM}' is missing"),
+        (PLACES, (1, 16, 6), f"{UNFIT}unexpected {PLACES}, and 0 mo"),
+        # made for windows of 2 in the first stage, and of 1 in the second
+        (SECOND, (1, 3), rf"{UNFIT}{SECOND} has shape \(1, 3\)"),
     ],
 )
-def test_sizes_that_would_fill_the_memory(place, name, shape, message):
-    large = np.zeros(shape, np.float32)
-    changed(place / "swin", lambda tensors: tensors.update({name: large}))
-    refused(place, "swin", f"not a Swin transformer as saved by timm: .*{message}")
+def test_other_tensors_than_those_of_swin(place, name, shape, message):
+    def change(tensors):
+        if shape is None:
+            del tensors[name]
+        else:
+            tensors[name] = np.zeros(shape, np.float32)
 
-
-def test_a_width_of_nothing(place):
-    name = "patch_embed.proj.weight"
-    empty = np.zeros((0, 3, 2, 2), np.float32)
-    changed(place / "swin", lambda tensors: tensors.update({name: empty}))
-    refused(place, "swin", "patch_embed.proj.weight must have finite numbers")
+    changed(place / "swin", change)
+    refused(place, "swin", message)

@@ -1,9 +1,8 @@
-"""The pooling against flax, the networks against torch; their precision."""
+"""Pooling and dropout, networks against torch, and models that compute in bfloat16."""
 
-import functools
 import math
 import re
-from functools import partial
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
@@ -26,15 +25,8 @@ from fedjax_muon import models, tasks
 from fedjax_muon.models.convolution import max_pool_2x2
 from fedjax_muon.tasks.classification import logits_of
 
-# -------------------- The pooling against flax, the networks against torch
-
+KEY = jax.random.key(0)
 IMAGES = ["mlp", "lenet", "emnist_cnn"]  # the others have their own tests
-
-
-def whole_numbers(seed, *shape):
-    """Small integers: float32 sums of their products are exact in any order."""
-    draw = np.random.default_rng(seed).integers(-4, 5, shape)
-    return jnp.asarray(draw, jnp.float32)
 
 
 @pytest.mark.parametrize("size", [(6, 4), (7, 5)])
@@ -78,29 +70,21 @@ LAYERS = {  # name: (weights and biases of each layer, for 28 x 28 x 1 and 10 cl
 TOTALS = {"mlp": 199_210, "lenet": 61_706, "emnist_cnn": 1_199_882}
 
 
-def shapes_of(model, example_shape):
-    x = jax.ShapeDtypeStruct((2, *example_shape), jnp.float32)
-    logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
-    assert set(variables) == {"params"}
-    return logits.shape, variables["params"]
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_parameters_of_each_layer(name):
-    logits, params = shapes_of(models.ALL[name](classes=10), (28, 28, 1))
+    params = shapes(models.ALL[name](classes=10), (28, 28, 1))
     counts = [sum(p.size for p in jax.tree.leaves(layer)) for layer in params.values()]
-    assert logits == (2, 10)
     assert sorted(counts) == sorted(LAYERS[name])
     assert sum(counts) == TOTALS[name]
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_classes(name):
-    assert shapes_of(models.ALL[name](classes=62), (28, 28, 1))[0] == (2, 62)
+    shapes(models.ALL[name](classes=62), (28, 28, 1))  # which checks those of logits
 
 
 def test_features_of_the_mlp():
-    _, params = shapes_of(models.MLP(features=(7,), classes=3), (4, 2))
+    params = shapes(models.MLP(features=(7,), classes=3), (4, 2))
     kernels = [layer["kernel"].shape for layer in params.values()]
     assert kernels == [(8, 7), (7, 3)]
 
@@ -115,21 +99,7 @@ def test_features_of_the_mlp():
     ],
 )
 def test_other_image_sizes(model, size, width):
-    logits, params = shapes_of(model, (size, size, 3))
-    assert logits == (2, 10)
-    assert params["Dense_0"]["kernel"].shape[0] == width
-
-
-@pytest.mark.parametrize("shape", [(8, 8, 1), (28, 11, 1), (28, 28)])
-def test_lenet_refuses_other_data(shape):
-    with pytest.raises(ValueError, match="at least 12 x 12, got shape"):
-        shapes_of(models.LeNet(), shape)
-
-
-@pytest.mark.parametrize("shape", [(5, 8, 1), (784,)])
-def test_emnist_cnn_refuses_other_data(shape):
-    with pytest.raises(ValueError, match="at least 6 x 6, got shape"):
-        shapes_of(models.EmnistCNN(), shape)
+    assert shapes(model, (size, size, 3))["Dense_0"]["kernel"].shape[0] == width
 
 
 def torch_network(name, params, x):
@@ -171,7 +141,7 @@ def test_networks_equal_torch(name):
     x = rng.normal(size=(3, 15, 14, 2))
     params = jax.tree.map(
         lambda p: rng.normal(size=p.shape) / math.sqrt(p.size / p.shape[-1]),
-        shapes_of(model, (15, 14, 2))[1],
+        shapes(model, (15, 14, 2)),
     )
     logits, gradient = differentiated(model, params, x)
     leaves = torch_leaves(params)
@@ -202,38 +172,18 @@ def test_work_of_a_step_of_the_emnist_cnn():
     assert 2 * products <= counted < 1.02 * 2 * products
 
 
-# -------------------- The vision transformer: where it drops, how it starts, what it refuses
+# ---------------------- the vision transformer, whose numbers test_models_large checks
 
-KEY = jax.random.key(0)
-SMALL_VIT = {
-    "patch": 2,
-    "width": 10,
-    "depth": 2,
-    "heads": 3,
-    "head_width": 4,
-    "hidden": 14,
-}
-
-
-def shapes_of_vit(model, image):
-    x = jax.ShapeDtypeStruct((2, *image), jnp.float32)
-    return jax.eval_shape(model.init, KEY, x)["params"]
-
-
-def drawn_vit(shapes_of_vit):
-    """Normal parameters, all away from where they start."""
-    rng = np.random.default_rng(0)
-    scale = lambda p: math.sqrt(p.size / p.shape[-1])
-    return jax.tree.map(
-        lambda p: jnp.float32(rng.normal(size=p.shape) / scale(p)), shapes_of_vit
-    )
+PATCHES = {"patch": 2, "heads": 3, "head_width": 4, "hidden": 14}
+SMALL_VIT = {"width": 10, "depth": 2, **PATCHES}
 
 
 @pytest.mark.slow
 def test_dropout_acts_with_a_key_alone():
     image, sizes = (4, 4, 3), SMALL_VIT | {"depth": 1}
     model, without = models.ViT(5, **sizes), models.ViT(5, **sizes, dropout=0.0)
-    params, y = drawn_vit(shapes_of_vit(model, image)), jnp.zeros(2, jnp.int32)
+    params = jax.tree.map(jnp.float32, drawn(shapes(model, image)))
+    y = jnp.zeros(2, jnp.int32)
     x = jnp.float32(np.random.default_rng(1).normal(size=(2, *image)))
     task = tasks.classification(model, image)
 
@@ -259,7 +209,7 @@ def test_dropout_acts_with_a_key_alone():
 def test_where_dropout_acts():
     model, image = models.ViT(5, **SMALL_VIT), (4, 6, 3)
     tokens = (2, 1 + 2 * 3)
-    seen = dropouts(lambda: shapes_of_vit(model, image))
+    seen = dropouts(lambda: shapes(model, image))
     block = [(*tokens, 10), (*tokens, 14), (*tokens, 10)]
     assert seen == [(shape, 0.1) for shape in [(*tokens, 10), *block, *block]]
 
@@ -288,33 +238,41 @@ def test_initial_scales():
 @pytest.mark.slow
 def test_inside_shard_map():
     """Class tokens and positions do not vary there, images do: a matter of types."""
-    model, image = models.ViT(5, **SMALL_VIT), (4, 4, 3)
-    check_inside_shard_map(model, image)
+    check_inside_shard_map(models.ViT(5, **SMALL_VIT), (4, 4, 3))
 
 
-@pytest.mark.parametrize("image", [(30, 32, 3), (32, 30, 3)])
-def test_patches_fill_the_image(image):
-    with pytest.raises(ValueError, match=r"multiples of patch = 4, got shape \(2, 3"):
-        shapes_of_vit(models.ViT(), image)
+SIDES = r"multiples of patch = 4, got shape \(2, 3"
+RATE = r"dropout must lie in \[0, 1\)"
 
 
 @pytest.mark.parametrize(
-    "name", ["patch", "width", "depth", "heads", "head_width", "hidden"]
+    ("model", "image", "message"),
+    [
+        (models.LeNet(), (8, 8, 1), "at least 12 x 12, got shape"),
+        (models.LeNet(), (28, 11, 1), "at least 12 x 12, got shape"),
+        (models.LeNet(), (28, 28), "at least 12 x 12, got shape"),
+        (models.EmnistCNN(), (5, 8, 1), "at least 6 x 6, got shape"),
+        (models.EmnistCNN(), (784,), "at least 6 x 6, got shape"),
+        *((models.ViT(), image, SIDES) for image in ((30, 32, 3), (32, 30, 3))),
+        *((models.ViT(dropout=rate), (32, 32, 3), RATE) for rate in (-0.1, 1.0)),
+        *(
+            (
+                models.ViT(**{name: 0}),
+                (32, 32, 3),
+                f"ViT's {name} must be at least 1, got 0",
+            )
+            for name in ("patch", "width", "depth", "heads", "head_width", "hidden")
+        ),
+    ],
 )
-def test_sizes_of_transformers_are_positive(name):
-    with pytest.raises(ValueError, match=f"ViT's {name} must be at least 1, got 0"):
-        shapes_of_vit(models.ViT(**{name: 0}), (32, 32, 3))
+def test_images_and_sizes_are_refused(model, image, message):
+    with pytest.raises(ValueError, match=message):
+        shapes(model, image)
 
 
-@pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_dropout_is_a_probability_below_one(dropout):
-    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\)"):
-        shapes_of_vit(models.ViT(dropout=dropout), (32, 32, 3))
+# ------------------------------- in bfloat16: what is rounded, and how far off
 
-
-# -------------------- Models that compute in bfloat16: what is rounded, what stays float32, how far off
-
-VIT = {"patch": 2, "width": 12, "depth": 1, "heads": 2, "head_width": 4, "hidden": 14}
+VIT = PATCHES | {"width": 12, "depth": 1, "heads": 2}
 SWIN = {"patch": 1, "window": 3, "width": 6, "depths": (1, 1), "heads": (2, 3)}
 RNN = {"vocabulary_size": 11, "embedding": 6, "hidden": 7, "layers": 1}
 RECURRENT = ("rnn", "lstm", "gru")
@@ -322,12 +280,9 @@ SMALL = {  # name: (options, shape of an example)
     "mlp": ({"features": (9, 8)}, (4, 4, 1)),
     "lenet": ({}, (12, 12, 1)),
     "emnist_cnn": ({}, (6, 6, 1)),
-    "rnn": (RNN, (5,)),
-    "lstm": (RNN, (5,)),
-    "gru": (RNN, (5,)),
+    **dict.fromkeys(RECURRENT, (RNN, (5,))),
     "resnet18": ({"groups": 2, "widths": (4, 6)}, (6, 6, 3)),
-    "vit": (VIT, (4, 6, 3)),
-    "vit_tiny": (VIT, (4, 6, 3)),
+    **dict.fromkeys(("vit", "vit_tiny"), (VIT, (4, 6, 3))),
     "swin_tiny": (SWIN, (6, 6, 3)),
 }
 # The input, kernel and output of a product are rounded to 8 bits: each by 2^-8 at most,
@@ -336,7 +291,7 @@ SMALL = {  # name: (options, shape of an example)
 EPSILON = 2.0**-8
 
 
-@functools.cache
+@cache
 def prepared(name):
     """Parameters and examples."""
     options, example = SMALL[name]
@@ -353,7 +308,7 @@ def model_of(name, dtype=None):
     return models.ALL[name](5, dtype=dtype, **SMALL[name][0])
 
 
-@functools.cache
+@cache
 def gradient_program(name, dtype=None):
     params, x = prepared(name)
     model, key = model_of(name, dtype), jax.random.key(0)
@@ -378,10 +333,7 @@ FAST = ("mlp", "lenet", "rnn", "vit_tiny")
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
-        for name in SMALL
-    ],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in SMALL],
 )
 def test_products_are_of_bfloat16_and_gradients_of_float32(name):
     program, gradient = gradient_program(name, jnp.bfloat16)

@@ -27,8 +27,6 @@ from fedjax_muon.transforms.layout import fans
 pytestmark = pytest.mark.slow
 
 
-# -------------------- ResNet-18 and the vision transformers against torch, and what Muon takes of them
-
 torch = needs("torch")
 
 HEADS, HEAD_WIDTH = 3, 4
@@ -141,6 +139,10 @@ def norm(layer):
     return {"weight": layer["scale"], "bias": layer["bias"]}
 
 
+def joined(names):
+    return {f"{k}.{part}": v for k, parts in names.items() for part, v in parts.items()}
+
+
 def torch_state_of_resnet(params):
     """Our parameters by the names that torch gives to its own."""
     names = {"stem": conv(params["stem"]), "norm": norm(params["GroupNorm_0"])}
@@ -153,7 +155,7 @@ def torch_state_of_resnet(params):
         if "shortcut" in block:
             names[f"{prefix}shortcut"] = conv(block["shortcut"])
             names[f"{prefix}shortcut_norm"] = norm(block["shortcut_norm"])
-    return {f"{k}.{part}": v for k, parts in names.items() for part, v in parts.items()}
+    return joined(names)
 
 
 def torch_state_of_vit(params):
@@ -177,173 +179,20 @@ def torch_state_of_vit(params):
         names[f"{prefix}down"] = dense(block["Dense_1"])
         for j in range(2):
             names[f"{prefix}norm{j + 1}"] = norm(block[f"LayerNorm_{j}"])
-    state = {
-        f"{k}.{part}": v for k, parts in names.items() for part, v in parts.items()
+    positions = params["positions"]["embedding"][None]
+    return {
+        **joined(names),
+        "positions": positions,
+        "token": params["class_token"][None, None],
     }
-    state["positions"] = params["positions"]["embedding"][None]
-    state["token"] = params["class_token"][None, None]
-    return state
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_logits_and_gradients_equal_torch(name):
-    model, image = SMALL[name]
-    params = drawn(shapes(model, image))
-    x = np.random.default_rng(1).normal(size=(2, *image))
-    logits, gradient = differentiated(model, params, x)
-    leaves = torch_leaves(params)
-    named = torch_state_of_resnet if name == "resnet18" else torch_state_of_vit
-    reference = torch.func.functional_call(
-        torch_small(name).double(),
-        named(leaves),
-        torch.tensor(x).permute(0, 3, 1, 2),
-        strict=True,  # each of torch's parameters is one of ours, and conversely
-    )
-    torch.sin(reference).sum().backward()
-    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11)
-    close(logits, reference.detach().numpy())
-    for path, leaf in by_path(leaves).items():
-        close(by_path(gradient)[path], leaf.grad.numpy(), err_msg=path)
-
-
-def resnet_count(classes):
-    """Stage by stage: 3 x 3 kernels, normalisations (five), the way around."""
-    count = 3 * 3 * 3 * 64
-    for before, width in ((64, 64), (64, 128), (128, 256), (256, 512)):
-        count += 3 * 3 * (before * width + 3 * width * width) + 5 * 2 * width
-        count += before * width if before != width else 0
-    return count + 512 * classes + classes
-
-
-def vit_count(classes, patch, places, width, depth, inner, hidden, qkv_biases):
-    attention = 3 * (width * inner + qkv_biases * inner) + inner * width + width
-    network = width * hidden + hidden + hidden * width + width
-    tokens = (patch * patch * 3 * width + width) + (1 + places) * width + width
-    blocks = depth * (2 * width + attention + 2 * width + network)
-    return tokens + blocks + 2 * width + width * classes + classes
-
-
-BASE = (4, 64, 512, 6, 512, 512, 0)
-TINY = (192, 12, 3 * 64, 768, 1)
-SIZES = [  # model, side, formula, torch, total
-    (models.ResNet18(), 32, resnet_count(10), lambda: TorchResNet(10), 11_173_962),
-    (
-        models.ResNet18(100, groups=2),
-        32,
-        resnet_count(100),
-        lambda: TorchResNet(100, 2),
-        11_220_132,
-    ),
-    (
-        models.ViT(),
-        32,
-        vit_count(10, *BASE),
-        lambda: TorchViT(10, (32, 32), 4, 512, 6, 8, 64, 512, False, epsilon=1e-5),
-        9_523_722,
-    ),
-    (
-        models.vit_tiny(),
-        32,
-        vit_count(10, 4, 64, *TINY),
-        lambda: TorchViT(10, (32, 32), 4, 192, 12, 3, 64, 768, True, epsilon=1e-6),
-        5_362_762,
-    ),
-    (  # DeiT-Tiny as published
-        models.vit_tiny(1000, patch=16),
-        224,
-        vit_count(1000, 16, 14 * 14, *TINY),
-        lambda: TorchViT(1000, (224, 224), 16, 192, 12, 3, 64, 768, True, epsilon=1e-6),
-        5_717_416,
-    ),
-]
-
-
-@pytest.mark.parametrize(("model", "side", "formula", "theirs", "total"), SIZES)
-def test_parameters(model, side, formula, theirs, total):
-    ours = sum(p.size for p in jax.tree.leaves(shapes(model, (side, side, 3))))
-    with torch.device("meta"):
-        counted = sum(p.numel() for p in theirs().parameters())
-    assert ours == formula == counted == total
-
-
-def matrices(params, **options):
-    """{path: (fan_in, fan_out)} of what Muon takes."""
-    numbers = muon_dimension_numbers(params, **options)
-    leaves = by_path(params)
-    pairs = by_path(numbers, lambda n: n is None or hasattr(n, "reduction_axis"))
-    return {k: fans(n, leaves[k]) for k, n in pairs.items() if n is not None}
-
-
-def test_matrices_of_the_resnet():
-    params = shapes(models.ResNet18(), (32, 32, 3))
-    found = matrices(params)
-    assert found.keys() == {k for k in by_path(params) if k.endswith("/kernel")}
-    assert len(found) == 1 + 4 * 4 + 3 + 1  # stem, blocks, shortcuts, head
-    assert found["stem/kernel"] == (27, 64)
-    assert found["ResidualBlock_2/Conv_0/kernel"] == (9 * 64, 128)
-    assert found["ResidualBlock_2/shortcut/kernel"] == (64, 128)
-    fewer = matrices(params, exclude=("bias", "scale", "stem", "head"))
-    assert found.keys() - fewer.keys() == {"stem/kernel", "head/kernel"}
-
-
-@pytest.mark.parametrize(("constructor", "depth"), [("vit", 6), ("vit_tiny", 12)])
-def test_matrices_of_the_transformers(constructor, depth):
-    params = shapes(models.ALL[constructor](classes=10), (32, 32, 3))
-    found, width = matrices(params), len(params["class_token"])
-    kernels = {k for k in by_path(params) if k.endswith("/kernel")}
-    assert found.keys() == kernels | {"positions/embedding"}
-    assert len(kernels) == 1 + 6 * depth + 1
-    assert all(by_path(params)[k].ndim == 2 for k in kernels)
-    for name in ("query", "key", "value", "out"):
-        assert found[f"Block_0/Attention_0/{name}/kernel"] == (width, width)
-    fewer = matrices(params, exclude=("bias", "scale", "embedding", "head"))
-    assert found.keys() - fewer.keys() == {"positions/embedding", "head/kernel"}
-
-
-@pytest.mark.parametrize("name", ["resnet18", "vit"])
-def test_muon_makes_matrices_orthogonal_and_leaves_the_rest(name):
-    gradient = jax.tree.map(jnp.float32, drawn(shapes(*SMALL[name])))
-    rule = by_rank(scale_by_muon(0.0, polar=polar))
-    step = jax.jit(lambda g: rule.update(g, rule.init(g))[0])(gradient)
-    names = matrices(gradient)
-    for path, leaf in by_path(step).items():
-        if path in names:
-            values = np.linalg.svd(np.float64(leaf).reshape(names[path]))[1]
-            np.testing.assert_allclose(values, 1.0, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(leaf, by_path(gradient)[path])
-
-
-@pytest.mark.parametrize("name", ["resnet18", "vit", "vit_tiny"])
-@pytest.mark.parametrize("shape", [(3072,), (32, 32)])
-def test_other_ranks_are_refused(name, shape):
-    with pytest.raises(ValueError, match=r"takes images \[B, H, W, C\].*got shape"):
-        shapes(models.ALL[name](), shape)
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [{"groups": 0}, {"groups": 3}, {"widths": ()}, {"groups": 2, "widths": (4, 0)}],
-)
-def test_groups_divide_the_channels(sizes):
-    with pytest.raises(ValueError, match="widths must be positive multiples of groups"):
-        shapes(models.ResNet18(**sizes), (32, 32, 3))
-
-
-# -------------------- The Swin transformer against torch, what Muon takes of it, and what it refuses
-
-SWIN_SIZES = {"patch": 2, "width": 6, "expansion": 2}
+swin = partial(models.Swin, 5, patch=2, width=6, expansion=2)
 SMALL_SWIN = {  # name: (model, shape of an image)
     # 12 x 6 places in 4 x 2 windows, shifted by 1 of 3
-    "shifted": (
-        models.Swin(5, window=3, depths=(2,), heads=(2,), **SWIN_SIZES),
-        (24, 12, 3),
-    ),
+    "shifted": (swin(window=3, depths=(2,), heads=(2,)), (24, 12, 3)),
     # 8 x 4 places in two windows, which are not shifted; then 4 x 2 in two of 2 x 2
-    "whole": (
-        models.Swin(5, window=4, depths=(2, 1), heads=(2, 3), **SWIN_SIZES),
-        (16, 8, 3),
-    ),
+    "whole": (swin(window=4, depths=(2, 1), heads=(2, 3)), (16, 8, 3)),
 }
 PUBLISHED = models.swin_tiny(1000, patch=4, window=7)
 
@@ -430,14 +279,26 @@ def torch_swin(model, params, x):
     return torch_dense(params["head"], x)
 
 
-@pytest.mark.parametrize("name", SMALL_SWIN)
-def test_swin_equals_torch(name):
-    model, image = SMALL_SWIN[name]
+def torch_logits(name, model, leaves, x):
+    if name in SMALL_SWIN:
+        return torch_swin(model, leaves, x)
+    named = torch_state_of_resnet if name == "resnet18" else torch_state_of_vit
+    return torch.func.functional_call(
+        torch_small(name).double(),
+        named(leaves),
+        x.permute(0, 3, 1, 2),
+        strict=True,  # each of torch's parameters is one of ours, and conversely
+    )
+
+
+@pytest.mark.parametrize("name", SMALL | SMALL_SWIN)
+def test_logits_and_gradients_equal_torch(name):
+    model, image = (SMALL | SMALL_SWIN)[name]
     params = drawn(shapes(model, image))
     x = np.random.default_rng(1).normal(size=(2, *image))
     logits, gradient = differentiated(model, params, x)
     leaves = torch_leaves(params)
-    reference = torch_swin(model, leaves, torch.tensor(x))
+    reference = torch_logits(name, model, leaves, torch.tensor(x))
     torch.sin(reference).sum().backward()
     close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11)
     close(logits, reference.detach().numpy())
@@ -445,7 +306,53 @@ def test_swin_equals_torch(name):
         close(by_path(gradient)[path], leaf.grad.numpy(), err_msg=path)
 
 
-def count(classes, patch, windows):
+# ------------------------------------------------------------------------- sizes
+
+
+def resnet_count(classes):
+    """Stage by stage: 3 x 3 kernels, normalisations (five), the way around."""
+    count = 3 * 3 * 3 * 64
+    for before, width in ((64, 64), (64, 128), (128, 256), (256, 512)):
+        count += 3 * 3 * (before * width + 3 * width * width) + 5 * 2 * width
+        count += before * width if before != width else 0
+    return count + 512 * classes + classes
+
+
+def vit_count(classes, patch, places, width, depth, inner, hidden, qkv_biases):
+    attention = 3 * (width * inner + qkv_biases * inner) + inner * width + width
+    network = width * hidden + hidden + hidden * width + width
+    tokens = (patch * patch * 3 * width + width) + (1 + places) * width + width
+    blocks = depth * (2 * width + attention + 2 * width + network)
+    return tokens + blocks + 2 * width + width * classes + classes
+
+
+BASE = (4, 64, 512, 6, 512, 512, 0)
+TINY = (192, 12, 3 * 64, 768, 1)
+GROUPED = models.ResNet18(100, groups=2)
+DEIT = models.vit_tiny(1000, patch=16)  # DeiT-Tiny as published
+torch_vit = partial(TorchViT, 10, (32, 32), 4, 512, 6, 8, 64, 512, False, epsilon=1e-5)
+torch_tiny, torch_deit = (
+    partial(TorchViT, *sizes, 192, 12, 3, 64, 768, True, epsilon=1e-6)
+    for sizes in ((10, (32, 32), 4), (1000, (224, 224), 16))
+)
+SIZES = [  # model, side, formula, torch, total
+    (models.ResNet18(), 32, resnet_count(10), lambda: TorchResNet(10), 11_173_962),
+    (GROUPED, 32, resnet_count(100), lambda: TorchResNet(100, 2), 11_220_132),
+    (models.ViT(), 32, vit_count(10, *BASE), torch_vit, 9_523_722),
+    (models.vit_tiny(), 32, vit_count(10, 4, 64, *TINY), torch_tiny, 5_362_762),
+    (DEIT, 224, vit_count(1000, 16, 14 * 14, *TINY), torch_deit, 5_717_416),
+]
+
+
+@pytest.mark.parametrize(("model", "side", "formula", "theirs", "total"), SIZES)
+def test_parameters(model, side, formula, theirs, total):
+    ours = sum(p.size for p in jax.tree.leaves(shapes(model, (side, side, 3))))
+    with torch.device("meta"):
+        counted = sum(p.numel() for p in theirs().parameters())
+    assert ours == formula == counted == total
+
+
+def swin_count(classes, patch, windows):
     """Of `swin_tiny`, whose stages have these windows."""
     total = 3 * patch**2 * 96 + 96 + 2 * 96
     for stage, (window, depth) in enumerate(zip(windows, (2, 2, 6, 2), strict=True)):
@@ -460,9 +367,9 @@ def count(classes, patch, windows):
 @pytest.mark.parametrize(
     ("model", "side", "formula", "total"),
     [
-        (PUBLISHED, 224, count(1000, 4, (7, 7, 7, 7)), 28_288_354),
-        (models.swin_tiny(), 32, count(10, 2, (4, 4, 4, 2)), 27_505_108),
-        (models.swin_tiny(200), 64, count(200, 2, (4, 4, 4, 4)), None),
+        (PUBLISHED, 224, swin_count(1000, 4, (7, 7, 7, 7)), 28_288_354),
+        (models.swin_tiny(), 32, swin_count(10, 2, (4, 4, 4, 2)), 27_505_108),
+        (models.swin_tiny(200), 64, swin_count(200, 2, (4, 4, 4, 4)), None),
     ],
 )
 def test_parameters_of_swin(model, side, formula, total):
@@ -470,16 +377,61 @@ def test_parameters_of_swin(model, side, formula, total):
     assert ours == formula == (total or formula)
 
 
+# ----------------------------------------------------------------- what Muon takes
+
+
+def matrices(params, **options):
+    """{path: (fan_in, fan_out)} of what Muon takes."""
+    numbers = muon_dimension_numbers(params, **options)
+    leaves = by_path(params)
+    pairs = by_path(numbers, lambda n: n is None or hasattr(n, "reduction_axis"))
+    return {k: fans(n, leaves[k]) for k, n in pairs.items() if n is not None}
+
+
+def test_matrices_of_the_resnet():
+    params = shapes(models.ResNet18(), (32, 32, 3))
+    found = matrices(params)
+    assert found.keys() == {k for k in by_path(params) if k.endswith("/kernel")}
+    assert len(found) == 1 + 4 * 4 + 3 + 1  # stem, blocks, shortcuts, head
+    assert found["stem/kernel"] == (27, 64)
+    assert found["ResidualBlock_2/Conv_0/kernel"] == (9 * 64, 128)
+    assert found["ResidualBlock_2/shortcut/kernel"] == (64, 128)
+    fewer = matrices(params, exclude=("bias", "scale", "stem", "head"))
+    assert found.keys() - fewer.keys() == {"stem/kernel", "head/kernel"}
+
+
+@pytest.mark.parametrize(("constructor", "depth"), [("vit", 6), ("vit_tiny", 12)])
+def test_matrices_of_the_transformers(constructor, depth):
+    params = shapes(models.ALL[constructor](classes=10), (32, 32, 3))
+    found, width = matrices(params), len(params["class_token"])
+    kernels = {k for k in by_path(params) if k.endswith("/kernel")}
+    assert found.keys() == kernels | {"positions/embedding"}
+    assert len(kernels) == 1 + 6 * depth + 1
+    assert all(by_path(params)[k].ndim == 2 for k in kernels)
+    for name in ("query", "key", "value", "out"):
+        assert found[f"Block_0/Attention_0/{name}/kernel"] == (width, width)
+    fewer = matrices(params, exclude=("bias", "scale", "embedding", "head"))
+    assert found.keys() - fewer.keys() == {"positions/embedding", "head/kernel"}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit"])
+def test_muon_makes_matrices_orthogonal_and_leaves_the_rest(name):
+    gradient = jax.tree.map(jnp.float32, drawn(shapes(*SMALL[name])))
+    rule = by_rank(scale_by_muon(0.0, polar=polar))
+    step = jax.jit(lambda g: rule.update(g, rule.init(g))[0])(gradient)
+    names = matrices(gradient)
+    for path, leaf in by_path(step).items():
+        if path in names:
+            values = np.linalg.svd(np.float64(leaf).reshape(names[path]))[1]
+            np.testing.assert_allclose(values, 1.0, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(leaf, by_path(gradient)[path])
+
+
 def test_relative_positions_are_no_matrices():
     tree = shapes(models.swin_tiny(), (32, 32, 3))
     params = by_path(tree)
-    special = lambda n: n is None or hasattr(n, "reduction_axis")
-
-    def matrices(**options):
-        found = by_path(muon_dimension_numbers(tree, **options), special)
-        return {k: fans(n, params[k]) for k, n in found.items() if n is not None}
-
-    found = matrices()
+    found = matrices(tree)
     tables = {k for k in params if k.endswith("RelativePositions_0/bias")}
     assert len(tables) == 12
     assert all(params[k].ndim == 2 for k in tables)  # the trap for rules by rank
@@ -488,9 +440,9 @@ def test_relative_positions_are_no_matrices():
     assert found["patches/kernel"] == (2 * 2 * 3, 96)
     assert found["PatchMerging_0/Dense_0/kernel"] == (4 * 96, 2 * 96)
     assert found["SwinBlock_11/Attention_0/query/kernel"] == (768, 768)
-    fewer = matrices(exclude=("bias", "scale", "patches", "head"))
+    fewer = matrices(tree, exclude=("bias", "scale", "patches", "head"))
     assert found.keys() - fewer.keys() == {"patches/kernel", "head/kernel"}
-    assert matrices(exclude=("scale",)).keys() - found.keys() == tables
+    assert matrices(tree, exclude=("scale",)).keys() - found.keys() == tables
 
 
 def test_the_rest_gets_what_is_no_matrix():
@@ -529,37 +481,50 @@ def test_inside_shard_map():
     check_inside_shard_map(model, image)
 
 
-@pytest.mark.parametrize("image", [(3072,), (32, 32), (28, 28, 1), (32, 24, 3)])
-def test_patches_and_mergings_fill_the_image(image):
-    with pytest.raises(ValueError, match=r"multiples of patch .* = 16, got shape \(2,"):
-        shapes(models.swin_tiny(), image)
+# ----------------------------------------------------------------------- refusals
+
+IMAGE = (32, 32, 3)
+RANKS = r"takes images \[B, H, W, C\].*got shape"
+GROUPS = "widths must be positive multiples of groups"
+SIDES = r"multiples of patch .* = 16, got shape \(2,"
+MAP = "do not fill the map"
+DIVISORS = "heads that divide the features"
 
 
 @pytest.mark.parametrize(
-    ("image", "window", "map_"),
-    [((32, 32, 3), 7, "16 x 16"), ((48, 16, 3), 5, "24 x 8")],
-)
-def test_windows_fill_the_map(image, window, map_):
-    with pytest.raises(ValueError, match=f"do not fill the map of {map_} .* stage 0"):
-        shapes(models.swin_tiny(window=window), image)
-
-
-@pytest.mark.parametrize("name", ["patch", "window", "width", "expansion"])
-def test_sizes_are_positive(name):
-    with pytest.raises(ValueError, match=f"Swin's {name} must be at least 1, got 0"):
-        shapes(models.Swin(**{name: 0}), (32, 32, 3))
-
-
-@pytest.mark.parametrize(
-    "sizes",
+    ("model", "image", "message"),
     [
-        {"depths": (), "heads": ()},
-        {"depths": (2, 2)},
-        {"depths": (2, 0), "heads": (3, 6)},
-        {"depths": (2, 2), "heads": (3, 0)},
-        {"depths": (2, 2), "heads": (3, 5)},
+        *(
+            (models.ALL[name](), image, RANKS)
+            for name in ("resnet18", "vit", "vit_tiny")
+            for image in ((3072,), (32, 32))
+        ),
+        (models.ResNet18(groups=0), IMAGE, GROUPS),
+        (models.ResNet18(groups=3), IMAGE, GROUPS),
+        (models.ResNet18(widths=()), IMAGE, GROUPS),
+        (models.ResNet18(groups=2, widths=(4, 0)), IMAGE, GROUPS),
+        # patches and mergings fill the image, and windows the map
+        *(
+            (models.swin_tiny(), image, SIDES)
+            for image in ((3072,), (32, 32), (28, 28, 1), (32, 24, 3))
+        ),
+        (models.swin_tiny(window=7), IMAGE, f"{MAP} of 16 x 16 .* stage 0"),
+        (models.swin_tiny(window=5), (48, 16, 3), f"{MAP} of 24 x 8 .* stage 0"),
+        *(
+            (
+                models.Swin(**{name: 0}),
+                IMAGE,
+                f"Swin's {name} must be at least 1, got 0",
+            )
+            for name in ("patch", "window", "width", "expansion")
+        ),
+        (models.Swin(depths=(), heads=()), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 2)), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 0), heads=(3, 6)), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 2), heads=(3, 0)), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 2), heads=(3, 5)), IMAGE, DIVISORS),
     ],
 )
-def test_heads_divide_the_features(sizes):
-    with pytest.raises(ValueError, match="heads that divide the features"):
-        shapes(models.Swin(**sizes), (32, 32, 3))
+def test_images_and_sizes_are_refused(model, image, message):
+    with pytest.raises(ValueError, match=message):
+        shapes(model, image)

@@ -203,18 +203,6 @@ def test_as_many_tokens_as_there_are_positions():
         shapes(MODEL, length=11)
 
 
-def test_no_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"model.safetensors does not exist; d"):
-        models.load_roberta(tmp_path, MODEL)
-
-
-def test_no_safetensors(tmp_path):
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match="expected tensors in the format of safet"):
-        models.load_roberta(file, MODEL)
-
-
 def test_missing_and_unexpected_tensors(tmp_path):
     tensors = checkpoint()
     del tensors["classifier.out_proj.bias"]
