@@ -1,4 +1,4 @@
-"""Values of the kernel against SVD, SciPy, optax and linear programming; the oracles."""
+"""Values of the kernel against SVD, SciPy, optax and linear programming; oracles."""
 
 import functools
 
@@ -25,8 +25,6 @@ from fedjax_muon.linalg.newton_schulz import (
     rows,
     schatten8,
 )
-
-# -------------------- Values of the kernel against SVD in float64, SciPy, optax and linear programming
 
 
 def gaussian(shape, seed=0):
@@ -150,9 +148,8 @@ def test_polar_of_a_rank_deficient_matrix_is_a_partial_isometry():
         found = np.asarray(polar(x))
         kept = np.sort(np.linalg.svd(found, compute_uv=False))
         np.testing.assert_allclose(kept, [0] * 5 + [1] * 3, atol=1e-12)
-        np.testing.assert_allclose(
-            np.sum(found * x), np.linalg.norm(x, "nuc"), rtol=1e-12
-        )
+        nuclear = np.linalg.norm(x, "nuc")
+        np.testing.assert_allclose(np.sum(found * x), nuclear, rtol=1e-12)
     assert not np.any(polar(jnp.zeros((2, 3))))
     assert polar(jnp.zeros((0, 3))).shape == (0, 3)
 
@@ -223,9 +220,8 @@ def test_sixteen_bit_matrices_are_computed_in_float32_by_default(dtype):
     x = jnp.asarray(gaussian((6, 20)), dtype)
     found = orthogonalize(x)
     assert found.dtype == dtype
-    np.testing.assert_array_equal(
-        found, orthogonalize(x.astype(jnp.float32)).astype(dtype)
-    )
+    expected = orthogonalize(x.astype(jnp.float32)).astype(dtype)
+    np.testing.assert_array_equal(found, expected)
 
 
 # ------------------------------------------------------------------ coefficients
@@ -255,19 +251,16 @@ def test_polar_express_rows_are_the_minimax_polynomials():
     # arXiv:2505.16932, Algorithm 1 with l = 1e-3: each row is optimal on the interval
     # that the previous ones map to, cushioned below (Section 3.4) and then centred.
     low, high = 1e-3, 1.0
+    uncushioned = lambda row: np.multiply(row, 1.01 ** np.arange(1, 6, 2))
     for row in POLAR_EXPRESS[:5]:
         best = minimax_quintic(max(low, 0.02407327424182761 * high), high)
         ends = scalar_map(np.array([low, high]), [best])
         best *= 2 / ends.sum()
-        np.testing.assert_allclose(
-            np.multiply(row, 1.01 ** np.arange(1, 6, 2)), best, 1e-3
-        )
+        np.testing.assert_allclose(uncushioned(row), best, 1e-3)
         low = ends[0] * 2 / ends.sum()
         high = 2 - low
     # Nearly converged, the optimum is the quintic that is flat at 1.
-    np.testing.assert_allclose(
-        np.multiply(POLAR_EXPRESS[6], 1.01 ** np.arange(1, 6, 2)), QUINTIC[0], 1e-5
-    )
+    np.testing.assert_allclose(uncushioned(POLAR_EXPRESS[6]), QUINTIC[0], 1e-5)
     assert POLAR_EXPRESS[7] == QUINTIC[0]
 
 
@@ -283,13 +276,9 @@ def test_rows():
 @pytest.mark.parametrize(
     ("coefficients", "steps", "message"),
     [
-        (DION, 4, "exactly 5 steps, got steps=4"),
-        (DION, 6, "exactly 5 steps, got steps=6"),
-        (JORDAN, -1, "integer >= 0, got -1"),
-        (JORDAN, 2.0, "integer >= 0, got 2.0"),
-        ((), 5, "three finite numbers"),
-        (JORDAN[0], 5, "three finite numbers"),
-        (((1.0, 2.0),), 5, "three finite numbers"),
+        *((DION, steps, f"exactly 5 steps, got steps={steps}") for steps in (4, 6)),
+        *((JORDAN, steps, f"integer >= 0, got {steps}") for steps in (-1, 2.0)),
+        *((rows, 5, "three finite numbers") for rows in ((), JORDAN[0], ((1.0, 2.0),))),
         (((1.0, 2.0, float("nan")),), 5, "three finite numbers"),
     ],
 )
@@ -321,7 +310,7 @@ def test_empty_matrices_are_returned(shape):
     assert orthogonalize(jnp.ones(shape)).shape == shape
 
 
-# -------------------- The oracles against their definition, and the theory of inexact orthogonalization
+# ------------------------------------------- the oracles, against their definition
 
 exact_spectral = functools.partial(spectral, orthogonalize=polar)
 
@@ -357,15 +346,10 @@ def test_zero_scale_and_type(oracle, dtype):
     d = oracle(g)
     assert d.dtype == dtype
     assert not np.any(oracle(0 * g))
-    # A power of two near the end of the range, where squares overflow.
-    scaled = oracle(jnp.ldexp(g, 120))
-    np.testing.assert_allclose(
-        scaled.astype(jnp.float32), d.astype(jnp.float32), atol=1e-6
-    )
-    tiny = oracle(jnp.ldexp(g, -100))
-    np.testing.assert_allclose(
-        tiny.astype(jnp.float32), d.astype(jnp.float32), atol=1e-6
-    )
+    # Powers of two near the ends of the range, where squares overflow or vanish.
+    for exponent in (120, -100):
+        scaled = oracle(jnp.ldexp(g, exponent)).astype(jnp.float32)
+        np.testing.assert_allclose(scaled, d.astype(jnp.float32), atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4), (0,), (0, 3)])
@@ -386,19 +370,15 @@ def test_spectral_wants_matrices():
         spectral(jnp.ones(3))
 
 
-def test_spectral_is_minus_orthogonalize_by_default():
+def test_spectral_is_minus_orthogonalize_and_with_zero_steps_the_euclidean_oracle():
     g = jnp.asarray(gaussian((5, 8)), jnp.float32)
     np.testing.assert_array_equal(spectral(g), -orthogonalize(g))
-
-
-def test_zero_newton_schulz_steps_are_the_euclidean_oracle():
     # Muon with T = 0 is normalised gradient descent (arXiv:2509.26337).
-    g = jnp.asarray(gaussian((5, 8)), jnp.float32)
     none = functools.partial(orthogonalize, steps=0)
     np.testing.assert_allclose(spectral(g, none), euclidean(g), atol=1e-6)
 
 
-# ------------------------------------------------------------------ theory
+# ------------------------------------- the theory of inexact orthogonalization
 
 
 def matrices():
@@ -470,9 +450,8 @@ def test_the_quintic_lies_between_the_identity_and_one():
     a, b, c = QUINTIC[0]
     s = np.linspace(0, 1, 1001)
     p = a * s + b * s**3 + c * s**5
-    np.testing.assert_allclose(
-        1 - p, (1 - s) ** 3 * (1 + 9 / 8 * s + 3 / 8 * s**2), atol=1e-15
-    )
+    formula = (1 - s) ** 3 * (1 + 9 / 8 * s + 3 / 8 * s**2)
+    np.testing.assert_allclose(1 - p, formula, atol=1e-15)
     assert np.all(p >= s)
     assert np.all(1 - p <= (1 - s) ** 1.5 + 1e-15)
     assert np.all(np.diff(p) >= -1e-15)
