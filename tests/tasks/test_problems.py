@@ -37,8 +37,6 @@ from fedjax_muon.tasks.robust import (
 from fedjax_muon.tasks.simplex import nearest_in_simplex, project_weights
 from fedjax_muon.tasks.task import Batch
 
-# -------------------- Minimax tasks: gradients by hand in NumPy, closed forms by numerical optimisation
-
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, atol=2e-6)
 DATA = blobs()
@@ -66,7 +64,7 @@ def assert_close_layers(found, expected):
         close(a, b)
 
 
-# the area under the curve
+# ------------------------------------------------------------ the area under the curve
 
 BINARY = auc(Linear(2), (5,))
 
@@ -169,9 +167,8 @@ def test_a_client_of_one_class_has_no_gradient():
     parts = [np.flatnonzero(data.y_train == label)[:5] for label in (0, 1)]
     own = jax.jit(gradient_of_indices(shared_out(data, *parts), BINARY.grad))
     for client, part in enumerate(parts):
-        found = own(
-            auc_params(), ExampleIndices(jnp.array(part), jnp.int32(client)), KEY
-        )
+        ids = ExampleIndices(jnp.array(part), jnp.int32(client))
+        found = own(auc_params(), ids, KEY)
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
 
 
@@ -189,14 +186,11 @@ def test_padding_does_not_count():
 def test_auc_is_evaluated():
     data, params = binary(), auc_params(seed=3)
     parts = cut([30, 20])
-    found = jax.jit(partial(evaluate, BINARY))(
-        params, shared_out(data, *parts), (data.x_test, data.y_test)
-    )
-    owned = np.concatenate(parts)
-    for part, x, y in (
-        ("train", data.x_train[owned], data.y_train[owned]),
-        ("test", data.x_test, data.y_test),
-    ):
+    test, owned = (data.x_test, data.y_test), np.concatenate(parts)
+    run = jax.jit(partial(evaluate, BINARY))
+    found = run(params, shared_out(data, *parts), test)
+    train = data.x_train[owned], data.y_train[owned]
+    for part, (x, y) in (("train", train), ("test", test)):
         h = probabilities(params.x.model, x)
         close(found[f"{part}_auc"], roc_auc_score(y, h))
         close(found[f"{part}_loss"], log_loss(y, h), rtol=1e-5)
@@ -223,7 +217,7 @@ def test_auc_refuses_three_classes_and_batches_without_shares():
             task.grad(params, three, KEY)
 
 
-# the worst mixture of clients
+# ---------------------------------------------------------- the worst mixture of clients
 
 COUNT, STRENGTH = 4, 0.3
 MIXED = agnostic(Linear(3), (5,), COUNT, strength=STRENGTH)
@@ -274,25 +268,17 @@ def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     wrong = data.y_train.copy()
     wrong[parts[2]] = np.random.default_rng(0).integers(0, 3, 16)
     data = data._replace(y_train=wrong)
-    run = simulation.federate(
-        local_sgda(lr=Pair(0.1, 0.01)),
-        agnostic(Linear(3), (5,), COUNT),
-        data,
-        parts,
-        cohort_size=COUNT,
-        local_steps=2,
-        batch_size=1,
-        sampler=full_batch,
-    )
+    algorithm, task = local_sgda(lr=Pair(0.1, 0.01)), agnostic(Linear(3), (5,), COUNT)
+    sizes = {"cohort_size": COUNT, "local_steps": 2, "batch_size": 1}
+    run = simulation.federate(algorithm, task, data, parts, **sizes, sampler=full_batch)
     state = run.init(KEY)
     for _ in range(20):
         state, _ = run.train_round(state)
         y = np.float64(state.params.y)
         assert y.min() >= 0
         close(y.sum(), 1)
-    losses = [
-        loss_by_hand(state.params.x, data.x_train[p], data.y_train[p]) for p in parts
-    ]
+    by_hand = partial(loss_by_hand, state.params.x)
+    losses = [by_hand(data.x_train[p], data.y_train[p]) for p in parts]
     assert np.argmax(losses) == np.argmax(y) == 2
     assert y[2] > 0.4
 
@@ -306,7 +292,7 @@ def test_agnostic_refusals():
         MIXED.grad(MIXED.init(KEY), draw_batch(3), KEY)
 
 
-# one perturbation of all examples
+# -------------------------------------------------------- one perturbation of all examples
 
 
 def test_adversarial_gradient_by_hand():
@@ -401,14 +387,13 @@ def test_gradients_hand_their_key_to_the_model(problem):
 def test_a_client_beyond_the_last_makes_agnostic_gradients_nan():
     """So that no message of it is averaged."""
     task = agnostic(Linear(3), (5,), 2)
-    batch = tasks.Batch(
-        jnp.ones((2, 5)), jnp.array([0, 1]), jnp.ones(2), client=jnp.int32(7)
-    )
-    grads = task.grad(task.init(jax.random.key(0)), batch, jax.random.key(1))
+    batch = tasks.Batch(jnp.ones((2, 5)), jnp.arange(2), jnp.ones(2))
+    batch = batch._replace(client=jnp.int32(7))
+    grads = task.grad(task.init(KEY), batch, jax.random.key(1))
     assert all(jnp.isnan(leaf).all() for leaf in jax.tree.leaves(grads.x))
 
 
-# -------------------- Robust logistic regression against its formula, written out in float64
+# ------------------------ robust logistic regression against its formula, in float64
 
 RNG = np.random.default_rng(0)
 EXAMPLES, FEATURES, AGENTS = 12, 4, 3
@@ -418,19 +403,31 @@ X, Y = RNG.normal(size=FEATURES), RNG.dirichlet(np.ones(EXAMPLES))
 PARAMS = Pair(jnp.float32(X), jnp.float32(Y))
 
 
-def objective(x, y, strength=0.001, bend=10.0):
-    """Equation (22), with n for its m."""
+def example_losses(x):
     b = 2 * LABELS - 1
-    losses = [np.log1p(np.exp(-b[j] * (A[j] @ x))) for j in range(EXAMPLES)]
-    divergence = sum((EXAMPLES * y_j - 1) ** 2 for y_j in y) / (2 * EXAMPLES**2)
+    return np.array([np.log1p(np.exp(-b[j] * (A[j] @ x))) for j in range(EXAMPLES)])
+
+
+def objective(losses, x, y, strength=0.001, bend=10.0):
+    """Equation (22), with n for its m; y weighs `losses(x)`."""
+    n = len(y)
+    divergence = sum((n * y_j - 1) ** 2 for y_j in y) / (2 * n**2)
     bent = sum(bend * x_i**2 / (1 + bend * x_i**2) for x_i in x)
-    return y @ losses - divergence + strength * bent
+    return y @ losses(x) - divergence + strength * bent
 
 
 def differences(f, at, step=1e-6):
     """The gradient of f by central differences."""
     units = step * np.eye(len(at))
     return np.array([(f(at + u) - f(at - u)) / (2 * step) for u in units])
+
+
+def check_mean(gradients, value, y):
+    """The mean over agents is the gradient of value(x, y) at X and y."""
+    gx, gy = (np.mean(leaves, axis=0) for leaves in zip(*gradients, strict=True))
+    np.testing.assert_allclose(gx, differences(lambda x: value(x, y), X), atol=1e-5)
+    # descent in both: the second is negated
+    np.testing.assert_allclose(-gy, differences(lambda y: value(X, y), y), atol=1e-5)
 
 
 def batch_of(ids, weight=None):
@@ -446,14 +443,7 @@ def test_the_mean_over_agents_is_the_gradient_of_the_formula():
         task.grad(PARAMS, batch_of(ids), KEY)
         for ids in np.split(RNG.permutation(EXAMPLES), AGENTS)
     ]
-    gx, gy = (np.mean(leaves, axis=0) for leaves in zip(*found, strict=True))
-    np.testing.assert_allclose(
-        gx, differences(lambda x: objective(x, Y, 0.3, 2.0), X), atol=1e-5
-    )
-    # descent in both: the second is negated
-    np.testing.assert_allclose(
-        -gy, differences(lambda y: objective(X, y, 0.3, 2.0), Y), atol=1e-5
-    )
+    check_mean(found, lambda x, y: objective(example_losses, x, y, 0.3, 2.0), Y)
 
 
 @pytest.mark.slow
@@ -462,28 +452,14 @@ def test_weights_of_agents():
     cut = np.split(RNG.permutation(EXAMPLES), [2, 7])
     y = RNG.dirichlet(np.ones(AGENTS))
 
-    def mean_losses(x, y):
-        b, terms = 2 * LABELS - 1, []
-        for i, ids in enumerate(cut):
-            losses = [np.log1p(np.exp(-b[j] * (A[j] @ x))) for j in ids]
-            terms.append(y[i] * np.mean(losses))
-        divergence = sum((AGENTS * y_i - 1) ** 2 for y_i in y) / (2 * AGENTS**2)
-        bent = sum(10 * x_i**2 / (1 + 10 * x_i**2) for x_i in x)
-        return sum(terms) - divergence + 0.001 * bent
-
+    mean_losses = lambda x: [np.mean(example_losses(x)[ids]) for ids in cut]
     task = robust_logistic(FEATURES, AGENTS, agents)
     params = Pair(jnp.float32(X), jnp.float32(y))
     found = [
         task.grad(params, batch_of(ids)._replace(client=jnp.int32(i)), KEY)
         for i, ids in enumerate(cut)
     ]
-    gx, gy = (np.mean(leaves, axis=0) for leaves in zip(*found, strict=True))
-    np.testing.assert_allclose(
-        gx, differences(lambda x: mean_losses(x, y), X), atol=1e-5
-    )
-    np.testing.assert_allclose(
-        -gy, differences(lambda y: mean_losses(X, y), y), atol=1e-5
-    )
+    check_mean(found, partial(objective, mean_losses), y)
 
 
 def test_public_terms_are_the_rest():

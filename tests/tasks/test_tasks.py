@@ -1,4 +1,4 @@
-"""Gradients against NumPy and finite differences, scores against scikit-learn, crops."""
+"""Gradients against NumPy and finite differences, scores against scikit-learn."""
 
 from functools import partial
 
@@ -19,9 +19,6 @@ from fedjax_muon.simulation import evaluation
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
 from fedjax_muon.tasks.augmentation import draw as draw_crops
 
-# -------------------- Gradients against NumPy and finite differences, scores against scikit-learn
-
-SLOW = pytest.mark.slow
 KEY = jax.random.key(0)
 
 
@@ -33,6 +30,12 @@ def draw(shape_of_example, classes, size=6):
         y=rng.integers(0, classes, size).astype(np.int32),
         weight=np.array([1.0, 0.5, 0.0, 2.0, 1.0, 0.25], np.float32)[:size],
     )
+
+
+def small(classes=3):
+    """A task, its parameters and a batch."""
+    task = tasks.classification(models.MLP(features=(5,), classes=classes), (4,))
+    return task, task.init(KEY), draw((4,), classes)
 
 
 def softmax(z):
@@ -58,20 +61,17 @@ def mlp_gradient(params, batch):
 def test_gradient_of_an_mlp_by_hand():
     task = tasks.classification(models.MLP(features=(7,), classes=4), (3, 2))
     batch, params = draw((3, 2), 4), task.init(KEY)
-    jax.tree.map(
-        partial(np.testing.assert_allclose, atol=1e-6),
+    found, expected = (
         jax.jit(task.grad)(params, batch, KEY),
         mlp_gradient(params, batch),
     )
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lenet",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "emnist_cnn")),
-    ],
-)
+SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "emnist_cnn"))
+
+
+@pytest.mark.parametrize("name", ["lenet", *SLOW])
 def test_gradient_by_finite_differences(name):
     task = tasks.classification(models.ALL[name](classes=3), (12, 12, 1))
     batch = draw((12, 12, 1), 3, size=4)
@@ -85,12 +85,7 @@ def test_gradient_by_finite_differences(name):
         batch = batch._replace(x=batch.x.astype(np.float64))
         params, direction = (jax.tree.map(normal, shapes) for _ in range(2))
         grad = jax.jit(task.grad)(params, batch, KEY)
-        slope = sum(
-            np.vdot(g, d)
-            for g, d in zip(
-                jax.tree.leaves(grad), jax.tree.leaves(direction), strict=True
-            )
-        )
+        slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, grad, direction)))
         evaluate = jax.jit(task.evaluate)
 
         def loss(step):
@@ -104,41 +99,30 @@ def test_gradient_by_finite_differences(name):
 
 
 def test_padding_changes_nothing():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    params, batch = task.init(KEY), draw((4,), 3)
+    task, params, batch = small()
     padded = tasks.Batch(
         x=np.concatenate([batch.x, 1e3 * np.ones((3, 4), np.float32)]),
         y=np.concatenate([batch.y, np.int32([2, 0, 1])]),
         weight=np.concatenate([batch.weight, np.zeros(3, np.float32)]),
     )
     grad = jax.jit(task.grad)
-    jax.tree.map(
-        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
-        grad(params, padded, KEY),
-        grad(params, batch, KEY),
-    )
-
-
-def test_gradient_of_padding_alone_is_zero():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    batch = draw((4,), 3)._replace(weight=np.zeros(6, np.float32))
-    for leaf in jax.tree.leaves(task.grad(task.init(KEY), batch, KEY)):
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    jax.tree.map(close, grad(params, padded, KEY), grad(params, batch, KEY))
+    nothing = batch._replace(weight=np.zeros(6, np.float32))  # padding alone
+    for leaf in jax.tree.leaves(task.grad(params, nothing, KEY)):
         np.testing.assert_array_equal(leaf, np.zeros(leaf.shape))
 
 
 def test_scores_equal_scikit_learn():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    params, batch = task.init(KEY), draw((4,), 3)
+    task, params, batch = small()
     scores = task.evaluate(params, batch.x, batch.y)
     assert scores["loss"].shape == scores["correct"].shape == batch.y.shape
     assert scores["correct"].dtype == bool
-    probabilities = softmax(
-        np.float64(models.MLP(3, (5,)).apply({"params": params}, batch.x))
-    )
+    logits = models.MLP(3, (5,)).apply({"params": params}, batch.x)
+    probabilities = softmax(np.float64(logits))
     assert 0 < scores["correct"].sum() < 6, "a case in which all scores are alike"
-    for loss, correct, p, label in zip(
-        scores["loss"], scores["correct"], probabilities, batch.y, strict=True
-    ):
+    columns = scores["loss"], scores["correct"], probabilities, batch.y
+    for loss, correct, p, label in zip(*columns, strict=True):
         expected = log_loss([label], [p], labels=[0, 1, 2])
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         assert correct == accuracy_score([label], [p.argmax()])
@@ -146,8 +130,8 @@ def test_scores_equal_scikit_learn():
 
 def test_predictions_of_two_classes():
     """From what is correct, in a whole evaluation and alone."""
-    task = tasks.by_matthews(tasks.classification(models.MLP(2, (5,)), (4,)))
-    params, batch = task.init(KEY), draw((4,), 2)
+    task, params, batch = small(classes=2)
+    task = tasks.by_matthews(task)
     scores = task.evaluate(params, batch.x, batch.y)
     logits = models.MLP(2, (5,)).apply({"params": params}, batch.x)
     np.testing.assert_array_equal(scores["predicted"], np.argmax(logits, axis=1))
@@ -157,7 +141,7 @@ def test_predictions_of_two_classes():
 
 
 def test_parameters_are_a_plain_dict_drawn_from_the_key():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
+    task, *_ = small()
     kernels = [task.init(jax.random.key(i))["Dense_0"]["kernel"] for i in (0, 0, 1)]
     assert type(task.init(KEY)) is dict
     np.testing.assert_array_equal(kernels[0], kernels[1])
@@ -168,7 +152,7 @@ class Dropping(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
-        return nn.Dense(3, use_bias=False)(x)
+        return nn.Dense(3, use_bias=False)(x.reshape(len(x), -1))
 
 
 def test_dropout_takes_the_key_of_the_gradient():
@@ -238,12 +222,9 @@ class Parameterless(nn.Module):
         return x
 
 
-def test_a_model_without_parameters():
+def test_models_without_parameters_and_that_refuse_the_shape():
     with pytest.raises(ValueError, match=r"'params' and no others, got \[\]"):
         tasks.classification(Parameterless(), (5,))
-
-
-def test_a_model_that_refuses_the_shape():
     with pytest.raises(ValueError, match="at least 12 x 12"):
         tasks.classification(models.LeNet(), (8, 8, 1))
 
@@ -257,8 +238,8 @@ def test_a_model_that_refuses_the_shape():
     ],
 )
 def test_batches_that_do_not_fit(change, message):
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    params, batch = task.init(KEY), draw((4,), 3)._replace(**change)
+    task, params, batch = small()
+    batch = batch._replace(**change)
     with pytest.raises(ValueError, match=message):
         task.grad(params, batch, KEY)
     if "y" in change:
@@ -266,7 +247,7 @@ def test_batches_that_do_not_fit(change, message):
             task.evaluate(params, batch.x, batch.y)
 
 
-# -------------------- Crops and flips against NumPy's, and what they must leave alone
+# ------------------------------------------------------------ crops and flips
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.normal(size=(12, 5, 7, 3)).astype(np.float32)
@@ -277,15 +258,13 @@ def by_hand(key, x, padding):
     """The same draws, one pixel after the other."""
     drawn = jax.tree.map(np.asarray, draw_crops(key, len(x), padding))
     out = np.zeros_like(x)
-    count, height, width, _ = x.shape
-    for b in range(count):
-        for i in range(height):
-            for j in range(width):
-                row = i + int(drawn.top[b]) - padding
-                column = j + int(drawn.left[b]) - padding
-                to = width - 1 - j if drawn.mirrored[b] else j
-                if 0 <= row < height and 0 <= column < width:
-                    out[b, i, to] = x[b, row, column]
+    _, height, width, _ = x.shape
+    for b, i, j in np.ndindex(x.shape[:3]):
+        row = i + int(drawn.top[b]) - padding
+        column = j + int(drawn.left[b]) - padding
+        to = width - 1 - j if drawn.mirrored[b] else j
+        if 0 <= row < height and 0 <= column < width:
+            out[b, i, to] = x[b, row, column]
     return out
 
 
@@ -313,13 +292,6 @@ def test_all_places_are_equally_likely():
     assert abs(beside - 4) < 5 * np.std(np.arange(9)) / np.sqrt(count / 2)
 
 
-class DroppingImages(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
-        return nn.Dense(3)(x.reshape(len(x), -1))
-
-
 def batch():
     weight = np.ones(12, np.float32)
     weight[10:] = 0  # padding
@@ -328,7 +300,7 @@ def batch():
 
 @pytest.mark.slow
 def test_the_gradient_is_of_changed_images_and_drops_by_a_key_of_its_own():
-    plain = tasks.classification(DroppingImages(), IMAGES.shape[1:])
+    plain = tasks.classification(Dropping(), IMAGES.shape[1:])
     task = augmented(plain, crop_and_flip(2))
     params = plain.init(KEY)
     found = jax.jit(task.grad)(params, batch(), KEY)
