@@ -35,7 +35,6 @@ from fedjax_muon.tasks.robust import (
     robust_logistic,
 )
 from fedjax_muon.tasks.simplex import nearest_in_simplex, project_weights
-from fedjax_muon.tasks.task import Batch
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, atol=2e-6)
@@ -217,7 +216,7 @@ def test_auc_refuses_three_classes_and_batches_without_shares():
             task.grad(params, three, KEY)
 
 
-# ---------------------------------------------------------- the worst mixture of clients
+# --------------------------------------------------- the worst mixture of clients
 
 COUNT, STRENGTH = 4, 0.3
 MIXED = agnostic(Linear(3), (5,), COUNT, strength=STRENGTH)
@@ -292,7 +291,7 @@ def test_agnostic_refusals():
         MIXED.grad(MIXED.init(KEY), draw_batch(3), KEY)
 
 
-# -------------------------------------------------------- one perturbation of all examples
+# ------------------------------------------------ one perturbation of all examples
 
 
 def test_adversarial_gradient_by_hand():
@@ -434,7 +433,7 @@ def batch_of(ids, weight=None):
     ids = np.asarray(ids)
     weight = np.ones(len(ids)) if weight is None else np.asarray(weight)
     x, y = np.float32(A[ids]), np.int32(LABELS[ids])
-    return Batch(x, y, np.float32(weight), ids=np.int32(ids))
+    return tasks.Batch(x, y, np.float32(weight), ids=np.int32(ids))
 
 
 def test_the_mean_over_agents_is_the_gradient_of_the_formula():
