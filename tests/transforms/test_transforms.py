@@ -1,8 +1,8 @@
 """The rules against optax, PyTorch and float64 NumPy, and what every rule keeps."""
 
-import functools
 import itertools
 import math
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -30,8 +30,6 @@ from fedjax_muon.transforms import (
     spectral,
     unscaled,
 )
-
-# -------------------- The rules against optax, PyTorch and float64 NumPy
 
 MATRICES = {"tall": (48, 20), "wide": (20, 48)}
 MIXED = {
@@ -82,9 +80,8 @@ def check_close(ours, theirs, tolerance):
 
 def test_scale_by_muon_is_that_of_optax_without_nesterov():
     gradients = sequence(MATRICES)
-    theirs = optax.contrib.scale_by_muon(
-        nesterov=False, weight_dimension_numbers=muon_dimension_numbers
-    )
+    options = {"nesterov": False, "weight_dimension_numbers": muon_dimension_numbers}
+    theirs = optax.contrib.scale_by_muon(**options)
     ours = run(scale_by_muon(), gradients, compiled=False)
     check_close(ours, run(theirs, gradients), 1e-5)
 
@@ -100,12 +97,9 @@ def test_training_rule_of_optax(scale, rms):
         consistent_rms=rms,
         muon_weight_dimension_numbers=muon_dimension_numbers,
     )
-    matrices = optax.chain(
-        scale_by_muon(shape_scale=scale), optax.add_decayed_weights(0.3)
-    )
-    ours = optax.chain(
-        by_rank(matrices, optax.scale_by_adam()), optax.scale_by_learning_rate(0.1)
-    )
+    step, decay = scale_by_muon(shape_scale=scale), optax.add_decayed_weights(0.3)
+    rule = by_rank(optax.chain(step, decay), optax.scale_by_adam())
+    ours = optax.chain(rule, optax.scale_by_learning_rate(0.1))
     check_close(run(ours, gradients, params), run(theirs, gradients, params), 1e-5)
 
 
@@ -138,6 +132,14 @@ def lerp(gradients, beta, nesterov):
         yield newton_schulz((1 - beta) * g + beta * average if nesterov else average)
 
 
+def check_average(tx, gradients, beta, nesterov, tolerance):
+    ours = run(tx, gradients, compiled=False)
+    for name in MATRICES:
+        leaf = [g[name].astype(np.float64) for g in gradients]
+        theirs = list(lerp(leaf, beta, nesterov))
+        check_close([u[name] for u in ours], theirs, tolerance)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -146,22 +148,13 @@ def test_trajectories_of_an_exponential_average(nesterov, beta, dtype):
     with jax.enable_x64(dtype == "float64"):
         gradients = sequence(MATRICES, dtype=dtype)
         tx = scale_by_muon(beta, nesterov=nesterov)
-        ours = run(tx, gradients, compiled=False)
-        for name in MATRICES:
-            leaf = [g[name].astype(np.float64) for g in gradients]
-            theirs = list(lerp(leaf, beta, nesterov))
-            check_close([u[name] for u in ours], theirs, tolerance)
+        check_average(tx, gradients, beta, nesterov, tolerance)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_default_momentum_of_muon(nesterov):
-    gradients = sequence(MATRICES)
-    ours = run(muon(nesterov=nesterov), gradients, compiled=False)
-    for name in MATRICES:
-        leaf = [g[name].astype(np.float64) for g in gradients]
-        theirs = list(lerp(leaf, 0.95, nesterov))
-        check_close([u[name] for u in ours], theirs, 1e-5)
+    check_average(muon(nesterov=nesterov), sequence(MATRICES), 0.95, nesterov, 1e-5)
 
 
 @pytest.mark.slow
@@ -170,10 +163,8 @@ def test_heavy_ball_points_where_the_average_does(debias):
     with jax.enable_x64(True):
         gradients = sequence(MATRICES, dtype=np.float64)
         average = optax.chain(optax.ema(0.9, debias=debias), orthogonalize())
-        ours, theirs = (
-            run(tx, gradients, compiled=False) for tx in (scale_by_muon(0.9), average)
-        )
-        check_close(ours, theirs, 1e-12)
+        directions = partial(run, gradients=gradients, compiled=False)
+        check_close(directions(scale_by_muon(0.9)), directions(average), 1e-12)
 
 
 def torch_muon(params, gradients, **options):
@@ -201,14 +192,8 @@ def test_steps_of_torch(name, scale, nesterov):
     PyTorch orthogonalizes in bfloat16, which alone makes a difference of 0.02.
     """
     params, gradients = draw(MATRICES, 9), sequence(MATRICES)
-    theirs = torch_muon(
-        params,
-        gradients,
-        lr=1.0,
-        weight_decay=0.2,
-        nesterov=nesterov,
-        adjust_lr_fn=name,
-    )
+    options = {"lr": 1.0, "weight_decay": 0.2, "adjust_lr_fn": name}
+    theirs = torch_muon(params, gradients, **options, nesterov=nesterov)
     tx = optax.chain(
         scale_by_muon(0.95, nesterov=nesterov, shape_scale=scale),
         optax.add_decayed_weights(0.2),
@@ -285,9 +270,8 @@ def test_momentum_of_other_leaves_passes(nesterov):
 @pytest.mark.parametrize("rule", [scale_by_muon, muon])
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5, math.nan])
 def test_momentum_out_of_range(rule, momentum):
-    with pytest.raises(
-        ValueError, match=rf"momentum must lie in \[0, 1\), got {momentum}"
-    ):
+    message = rf"momentum must lie in \[0, 1\), got {momentum}"
+    with pytest.raises(ValueError, match=message):
         rule(momentum)
 
 
@@ -311,8 +295,7 @@ def test_by_rank_keeps_no_state_for_the_leaves_of_others():
     assert shapes(state.inner_states["matrix"]) == kernels
     assert shapes(state.inner_states["rest"]) == sorted([*others, *others, ()])
     # Plain steps keep nothing.
-    plain = by_rank(orthogonalize()).init(params)
-    assert jax.tree.leaves(plain) == []
+    assert jax.tree.leaves(by_rank(orthogonalize()).init(params)) == []
 
 
 def collect(sign):
@@ -332,8 +315,7 @@ def test_each_rule_sees_its_own_leaves_alone():
     state = tx.init(gradients[0])
     for g in gradients:
         u, state = tx.update(g, state)
-        factors = {"kernel": -1, "bias": 2, "scale": 2}
-        for name, factor in factors.items():
+        for name, factor in {"kernel": -1, "bias": 2, "scale": 2}.items():
             np.testing.assert_array_equal(u[name], factor * g[name])
     sums = {k: sum(np.sum(g[k] ** 2) for g in gradients) for k in gradients[0]}
     seen = {k: v.inner_state for k, v in state.inner_states.items()}
@@ -353,7 +335,7 @@ def test_by_rank_passes_other_leaves_by_default():
 def test_layout_routes_in_every_part(names):
     """What the layout excludes goes to `rest`, and no part of Muon touches it."""
     g = draw({"hidden": {"kernel": (4, 5)}, "out": {"kernel": (5, 3)}})
-    layout = functools.partial(muon_dimension_numbers, exclude=names)
+    layout = partial(muon_dimension_numbers, exclude=names)
     tx = muon(polar=polar, shape_scale=moonlight, rest=optax.scale(3), layout=layout)
     (updates,) = run(tx, [g])
     for owner, leaf in g.items():
@@ -375,7 +357,7 @@ def test_layout_turns_in_every_part():
             np.testing.assert_allclose(ours, math.sqrt(4 / 6) * u @ vt, atol=5e-6)
 
 
-# -------------------- What every rule keeps: structure, types, one compilation, vmap; and it trains
+# ------- what every rule keeps: structure, types, one compilation, vmap; it trains
 
 EVERY = {
     "muon": muon(nesterov=True, shape_scale=moonlight),
@@ -400,6 +382,9 @@ def draw_clients(seed=0, lead=(), dtype=jnp.float32):
         "list": [(leaf(4), None)],
         "temperature": leaf(),
     }
+
+
+close = partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
 
 
 def types(tree):
@@ -467,10 +452,7 @@ def test_clients_under_vmap(name):
         one = tx.init(of_client(params))
         for g in gradients:
             updates, one = alone(of_client(g), one, of_client(params))
-        ours = of_client(stacked)
-        assert jax.tree.structure(ours) == jax.tree.structure(updates)
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(updates), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+        jax.tree.map(close, of_client(stacked), updates)
 
 
 @pytest.mark.slow
@@ -497,10 +479,7 @@ def test_sweeps_over_hyperparameters(factory):
     values = (0.25, 0.5, 0.9)
     swept = jax.jit(jax.vmap(run))(jnp.asarray(values))
     for i, value in enumerate(values):
-        for a, b in zip(
-            jax.tree.leaves(swept), jax.tree.leaves(run(value)), strict=True
-        ):
-            np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=2e-5)
+        jax.tree.map(lambda a, b, i=i: close(a[i], b), swept, run(value))
 
 
 # ------------------------------------------------------------------------ training
