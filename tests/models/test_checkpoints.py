@@ -71,9 +71,8 @@ def tensors(tiny):
 
 def saved(folder, tensors):
     file = folder / "model.safetensors"
-    safetensors.save_file(
-        {name: np.ascontiguousarray(a) for name, a in tensors.items()}, file
-    )
+    ordered = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
+    safetensors.save_file(ordered, file)
     return file
 
 
@@ -99,23 +98,17 @@ def together(side, shift):
 def forward(tensors, images):
     """Logits [B, classes]."""
     t = {name: torch.tensor(np.float64(a)) for name, a in tensors.items()}
-    dense = lambda x, name: functional.linear(
-        x, t[f"{name}.weight"], t.get(f"{name}.bias")
-    )
-    norm = lambda x, name: functional.layer_norm(
-        x, x.shape[-1:], t[f"{name}.weight"], t[f"{name}.bias"]
-    )
+    both = lambda name: (t[f"{name}.weight"], t.get(f"{name}.bias"))
+    dense = lambda x, name: functional.linear(x, *both(name))
+    norm = lambda x, name: functional.layer_norm(x, x.shape[-1:], *both(name))
     x = torch.tensor(images).permute(0, 3, 1, 2)
     x = functional.interpolate(x, (SIDE, SIDE), mode="bilinear", align_corners=False)
-    kernel = t["patch_embed.proj.weight"]
-    x = functional.conv2d(
-        x, kernel, t["patch_embed.proj.bias"], stride=kernel.shape[-1]
-    )
+    kernel, bias = both("patch_embed.proj")
+    x = functional.conv2d(x, kernel, bias, stride=kernel.shape[-1])
     x = norm(x.permute(0, 2, 3, 1), "patch_embed.norm")
     places = [(i, j) for i in range(WINDOW) for j in range(WINDOW)]
-    row = lambda a, b: (
-        (a[0] - b[0] + WINDOW - 1) * (2 * WINDOW - 1) + (a[1] - b[1] + WINDOW - 1)
-    )
+    far = WINDOW - 1
+    row = lambda a, b: (a[0] - b[0] + far) * (2 * far + 1) + a[1] - b[1] + far
     offsets = torch.tensor([[row(a, b) for b in places] for a in places])
     for stage, depth in enumerate(DEPTHS):
         if stage:
@@ -180,9 +173,8 @@ def test_training_starts_at_the_checkpoint(tmp_path, tensors):
     task = tasks.classification(tuned, (5, 6, 3))
     start = tasks.starting_at(task, without_head(params))
     first, second = (start.init(jax.random.key(i)) for i in (0, 1))
-    assert jax.tree.map(jnp.shape, first) == jax.tree.map(
-        lambda a: a.shape, jax.eval_shape(task.init, jax.random.key(0))
-    )
+    shapes = jax.tree.map(jnp.shape, jax.eval_shape(task.init, jax.random.key(0)))
+    assert jax.tree.map(jnp.shape, first) == shapes
     same = partial(jax.tree.map, np.testing.assert_array_equal)
     same(without_head(first), without_head(params))
     same(without_head(second), without_head(params))

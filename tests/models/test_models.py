@@ -107,9 +107,8 @@ def torch_network(name, params, x):
     functional = needs("torch").nn.functional
 
     def conv(layer, x, padding):
-        return functional.conv2d(
-            x, layer["kernel"].permute(3, 2, 0, 1), layer["bias"], padding=padding
-        )
+        kernel = layer["kernel"].permute(3, 2, 0, 1)
+        return functional.conv2d(x, kernel, layer["bias"], padding=padding)
 
     def dense(layer, x):
         return x @ layer["kernel"] + layer["bias"]
@@ -148,11 +147,8 @@ def test_networks_equal_torch(name):
     reference = torch_network(name, leaves, torch.tensor(x))
     torch.sin(reference).sum().backward()
     np.testing.assert_allclose(logits, reference.detach().numpy(), atol=1e-12)
-    jax.tree.map(
-        lambda g, leaf: np.testing.assert_allclose(g, leaf.grad.numpy(), atol=1e-12),
-        gradient,
-        leaves,
-    )
+    theirs = jax.tree.map(lambda leaf: leaf.grad.numpy(), leaves)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, theirs)
 
 
 def test_work_of_a_step_of_the_emnist_cnn():
@@ -242,6 +238,7 @@ def test_inside_shard_map():
 
 
 SIDES = r"multiples of patch = 4, got shape \(2, 3"
+AT_LEAST_ONE = "must be at least 1, got 0"
 RATE = r"dropout must lie in \[0, 1\)"
 
 
@@ -256,11 +253,7 @@ RATE = r"dropout must lie in \[0, 1\)"
         *((models.ViT(), image, SIDES) for image in ((30, 32, 3), (32, 30, 3))),
         *((models.ViT(dropout=rate), (32, 32, 3), RATE) for rate in (-0.1, 1.0)),
         *(
-            (
-                models.ViT(**{name: 0}),
-                (32, 32, 3),
-                f"ViT's {name} must be at least 1, got 0",
-            )
+            (models.ViT(**{name: 0}), (32, 32, 3), f"ViT's {name} {AT_LEAST_ONE}")
             for name in ("patch", "width", "depth", "heads", "head_width", "hidden")
         ),
     ],

@@ -179,12 +179,8 @@ def torch_state_of_vit(params):
         names[f"{prefix}down"] = dense(block["Dense_1"])
         for j in range(2):
             names[f"{prefix}norm{j + 1}"] = norm(block[f"LayerNorm_{j}"])
-    positions = params["positions"]["embedding"][None]
-    return {
-        **joined(names),
-        "positions": positions,
-        "token": params["class_token"][None, None],
-    }
+    positions, token = params["positions"]["embedding"], params["class_token"]
+    return joined(names) | {"positions": positions[None], "token": token[None, None]}
 
 
 swin = partial(models.Swin, 5, patch=2, width=6, expansion=2)
@@ -202,9 +198,8 @@ PUBLISHED = models.swin_tiny(1000, patch=4, window=7)
 
 
 def torch_norm(layer, x):
-    return torch.nn.functional.layer_norm(
-        x, x.shape[-1:], layer["scale"], layer["bias"], 1e-5
-    )
+    scale, bias = layer["scale"], layer["bias"]
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], scale, bias, 1e-5)
 
 
 def torch_dense(layer, x):
@@ -250,20 +245,15 @@ def torch_block(block, x, window, shift, heads):
 def torch_merging(layer, x):
     """The order of the published code: below before right."""
     four = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
-    return torch_dense(
-        layer["Dense_0"], torch_norm(layer["LayerNorm_0"], torch.cat(four, -1))
-    )
+    normalized = torch_norm(layer["LayerNorm_0"], torch.cat(four, -1))
+    return torch_dense(layer["Dense_0"], normalized)
 
 
 def torch_swin(model, params, x):
     side = model.patch
     kernel = params["patches"]["kernel"].reshape(side, side, 3, -1)
-    x = torch.nn.functional.conv2d(
-        x.permute(0, 3, 1, 2),
-        kernel.permute(3, 2, 0, 1),
-        params["patches"]["bias"],
-        stride=side,
-    )
+    x, kernel = x.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1)
+    x = torch.nn.functional.conv2d(x, kernel, params["patches"]["bias"], stride=side)
     x, count = torch_norm(params["LayerNorm_0"], x.permute(0, 2, 3, 1)), 0
     for stage, depth in enumerate(model.depths):
         if stage:

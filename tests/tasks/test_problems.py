@@ -50,12 +50,8 @@ def weights_of(task, seed=0):
 
 def draw_batch(classes, seed=0, **more):
     rng = np.random.default_rng(seed)
-    return tasks.Batch(
-        x=rng.normal(size=(6, 5)).astype(np.float32),
-        y=np.int32([1, 0, 0, 1, 0, 2])[:6] % classes,
-        weight=np.float32([1, 0.5, 0, 2, 1, 0.25]),
-        **more,
-    )
+    x, y = np.float32(rng.normal(size=(6, 5))), np.int32([1, 0, 0, 1, 0, 2]) % classes
+    return tasks.Batch(x, y, np.float32([1, 0.5, 0, 2, 1, 0.25]), **more)
 
 
 def assert_close_layers(found, expected):
@@ -317,11 +313,9 @@ def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
     task = adversarial(Linear(3), (5,), radius=radius)
     algorithm = local_sgda(lr=Pair(0.0, 1.0))
     sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 1}
-    run = simulation.federate(
-        algorithm, task, DATA, cut([20, 20]), **sizes, sampler=full_batch
-    )
-    state = run.init(KEY)
-    owned = np.concatenate(cut([20, 20]))
+    parts = cut([20, 20])
+    run = simulation.federate(algorithm, task, DATA, parts, **sizes, sampler=full_batch)
+    state, owned = run.init(KEY), np.concatenate(parts)
     x, y = DATA.x_train[owned], DATA.y_train[owned]
     clean = loss_by_hand(state.params.x, x, y)
     for _ in range(10):
@@ -438,10 +432,8 @@ def batch_of(ids, weight=None):
 
 def test_the_mean_over_agents_is_the_gradient_of_the_formula():
     task = robust_logistic(FEATURES, EXAMPLES, regularization=0.3, bend=2.0)
-    found = [
-        task.grad(PARAMS, batch_of(ids), KEY)
-        for ids in np.split(RNG.permutation(EXAMPLES), AGENTS)
-    ]
+    parts = np.split(RNG.permutation(EXAMPLES), AGENTS)
+    found = [task.grad(PARAMS, batch_of(ids), KEY) for ids in parts]
     check_mean(found, lambda x, y: objective(example_losses, x, y, 0.3, 2.0), Y)
 
 
@@ -454,10 +446,8 @@ def test_weights_of_agents():
     mean_losses = lambda x: [np.mean(example_losses(x)[ids]) for ids in cut]
     task = robust_logistic(FEATURES, AGENTS, agents)
     params = Pair(jnp.float32(X), jnp.float32(y))
-    found = [
-        task.grad(params, batch_of(ids)._replace(client=jnp.int32(i)), KEY)
-        for i, ids in enumerate(cut)
-    ]
+    batches = [batch_of(ids)._replace(client=jnp.int32(i)) for i, ids in enumerate(cut)]
+    found = [task.grad(params, batch, KEY) for batch in batches]
     check_mean(found, partial(objective, mean_losses), y)
 
 

@@ -16,6 +16,7 @@ KEY = jax.random.key(3)
 N, CURVATURE = 3, 0.5
 close = np.testing.assert_allclose
 
+RANK = "rank an integer from 1 to k = 4, got .*"
 # by coupling and rank of D [4, 4]
 CASES = {
     "nonconvex": {},
@@ -46,12 +47,8 @@ def draw_point(seed=0):
 
 def value(data, X, Y, B, C):
     """f_i by traces."""
-    return (
-        np.trace(X.T @ data.Q @ X) / 2
-        + np.trace(B.T @ X)
-        + np.trace(Y.T @ (data.A @ X + C))
-        - np.trace(Y.T @ data.D @ Y) / 2
-    )
+    squares = np.trace(X.T @ data.Q @ X) - np.trace(Y.T @ data.D @ Y)
+    return squares / 2 + np.trace(B.T @ X) + np.trace(Y.T @ (data.A @ X + C))
 
 
 def mean_value(data, X, Y):
@@ -234,9 +231,7 @@ def test_single_precision_keeps_the_rank_of_d():
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ({"rank": 0}, "rank an integer from 1 to k = 4, got .* and 0"),
-        ({"rank": 5}, "rank an integer from 1 to k = 4, got .* and 5"),
-        ({"rank": 2.5}, "rank an integer from 1 to k = 4, got .* and 2.5"),
+        *(({"rank": k}, f"{RANK} and {k}") for k in (0, 5, 2.5)),
         ({"shape": (0, 4, 3)}, "shape must be at least 1"),
         ({"curvature": 0.0}, r"curvature must lie in \(0, infinity\)"),
         ({"curvature": -1}, r"curvature must lie in \(0, infinity\)"),
