@@ -426,25 +426,6 @@ def test_inexact_orthogonalization_is_between_two_schatten_norms(steps):
         assert np.linalg.norm(result, 2) <= 1 + 1e-12
 
 
-def test_the_upper_bounds_fail_with_jordan_coefficients():
-    # All singular values equal 1 / sqrt(n) after normalisation; p exceeds 1 at some.
-    for n in range(2, 13):
-        result = orthogonalize(jnp.eye(n), coefficients=JORDAN)
-        if np.linalg.norm(result, 2) > 1.1:
-            assert alignment(np.eye(n), result) > n * 1.1 - 1e-4
-            return
-    pytest.fail("no identity matrix left the unit ball")
-
-
-def test_the_exponent_falls_from_two_to_one():
-    # arXiv:2509.26337, Remark 3.
-    for kappa in (1e-6, 1e-2, 0.5, 0.99):
-        p = [exponent(kappa, steps) for steps in range(60)]
-        np.testing.assert_allclose(p[0], 2, rtol=1e-9)
-        np.testing.assert_allclose(p[-1], 1, rtol=1e-9)
-        assert np.all(np.diff(p) <= 1e-12)
-
-
 def test_the_quintic_lies_between_the_identity_and_one():
     # arXiv:2509.26337, proof of Theorem 3: 1 - p(s) = (1 - s)^3 (1 + 9/8 s + 3/8 s^2)
     a, b, c = QUINTIC[0]
@@ -467,20 +448,3 @@ def test_the_exact_oracle_attains_the_nuclear_norm_and_counts_the_rank():
         np.testing.assert_allclose(np.sum(factor**2), len(s), rtol=1e-10)
         assert np.linalg.norm(s) <= s.sum() * (1 + 1e-12)
         assert s.sum() <= np.sqrt(min(g.shape)) * np.linalg.norm(s) * (1 + 1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("oracle", [spectral, exact_spectral])
-def test_averaged_and_heavy_ball_momentum_take_the_same_path(oracle):
-    # m <- b m + (1 - b) g and h <- b h + g differ by the factor 1 - b alone.
-    target = jnp.asarray(gaussian((4, 6)), jnp.float32)
-    decay, lr = 0.9, 0.05
-    x, m = jnp.zeros_like(target), jnp.zeros_like(target)
-    y, h = x, m
-    for _ in range(20):
-        m = decay * m + (1 - decay) * (x - target)
-        x = x + lr * oracle(m)
-        h = decay * h + (y - target)
-        y = y + lr * oracle(h)
-    assert np.linalg.norm(x) > 0.5
-    np.testing.assert_allclose(x, y, atol=1e-4)

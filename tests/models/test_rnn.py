@@ -162,29 +162,6 @@ def test_inside_shard_map():
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, expected)
 
 
-@pytest.mark.slow
-def test_it_learns_which_word_came_first():
-    """What no bag of words can tell; the first token is the class, 2 or 3."""
-    rng = np.random.default_rng(0)
-    first = rng.integers(0, 2, 64)
-    x = np.stack([2 + first, 3 - first, *rng.integers(4, V, (4, 64))], axis=1)
-    x = x.astype(np.int32)
-    task = tasks.classification(models.RNN(2, V, 8, 16, 1), (6,))
-    batch = tasks.Batch(jnp.asarray(x), jnp.asarray(first), jnp.ones(64))
-
-    @jax.jit
-    def train(params):
-        def step(params, key):
-            gradient = task.grad(params, batch, key)
-            return jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient), None
-
-        return jax.lax.scan(step, params, jax.random.split(KEY, 200))[0]
-
-    params = train(jax.jit(task.init)(KEY))
-    scores = jax.jit(task.evaluate)(params, batch.x, batch.y)
-    assert np.all(scores["correct"])
-
-
 def test_default_sizes_are_the_papers():
     params = shapes_of(models.ALL["rnn"]())
     shapes = jax.tree.map(lambda p: p.shape, params)

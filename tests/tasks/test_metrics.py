@@ -50,13 +50,6 @@ def test_matthews_correlation():
         np.testing.assert_allclose(many(predicted, labels), expected, atol=1e-6)
 
 
-def test_auc_by_counting_pairs():
-    for scores, y in cases(8, 20, seed=5):
-        above = scores[y == 1][:, None] - scores[y == 0]
-        pairs = np.mean((above > 0) + (above == 0) / 2)
-        np.testing.assert_allclose(AUC(scores, y), pairs, atol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("positives", [1, 3, 49_000])
 def test_extreme_imbalance(positives):
@@ -95,16 +88,6 @@ def test_infinite_scores_and_both_zeros_rank():
     ranks = scipy.stats.rankdata(scores)  # -inf < 0 = -0 = -0 < 1 < inf = inf
     expected = (ranks[y == 1].sum() - 3 * 4 / 2) / (3 * 4)
     np.testing.assert_allclose(AUC(scores, y), expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_auc_does_not_depend_on_the_scale_or_the_order():
-    ((scores, y),) = cases(1, 60, seed=2)
-    order = np.random.default_rng(0).permutation(60)
-    found = AUC(scores, y)
-    np.testing.assert_allclose(AUC(scores[order], y[order]), found, rtol=1e-6)
-    np.testing.assert_allclose(AUC(8 * scores, y), found, rtol=1e-6)
-    np.testing.assert_allclose(AUC(scores, 1 - y), 1 - found, atol=1e-6)
 
 
 def test_nan_where_there_is_no_auc():
@@ -156,15 +139,6 @@ def test_hill_by_its_formula_on_signed_values_of_any_shape():
         expected = 1 / np.mean(np.log(largest[:tail]) - np.log(largest[tail]))
         np.testing.assert_allclose(HILL(values, tail), expected, rtol=2e-5)
         np.testing.assert_allclose(HILL(-values.T, tail), expected, rtol=2e-5)
-
-
-def test_the_tail_index_does_not_depend_on_units():
-    values = np.random.default_rng(1).standard_t(2, size=200).astype(np.float32)
-    found = HILL(values, 40)
-    for unit in np.float32([1e-3, 2.0, 1e4]):
-        np.testing.assert_allclose(HILL(unit * values, 40), found, rtol=1e-5)
-    cubed = HILL(values**3, 40)  # P(|v|^3 > t) = P(|v| > t^(1/3))
-    np.testing.assert_allclose(cubed, found / 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tail", [0, -1, 6, 7])
