@@ -87,10 +87,6 @@ def test_a_rule_and_a_polar_are_refused_together():
             method.function(rule=own, polar=polar)
 
 
-def parameters_of(name):
-    return Pair(PARAMS, PARAMS) if name in minimax.ALL else PARAMS
-
-
 def types_in_a_round(algorithm, params=PARAMS):
     state = engine.init(algorithm, params, 1)
     run = engine.make_round(algorithm, STEADY, 1, plans.loop)
@@ -114,9 +110,10 @@ def types_in_an_iteration(algorithm, params):
 @pytest.mark.slow
 def test_methods_that_multiply_matrices_are_those_that_take_a_polar():
     for name, method in BOTH.items():
-        look, params = types_in_a_round, parameters_of(name)
-        if name in decentralized.ALL:
-            look, params = types_in_an_iteration, Pair(PARAMS, PARAMS)
+        both = name in minimax.ALL or name in decentralized.ALL
+        params = Pair(PARAMS, PARAMS) if both else PARAMS
+        agents = name in decentralized.ALL
+        look = types_in_an_iteration if agents else types_in_a_round
         found = look(method.function(), params)
         if not method.takes("polar"):
             assert found == [], name
@@ -131,10 +128,6 @@ def test_methods_that_multiply_matrices_are_those_that_take_a_polar():
 
 @pytest.mark.slow
 def test_the_momentum_of_the_command_line_reaches_the_rule():
-    def moved(**hyper):
-        algorithm = algorithm_of(Run("fedmuon_align", hyper, 0, Config()))
-        return momentum_after_a_round(algorithm)
-
     def momentum_after_a_round(algorithm):
         grad = lambda params, batch, key: jax.tree.map(lambda p: p + batch, params)
         state = engine.init(algorithm, PARAMS, 1)
@@ -142,10 +135,13 @@ def test_the_momentum_of_the_command_line_reaches_the_rule():
         batches = jnp.arange(3.0)[None]
         return run(state, jnp.arange(1), batches, jnp.ones(1), KEY)[0].server.momentum
 
+    moved = lambda **hyper: momentum_after_a_round(
+        algorithm_of(Run("fedmuon_align", hyper, 0, Config()))
+    )
     usual, same = moved(), moved(momentum=0.98)
     jax.tree.map(np.testing.assert_array_equal, usual, same)
-    other, built = moved(momentum=0.5), fedmuon_align(momentum=0.5)
-    want = momentum_after_a_round(built)
+    other = moved(momentum=0.5)
+    want = momentum_after_a_round(fedmuon_align(momentum=0.5))
     jax.tree.map(np.testing.assert_array_equal, other, want)
     assert np.abs(jax.tree.leaves(other)[0] - jax.tree.leaves(usual)[0]).max() > 0.1
 

@@ -1,4 +1,6 @@
-"""Values of the kernel against SVD in float64, SciPy, optax and linear programming."""
+"""Values of the kernel against SVD, SciPy, optax and linear programming; oracles."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 import scipy.linalg
 import scipy.optimize
 
+from fedjax_muon.linalg.lmo import euclidean, max_norm, spectral
 from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
     DION,
@@ -145,9 +148,8 @@ def test_polar_of_a_rank_deficient_matrix_is_a_partial_isometry():
         found = np.asarray(polar(x))
         kept = np.sort(np.linalg.svd(found, compute_uv=False))
         np.testing.assert_allclose(kept, [0] * 5 + [1] * 3, atol=1e-12)
-        np.testing.assert_allclose(
-            np.sum(found * x), np.linalg.norm(x, "nuc"), rtol=1e-12
-        )
+        nuclear = np.linalg.norm(x, "nuc")
+        np.testing.assert_allclose(np.sum(found * x), nuclear, rtol=1e-12)
     assert not np.any(polar(jnp.zeros((2, 3))))
     assert polar(jnp.zeros((0, 3))).shape == (0, 3)
 
@@ -218,9 +220,8 @@ def test_sixteen_bit_matrices_are_computed_in_float32_by_default(dtype):
     x = jnp.asarray(gaussian((6, 20)), dtype)
     found = orthogonalize(x)
     assert found.dtype == dtype
-    np.testing.assert_array_equal(
-        found, orthogonalize(x.astype(jnp.float32)).astype(dtype)
-    )
+    expected = orthogonalize(x.astype(jnp.float32)).astype(dtype)
+    np.testing.assert_array_equal(found, expected)
 
 
 # ------------------------------------------------------------------ coefficients
@@ -250,19 +251,16 @@ def test_polar_express_rows_are_the_minimax_polynomials():
     # arXiv:2505.16932, Algorithm 1 with l = 1e-3: each row is optimal on the interval
     # that the previous ones map to, cushioned below (Section 3.4) and then centred.
     low, high = 1e-3, 1.0
+    uncushioned = lambda row: np.multiply(row, 1.01 ** np.arange(1, 6, 2))
     for row in POLAR_EXPRESS[:5]:
         best = minimax_quintic(max(low, 0.02407327424182761 * high), high)
         ends = scalar_map(np.array([low, high]), [best])
         best *= 2 / ends.sum()
-        np.testing.assert_allclose(
-            np.multiply(row, 1.01 ** np.arange(1, 6, 2)), best, 1e-3
-        )
+        np.testing.assert_allclose(uncushioned(row), best, 1e-3)
         low = ends[0] * 2 / ends.sum()
         high = 2 - low
     # Nearly converged, the optimum is the quintic that is flat at 1.
-    np.testing.assert_allclose(
-        np.multiply(POLAR_EXPRESS[6], 1.01 ** np.arange(1, 6, 2)), QUINTIC[0], 1e-5
-    )
+    np.testing.assert_allclose(uncushioned(POLAR_EXPRESS[6]), QUINTIC[0], 1e-5)
     assert POLAR_EXPRESS[7] == QUINTIC[0]
 
 
@@ -278,13 +276,9 @@ def test_rows():
 @pytest.mark.parametrize(
     ("coefficients", "steps", "message"),
     [
-        (DION, 4, "exactly 5 steps, got steps=4"),
-        (DION, 6, "exactly 5 steps, got steps=6"),
-        (JORDAN, -1, "integer >= 0, got -1"),
-        (JORDAN, 2.0, "integer >= 0, got 2.0"),
-        ((), 5, "three finite numbers"),
-        (JORDAN[0], 5, "three finite numbers"),
-        (((1.0, 2.0),), 5, "three finite numbers"),
+        *((DION, steps, f"exactly 5 steps, got steps={steps}") for steps in (4, 6)),
+        *((JORDAN, steps, f"integer >= 0, got {steps}") for steps in (-1, 2.0)),
+        *((rows, 5, "three finite numbers") for rows in ((), JORDAN[0], ((1.0, 2.0),))),
         (((1.0, 2.0, float("nan")),), 5, "three finite numbers"),
     ],
 )
@@ -314,3 +308,143 @@ def test_bad_dtype():
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 2, 3), (2, 0, 0)])
 def test_empty_matrices_are_returned(shape):
     assert orthogonalize(jnp.ones(shape)).shape == shape
+
+
+# ------------------------------------------- the oracles, against their definition
+
+exact_spectral = functools.partial(spectral, orthogonalize=polar)
+
+# oracle, norm of its ball, dual norm
+ORACLES = {
+    "spectral": (
+        exact_spectral,
+        lambda d: np.linalg.norm(d, 2),
+        lambda g: np.linalg.norm(g, "nuc"),
+    ),
+    "euclidean": (euclidean, np.linalg.norm, np.linalg.norm),
+    "max norm": (max_norm, lambda d: np.abs(d).max(), lambda g: np.abs(g).sum()),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_minimizes_over_the_unit_ball(name):
+    oracle, norm, dual = ORACLES[name]
+    with jax.enable_x64(True):
+        g = gaussian((5, 8))
+        d = np.asarray(oracle(g))
+        np.testing.assert_allclose(norm(d), 1, rtol=1e-12)
+        np.testing.assert_allclose(np.sum(g * d), -dual(g), rtol=1e-12)
+        for seed in range(1, 50):
+            other = gaussian((5, 8), seed)
+            assert np.sum(g * other) / norm(other) >= np.sum(g * d)
+
+
+@pytest.mark.parametrize("oracle", [spectral, exact_spectral, euclidean, max_norm])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_zero_scale_and_type(oracle, dtype):
+    g = jnp.asarray(gaussian((5, 8)), dtype)
+    d = oracle(g)
+    assert d.dtype == dtype
+    assert not np.any(oracle(0 * g))
+    # Powers of two near the ends of the range, where squares overflow or vanish.
+    for exponent in (120, -100):
+        scaled = oracle(jnp.ldexp(g, exponent)).astype(jnp.float32)
+        np.testing.assert_allclose(scaled, d.astype(jnp.float32), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4), (0,), (0, 3)])
+def test_euclidean_and_max_norm_take_any_rank(shape):
+    g = jnp.asarray(gaussian(shape), jnp.float32)
+    expected = -g / (np.linalg.norm(g.ravel()) if g.size else 1)
+    np.testing.assert_allclose(euclidean(g), expected, rtol=1e-6)
+    np.testing.assert_array_equal(max_norm(g), -np.sign(g))
+
+
+def test_euclidean_never_hides_a_non_finite_entry():
+    for bad in (jnp.nan, jnp.inf, -jnp.inf):
+        assert np.all(np.isnan(euclidean(jnp.array([1.0, bad, 0.0]))))
+
+
+def test_spectral_wants_matrices():
+    with pytest.raises(ValueError, match=r"got shape \(3,\)"):
+        spectral(jnp.ones(3))
+
+
+def test_spectral_is_minus_orthogonalize_and_with_zero_steps_the_euclidean_oracle():
+    g = jnp.asarray(gaussian((5, 8)), jnp.float32)
+    np.testing.assert_array_equal(spectral(g), -orthogonalize(g))
+    # Muon with T = 0 is normalised gradient descent (arXiv:2509.26337).
+    none = functools.partial(orthogonalize, steps=0)
+    np.testing.assert_allclose(spectral(g, none), euclidean(g), atol=1e-6)
+
+
+# ------------------------------------- the theory of inexact orthogonalization
+
+
+def matrices():
+    """Random 5 x 8 matrices: all ranks, condition numbers from 1 to 1e6."""
+    rng = np.random.default_rng(0)
+    batch = []
+    for rank in range(1, 6):
+        for decades in (0, 0.5, 2, 6):
+            u = np.linalg.qr(rng.normal(size=(5, 5)))[0][:, :rank]
+            v = np.linalg.qr(rng.normal(size=(8, 8)))[0][:, :rank]
+            s = 10 ** (-decades * rng.uniform(size=rank))
+            batch.append(rng.normal() * (u * s) @ v.T)
+    return np.stack(batch)
+
+
+def nonzero_singular_values(x):
+    s = np.linalg.svd(x, compute_uv=False)
+    return s[s > 1e-12 * s[0]]
+
+
+def exponent(kappa, steps):
+    """p of arXiv:2509.26337, Lemma 12, from kappa = s_min / s_max over non-zero s."""
+    if kappa > 1 - 1e-9:
+        return 1.0
+    return 1 + np.log(1 - (1 - kappa) ** (1.5**steps)) / np.log(kappa)
+
+
+def alignment(x, y):
+    return np.sum(x * y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 8])
+def test_inexact_orthogonalization_is_between_two_schatten_norms(steps):
+    # arXiv:2509.26337, Lemma 12: ||G||_p <= <G, G^(T)> <= ||G||_1, ||G^(T)||_2 <= 1.
+    with jax.enable_x64(True):
+        batch = matrices()
+        results = np.asarray(orthogonalize(batch, coefficients=QUINTIC, steps=steps))
+    for g, result in zip(batch, results, strict=True):
+        s = nonzero_singular_values(g)
+        tolerance = 1e-8 * s.sum()
+        # The Frobenius norm stands in for the spectral one, hence its kappa.
+        lower = np.linalg.norm(s, exponent(s[-1] / np.linalg.norm(s), steps))
+        assert lower - tolerance <= alignment(g, result) <= s.sum() + tolerance
+        assert np.linalg.norm(result, 2) <= 1 + 1e-12
+
+
+def test_the_quintic_lies_between_the_identity_and_one():
+    # arXiv:2509.26337, proof of Theorem 3: 1 - p(s) = (1 - s)^3 (1 + 9/8 s + 3/8 s^2)
+    a, b, c = QUINTIC[0]
+    s = np.linspace(0, 1, 1001)
+    p = a * s + b * s**3 + c * s**5
+    formula = (1 - s) ** 3 * (1 + 9 / 8 * s + 3 / 8 * s**2)
+    np.testing.assert_allclose(1 - p, formula, atol=1e-15)
+    assert np.all(p >= s)
+    assert np.all(1 - p <= (1 - s) ** 1.5 + 1e-15)
+    assert np.all(np.diff(p) >= -1e-15)
+
+
+def test_the_exact_oracle_attains_the_nuclear_norm_and_counts_the_rank():
+    with jax.enable_x64(True):
+        batch = matrices()
+        factors = np.asarray(polar(batch))
+    for g, factor in zip(batch, factors, strict=True):
+        s = nonzero_singular_values(g)
+        np.testing.assert_allclose(alignment(g, factor), s.sum(), rtol=1e-10)
+        np.testing.assert_allclose(np.sum(factor**2), len(s), rtol=1e-10)
+        assert np.linalg.norm(s) <= s.sum() * (1 + 1e-12)
+        assert s.sum() <= np.sqrt(min(g.shape)) * np.linalg.norm(s) * (1 + 1e-12)

@@ -1,6 +1,7 @@
 """What orthogonalization does not depend on: scale, layout, batch, devices, form."""
 
-import functools
+import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from support import jaxprs
 
+from fedjax_muon import data, models, partition, transforms
+from fedjax_muon.algorithms import fedavg
+from fedjax_muon.engine.sharding import CLIENTS
+from fedjax_muon.linalg import shared
 from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
     DION,
@@ -23,6 +28,8 @@ from fedjax_muon.linalg.newton_schulz import (
     rows,
     schatten8,
 )
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.tasks import classification
 
 FORMS = [plain, gram]
 
@@ -46,7 +53,7 @@ def distance(a, b):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("normalization", [frobenius, schatten8])
 def test_powers_of_two_change_no_bit(form, normalization):
-    apply = functools.partial(orthogonalize, form=form, normalization=normalization)
+    apply = partial(orthogonalize, form=form, normalization=normalization)
     x = gaussian((24, 40))
     expected = apply(x)
     # 126: the largest entry is near the end of float32, its inverse no normal number.
@@ -68,14 +75,14 @@ def test_powers_of_two_change_no_bit_of_float64():
 @pytest.mark.parametrize("scale", [1e20, 1e-30, 3.7])
 def test_no_scale_overflows_or_vanishes(scale):
     # The quintic: Jordan's slope of 485 at zero amplifies the rounding of scale x.
-    apply = functools.partial(orthogonalize, coefficients=QUINTIC)
+    apply = partial(orthogonalize, coefficients=QUINTIC)
     x = gaussian((24, 40))
     assert distance(apply(scale * x), apply(x)) <= 2e-6
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_equivariance(form):
-    apply = functools.partial(orthogonalize, form=form)
+    apply = partial(orthogonalize, form=form)
     x = gaussian((24, 40))
     y = apply(x)
     u, v = rotation(24, 1), rotation(40, 2)
@@ -86,7 +93,7 @@ def test_equivariance(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_padding_with_zeros_changes_nothing(form):
-    apply = functools.partial(orthogonalize, form=form, coefficients=QUINTIC)
+    apply = partial(orthogonalize, form=form, coefficients=QUINTIC)
     x = gaussian((24, 40))
     y = apply(x)
     wider = apply(jnp.pad(x, ((0, 0), (0, 9))))
@@ -112,10 +119,10 @@ def test_zero_stays_zero(form, normalization, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_batch_equals_loop_equals_vmap(form):
-    apply = functools.partial(orthogonalize, form=form)
+    apply = partial(orthogonalize, form=form)
     x = gaussian((3, 2, 8, 20))
     batched = apply(x)
-    loop = np.stack([np.stack([apply(matrix) for matrix in row]) for row in x])
+    loop = np.stack([apply(matrix) for row in x for matrix in row]).reshape(x.shape)
     np.testing.assert_allclose(batched, loop, atol=1e-6)
     np.testing.assert_array_equal(batched, jax.vmap(apply)(x))
     np.testing.assert_array_equal(batched, jax.vmap(jax.vmap(apply))(x))
@@ -128,31 +135,21 @@ def test_batch_equals_loop_equals_vmap(form):
 @pytest.mark.parametrize("normalization", [frobenius, schatten8])
 @pytest.mark.parametrize("steps", [0, 5])
 def test_a_non_finite_matrix_is_lost_alone(form, normalization, steps):
-    apply = functools.partial(
-        orthogonalize, form=form, normalization=normalization, steps=steps
-    )
+    options = {"form": form, "normalization": normalization, "steps": steps}
     x = gaussian((4, 8, 20))
-    expected = apply(x)
-    found = apply(
-        x.at[0, 2, 3].set(jnp.nan).at[1, 7, 0].set(jnp.inf).at[2, 0, 0].set(-jnp.inf)
-    )
+    expected = orthogonalize(x, **options)
+    broken = x.at[0, 2, 3].set(jnp.nan).at[1, 7, 0].set(jnp.inf)
+    found = orthogonalize(broken.at[2, 0, 0].set(-jnp.inf), **options)
     assert not np.any(np.isfinite(found[:3]))
     np.testing.assert_array_equal(found[3], expected[3])
 
 
 def test_clients_on_devices_need_no_communication():
     mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-    sharded = jax.jit(
-        jax.shard_map(
-            functools.partial(orthogonalize, form=gram),
-            mesh=mesh,
-            in_specs=P("clients"),
-            out_specs=P("clients"),
-        )
-    )
+    run, each = partial(orthogonalize, form=gram), P("clients")
+    sharded = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=each, out_specs=each))
     x = gaussian((8, 8, 20))
-    expected = orthogonalize(x, form=gram)
-    np.testing.assert_allclose(sharded(x), expected, atol=2e-6)
+    np.testing.assert_allclose(sharded(x), run(x), atol=2e-6)
     program = sharded.lower(x).compile().as_text()
     for collective in ("all-reduce", "all-gather", "all-to-all", "collective"):
         assert collective not in program
@@ -162,7 +159,7 @@ def test_clients_on_devices_need_no_communication():
 
 
 def products(x, platform="cpu", **options):
-    traced = jax.make_jaxpr(functools.partial(orthogonalize, **options))(x)
+    traced = jax.make_jaxpr(partial(orthogonalize, **options))(x)
     return len(jaxprs.products(traced.jaxpr, platform))
 
 
@@ -200,7 +197,7 @@ def test_number_of_matrix_products(options, expected):
 )
 def test_products_of_small_matrices_are_exact_on_every_device(options, expected):
     # GPUs and TPUs would round their factors to TF32 and bfloat16 by default.
-    apply = functools.partial(orthogonalize, **options)
+    apply = partial(orthogonalize, **options)
     traced = str(jax.make_jaxpr(apply)(jnp.ones((16, 40))))
     assert traced.count("(Precision.HIGHEST, Precision.HIGHEST)") == expected
 
@@ -225,10 +222,8 @@ def test_the_form_is_chosen_by_shape_and_precision(shape, dtype, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_schatten8_costs_no_matrix_product(form):
     def operations(normalization):
-        function = functools.partial(
-            orthogonalize, form=form, normalization=normalization
-        )
-        compiled = jax.jit(function).lower(jnp.ones((64, 192))).compile()
+        run = partial(orthogonalize, form=form, normalization=normalization)
+        compiled = jax.jit(run).lower(jnp.ones((64, 192))).compile()
         return compiled.cost_analysis()["flops"]
 
     one_product = 2 * 64**3
@@ -237,23 +232,20 @@ def test_schatten8_costs_no_matrix_product(form):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_stages_are_a_partition_of_the_schedule(dtype):
-    for steps in range(12):
+    for steps, form in itertools.product(range(12), FORMS):
         schedule = rows(POLAR_EXPRESS, steps)
-        for form in FORMS:
-            stages = form(schedule, jnp.dtype(dtype))
-            assert sum(stages, ()) == schedule
-            assert all(stages)
+        stages = form(schedule, jnp.dtype(dtype))
+        assert sum(stages, ()) == schedule
+        assert all(stages)
 
 
 @pytest.mark.parametrize(
     ("dtype", "steps", "lengths"),
     [
         (jnp.float32, 2, [2]),
-        (jnp.float32, 5, [2, 3]),
-        (jnp.float64, 5, [2, 3]),
+        *((dtype, 5, [2, 3]) for dtype in (jnp.float32, jnp.float64)),
         (jnp.float32, 8, [2, 2, 2, 2]),
-        (jnp.bfloat16, 5, [1, 2, 2]),
-        (jnp.float16, 5, [1, 2, 2]),
+        *((dtype, 5, [1, 2, 2]) for dtype in (jnp.bfloat16, jnp.float16)),
     ],
 )
 def test_where_the_gram_form_starts_afresh(dtype, steps, lengths):
@@ -268,17 +260,10 @@ def test_where_the_gram_form_starts_afresh(dtype, steps, lengths):
 def test_quintic_and_cubic_never_leave_the_spectral_ball():
     wide = gaussian((12, 30))
     batch = jnp.stack([wide, jnp.ones((12, 30)), jnp.eye(12, 30)])
-    for coefficients in (QUINTIC, CUBIC):
-        for steps in (0, 1, 4, 9):
-            for form in FORMS:
-                found = orthogonalize(
-                    batch,
-                    coefficients=coefficients,
-                    steps=steps,
-                    form=form,
-                    normalization=schatten8,
-                )
-                assert np.linalg.norm(found, 2, axis=(-2, -1)).max() <= 1 + 1e-5
+    apply = partial(orthogonalize, normalization=schatten8)
+    for row, steps, form in itertools.product((QUINTIC, CUBIC), (0, 1, 4, 9), FORMS):
+        found = apply(batch, coefficients=row, steps=steps, form=form)
+        assert np.linalg.norm(found, 2, axis=(-2, -1)).max() <= 1 + 1e-5
 
 
 def scalar_map(s, schedule):
@@ -349,3 +334,116 @@ def test_the_result_is_a_descent_direction():
     x = gaussian((32, 96))
     aligned = float(jnp.sum(x * orthogonalize(x)))
     assert 0.75 <= aligned / np.linalg.norm(x, "nuc") <= 0.85
+
+
+# ------------------------------------------------- work that several devices share
+
+
+def seeded(shape):
+    return gaussian(shape, sum(shape))
+
+
+def over(devices, **options):
+    chosen = jax.devices()[:devices]
+    mesh = jax.make_mesh((devices,), (CLIENTS,), (AxisType.Auto,), devices=chosen)
+    run = partial(shared.orthogonalize, axis_name=CLIENTS, **options)
+    specs = {"in_specs": P(), "out_specs": P(), "check_vma": False}
+    return jax.jit(jax.shard_map(run, mesh=mesh, **specs))
+
+
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (1, 7, 7), (2, 3, 9, 5)])
+def test_devices_share_the_work_and_not_the_result(devices, shape):
+    x = 1e3 * seeded(shape)
+    found = over(devices)(x)
+    assert found.dtype == x.dtype
+    np.testing.assert_allclose(found, orthogonalize(x), atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"coefficients": QUINTIC, "steps": 8},
+        {"coefficients": CUBIC, "steps": 3},
+        {"coefficients": DION},
+        {"normalization": schatten8},
+        {"steps": 0},
+    ],
+)
+@pytest.mark.parametrize("shape", [(10, 6), (5, 6, 10)])
+def test_options_are_those_of_the_whole(options, shape):
+    x = seeded(shape)
+    expected = orthogonalize(x, **options)
+    np.testing.assert_allclose(over(4, **options)(x), expected, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 12), (5, 8, 12)])
+def test_small_types(shape):
+    x = seeded(shape).astype(jnp.bfloat16)
+    found = over(4, dtype=jnp.bfloat16)(x)
+    assert found.dtype == jnp.bfloat16
+    expected = orthogonalize(x, dtype=jnp.bfloat16)
+    difference = jnp.abs(found - expected.astype(jnp.float32)).max()
+    assert difference < 0.05  # a few roundings to 8 bits
+
+
+def test_zero_and_non_finite_matrices():
+    assert not over(4)(jnp.zeros((4, 6))).any()
+    found = over(4)(seeded((4, 6)).at[1, 2].set(jnp.inf))
+    assert jnp.isnan(found).all()
+    assert over(4)(jnp.zeros((0, 6))).shape == (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sums", "gathers"), [((8, 16), 5, 6), ((8, 8, 16), 0, 1)]
+)
+def test_communication_is_that_of_the_module(shape, sums, gathers):
+    traced = jax.make_jaxpr(over(4))(seeded(shape)).jaxpr
+    names = [equation.primitive.name for equation in jaxprs.equations(traced)]
+    assert sum(name.startswith("psum") for name in names) == sums
+    assert names.count("all_gather") == gathers
+
+
+@pytest.mark.slow
+def test_operations_are_divided():
+    count = lambda f: f.lower(jnp.ones((64, 256))).compile().cost_analysis()
+    alone = jax.jit(partial(orthogonalize, form=plain))
+    ours, whole = count(over(4))["flops"], count(alone)["flops"]
+    assert ours < 0.27 * whole
+
+
+def test_without_devices_nothing_is_shared():
+    x = seeded((4, 6))
+    found = shared.orthogonalize(x, axis_name=CLIENTS)
+    np.testing.assert_array_equal(found, orthogonalize(x))
+
+
+@pytest.mark.slow
+def test_a_server_that_orthogonalizes():
+    polar = partial(shared.orthogonalize, axis_name=CLIENTS)
+    rule = transforms.scale_by_muon(0.9, polar=polar)
+    algorithm = fedavg(lr=0.1, server_lr=0.05, server_rule=rule)
+
+    digits = data.load("digits")
+    parts = partition.iid(digits.y_train, 4, key=jax.random.key(0))
+    task = classification(models.MLP(10, (16,)), digits)
+    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 8}
+
+    def trained(devices):
+        chosen = jax.devices()[:devices]
+        simulation = federate(algorithm, task, digits, parts, devices=chosen, **sizes)
+        state = simulation.init(jax.random.key(0))
+        return simulation.train_rounds(state, 3)[0].params
+
+    close = lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5)
+    jax.tree.map(close, trained(0), trained(3))
+
+
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_vectors_are_refused_before_any_device_runs(shape):
+    with pytest.raises(ValueError, match="needs matrices"):
+        over(2)(jnp.ones(shape))
+    with pytest.raises(ValueError, match="schedule of exactly 5"):
+        over(2, coefficients=DION, steps=4)(jnp.ones((3, 3)))

@@ -16,8 +16,9 @@ from fedjax_muon.models.convolution import convolution
 from fedjax_muon.models.patches import by_patches
 from fedjax_muon.runs.build import CONVOLUTIONAL
 
-LAYOUT = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC")}
-LAYOUT[3] = ("NHWDC", "HWDIO", "NHWDC")
+LAYOUT = {
+    n: (f"N{d}C", f"{d}IO", f"N{d}C") for n, d in enumerate(("H", "HW", "HWD"), 1)
+}
 
 
 def whole_numbers(seed, *shape):
@@ -42,10 +43,14 @@ def outputs(convolve, x, w, strides, padding, **options):
 
 
 def primitives(convolve, x, w, strides, padding, **options):
-    jaxpr = jax.make_jaxpr(lambda x, w: convolve(x, w, strides, padding, **options))(
-        x, w
-    )
-    return [equation.primitive.name for equation in jaxpr.eqns]
+    run = lambda x, w: convolve(x, w, strides, padding, **options)
+    return [equation.primitive.name for equation in jax.make_jaxpr(run)(x, w).eqns]
+
+
+def assert_equals_lax(*case, **options):
+    ours = outputs(convolution, *case, **options)
+    theirs = outputs(lax.conv_general_dilated, *case, **options)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 SHAPES = [
@@ -78,12 +83,11 @@ def test_convolution_equals_lax(shape, strides, dilation):
         jax.jit(partial(all_paddings, f))(x, w)
         for f in (convolution, lax.conv_general_dilated)
     )
-    for padding, mine, reference in zip(PADDINGS, ours, theirs, strict=True):
+    for padding, mine in zip(PADDINGS, ours, strict=True):
         names = primitives(convolution, x, w, strides, padding, **options)
         reached = ["custom_vjp_call"] if mine[0].size else ["conv_general_dilated"]
         assert names == reached, "the case does not reach the new code"
-        for a, b in zip(mine, reference, strict=True):
-            np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.parametrize(("ndim", "padding"), [(1, ((2, 0),)), (3, "SAME")])
@@ -93,11 +97,7 @@ def test_convolution_in_one_and_three_dimensions(ndim, padding):
     case = (x, w, (2, 1, 2)[:ndim], padding)
     options = {"dimension_numbers": LAYOUT[ndim], "rhs_dilation": (2, 3, 1)[:ndim]}
     assert primitives(convolution, *case, **options) == ["custom_vjp_call"]
-    ours = outputs(convolution, *case, **options)
-    for a, b in zip(
-        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    assert_equals_lax(*case, **options)
 
 
 HANDED_TO_LAX = {
@@ -115,11 +115,7 @@ def test_other_convolutions_go_to_lax_as_they_are(name):
     case = (whole_numbers(0, *x), whole_numbers(1, *w), (1, 1), ((0, 0), (0, 0)))
     options = {"dimension_numbers": LAYOUT[2], **options}
     assert "custom_vjp_call" not in primitives(convolution, *case, **options)
-    ours = outputs(convolution, *case, **options)
-    for a, b in zip(
-        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    assert_equals_lax(*case, **options)
 
 
 def test_bad_arguments_get_the_errors_of_lax():
@@ -136,14 +132,11 @@ def test_half_precision_and_precision():
     options = {"dimension_numbers": LAYOUT[2], "precision": lax.Precision.HIGHEST}
     assert primitives(convolution, *case, **options) == ["custom_vjp_call"]
     ours = outputs(convolution, *case, **options)
-    for a, b in zip(
-        ours, outputs(lax.conv_general_dilated, *case, **options), strict=True
-    ):
+    theirs = outputs(lax.conv_general_dilated, *case, **options)
+    for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == jnp.bfloat16
         # sums up to 9 x 2 x 16 or 2 x 6 x 3 x 16 round in bfloat16: 8 bits
-        np.testing.assert_allclose(
-            np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2.0**-7
-        )
+        np.testing.assert_allclose(*map(np.float32, (a, b)), rtol=2.0**-7)
 
 
 FLAX = {
@@ -175,11 +168,8 @@ def test_through_flax(name):
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x)
 
     with jax.numpy_rank_promotion("allow"):
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            value_and_gradient(ours),
-            value_and_gradient(plain),
-        )
+        found, expected = value_and_gradient(ours), value_and_gradient(plain)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def squares(convolve, w, x):
@@ -200,7 +190,7 @@ def through_scan(gradient):
     return lambda w, xs: lax.scan(step, w, xs)[0]
 
 
-def reverse_through_scan(gradient):
+def reversed_scan(gradient):
     """The gradient of the last loss with respect to the first weights."""
     return jax.grad(lambda w, xs: jnp.sum(through_scan(gradient)(w, xs) ** 2))
 
@@ -209,10 +199,7 @@ TRANSFORMATIONS = {
     "vmap over weights": ((3,), jax.vmap),
     "second derivative": ((), lambda g: jax.grad(lambda w, x: jnp.sum(g(w, x) ** 2))),
     "gradient in a scan": ((3,), lambda g: lambda w, x: through_scan(g)(w[0], x)),
-    "gradient of a scan": (
-        (3,),
-        lambda g: lambda w, x: reverse_through_scan(g)(w[0], x),
-    ),
+    "gradient of a scan": ((3,), lambda g: lambda w, x: reversed_scan(g)(w[0], x)),
     "map": ((3,), lambda g: lambda w, x: lax.map(lambda both: g(*both), (w, x))),
     "remat": ((), jax.remat),
 }
@@ -230,10 +217,9 @@ TRANSFORMATIONS = {
 def test_under_transformations(name, size):
     lead, transform = TRANSFORMATIONS[name]
     with jax.enable_x64(True):
+        w, x = random_case(*lead, size=size)
         ours, theirs = (
-            jax.jit(transform(jax.grad(partial(squares, f))))(
-                *random_case(*lead, size=size)
-            )
+            jax.jit(transform(jax.grad(partial(squares, f))))(w, x)
             for f in (convolution, lax.conv_general_dilated)
         )
         assert ours.dtype == jnp.float64
@@ -252,9 +238,7 @@ def test_forward_mode_is_refused():
 @pytest.mark.parametrize(
     ("shared", "check", "size"),
     [
-        ("nothing", True, 6),
-        ("weights", True, 6),
-        ("data", True, 6),
+        *((shared, True, 6) for shared in ("nothing", "weights", "data")),
         ("nothing", False, 6),
         ("weights", True, 2),  # a kernel larger than the data
     ],
@@ -271,15 +255,10 @@ def test_inside_shard_map(shared, check, size):
             lift = jax.lax.axis_index("clients") * 0.0
             return dw[None] + lift, dx[None] + lift
 
-        split, whole = P("clients"), P()
-        in_specs = (
-            whole if shared == "weights" else split,
-            whole if shared == "data" else split,
-        )
-        f = jax.shard_map(
-            body, mesh=mesh, in_specs=in_specs, out_specs=split, check_vma=check
-        )
-        return jax.jit(f)(w, x)
+        split = P("clients")
+        specs = tuple(P() if shared == name else split for name in ("weights", "data"))
+        options = {"in_specs": specs, "out_specs": split, "check_vma": check}
+        return jax.jit(jax.shard_map(body, mesh=mesh, **options))(w, x)
 
     ours, theirs = gradients(convolution), gradients(lax.conv_general_dilated)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), ours, theirs)
@@ -337,9 +316,8 @@ def test_other_backends_get_the_gradients_of_lax(monkeypatch):
     assert other_layouts, "lax now writes canonical gradients itself"
     assert other_layouts <= written(ours, "cuda")
 
-    monkeypatch.setattr(
-        lax, "platform_dependent", lambda *args, default, **_: default(*args)
-    )
+    other = lambda *args, default, **_: default(*args)
+    monkeypatch.setattr(lax, "platform_dependent", other)
     jax.clear_caches()  # of functions traced before the patch
     np.testing.assert_allclose(of_ours(w, x), of_lax(w, x), atol=1e-7)
 
@@ -369,10 +347,8 @@ def gaussian(shape, seed):
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_lax(case):
     space, window, strides, padding, dilation = case
-    letters = "HWD"[: len(space)]
-    layout = f"N{letters}C", f"{letters}IO", f"N{letters}C"
     x, kernel = gaussian((2, *space, 3), 0), gaussian((*window, 3, 4), 1)
-    options = {"rhs_dilation": dilation, "dimension_numbers": layout}
+    options = {"rhs_dilation": dilation, "dimension_numbers": LAYOUT[len(space)]}
 
     def results(convolve):
         f = lambda x, w: convolve(x, w, strides, padding, **options)
@@ -380,8 +356,8 @@ def test_values_and_gradients_are_those_of_lax(case):
         return value, *pullback(jnp.cos(value))
 
     ours, theirs = results(by_patches), results(lax.conv_general_dilated)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(close, ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -394,11 +370,10 @@ def test_values_and_gradients_are_those_of_lax(case):
     ],
 )
 def test_other_convolutions_are_refused(options):
-    given = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")} | options
+    given = {"dimension_numbers": LAYOUT[2]} | options
+    x, w = jnp.ones((2, 5, 5, 3)), jnp.ones((3, 3, 3, 3))
     with pytest.raises(ValueError, match="by_patches is for data"):
-        by_patches(
-            jnp.ones((2, 5, 5, 3)), jnp.ones((3, 3, 3, 3)), (1, 1), "SAME", **given
-        )
+        by_patches(x, w, (1, 1), "SAME", **given)
 
 
 @pytest.mark.slow

@@ -1,26 +1,32 @@
-"""The pooling against flax, the networks against torch."""
+"""Pooling and dropout, networks against torch, and models that compute in bfloat16."""
 
 import math
-from functools import partial
+import re
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprs import equations, products
 from packages import needs
-from parity import differentiated, torch_leaves
+from parity import (
+    by_path,
+    check_inside_shard_map,
+    differentiated,
+    drawn,
+    dropouts,
+    shapes,
+    torch_leaves,
+)
 
-from fedjax_muon import models
+from fedjax_muon import models, tasks
 from fedjax_muon.models.convolution import max_pool_2x2
+from fedjax_muon.tasks.classification import logits_of
 
+KEY = jax.random.key(0)
 IMAGES = ["mlp", "lenet", "emnist_cnn"]  # the others have their own tests
-
-
-def whole_numbers(seed, *shape):
-    """Small integers: float32 sums of their products are exact in any order."""
-    draw = np.random.default_rng(seed).integers(-4, 5, shape)
-    return jnp.asarray(draw, jnp.float32)
 
 
 @pytest.mark.parametrize("size", [(6, 4), (7, 5)])
@@ -64,29 +70,16 @@ LAYERS = {  # name: (weights and biases of each layer, for 28 x 28 x 1 and 10 cl
 TOTALS = {"mlp": 199_210, "lenet": 61_706, "emnist_cnn": 1_199_882}
 
 
-def shapes(model, example_shape):
-    x = jax.ShapeDtypeStruct((2, *example_shape), jnp.float32)
-    logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
-    assert set(variables) == {"params"}
-    return logits.shape, variables["params"]
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_parameters_of_each_layer(name):
-    logits, params = shapes(models.ALL[name](classes=10), (28, 28, 1))
+    params = shapes(models.ALL[name](classes=10), (28, 28, 1))
     counts = [sum(p.size for p in jax.tree.leaves(layer)) for layer in params.values()]
-    assert logits == (2, 10)
     assert sorted(counts) == sorted(LAYERS[name])
     assert sum(counts) == TOTALS[name]
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_classes(name):
-    assert shapes(models.ALL[name](classes=62), (28, 28, 1))[0] == (2, 62)
-
-
 def test_features_of_the_mlp():
-    _, params = shapes(models.MLP(features=(7,), classes=3), (4, 2))
+    params = shapes(models.MLP(features=(7,), classes=3), (4, 2))
     kernels = [layer["kernel"].shape for layer in params.values()]
     assert kernels == [(8, 7), (7, 3)]
 
@@ -101,21 +94,7 @@ def test_features_of_the_mlp():
     ],
 )
 def test_other_image_sizes(model, size, width):
-    logits, params = shapes(model, (size, size, 3))
-    assert logits == (2, 10)
-    assert params["Dense_0"]["kernel"].shape[0] == width
-
-
-@pytest.mark.parametrize("shape", [(8, 8, 1), (28, 11, 1), (28, 28)])
-def test_lenet_refuses_other_data(shape):
-    with pytest.raises(ValueError, match="at least 12 x 12, got shape"):
-        shapes(models.LeNet(), shape)
-
-
-@pytest.mark.parametrize("shape", [(5, 8, 1), (784,)])
-def test_emnist_cnn_refuses_other_data(shape):
-    with pytest.raises(ValueError, match="at least 6 x 6, got shape"):
-        shapes(models.EmnistCNN(), shape)
+    assert shapes(model, (size, size, 3))["Dense_0"]["kernel"].shape[0] == width
 
 
 def torch_network(name, params, x):
@@ -123,9 +102,8 @@ def torch_network(name, params, x):
     functional = needs("torch").nn.functional
 
     def conv(layer, x, padding):
-        return functional.conv2d(
-            x, layer["kernel"].permute(3, 2, 0, 1), layer["bias"], padding=padding
-        )
+        kernel = layer["kernel"].permute(3, 2, 0, 1)
+        return functional.conv2d(x, kernel, layer["bias"], padding=padding)
 
     def dense(layer, x):
         return x @ layer["kernel"] + layer["bias"]
@@ -157,18 +135,15 @@ def test_networks_equal_torch(name):
     x = rng.normal(size=(3, 15, 14, 2))
     params = jax.tree.map(
         lambda p: rng.normal(size=p.shape) / math.sqrt(p.size / p.shape[-1]),
-        shapes(model, (15, 14, 2))[1],
+        shapes(model, (15, 14, 2)),
     )
     logits, gradient = differentiated(model, params, x)
     leaves = torch_leaves(params)
     reference = torch_network(name, leaves, torch.tensor(x))
     torch.sin(reference).sum().backward()
     np.testing.assert_allclose(logits, reference.detach().numpy(), atol=1e-12)
-    jax.tree.map(
-        lambda g, leaf: np.testing.assert_allclose(g, leaf.grad.numpy(), atol=1e-12),
-        gradient,
-        leaves,
-    )
+    theirs = jax.tree.map(lambda leaf: leaf.grad.numpy(), leaves)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, theirs)
 
 
 def test_work_of_a_step_of_the_emnist_cnn():
@@ -186,3 +161,206 @@ def test_work_of_a_step_of_the_emnist_cnn():
     counted = step.lower(params, x).compile().cost_analysis()["flops"]
     # what XLA counts beyond it are biases, maxima, comparisons
     assert 2 * products <= counted < 1.02 * 2 * products
+
+
+# ---------------------- the vision transformer, whose numbers test_models_large checks
+
+PATCHES = {"patch": 2, "heads": 3, "head_width": 4, "hidden": 14}
+SMALL_VIT = {"width": 10, "depth": 2, **PATCHES}
+
+
+@pytest.mark.slow
+def test_dropout_acts_with_a_key_alone():
+    image, sizes = (4, 4, 3), SMALL_VIT | {"depth": 1}
+    model, without = models.ViT(5, **sizes), models.ViT(5, **sizes, dropout=0.0)
+    params = jax.tree.map(jnp.float32, drawn(shapes(model, image)))
+    y = jnp.zeros(2, jnp.int32)
+    x = jnp.float32(np.random.default_rng(1).normal(size=(2, *image)))
+    task = tasks.classification(model, image)
+
+    @jax.jit
+    def results(params, x, key):
+        never = tasks.logits_of(without, params, x)
+        same = [tasks.logits_of(model, params, x)]
+        same.append(tasks.logits_of(without, params, x, key))
+        drops = tasks.logits_of(model, params, x, key)
+        return never, same, drops, task.evaluate(params, x, y)["loss"]
+
+    never, same, once, loss = results(params, x, KEY)
+    again, other = results(params, x, KEY)[2], results(params, x, jax.random.key(1))[2]
+    for logits in same:
+        np.testing.assert_array_equal(logits, never)
+    np.testing.assert_array_equal(once, again)
+    for different in (never, other):
+        assert np.all(np.abs(once - different) > 1e-4)
+    losses = np.log(np.exp(np.float64(never)).sum(axis=1)) - never[:, 0]
+    np.testing.assert_allclose(loss, losses, rtol=1e-5)
+
+
+def test_where_dropout_acts():
+    model, image = models.ViT(5, **SMALL_VIT), (4, 6, 3)
+    tokens = (2, 1 + 2 * 3)
+    seen = dropouts(lambda: shapes(model, image))
+    block = [(*tokens, 10), (*tokens, 14), (*tokens, 10)]
+    assert seen == [(shape, 0.1) for shape in [(*tokens, 10), *block, *block]]
+
+
+@pytest.mark.slow
+def test_initial_scales():
+    """Of kernels (fan_in 48 and 128) and tokens: torch's, or 0.02 as in DeiT."""
+    sizes = {"width": 128, "heads": 2, "depth": 1}
+
+    @partial(jax.jit, static_argnums=0)
+    def some(model):  # the others cost time to compile
+        params = model.init(KEY, jnp.zeros((1, 16, 16, 3)))["params"]
+        query = params["Block_0"]["Attention_0"]["query"]["kernel"]
+        return params["patches"]["kernel"], query, params["positions"]["embedding"]
+
+    wide, tiny = some(models.ViT(**sizes)), some(models.vit_tiny(**sizes))
+    torch_scales = (1 / math.sqrt(3 * 48), 1 / math.sqrt(3 * 128), 1.0)
+    for leaves, scales in ((wide, torch_scales), (tiny, (0.02, 0.02, 0.02))):
+        for leaf, scale in zip(leaves, scales, strict=True):
+            # an entry's square strays from its mean by sqrt(2) of it at most
+            error = 5 * math.sqrt(2 / leaf.size)
+            assert math.isclose(np.mean(leaf**2), scale**2, rel_tol=error)
+    assert np.max(wide[0]) <= 1 / math.sqrt(48)  # uniform
+
+
+@pytest.mark.slow
+def test_inside_shard_map():
+    """Class tokens and positions do not vary there, images do: a matter of types."""
+    check_inside_shard_map(models.ViT(5, **SMALL_VIT), (4, 4, 3))
+
+
+SIDES = r"multiples of patch = 4, got shape \(2, 3"
+AT_LEAST_ONE = "must be at least 1, got 0"
+RATE = r"dropout must lie in \[0, 1\)"
+
+
+@pytest.mark.parametrize(
+    ("model", "image", "message"),
+    [
+        (models.LeNet(), (8, 8, 1), "at least 12 x 12, got shape"),
+        (models.LeNet(), (28, 11, 1), "at least 12 x 12, got shape"),
+        (models.LeNet(), (28, 28), "at least 12 x 12, got shape"),
+        (models.EmnistCNN(), (5, 8, 1), "at least 6 x 6, got shape"),
+        (models.EmnistCNN(), (784,), "at least 6 x 6, got shape"),
+        *((models.ViT(), image, SIDES) for image in ((30, 32, 3), (32, 30, 3))),
+        *((models.ViT(dropout=rate), (32, 32, 3), RATE) for rate in (-0.1, 1.0)),
+        *(
+            (models.ViT(**{name: 0}), (32, 32, 3), f"ViT's {name} {AT_LEAST_ONE}")
+            for name in ("patch", "width", "depth", "heads", "head_width", "hidden")
+        ),
+    ],
+)
+def test_images_and_sizes_are_refused(model, image, message):
+    with pytest.raises(ValueError, match=message):
+        shapes(model, image)
+
+
+# ------------------------------- in bfloat16: what is rounded, and how far off
+
+VIT = PATCHES | {"width": 12, "depth": 1, "heads": 2}
+SWIN = {"patch": 1, "window": 3, "width": 6, "depths": (1, 1), "heads": (2, 3)}
+RNN = {"vocabulary_size": 11, "embedding": 6, "hidden": 7, "layers": 1}
+RECURRENT = ("rnn", "lstm", "gru")
+SMALL = {  # name: (options, shape of an example)
+    "mlp": ({"features": (9, 8)}, (4, 4, 1)),
+    "lenet": ({}, (12, 12, 1)),
+    "emnist_cnn": ({}, (6, 6, 1)),
+    **dict.fromkeys(RECURRENT, (RNN, (5,))),
+    "resnet18": ({"groups": 2, "widths": (4, 6)}, (6, 6, 3)),
+    **dict.fromkeys(("vit", "vit_tiny"), (VIT, (4, 6, 3))),
+    "swin_tiny": (SWIN, (6, 6, 3)),
+}
+# The input, kernel and output of a product are rounded to 8 bits: each by 2^-8 at most,
+# and by 2^-8 / sqrt(3) in root mean square. So n products in a row, whose roundings are
+# independent, make sqrt(n) 2^-8, if the layers between them do not magnify.
+EPSILON = 2.0**-8
+
+
+@cache
+def prepared(name):
+    """Parameters and examples."""
+    options, example = SMALL[name]
+    params = drawn(shapes(models.ALL[name](5, **options), example))
+    rng = np.random.default_rng(1)
+    if name in RECURRENT:
+        x = jnp.asarray(rng.integers(1, 11, (4, *example)), jnp.int32)
+    else:
+        x = jnp.float32(rng.normal(size=(4, *example)))
+    return jax.tree.map(jnp.float32, params), x
+
+
+def model_of(name, dtype=None):
+    return models.ALL[name](5, dtype=dtype, **SMALL[name][0])
+
+
+@cache
+def gradient_program(name, dtype=None):
+    params, x = prepared(name)
+    model, key = model_of(name, dtype), jax.random.key(0)
+    loss = lambda p: jnp.sum(jnp.sin(logits_of(model, p, x, key)))
+    return jax.make_jaxpr(jax.grad(loss), return_shape=True)(params)
+
+
+def test_every_model_is_here():
+    assert SMALL.keys() == models.ALL.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_float32_is_the_default(name):
+    """One program: the same operations in the same order."""
+    text = lambda dtype: re.sub(r"0x\w+", "", str(gradient_program(name, dtype)[0]))
+    assert text(None) == text(jnp.float32) != text(jnp.bfloat16)
+
+
+FAST = ("mlp", "lenet", "rnn", "vit_tiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in SMALL],
+)
+def test_products_are_of_bfloat16_and_gradients_of_float32(name):
+    program, gradient = gradient_program(name, jnp.bfloat16)
+    found = products(program.jaxpr)
+    assert len(found) >= 3
+    for equation in found:
+        assert {v.aval.dtype for v in equation.invars} == {jnp.dtype(jnp.bfloat16)}
+    params = shapes(model_of(name, jnp.bfloat16), SMALL[name][1])
+    for path, leaf in (by_path(params) | by_path(gradient)).items():
+        assert leaf.dtype == jnp.float32, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_are_near_those_of_float32(name):
+    params, x = prepared(name)
+
+    def logits(dtype):
+        model = model_of(name, dtype)
+        traced = jax.jit(lambda params: logits_of(model, params, x)).trace(params)
+        return traced.jaxpr, traced.lower().compile()(params)
+
+    (_, exact), (program, rounded) = logits(None), logits(jnp.bfloat16)
+    assert exact.dtype == rounded.dtype == jnp.float32
+    for equation in equations(program):  # of softmax and of normalisation
+        if equation.primitive.name in ("exp", "rsqrt"):
+            assert equation.invars[0].aval.dtype == jnp.float32
+    length = x.shape[1] if name in RECURRENT else 1  # a scan's products come in a row
+    chain = length * sum(path.endswith("kernel") for path in by_path(params))
+    error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+    assert EPSILON / 8 < error < 2 * math.sqrt(chain) * EPSILON
+
+
+@pytest.mark.parametrize("name", ["rnn", "swin_tiny"])
+def test_gradients_of_tables_add_up_in_float32(name):
+    """Where a row is looked up often, a sum in bfloat16 would stop growing."""
+    program, _ = gradient_program(name, jnp.bfloat16)
+    tables = {leaf.shape for leaf in jax.tree.leaves(prepared(name)[0])}
+    sums = [e for e in equations(program.jaxpr) if e.primitive.name == "scatter-add"]
+    found = [v for e in sums if (v := e.invars[0].aval).shape in tables]
+    assert found
+    assert all(table.dtype == jnp.float32 for table in found)

@@ -1,5 +1,6 @@
-"""ResNet-18 and the vision transformers against torch, and what Muon takes of them."""
+"""ResNet-18 and transformers of images against torch, and what Muon takes of them."""
 
+import itertools
 import math
 from functools import partial
 
@@ -8,168 +9,163 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from packages import needs
-from parity import by_path, differentiated, drawn, shapes, torch_leaves
+from parity import (
+    by_path,
+    check_inside_shard_map,
+    differentiated,
+    drawn,
+    shapes,
+    torch_leaves,
+)
 
 from fedjax_muon import models
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import by_rank, muon_dimension_numbers, scale_by_muon
 from fedjax_muon.transforms.layout import fans
 
-torch = needs("torch")
 pytestmark = pytest.mark.slow
 
-HEADS, HEAD_WIDTH = 3, 4
-SMALL_VIT = {"patch": 2, "width": 10, "depth": 2, "heads": HEADS, "hidden": 14}
+torch = needs("torch")
+functional = torch.nn.functional
+
+VIT = {"patch": 2, "width": 10, "depth": 2, "heads": 3, "head_width": 4, "hidden": 14}
+swin = partial(models.Swin, 5, patch=2, width=6, expansion=2)
 SMALL = {  # name: (model, shape of an image)
     "resnet18": (models.ResNet18(5, groups=2, widths=(4, 6)), (7, 6, 3)),
-    "vit": (models.ViT(5, **SMALL_VIT, head_width=HEAD_WIDTH), (4, 6, 3)),
-    "vit_tiny": (models.vit_tiny(5, **SMALL_VIT, head_width=HEAD_WIDTH), (4, 6, 3)),
+    "vit": (models.ViT(5, **VIT), (4, 6, 3)),
+    "vit_tiny": (models.vit_tiny(5, **VIT), (4, 6, 3)),
+    # 12 x 6 places in 4 x 2 windows, shifted by 1 of 3
+    "shifted": (swin(window=3, depths=(2,), heads=(2,)), (24, 12, 3)),
+    # 8 x 4 places in two windows, which are not shifted; then 4 x 2 in two of 2 x 2
+    "whole": (swin(window=4, depths=(2, 1), heads=(2, 3)), (16, 8, 3)),
 }
 
 
-# The networks by torch's own layers, NCHW.
+# The networks by torch's functions, of our parameters.
 
 
-class TorchResidual(torch.nn.Module):
-    def __init__(self, before, width, stride, groups):
-        super().__init__()
-        conv = partial(torch.nn.Conv2d, bias=False)
-        self.conv1 = conv(before, width, 3, stride, 1)
-        self.norm1 = torch.nn.GroupNorm(groups, width)
-        self.conv2 = conv(width, width, 3, 1, 1)
-        self.norm2 = torch.nn.GroupNorm(groups, width)
-        self.shortcut = None
-        if stride != 1 or before != width:
-            self.shortcut = conv(before, width, 1, stride)
-            self.shortcut_norm = torch.nn.GroupNorm(groups, width)
+def torch_resnet(model, params, x):
+    def conv(layer, x, stride=1):
+        kernel = layer["kernel"].permute(3, 2, 0, 1)
+        return functional.conv2d(x, kernel, None, stride, padding=kernel.shape[-1] // 2)
 
-    def forward(self, x):
-        y = self.norm1(self.conv1(x)).relu()
-        y = self.norm2(self.conv2(y))
-        if self.shortcut is not None:
-            x = self.shortcut_norm(self.shortcut(x))
-        return (x + y).relu()
+    def norm(layer, x):
+        return functional.group_norm(x, model.groups, layer["scale"], layer["bias"])
 
-
-class TorchResNet(torch.nn.Module):
-    def __init__(self, classes, groups=32, widths=(64, 128, 256, 512)):
-        super().__init__()
-        self.stem = torch.nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
-        self.norm = torch.nn.GroupNorm(groups, widths[0])
-        blocks = []
-        for stage, width in enumerate(widths):
-            before = widths[max(stage - 1, 0)]
-            blocks.append(TorchResidual(before, width, 2 if stage else 1, groups))
-            blocks.append(TorchResidual(width, width, 1, groups))
-        self.blocks = torch.nn.Sequential(*blocks)
-        self.head = torch.nn.Linear(widths[-1], classes)
-
-    def forward(self, x):
-        x = self.blocks(self.norm(self.stem(x)).relu())
-        return self.head(torch.nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-class TorchTransformer(torch.nn.Module):
-    def __init__(self, width, heads, head_width, hidden, attention_bias, epsilon):
-        super().__init__()
-        self.heads, inner = heads, heads * head_width
-        self.norm1 = torch.nn.LayerNorm(width, epsilon)
-        self.qkv = torch.nn.Linear(width, 3 * inner, bias=attention_bias)
-        self.out = torch.nn.Linear(inner, width)
-        self.norm2 = torch.nn.LayerNorm(width, epsilon)
-        self.up = torch.nn.Linear(width, hidden)
-        self.down = torch.nn.Linear(hidden, width)
-
-    def forward(self, x):
-        batch, tokens, _ = x.shape
-        three = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, -1)
-        q, k, v = three.permute(2, 0, 3, 1, 4)  # each [B, heads, N, head_width]
-        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
-        x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, tokens, -1))
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm2(x))))
-
-
-class TorchViT(torch.nn.Module):
-    def __init__(self, classes, image, patch, width, depth, *block, epsilon):
-        super().__init__()
-        self.patches = torch.nn.Conv2d(3, width, patch, patch)
-        places = 1 + math.prod(side // patch for side in image[:2])
-        self.positions = torch.nn.Parameter(torch.empty(1, places, width))
-        self.token = torch.nn.Parameter(torch.empty(1, 1, width))
-        blocks = [TorchTransformer(width, *block, epsilon) for _ in range(depth)]
-        self.blocks = torch.nn.Sequential(*blocks)
-        self.norm = torch.nn.LayerNorm(width, epsilon)
-        self.head = torch.nn.Linear(width, classes)
-
-    def forward(self, x):
-        x = self.patches(x).flatten(2).mT
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
-        return self.head(self.norm(self.blocks(x)[:, 0]))
-
-
-def torch_small(name):
-    sizes = (5, (4, 6), 2, 10, 2, HEADS, HEAD_WIDTH, 14)
-    return {
-        "resnet18": lambda: TorchResNet(5, 2, (4, 6)),
-        "vit": lambda: TorchViT(*sizes, False, epsilon=1e-5),
-        "vit_tiny": lambda: TorchViT(*sizes, True, epsilon=1e-6),
-    }[name]()
-
-
-def conv(layer):
-    return {"weight": layer["kernel"].permute(3, 2, 0, 1)}
-
-
-def dense(layer):
-    return {"weight": layer["kernel"].T, "bias": layer["bias"]}
-
-
-def norm(layer):
-    return {"weight": layer["scale"], "bias": layer["bias"]}
-
-
-def torch_state_of_resnet(params):
-    """Our parameters by the names that torch gives to its own."""
-    names = {"stem": conv(params["stem"]), "norm": norm(params["GroupNorm_0"])}
-    names["head"] = dense(params["head"])
-    for i in range(4):
-        block, prefix = params[f"ResidualBlock_{i}"], f"blocks.{i}."
-        for j in range(2):
-            names[f"{prefix}conv{j + 1}"] = conv(block[f"Conv_{j}"])
-            names[f"{prefix}norm{j + 1}"] = norm(block[f"GroupNorm_{j}"])
+    x = conv(params["stem"], x.permute(0, 3, 1, 2))
+    x = norm(params["GroupNorm_0"], x).relu()
+    for i in range(2 * len(model.widths)):
+        block, stride = params[f"ResidualBlock_{i}"], 2 if i and i % 2 == 0 else 1
+        y = norm(block["GroupNorm_0"], conv(block["Conv_0"], x, stride)).relu()
+        y = norm(block["GroupNorm_1"], conv(block["Conv_1"], y))
         if "shortcut" in block:
-            names[f"{prefix}shortcut"] = conv(block["shortcut"])
-            names[f"{prefix}shortcut_norm"] = norm(block["shortcut_norm"])
-    return {f"{k}.{part}": v for k, parts in names.items() for part, v in parts.items()}
+            x = norm(block["shortcut_norm"], conv(block["shortcut"], x, stride))
+        x = (x + y).relu()
+    return torch_dense(params["head"], x.mean((2, 3)))
 
 
-def torch_state_of_vit(params):
-    kernel = params["patches"]["kernel"]
-    square = kernel.reshape(2, 2, 3, -1).permute(3, 2, 0, 1)
-    names = {
-        "patches": {"weight": square, "bias": params["patches"]["bias"]},
-        "norm": norm(params["LayerNorm_0"]),
-        "head": dense(params["head"]),
-    }
-    for i in range(2):
-        block, prefix = params[f"Block_{i}"], f"blocks.{i}."
-        attention = block["Attention_0"]
-        three = [attention[name] for name in ("query", "key", "value")]
-        qkv = {"weight": torch.cat([layer["kernel"].T for layer in three])}
-        if "bias" in three[0]:
-            qkv["bias"] = torch.cat([layer["bias"] for layer in three])
-        names[f"{prefix}qkv"] = qkv
-        names[f"{prefix}out"] = dense(attention["out"])
-        names[f"{prefix}up"] = dense(block["Dense_0"])
-        names[f"{prefix}down"] = dense(block["Dense_1"])
-        for j in range(2):
-            names[f"{prefix}norm{j + 1}"] = norm(block[f"LayerNorm_{j}"])
-    state = {
-        f"{k}.{part}": v for k, parts in names.items() for part, v in parts.items()
-    }
-    state["positions"] = params["positions"]["embedding"][None]
-    state["token"] = params["class_token"][None, None]
-    return state
+def torch_norm(layer, x, epsilon=1e-5):
+    scale, bias = layer["scale"], layer["bias"]
+    return functional.layer_norm(x, x.shape[-1:], scale, bias, epsilon)
+
+
+def torch_dense(layer, x):
+    return functional.linear(x, layer["kernel"].T, layer.get("bias"))
+
+
+def torch_patches(layer, x, side):
+    """[B, H, W, C] to [B, H / side, W / side, F]."""
+    kernel = layer["kernel"].reshape(side, side, 3, -1).permute(3, 2, 0, 1)
+    x = functional.conv2d(x.permute(0, 3, 1, 2), kernel, layer["bias"], stride=side)
+    return x.permute(0, 2, 3, 1)
+
+
+def torch_attention(layers, x, heads, bias=0):
+    """Of all places of x [B, N, F] to each other."""
+    split = lambda y: y.unflatten(-1, (heads, -1)).transpose(1, 2)
+    q, k, v = (split(torch_dense(layers[n], x)) for n in ("query", "key", "value"))
+    weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)
+    return torch_dense(layers["out"], (weights @ v).transpose(1, 2).flatten(2))
+
+
+def torch_vit(model, params, x, epsilon):
+    norm = partial(torch_norm, epsilon=epsilon)
+    x = torch_patches(params["patches"], x, model.patch).flatten(1, 2)
+    token = params["class_token"].expand(len(x), 1, -1)
+    x = torch.cat([token, x], 1) + params["positions"]["embedding"]
+    for i in range(model.depth):
+        block = params[f"Block_{i}"]
+        y = norm(block["LayerNorm_0"], x)
+        x = x + torch_attention(block["Attention_0"], y, model.heads)
+        y = torch_dense(block["Dense_0"], norm(block["LayerNorm_1"], x))
+        x = x + torch_dense(block["Dense_1"], functional.gelu(y))
+    return torch_dense(params["head"], norm(params["LayerNorm_0"], x)[:, 0])
+
+
+# Swin as the paper draws it: windows are cut from the map where they lie, smaller at
+# its edges, so that nothing is rolled and nothing masked.
+
+
+def torch_window(block, x, window, heads):
+    """The attention of all places of x [B, h, w, F] to each other."""
+    places = [(i, j) for i in range(x.shape[1]) for j in range(x.shape[2])]
+    at = lambda a, b: (a + window - 1) * (2 * window - 1) + b + window - 1
+    offsets = [[at(i - k, j - m) for k, m in places] for i, j in places]
+    bias = block["RelativePositions_0"]["bias"][torch.tensor(offsets)].permute(2, 0, 1)
+    y = torch_attention(block["Attention_0"], x.flatten(1, 2), heads, bias)
+    return y.reshape(x.shape)
+
+
+def cuts(length, window, shift):
+    edges = [0, *range(shift or window, length, window), length]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
+
+
+def torch_block(block, x, window, shift, heads):
+    y = torch_norm(block["LayerNorm_0"], x)
+    rows = []
+    for row in cuts(x.shape[1], window, shift):
+        columns = cuts(x.shape[2], window, shift)
+        pieces = [
+            torch_window(block, y[:, row, column], window, heads) for column in columns
+        ]
+        rows.append(torch.cat(pieces, 2))
+    x = x + torch.cat(rows, 1)
+    y = torch_dense(block["Dense_0"], torch_norm(block["LayerNorm_1"], x))
+    return x + torch_dense(block["Dense_1"], functional.gelu(y))
+
+
+def torch_merging(layer, x):
+    """The order of the published code: below before right."""
+    four = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
+    normalized = torch_norm(layer["LayerNorm_0"], torch.cat(four, -1))
+    return torch_dense(layer["Dense_0"], normalized)
+
+
+def torch_swin(model, params, x):
+    x = torch_patches(params["patches"], x, model.patch)
+    x, count = torch_norm(params["LayerNorm_0"], x), 0
+    for stage, depth in enumerate(model.depths):
+        if stage:
+            x = torch_merging(params[f"PatchMerging_{stage - 1}"], x)
+        shorter = min(x.shape[1:3])
+        window = min(shorter, model.window)
+        for i in range(depth):
+            shift = window // 2 if i % 2 == 1 and shorter > model.window else 0
+            block = params[f"SwinBlock_{count}"]
+            x = torch_block(block, x, window, shift, model.heads[stage])
+            count += 1
+    x = torch_norm(params["LayerNorm_1"], x).mean((1, 2))
+    return torch_dense(params["head"], x)
+
+
+TORCH = {
+    "resnet18": torch_resnet,
+    "vit": partial(torch_vit, epsilon=1e-5),
+    "vit_tiny": partial(torch_vit, epsilon=1e-6),
+    "shifted": torch_swin,
+    "whole": torch_swin,
+}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -179,18 +175,15 @@ def test_logits_and_gradients_equal_torch(name):
     x = np.random.default_rng(1).normal(size=(2, *image))
     logits, gradient = differentiated(model, params, x)
     leaves = torch_leaves(params)
-    named = torch_state_of_resnet if name == "resnet18" else torch_state_of_vit
-    reference = torch.func.functional_call(
-        torch_small(name).double(),
-        named(leaves),
-        torch.tensor(x).permute(0, 3, 1, 2),
-        strict=True,  # each of torch's parameters is one of ours, and conversely
-    )
+    reference = TORCH[name](model, leaves, torch.tensor(x))
     torch.sin(reference).sum().backward()
     close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11)
     close(logits, reference.detach().numpy())
     for path, leaf in by_path(leaves).items():
         close(by_path(gradient)[path], leaf.grad.numpy(), err_msg=path)
+
+
+# ------------------------------------------------------------------------- sizes
 
 
 def resnet_count(classes):
@@ -212,51 +205,42 @@ def vit_count(classes, patch, places, width, depth, inner, hidden, qkv_biases):
 
 BASE = (4, 64, 512, 6, 512, 512, 0)
 TINY = (192, 12, 3 * 64, 768, 1)
-SIZES = [  # model, side, formula, torch, total
-    (
-        models.ResNet18(),
-        32,
-        resnet_count(10),
-        lambda: TorchResNet(10),
-        11_173_962,
-    ),
-    (
-        models.ResNet18(100, groups=2),
-        32,
-        resnet_count(100),
-        lambda: TorchResNet(100, 2),
-        11_220_132,
-    ),
-    (
-        models.ViT(),
-        32,
-        vit_count(10, *BASE),
-        lambda: TorchViT(10, (32, 32), 4, 512, 6, 8, 64, 512, False, epsilon=1e-5),
-        9_523_722,
-    ),
-    (
-        models.vit_tiny(),
-        32,
-        vit_count(10, 4, 64, *TINY),
-        lambda: TorchViT(10, (32, 32), 4, 192, 12, 3, 64, 768, True, epsilon=1e-6),
-        5_362_762,
-    ),
-    (  # DeiT-Tiny as published
-        models.vit_tiny(1000, patch=16),
-        224,
-        vit_count(1000, 16, 14 * 14, *TINY),
-        lambda: TorchViT(1000, (224, 224), 16, 192, 12, 3, 64, 768, True, epsilon=1e-6),
-        5_717_416,
-    ),
-]
+DEIT = models.vit_tiny(1000, patch=16)
+SWIN = models.swin_tiny(1000, patch=4, window=7)
 
 
-@pytest.mark.parametrize(("model", "side", "formula", "theirs", "total"), SIZES)
-def test_parameters(model, side, formula, theirs, total):
+def swin_count(classes, patch, windows):
+    """Of `swin_tiny`, whose stages have these windows."""
+    total = 3 * patch**2 * 96 + 96 + 2 * 96
+    for stage, (window, depth) in enumerate(zip(windows, (2, 2, 6, 2), strict=True)):
+        f, heads = 96 * 2**stage, 3 * 2**stage
+        attention = 4 * (f * f + f) + (2 * window - 1) ** 2 * heads
+        total += depth * (2 * 2 * f + attention + 2 * f * 4 * f + 4 * f + f)
+        if stage:
+            total += 2 * 2 * f + 2 * f * f  # four vectors of f / 2 to one of f
+    return total + 2 * 768 + 768 * classes + classes
+
+
+@pytest.mark.parametrize(
+    ("model", "side", "formula", "total"),
+    [
+        (models.ResNet18(), 32, resnet_count(10), 11_173_962),
+        (models.ResNet18(100, groups=2), 32, resnet_count(100), 11_220_132),
+        (models.ViT(), 32, vit_count(10, *BASE), 9_523_722),
+        (models.vit_tiny(), 32, vit_count(10, 4, 64, *TINY), 5_362_762),
+        # DeiT-Tiny and Swin-T as published
+        (DEIT, 224, vit_count(1000, 16, 14 * 14, *TINY), 5_717_416),
+        (SWIN, 224, swin_count(1000, 4, (7, 7, 7, 7)), 28_288_354),
+        (models.swin_tiny(), 32, swin_count(10, 2, (4, 4, 4, 2)), 27_505_108),
+        (models.swin_tiny(200), 64, swin_count(200, 2, (4, 4, 4, 4)), None),
+    ],
+)
+def test_parameters(model, side, formula, total):
     ours = sum(p.size for p in jax.tree.leaves(shapes(model, (side, side, 3))))
-    with torch.device("meta"):
-        counted = sum(p.numel() for p in theirs().parameters())
-    assert ours == formula == counted == total
+    assert ours == formula == (total or formula)
+
+
+# ----------------------------------------------------------------- what Muon takes
 
 
 def matrices(params, **options):
@@ -293,7 +277,7 @@ def test_matrices_of_the_transformers(constructor, depth):
     assert found.keys() - fewer.keys() == {"positions/embedding", "head/kernel"}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit"])
+@pytest.mark.parametrize("name", ["resnet18", "vit", "whole"])
 def test_muon_makes_matrices_orthogonal_and_leaves_the_rest(name):
     gradient = jax.tree.map(jnp.float32, drawn(shapes(*SMALL[name])))
     rule = by_rank(scale_by_muon(0.0, polar=polar))
@@ -307,17 +291,94 @@ def test_muon_makes_matrices_orthogonal_and_leaves_the_rest(name):
             np.testing.assert_array_equal(leaf, by_path(gradient)[path])
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit", "vit_tiny"])
-@pytest.mark.parametrize("shape", [(3072,), (32, 32)])
-def test_other_ranks_are_refused(name, shape):
-    with pytest.raises(ValueError, match=r"takes images \[B, H, W, C\].*got shape"):
-        shapes(models.ALL[name](), shape)
+def test_relative_positions_are_no_matrices():
+    tree = shapes(models.swin_tiny(), (32, 32, 3))
+    params = by_path(tree)
+    found = matrices(tree)
+    tables = {k for k in params if k.endswith("RelativePositions_0/bias")}
+    assert len(tables) == 12
+    assert all(params[k].ndim == 2 for k in tables)  # the trap for rules by rank
+    assert found.keys() == {k for k in params if k.endswith("/kernel")}
+    assert len(found) == 1 + 12 * 6 + 3 + 1  # patches, blocks, mergings, head
+    assert found["patches/kernel"] == (2 * 2 * 3, 96)
+    assert found["PatchMerging_0/Dense_0/kernel"] == (4 * 96, 2 * 96)
+    assert found["SwinBlock_11/Attention_0/query/kernel"] == (768, 768)
+    fewer = matrices(tree, exclude=("bias", "scale", "patches", "head"))
+    assert found.keys() - fewer.keys() == {"patches/kernel", "head/kernel"}
+    assert matrices(tree, exclude=("scale",)).keys() - found.keys() == tables
+
+
+def test_initial_scales():
+    model = models.Swin(5, width=64, depths=(1,), heads=(8,))
+
+    @jax.jit
+    def some():  # the others cost time to compile
+        params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]
+        block = params["SwinBlock_0"]
+        return (
+            params["patches"]["kernel"],
+            block["Attention_0"]["query"]["kernel"],
+            block["RelativePositions_0"]["bias"],
+            params["head"]["kernel"],
+        )
+
+    leaves = some()
+    for leaf, scale in zip(leaves, (1 / math.sqrt(3 * 12), *[0.02] * 3), strict=True):
+        error = 5 * math.sqrt(2 / leaf.size)  # of a mean of squares of normal numbers
+        assert math.isclose(np.mean(leaf**2), scale**2, rel_tol=error)
+    assert np.max(np.abs(leaves[0])) <= 1 / math.sqrt(12)  # uniform
+
+
+def test_inside_shard_map():
+    """Masks and positions do not vary there, images do: a matter of types."""
+    model, image = SMALL["shifted"]
+    check_inside_shard_map(model, image)
+
+
+# ----------------------------------------------------------------------- refusals
+
+IMAGE = (32, 32, 3)
+RANKS = r"takes images \[B, H, W, C\].*got shape"
+GROUPS = "widths must be positive multiples of groups"
+SIDES = r"multiples of patch .* = 16, got shape \(2,"
+MAP = "do not fill the map"
+DIVISORS = "heads that divide the features"
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [{"groups": 0}, {"groups": 3}, {"widths": ()}, {"groups": 2, "widths": (4, 0)}],
+    ("model", "image", "message"),
+    [
+        *(
+            (models.ALL[name](), image, RANKS)
+            for name in ("resnet18", "vit", "vit_tiny")
+            for image in ((3072,), (32, 32))
+        ),
+        (models.ResNet18(groups=0), IMAGE, GROUPS),
+        (models.ResNet18(groups=3), IMAGE, GROUPS),
+        (models.ResNet18(widths=()), IMAGE, GROUPS),
+        (models.ResNet18(groups=2, widths=(4, 0)), IMAGE, GROUPS),
+        # patches and mergings fill the image, and windows the map
+        *(
+            (models.swin_tiny(), image, SIDES)
+            for image in ((3072,), (32, 32), (28, 28, 1), (32, 24, 3))
+        ),
+        (models.swin_tiny(window=7), IMAGE, f"{MAP} of 16 x 16 .* stage 0"),
+        (models.swin_tiny(window=5), (48, 16, 3), f"{MAP} of 24 x 8 .* stage 0"),
+        *(
+            (
+                models.Swin(**{name: 0}),
+                IMAGE,
+                f"Swin's {name} must be at least 1, got 0",
+            )
+            for name in ("patch", "window", "width", "expansion")
+        ),
+        (models.Swin(depths=(), heads=()), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 2)), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 0), heads=(3, 6)), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 2), heads=(3, 0)), IMAGE, DIVISORS),
+        (models.Swin(depths=(2, 2), heads=(3, 5)), IMAGE, DIVISORS),
+    ],
 )
-def test_groups_divide_the_channels(sizes):
-    with pytest.raises(ValueError, match="widths must be positive multiples of groups"):
-        shapes(models.ResNet18(**sizes), (32, 32, 3))
+def test_images_and_sizes_are_refused(model, image, message):
+    with pytest.raises(ValueError, match=message):
+        shapes(model, image)

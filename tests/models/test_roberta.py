@@ -34,9 +34,9 @@ def loaded(file, model=MODEL):
         return jax.tree.map(np.asarray, models.load_roberta(file, model))
 
 
-def shapes(model, length=6):
-    x = jax.ShapeDtypeStruct((2, length), jnp.int32)
-    return jax.eval_shape(model.init, KEY, x)["params"]
+def shapes(model, shape=(2, 6)):
+    ids = jax.ShapeDtypeStruct(shape, jnp.int32)
+    return jax.eval_shape(model.init, KEY, ids)["params"]
 
 
 def shallow(folder):
@@ -55,16 +55,12 @@ def test_logits_and_gradients_equal_torch(tmp_path):
     logits, gradient = differentiated(MODEL, loaded(saved(tmp_path, tensors)), IDS)
     leaves = {n: torch.tensor(a, requires_grad=True) for n, a in tensors.items()}
     expected = forward(leaves, IDS)
-    np.testing.assert_allclose(logits, expected.detach(), rtol=0, atol=1e-9)
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-9)
+    close(logits, expected.detach())
     torch.sin(expected).sum().backward()
     # the same names for gradients, so that the loader sorts them for us
     theirs = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
-    theirs = loaded(saved(tmp_path, theirs))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-9),
-        gradient,
-        theirs,
-    )
+    jax.tree.map(close, gradient, loaded(saved(tmp_path, theirs)))
 
 
 def test_what_else_a_checkpoint_may_be(tmp_path):
@@ -109,10 +105,8 @@ def test_ids_as_floats_and_beyond_the_vocabulary(tmp_path):
 
 def test_default_sizes_are_those_of_roberta_base():
     params = shapes(models.RoBERTa())
-    assert params.keys() == (
-        {"words", "positions", "types", "norm", "head"}
-        | {f"layer_{i}" for i in range(12)}
-    )
+    others = {"words", "positions", "types", "norm", "head"}
+    assert params.keys() == others | {f"layer_{i}" for i in range(12)}
     assert params["words"]["embedding"].shape == (50265, 768)
     assert params["positions"]["embedding"].shape == (514, 768)
     square, dense = 768 * 769, lambda a, b: a * b + b
@@ -176,53 +170,32 @@ def test_dropout_of_the_weights_of_attention():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "shape", "message"),
     [
-        ({"depth": 0}, "RoBERTa's depth must be at least 1, got 0"),
-        ({"heads": 3}, "heads must divide its width 8, got 3"),
-        ({"padding": WORDS}, "padding must be an id from 0 to 12, got 13"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
-        ({"position_count": 7}, r"N from 1 to 5, got shape \(2, 6\)"),
+        ({"depth": 0}, (2, 6), "RoBERTa's depth must be at least 1, got 0"),
+        ({"heads": 3}, (2, 6), "heads must divide its width 8, got 3"),
+        ({"padding": WORDS}, (2, 6), "padding must be an id from 0 to 12, got 13"),
+        ({"dropout": 1.0}, (2, 6), r"dropout must lie in \[0, 1\)"),
+        ({"position_count": 7}, (2, 6), r"N from 1 to 5, got shape \(2, 6\)"),
+        *(({}, shape, "takes token ids") for shape in ((2,), (2, 0), (2, 3, 1))),
+        ({}, (2, 11), "N from 1 to 10"),
     ],
 )
-def test_sizes_are_refused(sizes, message):
+def test_sizes_are_refused(sizes, shape, message):
     with pytest.raises(ValueError, match=message):
-        shapes(MODEL.clone(**sizes))
-
-
-@pytest.mark.parametrize("shape", [(2,), (2, 0), (2, 3, 1)])
-def test_other_ranks_are_refused(shape):
-    x = jax.ShapeDtypeStruct(shape, jnp.int32)
-    with pytest.raises(ValueError, match="takes token ids"):
-        jax.eval_shape(MODEL.init, KEY, x)
+        shapes(MODEL.clone(**sizes), shape)
 
 
 def test_as_many_tokens_as_there_are_positions():
-    shapes(MODEL, length=10)  # of 12, from the second on
-    with pytest.raises(ValueError, match="N from 1 to 10"):
-        shapes(MODEL, length=11)
-
-
-def test_no_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"model.safetensors does not exist; d"):
-        models.load_roberta(tmp_path, MODEL)
-
-
-def test_no_safetensors(tmp_path):
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match="expected tensors in the format of safet"):
-        models.load_roberta(file, MODEL)
+    shapes(MODEL, (2, 10))  # of 12, from the second on
 
 
 def test_missing_and_unexpected_tensors(tmp_path):
     tensors = checkpoint()
-    del tensors["classifier.out_proj.bias"]
-    tensors["roberta.encoder.layer.2.output.dense.bias"] = np.zeros(3)
-    message = (
-        "depth 2: missing classifier.out_proj.bias; "
-        "unexpected encoder.layer.2.output.dense.bias$"
-    )
+    lacks, has = "classifier.out_proj.bias", "encoder.layer.2.output.dense.bias"
+    del tensors[lacks]
+    tensors[f"roberta.{has}"] = np.zeros(3)
+    message = f"depth 2: missing {lacks}; unexpected {has}$"
     with pytest.raises(ValueError, match=message):
         models.load_roberta(saved(tmp_path, tensors), MODEL)
     deeper = MODEL.clone(depth=3)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from pathlib import Path
+from functools import partial
 
 import flax.serialization
 import jax
@@ -35,17 +35,20 @@ def forward(weights, x):
     return x @ weights["Dense_2.kernel"] + weights["Dense_2.bias"]
 
 
+def written(folder, end, **options):
+    path = folder / f"model{end}"
+    save_params(path, PARAMS, **options)
+    return path
+
+
 def assert_same(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+    jax.tree.map(partial(np.testing.assert_array_equal, strict=True), a, b)
 
 
 @SLOW
 def test_safetensors_give_the_same_logits_in_numpy(tmp_path):
-    save_params(tmp_path / "m.safetensors", PARAMS)
-    weights = needs("safetensors.numpy").load_file(tmp_path / "m.safetensors")
+    weights = needs("safetensors.numpy").load_file(written(tmp_path, ".safetensors"))
     logits = MODEL.apply({"params": PARAMS}, X)
     np.testing.assert_allclose(forward(weights, X), logits, rtol=1e-5, atol=1e-6)
 
@@ -72,9 +75,9 @@ def test_flax_reads_msgpack(tmp_path, params):
 def test_orbax_reads_its_directory(tmp_path):
     from orbax.checkpoint.experimental import v1 as orbax
 
-    save_params(tmp_path / "m.orbax", PARAMS, metadata=METADATA)
-    assert_same(orbax.load(tmp_path / "m.orbax"), PARAMS)
-    assert orbax.metadata(tmp_path / "m.orbax").custom_metadata == METADATA
+    path = written(tmp_path, ".orbax", metadata=METADATA)
+    assert_same(orbax.load(path), PARAMS)
+    assert orbax.metadata(path).custom_metadata == METADATA
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -89,8 +92,7 @@ def test_parameters_and_metadata_come_back(tmp_path, end, params):
 
 @pytest.mark.parametrize("end", ENDS)
 def test_files_of_others_have_no_metadata(tmp_path, end):
-    path = tmp_path / f"model{end}"
-    save_params(path, PARAMS)
+    path = written(tmp_path, end)
     assert load_metadata(path) == {}
     if end == ".msgpack":
         path.with_name(f"{path.name}.json").unlink()
@@ -101,38 +103,30 @@ def changed(**leaves):
     return {**PARAMS, "Dense_1": {**PARAMS["Dense_1"], **leaves}}
 
 
+FOUND = r"float32\[5, 4\], expected"
+HALF = jnp.ones((5, 4), jnp.bfloat16)
+
+
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(
     ("like", "difference"),
     [
-        (
-            changed(kernel=jnp.ones((5, 9))),
-            r"float32\[5, 4\], expected float32\[5, 9\]",
-        ),
-        (
-            changed(kernel=jnp.ones((5, 4), jnp.bfloat16)),
-            r"float32\[5, 4\], expected bfloat16\[5, 4\]",
-        ),
+        (changed(kernel=jnp.ones((5, 9))), rf"{FOUND} float32\[5, 9\]"),
+        (changed(kernel=HALF), rf"{FOUND} bfloat16\[5, 4\]"),
         (changed(scale=jnp.ones(4)), r"missing, expected float32\[4\]"),
-        (
-            {**PARAMS, "Dense_1": {"bias": PARAMS["Dense_1"]["bias"]}},
-            r"float32\[5, 4\], expected none",
-        ),
+        ({**PARAMS, "Dense_1": {"bias": PARAMS["Dense_1"]["bias"]}}, f"{FOUND} none"),
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path, end, like, difference):
-    path = tmp_path / f"model{end}"
-    save_params(path, PARAMS)
-    with pytest.raises(
-        ValueError, match=rf"another model: Dense_1\.\w+ is {difference}"
-    ):
+    path = written(tmp_path, end)
+    message = rf"another model: Dense_1\.\w+ is {difference}"
+    with pytest.raises(ValueError, match=message):
         load_params(path, like)
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_existing_parameters_are_replaced_only_if_asked(tmp_path, end):
-    path = tmp_path / f"model{end}"
-    save_params(path, PARAMS, metadata=METADATA)
+    path = written(tmp_path, end, metadata=METADATA)
     other = jax.tree.map(lambda x: x + 1, PARAMS)
     with pytest.raises(ValueError, match="exists already; choose another name"):
         save_params(path, other)
@@ -155,8 +149,7 @@ def test_a_directory_with_other_files_is_never_replaced(tmp_path, end):
 
 @pytest.mark.parametrize("end", FILES)
 def test_a_full_disk_leaves_the_old_file(tmp_path, end, monkeypatch):
-    path = tmp_path / f"model{end}"
-    save_params(path, PARAMS)
+    path = written(tmp_path, end)
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
@@ -172,8 +165,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, end, monkeypatch):
 @pytest.mark.parametrize("end", FILES)
 @pytest.mark.parametrize("damage", ["cut", "empty", "text"])
 def test_damaged_files_are_named(tmp_path, end, damage):
-    path = tmp_path / f"model{end}"
-    save_params(path, PARAMS)
+    path = written(tmp_path, end)
     data = path.read_bytes()
     path.write_bytes({"cut": data[:-9], "empty": b"", "text": b"hello"}[damage])
     with pytest.raises(ValueError, match=rf"model{end}: expected .* export it again"):
@@ -182,8 +174,7 @@ def test_damaged_files_are_named(tmp_path, end, damage):
 
 @SLOW
 def test_a_damaged_directory_is_named(tmp_path):
-    path = tmp_path / "model"
-    save_params(path, PARAMS)
+    path = written(tmp_path, "")
     for file in [p for p in path.rglob("*") if p.is_file()]:
         file.unlink()
     with pytest.raises(ValueError, match="model: expected a checkpoint of Orbax"):
@@ -206,8 +197,7 @@ def test_names_that_would_be_the_same_are_refused(tmp_path):
 
 @SLOW
 def test_metadata_of_safetensors_are_in_its_header(tmp_path):
-    path: Path = tmp_path / "m.safetensors"
-    save_params(path, PARAMS, metadata=METADATA)
+    path = written(tmp_path, ".safetensors", metadata=METADATA)
     size = int.from_bytes(path.read_bytes()[:8], "little")
     header = json.loads(path.read_bytes()[8 : 8 + size])
     assert json.loads(header["__metadata__"]["fedjax_muon"]) == METADATA

@@ -50,10 +50,8 @@ def shallow(params):
 def test_gradients_and_losses_equal_torch(file):
     torch = needs("torch")
     draw = np.random.default_rng(1).normal
-    pairs = {
-        name: {"a": draw(size=(WIDTH, RANK)), "b": draw(size=(RANK, WIDTH))}
-        for name in PROJECTIONS
-    }
+    pair = lambda: {"a": draw(size=(WIDTH, RANK)), "b": draw(size=(RANK, WIDTH))}
+    pairs = {name: pair() for name in PROJECTIONS}
     y, weight = np.array([0, 2, 1, 1]), np.array([1.0, 0.5, 0.0, 2.0])
     with jax.enable_x64(True):
         start = shallow(models.load_roberta(file, MODEL))
@@ -106,11 +104,8 @@ def test_training_starts_at_the_frozen_model(frozen):
         "head": jax.tree.map(jnp.shape, frozen["head"]),
     }
     jax.tree.map(np.testing.assert_array_equal, params["head"], frozen["head"])
-    downs = [
-        layer["attention"][name]["a"]
-        for layer in params["adapters"].values()
-        for name in PROJECTIONS
-    ]
+    layers = [layer["attention"] for layer in params["adapters"].values()]
+    downs = [layer[name]["a"] for layer in layers for name in PROJECTIONS]
     for i, a in enumerate(downs):
         assert np.max(np.abs(a)) <= 1 / np.sqrt(WIDTH)
         # uniform within c: standard deviation c / sqrt(3), a twelfth known from 128
@@ -194,15 +189,9 @@ def test_fedmuon_trains_adapters_and_head(frozen):
     before = jax.tree.map(lambda a: np.array(a, copy=True), encoder)
     task = lora_classification(model, encoder, (6,), rank=2)
     data, parts = questions(), np.array_split(np.arange(64), 4)
-    prepared = simulation.federate(
-        fedmuon_align(lr=0.05, rule=muon(0.9)),
-        task,
-        data,
-        parts,
-        cohort_size=4,
-        local_steps=4,
-        batch_size=8,
-    )
+    algorithm = fedmuon_align(lr=0.05, rule=muon(0.9))
+    sizes = {"cohort_size": 4, "local_steps": 4, "batch_size": 8}
+    prepared = simulation.federate(algorithm, task, data, parts, **sizes)
     state = prepared.init(jax.random.key(1))
     start = jax.tree.map(lambda a: np.array(a, copy=True), state.params)
 
@@ -238,21 +227,13 @@ PARTS = [np.arange(0, 6), np.arange(6, 12)]
 @pytest.fixture(scope="module")
 def wide():
     params = jax.jit(WIDE.init)(KEY, POINTS)["params"]
-    return lora_classification(
-        WIDE, params, (4,), rank=1, layers=("Dense_1",), head="Dense_2"
-    )
+    options = {"rank": 1, "layers": ("Dense_1",), "head": "Dense_2"}
+    return lora_classification(WIDE, params, (4,), **options)
 
 
 def prepared(task):
-    return simulation.federate(
-        fedavg(lr=0.1),
-        task,
-        BINARY,
-        PARTS,
-        cohort_size=2,
-        local_steps=2,
-        batch_size=3,
-    )
+    sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 3}
+    return simulation.federate(fedavg(lr=0.1), task, BINARY, PARTS, **sizes)
 
 
 def assert_given(program):
@@ -267,16 +248,12 @@ def test_frozen_weights_are_no_part_of_the_programs(wide):
     assert "512x512" not in jax.jit(wide.init).lower(KEY).as_text()
     run = prepared(wide)
     state = rounds.init_state(run.setup, KEY)
-    inputs = run.inputs
-    rest = run.clients, 1, run.max_client_size
-    programs = [
-        run.programs.rounds.lower(inputs, state, *rest),
-        run.programs.score.lower(inputs.task, state.params, run.clients, run.test),
-    ]
+    scored = run.inputs.task, state.params, run.clients, run.test
+    assert_given(run.programs.score.lower(*scored))
     loud = prepared(wide._replace(grad=noisy(wide.grad, gaussian(1.0))))
-    programs.append(loud.programs.rounds.lower(loud.inputs, state, *rest))
-    for program in programs:
-        assert_given(program)
+    for each in (run, loud):
+        rest = run.clients, 1, run.max_client_size
+        assert_given(each.programs.rounds.lower(each.inputs, state, *rest))
     state, _ = run.train_rounds(run.init(KEY), 1)
     run.train_rounds(state, 3)
     assert run.programs.rounds._cache_size() == 1
@@ -298,13 +275,9 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     states, stacked = sweep_groups.stack(cells)
     over = sweep_groups.sequential
     swept = sweep_groups.make_programs(setup, over, max_client_size)
+    sizes = {"weights": np.full((2, 2), 0.5), "batch_size": 3}
     agents = decentralized_simulation.decentralize(
-        decentralized.dsgd(lr=0.1),
-        wide,
-        BINARY,
-        PARTS,
-        weights=np.full((2, 2), 0.5),
-        batch_size=3,
+        decentralized.dsgd(lr=0.1), wide, BINARY, PARTS, **sizes
     )
     inputs, programs, bound = agents.inputs, agents.programs, agents.max_client_size
     keys = programs.create(KEY)

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.optimize
 from federation import Linear, as_float64, blobs, cut, gradient
@@ -27,6 +28,13 @@ from fedjax_muon.simulation.evaluation import evaluate
 from fedjax_muon.tasks import adversarial, agnostic, auc
 from fedjax_muon.tasks.adversarial import project_perturbation
 from fedjax_muon.tasks.auc import Primal, auc_losses, auc_optimum
+from fedjax_muon.tasks.robust import (
+    agents,
+    data_gradient,
+    public_gradient,
+    robust_logistic,
+)
+from fedjax_muon.tasks.simplex import nearest_in_simplex, project_weights
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, atol=2e-6)
@@ -42,12 +50,8 @@ def weights_of(task, seed=0):
 
 def draw_batch(classes, seed=0, **more):
     rng = np.random.default_rng(seed)
-    return tasks.Batch(
-        x=rng.normal(size=(6, 5)).astype(np.float32),
-        y=np.int32([1, 0, 0, 1, 0, 2])[:6] % classes,
-        weight=np.float32([1, 0.5, 0, 2, 1, 0.25]),
-        **more,
-    )
+    x, y = np.float32(rng.normal(size=(6, 5))), np.int32([1, 0, 0, 1, 0, 2]) % classes
+    return tasks.Batch(x, y, np.float32([1, 0.5, 0, 2, 1, 0.25]), **more)
 
 
 def assert_close_layers(found, expected):
@@ -55,7 +59,7 @@ def assert_close_layers(found, expected):
         close(a, b)
 
 
-# the area under the curve
+# ------------------------------------------------------------ the area under the curve
 
 BINARY = auc(Linear(2), (5,))
 
@@ -158,9 +162,8 @@ def test_a_client_of_one_class_has_no_gradient():
     parts = [np.flatnonzero(data.y_train == label)[:5] for label in (0, 1)]
     own = jax.jit(gradient_of_indices(shared_out(data, *parts), BINARY.grad))
     for client, part in enumerate(parts):
-        found = own(
-            auc_params(), ExampleIndices(jnp.array(part), jnp.int32(client)), KEY
-        )
+        ids = ExampleIndices(jnp.array(part), jnp.int32(client))
+        found = own(auc_params(), ids, KEY)
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
 
 
@@ -178,14 +181,11 @@ def test_padding_does_not_count():
 def test_auc_is_evaluated():
     data, params = binary(), auc_params(seed=3)
     parts = cut([30, 20])
-    found = jax.jit(partial(evaluate, BINARY))(
-        params, shared_out(data, *parts), (data.x_test, data.y_test)
-    )
-    owned = np.concatenate(parts)
-    for part, x, y in (
-        ("train", data.x_train[owned], data.y_train[owned]),
-        ("test", data.x_test, data.y_test),
-    ):
+    test, owned = (data.x_test, data.y_test), np.concatenate(parts)
+    run = jax.jit(partial(evaluate, BINARY))
+    found = run(params, shared_out(data, *parts), test)
+    train = data.x_train[owned], data.y_train[owned]
+    for part, (x, y) in (("train", train), ("test", test)):
         h = probabilities(params.x.model, x)
         close(found[f"{part}_auc"], roc_auc_score(y, h))
         close(found[f"{part}_loss"], log_loss(y, h), rtol=1e-5)
@@ -212,7 +212,7 @@ def test_auc_refuses_three_classes_and_batches_without_shares():
             task.grad(params, three, KEY)
 
 
-# the worst mixture of clients
+# --------------------------------------------------- the worst mixture of clients
 
 COUNT, STRENGTH = 4, 0.3
 MIXED = agnostic(Linear(3), (5,), COUNT, strength=STRENGTH)
@@ -263,25 +263,17 @@ def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     wrong = data.y_train.copy()
     wrong[parts[2]] = np.random.default_rng(0).integers(0, 3, 16)
     data = data._replace(y_train=wrong)
-    run = simulation.federate(
-        local_sgda(lr=Pair(0.1, 0.01)),
-        agnostic(Linear(3), (5,), COUNT),
-        data,
-        parts,
-        cohort_size=COUNT,
-        local_steps=2,
-        batch_size=1,
-        sampler=full_batch,
-    )
+    algorithm, task = local_sgda(lr=Pair(0.1, 0.01)), agnostic(Linear(3), (5,), COUNT)
+    sizes = {"cohort_size": COUNT, "local_steps": 2, "batch_size": 1}
+    run = simulation.federate(algorithm, task, data, parts, **sizes, sampler=full_batch)
     state = run.init(KEY)
     for _ in range(20):
         state, _ = run.train_round(state)
         y = np.float64(state.params.y)
         assert y.min() >= 0
         close(y.sum(), 1)
-    losses = [
-        loss_by_hand(state.params.x, data.x_train[p], data.y_train[p]) for p in parts
-    ]
+    by_hand = partial(loss_by_hand, state.params.x)
+    losses = [by_hand(data.x_train[p], data.y_train[p]) for p in parts]
     assert np.argmax(losses) == np.argmax(y) == 2
     assert y[2] > 0.4
 
@@ -295,7 +287,7 @@ def test_agnostic_refusals():
         MIXED.grad(MIXED.init(KEY), draw_batch(3), KEY)
 
 
-# one perturbation of all examples
+# ------------------------------------------------ one perturbation of all examples
 
 
 def test_adversarial_gradient_by_hand():
@@ -321,11 +313,9 @@ def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
     task = adversarial(Linear(3), (5,), radius=radius)
     algorithm = local_sgda(lr=Pair(0.0, 1.0))
     sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 1}
-    run = simulation.federate(
-        algorithm, task, DATA, cut([20, 20]), **sizes, sampler=full_batch
-    )
-    state = run.init(KEY)
-    owned = np.concatenate(cut([20, 20]))
+    parts = cut([20, 20])
+    run = simulation.federate(algorithm, task, DATA, parts, **sizes, sampler=full_batch)
+    state, owned = run.init(KEY), np.concatenate(parts)
     x, y = DATA.x_train[owned], DATA.y_train[owned]
     clean = loss_by_hand(state.params.x, x, y)
     for _ in range(10):
@@ -390,8 +380,196 @@ def test_gradients_hand_their_key_to_the_model(problem):
 def test_a_client_beyond_the_last_makes_agnostic_gradients_nan():
     """So that no message of it is averaged."""
     task = agnostic(Linear(3), (5,), 2)
-    batch = tasks.Batch(
-        jnp.ones((2, 5)), jnp.array([0, 1]), jnp.ones(2), client=jnp.int32(7)
-    )
-    grads = task.grad(task.init(jax.random.key(0)), batch, jax.random.key(1))
+    batch = tasks.Batch(jnp.ones((2, 5)), jnp.arange(2), jnp.ones(2))
+    batch = batch._replace(client=jnp.int32(7))
+    grads = task.grad(task.init(KEY), batch, jax.random.key(1))
     assert all(jnp.isnan(leaf).all() for leaf in jax.tree.leaves(grads.x))
+
+
+# ------------------------ robust logistic regression against its formula, in float64
+
+RNG = np.random.default_rng(0)
+EXAMPLES, FEATURES, AGENTS = 12, 4, 3
+A = RNG.normal(size=(EXAMPLES, FEATURES))
+LABELS = RNG.integers(0, 2, EXAMPLES)
+X, Y = RNG.normal(size=FEATURES), RNG.dirichlet(np.ones(EXAMPLES))
+PARAMS = Pair(jnp.float32(X), jnp.float32(Y))
+
+
+def example_losses(x):
+    b = 2 * LABELS - 1
+    return np.array([np.log1p(np.exp(-b[j] * (A[j] @ x))) for j in range(EXAMPLES)])
+
+
+def objective(losses, x, y, strength=0.001, bend=10.0):
+    """Equation (22), with n for its m; y weighs `losses(x)`."""
+    n = len(y)
+    divergence = sum((n * y_j - 1) ** 2 for y_j in y) / (2 * n**2)
+    bent = sum(bend * x_i**2 / (1 + bend * x_i**2) for x_i in x)
+    return y @ losses(x) - divergence + strength * bent
+
+
+def differences(f, at, step=1e-6):
+    """The gradient of f by central differences."""
+    units = step * np.eye(len(at))
+    return np.array([(f(at + u) - f(at - u)) / (2 * step) for u in units])
+
+
+def check_mean(gradients, value, y):
+    """The mean over agents is the gradient of value(x, y) at X and y."""
+    gx, gy = (np.mean(leaves, axis=0) for leaves in zip(*gradients, strict=True))
+    np.testing.assert_allclose(gx, differences(lambda x: value(x, y), X), atol=1e-5)
+    # descent in both: the second is negated
+    np.testing.assert_allclose(-gy, differences(lambda y: value(X, y), y), atol=1e-5)
+
+
+def batch_of(ids, weight=None):
+    ids = np.asarray(ids)
+    weight = np.ones(len(ids)) if weight is None else np.asarray(weight)
+    x, y = np.float32(A[ids]), np.int32(LABELS[ids])
+    return tasks.Batch(x, y, np.float32(weight), ids=np.int32(ids))
+
+
+def test_the_mean_over_agents_is_the_gradient_of_the_formula():
+    task = robust_logistic(FEATURES, EXAMPLES, regularization=0.3, bend=2.0)
+    parts = np.split(RNG.permutation(EXAMPLES), AGENTS)
+    found = [task.grad(PARAMS, batch_of(ids), KEY) for ids in parts]
+    check_mean(found, lambda x, y: objective(example_losses, x, y, 0.3, 2.0), Y)
+
+
+@pytest.mark.slow
+def test_weights_of_agents():
+    """The formula with the agents' mean losses, of unequally many examples each."""
+    cut = np.split(RNG.permutation(EXAMPLES), [2, 7])
+    y = RNG.dirichlet(np.ones(AGENTS))
+
+    mean_losses = lambda x: [np.mean(example_losses(x)[ids]) for ids in cut]
+    task = robust_logistic(FEATURES, AGENTS, agents)
+    params = Pair(jnp.float32(X), jnp.float32(y))
+    batches = [batch_of(ids)._replace(client=jnp.int32(i)) for i, ids in enumerate(cut)]
+    found = [task.grad(params, batch, KEY) for batch in batches]
+    check_mean(found, partial(objective, mean_losses), y)
+
+
+def test_public_terms_are_the_rest():
+    ids = [3, 1, 7, 7]
+    task = robust_logistic(FEATURES, EXAMPLES)
+    data = data_gradient(EXAMPLES)(PARAMS, batch_of(ids), KEY)
+    public = public_gradient()(PARAMS)
+    whole = task.grad(PARAMS, batch_of(ids), KEY)
+    for a, b, c in zip(data, public, whole, strict=True):
+        np.testing.assert_allclose(a + b, c, atol=1e-6)
+    assert np.count_nonzero(data.y) == 3  # of the examples in the batch alone
+    assert np.count_nonzero(public.y) == EXAMPLES
+
+
+def test_the_task_has_gradients_of_examples_and_its_projection():
+    ids, weight = [3, 1, 7, 0], [1, 1, 1, 0]
+    task = robust_logistic(FEATURES, EXAMPLES)
+    assert task.project is project_weights
+    one = task.example_grad(PARAMS, batch_of(ids, weight), KEY)
+    whole = task.grad(PARAMS, batch_of(ids, weight), KEY)
+    for a, b, c in zip(one, task.public_grad(PARAMS), whole, strict=True):
+        assert len(a) == len(ids)
+        assert not np.any(a[-1])  # padding
+        np.testing.assert_allclose(a.sum(0) / 3 + b, c, atol=1e-6)
+
+
+def test_padding_of_robust_problems_does_not_count():
+    grad = data_gradient(EXAMPLES)
+    padded = grad(PARAMS, batch_of([2, 5, 9, 0], [1, 1, 0, 0]), KEY)
+    for a, b in zip(padded, grad(PARAMS, batch_of([2, 5]), KEY), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_it_begins_in_the_middle_of_the_simplex_and_stays_there():
+    start = robust_logistic(FEATURES, EXAMPLES).init(KEY)
+    np.testing.assert_array_equal(start.x, np.zeros(FEATURES))
+    np.testing.assert_allclose(start.y, np.full(EXAMPLES, 1 / EXAMPLES))
+    away = Pair(start.x, jnp.float32(RNG.normal(size=EXAMPLES)))
+    back = project_weights(away)
+    np.testing.assert_allclose(back.y.sum(), 1, rtol=1e-5)
+    assert (back.y >= 0).all()
+
+
+def test_evaluation():
+    scores = robust_logistic(FEATURES, EXAMPLES).evaluate(PARAMS, np.float32(A), LABELS)
+    margin = (2 * LABELS - 1) * (A @ X)
+    np.testing.assert_allclose(scores["loss"], np.log1p(np.exp(-margin)), rtol=1e-5)
+    np.testing.assert_array_equal(scores["correct"], margin > 0)
+    np.testing.assert_allclose(scores["score"], A @ X, rtol=1e-4, atol=1e-5)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="features and weights must be at least 1"):
+        robust_logistic(0, 5)
+    for name in ("regularization", "bend"):
+        with pytest.raises(ValueError, match=f"{name} must lie in"):
+            robust_logistic(3, 5, **{name: -1.0})
+    with pytest.raises(ValueError, match="must have its examples' numbers"):
+        data_gradient(EXAMPLES)(PARAMS, batch_of([1])._replace(ids=None), KEY)
+    with pytest.raises(ValueError, match="must have its agent's number"):
+        data_gradient(AGENTS, agents)(PARAMS, batch_of([1]), KEY)
+
+
+# ---------------------------------------------- the projection onto the simplex
+
+
+CASES = {
+    "normal": RNG.normal(size=500),
+    "few above": RNG.normal(size=500) * 100,
+    "all above": 1e-4 * RNG.normal(size=500),
+    "inside": RNG.dirichlet(np.ones(500)),
+    "ties": np.repeat([0.5, 0.2, -1.0], 5),
+    "one": np.array([-3.0]),
+    "vertex": np.eye(7)[3] * 1e4,
+    "far below": RNG.normal(size=50) - 1e3,
+    "within one": -np.linspace(0, 0.9, 10),  # all count at first, and not in the end
+    "staircase": -np.arange(300) / 150,  # falls out of the set one after the other
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_nearest_point(name):
+    y = CASES[name]
+    with jax.enable_x64(True):
+        found = np.asarray(nearest_in_simplex(jnp.asarray(y)))
+        sorting = optax.projections.projection_simplex(jnp.asarray(y))
+        np.testing.assert_allclose(found, sorting, atol=1e-12 * max(1, np.ptp(y)))
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.sum(), 1, rtol=1e-12)
+    # what is kept is lowered by one number, and the rest would fall below zero by it
+    kept = found > 0
+    t = (y - found)[kept]
+    np.testing.assert_allclose(t, t[0], rtol=1e-9, atol=1e-12)
+    assert (y[~kept] <= t[0] + 1e-9).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_in_single_precision(name):
+    y = np.float32(CASES[name])
+    found = np.asarray(nearest_in_simplex(jnp.asarray(y)), np.float64)
+    with jax.enable_x64(True):
+        exact = optax.projections.projection_simplex(jnp.asarray(y, jnp.float64))
+    np.testing.assert_allclose(found, exact, atol=3e-7 * max(1, np.abs(y).max()))
+    np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_many_at_once_are_as_one_by_one():
+    rows = np.float32(RNG.normal(size=(6, 400)) * RNG.uniform(0.01, 10, size=(6, 1)))
+    together = jax.jit(jax.vmap(nearest_in_simplex))(rows)
+    apart = np.stack([nearest_in_simplex(jnp.asarray(row)) for row in rows])
+    np.testing.assert_allclose(together, apart, atol=1e-6)
+
+
+def test_what_is_not_a_number_stays_so():
+    assert np.isnan(nearest_in_simplex(jnp.array([0.2, np.nan, 0.1]))).any()
+
+
+def test_only_the_weights_are_projected():
+    away = Pair(jnp.full(3, 7.0), jnp.array([2.0, 0.5]))
+    back = project_weights(away)
+    np.testing.assert_array_equal(back.x, away.x)
+    np.testing.assert_allclose(back.y, [1.0, 0.0])

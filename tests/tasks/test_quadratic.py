@@ -16,6 +16,7 @@ KEY = jax.random.key(3)
 N, CURVATURE = 3, 0.5
 close = np.testing.assert_allclose
 
+RANK = "rank an integer from 1 to k = 4, got .*"
 # by coupling and rank of D [4, 4]
 CASES = {
     "nonconvex": {},
@@ -46,12 +47,8 @@ def draw_point(seed=0):
 
 def value(data, X, Y, B, C):
     """f_i by traces."""
-    return (
-        np.trace(X.T @ data.Q @ X) / 2
-        + np.trace(B.T @ X)
-        + np.trace(Y.T @ (data.A @ X + C))
-        - np.trace(Y.T @ data.D @ Y) / 2
-    )
+    squares = np.trace(X.T @ data.Q @ X) - np.trace(Y.T @ data.D @ Y)
+    return squares / 2 + np.trace(B.T @ X) + np.trace(Y.T @ (data.A @ X + C))
 
 
 def mean_value(data, X, Y):
@@ -80,18 +77,27 @@ def differences(f, X, step=1e-3):
     return found
 
 
+def least(f, slope, start):
+    """The minimum of f over matrices."""
+    found = scipy.optimize.minimize(
+        lambda flat: f(flat.reshape(start.shape)),
+        start.ravel(),
+        jac=lambda flat: slope(flat.reshape(start.shape)).ravel(),
+    )
+    return found.fun
+
+
 def test_gradient_by_finite_differences():
     problem, data = draw("nonconvex")
     X, Y = draw_point()
     grad = jax.jit(quadratic.gradient(problem))
     for i in range(N):
         found = grad(Pair(X, Y), jnp.int32(i), KEY)
-        of_x = lambda X, i=i: value(data, X, Y, data.B[i], data.C[i])
-        of_y = lambda Y, i=i: value(data, X, Y, data.B[i], data.C[i])
-        close(found.x, differences(of_x, X), atol=1e-8)
-        close(-found.y, differences(of_y, Y), atol=1e-8)
+        f = lambda X, Y, i=i: value(data, X, Y, data.B[i], data.C[i])
+        close(found.x, differences(lambda X, f=f: f(X, Y), X), atol=1e-8)
+        close(-found.y, differences(lambda Y, f=f: f(X, Y), Y), atol=1e-8)
         same = quadratic.value(problem, Pair(X, Y), data.B[i], data.C[i])
-        close(same, of_x(X), rtol=1e-12)
+        close(same, f(X, Y), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -118,15 +124,9 @@ def test_primal_is_the_maximum_over_y(name):
     best = best_response(data, X)
     close(quadratic.response(problem, X), best, atol=1e-10)
     close(quadratic.primal(problem, X), mean_value(data, X, best), rtol=1e-10)
-    shape = Y.shape
-    found = scipy.optimize.minimize(
-        lambda flat: -mean_value(data, X, flat.reshape(shape)),
-        Y.ravel(),
-        jac=lambda flat: (
-            data.D @ flat.reshape(shape) - data.A @ X - data.C.mean(0)
-        ).ravel(),
-    )
-    close(quadratic.primal(problem, X), -found.fun, rtol=1e-8)
+    below = lambda Y: -mean_value(data, X, Y)
+    slope = lambda Y: data.D @ Y - data.A @ X - data.C.mean(0)
+    close(quadratic.primal(problem, X), -least(below, slope, Y), rtol=1e-8)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -169,14 +169,10 @@ def test_the_duality_gap_of_convex_problems(name):
     gap = jax.jit(lambda p: quadratic.duality_gap(problem, p))
     close(gap(solution), 0, atol=1e-10)
     Y = draw_point(5).y
-    lowest = scipy.optimize.minimize(
-        lambda flat: mean_value(data, flat.reshape(6, 3), Y),
-        np.zeros(18),
-        jac=lambda flat: (
-            data.Q @ flat.reshape(6, 3) + data.B.mean(0) + data.A.T @ Y
-        ).ravel(),
-    )
-    close(quadratic.dual(problem, Y), lowest.fun, rtol=1e-8)
+    above = lambda X: mean_value(data, X, Y)
+    slope = lambda X: data.Q @ X + data.B.mean(0) + data.A.T @ Y
+    lowest = least(above, slope, np.zeros((6, 3)))
+    close(quadratic.dual(problem, Y), lowest, rtol=1e-8)
     for seed in range(3):
         X, Y = draw_point(seed)
         expected = quadratic.primal(problem, X) - quadratic.dual(problem, Y)
@@ -213,9 +209,8 @@ def test_shapes_start_and_keys():
     assert (X.shape, Y.shape) == ((6, 3), (4, 3))
     assert not X.any()
     assert not Y.any()
-    one, again, other = (
-        draw_quadratic(jax.random.key(seed), N, rank=4) for seed in (3, 3, 4)
-    )
+    seeded = lambda seed: draw_quadratic(jax.random.key(seed), N, rank=4)
+    one, again, other = map(seeded, (3, 3, 4))
     for a, b, c in zip(one, again, other, strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.abs(np.asarray(a) - np.asarray(c)).max() > 1e-3
@@ -236,9 +231,7 @@ def test_single_precision_keeps_the_rank_of_d():
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ({"rank": 0}, "rank an integer from 1 to k = 4, got .* and 0"),
-        ({"rank": 5}, "rank an integer from 1 to k = 4, got .* and 5"),
-        ({"rank": 2.5}, "rank an integer from 1 to k = 4, got .* and 2.5"),
+        *(({"rank": k}, f"{RANK} and {k}") for k in (0, 5, 2.5)),
         ({"shape": (0, 4, 3)}, "shape must be at least 1"),
         ({"curvature": 0.0}, r"curvature must lie in \(0, infinity\)"),
         ({"curvature": -1}, r"curvature must lie in \(0, infinity\)"),

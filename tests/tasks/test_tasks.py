@@ -7,12 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
-from fedjax_muon import models, tasks
+from fedjax_muon import models, simulation, tasks
+from fedjax_muon.algorithms import stem
+from fedjax_muon.data import Dataset
+from fedjax_muon.runs.build import simulation_of
+from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import evaluation
+from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
+from fedjax_muon.tasks.augmentation import draw as draw_crops
 
-SLOW = pytest.mark.slow
 KEY = jax.random.key(0)
 
 
@@ -24,6 +30,12 @@ def draw(shape_of_example, classes, size=6):
         y=rng.integers(0, classes, size).astype(np.int32),
         weight=np.array([1.0, 0.5, 0.0, 2.0, 1.0, 0.25], np.float32)[:size],
     )
+
+
+def small(classes=3):
+    """A task, its parameters and a batch."""
+    task = tasks.classification(models.MLP(features=(5,), classes=classes), (4,))
+    return task, task.init(KEY), draw((4,), classes)
 
 
 def softmax(z):
@@ -49,20 +61,15 @@ def mlp_gradient(params, batch):
 def test_gradient_of_an_mlp_by_hand():
     task = tasks.classification(models.MLP(features=(7,), classes=4), (3, 2))
     batch, params = draw((3, 2), 4), task.init(KEY)
-    jax.tree.map(
-        partial(np.testing.assert_allclose, atol=1e-6),
-        jax.jit(task.grad)(params, batch, KEY),
-        mlp_gradient(params, batch),
-    )
+    found = jax.jit(task.grad)(params, batch, KEY)
+    close = partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(close, found, mlp_gradient(params, batch))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lenet",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "emnist_cnn")),
-    ],
-)
+SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "emnist_cnn"))
+
+
+@pytest.mark.parametrize("name", ["lenet", *SLOW])
 def test_gradient_by_finite_differences(name):
     task = tasks.classification(models.ALL[name](classes=3), (12, 12, 1))
     batch = draw((12, 12, 1), 3, size=4)
@@ -76,12 +83,7 @@ def test_gradient_by_finite_differences(name):
         batch = batch._replace(x=batch.x.astype(np.float64))
         params, direction = (jax.tree.map(normal, shapes) for _ in range(2))
         grad = jax.jit(task.grad)(params, batch, KEY)
-        slope = sum(
-            np.vdot(g, d)
-            for g, d in zip(
-                jax.tree.leaves(grad), jax.tree.leaves(direction), strict=True
-            )
-        )
+        slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, grad, direction)))
         evaluate = jax.jit(task.evaluate)
 
         def loss(step):
@@ -95,41 +97,30 @@ def test_gradient_by_finite_differences(name):
 
 
 def test_padding_changes_nothing():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    params, batch = task.init(KEY), draw((4,), 3)
+    task, params, batch = small()
     padded = tasks.Batch(
         x=np.concatenate([batch.x, 1e3 * np.ones((3, 4), np.float32)]),
         y=np.concatenate([batch.y, np.int32([2, 0, 1])]),
         weight=np.concatenate([batch.weight, np.zeros(3, np.float32)]),
     )
     grad = jax.jit(task.grad)
-    jax.tree.map(
-        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
-        grad(params, padded, KEY),
-        grad(params, batch, KEY),
-    )
-
-
-def test_gradient_of_padding_alone_is_zero():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    batch = draw((4,), 3)._replace(weight=np.zeros(6, np.float32))
-    for leaf in jax.tree.leaves(task.grad(task.init(KEY), batch, KEY)):
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    jax.tree.map(close, grad(params, padded, KEY), grad(params, batch, KEY))
+    nothing = batch._replace(weight=np.zeros(6, np.float32))  # padding alone
+    for leaf in jax.tree.leaves(task.grad(params, nothing, KEY)):
         np.testing.assert_array_equal(leaf, np.zeros(leaf.shape))
 
 
 def test_scores_equal_scikit_learn():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    params, batch = task.init(KEY), draw((4,), 3)
+    task, params, batch = small()
     scores = task.evaluate(params, batch.x, batch.y)
     assert scores["loss"].shape == scores["correct"].shape == batch.y.shape
     assert scores["correct"].dtype == bool
-    probabilities = softmax(
-        np.float64(models.MLP(3, (5,)).apply({"params": params}, batch.x))
-    )
+    logits = models.MLP(3, (5,)).apply({"params": params}, batch.x)
+    probabilities = softmax(np.float64(logits))
     assert 0 < scores["correct"].sum() < 6, "a case in which all scores are alike"
-    for loss, correct, p, label in zip(
-        scores["loss"], scores["correct"], probabilities, batch.y, strict=True
-    ):
+    columns = scores["loss"], scores["correct"], probabilities, batch.y
+    for loss, correct, p, label in zip(*columns, strict=True):
         expected = log_loss([label], [p], labels=[0, 1, 2])
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         assert correct == accuracy_score([label], [p.argmax()])
@@ -137,8 +128,8 @@ def test_scores_equal_scikit_learn():
 
 def test_predictions_of_two_classes():
     """From what is correct, in a whole evaluation and alone."""
-    task = tasks.by_matthews(tasks.classification(models.MLP(2, (5,)), (4,)))
-    params, batch = task.init(KEY), draw((4,), 2)
+    task, params, batch = small(classes=2)
+    task = tasks.by_matthews(task)
     scores = task.evaluate(params, batch.x, batch.y)
     logits = models.MLP(2, (5,)).apply({"params": params}, batch.x)
     np.testing.assert_array_equal(scores["predicted"], np.argmax(logits, axis=1))
@@ -148,7 +139,7 @@ def test_predictions_of_two_classes():
 
 
 def test_parameters_are_a_plain_dict_drawn_from_the_key():
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
+    task, *_ = small()
     kernels = [task.init(jax.random.key(i))["Dense_0"]["kernel"] for i in (0, 0, 1)]
     assert type(task.init(KEY)) is dict
     np.testing.assert_array_equal(kernels[0], kernels[1])
@@ -159,16 +150,14 @@ class Dropping(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
-        return nn.Dense(3, use_bias=False)(x)
+        return nn.Dense(3, use_bias=False)(x.reshape(len(x), -1))
 
 
 def test_dropout_takes_the_key_of_the_gradient():
     task = tasks.classification(Dropping(), (8,))
     params, batch = task.init(KEY), draw((8,), 3)
-    first, again, other = (
-        task.grad(params, batch, jax.random.key(i))["Dense_0"]["kernel"]
-        for i in (1, 1, 2)
-    )
+    grad = lambda i: task.grad(params, batch, jax.random.key(i))["Dense_0"]["kernel"]
+    first, again, other = map(grad, (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert jnp.abs(first - other).max() > 0.01
     whole = batch.x @ params["Dense_0"]["kernel"]
@@ -229,12 +218,9 @@ class Parameterless(nn.Module):
         return x
 
 
-def test_a_model_without_parameters():
+def test_models_without_parameters_and_that_refuse_the_shape():
     with pytest.raises(ValueError, match=r"'params' and no others, got \[\]"):
         tasks.classification(Parameterless(), (5,))
-
-
-def test_a_model_that_refuses_the_shape():
     with pytest.raises(ValueError, match="at least 12 x 12"):
         tasks.classification(models.LeNet(), (8, 8, 1))
 
@@ -248,10 +234,173 @@ def test_a_model_that_refuses_the_shape():
     ],
 )
 def test_batches_that_do_not_fit(change, message):
-    task = tasks.classification(models.MLP(features=(5,), classes=3), (4,))
-    params, batch = task.init(KEY), draw((4,), 3)._replace(**change)
+    task, params, batch = small()
+    batch = batch._replace(**change)
     with pytest.raises(ValueError, match=message):
         task.grad(params, batch, KEY)
     if "y" in change:
         with pytest.raises(ValueError, match=message.split(r", \(6,")[0]):
             task.evaluate(params, batch.x, batch.y)
+
+
+# ------------------------------------------------------------ crops and flips
+
+RNG = np.random.default_rng(5)
+IMAGES = RNG.normal(size=(12, 5, 7, 3)).astype(np.float32)
+LABELS = np.arange(12, dtype=np.int32) % 3
+
+
+def by_hand(key, x, padding):
+    """The same draws, one pixel after the other."""
+    drawn = jax.tree.map(np.asarray, draw_crops(key, len(x), padding))
+    out = np.zeros_like(x)
+    _, height, width, _ = x.shape
+    for b, i, j in np.ndindex(x.shape[:3]):
+        row = i + int(drawn.top[b]) - padding
+        column = j + int(drawn.left[b]) - padding
+        to = width - 1 - j if drawn.mirrored[b] else j
+        if 0 <= row < height and 0 <= column < width:
+            out[b, i, to] = x[b, row, column]
+    return out
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_crops_and_flips_equal_those_by_hand(padding):
+    changed = jax.jit(crop_and_flip(padding))(KEY, IMAGES)
+    np.testing.assert_array_equal(changed, by_hand(KEY, IMAGES, padding))
+    assert changed.dtype == IMAGES.dtype
+
+
+@pytest.mark.slow
+def test_all_places_are_equally_likely():
+    count, places = 20_000, 9 * 9
+    drawn = draw_crops(KEY, count, 4)
+    for values in (drawn.top, drawn.left):
+        assert (int(values.min()), int(values.max())) == (0, 8)
+    cells = np.bincount(9 * drawn.top + drawn.left, minlength=places)
+    # The statistic has mean 80 and deviation sqrt(160); 5 of these.
+    expected = count / places
+    assert abs(np.sum((cells - expected) ** 2) / expected - 80) < 5 * np.sqrt(160)
+    share = np.mean(drawn.mirrored)
+    assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(count)
+    # and flips do not depend on places
+    beside = np.mean(drawn.top[drawn.mirrored])
+    assert abs(beside - 4) < 5 * np.std(np.arange(9)) / np.sqrt(count / 2)
+
+
+def batch():
+    weight = np.ones(12, np.float32)
+    weight[10:] = 0  # padding
+    return tasks.Batch(IMAGES, LABELS, weight)
+
+
+@pytest.mark.slow
+def test_the_gradient_is_of_changed_images_and_drops_by_a_key_of_its_own():
+    plain = tasks.classification(Dropping(), IMAGES.shape[1:])
+    task = augmented(plain, crop_and_flip(2))
+    params = plain.init(KEY)
+    found = jax.jit(task.grad)(params, batch(), KEY)
+    change_key, rest = jax.random.split(KEY)
+    changed = batch()._replace(x=by_hand(change_key, IMAGES, 2))
+    same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    grad = jax.jit(plain.grad)
+    jax.tree.map(same, found, grad(params, changed, rest))
+    other = grad(params, changed, KEY)["Dense_0"]["kernel"]
+    assert np.abs(found["Dense_0"]["kernel"] - other).max() > 0.01
+    assert task.init is plain.init
+    assert task.evaluate is plain.evaluate
+
+
+def test_gradients_of_examples_are_of_the_same_changed_images():
+    each = lambda params, batch, key: batch.x * batch.weight[:, None, None, None]
+    task = augmented(MEAN._replace(example_grad=each), crop_and_flip(2))
+    change_key, _ = jax.random.split(KEY)
+    changed = by_hand(change_key, IMAGES, 2)
+    weighted = changed * batch().weight[:, None, None, None]
+    np.testing.assert_array_equal(task.example_grad(None, batch(), KEY), weighted)
+    found = jax.jit(task.grad)(None, batch(), KEY)
+    np.testing.assert_allclose(found, changed.mean(0), atol=1e-6)
+    assert augmented(MEAN, crop_and_flip(2)).example_grad is None
+
+
+def test_arrays_that_the_task_holds_stay_arguments():
+    frozen = jnp.arange(3.0)
+    grad = Partial(lambda frozen, params, batch, key: frozen * params, frozen)
+    task = tasks.as_argument(tasks.Task(lambda key: 1.0, grad, lambda *_: None))
+    task = augmented(task, crop_and_flip())
+    (leaf,) = jax.tree.leaves(task)
+    assert leaf is frozen
+    found = jax.jit(lambda task: task.grad(2.0, batch(), KEY))(task)
+    np.testing.assert_array_equal(found, 2 * frozen)
+
+
+MEAN = tasks.Task(
+    init=lambda key: jnp.zeros(IMAGES.shape[1:]),
+    grad=lambda params, batch, key: batch.x.mean(0),  # of a loss linear in params
+    evaluate=lambda params, x, y: tasks.Scores(jnp.zeros(len(x)), x[:, 0, 0, 0] > 0),
+)
+
+
+@pytest.mark.slow
+def test_methods_that_compare_two_points_meet_the_same_crops():
+    """STEM's momentum moves by the differences of gradients at two points alone if all
+    weight is given to the past. All gradients of a linear loss are equal, but for what
+    is cropped."""
+    dataset = Dataset(IMAGES, LABELS, IMAGES, LABELS, ("a", "b", "c"))
+    parts = np.split(np.arange(12), 3)
+    sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    task = augmented(MEAN, crop_and_flip(2))
+    algorithm = stem(momentum=1.0)
+    simulated = simulation.federate(algorithm, task, dataset, parts, **sizes)
+    state = simulated.init(KEY)
+    before = np.array(state.training.server.momentum)
+    state, _ = simulated.train_rounds(state, 3)
+    after = np.array(state.training.server.momentum)
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    # batches are all of a client's examples, so that the rest is what was cropped
+    assert np.abs(before - IMAGES.mean(0)).max() > 0.1
+
+
+def test_every_client_and_step_has_crops_of_its_own():
+    task = augmented(MEAN, crop_and_flip(2))
+    keys = jax.random.split(KEY, 4)
+    found = jax.jit(jax.vmap(lambda key: task.grad(None, batch(), key)))(keys)
+    assert len(np.unique(np.asarray(found).reshape(4, -1), axis=0)) == 4
+
+
+@pytest.mark.parametrize("padding", [-1, 1.5, "4"])
+def test_paddings_that_are_refused(padding):
+    with pytest.raises(ValueError, match=f"an integer of at least 0, got {padding!r}"):
+        crop_and_flip(padding)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 4)])
+def test_what_is_no_image_is_refused(shape):
+    with pytest.raises(ValueError, match=r"\[B, H, W, C\] can be cropped, got exam"):
+        crop_and_flip()(KEY, np.zeros(shape, np.float32))
+
+
+@pytest.mark.slow
+def test_the_config_names_it():
+    dataset = Dataset(IMAGES, LABELS, IMAGES, LABELS, ("a", "b", "c"))
+    sizes = {"num_clients": 3, "cohort_size": 2, "partition": "iid", "hidden": (4,)}
+    plain = tasks.classification(models.MLP(3, (4,)), IMAGES.shape[1:])
+    changed = augmented(plain, crop_and_flip(4))
+    params = plain.init(KEY)
+    for kind, expected in (("none", plain), ("crop_and_flip", changed)):
+        config = Config(augmentation=kind, **sizes)
+        task = simulation_of(Run("fedavg", {}, 0, config), dataset).setup.task
+        found = jax.jit(task.grad)(params, batch(), KEY)
+        wanted = jax.jit(expected.grad)(params, batch(), KEY)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("x", "model"), [(np.zeros((12, 4), np.float32), "mlp"), (LABELS[:, None], "rnn")]
+)
+def test_the_config_is_refused_for_other_data(x, model):
+    dataset = Dataset(x, LABELS, x, LABELS, ("a", "b", "c"), tokens=3)
+    config = Config(augmentation="crop_and_flip", model=model, dataset="mine")
+    said = r"crop_and_flip does not fit mine: images \[B, H, W, C\].*got examples \(1,"
+    with pytest.raises(ValueError, match=said):
+        simulation_of(Run("fedavg", {}, 0, config), dataset)

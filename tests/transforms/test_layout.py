@@ -1,4 +1,4 @@
-"""Which leaves of real Flax models are matrices, and which way up they are."""
+"""Which leaves of real Flax models are matrices, which way up, and their stacks."""
 
 import math
 
@@ -11,6 +11,7 @@ import scipy.linalg
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 from optax.contrib import MuonDimensionNumbers
+from parity import by_path
 from support.jaxprs import products
 
 from fedjax_muon import models
@@ -49,11 +50,8 @@ def is_numbers(node):
     return node is None or isinstance(node, MuonDimensionNumbers)
 
 
-def by_path(tree, is_leaf=None):
-    """{"path/to/leaf": leaf}"""
-    pairs = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    return {name(path): leaf for path, leaf in pairs}
+def numbers_of(params, **options):
+    return by_path(muon_dimension_numbers(params, **options), is_numbers)
 
 
 class Transformer(nn.Module):
@@ -91,8 +89,7 @@ def test_leaves_of_a_transformer():
     for name in ("query", "key", "value"):
         matrices[f"{attention}/{name}/kernel"] = (12, 4, 3), PROJECTION
     matrices[f"{attention}/out/kernel"] = (4, 3, 12), MERGE
-    numbers = by_path(muon_dimension_numbers(params), is_numbers)
-    leaves = by_path(params)
+    numbers, leaves = numbers_of(params), by_path(params)
     assert numbers.keys() == leaves.keys()
     assert leaves[f"{attention}/query/bias"].ndim == 2  # the trap for rules by rank
     found = {k: (leaves[k].shape, n) for k, n in numbers.items() if n is not None}
@@ -102,8 +99,7 @@ def test_leaves_of_a_transformer():
 def test_leaves_of_a_convolutional_net():
     params = params_of(ConvNet(), jnp.zeros((2, 4, 4, 3)))
     assert params["LayerNorm_0"]["scale"].ndim == 2
-    numbers = by_path(muon_dimension_numbers(params), is_numbers)
-    found = {k: n for k, n in numbers.items() if n is not None}
+    found = {k: n for k, n in numbers_of(params).items() if n is not None}
     names = ("Conv_0/kernel", "Conv_1/kernel", "ConvTranspose_0/kernel")
     assert found == dict.fromkeys(names, CONV) | {"query/kernel": DENSE}
 
@@ -112,25 +108,22 @@ def test_leaves_of_a_convolutional_net():
 def test_kernels_and_only_kernels_of_our_models(name):
     image = jnp.zeros((1, 28, 28, 1))
     params = params_of(models.ALL[name](classes=10), image)
-    numbers = by_path(muon_dimension_numbers(params), is_numbers)
+    numbers = numbers_of(params)
     for path, n in numbers.items():
         assert (n is not None) == path.endswith("/kernel")
     for path, leaf in by_path(params).items():
         if numbers[path] is not None:
-            assert fans(numbers[path], leaf) == (
-                math.prod(leaf.shape[:-1]),
-                leaf.shape[-1],
-            )
+            expected = math.prod(leaf.shape[:-1]), leaf.shape[-1]
+            assert fans(numbers[path], leaf) == expected
 
 
 def test_exclude():
     params = params_of(Transformer(), jnp.zeros((2, 9), int))
-    every = by_path(muon_dimension_numbers(params), is_numbers)
-    exclude = ("bias", "scale", "embedding", "head")
-    fewer = by_path(muon_dimension_numbers(params, exclude=exclude), is_numbers)
+    every = numbers_of(params)
+    fewer = numbers_of(params, exclude=("bias", "scale", "embedding", "head"))
     gone = {k for k in every if every[k] is not None and fewer[k] is None}
     assert gone == {"Embed_0/embedding", "head/kernel"}
-    biases = by_path(muon_dimension_numbers(params, exclude=()), is_numbers)
+    biases = numbers_of(params, exclude=())
     more = {k for k in every if every[k] is None and biases[k] is not None}
     assert {k.rsplit("/", 2)[1] for k in more} == {"query", "key", "value"}
 
@@ -141,27 +134,20 @@ def test_exclude_is_no_string():
 
 
 def test_nnx_and_boxed_parameters_have_the_same_matrices():
-    model = nn.MultiHeadDotProductAttention(
-        4,
-        kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), ("a", "b")),
-    )
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("a", "b"))
+    model = nn.MultiHeadDotProductAttention(4, kernel_init=init)
     boxed = params_of(model, jnp.zeros((2, 5, 12)))
-    plain = nn.unbox(boxed)
     attention = nnx.MultiHeadAttention(4, 12, decode=False, rngs=nnx.Rngs(0))
     state = nnx.state(attention, nnx.Param)
-    expected = by_path(muon_dimension_numbers(plain), is_numbers)
     for params in (boxed, state):
-        found = by_path(muon_dimension_numbers(params), is_numbers)
-        assert {k.removesuffix("/value"): n for k, n in found.items()} == expected
+        found = {k.removesuffix("/value"): n for k, n in numbers_of(params).items()}
+        assert found == numbers_of(nn.unbox(boxed))
 
     tx = by_rank(orthogonalize(polar))
     updates, _ = tx.update(state, tx.init(state), state)
     assert jax.tree.structure(updates) == jax.tree.structure(state)
-    np.testing.assert_allclose(
-        updates["query"]["kernel"][...].reshape(12, 12),
-        scipy_polar(state["query"]["kernel"][...].reshape(12, 12)),
-        atol=3e-5,
-    )
+    found, given = (t["query"]["kernel"][...].reshape(12, 12) for t in (updates, state))
+    np.testing.assert_allclose(found, scipy_polar(given), atol=3e-5)
 
 
 def applied(function, x, numbers):
@@ -259,8 +245,7 @@ def test_other_leaves_are_left_alone():
     assert derived == {"a": DENSE, "b": {"c": None, "d": None}, "e": None}
 
 
-# ------------------------------- matrices of one shape, which accelerators get at once
-
+# -------------------------- matrices of one shape, which accelerators get at once
 
 SHAPES = [(4, 6), (6, 4), (2, 4, 6), (4, 6), (4, 4), (0, 4, 6)]
 
@@ -322,7 +307,10 @@ def on_accelerators(monkeypatch):
 
 TREE = {
     "dense": drawn((4, 6)),
-    "attention": {"query": {"kernel": drawn((4, 2, 3))}, "bias": drawn((6,))},
+    "attention": {
+        "query": {"kernel": drawn((4, 2, 3))},
+        "bias": drawn((6,)),
+    },
     "convolution": drawn((1, 2, 2, 6)),
     "scanned": drawn((3, 6, 4)),
 }

@@ -1,9 +1,10 @@
-"""The rules against optax, PyTorch and float64 NumPy."""
+"""The rules against optax, PyTorch and float64 NumPy, and what every rule keeps."""
 
-import functools
 import itertools
 import math
+from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,9 @@ from fedjax_muon.transforms import (
     muon,
     muon_dimension_numbers,
     orthogonalize,
+    scale_by_fedadagrad,
+    scale_by_fedadam,
+    scale_by_fedyogi,
     scale_by_lmo,
     scale_by_muon,
     scale_by_shape,
@@ -85,12 +89,9 @@ def test_training_rule_of_optax(scale, rms):
         consistent_rms=rms,
         muon_weight_dimension_numbers=muon_dimension_numbers,
     )
-    matrices = optax.chain(
-        scale_by_muon(shape_scale=scale), optax.add_decayed_weights(0.3)
-    )
-    ours = optax.chain(
-        by_rank(matrices, optax.scale_by_adam()), optax.scale_by_learning_rate(0.1)
-    )
+    step, decay = scale_by_muon(shape_scale=scale), optax.add_decayed_weights(0.3)
+    rule = by_rank(optax.chain(step, decay), optax.scale_by_adam())
+    ours = optax.chain(rule, optax.scale_by_learning_rate(0.1))
     check_close(run(ours, gradients, params), run(theirs, gradients, params), 1e-5)
 
 
@@ -123,6 +124,14 @@ def lerp(gradients, beta, nesterov):
         yield newton_schulz((1 - beta) * g + beta * average if nesterov else average)
 
 
+def check_average(tx, gradients, beta, nesterov, tolerance):
+    ours = run(tx, gradients, compiled=False)
+    for name in MATRICES:
+        leaf = [g[name].astype(np.float64) for g in gradients]
+        theirs = list(lerp(leaf, beta, nesterov))
+        check_close([u[name] for u in ours], theirs, tolerance)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -131,22 +140,13 @@ def test_trajectories_of_an_exponential_average(nesterov, beta, dtype):
     with jax.enable_x64(dtype == "float64"):
         gradients = sequence(MATRICES, dtype=dtype)
         tx = scale_by_muon(beta, nesterov=nesterov)
-        ours = run(tx, gradients, compiled=False)
-        for name in MATRICES:
-            leaf = [g[name].astype(np.float64) for g in gradients]
-            theirs = list(lerp(leaf, beta, nesterov))
-            check_close([u[name] for u in ours], theirs, tolerance)
+        check_average(tx, gradients, beta, nesterov, tolerance)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_default_momentum_of_muon(nesterov):
-    gradients = sequence(MATRICES)
-    ours = run(muon(nesterov=nesterov), gradients, compiled=False)
-    for name in MATRICES:
-        leaf = [g[name].astype(np.float64) for g in gradients]
-        theirs = list(lerp(leaf, 0.95, nesterov))
-        check_close([u[name] for u in ours], theirs, 1e-5)
+    check_average(muon(nesterov=nesterov), sequence(MATRICES), 0.95, nesterov, 1e-5)
 
 
 @pytest.mark.slow
@@ -155,10 +155,8 @@ def test_heavy_ball_points_where_the_average_does(debias):
     with jax.enable_x64(True):
         gradients = sequence(MATRICES, dtype=np.float64)
         average = optax.chain(optax.ema(0.9, debias=debias), orthogonalize())
-        ours, theirs = (
-            run(tx, gradients, compiled=False) for tx in (scale_by_muon(0.9), average)
-        )
-        check_close(ours, theirs, 1e-12)
+        directions = partial(run, gradients=gradients, compiled=False)
+        check_close(directions(scale_by_muon(0.9)), directions(average), 1e-12)
 
 
 def torch_muon(params, gradients, **options):
@@ -186,14 +184,8 @@ def test_steps_of_torch(name, scale, nesterov):
     PyTorch orthogonalizes in bfloat16, which alone makes a difference of 0.02.
     """
     params, gradients = draw(MATRICES, 9), sequence(MATRICES)
-    theirs = torch_muon(
-        params,
-        gradients,
-        lr=1.0,
-        weight_decay=0.2,
-        nesterov=nesterov,
-        adjust_lr_fn=name,
-    )
+    options = {"lr": 1.0, "weight_decay": 0.2, "adjust_lr_fn": name}
+    theirs = torch_muon(params, gradients, **options, nesterov=nesterov)
     tx = optax.chain(
         scale_by_muon(0.95, nesterov=nesterov, shape_scale=scale),
         optax.add_decayed_weights(0.2),
@@ -270,9 +262,8 @@ def test_momentum_of_other_leaves_passes(nesterov):
 @pytest.mark.parametrize("rule", [scale_by_muon, muon])
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5, math.nan])
 def test_momentum_out_of_range(rule, momentum):
-    with pytest.raises(
-        ValueError, match=rf"momentum must lie in \[0, 1\), got {momentum}"
-    ):
+    message = rf"momentum must lie in \[0, 1\), got {momentum}"
+    with pytest.raises(ValueError, match=message):
         rule(momentum)
 
 
@@ -296,8 +287,7 @@ def test_by_rank_keeps_no_state_for_the_leaves_of_others():
     assert shapes(state.inner_states["matrix"]) == kernels
     assert shapes(state.inner_states["rest"]) == sorted([*others, *others, ()])
     # Plain steps keep nothing.
-    plain = by_rank(orthogonalize()).init(params)
-    assert jax.tree.leaves(plain) == []
+    assert jax.tree.leaves(by_rank(orthogonalize()).init(params)) == []
 
 
 def collect(sign):
@@ -317,8 +307,7 @@ def test_each_rule_sees_its_own_leaves_alone():
     state = tx.init(gradients[0])
     for g in gradients:
         u, state = tx.update(g, state)
-        factors = {"kernel": -1, "bias": 2, "scale": 2}
-        for name, factor in factors.items():
+        for name, factor in {"kernel": -1, "bias": 2, "scale": 2}.items():
             np.testing.assert_array_equal(u[name], factor * g[name])
     sums = {k: sum(np.sum(g[k] ** 2) for g in gradients) for k in gradients[0]}
     seen = {k: v.inner_state for k, v in state.inner_states.items()}
@@ -338,7 +327,7 @@ def test_by_rank_passes_other_leaves_by_default():
 def test_layout_routes_in_every_part(names):
     """What the layout excludes goes to `rest`, and no part of Muon touches it."""
     g = draw({"hidden": {"kernel": (4, 5)}, "out": {"kernel": (5, 3)}})
-    layout = functools.partial(muon_dimension_numbers, exclude=names)
+    layout = partial(muon_dimension_numbers, exclude=names)
     tx = muon(polar=polar, shape_scale=moonlight, rest=optax.scale(3), layout=layout)
     (updates,) = run(tx, [g])
     for owner, leaf in g.items():
@@ -358,3 +347,162 @@ def test_layout_turns_in_every_part():
         for ours, x in zip(updates, stack, strict=True):
             u, _, vt = np.linalg.svd(x, full_matrices=False)
             np.testing.assert_allclose(ours, math.sqrt(4 / 6) * u @ vt, atol=5e-6)
+
+
+# ------- what every rule keeps: structure, types, one compilation, vmap; it trains
+
+EVERY = {
+    "muon": muon(nesterov=True, shape_scale=moonlight),
+    "scale_by_muon": scale_by_muon(shape_scale=jordan),
+    "by_rank": by_rank(orthogonalize()),
+    "scale_by_shape": scale_by_shape(),
+    "scale_by_lmo": scale_by_lmo(lmo.euclidean),
+    "scale_by_fedadam": scale_by_fedadam(),
+    "scale_by_fedyogi": scale_by_fedyogi(),
+    "scale_by_fedadagrad": scale_by_fedadagrad(),
+}
+all_rules = pytest.mark.parametrize("tx", EVERY.values(), ids=EVERY)
+
+
+def draw_clients(seed=0, lead=(), dtype=jnp.float32):
+    """Parameters in dicts, lists and tuples, with an optional axis of clients."""
+    rng = np.random.default_rng(seed)
+    leaf = lambda *shape: jnp.asarray(rng.normal(size=(*lead, *shape)), dtype)
+    return {
+        "Conv_0": {"kernel": leaf(3, 3, 2, 4), "bias": leaf(4)},
+        "query": {"kernel": leaf(6, 2, 3), "bias": leaf(2, 3)},
+        "list": [(leaf(4), None)],
+        "temperature": leaf(),
+    }
+
+
+close = partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
+
+
+def types(tree):
+    """Shapes and dtypes in the tree's own structure."""
+    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+@all_rules
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_structure_and_types(tx, dtype):
+    params = draw_clients(dtype=dtype)
+    state = tx.init(params)
+    updates, after = jax.eval_shape(tx.update, params, state, params)
+    assert types(updates) == types(params)
+    assert types(after) == types(state)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_bfloat16_is_close_to_float32(nesterov):
+    """The kernel is well conditioned, and the rounding of its entries is 2^-9."""
+    rule = scale_by_muon(nesterov=nesterov)
+    high = {"kernel": np.random.default_rng(0).normal(size=(48, 20))}
+    low = {"kernel": jnp.asarray(high["kernel"], jnp.bfloat16)}
+    high = {"kernel": jnp.asarray(high["kernel"], jnp.float32)}
+    (u, _), (v, _) = (rule.update(g, rule.init(g)) for g in (low, high))
+    error = np.asarray(u["kernel"], np.float32) - np.asarray(v["kernel"])
+    assert 1e-4 < np.linalg.norm(error) / np.linalg.norm(v["kernel"]) < 0.02
+
+
+@all_rules
+def test_one_trace(tx):
+    """The state keeps its types, weak ones included, so that no step traces anew."""
+    traces = []
+
+    def update(gradients, state, params):
+        traces.append(jax.typeof(gradients["temperature"]))
+        return tx.update(gradients, state, params)
+
+    params = draw_clients()
+    state, update = tx.init(params), jax.jit(update)
+    for seed in range(3):
+        _, state = update(draw_clients(seed), state, params)
+    assert len(traces) == 1
+
+
+@all_rules
+def test_init_of_shapes_alone(tx):
+    params = draw_clients()
+    assert types(jax.eval_shape(tx.init, params)) == types(tx.init(params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["muon", "scale_by_lmo", "scale_by_fedadam"])
+def test_clients_under_vmap(name):
+    """A stack of clients, each with its own state, is the loop over clients."""
+    tx = EVERY[name]
+    params = draw_clients(0, lead=(3,))
+    gradients = [draw_clients(seed, lead=(3,)) for seed in (1, 2)]
+    state, update = jax.vmap(tx.init)(params), jax.jit(jax.vmap(tx.update))
+    for g in gradients:
+        stacked, state = update(g, state, params)
+    alone = jax.jit(tx.update)
+    for i in range(3):
+        of_client = lambda tree, i=i: jax.tree.map(lambda x: x[i], tree)
+        one = tx.init(of_client(params))
+        for g in gradients:
+            updates, one = alone(of_client(g), one, of_client(params))
+        jax.tree.map(close, of_client(stacked), updates)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "factory",
+    [
+        scale_by_muon,
+        lambda x: scale_by_fedadam(b1=x),
+        lambda x: scale_by_fedyogi(b2=x),
+        lambda x: scale_by_fedadagrad(tau=x),
+    ],
+)
+def test_sweeps_over_hyperparameters(factory):
+    """A traced value cannot be checked, but it can be mapped over."""
+    gradients = draw_clients(1)["query"], draw_clients(2)["query"]
+
+    def run(value):
+        tx = factory(value)
+        state = tx.init(gradients[0])
+        for g in gradients:
+            updates, state = tx.update(g, state)
+        return updates
+
+    values = (0.25, 0.5, 0.9)
+    swept = jax.jit(jax.vmap(run))(jnp.asarray(values))
+    for i, value in enumerate(values):
+        jax.tree.map(lambda a, b, i=i: close(a[i], b), swept, run(value))
+
+
+# ------------------------------------------------------------------------ training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule",
+    [muon(0.9, nesterov=True, shape_scale=spectral), scale_by_fedadam()],
+    ids=["muon", "fedadam"],
+)
+def test_least_squares_reach_the_optimum(rule):
+    """By steps whose rate falls linearly to zero."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 6)).astype(np.float32)
+    y = x @ rng.normal(size=(6, 3)) + 1 + 0.5 * rng.normal(size=(64, 3))
+    design = np.hstack([x, np.ones((64, 1))])
+    solution = np.linalg.lstsq(design, y, rcond=None)[0]
+    optimum = np.mean((design @ solution - y) ** 2)
+    schedule = optax.linear_schedule(0.1, 0.0, 300)
+    tx = optax.chain(rule, optax.scale_by_learning_rate(schedule))
+    loss = lambda p: jnp.mean((nn.Dense(3).apply(p, x) - np.float32(y)) ** 2)
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(jax.grad(loss)(params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    params = nn.Dense(3).init(jax.random.key(0), x)
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=300))
+    (trained, _), _ = run((params, tx.init(params)))
+    first, last = float(loss(params)), float(loss(trained))
+    assert last >= optimum - 1e-6
+    assert last - optimum <= 1e-3 * (first - optimum)
