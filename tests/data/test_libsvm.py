@@ -6,7 +6,6 @@ import os
 
 import numpy as np
 import pytest
-from published import allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data.libsvm import SETS
@@ -15,9 +14,7 @@ TRAIN = "-1 1:1 123:1 \n+1 2:0.5\n-1 3:1 4:-2\n"
 TEST = "+1 1:1\n-1 122:1\n"
 
 
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch):
-    allow_small(monkeypatch, *SETS)
+pytestmark = pytest.mark.usefixtures("small_files")
 
 
 def put(place, name="a9a", train=TRAIN, test=TEST):

@@ -1,11 +1,14 @@
-"""A user's own arrays and files."""
+"""A user's own arrays, tables, archives and folders of images."""
 
 import csv
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedjax_muon import data, partition
+
+# -------------------- A user's own arrays and files
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3, 2, size=(60, 4))
@@ -189,10 +192,7 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
         ("a,a\n1,2\n", "different names of columns in the first line, found 'a', 'a'"),
         ("a,risk\n", "expected rows below the first line, found none"),
         ("a,b\n1,2\n", "no column 'risk' for label; its columns are a, b"),
-        (
-            "risk,b\n1,2\n1\n",
-            "line 3: expected 2 columns as in the first line, f",
-        ),
+        ("risk,b\n1,2\n1\n", "line 3: expected 2 columns as in the first line, f"),
         ("risk,b\nx,1\n\ny,\n", "line 4: '' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,nan\n", "line 3: 'nan' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),
@@ -279,3 +279,113 @@ def test_a_missing_file_is_named(read, tmp_path):
         read(tmp_path / "none", **given)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read(tmp_path, **given)
+
+
+# -------------------- Folders of images, which Pillow wrote
+
+COLORS = RNG.integers(0, 255, size=(24, 6, 5, 3), dtype=np.uint8)
+GRAYS = COLORS[..., 0]
+CLASSES = ("cat", "dog")
+
+
+def painted(root, images, suffix=".png"):
+    """Images of both classes in turns, each of one of three owners."""
+    for i, image in enumerate(images):
+        place = root / CLASSES[i % 2] / f"owner{i % 3}_{i:02}{suffix}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place)
+    return root
+
+
+def order(count):
+    """The numbers of images in the order of their paths."""
+    return sorted(range(count), key=lambda i: (i % 2, i % 3, i))
+
+
+def assert_same(ours, expected):
+    for one, other in zip(ours, expected, strict=True):
+        if one is not None:
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("images", [COLORS, GRAYS])
+def test_images_are_their_arrays(images, tmp_path):
+    owner = lambda image: image.stem.partition("_")[0]
+    ours = data.from_folder(painted(tmp_path, images), owner=owner)
+    places = order(24)
+    x = images.reshape(24, 6, 5, -1)[places]
+    labels = [CLASSES[i % 2] for i in places]
+    owners = [i % 3 for i in places]
+    assert_same(ours, data.from_arrays(x, labels, owners=owners))
+    assert ours.classes == CLASSES
+
+
+def test_training_and_test_folders_are_kept(tmp_path):
+    painted(tmp_path / "train", COLORS[:18])
+    painted(tmp_path / "test", COLORS[18:])
+    ours = data.from_folder(tmp_path)
+    assert (len(ours.x_train), len(ours.x_test)) == (18, 6)
+    train, test = order(18), [18 + i for i in order(6)]
+    label = lambda places: [CLASSES[i % 2] for i in places]
+    held = COLORS[test], label(test)
+    assert_same(ours, data.from_arrays(COLORS[train], label(train), test=held))
+    assert ours.owners is None
+
+
+def test_images_of_several_sizes_are_resized(tmp_path):
+    painted(tmp_path, [*COLORS[:22], *RNG.integers(0, 255, (2, 9, 9), np.uint8)])
+    with pytest.raises(
+        ValueError, match=r"expected 6 x 5 pixels as in .* found 9 x 9; "
+    ):
+        data.from_folder(tmp_path)
+    dataset = data.from_folder(tmp_path, size=(4, 8))
+    assert dataset.x_train.shape[1:] == (4, 8, 3)
+
+
+@pytest.mark.parametrize("suffix", [".JPG", ".bmp", ".tiff", ".webp"])
+def test_other_formats(suffix, tmp_path):
+    dataset = data.from_folder(painted(tmp_path, COLORS, suffix))
+    assert len(dataset.x_train) + len(dataset.x_test) == 24
+
+
+def spoilt(root, name="cat/owner0_00.png"):
+    return root / name
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not an image", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
+)
+def test_damaged_images_are_named(content, tmp_path):
+    painted(tmp_path, COLORS)
+    spoilt(tmp_path).write_bytes(content)
+    with pytest.raises(ValueError, match="expected a PNG image, found a damaged file"):
+        data.from_folder(tmp_path)
+    spoilt(tmp_path).write_bytes(
+        spoilt(tmp_path, "cat/owner0_06.png").read_bytes()[:99]
+    )
+    with pytest.raises(ValueError, match=r"cat/owner0_00\.png: expected a PNG image"):
+        data.from_folder(tmp_path)
+
+
+def test_a_bomb_is_refused(tmp_path, monkeypatch):
+    painted(tmp_path, COLORS)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ValueError, match=r"owner.*: expected a PNG image"):
+        data.from_folder(tmp_path)
+
+
+def test_wrong_folders_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*none"):
+        data.from_folder(tmp_path / "none")
+    with pytest.raises(ValueError, match="found none; it must have CLASS/IMAGE, or"):
+        data.from_folder(tmp_path)
+    Image.fromarray(COLORS[0]).save(tmp_path / "a.png")  # in no class
+    painted(tmp_path, COLORS[::2][:1])
+    with pytest.raises(ValueError, match="each a class, found cat; it must have"):
+        data.from_folder(tmp_path)
+    painted(tmp_path, COLORS[:3])
+    with pytest.raises(
+        ValueError, match=r"a test share of 0.2 leaves one side without"
+    ):
+        data.from_folder(tmp_path)
