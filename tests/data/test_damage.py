@@ -1,6 +1,7 @@
-"""Damaged and hostile files of every kind: one error that names the file, and what to do."""
+"""Damaged and hostile files of every kind: one error, which says what to do."""
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
@@ -18,6 +19,7 @@ import pytest
 from damaged_files import refused
 from PIL import Image
 from published import allow_small
+from refusals import one_line
 from tiny_images import write_npz
 
 from fedjax_muon import data
@@ -31,8 +33,7 @@ from tests.robustness.tiny_files import IDX, KINDS, LIBSVM
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
 
-
-# -------------------- Damaged files of every kind: one error that names the file, and what to do
+MEGABYTE = 2**20
 
 
 def test_random_damage(tmp_path):
@@ -62,15 +63,9 @@ ERRORS = (
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_errors_of_parsers_become_one_line(error):
-    with (
-        pytest.raises(
-            ValueError, match=r"^a/b: expected a list, .* \(.+\); "
-        ) as caught,
-        reading(Path("a/b"), "a list", "write it again"),
-    ):
+    message = r"^a/b: expected a list, .* \(.+\); write it again$"
+    with one_line(message), reading(Path("a/b"), "a list", "write it again"):
         raise error
-    assert str(caught.value).endswith("; write it again")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +97,9 @@ def test_long_messages_are_cut():
 def test_images_of_another_format(place, kind):
     """Pillow starts a program to read EPS."""
     KINDS["tiny_imagenet"].write(place)
-    path = place / "val/images/val_1.JPEG"
-    Image.new("RGB", (8, 8)).save(path, kind)
-    refused(
-        "tiny_imagenet", place, "val_1.JPEG: expected a JPEG image, found a damaged"
-    )
+    Image.new("RGB", (8, 8)).save(place / "val/images/val_1.JPEG", kind)
+    message = "val_1.JPEG: expected a JPEG image, found a damaged"
+    refused("tiny_imagenet", place, message)
 
 
 @pytest.mark.parametrize("sides", [(65_500, 65_500), (10_000, 9_000), (5_000, 5_000)])
@@ -124,9 +117,8 @@ def test_images_that_declare_another_size_are_not_decoded(place, sides):
 def test_classes_are_not_paths(place, wnid):
     KINDS["tiny_imagenet"].write(place)
     (place / "wnids.txt").write_text(f"n01\n{wnid}\n")
-    refused(
-        "tiny_imagenet", place, "wnids.txt, line 2: expected a WordNet id such as n"
-    )
+    message = "wnids.txt, line 2: expected a WordNet id such as n"
+    refused("tiny_imagenet", place, message)
 
 
 # --------------------------------------------------------------------- tokens
@@ -145,9 +137,8 @@ def test_merges_that_were_cut_off(place):
     KINDS["tokens"].write(place)
     path = place / "merges.txt"
     path.write_text("\n".join(path.read_text().split("\n")[:-3]) + "\n")
-    refused(
-        "tokens", place, r"merges.txt: expected the merges .* for 2, such as 'ing';"
-    )
+    message = r"merges.txt: expected the merges .* for 2, such as 'ing';"
+    refused("tokens", place, message)
 
 
 def test_words_of_no_merge_in_vocabularies(place):
@@ -186,10 +177,8 @@ def edited(path: Path, change) -> None:
 def test_shards_have_all_examples(place, prepared, lengths):
     change = lambda info: info["splits"][0].update(shardLengths=lengths)
     edited(prepared / "dataset_info.json", change)
-    message = (
-        rf"000.-of-00001 has 6 examples, by dataset_info.json it had {lengths[0]}\)"
-    )
-    refused("prepared images", place, message)
+    message = r"000.-of-00001 has 6 examples, by dataset_info.json it had "
+    refused("prepared images", place, rf"{message}{lengths[0]}\)")
 
 
 @pytest.mark.parametrize(
@@ -217,18 +206,14 @@ def test_other_json_of_prepared_sets(place, prepared, name, content):
     assert data.status("tfds:harmed_images", place).state == "damaged"
 
 
-def test_fewer_names_than_labels(place, prepared):
-    (prepared / "label.labels.txt").write_text("kind 0\n")
-    refused(
-        "prepared images", place, r"first in example \d; correct or replace .*1.0.0"
-    )
-
-
-def test_names_of_a_gigabyte(place, prepared):
-    os.truncate(prepared / "label.labels.txt", 2**30)
-    refused(
-        "prepared images", place, "label.labels.txt: expected at most 16777216 byte"
-    )
+def test_names_of_labels(place, prepared):
+    path = prepared / "label.labels.txt"
+    path.write_text("kind 0\n")
+    message = r"first in example \d; correct or replace .*1.0.0"
+    refused("prepared images", place, message)
+    os.truncate(path, 2**30)
+    message = "label.labels.txt: expected at most 16777216 byte"
+    refused("prepared images", place, message)
 
 
 # --------------------------------------------------------------------- status
@@ -246,84 +231,72 @@ def test_status_of_what_may_not_be_read(place, monkeypatch):
     assert "Permission denied" in found.problem
 
 
-# -------------------- Archives and packed files that were made to harm, or name labels that are none
-
-MEGABYTE = 2**20
+# ------------------------------------------------- archives made to do harm
 
 
-# ------------------------------------------------------------------- archives
-
-
-def rewritten(path: Path, **members: bytes) -> None:
-    """An archive with other members, given without .npy."""
-    write_npz(path)
-    with zipfile.ZipFile(path) as archive:
-        old = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in (
-            old | {f"{key}.npy": content for key, content in members.items()}
-        ).items():
-            archive.writestr(name, content)
-
-
-@pytest.mark.parametrize(
-    "member", hostile.MEMBERS, ids=[str(i) for i in range(len(hostile.MEMBERS))]
-)
-def test_hostile_members_of_archives(tmp_path, member):
-    path = tmp_path / "cifar10.npz"
-    rewritten(path, x_train=member)
+@contextlib.contextmanager
+def memory(limit):
     tracemalloc.start()
-    with pytest.raises(ValueError, match=r"cifar10.npz: expected") as caught:
-        data.load("cifar10", tmp_path)
+    yield
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 8 * MEGABYTE
-    assert "\n" not in str(caught.value)
+    assert peak < limit
 
 
-def test_names_without_letters_are_not_counted(tmp_path):
+@pytest.fixture
+def archive(place):
+    write_npz(place / "cifar10.npz")
+    return place / "cifar10.npz"
+
+
+def rewrite(path: Path, **members: bytes) -> None:
+    """An archive with other members, given without .npy."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    content |= {f"{key}.npy": member for key, member in members.items()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in content.items():
+            archive.writestr(name, member)
+
+
+@pytest.mark.parametrize("member", hostile.MEMBERS, ids=range(len(hostile.MEMBERS)))
+def test_hostile_members_of_archives(archive, member):
+    rewrite(archive, x_train=member)
+    with memory(8 * MEGABYTE), one_line("cifar10.npz: expected"):
+        data.load("cifar10", archive.parent)
+
+
+def test_names_without_letters_are_not_counted(archive):
     """A header of 2^40 empty strings takes no bytes and endless time."""
-    path = tmp_path / "cifar10.npz"
-    rewritten(path, classes=hostile.MEMBERS[5])
-    with pytest.raises(ValueError, match=r"classes has the type <U0"):
-        data.load("cifar10", tmp_path)
+    rewrite(archive, classes=hostile.MEMBERS[5])
+    with one_line("classes has the type <U0"):
+        data.load("cifar10", archive.parent)
 
 
-def test_archives_that_expand_are_refused_unread(tmp_path):
-    path = tmp_path / "cifar10.npz"
-    rewritten(path, x_train=hostile.npy("|u1", (80, MEGABYTE, 1, 1)) + bytes(80 << 20))
-    assert path.stat().st_size < MEGABYTE
-    tracemalloc.start()
-    with pytest.raises(
-        ValueError, match=r"x_train expands from \d+ to 838861\d\d byte"
-    ):
-        data.load("cifar10", tmp_path)
-    assert tracemalloc.get_traced_memory()[1] < 8 * MEGABYTE
-    tracemalloc.stop()
+def test_archives_that_expand_are_refused_unread(archive):
+    rewrite(archive, x_train=hostile.npy("|u1", (80, MEGABYTE, 1, 1)) + bytes(80 << 20))
+    assert archive.stat().st_size < MEGABYTE
+    message = r"x_train expands from \d+ to 838861\d\d byte"
+    with memory(8 * MEGABYTE), one_line(message):
+        data.load("cifar10", archive.parent)
 
 
 @pytest.mark.parametrize(("offset", "bit"), [(10, 1), (8, 1)])
-def test_unknown_compression_and_encryption(tmp_path, offset, bit):
-    path = tmp_path / "cifar10.npz"
-    write_npz(path)
-    content = bytearray(path.read_bytes())
+def test_unknown_compression_and_encryption(archive, offset, bit):
+    content = bytearray(archive.read_bytes())
     for start, shift in ((b"PK\x01\x02", 0), (b"PK\x03\x04", 2)):
         content[content.find(start) + offset - shift] ^= bit
-    path.write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"cifar10.npz: expected .* damaged or pickled"
-    ):
-        data.load("cifar10", tmp_path)
+    archive.write_bytes(content)
+    with one_line(r"cifar10.npz: expected .* damaged or pickled"):
+        data.load("cifar10", archive.parent)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_array_that_is_there_twice(tmp_path):
-    path = tmp_path / "cifar10.npz"
-    write_npz(path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("y_test.npy", archive.read("y_test.npy"))
-    with pytest.raises(ValueError, match=r"2 arrays y_test\); write it again"):
-        data.load("cifar10", tmp_path)
+def test_an_array_that_is_there_twice(archive):
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr("y_test.npy", file.read("y_test.npy"))
+    with one_line(r"2 arrays y_test\); write it again"):
+        data.load("cifar10", archive.parent)
 
 
 @pytest.mark.parametrize(
@@ -334,14 +307,13 @@ def test_an_array_that_is_there_twice(tmp_path):
             r"expected y_test as integers on one axis, found float64\[",
         ),
         (np.arange(10) + 1, r"got 1..10, first in example 9; correct or replace"),
-        (np.arange(9), r"y_test must be 10 integers"),
+        (np.arange(9), "y_test must be 10 integers"),
     ],
 )
-def test_labels_of_archives(tmp_path, labels, message):
-    write_npz(tmp_path / "cifar10.npz", y_test=labels)
-    with pytest.raises(ValueError, match=message) as caught:
-        data.load("cifar10", tmp_path)
-    assert str(tmp_path / "cifar10.npz") in str(caught.value)
+def test_labels_of_archives(archive, labels, message):
+    write_npz(archive, y_test=labels)
+    with one_line(message, archive):
+        data.load("cifar10", archive.parent)
 
 
 # --------------------------------------------------------------- packed files
@@ -353,22 +325,16 @@ def test_labels_of_archives(tmp_path, labels, message):
 def test_unpacking_stops_at_the_limit(tmp_path, suffix, pack):
     path = tmp_path / f"a{suffix}"
     path.write_bytes(pack.compress(bytes(64 * MEGABYTE)))
-    tracemalloc.start()
-    with pytest.raises(
-        ValueError, match=r"a.* expected at most 13 unpacked bytes, found"
-    ):
+    message = "a.* expected at most 13 unpacked bytes, found"
+    with memory(16 * MEGABYTE), one_line(message):
         unpacked(path, 13)
-    assert tracemalloc.get_traced_memory()[1] < 16 * MEGABYTE
-    tracemalloc.stop()
 
 
 def test_plain_files_are_not_read_beyond_the_limit(tmp_path):
     path = tmp_path / "a"
     path.touch()
     os.truncate(path, 2**33)  # takes no space
-    with pytest.raises(
-        ValueError, match=r"at most 268435456 bytes, found 8589934592; it"
-    ):
+    with one_line("at most 268435456 bytes, found 8589934592; it"):
         unpacked(path)
 
 
@@ -383,32 +349,23 @@ def test_published_sizes_bound_what_is_unpacked(place, kind):
     assert max(file.size for file in IDX.values()) == 136
 
 
-@pytest.mark.parametrize(("kind", "position"), [("idx", 9), ("cifar10", 0)])
-def test_labels_out_of_range_name_file_and_example(place, kind, position):
+@pytest.mark.parametrize(
+    ("kind", "file", "position", "label", "message"),
+    [
+        ("idx", "train-labels-idx1-ubyte", 9, 10, "0..9, found 10 in example 1; the f"),
+        ("cifar10", "test_batch.bin", 0, 10, "0..9, found 10 in example 0; the file"),
+        ("cifar100", "train.bin", 3074, 20, "0..19, found 20 in example 1"),
+    ],
+)
+def test_labels_out_of_range(place, kind, file, position, label, message):
     KINDS[kind].write(place)
-    path = place / {"idx": "train-labels-idx1-ubyte", "cifar10": "test_batch.bin"}[kind]
-    content = bytearray(path.read_bytes())
-    content[position] = 10
-    path.write_bytes(content)
-    example = position - 8 if kind == "idx" else 0
-    refused(
-        kind,
-        place,
-        f"{path.name}: expected labels in 0..9, found 10 in example "
-        f"{example}; the file",
-    )
+    content = bytearray((place / file).read_bytes())
+    content[position] = label
+    (place / file).write_bytes(content)
+    refused(kind, place, f"{file}: expected labels in {message}")
 
 
-def test_coarse_labels_out_of_range(place):
-    KINDS["cifar100"].write(place)
-    path = place / "train.bin"
-    content = bytearray(path.read_bytes())
-    content[3074] = 20
-    path.write_bytes(content)
-    refused("cifar100", place, "expected labels in 0..19, found 20 in example 1")
-
-
-# -------------------- Tables of sentences and of numbers that were cut off, or have wrong lines
+# ------------------------------------------------------ tables that were cut off
 
 
 @pytest.mark.parametrize("name", text.SETS)
@@ -427,12 +384,9 @@ def test_tables_that_were_cut_between_lines(place, kind, file):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-2]))
     count = {"train.tsv": 12, "dev.tsv": 5}[file]
-    refused(
-        kind,
-        place,
-        f"{file}: expected {count} examples as published, found "
-        f"{count - 2}; it was cut off, or is another file: delete it and download",
-    )
+    message = f"{file}: expected {count} examples as published, found {count - 2}; "
+    remedy = "it was cut off, or is another file: delete it and download"
+    refused(kind, place, message + remedy)
 
 
 def test_encoders_get_whole_tables(place, monkeypatch):
@@ -450,59 +404,49 @@ def test_status_of_tables_is_not_verified(place):
     assert data.status("sst2", place) == ("present", place / "SST-2", "", False)
 
 
-def test_a_single_endless_line(place, monkeypatch):
-    allow_small(monkeypatch, "sst2")
+def test_a_single_endless_line(place, small_files):
     KINDS["sst2"].write(place)
     path = place / "SST-2" / "dev.tsv"
     path.write_bytes(path.read_bytes() + b"a" * 4 * MEGABYTE)
-    with pytest.raises(
-        ValueError, match=r"dev.tsv: expected text .*\(line 7 is no text"
-    ):
+    with one_line(r"dev.tsv: expected text .*\(line 7 is no text"):
         data.load("sst2", place)
 
 
-def test_too_few_sentences_to_split(place, monkeypatch):
-    allow_small(monkeypatch, "yelp_labelled")
+def test_too_few_sentences_to_split(place, small_files):
     KINDS["yelp_labelled"].write(place)
     (path,) = place.rglob("*.txt")
     path.write_text("good\t1\nbad\t0\nfine\t1\n")
-    with pytest.raises(
-        ValueError, match=r"yelp_labelled.txt: expected enough sentences"
-    ):
+    with one_line("yelp_labelled.txt: expected enough sentences"):
         data.load("yelp_labelled", place)
 
 
+UNSORTED = ["+1 2:1 1:1", "+1 1:1 1:1"]
 WRONG = [
-    line for line in hostile.LIBSVM if not line.startswith(("+1 2:1", "+1 1:1 1:1"))
+    line for line in hostile.LIBSVM if not line.startswith(("+1 2:1", UNSORTED[1]))
 ]
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_wrong_lines_of_libsvm_are_named(place, line, monkeypatch):
-    allow_small(monkeypatch, "a9a")
+def test_wrong_lines_of_libsvm_are_named(place, line, small_files):
     KINDS["libsvm"].write(place)
     path = place / "a9a"
     path.write_text(f"-1 1:1 2:1\n{line}\n+1 3:1\n")
     number = "" if line.startswith("1e400") else ", line 2"
-    with pytest.raises(
-        ValueError, match=f"a9a{number}: .*; download it again"
-    ) as caught:
+    with pytest.raises(ValueError, match=f"a9a{number}: .*; download it again") as e:
         data.load("a9a", place)
-    assert str(path) in str(caught.value)
+    assert str(path) in str(e.value)
 
 
-@pytest.mark.parametrize("line", ["+1 2:1 1:1", "+1 1:1 1:1"])
-def test_indices_of_libsvm_ascend(place, line, monkeypatch):
-    allow_small(monkeypatch, "a9a")
+@pytest.mark.parametrize("line", UNSORTED)
+def test_indices_of_libsvm_ascend(place, line, small_files):
     KINDS["libsvm"].write(place)
     (place / "a9a").write_text(f"{line}\n")
     with pytest.raises(ValueError, match=r"a9a: expected .* sorted and unique"):
         data.load("a9a", place)
 
 
-def test_numbers_of_libsvm(place, monkeypatch):
+def test_numbers_of_libsvm(place, small_files):
     """All that the format allows; an index of 1 is the first column."""
-    allow_small(monkeypatch, "a9a")
     KINDS["libsvm"].write(place)
     (place / "a9a").write_text("-1.000000\t1:-.5 \r\n+1.0 2:1e-3 123:+7.\n1\n")
     found = data.load("a9a", place)
