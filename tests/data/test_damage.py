@@ -302,10 +302,7 @@ def test_an_array_that_is_there_twice(archive):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (
-            np.arange(10) / 2,
-            r"expected y_test as integers on one axis, found float64\[",
-        ),
+        (np.arange(10) / 2, r"y_test as integers on one axis, found float64\["),
         (np.arange(10) + 1, r"got 1..10, first in example 9; correct or replace"),
         (np.arange(9), "y_test must be 10 integers"),
     ],
@@ -420,10 +417,8 @@ def test_too_few_sentences_to_split(place, small_files):
         data.load("yelp_labelled", place)
 
 
-UNSORTED = ["+1 2:1 1:1", "+1 1:1 1:1"]
-WRONG = [
-    line for line in hostile.LIBSVM if not line.startswith(("+1 2:1", UNSORTED[1]))
-]
+UNSORTED = ("+1 2:1 1:1", "+1 1:1 1:1")
+WRONG = [line for line in hostile.LIBSVM if not line.startswith(UNSORTED)]
 
 
 @pytest.mark.parametrize("line", WRONG)

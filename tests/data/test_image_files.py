@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from published import with_files
+from refusals import one_line
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
@@ -18,7 +19,7 @@ from fedjax_muon.data.tiny_imagenet import Sizes
 pytestmark = pytest.mark.usefixtures("small_files")
 
 
-# -------------------- IDX files of MNIST and Fashion-MNIST
+# ------------------------------------------------------------------------ IDX
 
 
 def idx_bytes(array):
@@ -29,12 +30,14 @@ def idx_bytes(array):
 def write_idx(folder, *, zipped):
     folder.mkdir(parents=True, exist_ok=True)
     arrays = (IMAGES[TRAIN, ..., 0], LABELS[TRAIN], IMAGES[TEST, ..., 0], LABELS[TEST])
+    pack, suffix = (gzip.compress, ".gz") if zipped else (bytes, "")
     for name, array in zip(idx.FILES, arrays, strict=True):
         content = idx_bytes(np.ascontiguousarray(array))
-        if zipped:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-        else:
-            (folder / name).write_bytes(content)
+        (folder / f"{name}{suffix}").write_bytes(pack(content))
+
+
+def damage(path, change):
+    path.write_bytes(change(path.read_bytes()))
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -59,7 +62,7 @@ def test_idx_files_come_from_one_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("change", "message"),
     [
         (lambda b: b[:-1], r"expected 916 bytes for shape \[30, 6, 5\], found 915"),
         (lambda b: b + b"\0", r"expected 916 bytes for shape \[30, 6, 5\], found 917"),
@@ -70,18 +73,16 @@ def test_idx_files_come_from_one_folder(tmp_path):
         (lambda b: b"\x89PNG" + b[4:], "found '89504e47'"),
     ],
 )
-def test_damaged_idx_files(tmp_path, damage, message):
+def test_damaged_idx_files(tmp_path, change, message):
     write_idx(tmp_path, zipped=False)
     path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=message) as caught:
+    damage(path, change)
+    with one_line(message, path):
         data.load("mnist", tmp_path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "change",
     [
         lambda b: b[: len(b) // 2],
         lambda b: b[:-4],
@@ -90,15 +91,12 @@ def test_damaged_idx_files(tmp_path, damage, message):
     ],
     ids=["half", "no checksum", "other format", "flipped byte"],
 )
-def test_damaged_gzip_files(tmp_path, damage):
+def test_damaged_gzip_files(tmp_path, change):
     write_idx(tmp_path, zipped=True)
     path = tmp_path / "t10k-images-idx3-ubyte.gz"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(
-        ValueError, match=r"expected a complete gzip file.*download it"
-    ) as e:
+    damage(path, change)
+    with one_line("expected a complete gzip file.*download it", path):
         data.load("mnist", tmp_path)
-    assert str(path) in str(e.value)
 
 
 def test_idx_files_of_another_set_are_refused(tmp_path, monkeypatch):
@@ -118,23 +116,13 @@ def test_idx_files_of_another_set_are_refused(tmp_path, monkeypatch):
 
 def test_what_is_published_of_idx_files():
     # As the readers of other libraries have it, for the labels of both sets.
-    found = {
-        name: [file.md5 for file in data_files(idx.SETS[name])]
-        for name in ("mnist", "fashion_mnist")
-    }
-    assert found["mnist"][1] == "a25bea736e30d166cdddb491f175f624"
-    assert found["fashion_mnist"][1] == "9018921c3c673c538a1fc5bad174d6f9"
-    for file, shape in zip(
-        data_files(idx.SETS["mnist"]),
-        [(60000, 28, 28), (60000,), (10000, 28, 28), (10000,)],
-        strict=True,
-    ):
+    mnist, fashion = (idx.SETS[n].layouts[0].files for n in ("mnist", "fashion_mnist"))
+    assert mnist[1].md5 == "a25bea736e30d166cdddb491f175f624"
+    assert fashion[1].md5 == "9018921c3c673c538a1fc5bad174d6f9"
+    shapes = [(60000, 28, 28), (60000,), (10000, 28, 28), (10000,)]
+    for file, shape in zip(mnist, shapes, strict=True):
         assert file.size == len(idx_bytes(np.broadcast_to(np.uint8(0), shape)))
         assert dict(file.namesakes)[file.md5] == "mnist"
-
-
-def data_files(source):
-    return source.layouts[0].files
 
 
 def test_small_idx_files_are_not_the_published_ones(tmp_path, monkeypatch):
@@ -151,7 +139,7 @@ def test_errors_of_the_content_name_the_set(tmp_path):
         data.load("mnist", tmp_path)
 
 
-# -------------------- Image sets in NumPy's own format: read back, incomplete and damaged
+# --------------------------------------------------------- NumPy's own format
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar10_subset", "cifar100"])
@@ -187,13 +175,12 @@ def test_npz_without_class_names(tmp_path, name, number):
 def test_npz_with_other_arrays(tmp_path, changes, message):
     path = tmp_path / "cifar10.npz"
     write_npz(path, **changes)
-    with pytest.raises(ValueError, match=message) as caught:
+    with one_line(message, path):
         data.load("cifar10", tmp_path)
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("change", "message"),
     [
         (lambda b: b[: len(b) // 2], "another or a truncated file"),
         (lambda b: b"", "another or a truncated file"),
@@ -201,16 +188,15 @@ def test_npz_with_other_arrays(tmp_path, changes, message):
     ],
     ids=["half", "empty", "flipped bit"],
 )
-def test_damaged_npz_files(tmp_path, damage, message):
+def test_damaged_npz_files(tmp_path, change, message):
     path = tmp_path / "cifar10.npz"
     write_npz(path)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=message) as caught:
+    damage(path, change)
+    with one_line(message, path):
         data.load("cifar10", tmp_path)
-    assert str(path) in str(caught.value)
 
 
-# -------------------- CIFAR's original binary files, small ones in their format
+# ----------------------------------------------- CIFAR's original binary files
 
 PICTURES = np.random.default_rng(3).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
 BINARY = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
@@ -279,34 +265,23 @@ def test_published_sizes(tmp_path, monkeypatch, name, size):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        (
-            "data_batch_3.bin",
-            lambda b: b[:-1],
-            "of 3073 bytes, found 6145 bytes; it was",
-        ),
+        ("data_batch_3.bin", lambda b: b[:-1], "of 3073 bytes, found 6145 bytes; it w"),
         ("test_batch.bin", lambda b: b"", "of 3073 bytes, found 0 bytes"),
         ("batches.meta.txt", lambda b: b[:40], "names of 10 classes, found 5"),
     ],
 )
 def test_damaged_binary_files(tmp_path, file, change, message):
     write_binary("cifar10", tmp_path)
-    path = tmp_path / file
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ValueError, match=message) as caught:
+    damage(tmp_path / file, change)
+    with one_line(message, tmp_path / file):
         data.load("cifar10", tmp_path)
-    assert str(path) in str(caught.value)
 
 
-# -------------------- Tiny ImageNet's folders, small ones in its format
+# -------------------------------------------------------------- Tiny ImageNet
 
 SIZES = Sizes(classes=3, train=2, validation=4, side=8)
 WNIDS = ["n03", "n01", "n02"]  # labels are in this order, which is not the letters'
-WORDS = {
-    "n00": "entity",
-    "n01": "goldfish, Carassius",
-    "n02": "mud\tturtle",
-    "n03": "ox",
-}
+NAMED = ["n00\tentity", "n01\tgoldfish, Carassius", "n02\tmud\tturtle", "n03\tox"]
 VALIDATION = ["n02", "n03", "n03", "n01"]
 GREY = (1, 0)  # class and image
 
@@ -336,8 +311,7 @@ def written(tmp_path_factory):
     rows.reverse()  # their order is nobody's business
     (root / "val" / "val_annotations.txt").write_text("\n".join([*rows, ""]))
     (root / "wnids.txt").write_text("\n".join(WNIDS))
-    lines = [f"{wnid}\t{name}" for wnid, name in WORDS.items()]
-    (root / "words.txt").write_text("\n".join(lines))
+    (root / "words.txt").write_text("\n".join(NAMED))
     return root
 
 
@@ -373,19 +347,12 @@ def test_images_labels_and_names(root):
 
 
 def test_a_small_set_is_not_the_published_one(root, monkeypatch):
-    monkeypatch.setitem(
-        data.NAMES, "tiny_imagenet", tiny_imagenet.SETS["tiny_imagenet"]
-    )
-    message = (
-        r"expected 200 different classes, found 3 in 3 lines; unpack.*http://cs231n"
-    )
+    published = tiny_imagenet.SETS["tiny_imagenet"]
+    monkeypatch.setitem(data.NAMES, "tiny_imagenet", published)
+    message = "200 different classes, found 3 in 3 lines; unpack.*http://cs231n"
     with pytest.raises(ValueError, match=message):
         data.load("tiny_imagenet", root.parent)
     assert tiny_imagenet.PUBLISHED[1:] == (500, 10_000, 64)
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-300])
 
 
 def drop_line(path):
@@ -396,43 +363,31 @@ def replace(old, new):
     return lambda path: path.write_text(path.read_text().replace(old, new))
 
 
-PHOTOS, ANNOTATIONS = "train/n01/images", "val/val_annotations.txt"
-LISTED = [
-    (f"{IMAGES}/n01_1.JPEG", "unlink", "n01/images: expected 2 images .*, found 1; un"),
-    (PHOTOS, "rmtree", "n01/images: expected 2 images .*, found 0; unpack"),
-    ("train", "rmtree", "n03/images: .*found 0, and other numbers in 2 more classes"),
+def unlink(path):
+    path.unlink()
+
+
+PHOTOS, LISTED = "train/n01/images", "val/val_annotations.txt"
+INCOMPLETE = [
+    (f"{PHOTOS}/n01_1.JPEG", unlink, "n01/images: expected 2 images .*, found 1; unpa"),
+    (PHOTOS, shutil.rmtree, "n01/images: expected 2 images .*, found 0; unpack"),
+    ("train", shutil.rmtree, "n03/images: .*found 0, and other numbers in 2 more cl"),
     ("wnids.txt", drop_line, "expected 3 different classes, found 2 in 2 lines"),
     ("wnids.txt", replace("n01", "n03"), "3 different classes, found 2 in 3 lines"),
     ("words.txt", replace("n02", "n04"), "found none for 1, first for n02; unpack"),
-    (ANNOTATIONS, drop_line, "txt: expected 4 lines, found 3; unpack"),
-    ("val/images/val_2.JPEG", "unlink", "val/images: expected 4 images .*, found 3"),
-    (ANNOTATIONS, replace("n01", "n09"), "line 1: .*found 'val_3.JPEG' and 'n09'"),
-    (ANNOTATIONS, replace("val_0", "val_9"), "line 4: .*found 'val_9.JPEG' and"),
-    (
-        ANNOTATIONS,
-        replace("val_0", "val_2"),
-        "line 4: .*found 'val_2.JPEG' and",
-    ),  # twice
-    (
-        ANNOTATIONS,
-        replace("3.JPEG\t", "3.JPEG "),
-        "line 1: .*found 'val_3.JPEG n01' and '0'",
-    ),
-    (
-        ANNOTATIONS,
-        replace("3.JPEG\tn01\t", "3.JPEG;"),
-        "line 1: .*found 'val_3.JPEG;0' and",
-    ),
+    (LISTED, drop_line, "txt: expected 4 lines, found 3; unpack"),
+    ("val/images/val_2.JPEG", unlink, "val/images: expected 4 images .*, found 3"),
+    (LISTED, replace("n01", "n09"), "line 1: .*found 'val_3.JPEG' and 'n09'"),
+    (LISTED, replace("val_0", "val_9"), "line 4: .*found 'val_9.JPEG' and"),
+    (LISTED, replace("val_0", "val_2"), "line 4: .*found 'val_2.JPEG' and"),  # twice
+    (LISTED, replace("3.JPEG\t", "3.JPEG "), "line 1: .*found 'val_3.JPEG n01' and '0"),
+    (LISTED, replace("3.JPEG\tn01\t", "3.JPEG;"), "line 1: .*found 'val_3.JPEG;0' and"),
 ]
 
 
-def damage(path, how):
-    {"unlink": type(path).unlink, "rmtree": shutil.rmtree}.get(how, how)(path)
-
-
-@pytest.mark.parametrize(("file", "how", "message"), LISTED)
+@pytest.mark.parametrize(("file", "how", "message"), INCOMPLETE)
 def test_what_is_incomplete_is_named(root, file, how, message):
-    damage(root / file, how)
+    how(root / file)
     with pytest.raises(ValueError, match=message):
         data.load("tiny_imagenet", root.parent)
     found = data.status("tiny_imagenet", root.parent)
@@ -440,23 +395,14 @@ def test_what_is_incomplete_is_named(root, file, how, message):
     assert str(root) in found.problem
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        (cut, "n02_1.JPEG: expected a JPEG image, found a damaged file"),
-        (
-            lambda path: path.write_bytes(b"no JPEG"),
-            "expected a JPEG image, found a dama",
-        ),
-        (
-            lambda path: Image.new("RGB", (8, 7)).save(path, "JPEG"),
-            "expected an image of 8 x 8 pixels, found 7 x 8",
-        ),
-    ],
-)
-def test_damaged_images(root, how, message):
-    how(root / "train/n02/images/n02_1.JPEG")
-    with pytest.raises(ValueError, match=message):
+def test_damaged_images(root):
+    path = root / "train/n02/images/n02_1.JPEG"
+    for content in (path.read_bytes()[:-300], b"no JPEG"):
+        path.write_bytes(content)
+        with one_line("n02_1.JPEG: expected a JPEG image, found a damaged file"):
+            data.load("tiny_imagenet", root.parent)
+    Image.new("RGB", (8, 7)).save(path, "JPEG")
+    with one_line("expected an image of 8 x 8 pixels, found 7 x 8"):
         data.load("tiny_imagenet", root.parent)
 
 
