@@ -66,32 +66,24 @@ def test_shakespeare_of_leaf(tmp_path):
     assert ours.standardization is None
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "expected users, num_samples and user_data of LEAF"),
-        ("[]", "expected users, num_samples and user_data of LEAF"),
-        ('{"users": ["a"], "num_samples": [1]}', "KeyError 'user_data'"),
-        (
-            '{"users": ["a"], "num_samples": [2], '
-            '"user_data": {"a": {"x": [[0]], "y": [1]}}}',
-            "user 'a' has 1 inputs and 1 labels, and num_samples says 2",
-        ),
-        (
-            '{"users": ["a"], "num_samples": [1], '
-            '"user_data": {"a": {"x": [[0, 1]], "y": [1]}}}',
-            "cannot reshape array of size 2",
-        ),
-    ],
-)
-def test_damaged_files_of_leaf_are_named(content, said, tmp_path):
+def test_damaged_files_of_leaf_are_named(tmp_path):
     for part in ("train", "test"):
         write_leaf(tmp_path / "femnist", part, [{"a": writer(2)}])
     path = tmp_path / "femnist" / "test" / "all_data_0_test_9.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=said) as caught:
-        data.load("femnist", tmp_path)
-    assert str(caught.value).startswith(str(path))
+    user = (
+        '{"users": ["a"], "num_samples": [%d], "user_data": {"a": {"x": %s, "y": [1]}}}'
+    )
+    more = "user 'a' has 1 inputs and 1 labels, and num_samples says 2"
+    for content, said in (
+        ("{", "expected users, num_samples and user_data of LEAF"),
+        ("[]", "expected users, num_samples and user_data of LEAF"),
+        ('{"users": ["a"], "num_samples": [1]}', "KeyError 'user_data'"),
+        (user % (2, [[0]]), more),
+        (user % (1, [[0, 1]]), "cannot reshape array of size 2"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"^{path}.*{said}"):
+            data.load("femnist", tmp_path)
 
 
 def test_missing_files_say_where_they_come_from(tmp_path):
@@ -156,11 +148,9 @@ def test_shakespeare_of_tff(h5py, tmp_path):
 def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
     monkeypatch.setattr(tff, "CLIENTS", 2)
     monkeypatch.setattr(tff, "SENTENCES", 2)
-    train = {
-        "1": {"tokens": ["how do i", "how do you", "never read"]},
-        "2": {"tokens": ["do i"]},
-        "3": {"tokens": ["never read"]},
-    }
+    said = {"1": ["how do i", "how do you", "never read"], "2": ["do i"]}
+    said["3"] = ["never read"]
+    train = {client: {"tokens": sentences} for client, sentences in said.items()}
     write_tff(h5py, tmp_path / "stackoverflow_train.h5", train)
     test = {"9": {"tokens": ["do you know", "i"]}}
     write_tff(h5py, tmp_path / "stackoverflow_test.h5", test)
@@ -169,13 +159,8 @@ def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
     words = np.array(["", "?", *ours.classes])
     found = [" ".join(words[row]).strip() for row in ours.x_train]
     assert found == ["how", "how do", "how", "how do", "do"]
-    assert [ours.classes[label] for label in ours.y_train] == [
-        "do",
-        "i",
-        "do",
-        "you",
-        "i",
-    ]
+    labels = [ours.classes[label] for label in ours.y_train]
+    assert labels == ["do", "i", "do", "you", "i"]
     assert ours.owners.tolist() == [0, 0, 0, 0, 1]
     assert [ours.classes[label] for label in ours.y_test] == ["you"]
 
