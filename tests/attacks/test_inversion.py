@@ -333,15 +333,12 @@ def test_matching_is_the_best_of_all_orders():
     assert tuple(inversion.matched(x, guess)) == best
 
 
-def test_a_shuffled_batch_is_scored_with_its_labels():
+def test_batches_are_scored_in_any_order_and_cut_to_the_range():
     x, y = DRAWS.uniform(size=(4, 8, 8, 1)), np.array([3, 1, 4, 1])
     labels = np.eye(10)[[3, 1, 4, 2]]  # the last is wrong
     order = [2, 0, 3, 1]
     found = inversion.score(x, y, Reconstruction(x[order], labels[order]))
     assert found == Score(psnr=CEILING, ssim=1.0, labels=0.75)
-
-
-def test_restored_images_are_cut_to_the_range():
     x, y = np.ones((1, 8, 8, 1)), np.array([0])
     x[0, :4] = 0
     far = Reconstruction(100 * (x - 0.5), np.eye(2)[[0]])

@@ -147,13 +147,7 @@ def test_unreadable_images_are_named(tmp_path):
             data.from_hf(tmp_path / name)
 
 
-def test_the_library_may_be_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r'need datasets: pip install "datasets'):
-        data.from_hf(tmp_path)
-
-
-def test_directories_that_datasets_did_not_write(tmp_path):
+def test_directories_that_datasets_did_not_write(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="there is no directory"):
         data.from_hf(tmp_path / "none")
     with pytest.raises(ValueError, match="what save_to_disk of datasets wrote"):
@@ -163,3 +157,6 @@ def test_directories_that_datasets_did_not_write(tmp_path):
     arrow.write_bytes(arrow.read_bytes()[:200])
     with pytest.raises(ValueError, match="what save_to_disk of datasets wrote"):
         data.from_hf(place)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=r'need datasets: pip install "datasets'):
+        data.from_hf(tmp_path)

@@ -102,19 +102,17 @@ def test_damaged_gzip_files(tmp_path, change):
 def test_idx_files_of_another_set_are_refused(tmp_path, monkeypatch):
     write_idx(tmp_path, zipped=True)
     md5 = hashlib.md5(idx_bytes(LABELS[TRAIN])).hexdigest()
+    is_known = lambda file: file.name == "train-labels-idx1-ubyte"
     for name, expected in (("fashion_mnist", md5), ("mnist", "another")):
-        labels = lambda file, expected=expected: (
-            file._replace(md5=expected, namesakes=((md5, "fashion_mnist"),))
-            if file.name == "train-labels-idx1-ubyte"
-            else file
-        )
-        monkeypatch.setitem(data.NAMES, name, with_files(data.NAMES[name], labels))
+        known = {"md5": expected, "namesakes": ((md5, "fashion_mnist"),)}
+        change = lambda file, k=known: file._replace(**k) if is_known(file) else file
+        monkeypatch.setitem(data.NAMES, name, with_files(data.NAMES[name], change))
     data.load("fashion_mnist", tmp_path)
     with pytest.raises(ValueError, match="this is fashion_mnist's file of that name"):
         data.load("mnist", tmp_path)
 
 
-def test_what_is_published_of_idx_files():
+def test_what_is_published_of_idx_files(tmp_path, monkeypatch):
     # As the readers of other libraries have it, for the labels of both sets.
     mnist, fashion = (idx.SETS[n].layouts[0].files for n in ("mnist", "fashion_mnist"))
     assert mnist[1].md5 == "a25bea736e30d166cdddb491f175f624"
@@ -123,9 +121,6 @@ def test_what_is_published_of_idx_files():
     for file, shape in zip(mnist, shapes, strict=True):
         assert file.size == len(idx_bytes(np.broadcast_to(np.uint8(0), shape)))
         assert dict(file.namesakes)[file.md5] == "mnist"
-
-
-def test_small_idx_files_are_not_the_published_ones(tmp_path, monkeypatch):
     write_idx(tmp_path, zipped=True)
     monkeypatch.setitem(data.NAMES, "mnist", idx.SETS["mnist"])
     with pytest.raises(ValueError, match="expected 47040016 bytes as published, found"):
@@ -154,11 +149,10 @@ def test_npz_round_trip(tmp_path, name):
     assert all(type(each) is str for each in loaded.classes)
 
 
-@pytest.mark.parametrize(("name", "number"), [("cifar10", 10), ("cifar100", 100)])
-def test_npz_without_class_names(tmp_path, name, number):
-    write_npz(tmp_path / f"{name}.npz")
-    classes = data.load(name, tmp_path).classes
-    assert classes == tuple(str(k) for k in range(number))
+def test_npz_without_class_names(tmp_path):
+    for name, number in (("cifar10", 10), ("cifar100", 100)):
+        write_npz(tmp_path / f"{name}.npz")
+        assert data.load(name, tmp_path).classes == tuple(map(str, range(number)))
 
 
 @pytest.mark.parametrize(
@@ -243,12 +237,8 @@ def test_binary_files_round_trip(tmp_path, name):
     assert len(loaded.classes) == data.NAMES[name].classes
     inside = data.load(name, tmp_path / BINARY[name])
     np.testing.assert_array_equal(inside.x_test, loaded.x_test)
-
-
-def test_the_archive_has_precedence(tmp_path):
-    write_binary("cifar10", tmp_path)
-    write_npz(tmp_path / "cifar10.npz")
-    assert data.load("cifar10", tmp_path).x_train.shape == (30, 6, 5, 3)
+    write_npz(tmp_path / f"{name}.npz")  # has precedence
+    assert data.load(name, tmp_path).x_train.shape == (30, 6, 5, 3)
 
 
 @pytest.mark.parametrize(("name", "size"), [("cifar10", 30730000), ("cifar100", None)])

@@ -107,6 +107,8 @@ def test_prepared_sets_round_trip(prepared_once, name, channels):
     assert_standardized(loaded, raw.x_train, raw.x_test)
     np.testing.assert_array_equal(loaded.y_train, raw.y_train)
     assert loaded.classes == tuple(f"kind {k}" for k in range(10))
+    with one_line(r"one shape, found 2, such as \[5, 5, 3\] and"):
+        data.load("tfds:unequal_images", prepared_once)
 
 
 def test_prepare_returns_the_folder_and_does_nothing_twice(prepared_once):
@@ -116,6 +118,8 @@ def test_prepare_returns_the_folder_and_does_nothing_twice(prepared_once):
     assert (folder / "dataset_info.json").stat().st_mtime_ns == stamp
     formats = {path.name.split(".")[-1].split("-")[0] for path in folder.iterdir()}
     assert "array_record" in formats
+    with one_line("has no set 'no_such_set'.*catalog"):
+        prepare("no_such_set", prepared_once)
 
 
 def test_prepare_needs_tensorflow(tmp_path, monkeypatch):
@@ -124,11 +128,6 @@ def test_prepare_needs_tensorflow(tmp_path, monkeypatch):
         data.prepare("mnist", tmp_path)
     with pytest.raises(ValueError, match="mnist is stored in files: give data_dir"):
         data.prepare("mnist")
-
-
-def test_prepare_of_an_unknown_set(tmp_path):
-    with one_line("has no set 'no_such_set'.*catalog"):
-        prepare("no_such_set", tmp_path)
 
 
 def test_prepared_versions_are_chosen_by_name(prepared_copy):
@@ -183,11 +182,6 @@ def test_prepared_sets_with_another_layout(prepared_copy, file, change, message)
     edit_json(prepared_copy / file, change)
     with one_line(message, prepared_copy):
         data.load("tfds:tiny_images", prepared_copy.parent.parent)
-
-
-def test_prepared_images_of_several_shapes(prepared_once):
-    with one_line(r"one shape, found 2, such as \[5, 5, 3\] and"):
-        data.load("tfds:unequal_images", prepared_once)
 
 
 @pytest.mark.parametrize(
