@@ -163,20 +163,16 @@ def prepared_once(tmp_path_factory):
 
 @pytest.fixture
 def prepared(prepared_once, place):
-    return shutil.copytree(prepared_once, place, dirs_exist_ok=True) / (
-        "harmed_images/1.0.0"
-    )
-
-
-def edited(path: Path, change) -> None:
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(change(content) or content))
+    shutil.copytree(prepared_once, place, dirs_exist_ok=True)
+    return place / "harmed_images/1.0.0"
 
 
 @pytest.mark.parametrize("lengths", [["2"], ["7"], ["9223372036854775807"]])
 def test_shards_have_all_examples(place, prepared, lengths):
-    change = lambda info: info["splits"][0].update(shardLengths=lengths)
-    edited(prepared / "dataset_info.json", change)
+    path = prepared / "dataset_info.json"
+    info = json.loads(path.read_text())
+    info["splits"][0]["shardLengths"] = lengths
+    path.write_text(json.dumps(info))
     message = r"000.-of-00001 has 6 examples, by dataset_info.json it had "
     refused("prepared images", place, rf"{message}{lengths[0]}\)")
 

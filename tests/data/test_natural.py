@@ -53,10 +53,9 @@ def test_shakespeare_of_leaf(tmp_path):
     text = "to be, or not to be: that is the question; whether 'tis nobler in the mind"
     contexts = [(text * 2)[i : i + 80] for i in range(5)]
     nexts = [(text * 2)[i + 80] for i in range(5)]
-    write_leaf(tmp_path / "shakespeare", "train", [{"hamlet": (contexts, nexts)}])
-    write_leaf(
-        tmp_path / "shakespeare", "test", [{"ros": (["#" * 80] * 2, ["a", "#"])}]
-    )
+    place = tmp_path / "shakespeare"
+    write_leaf(place, "train", [{"hamlet": (contexts, nexts)}])
+    write_leaf(place, "test", [{"ros": (["#" * 80] * 2, ["a", "#"])}])
     ours = data.load("shakespeare", tmp_path)
     letters = np.array(["", *characters.LETTERS])
     assert ["".join(letters[row]) for row in ours.x_train] == contexts
@@ -70,9 +69,8 @@ def test_damaged_files_of_leaf_are_named(tmp_path):
     for part in ("train", "test"):
         write_leaf(tmp_path / "femnist", part, [{"a": writer(2)}])
     path = tmp_path / "femnist" / "test" / "all_data_0_test_9.json"
-    user = (
-        '{"users": ["a"], "num_samples": [%d], "user_data": {"a": {"x": %s, "y": [1]}}}'
-    )
+    user = '{"users": ["a"], "num_samples": [%d], '
+    user += '"user_data": {"a": {"x": %s, "y": [1]}}}'
     more = "user 'a' has 1 inputs and 1 labels, and num_samples says 2"
     for content, said in (
         ("{", "expected users, num_samples and user_data of LEAF"),
@@ -94,12 +92,8 @@ def test_missing_files_say_where_they_come_from(tmp_path):
         data.load("stackoverflow", tmp_path)
 
 
-@pytest.fixture
-def h5py():
-    return needs("h5py")
-
-
-def write_tff(h5py, path, clients):
+def write_tff(path, clients):
+    h5py = needs("h5py")
     with h5py.File(path, "w") as file:
         for client, fields in clients.items():
             for field, values in fields.items():
@@ -110,7 +104,7 @@ def write_tff(h5py, path, clients):
 
 
 @pytest.mark.slow
-def test_emnist_of_tff(h5py, tmp_path):
+def test_emnist_of_tff(tmp_path):
     def fields(count):
         return {
             "pixels": RNG.uniform(size=(count, 28, 28)).astype(np.float32),
@@ -118,8 +112,8 @@ def test_emnist_of_tff(h5py, tmp_path):
         }
 
     train, test = {"f0_1": fields(3), "f0_0": fields(2)}, {"f0_0": fields(1)}
-    write_tff(h5py, tmp_path / "fed_emnist_train.h5", train)
-    write_tff(h5py, tmp_path / "fed_emnist_test.h5", test)
+    write_tff(tmp_path / "fed_emnist_train.h5", train)
+    write_tff(tmp_path / "fed_emnist_test.h5", test)
     raw = data.names.read("femnist", tmp_path)
     pixels = [train[name]["pixels"] for name in ("f0_0", "f0_1")]
     np.testing.assert_array_equal(raw.x_train[..., 0], np.concatenate(pixels))
@@ -128,14 +122,12 @@ def test_emnist_of_tff(h5py, tmp_path):
 
 
 @pytest.mark.slow
-def test_shakespeare_of_tff(h5py, tmp_path):
+def test_shakespeare_of_tff(tmp_path):
     speeches = ["To be, or not to be", "that is the question"]
+    own = {"HAMLET": speeches, "OPHELIA": ["My lord"]}
+    clients = {name: {"snippets": snippets} for name, snippets in own.items()}
     for part in ("train", "test"):
-        clients = {
-            "HAMLET": {"snippets": speeches},
-            "OPHELIA": {"snippets": ["My lord"]},
-        }
-        write_tff(h5py, tmp_path / f"shakespeare_{part}.h5", clients)
+        write_tff(tmp_path / f"shakespeare_{part}.h5", clients)
     ours = data.load("shakespeare", tmp_path)
     text = "\n".join(speeches)
     expected = [*text[1 :: tff.STRIDE], *"My lord"[1 :: tff.STRIDE]]
@@ -145,15 +137,15 @@ def test_shakespeare_of_tff(h5py, tmp_path):
 
 
 @pytest.mark.slow
-def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
+def test_words_of_stackoverflow(tmp_path, monkeypatch):
     monkeypatch.setattr(tff, "CLIENTS", 2)
     monkeypatch.setattr(tff, "SENTENCES", 2)
     said = {"1": ["how do i", "how do you", "never read"], "2": ["do i"]}
     said["3"] = ["never read"]
     train = {client: {"tokens": sentences} for client, sentences in said.items()}
-    write_tff(h5py, tmp_path / "stackoverflow_train.h5", train)
+    write_tff(tmp_path / "stackoverflow_train.h5", train)
     test = {"9": {"tokens": ["do you know", "i"]}}
-    write_tff(h5py, tmp_path / "stackoverflow_test.h5", test)
+    write_tff(tmp_path / "stackoverflow_test.h5", test)
     ours = data.load("stackoverflow", tmp_path)
     assert ours.classes == ("do", "how", "i", "you")  # by frequency, then by name
     words = np.array(["", "?", *ours.classes])
@@ -166,14 +158,14 @@ def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_damaged_files_of_tff_are_named(h5py, tmp_path):
+def test_damaged_files_of_tff_are_named(tmp_path):
     for part in ("train", "test"):
         clients = {"HAMLET": {"snippets": ["To be, or not to be"]}}
-        write_tff(h5py, tmp_path / f"shakespeare_{part}.h5", clients)
+        write_tff(tmp_path / f"shakespeare_{part}.h5", clients)
     path = tmp_path / "shakespeare_test.h5"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ValueError, match="expected an HDF5 file of TensorFlow Fed"):
         data.load("shakespeare", tmp_path)
-    write_tff(h5py, path, {"HAMLET": {"pixels": np.zeros((1, 2))}})
+    write_tff(path, {"HAMLET": {"pixels": np.zeros((1, 2))}})
     with pytest.raises(ValueError, match="expected an HDF5 file of TensorFlow Fed"):
         data.load("shakespeare", tmp_path)
