@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damaged_files import refused
+from error_lines import one_line
 from PIL import Image
 from published import allow_small
-from refusals import one_line
 from tiny_images import write_npz
 
 from fedjax_muon import data

@@ -7,7 +7,7 @@ import lzma
 
 import numpy as np
 import pytest
-from refusals import one_line
+from error_lines import one_line
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz

@@ -5,9 +5,9 @@ import sys
 
 import numpy as np
 import pytest
+from error_lines import one_line
 from packages import needs
 from PIL import Image
-from refusals import one_line
 
 from fedjax_muon import data
 

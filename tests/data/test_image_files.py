@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 import pytest
+from error_lines import one_line
 from PIL import Image
 from published import with_files
-from refusals import one_line
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data

@@ -4,8 +4,8 @@ import csv
 
 import numpy as np
 import pytest
+from error_lines import one_line
 from PIL import Image
-from refusals import one_line
 
 from fedjax_muon import data, partition
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from error_lines import one_line
 from PIL import Image
-from refusals import one_line
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized
 
 from fedjax_muon import data

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from refusals import one_line
+from error_lines import one_line
 
 from fedjax_muon import data
 from fedjax_muon.data import text
