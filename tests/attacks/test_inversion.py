@@ -1,6 +1,9 @@
 """Attacks: exact without noise, worse than no release with it, but for averages."""
 
+import csv
 import functools
+import itertools
+import sys
 
 import flax.linen as nn
 import jax
@@ -29,8 +32,12 @@ from leaks import (
 )
 from scipy.optimize import OptimizeResult
 
+from experiments.studies import reconstruction
+from experiments.studies.reconstruction import MEAN, Picture, Row
 from fedjax_muon.attacks import inversion
-from fedjax_muon.attacks.inversion import matching
+from fedjax_muon.attacks.inversion import Reconstruction, Score, matching
+from fedjax_muon.attacks.inversion.scores import CEILING
+from fedjax_muon.privacy import Poisson, Rdp
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +49,6 @@ def test_analytic_inversion_is_exact_without_noise(first):
         some = jax.tree.map(lambda a, f=factor: f * a, release)
         assert decibels(batch, inversion.analytic(some, SHAPE)) > 60
     assert inversion.score(batch.x, batch.y, inversion.analytic(release, SHAPE)).labels
-
-
-def test_analytic_inversion_of_an_innovation_is_exact():
-    _, release, batch = innovated()
-    assert decibels(batch, inversion.analytic(release, SHAPE)) > 60
 
 
 def test_analytic_inversion_of_a_batch_is_a_weighted_mean():
@@ -67,32 +69,33 @@ def test_layers_come_in_order_of_their_numbers():
     layer = lambda n: {"kernel": np.full((1, 1), n), "bias": np.full(1, 10 * n)}
     release = {f"Dense_{n}": layer(n) for n in (10, 2, 0)}
     found = inversion.dense_layers(release)
-    assert [(a.kernel.item(), a.bias.item()) for a in found] == [
-        (0, 0),
-        (2, 20),
-        (10, 100),
-    ]
+    values = [(layer.kernel.item(), layer.bias.item()) for layer in found]
+    assert values == [(0, 0), (2, 20), (10, 100)]
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_deep_leakage_without_noise(first):
-    params, release, batch = told(0.0, 1, first)
-    result = inversion.score(batch.x, batch.y, DLG(params, release, key(2)))
-    assert result.psnr > 40
-    assert result.labels == 1
+def leaked(size):
+    params, batch = init(key(0)), examples(size)
+    return params, gradient(params, batch.x, LABELS[batch.y]), batch
 
 
-def test_deep_leakage_of_a_batch():
-    params, batch = init(key(0)), examples(2)
-    release = gradient(params, batch.x, LABELS[batch.y])
-    attack = inversion.deep_leakage(GRADIENT, SHAPE, CLASSES, size=2)
+@pytest.mark.parametrize(
+    ("case", "attack"),
+    [
+        (lambda: told(0.0, 1, 0), DLG),
+        (lambda: told(0.0, 1, 1), DLG),
+        (lambda: leaked(2), inversion.deep_leakage(GRADIENT, SHAPE, CLASSES, size=2)),
+    ],
+)
+def test_deep_leakage_without_noise(case, attack):
+    params, release, batch = case()
     result = inversion.score(batch.x, batch.y, attack(params, release, key(2)))
     assert result.psnr > 40
     assert result.labels == 1
 
 
-def test_deep_leakage_of_an_innovation():
+def test_inversion_of_an_innovation():
     points, release, batch = innovated()
+    assert decibels(batch, inversion.analytic(release, SHAPE)) > 60
     attack = inversion.deep_leakage(INNOVATION, SHAPE, CLASSES, restarts=2)
     assert decibels(batch, attack(points, release, key(2))) > 40
 
@@ -160,33 +163,26 @@ def test_deep_leakage_minimises_the_squared_distance(monkeypatch):
     assert slope.dtype == start.dtype == np.float64
 
 
-def test_cosine_matching_without_noise():
-    params, release, batch = told(0.0)
-    found = COSINE(params, release, LABELS[batch.y], key(3))
-    assert decibels(batch, found) > 30
-    assert np.array_equal(found.labels, LABELS[batch.y])
-
-
 def test_cosine_matching_does_not_see_the_length_of_a_gradient():
     params, release, batch = told(0.0)
     labels = LABELS[batch.y]
-    once = COSINE(params, release, labels, key(3)).x
+    attack = lambda factor: COSINE(
+        params, jax.tree.map(lambda a: factor * a, release), labels, key(3)
+    )
+    once = COSINE(params, release, labels, key(3))
+    assert np.array_equal(once.labels, labels)
     for factor in (2.0**-12, 2.0**10):  # exact in floating point
-        scaled = jax.tree.map(lambda a, f=factor: f * a, release)
-        np.testing.assert_array_equal(COSINE(params, scaled, labels, key(3)).x, once)
-    scaled = jax.tree.map(lambda a: a / 30, release)
-    assert decibels(batch, COSINE(params, scaled, labels, key(3))) > 30
+        np.testing.assert_array_equal(attack(factor).x, once.x)
+    for found in (once, attack(1 / 30)):
+        assert decibels(batch, found) > 30
 
 
 def test_cosine_matching_stays_in_its_box_and_smooths():
     params, release, batch = told(0.1)
-    attack = inversion.cosine_matching(
-        GRADIENT, SHAPE, steps=100, variation=1.0, box=(0.2, 0.8)
-    )
-    rough, smooth = (
-        search(params, release, LABELS[batch.y], key(0)).x
-        for search in (COSINE, attack)
-    )
+    options = {"steps": 100, "variation": 1.0, "box": (0.2, 0.8)}
+    attack = inversion.cosine_matching(GRADIENT, SHAPE, **options)
+    given = params, release, LABELS[batch.y], key(0)
+    rough, smooth = (search(*given).x for search in (COSINE, attack))
     assert (rough.min(), rough.max()) == (0, 1)
     assert smooth.min() >= np.float32(0.2)
     assert smooth.max() <= np.float32(0.8)
@@ -234,26 +230,11 @@ def test_cosine_matching_step_by_step():
 
 def test_total_variation_by_hand():
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 2))
-    down = [
-        abs(x[b, i + 1, j, c] - x[b, i, j, c])
-        for b in range(2)
-        for i in range(2)
-        for j in range(4)
-        for c in range(2)
-    ]
-    across = [
-        abs(x[b, i, j + 1, c] - x[b, i, j, c])
-        for b in range(2)
-        for i in range(3)
-        for j in range(3)
-        for c in range(2)
-    ]
-    wanted = np.mean(down) + np.mean(across)
-    np.testing.assert_allclose(matching.total_variation(x), wanted, rtol=1e-6)
-    line = matching.total_variation(x[:, :1])
-    np.testing.assert_allclose(
-        line, np.abs(np.diff(x[:, :1], axis=2)).mean(), rtol=1e-6
-    )
+    down, across = (np.mean(abs(np.diff(x, axis=axis))) for axis in (1, 2))
+    np.testing.assert_allclose(matching.total_variation(x), down + across, rtol=1e-6)
+    line = x[:, :1]
+    across = np.mean(abs(np.diff(line, axis=2)))
+    np.testing.assert_allclose(matching.total_variation(line), across, rtol=1e-6)
 
 
 def test_attacks_leave_the_precision_alone():
@@ -306,3 +287,136 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=said):
             call()
+
+
+# --------------------------------------- scores, and the study's table and figure
+
+DRAWS = np.random.default_rng(0)
+
+
+def ssim_by_hand(a, b):
+    """Wang et al. 2004 with uniform windows of 7 x 7 inside the image, unbiased."""
+    c1, c2 = 0.01**2, 0.03**2
+    values = []
+    for i, j, k in np.ndindex(a.shape[0] - 6, a.shape[1] - 6, a.shape[2]):
+        u, v = (m[i : i + 7, j : j + 7, k].ravel() for m in (a, b))
+        cov, (p, q) = np.cov(u, v), (u.mean(), v.mean())
+        mean = (2 * p * q + c1) / (p**2 + q**2 + c1)
+        values.append(mean * (2 * cov[0, 1] + c2) / (cov[0, 0] + cov[1, 1] + c2))
+    return np.mean(values)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (9, 10, 3)])
+def test_psnr_and_ssim_by_hand(shape):
+    a = DRAWS.uniform(size=shape)
+    near = np.clip(a + 0.1 * DRAWS.normal(size=shape), 0, 1)
+    for b in (DRAWS.uniform(size=shape), near):
+        wanted = -10 * np.log10(np.mean((a - b) ** 2))
+        np.testing.assert_allclose(inversion.psnr(a, b), wanted, rtol=1e-12)
+        np.testing.assert_allclose(inversion.ssim(a, b), ssim_by_hand(a, b), rtol=1e-9)
+
+
+def test_the_ceiling():
+    a = DRAWS.uniform(size=(8, 8, 1))
+    assert inversion.psnr(a, a) == CEILING
+    assert inversion.psnr(a, a + 0.9e-5) == CEILING
+    np.testing.assert_allclose(inversion.psnr(a, a + 2e-5), 100 - 20 * np.log10(2))
+    assert inversion.ssim(a, a) == 1
+
+
+def test_matching_is_the_best_of_all_orders():
+    # its own draws: whichever tests came before, the order given is not the best
+    x, guess = np.random.default_rng(1).uniform(size=(2, 4, 8, 8, 1))
+    error = lambda order: ((x - guess[list(order)]) ** 2).sum()
+    best = min(itertools.permutations(range(4)), key=error)
+    assert best != tuple(range(4))
+    assert tuple(inversion.matched(x, guess)) == best
+
+
+def test_batches_are_scored_in_any_order_and_cut_to_the_range():
+    x, y = DRAWS.uniform(size=(4, 8, 8, 1)), np.array([3, 1, 4, 1])
+    labels = np.eye(10)[[3, 1, 4, 2]]  # the last is wrong
+    order = [2, 0, 3, 1]
+    found = inversion.score(x, y, Reconstruction(x[order], labels[order]))
+    assert found == Score(psnr=CEILING, ssim=1.0, labels=0.75)
+    x, y = np.ones((1, 8, 8, 1)), np.array([0])
+    x[0, :4] = 0
+    far = Reconstruction(100 * (x - 0.5), np.eye(2)[[0]])
+    assert inversion.score(x, y, far).psnr == CEILING
+
+
+def test_mean_guess():
+    x, y = DRAWS.uniform(size=(5, 8, 8, 1)), np.array([0, 2, 2, 2, 0])
+    found = inversion.mean_guess(x, y, 4, 2)
+    np.testing.assert_allclose(found.x, np.stack(2 * [sum(x) / 5]), rtol=1e-12)
+    np.testing.assert_allclose(found.labels, 2 * [[0.4, 0, 0.6, 0]])
+
+
+def test_refusals_of_scores(monkeypatch):
+    x, y, labels = np.ones((2, 8, 8, 1)), np.zeros(2, int), np.eye(3)[:2]
+    whole = Reconstruction(x, labels)
+    for call, said in (
+        (lambda: inversion.score(x, y, Reconstruction(x[:1], labels)), "one shape"),
+        (lambda: inversion.score(x, y[:1], whole), r"labels must be \[2\]"),
+        (lambda: inversion.score(x, y, Reconstruction(x, labels[:1])), "restored ones"),
+        (lambda: inversion.matched(x, x[:, :4]), "one shape"),
+        (lambda: inversion.matched(y, y), "one shape"),
+        (lambda: inversion.ssim(x[0, :6], x[0, :6]), "7 x 7 pixels, got"),
+        (lambda: inversion.ssim(x[0, ..., 0], x[0, ..., 0]), "height, width, channels"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    command = r'pip install "scikit-image<0\.27,>=0\.26"'
+    for measure in (inversion.psnr, inversion.ssim):
+        with pytest.raises(ImportError, match=command):
+            measure(x[0], 0 * x[0])
+
+
+def test_pixels_of_the_study_are_those_of_the_source():
+    from sklearn.datasets import load_digits
+
+    source = reconstruction.images("digits", None)
+    assert (source.x.min(), source.x.max(), source.classes) == (0, 1, 10)
+    sixteenths = 16 * source.x.astype(np.float64)
+    np.testing.assert_allclose(sixteenths, sixteenths.round(), atol=1e-5)
+    known, found = load_digits().images, sixteenths[:20, ..., 0].round()
+    in_bytes = lambda images: {image.tobytes() for image in images.astype(np.int8)}
+    assert in_bytes(found) <= in_bytes(known)
+
+
+def test_the_multiplier_reaches_epsilon(monkeypatch):
+    monkeypatch.setattr(reconstruction, "Pld", Rdp)  # larger by less than half, fast
+    z = reconstruction.multiplier(5 * 287 + 4, 16)
+    assert 0.99 < Rdp().epsilon(Poisson(287, 16), z, 1000, 1e-5) <= 1
+
+
+def rows():
+    make = lambda attack, psnr: Row(
+        4, "σ = 0", attack, 2, 4.7, Score(psnr=psnr, ssim=0.5, labels=0.25)
+    )
+    return [make("DLG", 30.0), make(reconstruction.KNOWN, 9.0), make(MEAN, 11.5)]
+
+
+def test_the_table_and_the_file(tmp_path):
+    head, _, line = reconstruction.table(rows())
+    assert head == "| release | norm | DLG | cosine + TV | mean image |"
+    cells = "**30.0** / 0.50 / 0.25 | 9.0 / 0.50 / known | 11.5 / 0.50 / 0.25"
+    assert line == f"| σ = 0 | 4.7 | {cells} |"
+    reconstruction.write(rows(), tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert [float(row["psnr"]) for row in found] == [30.0, 9.0, 11.5]
+    assert found[0]["attack"] == "DLG"
+
+
+def test_the_figure(tmp_path):
+    image = DRAWS.uniform(size=(8, 8, 1))
+    pictures = [
+        Picture(1, release, attack, repeat, image, image, 9.0)
+        for release in ("σ = 0", "σ = 1, mean of 10", "STORM's d, σ = 0")
+        for attack in ("analytic", "DLG", reconstruction.KNOWN, MEAN)
+        for repeat in (0, 1)
+    ]
+    reconstruction.draw(pictures, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000

@@ -1,15 +1,22 @@
 """Folders in which tests write files of data sets."""
 
 import pytest
+from published import allow_small
 
+from fedjax_muon import data
 from fedjax_muon.data import names
 
 
-@pytest.fixture(autouse=True)
-def no_data_directory(request, monkeypatch):
-    """Files are read from where a test says alone, but for those on published files."""
-    if "real" not in request.node.name:
-        monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+@pytest.fixture
+def no_data_directory(monkeypatch):
+    """Files are read from where a test says alone."""
+    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def small_files(no_data_directory, monkeypatch):
+    """They may also be smaller than what was published."""
+    allow_small(monkeypatch, *data.NAMES)
 
 
 @pytest.fixture

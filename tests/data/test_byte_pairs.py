@@ -107,20 +107,12 @@ def test_many_texts_are_encoded_like_one(files, monkeypatch):
     np.testing.assert_array_equal(encoder.encode(TEXTS), together)
 
 
-# ------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("missing", [0, 1])
 def test_missing_files(files, missing):
     files[missing].unlink()
     message = rf"{files[missing].name} does not exist; download .*huggingface\.co/"
     with pytest.raises(FileNotFoundError, match=message):
         roberta_encoder(*files)
-
-
-def test_the_length_has_room_for_marks(files):
-    with pytest.raises(ValueError, match="length must be at least 5 tokens, got 4"):
-        roberta_encoder(*files, length=4)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +126,14 @@ def test_damaged_files(files, which, content):
         roberta_encoder(*files)
 
 
-def test_vocabularies_without_marks(files):
+def test_other_refusals(files):
+    with pytest.raises(ValueError, match="length must be at least 5 tokens, got 4"):
+        roberta_encoder(*files, length=4)
+    for name in ("digits", "tfds:imdb_reviews"):
+        with pytest.raises(ValueError, match=f"{name} does not take an encoder"):
+            data.load(name, encoder=roberta_encoder(*files))
     ids = json.loads(files[0].read_text())
     del ids["<pad>"], ids["<unk>"]
     files[0].write_text(json.dumps(ids))
     with pytest.raises(ValueError, match="has no <pad> and no <unk>; use RoBERTa's"):
         roberta_encoder(*files)
-
-
-@pytest.mark.parametrize("name", ["digits", "tfds:imdb_reviews"])
-def test_encoders_are_for_sets_of_sentences(files, name):
-    with pytest.raises(ValueError, match=f"{name} does not take an encoder"):
-        data.load(name, encoder=roberta_encoder(*files))

@@ -1,76 +1,65 @@
-"""Data sets: the embedded one, and every format written, read back and damaged."""
+"""Data sets: embedded ones, checks, standardization, where files come from."""
 
+import bz2
 import gzip
 import hashlib
-import struct
+import lzma
 
 import numpy as np
 import pytest
-from published import allow_small, with_files
+from error_lines import one_line
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import embedded, idx, names
+from fedjax_muon.data import Dataset, embedded, names
+from fedjax_muon.data.source import File, Layout, Source, located, verify
+
+pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch):
-    allow_small(monkeypatch, "mnist", "fashion_mnist")
+# -------------------------------------------------------------- embedded sets
 
 
-# ------------------------------------------------------------------ digits
+def by_bytes(x, y):
+    return {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+
+
+def whole(raw):
+    x, y = (raw.x_train, raw.x_test), (raw.y_train, raw.y_test)
+    return np.concatenate(x), np.concatenate(y)
 
 
 def test_digits_are_scikit_learns():
     raw, source = embedded.digits(), load_digits()
-    owners = {
-        image.tobytes(): label
-        for image, label in zip(source.images, source.target, strict=True)
-    }
+    owners = by_bytes(source.images, source.target)
     assert len(owners) == len(source.target) == 1797  # no image occurs twice
-    images = np.concatenate([raw.x_train, raw.x_test])
-    labels = np.concatenate([raw.y_train, raw.y_test])
-    read = {
-        (16 * image.astype(np.float64)[..., 0]).tobytes(): label
-        for image, label in zip(images, labels, strict=True)
-    }
-    assert read == owners
+    images, labels = whole(raw)
+    assert by_bytes(16 * images.astype(np.float64)[..., 0], labels) == owners
 
 
-def test_digits_split_is_fixed_and_stratified():
-    first, again = data.load("digits"), data.load("digits")
-    assert (len(first.x_train), len(first.x_test)) == (1437, 360)
-    np.testing.assert_array_equal(first.y_train, again.y_train)
-    np.testing.assert_array_equal(first.x_test, again.x_test)
+def test_digits_are_split_in_a_fixed_stratified_way_and_standardized():
+    loaded, again = data.load("digits"), data.load("digits")
+    assert (len(loaded.x_train), len(loaded.x_test)) == (1437, 360)
+    np.testing.assert_array_equal(loaded.x_test, again.x_test)
     everyone = np.bincount(load_digits().target)
-    assert np.all(abs(np.bincount(first.y_test) - 0.2 * everyone) < 1)
-    assert first.classes == tuple("0123456789")
-
-
-def test_digits_are_standardized():
+    assert np.all(abs(np.bincount(loaded.y_test) - 0.2 * everyone) < 1)
+    assert loaded.classes == tuple("0123456789")
     raw = embedded.digits()
-    loaded = data.load("digits")
     assert_standardized(loaded, raw.x_train, raw.x_test)
-    np.testing.assert_array_equal(loaded.y_train, raw.y_train)
+    for one in (loaded, again):
+        np.testing.assert_array_equal(one.y_train, raw.y_train)
     assert loaded.y_train.dtype == loaded.y_test.dtype == np.int32
-
-
-# ----------------------------------------------------------- breast cancer
 
 
 def test_breast_cancer_is_scikit_learns_with_1_for_malignant():
     raw, source = embedded.breast_cancer(), load_breast_cancer()
-    malignant = list(source.target_names).index("malignant")
-    rows = {
-        row.astype(np.float32).tobytes(): label == malignant
-        for row, label in zip(source.data, source.target, strict=True)
-    }
+    malignant = source.target == list(source.target_names).index("malignant")
+    rows = by_bytes(source.data.astype(np.float32), malignant)
     assert len(rows) == len(source.target) == 569  # no tumour occurs twice
-    x = np.concatenate([raw.x_train, raw.x_test])
-    y = np.concatenate([raw.y_train, raw.y_test])
-    assert {row.tobytes(): label == 1 for row, label in zip(x, y, strict=True)} == rows
+    x, y = whole(raw)
+    assert by_bytes(x, y == 1) == rows
     assert y.sum() == 212  # as published
     assert raw.classes == ("benign", "malignant")
 
@@ -92,36 +81,23 @@ def test_breast_cancer_is_split_and_standardized():
 
 # --------------------------------------------------- any data set at the edge
 
-
-def sound():
-    return data.Dataset(
-        x_train=IMAGES[TRAIN],
-        y_train=LABELS[TRAIN],
-        x_test=IMAGES[TEST],
-        y_test=LABELS[TEST],
-        classes=tuple("abcdefghij"),
-    )
+HALVES = (IMAGES[TRAIN], LABELS[TRAIN], IMAGES[TEST], LABELS[TEST])
+SOUND = Dataset(*HALVES, classes=tuple("abcdefghij"))
+IDS = np.arange(120, dtype=np.int32).reshape(40, 3)
+TEXTS = SOUND._replace(x_train=IDS[TRAIN], x_test=IDS[TEST])
 
 
 def test_check_returns_the_same_data_with_int32_labels():
-    checked = data.check(sound()._replace(y_test=LABELS[TEST].astype(np.int64)))
+    checked = data.check(SOUND._replace(y_test=LABELS[TEST].astype(np.int64)))
     np.testing.assert_array_equal(checked.x_train, IMAGES[TRAIN])
     np.testing.assert_array_equal(checked.y_test, LABELS[TEST])
     assert checked.y_train.dtype == checked.y_test.dtype == np.int32
     assert checked.classes == tuple("abcdefghij")
 
 
-def sentences():
-    x = np.arange(120, dtype=np.int32).reshape(40, 3)
-    return sound()._replace(x_train=x[TRAIN], x_test=x[TEST])
-
-
 def test_token_ids_stay_as_they_are():
-    loaded = data.standardize(data.check(sentences()))
-    for x, expected in (
-        (loaded.x_train, sentences().x_train),
-        (loaded.x_test, sentences().x_test),
-    ):
+    loaded = data.standardize(data.check(TEXTS))
+    for x, expected in ((loaded.x_train, IDS[TRAIN]), (loaded.x_test, IDS[TEST])):
         assert x.dtype == np.int32
         np.testing.assert_array_equal(x, expected)
 
@@ -137,16 +113,19 @@ def test_token_ids_stay_as_they_are():
     ],
 )
 def test_check_refuses_other_token_ids(change, message):
-    raw = sentences()
-    x_train, x_test = change(raw.x_train), change(raw.x_test)
+    x_train, x_test = change(IDS[TRAIN]), change(IDS[TEST])
     with pytest.raises(ValueError, match=message):
-        data.check(raw._replace(x_train=x_train, x_test=x_test))
+        data.check(TEXTS._replace(x_train=x_train, x_test=x_test))
+
+
+def halves(x):
+    return {"x_train": x[TRAIN], "x_test": x[TEST]}
 
 
 def poisoned(value):
-    x = IMAGES[TRAIN].astype(np.float32)
+    x = IMAGES.astype(np.float32)
     x[4, 0, 0, 1] = x[9, 2, 2, 2] = value
-    return {"x_train": x, "x_test": IMAGES[TEST].astype(np.float32)}
+    return halves(x)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +133,8 @@ def poisoned(value):
     [
         ({"x_test": IMAGES[TEST, :4]}, r"one shape and dtype.*\[10, 4, 5, 3\]"),
         ({"x_test": IMAGES[TEST].astype(np.float32)}, "one shape and dtype.*float32"),
-        (
-            {"x_train": IMAGES[TRAIN] * 1.0, "x_test": IMAGES[TEST] * 1.0},
-            "x_train must be non-empty float32 or uint8.*float64",
-        ),
-        (
-            {"x_train": IMAGES[TRAIN, 0, 0, 0], "x_test": IMAGES[TEST, 0, 0, 0]},
-            r"x_train must be .*\[n, \.\.\., channels\], got uint8\[30\]",
-        ),
+        (halves(IMAGES * 1.0), "x_train must be non-empty float32 or uint8.*float64"),
+        (halves(LABELS), r"x_train must be .*\[n, \.\.\., channels\], got uint8\[30\]"),
         ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, "x_train must be non-empty"),
         ({"x_test": IMAGES[:0], "y_test": LABELS[:0]}, "x_test must be non-empty"),
         (poisoned(np.nan), "x_train has NaN or infinity in 2 of 30.*example 4"),
@@ -176,20 +149,20 @@ def poisoned(value):
 )
 def test_check_says_what_is_wrong(change, message):
     with pytest.raises(ValueError, match=message):
-        data.check(sound()._replace(**change))
+        data.check(SOUND._replace(**change))
 
 
 def test_standardize_refuses_a_constant_channel():
-    x = IMAGES.copy()
-    x[TRAIN, ..., 1] = 7
+    x = IMAGES[TRAIN].copy()
+    x[..., 1] = 7
     with pytest.raises(ValueError, match="channel 1 is constant in x_train"):
-        data.standardize(sound()._replace(x_train=x[TRAIN]))
+        data.standardize(SOUND._replace(x_train=x))
 
 
 def test_standardize_leaves_its_input_alone():
     before = poisoned(3.0)
     kept = {name: x.copy() for name, x in before.items()}
-    data.standardize(sound()._replace(**before))
+    data.standardize(SOUND._replace(**before))
     for name, x in before.items():
         np.testing.assert_array_equal(x, kept[name])
 
@@ -210,17 +183,13 @@ def test_unknown_names_list_the_nearest_first(typo, nearest):
 
 
 EMBEDDED = ("digits", "breast_cancer", "plays", "heart_disease")
-FROM_FILES = [
-    *(name for name in data.NAMES if name not in EMBEDDED),
-    "tfds:tiny_images",
-]
+FROM_FILES = [*(n for n in data.NAMES if n not in EMBEDDED), "tfds:tiny_images"]
 
 
 @pytest.mark.parametrize("name", FROM_FILES)
 def test_sets_in_files_need_a_directory(name):
-    with pytest.raises(
-        ValueError, match=f"{name} is stored in files.*FEDJAX_MUON_DATA"
-    ):
+    message = f"{name} is stored in files.*FEDJAX_MUON_DATA"
+    with pytest.raises(ValueError, match=message):
         data.load(name)
 
 
@@ -229,14 +198,11 @@ OFFERED = [name for name in FROM_FILES if names.source_of(name).prepared]
 
 @pytest.mark.parametrize("name", OFFERED)
 def test_missing_files_name_the_paths_and_the_remedy(name, tmp_path):
-    with pytest.raises(FileNotFoundError) as caught:
-        data.load(name, tmp_path)
-    message = str(caught.value)
     plain = name.removeprefix("tfds:")
-    assert "\n" not in message
-    assert str(tmp_path / plain) in message
-    assert "fedjax_muon.data.prepare(" in message
-    assert "'tfds:" in message or name.startswith("tfds:")
+    command = r"fedjax_muon\.data\.prepare\("
+    offer = "'tfds:" if plain == name else ""
+    with one_line(command, tmp_path / plain, offer, error=FileNotFoundError):
+        data.load(name, tmp_path)
 
 
 def test_the_environment_names_the_directory(tmp_path, monkeypatch):
@@ -247,134 +213,191 @@ def test_the_environment_names_the_directory(tmp_path, monkeypatch):
         data.load("cifar10", tmp_path / "elsewhere")  # the argument has precedence
 
 
-# ------------------------------------------------------------------------ IDX
+# ---------------------------- mean and deviation that a data set remembers
 
-
-def idx_bytes(array):
-    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    return header + array.tobytes()
-
-
-def write_idx(folder, *, zipped):
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = (IMAGES[TRAIN, ..., 0], LABELS[TRAIN], IMAGES[TEST, ..., 0], LABELS[TEST])
-    for name, array in zip(idx.FILES, arrays, strict=True):
-        content = idx_bytes(np.ascontiguousarray(array))
-        if zipped:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-        else:
-            (folder / name).write_bytes(content)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("below", ["fashion_mnist", ""])
-def test_idx_files_round_trip(tmp_path, zipped, below):
-    write_idx(tmp_path / below, zipped=zipped)
-    loaded = data.load("fashion_mnist", str(tmp_path))
-    assert_standardized(loaded, IMAGES[TRAIN, ..., :1], IMAGES[TEST, ..., :1])
-    np.testing.assert_array_equal(loaded.y_train, LABELS[TRAIN])
-    np.testing.assert_array_equal(loaded.y_test, LABELS[TEST])
-    assert loaded.classes[9] == "Ankle boot"
-    assert data.load("mnist", tmp_path / below).classes == tuple("0123456789")
-
-
-def test_idx_files_come_from_one_folder(tmp_path):
-    write_idx(tmp_path, zipped=False)
-    (tmp_path / "mnist").mkdir()
-    for file in list(idx.FILES)[:2]:
-        (tmp_path / file).rename(tmp_path / "mnist" / file)
-    with pytest.raises(FileNotFoundError, match=r"has train-images.* lacks train-im"):
-        data.load("mnist", tmp_path)
+RNG = np.random.default_rng(0)
+X = RNG.normal(3, 2, size=(30, 4)).astype(np.float32)
+Y = [0, 1, 1] * 10
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda b: b[:-1], r"expected 916 bytes for shape \[30, 6, 5\], found 915"),
-        (lambda b: b + b"\0", r"expected 916 bytes for shape \[30, 6, 5\], found 917"),
-        (lambda b: b[:10], "header of 16 bytes.*in 10 bytes"),
-        (lambda b: b"", "found '' in 0 bytes"),
-        (lambda b: b"\0\0\x0d\x03" + b[4:], r"first bytes 00000803.*found '00000d03'"),
-        (lambda b: b"\0\0\x08\x01" + b[4:], r"uint8 with 3 axes.*found '00000801'"),
-        (lambda b: b"\x89PNG" + b[4:], "found '89504e47'"),
-    ],
+    "x", [X, X.astype(np.float64), RNG.integers(0, 255, (30, 5, 5, 3), np.uint8)]
 )
-def test_damaged_idx_files(tmp_path, damage, message):
-    write_idx(tmp_path, zipped=False)
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=message) as caught:
-        data.load("mnist", tmp_path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_new_inputs_get_the_form_of_the_test_examples(x):
+    dataset = data.from_arrays(x, Y, test=(x[:7], Y[:7]))
+    np.testing.assert_array_equal(dataset.standardization.apply(x[:7]), dataset.x_test)
+    np.testing.assert_array_equal(dataset.standardization.apply(x), dataset.x_train)
+    axes = tuple(range(x.ndim - 1))
+    mean, std = x.mean(axes, np.float64), x.std(axes, np.float64)
+    np.testing.assert_allclose(dataset.standardization.mean, mean, rtol=1e-6)
+    np.testing.assert_allclose(dataset.standardization.std, std, rtol=1e-6)
+
+
+def test_pixels_of_a_named_set_are_standardized_by_it():
+    digits, raw = data.load("digits"), data.names.read("digits")
+    found = digits.standardization.apply(raw.x_test)
+    np.testing.assert_array_equal(found, digits.x_test)
+    rest, _ = data.hold_out(digits, 0.1)
+    assert rest.standardization is digits.standardization
+
+
+def test_two_standardizations_become_one():
+    once = data.from_arrays(X, Y, test=(X[:7], Y[:7]))
+    half = data.dataset.subset(once, np.arange(9))
+    twice = data.standardize(half)
+    np.testing.assert_allclose(twice.standardization.apply(X[:7]), twice.x_test, 1e-4)
+    assert abs(twice.standardization.mean - once.standardization.mean).max() > 0.01
+
+
+@pytest.mark.parametrize("x", [X[:, :3], np.float32(1), np.array(["a"] * 4)])
+def test_inputs_of_another_form_are_rejected(x):
+    dataset = data.from_arrays(X, Y)
+    with pytest.raises(ValueError, match=r"x must be numbers \[\.\.\., 4\], got "):
+        dataset.standardization.apply(x)
+
+
+ONE = data.Standardization(np.float32([1, 2]), np.float32([3, 4]))
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("saved", "loaded", "said"),
     [
-        lambda b: b[: len(b) // 2],
-        lambda b: b[:-4],
-        lambda b: b"no gzip",
-        lambda b: b[:30] + bytes([b[30] ^ 255]) + b[31:],
+        (ONE, None, "trained on standardized inputs, and the data set is not standard"),
+        (None, ONE, "not trained on standardized inputs, and the data set is st"),
+        (ONE, data.Standardization(ONE.mean[:1], ONE.std[:1]), "2 channels, .* has 1;"),
+        (ONE, ONE._replace(mean=np.float32([1, 2.01])), "mean of channel 1 is 2 in th"),
+        (ONE, ONE._replace(std=np.float32([3.1, 4])), "std of channel 0 is 3 in the m"),
     ],
-    ids=["half", "no checksum", "other format", "flipped byte"],
 )
-def test_damaged_gzip_files(tmp_path, damage):
-    write_idx(tmp_path, zipped=True)
-    path = tmp_path / "t10k-images-idx3-ubyte.gz"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(
-        ValueError, match=r"expected a complete gzip file.*download it"
-    ) as e:
-        data.load("mnist", tmp_path)
-    assert str(path) in str(e.value)
+def test_another_normalization_is_named(saved, loaded, said):
+    with pytest.raises(ValueError, match=f"other normalization at load: .*{said}"):
+        data.check_standardization(saved, loaded)
+    near = data.Standardization(ONE.mean * np.float32(1 + 1e-6), ONE.std)
+    data.check_standardization(ONE, near)  # which is rounding
+    data.check_standardization(None, None)
 
 
-def test_idx_files_of_another_set_are_refused(tmp_path, monkeypatch):
-    write_idx(tmp_path, zipped=True)
-    md5 = hashlib.md5(idx_bytes(LABELS[TRAIN])).hexdigest()
-    for name, expected in (("fashion_mnist", md5), ("mnist", "another")):
-        labels = lambda file, expected=expected: (
-            file._replace(md5=expected, namesakes=((md5, "fashion_mnist"),))
-            if file.name == "train-labels-idx1-ubyte"
-            else file
-        )
-        monkeypatch.setitem(data.NAMES, name, with_files(data.NAMES[name], labels))
-    data.load("fashion_mnist", tmp_path)
-    with pytest.raises(ValueError, match="this is fashion_mnist's file of that name"):
-        data.load("mnist", tmp_path)
+# ------------------ files that are missing, cut off or others than published
+
+CONTENT = b"one\ntwo\nthree"
+MD5 = hashlib.md5(CONTENT).hexdigest()
+PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+KIND = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
 
 
-def test_what_is_published_of_idx_files():
-    # As the readers of other libraries have it, for the labels of both sets.
-    found = {
-        name: [file.md5 for file in data_files(idx.SETS[name])]
-        for name in ("mnist", "fashion_mnist")
-    }
-    assert found["mnist"][1] == "a25bea736e30d166cdddb491f175f624"
-    assert found["fashion_mnist"][1] == "9018921c3c673c538a1fc5bad174d6f9"
-    for file, shape in zip(
-        data_files(idx.SETS["mnist"]),
-        [(60000, 28, 28), (60000,), (10000, 28, 28), (10000,)],
-        strict=True,
+def source(*files, folders=("inner", ""), **rest):
+    read = lambda paths: Dataset(*[np.zeros((2, 1), np.float32)] * 4, ("a", "b"))
+    layout = Layout(files, folders, read, url="https://x.org", packed=tuple(PACKED))
+    return Source("1 number", None, 2, "none", (layout,), **rest)
+
+
+KNOWN = File("a", size=13, lines=3, md5=MD5, namesakes=(("1" * 32, "other"),))
+
+
+def put(path, content=CONTENT):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", ["", *PACKED])
+def test_whole_files_are_what_was_published(tmp_path, suffix):
+    content = PACKED[suffix](CONTENT) if suffix else CONTENT
+    put(tmp_path / f"a{suffix}", content)
+    found = located("toy", source(KNOWN), tmp_path)
+    assert found.paths == [tmp_path / f"a{suffix}"]
+    verify(found)
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+@pytest.mark.parametrize("known", [File("a", lines=3), File("a", md5=MD5)])
+def test_packed_files_that_were_cut_off(tmp_path, suffix, known):
+    path = tmp_path / f"a{suffix}"
+    put(path, PACKED[suffix](CONTENT)[:-6])
+    message = f"a complete {KIND[suffix]} file, found.* cut off after .* bytes .*delete"
+    with one_line(message, path):
+        verify(located("toy", source(known), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("known", "content", "message"),
+    [
+        (File("a", size=13), CONTENT[:-1], "expected 13 bytes as published, found 12"),
+        (File("a", lines=3), CONTENT[:8], "expected 3 lines as published, found 2"),
+        (File("a", lines=3), CONTENT[:9] + b"\n\n", "expected 3 lines .* found 4"),
+        (File("a", lines=3), b"", "expected 3 lines as published, found 0"),
+        (KNOWN, CONTENT[:-1] + b"E", f"expected the MD5 {MD5} as published, found"),
+    ],
+)
+def test_other_files_are_refused_with_the_remedy(tmp_path, known, content, message):
+    put(tmp_path / "a", content)
+    remedy = "delete it and download from https://x.org"
+    with one_line(message, tmp_path / "a", remedy):
+        verify(located("toy", source(known), tmp_path))
+
+
+def test_a_file_of_another_set_is_called_so(tmp_path):
+    put(tmp_path / "a")
+    known = KNOWN._replace(md5="0" * 32, namesakes=((MD5, "other"),))
+    with pytest.raises(ValueError, match="this is other's file of that name; give the"):
+        verify(located("toy", source(known), tmp_path))
+
+
+def test_files_come_from_the_first_folder_that_has_all(tmp_path):
+    both = source(File("a"), File("b"), prepared="toy")
+    with pytest.raises(FileNotFoundError) as caught:
+        located("toy", both, tmp_path)
+    inner = tmp_path / "inner"
+    assert str(caught.value) == (
+        f"toy: neither {inner} nor {tmp_path} has a and b (or with .gz, .bz2, .xz); "
+        "download from https://x.org; or run fedjax_muon.data.prepare('toy', "
+        f"'{tmp_path}') once and load 'tfds:toy'"
+    )
+    put(inner / "a.gz")
+    put(tmp_path / "b")
+    lacks = f"({inner} lacks b) ({tmp_path} lacks a); or run"
+    with one_line("^toy", lacks, error=FileNotFoundError):
+        located("toy", both, tmp_path)
+    put(tmp_path / "a")
+    assert located("toy", both, tmp_path).paths == [tmp_path / "a", tmp_path / "b"]
+    put(inner / "b")
+    found = located("toy", both, tmp_path)
+    assert found.paths == [inner / "a.gz", inner / "b"]
+    assert found.folder == inner
+    put(inner / "a")
+    assert located("toy", both, tmp_path).paths[0] == inner / "a"
+
+
+def test_messages_for_one_folder_and_for_three(tmp_path):
+    three = f"toy: none of {tmp_path}/one, {tmp_path}/two, {tmp_path} "
+    for folders, message in (
+        (("one",), f"toy: {tmp_path}/one has not a and b (or with"),
+        (("one", "two", ""), three),
     ):
-        assert file.size == len(idx_bytes(np.broadcast_to(np.uint8(0), shape)))
-        assert dict(file.namesakes)[file.md5] == "mnist"
+        with one_line("^toy", message, error=FileNotFoundError):
+            located("toy", source(File("a"), File("b"), folders=folders), tmp_path)
 
 
-def data_files(source):
-    return source.layouts[0].files
-
-
-def test_small_idx_files_are_not_the_published_ones(tmp_path, monkeypatch):
-    write_idx(tmp_path, zipped=True)
-    monkeypatch.setitem(data.NAMES, "mnist", idx.SETS["mnist"])
-    with pytest.raises(ValueError, match="expected 47040016 bytes as published, found"):
-        data.load("mnist", tmp_path)
-
-
-def test_errors_of_the_content_name_the_set(tmp_path):
-    write_idx(tmp_path, zipped=False)
-    (tmp_path / list(idx.FILES)[3]).write_bytes(idx_bytes(LABELS[:9]))
-    with pytest.raises(ValueError, match=r"mnist: y_test must be 10 integers"):
-        data.load("mnist", tmp_path)
+def test_status(tmp_path, monkeypatch):
+    assert data.status("digits") == ("present", None, "", False)
+    assert data.status("cifar10").state == "missing"
+    assert "FEDJAX_MUON_DATA" in data.status("cifar10").problem
+    missing = data.status("cifar10", tmp_path)
+    assert missing.state == "missing"
+    assert "numpy.savez" in missing.problem
+    path = tmp_path / "cifar10.npz"
+    write_npz(path)
+    assert data.status("cifar10", tmp_path) == ("present", path, "", False)
+    path.write_bytes(path.read_bytes()[:-9])
+    damaged = data.status("cifar10", tmp_path)
+    assert damaged[:2] == ("damaged", path)
+    assert "truncated" in damaged.problem
+    with one_line("unknown data set 'cifar11'; choose one of ci"):
+        data.status("cifar11", tmp_path)
+    monkeypatch.setitem(data.NAMES, "toy", source(KNOWN, File("b")))
+    put(tmp_path / "inner" / "a")
+    put(tmp_path / "inner" / "b")
+    assert data.status("toy", tmp_path) == ("present", tmp_path / "inner", "", True)
+    put(tmp_path / "inner" / "a", CONTENT[:-1])
+    damaged = data.status("toy", tmp_path)
+    assert damaged[:2] == ("damaged", tmp_path / "inner")
+    assert "expected 13 bytes" in damaged.problem

@@ -135,6 +135,18 @@ def test_real_sentences(name):
     assert loaded.y_train.sum() == POSITIVE.get(name, loaded.y_train.sum())
 
 
+@real()
+@pytest.mark.parametrize(
+    ("name", "sizes", "positives"),
+    [("a8a", (22696, 9865), 5506), ("ijcnn1", (49990, 91701), 4853)],
+)
+def test_real_tables_of_libsvm(name, sizes, positives):
+    found = data.load(name, REAL)
+    assert (len(found.x_train), len(found.x_test)) == sizes
+    assert sizes == data.NAMES[name].examples
+    assert found.y_train.sum() == positives
+
+
 TOKENS = [f"tokenizers/roberta-base.{file}" for file in ("vocab.json", "merges.txt")]
 
 

@@ -2,11 +2,9 @@
 
 import bz2
 import lzma
-import os
 
 import numpy as np
 import pytest
-from published import allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data.libsvm import SETS
@@ -15,9 +13,7 @@ TRAIN = "-1 1:1 123:1 \n+1 2:0.5\n-1 3:1 4:-2\n"
 TEST = "+1 1:1\n-1 122:1\n"
 
 
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch):
-    allow_small(monkeypatch, *SETS)
+pytestmark = pytest.mark.usefixtures("small_files")
 
 
 def put(place, name="a9a", train=TRAIN, test=TEST):
@@ -80,18 +76,3 @@ def test_missing_files_are_named(tmp_path):
     (tmp_path / "libsvm" / "a8a.t").unlink()
     with pytest.raises(FileNotFoundError, match=r"libsvm lacks a8a.t\)"):
         data.load("a8a", tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "sizes", "positives"),
-    [("a8a", (22696, 9865), 5506), ("ijcnn1", (49990, 91701), 4853)],
-)
-def test_the_real_files(name, sizes, positives, monkeypatch):
-    monkeypatch.setitem(data.NAMES, name, SETS[name])
-    place = os.environ.get("FEDJAX_MUON_DATA")
-    if not place:
-        pytest.skip("FEDJAX_MUON_DATA is not set: no real data files to read")
-    found = data.load(name, place)
-    assert (len(found.x_train), len(found.x_test)) == sizes == SETS[name].examples
-    assert found.y_train.sum() == positives

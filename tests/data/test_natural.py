@@ -10,6 +10,7 @@ from fedjax_muon import data
 from fedjax_muon.data import characters, tff
 
 RNG = np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 def write_leaf(folder, part, files):
@@ -52,10 +53,9 @@ def test_shakespeare_of_leaf(tmp_path):
     text = "to be, or not to be: that is the question; whether 'tis nobler in the mind"
     contexts = [(text * 2)[i : i + 80] for i in range(5)]
     nexts = [(text * 2)[i + 80] for i in range(5)]
-    write_leaf(tmp_path / "shakespeare", "train", [{"hamlet": (contexts, nexts)}])
-    write_leaf(
-        tmp_path / "shakespeare", "test", [{"ros": (["#" * 80] * 2, ["a", "#"])}]
-    )
+    place = tmp_path / "shakespeare"
+    write_leaf(place, "train", [{"hamlet": (contexts, nexts)}])
+    write_leaf(place, "test", [{"ros": (["#" * 80] * 2, ["a", "#"])}])
     ours = data.load("shakespeare", tmp_path)
     letters = np.array(["", *characters.LETTERS])
     assert ["".join(letters[row]) for row in ours.x_train] == contexts
@@ -65,32 +65,23 @@ def test_shakespeare_of_leaf(tmp_path):
     assert ours.standardization is None
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "expected users, num_samples and user_data of LEAF"),
-        ("[]", "expected users, num_samples and user_data of LEAF"),
-        ('{"users": ["a"], "num_samples": [1]}', "KeyError 'user_data'"),
-        (
-            '{"users": ["a"], "num_samples": [2], '
-            '"user_data": {"a": {"x": [[0]], "y": [1]}}}',
-            "user 'a' has 1 inputs and 1 labels, and num_samples says 2",
-        ),
-        (
-            '{"users": ["a"], "num_samples": [1], '
-            '"user_data": {"a": {"x": [[0, 1]], "y": [1]}}}',
-            "cannot reshape array of size 2",
-        ),
-    ],
-)
-def test_damaged_files_of_leaf_are_named(content, said, tmp_path):
+def test_damaged_files_of_leaf_are_named(tmp_path):
     for part in ("train", "test"):
         write_leaf(tmp_path / "femnist", part, [{"a": writer(2)}])
     path = tmp_path / "femnist" / "test" / "all_data_0_test_9.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=said) as caught:
-        data.load("femnist", tmp_path)
-    assert str(caught.value).startswith(str(path))
+    user = '{"users": ["a"], "num_samples": [%d], '
+    user += '"user_data": {"a": {"x": %s, "y": [1]}}}'
+    more = "user 'a' has 1 inputs and 1 labels, and num_samples says 2"
+    for content, said in (
+        ("{", "expected users, num_samples and user_data of LEAF"),
+        ("[]", "expected users, num_samples and user_data of LEAF"),
+        ('{"users": ["a"], "num_samples": [1]}', "KeyError 'user_data'"),
+        (user % (2, [[0]]), more),
+        (user % (1, [[0, 1]]), "cannot reshape array of size 2"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"^{path}.*{said}"):
+            data.load("femnist", tmp_path)
 
 
 def test_missing_files_say_where_they_come_from(tmp_path):
@@ -101,12 +92,8 @@ def test_missing_files_say_where_they_come_from(tmp_path):
         data.load("stackoverflow", tmp_path)
 
 
-@pytest.fixture
-def h5py():
-    return needs("h5py")
-
-
-def write_tff(h5py, path, clients):
+def write_tff(path, clients):
+    h5py = needs("h5py")
     with h5py.File(path, "w") as file:
         for client, fields in clients.items():
             for field, values in fields.items():
@@ -117,7 +104,7 @@ def write_tff(h5py, path, clients):
 
 
 @pytest.mark.slow
-def test_emnist_of_tff(h5py, tmp_path):
+def test_emnist_of_tff(tmp_path):
     def fields(count):
         return {
             "pixels": RNG.uniform(size=(count, 28, 28)).astype(np.float32),
@@ -125,8 +112,8 @@ def test_emnist_of_tff(h5py, tmp_path):
         }
 
     train, test = {"f0_1": fields(3), "f0_0": fields(2)}, {"f0_0": fields(1)}
-    write_tff(h5py, tmp_path / "fed_emnist_train.h5", train)
-    write_tff(h5py, tmp_path / "fed_emnist_test.h5", test)
+    write_tff(tmp_path / "fed_emnist_train.h5", train)
+    write_tff(tmp_path / "fed_emnist_test.h5", test)
     raw = data.names.read("femnist", tmp_path)
     pixels = [train[name]["pixels"] for name in ("f0_0", "f0_1")]
     np.testing.assert_array_equal(raw.x_train[..., 0], np.concatenate(pixels))
@@ -135,14 +122,12 @@ def test_emnist_of_tff(h5py, tmp_path):
 
 
 @pytest.mark.slow
-def test_shakespeare_of_tff(h5py, tmp_path):
+def test_shakespeare_of_tff(tmp_path):
     speeches = ["To be, or not to be", "that is the question"]
+    own = {"HAMLET": speeches, "OPHELIA": ["My lord"]}
+    clients = {name: {"snippets": snippets} for name, snippets in own.items()}
     for part in ("train", "test"):
-        clients = {
-            "HAMLET": {"snippets": speeches},
-            "OPHELIA": {"snippets": ["My lord"]},
-        }
-        write_tff(h5py, tmp_path / f"shakespeare_{part}.h5", clients)
+        write_tff(tmp_path / f"shakespeare_{part}.h5", clients)
     ours = data.load("shakespeare", tmp_path)
     text = "\n".join(speeches)
     expected = [*text[1 :: tff.STRIDE], *"My lord"[1 :: tff.STRIDE]]
@@ -152,37 +137,35 @@ def test_shakespeare_of_tff(h5py, tmp_path):
 
 
 @pytest.mark.slow
-def test_words_of_stackoverflow(h5py, tmp_path, monkeypatch):
+def test_words_of_stackoverflow(tmp_path, monkeypatch):
     monkeypatch.setattr(tff, "CLIENTS", 2)
     monkeypatch.setattr(tff, "SENTENCES", 2)
-    train = {
-        "1": {"tokens": ["how do i", "how do you", "never read"]},
-        "2": {"tokens": ["do i"]},
-        "3": {"tokens": ["never read"]},
-    }
-    write_tff(h5py, tmp_path / "stackoverflow_train.h5", train)
+    said = {"1": ["how do i", "how do you", "never read"], "2": ["do i"]}
+    said["3"] = ["never read"]
+    train = {client: {"tokens": sentences} for client, sentences in said.items()}
+    write_tff(tmp_path / "stackoverflow_train.h5", train)
     test = {"9": {"tokens": ["do you know", "i"]}}
-    write_tff(h5py, tmp_path / "stackoverflow_test.h5", test)
+    write_tff(tmp_path / "stackoverflow_test.h5", test)
     ours = data.load("stackoverflow", tmp_path)
     assert ours.classes == ("do", "how", "i", "you")  # by frequency, then by name
     words = np.array(["", "?", *ours.classes])
     found = [" ".join(words[row]).strip() for row in ours.x_train]
     assert found == ["how", "how do", "how", "how do", "do"]
-    nexts = [ours.classes[label] for label in ours.y_train]
-    assert nexts == ["do", "i", "do", "you", "i"]
+    labels = [ours.classes[label] for label in ours.y_train]
+    assert labels == ["do", "i", "do", "you", "i"]
     assert ours.owners.tolist() == [0, 0, 0, 0, 1]
     assert [ours.classes[label] for label in ours.y_test] == ["you"]
 
 
 @pytest.mark.slow
-def test_damaged_files_of_tff_are_named(h5py, tmp_path):
+def test_damaged_files_of_tff_are_named(tmp_path):
     for part in ("train", "test"):
         clients = {"HAMLET": {"snippets": ["To be, or not to be"]}}
-        write_tff(h5py, tmp_path / f"shakespeare_{part}.h5", clients)
+        write_tff(tmp_path / f"shakespeare_{part}.h5", clients)
     path = tmp_path / "shakespeare_test.h5"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ValueError, match="expected an HDF5 file of TensorFlow Fed"):
         data.load("shakespeare", tmp_path)
-    write_tff(h5py, path, {"HAMLET": {"pixels": np.zeros((1, 2))}})
+    write_tff(path, {"HAMLET": {"pixels": np.zeros((1, 2))}})
     with pytest.raises(ValueError, match="expected an HDF5 file of TensorFlow Fed"):
         data.load("shakespeare", tmp_path)

@@ -1,9 +1,11 @@
-"""A user's own arrays and files."""
+"""A user's own arrays, tables, archives and folders of images."""
 
 import csv
 
 import numpy as np
 import pytest
+from error_lines import one_line
+from PIL import Image
 
 from fedjax_muon import data, partition
 
@@ -69,7 +71,7 @@ def test_token_ids_stay_as_they_are():
     ids = np.arange(40).reshape(10, 4)
     dataset = data.from_arrays(ids, [0, 1] * 5, text=True)
     assert dataset.x_train.dtype == np.int32
-    assert dataset.tokens == 40
+    assert (dataset.tokens, dataset.standardization) == (40, None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,10 @@ def test_token_ids_stay_as_they_are():
         ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),
         ({"x": X * 1e300}, "x_train has NaN or infinity in 48 of 48"),
         ({"text": True}, "x must be an array of token ids, got float64"),
-        ({"x": np.full((60, 2), 2**40), "text": True}, "x: token ids must be below 2."),
+        (
+            {"x": np.full((60, 2), 2**40), "text": True},
+            "x: token ids must be below 2.31, got 1099511627776",
+        ),
         ({"test": (X[:, :3], Y)}, "must hold examples of one shape and dtype"),
         ({"test": (X, Y[:3])}, "y_test must be 60 integers on one axis"),
     ],
@@ -127,9 +132,8 @@ def test_owners_of_a_data_set_are_checked_and_kept():
             data.check(dataset._replace(owners=wrong))
     rest, (x, _) = data.hold_out(dataset, 0.25)
     assert len(rest.owners) == len(rest.x_train) == 48 - len(x)
-    rows = {
-        row.tobytes(): o for row, o in zip(dataset.x_train, dataset.owners, strict=True)
-    }
+    owned = zip(dataset.x_train, dataset.owners, strict=True)
+    rows = {row.tobytes(): owner for row, owner in owned}
     assert [rows[row.tobytes()] for row in rest.x_train] == rest.owners.tolist()
 
 
@@ -152,10 +156,8 @@ def table(rows=range(60)):
 def test_a_table_is_its_arrays(tmp_path):
     path = written(tmp_path / "a.csv", table())
     given = {"label": "risk", "owner": "bank", "exclude": ["note", "part"]}
-    ours = data.from_csv(path, **given)
     expected = data.from_arrays(X[:, :2].astype(np.float32), Y, owners=OWNERS)
-    for one, other in zip(ours, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(data.from_csv(path, **given), expected)
 
 
 def test_a_column_divides_a_table(tmp_path):
@@ -163,20 +165,14 @@ def test_a_column_divides_a_table(tmp_path):
     ours = data.from_csv(path, label="risk", exclude=["note", "bank"], split="part")
     rows = np.arange(60) % 4 == 3
     expected = data.from_arrays(X[~rows, :2], Y[~rows], test=(X[rows, :2], Y[rows]))
-    for one, other in zip(ours, expected, strict=True):
-        if one is not None:
-            np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(ours, expected)
 
 
 def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
-    rows = [["a", "n"], *([i, 1 + 9 * (i % 2)] for i in range(20))]
-    assert data.from_csv(written(tmp_path / "a.csv", rows), label="n").classes == (
-        "1",
-        "10",
-    )
-    rows = [["a", "n"], *([i, f"0{i % 2}"] for i in range(20))]
-    dataset = data.from_csv(written(tmp_path / "a.csv", rows), label="n")
-    assert dataset.classes == ("00", "01")
+    for names in (("1", "10"), ("00", "01")):
+        rows = [["a", "n"], *([i, names[i % 2]] for i in range(20))]
+        dataset = data.from_csv(written(tmp_path / "a.csv", rows), label="n")
+        assert dataset.classes == names
 
 
 @pytest.mark.parametrize(
@@ -203,32 +199,23 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
 def test_wrong_tables_are_refused(text, said, tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=said) as caught:
+    with one_line(said, path):
         data.from_csv(path, label="risk")
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_wrong_columns_are_refused(tmp_path):
+    path = written(tmp_path / "a.csv", table())
+    every = ["age", "bank", "note", "part", "income"]
+    neither = "line 2: 'b' in column 'bank' is neither train nor test"
+    for given, said in (
         ({"owner": "bnk"}, "no column 'bnk' for owner; its columns are age, bank, "),
         ({"exclude": ["no"]}, "no column 'no' for exclude"),
-        (
-            {"split": "bank", "exclude": ["note", "part"]},
-            "line 2: 'b' in column 'bank' is neither train nor test",
-        ),
-        ({"exclude": ["age", "bank", "note", "part", "income"]}, "no column is left"),
-    ],
-)
-def test_wrong_columns_are_refused(given, said, tmp_path):
-    path = written(tmp_path / "a.csv", table())
-    with pytest.raises(ValueError, match=said):
-        data.from_csv(path, label="risk", **given)
-
-
-def test_a_part_without_rows_is_refused(tmp_path):
-    path = written(tmp_path / "a.csv", table(range(3)))
+        ({"split": "bank", "exclude": ["note", "part"]}, neither),
+        ({"exclude": every}, "no column is left"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            data.from_csv(path, label="risk", **given)
+    written(path, table(range(3)))
     with pytest.raises(ValueError, match="no row has test in column 'part'"):
         data.from_csv(path, label="risk", exclude=["note", "bank"], split="part")
 
@@ -236,9 +223,7 @@ def test_a_part_without_rows_is_refused(tmp_path):
 def test_an_archive_is_its_arrays(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=X, y=Y, owner=OWNERS)
-    expected = data.from_arrays(X, Y, owners=OWNERS)
-    for one, other in zip(data.from_npz(path), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(data.from_npz(path), data.from_arrays(X, Y, owners=OWNERS))
     names = np.array(["high", "low", "none"])
     np.savez(path, x=X, y=Y, x_test=X[:3], y_test=Y[:3], classes=names)
     dataset = data.from_npz(str(path))
@@ -261,9 +246,8 @@ def test_an_archive_is_its_arrays(tmp_path):
 def test_wrong_archives_are_refused(arrays, said, tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, allow_pickle=True, **arrays)
-    with pytest.raises(ValueError, match=said) as caught:
+    with one_line(said, path):
         data.from_npz(path)
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("read", [data.from_npz, data.from_csv])
@@ -273,3 +257,94 @@ def test_a_missing_file_is_named(read, tmp_path):
         read(tmp_path / "none", **given)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read(tmp_path, **given)
+
+
+# ---------------------------------------------------------- folders of images
+
+COLORS = RNG.integers(0, 255, size=(24, 6, 5, 3), dtype=np.uint8)
+GRAYS = COLORS[..., 0]
+CLASSES = ("cat", "dog")
+
+
+def painted(root, images, suffix=".png"):
+    """Images of both classes in turns, each of one of three owners."""
+    for i, image in enumerate(images):
+        place = root / CLASSES[i % 2] / f"owner{i % 3}_{i:02}{suffix}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place)
+    return root
+
+
+def order(count):
+    """The numbers of images in the order of their paths."""
+    return sorted(range(count), key=lambda i: (i % 2, i % 3, i))
+
+
+@pytest.mark.parametrize("images", [COLORS, GRAYS])
+def test_images_are_their_arrays(images, tmp_path):
+    owner = lambda image: image.stem.partition("_")[0]
+    ours = data.from_folder(painted(tmp_path, images), owner=owner)
+    places = order(24)
+    x = images.reshape(24, 6, 5, -1)[places]
+    labels = [CLASSES[i % 2] for i in places]
+    owners = [i % 3 for i in places]
+    np.testing.assert_equal(ours, data.from_arrays(x, labels, owners=owners))
+    assert ours.classes == CLASSES
+
+
+def test_training_and_test_folders_are_kept(tmp_path):
+    painted(tmp_path / "train", COLORS[:18])
+    painted(tmp_path / "test", COLORS[18:])
+    ours = data.from_folder(tmp_path)
+    assert (len(ours.x_train), len(ours.x_test)) == (18, 6)
+    train, test = order(18), [18 + i for i in order(6)]
+    label = lambda places: [CLASSES[i % 2] for i in places]
+    held = COLORS[test], label(test)
+    expected = data.from_arrays(COLORS[train], label(train), test=held)
+    np.testing.assert_equal(ours, expected)
+    assert ours.owners is None
+
+
+def test_images_of_several_sizes_are_resized(tmp_path, monkeypatch):
+    painted(tmp_path, [*COLORS[:22], *RNG.integers(0, 255, (2, 9, 9), np.uint8)])
+    with one_line("expected 6 x 5 pixels as in .* found 9 x 9; "):
+        data.from_folder(tmp_path)
+    dataset = data.from_folder(tmp_path, size=(4, 8))
+    assert dataset.x_train.shape[1:] == (4, 8, 3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # so all are bombs
+    with pytest.raises(ValueError, match=r"owner.*: expected a PNG image"):
+        data.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".JPG", ".bmp", ".tiff", ".webp"])
+def test_other_formats(suffix, tmp_path):
+    dataset = data.from_folder(painted(tmp_path, COLORS, suffix))
+    assert len(dataset.x_train) + len(dataset.x_test) == 24
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not an image", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
+)
+def test_damaged_images_are_named(content, tmp_path):
+    painted(tmp_path, COLORS)
+    spoilt = tmp_path / "cat/owner0_00.png"
+    whole = spoilt.read_bytes()
+    for found in (content, whole[:99]):
+        spoilt.write_bytes(found)
+        with one_line("expected a PNG image, found a damaged file", spoilt):
+            data.from_folder(tmp_path)
+
+
+def test_wrong_folders_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*none"):
+        data.from_folder(tmp_path / "none")
+    with pytest.raises(ValueError, match="found none; it must have CLASS/IMAGE, or"):
+        data.from_folder(tmp_path)
+    Image.fromarray(COLORS[0]).save(tmp_path / "a.png")  # in no class
+    painted(tmp_path, COLORS[::2][:1])
+    with pytest.raises(ValueError, match="each a class, found cat; it must have"):
+        data.from_folder(tmp_path)
+    painted(tmp_path, COLORS[:3])
+    with one_line("a test share of 0.2 leaves one side without"):
+        data.from_folder(tmp_path)

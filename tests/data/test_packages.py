@@ -67,18 +67,15 @@ def test_speakers_of_two_speeches_are_owners(tmp_path):
     texts = ["Good morrow  to you.\nA second line.\nFarewell."] * 2
     texts.append("Ay.\nHe goes.\nAgain, and again.")
     cuts = [round(0.8 * len(text)) for text in texts]
-    expected = [
-        [text[end] for end in range(1, cut, plays.STRIDE)]
-        for text, cut in zip(texts, cuts, strict=True)
-    ]
+    parts = list(zip(texts, cuts, strict=True))
+    expected = [[*text[1 : cut : plays.STRIDE]] for text, cut in parts]
     found = [characters.LETTERS[label] for label in ours.y_train]
     assert found == [one for own in expected for one in own]
     assert np.bincount(ours.owners).tolist() == [len(own) for own in expected]
     last = "".join(characters.LETTERS[i - 1] for i in ours.x_train[-1] if i)
     assert texts[-1].startswith(last)
-    held = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
     tested = [characters.LETTERS[label] for label in ours.y_test]
-    assert tested == [c for text in held for c in text[1 :: plays.STRIDE]]
+    assert tested == [c for text, cut in parts for c in text[cut:][1 :: plays.STRIDE]]
 
 
 def test_windows_are_padded_at_the_start_and_skip_unknown_characters():
@@ -122,14 +119,11 @@ def patients(path, count):
     rng = np.random.default_rng(0)
     lines = []
     for i in range(count):
-        name = heart_disease.HOSPITALS[i % 4]
-        kinds = rng.choice(heart_disease.PAIN), rng.choice(heart_disease.HEART)
-        sick, fast = i // 4 % 2, ("TRUE", "FALSE")[i % 2]
+        name, fast = heart_disease.HOSPITALS[i % 4], ("TRUE", "FALSE")[i % 2]
+        pain, heart = rng.choice(heart_disease.PAIN), rng.choice(heart_disease.HEART)
         chol = "" if i == 5 else 200 + i
-        lines.append(
-            f"{i},{40 + i},Male,{name},{kinds[0]},120,{chol},{fast},{kinds[1]},150,"
-            f"{fast},1.5,{3 * sick}\n"
-        )
+        start = f"{i},{40 + i},Male,{name},{pain},120,{chol},{fast},{heart},150,"
+        lines.append(f"{start}{fast},1.5,{3 * (i // 4 % 2)}\n")
     path.write_text(HEADER + "".join(lines))
     return path
 

@@ -1,4 +1,4 @@
-"""The splits of examples over clients: who owns what, how much of it, and when."""
+"""Splits of examples over clients, and their shares of positives."""
 
 import jax
 import jax.numpy as jnp
@@ -9,84 +9,91 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import confusion_matrix
 from sklearn.model_selection import train_test_split
 
-from fedjax_muon.data import partition
+from fedjax_muon.data import imbalance, partition
 
+KEY = jax.random.key(0)
 LABELS = np.random.default_rng(7).integers(0, 10, 4000)
 NUM_CLIENTS = 8
-PARTITIONS = {
-    "iid": lambda labels, clients, key: partition.iid(labels, clients, key=key),
-    "dirichlet": lambda labels, clients, key: partition.dirichlet(
-        labels, clients, 0.5, key=key
-    ),
-    "dirichlet_per_client": lambda labels, clients, key: partition.dirichlet_per_client(
-        labels, clients, 0.5, key=key
-    ),
-    "shards": lambda labels, clients, key: partition.shards(
-        labels, clients, 10, key=key
-    ),
+SPLITS = {
+    "iid": (),
+    "dirichlet": (0.5,),
+    "dirichlet_per_client": (0.5,),
+    "shards": (10,),
 }
-EXACT_COVERS = ("iid", "dirichlet", "shards")
+
+
+def parted(name, labels, num_clients, key):
+    split = getattr(partition, name)
+    return split(labels, num_clients, *SPLITS[name], key=key)
 
 
 def keys(number):
     return [jax.random.key(seed) for seed in range(number)]
 
 
-@pytest.mark.parametrize("name", EXACT_COVERS)
+def counts_by_key(labels, split, number):
+    """Examples by key, client and class."""
+    counts = lambda key: partition.label_counts(labels, split(key), labels.max() + 1)
+    return np.stack([counts(key) for key in keys(number)])
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "shards"])
 @pytest.mark.parametrize("num_clients", [1, 7, 40])
 def test_every_example_has_one_owner(name, num_clients):
-    parts = PARTITIONS[name](LABELS, num_clients, jax.random.key(3))
+    parts = parted(name, LABELS, num_clients, jax.random.key(3))
     assert len(parts) == num_clients
     assert min(len(part) for part in parts) >= 1
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(4000))
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_a_key_determines_the_partition(name):
-    split = lambda key: PARTITIONS[name](LABELS, NUM_CLIENTS, key)
+    split = lambda key: parted(name, LABELS, NUM_CLIENTS, key)
     first, again, other = map(split, (*[jax.random.key(5)] * 2, jax.random.key(6)))
     assert all(part.dtype == np.int32 for part in first)
-    for part, same in zip(first, again, strict=True):
-        np.testing.assert_array_equal(part, same)
+    np.testing.assert_equal(first, again)
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_both_words_of_a_key_count(name):
     # Folded keys differ from their parent in both words, hand-made ones in one.
     made = [
         jax.random.wrap_key_data(jnp.array(words, jnp.uint32))
         for words in ((0, 1), (1, 0), (1, 1))
     ]
-    first = [PARTITIONS[name](LABELS, NUM_CLIENTS, key)[0] for key in made]
+    first = [parted(name, LABELS, NUM_CLIENTS, key)[0] for key in made]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert not np.array_equal(first[i], first[j])
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_the_numbers_that_stand_for_classes_do_not_matter(name):
-    parts = PARTITIONS[name](LABELS, NUM_CLIENTS, jax.random.key(1))
-    renamed = PARTITIONS[name](
-        (13 * LABELS - 40).astype(np.int8), NUM_CLIENTS, jax.random.key(1)
-    )
-    for part, same in zip(parts, renamed, strict=True):
-        np.testing.assert_array_equal(part, same)
+    parts = parted(name, LABELS, NUM_CLIENTS, jax.random.key(1))
+    numbers = (13 * LABELS - 40).astype(np.int8)
+    renamed = parted(name, numbers, NUM_CLIENTS, jax.random.key(1))
+    np.testing.assert_equal(parts, renamed)
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_a_client_holds_its_examples_in_random_order(name):
     # With sorted labels, an order by class would also be an order by index. A random
     # permutation of m numbers has (m - 1) / 2 ascents with variance (m + 1) / 12
     # (Eulerian numbers).
-    (part,) = PARTITIONS[name](np.sort(LABELS), 1, jax.random.key(0))
+    (part,) = parted(name, np.sort(LABELS), 1, KEY)
     ascents = np.count_nonzero(np.diff(part) > 0)
     assert abs(ascents - (len(part) - 1) / 2) < 5 * np.sqrt((len(part) + 1) / 12)
     assert not np.array_equal(part, np.roll(part, 1))
 
 
-def test_iid_sizes_differ_by_at_most_one():
-    sizes = [len(part) for part in partition.iid(LABELS, 7, key=jax.random.key(0))]
-    assert sorted(set(sizes)) == [571, 572]  # 4000 = 7 * 571 + 3
+def test_sizes_differ_by_at_most_one():
+    sizes = lambda parts: {len(part) for part in parts}
+    assert sizes(partition.iid(LABELS, 7, key=KEY)) == {571, 572}  # 4000 = 7 * 571 + 3
+    assert sizes(partition.shards(np.zeros(103, int), 10, 1, key=KEY)) == {10, 11}
+    parts = partition.dirichlet_per_client(LABELS, 7, 0.1, key=KEY)
+    assert [len(part) for part in parts] == [571] * 7  # 4000 // 7
+    parts = partition.dirichlet_per_client(LABELS, 7, 0.1, key=KEY, size=33)
+    assert [len(part) for part in parts] == [33] * 7
 
 
 def test_iid_counts_are_hypergeometric():
@@ -106,16 +113,9 @@ def test_dirichlet_shares_have_the_moments_of_the_law(alpha):
     clients, per_class, num_keys = 4, 1000, 300
     labels = np.repeat(np.arange(10), per_class)
     # With ten classes of 1000, no client is ever empty, so min_size=1 rejects nothing.
-    shares = np.concatenate(
-        [
-            partition.label_counts(
-                labels,
-                partition.dirichlet(labels, clients, alpha, key=key, min_size=1),
-                10,
-            ).T
-            for key in keys(num_keys)
-        ]
-    )  # [classes of all keys, clients], independent rows
+    split = lambda key: partition.dirichlet(labels, clients, alpha, key=key, min_size=1)
+    shares = np.swapaxes(counts_by_key(labels, split, num_keys), 1, 2)
+    shares = shares.reshape(-1, clients)  # of classes of all keys, independent rows
     shares = shares / per_class
     law = stats.dirichlet(np.full(clients, alpha))
     samples = len(shares)
@@ -137,14 +137,8 @@ def test_dirichlet_shares_have_the_moments_of_the_law(alpha):
 
 def test_dirichlet_classes_are_split_independently():
     labels = np.repeat(np.arange(2), 1000)
-    pairs = np.array(
-        [
-            partition.label_counts(
-                labels, partition.dirichlet(labels, 3, 1.0, key=key, min_size=1), 2
-            )[0]
-            for key in keys(400)
-        ]
-    )
+    split = lambda key: partition.dirichlet(labels, 3, 1.0, key=key, min_size=1)
+    pairs = counts_by_key(labels, split, 400)[:, 0]
     # Correlation of n independent pairs has standard deviation 1 / sqrt(n). A split
     # that drew one p for all classes would give 1.
     assert abs(np.corrcoef(pairs.T)[0, 1]) < 5 / np.sqrt(400)
@@ -152,10 +146,10 @@ def test_dirichlet_classes_are_split_independently():
 
 def test_dirichlet_limits():
     labels = np.repeat(np.arange(5), 60)
-    even = partition.dirichlet(labels, 3, 1e12, key=jax.random.key(0))
+    even = partition.dirichlet(labels, 3, 1e12, key=KEY)
     # Equal shares of 20, moved by at most one example at either cut.
     assert np.all(abs(partition.label_counts(labels, even, 5) - 20) <= 1)
-    alone = partition.dirichlet(labels, 3, 1e-9, key=jax.random.key(0))
+    alone = partition.dirichlet(labels, 3, 1e-9, key=KEY)
     assert set(partition.label_counts(labels, alone, 5).ravel()) == {0, 60}
 
 
@@ -174,31 +168,23 @@ def test_dirichlet_meets_its_default_minimum_on_digits(digit_labels):
 
 def test_dirichlet_repeats_until_the_minimum_is_met(digit_labels):
     # 32 clients: one draw in several hundred fits, so the first rarely does.
-    parts = partition.dirichlet(digit_labels, 32, 0.1, key=jax.random.key(0))
+    parts = partition.dirichlet(digit_labels, 32, 0.1, key=KEY)
     assert min(len(part) for part in parts) >= 10
-    longer = partition.dirichlet(
-        digit_labels, 32, 0.1, key=jax.random.key(0), max_tries=1_000_000
-    )
-    for part, same in zip(parts, longer, strict=True):
-        np.testing.assert_array_equal(part, same)
+    longer = partition.dirichlet(digit_labels, 32, 0.1, key=KEY, max_tries=1_000_000)
+    np.testing.assert_equal(parts, longer)
     with pytest.raises(ValueError, match=r"none of 1 Dirichlet.* raise alpha"):
-        partition.dirichlet(digit_labels, 32, 0.1, key=jax.random.key(0), max_tries=1)
+        partition.dirichlet(digit_labels, 32, 0.1, key=KEY, max_tries=1)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 2.0])
 def test_dirichlet_per_client_has_the_moments_of_the_law(alpha):
     size, num_keys = 250, 300
     labels = np.repeat(np.arange(5), [100, 200, 300, 400, 1000])
-    shares = np.concatenate(
-        [
-            partition.label_counts(
-                labels,
-                partition.dirichlet_per_client(labels, 8, alpha, key=key, size=size),
-                5,
-            )
-            for key in keys(num_keys)
-        ]
-    )  # [clients of all keys, classes], independent rows
+    split = lambda key: partition.dirichlet_per_client(
+        labels, 8, alpha, key=key, size=size
+    )
+    shares = counts_by_key(labels, split, num_keys)
+    shares = shares.reshape(-1, 5)  # of clients of all keys, independent rows
     shares = shares / size
     law = stats.dirichlet(np.full(5, alpha))
     # Every class has the same law, however large it is; the multinomial draw of the
@@ -209,15 +195,6 @@ def test_dirichlet_per_client_has_the_moments_of_the_law(alpha):
     squares = (shares**2).sum(axis=1)
     spread = 5 * squares.std() / np.sqrt(len(shares))
     assert abs(squares.mean() - 5 * (total + mean**2)) < spread
-
-
-def test_dirichlet_per_client_sizes_are_equal():
-    parts = partition.dirichlet_per_client(LABELS, 7, 0.1, key=jax.random.key(0))
-    assert [len(part) for part in parts] == [571] * 7  # 4000 // 7
-    parts = partition.dirichlet_per_client(
-        LABELS, 7, 0.1, key=jax.random.key(0), size=33
-    )
-    assert [len(part) for part in parts] == [33] * 7
 
 
 def test_dirichlet_per_client_uses_a_class_up_before_it_repeats():
@@ -249,11 +226,6 @@ def test_shards_are_runs_of_the_sorted_labels():
     assert abs(np.mean(means) - 4.5) < 5 * deviation / np.sqrt(300)
 
 
-def test_shards_of_unequal_size_differ_by_at_most_one():
-    parts = partition.shards(np.zeros(103, int), 10, 1, key=jax.random.key(0))
-    assert sorted({len(part) for part in parts}) == [10, 11]
-
-
 def test_label_counts_equal_a_confusion_matrix():
     parts = partition.dirichlet(LABELS, NUM_CLIENTS, 0.3, key=jax.random.key(9))
     owner = np.empty(len(LABELS), int)
@@ -261,12 +233,8 @@ def test_label_counts_equal_a_confusion_matrix():
         owner[part] = client
     everyone = confusion_matrix(owner, LABELS, labels=range(10))[:NUM_CLIENTS]
     np.testing.assert_array_equal(partition.label_counts(LABELS, parts, 10), everyone)
-
-
-def test_label_counts_of_nobody_and_of_absent_classes():
-    counts = partition.label_counts(
-        [0, 2, 2], [np.array([], int), np.array([1, 2, 2])], 4
-    )
+    parts = np.array([], int), np.array([1, 2, 2])  # a client of none, absent classes
+    counts = partition.label_counts([0, 2, 2], parts, 4)
     np.testing.assert_array_equal(counts, [[0, 0, 0, 0], [0, 0, 3, 0]])
 
 
@@ -279,75 +247,205 @@ def test_label_counts_of_nobody_and_of_absent_classes():
         (np.zeros(0, int), r"non-empty.*shape \(0,\)"),
     ],
 )
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_labels_must_be_integers_on_one_axis(name, labels, message):
     with pytest.raises(ValueError, match=message):
-        PARTITIONS[name](labels, 1, jax.random.key(0))
+        parted(name, labels, 1, KEY)
 
 
 @pytest.mark.parametrize("num_clients", [0, -3, 4001, 2.0, True])
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_number_of_clients_must_fit_the_examples(name, num_clients):
     with pytest.raises(ValueError, match=r"num_clients must be .* in 1\.\.4000"):
-        PARTITIONS[name](LABELS, num_clients, jax.random.key(0))
+        parted(name, LABELS, num_clients, KEY)
 
 
-@pytest.mark.parametrize(
-    "key", [0, jax.random.key_data(jax.random.key(0)), np.zeros(2, np.uint32)]
-)
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_key_must_be_typed(name, key):
+NO_KEYS = (0, jax.random.key_data(KEY), np.zeros(2, np.uint32), jax.random.split(KEY))
+
+
+@pytest.mark.parametrize("key", NO_KEYS)
+@pytest.mark.parametrize("name", SPLITS)
+def test_key_must_be_one_typed_key(name, key):
     with pytest.raises(TypeError, match=r"one typed key such as jax\.random\.key"):
-        PARTITIONS[name](LABELS, NUM_CLIENTS, key)
-
-
-def test_key_must_be_one():
-    with pytest.raises(TypeError, match="one typed key"):
-        partition.iid(LABELS, 2, key=jax.random.split(jax.random.key(0)))
+        parted(name, LABELS, NUM_CLIENTS, key)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.inf, np.nan])
 @pytest.mark.parametrize("split", [partition.dirichlet, partition.dirichlet_per_client])
 def test_alpha_must_be_positive_and_finite(split, alpha):
     with pytest.raises(ValueError, match="alpha must be positive and finite"):
-        split(LABELS, 2, alpha, key=jax.random.key(0))
+        split(LABELS, 2, alpha, key=KEY)
+
+
+def test_other_refusals():
+    dirichlet, per_client = partition.dirichlet, partition.dirichlet_per_client
+    counts = partition.label_counts
+    one = "at least 1, got 0"
+    for call, message in (
+        (lambda: dirichlet(LABELS, 2, 1.0, key=KEY, min_size=0), f"min_.*{one}"),
+        (lambda: dirichlet(LABELS, 2, 1.0, key=KEY, max_tries=0), f"max_.*{one}"),
+        (lambda: per_client(LABELS, 2, 1.0, key=KEY, size=0), f"size.*{one}"),
+        (lambda: partition.shards(LABELS, 2, 0, key=KEY), f"shards_per_client.*{one}"),
+        (lambda: counts(LABELS, [], 0), f"num_classes.*{one}"),
+        (lambda: counts([0, 3], [np.array([0])], 3), r"labels must be in 0\.\.2, got"),
+        (lambda: counts([-1, 0], [np.array([0])], 3), r"labels must be in 0\.\.2, got"),
+        (lambda: counts([0, 1], [[0], [0, 2]], 3), r"client 1 holds.*only 0\.\.1"),
+        (lambda: counts([0, 1], [[0], [-1]], 3), r"client 1 holds.*only 0\.\.1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_more_is_asked_for_than_there_is():
+    with pytest.raises(ValueError, match="401 clients cannot hold min_size=10 of 4000"):
+        partition.dirichlet(LABELS, 401, 1.0, key=KEY)
+    with pytest.raises(ValueError, match=r"40 clients x 101 shards.*got 4000"):
+        partition.shards(LABELS, 40, 101, key=KEY)
+
+
+# ------------------------------------------------------- shares of positives
+
+PAPER = [0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25]
+
+
+def labels_of(negatives, positives, seed=0):
+    labels = np.repeat([0, 1], [negatives, positives])
+    return np.random.default_rng(seed).permutation(labels)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("negatives", "positives", "ratio", "kept"),
     [
-        (lambda key: partition.dirichlet(LABELS, 2, 1.0, key=key, min_size=0), "min_"),
-        (lambda key: partition.dirichlet(LABELS, 2, 1.0, key=key, max_tries=0), "max_"),
-        (
-            lambda key: partition.dirichlet_per_client(LABELS, 2, 1.0, key=key, size=0),
-            "size",
-        ),
-        (lambda key: partition.shards(LABELS, 2, 0, key=key), "shards_per_client"),
-        (lambda key: partition.label_counts(LABELS, [], 0), "num_classes"),
+        (900, 900, 0.1, 100),  # 100 of 1000
+        (428, 444, 0.1, 48),  # 428 / 9 = 47.6
+        (70, 30, 0.3, 30),  # all
+        (5, 9, 0.0, 0),
+        (7, 9, 0.5, 7),
+        (0, 9, 1.0, 9),
     ],
 )
-def test_other_counts_must_be_positive(call, message):
-    with pytest.raises(ValueError, match=message + ".*at least 1, got 0"):
-        call(jax.random.key(0))
+def test_all_negatives_and_some_positives_stay(negatives, positives, ratio, kept):
+    labels = labels_of(negatives, positives)
+    ids = imbalance.drop_positives(labels, ratio, key=KEY)
+    assert ids.dtype == np.int32
+    assert len(set(ids.tolist())) == len(ids)
+    assert set(np.flatnonzero(labels == 0)) <= set(ids.tolist())
+    assert np.sum(labels[ids]) == kept
 
 
-def test_impossible_minimum():
-    with pytest.raises(ValueError, match="401 clients cannot hold min_size=10 of 4000"):
-        partition.dirichlet(LABELS, 401, 1.0, key=jax.random.key(0))
+def test_positives_are_drawn_at_random_and_shuffled():
+    labels = labels_of(90, 40)
+    share = np.zeros(len(labels))
+    place = []
+    for seed in range(400):
+        ids = imbalance.drop_positives(labels, 0.1, key=jax.random.key(seed))
+        share[ids] += 1 / 400
+        place.extend(np.flatnonzero(labels[ids]))
+    # 10 of 40; five standard deviations of a share of 400 draws, and of a mean place
+    assert np.all(abs(share[labels == 1] - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 400))
+    assert abs(np.mean(place) - 49.5) < 5 * np.sqrt(100**2 / 12 / len(place))
 
 
-def test_more_shards_than_examples():
-    with pytest.raises(ValueError, match=r"40 clients x 101 shards.*got 4000"):
-        partition.shards(LABELS, 40, 101, key=jax.random.key(0))
+def test_the_key_decides():
+    labels = labels_of(90, 90)
+    for draw in (
+        lambda key: imbalance.drop_positives(labels, 0.1, key=key),
+        lambda key: np.concatenate(imbalance.with_ratios(labels, [0.1, 0.3], key=key)),
+    ):
+        np.testing.assert_array_equal(draw(KEY), draw(KEY))
+        assert not np.array_equal(draw(KEY), draw(jax.random.key(1)))
+        with pytest.raises(TypeError, match="typed key"):
+            draw(0)
 
 
-@pytest.mark.parametrize("labels", [[0, 3], [-1, 0]])
-def test_label_counts_refuse_labels_outside_the_classes(labels):
-    with pytest.raises(ValueError, match=r"labels must be in 0\.\.2, got"):
-        partition.label_counts(labels, [np.array([0])], 3)
+def needed(size, ratios):
+    """Positives and negatives that the clients need, in plain Python."""
+    positives = [int(ratio * size + 0.5) for ratio in ratios]
+    return sum(positives), sum(size - p for p in positives)
 
 
-@pytest.mark.parametrize("part", [[0, 2], [-1]])
-def test_label_counts_refuse_indices_of_other_labels(part):
-    with pytest.raises(ValueError, match=r"client 1 holds.*only 0\.\.1"):
-        partition.label_counts([0, 1], [np.array([0]), np.array(part)], 3)
+@pytest.mark.parametrize("ratios", [PAPER, [0.5], [0.0, 1.0, 0.3], np.array([0.9] * 3)])
+@pytest.mark.parametrize(("negatives", "positives"), [(4000, 5000), (900, 170)])
+def test_clients_have_their_ratios_and_no_more_would_do(ratios, negatives, positives):
+    labels = labels_of(negatives, positives)
+    parts = imbalance.with_ratios(labels, ratios, key=KEY)
+    (size,) = {len(part) for part in parts}
+    everything = np.concatenate(parts)
+    assert everything.dtype == np.int32
+    assert len(set(everything.tolist())) == len(everything)
+    assert len(parts) == len(ratios)
+    for part, ratio in zip(parts, ratios, strict=True):
+        assert abs(np.sum(labels[part]) - ratio * size) <= 0.5
+    larger = needed(size + 1, ratios)
+    assert larger[0] > positives or larger[1] > negatives
+
+
+def test_clients_are_drawn_at_random_and_shuffled():
+    labels = labels_of(300, 100)
+    owned = np.zeros(len(labels))
+    place = []
+    for seed in range(300):
+        part = imbalance.with_ratios(labels, [0.1, 0.2], key=jax.random.key(seed))[0]
+        owned[part] += 1 / 300
+        place.extend(np.flatnonzero(labels[part]) / (len(part) - 1))
+    for k in (0, 1):
+        share = owned[labels == k]
+        deviation = np.sqrt(share.mean() * (1 - share.mean()) / 300)
+        assert np.all(abs(share - share.mean()) < 5 * deviation)
+    assert abs(np.mean(place) - 0.5) < 5 * np.sqrt(1 / 12 / len(place))
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
+def test_ratios_outside_of_0_to_1(ratio):
+    labels = labels_of(9, 9)
+    with pytest.raises(ValueError, match=r"ratio must be in \[0, 1\], got"):
+        imbalance.drop_positives(labels, ratio, key=KEY)
+    with pytest.raises(ValueError, match=r"ratios\[1\] must be in \[0, 1\], got"):
+        imbalance.with_ratios(labels, [0.5, ratio], key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2], r"labels must be 0 \(negative\) or 1 \(positive\), got 2 too"),
+        ([0, 1, -1], "got -1 too"),
+        ([0.0, 1.0], "one non-empty axis of integers"),
+        ([], "one non-empty axis of integers"),
+    ],
+)
+def test_labels_of_other_kinds(labels, message):
+    with pytest.raises(ValueError, match=message):
+        imbalance.drop_positives(labels, 0.5, key=KEY)
+    with pytest.raises(ValueError, match=message):
+        imbalance.with_ratios(labels, [0.5], key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "positives", "ratio", "message"),
+    [
+        (90, 9, 0.1, r"needs 10 positives, which must be in 1\.\.9; choose a lower"),
+        (4, 9, 0.1, r"with 4 negatives needs 0 positives.*choose a higher ratio"),
+        (0, 9, 0.1, "with 0 negatives needs 0 positives"),
+        (2, 9, 1.0, "ratio 1 leaves no room for the 2 negatives"),
+    ],
+)
+def test_impossible_ratios(negatives, positives, ratio, message):
+    with pytest.raises(ValueError, match=message):
+        imbalance.drop_positives(labels_of(negatives, positives), ratio, key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "positives", "ratios", "message"),
+    [
+        (99, 0, PAPER, r"client 0 of 8 with a ratio of 0\.05 would get 0 positives"),
+        (0, 99, [0.9, 0.5], r"client 0 .* 0 negatives, out of 99 and 0 for all"),
+        (40, 40, PAPER, r"client 0 .* get 0 positives and \d negatives, out of 40"),
+        (5, 1, [0.0, 1.0, 1.0], "client 2 of 3 with a ratio of 1.0 would get 1 posit"),
+        (1, 5, [1.0, 0.0, 0.0], "client 2 of 3 with a ratio of 0.0 .* 1 negatives"),
+        (2, 1, [0.0] * 5, "client 2 of 5"),
+        (9, 9, [], "ratios must hold one number for every client, got none"),
+    ],
+)
+def test_clients_without_enough(negatives, positives, ratios, message):
+    with pytest.raises(ValueError, match=message):
+        imbalance.with_ratios(labels_of(negatives, positives), ratios, key=KEY)

@@ -1,18 +1,15 @@
-"""Sentences: vocabulary and ids against plain Python, files written and damaged."""
+"""Sentences and pairs: ids against plain Python, files written and damaged."""
 
 import re
 
 import numpy as np
 import pytest
-from published import allow_small
+from error_lines import one_line
 
 from fedjax_muon import data
 from fedjax_muon.data import text
 
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch):
-    allow_small(monkeypatch, *text.SETS)
+pytestmark = pytest.mark.usefixtures("small_files")
 
 
 TRAIN = [
@@ -62,26 +59,17 @@ def test_every_example_has_a_token():
     vocabulary = text.build_vocabulary(TRAIN, 6)
     encoded = text.encode(vocabulary, ["", " ", "?!", "unheard"], 4)
     np.testing.assert_array_equal(encoded, [[text.UNKNOWN, 0, 0, 0]] * 4)
+    assert text.encode(vocabulary, [], 4).shape == (0, 4)
 
 
-def test_no_sentences_give_no_rows():
-    assert text.encode(text.build_vocabulary(TRAIN, 6), [], 4).shape == (0, 4)
-
-
-@pytest.mark.parametrize(
-    ("sentences", "size", "message"),
-    [
+def test_impossible_vocabularies_and_lengths():
+    for sentences, size, message in (
         (TRAIN, 2, "size must be 3 or more, got 2"),
         (["...", ""], 9, "no word in 2 training sentences"),
         ([], 9, "no word in 0 training sentences"),
-    ],
-)
-def test_impossible_vocabularies(sentences, size, message):
-    with pytest.raises(ValueError, match=message):
-        text.build_vocabulary(sentences, size)
-
-
-def test_length_is_positive():
+    ):
+        with pytest.raises(ValueError, match=message):
+            text.build_vocabulary(sentences, size)
     with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         text.encode(text.build_vocabulary(TRAIN, 6), TRAIN, 0)
 
@@ -90,16 +78,10 @@ def test_vocabulary_and_length_come_from_the_training_texts():
     train = text.Sentences(["one two three", "two", "three two"], [0, 1, 1])
     test = text.Sentences(["four four four four five", "three"], [1, 0])
     tokens = text.tokenized(train, test, ("no", "yes"))
-    ids = {"two": 2, "three": 3, "one": 4}
-    np.testing.assert_array_equal(
-        tokens.x_train,
-        [
-            [ids["one"], ids["two"], ids["three"]],
-            [ids["two"], 0, 0],
-            [ids["three"], ids["two"], 0],
-        ],
-    )
-    np.testing.assert_array_equal(tokens.x_test, [[1, 1, 1], [ids["three"], 0, 0]])
+    two, three, one = 2, 3, 4
+    expected = [[one, two, three], [two, 0, 0], [three, two, 0]]
+    np.testing.assert_array_equal(tokens.x_train, expected)
+    np.testing.assert_array_equal(tokens.x_test, [[1, 1, 1], [three, 0, 0]])
     np.testing.assert_array_equal(tokens.y_train, [0, 1, 1])
     assert data.check(tokens).tokens == 5
     assert tokens.classes == ("no", "yes")
@@ -117,7 +99,6 @@ def test_held_out_tokens_count_too():
     x = np.zeros((20, 2), np.int32)
     x[:, 0] = np.arange(20)
     y = np.tile(np.int32([0, 1]), 10)
-    whole = data.check(data.Dataset(x, y, x[:2], y[:2], ("no", "yes")))
     for seed_of_rarest in range(20):  # whichever examples are held out
         rarest = x.copy()
         rarest[seed_of_rarest, 1] = 50
@@ -130,13 +111,8 @@ def test_held_out_tokens_count_too():
 # ---------------------------------------------------------------------- files
 
 # A quote that is never closed and one around a comma belong to the sentence in GLUE.
-GLUE_TRAIN = [
-    ('"good , film', 1),
-    ("bad film", 0),
-    ('so "good , very" good', 1),
-    ("", 0),
-]
-GLUE_TEST = [("a good film", 1), ("bad", 0)]
+ROWS = [('"good , film', 1), ("bad film", 0), ('so "good , very" good', 1), ("", 0)]
+TEST_ROWS = [("a good film", 1), ("bad", 0)]
 
 
 def sst2_lines(rows):
@@ -154,22 +130,15 @@ def write(path, lines, end="\n"):
 
 def write_glue(name, folder, **options):
     lines = {"sst2": sst2_lines, "cola": cola_lines}[name]
-    write(folder / "train.tsv", lines(GLUE_TRAIN), **options)
-    write(folder / "dev.tsv", lines(GLUE_TEST), **options)
+    write(folder / "train.tsv", lines(ROWS), **options)
+    write(folder / "dev.tsv", lines(TEST_ROWS), **options)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize(
-    ("name", "folder"),
-    [
-        ("sst2", "glue/SST-2"),
-        ("sst2", "SST-2"),
-        ("cola", "glue/CoLA"),
-        ("cola", "CoLA"),
-    ],
-)
-def test_glue_round_trip(tmp_path, name, folder, end):
-    write_glue(name, tmp_path / folder, end=end)
+@pytest.mark.parametrize("below", ["glue", "."])
+@pytest.mark.parametrize(("name", "folder"), [("sst2", "SST-2"), ("cola", "CoLA")])
+def test_glue_round_trip(tmp_path, name, folder, below, end):
+    write_glue(name, tmp_path / below / folder, end=end)
     loaded = data.load(name, tmp_path)
     ids = {"good": 2, "film": 3, "bad": 4, "so": 5, "very": 6}
     expected = [["good", "film"], ["bad", "film"], ["so", "good", "very", "good"], []]
@@ -207,13 +176,10 @@ def test_yelp_labelled_round_trip(tmp_path, folder, quoted, end):
 
 @pytest.mark.parametrize("name", text.SETS)
 def test_missing_files(tmp_path, name):
-    with pytest.raises(FileNotFoundError) as caught:
-        data.load(name, tmp_path)
-    message = str(caught.value)
     row = text.SETS[name]
-    assert "\n" not in message
-    for word in (*row.files, *(str(tmp_path / each) for each in row.folders), row.url):
-        assert word in message
+    words = (*row.files, *(tmp_path / folder for folder in row.folders), row.url)
+    with one_line(f"^{name}: ", *words, error=FileNotFoundError):
+        data.load(name, tmp_path)
 
 
 def test_both_files_are_needed(tmp_path):
@@ -223,30 +189,37 @@ def test_both_files_are_needed(tmp_path):
         data.load("sst2", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "line", "message"),
-    [
-        ("sst2", 2, "good film", "expected 2 columns between tabs, found 1"),
-        ("sst2", 3, "good\tfilm\t1", "expected 2 columns between tabs, found 3"),
-        ("sst2", 3, "", "expected 2 columns between tabs, found 0"),
-        ("sst2", 3, "good\t2", "expected the label 0 or 1, found '2'"),
-        ("sst2", 3, "good\tlabel", "expected the label 0 or 1, found 'label'"),
-        ("sst2", 1, "index\tsentence", "expected the columns sentence, label"),
-        ("cola", 1, "gj04\t1\tgood", "expected 4 columns between tabs, found 3"),
-        ("cola", 2, "gj04\tx\t\tgood", "expected the label 0 or 1, found 'x'"),
-    ],
-)
+TWO = "expected the label entailment or not_entailment"
+THREE = "expected the label entailment or neutral or contradiction"
+WRONG = [
+    ("sst2", 2, "good film", "expected 2 columns between tabs, found 1"),
+    ("sst2", 3, "good\tfilm\t1", "expected 2 columns between tabs, found 3"),
+    ("sst2", 3, "", "expected 2 columns between tabs, found 0"),
+    ("sst2", 3, "good\t2", "expected the label 0 or 1, found '2'"),
+    ("sst2", 3, "good\tlabel", "expected the label 0 or 1, found 'label'"),
+    ("sst2", 1, "index\tsentence", "expected the columns sentence, label"),
+    ("cola", 1, "gj04\t1\tgood", "expected 4 columns between tabs, found 3"),
+    ("cola", 2, "gj04\tx\t\tgood", "expected the label 0 or 1, found 'x'"),
+    ("mrpc", 1, "Quality\t#1 String", "expected the columns #1 String, #2 String, Q"),
+    ("rte", 1, "index\tsentence1", "expected the columns sentence1, sentence2, lab"),
+    ("rte", 2, "0\ta\tb", "line 2: expected 4 columns between tabs, found 3"),
+    ("qnli", 3, "0\ta\tb\t1", f"line 3, column 4: {TWO}, found '1'; replace it"),
+    ("mnli", 4, "a\t" * 11 + "-", f"line 4, column 12: {THREE}, found '-'"),
+]
+
+
+@pytest.mark.parametrize(("name", "number", "line", "message"), WRONG)
 def test_wrong_lines_are_named(tmp_path, name, number, line, message):
-    path = tmp_path / text.SETS[name].folders[0] / "train.tsv"
-    write_glue(name, path.parent)
+    if name in HEADERS:
+        path = write_pairs(name, tmp_path)
+    else:
+        path = tmp_path / text.SETS[name].folders[0] / "train.tsv"
+        write_glue(name, path.parent)
     lines = path.read_text().splitlines()
     lines[number - 1] = line
     write(path, lines)
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with one_line(re.escape(message), path, f"line {number}"):
         data.load(name, tmp_path)
-    assert str(path) in str(caught.value)
-    assert f"line {number}" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_open_quote_does_not_join_lines(tmp_path):
@@ -259,15 +232,14 @@ def test_an_open_quote_does_not_join_lines(tmp_path):
 def test_files_without_sentences(tmp_path):
     write_glue("sst2", tmp_path / "SST-2")
     write_glue("cola", tmp_path / "CoLA")
-    write(tmp_path / "SST-2" / "dev.tsv", ["sentence\tlabel"])
-    with pytest.raises(ValueError, match=r"dev\.tsv: expected sentences, found none"):
-        data.load("sst2", tmp_path)
-    write(tmp_path / "CoLA" / "train.tsv", [])
-    with pytest.raises(ValueError, match=r"train\.tsv: expected sentences, found non"):
-        data.load("cola", tmp_path)
-    write(tmp_path / "SST-2" / "dev.tsv", [])
-    with pytest.raises(ValueError, match=r"dev\.tsv: expected the columns sentence"):
-        data.load("sst2", tmp_path)
+    for name, file, lines, message in (
+        ("sst2", "SST-2/dev.tsv", sst2_lines([]), "expected sentences, found none"),
+        ("cola", "CoLA/train.tsv", [], "expected sentences, found none"),
+        ("sst2", "SST-2/dev.tsv", [], "expected the columns sentence"),
+    ):
+        write(tmp_path / file, lines)
+        with pytest.raises(ValueError, match=f"{file}: {message}"):
+            data.load(name, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +249,114 @@ def test_damaged_files(tmp_path, content):
     path = tmp_path / "SST-2" / "train.tsv"
     write_glue("sst2", path.parent)
     path.write_bytes(path.read_bytes() + content)
-    with pytest.raises(ValueError, match=r"expected text in UTF-8.*damaged") as caught:
+    with one_line("expected text in UTF-8.*damaged", path):
         data.load("sst2", tmp_path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------- pairs of sentences
+
+PARSES = [f"sentence{i}_{kind}" for kind in ("binary_parse", "parse") for i in (1, 2)]
+MNLI = ["index", "promptID", "pairID", "genre", *PARSES, "sentence1", "sentence2"]
+HEADERS = {
+    "mrpc": ["\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"],
+    "qqp": ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"],
+    "qnli": ["index", "question", "sentence", "label"],
+    "rte": ["index", "sentence1", "sentence2", "label"],
+    "mnli": [*MNLI, "label1", "gold_label"],
+}
+# what five people said
+MATCHED = [*MNLI, *(f"label{i}" for i in range(1, 6)), "gold_label"]
+COLUMNS = {
+    "mrpc": ("#1 String", "#2 String", "\ufeffQuality"),
+    "qqp": ("question1", "question2", "is_duplicate"),
+    "qnli": ("question", "sentence", "label"),
+    "rte": ("sentence1", "sentence2", "label"),
+    "mnli": ("sentence1", "sentence2", "gold_label"),
+}
+LABELS = {"mrpc": "01", "qqp": "01", "mnli": ["entailment", "neutral", "contradiction"]}
+LABELS["qnli"] = LABELS["rte"] = ["entailment", "not_entailment"]
+# a quote that is never closed is a part of the sentence
+PAIRS = [('"good , film', "bad film", 1), ("bad film", "film", 0), ("so", "", 1)]
+TEST_PAIRS = [("a good film", "bad", 0), ("so so", "new", 1)]
+IDS = {"film": 2, "bad": 3, "good": 4, "so": 5}
+
+
+def pair_lines(name, rows, header):
+    found = ["\t".join(header)]
+    for first, second, label in rows:
+        values = dict.fromkeys(header, "neutral")
+        own = first, second, LABELS[name][label]
+        values |= dict(zip(COLUMNS[name], own, strict=True))
+        found.append("\t".join(values.values()))
+    return found
+
+
+def write_pairs(name, directory):
+    """Returns the path of the training file."""
+    folder = directory / "glue" / name.upper()
+    write(folder / "train.tsv", pair_lines(name, PAIRS, HEADERS[name]))
+    if name == "mnli":
+        write(folder / "dev_matched.tsv", pair_lines(name, TEST_PAIRS, MATCHED))
+    else:
+        write(folder / "dev.tsv", pair_lines(name, TEST_PAIRS, HEADERS[name]))
+    return folder / "train.tsv"
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_pairs_as_words(tmp_path, name):
+    write_pairs(name, tmp_path)
+    loaded = data.load(name, tmp_path)
+    row = lambda words: [IDS.get(word, 1) for word in words.split()]
+    pad = lambda ids: ids + [0] * (4 - len(ids))
+    train = ["good film bad film", "bad film film", "so"]
+    assert loaded.x_train.tolist() == [pad(row(words)) for words in train]
+    test = ["a good film bad", "so so new"]
+    assert loaded.x_test.tolist() == [pad(row(words)) for words in test]
+    assert loaded.y_train.tolist() == [1, 0, 1]
+    assert loaded.y_test.tolist() == [0, 1]
+    assert len(loaded.classes) == len(LABELS[name])
+    assert set(loaded.classes) == set(LABELS[name]) or name in ("mrpc", "qqp")
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_encoders_are_given_pairs(tmp_path, name):
+    write_pairs(name, tmp_path)
+    seen = []
+
+    def encode(texts):
+        seen.extend(texts)
+        return np.arange(3 * len(texts), dtype=np.int32).reshape(-1, 3)
+
+    encoder = text.Encoder(encode, padding=1, tokens=99)
+    loaded = data.load(name, tmp_path, encoder=encoder)
+    assert seen == [(a, b) for a, b, _ in (*PAIRS, *TEST_PAIRS)]
+    assert loaded.x_train.ravel().tolist() == list(range(9))
+    assert loaded.x_test.ravel().tolist() == list(range(9, 15))
+    assert loaded.tokens == 99
+    assert loaded.y_train.tolist() == [1, 0, 1]
+    assert loaded.y_test.tolist() == [0, 1]
+
+
+def test_encoders_are_given_sentences(tmp_path):
+    content = ["sentence\tlabel", "a film \t1", "bad \t0"]
+    for file in ("train.tsv", "dev.tsv"):
+        write(tmp_path / "SST-2" / file, content)
+    encode = lambda texts: np.int32([[len(text)] for text in texts])
+    encoder = text.Encoder(encode, padding=1, tokens=9)
+    loaded = data.load("sst2", tmp_path, encoder=encoder)
+    assert loaded.x_train.tolist() == loaded.x_test.tolist() == [[7], [4]]
+
+
+def test_questions_across_lines_are_left_out(tmp_path):
+    path = write_pairs("qqp", tmp_path)
+    content = pair_lines("qqp", PAIRS, HEADERS["qqp"])
+    cut = ["7\t8\t9\tWho wrote", "this?\tWho did?\t1"]
+    allowed = text.SETS["qqp"].table.broken
+    whole = data.load("qqp", tmp_path)
+    write(path, content[:2] + cut * (allowed // 2) + content[2:])
+    found = data.load("qqp", tmp_path)
+    np.testing.assert_array_equal(found.x_train, whole.x_train)
+    write(path, content[:2] + cut * (allowed // 2 + 1) + content[2:])
+    message = rf"line {allowed + 3}: expected 6 columns between tabs, found 4"
+    with pytest.raises(ValueError, match=message):
+        data.load("qqp", tmp_path)

@@ -36,10 +36,8 @@ def events(path) -> list:
     while data:
         (length,) = struct.unpack("<Q", data[:8])
         body = data[12 : 12 + length]
-        checks = struct.unpack("<I", data[8:12]) + struct.unpack(
-            "<I", data[12 + length : 16 + length]
-        )
-        assert checks == (masked(data[:8]), masked(body))
+        for place, part in ((8, data[:8]), (12 + length, body)):
+            assert struct.unpack_from("<I", data, place) == (masked(part),)
         found.append(event_pb2.Event.FromString(body))
         data = data[16 + length :]
     return found
@@ -55,18 +53,15 @@ def shown(directory) -> dict[str, list[tuple[int, float]]]:
                     points[tag] = [p for p in points[tag] if p[0] < event.step]
             for value in event.summary.value:
                 if value.WhichOneof("value") == "simple_value":
-                    points.setdefault(value.tag, []).append(
-                        (event.step, value.simple_value)
-                    )
+                    point = event.step, value.simple_value
+                    points.setdefault(value.tag, []).append(point)
     return points
 
 
 def expected(rows):
     single = lambda x: struct.unpack("f", struct.pack("f", x))[0]
-    return {
-        name: [(row["round"], single(row[name])) for row in rows]
-        for name in ("train_loss", "dropped")
-    }
+    points = lambda name: [(row["round"], single(row[name])) for row in rows]
+    return {name: points(name) for name in ("train_loss", "dropped")}
 
 
 def logged(tracker, rows):
@@ -75,7 +70,7 @@ def logged(tracker, rows):
             log(row)
 
 
-def test_records_are_scalars_with_the_round_as_step(tmp_path):
+def test_records_are_scalars_and_another_run_is_refused(tmp_path):
     logged(tensorboard(tmp_path), ROWS)
     assert shown(tmp_path) == expected(ROWS)
     (path,) = tmp_path.iterdir()
@@ -83,6 +78,8 @@ def test_records_are_scalars_with_the_round_as_step(tmp_path):
     assert first.file_version == "brain.Event:2"
     (text,) = [v for e in rest for v in e.summary.value if v.tag.startswith("config")]
     assert '"config.dataset": "digits"' in text.tensor.string_val[0].decode()
+    with pytest.raises(ValueError, match=r"event files of another run.*resume=True"):
+        tensorboard(tmp_path)
 
 
 def test_every_record_is_in_the_file_at_once(tmp_path):
@@ -107,12 +104,6 @@ def test_training_twice_with_one_tracker_goes_on(tmp_path):
     assert shown(tmp_path) == expected(ROWS)
 
 
-def test_the_files_of_another_run_are_refused(tmp_path):
-    logged(tensorboard(tmp_path), ROWS)
-    with pytest.raises(ValueError, match=r"event files of another run.*resume=True"):
-        tensorboard(tmp_path)
-
-
 def test_a_directory_that_cannot_be_made_is_said_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
     with (
@@ -123,10 +114,8 @@ def test_a_directory_that_cannot_be_made_is_said_at_the_start(tmp_path):
 
 
 def test_tensorboard_itself_shows_these_points(tmp_path):
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator",
-        reason="TensorBoard is not installed",
-    )
+    name = "tensorboard.backend.event_processing.event_accumulator"
+    accumulator = pytest.importorskip(name, reason="TensorBoard is not installed")
     logged(tensorboard(tmp_path), ROWS[:3])
     logged(tensorboard(tmp_path, resume=True), ROWS)
     with warnings.catch_warnings():

@@ -1,9 +1,16 @@
-"""What trackers are told, what is in a file of JSON lines, and what a failure does."""
+"""What trackers are told, what they have written, and what a failure does."""
 
+import contextlib
+import importlib.util
 import json
 import math
+import struct
 import sys
+import time
+import types
 import warnings
+from collections import defaultdict
+from importlib.machinery import ModuleSpec
 
 import federation
 import jax
@@ -12,6 +19,7 @@ import pytest
 from packages import needs
 
 import fedjax_muon as fm
+from fedjax_muon import tracking
 from fedjax_muon.core.packages import check_installed
 from fedjax_muon.simulation import training
 from fedjax_muon.tracking import Tracker, follow, json_lines
@@ -39,6 +47,18 @@ def fails(*_):
     raise OSError(28, "No space left on device")
 
 
+CONFIG = {"lr": 0.1, "config": {"dataset": "digits"}}
+
+
+def logged(tracker, rows, error=None):
+    ends = pytest.raises(error) if error else contextlib.nullcontext()
+    with ends, follow([tracker], CONFIG) as log:
+        for row in rows:
+            log(row)
+        if error:
+            raise error
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -50,19 +70,8 @@ def fails(*_):
 )
 def test_a_tracker_is_told_how_the_run_ended(error, status):
     seen: list = []
-
-    def run():
-        with follow([spy(seen)], {"lr": 0.1}) as log:
-            log(ROWS[0])
-            if error is not None:
-                raise error
-
-    if error is None:
-        run()
-    else:
-        with pytest.raises(error):
-            run()
-    assert seen == [("start", {"lr": 0.1}), ("record", ROWS[0]), ("end", status)]
+    logged(spy(seen), ROWS[:1], error)
+    assert seen == [("start", CONFIG), ("record", ROWS[0]), ("end", status)]
 
 
 @pytest.mark.parametrize("broken", ["on_start", "on_record", "on_end"])
@@ -113,10 +122,9 @@ def test_training_tells_trackers_and_functions_may_still_end_it():
 # -------------------------------------------------------------------- JSON lines
 
 
-def logged(tracker, rows, config=None):
-    with follow([tracker], config or {}) as log:
-        for row in rows:
-            log(row)
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "log.jsonl"
 
 
 @pytest.mark.slow
@@ -127,15 +135,13 @@ def test_lines_are_read_by_pandas(tmp_path):
     assert pandas.read_json(path, lines=True).to_dict("records") == ROWS
 
 
-def test_numbers_that_are_not_finite_are_null(tmp_path):
-    path = tmp_path / "log.jsonl"
+def test_numbers_that_are_not_finite_are_null(path):
     logged(json_lines(path), [{"round": 0, "loss": math.nan, "seconds": math.inf}])
     assert path.read_text() == '{"round": 0, "loss": null, "seconds": null}\n'
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30])
-def test_a_log_that_is_continued_has_every_round_once(tmp_path, cut):
-    path = tmp_path / "log.jsonl"
+def test_a_log_that_is_continued_has_every_round_once(path, cut):
     logged(json_lines(path), ROWS)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - cut])  # by a kill
@@ -143,24 +149,21 @@ def test_a_log_that_is_continued_has_every_round_once(tmp_path, cut):
     assert path.read_bytes() == whole + b'{"round": 12, "loss": 0.5}\n'
 
 
-def test_a_log_without_its_beginning_gets_what_it_lacks(tmp_path):
-    path = tmp_path / "log.jsonl"
+def test_a_log_without_its_beginning_gets_what_it_lacks(path):
     logged(json_lines(path), ROWS[1:2])
     logged(json_lines(path, resume=True), ROWS)
     rounds = [json.loads(line)["round"] for line in path.read_text().splitlines()]
     assert sorted(rounds) == [0, 5, 9]
 
 
-def test_an_existing_file_is_refused_unless_it_is_continued(tmp_path):
-    path = tmp_path / "log.jsonl"
+def test_an_existing_file_is_refused_unless_it_is_continued(path):
     path.write_text("")
     with pytest.raises(ValueError, match=r"exists already; .* resume=True"):
         json_lines(path)
 
 
 @pytest.mark.parametrize("text", ["no\n", "[]\n", '{"rounds": 1}\n', '{"round": {}}\n'])
-def test_another_file_is_left_alone(tmp_path, text):
-    path = tmp_path / "log.jsonl"
+def test_another_file_is_left_alone(path, text):
     path.write_text(text)
     with pytest.warns(UserWarning, match=r"line 1 of .*log.jsonl is not a record"):
         logged(json_lines(path, resume=True), ROWS)
@@ -192,12 +195,196 @@ def test_no_package_is_imported_before_training():
     assert not {"mlflow", "trackio"} & set(sys.modules)
 
 
-def test_names_of_nested_values_are_joined():
+def test_names_of_nested_values_are_joined_and_metrics_are_finite():
     config = {"lr": 0.1, "config": {"data": {"name": "digits"}, "sizes": (1, 2)}}
     expected = {"lr": 0.1, "config.data.name": "digits", "config.sizes": (1, 2)}
     assert flat(config) == expected
-
-
-def test_metrics_are_the_finite_numbers():
     record = {"round": 3, "loss": 0.5, "nan": math.nan, "inf": -math.inf, "note": "x"}
     assert metrics_of(record) == {"loss": 0.5}
+
+
+# ----------------------------- runs of Weights & Biases, MLflow and Trackio
+
+# A fake of each records the calls; where the package is installed, its own files are
+# read back.
+FIRST = [{"round": r, "train_loss": 1 / (1 + r), "seconds": r / 8} for r in (0, 5, 10)]
+LATER = {"round": 15, "train_loss": 0.25, "seconds": 2.0}
+CHANGED = [{**row, "train_loss": -1.0} for row in FIRST]  # which is not logged
+POINTS = {
+    name: [(row["round"], row[name]) for row in [*FIRST, LATER]]
+    for name in ("train_loss", "seconds")
+}
+
+
+def installed(package: str):
+    absent = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(absent, reason=f"{package} is of extra [{package}]")
+
+
+def interrupted(tracker):
+    logged(tracker, FIRST, KeyboardInterrupt)
+
+
+def fake(monkeypatch, name: str, **attributes):
+    module = types.ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+class Server:
+    """Runs by id: steps go up, as on the server of Weights & Biases."""
+
+    def __init__(self):
+        self.points = defaultdict(dict)
+        self.started, self.ended = [], []
+
+    def init(self, **given):
+        self.started.append(given)
+        points = self.points[given["id"]]
+        first = max(points) + 1 if points else 0
+
+        def log(metrics, step):
+            assert step >= first, "the server drops it"
+            points[step] = metrics
+
+        finish = lambda exit_code: self.ended.append(exit_code)
+        return types.SimpleNamespace(starting_step=first, log=log, finish=finish)
+
+
+def test_a_run_of_wandb_is_continued_after_its_last_step(monkeypatch):
+    server = Server()
+    fake(monkeypatch, "wandb", init=server.init, Settings=dict)
+    make = lambda: tracking.wandb("p", name="a", group="g", run_id="x")
+    interrupted(make())
+    logged(make(), [*FIRST, LATER])
+    steps = server.points["x"]
+    for name, points in POINTS.items():
+        assert [(step, row[name]) for step, row in steps.items()] == points
+    assert server.ended == [1, 0]
+    first, second = server.started
+    assert first == second
+    assert (first["project"], first["name"], first["group"]) == ("p", "a", "g")
+    assert first["config"] == CONFIG
+
+
+def test_trackers_of_two_runs_have_different_ids(monkeypatch):
+    server = Server()
+    fake(monkeypatch, "wandb", init=server.init, Settings=dict)
+    for _ in range(2):
+        logged(tracking.wandb(), FIRST)
+    assert len(server.points) == 2
+
+
+def test_a_run_of_trackio_is_continued_after_its_last_step(monkeypatch):
+    points: dict[str, dict] = defaultdict(dict)
+    ended = []
+
+    def init(project, *, name, resume, **given):
+        assert resume == "allow"
+        steps = points[name]
+        log = lambda metrics, step: steps.setdefault(step, metrics)
+        following = max(steps) + 1 if steps else 0
+        return types.SimpleNamespace(_next_step=following, log=log)
+
+    fake(monkeypatch, "trackio", init=init, finish=lambda: ended.append(1))
+    interrupted(tracking.trackio("p", name="a"))
+    logged(tracking.trackio("p", name="a"), [*CHANGED, LATER])
+    found = [(step, row["train_loss"]) for step, row in points["a"].items()]
+    assert found == POINTS["train_loss"]
+    assert ended == [1, 1]
+
+
+# --------------------------------------------------------------- the packages
+
+
+BLOCK = 2**15
+
+
+def stored(data: bytes) -> list[bytes]:
+    """The records of a file of wandb: a header of 7 bytes, and the blocks of a log of
+    LevelDB, in which a record is a checksum, a length, a kind, and the data."""
+    place, found, part = 7, [], b""
+    while place + 7 <= len(data):
+        if BLOCK - place % BLOCK < 7:  # padding
+            place += BLOCK - place % BLOCK
+            continue
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        if place + 7 + length > len(data):  # still being written
+            break
+        part += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            found.append(part)
+            part = b""
+    return found
+
+
+@pytest.mark.slow
+def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
+    wandb_internal_pb2 = needs("wandb.proto.wandb_internal_pb2")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "own"))
+    tracker = tracking.wandb("p", run_id="x", directory=tmp_path)
+    interrupted(tracker)
+    logged(tracker, [*FIRST, LATER])
+    files = sorted((tmp_path / "wandb").glob("offline-run-*-x/run-x.wandb"))
+    read = wandb_internal_pb2.Record.FromString
+    deadline = time.monotonic() + 60
+    while True:  # wandb's own process may write after the end of `finish`
+        records = [read(data) for data in stored(files[-1].read_bytes())]
+        kinds = [record.WhichOneof("record_type") for record in records]
+        if "exit" in kinds:
+            break
+        assert time.monotonic() < deadline, kinds
+        time.sleep(0.1)
+    points = defaultdict(list)
+    for record, kind in zip(records, kinds, strict=True):
+        if kind != "history":
+            continue
+        items = {
+            item.key or "/".join(item.nested_key): float(item.value_json)
+            for item in record.history.item
+        }
+        for name in POINTS:
+            points[name].append((int(items["_step"]), items[name]))
+    assert points == POINTS
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own packages
+@installed("mlflow")
+@pytest.mark.slow
+def test_a_store_of_mlflow_has_every_record_once(tmp_path):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    interrupted(tracking.mlflow(uri, experiment="e", name="a", run_id="x"))
+    client = MlflowClient(uri)
+    place = client.get_experiment_by_name("e").experiment_id
+    (run,) = client.search_runs([place])
+    assert run.info.status == "KILLED"
+    logged(tracking.mlflow(uri, experiment="e", run_id="x"), [*CHANGED, LATER])
+    logged(tracking.mlflow(uri, experiment="e"), FIRST[:1])  # another run
+    found = client.search_runs([place], order_by=["start_time"])
+    assert len(found) == 2
+    (run,) = [one for one in found if one.info.run_name == "a"]
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"lr": "0.1", "config.dataset": "digits"}
+    for name, points in POINTS.items():
+        history = client.get_metric_history(run.info.run_id, name)
+        assert sorted((point.step, point.value) for point in history) == points
+
+
+@installed("trackio")
+@pytest.mark.slow
+def test_a_database_of_trackio_has_every_record_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read by the first import
+    from trackio.sqlite_storage import SQLiteStorage
+
+    interrupted(tracking.trackio("p-test", name=tmp_path.name))
+    logged(tracking.trackio("p-test", name=tmp_path.name), [*CHANGED, LATER])
+    rows = SQLiteStorage.get_logs("p-test", tmp_path.name)
+    for name, points in POINTS.items():
+        assert [(row["step"], row[name]) for row in rows] == points

@@ -1,0 +1,448 @@
+"""Damaged and hostile files of every kind: one error, which says what to do."""
+
+import bz2
+import contextlib
+import gzip
+import json
+import lzma
+import os
+import random
+import shutil
+import struct
+import tracemalloc
+import zipfile
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damaged_files import refused
+from error_lines import one_line
+from PIL import Image
+from published import allow_small
+from tiny_images import write_npz
+
+from fedjax_muon import data
+from fedjax_muon.core.reading import reading
+from fedjax_muon.data import libsvm, text
+from fedjax_muon.data.byte_pairs import roberta_encoder
+from fedjax_muon.data.source import unpacked
+from tests.robustness import hostile
+from tests.robustness.data_files import cases
+from tests.robustness.tiny_files import IDX, KINDS, LIBSVM
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
+
+MEGABYTE = 2**20
+
+
+def test_random_damage(tmp_path):
+    """The harness goes on without end."""
+    found = islice(cases(random.Random(20), tmp_path), 150)
+    assert [case for case in found if case[2]] == []
+
+
+# ---------------------------------------------------------- errors of parsers
+
+ERRORS = (
+    KeyError("x_train"),
+    IndexError("out of range"),
+    OverflowError("too large"),
+    MemoryError(),
+    RecursionError("too deep"),
+    NotImplementedError("that compression method"),
+    struct.error("unpack requires"),
+    zipfile.BadZipFile("no zip"),
+    EOFError("the end"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+    OSError("image file is truncated"),
+    AttributeError("'list' object has no attribute 'get'"),
+    ValueError("several\nlines"),
+)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_of_parsers_become_one_line(error):
+    message = r"^a/b: expected a list, .* \(.+\); write it again$"
+    with one_line(message), reading(Path("a/b"), "a list", "write it again"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied", "a/b"),
+        ValueError("a/b, line 3: expected a number"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_other_errors_stay(error):
+    with pytest.raises(type(error)) as caught, reading(Path("a/b"), "a list"):
+        raise error
+    assert caught.value is error
+
+
+def test_long_messages_are_cut():
+    with pytest.raises(ValueError, match=r"x\.\.\.\); download") as caught:  # noqa: SIM117
+        with reading(Path("a/b"), "a list"):
+            raise KeyError("x" * 10_000)
+    assert len(str(caught.value)) < 500
+
+
+# --------------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "EPS"])
+def test_images_of_another_format(place, kind):
+    """Pillow starts a program to read EPS."""
+    KINDS["tiny_imagenet"].write(place)
+    Image.new("RGB", (8, 8)).save(place / "val/images/val_1.JPEG", kind)
+    message = "val_1.JPEG: expected a JPEG image, found a damaged"
+    refused("tiny_imagenet", place, message)
+
+
+@pytest.mark.parametrize("sides", [(65_500, 65_500), (10_000, 9_000), (5_000, 5_000)])
+def test_images_that_declare_another_size_are_not_decoded(place, sides):
+    KINDS["tiny_imagenet"].write(place)
+    path = place / "train/n01/images/n01_0.JPEG"
+    content = bytearray(path.read_bytes())
+    start = content.find(b"\xff\xc0") + 5
+    content[start : start + 4] = struct.pack(">2H", *sides)
+    path.write_bytes(content)
+    refused("tiny_imagenet", place, r"n01_0.JPEG: expected a.* (5000 x 5000|exceeds)")
+
+
+@pytest.mark.parametrize("wnid", ["../..", "/etc", "n0\0", "n1/n2", "n" + "1" * 99])
+def test_classes_are_not_paths(place, wnid):
+    KINDS["tiny_imagenet"].write(place)
+    (place / "wnids.txt").write_text(f"n01\n{wnid}\n")
+    message = "wnids.txt, line 2: expected a WordNet id such as n"
+    refused("tiny_imagenet", place, message)
+
+
+# --------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize("number", [2**31, 5, 999])
+def test_token_ids_are_consecutive(place, number):
+    KINDS["tokens"].write(place)
+    ids = json.loads((place / "vocab.json").read_text())
+    ids["ing"] = number
+    (place / "vocab.json").write_text(json.dumps(ids))
+    refused("tokens", place, "vocab.json: expected the ids 0 to 269, each once")
+
+
+def test_merges_that_were_cut_off(place):
+    KINDS["tokens"].write(place)
+    path = place / "merges.txt"
+    path.write_text("\n".join(path.read_text().split("\n")[:-3]) + "\n")
+    message = r"merges.txt: expected the merges .* for 2, such as 'ing';"
+    refused("tokens", place, message)
+
+
+def test_words_of_no_merge_in_vocabularies(place):
+    """RoBERTa's own file has some."""
+    KINDS["tokens"].write(place)
+    path = place / "vocab.json"
+    ids = json.loads(path.read_text())
+    ids |= {"<mask>": len(ids), "madeupword0000": len(ids) + 1, "<|endoftext|>": 272}
+    path.write_text(json.dumps(ids))
+    assert roberta_encoder(path, place / "merges.txt").tokens == 273
+
+
+# ------------------------------------------------------- tensorflow-datasets
+
+
+@pytest.fixture(scope="module")
+def prepared_once(tmp_path_factory):
+    place = tmp_path_factory.mktemp("prepared")
+    KINDS["prepared images"].write(place)
+    return place
+
+
+@pytest.fixture
+def prepared(prepared_once, place):
+    shutil.copytree(prepared_once, place, dirs_exist_ok=True)
+    return place / "harmed_images/1.0.0"
+
+
+@pytest.mark.parametrize("lengths", [["2"], ["7"], ["9223372036854775807"]])
+def test_shards_have_all_examples(place, prepared, lengths):
+    path = prepared / "dataset_info.json"
+    info = json.loads(path.read_text())
+    info["splits"][0]["shardLengths"] = lengths
+    path.write_text(json.dumps(info))
+    message = r"000.-of-00001 has 6 examples, by dataset_info.json it had "
+    refused("prepared images", place, rf"{message}{lengths[0]}\)")
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"python_class_name": "spy.Image"},
+        {"type": "spy.Image", "content": {}},
+        {"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
+         "proto_cls": "tensorflow_datasets.FeaturesDict",
+         "content": '{"features": {"a": {"python\\u0043lassName": "spy.Image"}}}'},
+    ],
+)  # fmt: skip
+def test_no_spelling_of_a_class_has_it_imported(place, prepared, features, monkeypatch):
+    (place / "spy.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(place)
+    (prepared / "features.json").write_text(json.dumps(features))
+    refused("prepared images", place, r"class spy\.Image is not tensorflow-datasets'")
+
+
+@pytest.mark.parametrize("name", ["features.json", "dataset_info.json"])
+@pytest.mark.parametrize("content", ["[" * 200_000, "null", "[]", "3"])
+def test_other_json_of_prepared_sets(place, prepared, name, content):
+    (prepared / name).write_text(content)
+    refused("prepared images", place, "expected a set prepared by tensorflow-datasets")
+    assert data.status("tfds:harmed_images", place).state == "damaged"
+
+
+def test_names_of_labels(place, prepared):
+    path = prepared / "label.labels.txt"
+    path.write_text("kind 0\n")
+    message = r"first in example \d; correct or replace .*1.0.0"
+    refused("prepared images", place, message)
+    os.truncate(path, 2**30)
+    message = "label.labels.txt: expected at most 16777216 byte"
+    refused("prepared images", place, message)
+
+
+# --------------------------------------------------------------------- status
+
+
+def test_status_of_what_may_not_be_read(place, monkeypatch):
+    write_npz(place / "cifar10.npz")
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    found = data.status("cifar10", place)
+    assert (found.state, found.place) == ("damaged", place)
+    assert "Permission denied" in found.problem
+
+
+# ------------------------------------------------- archives made to do harm
+
+
+@contextlib.contextmanager
+def memory(limit):
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < limit
+
+
+@pytest.fixture
+def archive(place):
+    write_npz(place / "cifar10.npz")
+    return place / "cifar10.npz"
+
+
+def rewrite(path: Path, **members: bytes) -> None:
+    """An archive with other members, given without .npy."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    content |= {f"{key}.npy": member for key, member in members.items()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in content.items():
+            archive.writestr(name, member)
+
+
+@pytest.mark.parametrize("member", hostile.MEMBERS, ids=range(len(hostile.MEMBERS)))
+def test_hostile_members_of_archives(archive, member):
+    rewrite(archive, x_train=member)
+    with memory(8 * MEGABYTE), one_line("cifar10.npz: expected"):
+        data.load("cifar10", archive.parent)
+
+
+def test_names_without_letters_are_not_counted(archive):
+    """A header of 2^40 empty strings takes no bytes and endless time."""
+    rewrite(archive, classes=hostile.MEMBERS[5])
+    with one_line("classes has the type <U0"):
+        data.load("cifar10", archive.parent)
+
+
+def test_archives_that_expand_are_refused_unread(archive):
+    rewrite(archive, x_train=hostile.npy("|u1", (80, MEGABYTE, 1, 1)) + bytes(80 << 20))
+    assert archive.stat().st_size < MEGABYTE
+    message = r"x_train expands from \d+ to 838861\d\d byte"
+    with memory(8 * MEGABYTE), one_line(message):
+        data.load("cifar10", archive.parent)
+
+
+@pytest.mark.parametrize(("offset", "bit"), [(10, 1), (8, 1)])
+def test_unknown_compression_and_encryption(archive, offset, bit):
+    content = bytearray(archive.read_bytes())
+    for start, shift in ((b"PK\x01\x02", 0), (b"PK\x03\x04", 2)):
+        content[content.find(start) + offset - shift] ^= bit
+    archive.write_bytes(content)
+    with one_line(r"cifar10.npz: expected .* damaged or pickled"):
+        data.load("cifar10", archive.parent)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_array_that_is_there_twice(archive):
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr("y_test.npy", file.read("y_test.npy"))
+    with one_line(r"2 arrays y_test\); write it again"):
+        data.load("cifar10", archive.parent)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.arange(10) / 2, r"y_test as integers on one axis, found float64\["),
+        (np.arange(10) + 1, r"got 1..10, first in example 9; correct or replace"),
+        (np.arange(9), "y_test must be 10 integers"),
+    ],
+)
+def test_labels_of_archives(archive, labels, message):
+    write_npz(archive, y_test=labels)
+    with one_line(message, archive):
+        data.load("cifar10", archive.parent)
+
+
+# --------------------------------------------------------------- packed files
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip), (".bz2", bz2), (".xz", lzma)]
+)
+def test_unpacking_stops_at_the_limit(tmp_path, suffix, pack):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(pack.compress(bytes(64 * MEGABYTE)))
+    message = "a.* expected at most 13 unpacked bytes, found"
+    with memory(16 * MEGABYTE), one_line(message):
+        unpacked(path, 13)
+
+
+def test_plain_files_are_not_read_beyond_the_limit(tmp_path):
+    path = tmp_path / "a"
+    path.touch()
+    os.truncate(path, 2**33)  # takes no space
+    with one_line("at most 268435456 bytes, found 8589934592; it"):
+        unpacked(path)
+
+
+@pytest.mark.parametrize("kind", ["idx, published", "libsvm, bzip2"])
+def test_published_sizes_bound_what_is_unpacked(place, kind):
+    KINDS[kind].write(place)
+    path = sorted(place.iterdir())[-1]
+    pack = gzip if path.suffix == ".gz" else bz2
+    path.write_bytes(pack.compress(b"\n" * 10 * MEGABYTE))
+    refused(kind, place, rf"{path.name}: expected at most \d{{2,5}} unpacked bytes")
+    assert max(file.lines for file in LIBSVM.values()) == 12
+    assert max(file.size for file in IDX.values()) == 136
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "position", "label", "message"),
+    [
+        ("idx", "train-labels-idx1-ubyte", 9, 10, "0..9, found 10 in example 1; the f"),
+        ("cifar10", "test_batch.bin", 0, 10, "0..9, found 10 in example 0; the file"),
+        ("cifar100", "train.bin", 3074, 20, "0..19, found 20 in example 1"),
+    ],
+)
+def test_labels_out_of_range(place, kind, file, position, label, message):
+    KINDS[kind].write(place)
+    content = bytearray((place / file).read_bytes())
+    content[position] = label
+    (place / file).write_bytes(content)
+    refused(kind, place, f"{file}: expected labels in {message}")
+
+
+# ------------------------------------------------------ tables that were cut off
+
+
+@pytest.mark.parametrize("name", text.SETS)
+def test_published_numbers_of_sentences(name):
+    """As in the tests on the published files."""
+    files = data.NAMES[name].layouts[0].files
+    assert sum(file.rows for file in files) == sum(data.NAMES[name].examples)
+    assert data.status(name).verified is False
+
+
+@pytest.mark.parametrize("kind", ["sst2", "cola", "mrpc", "qqp", "rte"])
+@pytest.mark.parametrize("file", ["train.tsv", "dev.tsv"])
+def test_tables_that_were_cut_between_lines(place, kind, file):
+    KINDS[kind].write(place)
+    (path,) = place.rglob(file)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-2]))
+    count = {"train.tsv": 12, "dev.tsv": 5}[file]
+    message = f"{file}: expected {count} examples as published, found {count - 2}; "
+    remedy = "it was cut off, or is another file: delete it and download"
+    refused(kind, place, message + remedy)
+
+
+def test_encoders_get_whole_tables(place, monkeypatch):
+    KINDS["sst2"].write(place)
+    encoder = text.Encoder(lambda texts: np.ones((len(texts), 2), np.int32), 0, 3)
+    with pytest.raises(ValueError, match=r"train.tsv: expected 67349 examples as publ"):
+        data.load("sst2", place, encoder=encoder)
+    allow_small(monkeypatch, "sst2")
+    assert data.load("sst2", place, encoder=encoder).x_train.shape == (12, 2)
+
+
+def test_status_of_tables_is_not_verified(place):
+    """Rows are counted by `load` alone."""
+    KINDS["sst2"].write(place)
+    assert data.status("sst2", place) == ("present", place / "SST-2", "", False)
+
+
+def test_a_single_endless_line(place, small_files):
+    KINDS["sst2"].write(place)
+    path = place / "SST-2" / "dev.tsv"
+    path.write_bytes(path.read_bytes() + b"a" * 4 * MEGABYTE)
+    with one_line(r"dev.tsv: expected text .*\(line 7 is no text"):
+        data.load("sst2", place)
+
+
+def test_too_few_sentences_to_split(place, small_files):
+    KINDS["yelp_labelled"].write(place)
+    (path,) = place.rglob("*.txt")
+    path.write_text("good\t1\nbad\t0\nfine\t1\n")
+    with one_line("yelp_labelled.txt: expected enough sentences"):
+        data.load("yelp_labelled", place)
+
+
+UNSORTED = ("+1 2:1 1:1", "+1 1:1 1:1")
+WRONG = [line for line in hostile.LIBSVM if not line.startswith(UNSORTED)]
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_lines_of_libsvm_are_named(place, line, small_files):
+    KINDS["libsvm"].write(place)
+    path = place / "a9a"
+    path.write_text(f"-1 1:1 2:1\n{line}\n+1 3:1\n")
+    number = "" if line.startswith("1e400") else ", line 2"
+    with pytest.raises(ValueError, match=f"a9a{number}: .*; download it again") as e:
+        data.load("a9a", place)
+    assert str(path) in str(e.value)
+
+
+@pytest.mark.parametrize("line", UNSORTED)
+def test_indices_of_libsvm_ascend(place, line, small_files):
+    KINDS["libsvm"].write(place)
+    (place / "a9a").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=r"a9a: expected .* sorted and unique"):
+        data.load("a9a", place)
+
+
+def test_numbers_of_libsvm(place, small_files):
+    """All that the format allows; an index of 1 is the first column."""
+    KINDS["libsvm"].write(place)
+    (place / "a9a").write_text("-1.000000\t1:-.5 \r\n+1.0 2:1e-3 123:+7.\n1\n")
+    found = data.load("a9a", place)
+    assert found.y_train.tolist() == [0, 1, 1]
+    expected = np.float32([-0.5, 1e-3, 7])
+    np.testing.assert_array_equal(found.x_train[found.x_train != 0], expected)
+    assert [tuple(i) for i in np.argwhere(found.x_train)] == [(0, 0), (1, 1), (1, 122)]
+    assert libsvm.SETS["a9a"].layouts[0].files[0].rows == 32_561

@@ -1,0 +1,16 @@
+"""Errors of one line, which say what is wrong, and where."""
+
+import contextlib
+
+import pytest
+
+
+@contextlib.contextmanager
+def one_line(message, *named, error=ValueError):
+    """The block ends in such an error, whose text also has these words or paths."""
+    with pytest.raises(error, match=message) as caught:
+        yield
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in named:
+        assert str(word) in text
