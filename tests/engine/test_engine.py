@@ -1,5 +1,6 @@
 """Plans, keys, weights, draws and memory, on algorithms written for the purpose."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -92,9 +93,7 @@ def test_no_two_keys_are_alike(all_keys):
     assert len({tuple(key) for key in keys}) == len(keys)
 
 
-@pytest.mark.parametrize(
-    "plan", [plans.chunked(2), pytest.param(plans.mapped, marks=pytest.mark.slow)]
-)
+@every_plan
 def test_keys_depend_on_the_round_and_the_client_alone(plan, all_keys):
     cohort = jnp.array([3, 0, 2])
     for state, all_clients in zip(keys_of(plan, cohort, 2), all_keys, strict=True):
@@ -255,11 +254,10 @@ def test_memory_does_not_grow_with_the_cohort():
     model = runs[0][1]
     assert model == 4 * (FEATURES * 32 + 32 + 32 * CLASSES + CLASSES)
     temporary = [memory.temp_size_in_bytes for memory, _, _ in runs]
-    assert (temporary[1] - temporary[0]) / 900 <= 25
-    whole = [
-        compiled(fedavg(), plans.vmapped, size)[0].temp_size_in_bytes for size in sizes
-    ]
-    assert (whole[1] - whole[0]) / 900 > model
+    for (n, small), (m, large) in pairwise(zip(sizes, temporary, strict=True)):
+        assert (large - small) / (m - n) <= 25
+    few, many = (compiled(fedavg(), plans.vmapped, size)[0] for size in sizes[:2])
+    assert (many.temp_size_in_bytes - few.temp_size_in_bytes) / 900 > model
 
 
 @pytest.mark.slow
@@ -271,9 +269,7 @@ def test_private_rows_are_streamed_and_the_state_is_reused():
     assert state - client_states <= 3 * model
 
 
-@pytest.mark.parametrize(
-    "plan", ["chunked(2)", pytest.param("mapped", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("plan", ["mapped", "chunked(2)"])
 def test_the_donated_state_is_reused(plan):
     memory, _, state = compiled(scaffold(), PLANS[plan], N, donate=True)
     assert memory.alias_size_in_bytes >= state

@@ -1,4 +1,4 @@
-"""A cohort on several devices or processes: the same numbers, little communication."""
+"""Several devices and processes: the same numbers, little communication."""
 
 import re
 import socket
@@ -57,9 +57,9 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
 
 
 @pytest.mark.slow
-def test_all_clients_run_where_their_states_are():
+@pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)])
+def test_all_clients_run_where_their_states_are(plan):
     # six clients on four devices, so two of eight places are padding
-    plan = plans.chunked(2)
     how = {"cohort_size": 6, "dropout": 0.3, "plan": plan}
     alone = federation.federation(SCAFFOLD, **how)
     shared = federation.federation(SCAFFOLD, devices=EIGHT[:4], **how)
@@ -209,13 +209,10 @@ def test_other_devices_are_refused():
     assert simulation.STATE.training.client_states == sharding.SHARDED
 
 
-# ------------------------------------------------------------------------- processes
+# ---------------- two processes that train together, until one of them is killed
 
-
-TOGETHER = [
-    *("train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", "8", *SMALL),
-    *("--evaluate-every", "20"),
-]
+TOGETHER = ["train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", 8]
+TOGETHER += [*SMALL, "--evaluate-every", 20]
 
 
 def free_port() -> int:
@@ -250,11 +247,11 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
     # one process reads what two have written: of the six clients, three each
     last, alone = saved()[-1], tmp_path / "alone"
     run(*TOGETHER, "--rounds", last, "--output", alone)
-    client_state, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
-    assert client_state["round"].tolist() == list(range(0, last + 1, 20))
-    for name in set(client_state) - {"seconds"}:
-        known = theirs[name][: len(client_state[name])]
-        np.testing.assert_allclose(known, client_state[name], 1e-3, 1e-4, err_msg=name)
+    ours, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
+    assert ours["round"].tolist() == list(range(0, last + 1, 20))
+    for name in set(ours) - {"seconds"}:
+        known = theirs[name][: len(ours[name])]
+        np.testing.assert_allclose(known, ours[name], 1e-3, 1e-4, err_msg=name)
     what = directory.read(place)
     dataset = data.load(what.config.dataset, what.config.data_dir)
     simulation = building.simulation_of(what, dataset)
@@ -289,15 +286,13 @@ def test_a_launch_is_refused(tmp_path, capsys, options, message):
 
 @pytest.mark.slow
 def test_devices_train_resume_and_compare(tmp_path):
-    place = tmp_path / "two"
-    sizes = ["--devices", "2", "--split-examples", "--hidden", "8", "--rounds", "4"]
-    run("train", "--algorithm", "scaffold", *SMALL, *sizes, "--output", place)
+    place, alone = tmp_path / "two", tmp_path / "one"
+    words = ["train", "--algorithm", "scaffold", *SMALL, "--hidden", 8, "--rounds", 4]
+    run(*words, "--devices", 2, "--split-examples", "--output", place)
     before = (place / "metrics.csv").read_text()
     run("resume", place)
     assert (place / "metrics.csv").read_text() == before
-    alone = tmp_path / "one"
-    sizes = sizes[3:]
-    run("train", "--algorithm", "scaffold", *SMALL, *sizes, "--output", alone)
-    client_state, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
-    for name in set(client_state) - {"seconds"}:
-        np.testing.assert_allclose(theirs[name], client_state[name], 1e-4, err_msg=name)
+    run(*words, "--output", alone)
+    ours, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
+    for name in set(ours) - {"seconds"}:
+        np.testing.assert_allclose(theirs[name], ours[name], 1e-4, err_msg=name)

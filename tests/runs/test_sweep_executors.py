@@ -1,7 +1,4 @@
-"""Sweeps on workers: the table of one machine, whatever happens to the workers.
-
-Workers are processes, those of Dask, and jobs of submitit in place of SLURM's.
-"""
+"""Sweeps on workers: the table of one machine, whatever happens to the workers."""
 
 import contextlib
 import json
@@ -22,21 +19,11 @@ import swept
 from cases import slow_but
 from command import refused, run, spawn, wait_for
 from packages import needs
-from swept import (
-    CELLS,
-    DIGITS,
-    GRID,
-    assert_same_tables,
-    cells,
-    finished,
-    meanwhile,
-    share_programs,
-    workers,
-)
+from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 
-from fedjax_muon.runs import directory, executor_names, sweep_cells
+from fedjax_muon.runs import executor_names, sweep_cells
 from fedjax_muon.runs import sweep as sweeps
-from fedjax_muon.runs.config import Config, Run, Sweep
+from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.executor_names import _submitit
 from fedjax_muon.simulation import executors
@@ -193,9 +180,10 @@ def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
         np.testing.assert_allclose(some, other, rtol=1e-5, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_only_sweeps_are_resumed_on_an_executor(capsys, tmp_path):
-    job = Run("fedavg", {"lr": 0.1}, 0, Config())
-    place = directory.create(tmp_path / "run", job)
+    place = tmp_path / "run"
+    run("train", "--rounds", "1", "--hidden", "4", "--output", place)
     message = refused(capsys, "resume", place, "--executor", "processes:2")
     assert message == f"{place} is no sweep; leave out --executor, which is for sweeps"
 
@@ -205,6 +193,9 @@ def test_workers_with_another_data_set_are_refused():
     given = (to_json(job), "fedavg", [({"lr": 0.1}, 0)], 1, 64, "digest")
     with pytest.raises(ValueError, match="its examples of digits differ from those"):
         sweep_cells.run_cells(*given)
+
+
+# ------------------------------------------------------------------- Dask and SLURM
 
 
 @pytest.fixture
@@ -236,12 +227,10 @@ def address_in(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_one_of_two_workers_is_killed_and_the_table_is_the_same(
-    program, alone, tmp_path
-):
-    quiet = ("--port", "0", "--no-dashboard")
-    program("scheduler", *quiet)
+def test_of_two_workers_of_dask_one_is_killed(alone, program, tmp_path):
+    """The table is the same."""
     place = tmp_path / "swept"
+    program("scheduler", "--port", "0", "--no-dashboard")
     several = ("--no-nanny", "--nthreads", "1", "--no-dashboard")
     workers = [program("worker", *several) for _ in range(2)]
     address = address_in(tmp_path / "scheduler.json")
@@ -256,26 +245,23 @@ def test_one_of_two_workers_is_killed_and_the_table_is_the_same(
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_does_not_answer_is_named(capsys, tmp_path, monkeypatch):
+def test_a_scheduler_that_does_not_answer_is_named(refusal, monkeypatch):
     needs("distributed")
-    monkeypatch.setattr("fedjax_muon.runs.executor_names.SECONDS_TO_CONNECT", 0.5)
-    place = tmp_path / "new"
-    given = ("--executor", "dask:tcp://127.0.0.1:9", "--output", place)
-    message = refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
-    assert "tcp://127.0.0.1:9" in message
-    assert not place.exists()
+    monkeypatch.setattr(executor_names, "SECONDS_TO_CONNECT", 0.5)
+    assert "tcp://127.0.0.1:9" in refusal("--executor", "dask:tcp://127.0.0.1:9")
 
 
 @pytest.fixture
 def submitit(monkeypatch):
-    """Jobs that are looked at often."""
+    """Its jobs run on this machine in place of SLURM."""
     monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # which would close loggers
     needs("submitit")
     monkeypatch.setattr(executors, "SECONDS_BETWEEN_LOOKS", 0.05)
 
 
 @pytest.mark.slow
-def test_two_jobs_make_the_same_table(submitit, alone, tmp_path):
+@pytest.mark.usefixtures("submitit")
+def test_two_jobs_make_the_same_table(alone, tmp_path):
     place = tmp_path / "swept"
     given = ("--executor", "slurm:cluster=local,timeout_min=5", "--cells-at-once", 12)
     run("sweep", *GRID, *given, "--output", place)
@@ -315,7 +301,8 @@ class Cluster:
 
 
 @pytest.mark.slow
-def test_the_ends_of_jobs_are_those_of_futures(submitit):
+@pytest.mark.usefixtures("submitit")
+def test_the_ends_of_jobs_are_those_of_futures():
     _submitit()
     from submitit.core.utils import FailedJobError, UncompletedJobError
 
@@ -337,6 +324,7 @@ def test_the_ends_of_jobs_are_those_of_futures(submitit):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("submitit")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -346,10 +334,5 @@ def test_the_ends_of_jobs_are_those_of_futures(submitit):
         ("cluster=local,timeout_min=long", 'slurm: Parameter "timeout_min" expected'),
     ],
 )
-def test_options_that_submitit_refuses_are_one_line(
-    options, message, capsys, tmp_path, submitit
-):
-    place = tmp_path / "new"
-    given = ("--executor", f"slurm:{options}", "--output", place)
-    assert message in refused(capsys, "sweep", *DIGITS, "--grid", "lr=0.1", *given)
-    assert not place.exists()
+def test_options_that_submitit_refuses_are_one_line(refusal, options, message):
+    assert message in refusal("--executor", f"slurm:{options}")

@@ -180,13 +180,13 @@ def flipped(content: bytes, share: float) -> bytes:
 
 
 DAMAGE = {
-    "deleted": lambda path, content: path.unlink(),
-    "empty": lambda path, content: path.write_bytes(b""),
-    "half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
-    "zeros": lambda path, content: path.write_bytes(bytes(len(content))),
-    "flipped": lambda path, content: path.write_bytes(
-        flipped(content, len(content) // 2)
-    ),
+    "deleted": None,
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "one byte less": lambda content: content[:-1],
+    "zeros": lambda content: bytes(len(content)),
+    "flipped": lambda content: flipped(content, 1 / 2),
+    "flipped later": lambda content: flipped(content, 3 / 4),
 }
 
 

@@ -199,7 +199,6 @@ def test_the_prologue_and_the_evaluation_count():
     assert memory_of(tiny).work > hidden > tree.nbytes(abstract(tiny))
 
 
-@pytest.mark.slow
 def test_a_checked_simulation_is_not_traced_again():
     traces = []
     counting = lambda sizes: traces.append(sizes) or simulation.uniform(sizes)
@@ -287,10 +286,7 @@ def test_the_compiler_counts_on_accelerators(limit, accelerator):
     then(one)
 
 
-@pytest.mark.slow
-def test_a_program_that_no_compiler_accepts_does_not_fit(
-    limit, accelerator, monkeypatch
-):
+def test_what_no_compiler_accepts_does_not_fit(limit, accelerator, monkeypatch):
     def refused(rounds):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory on HBM")
 

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federation import DATA, PARTS, TASK, assert_same_bits, cut, trained
+from federation import DATA, PARTS, TASK, Linear, assert_same_bits, cut, trained
 
 import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
+from fedjax_muon.engine import plans
 from fedjax_muon.simulation import training
+from fedjax_muon.simulation.early_stopping import early_stopping
 
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
 BY_EXAMPLES = {"algorithm": CORRECT, "weighting": simulation.by_examples}

@@ -67,11 +67,10 @@ def importable(monkeypatch):
 def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
     assert rows(sweep.sweep(make(), CELLS, **HOW)) == alone
     with ThreadPoolExecutor(2) as executor:
-        for size in (None, 4):
-            groups = list(
-                sweep.sweep(make, CELLS, **HOW, cells_at_once=size, executor=executor)
-            )
-            assert len(groups) == {None: 6, 4: 2}[size]
+        for size, count in {None: 6, 4: 2}.items():
+            how = HOW | {"cells_at_once": size, "executor": executor}
+            groups = list(sweep.sweep(make, CELLS, **how))
+            assert len(groups) == count
             assert rows(groups) == alone
     assert len({str(cell) for cell in alone}) == len(CELLS)
 
