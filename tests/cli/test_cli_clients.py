@@ -78,23 +78,6 @@ def test_tests_follow_owners_or_proportions():
     assert client_tests.by_owner([5, 5, 9], [9, 7, 5])[1].tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--local-epochs", "1", "2", "3"], "the smallest and the largest, got 1 2 3"),
-        (["--local-epochs", "0"], "local_epochs must be at least 1, got 0"),
-        (["--local-epochs", "3", "2"], "(low, high), got (3, 2)"),
-        (["--own-leaves", "Dense_9"], "no parameter has 'Dense_9' in its path"),
-        (["--own-leaves", "kernel", "bias"], "kernel, bias are all parameters"),
-        (["--own-leaves", "Dense_1", "--ditto", "1"], "exclude each other"),
-        (["--ditto", "-1"], "pull must"),
-    ],
-)
-def test_wrong_options_are_refused(options, message, capsys):
-    said = refused(capsys, "train", "--algorithm", "fedavg", *SMALL, *options)
-    assert message in said
-
-
 def test_other_commands_say_what_they_lack(capsys, tmp_path):
     said = refused(capsys, "sweep", "--algorithms", "fedavg", *SMALL, "--client-tests")
     assert "leave out client_tests" in said

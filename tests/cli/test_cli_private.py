@@ -8,7 +8,6 @@ import re
 
 import numpy as np
 import pytest
-from cases import slow_but
 from command import refused, run
 
 from fedjax_muon import data
@@ -218,43 +217,8 @@ def test_what_diverges_is_called_so(tmp_path):
     assert (place / "summary.csv").read_text().splitlines()[1] == "dpmixsgd,1.0,nan,nan"
 
 
-BAD = {
-    "unknown method": ("unknown method 'dpsgd'; there are dp_sgda", "--methods dpsgd"),
-    "not private": ("dsgda is not private, and its results", "--methods dsgda"),
-    "twice": ("methods must be one or more, each once", "--methods dp_sgda,dp_sgda"),
-    "no width": ("hidden widths must be at least 1, got (4, 0)", "--hidden 4 0"),
-    "no budget": ("epsilon must lie in (0, infinity), got 0", "--budget 0"),
-    "budget": ("and 0.1 is allowed, at delta 1e-05", "--budget 0.1"),
-    "epsilon twice": ("epsilons must be one or more, each once", "--epsilons 1,1"),
-    "rate of nothing": ("unknown method 'sgd'", "--lr sgd 0.1"),
-    "no epsilon": ("epsilon must lie in (0, infinity)", "--epsilons 0"),
-    "large delta": ("delta must lie in (0, 0.01", "--delta 0.02"),
-    "large batch": ("batch must be at most 91", "--batch-size 92"),
-    "ten classes": ("AUC is defined for two classes", "--dataset digits"),
-    "no norm": ("clip_norm must lie in (0, infinity), got 0", "--clip-norm 0"),
-    "agents": ("must be a whole number in 1..455", "--agents 1000"),
-    "used": ("is already used; choose another --output", "--output ."),
-}
-
-
-@pytest.mark.parametrize("case", slow_but(("not private", "budget", "used"), BAD))
-def test_refusals(case, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    message, words = BAD[case]
-    assert message in refused(
-        capsys, "private", "--methods", "dpmixsgd", *words.split()
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_configs_with_the_older_names_of_clip_norms_are_read():
     job = Private(clip_norm=0.3, change_clip_norm=0.05)
     older = to_json(job).replace('"change_clip_norm"', '"change"')
     older = older.replace('"clip_norm"', '"limit"')
     assert from_json(older) == from_json(to_json(job)) == job
-
-
-@pytest.mark.slow
-def test_unknown_graphs_are_rejected(capsys):
-    assert "invalid choice" in refused(capsys, "private", "--graph", "tree")

@@ -9,22 +9,8 @@ import pytest
 from command import run
 
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
-from fedjax_muon.cli import commands
 from fedjax_muon.runs import config
 from fedjax_muon.runs.tuned import TUNED
-
-
-@pytest.fixture
-def planned(tmp_path, monkeypatch):
-    """The comparison that would run."""
-    asked: list = []
-    monkeypatch.setattr(commands, "_compare", lambda what, *_: asked.append(what))
-
-    def plan(*words):
-        run("compare", *words, "--output", tmp_path / str(len(asked)))
-        return asked[-1]
-
-    return plan
 
 
 @pytest.mark.parametrize("problem", TUNED)
@@ -68,12 +54,12 @@ def test_the_readme_has_the_accuracies_of_two_methods(tmp_path):
 def test_a_schedule_for_all_replaces_the_tuned_ones(planned):
     words = ("fedavg", "scaffold", "fedcm")
     names = ("fedavg", "scaffold")
-    tuned = planned(*words)
+    tuned = planned("compare", *words)
     schedule = lambda what, name: what.cell(name, 0).config.lr_schedule
     for name in names:
         assert schedule(tuned, name) == TUNED["classification"][name].lr_schedule
     assert schedule(tuned, "fedcm") is None
     for given in SCHEDULES:
-        what = planned(*words, "--lr-schedule", given)
+        what = planned("compare", *words, "--lr-schedule", given)
         assert {schedule(what, name) for name in (*names, "fedcm")} == {given}
         assert what.lr == tuned.lr
