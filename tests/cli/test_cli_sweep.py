@@ -26,7 +26,7 @@ from fedjax_muon.runs import build as building
 from fedjax_muon.runs import config
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.simulation.sweep import Outcome
-from fedjax_muon.simulation.training import train as train
+from fedjax_muon.simulation.training import train
 from fedjax_muon.tasks.classification import classification
 
 TINY = [
@@ -53,7 +53,7 @@ def copy(swept, tmp_path) -> Path:
     return Path(shutil.copytree(swept, tmp_path / "copy"))
 
 
-# ------------------------------------------------------------------- its files
+# Its files.
 
 
 def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
@@ -80,23 +80,17 @@ def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
 
 def test_bytes_are_those_of_participating_clients(swept):
     model = 4 * sum(ARRAYS)
-    for rows in rows_by_cell(swept, "fedavg")[
-        "lr=0.1"
-    ].values():  # 3 clients, both ways
-        for row in rows:
-            assert int(row["bytes_up"]) == int(row["round"]) * 3 * model
-    for rows in rows_by_cell(swept, "stem")[
-        "lr=0.1"
-    ].values():  # all 6, and their prologue
-        for row in rows:  # of one model, then of iterates with momentum
-            for way in ("bytes_up", "bytes_down"):
-                assert int(row[way]) == 6 * model * (1 + 2 * int(row["round"]))
+    rows_of = lambda name: sum(rows_by_cell(swept, name)["lr=0.1"].values(), [])
+    for row in rows_of("fedavg"):  # 3 clients, both ways
+        assert int(row["bytes_up"]) == int(row["round"]) * 3 * model
+    for row in rows_of("stem"):  # all 6: one model, then iterates with momentum
+        for way in ("bytes_up", "bytes_down"):
+            assert int(row[way]) == 6 * model * (1 + 2 * int(row["round"]))
 
 
 def test_methods_with_full_participation_are_not_marked_where_all_participate():
-    what = config.Sweep(
-        ("fedavg", "stem"), {"fedavg": {}, "stem": {}}, (0,), 0.1, None, CONFIG
-    )
+    grids = {name: {} for name in LABELS}
+    what = config.Sweep(tuple(LABELS), grids, (0,), 0.1, None, CONFIG)
     assert {name: sweeps.label(what, name) for name in LABELS} == LABELS
     assert what.config_of("fedavg") == CONFIG
     assert what.config_of("stem") == dataclasses.replace(CONFIG, cohort_size=6)
@@ -104,7 +98,7 @@ def test_methods_with_full_participation_are_not_marked_where_all_participate():
     assert sweeps.label(everyone, "stem") == "STEM"
 
 
-# ----------------------------------------------------------------- its numbers
+# Its numbers.
 
 
 def test_the_report_follows_from_the_cells(swept):
@@ -177,7 +171,7 @@ def test_a_compressed_part_alone_is_counted_as_its_factors(tmp_path):
     assert columns["bytes_up"].tolist() == [0, 2 * 3 * 4 * message]
 
 
-# -------------------------------------------------------------------- resuming
+# Resuming.
 
 
 @pytest.fixture
@@ -325,7 +319,7 @@ def test_plot_draws_the_best_of_a_sweep(swept, tmp_path, monkeypatch):
         assert ends == last(best, "test_accuracy")
 
 
-# --------------------------------------------------------------- what is asked for
+# What is asked for.
 
 
 @pytest.fixture
@@ -411,9 +405,8 @@ def made(tmp_path):
 def test_a_config_whose_grids_are_of_other_algorithms_is_refused(made, capsys):
     path = made / "config.json"
     path.write_text(path.read_text().replace('"fedavg": {', '"scaffold": {'))
-    assert "grids must be those of fedavg, got scaffold" in refused(
-        capsys, "resume", made
-    )
+    said = refused(capsys, "resume", made)
+    assert "grids must be those of fedavg, got scaffold" in said
     with pytest.raises(ValueError, match="grids must be those of stem, got "):
         config.Sweep(("stem",), {}, (0,), 0.1, None, config.Config())
 
