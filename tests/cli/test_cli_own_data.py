@@ -175,7 +175,7 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     assert not Path("runs").exists()
 
 
-# Clients that differ.
+# Clients with their own tests, epochs and layers.
 
 
 @pytest.mark.slow

@@ -55,8 +55,8 @@ def test_statements_are_printed_and_kept(finished):
         assert line in " ".join(text.split())
     assert "the scaling and the share of positives" in text
     assert "seed" not in text
-    owners = fingerprint(data.load("breast_cancer"))
-    ledger = Ledger(place.parent / "ledger.json", owners)
+    mark = fingerprint(data.load("breast_cancer"))
+    ledger = Ledger(place.parent / "ledger.json", mark)
     assert [entry.label for entry in ledger.entries()] == [
         "dpmixsgd at epsilon 1 on breast_cancer, seed 3",
         "dpmixsgd at epsilon 8 on breast_cancer, seed 3",
@@ -70,7 +70,7 @@ def test_statements_are_printed_and_kept(finished):
     assert "released: estimate together, 3 steps" in " ".join(text.split())
 
 
-def test_only_what_may_be_published_is_recorded_and_less_noise_for_more(finished):
+def test_metrics_are_public_and_less_noisy_for_a_larger_epsilon(finished):
     place, _ = finished
     with (place / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -80,7 +80,8 @@ def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
 
 def test_bytes_are_those_of_participating_clients(swept):
     model = 4 * sum(ARRAYS)
-    rows_of = lambda name: sum(rows_by_cell(swept, name)["lr=0.1"].values(), [])
+    seeds = lambda name: rows_by_cell(swept, name)["lr=0.1"].values()
+    rows_of = lambda name: [row for rows in seeds(name) for row in rows]
     for row in rows_of("fedavg"):  # 3 clients, both ways
         assert int(row["bytes_up"]) == int(row["round"]) * 3 * model
     for row in rows_of("stem"):  # all 6: one model, then iterates with momentum

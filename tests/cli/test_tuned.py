@@ -23,11 +23,8 @@ def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
     assert {row["algorithm"] for row in rows} == set(TUNED[problem])
     least = {(rate(e), schedule) for e in EXPONENTS for schedule in SCHEDULES}
     for name, tuned in TUNED[problem].items():
-        mine = {
-            (row["lr"], row["lr_schedule"]): row
-            for row in rows
-            if row["algorithm"] == name
-        }
+        own = [row for row in rows if row["algorithm"] == name]
+        mine = {(row["lr"], row["lr_schedule"]): row for row in own}
         assert least <= mine.keys()  # the same budget for every method
         chosen = mine[tuned]
         assert chosen["best"]

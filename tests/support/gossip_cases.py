@@ -114,7 +114,6 @@ def added_noise():
     return [[one(t, i) for i in range(M)] for t in range(T)]
 
 
-RATES = (LR.x, LR.y)
 SCHEDULES = Pair(lambda t: 0.1 / (1 + t), 0.15)
 FADING = Pair(0.3, lambda t: 0.5 / (1 + t))
 DSGDA = lambda trace: oracle.dsgda(BEGIN, trace, *LR, inside)
