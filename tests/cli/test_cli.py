@@ -46,13 +46,10 @@ def test_a_run_leaves_its_config_versions_metrics_and_figure(trained):
     assert (trained / "curves.png").stat().st_size > 10_000
 
 
-def test_resuming_a_finished_run_changes_nothing(copy):
+def test_resuming_a_finished_run_or_after_a_lost_tail_gives_its_rows(copy, trained):
     before = (copy / "metrics.csv").read_text()
     run("resume", copy)
     assert (copy / "metrics.csv").read_text() == before
-
-
-def test_resuming_after_a_lost_tail_gives_the_same_rows(copy, trained):
     # as if the run had died after it saved round 0 only: rows, but no checkpoint
     shutil.rmtree(copy / "checkpoints")
     run("resume", copy)
@@ -209,15 +206,11 @@ def test_a_read_only_directory_is_refused(tmp_path, capsys):
     assert "ermission denied" in message
 
 
-def test_a_checkpoint_of_another_config_is_refused(copy, capsys):
+def test_another_config_and_a_damaged_one_are_refused(copy, capsys):
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"lr": 0.1', '"lr": 0.2'))
     before = (copy / "metrics.csv").read_text()
     assert "another configuration" in refused(capsys, "resume", copy)
     assert (copy / "metrics.csv").read_text() == before
-
-
-def test_a_damaged_config_is_refused(copy, capsys):
-    config = copy / "config.json"
     config.write_text(config.read_text()[:40])
     assert "config.json: not JSON: " in refused(capsys, "resume", copy)

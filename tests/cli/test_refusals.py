@@ -33,6 +33,15 @@ QUICK = {
         "--model resnet": "did you mean resnet18?",
         "--alpha small": "could not convert",
     },
+    "data": {
+        "digits --list": "--list shows all sets, so leave out digits",
+        "digit": "unknown data set 'digit'; choose one of digits",
+        "mnist": (
+            "mnist is stored in files: give data_dir or set the environment variable "
+            "FEDJAX_MUON_DATA to the directory that holds them; how to get them: "
+            "fedjax-muon data --list"
+        ),
+    },
     SMALL: {
         "--local-epochs 1 2 3": "the smallest and the largest, got 1 2 3",
         "--local-epochs 0": "local_epochs must be at least 1, got 0",

@@ -226,9 +226,8 @@ def test_a_turn_is_timed_between_start_and_stop():
 def test_a_familys_processor_time_and_memory_are_its_members_too():
     script = "sum(range(10_000_000)); b = bytearray(2**27); print(flush=True); input()"
     before, alone = turns.descendants_seconds(), turns.peak_megabytes()
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as child:
         child.stdout.readline()
         assert child.pid in turns.family(os.getpid())
         assert turns.descendants_seconds() - before > 0.05

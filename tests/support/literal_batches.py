@@ -98,7 +98,6 @@ def cyclic_poisson(longest_batch, cycle):
 
 
 def numbers(draw, key, count):
-    """One random number for every place."""
     return np.asarray(draw(key, (count,)))
 
 
@@ -108,12 +107,10 @@ def marks_of(key, count):
 
 
 def pad(positions, length):
-    """Positions, then -1."""
     return [*positions, *[-1] * (length - len(positions))]
 
 
 def cut(positions, steps, batch_size):
-    """Batches of one length."""
     return [positions[k * batch_size : (k + 1) * batch_size] for k in range(steps)]
 
 
