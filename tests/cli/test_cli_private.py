@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from command import refused, run
+from command import assert_same_but_for_seconds, refused, run
 
 from fedjax_muon import data
 from fedjax_muon.privacy.composition import composed_epsilon
@@ -83,12 +83,6 @@ def test_metrics_are_public_and_less_noisy_for_a_larger_epsilon(finished):
     assert np.isfinite(last["1.0"])
 
 
-def without_seconds(path) -> list[list[str]]:
-    lines = [line.split(",") for line in path.read_text().splitlines()]
-    seconds = lines[0].index("seconds")
-    return [[v for i, v in enumerate(line) if i != seconds] for line in lines]
-
-
 def rows_of(path, epsilon):
     lines = path.read_text().splitlines()
     return [line for line in lines if line.startswith(f"dpmixsgd,{epsilon},")]
@@ -155,8 +149,7 @@ def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
     for name in ("a", "b"):
         fixed = ("--insecure-fixed-noise", "--output", tmp_path / name)
         run(*words, *fixed, "--ledger", tmp_path / "ledger.json")
-    a, b = (without_seconds(tmp_path / name / "metrics.csv") for name in ("a", "b"))
-    assert a == b
+    assert_same_but_for_seconds(*(tmp_path / name / "metrics.csv" for name in "ab"))
     text = (tmp_path / "a" / "privacy.txt").read_text()
     assert "NO differential privacy" in text
     assert "nothing is charged" in text

@@ -134,12 +134,10 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
     averaging = algorithms.fedavg(lr=optax.cosine_decay_schedule(0.3, 5))
     sparse = compress(averaging, compressors.top_k(0.1), feedback=1.0)
     task = classification(models.MLP(10, (8,)), rest.x_train.shape[1:])
-    held_out, parts = (
-        rest._replace(x_test=x, y_test=y),
-        building.parts_of(CONFIG, rest, 4),
-    )
+    rest = rest._replace(x_test=x, y_test=y)
+    parts = building.parts_of(CONFIG, rest, 4)
     sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 8}
-    prepared = simulation.federate(sparse, task, held_out, parts, **sizes)
+    prepared = simulation.federate(sparse, task, rest, parts, **sizes)
     begin = prepared.init(building.start_key(4))
     _, alone = train(prepared, begin, rounds=5, evaluate_every=2)
     rows = rows_by_cell(place, "fedavg")["lr=0.3"]["4"]
