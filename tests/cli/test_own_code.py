@@ -116,9 +116,8 @@ def test_an_own_algorithm_is_trained_as_one_of_the_library_and_resumed(folder, c
     capsys.readouterr()
     run("plot", "own", "--output", "own.png")
     assert "own_fed" not in sys.modules
-    assert refused(capsys, "resume", "own").startswith(
-        f"there is no module 'own_fed', of own_fed:fedhalf, in {folder}"
-    )
+    missing = f"there is no module 'own_fed', of own_fed:fedhalf, in {folder}"
+    assert refused(capsys, "resume", "own").startswith(missing)
 
 
 def test_options_of_an_own_algorithm_are_in_the_help(capsys):

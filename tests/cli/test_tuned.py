@@ -49,14 +49,14 @@ def test_the_readme_has_the_accuracies_of_two_methods(tmp_path):
 
 @pytest.mark.slow
 def test_a_schedule_for_all_replaces_the_tuned_ones(planned):
-    words = ("fedavg", "scaffold", "fedcm")
     names = ("fedavg", "scaffold")
-    tuned = planned("compare", *words)
+    words = ("compare", *names, "fedcm")
+    tuned = planned(*words)
     schedule = lambda what, name: what.cell(name, 0).config.lr_schedule
     for name in names:
         assert schedule(tuned, name) == TUNED["classification"][name].lr_schedule
     assert schedule(tuned, "fedcm") is None
     for given in SCHEDULES:
-        what = planned("compare", *words, "--lr-schedule", given)
+        what = planned(*words, "--lr-schedule", given)
         assert {schedule(what, name) for name in (*names, "fedcm")} == {given}
         assert what.lr == tuned.lr

@@ -353,7 +353,7 @@ HEAD = {"backend": "gpu", "local_devices": 1}
 def test_more_than_there_is_is_refused_at_once(monkeypatch):
     with pytest.raises(ValueError, match="needs as many cores"):
         command.keep_to(100_000)
-    monkeypatch.setattr(race, "answers", lambda request, devices: iter([HEAD]))
+    monkeypatch.setattr(race, "answers", lambda request, devices: iter([dict(HEAD)]))
     options = command.arguments().parse_args(["w1", "w2", "--cohort", "101"])
     with pytest.raises(ValueError, match="a cohort of 101 needs as many clients"):
         next(command.measured(options))
@@ -366,7 +366,7 @@ def test_a_measure_that_fails_becomes_a_row(monkeypatch):
     def answers(request, devices):
         if request["do"] == "measure":
             raise race.ContenderError("why")
-        return iter([HEAD])
+        return iter([dict(HEAD)])
 
     monkeypatch.setattr(race, "answers", answers)
     options = command.arguments().parse_args(["local_step"])
