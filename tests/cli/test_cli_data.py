@@ -108,16 +108,3 @@ def test_what_cannot_be_loaded_ends_in_its_error(capsys, tmp_path):
     said = refused(capsys, "tfds:my_own", "--data-dir", tmp_path)
     assert "status:    missing\n" in said.out
     assert "published" not in said.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["digits", "--list"], "--list shows all sets, so leave out digits"),
-        (["digit"], "unknown data set 'digit'; choose one of digits"),
-        (["mnist"], "mnist is stored in files: give data_dir"),
-        (["mnist"], "how to get them: fedjax-muon data --list"),
-    ],
-)
-def test_refusals(capsys, arguments, message):
-    assert message in refused(capsys, *arguments).err

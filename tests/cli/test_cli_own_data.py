@@ -1,6 +1,7 @@
-"""`--dataset FILE.csv` and FILE.npz: a user's own clients."""
+"""Clients on the command line: of a user's own data, and with tests of their own."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,19 @@ from packages import needs
 from PIL import Image
 
 from fedjax_muon import data
+from fedjax_muon.data import client_tests
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs.build import parts_of
-from fedjax_muon.runs.config import Config, Sweep
+from fedjax_muon.runs.build import parts_of, simulation_of, tests_of
+from fedjax_muon.runs.config import Config, Run, Sweep
 from fedjax_muon.runs.directory import read
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.sweep import with_owners_counted
 
 SMALL = ("--cohort-size", "2", "--local-steps", "1", "--batch-size", "4")
 TRAIN = ("train", "--algorithm", "fedavg", "--rounds", "2", *SMALL)
+FOUR = ("--train-share", "0.2", "--num-clients", "4", "--min-client-size", "1")
+FOUR += ("--cohort-size", "4", "--rounds", "2", "--hidden", "8", "--batch-size", "16")
+CLIENTS = ("--client-tests", "--local-epochs", "1", "2", "--weighting", "examples")
 COLUMNS = ("--label", "risk", "--owner", "bank", "--partition", "by_owner")
 
 
@@ -153,9 +158,8 @@ def test_wrong_options_are_refused(options, said, table, capsys):
 @pytest.mark.slow
 def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     missing = tmp_path / "none.csv"
-    assert (
-        refused(capsys, *TRAIN, "--dataset", missing) == f"there is no file {missing}"
-    )
+    said = refused(capsys, *TRAIN, "--dataset", missing)
+    assert said == f"there is no file {missing}"
     archive = tmp_path / "a.npz"
     np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
     said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
@@ -169,3 +173,70 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     said = refused(capsys, *TRAIN, "--partition", "by_owner")
     assert said.startswith("digits does not say whose its examples are")
     assert not Path("runs").exists()
+
+
+# Clients with their own tests, epochs and layers.
+
+
+@pytest.mark.slow
+def test_a_comparison_shows_the_clients_accuracies(tmp_path, capsys):
+    out = tmp_path / "run"
+    methods = ("compare", "fedavg", "fednova", "--seeds", "0", "1")
+    run(*methods, *FOUR, *CLIENTS, "--output", out)
+    said = capsys.readouterr().out
+    for method, label in (("fedavg", "FedAvg"), ("fednova", "FedNova")):
+        runs = [metrics_csv.read(out / method / f"seed{i}/metrics.csv") for i in (0, 1)]
+        cells = []
+        for name in ("min", "p10", "median", "std"):
+            last = [columns[f"client_test_accuracy_{name}"][-1] for columns in runs]
+            mean, spread = 100 * np.mean(last), 100 * np.std(last, ddof=1)
+            cells.append(f"{mean:.2f} ± {spread:.2f}")
+        table = said[said.index(" Clients ") :]
+        (row,) = [line for line in table.splitlines() if f"│ {label} " in line]
+        assert [cell.strip() for cell in row.split("│")[2:-1]] == cells
+    assert (out / "fairness.png").stat().st_size > 5_000
+    config = json.loads((out / "config.json").read_text())["config"]
+    assert config["local_epochs"] == [1, 2]
+
+
+@pytest.mark.slow
+def test_clients_keep_their_last_layer(tmp_path, capsys):
+    out = tmp_path / "run"
+    own = ("--own-leaves", "Dense_1", "--client-tests")
+    run("train", "--algorithm", "fedavg", *FOUR, *own, "--output", out)
+    columns = metrics_csv.read(out / "metrics.csv")
+    assert columns["own_accuracy_mean"][-1] > columns["test_accuracy"][-1]
+    mean = f"{columns['own_accuracy_mean'][-1]:.4f}"
+    assert f"clients with their own parameters {mean}" in capsys.readouterr().out
+    up = columns["bytes_up"][-1]
+    assert up == 2 * 4 * 4 * (64 * 8 + 8)  # rounds, clients, bytes, the first layer
+
+
+def test_tests_follow_owners_or_proportions():
+    config = Config(num_clients=4, client_tests=True, rounds=1, min_client_size=1)
+    digits = data.load("digits")
+    parts = parts_of(config, digits, 3)
+    tests = tests_of(config, digits, parts, 3)
+    assert sum(map(len, tests)) == len(digits.y_test)
+    assert tests_of(Config(), digits, parts, 3) is None
+    halves = digits._replace(
+        owners=np.arange(len(digits.y_train)) % 2 + 5,
+        test_owners=np.full(len(digits.y_test), 6),
+    )
+    of_owners = Config(partition="by_owner", client_tests=True, cohort_size=2)
+    assert [len(t) for t in tests_of(of_owners, halves, parts, 0)] == [0, 360]
+    simulation = simulation_of(Run("fedavg", {}, 0, of_owners), halves)
+    assert simulation.own_tests.ids.shape == (360,)
+    with pytest.raises(ValueError, match="does not say whose its test examples are"):
+        tests_of(of_owners, halves._replace(test_owners=None), parts, 0)
+    assert client_tests.by_owner([5, 5, 9], [9, 7, 5])[1].tolist() == [0]
+
+
+def test_other_commands_say_what_they_lack(capsys, tmp_path):
+    said = refused(capsys, "sweep", "--algorithms", "fedavg", *FOUR, "--client-tests")
+    assert "leave out client_tests" in said
+    deploy = ("deploy", "--local", "2", "--algorithm", "fedavg", *FOUR)
+    said = refused(capsys, *deploy, "--local-epochs", "1")
+    assert "deploy has no local_epochs, since nodes take the same local_steps" in said
+    own = ("train", "--algorithm", "scaffold", *FOUR, "--own-leaves", "Dense_1")
+    assert "whose clients average what they move" in refused(capsys, *own)

@@ -80,7 +80,8 @@ def without():
 def deep(classes, depth):
     pass
 """
-NAMES = ("own_fed", "own_net", "own_exit", "own_import")
+FILES = {"own_fed": ALGORITHM, "own_net": MODEL, "own_exit": "import sys\nsys.exit()\n"}
+FILES["own_import"] = "import no_such_package\n"
 TINY = (*SMALL, "--hidden", 8, "--rounds", 2)
 
 
@@ -89,12 +90,10 @@ def folder(tmp_path, monkeypatch):
     """A current directory with the user's files, which no other test imports."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "own_fed.py").write_text(ALGORITHM)
-    (tmp_path / "own_net.py").write_text(MODEL)
-    (tmp_path / "own_exit.py").write_text("import sys\nsys.exit()\n")
-    (tmp_path / "own_import.py").write_text("import no_such_package\n")
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
     yield tmp_path
-    for name in NAMES:
+    for name in FILES:
         sys.modules.pop(name, None)
 
 
@@ -117,9 +116,8 @@ def test_an_own_algorithm_is_trained_as_one_of_the_library_and_resumed(folder, c
     capsys.readouterr()
     run("plot", "own", "--output", "own.png")
     assert "own_fed" not in sys.modules
-    assert refused(capsys, "resume", "own").startswith(
-        f"there is no module 'own_fed', of own_fed:fedhalf, in {folder}"
-    )
+    missing = f"there is no module 'own_fed', of own_fed:fedhalf, in {folder}"
+    assert refused(capsys, "resume", "own").startswith(missing)
 
 
 def test_options_of_an_own_algorithm_are_in_the_help(capsys):
@@ -140,7 +138,7 @@ def test_own_code_is_swept_and_compared(folder, capsys):
     rows = (folder / "sweep/points.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows[1:]] == ["part=0", "part=1"]
     assert (folder / "sweep/cells/own_fed-fedhalf.csv").exists()
-    for name in NAMES:
+    for name in FILES:
         sys.modules.pop(name, None)
     run("plot", "sweep", "--output", "sweep.png")
     assert "own_fed" not in sys.modules
@@ -210,9 +208,8 @@ def test_a_node_imports_only_what_its_user_names():
     own = Config(model="own_net:Gated")
     deploy_nodes.check_own(Run("fedavg", {}, 0, Config()), ())
     deploy_nodes.check_own(Run("fedavg", {}, 0, own), ["own_net:Gated"])
-    with pytest.raises(
-        ValueError, match=r"only if this node has --model own_net:Gated"
-    ):
+    why = "only if this node has --model own_net:Gated"
+    with pytest.raises(ValueError, match=why):
         deploy_nodes.check_own(Run("fedavg", {}, 0, own), ["own_net:sized"])
     with pytest.raises(ValueError, match="the server's algorithm is os:abort"):
         deploy_nodes.check_own(Run("os:abort", {}, 0, Config()), ())

@@ -16,23 +16,12 @@ EXPECTED = {
     "alpha": "Client",
     "model": "Model",
     "newton_schulz_dtype": "Newton-Schulz",
-    "cohort_size": "Training",
-    "rounds": "Training",
     "error_feedback": "Compression",
-    "devices": "Execution",
-    "coordinator": "Execution",
-    "tune": "Execution",
+    **dict.fromkeys(("cohort_size", "rounds"), "Training"),
+    **dict.fromkeys(("devices", "coordinator", "tune"), "Execution"),
     "output": "Output",
     "seed": None,
 }
-
-
-def help_of(command, capsys, monkeypatch) -> str:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        run(command, "--help")
-    assert stop.value.code == 0
-    return capsys.readouterr().out
 
 
 def boxes(text: str) -> dict[str, list[str]]:
@@ -66,7 +55,11 @@ def names(kind: type) -> list[str]:
 def test_every_option_is_in_one_section_of_help_in_80_columns(
     command, capsys, monkeypatch
 ):
-    text = help_of(command, capsys, monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        run(command, "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
     found = boxes(text)
     listed = [name for options in found.values() for name in options]
     assert len(set(listed)) == len(listed)

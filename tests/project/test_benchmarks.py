@@ -47,12 +47,8 @@ FIELDS = FIRST | {"cpu_seconds", "cpu_seconds_min"}
 
 def run(*given: str) -> list[dict]:
     """The lines that the command prints, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *given],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    words = [sys.executable, "-m", "benchmarks", *given]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -99,13 +95,12 @@ def test_parts_are_the_clients_examples_and_wrap_around():
     assert (np.diff(everything) % workloads.STORED == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [({"batch": 0}, "batch must be at least 1"), ({"cohort": 4}, "as many clients")],
-)
-def test_sizes_that_no_round_has_are_refused(changed, message):
-    with pytest.raises(ValueError, match=message):
-        workloads.check_sizes(WORKLOADS["w2"]._replace(**(TINY | changed)))
+def test_sizes_that_no_round_has_are_refused():
+    small = WORKLOADS["w2"]._replace(**TINY)
+    with pytest.raises(ValueError, match="batch must be at least 1"):
+        workloads.check_sizes(small._replace(batch=0))
+    with pytest.raises(ValueError, match="as many clients"):
+        workloads.check_sizes(small._replace(cohort=4))
 
 
 def test_large_models_do_less_on_a_cpu_unless_asked_for():
@@ -174,11 +169,9 @@ def test_torch_networks_are_those_of_the_works(name, changed):
     weights = library.first_weights(workload)
     if workload.tokens:  # a table drawn for many ids is small
         weights["Embed_0/embedding"] *= 50
-    # texts end in padding
-    pad = (
-        [(0, 0), (0, 5)] if workload.tokens else [(0, 0)] * (1 + len(workload.example))
-    )
-    x = np.pad(workloads.arrays_of(workload._replace(clients=1, examples=2))[0], pad)
+    x = workloads.arrays_of(workload._replace(clients=1, examples=2))[0]
+    if workload.tokens:  # texts end in padding
+        x = np.pad(x, [(0, 0), (0, 5)])
     ours = library.model_of(workload).apply({"params": library.nested(weights)}, x)
     net = torch_nets.network(workload, weights)
     channels_first = x if workload.tokens else x.transpose(0, 3, 1, 2).copy()
@@ -233,9 +226,8 @@ def test_a_turn_is_timed_between_start_and_stop():
 def test_a_familys_processor_time_and_memory_are_its_members_too():
     script = "sum(range(10_000_000)); b = bytearray(2**27); print(flush=True); input()"
     before, alone = turns.descendants_seconds(), turns.peak_megabytes()
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as child:
         child.stdout.readline()
         assert child.pid in turns.family(os.getpid())
         assert turns.descendants_seconds() - before > 0.05
@@ -257,13 +249,8 @@ def test_a_contender_that_fails_says_why(tmp_path, monkeypatch):
     answers = io.StringIO()
     own = turns.Turns(io.StringIO(), answers)
     monkeypatch.setattr(contender, "on_standard_streams", lambda: own)
-    request = {
-        "do": "round",
-        "contender": "x",
-        "workload": "w2",
-        "sizes": {},
-        "weights": "no",
-    }
+    request = {"do": "round", "contender": "x", "workload": "w2"}
+    request |= {"sizes": {}, "weights": "no"}
     monkeypatch.setattr(sys, "argv", ["contender", json.dumps(request)])
     with pytest.raises(FileNotFoundError):
         contender.main()
@@ -308,9 +295,8 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
 
     def loss(run_rounds, **how):
         answers = io.StringIO()
-        run_rounds(
-            workload, weights, turns.Turns(io.StringIO("round\n" * 2), answers), **how
-        )
+        own = turns.Turns(io.StringIO("round\n" * 2), answers)
+        run_rounds(workload, weights, own, **how)
         *rounds, last = map(json.loads, answers.getvalue().splitlines())
         assert len(rounds) == 2
         return last["losses"][0]
@@ -361,16 +347,18 @@ def test_what_cannot_be_measured_is_refused(given, message):
         command.main(given)
 
 
-def test_more_cores_than_there_are_are_refused():
+HEAD = {"backend": "gpu", "local_devices": 1}
+
+
+def test_more_than_there_is_is_refused_at_once(monkeypatch):
     with pytest.raises(ValueError, match="needs as many cores"):
         command.keep_to(100_000)
-
-
-def test_a_cohort_of_more_clients_than_there_are_is_refused_at_once(monkeypatch):
-    head = {"backend": "gpu", "local_devices": 1}
-    monkeypatch.setattr(race, "answers", lambda request, devices: iter([head]))
+    monkeypatch.setattr(race, "answers", lambda request, devices: iter([dict(HEAD)]))
     options = command.arguments().parse_args(["w1", "w2", "--cohort", "101"])
     with pytest.raises(ValueError, match="a cohort of 101 needs as many clients"):
+        next(command.measured(options))
+    options = types.SimpleNamespace(workloads=["w2"], devices=2, repeats=1, peers=())
+    with pytest.raises(ValueError, match="--devices 2, but there are 1"):
         next(command.measured(options))
 
 
@@ -378,20 +366,12 @@ def test_a_measure_that_fails_becomes_a_row(monkeypatch):
     def answers(request, devices):
         if request["do"] == "measure":
             raise race.ContenderError("why")
-        return iter([{"backend": "gpu", "local_devices": 1}])
+        return iter([dict(HEAD)])
 
     monkeypatch.setattr(race, "answers", answers)
     options = command.arguments().parse_args(["local_step"])
     _, row = command.measured(options)
     assert row == {"workload": "local_step", "error": "why"}
-
-
-def test_more_devices_than_there_are_are_refused(monkeypatch):
-    head = {"backend": "gpu", "local_devices": 1}
-    monkeypatch.setattr(race, "answers", lambda request, devices: iter([head]))
-    options = types.SimpleNamespace(workloads=["w2"], devices=2, repeats=1, peers=())
-    with pytest.raises(ValueError, match="--devices 2, but there are 1"):
-        next(command.measured(options))
 
 
 def test_all_works_are_listed(capsys):
@@ -457,13 +437,10 @@ def test_the_table_has_every_required_package_and_a_total():
     assert "jaxlib" in lines[2]  # the largest of all
 
 
-def test_a_package_without_a_use_is_refused():
+def test_packages_without_a_use_or_a_record_are_refused(monkeypatch):
     used = {k: v for k, v in install_size.USED_FOR.items() if k != "chex"}
     with pytest.raises(ValueError, match="no entry for chex in USED_FOR"):
         install_size.table(used)
-
-
-def test_a_package_without_a_record_is_refused(monkeypatch):
     monkeypatch.setattr(metadata, "files", lambda name: None)
     with pytest.raises(ValueError, match="chex has no record of its files; install"):
         install_size.size("chex")

@@ -31,14 +31,9 @@ FUNCTIONS: dict[str, Any] = {f.__name__: f for f in METHODS} | {
 }
 CLASSES = {name: value for name, value in NAMED.items() if inspect.isclass(value)}
 # parts of the library that export names of their own
-PARTS = {
-    "privacy": fm.privacy,
-    "compression": fm.compression,
-    "decentralized": fm.decentralized,
-    "reporting": fm.reporting,
-    "attacks.inversion": fm.attacks.inversion,
-    "deploy": fm.deploy,
-}
+NAMES = ("privacy", "compression", "decentralized", "reporting", "deploy")
+PARTS = {name: getattr(fm, name) for name in NAMES}
+PARTS["attacks.inversion"] = fm.attacks.inversion
 EXPORTED = [(part, name) for part, module in PARTS.items() for name in module.__all__]
 EMPTY = inspect.Parameter.empty
 
@@ -51,26 +46,18 @@ def words(text: str) -> list[str]:
 def refuses(function) -> bool:
     """Whether a function raises or checks anything itself."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Raise):
-            return True
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func).split(".")[-1]
-            if re.match("_?check(_|$)", called):
-                return True
-    return False
+    nodes = list(ast.walk(ast.parse(source)))
+    called = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+    checks = any(re.match("_?check(_|$)", name.split(".")[-1]) for name in called)
+    return checks or any(isinstance(node, ast.Raise) for node in nodes)
 
 
 def problems(function) -> list[str]:
     """What is missing or wrong in the signature and the docstring of a function."""
     signature = inspect.signature(function)
-    found = [
-        f"{name} is not annotated"
-        for name, parameter in signature.parameters.items()
-        if parameter.annotation is EMPTY
-    ]
-    if signature.return_annotation is EMPTY:
-        found.append("the returned value is not annotated")
+    kinds = {name: p.annotation for name, p in signature.parameters.items()}
+    kinds["the returned value"] = signature.return_annotation
+    found = [f"{name} is not annotated" for name in kinds if kinds[name] is EMPTY]
     text = docstring_parser.parse(
         inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE
     )
@@ -114,6 +101,7 @@ def test_all_that_is_public_is_annotated_and_documented():
 def test_a_registry_has_the_functions_that_are_public():
     for function in METHODS:
         assert NAMED.get(function.__name__, function) is function
+    assert set(fm.algorithms.ALL) <= set(dir(fm)) & set(fm.__all__)
 
 
 def good(lr: float) -> float:
@@ -181,18 +169,10 @@ def prepared() -> dict[str, Any]:
     asked: dict[int, bytes] = {}
     keep = lambda requests, deadline: asked.update(requests) or ()
     fm.deploy.serve(shared, keep, jax.random.key(0), rounds=1)
-    return {
-        "shared": shared,
-        "nodes": nodes,
-        "images": own[2][0],
-        "labels": own[2][1],
-        "request": asked[2],
-        "digits": digits,
-        "clients": clients,
-        "task": task,
-        "simulation": simulation,
-        "state": state,
-    }
+    of_client_2 = {"images": own[2][0], "labels": own[2][1], "request": asked[2]}
+    in_process = {"digits": digits, "clients": clients, "task": task, "state": state}
+    in_process["simulation"] = simulation
+    return {"shared": shared, "nodes": nodes} | of_client_2 | in_process
 
 
 def failures(value: Any, names: dict[str, Any], prepared: dict[str, Any]) -> str:
@@ -244,11 +224,6 @@ def test_a_wrong_example_would_be_found(prepared, monkeypatch):
     assert [*faults([("", "top_k")], prepared)] == [" top_k"]
 
 
-def test_completion_offers_every_algorithm():
-    assert set(fm.algorithms.ALL) <= set(dir(fm))
-    assert set(fm.algorithms.ALL) <= set(fm.__all__)
-
-
 USER = """
 from typing import Any, NamedTuple
 
@@ -277,9 +252,7 @@ class State(NamedTuple):
 
 @fm.recorded
 def mine(
-    lr: fm.Hyper = 0.1,
-    *,
-    server_lr: fm.Hyper = 1.0,
+    lr: fm.Hyper = 0.1, *, server_lr: fm.Hyper = 1.0,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> fm.Algorithm:
     server_rule = optax.trace(0.9)
@@ -288,10 +261,7 @@ def mine(
         return State(params, server_rule.init(params))
 
     def client(
-        objective: fm.Objective,
-        shared: fm.Model,
-        kept: Any,
-        batches: Any,
+        objective: fm.Objective, shared: fm.Model, kept: Any, batches: Any,
         round: fm.Round,
     ) -> tuple[fm.Model, Any]:
         def step(now: Any, batch: fm.Batch, key: jax.Array) -> tuple[Any, Any]:
@@ -360,14 +330,10 @@ def test_a_users_script_passes_strict_mypy(tmp_path):
     config = tmp_path / "mypy.ini"
     # of the two scripts alone: what they import is followed, but not reported
     config.write_text("[mypy]\nstrict = true\nfollow_imports = silent\n")
-    options = ["--config-file", config, "--ignore-missing-imports"]
-    options += ["--cache-dir", "/dev/null"]  # writing it would take half of the time
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "user.py", "wrong.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, "-m", "mypy", "user.py", "wrong.py"]
+    words += ["--config-file", config, "--ignore-missing-imports"]
+    words += ["--cache-dir", "/dev/null"]  # writing it would take half of the time
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     found = re.findall(r"^(\S+?):(\d+): error", run.stdout, re.MULTILINE)
     assert found == [("wrong.py", str(line)) for line in (4, 5, 6, 7)], run.stdout
     assert "in 1 file (checked 2 source files)" in run.stdout

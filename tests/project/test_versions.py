@@ -16,9 +16,6 @@ from fedjax_muon.cli import main
 pytestmark = pytest.mark.portable
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-REQUIRED = {"jax", "jaxlib", "flax", "optax", "chex", "tensorflow-datasets"} | {
-    "orbax-checkpoint"
-}
 COMMAND = [sys.executable, "-c"]
 
 
@@ -27,17 +24,16 @@ def installed(monkeypatch):
     """Pretends that some packages have other versions; None is not installed."""
 
     def pretend(**found):
-        real = versions._version
-        monkeypatch.setattr(
-            versions, "_version", lambda name: found.get(name, real(name))
-        )
+        version = lambda name, real=versions._version: found.get(name, real(name))
+        monkeypatch.setattr(versions, "_version", version)
 
     return pretend
 
 
 def test_the_bounds_are_those_of_the_project():
     names = versions.requirements()
-    assert names.keys() >= REQUIRED
+    assert names.keys() >= {"jax", "jaxlib", "flax", "optax", "chex"}
+    assert names.keys() >= {"orbax-checkpoint", "tensorflow-datasets"}
     for line in PROJECT["project"]["dependencies"]:
         found = versions.Requirement(line)
         assert str(names[found.name].specifier) == str(found.specifier)
@@ -79,11 +75,8 @@ metadata.version = lambda name: "0.9.9" if name == "jax" else real(name)
 
 @pytest.mark.slow
 def test_the_command_ends_with_one_line_and_an_import_with_an_error():
-    def run(script):
-        return subprocess.run(
-            [*COMMAND, WRONG + script], capture_output=True, text=True, check=False
-        )
-
+    quiet = {"capture_output": True, "text": True}
+    run = lambda script: subprocess.run([*COMMAND, WRONG + script], **quiet)
     done = run("sys.argv = ['/bin/fedjax-muon', '--help']; import fedjax_muon.cli")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -109,8 +102,6 @@ def test_the_version_is_printed(capsys):
 
 
 HEAVY = "sklearn matplotlib orbax tensorstore scipy networkx flax tensorflow_datasets"
-
-
 SCRIPTS = [
     ("import fedjax_muon", f"{HEAVY} jax optax chex numpy"),
     ("from fedjax_muon.cli import main; main(['--help'])", HEAVY),

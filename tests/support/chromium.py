@@ -88,13 +88,9 @@ class Tab:
         if width == self._width:
             return  # the browser would lay the page out again
         self._width = width
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        sizes = {"width": width, "height": 900, "deviceScaleFactor": 1}
+        phone = width < 600
+        self.call("Emulation.setDeviceMetricsOverride", **sizes, mobile=phone)
 
     def requested(self) -> set[str]:
         """What was asked of the network since the page was opened."""

@@ -10,13 +10,8 @@ import pytest
 
 from fedjax_muon.cli import main
 
-SMALL = [
-    *("--num-clients", "6"),
-    *("--cohort-size", "3"),
-    *("--local-steps", "2"),
-    *("--batch-size", "8"),
-    *("--evaluate-every", "2"),
-]
+SMALL = ["--num-clients", "6", "--cohort-size", "3", "--local-steps", "2"]
+SMALL += ["--batch-size", "8", "--evaluate-every", "2"]
 
 
 def run(*arguments) -> None:

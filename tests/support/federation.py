@@ -39,8 +39,6 @@ def cut(sizes, seed=1):
 
 DATA, TASK = blobs(), tasks.classification(Linear(3), (5,))
 PARTS = cut([3, 20, 9, 6, 25, 12])
-
-
 SGD = fedavg(lr=0.3)
 
 

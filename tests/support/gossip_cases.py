@@ -16,26 +16,12 @@ from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.mixing import dense
 
 M, T, SEED = 5, 6, 9
-
-
 WEIGHTS = np.stack([oracle.draw_weights(seed, M) for seed in range(T)])
-
-
 TRACE = oracle.draw_saddles(3, lambda t: WEIGHTS[t])
-
-
 START = draw_saddle(0)
-
-
 BOUND = 0.12  # of y, reached
-
-
 FREE = Objective(grad_fn)
-
-
 INSIDE = Objective(grad_fn, on_y(lambda a: jnp.clip(a, -BOUND, BOUND)))
-
-
 LR, BETA, SIGMA = Pair(0.05, 0.15), Pair(0.3, 0.2), Pair(0.4, 0.7)
 
 
@@ -53,10 +39,8 @@ def gathered(batches):
 
 
 # compiles in half the time, for programs that run once
-QUICKLY = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
+QUICKLY = {"xla_backend_optimization_level": 0}
+QUICKLY |= {"xla_llvm_disable_expensive_passes": True}
 
 
 def run(
@@ -130,36 +114,17 @@ def added_noise():
     return [[one(t, i) for i in range(M)] for t in range(T)]
 
 
-RATES = (LR.x, LR.y)
-
-
 SCHEDULES = Pair(lambda t: 0.1 / (1 + t), 0.15)
-
-
 FADING = Pair(0.3, lambda t: 0.5 / (1 + t))
-
-
+DSGDA = lambda trace: oracle.dsgda(BEGIN, trace, *LR, inside)
+DP_SGDA = lambda trace: oracle.dsgda(BEGIN, trace, *LR, inside, added_noise())
+DM_HSGD = lambda trace: oracle.dpmixsgd(BEGIN, trace, *SCHEDULES, *FADING, inside)
+DPMIXSGD = lambda trace: oracle.dpmixsgd(START, trace, *LR, *BETA, noise=added_noise())
 MINIMAX = {  # hyper-parameters, objective, transcription
-    "dsgda": (
-        {"lr": LR},
-        INSIDE,
-        lambda trace: oracle.dsgda(BEGIN, trace, *RATES, inside),
-    ),
-    "dp_sgda_unclipped": (
-        {"lr": LR, "sigma": SIGMA},
-        INSIDE,
-        lambda trace: oracle.dsgda(BEGIN, trace, *RATES, inside, added_noise()),
-    ),
-    "dm_hsgd": (
-        {"lr": SCHEDULES, "beta": FADING},
-        INSIDE,
-        lambda trace: oracle.dpmixsgd(BEGIN, trace, *SCHEDULES, *FADING, inside),
-    ),
-    "dpmixsgd_unclipped": (
-        {"lr": LR, "beta": BETA, "sigma": SIGMA},
-        FREE,
-        lambda trace: oracle.dpmixsgd(START, trace, *LR, *BETA, noise=added_noise()),
-    ),
+    "dsgda": ({"lr": LR}, INSIDE, DSGDA),
+    "dp_sgda_unclipped": ({"lr": LR, "sigma": SIGMA}, INSIDE, DP_SGDA),
+    "dm_hsgd": ({"lr": SCHEDULES, "beta": FADING}, INSIDE, DM_HSGD),
+    "dpmixsgd_unclipped": ({"lr": LR, "beta": BETA, "sigma": SIGMA}, FREE, DPMIXSGD),
 }
 
 

@@ -13,8 +13,6 @@ from fedjax_muon.runs import config, directory
 from fedjax_muon.runs import sweep as sweeps
 
 TINY: Any = {"num_clients": 6, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
-
-
 CONFIG = config.Config(**TINY, hidden=(8,), rounds=5, evaluate_every=2)
 
 
@@ -101,12 +99,10 @@ def assert_reported(place: Path, labels: dict[str, str]) -> None:
         reached = [np.nan] * 2 if first is None else [rounds[first], total[first] / 1e6]
         edge = at_edges(best[label], grids[label])
         row = [label, "finished", best[label], edge, np.mean(final), deviation(final)]
-        row += reached
-        row += [(total[-1] - total[0]) / rounds[-1], curve(runs[label], "seconds")[-1]]
-        expected.append(row)
-    expected += [
-        [label, "diverged", *[""] * 8] for label in labels.values() if not best[label]
-    ]
+        row += [*reached, (total[-1] - total[0]) / rounds[-1]]
+        expected.append([*row, curve(runs[label], "seconds")[-1]])
+    lost = [label for label in labels.values() if not best[label]]
+    expected += [[label, "diverged", *[""] * 8] for label in lost]
     for line, other in zip(values(place / "summary.csv"), expected, strict=True):
         assert line == pytest.approx(other, nan_ok=True)
     text = (place / "summary.md").read_text()

@@ -27,8 +27,5 @@ def train(directory: Path, rounds: int, say=lambda word, round: None):
 
 
 if __name__ == "__main__":
-    train(
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        lambda word, round: print(word, round, flush=True),
-    )
+    say = lambda word, round: print(word, round, flush=True)
+    train(Path(sys.argv[1]), int(sys.argv[2]), say)

@@ -71,10 +71,8 @@ def baseline(batch):
 
 def by_hand(params, x, labels):
     """Gradients of single examples in NumPy: a list of {layer: {kernel, bias}}."""
-    first, last = (
-        {k: np.float64(v) for k, v in params[name].items()}
-        for name in ("Dense_0", "Dense_1")
-    )
+    layers = jax.tree.map(np.float64, params)
+    first, last = layers["Dense_0"], layers["Dense_1"]
     found = []
     for image, label in zip(np.float64(x), np.float64(labels), strict=True):
         flat = image.ravel()
@@ -82,12 +80,9 @@ def by_hand(params, x, labels):
         logits = hidden @ last["kernel"] + last["bias"]
         up = np.exp(logits) / np.exp(logits).sum() - label
         down = (last["kernel"] @ up) * hidden * (1 - hidden)
-        found.append(
-            {
-                "Dense_0": {"kernel": np.outer(flat, down), "bias": down},
-                "Dense_1": {"kernel": np.outer(hidden, up), "bias": up},
-            }
-        )
+        pairs = {"Dense_0": (flat, down), "Dense_1": (hidden, up)}
+        layer = lambda x, error: {"kernel": np.outer(x, error), "bias": error}
+        found.append({name: layer(*pair) for name, pair in pairs.items()})
     return found
 
 

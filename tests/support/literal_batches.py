@@ -74,10 +74,8 @@ def without_replacement(key, size, steps, batch_size, max_client_size, index):
 
 def cyclic(key, size, steps, batch_size, max_client_size, index):
     """Fixed batches in turn, over all iterations and steps."""
-    whole = [
-        list(range(begin, begin + batch_size))
-        for begin in range(0, size - batch_size + 1, batch_size)
-    ]
+    places = range(size // batch_size * batch_size)
+    whole = np.reshape(places, (-1, batch_size)).tolist()
     turns = itertools.islice(itertools.cycle(whole), index * steps, None)
     return list(itertools.islice(turns, steps))
 
@@ -100,7 +98,6 @@ def cyclic_poisson(longest_batch, cycle):
 
 
 def numbers(draw, key, count):
-    """One random number for every place."""
     return np.asarray(draw(key, (count,)))
 
 
@@ -110,17 +107,14 @@ def marks_of(key, count):
 
 
 def pad(positions, length):
-    """Positions, then -1."""
-    positions = list(positions)
-    return positions + [-1] * (length - len(positions))
+    return [*positions, *[-1] * (length - len(positions))]
 
 
 def cut(positions, steps, batch_size):
-    """Batches of one length."""
     return [positions[k * batch_size : (k + 1) * batch_size] for k in range(steps)]
 
 
-# ------------------------------------------------------------------ the streams
+# The streams.
 
 
 def fold(key, *numbers):
@@ -151,11 +145,9 @@ def step_keys(key, index, exchange, client, steps):
 
 def fixed_cohort(key, index, clients, size):
     """Clients of a round: stream 1."""
-    everyone = np.arange(clients, dtype=np.int32)
-    stream = fold(key, 1, index)
-    return np.asarray(
-        jax.random.choice(stream, everyone, (size,), replace=False)
-    ).tolist()
+    everyone, stream = np.arange(clients, dtype=np.int32), fold(key, 1, index)
+    drawn = jax.random.choice(stream, everyone, (size,), replace=False)
+    return np.asarray(drawn).tolist()
 
 
 def poisson_cohort(key, index, clients, size):

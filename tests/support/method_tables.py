@@ -25,17 +25,11 @@ SIDE = 96
 MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
 PAIR = Pair(MATRIX, jax.ShapeDtypeStruct((), jnp.float32))
 BATCHES = jax.ShapeDtypeStruct((1,), jnp.float32)
-MECHANISM = Mechanism(
-    clip_norm=1.0,
-    change_clip_norm=0.1,
-    beta=0.1,
-    batch_size=2,
-    strategy=Banded((1.0, 0.5, 0.2)),
-)
+NORMS = {"clip_norm": 1.0, "change_clip_norm": 0.1}
+STRATEGY = Banded((1.0, 0.5, 0.2))
+MECHANISM = Mechanism(**NORMS, beta=0.1, batch_size=2, strategy=STRATEGY)
 PAGES: dict[str, dict[str, Any]] = {
-    "muon": ALL,
-    "averaging": ALL,
-    "adaptive": ALL,
+    **dict.fromkeys(("muon", "averaging", "adaptive"), ALL),
     "minimax": dict(minimax.ALL),
     "decentralized": dict(decentralized.ALL),
     "private": dict(PRIVATE),
@@ -115,11 +109,9 @@ def gossip_cost_row(name: str, method, params) -> list[str]:
     assert sent.first == sent.later
 
     def alone(run):
-        def one(state, batch, key):
-            iteration = Iteration(jnp.int32(1), key, key)
-            return run(OBJECTIVE, state, lambda message: message, batch, iteration)
-
-        return one
+        iteration = lambda key: Iteration(jnp.int32(1), key, key)
+        mix = lambda message: message
+        return lambda x, batch, key: run(OBJECTIVE, x, mix, batch, iteration(key))
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(alone(algorithm.start), params, BATCHES, key)
@@ -161,13 +153,9 @@ def option_row(name: str, method) -> list[str]:
         function, grid = method.base, {}
     else:
         function, grid = method.function, method.grid
-    options = []
-    for option, parameter in inspect.signature(function).parameters.items():
-        if parameter.default is inspect.Parameter.empty:
-            continue
-        default = shown(parameter.default)
-        if default is not None:
-            options.append(f"`{option}` {default}")
+    parameters = inspect.signature(function).parameters.values()
+    given = {p.name: shown(p.default) for p in parameters if p.default is not p.empty}
+    options = [f"`{name}` {v}" for name, v in given.items() if v is not None]
     values = [f"`{k}`: {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()]
     return [f"`{name}`", "; ".join(options), "; ".join(values)]
 
@@ -179,10 +167,8 @@ def option_rows(page: str) -> dict[str, list[str]]:
 
 def as_markdown(header: list[str], rows: list[list[str]]) -> list[str]:
     """A table's lines."""
-    rules = [
-        "---:" if title in {*COSTS, *GOSSIP_COSTS} - {*FIRST} else "---"
-        for title in header
-    ]
+    numbers = {*COSTS, *GOSSIP_COSTS} - {*FIRST}
+    rules = ["---:" if title in numbers else "---" for title in header]
     return ["| " + " | ".join(cells) + " |" for cells in (header, rules, *rows)]
 
 

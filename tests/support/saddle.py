@@ -25,6 +25,4 @@ def gradient(params, batch, key):
 
 
 grad_fn = descent_ascent(gradient)
-
-
 OBJECTIVE = Objective(grad_fn)

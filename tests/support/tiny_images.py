@@ -20,19 +20,13 @@ def assert_standardized(got, x_train, x_test):
     bound = 2 * np.finfo(np.float32).eps * 255 / scaler.scale_.min()
     for part, x in ((got.x_train, x_train), (got.x_test, x_test)):
         expected = scaler.transform(x.reshape(-1, channels).astype(np.float64))
-        assert part.dtype == np.float32
-        assert part.shape == x.shape
-        np.testing.assert_allclose(
-            part.reshape(-1, channels), expected, rtol=0, atol=bound
-        )
+        assert (part.dtype, part.shape) == (np.float32, x.shape)
+        found = part.reshape(-1, channels)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
 
 
 def write_npz(path, **changes):
     """The images as a .npz file; `changes` replace arrays, or leave them out (None)."""
-    arrays = {
-        "x_train": IMAGES[TRAIN],
-        "y_train": LABELS[TRAIN],
-        "x_test": IMAGES[TEST],
-        "y_test": LABELS[TEST],
-    } | changes
+    arrays = {"x_train": IMAGES[TRAIN], "y_train": LABELS[TRAIN]}
+    arrays |= {"x_test": IMAGES[TEST], "y_test": LABELS[TEST]} | changes
     np.savez(path, **{key: x for key, x in arrays.items() if x is not None})

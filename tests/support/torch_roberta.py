@@ -71,9 +71,8 @@ def forward(tensors: dict[str, Any], ids: Any, depth: int = DEPTH) -> Any:
     table = lambda name: tensors[f"roberta.embeddings.{name}_embeddings.weight"]
     mask = ids.ne(1).int()
     places = (torch.cumsum(mask, dim=1) * mask).long() + 1
-    x = functional.embedding(ids, table("word")) + functional.embedding(
-        places, table("position")
-    )
+    x = functional.embedding(ids, table("word"))
+    x = x + functional.embedding(places, table("position"))
     x = x + functional.embedding(torch.zeros_like(ids), table("token_type"))
     x = norm(x, "roberta.embeddings.LayerNorm")
     hide = (1.0 - mask[:, None, None, :].double()) * torch.finfo(torch.float64).min

@@ -100,8 +100,5 @@ def by_code(methods) -> list[list[str]]:
 def farthest(a, b) -> float:
     """The largest entry of the difference of two equally long paths of parameters."""
     assert len(a) == len(b) > 0
-    return max(
-        float(np.max(np.abs(u[name] - v[name])))
-        for u, v in zip(a, b, strict=True)
-        for name in u
-    )
+    pairs = [(u[name], v[name]) for u, v in zip(a, b, strict=True) for name in u]
+    return max(float(np.max(np.abs(u - v))) for u, v in pairs)
