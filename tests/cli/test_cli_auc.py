@@ -44,6 +44,7 @@ def curves(place, name):
     return [metrics_csv.read(place / name / f"seed{s}/metrics.csv") for s in (3, 4)]
 
 
+@pytest.mark.slow
 def test_every_cell_has_the_area_under_the_curve(compared):
     place, _ = compared
     for name in METHODS:
@@ -54,6 +55,7 @@ def test_every_cell_has_the_area_under_the_curve(compared):
                 assert len(set(columns[column])) > 1  # something is learnt
 
 
+@pytest.mark.slow
 def test_methods_are_compared_by_the_area_under_the_curve(compared):
     place, printed = compared
     with (place / "summary.csv").open() as file:
@@ -107,6 +109,7 @@ def test_all_minimax_methods_have_their_grids(planned):
         assert len(points) > 1
 
 
+@pytest.mark.slow
 def test_defaults_give_way(planned):
     words = ("--lr", "fsgda", 0.5, "--num-clients", 9)
     what = planned("compare", "fsgda", "sagda", *AUC, *words)

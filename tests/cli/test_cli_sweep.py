@@ -114,7 +114,7 @@ def test_a_sweep_in_which_everything_diverged_still_reports(tmp_path, capsys):
     place = tmp_path / "sweep"
     assert "diverged" in capsys.readouterr().out
     (line,) = lines_of(place / "summary.csv")
-    assert line == [LABELS["stem"], "diverged", *[""] * 7]
+    assert line == [LABELS["stem"], "diverged", *[""] * 8]
     ends = [line[2:] for line in lines_of(place / "points.csv")]
     assert ends == [["diverged", 1, 0, *[""] * 6]] * 2
     assert (place / "grids.png").exists()
@@ -339,6 +339,7 @@ def test_all_published_grids_pass_the_checks_of_a_sweep(planned):
     assert planned("sweep", "--seeds", 1).algorithms == tuple(algorithms.ALL)
 
 
+@pytest.mark.slow
 def test_a_grid_of_ones_own(planned):
     names = ("fedmuon_align", "fedmuon_svd")
     grid = ("--grid", "lr=0.1,0.3", "align=0.5")

@@ -304,7 +304,7 @@ START, FIRST, BATCHES = normal(), normal(2, 1), normal(2, 2)
 # one of all that share their clients' code, and those whose messages have other fields
 METHODS = {names[0] for names in by_code(ALL)}
 METHODS |= {"fedmuon", "fedmuon_unsynced", "local_muon_averaged"}
-METHODS = slow_but(("fedavg", "scaffold", "fedmuon"), sorted(METHODS))
+METHODS = slow_but(("fedavg", "fedmuon"), sorted(METHODS))
 
 
 def grad_fn(params, batch, key):
