@@ -13,7 +13,8 @@ from PIL import Image
 from fedjax_muon import data
 from fedjax_muon.data import client_tests
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs.build import parts_of, simulation_of, tests_of
+from fedjax_muon.runs import build
+from fedjax_muon.runs.build import parts_of, simulation_of
 from fedjax_muon.runs.config import Config, Run, Sweep
 from fedjax_muon.runs.directory import read
 from fedjax_muon.runs.pretrained import dataset_of
@@ -216,19 +217,19 @@ def test_tests_follow_owners_or_proportions():
     config = Config(num_clients=4, client_tests=True, rounds=1, min_client_size=1)
     digits = data.load("digits")
     parts = parts_of(config, digits, 3)
-    tests = tests_of(config, digits, parts, 3)
+    tests = build.tests_of(config, digits, parts, 3)
     assert sum(map(len, tests)) == len(digits.y_test)
-    assert tests_of(Config(), digits, parts, 3) is None
+    assert build.tests_of(Config(), digits, parts, 3) is None
     halves = digits._replace(
         owners=np.arange(len(digits.y_train)) % 2 + 5,
         test_owners=np.full(len(digits.y_test), 6),
     )
     of_owners = Config(partition="by_owner", client_tests=True, cohort_size=2)
-    assert [len(t) for t in tests_of(of_owners, halves, parts, 0)] == [0, 360]
+    assert [len(t) for t in build.tests_of(of_owners, halves, parts, 0)] == [0, 360]
     simulation = simulation_of(Run("fedavg", {}, 0, of_owners), halves)
     assert simulation.own_tests.ids.shape == (360,)
     with pytest.raises(ValueError, match="does not say whose its test examples are"):
-        tests_of(of_owners, halves._replace(test_owners=None), parts, 0)
+        build.tests_of(of_owners, halves._replace(test_owners=None), parts, 0)
     assert client_tests.by_owner([5, 5, 9], [9, 7, 5])[1].tolist() == [0]
 
 

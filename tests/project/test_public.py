@@ -199,12 +199,12 @@ def faults(chosen, prepared: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-# whose examples compile much
+# whose examples compile much, or need a package of the extra dev
 LONG = {
     *(("", name) for name in ("tune", "sweep", "own_accuracies")),
     *(("privacy", name) for name in ("buffered", "best_banded", "banded")),
     *(("deploy", name) for name in ("in_process", "serve")),
-    ("attacks.inversion", "analytic"),
+    *(("attacks.inversion", name) for name in ("analytic", "score")),
 }
 EXAMPLES = [*(("", name) for name in FUNCTIONS), *EXPORTED]
 
@@ -216,6 +216,7 @@ def test_examples_run(prepared):
 
 @pytest.mark.slow
 def test_long_examples_run(prepared):
+    needs("skimage")
     assert faults(LONG, prepared) == {}
 
 

@@ -100,7 +100,9 @@ def test_other_directories_are_refused(tmp_path):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_just_begun_says_what_is_missing(copied):
+    needs("pandas")
     (copied / "metrics.csv").unlink()
     shutil.rmtree(copied / "checkpoints")
     loaded = load_run(copied)
@@ -360,7 +362,9 @@ def test_the_best_of_a_sweep_is_shown(tmp_path, capsys, path):
     assert str(entry["metrics"]["test_accuracy"]["mean"][-1])[:6] in points
 
 
+@pytest.mark.slow
 def test_nothing_to_show_is_refused(capsys, tmp_path, monkeypatch):
+    needs("plotly")
     monkeypatch.chdir(tmp_path)
     for words, message in {
         "": "a report needs at least one run directory",
