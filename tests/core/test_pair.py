@@ -17,13 +17,7 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.core.pair import (
-    Pair,
-    as_pair,
-    descent_ascent,
-    on_y,
-    per_variable,
-)
+from fedjax_muon.core.pair import Pair, as_pair, descent_ascent, on_y, per_variable
 
 KEY = jax.random.key(0)
 
@@ -33,8 +27,7 @@ def draw(seed):
     rng = np.random.default_rng(seed)
     array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     return Pair(
-        x={"w": array(2, 3), "b": array(3).astype(jnp.bfloat16)},
-        y=(array(4), array()),
+        x={"w": array(2, 3), "b": array(3).astype(jnp.bfloat16)}, y=(array(4), array())
     )
 
 

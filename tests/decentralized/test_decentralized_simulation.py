@@ -6,15 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import (
-    DATA,
-    NAMES,
-    TASK,
-    as_float64,
-    assert_same_bits,
-    cut,
-    gradient,
-)
+from federation import DATA, NAMES, TASK, as_float64, assert_same_bits, cut, gradient
 
 from fedjax_muon.decentralized import (
     dpmixsgd_unclipped,
@@ -26,10 +18,7 @@ from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.rounds import batches as draw_batches
 from fedjax_muon.decentralized.rounds import keys_of
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.simulation import (
-    NonFiniteError,
-    training,
-)
+from fedjax_muon.simulation import NonFiniteError, training
 from fedjax_muon.simulation.evaluation import evaluate
 
 SLOW = pytest.mark.slow

@@ -166,8 +166,7 @@ def test_only_offsets_with_weights_are_shifted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mixer", "sent"),
-    [(dense, {"all-gather"}), (shifted, {"collective-permute"})],
+    ("mixer", "sent"), [(dense, {"all-gather"}), (shifted, {"collective-permute"})]
 )
 def test_what_is_sent_between_devices(mixer, sent):
     start, _ = make(ECHO, NONE, mixer(DIRECTED), 8, jax.devices()[:4])

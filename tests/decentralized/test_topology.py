@@ -313,10 +313,7 @@ def changed(i, j, value):
         ),
         (changed(3, 3, 0.125), "^every row of W must sum to 1, got 1.125 in row 3; "),
         (changed(3, 3, -2e-6), "^every row of W must sum to 1, got 0.999998 in row 3"),
-        (
-            PARTS,
-            r"messages, as agents \[0, 1, 2, 3, 4\] and others and \[9, 10, 11",
-        ),
+        (PARTS, r"messages, as agents \[0, 1, 2, 3, 4\] and others and \[9, 10, 11"),
         (np.eye(3), "^W has 3 components"),
         ((1 - 2e-8) * np.eye(3), "^W has 3 components"),  # lambda below 1 - 1e-9
         (SWAP, r"^lambda must be below 1 - 1e-09, got 1: the agents are connected but"),

@@ -10,18 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .guided import normalise_whole
-from .problem import (
-    Params,
-    Rate,
-    add,
-    each,
-    normalise,
-    polar,
-    sub,
-    times,
-    total,
-    zeros,
-)
+from .problem import Params, Rate, add, each, normalise, polar, sub, times, total, zeros
 from .saddle import (
     Saddle,
     SaddleTrace,

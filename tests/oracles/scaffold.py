@@ -37,11 +37,7 @@ def _start(x: Params, trace: Trace, warm_start: bool) -> tuple[Params, list[Para
 
 
 def scaffold_states(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    server_lr: float = 1.0,
-    warm_start: bool = False,
+    x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0, warm_start: bool = False
 ) -> list[Controlled]:
     """SCAFFOLD with plain SGD; line 12, option II: by the displacement.
 
@@ -70,11 +66,7 @@ def scaffold_states(
 
 
 def scaffold(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    server_lr: float = 1.0,
-    warm_start: bool = False,
+    x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0, warm_start: bool = False
 ) -> list[Params]:
     """The parameters of `scaffold_states` (Karimireddy et al. 2020, Algorithm 1)."""
     return [s.x for s in scaffold_states(x, trace, lr, server_lr, warm_start)]
