@@ -17,9 +17,14 @@ from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.compression import by_memory, fedmuon_svd
 from oracles.compression import by_rank as by_rank_share
 from oracles.fedlada import fedlada
-from oracles.fedmuon import fedmuon
-from oracles.fedmuon_align import fedmuon_align, local_adamw_align, local_sgd_align
-from oracles.fedmuon_correct import fedmuon_correct, local_muon_persistent
+from oracles.fedmuon import (
+    fedmuon,
+    fedmuon_align,
+    fedmuon_correct,
+    local_adamw_align,
+    local_muon_persistent,
+    local_sgd_align,
+)
 from oracles.guided import (
     fedavg_m,
     fedavg_vr,

@@ -16,7 +16,7 @@ from oracles.cases import (
     matrix_only,
 )
 from oracles.fedlada import fedlada
-from oracles.fedmuon_align import fedmuon_align, local_adamw_align, local_sgd_align
+from oracles.fedmuon import fedmuon_align, local_adamw_align, local_sgd_align
 from oracles.guided import (
     fedavg_m,
     fedavg_vr,

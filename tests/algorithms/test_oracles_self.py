@@ -24,9 +24,9 @@ from oracles.cases import (
     matrix_only,
     two_parabolas,
 )
-from oracles.fedmuon import fedmuon
-from oracles.fedmuon_align import fedmuon_align
-from oracles.fedmuon_correct import (
+from oracles.fedmuon import (
+    fedmuon,
+    fedmuon_align,
     fedmuon_correct,
     fedmuon_correct_states,
     local_muon_persistent,

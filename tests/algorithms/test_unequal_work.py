@@ -8,7 +8,7 @@ import pytest
 import traces
 from oracles import fedavg as avg
 from oracles.cases import PARTIAL, SIZES, X
-from oracles.fedmuon_align import fedmuon_align
+from oracles.fedmuon import fedmuon_align
 from oracles.proximal import coefficients, fednova, fedprox
 from oracles.scaffold import scaffold
 

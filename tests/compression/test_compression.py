@@ -12,7 +12,7 @@ from federation import assert_same_bits
 from oracles import compression as oracle
 from oracles import fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
-from oracles.fedmuon_align import fedmuon_align as fedmuon_align_oracle
+from oracles.fedmuon import fedmuon_align as fedmuon_align_oracle
 from oracles.outer import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_trace, first_gradient, mean
 from traces import TOY, farthest, path, precision, run, stack

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import fedavg as avg
-from oracles import minimax as plain
-from oracles import minimax_guided as guided
+from oracles import minimax as oracle
 from oracles.auc import auc_grad, auc_loss, auc_optimum
-from oracles.fedmuon import fedmuon
-from oracles.fedmuon_correct import fedmuon_correct
+from oracles.fedmuon import fedmuon, fedmuon_correct
 from oracles.guided import normalise_whole, padamfed, scaffold_m
 from oracles.problem import Params, Trace, add, each, mean, sub, times, toy_grad
 from oracles.saddle import CURVATURE, Saddle, draw_saddle, saddle_grad, saddle_loss
@@ -128,10 +126,10 @@ def both(minimiser, x, y, trace, lr_x, lr_y, server_lr_x=1.0, server_lr_y=1.0, *
 @pytest.mark.parametrize("name", ["fed_nsgda_m", "fedsgda_clip", "sagda", "fsgda"])
 def test_separable_problems_are_two_minimisations(name, rates, trace):
     cases: dict[str, Any] = {
-        "fed_nsgda_m": (guided.fed_nsgda_m, padamfed, FRESH, {}),
-        "fedsgda_clip": (guided.fedsgda_clip, scaffold_m, FRESH, {"tau": np.inf}),
-        "sagda": (plain.sagda, scaffold, {}, {}),
-        "fsgda": (plain.fsgda, avg.fedavg, {}, {}),
+        "fed_nsgda_m": (oracle.fed_nsgda_m, padamfed, FRESH, {}),
+        "fedsgda_clip": (oracle.fedsgda_clip, scaffold_m, FRESH, {"tau": np.inf}),
+        "sagda": (oracle.sagda, scaffold, {}, {}),
+        "fsgda": (oracle.fsgda, avg.fedavg, {}, {}),
     }
     f, minimiser, weights, extra = cases[name]
     two, start = separable(trace)
@@ -157,9 +155,9 @@ def test_separable_momentum_is_fedmuon_without_the_polar_factor(own, trace):
         for v in "xy"
     ]
     expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
-    ours = plain.local_sgdam(start, two, **COSINES, **FRESH, own_start=own)
+    ours = oracle.local_sgdam(start, two, **COSINES, **FRESH, own_start=own)
     assert_same(ours, expected)
-    other = plain.local_sgdam(start, two, **COSINES, **FRESH, own_start=not own)
+    other = oracle.local_sgdam(start, two, **COSINES, **FRESH, own_start=not own)
     assert apart(other, expected) > 1e-4
 
 
@@ -168,7 +166,7 @@ def test_separable_storm_is_stem():
     one = Trace(toy_grad, *FULL[1:])
     runs = [stem(start["x"], one, COSINE_X, 0.3), stem(start["y"], one, COSINE_Y, 0.2)]
     expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
-    assert_same(plain.fedsgda_m(start, two, **COSINES, a_x=0.3, a_y=0.2), expected)
+    assert_same(oracle.fedsgda_m(start, two, **COSINES, a_x=0.3, a_y=0.2), expected)
 
 
 def test_separable_polar_steps_are_those_of_bias_corrected_fedmuon():
@@ -180,7 +178,7 @@ def test_separable_polar_steps_are_those_of_bias_corrected_fedmuon():
     ]
     expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
     double = lambda leaf: 2.0 * leaf
-    ours = guided.fedmuon_da(start, two, **RATES, b_x=1.0, b_y=1.0, vector=double)
+    ours = oracle.fedmuon_da(start, two, **RATES, b_x=1.0, b_y=1.0, vector=double)
     assert_same(ours, expected)
 
 
@@ -215,9 +213,9 @@ def test_one_step_or_one_client_is_centralised_sgda(trace):
         at, mean_gradient(trace, at, batches), **RATES
     )
     path = centralised(trace, step, START)
-    for f in (plain.local_sgda, plain.fsgda, plain.sagda):
+    for f in (oracle.local_sgda, oracle.fsgda, oracle.sagda):
         assert_same(f(START, trace, **RATES), path)
-    assert_same(plain.fess_gda(START, trace, **RATES, rho=0.0), path)
+    assert_same(oracle.fess_gda(START, trace, **RATES, rho=0.0), path)
 
     def alternating(at, batches):
         x = descend_ascend(at, mean_gradient(trace, at, batches), **RATES)["x"]
@@ -242,14 +240,14 @@ def test_storm_is_centralised(trace):
     d = {v: mean([half[v] for half in halves]) for v in "xy"}
     state = (descend_ascend(START, d, **RATES), START, d)
     path = [at for at, _, _ in centralised(trace, step, state)]
-    assert_same(plain.fedsgda_m(START, trace, **RATES, a_x=0.3, a_y=0.2), path)
+    assert_same(oracle.fedsgda_m(START, trace, **RATES, a_x=0.3, a_y=0.2), path)
 
 
 def test_storm_without_memory_is_local_sgda_after_the_first_step():
     seen = [mean_gradient(FULL, START, [c[j] for c in FULL.first]) for j in range(2)]
     d = {v: mean([g[v] for g in seen]) for v in "xy"}
-    expected = plain.local_sgda(descend_ascend(START, d, **RATES), FULL, **RATES)
-    assert_same(plain.fedsgda_m(START, FULL, **RATES, a_x=1.0, a_y=1.0), expected)
+    expected = oracle.local_sgda(descend_ascend(START, d, **RATES), FULL, **RATES)
+    assert_same(oracle.fedsgda_m(START, FULL, **RATES, a_x=1.0, a_y=1.0), expected)
 
 
 def test_momentum_without_memory_is_sgda_one_batch_late():
@@ -259,7 +257,7 @@ def test_momentum_without_memory_is_sgda_one_batch_late():
             at = descend_ascend(at, g, **RATES)
             g = ALONE.grad(at, batch)
         path.append(at)
-    assert_same(plain.local_sgdam(START, ALONE, **RATES, b_x=1.0, b_y=1.0), path)
+    assert_same(oracle.local_sgdam(START, ALONE, **RATES, b_x=1.0, b_y=1.0), path)
 
 
 def test_alone_the_guided_methods_have_a_momentum_of_round_means():
@@ -280,7 +278,7 @@ def test_alone_the_guided_methods_have_a_momentum_of_round_means():
             old = memory[v] if r else mean(raw[v])
             memory[v] = add(times(b, mean(raw[v])), times(1 - b, old))
         path.append(at)
-    assert_same(guided.fed_nsgda_m(START, ALONE, **RATES, **FRESH), path)
+    assert_same(oracle.fed_nsgda_m(START, ALONE, **RATES, **FRESH), path)
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -294,8 +292,8 @@ def test_identical_clients_are_one_client(name):
 
 
 def test_sagda_is_fsgda_before_its_controls_count():
-    controlled = plain.sagda(START, FULL, **RATES, **SERVER)
-    free = plain.fsgda(START, FULL, **RATES, **SERVER)
+    controlled = oracle.sagda(START, FULL, **RATES, **SERVER)
+    free = oracle.fsgda(START, FULL, **RATES, **SERVER)
     assert_same(controlled[:1], free[:1])
     assert apart(controlled, free) > 1e-3
 
@@ -305,12 +303,12 @@ def test_sagda_is_fsgda_before_its_controls_count():
 
 @TRACES
 def test_smoothed_server_reduces_to_local_sgda(trace):
-    free = plain.fess_gda(START, trace, **RATES, rho=0.0)
-    assert_same(free, plain.local_sgda(START, trace, **RATES))
+    free = oracle.fess_gda(START, trace, **RATES, rho=0.0)
+    assert_same(free, oracle.local_sgda(START, trace, **RATES))
     # beta = 1: z is x itself, whatever rho
-    two_sided = plain.fess_gda(START, trace, **COSINES, **SERVER, rho=3.0, beta=1.0)
-    assert_same(two_sided, plain.fsgda(START, trace, **COSINES, **SERVER))
-    smoothed = plain.fess_gda(START, trace, **COSINES, **SERVER, rho=3.0, beta=0.5)
+    two_sided = oracle.fess_gda(START, trace, **COSINES, **SERVER, rho=3.0, beta=1.0)
+    assert_same(two_sided, oracle.fsgda(START, trace, **COSINES, **SERVER))
+    smoothed = oracle.fess_gda(START, trace, **COSINES, **SERVER, rho=3.0, beta=0.5)
     assert apart(smoothed, two_sided) > 1e-3
 
 
@@ -325,16 +323,16 @@ def test_smoothed_server_descends_on_the_proximal_function(beta):
         return at, add(times(1 - beta, z), times(beta, at["x"]))
 
     path = [at for at, _ in centralised(ONE_STEP, step, (START, START["x"]))]
-    ours = plain.fess_gda(START, ONE_STEP, **RATES, **SERVER, rho=2.0, beta=beta)
+    ours = oracle.fess_gda(START, ONE_STEP, **RATES, **SERVER, rho=2.0, beta=beta)
     assert_same(ours, path)
 
 
 @TRACES
 def test_smoothed_round_is_one_of_fsgda_less_k_pulls(trace):
-    path = plain.fess_gda(START, trace, **RATES, **SERVER, rho=2.0, beta=0.3)
+    path = oracle.fess_gda(START, trace, **RATES, **SERVER, rho=2.0, beta=0.3)
     at, z = START, START["x"]
     for now, one in zip(path, trace.rounds, strict=True):
-        free = plain.fsgda(at, trace._replace(rounds=[one]), **RATES, **SERVER)[0]
+        free = oracle.fsgda(at, trace._replace(rounds=[one]), **RATES, **SERVER)[0]
         pull = times(4 * RATES["lr_x"] * 1.2 * 2.0, sub(at["x"], z))
         assert_same([now], [{"x": sub(free["x"], pull), "y": free["y"]}])
         at, z = now, add(times(0.7, z), times(0.3, now["x"]))
@@ -346,12 +344,12 @@ def test_projection_holds_locally_and_on_the_server():
     start = {"x": START["x"], "y": ball(START["y"])}
     noting, points = recorded(PARTIAL)
     hyper: dict[str, Any] = {"lr_x": 0.05, "lr_y": 0.5, "server_lr_y": 3.0}
-    inside = plain.fess_gda(start, noting, **hyper, project=ball)
+    inside = oracle.fess_gda(start, noting, **hyper, project=ball)
     assert max(norm(at["y"]) for at in [*points, *inside]) <= radius + 1e-12
     assert sum(norm(at["y"]) > radius - 1e-9 for at in points) > 10
     wide = lambda y: times(min(1.0, 100 / norm(y)), y)
-    free = plain.fess_gda(start, PARTIAL, **hyper)
-    assert_same(plain.fess_gda(start, PARTIAL, **hyper, project=wide), free)
+    free = oracle.fess_gda(start, PARTIAL, **hyper)
+    assert_same(oracle.fess_gda(start, PARTIAL, **hyper, project=wide), free)
 
 
 # ------------------------------------------------------------- the guided methods
@@ -371,8 +369,8 @@ BY_LEAF = [
 @pytest.mark.parametrize(
     ("f", "bounds"),
     [
-        (guided.fed_nsgda_m, [(("x", *START["x"]), 1.0), (("y", *START["y"]), 1.0)]),
-        (guided.fedmuon_da, BY_LEAF),
+        (oracle.fed_nsgda_m, [(("x", *START["x"]), 1.0), (("y", *START["y"]), 1.0)]),
+        (oracle.fedmuon_da, BY_LEAF),
     ],
     ids=["fed_nsgda_m", "fedmuon_da"],
 )
@@ -410,7 +408,7 @@ def test_mean_of_the_local_directions_is_the_servers_momentum(trace):
 
         return direction
 
-    states = guided.guided_states(
+    states = oracle.guided_states(
         START, trace, **RATES, direction_x=noting("x"), direction_y=noting("y"), **FRESH
     )
     per_round = 4 * len(trace.rounds[0][0])
@@ -442,24 +440,24 @@ def test_directions_that_need_no_matrix():
 
     trace = PARTIAL._replace(grad=grad)
     hyper = {**RATES, **FRESH, **SERVER}
-    muon = guided.fedmuon_da(thin, trace, **hyper)
-    assert_same(muon, guided.fed_nsgda_m(thin, trace, **hyper))
+    muon = oracle.fedmuon_da(thin, trace, **hyper)
+    assert_same(muon, oracle.fed_nsgda_m(thin, trace, **hyper))
     # a tiny threshold clips every step to the length tau
     tiny = {**hyper, "lr_x": 0.05 / 1e-9, "lr_y": 0.15 / 1e-9}
-    assert_same(guided.fedsgda_clip(thin, trace, **tiny, tau=1e-9), muon)
-    ident = guided.fedmuon_da(thin, trace, **hyper, scalar=lambda t: t)
+    assert_same(oracle.fedsgda_clip(thin, trace, **tiny, tau=1e-9), muon)
+    ident = oracle.fedmuon_da(thin, trace, **hyper, scalar=lambda t: t)
     assert apart(ident, muon) > 1e-3
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0])
 def test_clip_shortens_the_whole_variable(tau):
     long, short = START["x"], times(0.01, START["x"])
-    assert norm(guided.clip_whole(long, tau)) == pytest.approx(tau)
+    assert norm(oracle.clip_whole(long, tau)) == pytest.approx(tau)
     unit = lambda u: each(lambda leaf: leaf / norm(u), u)
-    clipped = guided.clip_whole(long, tau)
+    clipped = oracle.clip_whole(long, tau)
     assert norm(sub(unit(clipped), unit(long))) < 1e-12
-    assert norm(sub(guided.clip_whole(short, tau), short)) == 0
-    assert norm(guided.clip_whole(times(0.0, short), tau)) == 0
+    assert norm(sub(oracle.clip_whole(short, tau), short)) == 0
+    assert norm(oracle.clip_whole(times(0.0, short), tau)) == 0
 
 
 # ------------------------------------------------------------------ the AUC loss (20)

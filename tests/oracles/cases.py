@@ -4,9 +4,14 @@ import numpy as np
 
 from . import fedavg as avg
 from .fedlada import fedlada
-from .fedmuon import fedmuon
-from .fedmuon_align import fedmuon_align, local_adamw_align, local_sgd_align
-from .fedmuon_correct import fedmuon_correct, local_muon_persistent
+from .fedmuon import (
+    fedmuon,
+    fedmuon_align,
+    fedmuon_correct,
+    local_adamw_align,
+    local_muon_persistent,
+    local_sgd_align,
+)
 from .guided import (
     fedavg_m,
     fedavg_vr,
