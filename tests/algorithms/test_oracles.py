@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from oracles import fedavg as avg
+from oracles import guided
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.compression import by_memory, fedmuon_svd
 from oracles.compression import by_rank as by_rank_share
@@ -24,15 +25,6 @@ from oracles.fedmuon import (
     local_adamw_align,
     local_muon_persistent,
     local_sgd_align,
-)
-from oracles.guided import (
-    fedavg_m,
-    fedavg_vr,
-    fedcm,
-    padamfed,
-    padamfed_vr,
-    scaffold_m,
-    scaffold_vr,
 )
 from oracles.outer import diloco, muloco
 from oracles.problem import Trace, normalise, polar
@@ -114,13 +106,13 @@ CASES = {
         fedmuon_correct, {"lr": 0.001, **SIGN}, {"lr": 0.01}
     ),
     "diloco": Case(diloco, {"lr": 0.0004, "decay": 0.1}, {"lr": 0.01}),
-    "fedcm": Case(fedcm, {"lr": 0.1}),
-    "fedavg_m": Case(fedavg_m, {"lr": 0.1}),
-    "fedavg_vr": Case(fedavg_vr, {"lr": 0.1}),
-    "scaffold_m": Case(scaffold_m, {"lr": 0.1}),
-    "scaffold_vr": Case(scaffold_vr, {"lr": 0.1}),
-    "padamfed": Case(padamfed, {"lr": 0.01}),
-    "padamfed_vr": Case(padamfed_vr, {"lr": 0.01}),
+    "fedcm": Case(guided.fedcm, {"lr": 0.1}),
+    "fedavg_m": Case(guided.fedavg_m, {"lr": 0.1}),
+    "fedavg_vr": Case(guided.fedavg_vr, {"lr": 0.1}),
+    "scaffold_m": Case(guided.scaffold_m, {"lr": 0.1}),
+    "scaffold_vr": Case(guided.scaffold_vr, {"lr": 0.1}),
+    "padamfed": Case(guided.padamfed, {"lr": 0.01}),
+    "padamfed_vr": Case(guided.padamfed_vr, {"lr": 0.01}),
     "fedlada": Case(fedlada, {"lr": 0.001}, {"lr": 0.01}),
     "fafed": Case(fafed, {"lr": 0.01}, trace=FULL),
     "stem": Case(stem, {"lr": 0.1}, trace=FULL),
