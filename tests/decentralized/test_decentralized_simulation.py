@@ -1,5 +1,6 @@
 """Simulated agents against the same arithmetic in NumPy, with the same batches."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -211,15 +212,9 @@ def test_refusals():
         simulated(weights=np.full((4, 4), 0.25))
     with pytest.raises(ValueError, match="divide the 5 agents equally, got 4 devices"):
         simulated(devices=jax.devices()[:4])
-    apart = np.eye(5)
     with pytest.raises(ValueError, match="W has 5 components that do not exchange"):
-        simulated(weights=apart)
-    for name, size in (
-        ("batch_size", 7),
-        ("first_size", 7),
-        ("batch_size", 0),
-        ("first_size", 0),
-    ):
+        simulated(weights=np.eye(5))
+    for name, size in itertools.product(("batch_size", "first_size"), (0, 7)):
         with pytest.raises(ValueError, match=f"{name} must lie between 1 and the 6"):
             simulated(**{name: size})
     with pytest.raises(ValueError, match="client 1 has no examples"):

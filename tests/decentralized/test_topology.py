@@ -173,9 +173,8 @@ def test_graphs_have_the_law_of_connected_ones():
     np.testing.assert_allclose(law.sum(), probability_connected(4, p))
     place = {frozenset(map(frozenset, graph)): i for i, graph in enumerate(graphs)}
     drawn = [topology.erdos_renyi(4, p, key=key).graph for key in KEYS]
-    counts = np.bincount(
-        [place[frozenset(edges(g))] for g in drawn], minlength=len(graphs)
-    )
+    seen = [place[frozenset(edges(g))] for g in drawn]
+    counts = np.bincount(seen, minlength=len(graphs))
     expected = law / law.sum() * len(drawn)
     assert expected.min() > 3
     assert stats.chisquare(counts, expected).pvalue > 1e-4
