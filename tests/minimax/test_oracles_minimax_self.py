@@ -32,6 +32,7 @@ from oracles.saddle_cases import (
     START,
     apart,
     assert_same,
+    flat,
     mirrored,
     norm,
     recorded,
@@ -65,10 +66,8 @@ def test_saddle_gradient_is_that_of_finite_differences():
 
 def test_saddle_is_nonconvex_in_x_and_strongly_concave_in_y():
     batch = PARTIAL.rounds[0][1][0][0]
-    bends: dict[str, list[float]] = {
-        "x": [],
-        "y": [],
-    }  # second differences over squared distances
+    # second differences over squared distances
+    bends: dict[str, list[float]] = {"x": [], "y": []}
     for seed, part in product(range(60), bends):
         a, b = draw_saddle(2 * seed), draw_saddle(2 * seed + 1)
         ends = [{**a, part: e} for e in (a[part], b[part], mean([a[part], b[part]]))]
@@ -111,12 +110,10 @@ def test_swapping_the_variables_swaps_the_path(name):
 def both(minimiser, x, y, trace, lr_x, lr_y, server_lr_x=1.0, server_lr_y=1.0, **rest):
     """Two runs of a minimiser, as the two variables of one path."""
     b_x, b_y = rest.get("b_x"), rest.get("b_y")
+    sides = (x, lr_x, b_x, server_lr_x), (y, lr_y, b_y, server_lr_y)
     paths = [
         minimiser(start, trace, lr, *([] if b is None else [b]), server_lr)
-        for start, lr, b, server_lr in (
-            (x, lr_x, b_x, server_lr_x),
-            (y, lr_y, b_y, server_lr_y),
-        )
+        for start, lr, b, server_lr in sides
     ]
     return [{"x": x, "y": y} for x, y in zip(*paths, strict=True)]
 
@@ -143,15 +140,9 @@ def test_separable_problems_are_two_minimisations(name, rates, trace):
 def test_separable_momentum_is_fedmuon_without_the_polar_factor(own, trace):
     two, start = separable(trace)
     one = Trace(toy_grad, *trace[1:])
+    hyper = {"synced": not own, "direction": lambda leaf: leaf}
     runs = [
-        fedmuon(
-            start[v],
-            one,
-            COSINES[f"lr_{v}"],
-            FRESH[f"b_{v}"],
-            synced=not own,
-            direction=lambda leaf: leaf,
-        )
+        fedmuon(start[v], one, COSINES[f"lr_{v}"], FRESH[f"b_{v}"], **hyper)
         for v in "xy"
     ]
     expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
@@ -209,9 +200,8 @@ def centralised(trace, step, state):
 
 @pytest.mark.parametrize("trace", [ONE_STEP, ALONE], ids=["one step", "one client"])
 def test_one_step_or_one_client_is_centralised_sgda(trace):
-    step = lambda at, batches: descend_ascend(
-        at, mean_gradient(trace, at, batches), **RATES
-    )
+    ahead = lambda at, batches: mean_gradient(trace, at, batches)
+    step = lambda at, batches: descend_ascend(at, ahead(at, batches), **RATES)
     path = centralised(trace, step, START)
     for f in (oracle.local_sgda, oracle.fsgda, oracle.sagda):
         assert_same(f(START, trace, **RATES), path)
@@ -356,13 +346,9 @@ def test_projection_holds_locally_and_on_the_server():
 
 
 # per leaf the norm of its longest polar factor, sqrt of the shorter side
-BY_LEAF = [
-    (("x", "w"), 3**0.5),
-    (("x", "b"), 1.0),  # a column, whose polar factor is of length 1
-    (("x", "s"), 1.0),
-    (("y", "v"), 2**0.5),
-    (("y", "t"), 1),
-]
+BY_LEAF = [(("x", "w"), 3**0.5), (("y", "v"), 2**0.5)]
+# a column, whose polar factor is of length 1, and scalars
+BY_LEAF += [(("x", "b"), 1.0), (("x", "s"), 1.0), (("y", "t"), 1.0)]
 
 
 @TRACES
@@ -420,11 +406,8 @@ def test_mean_of_the_local_directions_is_the_servers_momentum(trace):
             assert norm(sub(s.g[v], mean([own[v] for own in s.g_i]))) < 1e-12
     for (a, b), (ids, _) in zip(pairwise(states), trace.rounds[1:], strict=True):
         for i in range(5):
-            stays = all(
-                np.array_equal(b.g_i[i][v][k], a.g_i[i][v][k])
-                for v, leaves in b.g_i[i].items()
-                for k in leaves
-            )
+            before, after = flat([a.g_i[i], b.g_i[i]])
+            stays = all(np.array_equal(before[k], after[k]) for k in after)
             assert stays == (i not in ids)
 
 
