@@ -290,9 +290,11 @@ REFUSED = {
         "fedavg fedprox scaffold fedmuon fedmuon_correct local_muon_persistent diloco "
         "scaffold_m padamfed_vr fafed stem"
     ),
-    ("lr", 0.0, "(0, infinity)"): (
-        "fedmuon_align fedavg_m fedavg_vr scaffold_vr fedlada"
-    ),
+    (
+        "lr",
+        0.0,
+        "(0, infinity)",
+    ): "fedmuon_align fedavg_m fedavg_vr scaffold_vr fedlada",
     ("server_lr", float("inf"), "[0, infinity)"): "fedavg",
     ("server_lr", float("nan"), "[0, infinity)"): "diloco",
     ("server_lr", -1.0, "[0, infinity)"): (
