@@ -13,25 +13,18 @@ import numpy as np
 import optax
 import pytest
 from oracles import fedavg as avg
+from oracles import guided
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.compression import by_memory, fedmuon_svd
 from oracles.compression import by_rank as by_rank_share
 from oracles.fedlada import fedlada
-from oracles.fedmuon import fedmuon
-from oracles.fedmuon_align import (
+from oracles.fedmuon import (
+    fedmuon,
     fedmuon_align,
+    fedmuon_correct,
     local_adamw_align,
+    local_muon_persistent,
     local_sgd_align,
-)
-from oracles.fedmuon_correct import fedmuon_correct, local_muon_persistent
-from oracles.guided import (
-    fedavg_m,
-    fedavg_vr,
-    fedcm,
-    padamfed,
-    padamfed_vr,
-    scaffold_m,
-    scaffold_vr,
 )
 from oracles.outer import diloco, muloco
 from oracles.problem import Trace, normalise, polar
@@ -67,12 +60,13 @@ class Case(NamedTuple):
     trace: Trace = PARTIAL  # in full where a method is defined so
 
 
-EXACT = orthogonalize(kernel.polar)
+EXACT, DECAYED = orthogonalize(kernel.polar), optax.add_decayed_weights(0.1)
 # MuLoCo's factor sqrt(rows/cols) is for weights (out, in); these are (in, out)
 MULOCO_SCALE = lambda rows, cols: np.sqrt(cols / rows)
-SIGN = {"direction": np.sign, "everywhere": True}
+TENFOLD = {"lr": 0.001, "ratio": 10.0}
+SIGN = {"lr": 0.001, "direction": np.sign, "everywhere": True}
 CLIP = {"low": 1e-5, "high": 0.1}
-UNIT = {"direction": normalise, "everywhere": True}
+UNIT = {"lr": 0.01, "direction": normalise, "everywhere": True}
 
 CASES = {
     "fedavg": Case(avg.fedavg, {"lr": 0.1}),
@@ -88,38 +82,26 @@ CASES = {
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.1}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),
     "local_muon": Case(avg.local_muon, {"lr": 0.03}, orthogonalizes=True),
-    "local_muon_persistent": Case(
-        local_muon_persistent, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, True
-    ),
+    "local_muon_persistent": Case(local_muon_persistent, TENFOLD, {"lr": 0.03}, True),
     "fedmuon": Case(fedmuon, {"lr": 0.01, "synced": True}, orthogonalizes=True),
     "fedmuon_unsynced": Case(fedmuon, {"lr": 0.01}, orthogonalizes=True),
     "fedmuon_align": Case(fedmuon_align, {"lr": 0.03}, orthogonalizes=True),
     "fedmuon_svd": Case(
         fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, orthogonalizes=True
     ),
-    "fedmuon_align_reset": Case(
-        fedmuon_align, {"lr": 0.03, "carry": False}, orthogonalizes=True
-    ),
-    "local_muon_averaged": Case(
-        avg.local_muon_momentum, {"lr": 0.03}, orthogonalizes=True
-    ),
-    "fedmuon_correct": Case(
-        fedmuon_correct, {"lr": 0.001, "ratio": 10.0}, {"lr": 0.03}, True
-    ),
-    "fedmuon_correct_euclidean": Case(
-        fedmuon_correct, {"lr": 0.01, **UNIT}, {"lr": 0.03}
-    ),
-    "fedmuon_correct_max_norm": Case(
-        fedmuon_correct, {"lr": 0.001, **SIGN}, {"lr": 0.01}
-    ),
+    "fedmuon_align_reset": Case(fedmuon_align, {"lr": 0.03, "carry": False}, {}, True),
+    "local_muon_averaged": Case(avg.local_muon_momentum, {"lr": 0.03}, {}, True),
+    "fedmuon_correct": Case(fedmuon_correct, TENFOLD, {"lr": 0.03}, True),
+    "fedmuon_correct_euclidean": Case(fedmuon_correct, UNIT, {"lr": 0.03}),
+    "fedmuon_correct_max_norm": Case(fedmuon_correct, SIGN, {"lr": 0.01}),
     "diloco": Case(diloco, {"lr": 0.0004, "decay": 0.1}, {"lr": 0.01}),
-    "fedcm": Case(fedcm, {"lr": 0.1}),
-    "fedavg_m": Case(fedavg_m, {"lr": 0.1}),
-    "fedavg_vr": Case(fedavg_vr, {"lr": 0.1}),
-    "scaffold_m": Case(scaffold_m, {"lr": 0.1}),
-    "scaffold_vr": Case(scaffold_vr, {"lr": 0.1}),
-    "padamfed": Case(padamfed, {"lr": 0.01}),
-    "padamfed_vr": Case(padamfed_vr, {"lr": 0.01}),
+    "fedcm": Case(guided.fedcm, {"lr": 0.1}),
+    "fedavg_m": Case(guided.fedavg_m, {"lr": 0.1}),
+    "fedavg_vr": Case(guided.fedavg_vr, {"lr": 0.1}),
+    "scaffold_m": Case(guided.scaffold_m, {"lr": 0.1}),
+    "scaffold_vr": Case(guided.scaffold_vr, {"lr": 0.1}),
+    "padamfed": Case(guided.padamfed, {"lr": 0.01}),
+    "padamfed_vr": Case(guided.padamfed_vr, {"lr": 0.01}),
     "fedlada": Case(fedlada, {"lr": 0.001}, {"lr": 0.01}),
     "fafed": Case(fafed, {"lr": 0.01}, trace=FULL),
     "stem": Case(stem, {"lr": 0.1}, trace=FULL),
@@ -202,7 +184,7 @@ def test_the_preset_is_what_it_says(name):
 VARIANTS = {
     "fedmuon, cosine and decay": (
         "fedmuon",
-        {"rule": optax.chain(by_rank(EXACT), optax.add_decayed_weights(0.1))},
+        {"rule": optax.chain(by_rank(EXACT), DECAYED)},
         lambda lr: fedmuon(X, PARTIAL, lr, decay=0.1, synced=True),
     ),
     "fedmuon, a momentum and vectors of their own": (
@@ -237,15 +219,10 @@ VARIANTS = {
     ),
     "diloco, decay and server rate": (
         "diloco",
-        {
-            "rule": optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1)),
-            "server_lr": 0.9,
-        },
+        {"rule": optax.chain(optax.scale_by_adam(), DECAYED), "server_lr": 0.9},
         lambda lr: diloco(X, PARTIAL, lr, decay=0.1, outer_lr=0.9),
     ),
 }
-
-
 # what the papers' experiments have, and the presets do not by default
 MOONLIGHT = lambda m: 0.2 * np.sqrt(max(m.shape)) * polar(m)
 VARIANTS |= {

@@ -5,7 +5,7 @@ import pytest
 from oracles import fedavg as avg
 from oracles.cases import ALONE, ONE_STEP, X
 from oracles.fedlada import fedlada
-from oracles.fedmuon_align import local_sgd_align
+from oracles.fedmuon import local_sgd_align
 from oracles.outer import muloco
 from oracles.problem import assert_same, draw_trace, mean, toy_grad
 from packages import needs

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import fedavg as avg
+from oracles import guided
 from oracles.cases import (
     ALONE,
     COSINE,
@@ -24,26 +25,38 @@ from oracles.cases import (
     matrix_only,
     two_parabolas,
 )
-from oracles.fedmuon import fedmuon
-from oracles.fedmuon_align import fedmuon_align
-from oracles.fedmuon_correct import (
+from oracles.fedlada import fedlada
+from oracles.fedmuon import (
+    fedmuon,
+    fedmuon_align,
     fedmuon_correct,
     fedmuon_correct_states,
+    local_adamw_align,
     local_muon_persistent,
+    local_sgd_align,
 )
 from oracles.outer import muloco
 from oracles.problem import (
     Trace,
+    add,
     assert_same,
     draw_trace,
+    each,
+    first_gradient,
     mean,
     normalise,
     polar,
+    sub,
+    times,
     toy_grad,
     toy_loss,
+    zeros,
 )
 from oracles.proximal import fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum, scaffold_states
+from oracles.two_sided import fafed, stem
+
+TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 
 
 def apart(a, b):
@@ -152,7 +165,7 @@ def test_correct_moves_at_most_a_share_of_the_local_steps():
     assert max(steps) > 0.5 * 0.05 * 3 / 5 * 4
 
 
-@pytest.mark.parametrize("trace", [PARTIAL, FULL])
+@TRACES
 @pytest.mark.parametrize("align", [0.0, 0.5, 0.75])
 def test_alignment_is_momentum_on_directions(trace, align):
     # Delta_G' = align Delta_G + (1-align) mean direction, also when lr is scheduled
@@ -170,10 +183,8 @@ def test_alignment_is_momentum_on_directions(trace, align):
         delta_g = align * delta_g + (1 - align) * per_round[r].mean(axis=0)
         moved, before = before - x["w"], x["w"]
         np.testing.assert_allclose(moved, COSINE(r) * 4 * delta_g, 0, 1e-12)
-
-
-def test_alignment_alone_never_moves():
-    assert_same(fedmuon_align(X, PARTIAL, 0.05, align=1.0, decay=0.0), [X] * 5, 0)
+    alone = fedmuon_align(X, trace, 0.05, align=1.0, decay=0.0)
+    assert_same(alone, [X] * 5, 0)  # never moves
 
 
 # ----------------------------------------------------------------------- reductions
@@ -188,7 +199,7 @@ def test_correct_without_lmo_and_momentum_is_scaffold_for_one_step(warm_start):
     assert apart(ours, scaffold(X, FULL, 0.2, 1.0, warm_start)) > 1e-3
 
 
-@pytest.mark.parametrize("trace", [PARTIAL, FULL])
+@TRACES
 def test_align_without_its_mechanisms_is_local_muon(trace):
     for decay in (0.0, 0.1):
         local = avg.local_muon(X, trace, COSINE, decay=decay)
@@ -337,3 +348,196 @@ def test_adaptive_servers_unrolled():
                 step = 0.05 * m / (np.sqrt(v(d)) + tau)
                 now = history[r + 1][name]
                 np.testing.assert_allclose(now, history[r][name] + step, 0, 1e-12)
+
+
+PLAIN = dict.fromkeys((guided.fedcm, guided.fedavg_m, guided.fedavg_vr), avg.fedavg)
+PLAIN |= dict.fromkeys((guided.scaffold_m, guided.scaffold_vr), scaffold)
+CONTROLLED = [
+    guided.scaffold_m_states,
+    guided.scaffold_vr_states,
+    guided.padamfed_states,
+    guided.padamfed_vr_states,
+]
+
+
+def mean_gradient(trace, x, r):
+    """The cohort's mean gradient at x over the only batch of each in round r."""
+    return mean([trace.grad(x, batches[0]) for batches in trace.rounds[r][1]])
+
+
+# ------------------------------------------------------------------------ momentum
+
+
+@TRACES
+@pytest.mark.parametrize("lr", [0.2, COSINE], ids=["constant", "cosine"])
+def test_fedcm_is_fedavg_m(trace, lr):
+    one, other = (f(X, trace, lr, 0.3, 0.7) for f in (guided.fedcm, guided.fedavg_m))
+    assert_same(one, other)
+
+
+@TRACES
+@pytest.mark.parametrize("f", PLAIN)
+def test_weight_one_on_the_fresh_gradient_is_the_method_without_momentum(f, trace):
+    expected = PLAIN[f](X, trace, COSINE, 0.7)
+    assert_same(f(X, trace, COSINE, b=1.0, server_lr=0.7), expected)
+    moves = [f(X, trace, 0.2, b)[-1]["w"] for b in (0.1, 1.0)]
+    assert np.max(np.abs(moves[0] - moves[1])) > 0.01
+
+
+@TRACES
+@pytest.mark.parametrize("f", CONTROLLED)
+def test_c_is_the_mean_of_all_controls(f, trace):
+    states = f(X, trace, 0.05, b=0.3)
+    assert_same([s.c for s in states], [mean(s.c_i) for s in states])
+
+
+def test_one_client_needs_no_controls():
+    plain = guided.fedavg_vr(X, ALONE, 0.2, 0.3)
+    assert_same(guided.scaffold_vr(X, ALONE, 0.2, 0.3), plain)
+
+
+# ------------------------------------------------------------------ normalised steps
+
+
+@pytest.mark.parametrize("f", [guided.padamfed, guided.padamfed_vr])
+def test_padamfed_alone_with_weight_one_is_normalised_sgd(f):
+    x, expected = X, []
+    for _, [batches] in ALONE.rounds:
+        for batch in batches:
+            x = sub(x, times(0.05, guided.normalise_whole(ALONE.grad(x, batch))))
+        expected.append(x)
+    assert_same(f(X, ALONE, 0.05, b=1.0), expected)
+
+
+@TRACES
+def test_padamfed_g_is_the_mean_of_the_local_directions(trace):
+    states = guided.padamfed_states(X, trace, 0.05, b=0.3)
+    for r, (before, after) in enumerate(pairwise(states), start=1):
+        ids, data = trace.rounds[r]
+        h = add(times(0.3, before.c), times(0.7, before.g))
+        directions = []
+        for i, batches in zip(ids, data, strict=True):
+            xi = before.x
+            for batch in batches:
+                d = add(times(0.3, sub(trace.grad(xi, batch), before.c_i[i])), h)
+                directions.append(d)
+                xi = sub(xi, times(0.05, guided.normalise_whole(d)))
+        assert_same([after.g], [mean(directions)])
+
+
+def test_padamfed_vr_of_one_step_is_normalised_storm():
+    x, x_prev, g, expected = X, X, zeros(X), []
+    for r in range(len(ONE_STEP.rounds)):
+        b = 1.0 if r == 0 else 0.3
+        change = sub(g, mean_gradient(ONE_STEP, x_prev, r))
+        g = add(mean_gradient(ONE_STEP, x, r), times(1 - b, change))
+        expected.append(g)
+        x_prev, x = x, guided.padamfed_vr(X, ONE_STEP, 0.05, b=0.3)[r]
+    states = guided.padamfed_vr_states(X, ONE_STEP, 0.05, b=0.3)
+    assert_same([s.g for s in states], expected)
+
+
+# -------------------------------------------------- two-point momentum, averaged last
+
+
+def test_stem_of_one_step_is_storm():
+    d = mean([first_gradient(ONE_STEP, X, i) for i in range(ONE_STEP.num_clients)])
+    x_prev, x, expected = X, sub(X, times(0.1, d)), []
+    for r in range(len(ONE_STEP.rounds)):
+        new, old = mean_gradient(ONE_STEP, x, r), mean_gradient(ONE_STEP, x_prev, r)
+        d = add(new, times(0.7, sub(d, old)))
+        x_prev, x = x, sub(x, times(0.1, d))
+        expected.append(x)
+    assert_same(stem(X, ONE_STEP, 0.1, a=0.3), expected)
+
+
+def test_stem_without_memory_is_fedavg_after_its_first_move():
+    d = mean([first_gradient(FULL, X, i) for i in range(FULL.num_clients)])
+    start = sub(X, times(0.1, d))
+    assert_same(stem(X, FULL, 0.1, a=1.0), avg.fedavg(start, FULL, 0.1))
+
+
+def test_fafed_of_one_step_without_memory_is_rmsprop():
+    g0 = [first_gradient(ONE_STEP, X, i) for i in range(ONE_STEP.num_clients)]
+    v = mean([each(np.square, g) for g in g0])
+    x, expected = sub(X, times(0.02, mean(g0))), []
+    for _, data in ONE_STEP.rounds:
+        gs = [ONE_STEP.grad(x, batches[0]) for batches in data]
+        squares = mean([each(np.square, g) for g in gs])
+        v = add(times(0.9, v), times(0.1, squares))
+        step = each(lambda m, v: m / (np.sqrt(v) + 0.01), mean(gs), v)
+        x = sub(x, times(0.02, step))
+        expected.append(x)
+    assert_same(fafed(X, ONE_STEP, 0.02, a=1.0, beta=0.9), expected)
+
+
+def test_fafed_on_tiny_gradients_is_stem():
+    """Gradients of 1e-9 at a rate of 1e8: sqrt(v) + 1 is 1, the path is not short."""
+    tiny = FULL._replace(grad=lambda p, batch: times(1e-9, FULL.grad(p, batch)))
+    stemmed = stem(X, tiny, 1e8, a=0.3)
+    assert_same(fafed(X, tiny, 1e8, a=0.3, rho=1.0), stemmed, atol=1e-7)
+    assert np.max(np.abs(stemmed[-1]["w"] - X["w"])) > 0.1
+
+
+# --------------------------------------------------------------- FedLADA and BiClip
+
+
+@TRACES
+def test_fedlada_with_constant_second_moment_is_fedavg_and_mixes_as_fedcm(trace):
+    constant = {"b1": 0.0, "b2": 1.0, "eps": 1.0, "server_lr": 0.7}
+    path = fedlada(X, trace, 0.2, alpha=1.0, **constant)
+    assert_same(path, avg.fedavg(X, trace, 0.2, 0.7))
+    path = fedlada(X, trace, COSINE, 0.3, **constant)
+    assert_same(path, guided.fedcm(X, trace, COSINE, 0.3, 0.7))
+    # of the global direction alone it stays
+    assert_same(fedlada(X, trace, 0.2, alpha=0.0), [X] * len(trace.rounds))
+
+
+@TRACES
+def test_biclip_with_open_thresholds_clips_nothing(trace):
+    adam = avg.adam_biclip(X, trace, 0.1, 0.0, np.inf, 0.05)
+    assert_same(adam, avg.fedadam(X, trace, 0.1, 0.05))
+    twice = avg.bi2clip(X, trace, 0.1, 0.0, np.inf, 0.0, np.inf, 0.7)
+    assert_same(twice, avg.fedavg(X, trace, 0.1, 0.7))
+
+
+def test_biclip_lifts_small_and_cuts_large_entries():
+    clipped = avg.biclip({"w": np.array([-5.0, -0.01, 0.0, 0.5, 7.0])}, 0.1, 2.0)
+    np.testing.assert_array_equal(clipped["w"], [-2.0, -0.1, 0.0, 0.5, 2.0])
+
+
+@TRACES
+def test_bi2clip_with_equal_thresholds_moves_every_entry_alike(trace):
+    path = avg.bi2clip(X, trace, 0.1, 0.05, 0.5, 0.2, 0.2, 0.3)
+    for a, b in pairwise([X, *path]):
+        np.testing.assert_allclose(np.abs(b["w"] - a["w"]), 0.06, rtol=1e-12)
+
+
+# ------------------------------------------------------------- averaged momentum
+
+
+@TRACES
+def test_local_sgd_align_without_alignment_is_local_sgdm(trace):
+    path = local_sgd_align(X, trace, COSINE, 0.8, align=0.0)
+    assert_same(path, avg.local_sgdm(X, trace, COSINE, 0.8))
+
+
+@TRACES
+def test_local_sgd_align_is_fedmuon_with_the_identity_on_matrices(trace):
+    trace, x = matrix_only(trace), {"w": X["w"]}
+    muon = fedmuon_align(x, trace, COSINE, 0.8, 0.4, decay=0.0, direction=identity)
+    assert_same(local_sgd_align(x, trace, COSINE, 0.8, 0.4), muon)
+
+
+@TRACES
+def test_local_adamw_align_without_both_parts_is_local_adamw(trace):
+    path = local_adamw_align(X, trace, 0.02, b1=0.0, b2=0.0, align=0.0)
+    assert_same(path, avg.local_adamw(X, trace, 0.02, b1=0.0, b2=0.0))
+    first = local_adamw_align(X, trace, 0.02, align=0.0)[:1]
+    assert_same(first, avg.local_adamw(X, trace, 0.02)[:1])
+
+
+def test_local_adamw_align_of_one_step_with_a_huge_eps_is_local_sgd_align():
+    """Adam is then m/(1-b1) over eps in each first step, and m/(1-b1) is heavy ball."""
+    path = local_adamw_align(X, ONE_STEP, 1e8, 0.8, eps=1e9, align=0.4, decay=0.0)
+    assert_same(path, local_sgd_align(X, ONE_STEP, 0.1, 0.8, 0.4), atol=1e-8)

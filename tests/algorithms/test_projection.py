@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow_but
 from traces import by_code
 
 from fedjax_muon import algorithms, engine, minimax
@@ -73,18 +74,13 @@ class Seen(NamedTuple):
 def run(algorithm, params=ONE, objective=BOXED) -> Seen:
     state = engine.init(algorithm, params, N, project=objective.project)
     points, received = [state.server.params], []
-    given = COHORT, TARGETS, WEIGHTS, KEY
-    compiled = lambda make: jax.jit(
-        make(algorithm, objective, N, plans.mapped), compiler_options=QUICKLY
-    )
-    if algorithm.prologue:
-        start = compiled(engine.make_prologue)
-        state, heard = start(state, *given)
-        points.append(state.server.params)
-        received.append(bool(heard.all()))
-    step = compiled(engine.make_round)
-    for _ in range(ROUNDS):
-        state, heard = step(state, *given)
+    prologue = [engine.make_prologue] if algorithm.prologue else []
+    steps = [
+        jax.jit(make(algorithm, objective, N, plans.mapped), compiler_options=QUICKLY)
+        for make in (*prologue, engine.make_round)
+    ]
+    for step in steps[:-1] + steps[-1:] * ROUNDS:
+        state, heard = step(state, COHORT, TARGETS, WEIGHTS, KEY)
         points.append(state.server.params)
         received.append(bool(heard.all()))
     return Seen(points, received)
@@ -109,16 +105,9 @@ def assert_stays(algorithm, start=ONE):
 # of methods with the same code one; with clients' states, a prologue, and a pair
 NAMES = [names[0] for kind in (algorithms.ALL, minimax.ALL) for names in by_code(kind)]
 FAST = ("scaffold", "stem", "fess_gda")
-EACH = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
-        for name in NAMES
-    ],
-)
 
 
-@EACH
+@pytest.mark.parametrize("name", slow_but(FAST, NAMES))
 def test_no_method_leaves_the_set(name):
     """Neither in one local step, nor by a server's rate above 1."""
     hardest = {"lr": 0.1, "rule": CHAINED, "server_lr": 2.0}

@@ -159,14 +159,11 @@ def noise(params, batch, key):
 NOISE = Objective(noise)
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("fedavg_vr", "fedavg_m"),
-        ("scaffold_vr", "scaffold_m"),
-        ("padamfed_vr", "padamfed"),
-    ],
-)
+SINGLES = {"fedavg_vr": "fedavg_m", "scaffold_vr": "scaffold_m"}
+SINGLES["padamfed_vr"] = "padamfed"
+
+
+@pytest.mark.parametrize(("name", "other"), SINGLES.items())
 def test_both_gradients_have_one_key(name, other):
     """The old gradient is the new one then: the method of one gradient is left."""
     hyper = {"lr": 0.01, "momentum": after_first(0.7)}
@@ -201,9 +198,7 @@ def test_both_gradients_of_fafed_have_one_key():
 # ------------------------------------------------- options with which two coincide
 
 
-NOTHING = optax.identity()
-BALL = optax.trace(0.9)
-MUON = muon(0.98)
+NOTHING, BALL, MUON = optax.identity(), optax.trace(0.9), muon(0.98)
 DECAYED = optax.chain(MUON, optax.add_decayed_weights(0.1))
 
 # trace; the one method; the other
@@ -286,9 +281,8 @@ def consensus(synced):
             x.append(spread(np.asarray(each.server.params)))
             m.append(spread(np.asarray(each.server.momentum)))
         mean_of = lambda a: a.mean(0)
-        state = state._replace(
-            index=state.index + 1, server=jax.tree.map(mean_of, each.server)
-        )
+        server = jax.tree.map(mean_of, each.server)
+        state = state._replace(index=state.index + 1, server=server)
     away = targets - targets.mean(0)
     return np.array(x), np.array(m), np.sqrt(np.mean(np.sum(away**2, (1, 2, 3))))
 

@@ -6,9 +6,10 @@ import numpy as np
 import optax
 import pytest
 import traces
+from cases import slow_but
 from oracles import fedavg as avg
 from oracles.cases import PARTIAL, SIZES, X
-from oracles.fedmuon_align import fedmuon_align
+from oracles.fedmuon import fedmuon_align
 from oracles.proximal import coefficients, fednova, fedprox
 from oracles.scaffold import scaffold
 
@@ -49,14 +50,9 @@ def path(algorithm, plan, weights=None):
         as64 = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), t)
         w = np.ones(N) if weights is None else np.array(weights, float)
         state = engine.init(algorithm, as64(X), N)
-        run = engine.make_round(
-            algorithm,
-            traces.TOY,
-            N,
-            plan,
-            draw=lambda entry, key: entry[0],
-            steps_of=lambda entry, key: entry[1],
-        )
+        parts = {"draw": lambda entry, key: entry[0]}
+        parts["steps_of"] = lambda entry, key: entry[1]
+        run = engine.make_round(algorithm, traces.TOY, N, plan, **parts)
         step, found = jax.jit(run), []
         for (ids, data), counts in zip(PARTIAL.rounds, COUNTS, strict=True):
             entries = as64(traces.stack(data)), jnp.asarray(counts)
@@ -67,18 +63,11 @@ def path(algorithm, plan, weights=None):
         return found
 
 
-@pytest.mark.parametrize(
-    ("name", "plan"),
-    [
-        ("fednova", plans.mapped),
-        ("scaffold", plans.chunked(2)),
-        *(
-            pytest.param(name, plans.mapped, marks=SLOW)
-            for name in CASES
-            if name != "fednova"
-        ),
-    ],
-)
+QUICK = [("fednova", plans.mapped), ("scaffold", plans.chunked(2))]
+OTHERS = [(name, plans.mapped) for name in CASES if name != "fednova"]
+
+
+@pytest.mark.parametrize(("name", "plan"), slow_but(QUICK, QUICK + OTHERS))
 def test_each_client_ends_after_its_own_steps(name, plan):
     algorithm, oracle = CASES[name]
     want = oracle()

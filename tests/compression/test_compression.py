@@ -12,7 +12,7 @@ from federation import assert_same_bits
 from oracles import compression as oracle
 from oracles import fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
-from oracles.fedmuon_align import fedmuon_align as fedmuon_align_oracle
+from oracles.fedmuon import fedmuon_align as fedmuon_align_oracle
 from oracles.outer import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_trace, first_gradient, mean
 from traces import TOY, farthest, path, precision, run, stack
@@ -51,17 +51,19 @@ EXACT = muon(0.98, polar=kernel.polar)
 ZERO = Objective(lambda params, batch, key: tree.zeros_like(params))
 
 
-def shapes(params, dtype=jnp.float32):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), dtype), params)
+def sent_by(exchanges, algorithm, params=X):
+    single = lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.float32)
+    params, one = jax.tree.map(single, (params, np.empty(1)))
+    return engine.traffic(exchanges, algorithm, ZERO, params, one)
 
 
 def uploaded(algorithm, params=X):
     return sent_by(algorithm.exchanges, algorithm, params).up
 
 
-def sent_by(exchanges, algorithm, params=X):
-    one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    return engine.traffic(exchanges, algorithm, ZERO, shapes(params), one)
+def costs(algorithm):
+    phases = algorithm.prologue, algorithm.exchanges
+    return [sent_by(exchanges, algorithm) for exchanges in phases]
 
 
 # ------------------------------------------------------------------- no compression
@@ -95,11 +97,6 @@ def states(algorithm):
     return seen
 
 
-def costs(algorithm):
-    phases = algorithm.prologue, algorithm.exchanges
-    return [sent_by(exchanges, algorithm) for exchanges in phases]
-
-
 # without states, with them; with a prologue, several parts, two points, both
 FAST = ["fedavg", "scaffold"]
 OTHERS = ["fedmuon", "fedmuon_svd", "padamfed_vr", "fafed"]
@@ -125,10 +122,8 @@ def test_the_identity_changes_no_bit(name):
     want = states(plain)
     for feedback in (None, 1.0):
         made = compress(plain, identity(), feedback=feedback)
-        assert (made.uniform_weights, made.full_participation) == (
-            plain.uniform_weights,
-            plain.full_participation,
-        )
+        for flag in ("uniform_weights", "full_participation"):
+            assert getattr(made, flag) == getattr(plain, flag), flag
         for one, other in zip(states(made), want, strict=True):
             assert_same_bits(one.server, other.server)
             assert_same_bits(one.client_states.inner, other.client_states)
@@ -236,14 +231,9 @@ def test_parts_may_have_compressors_of_their_own(momentum_first):
     ]
     first, second = steps if momentum_first else steps[::-1]
     made = second(first(fedmuon_align(rule=EXACT)))
-    want = oracle.fedmuon_svd(
-        WIDE,
-        WIDE_TRACE,
-        0.03,
-        lambda v: oracle.low_rank(v, 2) if v.ndim > 1 else v,
-        oracle.largest(0.4),
-        0.9,
-    )
+    low = lambda v: oracle.low_rank(v, 2) if v.ndim > 1 else v
+    largest = oracle.largest(0.4)
+    want = oracle.fedmuon_svd(WIDE, WIDE_TRACE, 0.03, low, largest, 0.9)
     assert farthest(path(made, WIDE, WIDE_TRACE), want) <= 1e-10
     assert uploaded(made, WIDE) == 4 * 2 * (8 + 6 + 1) + 8 * (19 + 2)
 
@@ -359,9 +349,6 @@ def test_misfits_are_refused_before_compilation(
 # ---------------------------- what the engine makes of messages, whatever the algorithm
 
 
-N, KEY = 5, jax.random.key(0)
-
-
 class Parts(NamedTuple):
     """One array, or a pair, for every compressor."""
 
@@ -372,13 +359,8 @@ class Parts(NamedTuple):
     coarse: Any
 
 
-EACH = Parts(
-    identity(),
-    truncated_svd(1, rest=identity()),
-    power_iteration(1, rest=quantize(3)),
-    top_k(0.3),
-    quantize(4),
-)
+LOW = truncated_svd(1, rest=identity()), power_iteration(1, rest=quantize(3))
+EACH = Parts(identity(), *LOW, top_k(0.3), quantize(4))
 
 
 class Echo(NamedTuple):
@@ -399,15 +381,13 @@ def echo(*, exchanges=1):
 
 
 BATCHES = Objective(lambda params, batches, key: batches)  # clients send these
+NOISE = lambda x, key: x + jax.random.uniform(key, x.shape)
 
 
 def started(algorithm, messages, clients):
     """The state of an algorithm whose clients send such messages."""
     params = jax.tree.map(lambda m: jnp.zeros(m.shape[1:], m.dtype), messages)
     return engine.init(algorithm, params, clients)
-
-
-NOISE = lambda x, key: x + jax.random.uniform(key, x.shape)
 
 
 def drawn(clients):
@@ -461,11 +441,10 @@ def test_messages_that_are_not_finite_are_dropped():
     messages = sound = drawn(clients)
     for i, (part, value) in enumerate(poisons):
         matrix, vector = getattr(messages, part)
-        matrix, vector = (
-            (matrix.at[i, 2, 1].set(value), vector)
-            if i % 2
-            else (matrix, vector.at[i, 3].set(value))
-        )
+        if i % 2:
+            matrix = matrix.at[i, 2, 1].set(value)
+        else:
+            vector = vector.at[i, 3].set(value)
         messages = messages._replace(**{part: (matrix, vector)})
     algorithm = echo()
     for part, compressor in EACH._asdict().items():

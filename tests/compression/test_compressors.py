@@ -181,13 +181,10 @@ def test_ranks_are_those_of_the_paper(share):
                 assert rank(m, n) == rank_rank(share, m, n)
 
 
-def test_the_share_is_five_percent_by_default():
+def test_shares_are_five_percent_by_default_and_taken_as_they_are_written():
     for m, n in [(400, 120), (784, 512), (64, 64), (5, 3)]:
         assert memory_share()(m, n) == memory_rank("0.05", m, n)
         assert rank_share()(m, n) == rank_rank("0.05", m, n)
-
-
-def test_shares_are_taken_as_they_are_written():
     # 0.07 100 is 7.000000000000001 in binary, 0.3 12 65 / 78 is 2.9999999999999996
     assert rank_share(0.07)(100, 100) == rank_rank("0.07", 100, 100) == 7
     assert memory_share(0.3)(12, 65) == memory_rank("0.3", 12, 65) == 3
@@ -345,6 +342,8 @@ def test_vectors_go_to_the_rest(make):
 
 # ------------------------------------------------------------------------- refusals
 
+BITS = "bits must be an integer from 1 to 8"
+
 
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -358,13 +357,7 @@ def test_vectors_go_to_the_rest(make):
         (lambda: rank_share(math.nan), r"share must lie in \(0, 1\], got nan"),
         (lambda: top_k(0.0), r"share must lie in \(0, 1\], got 0"),
         (lambda: top_k(1.5), r"share must lie in \(0, 1\], got 1.5"),
-        *(
-            (
-                partial(quantize, bits),
-                f"bits must be an integer from 1 to 8, got {bits}",
-            )
-            for bits in (0, 9, 2.5, 2.0)
-        ),
+        *((partial(quantize, b), f"{BITS}, got {b}") for b in (0, 9, 2.5, 2.0)),
     ],
 )
 def test_values_out_of_range_are_refused(make, message):
@@ -373,16 +366,12 @@ def test_values_out_of_range_are_refused(make, message):
 
 
 @pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
-@pytest.mark.parametrize("rank", [4, lambda m, n: 0, lambda m, n: m, 2.5])
-def test_ranks_that_a_matrix_cannot_have_are_refused(make, rank):
-    told = rank(6, 3) if callable(rank) else rank
-    with pytest.raises(ValueError, match=rf"a matrix \(6, 3\) has no rank {told}"):
-        jax.eval_shape(make(rank).encode, jnp.zeros((2, 3, 3)), KEY)
-
-
-@pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
-@pytest.mark.parametrize("shape", [(5,), ()], ids=str)
-def test_vectors_without_a_rest_are_refused(make, shape):
+def test_ranks_that_a_matrix_cannot_have_and_vectors_without_a_rest_are_refused(make):
+    for rank in (4, lambda m, n: 0, lambda m, n: m, 2.5):
+        told = rank(6, 3) if callable(rank) else rank
+        with pytest.raises(ValueError, match=rf"a matrix \(6, 3\) has no rank {told}"):
+            jax.eval_shape(make(rank).encode, jnp.zeros((2, 3, 3)), KEY)
     message = r"an array \(.*\) is not a matrix; give a compressor for the `rest`"
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(make(1).encode, jnp.zeros(shape), KEY)
+    for shape in ((5,), ()):
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(make(1).encode, jnp.zeros(shape), KEY)

@@ -50,10 +50,10 @@ def test_local_steps_are_a_python_loop():
         x = 0.5 * x + batch["a"] + noise
         return (x, count + 1), {"x": x, "sum": jnp.sum(batch["b"]) * x[0]}
 
-    (x, count), seen = jax.jit(
-        lambda: local_steps(step, (jnp.ones(2), 0), batches, in_round(0))
-    )()
-    now, each = (jnp.ones(2), 0), []
+    start = jnp.ones(2), 0
+    run = jax.jit(lambda: local_steps(step, start, batches, in_round(0)))
+    (x, count), seen = run()
+    now, each = start, []
     rows = [{name: b[k] for name, b in batches.items()} for k in range(K)]
     for row, key in zip(rows, jax.random.split(KEY, K), strict=True):
         now, what = step(now, row, key)
@@ -113,9 +113,8 @@ def test_moves_are_projected_and_descents_are_not():
     params, gradient = {"w": jnp.array([0.5, -0.5])}, {"w": jnp.array([-1.0, -0.2])}
     rule = optax.trace(0.9)
     opt = rule.init(params)
-    moved, after = move(
-        NO_OBJECTIVE._replace(project=nearest), params, 2.0, rule, opt, gradient
-    )
+    boxed = NO_OBJECTIVE._replace(project=nearest)
+    moved, after = move(boxed, params, 2.0, rule, opt, gradient)
     free, same = descend(params, 2.0, rule, opt, gradient)
     np.testing.assert_allclose(free["w"], [2.5, -0.1], rtol=1e-6)
     np.testing.assert_allclose(moved["w"], [1.0, -0.1], rtol=1e-6)
@@ -132,10 +131,8 @@ def test_hyper_parameters_are_numbers_or_schedules_of_the_round():
 
 
 def test_after_first():
-    later = {0: 0.0, 1: 0.9, 7: 0.9}
-    for index, value in later.items():
-        found = value_at(after_first(0.9), in_round(index))
-        assert float(found) == pytest.approx(value)
+    found = [float(value_at(after_first(0.9), in_round(i))) for i in (0, 1, 7)]
+    assert found == pytest.approx([0.0, 0.9, 0.9])
     falling = after_first(lambda index: 1 / (1 + index), first=9.0)
     values = [float(value_at(falling, in_round(index))) for index in (0, 1, 3)]
     assert values == pytest.approx([9.0, 0.5, 0.25])
@@ -188,10 +185,9 @@ def test_what_is_in_range_or_unknown_passes():
 
 
 def test_map_exchanges_wraps_the_prologue_too():
-    client = lambda objective, shared, client_state, batches, round: (
-        shared,
-        client_state,
-    )
+    def client(objective, shared, client_state, batches, round):
+        return shared, client_state
+
     main = Exchange(broadcast_state, client, lambda state, mean, round: mean)
     algorithm = Algorithm(
         lambda p: p, no_client_state, (main, main), (main,), uniform_weights=True
@@ -219,6 +215,7 @@ def test_map_exchanges_wraps_the_prologue_too():
 # ------------------------------------------------------------------------- pytrees
 
 PARAMS = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}}
+NESTED = optax.chain(muon(0.9), optax.chain(optax.trace(0.5)))
 
 
 @pytest.mark.parametrize(
@@ -233,11 +230,7 @@ PARAMS = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}}
         # partitioned: either rule's state masks the leaves of the other
         (muon(0.9), ("trace",), [(3, 2)]),
         (muon(0.9), ("mu",), [(2,)]),
-        (
-            optax.chain(muon(0.9), optax.chain(optax.trace(0.5))),
-            ("trace",),
-            [(3, 2), (2,), (3, 2)],
-        ),
+        (NESTED, ("trace",), [(3, 2), (2,), (3, 2)]),
     ],
 )
 def test_pick_and_put_parts_of_an_optax_state(rule, names, shapes):

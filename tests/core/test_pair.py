@@ -17,13 +17,7 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.core.pair import (
-    Pair,
-    as_pair,
-    descent_ascent,
-    on_y,
-    per_variable,
-)
+from fedjax_muon.core.pair import Pair, as_pair, descent_ascent, on_y, per_variable
 
 KEY = jax.random.key(0)
 
@@ -33,8 +27,7 @@ def draw(seed):
     rng = np.random.default_rng(seed)
     array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     return Pair(
-        x={"w": array(2, 3), "b": array(3).astype(jnp.bfloat16)},
-        y=(array(4), array()),
+        x={"w": array(2, 3), "b": array(3).astype(jnp.bfloat16)}, y=(array(4), array())
     )
 
 
@@ -54,20 +47,13 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(np.float32(a), np.float32(b))
 
 
+of_one, of_both = lambda s: (s, ONE), lambda s: (ONE, s, OTHER)
 ARITHMETIC = {
-    "scale": (tree.scale, lambda s: (s, ONE), lambda s, a, b: s * a),
-    "add_scaled": (
-        tree.add_scaled,
-        lambda s: (ONE, s, OTHER),
-        lambda s, a, b: a + s * b,
-    ),
-    "sub_scaled": (
-        tree.sub_scaled,
-        lambda s: (ONE, s, OTHER),
-        lambda s, a, b: a - s * b,
-    ),
-    "mix": (tree.mix, lambda s: (ONE, s, OTHER), lambda s, a, b: (1 - s) * a + s * b),
-    "fade": (tree.fade, lambda s: (s, ONE), lambda s, a, b: (1 - s) * a),
+    "scale": (tree.scale, of_one, lambda s, a, b: s * a),
+    "add_scaled": (tree.add_scaled, of_both, lambda s, a, b: a + s * b),
+    "sub_scaled": (tree.sub_scaled, of_both, lambda s, a, b: a - s * b),
+    "mix": (tree.mix, of_both, lambda s, a, b: (1 - s) * a + s * b),
+    "fade": (tree.fade, of_one, lambda s, a, b: (1 - s) * a),
 }
 
 
@@ -83,10 +69,8 @@ def test_a_pair_of_numbers_belongs_to_the_leaves_below(name):
     leaves = map(jax.tree.leaves, (ONE, OTHER, found))
     for one, other, result, rate in zip(*leaves, rates, strict=True):
         exact = formula(rate, np.float64(one), np.float64(other))
-        rough = one.dtype == jnp.bfloat16
-        np.testing.assert_allclose(
-            np.float64(result), exact, atol=0.03 if rough else 1e-6
-        )
+        atol = 0.03 if one.dtype == jnp.bfloat16 else 1e-6
+        np.testing.assert_allclose(np.float64(result), exact, atol=atol)
 
 
 @pytest.mark.parametrize("name", ARITHMETIC)
@@ -107,12 +91,12 @@ def test_prefixes_may_reach_deeper_and_must_fit():
         tree.scale((1.0, 2.0, 3.0), ONE)
 
 
-def test_descent_ascent_turns_y_alone():
-    found = descent_ascent(lambda params, batch, key: (batch, params.y))(
-        ONE, OTHER.x, KEY
-    )
+def test_descent_ascent_and_on_y_change_y_alone():
+    turned = descent_ascent(lambda params, batch, key: (batch, params.y))
+    found = turned(ONE, OTHER.x, KEY)
     assert isinstance(found, Pair)
     assert_same(found, Pair(OTHER.x, tree.map(jnp.negative, ONE.y)))
+    assert_same(on_y(jnp.abs)(ONE), Pair(ONE.x, tree.map(jnp.abs, ONE.y)))
 
 
 def test_descent_ascent_finds_a_saddle():
@@ -141,13 +125,10 @@ def same_as_parts(pair_rule, rule_x, rule_y, steps=2, with_params=True):
         assert_same(state, Pair(state_x, state_y))
 
 
-def test_rules_of_their_own_with_states_and_parameters():
+def test_rules_of_their_own_with_states_and_with_parameters_or_without():
     x, y = optax.trace(0.9), optax.add_decayed_weights(0.5)
     same_as_parts(per_variable(x, y), x, y)
     same_as_parts(per_variable(y, x), y, x)
-
-
-def test_a_rule_without_parameters():
     rule = optax.trace(0.5)
     same_as_parts(per_variable(rule), rule, rule, with_params=False)
 
@@ -187,17 +168,9 @@ def test_moves_are_projected_and_only_in_y(weight):
     np.testing.assert_allclose(plain.y, v, rtol=1e-6)
 
 
-def test_on_y_maps_every_leaf_of_y():
-    found = on_y(jnp.abs)(ONE)
-    assert_same(found, Pair(ONE.x, tree.map(jnp.abs, ONE.y)))
-
-
-def test_one_value_stands_for_both():
+def test_one_value_or_pairs_of_schedules():
     assert as_pair(0.1) == Pair(0.1, 0.1)
     assert as_pair(Pair(1, 2)) == Pair(1, 2)
-
-
-def test_schedules_in_pairs():
     value = Pair(lambda index: 0.5**index, 3.0)
     assert value_at(value, in_round(2)) == Pair(0.25, 3.0)
     assert value_at(0.7, in_round(2)) == 0.7

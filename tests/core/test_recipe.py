@@ -1,5 +1,6 @@
 """Recipes: what made an algorithm, and the same algorithm with other numbers."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -93,12 +94,8 @@ def test_numbers_are_what_was_given_or_the_defaults():
     assert numbers_of(scaffold(server_lr=2, lr=0.5)) == {"lr": 0.5, "server_lr": 2}
     assert numbers_of(fedmuon(momentum=jnp.float32(0.5)))["momentum"] == 0.5
     muloco = algorithms.muloco(momentum=0.8)  # the preset's own, not DiLoCo's
-    assert numbers_of(muloco) == {
-        "lr": 0.0224,
-        "server_lr": 0.8,
-        "momentum": 0.8,
-        "server_momentum": 0.9,
-    }
+    rates = {"lr": 0.0224, "server_lr": 0.8}
+    assert numbers_of(muloco) == rates | {"momentum": 0.8, "server_momentum": 0.9}
 
 
 def test_a_schedule_is_no_number_but_may_be_replaced_by_one():
@@ -115,13 +112,10 @@ def test_a_schedule_is_no_number_but_may_be_replaced_by_one():
     assert farthest(path(kept, X, PARTIAL), want) == 0
 
 
-def test_flags_rules_and_names_are_no_numbers():
+def test_numbers_that_may_not_be_schedules_are_numbers_flags_and_rules_are_none():
     options = {"rule": optax.trace(0.9), "averaged_state": ("trace",)}
     assert numbers_of(fedavg(**options)).keys() == {"lr", "server_lr"}
     assert numbers_of(fedmuon(synced=False)).keys() == {"lr", "momentum"}
-
-
-def test_numbers_that_may_not_be_schedules_are_numbers_too():
     fixed = numbers_of(algorithms.fedlada()).keys() - {"lr", "server_lr", "amend"}
     assert fixed == {"b1", "b2", "eps"}
     assert numbers_of(algorithms.fafed(beta=0.5))["beta"] == 0.5
@@ -179,10 +173,8 @@ def test_an_outer_number_hides_an_inner_one_of_the_same_name():
     assert numbers_of(algorithm)["lr"] == 3.0
     changed = with_numbers(algorithm, {"lr": 5.0, "server_lr": 0.5})
     assert known(changed).arguments["lr"] == 5.0
-    assert numbers_of(known(changed).arguments["algorithm"]) == {
-        "lr": 0.1,
-        "server_lr": 0.5,
-    }
+    inner = known(changed).arguments["algorithm"]
+    assert numbers_of(inner) == {"lr": 0.1, "server_lr": 0.5}
 
 
 def test_gossip_has_the_numbers_of_its_estimator():
@@ -194,22 +186,15 @@ def test_gossip_has_the_numbers_of_its_estimator():
     assert numbers_of(known(changed).arguments["estimator"]) == {"beta": 0.5}
 
 
-MECHANISM = Mechanism(
-    clip_norm=1.0,
-    change_clip_norm=0.1,
-    beta=0.1,
-    batch_size=2,
-    strategy=Banded((1.0, 0.5)),
-)
-
-
 def test_private_methods_have_their_rate_and_their_noise():
+    limits = {"clip_norm": 1.0, "change_clip_norm": 0.1, "beta": 0.1, "batch_size": 2}
+    mechanism = Mechanism(**limits, strategy=Banded((1.0, 0.5)))
     for name, method in PRIVATE.items():
-        algorithm = method.build(MECHANISM, 0.7, lr=0.2)
+        algorithm = method.build(mechanism, 0.7, lr=0.2)
         assert numbers_of(algorithm) == {"noise_scale": 0.7, "lr": 0.2}, name
         varied = with_numbers(algorithm, {"noise_scale": 2.0})
         assert numbers_of(varied)["noise_scale"] == 2.0, name
-        scheduled = method.build(MECHANISM, 0.7, lr=lambda index: 0.1)
+        scheduled = method.build(mechanism, 0.7, lr=lambda index: 0.1)
         assert numbers_of(scheduled) == {"noise_scale": 0.7}, name
 
 
@@ -238,11 +223,8 @@ def test_one_program_for_all_numbers(algorithm):
         round = jax.jit(engine.make_round(alone, TOY, 5, plans.mapped))
         want = round(state, cohort, batches, jnp.ones(3), key)[0].server.params
         found = end(as_arrays(numbers))
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-            found,
-            want,
-        )
+        close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+        jax.tree.map(close, found, want)
     assert compilations(end) == 1
 
 
@@ -263,9 +245,8 @@ def test_names_that_do_not_exist_are_refused():
     said = r"^fedavg has no hyper-parameter 'momentum'; it has lr, server_lr$"
     with pytest.raises(ValueError, match=said):
         with_numbers(fedavg(), {"momentum": 0.5})
-    with pytest.raises(
-        ValueError, match=r"no hyper-parameter 'synced'; it has lr, mom"
-    ):
+    said = r"no hyper-parameter 'synced'; it has lr, mom"
+    with pytest.raises(ValueError, match=said):
         with_numbers(fedmuon(), {"synced": 0.5, "lr": 0.1})
     with pytest.raises(ValueError, match=r"^lr must lie in \[0, infinity\), got -1"):
         with_numbers(fedavg(), {"lr": -1.0})

@@ -1,20 +1,13 @@
 """Simulated agents against the same arithmetic in NumPy, with the same batches."""
 
+import itertools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import (
-    DATA,
-    NAMES,
-    TASK,
-    as_float64,
-    assert_same_bits,
-    cut,
-    gradient,
-)
+from federation import DATA, NAMES, TASK, as_float64, assert_same_bits, cut, gradient
 
 from fedjax_muon.decentralized import (
     dpmixsgd_unclipped,
@@ -26,10 +19,7 @@ from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.rounds import batches as draw_batches
 from fedjax_muon.decentralized.rounds import keys_of
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.simulation import (
-    NonFiniteError,
-    training,
-)
+from fedjax_muon.simulation import NonFiniteError, training
 from fedjax_muon.simulation.evaluation import evaluate
 
 SLOW = pytest.mark.slow
@@ -222,15 +212,9 @@ def test_refusals():
         simulated(weights=np.full((4, 4), 0.25))
     with pytest.raises(ValueError, match="divide the 5 agents equally, got 4 devices"):
         simulated(devices=jax.devices()[:4])
-    apart = np.eye(5)
     with pytest.raises(ValueError, match="W has 5 components that do not exchange"):
-        simulated(weights=apart)
-    for name, size in (
-        ("batch_size", 7),
-        ("first_size", 7),
-        ("batch_size", 0),
-        ("first_size", 0),
-    ):
+        simulated(weights=np.eye(5))
+    for name, size in itertools.product(("batch_size", "first_size"), (0, 7)):
         with pytest.raises(ValueError, match=f"{name} must lie between 1 and the 6"):
             simulated(**{name: size})
     with pytest.raises(ValueError, match="client 1 has no examples"):

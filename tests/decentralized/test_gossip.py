@@ -120,31 +120,22 @@ def test_vectors_may_keep_their_lengths(name):
     compare(states.params, expected(X, MINIMUM, hyper["lr"], vectors=False))
 
 
-def alone_weights(t):
-    return np.eye(1)
-
-
 @PORTABLE
 @pytest.mark.slow
 def test_a_lone_agent_descends_and_ascends_by_storm():
-    alone = TRACE._replace(
-        batches=[batches[2:3] for batches in TRACE.batches], W=alone_weights
-    )
+    batches = [batches[2:3] for batches in TRACE.batches]
+    alone = TRACE._replace(batches=batches, W=lambda t: np.eye(1))
     with jax.enable_x64(True):
         algorithm = dm_hsgd(LR, beta=BETA)
         states = run(algorithm, INSIDE, dense(np.eye(1)), pair(START), alone)
+    onward = lambda g, new, old, k: {n: new[n] + k * (g[n] - old[n]) for n in g}
     x, y, g, h, before = BEGIN["x"], BEGIN["y"], None, None, None
     for t, (batch,) in enumerate(alone.batches):
         new = alone.grad({"x": x, "y": y}, batch)
         if t:
             old = alone.grad(before, batch)
-            storm = lambda g, new, old, k: {
-                n: new[n] + k * (g[n] - old[n]) for n in new
-            }
-            g, h = (
-                storm(g, new["x"], old["x"], 1 - BETA.x),
-                storm(h, new["y"], old["y"], 1 - BETA.y),
-            )
+            g = onward(g, new["x"], old["x"], 1 - BETA.x)
+            h = onward(h, new["y"], old["y"], 1 - BETA.y)
         else:
             g, h = new["x"], new["y"]
         before = {"x": x, "y": y}
@@ -206,9 +197,8 @@ def test_what_is_told_is_the_clean_memory_and_noise_from_the_first_iteration_on(
     states = states_of("dpmixsgd_unclipped")
     for t in (0, T - 1):
         at = lambda a: jax.tree.map(lambda leaf: leaf[t, 1], a)  # noqa: B023 - called here
-        noise = jax.tree.map(
-            np.subtract, at(states.estimate), at(states.memory.estimate)
-        )
+        clean = at(states.memory.estimate)
+        noise = jax.tree.map(np.subtract, at(states.estimate), clean)
         with jax.enable_x64(True):
             mine = jax.random.fold_in(jax.random.fold_in(jax.random.key(9), t), 1)
             want = jax.tree.map(np.asarray, draws(mine, pair(START)))
@@ -323,10 +313,8 @@ def told_noise(sigma, agents=3, iterations=3):
     for _ in range(iterations - 1):
         state = step(state, idle, KEY)
         seen.append(state.nodes[0])
-    rows = [
-        np.stack([np.asarray(v["a"]).reshape(agents, SIZE) for v in g], 1) for g in seen
-    ]
-    return np.stack(rows)
+    rows = lambda v: np.asarray(v["a"]).reshape(agents, SIZE)
+    return np.stack([np.stack([rows(v) for v in g], 1) for g in seen])
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Mixing, agents over devices, bytes, and what the engine refuses."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ ECHO = Gossip(
 )
 NONE = Objective(lambda params, batch, key: params)  # gradients are never asked for
 STAR = np.eye(6) / 2 + np.diag([0.0, *[0.4] * 5])
-STAR[0, 1:] = STAR[1:, 0] = 0.1
+STAR[0, 1:] = STAR[1:, 0] = 0.1  # symmetric, rows sum to 1
 SHIFT = np.roll(np.eye(6), 1, axis=1)  # directed: agent i hears i + 1
 SEQUENCE = np.stack([draw_weights(5, 6), STAR, SHIFT, np.eye(6)])
 
@@ -58,18 +57,9 @@ def assert_mixed(seen, W):
             np.testing.assert_allclose(found[name], want, atol=1e-6)
 
 
-def test_star_weights_are_what_they_should_be():
-    assert np.allclose(STAR.sum(0), 1)
-    assert np.allclose(STAR, STAR.T)
-
-
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])
-def test_constant_weights(mixer):
+def test_weights_are_constant_or_sequences_that_repeat(mixer):
     assert_mixed(received(mixer(SHIFT), 6, 2), lambda t: SHIFT)
-
-
-@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
-def test_sequences_of_weights_repeat(mixer):
     assert_mixed(received(mixer(SEQUENCE), 6, 6), lambda t: SEQUENCE[t % 4])
     assert_mixed(received(mixer(list(SEQUENCE)), 6, 2), lambda t: SEQUENCE[t])
 
@@ -89,19 +79,16 @@ def test_short_types_are_summed_in_long_ones(mixer):
     found = jax.jit(start)((), told, KEY).nodes
     assert found.dtype == jnp.bfloat16
     want = jnp.asarray(W @ np.asarray(told, np.float64), jnp.bfloat16)
-    np.testing.assert_allclose(
-        np.asarray(found, np.float64), np.asarray(want, np.float64), rtol=2**-7
-    )
+    found, want = (np.asarray(x, np.float64) for x in (found, want))
+    np.testing.assert_allclose(found, want, rtol=2**-7)
 
 
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 @pytest.mark.parametrize("devices", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_agents_over_devices_hear_the_same(mixer, devices):
     sequence = np.stack([draw_weights(5, 8), draw_weights(6, 8)])
-    assert_mixed(
-        received(mixer(sequence), 8, 3, jax.devices()[:devices]),
-        lambda t: sequence[t % 2],
-    )
+    seen = received(mixer(sequence), 8, 3, jax.devices()[:devices])
+    assert_mixed(seen, lambda t: sequence[t % 2])
 
 
 # directed: agent i hears i, i + 1 and i + 4, so that a shift the wrong way is seen
@@ -131,23 +118,16 @@ def test_shifts_are_the_product(W, devices):
 
 
 def test_shifts_of_what_all_agents_share():
-    start, _ = make(
-        ECHO._replace(start=lambda objective, params, mix, *_: mix(params)),
-        NONE,
-        shifted(DIRECTED),
-        8,
-    )
+    shared = ECHO._replace(start=lambda objective, params, mix, *_: mix(params))
+    start, _ = make(shared, NONE, shifted(DIRECTED), 8)
     found = jax.jit(start)(jnp.arange(3.0), jnp.zeros(8), KEY).nodes
     np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
-
-
-def constant(objective, state, mix, batch, iteration):
-    return mix(jnp.arange(3.0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_shifts_of_constants(devices):
+    constant = lambda objective, params, mix, *_: mix(jnp.arange(3.0))
     algorithm = ECHO._replace(start=constant)
     start, _ = make(algorithm, NONE, shifted(DIRECTED), 8, jax.devices()[:devices])
     found = jax.jit(start)((), jnp.zeros(8), KEY).nodes
@@ -155,10 +135,7 @@ def test_shifts_of_constants(devices):
 
 
 def test_only_offsets_with_weights_are_shifted():
-    def offsets(W):
-        mixer: Any = shifted(W)
-        return list(mixer.args[0])
-
+    offsets = lambda W: list(shifted(W).args[0])
     assert offsets(DIRECTED) == [0, 1, 4]
     torus = topology.metropolis(topology.torus(3, 4))
     assert offsets(torus) == [0, 1, 3, 4, 8, 9, 11]
@@ -166,8 +143,7 @@ def test_only_offsets_with_weights_are_shifted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mixer", "sent"),
-    [(dense, {"all-gather"}), (shifted, {"collective-permute"})],
+    ("mixer", "sent"), [(dense, {"all-gather"}), (shifted, {"collective-permute"})]
 )
 def test_what_is_sent_between_devices(mixer, sent):
     start, _ = make(ECHO, NONE, mixer(DIRECTED), 8, jax.devices()[:4])
@@ -193,9 +169,8 @@ def test_a_method_over_devices_is_the_same_method():
     weights, params, single = draw_weights(8, 8), pair(START), jnp.float32
     algorithm = dp_sgda_unclipped(LR, sigma=SIGMA)
     here = run(algorithm, FREE, dense(weights), params, many, single)
-    there = run(
-        algorithm, FREE, sparse(weights), params, many, single, jax.devices()[:4]
-    )
+    four = jax.devices()[:4]
+    there = run(algorithm, FREE, sparse(weights), params, many, single, four)
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5)
     jax.tree.map(close, here, there)
 
@@ -216,16 +191,9 @@ def test_one_compiled_step_serves_all_iterations():
 
 
 # bytes in units of the parameters: one message of a point, another of a track
-UNITS = {
-    "dsgd": 1,
-    "dsgd_muon": 1,
-    "dsgda": 1,
-    "dp_sgda_unclipped": 1,
-    "gradient_tracking": 2,
-    "gradient_tracking_muon": 2,
-    "dm_hsgd": 2,
-    "dpmixsgd_unclipped": 2,
-}
+UNITS = {"dsgd": 1, "dsgd_muon": 1, "dsgda": 1, "dp_sgda_unclipped": 1}
+UNITS |= {"gradient_tracking": 2, "gradient_tracking_muon": 2}
+UNITS |= {"dm_hsgd": 2, "dpmixsgd_unclipped": 2}
 
 
 def test_traffic_is_the_papers():
@@ -295,12 +263,9 @@ def test_weights_of_other_agents_are_refused(mixer):
         start((), messages(4), KEY)
 
 
-def test_no_agents_are_refused():
+def test_agents_and_devices_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="agents must be at least 1, got 0"):
         make(ECHO, NONE, dense(np.eye(1)), 0)
-
-
-def test_devices_that_do_not_divide_the_agents_are_refused():
     with pytest.raises(ValueError, match="divide the 6 agents equally, got 4 devices"):
         make(ECHO, NONE, dense(np.eye(6)), 6, jax.devices()[:4])
 

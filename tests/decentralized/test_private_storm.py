@@ -41,17 +41,14 @@ from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.tasks.task import Batch, per_example
 
+T = 5
 LIMIT, CHANGE = Pair(0.8, 0.5), Pair(0.05, 0.03)
-
-
 CLIPS = {
     "each": (each(LIMIT), oracle.share_each),
     "difference": (difference(LIMIT), oracle.share_difference),
     "split": (split(LIMIT, CHANGE), oracle.share_split),
 }
-
-
-T = 5
+quick = functools.partial(jax.jit, compiler_options=QUICKLY)
 
 
 def grad_fn(params, batch, key):
@@ -61,14 +58,7 @@ def grad_fn(params, batch, key):
 
 
 OBJECTIVE = Objective(grad_fn, example_grad=per_example(grad_fn))
-
-
-quick = functools.partial(jax.jit, compiler_options=QUICKLY)
-
-
 POINTS = [draw_saddle(seed) for seed in range(T)]
-
-
 RAW = [agents[2] for agents in TRACE.batches[:T]]
 # the last example is twice padding: junk for the library, absent for the oracle
 RAW = [(a, y, np.where(np.arange(len(w)) >= len(w) - 2, 0.0, w)) for a, y, w in RAW]
@@ -86,10 +76,7 @@ def iteration(t):
 def compiled(estimator, objective):
     """Its two functions for an objective."""
     start, update, _ = estimator
-    return (
-        quick(functools.partial(start, objective)),
-        quick(functools.partial(update, objective)),
-    )
+    return [quick(functools.partial(f, objective)) for f in (start, update)]
 
 
 def estimates(estimator, points=POINTS, batches=RAW, dtype=jnp.float64):
@@ -111,16 +98,16 @@ def descending(saddle):
 
 
 def assert_close(found, want, bound=1e-10):
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=bound)
     for a, b in zip(found, want, strict=True):
-        jax.tree.map(
-            lambda u, v: np.testing.assert_allclose(u, v, rtol=0, atol=bound), a, b
-        )
+        jax.tree.map(close, a, b)
 
 
 BETA = Pair(0.3, 0.2)
 SIZES = (11.0, 5.5)  # expected, of t = 0 and later; the batches have other numbers
-SETTINGS = tuple({"x": p.x, "y": p.y} for p in (BETA, LIMIT, CHANGE))
-SETTINGS = (*SETTINGS, SIZES)  # as the oracle takes them
+GIVEN = dict(zip(("first_size", "batch_size"), SIZES, strict=True))
+# as the oracle takes them
+SETTINGS = (*({"x": p.x, "y": p.y} for p in (BETA, LIMIT, CHANGE)), SIZES)
 
 
 @functools.cache
@@ -148,13 +135,7 @@ def test_every_clip_with_noise_in_both_places_equals_its_transcription(name):
     clip, share = CLIPS[name]
     inside, sigma = 0.6, 0.3
     with jax.enable_x64(True):
-        private = private_storm(
-            clip,
-            beta=BETA,
-            batch_size=SIZES[1],
-            first_size=SIZES[0],
-            noise_multiplier=inside,
-        )
+        private = private_storm(clip, beta=BETA, **GIVEN, noise_multiplier=inside)
         found = estimates(noisy(private, sigma))
         outer, inner = noise()
     want = oracle.private_estimates(POINTS, RAW, share, *SETTINGS, inside, inner)
@@ -316,7 +297,7 @@ def test_sensitivities_take_weights_as_they_come():
 def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
     """The whole mechanism: denominators, padding, and an example gone mad."""
     clip = CLIPS[name][0]
-    estimator = private_storm(clip, beta=BETA, batch_size=SIZES[1], first_size=SIZES[0])
+    estimator = private_storm(clip, beta=BETA, **GIVEN)
     a, y, w = RAW[1]
     w = np.ones_like(w)
     gone = np.where(np.arange(len(w)) == 1, 0.0, w)
@@ -324,27 +305,18 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
     at = lambda t: jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), pair(POINTS[t]))
     _, memory = start(at(0), as_batch((a, y, w), jnp.float32), iteration(0))
     k = Pair(1 - BETA.x, 1 - BETA.y)
+    first = lambda batch: start(at(0), batch, iteration(0))[0]
+    later = lambda batch: update(memory, at(1), batch, iteration(1))[0]
     moved = []
     for value in (0.0, 1.0, -30.0, 1e25, np.nan, np.inf):
         odd = a.copy()
         odd[1] = value
-        with_it, without = (
-            as_batch((odd, y, weight), jnp.float32) for weight in (w, gone)
-        )
-        for size, bound, told in (
-            (SIZES[0], clip.sensitivity(Pair(0.0, 0.0), SIZES[0]), None),
-            (SIZES[1], clip.sensitivity(k, SIZES[1]), memory),
+        both = [as_batch((odd, y, weight), jnp.float32) for weight in (w, gone)]
+        for tell, bound in (
+            (first, clip.sensitivity(Pair(0.0, 0.0), SIZES[0])),
+            (later, clip.sensitivity(k, SIZES[1])),
         ):
-            del size
-            if told is None:
-                one, other = (
-                    start(at(0), b, iteration(0))[0] for b in (with_it, without)
-                )
-            else:
-                one, other = (
-                    update(told, at(1), b, iteration(1))[0] for b in (with_it, without)
-                )
-            change = jax.tree.map(lambda u, v: u - v, one, other)
+            change = jax.tree.map(lambda u, v: u - v, *map(tell, both))
             for part, most in zip(change, bound, strict=True):
                 assert norm(part) <= most * (1 + 1e-4)
             moved.append(norm(change.x) / bound.x)
@@ -356,9 +328,7 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
 
 def test_the_private_gradient_is_a_clipped_mean():
     with jax.enable_x64(True):
-        estimator = private_gradient(
-            LIMIT, batch_size=SIZES[1], first_size=SIZES[0], noise_multiplier=0.6
-        )
+        estimator = private_gradient(LIMIT, **GIVEN, noise_multiplier=0.6)
         found, (normal, _) = estimates(estimator), noise()
     limits = {"x": LIMIT.x, "y": LIMIT.y}
     every = {"x": 1.0, "y": 1.0}  # STORM that keeps nothing
@@ -456,9 +426,8 @@ def test_examples_see_their_client_and_have_keys_of_their_own():
         seen["shapes"] = True
         return params * batch.shares.sum() + jax.random.normal(key)
 
-    batch = Batch(
-        jnp.ones((4, 2)), jnp.arange(4), jnp.ones(4), jnp.int32(1), jnp.full(3, 1 / 3)
-    )
+    rows = jnp.ones((4, 2)), jnp.arange(4), jnp.ones(4)
+    batch = Batch(*rows, jnp.int32(1), jnp.full(3, 1 / 3))
     key = jax.random.key(0)
     rows = per_example(grad)(jnp.ones(()), batch, key)
     assert seen
@@ -491,22 +460,13 @@ def test_padding_holds_anything_without_a_bit_of_change():
         (lambda: split(1.0, -1.0), r"change_clip_norm must lie in \(0, infinity\)"),
         (lambda: split(-1.0, 1.0), r"clip_norm must lie in \(0, infinity\)"),
         (lambda: split(1.0, Pair(1.0, 1.0)), "both numbers or both pairs, got 1.0 and"),
-        (lambda: build_storm(beta=1.1), r"beta must lie in \[0, 1\], got 1.1"),
-        (lambda: build_storm(batch_size=0), r"batch_size must lie in \(0, infinity\)"),
-        (lambda: build_storm(first_size=-1), r"first_size must lie in \(0, infinity\)"),
-        (
-            lambda: build_storm(noise_multiplier=-0.1),
-            r"noise_multiplier must lie in \[0",
-        ),
-        (
-            lambda: build_gradient(clip_norm=0.0),
-            r"clip_norm must lie in \(0, infinity\)",
-        ),
-        (
-            lambda: build_gradient(noise_multiplier=-1),
-            r"noise_multiplier must lie in \[0",
-        ),
-        (lambda: build_gradient(batch_size=0), r"batch_size must lie in \(0, "),
+        (lambda: storm(beta=1.1), r"beta must lie in \[0, 1\], got 1.1"),
+        (lambda: storm(batch_size=0), r"batch_size must lie in \(0, infinity\)"),
+        (lambda: storm(first_size=-1), r"first_size must lie in \(0, infinity\)"),
+        (lambda: storm(noise_multiplier=-0.1), r"noise_multiplier must lie in \[0"),
+        (lambda: gradient(clip_norm=0.0), r"clip_norm must lie in \(0, infinity\)"),
+        (lambda: gradient(noise_multiplier=-1), r"noise_multiplier must lie in \[0"),
+        (lambda: gradient(batch_size=0), r"batch_size must lie in \(0, "),
     ],
 )
 def test_values_out_of_range_are_refused(build, message):
@@ -514,11 +474,11 @@ def test_values_out_of_range_are_refused(build, message):
         build()
 
 
-def build_storm(**changes):
+def storm(**changes):
     return private_storm(each(1.0), **{"batch_size": 4, **changes})
 
 
-def build_gradient(clip_norm=1.0, **changes):
+def gradient(clip_norm=1.0, **changes):
     return private_gradient(clip_norm, **{"batch_size": 4, **changes})
 
 

@@ -173,9 +173,8 @@ def test_graphs_have_the_law_of_connected_ones():
     np.testing.assert_allclose(law.sum(), probability_connected(4, p))
     place = {frozenset(map(frozenset, graph)): i for i, graph in enumerate(graphs)}
     drawn = [topology.erdos_renyi(4, p, key=key).graph for key in KEYS]
-    counts = np.bincount(
-        [place[frozenset(edges(g))] for g in drawn], minlength=len(graphs)
-    )
+    seen = [place[frozenset(edges(g))] for g in drawn]
+    counts = np.bincount(seen, minlength=len(graphs))
     expected = law / law.sum() * len(drawn)
     assert expected.min() > 3
     assert stats.chisquare(counts, expected).pvalue > 1e-4
@@ -313,10 +312,7 @@ def changed(i, j, value):
         ),
         (changed(3, 3, 0.125), "^every row of W must sum to 1, got 1.125 in row 3; "),
         (changed(3, 3, -2e-6), "^every row of W must sum to 1, got 0.999998 in row 3"),
-        (
-            PARTS,
-            r"messages, as agents \[0, 1, 2, 3, 4\] and others and \[9, 10, 11",
-        ),
+        (PARTS, r"messages, as agents \[0, 1, 2, 3, 4\] and others and \[9, 10, 11"),
         (np.eye(3), "^W has 3 components"),
         ((1 - 2e-8) * np.eye(3), "^W has 3 components"),  # lambda below 1 - 1e-9
         (SWAP, r"^lambda must be below 1 - 1e-09, got 1: the agents are connected but"),

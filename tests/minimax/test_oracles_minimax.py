@@ -4,6 +4,7 @@ Five unequal clients of which three take part (all where a method is defined so)
 local steps, five rounds; every setting of x differs from that of y.
 """
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,16 +21,11 @@ from fedjax_muon.core.pair import Pair, on_y
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.minimax import ALL
 
-# what the oracles' settings are called here, as pairs
-NAMES = {
-    "lr_x": "lr",
-    "server_lr_x": "server_lr",
-    "b_x": "momentum",  # 1 - b
-    "a_x": "momentum",  # 1 - a
-    "rho": "pull",
-    "beta": "follow",
-}
+# what the oracles' settings are called here, as pairs; momentum is 1 - b or 1 - a
+NAMES = {"lr_x": "lr", "server_lr_x": "server_lr", "rho": "pull", "beta": "follow"}
+NAMES |= {"b_x": "momentum", "a_x": "momentum"}
 GUIDED = ("fed_nsgda_m", "fedmuon_da", "fedsgda_clip")
+POINT = Pair(START["x"], START["y"])
 
 
 def hyper(name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +64,7 @@ def both_paths(name, settings, dtype, **changes):
     trace = FULL if name in FULL_ONLY else PARTIAL
     expected = flat(ORACLES[name][0](START, trace, **settings))
     algorithm = ALL[name].function(**hyper(name, settings) | changes)
-    start = Pair(START["x"], START["y"])
-    found = path(algorithm, start, trace, objective=OBJECTIVE, dtype=dtype)
+    found = path(algorithm, POINT, trace, objective=OBJECTIVE, dtype=dtype)
     return as_history(found), expected
 
 
@@ -116,9 +111,8 @@ def test_presets_as_they_are(name):
         settings |= {"lr_x": 0.003, "lr_y": 0.003}
         bound = 0.003 * 20 * 0.35  # singular values end within 0.35 of 1
     expected = flat(ORACLES[name][0](START, PARTIAL, **settings))
-    start = Pair(START["x"], START["y"])
     algorithm = ALL[name].function(lr=settings["lr_x"])
-    found = path(algorithm, start, PARTIAL, objective=OBJECTIVE)
+    found = path(algorithm, POINT, PARTIAL, objective=OBJECTIVE)
     assert farthest(as_history(found), expected) <= bound
 
 
@@ -126,12 +120,10 @@ def test_presets_as_they_are(name):
 def test_vectors_may_keep_their_lengths():
     """The form of fedmuon_da without normalized vectors."""
     settings = ORACLES["fedmuon_da"][1] | {"vector": lambda leaf: leaf}
-    double = jnp.dtype("float64")
-    found, expected = both_paths(
-        "fedmuon_da", settings, double, normalize_vectors=False
-    )
+    run = partial(both_paths, "fedmuon_da", settings, jnp.dtype("float64"))
+    found, expected = run(normalize_vectors=False)
     assert farthest(found, expected) <= 1e-10
-    bounded, _ = both_paths("fedmuon_da", settings, double)
+    bounded, _ = run()
     assert farthest(bounded, expected) > 1e-2
 
 
@@ -155,9 +147,7 @@ def test_fess_gda_projects_y_after_every_move():
 def test_local_sgdam_may_start_from_each_clients_own_gradient():
     settings = ORACLES["local_sgdam"][1]
     expected = ORACLES["local_sgdam"][0](START, PARTIAL, **settings, own_start=True)
-    algorithm = fedmuon_unsynced(
-        **hyper("local_sgdam", settings), rule=optax.identity()
-    )
-    start = Pair(START["x"], START["y"])
-    found = path(algorithm, start, PARTIAL, objective=OBJECTIVE)
+    given = hyper("local_sgdam", settings)
+    algorithm = fedmuon_unsynced(**given, rule=optax.identity())
+    found = path(algorithm, POINT, PARTIAL, objective=OBJECTIVE)
     assert farthest(as_history(found), flat(expected)) <= 1e-10

@@ -124,11 +124,7 @@ def _normal_masses(x: np.ndarray) -> np.ndarray:
 
 
 def _composed(
-    single: Sequence[_Losses],
-    counts: Sequence[int],
-    above: bool,
-    h: float,
-    points: int,
+    single: Sequence[_Losses], counts: Sequence[int], above: bool, h: float, points: int
 ) -> _Losses:
     """The sum of independent losses, `counts[i]` times the i-th."""
     product = np.ones(points // 2 + 1, complex)

@@ -18,15 +18,7 @@ class AucGradient(NamedTuple):
     w3: float
 
 
-def auc_loss(
-    h: np.ndarray,
-    positive: np.ndarray,
-    weight: np.ndarray,
-    w1: float,
-    w2: float,
-    w3: float,
-    p: float,
-) -> float:
+def auc_loss(h, positive, weight, w1: float, w2: float, w3: float, p: float) -> float:
     """Weighted mean over examples of ``f(h; b)``, with the label b = 1 or -1.
 
     ``f = (1-p)(h-w1)^2 [b=1] + p (h-w2)^2 [b=-1] + 2 (1+w3)(p h [b=-1] - (1-p) h
@@ -46,13 +38,7 @@ def auc_loss(
 
 
 def auc_grad(
-    h: np.ndarray,
-    positive: np.ndarray,
-    weight: np.ndarray,
-    w1: float,
-    w2: float,
-    w3: float,
-    p: float,
+    h, positive, weight, w1: float, w2: float, w3: float, p: float
 ) -> AucGradient:
     """The gradient of `auc_loss`; w3 ascends along its part, which has f's sign."""
     share = weight / np.sum(weight)

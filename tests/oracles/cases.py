@@ -3,18 +3,15 @@
 import numpy as np
 
 from . import fedavg as avg
+from . import guided
 from .fedlada import fedlada
-from .fedmuon import fedmuon
-from .fedmuon_align import fedmuon_align, local_adamw_align, local_sgd_align
-from .fedmuon_correct import fedmuon_correct, local_muon_persistent
-from .guided import (
-    fedavg_m,
-    fedavg_vr,
-    fedcm,
-    padamfed,
-    padamfed_vr,
-    scaffold_m,
-    scaffold_vr,
+from .fedmuon import (
+    fedmuon,
+    fedmuon_align,
+    fedmuon_correct,
+    local_adamw_align,
+    local_muon_persistent,
+    local_sgd_align,
 )
 from .outer import diloco, muloco
 from .problem import Trace, draw_params, draw_trace, normalise, toy_grad
@@ -61,13 +58,13 @@ ORACLES = {
     "muloco": lambda x, trace: muloco(x, trace, 0.03, decay=0.01),
     "diloco": lambda x, trace: diloco(x, trace, 0.03),
     "fednova": lambda x, trace: fednova(x, trace, 0.2, 0.6, 0.5),
-    "fedcm": lambda x, trace: fedcm(x, trace, 0.2),
-    "fedavg_m": lambda x, trace: fedavg_m(x, trace, 0.2),
-    "fedavg_vr": lambda x, trace: fedavg_vr(x, trace, 0.2),
-    "scaffold_m": lambda x, trace: scaffold_m(x, trace, 0.2),
-    "scaffold_vr": lambda x, trace: scaffold_vr(x, trace, 0.2),
-    "padamfed": lambda x, trace: padamfed(x, trace, 0.05),
-    "padamfed_vr": lambda x, trace: padamfed_vr(x, trace, 0.05),
+    "fedcm": lambda x, trace: guided.fedcm(x, trace, 0.2),
+    "fedavg_m": lambda x, trace: guided.fedavg_m(x, trace, 0.2),
+    "fedavg_vr": lambda x, trace: guided.fedavg_vr(x, trace, 0.2),
+    "scaffold_m": lambda x, trace: guided.scaffold_m(x, trace, 0.2),
+    "scaffold_vr": lambda x, trace: guided.scaffold_vr(x, trace, 0.2),
+    "padamfed": lambda x, trace: guided.padamfed(x, trace, 0.05),
+    "padamfed_vr": lambda x, trace: guided.padamfed_vr(x, trace, 0.05),
     "fedlada": lambda x, trace: fedlada(x, trace, 0.02),
     "fafed": lambda x, trace: fafed(x, trace, 0.02),
     "stem": lambda x, trace: stem(x, trace, 0.1),

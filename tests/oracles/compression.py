@@ -9,8 +9,6 @@ import numpy as np
 from .problem import (
     Moments,
     Params,
-    Rate,
-    Trace,
     adam,
     add,
     direct,
@@ -116,13 +114,7 @@ def packed(codes: list[int], bits: int) -> np.ndarray:
 # ---------------------------------------------------------------------- algorithms
 
 
-def send(
-    message: Params,
-    compress: Compress,
-    feedback: float | None,
-    errors: list[Params],
-    i: int,
-) -> Params:
+def send(message: Params, compress: Compress, feedback, errors, i) -> Params:
     """What the server has of client i's message; replaces errors[i].
 
     Error feedback (Thérien et al. 2025; Karimireddy et al. 2019, arXiv 1901.09847, for
@@ -137,9 +129,9 @@ def send(
 
 
 def fedavg(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
+    x,
+    trace,
+    lr,
     compress: Compress,
     feedback: float | None = None,
     lost: frozenset[tuple[int, int]] = frozenset(),
@@ -168,15 +160,15 @@ def fedavg(
 
 
 def muloco(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
+    x,
+    trace,
+    lr,
     compress: Compress,
-    feedback: float,
-    momentum: float = 0.9,
-    outer_lr: float = 0.8,
-    outer_momentum: float = 0.9,
-    direction: Callable[[np.ndarray], np.ndarray] = polar,
+    feedback,
+    momentum=0.9,
+    outer_lr=0.8,
+    outer_momentum=0.9,
+    direction=polar,
 ) -> tuple[list[Params], list[list[Params]]]:
     """MuLoCo (Thérien et al. 2025) with compression; x and all e_i after each round.
 
@@ -208,17 +200,17 @@ def muloco(
 
 
 def fedmuon_svd(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
+    x,
+    trace,
+    lr,
     compress: Compress,
     compress_move: Compress = lambda v: v,
     feedback: float | None = None,
-    momentum: float = 0.98,
-    align: float = 0.5,
-    decay: float = 0.01,
-    direction: Callable[[np.ndarray], np.ndarray] = polar,
-) -> list[Params]:
+    momentum=0.98,
+    align=0.5,
+    decay=0.01,
+    direction=polar,
+):
     """FedMuon of Liu et al. 2025 (Algorithm 2), whose clients send C(M_i).
 
     "FedMuon_SVD" of their Table 7. The server averages what it reconstructs, and sends

@@ -8,8 +8,6 @@ from .problem import (
     Batch,
     Moments,
     Params,
-    Rate,
-    Trace,
     adam,
     add,
     direct,
@@ -27,9 +25,7 @@ Local = Callable[[Params, list[Batch], float], Params]  # x, batches, lr: where 
 Server = Callable[[Params, Params], Params]  # x, mean displacement: the next x
 
 
-def replay(
-    x: Params, trace: Trace, lr: Rate, local: Local, server: Server
-) -> list[Params]:
+def replay(x, trace, lr, local: Local, server: Server):
     """x after every round: clients start from x and send x_i - x, the server has its
     mean."""
     history = []
@@ -40,7 +36,7 @@ def replay(
     return history
 
 
-def plain_sgd(trace: Trace) -> Local:
+def plain_sgd(trace) -> Local:
     """``x_i <- x_i - lr grad_i(x_i)``."""
 
     def local(xi, batches, eta):
@@ -56,7 +52,7 @@ def plain_server(server_lr: float) -> Server:
     return lambda x, delta: add(x, times(server_lr, delta))
 
 
-def fedavg(x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0) -> list[Params]:
+def fedavg(x, trace, lr, server_lr=1.0):
     """FedAvg with plain local SGD (McMahan et al. 2017, Algorithm 1).
 
     With server_lr = S/N this is line 10 of Algorithm 3 in Takezawa et al. 2025.
@@ -64,9 +60,7 @@ def fedavg(x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0) -> list[Pa
     return replay(x, trace, lr, plain_sgd(trace), plain_server(server_lr))
 
 
-def fedavg_weighted(
-    x: Params, trace: Trace, lr: Rate, server_lr: float = 1.0
-) -> list[Params]:
+def fedavg_weighted(x, trace, lr, server_lr=1.0):
     """FedAvg, displacements weighted by n_i / sum of n_j over the cohort.
 
     McMahan et al. 2017, Algorithm 1 (arXiv 1602.05629v4: m_t = the sum of n_k over
@@ -85,9 +79,7 @@ def fedavg_weighted(
     return history
 
 
-def fedavg_momentum(
-    x: Params, trace: Trace, lr: Rate, momentum: float = 0.9, server_lr: float = 1.0
-) -> list[Params]:
+def fedavg_momentum(x, trace, lr, momentum=0.9, server_lr=1.0):
     """FedAvg with heavy-ball SGD: ``m <- .9 m + g; x -= lr m``, m = 0 every round.
 
     The FedAvg baseline of Takezawa et al. 2025 (Algorithm 3 with Momentum SGD).
@@ -103,15 +95,7 @@ def fedavg_momentum(
     return replay(x, trace, lr, local, plain_server(server_lr))
 
 
-def fedavg_adam(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    server_lr: float = 1.0,
-) -> list[Params]:
+def fedavg_adam(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, server_lr=1.0):
     """FedAvg with bias-corrected Adam, whose state starts anew every round.
 
     The FedAvg (Adam) baseline of Takezawa et al. 2025 (Algorithm 3 with Adam).
@@ -119,16 +103,7 @@ def fedavg_adam(
     return local_adamw(x, trace, lr, b1, b2, eps, decay=0.0, server_lr=server_lr)
 
 
-def local_adamw(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    decay: float = 0.01,
-    server_lr: float = 1.0,
-) -> list[Params]:
+def local_adamw(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, decay=0.01, server_lr=1.0):
     """Local AdamW: ``x <- x - lr (adam + decay x)``, moments 0 at each round's start.
 
     Loshchilov & Hutter 2019, Algorithm 2 (decoupled decay), as the local optimiser
@@ -148,13 +123,7 @@ def local_adamw(
 # ----------------------------------------------------------- adaptive server steps
 
 
-def adaptive_server(
-    x: Params,
-    server_lr: float,
-    b1: float,
-    tau: float,
-    second: Callable[[np.ndarray, np.ndarray], np.ndarray],
-) -> Server:
+def adaptive_server(x, server_lr, b1, tau, second: Callable) -> Server:
     """Reddi et al. 2021, Algorithm 2: v_{-1} = tau^2, no bias correction.
 
     ``second(v, delta)`` is its line for v_t.
@@ -171,44 +140,21 @@ def adaptive_server(
     return server
 
 
-def fedadam(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    server_lr: float,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    tau: float = 1e-3,
-) -> list[Params]:
+def fedadam(x, trace, lr, server_lr, b1=0.9, b2=0.99, tau=1e-3):
     """FedAdam (Reddi et al. 2021, Algorithm 2)."""
     second = lambda v, d: b2 * v + (1 - b2) * d**2
     server = adaptive_server(x, server_lr, b1, tau, second)
     return replay(x, trace, lr, plain_sgd(trace), server)
 
 
-def fedyogi(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    server_lr: float,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    tau: float = 1e-3,
-) -> list[Params]:
+def fedyogi(x, trace, lr, server_lr, b1=0.9, b2=0.99, tau=1e-3):
     """FedYogi (Reddi et al. 2021, Algorithm 2)."""
     second = lambda v, d: v - (1 - b2) * d**2 * np.sign(v - d**2)
     server = adaptive_server(x, server_lr, b1, tau, second)
     return replay(x, trace, lr, plain_sgd(trace), server)
 
 
-def fedadagrad(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    server_lr: float,
-    b1: float = 0.0,
-    tau: float = 1e-3,
-) -> list[Params]:
+def fedadagrad(x, trace, lr, server_lr, b1=0.0, tau=1e-3):
     """FedAdagrad (Reddi et al. 2021, Algorithm 2)."""
     server = adaptive_server(x, server_lr, b1, tau, lambda v, d: v + d**2)
     return replay(x, trace, lr, plain_sgd(trace), server)
@@ -218,15 +164,8 @@ def fedadagrad(
 
 
 def local_muon(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    momentum: float = 0.98,
-    decay: float = 0.01,
-    ratio: float = 1.0,
-    direction: Callable[[np.ndarray], np.ndarray] = polar,
-    carry: bool = False,
-) -> list[Params]:
+    x, trace, lr, momentum=0.98, decay=0.01, ratio=1.0, direction=polar, carry=False
+):
     """Local Muon (Liu et al. 2025, section 4, eq. 2).
 
     ``M <- momentum M + g; x <- x - lr (U V^T + decay x)``, M = 0 at each round's start,
@@ -256,7 +195,7 @@ def local_muon(
     return replay(x, trace, lr, local, server)
 
 
-def local_muon_momentum(x: Params, trace: Trace, lr: Rate, **settings) -> list[Params]:
+def local_muon_momentum(x, trace, lr, **settings):
     """Local Muon whose M starts a round at the mean of the last cohort's final M.
 
     "w/o Delta_G" of Table 5 in Liu et al. 2025: Algorithm 2 with alpha = 0.
@@ -267,9 +206,7 @@ def local_muon_momentum(x: Params, trace: Trace, lr: Rate, **settings) -> list[P
 # ------------------------------------------------- averaged momentum, clipped steps
 
 
-def local_sgdm(
-    x: Params, trace: Trace, lr: Rate, momentum: float = 0.9
-) -> list[Params]:
+def local_sgdm(x, trace, lr, momentum=0.9):
     """Local SGD with momentum (Yu et al. 2019, arXiv 1905.03817; from memory).
 
     ``m <- momentum m + g; x_i <- x_i - lr m`` (heavy ball); after the K steps of a
@@ -300,7 +237,7 @@ def biclip(g: Params, low: float, high: float) -> Params:
     return each(lambda u: np.sign(u) * np.clip(np.abs(u), low, high), g)
 
 
-def clipped_sgd(trace: Trace, low: float, high: float) -> Local:
+def clipped_sgd(trace, low, high) -> Local:
     """``x_i <- x_i - lr BiClip(g)``."""
 
     def local(xi, batches, eta):
@@ -311,17 +248,7 @@ def clipped_sgd(trace: Trace, low: float, high: float) -> Local:
     return local
 
 
-def adam_biclip(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    low: float,
-    high: float,
-    server_lr: float,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    tau: float = 1e-3,
-) -> list[Params]:
+def adam_biclip(x, trace, lr, low, high, server_lr, b1=0.9, b2=0.99, tau=1e-3):
     """Adam-BiClip (TailOPT; Lee, Zaheer & Li, ICML 2025, arXiv 2502.04164).
 
     BiClip inside with constant thresholds; outside FedAdam's step.
@@ -331,16 +258,7 @@ def adam_biclip(
     return replay(x, trace, lr, clipped_sgd(trace, low, high), server)
 
 
-def bi2clip(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    low: float,
-    high: float,
-    server_low: float,
-    server_high: float,
-    server_lr: float,
-) -> list[Params]:
+def bi2clip(x, trace, lr, low, high, server_low, server_high, server_lr):
     """Bi^2Clip (Lee, Zaheer & Li, ICML 2025): BiClip inside and outside.
 
     ``x <- x + server_lr BiClip(mean(x_i - x), server_low, server_high)``.

@@ -2,19 +2,10 @@
 
 import numpy as np
 
-from .problem import Params, Rate, Trace, add, each, mean, rate, sub, times, zeros
+from .problem import add, each, mean, rate, sub, times, zeros
 
 
-def fedlada(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    alpha: float = 0.1,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    eps: float = 1e-8,
-    server_lr: float = 1.0,
-) -> list[Params]:
+def fedlada(x, trace, lr, alpha=0.1, b1=0.9, b2=0.99, eps=1e-8, server_lr=1.0):
     """FedLADA (Sun et al. 2023, arXiv 2308.00522, Algorithm 3).
 
     Each round m = 0 and v_i = v_hat_i = v: ``m <- b1 m + (1-b1) g``; ``v_i <- b2 v_i +

@@ -109,13 +109,7 @@ def mix(W: np.ndarray, messages: Sequence[Params]) -> list[Params]:
     ]
 
 
-def dsgd(
-    start: Params,
-    trace: GossipTrace,
-    lr: float,
-    direction=lambda m: m,
-    everywhere: bool = False,
-) -> list[list[Params]]:
+def dsgd(start, trace, lr, direction=lambda m: m, everywhere=False):
     """Decentralized SGD, move then mix: ``x_i <- sum_j W_ij (x_j - lr dir(g_j))``."""
     x = [start] * trace.agents
     history = []
@@ -130,13 +124,7 @@ def dsgd(
     return history
 
 
-def gradient_tracking(
-    start: Params,
-    trace: GossipTrace,
-    lr: float,
-    direction=lambda m: m,
-    everywhere: bool = False,
-) -> list[list[Params]]:
+def gradient_tracking(start, trace, lr, direction=lambda m: m, everywhere=False):
     """``v <- W(v + g - g_)``, ``x <- W(x - lr dir(v))``, with v = g_ = 0 at first."""
     m = trace.agents
     x, v, before = [start] * m, [zeros(start)] * m, [zeros(start)] * m
@@ -156,16 +144,12 @@ def unit(leaf: np.ndarray) -> np.ndarray:
     return polar(leaf) if leaf.ndim > 1 else normalise(leaf)
 
 
-def dsgd_muon(
-    start: Params, trace: GossipTrace, lr: float, vectors: bool = True
-) -> list[list[Params]]:
+def dsgd_muon(start, trace, lr, vectors=True):
     """`dsgd` along polar factors, or gradients of vectors without ``vectors``."""
     return dsgd(start, trace, lr, unit if vectors else polar, vectors)
 
 
-def gradient_tracking_muon(
-    start: Params, trace: GossipTrace, lr: float, vectors: bool = True
-) -> list[list[Params]]:
+def gradient_tracking_muon(start, trace, lr, vectors=True):
     """`gradient_tracking` along polar factors, or tracks of vectors."""
     return gradient_tracking(start, trace, lr, unit if vectors else polar, vectors)
 
@@ -174,13 +158,8 @@ def gradient_tracking_muon(
 
 
 def dsgda(
-    start: Saddle,
-    trace: GossipTrace,
-    lr_x,
-    lr_y,
-    project: Project = still,
-    noise: Noise | None = None,
-) -> list[list[Saddle]]:
+    start, trace, lr_x, lr_y, project: Project = still, noise: Noise | None = None
+):
     """``x <- W(x - lr_x grad_x)``, ``y <- P(W(y + lr_y grad_y))``; noise on gradients.
 
     D-SGDA, and with noise DP-SGDA: y's noise is added to what is ascended along.
@@ -203,15 +182,15 @@ def dsgda(
 
 
 def dpmixsgd(
-    start: Saddle,
-    trace: GossipTrace,
+    start,
+    trace,
     lr_x,
     lr_y,
     beta_x,
     beta_y,
     project: Project = still,
     noise: Noise | None = None,
-) -> list[list[Saddle]]:
+):
     """DPMixSGD, Algorithm 1; without noise DM-HSGD (Xian et al. 2021).
 
     ``g`` and ``h`` are the agents' estimates in x and y, ``g_star`` and ``h_star`` what
@@ -289,7 +268,7 @@ def private_estimates(
     limit: dict[str, float],
     change: dict[str, float],
     sizes: tuple[float, float],
-    inside: float = 0.0,
+    inside=0.0,
     draws: Sequence[Saddle] | None = None,
 ) -> list[Saddle]:
     """One agent's estimates along its points: STORM with bounded shares, and noise.

@@ -7,24 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .problem import (
-    Params,
-    Rate,
-    Trace,
-    add,
-    each,
-    mean,
-    rate,
-    sub,
-    times,
-    total,
-    zeros,
-)
+from .problem import Params, add, each, mean, rate, sub, times, total, zeros
 
 
-def fedcm(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Params]:
+def fedcm(x, trace, lr, b=0.1, server_lr=1.0):
     """FedCM (Xu et al. 2021, arXiv 2106.10874, Algorithm 2).
 
     ``x_i <- x_i - lr [b g + (1-b) Delta]``; ``Delta <- -mean(x_i - x)/(K lr)`` with
@@ -48,9 +34,7 @@ def fedcm(
     return history
 
 
-def fedavg_m(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Params]:
+def fedavg_m(x, trace, lr, b=0.1, server_lr=1.0):
     """FedAvg-M (Cheng et al. 2024, arXiv 2306.16504, Algorithm 1).
 
     ``d = b g_i + (1-b) g^r``; ``x_i <- x_i - lr d``; ``g^{r+1}`` is the mean of d over
@@ -76,9 +60,7 @@ def fedavg_m(
     return history
 
 
-def fedavg_vr(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Params]:
+def fedavg_vr(x, trace, lr, b=0.1, server_lr=1.0):
     """FedAvg-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
 
     ``d = grad(x_i; xi) + (1-b)(g^r - grad(x^{r-1}; xi))``, the same batch at both
@@ -121,9 +103,7 @@ def normalise_whole(d: Params) -> Params:
     return each(lambda leaf: leaf / norm, d) if norm > 0 else zeros(d)
 
 
-def scaffold_m_states(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Guided]:
+def scaffold_m_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
     """SCAFFOLD-M (Cheng et al. 2024, arXiv 2306.16504; from memory).
 
     ``d = b (grad - c_i + c) + (1-b) g``; ``x_i <- x_i - lr d``; ``c_i^+`` the mean of
@@ -156,16 +136,12 @@ def scaffold_m_states(
     return history
 
 
-def scaffold_m(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Params]:
+def scaffold_m(x, trace, lr, b=0.1, server_lr=1.0):
     """The parameters of `scaffold_m_states` (Cheng et al. 2024)."""
     return [s.x for s in scaffold_m_states(x, trace, lr, b, server_lr)]
 
 
-def padamfed_states(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Guided]:
+def padamfed_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
     """PAdaMFed (Yan et al., ICLR 2025, the version without variance reduction).
 
     ``h = b c + (1-b) g``; ``d = b grad - b c_i + h``; ``x_i <- x_i - lr d/|d|``, the
@@ -200,16 +176,12 @@ def padamfed_states(
     return history
 
 
-def padamfed(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Params]:
+def padamfed(x, trace, lr, b=0.1, server_lr=1.0):
     """The parameters of `padamfed_states` (Yan et al., ICLR 2025)."""
     return [s.x for s in padamfed_states(x, trace, lr, b, server_lr)]
 
 
-def scaffold_vr_states(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Guided]:
+def scaffold_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
     """SCAFFOLD-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
 
     ``d = grad(x_i; xi) - b (c_i - c) + (1-b)(g - grad(x^{r-1}; xi))``, the same batch
@@ -244,16 +216,12 @@ def scaffold_vr_states(
     return history
 
 
-def scaffold_vr(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Params]:
+def scaffold_vr(x, trace, lr, b=0.1, server_lr=1.0):
     """The parameters of `scaffold_vr_states` (Cheng et al. 2024)."""
     return [s.x for s in scaffold_vr_states(x, trace, lr, b, server_lr)]
 
 
-def padamfed_vr_states(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Guided]:
+def padamfed_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
     """PAdaMFed-VR (Yan et al., ICLR 2025).
 
     ``h = b c + (1-b) g``; ``d = grad(x_i; xi) - b c_i + h - (1-b) grad(x^{r-1}; xi)``,
@@ -291,8 +259,6 @@ def padamfed_vr_states(
     return history
 
 
-def padamfed_vr(
-    x: Params, trace: Trace, lr: Rate, b: float = 0.1, server_lr: float = 1.0
-) -> list[Params]:
+def padamfed_vr(x, trace, lr, b=0.1, server_lr=1.0):
     """The parameters of `padamfed_vr_states` (Yan et al., ICLR 2025)."""
     return [s.x for s in padamfed_vr_states(x, trace, lr, b, server_lr)]

@@ -2,36 +2,20 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
-from .problem import (
-    Moments,
-    Params,
-    Rate,
-    Trace,
-    adam,
-    add,
-    direct,
-    mean,
-    polar,
-    rate,
-    sub,
-    times,
-    zeros,
-)
+from .problem import Moments, adam, add, direct, mean, polar, rate, sub, times, zeros
 
 
 def diloco(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    decay: float = 0.0,
-    outer_lr: float = 0.7,
-    outer_momentum: float = 0.9,
-) -> list[Params]:
+    x,
+    trace,
+    lr,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-8,
+    decay=0.0,
+    outer_lr=0.7,
+    outer_momentum=0.9,
+):
     """DiLoCo (Douillard et al. 2023, arXiv 2311.08105), Algorithm 1.
 
     Line 3: every worker starts from the last outer parameters. Lines 4-7, H times:
@@ -62,17 +46,17 @@ def diloco(
 
 
 def muloco(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    momentum: float = 0.9,
-    decay: float = 0.0,
-    outer_lr: float = 0.8,
-    outer_momentum: float = 0.9,
+    x,
+    trace,
+    lr,
+    momentum=0.9,
+    decay=0.0,
+    outer_lr=0.8,
+    outer_momentum=0.9,
     scale: Callable[[int, int], float] = lambda rows, cols: 1.0,
-    ratio: float = 1.0,
-    direction: Callable[[np.ndarray], np.ndarray] = polar,
-) -> list[Params]:
+    ratio=1.0,
+    direction=polar,
+):
     """MuLoCo (Thérien et al. 2025, arXiv 2505.23725), without compression.
 
     Inner: ``M_i <- momentum M_i + g; x_i <- x_i - lr (scale(rows, cols) U V^T + decay

@@ -52,7 +52,7 @@ def toy_grad(params: Params, batch: Batch) -> Params:
     return {"w": x.T @ into, "b": np.sum(into, axis=0)}
 
 
-def draw_params(seed: int, features: int = 4, outputs: int = 3) -> Params:
+def draw_params(seed: int, features=4, outputs=3) -> Params:
     """Parameters of the toy model: ``w [features, outputs]`` and ``b [outputs]``."""
     rng = np.random.default_rng(seed)
     w = 0.3 * rng.standard_normal((features, outputs))
@@ -83,9 +83,9 @@ def draw_trace(
     rounds: int,
     sizes: Sequence[int],
     *,
-    features: int = 4,
-    outputs: int = 3,
-    first: int = 1,
+    features=4,
+    outputs=3,
+    first=1,
 ) -> Trace:
     """A trace of unequal clients: client i owns ``sizes[i]`` examples and its own map.
 
@@ -112,7 +112,7 @@ def draw_trace(
     return Trace(toy_grad, num_clients, before, events, list(sizes))
 
 
-def first_gradient(trace: Trace, x: Params, i: int) -> Params:
+def first_gradient(trace, x, i: int) -> Params:
     """Client i's gradient at x, the mean over its batches before round 0."""
     return mean([trace.grad(x, batch) for batch in trace.first[i]])
 
@@ -176,12 +176,7 @@ def normalise(m: np.ndarray) -> np.ndarray:
     return m / norm if norm > 0 else np.zeros_like(m)
 
 
-def direct(
-    v: Params,
-    direction: Callable[[np.ndarray], np.ndarray],
-    ratio: float = 1.0,
-    everywhere: bool = False,
-) -> Params:
+def direct(v: Params, direction, ratio=1.0, everywhere=False) -> Params:
     """``direction`` on matrix leaves, ``ratio`` times the identity on the others.
 
     With ``everywhere`` every leaf goes through ``direction``.

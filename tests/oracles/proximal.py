@@ -6,12 +6,10 @@ Li et al. 2020; Wang et al. 2020, arXiv:2007.07481.
 import numpy as np
 
 from .fedavg import plain_server, replay
-from .problem import Params, Rate, Trace, add, rate, sub, times, total
+from .problem import add, rate, sub, times, total
 
 
-def fedprox(
-    x: Params, trace: Trace, lr: Rate, proximal: float = 0.01, server_lr: float = 1.0
-) -> list[Params]:
+def fedprox(x, trace, lr, proximal=0.01, server_lr=1.0):
     """FedProx (Li et al. 2020, Algorithm 2) with K steps of SGD as the inexact solver.
 
     h_i(z) = f_i(z) + proximal/2 |z - x^r|^2, hence the gradient
@@ -45,15 +43,15 @@ def coefficients(steps: int, momentum: float, shrink: float) -> np.ndarray:
 
 
 def fednova(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    momentum: float = 0.0,
-    mu: float = 0.0,
-    server_lr: float = 1.0,
+    x,
+    trace,
+    lr,
+    momentum=0.0,
+    mu=0.0,
+    server_lr=1.0,
     weights: list[float] | None = None,
-    server_momentum: float = 0.0,
-) -> list[Params]:
+    server_momentum=0.0,
+):
     """FedNova with local momentum, a proximal term, and a server momentum.
 
     ``weights`` are those of all N clients, by default equal. Clients may have different

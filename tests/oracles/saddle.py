@@ -71,7 +71,7 @@ def saddle_grad(params: Saddle, batch: Batch) -> Saddle:
     }
 
 
-def draw_saddle(seed: int, features: int = 4, outputs: int = 3) -> Saddle:
+def draw_saddle(seed: int, features=4, outputs=3) -> Saddle:
     """A starting point: a matrix, a vector and a scalar in x, all but a vector in y."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: 0.3 * np.asarray(rng.standard_normal(shape))
@@ -81,16 +81,16 @@ def draw_saddle(seed: int, features: int = 4, outputs: int = 3) -> Saddle:
 
 def draw_saddle_trace(
     seed: int,
-    num_clients: int = 5,
-    cohort_size: int = 3,
-    steps: int = 4,
-    batch: int = 6,
-    rounds: int = 5,
+    num_clients=5,
+    cohort_size=3,
+    steps=4,
+    batch=6,
+    rounds=5,
     sizes: Sequence[int] = (3, 9, 5, 14, 7),
     *,
-    features: int = 4,
-    outputs: int = 3,
-    first: int = 2,
+    features=4,
+    outputs=3,
+    first=2,
 ) -> SaddleTrace:
     """The toy minimax problem on the data of `problem.draw_trace`.
 
@@ -113,7 +113,7 @@ def draw_saddle_trace(
     return SaddleTrace(saddle_grad, num_clients, trace.first, trace.rounds, trace.sizes)
 
 
-def first_saddle_gradient(trace: SaddleTrace, start: Saddle, i: int) -> Saddle:
+def first_saddle_gradient(trace, start, i: int) -> Saddle:
     """Client i's gradient at the start, the mean over its batches before round 0."""
     seen = [trace.grad(start, batch) for batch in trace.first[i]]
     return {"x": mean([g["x"] for g in seen]), "y": mean([g["y"] for g in seen])}

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from . import minimax as plain
-from . import minimax_guided as guided
+from . import minimax as oracle
 from .problem import Batch, Params, draw_params, times, toy_grad
 from .saddle import Saddle, SaddleTrace, draw_saddle, draw_saddle_trace
 
@@ -25,15 +24,15 @@ FRESH: dict[str, Any] = {"b_x": 0.3, "b_y": 0.2}
 
 # every setting differs between x and y, so that none can take the other's place
 ORACLES: dict[str, tuple[Callable[..., list[Saddle]], dict[str, Any]]] = {
-    "fed_nsgda_m": (guided.fed_nsgda_m, RATES | FRESH | SERVER),
-    "fedmuon_da": (guided.fedmuon_da, RATES | FRESH | SERVER),
-    "fedsgda_clip": (guided.fedsgda_clip, RATES | FRESH | SERVER),
-    "local_sgda": (plain.local_sgda, RATES),
-    "local_sgdam": (plain.local_sgdam, RATES | FRESH),
-    "fedsgda_m": (plain.fedsgda_m, RATES | {"a_x": 0.3, "a_y": 0.2}),
-    "fsgda": (plain.fsgda, RATES | SERVER),
-    "sagda": (plain.sagda, RATES | SERVER),
-    "fess_gda": (plain.fess_gda, RATES | SERVER),
+    "fed_nsgda_m": (oracle.fed_nsgda_m, RATES | FRESH | SERVER),
+    "fedmuon_da": (oracle.fedmuon_da, RATES | FRESH | SERVER),
+    "fedsgda_clip": (oracle.fedsgda_clip, RATES | FRESH | SERVER),
+    "local_sgda": (oracle.local_sgda, RATES),
+    "local_sgdam": (oracle.local_sgdam, RATES | FRESH),
+    "fedsgda_m": (oracle.fedsgda_m, RATES | {"a_x": 0.3, "a_y": 0.2}),
+    "fsgda": (oracle.fsgda, RATES | SERVER),
+    "sagda": (oracle.sagda, RATES | SERVER),
+    "fess_gda": (oracle.fess_gda, RATES | SERVER),
 }
 FULL_ONLY = {"fedsgda_m"}
 
@@ -78,7 +77,7 @@ def apart(a: list[Saddle], b: list[Saddle]) -> float:
     return max(float(np.max(np.abs(u[k] - v[k]))) for k in u)
 
 
-def assert_same(a: list[Saddle], b: list[Saddle], atol: float = 1e-12) -> None:
+def assert_same(a: list[Saddle], b: list[Saddle], atol=1e-12) -> None:
     """Equal at every round, up to rounding."""
     assert len(a) == len(b) > 0
     for u, v in zip(flat(a), flat(b), strict=True):

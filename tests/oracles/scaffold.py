@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 from .problem import (
     Moments,
     Params,
-    Rate,
-    Trace,
     adam,
     add,
     first_gradient,
@@ -28,7 +26,7 @@ class Controlled(NamedTuple):
     c_i: list[Params]
 
 
-def _start(x: Params, trace: Trace, warm_start: bool) -> tuple[Params, list[Params]]:
+def _start(x, trace, warm_start) -> tuple[Params, list[Params]]:
     """c and c_i before round 0: 0, or the first gradients and their mean over N."""
     if not warm_start:
         return zeros(x), [zeros(x) for _ in range(trace.num_clients)]
@@ -36,13 +34,7 @@ def _start(x: Params, trace: Trace, warm_start: bool) -> tuple[Params, list[Para
     return mean(c_i), c_i
 
 
-def scaffold_states(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    server_lr: float = 1.0,
-    warm_start: bool = False,
-) -> list[Controlled]:
+def scaffold_states(x, trace, lr, server_lr=1.0, warm_start=False) -> list[Controlled]:
     """SCAFFOLD with plain SGD; line 12, option II: by the displacement.
 
     ``x_i <- x_i - lr (g - c_i + c)``; ``c_i^+ = c_i - c + (x - x_i)/(K lr)``;
@@ -69,20 +61,12 @@ def scaffold_states(
     return history
 
 
-def scaffold(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    server_lr: float = 1.0,
-    warm_start: bool = False,
-) -> list[Params]:
+def scaffold(x, trace, lr, server_lr=1.0, warm_start=False):
     """The parameters of `scaffold_states` (Karimireddy et al. 2020, Algorithm 1)."""
     return [s.x for s in scaffold_states(x, trace, lr, server_lr, warm_start)]
 
 
-def _scaffold(
-    x: Params, trace: Trace, lr: Rate, server_lr: float, start: Any, rule: Callable
-) -> list[Params]:
+def _scaffold(x, trace, lr, server_lr, start: Any, rule: Callable):
     """SCAFFOLD of Takezawa et al. 2025, section 7, with any local optimiser.
 
     ``step, state = rule(g - c_i + c, state)``: the correction enters the gradient
@@ -109,9 +93,7 @@ def _scaffold(
     return history
 
 
-def scaffold_momentum(
-    x: Params, trace: Trace, lr: Rate, momentum: float = 0.9, server_lr: float = 1.0
-) -> list[Params]:
+def scaffold_momentum(x, trace, lr, momentum=0.9, server_lr=1.0):
     """SCAFFOLD with heavy ball, ``m <- .9 m + (g - c_i + c)``."""
 
     def heavy_ball(g, m):
@@ -121,15 +103,7 @@ def scaffold_momentum(
     return _scaffold(x, trace, lr, server_lr, zeros(x), heavy_ball)
 
 
-def scaffold_adam(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    server_lr: float = 1.0,
-) -> list[Params]:
+def scaffold_adam(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, server_lr=1.0):
     """SCAFFOLD (Adam)."""
     rule = lambda g, state: adam(g, state, b1, b2, eps)
     return _scaffold(x, trace, lr, server_lr, Moments(zeros(x), zeros(x), 0), rule)

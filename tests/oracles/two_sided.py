@@ -2,21 +2,10 @@
 
 import numpy as np
 
-from .problem import (
-    Params,
-    Rate,
-    Trace,
-    add,
-    each,
-    first_gradient,
-    mean,
-    rate,
-    sub,
-    times,
-)
+from .problem import add, each, first_gradient, mean, rate, sub, times
 
 
-def stem(x: Params, trace: Trace, lr: Rate, a: float = 0.1) -> list[Params]:
+def stem(x, trace, lr, a=0.1):
     """STEM (Khanduri et al. 2021, Algorithm 1; from memory), constant a.
 
     Full participation. Iteration 0: ``d = mean g_i`` at x^0 over the first batches,
@@ -50,14 +39,7 @@ def stem(x: Params, trace: Trace, lr: Rate, a: float = 0.1) -> list[Params]:
     return history
 
 
-def fafed(
-    x: Params,
-    trace: Trace,
-    lr: Rate,
-    a: float = 0.1,
-    beta: float = 0.99,
-    rho: float = 0.01,
-) -> list[Params]:
+def fafed(x, trace, lr, a=0.1, beta=0.99, rho=0.01):
     """FAFED (Wu et al., AAAI 2023, arXiv 2212.00974, Algorithm 2), a round per K steps.
 
     Full participation. Before round 0: ``m = mean g_i``, ``v = mean g_i^2`` at x^0, and
