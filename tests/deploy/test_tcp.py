@@ -180,10 +180,7 @@ def test_frames_that_are_too_long_or_cut_are_refused(pair):
 
 
 def test_noise_on_the_port_does_not_stop_the_server():
-    with (
-        serving(1) as server,
-        socket.create_connection(server.address) as stranger,
-    ):
+    with serving(1) as server, socket.create_connection(server.address) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         start(server.address, 0, echo)
         assert server.wait(1, 5) == {0}

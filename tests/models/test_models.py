@@ -320,8 +320,7 @@ FAST = ("mlp", "lenet", "rnn", "vit_tiny")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in SMALL],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in SMALL]
 )
 def test_products_are_of_bfloat16_and_gradients_of_float32(name):
     program, gradient = gradient_program(name, jnp.bfloat16)

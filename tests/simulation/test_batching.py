@@ -68,8 +68,7 @@ def test_every_epoch_of_every_client_is_a_permutation():
 # one epoch, and a half that is not looked at; all examples; the first of one epoch only
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "count", "max_client_size"),
-    [(4, 6, 4), (5, 5, 8), (6, 3, 8), (6, 3, 200)],
+    ("size", "count", "max_client_size"), [(4, 6, 4), (5, 5, 8), (6, 3, 8), (6, 3, 200)]
 )
 def test_all_orders_of_a_client_are_equally_likely(size, count, max_client_size):
     sizes, sampler = np.full(20_000, size, np.int32), batching.shuffled_epochs

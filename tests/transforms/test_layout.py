@@ -307,10 +307,7 @@ def on_accelerators(monkeypatch):
 
 TREE = {
     "dense": drawn((4, 6)),
-    "attention": {
-        "query": {"kernel": drawn((4, 2, 3))},
-        "bias": drawn((6,)),
-    },
+    "attention": {"query": {"kernel": drawn((4, 2, 3))}, "bias": drawn((6,))},
     "convolution": drawn((1, 2, 2, 6)),
     "scanned": drawn((3, 6, 4)),
 }
