@@ -84,24 +84,6 @@ def test_by_hand_in_cohorts_of_any_size(noise):
     assert shares == {True, False}  # messages on both sides of the norm
 
 
-@pytest.mark.slow
-def test_the_norm_converges_to_the_quantile():
-    """Of norms 1, ..., 50, from far below and far above, with noise."""
-    size, quantile = 50, 0.8
-    norms = jnp.arange(1.0, size + 1)
-    directions = jax.random.normal(KEY, (size, 1, 4))
-    lengths = jnp.linalg.norm(directions, axis=-1, keepdims=True)
-    batches = directions / lengths * norms[:, None, None]
-    for initial in (0.5, 400.0):
-        clip = AdaptiveClip(quantile=quantile, initial=initial, lr=0.2)
-        algorithm = private_clients(
-            fedavg(lr=1.0), clip_norm=clip, noise_multiplier=1.0, clients=50, cohort=50
-        )
-        found = [float(s.clip) for s in rounds_of(algorithm, batches, 100)]
-        # the noise of b is 1/20
-        assert abs(np.mean(found[60:]) - quantile * size) < 2
-
-
 # ------------------------------------------------------------------------- noise
 
 
@@ -217,12 +199,6 @@ def test_the_norm_stays_in_range():
 
 
 # -------------------------------------------------------------------- the server
-
-
-def test_other_servers_stay_as_they_are():
-    params = {"w": jnp.ones(3)}
-    plain = private(fedavg(), clip_norm=1.0, noise_multiplier=1.0)
-    assert_same_bits(plain.init(params), fedavg().init(params))
 
 
 @pytest.mark.parametrize("make", slow_but(1, [scaffold, fedavg, local_sgdm]))
@@ -371,7 +347,3 @@ WRONG = {
 def test_what_is_not_private_or_not_defined_is_refused(message):
     refused(message, WRONG[message])
 
-
-def test_a_norm_for_a_part_cannot_be_adaptive():
-    made = wrapped(fedavg(), clip_norm={"params": AdaptiveClip()})
-    refused("clip_norm of params must be a number", made, error=TypeError)

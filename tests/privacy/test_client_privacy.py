@@ -214,22 +214,6 @@ def test_the_algorithm_never_learns_how_many_took_part():
             assert (seen, fraction) == (size, size / N)
 
 
-def params_and_batches(dtype):
-    of_type = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
-    return of_type(draw_params(0)), of_type(stack(TRACE.rounds[0][1]))
-
-
-def test_a_run_is_a_function_of_its_key():
-    algorithm = private_clients(fedavg(), clip_norm=1.0, noise_multiplier=1.0, **SIZES)
-    x, data = params_and_batches(jnp.float32)
-    state = engine.init(algorithm, x, N)
-    step = jax.jit(engine.make_round(algorithm, TOY, N, plans.vmapped))
-    end = lambda key: step(state, jnp.arange(N), data, jnp.ones(N), key)[0]
-    assert_same_bits(end(KEY), end(KEY))
-    other = end(jax.random.key(4))
-    assert not np.allclose(other.server.params["w"], end(KEY).server.params["w"])
-
-
 @pytest.mark.parametrize("limit", [0.5, AdaptiveClip(initial=0.5)])
 def test_messages_are_clipped_as_they_arrive(limit):
     """A compressor may enlarge what it is given, also the norm that is sent."""
@@ -248,7 +232,8 @@ def test_messages_are_clipped_as_they_arrive(limit):
 
 
 def test_low_precision_is_summed_and_noised_in_float32():
-    half, data = params_and_batches(jnp.bfloat16)
+    of_type = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), t)
+    half, data = of_type(draw_params(0)), of_type(stack(TRACE.rounds[0][1]))
     algorithm = private_clients(
         fedmuon(), clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=N
     )
@@ -277,8 +262,10 @@ def test_bad_settings_are_refused():
         r"cohort must lie in \[1, 5\], got 6": {"cohort": 6},
     }.items():
         refused(said, private_clients, fedavg(), **FINE | changes)
+    adaptive = AdaptiveClip()
     for said, changes in {
         "^clip_norm must be a number, got 'all'": {"clip_norm": "all"},
+        "^clip_norm of params must be a number": {"clip_norm": {"params": adaptive}},
         "clients must be a whole number": {"clients": 2.5},
     }.items():
         given = FINE | changes
