@@ -346,4 +346,3 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_what_is_not_private_or_not_defined_is_refused(message):
     refused(message, WRONG[message])
-

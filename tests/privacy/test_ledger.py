@@ -270,4 +270,3 @@ def test_a_fingerprint_is_that_of_the_training_examples():
     )
     assert len({mark, *map(fingerprint, others)}) == len(others) + 1
     refused("x_train", fingerprint, dataset(x.astype(object), y), error=TypeError)
-

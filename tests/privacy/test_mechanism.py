@@ -20,7 +20,6 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.cohorts import fixed_cohort
 from fedjax_muon.simulation.federated import federate
@@ -266,4 +265,3 @@ def test_other_parts_and_epsilons_are_calibrated_anew():
     assert noise[1] < noise[0]
     assert larger.guarantee.report().epsilon == pytest.approx(8.0, rel=1e-3)
     assert larger.programs is simulation.programs
-

@@ -4,7 +4,6 @@ import itertools
 import math
 import sys
 
-import numpy as np
 import pytest
 from cases import slow_but
 from refusals import refused

@@ -20,7 +20,6 @@ from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
 from fedjax_muon.privacy.sensitivity import (
-    Difference,
     Each,
     Split,
     Unclipped,
