@@ -165,11 +165,6 @@ CLIENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def audit(worlds: Worlds, seed: int, count: int, level: float = 1e-3) -> list[Finding]:
-    """Runs the worlds and tests the claim."""
-    return audited(worlds.record, *worlds.run_both(seed, count), level)
-
-
 def worlds_of(setting: str) -> list[Worlds]:
     """Makes the worlds of a setting by its name; two runs have the same seeds."""
     if setting == "two runs":
@@ -187,8 +182,8 @@ def worlds_of(setting: str) -> list[Worlds]:
 def audit_case(setting: str, seed: int, count: int) -> list[Finding]:
     """Audits a setting by its name."""
     several = worlds_of(setting)
-    if len(several) == 1:
-        return audit(several[0], seed, count)
     seen = [worlds.run_both(seed, count) for worlds in several]
+    if len(several) == 1:
+        return audited(several[0].record, *seen[0], 1e-3)
     absent, present = (list(kind) for kind in zip(*seen, strict=True))
     return audited_together([worlds.record for worlds in several], absent, present)

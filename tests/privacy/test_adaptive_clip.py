@@ -42,7 +42,6 @@ from fedjax_muon.privacy import (
 from fedjax_muon.privacy.adaptive_clip import LARGEST, SMALLEST, contribution
 from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import PrivateServer, private_clients
-from fedjax_muon.simulation import checkpoint
 
 private = partial(private_clients, **SIZES)
 alone = partial(private_clients, noise_multiplier=0.0, **SIZES)  # without noise
@@ -254,21 +253,6 @@ def prepared():
 @pytest.fixture(scope="module")
 def fixed():
     return simulation_of(dataclasses.replace(PRIVACY, clip_norm=0.3))
-
-
-@pytest.mark.slow
-def test_a_simulation_goes_on_from_a_checkpoint(prepared, tmp_path):
-    state, _ = prepared.train_rounds(prepared.init(KEY), 2)
-    mark = checkpoint.fingerprint({}, state)
-    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
-        checkpoint.save(checkpoints, 2, state, mark)
-        norm = float(state.training.server.clip)
-        expected, _ = prepared.train_rounds(state, 2)  # donates what was saved
-        got, _ = checkpoint.restore(checkpoints, expected, mark)
-    assert isinstance(got.training.server, PrivateServer)
-    assert float(got.training.server.clip) == norm
-    assert_same_bits(prepared.train_rounds(got, 2)[0], expected)
-    assert float(expected.training.server.clip) not in (norm, 0.3)
 
 
 def test_one_more_number_each_way(prepared, fixed):

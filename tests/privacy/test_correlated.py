@@ -266,6 +266,12 @@ def test_a_simulation_that_does_not_fit_is_rejected():
     refused("needs the strategy of its mechanism", simulation_of, "dp_ftrl", None)
     refused("use Cyclic sampling", simulation_of, "dp_ftrl", BUFFERED)
     refused("larger than a group", simulation_of, "dp_ftrl", Banded((1.0,) * 7))
+    refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)
+    refused("larger than a group of 1", clients_with, Banded((1.0,) * 5))
+    said = "at most the 3 clients that a round is drawn from, got 4"
+    refused(said, clients_with, BANDED, max_cohort=4)
+    with_prologue = ALL["fedmuon"].function(lr=0.1)
+    refused("without a prologue", clients_with, BANDED, with_prologue)
 
 
 @pytest.mark.slow
@@ -379,12 +385,3 @@ def test_the_statement_is_of_what_runs():
     further = {"cohort_size": 9, "noise_multiplier": None, "epsilon": 4.0}
     spec = clients_with(BUFFERED, **further).guarantee.spec
     assert report(spec).epsilon == pytest.approx(4.0, rel=1e-4)
-
-
-def test_clients_that_do_not_fit_are_rejected():
-    refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)
-    refused("larger than a group of 1", clients_with, Banded((1.0,) * 5))
-    said = "at most the 3 clients that a round is drawn from, got 4"
-    refused(said, clients_with, BANDED, max_cohort=4)
-    with_prologue = ALL["fedmuon"].function(lr=0.1)
-    refused("without a prologue", clients_with, BANDED, with_prologue)

@@ -205,6 +205,8 @@ def test_nothing_else_decides_what_privacy_decides():
     ):
         (name,) = given
         refused(f"privacy decides {name}", make, **given)
+    refused("needs batch_size, or privacy", agents, None, error=TypeError)
+    refused("give cohort_size, or privacy", clients, None, error=TypeError)
 
 
 WRONG = {
@@ -246,11 +248,6 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_what_would_make_the_statement_untrue_is_refused(message):
     refused(message, WRONG[message])
-
-
-def test_sizes_are_needed_without_privacy():
-    refused("needs batch_size, or privacy", agents, None, error=TypeError)
-    refused("give cohort_size, or privacy", clients, None, error=TypeError)
 
 
 @pytest.mark.slow

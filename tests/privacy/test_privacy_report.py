@@ -78,17 +78,6 @@ def test_reference_noise_on_the_output(steps, beta):
         assert report(found).epsilon <= target
 
 
-def test_reference_noise_inside():
-    assert epsilon(Inside(0.8), A9A) == pytest.approx(0.991303, 1e-5)
-    renyi = epsilon(Inside(0.8), A9A, accountant=Rdp())
-    assert renyi == pytest.approx(1.677679, 1e-5)
-    found = epsilon(Inside(0.8, first_multiplier=5.0), FIRST)
-    assert found == pytest.approx(1.192210, 1e-5)
-    fixed = spec(Inside(1.6), FixedSize(6512, 20), adjacency=REPLACE_ONE)
-    found = report(dataclasses.replace(fixed, accountant=Rdp())).epsilon
-    assert found == pytest.approx(1.997486, 1e-5)
-
-
 def half_of_last(published):
     """Half a unit of the last digit of a published number."""
     return 0.501 * 10.0 ** -len(published.split(".")[1])
