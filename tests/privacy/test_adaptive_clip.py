@@ -245,26 +245,12 @@ def simulation_of(privacy=PRIVACY, **given):
     return federation(privacy=privacy, cohort_size=None, **given)
 
 
-@pytest.fixture(scope="module")
-def prepared():
-    return simulation_of()
-
-
-@pytest.fixture(scope="module")
-def fixed():
-    return simulation_of(dataclasses.replace(PRIVACY, clip_norm=0.3))
-
-
-def test_one_more_number_each_way(prepared, fixed):
+def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted():
+    prepared = simulation_of()
+    fixed = simulation_of(dataclasses.replace(PRIVACY, clip_norm=0.3))
     less, more = fixed.bytes_after(2), prepared.bytes_after(2)
-    # two rounds of three clients, 4 bytes of float32
-    assert more.up - less.up == 2 * 3 * 4
-    assert more.down - less.down == 2 * 3 * 4
-
-
-def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted(
-    prepared, fixed
-):
+    # one more number each way: two rounds of three clients, 4 bytes of float32
+    assert (more.up - less.up, more.down - less.down) == (2 * 3 * 4, 2 * 3 * 4)
     adaptive, plain = prepared.guarantee, fixed.guarantee
     # all of the noise multiplier is in the accounting, whatever the norm
     assert cost_of(adaptive.spec) == cost_of(plain.spec)

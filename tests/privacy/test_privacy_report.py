@@ -19,12 +19,7 @@ from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
-from fedjax_muon.privacy.sensitivity import (
-    Each,
-    Split,
-    Unclipped,
-    long_run_std,
-)
+from fedjax_muon.privacy.sensitivity import Each, Split, Unclipped, long_run_std
 from fedjax_muon.privacy.threats import MeanOnly, Neighbor
 
 DELTA = 1e-5
