@@ -1,26 +1,24 @@
 """Correlated noise: the matrices, their accounting, and what runs with them."""
 
+import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import private_worlds
 import pytest
 from cases import slow_but
 from jax_privacy import matrix_factorization as matrices
-from private_worlds import WEIGHTS
+from private_worlds import BUFFERED, Case
 from refusals import refused
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.attacks.canary_task import canary_data, canary_task
 from fedjax_muon.core import Objective
-from fedjax_muon.decentralized import dsgd
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.private_ftrl import correlated_gradient
-from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.band_selection import best_banded
@@ -42,7 +40,7 @@ from fedjax_muon.simulation.cyclic_batches import cyclic_poisson
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.rounds import cohort_of
 
-BANDED, BUFFERED = Banded((0.8, 0.5, 0.1)), Buffered((0.9, 0.3), (0.2, 0.3))
+BANDED = Banded((0.8, 0.5, 0.1))
 STRATEGIES = [Banded((1.0,)), BANDED, BUFFERED]
 
 
@@ -230,14 +228,9 @@ def test_estimates_are_those_of_the_paper(strategy):
     np.testing.assert_allclose(found, mean + noise, rtol=1e-5, atol=1e-6)
 
 
-def simulation_of(name, strategy, **given):
-    mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=2, strategy=strategy)
-    usual = {"noise_scale": 1.0, "insecure_fixed_noise": True, "delta": 1e-3}
-    privacy = AgentPrivacy(PRIVATE[name], mechanism, rounds=5, **usual | given)
-    dataset, parts = canary_data((12, 12, 12), owner=0)
-    return decentralize(
-        dsgd(lr=0.1), canary_task(0.1), dataset, parts, weights=WEIGHTS, privacy=privacy
-    )
+def simulation_of(name, strategy):
+    case = Case(name, (12, 12, 12), batch=2, noise=1.0, rounds=5, strategy=strategy)
+    return private_worlds.simulation_of(case)
 
 
 def test_a_simulation_says_what_it_does():
@@ -246,11 +239,12 @@ def test_a_simulation_says_what_it_does():
     assert "2 groups of 6 records take turns" in str(spec.sampling)
     assert "correlated between steps (2 bands)" in report(spec).statement()
     assert "with fresh and independent noise" not in report(spec).statement()
-    spec = simulation_of("dp_ftrl_buffered", BUFFERED).guarantee.spec
-    assert spec.sampling == Cyclic(12, 2)
-    epsilon = {"noise_scale": None, "epsilon": 2.0}
-    calibrated = simulation_of("dp_ftrl_buffered", BUFFERED, **epsilon)
-    assert report(calibrated.guarantee.spec).epsilon == pytest.approx(2, rel=1e-4)
+    simulation = simulation_of("dp_ftrl_buffered", BUFFERED)
+    assert simulation.guarantee.spec.sampling == Cyclic(12, 2)
+    given = {"noise_scale": None, "epsilon": 2.0}
+    privacy = dataclasses.replace(simulation.setup.privacy, **given)
+    spec = simulation.vary(privacy=privacy).guarantee.spec
+    assert report(spec).epsilon == pytest.approx(2, rel=1e-4)
 
 
 def test_a_simulation_that_does_not_fit_is_rejected():

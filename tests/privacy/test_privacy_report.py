@@ -309,19 +309,6 @@ def test_the_statement_of_clients():
         "training loss, is not published",
     ):
         assert words in text
-    silent = report(client_spec(Poisson(100, 5), **{**RUN, "noise_multiplier": 0.0}))
-    assert silent.epsilon == float("inf")
-    assert "NO differential privacy" in silent.statement()
-
-
-def test_where_cohorts_are_cut_short_clients_must_forget():
-    cut = Poisson(100, 5, max_batch=20)
-    assert client_spec(cut, **RUN).sampling == cut
-    remembering = {**RUN, "private_states": True}
-    roomy = Poisson(100, 5, max_batch=100)
-    assert client_spec(roomy, **remembering).sampling == roomy
-    said = "clients that keep states need room for all"
-    refused(said, client_spec, cut, **remembering)
 
 
 def test_what_cannot_be_accounted_for_is_refused():
@@ -329,6 +316,12 @@ def test_what_cannot_be_accounted_for_is_refused():
     refused(r"Poisson\(N, S\) or FullBatch\(N\), got F", account, FixedSize(100, 5))
     refused("use poisson_cohorts, or full participation", account, Cyclic(100, 5))
     refused("use prologue=True", account, Poisson(100, 5, first_batch=100))
+    # where cohorts are cut short clients must forget
+    cut, roomy = Poisson(100, 5, max_batch=20), Poisson(100, 5, max_batch=100)
+    said = "clients that keep states need room for all"
+    refused(said, account, cut, private_states=True)
+    for sampling, states in ((cut, False), (roomy, True)):
+        assert account(sampling, private_states=states).sampling == sampling
     cohorts = Poisson(100, 5)
     refused("a prologue, got 1", account, cohorts, prologue_noise_multiplier=1.0)
     refused("delta must lie in", account, cohorts, delta=0.01)
