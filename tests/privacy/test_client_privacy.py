@@ -289,13 +289,8 @@ METHODS |= {"fedmuon", "fedmuon_unsynced", "local_muon_averaged"}
 METHODS = slow_but(("fedavg", "fedmuon"), sorted(METHODS))
 
 
-def grad_fn(params, batch, key):
-    """Of |params - batch|^2 / 2: clients pull to where their batches are."""
-    del key
-    return tree.sub(params, batch)
-
-
-PULL = Objective(grad_fn)
+# of |params - batch|^2 / 2: clients pull to where their batches are
+PULL = Objective(lambda params, batch, key: tree.sub(params, batch))
 
 
 def fields(message) -> dict[str, Any]:
