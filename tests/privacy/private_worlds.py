@@ -30,16 +30,7 @@ BANDED = Banded((0.6, 0.58, 0.55))
 BUFFERED = Buffered((0.9, 0.3), (0.2, 0.3))
 # the norm grows by a factor of 1.6 in a round, and is far below that of messages
 ADAPTIVE = AdaptiveClip(quantile=1.0, initial=1e-3, lr=1.0, count_noise=0.75)
-# noise of the simulations that `fedjax-muon private` trains, by method
-COMMAND_NOISE = {
-    "dp_sgda": 1.0,
-    "dp_ftrl": 0.7,
-    "dp_ftrl_buffered": 2.0,
-    "dpmixsgd": 2.0,
-    "dpmixsgd_inside": 1.0,
-    "private_storm": 1.0,
-}
-COMMANDS = {f"private --methods {name}": name for name in COMMAND_NOISE}
+COMMANDS = {f"private --methods {name}": name for name in PRIVATE}
 WEIGHTS = (np.eye(AGENTS) + np.full((AGENTS, AGENTS), 1 / AGENTS)) / 2
 
 
@@ -98,7 +89,7 @@ def agents(case: Case) -> Worlds:
 
 
 def command(name: str) -> Worlds:
-    """Makes the worlds of the simulation that `fedjax-muon private` trains."""
+    """Makes the worlds of what `fedjax-muon private` trains, with a case's noise."""
     job = Private(
         methods=(name,),
         epsilons=(3.0,),
@@ -121,7 +112,7 @@ def command(name: str) -> Worlds:
         task=canary_task(rate, period_of(PRIVATE[name], 8, job.batch_size)),
     )
     plain = build_private.privacy_of
-    given = {"epsilon": None, "noise_scale": COMMAND_NOISE[name]}
+    given = {"epsilon": None, "noise_scale": CASES[name].noise}
     known = lambda *job: dataclasses.replace(plain(*job), **given)
     # calibration to an epsilon under Poisson sampling takes a minute
     with mock.patch.object(build_private, "privacy_of", known):
@@ -165,11 +156,6 @@ CLIENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def audit(worlds: Worlds, seed: int, count: int, level: float = 1e-3) -> list[Finding]:
-    """Runs the worlds and tests the claim."""
-    return audited(worlds.record, *worlds.run_both(seed, count), level)
-
-
 def worlds_of(setting: str) -> list[Worlds]:
     """Makes the worlds of a setting by its name; two runs have the same seeds."""
     if setting == "two runs":
@@ -187,8 +173,8 @@ def worlds_of(setting: str) -> list[Worlds]:
 def audit_case(setting: str, seed: int, count: int) -> list[Finding]:
     """Audits a setting by its name."""
     several = worlds_of(setting)
-    if len(several) == 1:
-        return audit(several[0], seed, count)
     seen = [worlds.run_both(seed, count) for worlds in several]
+    if len(several) == 1:
+        return audited(several[0].record, *seen[0], 1e-3)
     absent, present = (list(kind) for kind in zip(*seen, strict=True))
     return audited_together([worlds.record for worlds in several], absent, present)

@@ -42,7 +42,6 @@ from fedjax_muon.privacy import (
 from fedjax_muon.privacy.adaptive_clip import LARGEST, SMALLEST, contribution
 from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import PrivateServer, private_clients
-from fedjax_muon.simulation import checkpoint
 
 private = partial(private_clients, **SIZES)
 alone = partial(private_clients, noise_multiplier=0.0, **SIZES)  # without noise
@@ -82,24 +81,6 @@ def test_by_hand_in_cohorts_of_any_size(noise):
             shares |= {norm <= before for norm in norms}
             before = after
     assert shares == {True, False}  # messages on both sides of the norm
-
-
-@pytest.mark.slow
-def test_the_norm_converges_to_the_quantile():
-    """Of norms 1, ..., 50, from far below and far above, with noise."""
-    size, quantile = 50, 0.8
-    norms = jnp.arange(1.0, size + 1)
-    directions = jax.random.normal(KEY, (size, 1, 4))
-    lengths = jnp.linalg.norm(directions, axis=-1, keepdims=True)
-    batches = directions / lengths * norms[:, None, None]
-    for initial in (0.5, 400.0):
-        clip = AdaptiveClip(quantile=quantile, initial=initial, lr=0.2)
-        algorithm = private_clients(
-            fedavg(lr=1.0), clip_norm=clip, noise_multiplier=1.0, clients=50, cohort=50
-        )
-        found = [float(s.clip) for s in rounds_of(algorithm, batches, 100)]
-        # the noise of b is 1/20
-        assert abs(np.mean(found[60:]) - quantile * size) < 2
 
 
 # ------------------------------------------------------------------------- noise
@@ -219,12 +200,6 @@ def test_the_norm_stays_in_range():
 # -------------------------------------------------------------------- the server
 
 
-def test_other_servers_stay_as_they_are():
-    params = {"w": jnp.ones(3)}
-    plain = private(fedavg(), clip_norm=1.0, noise_multiplier=1.0)
-    assert_same_bits(plain.init(params), fedavg().init(params))
-
-
 @pytest.mark.parametrize("make", slow_but(1, [scaffold, fedavg, local_sgdm]))
 @pytest.mark.parametrize("dtype", slow_but(1, [jnp.bfloat16, jnp.float32]))
 def test_states_keep_their_form(make, dtype):
@@ -270,41 +245,12 @@ def simulation_of(privacy=PRIVACY, **given):
     return federation(privacy=privacy, cohort_size=None, **given)
 
 
-@pytest.fixture(scope="module")
-def prepared():
-    return simulation_of()
-
-
-@pytest.fixture(scope="module")
-def fixed():
-    return simulation_of(dataclasses.replace(PRIVACY, clip_norm=0.3))
-
-
-@pytest.mark.slow
-def test_a_simulation_goes_on_from_a_checkpoint(prepared, tmp_path):
-    state, _ = prepared.train_rounds(prepared.init(KEY), 2)
-    mark = checkpoint.fingerprint({}, state)
-    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
-        checkpoint.save(checkpoints, 2, state, mark)
-        norm = float(state.training.server.clip)
-        expected, _ = prepared.train_rounds(state, 2)  # donates what was saved
-        got, _ = checkpoint.restore(checkpoints, expected, mark)
-    assert isinstance(got.training.server, PrivateServer)
-    assert float(got.training.server.clip) == norm
-    assert_same_bits(prepared.train_rounds(got, 2)[0], expected)
-    assert float(expected.training.server.clip) not in (norm, 0.3)
-
-
-def test_one_more_number_each_way(prepared, fixed):
+def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted():
+    prepared = simulation_of()
+    fixed = simulation_of(dataclasses.replace(PRIVACY, clip_norm=0.3))
     less, more = fixed.bytes_after(2), prepared.bytes_after(2)
-    # two rounds of three clients, 4 bytes of float32
-    assert more.up - less.up == 2 * 3 * 4
-    assert more.down - less.down == 2 * 3 * 4
-
-
-def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted(
-    prepared, fixed
-):
+    # one more number each way: two rounds of three clients, 4 bytes of float32
+    assert (more.up - less.up, more.down - less.down) == (2 * 3 * 4, 2 * 3 * 4)
     adaptive, plain = prepared.guarantee, fixed.guarantee
     # all of the noise multiplier is in the accounting, whatever the norm
     assert cost_of(adaptive.spec) == cost_of(plain.spec)
@@ -370,8 +316,3 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_what_is_not_private_or_not_defined_is_refused(message):
     refused(message, WRONG[message])
-
-
-def test_a_norm_for_a_part_cannot_be_adaptive():
-    made = wrapped(fedavg(), clip_norm={"params": AdaptiveClip()})
-    refused("clip_norm of params must be a number", made, error=TypeError)

@@ -1,5 +1,6 @@
 """What private clients let out: by hand in NumPy, its noise, and on every algorithm."""
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from cases import slow_but
 from federation import assert_same_bits
+from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
 from oracles.problem import draw_params, toy_grad
 from private_rounds import (
     ECHO,
@@ -58,17 +60,12 @@ def moved(x, scale, parts):
 
 
 def private_fedavg(x, limit, lr):
-    for (ids, data), present in zip(TRACE.rounds, WHO, strict=True):
-        sent = []
-        for i, batches in zip(ids, data, strict=True):
-            if present[i]:
-                y = x
-                for batch in batches:
-                    g = toy_grad(y, batch)
-                    y = {k: y[k] - lr * g[k] for k in y}
-                sent.append(cut(limit, {k: y[k] - x[k] for k in x}))
-        x = moved(x, 1 / EXPECTED, sent)
-        yield x
+    """With a norm that stays where it is, and without noise."""
+    settings = Settings(lr, EXPECTED, 0.0, 1.0, 0.5, initial=limit, clip_lr=0.0)
+    silent = [Draw({k: 0 * x[k] for k in x}, 0.0)] * len(WHO)
+    for params, _, norms in adaptive_fedavg(x, TRACE, WHO, silent, settings):
+        assert min(norms, default=math.inf) > limit  # the clips bind
+        yield params
 
 
 def private_scaffold(x, limits, lr):
@@ -214,22 +211,6 @@ def test_the_algorithm_never_learns_how_many_took_part():
             assert (seen, fraction) == (size, size / N)
 
 
-def params_and_batches(dtype):
-    of_type = lambda t: jax.tree.map(lambda a: jnp.asarray(a, dtype), t)
-    return of_type(draw_params(0)), of_type(stack(TRACE.rounds[0][1]))
-
-
-def test_a_run_is_a_function_of_its_key():
-    algorithm = private_clients(fedavg(), clip_norm=1.0, noise_multiplier=1.0, **SIZES)
-    x, data = params_and_batches(jnp.float32)
-    state = engine.init(algorithm, x, N)
-    step = jax.jit(engine.make_round(algorithm, TOY, N, plans.vmapped))
-    end = lambda key: step(state, jnp.arange(N), data, jnp.ones(N), key)[0]
-    assert_same_bits(end(KEY), end(KEY))
-    other = end(jax.random.key(4))
-    assert not np.allclose(other.server.params["w"], end(KEY).server.params["w"])
-
-
 @pytest.mark.parametrize("limit", [0.5, AdaptiveClip(initial=0.5)])
 def test_messages_are_clipped_as_they_arrive(limit):
     """A compressor may enlarge what it is given, also the norm that is sent."""
@@ -248,7 +229,8 @@ def test_messages_are_clipped_as_they_arrive(limit):
 
 
 def test_low_precision_is_summed_and_noised_in_float32():
-    half, data = params_and_batches(jnp.bfloat16)
+    of_type = lambda t: jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), t)
+    half, data = of_type(draw_params(0)), of_type(stack(TRACE.rounds[0][1]))
     algorithm = private_clients(
         fedmuon(), clip_norm=1.0, noise_multiplier=1.0, clients=N, cohort=N
     )
@@ -277,19 +259,19 @@ def test_bad_settings_are_refused():
         r"cohort must lie in \[1, 5\], got 6": {"cohort": 6},
     }.items():
         refused(said, private_clients, fedavg(), **FINE | changes)
+    adaptive = AdaptiveClip()
     for said, changes in {
         "^clip_norm must be a number, got 'all'": {"clip_norm": "all"},
+        "^clip_norm of params must be a number": {"clip_norm": {"params": adaptive}},
         "clients must be a whole number": {"clients": 2.5},
     }.items():
         given = FINE | changes
         refused(said, private_clients, fedavg(), error=TypeError, **given)
-
-
-@pytest.mark.parametrize("limit", [{"params": 1.0}, {}, {"momentum": 1.0, "c": 1.0}])
-def test_limits_name_all_parts_and_no_others(limit):
-    algorithm = private_clients(fedmuon(), **FINE | {"clip_norm": limit})
-    said = "all messages, momentum, params; got"
-    refused(said, engine.init, algorithm, {"w": jnp.ones((2, 2))}, 5)
+    # limits name all parts and no others
+    for limit in ({"params": 1.0}, {}, {"momentum": 1.0, "c": 1.0}):
+        algorithm = private_clients(fedmuon(), **FINE | {"clip_norm": limit})
+        said = "all messages, momentum, params; got"
+        refused(said, engine.init, algorithm, {"w": jnp.ones((2, 2))}, 5)
 
 
 # ------------------------------------------------------- on the code of every algorithm
@@ -307,13 +289,8 @@ METHODS |= {"fedmuon", "fedmuon_unsynced", "local_muon_averaged"}
 METHODS = slow_but(("fedavg", "fedmuon"), sorted(METHODS))
 
 
-def grad_fn(params, batch, key):
-    """Of |params - batch|^2 / 2: clients pull to where their batches are."""
-    del key
-    return tree.sub(params, batch)
-
-
-PULL = Objective(grad_fn)
+# of |params - batch|^2 / 2: clients pull to where their batches are
+PULL = Objective(lambda params, batch, key: tree.sub(params, batch))
 
 
 def fields(message) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from refusals import refused
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import composition, guarantees
 from fedjax_muon.privacy.accounting import (
-    ADD_OR_REMOVE,
     REPLACE_ONE,
     Adjacency,
     Pld,
@@ -122,6 +121,7 @@ def test_runs_together_against_the_library():
         poisson_event(6.0, 100),
     )
     assert composed_epsilon(costs, DELTA) == pytest.approx(expected, 1e-6)
+    assert composed_epsilon(costs, DELTA / 100) > expected
 
 
 def test_replaced_records_against_the_library():
@@ -158,11 +158,6 @@ def test_another_run_never_costs_less():
     assert found == sorted(found)
     assert composed_epsilon(reversed(costs), DELTA) == found[-1]
     assert composed_epsilon([], DELTA) == 0.0
-
-
-def test_smaller_deltas_cost_more():
-    costs = [steps(4.0), gaussian(4.0)]
-    assert composed_epsilon(costs, 1e-7) > composed_epsilon(costs, 1e-5)
 
 
 @pytest.mark.parametrize("where", ["gaussian", "step", "first step"])
@@ -214,13 +209,14 @@ def test_the_default_comparison_on_a9a_costs_far_more_than_its_largest_epsilon()
 
 
 def test_costs_are_json():
-    for cost in map(cost_of, SINGLE.values()):
-        text = json.dumps(cost.to_record(), allow_nan=False)
-        assert Cost.from_record(json.loads(text)) == cost
+    groups = Poisson(91, 16, cycle=3)
+    grouped = cost_of(run_of(Correlated(0.9, BANDED), groups, 101))
+    assert grouped.sampling == groups
     sampling = Poisson(np.int64(91), np.int32(16))
     cost = Cost(np.float64(4.0), UNIT, "REPLACE_ONE", DELTA, sampling, np.int64(5))
-    text = json.dumps(cost.to_record(), allow_nan=False)
-    assert Cost.from_record(json.loads(text)) == cost
+    for one in (*map(cost_of, SINGLE.values()), grouped, cost):
+        text = json.dumps(one.to_record(), allow_nan=False)
+        assert Cost.from_record(json.loads(text)) == one
 
 
 def test_what_does_not_compose_is_refused():
@@ -272,11 +268,6 @@ def test_without_the_library_one_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     for cost in (gaussian(3.3), steps(3.3)):
         refused("pip install", composed_epsilon, [cost], 1e-6, error=ImportError)
-
-
-def test_an_adjacency_has_one_name():
-    known = composition.ADJACENCIES
-    assert known == {a.relation: a for a in (ADD_OR_REMOVE, REPLACE_ONE)}
 
 
 # ------------------------------------------------- against an independent accountant
@@ -355,27 +346,6 @@ def test_epsilons_are_those_of_the_oracle(name):
     bounds = epsilon_interval(parts, DELTA, h)
     assert bounds.high - bounds.low < 1e-4  # the oracle is sharper than the claim
     assert within(epsilon(), bounds)
-
-
-@pytest.mark.parametrize("noise", [0.7, 1.0, 5.0])
-def test_the_oracle_contains_the_closed_form_of_one_gaussian(noise):
-    """Balle and Wang 2018, Theorem 8."""
-    bounds = epsilon_interval([Steps(noise)], DELTA, 1e-4)
-
-    def delta(epsilon):
-        half, tail = 1 / (2 * noise), epsilon * noise
-        normal = lambda x: math.erfc(-x / math.sqrt(2)) / 2
-        return normal(half - tail) - math.exp(epsilon) * normal(-half - tail)
-
-    assert delta(bounds.low) >= DELTA >= delta(bounds.high)
-
-
-def test_equal_steps_of_full_batches_are_one_gaussian():
-    """The FFT against one step, whose noise is smaller by the root of their number."""
-    several = epsilon_interval([Steps(10.0, count=25)], DELTA, 5e-5)
-    one = epsilon_interval([Steps(2.0)], DELTA, 5e-5)
-    assert several.low <= one.high
-    assert one.low <= several.high
 
 
 def accounted(change):

@@ -1,31 +1,28 @@
 """Correlated noise: the matrices, their accounting, and what runs with them."""
 
+import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import private_worlds
 import pytest
 from cases import slow_but
 from jax_privacy import matrix_factorization as matrices
-from private_worlds import WEIGHTS
+from private_worlds import BUFFERED, Case
 from refusals import refused
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.attacks.canary_task import canary_data, canary_task
 from fedjax_muon.core import Objective
-from fedjax_muon.decentralized import dsgd
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.private_ftrl import correlated_gradient
-from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon, library
+from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.band_selection import best_banded
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.composition import Cost, cost_of
 from fedjax_muon.privacy.correlated import (
     Banded,
     Buffered,
@@ -43,7 +40,7 @@ from fedjax_muon.simulation.cyclic_batches import cyclic_poisson
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.rounds import cohort_of
 
-BANDED, BUFFERED = Banded((0.8, 0.5, 0.1)), Buffered((0.9, 0.3), (0.2, 0.3))
+BANDED = Banded((0.8, 0.5, 0.1))
 STRATEGIES = [Banded((1.0,)), BANDED, BUFFERED]
 
 
@@ -81,14 +78,9 @@ def test_the_noise_is_the_inverse_of_c_times_independent_noise(strategy):
         found.append(np.asarray(w["a"]).ravel())
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(strategy.column(steps), matrix(strategy, steps)[:, 0])
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_errors_of_sums(strategy):
-    steps = 12
     sums = np.tri(steps) @ np.linalg.inv(matrix(strategy, steps))
-    expected = np.linalg.norm(sums, axis=1)
-    np.testing.assert_allclose(prefix_errors(strategy, steps), expected)
+    errors = np.linalg.norm(sums, axis=1)
+    np.testing.assert_allclose(prefix_errors(strategy, steps), errors)
 
 
 @pytest.mark.slow
@@ -133,9 +125,6 @@ def test_the_worst_record_of_a_cycle(strategy, separation):
         for signs in itertools.product((-1, 1), repeat=len(at)):
             worst = max(worst, np.linalg.norm(c[:, at] @ np.array(signs)))
     assert report_multiplier(strategy, steps, separation) == pytest.approx(1 / worst)
-    column = jnp.asarray(strategy.column(steps), jnp.float32)
-    square = matrices.toeplitz.minsep_sensitivity_squared(column, separation)
-    assert worst**2 == pytest.approx(float(square), rel=1e-5)
     sampling = Cyclic(2 * separation, 2)
     epsilon = report(spec_of(Correlated(3.0, strategy), sampling)).epsilon
     assert epsilon == pytest.approx(gaussian_epsilon(3.0 / worst, 1e-3))
@@ -158,27 +147,14 @@ def test_groups_amplify_like_a_small_data_set():
     found = epsilon(Correlated(0.9, strategy))
     alone = Pld(1e-3).epsilon(Poisson(10, 2, 8), 0.9, 3, 1e-3)
     assert found == pytest.approx(alone, rel=1e-9)
-    accounting = library()
-    relation = accounting.NeighboringRelation.REPLACE_SPECIAL
-    accountant = accounting.pld.PLDAccountant(relation, 1e-3)
-    event = accounting.TruncatedSubsampledGaussianDpEvent(10, 0.2, 8, 0.9)
-    accountant.compose(accounting.SelfComposedDpEvent(event, 3))
-    assert found == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-9)
     louder = Banded((1.6, 1.2))  # twice the columns
     assert epsilon(Correlated(1.8, louder)) == pytest.approx(found, rel=1e-6)
-
-
-def test_one_band_is_independent_noise():
-    sampling = Poisson(40, 2)
-    one = report(spec_of(Correlated(0.9, Banded((1.0,))), sampling)).epsilon
-    assert one == report(spec_of(Inside(0.9), sampling)).epsilon
-
-
-def test_costs_keep_the_groups():
-    sampling = Poisson(40, 2, cycle=4)
-    cost = cost_of(spec_of(Correlated(0.9, Banded((0.8, 0.6))), sampling))
-    assert Cost.from_record(cost.to_record()) == cost
-    assert cost.sampling == sampling
+    # one band is independent noise
+    one, plain = (
+        report(spec_of(noise, Poisson(40, 2))).epsilon
+        for noise in (Correlated(0.9, Banded((1.0,))), Inside(0.9))
+    )
+    assert one == plain
 
 
 def test_what_does_not_fit_is_rejected():
@@ -252,14 +228,9 @@ def test_estimates_are_those_of_the_paper(strategy):
     np.testing.assert_allclose(found, mean + noise, rtol=1e-5, atol=1e-6)
 
 
-def simulation_of(name, strategy, **given):
-    mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=2, strategy=strategy)
-    usual = {"noise_scale": 1.0, "insecure_fixed_noise": True, "delta": 1e-3}
-    privacy = AgentPrivacy(PRIVATE[name], mechanism, rounds=5, **usual | given)
-    dataset, parts = canary_data((12, 12, 12), owner=0)
-    return decentralize(
-        dsgd(lr=0.1), canary_task(0.1), dataset, parts, weights=WEIGHTS, privacy=privacy
-    )
+def simulation_of(name, strategy):
+    case = Case(name, (12, 12, 12), batch=2, noise=1.0, rounds=5, strategy=strategy)
+    return private_worlds.simulation_of(case)
 
 
 def test_a_simulation_says_what_it_does():
@@ -268,17 +239,24 @@ def test_a_simulation_says_what_it_does():
     assert "2 groups of 6 records take turns" in str(spec.sampling)
     assert "correlated between steps (2 bands)" in report(spec).statement()
     assert "with fresh and independent noise" not in report(spec).statement()
-    spec = simulation_of("dp_ftrl_buffered", BUFFERED).guarantee.spec
-    assert spec.sampling == Cyclic(12, 2)
-    epsilon = {"noise_scale": None, "epsilon": 2.0}
-    calibrated = simulation_of("dp_ftrl_buffered", BUFFERED, **epsilon)
-    assert report(calibrated.guarantee.spec).epsilon == pytest.approx(2, rel=1e-4)
+    simulation = simulation_of("dp_ftrl_buffered", BUFFERED)
+    assert simulation.guarantee.spec.sampling == Cyclic(12, 2)
+    given = {"noise_scale": None, "epsilon": 2.0}
+    privacy = dataclasses.replace(simulation.setup.privacy, **given)
+    spec = simulation.vary(privacy=privacy).guarantee.spec
+    assert report(spec).epsilon == pytest.approx(2, rel=1e-4)
 
 
 def test_a_simulation_that_does_not_fit_is_rejected():
     refused("needs the strategy of its mechanism", simulation_of, "dp_ftrl", None)
     refused("use Cyclic sampling", simulation_of, "dp_ftrl", BUFFERED)
     refused("larger than a group", simulation_of, "dp_ftrl", Banded((1.0,) * 7))
+    refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)
+    refused("larger than a group of 1", clients_with, Banded((1.0,) * 5))
+    said = "at most the 3 clients that a round is drawn from, got 4"
+    refused(said, clients_with, BANDED, max_cohort=4)
+    with_prologue = ALL["fedmuon"].function(lr=0.1)
+    refused("without a prologue", clients_with, BANDED, with_prologue)
 
 
 @pytest.mark.slow
@@ -392,12 +370,3 @@ def test_the_statement_is_of_what_runs():
     further = {"cohort_size": 9, "noise_multiplier": None, "epsilon": 4.0}
     spec = clients_with(BUFFERED, **further).guarantee.spec
     assert report(spec).epsilon == pytest.approx(4.0, rel=1e-4)
-
-
-def test_clients_that_do_not_fit_are_rejected():
-    refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)
-    refused("larger than a group of 1", clients_with, Banded((1.0,) * 5))
-    said = "at most the 3 clients that a round is drawn from, got 4"
-    refused(said, clients_with, BANDED, max_cohort=4)
-    with_prologue = ALL["fedmuon"].function(lr=0.1)
-    refused("without a prologue", clients_with, BANDED, with_prologue)

@@ -73,13 +73,22 @@ def test_a_resumed_run_does_not_pay_again(ledger):
     assert len(ledger.entries()) == 5
 
 
-def test_a_run_has_one_cost(ledger):
-    other = dataclasses.replace(COST, multiplier=9.0)
+def test_what_does_not_fit_is_not_written(ledger):
     ledger.charge([entry("a")], DELTA)
     before = ledger.path.read_bytes()
-    for entries in ([entry("a", other)], [entry("b"), entry("b", other)]):
-        refused("with another cost", ledger.charge, entries, DELTA)
+    other = dataclasses.replace(COST, multiplier=9.0)
+    client = dataclasses.replace(COST, unit="one client with all its examples")
+    replaced = dataclasses.replace(COST, adjacency="REPLACE_ONE")
+    for said, *entries in (
+        ("with another cost", entry("a", other)),
+        ("with another cost", entry("b"), entry("b", other)),
+        ("the same unit", entry("b", client)),
+        ("the same adjacency", entry("b", replaced)),
+    ):
+        refused(said, ledger.charge, entries, DELTA)
     assert ledger.path.read_bytes() == before
+    refused("run", Entry.now, 3, "", COST, error=TypeError)
+    refused("time", Entry, "a", "", COST, 3.0, error=TypeError)
 
 
 def test_the_budget(ledger):
@@ -100,16 +109,6 @@ def test_the_budget(ledger):
     assert ledger.charge(four_times("b")[1:], DELTA, more * (1 + 1e-9)) == allowed
     for budget in (0.0, -1.0, float("inf")):
         refused("epsilon", ledger.charge, [], DELTA, budget)
-
-
-def test_runs_that_do_not_compose_are_not_written(ledger):
-    ledger.charge([entry("a")], DELTA)
-    before = ledger.path.read_bytes()
-    client = dataclasses.replace(COST, unit="one client with all its examples")
-    replaced = dataclasses.replace(COST, adjacency="REPLACE_ONE")
-    for cost, match in ((client, "the same unit"), (replaced, "the same adjacency")):
-        refused(match, ledger.charge, [entry("b", cost)], DELTA)
-    assert ledger.path.read_bytes() == before
 
 
 def test_the_file_belongs_to_its_owner(ledger):
@@ -206,19 +205,13 @@ def test_a_damaged_file_is_not_started_anew(ledger):
     assert len(ledger.entries()) == 2
 
 
-@pytest.mark.parametrize("content", ["[]", "3", "{}", '{"format": "csv"}', "null"])
-def test_a_foreign_file_is_not_overwritten(ledger, content):
-    ledger.path.write_text(content)
-    all_fail(ledger, "is not a privacy ledger")
-
-
-def test_the_ledger_of_another_data_set(ledger):
+def test_a_foreign_file_is_not_overwritten(ledger):
+    for content in ("[]", "3", "{}", '{"format": "csv"}', "null"):
+        ledger.path.write_text(content)
+        all_fail(ledger, "is not a privacy ledger")
+    ledger.path.unlink()
     ledger.charge([entry("a")], DELTA)
     all_fail(Ledger(ledger.path, OTHER), "of another data set.*aaaaaaaaaaaa.*bbbbbbbb")
-
-
-def test_a_newer_format(ledger):
-    ledger.charge([entry("a")], DELTA)
     record = json.loads(ledger.path.read_bytes())
     for change in ({"version": 2}, {"version": None}, {"version": 2, "entries": {}}):
         ledger.path.write_text(json.dumps(record | change))
@@ -277,8 +270,3 @@ def test_a_fingerprint_is_that_of_the_training_examples():
     )
     assert len({mark, *map(fingerprint, others)}) == len(others) + 1
     refused("x_train", fingerprint, dataset(x.astype(object), y), error=TypeError)
-
-
-def test_an_entry_has_words():
-    refused("run", Entry.now, 3, "", COST, error=TypeError)
-    refused("time", Entry, "a", "", COST, 3.0, error=TypeError)

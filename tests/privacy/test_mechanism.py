@@ -20,7 +20,6 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.cohorts import fixed_cohort
 from fedjax_muon.simulation.federated import federate
@@ -97,6 +96,10 @@ def test_facts_of_clients_are_read_from_the_algorithm():
     for algorithm in (fedavg(lr=0.1), scaffold(lr=0.1)):
         spec = clients(algorithm=algorithm).guarantee.spec
         assert (spec.steps, spec.sampling) == (3, Poisson(20, 4))
+    full, cut = replace(CLIENT, cohort_size=20), replace(CLIENT, max_cohort=8)
+    assert clients(full).guarantee.spec.sampling == FullBatch(20)
+    assert clients(cut).guarantee.spec.sampling == Poisson(20, 4, 8)
+    refused("need room for all clients", clients, cut, scaffold(lr=0.1))
 
 
 def test_a_prologue_is_one_more_release():
@@ -107,17 +110,6 @@ def test_a_prologue_is_one_more_release():
     assert guarantee.spec.sampling == Poisson(20, 4, first_batch=20)
     without = usual(clients).guarantee
     assert guarantee.report().epsilon > without.report().epsilon
-
-
-def test_client_states_in_cut_cohorts_are_refused():
-    cut = replace(CLIENT, max_cohort=8)
-    assert clients(cut).guarantee.spec.sampling == Poisson(20, 4, 8)
-    refused("need room for all clients", clients, cut, scaffold(lr=0.1))
-
-
-def test_full_participation_is_accounted_for_as_such():
-    full = replace(CLIENT, cohort_size=20)
-    assert clients(full).guarantee.spec.sampling == FullBatch(20)
 
 
 def test_cohorts_are_poisson_samples():
@@ -213,6 +205,8 @@ def test_nothing_else_decides_what_privacy_decides():
     ):
         (name,) = given
         refused(f"privacy decides {name}", make, **given)
+    refused("needs batch_size, or privacy", agents, None, error=TypeError)
+    refused("give cohort_size, or privacy", clients, None, error=TypeError)
 
 
 WRONG = {
@@ -256,11 +250,6 @@ def test_what_would_make_the_statement_untrue_is_refused(message):
     refused(message, WRONG[message])
 
 
-def test_sizes_are_needed_without_privacy():
-    refused("needs batch_size, or privacy", agents, None, error=TypeError)
-    refused("give cohort_size, or privacy", clients, None, error=TypeError)
-
-
 @pytest.mark.slow
 def test_other_parts_and_epsilons_are_calibrated_anew():
     simulation = usual(agents)
@@ -273,11 +262,3 @@ def test_other_parts_and_epsilons_are_calibrated_anew():
     assert noise[1] < noise[0]
     assert larger.guarantee.report().epsilon == pytest.approx(8.0, rel=1e-3)
     assert larger.programs is simulation.programs
-
-
-def test_a_guarantee_is_stated_with_its_conditions():
-    guarantee = usual(clients).guarantee
-    assert isinstance(guarantee, Guarantee)
-    text = guarantee.statement()
-    for words in ("one client with all its examples", "4/20", "stay secret"):
-        assert words in text

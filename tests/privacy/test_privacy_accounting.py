@@ -1,10 +1,8 @@
 """Epsilons against closed forms and published vectors, Theorem 3, and refusals."""
 
-import itertools
 import math
 import sys
 
-import numpy as np
 import pytest
 from cases import slow_but
 from refusals import refused
@@ -93,9 +91,23 @@ def test_reference_calibration(accountant, steps, levels):
 
 ONE, TWO, FIRST = ADD_OR_REMOVE, REPLACE_ONE, Poisson(6512, 20, first_batch=6512)
 MNIST = Poisson(60000, 256)
+FIVE, TEN = Poisson(100, 5), Poisson(100, 10)  # cohorts of clients
 REFERENCES = [  # accountant, sampling, z, steps, adjacency, first z; epsilon
     # the z = .8 of this vector is noise over the change by a replaced record
     (Rdp(), FixedSize(6512, 20), 1.6, 1000, TWO, None, 1.997486),
+    (Pld(), FIVE, 1.0, 100, ONE, None, 3.502149),
+    (Rdp(), FIVE, 1.0, 100, ONE, None, 4.038913),
+    (Pld(), FIVE, 0.5, 100, ONE, None, 18.1938),
+    (Rdp(), FIVE, 0.5, 100, ONE, None, 21.0067),
+    (Pld(), FIVE, 2.0, 100, ONE, None, 1.097232),
+    (Rdp(), FIVE, 2.0, 100, ONE, None, 1.222196),
+    (Pld(), TEN, 1.0, 100, ONE, None, 7.046603),
+    (Rdp(), TEN, 1.0, 100, ONE, None, 7.903850),
+    (Pld(), TEN, 2.0, 100, ONE, None, 2.337400),
+    (Rdp(), TEN, 2.0, 100, ONE, None, 2.580571),
+    (Pld(), TEN, 1.0, 500, ONE, None, 16.561775),
+    (Pld(), TEN, 2.0, 500, ONE, None, 5.555470),
+    (Rdp(), TEN, 2.0, 500, ONE, None, 6.034562),
     (Pld(), A9A, 0.8, 1000, TWO, None, 1.215861),
     (Pld(), A9A, 1.6, 1000, TWO, None, 0.426896),
     (Pld(), Poisson(6512, 20, 40), 0.8, 1000, ONE, None, 1.166190),
@@ -110,38 +122,11 @@ REFERENCES = [  # accountant, sampling, z, steps, adjacency, first z; epsilon
 
 @pytest.mark.parametrize(
     ("accountant", "sampling", "z", "steps", "adjacency", "first", "epsilon"),
-    slow_but(1, REFERENCES),
+    slow_but(3, REFERENCES),
 )
 def test_references(accountant, sampling, z, steps, adjacency, first, epsilon):
     found = accountant.epsilon(sampling, z, steps, DELTA, adjacency, first)
     assert found == pytest.approx(epsilon, 1e-5)
-
-
-@pytest.mark.slow
-def test_reference_joint():
-    for z, epsilon in ((0.8, 3.779639), (1.0, 1.622652), (1.1313708, 0.991303)):
-        both = joint_multiplier(z, z)
-        assert both == pytest.approx(z / math.sqrt(2), 1e-12)
-        assert Pld().epsilon(A9A, both, 1000, DELTA) == pytest.approx(epsilon, 1e-5)
-
-
-COHORTS = [
-    (5, 100, 1.0, 3.502149, 4.038913),
-    (5, 100, 0.5, 18.1938, 21.0067),
-    (5, 100, 2.0, 1.097232, 1.222196),
-    (10, 100, 1.0, 7.046603, 7.903850),
-    (10, 100, 2.0, 2.337400, 2.580571),
-    (10, 500, 1.0, 16.561775, None),
-    (10, 500, 2.0, 5.555470, 6.034562),
-]
-
-
-@pytest.mark.parametrize(("batch", "rounds", "z", "pld", "rdp"), slow_but(1, COHORTS))
-def test_reference_cohorts_of_clients(batch, rounds, z, pld, rdp):
-    cohorts = Poisson(100, batch)
-    assert Pld().epsilon(cohorts, z, rounds, DELTA) == pytest.approx(pld, 1e-5)
-    if rdp is not None:
-        assert Rdp().epsilon(cohorts, z, rounds, DELTA) == pytest.approx(rdp, 1e-5)
 
 
 def test_one_sampled_step_against_quadrature():
@@ -173,32 +158,11 @@ def test_the_whole_data_is_the_gaussian_mechanism():
 
 @pytest.mark.slow
 def test_a_first_step_with_its_own_noise():
-    same = COARSE.epsilon(A9A, 0.8, 50, DELTA)
-    assert COARSE.epsilon(A9A, 0.8, 50, DELTA, first_multiplier=0.8) == same
-    assert COARSE.epsilon(A9A, 0.8, 50, DELTA, first_multiplier=0.5) > same * 1.01
-    quiet = COARSE.epsilon(A9A, 0.8, 50, DELTA, first_multiplier=1e3)
-    assert quiet == pytest.approx(COARSE.epsilon(A9A, 0.8, 49, DELTA), 1e-3)
-    whole = Poisson(6512, 20, first_batch=6512)
-    alone = COARSE.epsilon(whole, 0.8, 1, DELTA, first_multiplier=2.0)
-    assert alone == pytest.approx(gaussian_epsilon(2.0, DELTA), 1e-3)
+    """Of Renyi accounting; `test_composition` has losses against an oracle."""
     fixed, replaced = FixedSize(6512, 20), REPLACE_ONE
     same = Rdp().epsilon(fixed, 1.6, 50, DELTA, replaced)
     assert Rdp().epsilon(fixed, 1.6, 50, DELTA, replaced, 1.6) == same
     assert Rdp().epsilon(fixed, 1.6, 50, DELTA, replaced, 0.9) > same
-
-
-def increasing(values):
-    return all(a < b for a, b in itertools.pairwise(values))
-
-
-@pytest.mark.parametrize("accountant", slow_but(1, [Rdp(), COARSE]), ids=str)
-def test_epsilon_falls_with_noise_and_grows_with_steps_and_batch(accountant):
-    epsilon = accountant.epsilon
-    assert increasing([epsilon(A9A, z, 200, DELTA) for z in (2.0, 1.0, 0.8, 0.6)])
-    assert increasing([epsilon(A9A, 0.8, t, DELTA) for t in (10, 100, 400, 1000)])
-    batches = [Poisson(6512, b) for b in (10, 20, 50, 200)]
-    assert increasing([epsilon(s, 0.8, 200, DELTA) for s in batches])
-    assert increasing([epsilon(A9A, 0.8, 200, d) for d in (1e-4, 1e-5, 1e-7)])
 
 
 @pytest.mark.slow
@@ -221,10 +185,6 @@ def test_multipliers_of_releases_and_of_means():
     assert joint_multiplier(0.7) == pytest.approx(0.7, 1e-12)
     assert joint_multiplier(3.0, 4.0) == pytest.approx(2.4, 1e-12)
     assert joint_multiplier(1.0, 2.0, 2.0) == pytest.approx(math.sqrt(1 / 1.5), 1e-12)
-    # two Gaussian mechanisms composed are one
-    composed = COARSE.epsilon(Poisson(9, 9), 2.0, 2, 1e-2)
-    joint = gaussian_epsilon(joint_multiplier(2.0, 2.0), 1e-2)
-    assert composed == pytest.approx(joint, 1e-3)
     assert mean_multiplier(0.5, 16) == 2.0
     assert mean_multiplier(0.5, 16, colluders=7) == 1.5
     assert mean_multiplier(0.5, 1) == 0.5
@@ -301,10 +261,6 @@ def test_without_the_library_one_is_told_what_to_install(monkeypatch):
         refused(said, call, *given, error=ImportError)
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers():
-    assert Poisson(np.int64(6512), np.int32(20)) == A9A
-
-
 @pytest.mark.slow
 def test_a_tail_bound_that_overflows_is_no_warning():
     """Warnings are errors here. One order of the bound on the sum's tail overflows."""
@@ -324,23 +280,19 @@ def test_the_sum_of_theorem_3():
 
 
 @pytest.mark.parametrize(
-    ("steps", "theta", "gamma", "sigma", "precision"),
-    [
-        (100, 0.01, 1 / 30000, 9.4e5, 6e-3),  # two digits are published
-        (100, 1.0, 1e-5, 9986.5, 1e-5),
-        (1000, 1.0, 1e-5, 3.137e5, 2e-4),
+    ("steps", "theta", "gamma", "constant", "sigma", "precision"),
+    [  # two digits are published of some
+        (100, 0.01, 1 / 30000, MOMENTS_CONSTANT, 9.4e5, 6e-3),
+        (100, 0.01, 1 / 30000, 1.0, 1.7e5, 0.03),
+        (100, 1.0, 1e-5, MOMENTS_CONSTANT, 9986.5, 1e-5),
+        (1000, 1.0, 1e-5, MOMENTS_CONSTANT, 3.137e5, 2e-4),
     ],
 )
-def test_reference_sigmas(steps, theta, gamma, sigma, precision):
-    found = theorem_3_sigma(steps, 5, theta, gamma, MOMENTS_CONSTANT)
+def test_reference_sigmas(steps, theta, gamma, constant, sigma, precision):
+    found = theorem_3_sigma(steps, 5, theta, gamma, constant)
     assert found == pytest.approx(sigma, precision)
-
-
-def test_sigma_without_a_constant():
-    sigma = theorem_3_sigma(100, 5, 0.01, 1 / 30000, 1.0)
-    assert sigma == pytest.approx(1.7e5, 0.03)
-    steeper = theorem_3_sigma(100, 5, 0.01, 1 / 30000, 1.0, 3.0)
-    assert steeper == pytest.approx(3 * sigma)
+    steeper = theorem_3_sigma(steps, 5, theta, gamma, constant, 3.0)
+    assert steeper == pytest.approx(3 * found)
 
 
 def test_a_constant_can_be_read_off_a_known_sigma():
