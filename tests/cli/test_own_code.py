@@ -168,15 +168,17 @@ WRONG_MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(3, REFUSED))
-def test_what_is_no_algorithm_is_refused(name, folder, capsys):
-    assert REFUSED[name] in refused(capsys, "train", "--algorithm", name, *TINY)
-    assert not (folder / "runs").exists()
+CASES = [
+    *slow_but(3, [("--algorithm", *case) for case in REFUSED.items()]),
+    *slow_but(1, [("--model", *case) for case in WRONG_MODELS.items()]),
+]
 
 
-@pytest.mark.parametrize("name", slow_but(1, WRONG_MODELS))
-def test_what_is_no_model_is_refused(name, folder, capsys):
-    assert WRONG_MODELS[name] in refused(capsys, "train", "--model", name, *TINY)
+@pytest.mark.parametrize(("option", "name", "message"), CASES)
+def test_what_is_no_algorithm_or_model_is_refused(
+    option, name, message, folder, capsys
+):
+    assert message in refused(capsys, "train", option, name, *TINY)
     assert not (folder / "runs").exists()
 
 

@@ -1,6 +1,5 @@
 """A cell of a sweep is what a simulation of its own would be."""
 
-import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -211,29 +210,6 @@ def test_cells_on_devices_are_not_moved_between_calls(scored):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cells", [1, 2, 3])
-def test_a_group_of_any_size_is_a_loop(cells):
-    """Without a loop, as XLA compiles one iteration, fusion changes the last bits."""
-
-    run = jax.jit(functools.partial(sequential, lambda x, key: (jnp.sin(x), key)))
-    x, keys = jnp.arange(4.0 * cells).reshape(cells, 4), jax.random.split(KEY, cells)
-    assert " while(" in run.lower(x, keys).compile().as_text()
-    assert_same_bits(run(x, keys)[1], keys)
-    np.testing.assert_allclose(run(x, keys)[0], np.sin(x), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_size_of_a_group_changes_no_bit():
-    prepared = federation.federation(fedavg())
-    cells = [cell(lr, seed) for lr in (0.03, 0.3) for seed in (0, 1)]
-    rows = {}
-    for size in (4, 1):
-        found = outcomes(prepared, cells, rounds=3, cells_at_once=size)
-        rows[size] = [[row | {"seconds": 0} for row in one.rows] for one in found]
-    assert rows[4] == rows[1]
-
-
-@pytest.mark.slow
 def test_cells_at_once_are_as_cells_one_by_one(together):
     prepared = federation.federation(fedavg())
     parallel = outcomes(prepared, CELLS, over=vectorized, validation=TEST)
@@ -245,19 +221,6 @@ def test_cells_at_once_are_as_cells_one_by_one(together):
             loss, accuracy = (row[name] for name in VALIDATION)
             assert loss == pytest.approx(row["test_loss"], rel=1e-6)
             assert accuracy == pytest.approx(row["test_accuracy"])
-
-
-@pytest.mark.slow
-def test_validation_examples_are_those_that_were_given(together):
-    prepared = prepared_alone("fedavg", 0.3)
-    half = dataclasses.replace(prepared, test=tuple(map(jnp.asarray, HALF)))
-    state = half.vary(parts=CELLS[2].parts).init(CELLS[2].key)
-    expected = half.evaluate(state)
-    row = together[2].rows[0]
-    for name in VALIDATION:
-        of_test = expected[name.replace("validation", "test")]
-        assert row[name] == pytest.approx(float(of_test)), name
-    assert row["validation_loss"] != pytest.approx(row["test_loss"])
 
 
 # ------------------------------------------------------------- not finite
