@@ -123,7 +123,7 @@ def test_what_cannot_be_loaded_ends_in_its_error(capsys, tmp_path):
     assert "published" not in said.out
 
 
-# -------------------------------------- clients of a user's own data, with tests of their own
+# ------------------------- clients of a user's own data, with tests of their own
 
 SMALL = ("--cohort-size", "2", "--local-steps", "1", "--batch-size", "4")
 TRAIN = ("train", "--algorithm", "fedavg", "--rounds", "2", *SMALL)
@@ -279,9 +279,6 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     said = refused(capsys, *TRAIN, "--partition", "by_owner")
     assert said.startswith("digits does not say whose its examples are")
     assert not Path("runs").exists()
-
-
-# Clients with their own tests, epochs and layers.
 
 
 @pytest.mark.slow

@@ -215,15 +215,12 @@ TOGETHER = ["train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", 8]
 TOGETHER += [*SMALL, "--evaluate-every", 20]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path):
-    place, coordinator = tmp_path / "both", f"localhost:{free_port()}"
+    place = tmp_path / "both"
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        coordinator = f"localhost:{free.getsockname()[1]}"
     command = [*TOGETHER, "--rounds", 10**6, "--output", place]
     command += ["--coordinator", coordinator, "--num-processes", 2, "--process-id"]
     both = [spawn(*command, number) for number in range(2)]

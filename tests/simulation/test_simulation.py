@@ -335,16 +335,6 @@ def test_going_on_from_the_middle_gives_the_same_rows(plain):
     assert list(map(untimed, later[1:])) == list(map(untimed, rows[-3:]))
 
 
-def test_a_finished_state_is_evaluated_once(plain):
-    state, _ = plain.train_rounds(start(plain), 4)
-    kept = jax.tree.map(jnp.copy, state)
-    ticks = []
-    state, rows = ran(plain, state, rounds=4, tick=ticks.append)
-    assert_same_bits(state, kept)
-    assert [row["round"] for row in rows] == [4]
-    assert ticks == []
-
-
 def test_training_is_of_one_round_or_more_and_needs_a_cadence(plain):
     for every in (0, -3):
         message = f"evaluate_every must be at least 1, got {every}"
