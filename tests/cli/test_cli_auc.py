@@ -66,7 +66,7 @@ def test_methods_are_compared_by_the_area_under_the_curve(compared):
 
 
 @pytest.mark.slow
-def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned):
+def test_by_default_all_minimax_methods_meet_on_breast_cancer_with_their_grids(planned):
     what = planned("compare", "--problem=auc")
     assert what.algorithms == tuple(minimax.ALL)
     given = what.config
@@ -77,16 +77,11 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned):
     for name in what.algorithms:
         algorithm = building.algorithm_of(what.cell(name, 0))
         assert numbers_of(algorithm)["lr"] == what.lr[name]
-
-
-@pytest.mark.slow
-def test_all_minimax_methods_have_their_grids(planned):
-    what = planned("sweep", *AUC, "--seeds", 1)
-    assert what.algorithms == tuple(minimax.ALL)
+    swept = planned("sweep", *AUC, "--seeds", 1)
+    assert swept.algorithms == what.algorithms
     for name, method in minimax.ALL.items():
-        points = [{"lr": lr} for lr in method.grid["lr"]]
-        assert what.points(name) == points
-        assert len(points) > 1
+        assert swept.points(name) == [{"lr": lr} for lr in method.grid["lr"]]
+        assert len(swept.points(name)) > 1
 
 
 @pytest.mark.slow

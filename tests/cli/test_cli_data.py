@@ -158,6 +158,8 @@ def test_owners_of_a_table_are_the_clients(table, tmp_path, monkeypatch, capsys)
     dataset = dataset_of(config)
     sizes = [len(part) for part in parts_of(config, dataset, 0)]
     assert sizes == np.bincount(dataset.owners).tolist()
+    half, _ = data.hold_out(dataset, 0.5)
+    assert len(half.owners) == len(half.y_train)
     monkeypatch.chdir("/")
     run("resume", place)
     assert metrics_csv.read(place / "metrics.csv")["round"][-1] == 2
@@ -234,12 +236,6 @@ def test_a_data_set_of_hugging_face(tmp_path):
     sizes = [len(part) for part in parts_of(config, dataset_of(config), 0)]
     assert sizes == np.bincount(dataset_of(config).owners).tolist()
     assert len(sizes) == 3
-
-
-def test_a_share_of_the_examples_keeps_its_owners(table):
-    given = data.from_csv(table, label="risk", owner="bank", exclude=["note"])
-    half, _ = data.hold_out(given, 0.5)
-    assert len(half.owners) == len(half.y_train)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
     return place, " ".join(printed.getvalue().split())
 
 
-def test_what_is_left(finished):
+def test_what_is_left_and_is_not_drawn_as_curves(finished, capsys):
     place, printed = finished
     names = "config.json versions.json ledger.json privacy.txt graph.png metrics.csv"
     names += " metrics.json summary.csv utility.png"
@@ -42,6 +42,7 @@ def test_what_is_left(finished):
     assert not place.with_name("private.secret").exists()
     for row in rows:
         assert f"{100 * float(row['auc_mean']):.2f} ± -" in printed
+    assert "whose figure is utility.png" in refused(capsys, "plot", place)
 
 
 def test_statements_are_printed_and_kept(finished):
@@ -164,11 +165,6 @@ def test_rows_of_another_config_or_damaged_are_refused(finished, capsys):
     metrics.write_text("".join(rows.splitlines(keepends=True)[:-1]))
     assert "is not what metrics.json says of it" in refused(capsys, "resume", place)
     metrics.write_text(rows)
-
-
-def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
-    place, _ = finished
-    assert "whose figure is utility.png" in refused(capsys, "plot", place)
 
 
 @pytest.mark.slow

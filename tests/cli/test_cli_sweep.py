@@ -56,7 +56,7 @@ def copy(swept, tmp_path) -> Path:
 # Its files.
 
 
-def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
+def test_a_sweep_leaves_its_config_versions_cells_figures_and_report(swept):
     what = json.loads((swept / "config.json").read_text())
     assert what["algorithms"] == ["fedavg", "stem"]
     assert what["grids"] == {name: {"lr": [0.01, 0.1]} for name in LABELS}
@@ -76,6 +76,7 @@ def test_a_sweep_leaves_its_config_versions_cells_and_figures(swept):
         assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 50
     names = "fedavg.csv fedavg.json stem.csv stem.json"
     assert sorted(os.listdir(swept / "cells")) == names.split()
+    assert_reported(swept, LABELS)
 
 
 def test_bytes_are_those_of_participating_clients(swept):
@@ -100,10 +101,6 @@ def test_methods_with_full_participation_are_not_marked_where_all_participate():
 
 
 # Its numbers.
-
-
-def test_the_report_follows_from_the_cells(swept):
-    assert_reported(swept, LABELS)
 
 
 @pytest.mark.slow

@@ -309,16 +309,6 @@ def test_options_are_where_they_are_looked_for():
         assert set(starts.values()) <= set(sections.ORDER)
 
 
-def test_values_come_back_in_the_parts_of_the_command():
-    kind, _ = command_kinds(["train"])["train"]
-    options = sections.options(kind)
-    given = {option.name: option.default for option in options}
-    made = sections.command(kind, options, given | {"alpha": 0.7, "process_id": 3})
-    assert made.config == Config(alpha=0.7)
-    assert made.launch == Launch(process_id=3)
-    assert given["output"] is made.output is None
-
-
 # --------------------------------------------- bad input, before anything is made
 
 NOT_MINIMAX = "fsgda is a method for minimax problems; choose one with --problem"

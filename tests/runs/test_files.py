@@ -132,8 +132,6 @@ def test_rows_are_as_appended_one_by_one(path, tmp_path):
 def test_settings_that_older_records_lack_have_their_values_of_then(path):
     CheckedRows(path, SETTINGS).extend(ROWS[:2])
     newer = {**SETTINGS, "form": ("direct",)}
-    with pytest.raises(ValueError, match="computed with form absent, and are wanted"):
-        CheckedRows(path, newer)
     with pytest.raises(ValueError, match=r"with form \['other'\], and are wanted with"):
         CheckedRows(path, newer, {"form": ("other",)})
     CheckedRows(path, newer, {"form": ("direct",)}).extend(ROWS[2:])

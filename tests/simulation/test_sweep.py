@@ -27,7 +27,6 @@ from fedjax_muon.simulation.sweep_groups import sequential, vectorized
 SIZES = [3, 20, 9, 6, 25, 12]
 ROUNDS = 7
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
-KEY = jax.random.key(0)
 
 
 def cell(lr, seed):
@@ -307,7 +306,9 @@ def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch)
         next(sweep.sweep(federation.federation(fedavg()), **how))
 
 
-def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
+def test_groups_take_half_the_memory_and_are_of_one_cell_where_it_is_unknown(
+    monkeypatch,
+):
     prepared = federation.federation(fedavg())
     need = memory_check.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
@@ -316,11 +317,9 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
         monkeypatch.setattr(sweep, "limit_of", lambda devices, memory=memory: memory)
         assert sweep._cells_that_fit(prepared) == cells
 
-
-def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):
     def unknown(devices):
         raise UnknownMemoryError("no device says")
 
     monkeypatch.setattr(sweep, "limit_of", unknown)
     with pytest.warns(UserWarning, match="memory not checked, one cell .*: no device"):
-        assert sweep._cells_that_fit(federation.federation(fedavg())) == 1
+        assert sweep._cells_that_fit(prepared) == 1
