@@ -206,20 +206,20 @@ def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
     dataset = dataset_of(config)
     assert dataset.x_train.shape[1:] == (4, 5, 1)
     assert len(parts_of(config, dataset, 0)) == 3
-    said = refused(capsys, *TRAIN, "--dataset", "scans")
-    assert "expected 6 x 7 pixels as in" in said
+    train = (*TRAIN, "--dataset")
+    assert "expected 6 x 7 pixels as in" in refused(capsys, *train, "scans")
     owner = ("--image-size", "4", "4", "--partition", "by_owner", "--owner")
-    said = refused(capsys, *TRAIN, "--dataset", "./scans", *owner, "bank(.)")
+    said = refused(capsys, *train, "./scans", *owner, "bank(.)")
     assert "owner 'bank(.)' finds nothing in this path" in said
-    said = refused(capsys, *TRAIN, "--dataset", "scans/", *owner, "(")
+    said = refused(capsys, *train, "scans/", *owner, "(")
     assert said.startswith("owner '(' is no regular expression: missing )")
-    said = refused(capsys, *TRAIN, "--dataset", "scans", "--label", "risk")
+    said = refused(capsys, *train, "scans", "--label", "risk")
     assert said.startswith("label is for tables")
     said = refused(capsys, *TRAIN, "--image-size", "4", "4")
     assert said.startswith("image_size is for directories of images, and digits is no")
-    said = refused(capsys, *TRAIN, "--dataset", "scams/")
-    assert said == f"there is no folder {folder.parent / 'scams'}"
-    assert "unknown data set 'scams'" in refused(capsys, *TRAIN, "--dataset", "scams")
+    missing = f"there is no folder {folder.parent / 'scams'}"
+    assert refused(capsys, *train, "scams/") == missing
+    assert "unknown data set 'scams'" in refused(capsys, *train, "scams")
 
 
 @pytest.mark.slow
@@ -259,19 +259,15 @@ def test_wrong_options_are_refused(options, said, table, capsys):
 
 @pytest.mark.slow
 def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
-    missing = tmp_path / "none.csv"
+    missing, archive = tmp_path / "none.csv", tmp_path / "a.npz"
     said = refused(capsys, *TRAIN, "--dataset", missing)
     assert said == f"there is no file {missing}"
-    archive = tmp_path / "a.npz"
     np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
+    tables = "is for tables (a CSV file, or a data set of Hugging Face), and"
     said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
-    assert said == (
-        "label is for tables (a CSV file, or a data set of Hugging Face), and "
-        f"{archive} is none; leave it out"
-    )
+    assert said == f"label {tables} {archive} is none; leave it out"
     said = refused(capsys, *TRAIN, "--exclude", "risk")
-    assert said.startswith("exclude is for tables (a CSV file, or ")
-    assert "and digits is none" in said
+    assert said.startswith(f"exclude {tables} digits is none")
     said = refused(capsys, *TRAIN, "--partition", "by_owner")
     assert said.startswith("digits does not say whose its examples are")
     assert not Path("runs").exists()

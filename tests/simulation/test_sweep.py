@@ -1,6 +1,5 @@
 """A cell of a sweep is what a simulation of its own would be."""
 
-import functools
 import itertools
 from typing import Any
 
@@ -41,18 +40,6 @@ def groups_of(prepared, cells, **how):
 
 def outcomes(prepared, cells, **how):
     return list(itertools.chain(*groups_of(prepared, cells, **how)))
-
-
-@functools.cache
-def prepared_alone(name, lr, **changes):
-    """The same run, prepared and compiled by itself."""
-    return federation.federation(ALL[name].function(lr=lr), **changes)
-
-
-def alone(name, cell, **changes):
-    """Its states and rows."""
-    one = prepared_alone(name, cell.hyper["lr"], **changes).vary(parts=cell.parts)
-    return training.evaluations(one, one.init(cell.key), **HOW)
 
 
 @pytest.fixture
@@ -101,11 +88,12 @@ def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
     prepared = federation.federation(ALL[name].function(), **changes)
     found = outcomes(prepared, cells)
     assert [outcome.diverged for outcome in found] == [None] * 3
+    alone = federation.federation(ALL[name].function(lr=0.3), **changes)
     # the first cell's rate is what tells it from the second
     for number in (1, 2):
-        rows = []
-        own = alone(name, cells[number], **changes)
-        for states, (state, row) in zip(scored, own, strict=True):
+        own, rows = alone.vary(parts=cells[number].parts), []
+        course = training.evaluations(own, own.init(cells[number].key), **HOW)
+        for states, (state, row) in zip(scored, course, strict=True):
             ours = jax.tree.map(lambda x, number=number: x[number], states)
             assert_same_bits(ours, state)
             rows.append(row)
