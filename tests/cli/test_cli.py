@@ -186,15 +186,14 @@ def test_every_option_has_help(command, capsys):
             assert len(rest) > 15, f"{line} has no help"
 
 
-def test_a_used_directory_is_refused_and_left_alone(copy, capsys):
+def test_used_and_unwritable_directories_are_refused_and_left_alone(
+    copy, tmp_path, capsys
+):
     before = sorted(p.name for p in copy.iterdir())
     message = refused(capsys, "train", *TINY, "--output", copy)
     assert f"{copy} is already used" in message
     assert f"fedjax-muon resume {copy}" in message
     assert sorted(p.name for p in copy.iterdir()) == before
-
-
-def test_an_unwritable_directory_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" / "run"
     assert str(place) in refused(capsys, "train", *TINY, "--output", place)

@@ -119,12 +119,15 @@ def test_an_interrupt_keeps_finished_groups(alone, tmp_path, capsys, submitted):
 # ------------------------------------------------------------------------ refusals
 
 BAD = {
-    "an executor is processes:N, dask:ADDRESS, slurm or": "threads:2",
-    "got 'processes:two'": "processes:two",
-    "got 'processes'": "processes",
-    "got 'dask:'": "dask:",
-    "processes must be at least 1, got 0": "processes:0",
-    "OPTION=VALUE,...; got slurm:fast": "slurm:fast",
+    "an executor is processes:N, dask:ADDRESS, slurm or": "--executor threads:2",
+    "got 'processes:two'": "--executor processes:two",
+    "leave out devices": "--devices 2 --executor processes:2",
+    "a copy of the examples on each device; leave out": "--split-examples",
+    "devices must be at most the 8 that this host has": "--devices 99",
+    "got 'processes'": "--executor processes",
+    "got 'dask:'": "--executor dask:",
+    "processes must be at least 1, got 0": "--executor processes:0",
+    "OPTION=VALUE,...; got slurm:fast": "--executor slurm:fast",
 }
 
 
@@ -142,11 +145,11 @@ def refusal(monkeypatch, capsys, tmp_path):
     return said
 
 
-@pytest.mark.parametrize("message", slow_but(2, BAD))
-def test_executors_are_checked_at_once(refusal, message):
+@pytest.mark.parametrize("message", slow_but(5, BAD))
+def test_executors_and_devices_are_checked_at_once(refusal, message):
     if "slurm:" in BAD[message] and not find_spec("submitit"):
         pytest.skip("submitit is not installed")  # importing it would close loggers
-    assert message in refusal("--executor", BAD[message])
+    assert message in refusal(*BAD[message].split())
 
 
 @pytest.mark.parametrize(
@@ -157,18 +160,6 @@ def test_a_missing_package_is_the_pip_command(refusal, name, package, monkeypatc
     kind = name.partition(":")[0]
     message = f'the executor {kind} needs {package}: pip install "'
     assert refusal("--executor", name).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--devices", "2", "--executor", "processes:2"), "leave out devices"),
-        (("--split-examples",), "a copy of the examples on each device; leave out"),
-        (("--devices", "99"), "devices must be at most the 8 that this host has"),
-    ],
-)
-def test_devices_that_cannot_divide_cells_are_refused(refusal, options, message):
-    assert message in refusal(*options)
 
 
 @pytest.mark.slow

@@ -146,12 +146,6 @@ def test_a_prologue_that_is_not_finite_is_refused():
         poisoned.init(jax.random.key(0))
 
 
-def test_the_error_names_at_most_five_clients():
-    error = simulation.NonFiniteError(8, [3, 1, 4, 15, 9, 2])
-    assert str(error).startswith("round 8: not a finite message from client 3, 1, ")
-    assert "15, 9, ...; lower" in str(error)
-
-
 def test_bytes_by_hand():
     x = 4 * (5 * 3 + 3)  # W and b in float32
     # a round, both down and up; the prologue
@@ -366,7 +360,7 @@ def rounds_with(prepared, key, client, rounds):
     return [r for r in range(rounds) if client in federation.cohort(prepared, key, r)]
 
 
-def test_the_error_names_the_round_and_the_client(overflowing):
+def test_the_error_names_the_round_and_up_to_five_clients(overflowing):
     state = start(overflowing)
     there = rounds_with(overflowing, state.key, GREEDY, 40)
     first = next(r for r in there if r >= FIRST)
@@ -376,6 +370,9 @@ def test_the_error_names_the_round_and_the_client(overflowing):
     with pytest.raises(simulation.NonFiniteError, match=message):
         ran(overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append)
     assert sum(ticks) <= first
+    several = str(simulation.NonFiniteError(8, [3, 1, 4, 15, 9, 2]))
+    assert several.startswith("round 8: not a finite message from client 3, 1, ")
+    assert "15, 9, ...; lower" in several
 
 
 def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
