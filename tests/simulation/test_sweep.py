@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import DATA, PARTS, assert_same_bits, cut
+from federation import DATA, PARTS, assert_same_bits, cell, cut
 from traces import TOY
 
 from fedjax_muon import engine, simulation
@@ -23,15 +23,8 @@ from fedjax_muon.simulation.memory import UnknownMemoryError
 from fedjax_muon.simulation.sweep import Cell
 from fedjax_muon.simulation.sweep_groups import sequential, vectorized
 
-SIZES = [3, 20, 9, 6, 25, 12]
 ROUNDS = 7
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
-
-
-def cell(lr, seed):
-    """Every seed has its own clients."""
-    parts = cut(np.roll(SIZES, seed), seed)
-    return Cell({"lr": lr}, jax.random.key(seed), parts)
 
 
 def groups_of(prepared, cells, **how):
