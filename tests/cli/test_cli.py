@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
+from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import config
+from fedjax_muon.runs.tuned import TUNED
 
 TINY = (*SMALL, "--hidden", 8)
 
@@ -182,15 +186,14 @@ def test_every_option_has_help(command, capsys):
             assert len(rest) > 15, f"{line} has no help"
 
 
-def test_a_used_directory_is_refused_and_left_alone(copy, capsys):
+def test_used_and_unwritable_directories_are_refused_and_left_alone(
+    copy, tmp_path, capsys
+):
     before = sorted(p.name for p in copy.iterdir())
     message = refused(capsys, "train", *TINY, "--output", copy)
     assert f"{copy} is already used" in message
     assert f"fedjax-muon resume {copy}" in message
     assert sorted(p.name for p in copy.iterdir()) == before
-
-
-def test_an_unwritable_directory_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" / "run"
     assert str(place) in refused(capsys, "train", *TINY, "--output", place)
@@ -211,3 +214,55 @@ def test_another_config_and_a_damaged_one_are_refused(copy, capsys):
     assert (copy / "metrics.csv").read_text() == before
     config.write_text(config.read_text()[:40])
     assert "config.json: not JSON: " in refused(capsys, "resume", copy)
+
+
+# ---------------------------------------- tuned learning rates, and the README's table
+
+
+@pytest.mark.parametrize("problem", TUNED)
+def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
+    """As experiments.studies.learning_rates printed it."""
+    place = Path(__file__).parents[2] / "results"
+    text = (place / f"learning_rates_{problem}.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    score = f"validation_{config.DEFAULTS[problem].score.lower()}"
+    assert {row["algorithm"] for row in rows} == set(TUNED[problem])
+    least = {(rate(e), schedule) for e in EXPONENTS for schedule in SCHEDULES}
+    for name, tuned in TUNED[problem].items():
+        own = [row for row in rows if row["algorithm"] == name]
+        mine = {(row["lr"], row["lr_schedule"]): row for row in own}
+        assert least <= mine.keys()  # the same budget for every method
+        chosen = mine[tuned]
+        assert chosen["best"]
+        ended = [row for row in mine.values() if not row["diverged"]]
+        assert chosen[score] == max(row[score] for row in ended)
+        rates = [lr for lr, _ in mine]
+        assert min(rates) < tuned.lr < max(rates)
+
+
+@pytest.mark.slow
+def test_the_readme_has_the_accuracies_of_two_methods(tmp_path):
+    """Other processors round differently: half a point is five of 1,080 examples."""
+    table = (Path(__file__).parents[2] / "README.md").read_text()
+    run("compare", "fedavg", "scaffold", "--output", tmp_path / "run")
+    with (tmp_path / "run" / "summary.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            printed = re.search(rf"│ {row['method']} +│ ([0-9.]+) ±", table)
+            assert printed, row["method"]
+            found = 100 * float(row["score_mean"])
+            assert found == pytest.approx(float(printed[1]), abs=0.5)
+
+
+@pytest.mark.slow
+def test_a_schedule_for_all_replaces_the_tuned_ones(planned):
+    names = ("fedavg", "scaffold")
+    words = ("compare", *names, "fedcm")
+    tuned = planned(*words)
+    schedule = lambda what, name: what.cell(name, 0).config.lr_schedule
+    for name in names:
+        assert schedule(tuned, name) == TUNED["classification"][name].lr_schedule
+    assert schedule(tuned, "fedcm") is None
+    for given in SCHEDULES:
+        what = planned(*words, "--lr-schedule", given)
+        assert {schedule(what, name) for name in (*names, "fedcm")} == {given}
+        assert what.lr == tuned.lr

@@ -3,12 +3,11 @@
 import contextlib
 import csv
 import io
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import assert_same_but_for_seconds, refused, run
+from command import refused, run
 from published import allow_small
 
 from fedjax_muon import data, minimax
@@ -45,23 +44,17 @@ def curves(place, name):
 
 
 @pytest.mark.slow
-def test_every_cell_has_the_area_under_the_curve(compared):
-    place, _ = compared
-    for name in METHODS:
-        for columns in curves(place, name):
-            assert columns["round"].tolist() == [0, 2, 3]
-            for column in ("train_auc", "test_auc"):
-                assert ((columns[column] >= 0) & (columns[column] <= 1)).all()
-                assert len(set(columns[column])) > 1  # something is learnt
-
-
-@pytest.mark.slow
 def test_methods_are_compared_by_the_area_under_the_curve(compared):
     place, printed = compared
     with (place / "summary.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert list(rows) == LABELS
     for name, label in zip(METHODS, LABELS, strict=True):
+        for columns in curves(place, name):
+            assert columns["round"].tolist() == [0, 2, 3]
+            for column in ("train_auc", "test_auc"):
+                assert ((columns[column] >= 0) & (columns[column] <= 1)).all()
+                assert len(set(columns[column])) > 1  # something is learnt
         ends = [columns["test_auc"][-1] for columns in curves(place, name)]
         others = [columns["test_accuracy"][-1] for columns in curves(place, name)]
         assert float(rows[label]["score_mean"]) == pytest.approx(np.mean(ends))
@@ -73,20 +66,7 @@ def test_methods_are_compared_by_the_area_under_the_curve(compared):
 
 
 @pytest.mark.slow
-def test_resuming_a_comparison_runs_a_lost_cell_again(compared, tmp_path):
-    whole, place = compared[0], tmp_path / "copy"
-    shutil.copytree(whole, place)
-    cell = Path("local_sgda") / "seed4"
-    shutil.rmtree(place / cell / "checkpoints")  # as if it had died before the first
-    (place / "summary.csv").unlink()
-    run("resume", place)
-    metrics = cell / "metrics.csv"
-    assert_same_but_for_seconds(place / metrics, whole / metrics)
-    assert_same_but_for_seconds(place / "summary.csv", whole / "summary.csv")
-
-
-@pytest.mark.slow
-def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned):
+def test_by_default_all_minimax_methods_meet_on_breast_cancer_with_their_grids(planned):
     what = planned("compare", "--problem=auc")
     assert what.algorithms == tuple(minimax.ALL)
     given = what.config
@@ -97,16 +77,11 @@ def test_by_default_all_minimax_methods_meet_on_breast_cancer(planned):
     for name in what.algorithms:
         algorithm = building.algorithm_of(what.cell(name, 0))
         assert numbers_of(algorithm)["lr"] == what.lr[name]
-
-
-@pytest.mark.slow
-def test_all_minimax_methods_have_their_grids(planned):
-    what = planned("sweep", *AUC, "--seeds", 1)
-    assert what.algorithms == tuple(minimax.ALL)
+    swept = planned("sweep", *AUC, "--seeds", 1)
+    assert swept.algorithms == what.algorithms
     for name, method in minimax.ALL.items():
-        points = [{"lr": lr} for lr in method.grid["lr"]]
-        assert what.points(name) == points
-        assert len(points) > 1
+        assert swept.points(name) == [{"lr": lr} for lr in method.grid["lr"]]
+        assert len(swept.points(name)) > 1
 
 
 @pytest.mark.slow

@@ -1,15 +1,28 @@
-"""`fedjax-muon data`: present and missing data sets, and how to get them."""
+"""Data on the command line: which there are, a user's own, and those of clients."""
 
+import csv
+import json
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
+from command import refused, run
+from packages import needs
+from PIL import Image
 from tiny_images import write_npz
 
 from fedjax_muon import data
 from fedjax_muon.cli import main
-from fedjax_muon.data import names, prepared
+from fedjax_muon.data import client_tests, names, prepared
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import build
+from fedjax_muon.runs.build import parts_of, simulation_of
+from fedjax_muon.runs.config import Config, Run, Sweep
+from fedjax_muon.runs.directory import read
+from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.runs.sweep import with_owners_counted
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +102,7 @@ def test_one_set_in_detail(capsys, tmp_path, monkeypatch):
     assert "classes:   benign, malignant\n" in text
 
 
-def refused(capsys, *arguments):
+def failed(capsys, *arguments):
     with pytest.raises(SystemExit) as stop:
         main(["data", *map(str, arguments)])
     assert stop.value.code == 2
@@ -97,14 +110,228 @@ def refused(capsys, *arguments):
 
 
 def test_what_cannot_be_loaded_ends_in_its_error(capsys, tmp_path):
-    said = refused(capsys, "mnist", "--data-dir", tmp_path)
+    said = failed(capsys, "mnist", "--data-dir", tmp_path)
     assert "status:    missing\n" in said.out
     assert "MD5 6bbc9ace898e44ae57da46a324031adb\n" in said.out
     assert "fedjax-muon: error: mnist: neither" in said.err
     (tmp_path / "cifar100.npz").write_bytes(b"half of it")
-    said = refused(capsys, "cifar100", "--data-dir", tmp_path)
+    said = failed(capsys, "cifar100", "--data-dir", tmp_path)
     assert "status:    damaged\n" in said.out
     assert "cifar100.npz: expected a NumPy .npz archive" in said.err
-    said = refused(capsys, "tfds:my_own", "--data-dir", tmp_path)
+    said = failed(capsys, "tfds:my_own", "--data-dir", tmp_path)
     assert "status:    missing\n" in said.out
     assert "published" not in said.out
+
+
+# ------------------------- clients of a user's own data, with tests of their own
+
+SMALL = ("--cohort-size", "2", "--local-steps", "1", "--batch-size", "4")
+TRAIN = ("train", "--algorithm", "fedavg", "--rounds", "2", *SMALL)
+FOUR = ("--train-share", "0.2", "--num-clients", "4", "--min-client-size", "1")
+FOUR += ("--cohort-size", "4", "--rounds", "2", "--hidden", "8", "--batch-size", "16")
+CLIENTS = ("--client-tests", "--local-epochs", "1", "2", "--weighting", "examples")
+COLUMNS = ("--label", "risk", "--owner", "bank", "--partition", "by_owner")
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        [f"{rng.normal():.4f}", "note", "north" if i % 3 else "south", "ab"[i % 2]]
+        for i in range(40)
+    ]
+    path = tmp_path / "table.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["age", "note", "bank", "risk"], *rows])
+    return path
+
+
+def test_owners_of_a_table_are_the_clients(table, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(table.parent)
+    place = tmp_path / "run"
+    given = ("--dataset", table.name, "--exclude", "note")
+    run(*TRAIN, *COLUMNS, *given, "--output", place)
+    assert "test accuracy" in capsys.readouterr().out
+    config = read(place).config
+    assert config.dataset == str(table)  # wherever the run is resumed
+    assert config.title.startswith("table.csv, clients by owner, 2 a round")
+    dataset = dataset_of(config)
+    sizes = [len(part) for part in parts_of(config, dataset, 0)]
+    assert sizes == np.bincount(dataset.owners).tolist()
+    half, _ = data.hold_out(dataset, 0.5)
+    assert len(half.owners) == len(half.y_train)
+    monkeypatch.chdir("/")
+    run("resume", place)
+    assert metrics_csv.read(place / "metrics.csv")["round"][-1] == 2
+
+
+def test_a_sweep_gives_methods_that_need_them_all_clients(table):
+    columns = {"label": "risk", "owner": "bank", "exclude": ("note",)}
+    config = Config(dataset=str(table), **columns, partition="by_owner", cohort_size=1)
+    config = with_owners_counted(config)
+    grids = {"fedavg": {}, "stem": {}}
+    job = Sweep(tuple(grids), grids, (0,), 0.2, 1, config)
+    assert [job.config_of(name).cohort_size for name in job.algorithms] == [1, 2]
+
+
+@pytest.mark.slow
+def test_owners_of_an_archive_are_the_clients(tmp_path):
+    rng = np.random.default_rng(0)
+    path, place = tmp_path / "mine.npz", tmp_path / "run"
+    np.savez(path, x=rng.normal(size=(40, 3)), y=[0, 1] * 20, owner=[0, 0, 1, 2] * 10)
+    run(*TRAIN, "--partition", "by_owner", "--dataset", path, "--output", place)
+    config = read(place).config
+    assert len(parts_of(config, dataset_of(config), 0)) == 3
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(20):
+        place = tmp_path / "scans" / ("ill", "healthy")[i % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, size=(6, 6 + i % 2), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"clinic{i % 3}_{i}.png")
+    return tmp_path / "scans"
+
+
+@pytest.mark.slow
+def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder.parent)
+    place = folder.parent / "run"
+    given = ("--dataset", "scans", "--image-size", "4", "5", "--owner", "(.*)_")
+    run(*TRAIN, *given, "--partition", "by_owner", "--output", place)
+    config = read(place).config
+    assert config.dataset == str(folder)
+    dataset = dataset_of(config)
+    assert dataset.x_train.shape[1:] == (4, 5, 1)
+    assert len(parts_of(config, dataset, 0)) == 3
+    train = (*TRAIN, "--dataset")
+    assert "expected 6 x 7 pixels as in" in refused(capsys, *train, "scans")
+    owner = ("--image-size", "4", "4", "--partition", "by_owner", "--owner")
+    said = refused(capsys, *train, "./scans", *owner, "bank(.)")
+    assert "owner 'bank(.)' finds nothing in this path" in said
+    said = refused(capsys, *train, "scans/", *owner, "(")
+    assert said.startswith("owner '(' is no regular expression: missing )")
+    said = refused(capsys, *train, "scans", "--label", "risk")
+    assert said.startswith("label is for tables")
+    said = refused(capsys, *TRAIN, "--image-size", "4", "4")
+    assert said.startswith("image_size is for directories of images, and digits is no")
+    missing = f"there is no folder {folder.parent / 'scams'}"
+    assert refused(capsys, *train, "scams/") == missing
+    assert "unknown data set 'scams'" in refused(capsys, *train, "scams")
+
+
+@pytest.mark.slow
+def test_a_data_set_of_hugging_face(tmp_path):
+    datasets = needs("datasets")
+    datasets.disable_progress_bars()
+    rng = np.random.default_rng(0)
+    banks = ["north", "south", "west", "south"] * 10
+    columns = {"age": rng.normal(size=40), "bank": banks, "risk": ["a", "b"] * 20}
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "loans")
+    place = tmp_path / "run"
+    run(*TRAIN, *COLUMNS, "--dataset", tmp_path / "loans", "--output", place)
+    config = read(place).config
+    sizes = [len(part) for part in parts_of(config, dataset_of(config), 0)]
+    assert sizes == np.bincount(dataset_of(config).owners).tolist()
+    assert len(sizes) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--owner", "bank"), "add --partition by_owner"),
+        (("--partition", "by_owner"), "name the column by --owner, or choose another"),
+        (("--owner", "bnk", "--partition", "by_owner"), "no column 'bnk' for owner"),
+        (("--cohort-size", "99", "--partition", "iid"), "cohort_size"),
+        (("--model", "rnn"), "the model rnn does not fit"),
+        (("--model", "lenet"), "LeNet takes images"),
+    ],
+)
+def test_wrong_options_are_refused(options, said, table, capsys):
+    given = ("--dataset", table, "--label", "risk", "--exclude", "note")
+    if "--owner" not in options:
+        given = (*given, "bank")
+    assert said in refused(capsys, *TRAIN, *given, *options)
+
+
+@pytest.mark.slow
+def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
+    missing, archive = tmp_path / "none.csv", tmp_path / "a.npz"
+    said = refused(capsys, *TRAIN, "--dataset", missing)
+    assert said == f"there is no file {missing}"
+    np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
+    tables = "is for tables (a CSV file, or a data set of Hugging Face), and"
+    said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
+    assert said == f"label {tables} {archive} is none; leave it out"
+    said = refused(capsys, *TRAIN, "--exclude", "risk")
+    assert said.startswith(f"exclude {tables} digits is none")
+    said = refused(capsys, *TRAIN, "--partition", "by_owner")
+    assert said.startswith("digits does not say whose its examples are")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_a_comparison_shows_the_clients_accuracies(tmp_path, capsys):
+    out = tmp_path / "run"
+    methods = ("compare", "fedavg", "fednova", "--seeds", "0", "1")
+    run(*methods, *FOUR, *CLIENTS, "--output", out)
+    said = capsys.readouterr().out
+    for method, label in (("fedavg", "FedAvg"), ("fednova", "FedNova")):
+        runs = [metrics_csv.read(out / method / f"seed{i}/metrics.csv") for i in (0, 1)]
+        cells = []
+        for name in ("min", "p10", "median", "std"):
+            last = [columns[f"client_test_accuracy_{name}"][-1] for columns in runs]
+            mean, spread = 100 * np.mean(last), 100 * np.std(last, ddof=1)
+            cells.append(f"{mean:.2f} ± {spread:.2f}")
+        table = said[said.index(" Clients ") :]
+        (row,) = [line for line in table.splitlines() if f"│ {label} " in line]
+        assert [cell.strip() for cell in row.split("│")[2:-1]] == cells
+    assert (out / "fairness.png").stat().st_size > 5_000
+    config = json.loads((out / "config.json").read_text())["config"]
+    assert config["local_epochs"] == [1, 2]
+
+
+@pytest.mark.slow
+def test_clients_keep_their_last_layer(tmp_path, capsys):
+    out = tmp_path / "run"
+    own = ("--own-leaves", "Dense_1", "--client-tests")
+    run("train", "--algorithm", "fedavg", *FOUR, *own, "--output", out)
+    columns = metrics_csv.read(out / "metrics.csv")
+    assert columns["own_accuracy_mean"][-1] > columns["test_accuracy"][-1]
+    mean = f"{columns['own_accuracy_mean'][-1]:.4f}"
+    assert f"clients with their own parameters {mean}" in capsys.readouterr().out
+    up = columns["bytes_up"][-1]
+    assert up == 2 * 4 * 4 * (64 * 8 + 8)  # rounds, clients, bytes, the first layer
+
+
+def test_tests_follow_owners_or_proportions():
+    config = Config(num_clients=4, client_tests=True, rounds=1, min_client_size=1)
+    digits = data.load("digits")
+    parts = parts_of(config, digits, 3)
+    tests = build.tests_of(config, digits, parts, 3)
+    assert sum(map(len, tests)) == len(digits.y_test)
+    assert build.tests_of(Config(), digits, parts, 3) is None
+    halves = digits._replace(
+        owners=np.arange(len(digits.y_train)) % 2 + 5,
+        test_owners=np.full(len(digits.y_test), 6),
+    )
+    of_owners = Config(partition="by_owner", client_tests=True, cohort_size=2)
+    assert [len(t) for t in build.tests_of(of_owners, halves, parts, 0)] == [0, 360]
+    simulation = simulation_of(Run("fedavg", {}, 0, of_owners), halves)
+    assert simulation.own_tests.ids.shape == (360,)
+    with pytest.raises(ValueError, match="does not say whose its test examples are"):
+        build.tests_of(of_owners, halves._replace(test_owners=None), parts, 0)
+    assert client_tests.by_owner([5, 5, 9], [9, 7, 5])[1].tolist() == [0]
+
+
+def test_other_commands_say_what_they_lack(capsys, tmp_path):
+    said = refused(capsys, "sweep", "--algorithms", "fedavg", *FOUR, "--client-tests")
+    assert "leave out client_tests" in said
+    deploy = ("deploy", "--local", "2", "--algorithm", "fedavg", *FOUR)
+    said = refused(capsys, *deploy, "--local-epochs", "1")
+    assert "deploy has no local_epochs, since nodes take the same local_steps" in said
+    own = ("train", "--algorithm", "scaffold", *FOUR, "--own-leaves", "Dense_1")
+    assert "whose clients average what they move" in refused(capsys, *own)

@@ -17,19 +17,19 @@ from fedjax_muon.runs.config import Private
 from fedjax_muon.runs.config_json import from_json, to_json
 
 TINY = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--seeds", 3)
+PRIVATE = ("private", "--methods", "dpmixsgd", *TINY, "--epsilons")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     place, printed = tmp_path_factory.mktemp("runs") / "private", io.StringIO()
-    methods = ("--methods", "dpmixsgd", "--epsilons", 1, 8)
     ledger = ("--ledger", place.parent / "ledger.json")
     with contextlib.redirect_stdout(printed):
-        run("private", *methods, *TINY, *ledger, "--output", place)
+        run(*PRIVATE, 1, 8, *ledger, "--output", place)
     return place, " ".join(printed.getvalue().split())
 
 
-def test_what_is_left(finished):
+def test_what_is_left_and_is_not_drawn_as_curves(finished, capsys):
     place, printed = finished
     names = "config.json versions.json ledger.json privacy.txt graph.png metrics.csv"
     names += " metrics.json summary.csv utility.png"
@@ -42,6 +42,7 @@ def test_what_is_left(finished):
     assert not place.with_name("private.secret").exists()
     for row in rows:
         assert f"{100 * float(row['auc_mean']):.2f} ± -" in printed
+    assert "whose figure is utility.png" in refused(capsys, "plot", place)
 
 
 def test_statements_are_printed_and_kept(finished):
@@ -81,6 +82,9 @@ def test_metrics_are_public_and_less_noisy_for_a_larger_epsilon(finished):
     assert set(last) == {"8.0", "1.0"}
     assert 0 < 3 * last["8.0"] < last["1.0"]  # noise drives agents apart
     assert np.isfinite(last["1.0"])
+    # runs of one seed share no noise
+    first = [rows_of(place / "metrics.csv", e)[0].split(",") for e in (1.0, 8.0)]
+    assert float(first[0][6]) != float(first[1][6])
 
 
 def rows_of(path, epsilon):
@@ -91,10 +95,9 @@ def rows_of(path, epsilon):
 @pytest.mark.slow
 def test_a_run_that_is_missing_is_run_and_the_others_are_not(tmp_path):
     place = tmp_path / "run"
-    words = ("private", "--methods", "dpmixsgd", "--epsilons")
     ledger = ("--ledger", tmp_path / "ledger.json")
     with contextlib.redirect_stdout(io.StringIO()):
-        run(*words, 1, *TINY, *ledger, "--output", place)
+        run(*PRIVATE, 1, *ledger, "--output", place)
         first = rows_of(place / "metrics.csv", 1.0)
         config = (place / "config.json").read_text()
         more = re.sub(r"\[\s*1\.0\s*\]", "[1.0, 8.0]", config)
@@ -110,45 +113,30 @@ def test_a_run_that_is_missing_is_run_and_the_others_are_not(tmp_path):
     assert len(entries) == 2  # charged once each, however often they are resumed
 
 
-def test_runs_of_one_seed_share_no_noise(finished):
-    place, _ = finished
-    first = [rows_of(place / "metrics.csv", e)[0].split(",") for e in (1.0, 8.0)]
-    assert float(first[0][6]) != float(first[1][6])
-
-
 @pytest.mark.slow
-def test_a_budget_is_kept(tmp_path, capsys):
-    ledger = tmp_path / "ledger.json"
-    words = ("private", "--methods", "dpmixsgd", *TINY, "--ledger", ledger)
-    run(*words, "--epsilons", 1, "--budget", 2, "--output", tmp_path / "first")
+def test_a_budget_is_kept_and_a_damaged_ledger_is_refused(tmp_path, capsys):
+    ledger, place = tmp_path / "ledger.json", tmp_path / "second"
+    given = ("--budget", 2, "--ledger", ledger, "--output")
+    run(*PRIVATE, 1, *given, tmp_path / "first")
     capsys.readouterr()
     before = ledger.read_bytes()
-    place = tmp_path / "second"
-    said = refused(capsys, *words, "--epsilons", 4, "--budget", 2, "--output", place)
+    said = refused(capsys, *PRIVATE, 4, *given, place)
     assert "1 runs have spent epsilon 1, with 1 more it would be 4." in said
     assert not place.exists()
     assert ledger.read_bytes() == before
     run("resume", tmp_path / "first")  # is paid already
     assert ledger.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_a_damaged_ledger_is_refused_before_anything_is_written(tmp_path, capsys):
-    (tmp_path / "ledger.json").write_text("{}")
-    words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
-    words += ("--ledger", tmp_path / "ledger.json")
-    place = tmp_path / "run"
-    said = refused(capsys, *words, "--output", place)
+    ledger.write_text("{}")
+    said = refused(capsys, *PRIVATE, 1, "--ledger", ledger, "--output", place)
     assert "is not a privacy ledger" in said
     assert not place.exists()
 
 
 @pytest.mark.slow
 def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
-    words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
     for name in ("a", "b"):
         fixed = ("--insecure-fixed-noise", "--output", tmp_path / name)
-        run(*words, *fixed, "--ledger", tmp_path / "ledger.json")
+        run(*PRIVATE, 1, *fixed, "--ledger", tmp_path / "ledger.json")
     assert_same_but_for_seconds(*(tmp_path / name / "metrics.csv" for name in "ab"))
     text = (tmp_path / "a" / "privacy.txt").read_text()
     assert "NO differential privacy" in text
@@ -158,8 +146,7 @@ def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_training_metrics_are_published_on_request(tmp_path):
-    words = ("private", "--methods", "dpmixsgd", "--epsilons", 1, *TINY)
-    run(*words, "--publish-training-metrics", "--output", tmp_path / "run")
+    run(*PRIVATE, 1, "--publish-training-metrics", "--output", tmp_path / "run")
     assert "train_loss" in (tmp_path / "run" / "metrics.csv").read_text()
     text = (tmp_path / "run" / "privacy.txt").read_text()
     assert "the guarantee does not hold for them" in text
@@ -180,18 +167,13 @@ def test_rows_of_another_config_or_damaged_are_refused(finished, capsys):
     metrics.write_text(rows)
 
 
-def test_a_private_directory_is_not_drawn_as_curves(finished, capsys):
-    place, _ = finished
-    assert "whose figure is utility.png" in refused(capsys, "plot", place)
-
-
 @pytest.mark.slow
 def test_what_diverges_is_called_so(tmp_path):
     printed, place = io.StringIO(), tmp_path / "run"
-    words = ("--methods", "dpmixsgd", "--epsilons", 1, "--lr", "dpmixsgd", 3.4e38)
+    words = ("--lr", "dpmixsgd", 3.4e38, "--rounds", 8)
     words += ("--insecure-fixed-noise",)  # for the same numbers in every run
     with contextlib.redirect_stdout(printed):
-        run("private", *words, *TINY, "--rounds", 8, "--output", place)
+        run(*PRIVATE, 1, *words, "--output", place)
     assert "diverged" in printed.getvalue()
     assert not (place / "utility.png").exists()  # nothing is left to draw
     assert (place / "summary.csv").read_text().splitlines()[1] == "dpmixsgd,1.0,nan,nan"

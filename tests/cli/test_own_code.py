@@ -168,15 +168,17 @@ WRONG_MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(3, REFUSED))
-def test_what_is_no_algorithm_is_refused(name, folder, capsys):
-    assert REFUSED[name] in refused(capsys, "train", "--algorithm", name, *TINY)
-    assert not (folder / "runs").exists()
+CASES = [
+    *slow_but(3, [("--algorithm", *case) for case in REFUSED.items()]),
+    *slow_but(1, [("--model", *case) for case in WRONG_MODELS.items()]),
+]
 
 
-@pytest.mark.parametrize("name", slow_but(1, WRONG_MODELS))
-def test_what_is_no_model_is_refused(name, folder, capsys):
-    assert WRONG_MODELS[name] in refused(capsys, "train", "--model", name, *TINY)
+@pytest.mark.parametrize(("option", "name", "message"), CASES)
+def test_what_is_no_algorithm_or_model_is_refused(
+    option, name, message, folder, capsys
+):
+    assert message in refused(capsys, "train", option, name, *TINY)
     assert not (folder / "runs").exists()
 
 
@@ -188,20 +190,17 @@ def test_own_models_take_what_they_name(capsys):
     assert (made.classes, made.width) == (3, 16)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("own_fed:raising", "own_fed.py:32: ValueError: no, thanks; the traceback is"),
-        ("own_import:f", "own_import.py:1: ModuleNotFoundError: No module named"),
-    ],
-)
-def test_errors_of_the_users_own_code_name_its_line(name, message, folder, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run("train", "--algorithm", name, *TINY)
-    assert stop.value.code == 1
-    said = capsys.readouterr().err
-    assert f"{folder}/{message}" in said
-    assert said.count("\n") == 1
+def test_errors_of_the_users_own_code_name_its_line(folder, capsys):
+    for name, message in {
+        "own_fed:raising": "own_fed.py:32: ValueError: no, thanks; the traceback is",
+        "own_import:f": "own_import.py:1: ModuleNotFoundError: No module named",
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            run("train", "--algorithm", name, *TINY)
+        assert stop.value.code == 1
+        said = capsys.readouterr().err
+        assert f"{folder}/{message}" in said
+        assert said.count("\n") == 1
 
 
 def test_a_node_imports_only_what_its_user_names():

@@ -287,20 +287,15 @@ def test_init_copies_the_parameters():
 
 
 @every_plan
-def test_without_a_prologue_nothing_happens_before_round_0(plan):
+def test_without_a_prologue_or_states_nothing_happens_before_round_0(plan):
     algorithm = fedavg()
     state = engine.init(algorithm, jnp.ones(2), N)
+    assert state.client_states == algorithm.init_client(jnp.ones(2)) == ()
     start = jax.jit(engine.make_prologue(algorithm, UNUSED, N, plan))
     given = jnp.arange(N), jnp.ones((N, 1)), jnp.ones(N).at[2].set(0), KEY
     after, received = start(state, *given)
     jax.tree.map(np.testing.assert_array_equal, after, state)
     assert received.tolist() == [i != 2 for i in range(N)]
-
-
-def test_clients_without_a_state_store_nothing():
-    algorithm = fedavg()
-    state = engine.init(algorithm, jnp.ones(2), 3)
-    assert state.client_states == algorithm.init_client(jnp.ones(2)) == ()
 
 
 def test_the_plan_of_cpus_is_mapped_and_there_is_a_client():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command import SMALL, refused, run, spawn, wait_for
 from federation import assert_close, assert_same_bits, trained
+from jaxprs import equations
 
 from fedjax_muon import data, simulation
 from fedjax_muon.algorithms import ALL
@@ -157,30 +158,18 @@ def test_one_reduction_ends_an_exchange():
         assert bool(found) == bool(jax.tree.leaves(has_states)), (name, found)
 
 
-def scans(jaxpr, within=()):
-    """Every equation, with the lengths of the scans that it lies in."""
-    for equation in jaxpr.eqns:
-        yield equation, within
-        is_scan = equation.primitive.name == "scan"
-        length = equation.params.get("length") if is_scan else 0
-        inner = (*within, length) if length else within
-        for value in equation.params.values():
-            for part in value if isinstance(value, (tuple, list)) else (value,):
-                part = getattr(part, "jaxpr", part)
-                if hasattr(part, "eqns"):
-                    yield from scans(part, inner)
-
-
 @pytest.mark.slow
 def test_local_training_has_no_communication():
     steps = 7  # no other scan is as long
     how = {"local_steps": steps, "split_examples": True, "sampler": with_replacement}
     traced = lowered(ALL["scaffold"].function(lr=0.1), **how)
     talking = ("psum", "all_gather", "reduce_scatter", "psum_scatter", "ppermute")
-    found = [(e.primitive.name, w) for e, w in scans(traced.jaxpr.jaxpr)]
-    names = {name for name, _ in found}
-    assert {"all_gather", "reduce_scatter"} <= names  # states and examples travel
-    inside = [name for name, within in found if steps in within]
+    found = list(equations(traced.jaxpr.jaxpr))
+    # states and examples travel
+    assert {"all_gather", "reduce_scatter"} <= {e.primitive.name for e in found}
+    scans = [e.params for e in found if e.primitive.name == "scan"]
+    loops = [scan["jaxpr"].jaxpr for scan in scans if scan["length"] == steps]
+    inside = [e.primitive.name for loop in loops for e in equations(loop)]
     assert not [name for name in inside if name.startswith(talking)]
     assert "dot_general" in inside
 
@@ -215,15 +204,12 @@ TOGETHER = ["train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", 8]
 TOGETHER += [*SMALL, "--evaluate-every", 20]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path):
-    place, coordinator = tmp_path / "both", f"localhost:{free_port()}"
+    place = tmp_path / "both"
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        coordinator = f"localhost:{free.getsockname()[1]}"
     command = [*TOGETHER, "--rounds", 10**6, "--output", place]
     command += ["--coordinator", coordinator, "--num-processes", 2, "--process-id"]
     both = [spawn(*command, number) for number in range(2)]

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,12 +119,15 @@ def test_an_interrupt_keeps_finished_groups(alone, tmp_path, capsys, submitted):
 # ------------------------------------------------------------------------ refusals
 
 BAD = {
-    "an executor is processes:N, dask:ADDRESS, slurm or": "threads:2",
-    "got 'processes:two'": "processes:two",
-    "got 'processes'": "processes",
-    "got 'dask:'": "dask:",
-    "processes must be at least 1, got 0": "processes:0",
-    "OPTION=VALUE,...; got slurm:fast": "slurm:fast",
+    "an executor is processes:N, dask:ADDRESS, slurm or": "--executor threads:2",
+    "got 'processes:two'": "--executor processes:two",
+    "leave out devices": "--devices 2 --executor processes:2",
+    "a copy of the examples on each device; leave out": "--split-examples",
+    "devices must be at most the 8 that this host has": "--devices 99",
+    "got 'processes'": "--executor processes",
+    "got 'dask:'": "--executor dask:",
+    "processes must be at least 1, got 0": "--executor processes:0",
+    "OPTION=VALUE,...; got slurm:fast": "--executor slurm:fast",
 }
 
 
@@ -141,11 +145,11 @@ def refusal(monkeypatch, capsys, tmp_path):
     return said
 
 
-@pytest.mark.parametrize("message", slow_but(2, BAD))
-def test_executors_are_checked_at_once(refusal, message):
+@pytest.mark.parametrize("message", slow_but(5, BAD))
+def test_executors_and_devices_are_checked_at_once(refusal, message):
     if "slurm:" in BAD[message] and not find_spec("submitit"):
         pytest.skip("submitit is not installed")  # importing it would close loggers
-    assert message in refusal("--executor", BAD[message])
+    assert message in refusal(*BAD[message].split())
 
 
 @pytest.mark.parametrize(
@@ -156,18 +160,6 @@ def test_a_missing_package_is_the_pip_command(refusal, name, package, monkeypatc
     kind = name.partition(":")[0]
     message = f'the executor {kind} needs {package}: pip install "'
     assert refusal("--executor", name).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--devices", "2", "--executor", "processes:2"), "leave out devices"),
-        (("--split-examples",), "a copy of the examples on each device; leave out"),
-        (("--devices", "99"), "devices must be at most the 8 that this host has"),
-    ],
-)
-def test_devices_that_cannot_divide_cells_are_refused(refusal, options, message):
-    assert message in refusal(*options)
 
 
 @pytest.mark.slow
@@ -272,9 +264,8 @@ def test_two_jobs_make_the_same_table(alone, tmp_path):
 class Job:
     """A job of submitit in a state that a test chooses."""
 
-    def __init__(self):
-        self.answer: Any = None
-        self.cancelled = False
+    answer: Any = None
+    cancelled = False
 
     def done(self) -> bool:
         return self.answer is not None
@@ -289,28 +280,18 @@ class Job:
         self.cancelled = True
 
 
-class Cluster:
-    """Submits nothing."""
-
-    def __init__(self):
-        self.jobs: list[Job] = []
-
-    def submit(self, fn, *args) -> Job:
-        self.jobs.append(Job())
-        return self.jobs[-1]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("submitit")
 def test_the_ends_of_jobs_are_those_of_futures():
     _submitit()
     from submitit.core.utils import FailedJobError, UncompletedJobError
 
-    cluster = Cluster()
-    with Jobs(cluster) as jobs:
+    made = [Job() for _ in range(4)]
+    left = iter(made)
+    with Jobs(SimpleNamespace(submit=lambda *given: next(left))) as jobs:
         futures: list[Future] = [jobs.submit(print, n) for n in range(4)]
         answers = (7, UncompletedJobError("timed out\nlog"), FailedJobError("trace"))
-        for job, answer in zip(cluster.jobs, answers, strict=False):
+        for job, answer in zip(made, answers, strict=False):
             job.answer = answer
         assert futures[0].result(timeout=5) == 7
         with pytest.raises(WorkerEndedError, match=r"^timed out$"):
@@ -320,7 +301,7 @@ def test_the_ends_of_jobs_are_those_of_futures():
         assert not futures[3].done()
         jobs.shutdown(cancel_futures=True)
     assert futures[3].cancelled()
-    assert [job.cancelled for job in cluster.jobs] == [False, False, False, True]
+    assert [job.cancelled for job in made] == [False, False, False, True]
 
 
 @pytest.mark.slow

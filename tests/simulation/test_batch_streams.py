@@ -191,15 +191,6 @@ def assert_course(state, course):
 # -------------------------------------------------------------- without a server
 
 
-def recording_agents():
-    """Agents that record the last iteration."""
-
-    def see(objective, before, mix, batch, iteration):
-        return Held(padded(objective.grad(before, batch, iteration.key)))
-
-    return Gossip(start=see, step=see)
-
-
 OF_AGENTS = {
     "poisson": (batching.always(batching.poisson(6)), oracle.poisson(6)),
     "default": (None, oracle.shuffled_epochs),
@@ -219,7 +210,12 @@ def test_agents(sampler, devices):
     parts = cut(sizes)
     how = {"batch_size": BATCH, "first_size": BATCH + 1, "sampler": library}
     how |= {"weights": np.full((N, N), 1 / N), "devices": jax.devices()[:devices]}
-    given = recording_agents(), TASK, numbered(sum(sizes)), parts
+
+    def see(objective, before, mix, batch, iteration):
+        """The agents record the last iteration."""
+        return Held(padded(objective.grad(before, batch, iteration.key)))
+
+    given = Gossip(start=see, step=see), TASK, numbered(sum(sizes)), parts
     prepared = decentralize(*given, **how)
     state = prepared.init(jax.random.key(9))
     key = jax.random.split(jax.random.key(9))[1]

@@ -65,24 +65,31 @@ def test_every_epoch_of_every_client_is_a_permutation():
                 assert epoch[-1] < size
 
 
-# one epoch, and a half that is not looked at; all examples; the first of one epoch only
+EPOCHS, REPLACED = batching.shuffled_epochs, batching.with_replacement
+
+
+# one epoch, and a half that is not looked at; all examples; the first of one epoch
+# only; two epochs; and with replacement
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "count", "max_client_size"), [(4, 6, 4), (5, 5, 8), (6, 3, 8), (6, 3, 200)]
+    ("sampler", "size", "steps", "batch", "max_client_size", "length", "outcomes"),
+    [
+        (EPOCHS, 4, 6, 1, 4, 4, math.perm(4)),
+        (EPOCHS, 5, 5, 1, 8, 5, math.perm(5)),
+        (EPOCHS, 6, 3, 1, 8, 3, math.perm(6, 3)),
+        (EPOCHS, 6, 3, 1, 200, 3, math.perm(6, 3)),
+        (EPOCHS, 3, 3, 2, 4, 6, math.factorial(3) ** 2),
+        (REPLACED, 6, 2, 2, 8, 4, 6**4),
+    ],
 )
-def test_all_orders_of_a_client_are_equally_likely(size, count, max_client_size):
-    sizes, sampler = np.full(20_000, size, np.int32), batching.shuffled_epochs
-    draws = draw_many(sampler, sizes, count, 1, max_client_size)
-    length = min(size, count)
-    counts = frequencies(draws[:, :length, 0])
-    assert_uniform(list(counts.values()), math.perm(size, length))
-
-
-@pytest.mark.slow
-def test_two_epochs_are_independent_of_each_other():
-    sizes = np.full(20_000, 3, np.int32)
-    draws = draw_many(batching.shuffled_epochs, sizes, 3, 2, 4).reshape(-1, 6)
-    assert_uniform(list(frequencies(draws).values()), math.factorial(3) ** 2)
+def test_all_orders_of_a_client_are_equally_likely(
+    sampler, size, steps, batch, max_client_size, length, outcomes
+):
+    sizes = np.full(20_000, size, np.int32)
+    draws = draw_many(sampler, sizes, steps, batch, max_client_size)
+    assert draws.shape == (20_000, steps, batch)
+    counts = frequencies(draws.reshape(20_000, -1)[:, :length])
+    assert_uniform(list(counts.values()), outcomes)
 
 
 @pytest.mark.slow
@@ -95,13 +102,6 @@ def test_batches_do_not_depend_on_the_longest_client():
     for longest in (120, 5000):
         np.testing.assert_array_equal(draw(small, longest), expected)
     np.testing.assert_array_equal(draw(SIZES, 1000), draw(SIZES, 5000))
-
-
-@pytest.mark.slow
-def test_with_replacement_is_uniform_and_independent():
-    draws = draw_many(batching.with_replacement, np.full(20_000, 6, np.int32), 2, 2, 8)
-    assert draws.shape == (20_000, 2, 2)
-    assert_uniform(list(frequencies(draws.reshape(-1, 4)).values()), 6**4)
 
 
 SEGMENTS = [np.array([7, 1, 4]), np.array([0]), np.array([2, 7, 3, 9, 5])]
@@ -357,14 +357,10 @@ def test_held_out_examples_are_some_of_all_classes_and_nowhere_else(share):
     assert y.dtype == rest.y_train.dtype == np.int32
     for name in ("x_test", "y_test", "classes"):
         assert getattr(rest, name) is getattr(LABELLED, name)
-
-
-def test_the_same_examples_are_held_out_every_time():
-    rest, (x, _) = data.hold_out(LABELLED, 0.2)
-    again, (others, _) = data.hold_out(LABELLED, 0.2)
+    assert not np.array_equal(x[:, 0], np.sort(x[:, 0]))  # not the first, or in order
+    again, (others, _) = data.hold_out(LABELLED, share)
     np.testing.assert_array_equal(x, others)
     np.testing.assert_array_equal(rest.x_train, again.x_train)
-    assert not np.array_equal(x[:, 0], np.sort(x[:, 0]))  # not the first, or in order
 
 
 def test_shares_that_leave_nothing_to_one_side_are_refused():

@@ -16,7 +16,6 @@ import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
-from fedjax_muon.engine import plans
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.early_stopping import early_stopping
 
@@ -72,11 +71,12 @@ def test_the_seed_decides_everything(plain):
 
 
 def test_the_state_is_donated(plain):
-    state = plain.init(jax.random.key(0))
-    before = jax.tree.leaves(state)
-    state, _ = plain.train_round(state)
-    assert all(leaf.is_deleted() for leaf in before)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    before = plain.init(jax.random.key(0))
+    after, _ = plain.train_round(before)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
+    with pytest.raises(ValueError, match="donated to an earlier call; continue with"):
+        plain.train_round(before)
 
 
 @pytest.mark.slow
@@ -146,12 +146,6 @@ def test_a_prologue_that_is_not_finite_is_refused():
         poisoned.init(jax.random.key(0))
 
 
-def test_the_error_names_at_most_five_clients():
-    error = simulation.NonFiniteError(8, [3, 1, 4, 15, 9, 2])
-    assert str(error).startswith("round 8: not a finite message from client 3, 1, ")
-    assert "15, 9, ...; lower" in str(error)
-
-
 def test_bytes_by_hand():
     x = 4 * (5 * 3 + 3)  # W and b in float32
     # a round, both down and up; the prologue
@@ -161,13 +155,6 @@ def test_bytes_by_hand():
         for rounds in (0, 1, 10):
             total = 6 * first + rounds * 3 * each
             assert prepared.bytes_after(rounds) == (total, total)
-
-
-def test_repartition_refuses(plain):
-    with pytest.raises(ValueError, match="has 6 clients, got 5 parts"):
-        plain.vary(parts=PARTS[:5])
-    with pytest.raises(ValueError, match="names example 80"):
-        plain.vary(parts=[*PARTS[:5], np.array([80])])
 
 
 # ----------- mistakes in the arguments of simulations, made as a user makes them
@@ -239,6 +226,8 @@ MISTAKES = {
         lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
     ),
     "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
+    "has 6 clients, got 5 parts": lambda: SIMULATION.vary(parts=PARTS[:5]),
+    "names example 80": lambda: SIMULATION.vary(parts=[*PARTS[:5], np.array([80])]),
 }
 
 
@@ -249,14 +238,6 @@ def test_a_mistake_is_refused_by_name(message):
         given() if callable(given) else federate(**given)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_donated_state_is_named():
-    simulation = federation.federation(plan=plans.mapped)
-    state = start(simulation)
-    simulation.train_round(state)
-    with pytest.raises(ValueError, match="donated to an earlier call; continue with"):
-        simulation.train_round(state)
 
 
 @pytest.mark.slow
@@ -348,16 +329,6 @@ def test_going_on_from_the_middle_gives_the_same_rows(plain):
     assert list(map(untimed, later[1:])) == list(map(untimed, rows[-3:]))
 
 
-def test_a_finished_state_is_evaluated_once(plain):
-    state, _ = plain.train_rounds(start(plain), 4)
-    kept = jax.tree.map(jnp.copy, state)
-    ticks = []
-    state, rows = ran(plain, state, rounds=4, tick=ticks.append)
-    assert_same_bits(state, kept)
-    assert [row["round"] for row in rows] == [4]
-    assert ticks == []
-
-
 def test_training_is_of_one_round_or_more_and_needs_a_cadence(plain):
     for every in (0, -3):
         message = f"evaluate_every must be at least 1, got {every}"
@@ -389,7 +360,7 @@ def rounds_with(prepared, key, client, rounds):
     return [r for r in range(rounds) if client in federation.cohort(prepared, key, r)]
 
 
-def test_the_error_names_the_round_and_the_client(overflowing):
+def test_the_error_names_the_round_and_up_to_five_clients(overflowing):
     state = start(overflowing)
     there = rounds_with(overflowing, state.key, GREEDY, 40)
     first = next(r for r in there if r >= FIRST)
@@ -399,6 +370,9 @@ def test_the_error_names_the_round_and_the_client(overflowing):
     with pytest.raises(simulation.NonFiniteError, match=message):
         ran(overflowing, state, rounds=40, evaluate_every=40, tick=ticks.append)
     assert sum(ticks) <= first
+    several = str(simulation.NonFiniteError(8, [3, 1, 4, 15, 9, 2]))
+    assert several.startswith("round 8: not a finite message from client 3, 1, ")
+    assert "15, 9, ...; lower" in several
 
 
 def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
@@ -485,13 +459,6 @@ def test_it_stops_after_the_patience(values, options, stops):
     stop = early_stopping("loss", **options)
     answers = [stop(None, {"loss": value}) for value in values]
     assert (answers.index(True) if True in answers else None) == stops
-
-
-def test_training_ends_early(plain):
-    stop = early_stopping("bytes_up", patience=2, mode="min")  # which only increase
-    how = {"rounds": 50, "evaluate_every": 1, "callbacks": [stop]}
-    _, history = training.train(plain, start(plain), **how)
-    assert [row["round"] for row in history] == [0, 1, 2]
 
 
 def test_wrong_arguments_are_refused():

@@ -1,7 +1,5 @@
 """A cell of a sweep is what a simulation of its own would be."""
 
-import dataclasses
-import functools
 import itertools
 from typing import Any
 
@@ -11,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import DATA, PARTS, assert_same_bits, cut
+from federation import DATA, PARTS, assert_same_bits, cell, cut
 from traces import TOY
 
 from fedjax_muon import engine, simulation
@@ -25,16 +23,8 @@ from fedjax_muon.simulation.memory import UnknownMemoryError
 from fedjax_muon.simulation.sweep import Cell
 from fedjax_muon.simulation.sweep_groups import sequential, vectorized
 
-SIZES = [3, 20, 9, 6, 25, 12]
 ROUNDS = 7
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
-KEY = jax.random.key(0)
-
-
-def cell(lr, seed):
-    """Every seed has its own clients."""
-    parts = cut(np.roll(SIZES, seed), seed)
-    return Cell({"lr": lr}, jax.random.key(seed), parts)
 
 
 def groups_of(prepared, cells, **how):
@@ -43,18 +33,6 @@ def groups_of(prepared, cells, **how):
 
 def outcomes(prepared, cells, **how):
     return list(itertools.chain(*groups_of(prepared, cells, **how)))
-
-
-@functools.cache
-def prepared_alone(name, lr, **changes):
-    """The same run, prepared and compiled by itself."""
-    return federation.federation(ALL[name].function(lr=lr), **changes)
-
-
-def alone(name, cell, **changes):
-    """Its states and rows."""
-    one = prepared_alone(name, cell.hyper["lr"], **changes).vary(parts=cell.parts)
-    return training.evaluations(one, one.init(cell.key), **HOW)
 
 
 @pytest.fixture
@@ -103,11 +81,12 @@ def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
     prepared = federation.federation(ALL[name].function(), **changes)
     found = outcomes(prepared, cells)
     assert [outcome.diverged for outcome in found] == [None] * 3
+    alone = federation.federation(ALL[name].function(lr=0.3), **changes)
     # the first cell's rate is what tells it from the second
     for number in (1, 2):
-        rows = []
-        own = alone(name, cells[number], **changes)
-        for states, (state, row) in zip(scored, own, strict=True):
+        own, rows = alone.vary(parts=cells[number].parts), []
+        course = training.evaluations(own, own.init(cells[number].key), **HOW)
+        for states, (state, row) in zip(scored, course, strict=True):
             ours = jax.tree.map(lambda x, number=number: x[number], states)
             assert_same_bits(ours, state)
             rows.append(row)
@@ -211,29 +190,6 @@ def test_cells_on_devices_are_not_moved_between_calls(scored):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cells", [1, 2, 3])
-def test_a_group_of_any_size_is_a_loop(cells):
-    """Without a loop, as XLA compiles one iteration, fusion changes the last bits."""
-
-    run = jax.jit(functools.partial(sequential, lambda x, key: (jnp.sin(x), key)))
-    x, keys = jnp.arange(4.0 * cells).reshape(cells, 4), jax.random.split(KEY, cells)
-    assert " while(" in run.lower(x, keys).compile().as_text()
-    assert_same_bits(run(x, keys)[1], keys)
-    np.testing.assert_allclose(run(x, keys)[0], np.sin(x), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_size_of_a_group_changes_no_bit():
-    prepared = federation.federation(fedavg())
-    cells = [cell(lr, seed) for lr in (0.03, 0.3) for seed in (0, 1)]
-    rows = {}
-    for size in (4, 1):
-        found = outcomes(prepared, cells, rounds=3, cells_at_once=size)
-        rows[size] = [[row | {"seconds": 0} for row in one.rows] for one in found]
-    assert rows[4] == rows[1]
-
-
-@pytest.mark.slow
 def test_cells_at_once_are_as_cells_one_by_one(together):
     prepared = federation.federation(fedavg())
     parallel = outcomes(prepared, CELLS, over=vectorized, validation=TEST)
@@ -245,19 +201,6 @@ def test_cells_at_once_are_as_cells_one_by_one(together):
             loss, accuracy = (row[name] for name in VALIDATION)
             assert loss == pytest.approx(row["test_loss"], rel=1e-6)
             assert accuracy == pytest.approx(row["test_accuracy"])
-
-
-@pytest.mark.slow
-def test_validation_examples_are_those_that_were_given(together):
-    prepared = prepared_alone("fedavg", 0.3)
-    half = dataclasses.replace(prepared, test=tuple(map(jnp.asarray, HALF)))
-    state = half.vary(parts=CELLS[2].parts).init(CELLS[2].key)
-    expected = half.evaluate(state)
-    row = together[2].rows[0]
-    for name in VALIDATION:
-        of_test = expected[name.replace("validation", "test")]
-        assert row[name] == pytest.approx(float(of_test)), name
-    assert row["validation_loss"] != pytest.approx(row["test_loss"])
 
 
 # ------------------------------------------------------------- not finite
@@ -344,7 +287,9 @@ def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch)
         next(sweep.sweep(federation.federation(fedavg()), **how))
 
 
-def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
+def test_groups_take_half_the_memory_and_are_of_one_cell_where_it_is_unknown(
+    monkeypatch,
+):
     prepared = federation.federation(fedavg())
     need = memory_check.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
@@ -353,11 +298,9 @@ def test_groups_are_no_larger_than_half_the_memory(monkeypatch):
         monkeypatch.setattr(sweep, "limit_of", lambda devices, memory=memory: memory)
         assert sweep._cells_that_fit(prepared) == cells
 
-
-def test_cells_run_one_at_a_time_where_memory_is_unknown(monkeypatch):
     def unknown(devices):
         raise UnknownMemoryError("no device says")
 
     monkeypatch.setattr(sweep, "limit_of", unknown)
     with pytest.warns(UserWarning, match="memory not checked, one cell .*: no device"):
-        assert sweep._cells_that_fit(federation.federation(fedavg())) == 1
+        assert sweep._cells_that_fit(prepared) == 1

@@ -12,7 +12,7 @@ import federation
 import jax
 import numpy as np
 import pytest
-from federation import DATA, cut
+from federation import DATA, cell, cut
 from swept import workers
 
 from fedjax_muon.algorithms import ALL, fedavg
@@ -21,8 +21,6 @@ from fedjax_muon.simulation import sweep, sweep_tasks, sweep_workers
 from fedjax_muon.simulation.executors import Processes, WorkerEndedError
 from fedjax_muon.simulation.sweep import Cell
 from fedjax_muon.simulation.sweep_tasks import Task, WorkerError, run_tasks
-
-SIZES = [3, 20, 9, 6, 25, 12]
 
 
 def make(name: str = "fedavg", batch_size: int = 4):
@@ -33,11 +31,6 @@ def make(name: str = "fedavg", batch_size: int = 4):
 def make_scored():
     """With validation examples."""
     return make(), (DATA.x_test[::2], DATA.y_test[::2])
-
-
-def cell(lr: float, seed: int) -> Cell:
-    parts = cut(np.roll(SIZES, seed), seed)
-    return Cell({"lr": lr}, jax.random.key(seed), parts)
 
 
 CELLS = [cell(lr, seed) for lr in (0.03, 0.3, 1.0) for seed in (0, 1)]

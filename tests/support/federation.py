@@ -9,6 +9,7 @@ from fedjax_muon import simulation, tasks
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.data import Dataset
 from fedjax_muon.simulation.batching import draw_rows
+from fedjax_muon.simulation.sweep import Cell
 
 NAMES = ("Dense_0", "kernel"), ("Dense_0", "bias")
 
@@ -38,7 +39,8 @@ def cut(sizes, seed=1):
 
 
 DATA, TASK = blobs(), tasks.classification(Linear(3), (5,))
-PARTS = cut([3, 20, 9, 6, 25, 12])
+SIZES = [3, 20, 9, 6, 25, 12]
+PARTS = cut(SIZES)
 SGD = fedavg(lr=0.3)
 
 
@@ -46,6 +48,12 @@ def federation(algorithm=SGD, parts=PARTS, data=DATA, task=TASK, **changes):
     """Six clients with 3 to 25 examples, three of them a round, two batches of four."""
     sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
     return simulation.federate(algorithm, task, data, parts, **sizes | changes)
+
+
+def cell(lr, seed) -> Cell:
+    """A cell of a sweep; every seed has its own clients."""
+    parts = cut(np.roll(SIZES, seed), seed)
+    return Cell({"lr": lr}, jax.random.key(seed), parts)
 
 
 def key_data(x):
