@@ -1,4 +1,4 @@
-"""ResNet-18 and transformers of images against torch, and what Muon takes of them."""
+"""Networks of images against torch; large ones: sizes, and what Muon takes of them."""
 
 import itertools
 import math
@@ -31,6 +31,9 @@ functional = torch.nn.functional
 VIT = {"patch": 2, "width": 10, "depth": 2, "heads": 3, "head_width": 4, "hidden": 14}
 swin = partial(models.Swin, 5, patch=2, width=6, expansion=2)
 SMALL = {  # name: (model, shape of an image)
+    "mlp": (models.MLP(4), (15, 14, 2)),
+    "lenet": (models.LeNet(4), (15, 14, 2)),
+    "emnist_cnn": (models.EmnistCNN(4), (15, 14, 2)),
     "resnet18": (models.ResNet18(5, groups=2, widths=(4, 6)), (7, 6, 3)),
     "vit": (models.ViT(5, **VIT), (4, 6, 3)),
     "vit_tiny": (models.vit_tiny(5, **VIT), (4, 6, 3)),
@@ -42,6 +45,24 @@ SMALL = {  # name: (model, shape of an image)
 
 
 # The networks by torch's functions, of our parameters.
+
+
+def torch_small(model, params, x):
+    def conv(name, x, padding="valid"):
+        kernel, bias = params[name]["kernel"].permute(3, 2, 0, 1), params[name]["bias"]
+        return functional.conv2d(x, kernel, bias, padding=padding).relu()
+
+    if not isinstance(model, models.MLP):
+        x = x.permute(0, 3, 1, 2)
+        if isinstance(model, models.LeNet):
+            x = functional.max_pool2d(conv("Conv_0", x, "same"), 2)
+        else:
+            x = conv("Conv_0", x)
+        x = functional.max_pool2d(conv("Conv_1", x), 2).permute(0, 2, 3, 1)
+    x, last = x.flatten(1), sum(name.startswith("Dense") for name in params) - 1
+    for i in range(last):
+        x = torch_dense(params[f"Dense_{i}"], x).relu()
+    return torch_dense(params[f"Dense_{last}"], x)
 
 
 def torch_resnet(model, params, x):
@@ -160,6 +181,7 @@ def torch_swin(model, params, x):
 
 
 TORCH = {
+    **dict.fromkeys(("mlp", "lenet", "emnist_cnn"), torch_small),
     "resnet18": torch_resnet,
     "vit": partial(torch_vit, epsilon=1e-5),
     "vit_tiny": partial(torch_vit, epsilon=1e-6),
@@ -329,10 +351,11 @@ def test_initial_scales():
     assert np.max(np.abs(leaves[0])) <= 1 / math.sqrt(12)  # uniform
 
 
-def test_inside_shard_map():
-    """Masks and positions do not vary there, images do: a matter of types."""
-    model, image = SMALL["shifted"]
-    check_inside_shard_map(model, image)
+@pytest.mark.parametrize("name", ["vit", "shifted"])
+def test_inside_shard_map(name):
+    """Masks, class tokens and positions do not vary there, images do: a matter of
+    types."""
+    check_inside_shard_map(*SMALL[name])
 
 
 # ----------------------------------------------------------------------- refusals

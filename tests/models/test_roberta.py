@@ -182,12 +182,9 @@ def test_dropout_of_the_weights_of_attention():
     ],
 )
 def test_sizes_are_refused(sizes, shape, message):
+    shapes(MODEL, (2, 10))  # as many as there are positions from the second on
     with pytest.raises(ValueError, match=message):
         shapes(MODEL.clone(**sizes), shape)
-
-
-def test_as_many_tokens_as_there_are_positions():
-    shapes(MODEL, (2, 10))  # of 12, from the second on
 
 
 def test_missing_and_unexpected_tensors(tmp_path):
