@@ -284,15 +284,12 @@ def test_bad_coefficients(coefficients, steps, message):
 
 
 @pytest.mark.parametrize("function", [orthogonalize, polar, spectral])
-def test_bad_matrices(function):
+def test_bad_matrices_and_types(function):
     with pytest.raises(ValueError, match=r"got shape \(3,\); reshape it"):
         function(jnp.ones(3))
     for dtype in ("int32", "complex64"):
         with pytest.raises(TypeError, match=f"got {dtype}"):
             function(jnp.ones((3, 3), dtype))
-
-
-def test_bad_dtype():
     with pytest.raises(TypeError, match="got int8"):
         orthogonalize(jnp.ones((3, 3)), dtype=jnp.int8)
 

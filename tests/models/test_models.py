@@ -69,19 +69,6 @@ def test_parameters_of_each_layer(name):
     assert sum(counts) == TOTALS[name]
 
 
-@pytest.mark.parametrize(
-    ("model", "size", "width"),
-    [
-        (models.LeNet(), 32, 6 * 6 * 16),
-        (models.LeNet(), 12, 1 * 1 * 16),
-        (models.EmnistCNN(), 8, 2 * 2 * 64),  # scikit-learn's digits
-        (models.EmnistCNN(), 6, 1 * 1 * 64),
-    ],
-)
-def test_other_image_sizes(model, size, width):
-    assert shapes(model, (size, size, 3))["Dense_0"]["kernel"].shape[0] == width
-
-
 def test_work_of_a_step_of_the_emnist_cnn():
     """1.43 GFLOP for 20 examples: two for each product, forward and two gradients."""
     first = 26 * 26 * 32 * (3 * 3 * 1)

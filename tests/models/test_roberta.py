@@ -9,24 +9,17 @@ import numpy as np
 import pytest
 from packages import needs
 from parity import differentiated, dropouts
-from torch_roberta import CLASSES, IDS, SIZES, WIDTH, WORDS, checkpoint, forward
+from torch_roberta import CLASSES, IDS, SIZES, WIDTH, WORDS, checkpoint, forward, saved
 
 from fedjax_muon import models
 from fedjax_muon.models.roberta import Attention
 
 torch = needs("torch")
-save_file = needs("safetensors.numpy").save_file
 pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(0)
 MODEL = models.RoBERTa(*SIZES)
 SHALLOW = MODEL.clone(depth=1)  # costs less to compile
-
-
-def saved(folder, tensors):
-    file = folder / "model.safetensors"
-    save_file({name: np.ascontiguousarray(a) for name, a in tensors.items()}, file)
-    return file
 
 
 def loaded(file, model=MODEL):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from packages import needs
-from torch_roberta import CLASSES, IDS, SIZES, WIDTH, checkpoint, forward
+from torch_roberta import CLASSES, IDS, SIZES, WIDTH, checkpoint, forward, saved
 
 from fedjax_muon import decentralized, models, simulation, tasks
 from fedjax_muon.algorithms import fedavg, fedmuon_align
@@ -29,9 +29,7 @@ PROJECTIONS = ("query", "value")
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    file = tmp_path_factory.mktemp("roberta") / "model.safetensors"
-    needs("safetensors.numpy").save_file(checkpoint(), file)
-    return file
+    return saved(tmp_path_factory.mktemp("roberta"), checkpoint())
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_infinite_scores_and_both_zeros_rank():
     np.testing.assert_allclose(AUC(scores, y), expected, atol=1e-6)
 
 
-def test_nan_where_there_is_no_auc():
+def test_nan_where_there_is_no_auc_and_in_no_other_row_of_a_vmap():
     scores = jnp.float32([0.1, 0.5, 0.3])
     assert np.isnan(AUC(scores, jnp.int32([0, 0, 0])))
     assert np.isnan(AUC(scores, jnp.int32([1, 1, 1])))
@@ -97,9 +97,6 @@ def test_nan_where_there_is_no_auc():
         broken = scores.at[place].set(jnp.nan)
         assert np.isnan(AUC(broken, jnp.int32([0, 1, 0])))
         assert np.isnan(AUC(-broken, jnp.int32([0, 1, 1])))
-
-
-def test_one_nan_leaves_the_other_rows_of_a_vmap():
     scores, labels = map(np.stack, zip(*cases(3, 7, seed=1), strict=True))
     scores[1, 4] = np.nan
     found = MANY(scores, labels)
