@@ -260,10 +260,7 @@ def test_swin_starts_at_its_checkpoint(tiny):
 
 
 REFUSED = (
-    (
-        {"checkpoint": None},
-        "roberta is not trained from scratch; give --checkpoint",
-    ),
+    ({"checkpoint": None}, "roberta is not trained from scratch; give --checkpoint"),
     ({"model": "rnn"}, "rnn has no checkpoint; leave it out, or choose one of roberta"),
     ({"problem": "auc"}, "a checkpoint is for classification; leave it out"),
     ({"checkpoint": Path("no")}, "checkpoint no does not exist; give the directory of"),

@@ -128,27 +128,6 @@ def test_where_dropout_acts():
     assert seen == [(shape, 0.1) for shape in [(*tokens, 10), *block, *block]]
 
 
-@pytest.mark.slow
-def test_initial_scales():
-    """Of kernels (fan_in 48 and 128) and tokens: torch's, or 0.02 as in DeiT."""
-    sizes = {"width": 128, "heads": 2, "depth": 1}
-
-    @partial(jax.jit, static_argnums=0)
-    def some(model):  # the others cost time to compile
-        params = model.init(KEY, jnp.zeros((1, 16, 16, 3)))["params"]
-        query = params["Block_0"]["Attention_0"]["query"]["kernel"]
-        return params["patches"]["kernel"], query, params["positions"]["embedding"]
-
-    wide, tiny = some(models.ViT(**sizes)), some(models.vit_tiny(**sizes))
-    torch_scales = (1 / math.sqrt(3 * 48), 1 / math.sqrt(3 * 128), 1.0)
-    for leaves, scales in ((wide, torch_scales), (tiny, (0.02, 0.02, 0.02))):
-        for leaf, scale in zip(leaves, scales, strict=True):
-            # an entry's square strays from its mean by sqrt(2) of it at most
-            error = 5 * math.sqrt(2 / leaf.size)
-            assert math.isclose(np.mean(leaf**2), scale**2, rel_tol=error)
-    assert np.max(wide[0]) <= 1 / math.sqrt(48)  # uniform
-
-
 SIDES = r"multiples of patch = 4, got shape \(2, 3"
 AT_LEAST_ONE = "must be at least 1, got 0"
 RATE = r"dropout must lie in \[0, 1\)"

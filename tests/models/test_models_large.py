@@ -330,25 +330,43 @@ def test_relative_positions_are_no_matrices():
     assert matrices(tree, exclude=("scale",)).keys() - found.keys() == tables
 
 
-def test_initial_scales():
-    model = models.Swin(5, width=64, depths=(1,), heads=(8,))
+SIZES = {"width": 128, "heads": 2, "depth": 1}
+LEAVES = ("patches/kernel", "Block_0/Attention_0/query/kernel", "positions/embedding")
+SCALES = (1 / math.sqrt(3 * 48), 1 / math.sqrt(3 * 128), 1.0)
+SWIN_BLOCK = ("Attention_0/query/kernel", "RelativePositions_0/bias")
+SWIN_LEAVES = (*(f"SwinBlock_0/{name}" for name in SWIN_BLOCK), "head/kernel")
+
+
+@pytest.mark.parametrize(
+    ("model", "side", "scales"),
+    [
+        (models.ViT(**SIZES), 16, dict(zip(LEAVES, SCALES, strict=True))),
+        (models.vit_tiny(**SIZES), 16, dict.fromkeys(LEAVES, 0.02)),
+        (
+            models.Swin(5, width=64, depths=(1,), heads=(8,)),
+            8,
+            {"patches/kernel": 1 / math.sqrt(3 * 12)}
+            | dict.fromkeys(SWIN_LEAVES, 0.02),
+        ),
+    ],
+)
+def test_initial_scales(model, side, scales):
+    """Of kernels and tables: torch's by their fan_in, or 0.02 as in DeiT."""
 
     @jax.jit
     def some():  # the others cost time to compile
-        params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]
-        block = params["SwinBlock_0"]
-        return (
-            params["patches"]["kernel"],
-            block["Attention_0"]["query"]["kernel"],
-            block["RelativePositions_0"]["bias"],
-            params["head"]["kernel"],
-        )
+        params = model.init(jax.random.key(0), jnp.zeros((1, side, side, 3)))["params"]
+        return {name: by_path(params)[name] for name in scales}
 
     leaves = some()
-    for leaf, scale in zip(leaves, (1 / math.sqrt(3 * 12), *[0.02] * 3), strict=True):
-        error = 5 * math.sqrt(2 / leaf.size)  # of a mean of squares of normal numbers
-        assert math.isclose(np.mean(leaf**2), scale**2, rel_tol=error)
-    assert np.max(np.abs(leaves[0])) <= 1 / math.sqrt(12)  # uniform
+    for name, scale in scales.items():
+        # an entry's square strays from its mean by sqrt(2) of it at most
+        error = 5 * math.sqrt(2 / leaves[name].size)
+        mean = np.mean(leaves[name] ** 2)
+        assert math.isclose(mean, scale**2, rel_tol=error), name
+    if scales["patches/kernel"] != 0.02:
+        bound = math.sqrt(3) * scales["patches/kernel"]
+        assert np.max(np.abs(leaves["patches/kernel"])) <= bound  # uniform
 
 
 @pytest.mark.parametrize("name", ["vit", "shifted"])

@@ -91,7 +91,7 @@ def test_gradients_and_losses_equal_torch(file):
 
 
 @pytest.mark.slow
-def test_training_starts_at_the_frozen_model(frozen):
+def test_training_starts_at_the_frozen_model_and_has_these_matrices(frozen):
     task = lora_classification(MODEL, frozen, (6,))
     params = task.init(KEY)
     wide = 16  # the default rank
@@ -109,6 +109,15 @@ def test_training_starts_at_the_frozen_model(frozen):
         # uniform within c: standard deviation c / sqrt(3), a twelfth known from 128
         assert abs(np.std(a) * np.sqrt(3 * WIDTH) - 1) < 0.25
         assert not any(np.array_equal(a, other) for other in downs[:i])
+
+    every = muon_dimension_numbers(params)
+    layer = {"attention": dict.fromkeys(PROJECTIONS, dict.fromkeys("ab", ((0,), 1)))}
+    assert every["adapters"] == {"layer_0": layer, "layer_1": layer}
+    dense = {"kernel": ((0,), 1), "bias": None}
+    assert every["head"] == {"dense": dense, "out": dense}
+    fewer = muon_dimension_numbers(params, exclude=("bias", "scale", "head"))
+    assert fewer["adapters"] == every["adapters"]
+    assert not jax.tree.leaves(fewer["head"])
 
 
 @pytest.mark.slow
@@ -150,21 +159,6 @@ def test_layers_of_any_model_and_the_default_scale():
     close(evaluate(task, drawn), losses(drawn, 2.0))
     other = lora_classification(model, frozen, (4,), **sizes, alpha=1.5)
     close(evaluate(other, drawn), losses(drawn, 0.5))
-
-
-@pytest.mark.slow
-def test_matrices(frozen):
-    task = lora_classification(MODEL, frozen, (6,), rank=RANK)
-    params = jax.eval_shape(task.init, KEY)
-    every = muon_dimension_numbers(params)
-    pair = {"a": ((0,), 1), "b": ((0,), 1)}
-    layer = {"attention": dict.fromkeys(PROJECTIONS, pair)}
-    assert every["adapters"] == {"layer_0": layer, "layer_1": layer}
-    dense = {"kernel": ((0,), 1), "bias": None}
-    assert every["head"] == {"dense": dense, "out": dense}
-    fewer = muon_dimension_numbers(params, exclude=("bias", "scale", "head"))
-    assert fewer["adapters"] == every["adapters"]
-    assert not jax.tree.leaves(fewer["head"])
 
 
 # ---------------------------------------------------------- in federated training
