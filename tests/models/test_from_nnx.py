@@ -56,7 +56,7 @@ def batch(rng, rows=7):
     return Batch(x, y, jnp.asarray(rng.random(rows), jnp.float32))
 
 
-def test_gradients_are_those_of_linen_and_of_numpy(tasks):
+def test_gradients_are_those_of_linen(tasks):
     ours, linen = tasks
     params = ours.init(jax.random.key(0))
     given = batch(np.random.default_rng(0))
@@ -64,16 +64,6 @@ def test_gradients_are_those_of_linen_and_of_numpy(tasks):
     wanted = linen.grad(in_linen(params), given, jax.random.key(1))
     assert jax.tree.structure(found) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, in_linen(found), wanted)
-    # the gradient of the last bias: weighted means of softmax minus label
-    h = np.asarray(given.x, np.float64)
-    layers = [params["layers"][str(i)] for i in range(3)]
-    for i, layer in enumerate(layers):
-        h = h @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
-        h = np.maximum(h, 0) if i < 2 else h
-    p = np.exp(h) / np.exp(h).sum(1, keepdims=True)
-    w = np.asarray(given.weight) / np.asarray(given.weight).sum()
-    bias = w @ (p - np.eye(3)[np.asarray(given.y)])
-    np.testing.assert_allclose(found["layers"]["2"]["bias"], bias, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -10,16 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxprs import equations, products
-from packages import needs
-from parity import (
-    by_path,
-    check_inside_shard_map,
-    differentiated,
-    drawn,
-    dropouts,
-    shapes,
-    torch_leaves,
-)
+from parity import by_path, drawn, dropouts, shapes
 
 from fedjax_muon import models, tasks
 from fedjax_muon.models.convolution import max_pool_2x2
@@ -76,74 +67,6 @@ def test_parameters_of_each_layer(name):
     counts = [sum(p.size for p in jax.tree.leaves(layer)) for layer in params.values()]
     assert sorted(counts) == sorted(LAYERS[name])
     assert sum(counts) == TOTALS[name]
-
-
-def test_features_of_the_mlp():
-    params = shapes(models.MLP(features=(7,), classes=3), (4, 2))
-    kernels = [layer["kernel"].shape for layer in params.values()]
-    assert kernels == [(8, 7), (7, 3)]
-
-
-@pytest.mark.parametrize(
-    ("model", "size", "width"),
-    [
-        (models.LeNet(), 32, 6 * 6 * 16),
-        (models.LeNet(), 12, 1 * 1 * 16),
-        (models.EmnistCNN(), 8, 2 * 2 * 64),  # scikit-learn's digits
-        (models.EmnistCNN(), 6, 1 * 1 * 64),
-    ],
-)
-def test_other_image_sizes(model, size, width):
-    assert shapes(model, (size, size, 3))["Dense_0"]["kernel"].shape[0] == width
-
-
-def torch_network(name, params, x):
-    """The network by torch's own operations, from our parameters, in float64."""
-    functional = needs("torch").nn.functional
-
-    def conv(layer, x, padding):
-        kernel = layer["kernel"].permute(3, 2, 0, 1)
-        return functional.conv2d(x, kernel, layer["bias"], padding=padding)
-
-    def dense(layer, x):
-        return x @ layer["kernel"] + layer["bias"]
-
-    def pooled(x):
-        return functional.max_pool2d(functional.relu(x), 2)
-
-    if name != "mlp":
-        x = x.permute(0, 3, 1, 2)
-    if name == "lenet":
-        x = pooled(conv(params["Conv_0"], x, "same"))
-        x = pooled(conv(params["Conv_1"], x, "valid")).permute(0, 2, 3, 1)
-    if name == "emnist_cnn":
-        x = functional.relu(conv(params["Conv_0"], x, "valid"))
-        x = pooled(conv(params["Conv_1"], x, "valid")).permute(0, 2, 3, 1)
-    x = x.reshape(len(x), -1)
-    count = sum(layer.startswith("Dense") for layer in params)
-    for i in range(count - 1):
-        x = functional.relu(dense(params[f"Dense_{i}"], x))
-    return dense(params[f"Dense_{count - 1}"], x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", IMAGES)
-def test_networks_equal_torch(name):
-    torch = needs("torch")
-    model = models.ALL[name](classes=4)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, 15, 14, 2))
-    params = jax.tree.map(
-        lambda p: rng.normal(size=p.shape) / math.sqrt(p.size / p.shape[-1]),
-        shapes(model, (15, 14, 2)),
-    )
-    logits, gradient = differentiated(model, params, x)
-    leaves = torch_leaves(params)
-    reference = torch_network(name, leaves, torch.tensor(x))
-    torch.sin(reference).sum().backward()
-    np.testing.assert_allclose(logits, reference.detach().numpy(), atol=1e-12)
-    theirs = jax.tree.map(lambda leaf: leaf.grad.numpy(), leaves)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, theirs)
 
 
 def test_work_of_a_step_of_the_emnist_cnn():
@@ -203,33 +126,6 @@ def test_where_dropout_acts():
     seen = dropouts(lambda: shapes(model, image))
     block = [(*tokens, 10), (*tokens, 14), (*tokens, 10)]
     assert seen == [(shape, 0.1) for shape in [(*tokens, 10), *block, *block]]
-
-
-@pytest.mark.slow
-def test_initial_scales():
-    """Of kernels (fan_in 48 and 128) and tokens: torch's, or 0.02 as in DeiT."""
-    sizes = {"width": 128, "heads": 2, "depth": 1}
-
-    @partial(jax.jit, static_argnums=0)
-    def some(model):  # the others cost time to compile
-        params = model.init(KEY, jnp.zeros((1, 16, 16, 3)))["params"]
-        query = params["Block_0"]["Attention_0"]["query"]["kernel"]
-        return params["patches"]["kernel"], query, params["positions"]["embedding"]
-
-    wide, tiny = some(models.ViT(**sizes)), some(models.vit_tiny(**sizes))
-    torch_scales = (1 / math.sqrt(3 * 48), 1 / math.sqrt(3 * 128), 1.0)
-    for leaves, scales in ((wide, torch_scales), (tiny, (0.02, 0.02, 0.02))):
-        for leaf, scale in zip(leaves, scales, strict=True):
-            # an entry's square strays from its mean by sqrt(2) of it at most
-            error = 5 * math.sqrt(2 / leaf.size)
-            assert math.isclose(np.mean(leaf**2), scale**2, rel_tol=error)
-    assert np.max(wide[0]) <= 1 / math.sqrt(48)  # uniform
-
-
-@pytest.mark.slow
-def test_inside_shard_map():
-    """Class tokens and positions do not vary there, images do: a matter of types."""
-    check_inside_shard_map(models.ViT(5, **SMALL_VIT), (4, 4, 3))
 
 
 SIDES = r"multiples of patch = 4, got shape \(2, 3"

@@ -1,4 +1,4 @@
-"""ResNet-18 and transformers of images against torch, and what Muon takes of them."""
+"""Networks of images against torch; large ones: sizes, and what Muon takes of them."""
 
 import itertools
 import math
@@ -19,8 +19,7 @@ from parity import (
 )
 
 from fedjax_muon import models
-from fedjax_muon.linalg.newton_schulz import polar
-from fedjax_muon.transforms import by_rank, muon_dimension_numbers, scale_by_muon
+from fedjax_muon.transforms import muon_dimension_numbers
 from fedjax_muon.transforms.layout import fans
 
 pytestmark = pytest.mark.slow
@@ -31,6 +30,9 @@ functional = torch.nn.functional
 VIT = {"patch": 2, "width": 10, "depth": 2, "heads": 3, "head_width": 4, "hidden": 14}
 swin = partial(models.Swin, 5, patch=2, width=6, expansion=2)
 SMALL = {  # name: (model, shape of an image)
+    "mlp": (models.MLP(4), (15, 14, 2)),
+    "lenet": (models.LeNet(4), (15, 14, 2)),
+    "emnist_cnn": (models.EmnistCNN(4), (15, 14, 2)),
     "resnet18": (models.ResNet18(5, groups=2, widths=(4, 6)), (7, 6, 3)),
     "vit": (models.ViT(5, **VIT), (4, 6, 3)),
     "vit_tiny": (models.vit_tiny(5, **VIT), (4, 6, 3)),
@@ -42,6 +44,24 @@ SMALL = {  # name: (model, shape of an image)
 
 
 # The networks by torch's functions, of our parameters.
+
+
+def torch_small(model, params, x):
+    def conv(name, x, padding="valid"):
+        kernel, bias = params[name]["kernel"].permute(3, 2, 0, 1), params[name]["bias"]
+        return functional.conv2d(x, kernel, bias, padding=padding).relu()
+
+    if not isinstance(model, models.MLP):
+        x = x.permute(0, 3, 1, 2)
+        if isinstance(model, models.LeNet):
+            x = functional.max_pool2d(conv("Conv_0", x, "same"), 2)
+        else:
+            x = conv("Conv_0", x)
+        x = functional.max_pool2d(conv("Conv_1", x), 2).permute(0, 2, 3, 1)
+    x, last = x.flatten(1), sum(name.startswith("Dense") for name in params) - 1
+    for i in range(last):
+        x = torch_dense(params[f"Dense_{i}"], x).relu()
+    return torch_dense(params[f"Dense_{last}"], x)
 
 
 def torch_resnet(model, params, x):
@@ -160,6 +180,7 @@ def torch_swin(model, params, x):
 
 
 TORCH = {
+    **dict.fromkeys(("mlp", "lenet", "emnist_cnn"), torch_small),
     "resnet18": torch_resnet,
     "vit": partial(torch_vit, epsilon=1e-5),
     "vit_tiny": partial(torch_vit, epsilon=1e-6),
@@ -277,20 +298,6 @@ def test_matrices_of_the_transformers(constructor, depth):
     assert found.keys() - fewer.keys() == {"positions/embedding", "head/kernel"}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit", "whole"])
-def test_muon_makes_matrices_orthogonal_and_leaves_the_rest(name):
-    gradient = jax.tree.map(jnp.float32, drawn(shapes(*SMALL[name])))
-    rule = by_rank(scale_by_muon(0.0, polar=polar))
-    step = jax.jit(lambda g: rule.update(g, rule.init(g))[0])(gradient)
-    names = matrices(gradient)
-    for path, leaf in by_path(step).items():
-        if path in names:
-            values = np.linalg.svd(np.float64(leaf).reshape(names[path]))[1]
-            np.testing.assert_allclose(values, 1.0, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(leaf, by_path(gradient)[path])
-
-
 def test_relative_positions_are_no_matrices():
     tree = shapes(models.swin_tiny(), (32, 32, 3))
     params = by_path(tree)
@@ -308,31 +315,50 @@ def test_relative_positions_are_no_matrices():
     assert matrices(tree, exclude=("scale",)).keys() - found.keys() == tables
 
 
-def test_initial_scales():
-    model = models.Swin(5, width=64, depths=(1,), heads=(8,))
+SIZES = {"width": 128, "heads": 2, "depth": 1}
+LEAVES = ("patches/kernel", "Block_0/Attention_0/query/kernel", "positions/embedding")
+SCALES = (1 / math.sqrt(3 * 48), 1 / math.sqrt(3 * 128), 1.0)
+SWIN_BLOCK = ("Attention_0/query/kernel", "RelativePositions_0/bias")
+SWIN_LEAVES = (*(f"SwinBlock_0/{name}" for name in SWIN_BLOCK), "head/kernel")
+
+
+@pytest.mark.parametrize(
+    ("model", "side", "scales"),
+    [
+        (models.ViT(**SIZES), 16, dict(zip(LEAVES, SCALES, strict=True))),
+        (models.vit_tiny(**SIZES), 16, dict.fromkeys(LEAVES, 0.02)),
+        (
+            models.Swin(5, width=64, depths=(1,), heads=(8,)),
+            8,
+            {"patches/kernel": 1 / math.sqrt(3 * 12)}
+            | dict.fromkeys(SWIN_LEAVES, 0.02),
+        ),
+    ],
+)
+def test_initial_scales(model, side, scales):
+    """Of kernels and tables: torch's by their fan_in, or 0.02 as in DeiT."""
 
     @jax.jit
     def some():  # the others cost time to compile
-        params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]
-        block = params["SwinBlock_0"]
-        return (
-            params["patches"]["kernel"],
-            block["Attention_0"]["query"]["kernel"],
-            block["RelativePositions_0"]["bias"],
-            params["head"]["kernel"],
-        )
+        params = model.init(jax.random.key(0), jnp.zeros((1, side, side, 3)))["params"]
+        return {name: by_path(params)[name] for name in scales}
 
     leaves = some()
-    for leaf, scale in zip(leaves, (1 / math.sqrt(3 * 12), *[0.02] * 3), strict=True):
-        error = 5 * math.sqrt(2 / leaf.size)  # of a mean of squares of normal numbers
-        assert math.isclose(np.mean(leaf**2), scale**2, rel_tol=error)
-    assert np.max(np.abs(leaves[0])) <= 1 / math.sqrt(12)  # uniform
+    for name, scale in scales.items():
+        # an entry's square strays from its mean by sqrt(2) of it at most
+        error = 5 * math.sqrt(2 / leaves[name].size)
+        mean = np.mean(leaves[name] ** 2)
+        assert math.isclose(mean, scale**2, rel_tol=error), name
+    if scales["patches/kernel"] != 0.02:
+        bound = math.sqrt(3) * scales["patches/kernel"]
+        assert np.max(np.abs(leaves["patches/kernel"])) <= bound  # uniform
 
 
-def test_inside_shard_map():
-    """Masks and positions do not vary there, images do: a matter of types."""
-    model, image = SMALL["shifted"]
-    check_inside_shard_map(model, image)
+@pytest.mark.parametrize("name", ["vit", "shifted"])
+def test_inside_shard_map(name):
+    """Masks, class tokens and positions do not vary there, images do: a matter of
+    types."""
+    check_inside_shard_map(*SMALL[name])
 
 
 # ----------------------------------------------------------------------- refusals

@@ -9,24 +9,17 @@ import numpy as np
 import pytest
 from packages import needs
 from parity import differentiated, dropouts
-from torch_roberta import CLASSES, IDS, SIZES, WIDTH, WORDS, checkpoint, forward
+from torch_roberta import CLASSES, IDS, SIZES, WIDTH, WORDS, checkpoint, forward, saved
 
 from fedjax_muon import models
 from fedjax_muon.models.roberta import Attention
 
 torch = needs("torch")
-save_file = needs("safetensors.numpy").save_file
 pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(0)
 MODEL = models.RoBERTa(*SIZES)
 SHALLOW = MODEL.clone(depth=1)  # costs less to compile
-
-
-def saved(folder, tensors):
-    file = folder / "model.safetensors"
-    save_file({name: np.ascontiguousarray(a) for name, a in tensors.items()}, file)
-    return file
 
 
 def loaded(file, model=MODEL):
@@ -182,12 +175,9 @@ def test_dropout_of_the_weights_of_attention():
     ],
 )
 def test_sizes_are_refused(sizes, shape, message):
+    shapes(MODEL, (2, 10))  # as many as there are positions from the second on
     with pytest.raises(ValueError, match=message):
         shapes(MODEL.clone(**sizes), shape)
-
-
-def test_as_many_tokens_as_there_are_positions():
-    shapes(MODEL, (2, 10))  # of 12, from the second on
 
 
 def test_missing_and_unexpected_tensors(tmp_path):

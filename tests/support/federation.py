@@ -24,6 +24,17 @@ class Linear(nn.Module):
         return nn.Dense(self.classes)(x.reshape(len(x), -1))
 
 
+class Dropping(nn.Module):
+    """Half of all inputs are dropped where there is a key."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
+        return nn.Dense(self.classes, use_bias=False)(x.reshape(len(x), -1))
+
+
 def blobs(count=80, seed=0) -> Dataset:
     """Three classes of five features: `count` examples to train on, 20 to test on."""
     rng = np.random.default_rng(seed)

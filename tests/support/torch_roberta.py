@@ -20,6 +20,14 @@ IDS = np.array(
 )
 
 
+def saved(folder, tensors):
+    """A file of `tensors` in `folder`."""
+    file = folder / "model.safetensors"
+    ordered = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
+    needs("safetensors.numpy").save_file(ordered, file)
+    return file
+
+
 def checkpoint(seed=0) -> dict[str, np.ndarray]:
     """Normal tensors in float64, by the names of transformers."""
     rng = np.random.default_rng(seed)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federation import Dropping
 from jax.tree_util import Partial
 from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
@@ -146,15 +147,8 @@ def test_parameters_are_a_plain_dict_drawn_from_the_key():
     assert jnp.abs(kernels[0] - kernels[2]).max() > 0.01
 
 
-class Dropping(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
-        return nn.Dense(3, use_bias=False)(x.reshape(len(x), -1))
-
-
 def test_dropout_takes_the_key_of_the_gradient():
-    task = tasks.classification(Dropping(), (8,))
+    task = tasks.classification(Dropping(3), (8,))
     params, batch = task.init(KEY), draw((8,), 3)
     grad = lambda i: task.grad(params, batch, jax.random.key(i))["Dense_0"]["kernel"]
     first, again, other = map(grad, (1, 1, 2))
@@ -213,14 +207,9 @@ def test_models_that_are_no_classifiers(output, message):
         tasks.classification(Broken(output), (5,))
 
 
-class Parameterless(nn.Module):
-    def __call__(self, x):
-        return x
-
-
 def test_models_without_parameters_and_that_refuse_the_shape():
     with pytest.raises(ValueError, match=r"'params' and no others, got \[\]"):
-        tasks.classification(Parameterless(), (5,))
+        tasks.classification(nn.Sequential([nn.relu]), (5,))
     with pytest.raises(ValueError, match="at least 12 x 12"):
         tasks.classification(models.LeNet(), (8, 8, 1))
 
@@ -296,7 +285,7 @@ def batch():
 
 @pytest.mark.slow
 def test_the_gradient_is_of_changed_images_and_drops_by_a_key_of_its_own():
-    plain = tasks.classification(Dropping(), IMAGES.shape[1:])
+    plain = tasks.classification(Dropping(3), IMAGES.shape[1:])
     task = augmented(plain, crop_and_flip(2))
     params = plain.init(KEY)
     found = jax.jit(task.grad)(params, batch(), KEY)
@@ -368,16 +357,15 @@ def test_every_client_and_step_has_crops_of_its_own():
     assert len(np.unique(np.asarray(found).reshape(4, -1), axis=0)) == 4
 
 
-@pytest.mark.parametrize("padding", [-1, 1.5, "4"])
-def test_paddings_that_are_refused(padding):
-    with pytest.raises(ValueError, match=f"an integer of at least 0, got {padding!r}"):
-        crop_and_flip(padding)
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 4)])
-def test_what_is_no_image_is_refused(shape):
-    with pytest.raises(ValueError, match=r"\[B, H, W, C\] can be cropped, got exam"):
-        crop_and_flip()(KEY, np.zeros(shape, np.float32))
+def test_paddings_and_what_is_no_image_are_refused():
+    for padding in (-1, 1.5, "4"):
+        message = f"an integer of at least 0, got {padding!r}"
+        with pytest.raises(ValueError, match=message):
+            crop_and_flip(padding)
+    message = r"\[B, H, W, C\] can be cropped, got exam"
+    for shape in ((3,), (3, 4), (3, 4, 4)):
+        with pytest.raises(ValueError, match=message):
+            crop_and_flip()(KEY, np.zeros(shape, np.float32))
 
 
 @pytest.mark.slow

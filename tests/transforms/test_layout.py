@@ -126,9 +126,6 @@ def test_exclude():
     biases = numbers_of(params, exclude=())
     more = {k for k in every if every[k] is None and biases[k] is not None}
     assert {k.rsplit("/", 2)[1] for k in more} == {"query", "key", "value"}
-
-
-def test_exclude_is_no_string():
     with pytest.raises(TypeError, match="sequence of names, got 'embedding'"):
         muon_dimension_numbers({"b": jnp.zeros((2, 3))}, exclude="embedding")
 
@@ -214,21 +211,22 @@ def test_fans_and_axes():
     assert fans(CONV, jnp.zeros((3, 3, 64, 128))) == (576, 128)
 
 
-@pytest.mark.parametrize("numbers", [(0, 2), (-3, 1), ((0, 5), 1)])
-def test_axes_that_do_not_exist(numbers):
-    with pytest.raises(ValueError, match=r"axes that a leaf \(2, 3\) does not have"):
+ABSENT = ((0, 2), (-3, 1), ((0, 5), 1))
+TWICE = ((0, 0), (1, -1), ((0, 0), 1), ((0, -2), 1))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        *((n, r"axes that a leaf \(2, 3\) does not have") for n in ABSENT),
+        *((n, r"name an axis twice for a leaf \(2, 3\)") for n in TWICE),
+    ],
+)
+def test_axes_that_are_refused(numbers, message):
+    with pytest.raises(ValueError, match=message):
         applied(polar, jnp.zeros((2, 3)), MuonDimensionNumbers(*numbers))
-
-
-def test_scalars_have_no_axes():
     with pytest.raises(ValueError, match=r"a leaf \(\) does not have"):
         fans(MuonDimensionNumbers(), jnp.zeros(()))
-
-
-@pytest.mark.parametrize("numbers", [(0, 0), (1, -1), ((0, 0), 1), ((0, -2), 1)])
-def test_axes_named_twice(numbers):
-    with pytest.raises(ValueError, match=r"name an axis twice for a leaf \(2, 3\)"):
-        applied(polar, jnp.zeros((2, 3)), MuonDimensionNumbers(*numbers))
 
 
 def test_other_leaves_are_left_alone():
@@ -270,18 +268,11 @@ def calls_of(*matrices):
     return calls
 
 
-def test_one_call_for_each_shape():
+def test_one_call_for_each_shape_and_type_up_to_a_largest_size(monkeypatch):
     found = calls_of(*map(drawn, SHAPES))
     assert [shape for shape, _ in found] == [(4, 4, 6), (1, 6, 4), (1, 4, 4)]
-
-
-def test_types_are_kept_apart():
-    half = drawn((4, 6), jnp.bfloat16)
-    found = calls_of(drawn((4, 6)), half, drawn((4, 6)))
+    found = calls_of(drawn((4, 6)), drawn((4, 6), jnp.bfloat16), drawn((4, 6)))
     assert found == [((2, 4, 6), "float32"), ((1, 4, 6), "bfloat16")]
-
-
-def test_stacks_have_a_largest_size(monkeypatch):
     monkeypatch.setattr(layout, "STACK", 2 * 24)
     found = calls_of(*[drawn((4, 6))] * 5, drawn((3, 4, 6)))
     assert [shape[0] for shape, _ in found] == [2, 2, 1, 3]

@@ -4,7 +4,6 @@ import itertools
 import math
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -226,20 +225,6 @@ def test_scale_by_shape(shape):
     np.testing.assert_allclose(default, factors[RULES.index(jordan)], rtol=1e-6)
 
 
-def test_meaning_of_the_scales():
-    """Of orthogonal steps: unit norm, RMS 0.2, and unit RMS in to unit RMS out."""
-    g = draw(MATRICES)
-    for scale, measure in (
-        (unscaled, lambda u: np.linalg.norm(u, 2)),
-        (moonlight, lambda u: np.sqrt(np.mean(u**2)) / 0.2),
-        (spectral, lambda u: np.linalg.norm(u, 2) * math.sqrt(len(u) / len(u.T))),
-    ):
-        tx = scale_by_muon(polar=polar, shape_scale=scale)
-        (updates,) = run(tx, [g], compiled=False)
-        for u in updates.values():
-            np.testing.assert_allclose(measure(u), 1, rtol=1e-5)
-
-
 def test_numpy_scales_keep_the_dtype():
     rule = scale_by_shape(lambda fan_in, fan_out: np.sqrt(fan_out / fan_in))
     x = jnp.ones((4, 16), jnp.bfloat16)
@@ -349,7 +334,7 @@ def test_layout_turns_in_every_part():
             np.testing.assert_allclose(ours, math.sqrt(4 / 6) * u @ vt, atol=5e-6)
 
 
-# ------- what every rule keeps: structure, types, one compilation, vmap; it trains
+# ------- what every rule keeps: structure and types, under jit and vmap
 
 EVERY = {
     "muon": muon(nesterov=True, shape_scale=moonlight),
@@ -392,18 +377,16 @@ def test_structure_and_types(tx, dtype):
     updates, after = jax.eval_shape(tx.update, params, state, params)
     assert types(updates) == types(params)
     assert types(after) == types(state)
+    assert types(jax.eval_shape(tx.init, params)) == types(state)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_bfloat16_is_close_to_float32(nesterov):
     """The kernel is well conditioned, and the rounding of its entries is 2^-9."""
-    rule = scale_by_muon(nesterov=nesterov)
-    high = {"kernel": np.random.default_rng(0).normal(size=(48, 20))}
-    low = {"kernel": jnp.asarray(high["kernel"], jnp.bfloat16)}
-    high = {"kernel": jnp.asarray(high["kernel"], jnp.float32)}
-    (u, _), (v, _) = (rule.update(g, rule.init(g)) for g in (low, high))
-    error = np.asarray(u["kernel"], np.float32) - np.asarray(v["kernel"])
-    assert 1e-4 < np.linalg.norm(error) / np.linalg.norm(v["kernel"]) < 0.02
+    rule, x = scale_by_muon(nesterov=nesterov), draw((48, 20))
+    given = jnp.asarray(x, jnp.bfloat16), jnp.asarray(x)
+    u, v = (rule.update(g, rule.init(g))[0] for g in given)
+    assert 1e-4 < distance(u.astype(jnp.float32), v) < 0.02
 
 
 @all_rules
@@ -420,12 +403,6 @@ def test_one_trace(tx):
     for seed in range(3):
         _, state = update(draw_clients(seed), state, params)
     assert len(traces) == 1
-
-
-@all_rules
-def test_init_of_shapes_alone(tx):
-    params = draw_clients()
-    assert types(jax.eval_shape(tx.init, params)) == types(tx.init(params))
 
 
 @pytest.mark.slow
@@ -472,37 +449,3 @@ def test_sweeps_over_hyperparameters(factory):
     swept = jax.jit(jax.vmap(run))(jnp.asarray(values))
     for i, value in enumerate(values):
         jax.tree.map(lambda a, b, i=i: close(a[i], b), swept, run(value))
-
-
-# ------------------------------------------------------------------------ training
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "rule",
-    [muon(0.9, nesterov=True, shape_scale=spectral), scale_by_fedadam()],
-    ids=["muon", "fedadam"],
-)
-def test_least_squares_reach_the_optimum(rule):
-    """By steps whose rate falls linearly to zero."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(64, 6)).astype(np.float32)
-    y = x @ rng.normal(size=(6, 3)) + 1 + 0.5 * rng.normal(size=(64, 3))
-    design = np.hstack([x, np.ones((64, 1))])
-    solution = np.linalg.lstsq(design, y, rcond=None)[0]
-    optimum = np.mean((design @ solution - y) ** 2)
-    schedule = optax.linear_schedule(0.1, 0.0, 300)
-    tx = optax.chain(rule, optax.scale_by_learning_rate(schedule))
-    loss = lambda p: jnp.mean((nn.Dense(3).apply(p, x) - np.float32(y)) ** 2)
-
-    def step(carry, _):
-        params, state = carry
-        updates, state = tx.update(jax.grad(loss)(params), state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    params = nn.Dense(3).init(jax.random.key(0), x)
-    run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=300))
-    (trained, _), _ = run((params, tx.init(params)))
-    first, last = float(loss(params)), float(loss(trained))
-    assert last >= optimum - 1e-6
-    assert last - optimum <= 1e-3 * (first - optimum)
