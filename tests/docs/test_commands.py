@@ -209,11 +209,6 @@ def test_a_wrong_command_would_be_found(command, parsing, capsys):
     assert "did not parse" not in str(refused.value)
 
 
-def test_small_commands_run_and_many_are_printed(capsys):
+def test_many_commands_are_printed():
     assert len(PRINTED) > 40
     assert {p.place for p in PRINTED} >= {"README.md", "docs/devices.md"}
-    last = {(p.words[0], p.words[-1]): p.words for p in PRINTED if not p.inline}
-    cli.main(list(last["fedjax-muon", "list"][1:]))
-    benchmarks.main(list(last["python", "--list"][3:]))
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ("fedmuon_align", "digits", "w1"))
