@@ -170,17 +170,14 @@ def test_a_printed_command_is_parsed(printed, parsing):
         parse(words, parsing)
 
 
-SHOWN = ("train", "compare", "sweep")  # the commands of the files that a page shows
-
-
-@pytest.mark.parametrize("number", range(len(SHOWN)))
-def test_a_shown_file_is_parsed(number, parsing, tmp_path):
-    shown = blocks("configuration.md", "yaml")
-    assert len(shown) == len(SHOWN)
-    path = tmp_path / "shown.yaml"
-    path.write_text(shown[number])
-    given = parse(["fedjax-muon", SHOWN[number], "--config", str(path)], parsing)
-    assert given.config_file == path
+def test_the_files_of_a_page_are_parsed(parsing, tmp_path):
+    commands, path = ("train", "compare", "sweep"), tmp_path / "shown.yaml"
+    for command, shown in zip(
+        commands, blocks("configuration.md", "yaml"), strict=True
+    ):
+        path.write_text(shown)
+        given = parse(["fedjax-muon", command, "--config", str(path)], parsing)
+        assert given.config_file == path, command
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,13 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.sh"
 CASES = [case for group in topology_cases.GROUPS.values() for case in group()]
-FOUND = {
-    "chips": 4,
-    "seconds": 2.5,
-    "chip_memory": 16e9,
-    "flops": 1.0,
-    "nbytes": 1.0,
-    "least_seconds": 0.002,
-    "exchanges": 1,
-    "memory": {"arguments": 10**9, "results": 0, "work": 10**9, "code": 0},
-    "collectives": [
-        {"kind": "all-reduce", "operations": 1, "nbytes": 4 * 10**6, "in_loops": 0},
-        {"kind": "all-gather", "operations": 2, "nbytes": 10**6, "in_loops": 1},
-    ],
-}
+FOUND = {"chips": 4, "seconds": 2.5, "chip_memory": 16e9, "flops": 1.0, "nbytes": 1.0}
+FOUND |= {"least_seconds": 0.002, "exchanges": 1}
+FOUND["memory"] = {"arguments": 10**9, "results": 0, "work": 10**9, "code": 0}
+FOUND["collectives"] = [
+    {"kind": "all-reduce", "operations": 1, "nbytes": 4 * 10**6, "in_loops": 0},
+    {"kind": "all-gather", "operations": 2, "nbytes": 10**6, "in_loops": 1},
+]
 
 
 def test_every_method_is_compiled_for_one_chip_and_for_many():
