@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from jaxprs import products
+from printed import ROOT, blocks
 from swept import share_programs
 
 import fedjax_muon
@@ -38,15 +39,8 @@ from fedjax_muon.simulation import training
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-
-
-def blocks(path: Path, language: str = "python") -> list[str]:
-    """The code of a page."""
-    fenced = rf"^```{language}\n(.*?)^```"
-    return re.findall(fenced, path.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def run(*codes: str, page: str) -> dict[str, Any]:

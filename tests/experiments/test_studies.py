@@ -134,13 +134,13 @@ def small(monkeypatch):
         trained.append((len(dataset.y_train), lr, seed))
         return (lr if lr <= 100 else 1) / 200 + seed / 10
 
-    monkeypatch.setattr(study, "SEEDS", 2)
-    monkeypatch.setattr(study, "accuracy", accuracy)
     few = study.Study("examples", (3.0,), 12, {"digits": 200})
-    monkeypatch.setattr(study, "EXAMPLES", few)
     rates = study.OF_EXAMPLES[0]._replace(rates=(0.001, 100.0))
-    monkeypatch.setattr(study, "METHODS", {"examples": (rates,)})
-    monkeypatch.setattr(study, "PUBLISHED", {"digits": (90.0, 3.0, 1e-5, "A, B")})
+    made = {"SEEDS": 2, "accuracy": accuracy, "EXAMPLES": few}
+    made |= {"METHODS": {"examples": (rates,)}}
+    made |= {"PUBLISHED": {"digits": (90.0, 3.0, 1e-5, "A, B")}}
+    for name, value in made.items():
+        monkeypatch.setattr(study, name, value)
     return trained
 
 
