@@ -90,7 +90,7 @@ def test_versions_of_the_project_agree():
     assert citation["license"] in (ROOT / "pyproject.toml").read_text()
 
 
-def test_results_of_papers_have_titles_in_their_order():
+def test_navigation_has_titles_in_their_order_and_every_page_once():
     names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
     title_of = names["title_of"]
     title = title_of("# minimax_000, figure_3_of_16: unequal: 16 steps\n\nText")
@@ -101,10 +101,7 @@ def test_results_of_papers_have_titles_in_their_order():
     assert numbers == ["figure_1", "figure_2", "figure_10", "table_1"]
     nav = [{"Results": ["a.md", "b.md"]}]
     assert names["titled"](nav, {"b.md": "B"}) == [{"Results": ["a.md", {"B": "b.md"}]}]
-
-
-def test_patterns_of_the_navigation_take_every_page_once():
-    names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
+    # patterns
     nav = ["index.md", {"Results": ["claims*.md", "results/*.md", "a.md", "*.md"]}]
     pages = ["b.md", "claims.md", "results/deep/x.md", "results/y.md"]
     filled = names["expanded"](nav, pages)
