@@ -4,7 +4,6 @@ import argparse
 import ast
 import functools
 import inspect
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import tyro
-from printed import all_commands
+from printed import ROOT, all_commands, blocks
 
 from benchmarks import __main__ as benchmarks
 from fedjax_muon import cli, data
@@ -24,7 +23,8 @@ from fedjax_muon.runs.config_json import to_json
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CONFIGURATION = DOCS / "how_to/configuration.md"
 PRINTED = all_commands()
 PROGRAMS = ("experiments", "benchmarks", "notebooks")
 
@@ -33,22 +33,17 @@ class ParsedError(BaseException):  # which the command does not catch
     """Thrown where a program would begin its work, with what it was given."""
 
 
-def blocks(page: str, language: str, folder: str = "how_to") -> list[str]:
-    """The code of a page of the documentation."""
-    text = (ROOT / "docs" / folder / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.M)
-
-
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A current directory with the files that pages show, and a run."""
-    algorithm, model = blocks("configuration.md", "python")
-    feddyn, _, _ = blocks("algorithm.md", "python")[1].partition("\n# Digits of 16")
+    algorithm, model = blocks(CONFIGURATION)
+    feddyn = blocks(DOCS / "how_to/algorithm.md")[1].partition("\n# Digits of 16")[0]
     (tmp_path / "my_algorithm.py").write_text(f"{algorithm}\n{feddyn}")
     (tmp_path / "my_model.py").write_text(model)
-    (method,) = blocks("5_own_method.md", 'python title="my_method.py"', "tutorial")
+    page = DOCS / "tutorial/5_own_method.md"
+    (method,) = blocks(page, 'python title="my_method.py"')
     (tmp_path / "my_method.py").write_text(method)
-    (tmp_path / "experiment.yaml").write_text(blocks("configuration.md", "yaml")[0])
+    (tmp_path / "experiment.yaml").write_text(blocks(CONFIGURATION, "yaml")[0])
     job = Run("fedmuon_align", {"lr": 0.02}, 0, Config())
     for name in ("20261121-101500-fedmuon_align", "first"):
         run = tmp_path / "runs" / name
@@ -170,17 +165,12 @@ def test_a_printed_command_is_parsed(printed, parsing):
         parse(words, parsing)
 
 
-SHOWN = ("train", "compare", "sweep")  # the commands of the files that a page shows
-
-
-@pytest.mark.parametrize("number", range(len(SHOWN)))
-def test_a_shown_file_is_parsed(number, parsing, tmp_path):
-    shown = blocks("configuration.md", "yaml")
-    assert len(shown) == len(SHOWN)
-    path = tmp_path / "shown.yaml"
-    path.write_text(shown[number])
-    given = parse(["fedjax-muon", SHOWN[number], "--config", str(path)], parsing)
-    assert given.config_file == path
+def test_the_files_of_a_page_are_parsed(parsing, tmp_path):
+    commands, path = ("train", "compare", "sweep"), tmp_path / "shown.yaml"
+    for command, shown in zip(commands, blocks(CONFIGURATION, "yaml"), strict=True):
+        path.write_text(shown)
+        given = parse(["fedjax-muon", command, "--config", str(path)], parsing)
+        assert given.config_file == path, command
 
 
 @pytest.mark.parametrize(
@@ -209,11 +199,6 @@ def test_a_wrong_command_would_be_found(command, parsing, capsys):
     assert "did not parse" not in str(refused.value)
 
 
-def test_small_commands_run_and_many_are_printed(capsys):
+def test_many_commands_are_printed():
     assert len(PRINTED) > 40
     assert {p.place for p in PRINTED} >= {"README.md", "docs/devices.md"}
-    last = {(p.words[0], p.words[-1]): p.words for p in PRINTED if not p.inline}
-    cli.main(list(last["fedjax-muon", "list"][1:]))
-    benchmarks.main(list(last["python", "--list"][3:]))
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ("fedmuon_align", "digits", "w1"))

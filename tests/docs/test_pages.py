@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import importlib
 import io
 import re
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from jaxprs import products
+from printed import ROOT, blocks
 from swept import share_programs
 
 import fedjax_muon
@@ -37,15 +39,8 @@ from fedjax_muon.simulation import training
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-
-
-def blocks(path: Path, language: str = "python") -> list[str]:
-    """The code of a page."""
-    fenced = rf"^```{language}\n(.*?)^```"
-    return re.findall(fenced, path.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def run(*codes: str, page: str) -> dict[str, Any]:
@@ -95,7 +90,7 @@ def test_versions_of_the_project_agree():
     assert citation["license"] in (ROOT / "pyproject.toml").read_text()
 
 
-def test_results_of_papers_have_titles_in_their_order():
+def test_navigation_has_titles_in_their_order_and_every_page_once():
     names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
     title_of = names["title_of"]
     title = title_of("# minimax_000, figure_3_of_16: unequal: 16 steps\n\nText")
@@ -106,10 +101,7 @@ def test_results_of_papers_have_titles_in_their_order():
     assert numbers == ["figure_1", "figure_2", "figure_10", "table_1"]
     nav = [{"Results": ["a.md", "b.md"]}]
     assert names["titled"](nav, {"b.md": "B"}) == [{"Results": ["a.md", {"B": "b.md"}]}]
-
-
-def test_patterns_of_the_navigation_take_every_page_once():
-    names = runpy.run_path(str(DOCS / "_site" / "navigation.py"))
+    # patterns
     nav = ["index.md", {"Results": ["claims*.md", "results/*.md", "a.md", "*.md"]}]
     pages = ["b.md", "claims.md", "results/deep/x.md", "results/y.md"]
     filled = names["expanded"](nav, pages)
@@ -274,6 +266,7 @@ def pattern_of(node: ast.expr) -> str | None:
     return None
 
 
+@functools.cache
 def messages() -> list[re.Pattern[str]]:
     """All strings of the package that are long enough for a message."""
     found = set()
@@ -285,11 +278,8 @@ def messages() -> list[re.Pattern[str]]:
     return [re.compile(text) for text in found]
 
 
-MESSAGES = messages()
-
-
 def is_in_the_code(quoted: str) -> bool:
-    return any(message.fullmatch(quoted) for message in MESSAGES)
+    return any(message.fullmatch(quoted) for message in messages())
 
 
 @pytest.mark.parametrize("quoted", QUOTED)
@@ -348,12 +338,6 @@ def test_the_tutorial_runs_from_its_first_to_its_last_step(
                 assert language == "text", page
                 assert numberless(printed) == numberless(code), page
     sys.modules.pop("my_method", None)
-
-
-@pytest.mark.parametrize("line", ["rm -r runs", "fedjax-muon trian"])
-def test_a_wrong_line_would_be_found(line):
-    with pytest.raises((AssertionError, SystemExit)):
-        run_command(line)
 
 
 def test_the_study_shown_runs_on_two_processes(tmp_path, tmp_path_factory, monkeypatch):

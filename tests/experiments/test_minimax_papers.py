@@ -205,36 +205,17 @@ def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "equal.md").read_text() in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("module", "words", "message"),
-    [
+def test_refusals(capsys, tmp_path):
+    for module, words, message in (
         (dpmixsgd_002, ("table_2", "--datasets", "mnist"), "table_2 has a8a, a9a, got"),
         (dpmixsgd_equal, ("--datasets", "digits"), "there are a8a, a9a, ijcnn1"),
-    ],
-)
-def test_refusals(module, words, message, capsys, tmp_path):
-    with pytest.raises(SystemExit):
-        run(module, *words, "--output", tmp_path)
-    assert message in " ".join(capsys.readouterr().err.split())
+    ):
+        with pytest.raises(SystemExit):
+            run(module, *words, "--output", tmp_path)
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 # ------------------------------------------------------------------------- minimax_000
-
-WORDS = ("dull", "tedious", "bland"), ("warm", "bright", "lovely")  # of both labels
-
-
-@pytest.fixture
-def sst2(tmp_path, monkeypatch):
-    """Files like SST-2's, of a language in which one word decides."""
-    allow_small(monkeypatch, "sst2")
-    rng = np.random.default_rng(0)
-    folder = tmp_path / "data" / "glue" / "SST-2"
-    folder.mkdir(parents=True)
-    for name, count in (("train", 900), ("dev", 120)):
-        labels = rng.integers(0, 2, count)
-        lines = [f"a {rng.choice(WORDS[k])} film\t{k}" for k in labels]
-        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines, ""]))
-    return tmp_path / "data"
 
 
 @pytest.mark.parametrize("figure", minimax_000.ITEMS)
@@ -257,21 +238,31 @@ def test_figures_are_the_papers(figure):
             assert (min(grid["lr"]), max(grid["lr"])) == (1e-3, 1e-1)
 
 
-@pytest.mark.parametrize("scale", ["cpu", "full"])
-def test_figures_take_equally_many_local_steps(scale):
-    panels = [item.panels(scale)["sst2"] for item in minimax_000.ITEMS.values()]
-    configs = [panel.sweep.config for panel in panels]
-    assert len({config.rounds * config.local_steps for config in configs}) == 1
+def test_figures_take_equally_many_local_steps():
+    for scale in ("cpu", "full"):
+        panels = [item.panels(scale)["sst2"] for item in minimax_000.ITEMS.values()]
+        configs = [panel.sweep.config for panel in panels]
+        assert len({c.rounds * c.local_steps for c in configs}) == 1, scale
 
 
-def test_a_small_one_from_local_files(sst2, tmp_path, monkeypatch, capsys):
+def test_a_small_one_from_local_files(tmp_path, monkeypatch, capsys):
+    """Files like SST-2's, of a language in which one word decides."""
+    allow_small(monkeypatch, "sst2")
+    folder = tmp_path / "data" / "glue" / "SST-2"
+    folder.mkdir(parents=True)
+    words = ("dull", "tedious", "bland"), ("warm", "bright", "lovely")  # of both labels
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 900), ("dev", 120)):
+        labels = rng.integers(0, 2, count)
+        lines = [f"a {rng.choice(words[k])} film\t{k}" for k in labels]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines, ""]))
     monkeypatch.setattr(minimax_000, "FEWER", {"local_sgda": {"lr": (0.3,)}})
     monkeypatch.setattr(minimax_000, "SEEDS", (0,))
     real = frame.sized
     tiny = lambda config, scale, **cpu: real(config, scale, **cpu, rounds=2)
     monkeypatch.setattr(minimax_000, "sized", tiny)
     run_dir = tmp_path / "run"
-    given = frame.Arguments("figure_3", "cpu", sst2)
+    given = frame.Arguments("figure_3", "cpu", tmp_path / "data")
     frame.run("minimax_000", given, minimax_000.ITEMS, run_dir)
     rows = metrics_csv.read(run_dir / "sst2" / "cells" / "local_sgda.csv")
     assert rows["round"].tolist() == [0, 2]

@@ -127,7 +127,10 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     a, b = scores["hard", "A"], scores["hard", "B"]
     assert minus(a, b) == (3, half, (2, 3, 4), 1, "")
     assert minus(a._replace(runs=(86, 60, 73)), b).half > 9
+    # without the same seeds half widths add in quadrature
     assert minus(a._replace(runs=(73, 73)), b).half == math.hypot(9, 9)
+    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), (), 1, "")
+    assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
 
 
 def test_uploads_and_losses_are_compared(tmp_path):
@@ -165,11 +168,6 @@ def test_no_comparison_is_counted_twice():
 
 def test_the_kept_page_follows_from_the_kept_tables():
     assert results.page(RESULTS) == (RESULTS / "claims.md").read_text()
-
-
-def test_without_seeds_half_widths_add_in_quadrature():
-    assert minus(Score(3, 0.3), Score(1, 0.4)) == (2, pytest.approx(0.5), (), 1, "")
-    assert math.isinf(minus(Score(3), Score(-math.inf)).mean)
 
 
 def folder(root, name, table=TABLE):

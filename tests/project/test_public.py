@@ -104,50 +104,29 @@ def test_a_registry_has_the_functions_that_are_public():
     assert set(fm.algorithms.ALL) <= set(dir(fm)) & set(fm.__all__)
 
 
-def good(lr: float) -> float:
-    """Doubles a number.
-
-    Args:
-      lr: Learning rate.
-
-    Returns:
-      Twice the number.
-
-    Raises:
-      ValueError: If it is negative.
-
-    Example:
-      >>> good(1.0)
-      2.0
-    """
-    if lr < 0:
-        raise ValueError(lr)
-    return 2 * lr
-
-
-WRONG_WORDS = [
-    ("Learning rate.", "The lr."),
-    ("Learning rate.", "learning rate."),
-    ("  lr: Learning rate.", "  rate: Learning rate."),
-    ("Returns:\n  Twice the number.\n", ""),
-    ("Raises:\n  ValueError: If it is negative.\n", ""),
-    (">>> good(1.0)", "good(1.0)"),
-    ("Args:\n  lr: Learning rate.\n", ""),
+WRONG_WORDS = [  # in what is said of `top_k`
+    ("Share of the entries of an array that is sent, in (0, 1].", "The share."),
+    ("Share of", "share of"),
+    ("share: Share", "rate: Share"),
+    (">>> algorithm", "algorithm"),
 ]
 
 
 def test_a_wrong_docstring_or_annotation_would_be_found(monkeypatch):
-    assert problems(good) == []
-    text, kinds = inspect.getdoc(good) or "", dict(good.__annotations__)
-    for old, new in WRONG_WORDS:
+    assert problems(fm.top_k) == []
+    text, kinds = inspect.getdoc(fm.top_k) or "", dict(fm.top_k.__annotations__)
+    titles = ("Args:", "Returns:", "Raises:")
+    sections = [part for part in text.split("\n\n") if part.startswith(titles)]
+    assert len(sections) == 3
+    for old, new in (*WRONG_WORDS, *((section, "") for section in sections)):
         assert old in text
-        monkeypatch.setattr(good, "__doc__", text.replace(old, new))
-        assert len(problems(good)) == 1, new
-    monkeypatch.setattr(good, "__doc__", text)
+        monkeypatch.setattr(fm.top_k, "__doc__", text.replace(old, new))
+        assert len(problems(fm.top_k)) == 1, (old, new)
+    monkeypatch.setattr(fm.top_k, "__doc__", text)
     for name in kinds:
         rest = {key: kind for key, kind in kinds.items() if key != name}
-        monkeypatch.setattr(good, "__annotations__", rest)
-        assert len(problems(good)) == 1, name
+        monkeypatch.setattr(fm.top_k, "__annotations__", rest)
+        assert len(problems(fm.top_k)) == 1, name
     bare = type("Bare", (), {"__doc__": "Bare(x)"})
     assert undocumented("Bare", bare, example=True) == ["no docstring"]
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import jax
 import pytest
@@ -15,20 +16,13 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.sh"
 CASES = [case for group in topology_cases.GROUPS.values() for case in group()]
-FOUND = {
-    "chips": 4,
-    "seconds": 2.5,
-    "chip_memory": 16e9,
-    "flops": 1.0,
-    "nbytes": 1.0,
-    "least_seconds": 0.002,
-    "exchanges": 1,
-    "memory": {"arguments": 10**9, "results": 0, "work": 10**9, "code": 0},
-    "collectives": [
-        {"kind": "all-reduce", "operations": 1, "nbytes": 4 * 10**6, "in_loops": 0},
-        {"kind": "all-gather", "operations": 2, "nbytes": 10**6, "in_loops": 1},
-    ],
-}
+FOUND = {"chips": 4, "seconds": 2.5, "chip_memory": 16e9, "flops": 1.0, "nbytes": 1.0}
+FOUND |= {"least_seconds": 0.002, "exchanges": 1}
+FOUND["memory"] = {"arguments": 10**9, "results": 0, "work": 10**9, "code": 0}
+FOUND["collectives"] = [
+    {"kind": "all-reduce", "operations": 1, "nbytes": 4 * 10**6, "in_loops": 0},
+    {"kind": "all-gather", "operations": 2, "nbytes": 10**6, "in_loops": 1},
+]
 
 
 def test_every_method_is_compiled_for_one_chip_and_for_many():
@@ -54,35 +48,25 @@ def test_a_case_has_the_shapes_of_its_data(algorithm):
     assert isinstance(simulation.clients.x, jax.ShapeDtypeStruct)
 
 
-class Compiler:
-    """In place of a process with a compiler."""
-
-    def __init__(self, answers):
-        self.answers = iter(answers)
-        self.ended = 0
-
-    def __call__(self):
-        return self
-
-    def compile(self, case, seconds):
-        return next(self.answers)
-
-    def end(self):
-        self.ended += 1
+def compiler(*answers):
+    """In place of a process with a compiler, and of its class."""
+    worker = mock.Mock()
+    worker.return_value, worker.compile.side_effect = worker, answers
+    return worker
 
 
 def test_finished_cases_are_not_compiled_again(monkeypatch, tmp_path, capsys):
     late = {"error": f"{topologies.LATE} of 1 minutes"}
     monkeypatch.setattr(topologies, "GROUPS", {"methods": lambda: CASES[:3]})
-    first = Compiler([FOUND, late, FOUND])
+    first = compiler(FOUND, late, FOUND)
     monkeypatch.setattr(topologies, "Worker", first)
     topologies.main(["--output", str(tmp_path)])
-    assert first.ended == 2  # the one that was late, and the last
+    assert first.end.call_count == 2  # the one that was late, and the last
     rows = topologies.read(tmp_path / "matrix.jsonl")
     assert [row.get("error") for row in rows] == [None, late["error"], None]
-    monkeypatch.setattr(topologies, "Worker", Compiler([]))
+    monkeypatch.setattr(topologies, "Worker", compiler())
     topologies.main(["--output", str(tmp_path)])
-    monkeypatch.setattr(topologies, "Worker", Compiler([FOUND]))
+    monkeypatch.setattr(topologies, "Worker", compiler(FOUND))
     topologies.main(["--output", str(tmp_path), "--again"])
     rows = topologies.read(tmp_path / "matrix.jsonl")
     assert len(rows) == 3

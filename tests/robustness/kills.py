@@ -23,24 +23,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--num-clients", "6", "--cohort-size", "3", "--local-steps", "2"]
-SMALL += ["--batch-size", "8", "--hidden", "8"]
-GRID = ["--grid", "lr=0.03,0.1", "--seeds", "0,1", "--cells-at-once", "1"]
-COMMANDS = {
-    "train": ["train", "--algorithm", "fedmuon", *SMALL, "--rounds", "400"],
-    "scaffold": ["train", "--algorithm", "scaffold", *SMALL, "--rounds", "400"],
-    "compare": ["compare", "fedavg", "fedmuon", *SMALL, "--rounds", "60"],
-    "sweep": ["sweep", "--algorithms", "fedavg,fedprox", *GRID, *SMALL],
-    "private": ["private", "--methods", "dpmixsgd,dp_sgda", "--epsilons", "4"],
-    # a module of experiments, which is started again with the same words
-    "paper": ["fedmuon_004", "table_2", "--scale", "smoke"],
+SIZES = "--num-clients 6 --cohort-size 3 --local-steps 2 --batch-size 8 --hidden 8"
+SMALL = SIZES.split()
+TRAINING = {
+    "train": "train --algorithm fedmuon --rounds 400 --evaluate-every 20",
+    "scaffold": "train --algorithm scaffold --rounds 400 --evaluate-every 7",
+    "compare": "compare fedavg fedmuon --rounds 60 --seeds 0 1 --evaluate-every 20",
+    "sweep": "sweep --algorithms fedavg,fedprox --rounds 30 --evaluate-every 10",
 }
-COMMANDS["train"] += ["--evaluate-every", "20"]
-COMMANDS["scaffold"] += ["--evaluate-every", "7"]
-COMMANDS["compare"] += ["--seeds", "0", "1", "--evaluate-every", "20"]
-COMMANDS["sweep"] += ["--rounds", "30", "--evaluate-every", "10"]
-COMMANDS["private"] += ["--seeds", "0,1", "--rounds", "40"]
-COMMANDS["private"] += ["--insecure-fixed-noise"]  # else no two runs are alike
+TRAINING["sweep"] += " --grid lr=0.03,0.1 --seeds 0,1 --cells-at-once 1"
+COMMANDS = {name: [*words.split(), *SMALL] for name, words in TRAINING.items()}
+PRIVATE = "private --methods dpmixsgd,dp_sgda --epsilons 4 --seeds 0,1 --rounds 40"
+# without fixed noise no two runs are alike
+COMMANDS["private"] = [*PRIVATE.split(), "--insecure-fixed-noise"]
+# a module of experiments, which is started again with the same words
+COMMANDS["paper"] = ["fedmuon_004", "table_2", "--scale", "smoke"]
 
 PHASES = ("set-up", "training", "evaluation", "saving")
 TURN = 0.05  # seconds that evaluating and saving take at least, to be hit

@@ -78,13 +78,9 @@ def _of_set(name: str, write, files: dict[str, File], exact: bool = False) -> Ki
 
 def write_npz(folder: Path, save=np.savez, **changes: Any) -> None:
     """Images in NumPy's format; `changes` replace arrays or add some."""
-    arrays = {
-        "x_train": SMALL[TRAIN],
-        "y_train": LABELS[TRAIN],
-        "x_test": SMALL[TEST],
-        "y_test": LABELS[TEST],
-        "classes": np.array([f"kind {k}" for k in range(10)]),
-    }
+    arrays = {"x_train": SMALL[TRAIN], "y_train": LABELS[TRAIN]}
+    arrays |= {"x_test": SMALL[TEST], "y_test": LABELS[TEST]}
+    arrays["classes"] = np.array([f"kind {k}" for k in range(10)])
     save(folder / "cifar10_subset.npz", **(arrays | changes))
 
 
@@ -246,9 +242,12 @@ class HarmedTexts(HarmedImages):
             yield i, {"text": _sentence(i), "label": i % 2}
 
 
-def _write_prepared(folder: Path, builder: Any) -> None:
-    tfds.disable_progress_bar()
-    builder(data_dir=folder, file_format="array_record").download_and_prepare()
+def _prepared(builder: Any) -> Kind:
+    def write(folder: Path) -> None:
+        tfds.disable_progress_bar()
+        builder(data_dir=folder, file_format="array_record").download_and_prepare()
+
+    return Kind(write, partial(_load, f"tfds:{builder.name}"), False)
 
 
 # -------------------------------------------------------------- checkpoints
@@ -278,6 +277,8 @@ def _read_swin(folder: Path) -> Arrays:
 
 DEFLATED = partial(write_npz, save=np.savez_compressed)
 PACKED = partial(_write_idx, packed=True)
+TINY = tiny_imagenet.source_of(SIZES)
+READ_TINY_IMAGENET = partial(_load, "tiny_imagenet", source=TINY)
 KINDS = {
     "npz": _of_set("cifar10_subset", write_npz, {}, exact=True),
     "npz, deflated": _of_set("cifar10_subset", DEFLATED, {}, exact=True),
@@ -286,11 +287,7 @@ KINDS = {
     "idx, published": _of_set("mnist", PACKED, IDX, exact=True),
     "cifar10": _cifar("cifar10", CIFAR10, coarse=False),
     "cifar100": _cifar("cifar100", CIFAR100, coarse=True),
-    "tiny_imagenet": Kind(
-        _write_tiny_imagenet,
-        partial(_load, "tiny_imagenet", source=tiny_imagenet.source_of(SIZES)),
-        False,
-    ),
+    "tiny_imagenet": Kind(_write_tiny_imagenet, READ_TINY_IMAGENET, False),
     "libsvm": _of_set("a9a", partial(_write_libsvm, packed=False), LIBSVM),
     "libsvm, bzip2": _of_set(
         "a9a", partial(_write_libsvm, packed=True), LIBSVM, exact=True
@@ -298,16 +295,8 @@ KINDS = {
     **{name: _of_set(name, partial(_write_glue, name=name), GLUE) for name in TABLES},
     "yelp_labelled": _of_set("yelp_labelled", _write_yelp, {YELP: File(YELP, rows=20)}),
     "tokens": Kind(checkpoints.write_vocabulary, _read_tokens, False),
-    "prepared images": Kind(
-        partial(_write_prepared, builder=HarmedImages),
-        partial(_load, "tfds:harmed_images"),
-        False,
-    ),
-    "prepared texts": Kind(
-        partial(_write_prepared, builder=HarmedTexts),
-        partial(_load, "tfds:harmed_texts"),
-        False,
-    ),
+    "prepared images": _prepared(HarmedImages),
+    "prepared texts": _prepared(HarmedTexts),
     "roberta": Kind(_write_roberta, _read_roberta, False),
     "swin": Kind(checkpoints.write_swin, _read_swin, False),
 }

@@ -18,27 +18,11 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = "--headless=new --disable-gpu --disable-dev-shm-usage --disable-extensions"
+OPTIONS += " --disable-background-networking --no-first-run --hide-scrollbars"
+OPTIONS += " --no-sandbox"  # not there for root, as whom CI runs; the pages are our own
 # other hosts are not there: what a page would load from them fails, and is noted
-OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",  # not there for root, as whom CI runs; the pages are our own
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-extensions",
-    "--disable-background-networking",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    "--remote-debugging-pipe",
-)
-
-
-def executable() -> str:
-    """The browser of this machine; skips the test where there is none."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip("Chromium is missing: `apt-get install chromium`")
-    return found
+ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
 class Tab:
@@ -113,8 +97,12 @@ class Tab:
 
 @contextmanager
 def browser(profile) -> Iterator[Tab]:
-    """A tab of a new browser, whose profile is in a folder of its own."""
-    command = [executable(), *OPTIONS, f"--user-data-dir={profile}"]
+    """A tab of a new browser, with its profile; skips the test where there is none."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("Chromium is missing: `apt-get install chromium`")
+    command = [found, *OPTIONS.split(), ALONE, "--remote-debugging-pipe"]
+    command.append(f"--user-data-dir={profile}")
     read_commands, commands = os.pipe()
     replies, write_replies = os.pipe()
     redirected = f'exec "$@" 3<&{read_commands} 4>&{write_replies}'

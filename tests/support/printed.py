@@ -75,6 +75,12 @@ def texts() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): text for path, text in sorted(found.items())}
 
 
+def blocks(path: Path, language: str = "python") -> list[str]:
+    """The code of a page."""
+    fenced = rf"^```{language}\n(.*?)^```"
+    return re.findall(fenced, path.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def all_commands() -> list[Printed]:
     """Every different command, with the first place that it is printed in."""
     found = [p for place, text in texts().items() for p in commands(place, text)]
