@@ -198,7 +198,7 @@ def test_logits_and_gradients_equal_torch(name):
     leaves = torch_leaves(params)
     reference = TORCH[name](model, leaves, torch.tensor(x))
     torch.sin(reference).sum().backward()
-    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11)
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
     close(logits, reference.detach().numpy())
     for path, leaf in by_path(leaves).items():
         close(by_path(gradient)[path], leaf.grad.numpy(), err_msg=path)

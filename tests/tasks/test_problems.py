@@ -454,7 +454,7 @@ def test_gradients_of_examples_data_and_public_terms_make_the_whole():
     assert np.count_nonzero(data.y) == 3  # of the examples in the batch alone
     assert np.count_nonzero(public.y) == EXAMPLES
     unpadded = data_gradient(EXAMPLES)(PARAMS, batch_of([3, 1, 7, 7]), KEY)
-    near = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
+    near = partial(np.testing.assert_allclose, rtol=1e-6)
     jax.tree.map(near, data, unpadded)
 
 
