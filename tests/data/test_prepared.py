@@ -177,11 +177,7 @@ of_tfrecord = lambda info: info.update(fileFormat="tfrecord")
 INFO, RECORDS = "dataset_info.json", "*test.array_record*"
 FOUND = "splits train and test, found"
 OTHER = [
-    (
-        INFO,
-        lambda info: info.update(fileFormat="tfrecord"),
-        "expected array_record files, found tfrecord",
-    ),
+    (INFO, of_tfrecord, "expected array_record files, found tfrecord"),
     (INFO, second(name="validation"), rf"{FOUND} train \(30\), validation \(10\);"),
     (INFO, lambda info: info["splits"].clear(), f"{FOUND} no splits"),
     (INFO, second(shardLengths=["0"]), rf"{FOUND} train \(30\), test \(0\);"),
