@@ -269,10 +269,7 @@ def test_other_refusals():
         (lambda: counts([-1, 0], [np.array([0])], 3), r"labels must be in 0\.\.2, got"),
         (lambda: counts([0, 1], [[0], [0, 2]], 3), r"client 1 holds.*only 0\.\.1"),
         (lambda: counts([0, 1], [[0], [-1]], 3), r"client 1 holds.*only 0\.\.1"),
-        (
-            lambda: dirichlet(LABELS, 401, 1.0, key=KEY),
-            "401 clients .* min_size=10 of 4000",
-        ),
+        (lambda: dirichlet(LABELS, 401, 1.0, key=KEY), "401 .* min_size=10 of 4000"),
         (lambda: shards(LABELS, 40, 101, key=KEY), "40 clients x 101 shards.*got 4000"),
     ):
         with pytest.raises(ValueError, match=message):
