@@ -74,6 +74,9 @@ def test_token_ids_stay_as_they_are():
     assert (dataset.tokens, dataset.standardization) == (40, None)
 
 
+HUGE_IDS = {"x": np.full((60, 2), 2**40), "text": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -92,10 +95,7 @@ def test_token_ids_stay_as_they_are():
         ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),
         ({"x": X * 1e300}, "x_train has NaN or infinity in 48 of 48"),
         ({"text": True}, "x must be an array of token ids, got float64"),
-        (
-            {"x": np.full((60, 2), 2**40), "text": True},
-            "x: token ids must be below 2.31, got 1099511627776",
-        ),
+        (HUGE_IDS, "x: token ids must be below 2.31, got 1099511627776"),
         ({"test": (X[:, :3], Y)}, "must hold examples of one shape and dtype"),
         ({"test": (X, Y[:3])}, "y_test must be 60 integers on one axis"),
     ],
@@ -232,31 +232,29 @@ def test_an_archive_is_its_arrays(tmp_path):
     assert data.from_npz(path).tokens == 40
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
+def test_wrong_archives_are_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    for arrays, said in (
         ({"x": X}, "expected arrays x and y .* found x; save it by numpy.savez"),
         ({"z": X}, "found none of its arrays"),
         ({"x": X, "y": Y, "x_test": X}, "x_test and y_test belong together"),
         ({"x": X, "y": Y, "classes": np.arange(2)}, "expected classes as strings"),
         ({"x": X, "y": Y[:4]}, "y must be 60 integers or strings"),
         ({"x": X, "y": Y.astype(object)}, "a damaged or pickled one"),
-    ],
-)
-def test_wrong_archives_are_refused(arrays, said, tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path, allow_pickle=True, **arrays)
-    with one_line(said, path):
-        data.from_npz(path)
+    ):
+        np.savez(path, allow_pickle=True, **arrays)
+        with one_line(said, path):
+            data.from_npz(path)
 
 
-@pytest.mark.parametrize("read", [data.from_npz, data.from_csv])
-def test_a_missing_file_is_named(read, tmp_path):
-    given = {"label": "y"} if read is data.from_csv else {}
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*none"):
-        read(tmp_path / "none", **given)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        read(tmp_path, **given)
+def test_a_missing_file_is_named(tmp_path):
+    for read, given in ((data.from_npz, {}), (data.from_csv, {"label": "y"})):
+        for path, said in (
+            (tmp_path / "none", "there is no file .*none"),
+            (tmp_path, "there is no file"),
+        ):
+            with pytest.raises(FileNotFoundError, match=said):
+                read(path, **given)
 
 
 # ---------------------------------------------------------- folders of images
@@ -316,24 +314,17 @@ def test_images_of_several_sizes_are_resized(tmp_path, monkeypatch):
         data.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("suffix", [".JPG", ".bmp", ".tiff", ".webp"])
-def test_other_formats(suffix, tmp_path):
-    dataset = data.from_folder(painted(tmp_path, COLORS, suffix))
-    assert len(dataset.x_train) + len(dataset.x_test) == 24
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"not an image", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
-)
-def test_damaged_images_are_named(content, tmp_path):
-    painted(tmp_path, COLORS)
-    spoilt = tmp_path / "cat/owner0_00.png"
-    whole = spoilt.read_bytes()
-    for found in (content, whole[:99]):
-        spoilt.write_bytes(found)
+def test_other_formats_and_damaged_images(tmp_path):
+    for suffix in (".JPG", ".bmp", ".tiff", ".webp"):
+        dataset = data.from_folder(painted(tmp_path / suffix, COLORS, suffix))
+        assert len(dataset.x_train) + len(dataset.x_test) == 24
+    painted(tmp_path / "png", COLORS)
+    spoilt = tmp_path / "png/cat/owner0_00.png"
+    start, eps = b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0\n"
+    for content in (b"", b"not an image", start, eps, spoilt.read_bytes()[:99]):
+        spoilt.write_bytes(content)
         with one_line("expected a PNG image, found a damaged file", spoilt):
-            data.from_folder(tmp_path)
+            data.from_folder(tmp_path / "png")
 
 
 def test_wrong_folders_are_refused(tmp_path):
