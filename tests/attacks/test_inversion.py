@@ -139,6 +139,8 @@ def test_the_nearest_of_all_searches_counts(monkeypatch, ends, tried, nearest):
     monkeypatch.setattr(matching.optimize, "minimize", search)
     params, release, _ = told(0.0)
     x = DLG(params, release, key(0)).x
+    assert not jax.config.jax_enable_x64  # outside of the search
+    assert x.dtype == np.float64
     assert len(starts) == tried
     assert np.array_equal(x.ravel(), starts[nearest][:64])
 
@@ -237,12 +239,6 @@ def test_total_variation_by_hand():
     np.testing.assert_allclose(matching.total_variation(line), across, rtol=1e-6)
 
 
-def test_attacks_leave_the_precision_alone():
-    assert not jax.config.jax_enable_x64
-    assert DLG(*told(0.0)[:2], key(0)).x.dtype == np.float64
-    assert not jax.config.jax_enable_x64
-
-
 class Bare(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -307,21 +303,17 @@ def ssim_by_hand(a, b):
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (9, 10, 3)])
-def test_psnr_and_ssim_by_hand(shape):
+def test_psnr_ssim_and_the_mean_guess_by_hand(shape):
     a = DRAWS.uniform(size=shape)
     near = np.clip(a + 0.1 * DRAWS.normal(size=shape), 0, 1)
     for b in (DRAWS.uniform(size=shape), near):
         wanted = -10 * np.log10(np.mean((a - b) ** 2))
         np.testing.assert_allclose(inversion.psnr(a, b), wanted, rtol=1e-12)
         np.testing.assert_allclose(inversion.ssim(a, b), ssim_by_hand(a, b), rtol=1e-9)
-
-
-def test_the_ceiling():
-    a = DRAWS.uniform(size=(8, 8, 1))
-    assert inversion.psnr(a, a) == CEILING
-    assert inversion.psnr(a, a + 0.9e-5) == CEILING
-    np.testing.assert_allclose(inversion.psnr(a, a + 2e-5), 100 - 20 * np.log10(2))
-    assert inversion.ssim(a, a) == 1
+    x, y = DRAWS.uniform(size=(5, *shape)), np.array([0, 2, 2, 2, 0])
+    found = inversion.mean_guess(x, y, 4, 2)
+    np.testing.assert_allclose(found.x, np.stack(2 * [sum(x) / 5]), rtol=1e-12)
+    np.testing.assert_allclose(found.labels, 2 * [[0.4, 0, 0.6, 0]])
 
 
 def test_matching_is_the_best_of_all_orders():
@@ -343,13 +335,10 @@ def test_batches_are_scored_in_any_order_and_cut_to_the_range():
     x[0, :4] = 0
     far = Reconstruction(100 * (x - 0.5), np.eye(2)[[0]])
     assert inversion.score(x, y, far).psnr == CEILING
-
-
-def test_mean_guess():
-    x, y = DRAWS.uniform(size=(5, 8, 8, 1)), np.array([0, 2, 2, 2, 0])
-    found = inversion.mean_guess(x, y, 4, 2)
-    np.testing.assert_allclose(found.x, np.stack(2 * [sum(x) / 5]), rtol=1e-12)
-    np.testing.assert_allclose(found.labels, 2 * [[0.4, 0, 0.6, 0]])
+    a = DRAWS.uniform(size=(8, 8, 1))
+    assert inversion.psnr(a, a) == inversion.psnr(a, a + 0.9e-5) == CEILING
+    np.testing.assert_allclose(inversion.psnr(a, a + 2e-5), 100 - 20 * np.log10(2))
+    assert inversion.ssim(a, a) == 1
 
 
 def test_refusals_of_scores(monkeypatch):

@@ -316,7 +316,7 @@ def test_images_of_several_sizes_are_resized(tmp_path, monkeypatch):
 
 def test_other_formats_and_damaged_images(tmp_path):
     for suffix in (".JPG", ".bmp", ".tiff", ".webp"):
-        dataset = data.from_folder(painted(tmp_path / suffix, COLORS, suffix))
+        dataset = data.from_folder(painted(tmp_path / suffix[1:], COLORS, suffix))
         assert len(dataset.x_train) + len(dataset.x_test) == 24
     painted(tmp_path / "png", COLORS)
     spoilt = tmp_path / "png/cat/owner0_00.png"
