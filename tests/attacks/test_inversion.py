@@ -88,7 +88,10 @@ def leaked(size):
 )
 def test_deep_leakage_without_noise(case, attack):
     params, release, batch = case()
-    result = inversion.score(batch.x, batch.y, attack(params, release, key(2)))
+    found = attack(params, release, key(2))
+    assert found.x.dtype == np.float64
+    assert not jax.config.jax_enable_x64  # outside of the search
+    result = inversion.score(batch.x, batch.y, found)
     assert result.psnr > 40
     assert result.labels == 1
 
@@ -139,8 +142,6 @@ def test_the_nearest_of_all_searches_counts(monkeypatch, ends, tried, nearest):
     monkeypatch.setattr(matching.optimize, "minimize", search)
     params, release, _ = told(0.0)
     x = DLG(params, release, key(0)).x
-    assert not jax.config.jax_enable_x64  # outside of the search
-    assert x.dtype == np.float64
     assert len(starts) == tried
     assert np.array_equal(x.ravel(), starts[nearest][:64])
 
