@@ -145,22 +145,19 @@ def test_npz_round_trip(tmp_path, name):
     assert data.load(name, tmp_path).classes == tuple(map(str, numbers))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_npz_with_other_arrays(tmp_path):
+    path = tmp_path / "cifar10.npz"
+    for changes, message in (
         ({"y_train": None, "x_test": None}, "found no y_train, x_test"),
         ({"x_test": IMAGES[TEST] / 255}, r"expected x_test as uint8.*float64\[10, 6"),
         ({"x_train": IMAGES[TRAIN].reshape(30, -1)}, r"x_train as.*uint8\[30, 90\]"),
         ({"classes": np.arange(10)}, r"expected classes as strings.*int64\[10\]"),
         ({"classes": np.array([["a"]])}, r"expected classes as strings.*\[1, 1\]"),
         ({"y_train": LABELS[TRAIN].astype(object)}, "damaged or pickled one"),
-    ],
-)
-def test_npz_with_other_arrays(tmp_path, changes, message):
-    path = tmp_path / "cifar10.npz"
-    write_npz(path, **changes)
-    with one_line(message, path):
-        data.load("cifar10", tmp_path)
+    ):
+        write_npz(path, **changes)
+        with one_line(message, path):
+            data.load("cifar10", tmp_path)
 
 
 def test_damaged_npz_files(tmp_path):

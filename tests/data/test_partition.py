@@ -149,27 +149,17 @@ def test_dirichlet_limits():
     assert set(partition.label_counts(labels, alone, 5).ravel()) == {0, 60}
 
 
-@pytest.fixture(scope="module")
-def digit_labels():
+def test_dirichlet_repeats_until_the_default_minimum_is_met():
     labels = load_digits().target
-    return train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[0]
-
-
-def test_dirichlet_meets_its_default_minimum_on_digits(digit_labels):
-    assert len(digit_labels) == 1437
-    for key in keys(21):
-        parts = partition.dirichlet(digit_labels, 16, 0.1, key=key)
-        assert min(len(part) for part in parts) >= 10
-
-
-def test_dirichlet_repeats_until_the_minimum_is_met(digit_labels):
+    labels = train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[0]
+    assert len(labels) == 1437
     # 32 clients: one draw in several hundred fits, so the first rarely does.
-    parts = partition.dirichlet(digit_labels, 32, 0.1, key=KEY)
+    parts = partition.dirichlet(labels, 32, 0.1, key=KEY)
     assert min(len(part) for part in parts) >= 10
-    longer = partition.dirichlet(digit_labels, 32, 0.1, key=KEY, max_tries=1_000_000)
+    longer = partition.dirichlet(labels, 32, 0.1, key=KEY, max_tries=1_000_000)
     np.testing.assert_equal(parts, longer)
     with pytest.raises(ValueError, match=r"none of 1 Dirichlet.* raise alpha"):
-        partition.dirichlet(digit_labels, 32, 0.1, key=KEY, max_tries=1)
+        partition.dirichlet(labels, 32, 0.1, key=KEY, max_tries=1)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 2.0])
@@ -290,24 +280,21 @@ def labels_of(negatives, positives, seed=0):
     return np.random.default_rng(seed).permutation(labels)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "positives", "ratio", "kept"),
-    [
+def test_all_negatives_and_some_positives_stay():
+    for negatives, positives, ratio, kept in (
         (900, 900, 0.1, 100),  # 100 of 1000
         (428, 444, 0.1, 48),  # 428 / 9 = 47.6
         (70, 30, 0.3, 30),  # all
         (5, 9, 0.0, 0),
         (7, 9, 0.5, 7),
         (0, 9, 1.0, 9),
-    ],
-)
-def test_all_negatives_and_some_positives_stay(negatives, positives, ratio, kept):
-    labels = labels_of(negatives, positives)
-    ids = imbalance.drop_positives(labels, ratio, key=KEY)
-    assert ids.dtype == np.int32
-    assert len(set(ids.tolist())) == len(ids)
-    assert set(np.flatnonzero(labels == 0)) <= set(ids.tolist())
-    assert np.sum(labels[ids]) == kept
+    ):
+        labels = labels_of(negatives, positives)
+        ids = imbalance.drop_positives(labels, ratio, key=KEY)
+        assert ids.dtype == np.int32
+        assert len(set(ids.tolist())) == len(ids)
+        assert set(np.flatnonzero(labels == 0)) <= set(ids.tolist())
+        assert np.sum(labels[ids]) == kept
 
 
 def test_positives_are_drawn_at_random_and_shuffled():
@@ -390,23 +377,19 @@ def test_labels_and_ratios_are_checked():
                 call(labels, given, key=KEY)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "positives", "ratio", "message"),
-    [
+def test_impossible_ratios():
+    for negatives, positives, ratio, message in (
         (90, 9, 0.1, r"needs 10 positives, which must be in 1\.\.9; choose a lower"),
         (4, 9, 0.1, r"with 4 negatives needs 0 positives.*choose a higher ratio"),
         (0, 9, 0.1, "with 0 negatives needs 0 positives"),
         (2, 9, 1.0, "ratio 1 leaves no room for the 2 negatives"),
-    ],
-)
-def test_impossible_ratios(negatives, positives, ratio, message):
-    with pytest.raises(ValueError, match=message):
-        imbalance.drop_positives(labels_of(negatives, positives), ratio, key=KEY)
+    ):
+        with pytest.raises(ValueError, match=message):
+            imbalance.drop_positives(labels_of(negatives, positives), ratio, key=KEY)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "positives", "ratios", "message"),
-    [
+def test_clients_without_enough():
+    for negatives, positives, ratios, message in (
         (99, 0, PAPER, r"client 0 of 8 with a ratio of 0\.05 would get 0 positives"),
         (0, 99, [0.9, 0.5], r"client 0 .* 0 negatives, out of 99 and 0 for all"),
         (40, 40, PAPER, r"client 0 .* get 0 positives and \d negatives, out of 40"),
@@ -414,8 +397,6 @@ def test_impossible_ratios(negatives, positives, ratio, message):
         (1, 5, [1.0, 0.0, 0.0], "client 2 of 3 with a ratio of 0.0 .* 1 negatives"),
         (2, 1, [0.0] * 5, "client 2 of 5"),
         (9, 9, [], "ratios must hold one number for every client, got none"),
-    ],
-)
-def test_clients_without_enough(negatives, positives, ratios, message):
-    with pytest.raises(ValueError, match=message):
-        imbalance.with_ratios(labels_of(negatives, positives), ratios, key=KEY)
+    ):
+        with pytest.raises(ValueError, match=message):
+            imbalance.with_ratios(labels_of(negatives, positives), ratios, key=KEY)

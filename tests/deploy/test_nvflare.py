@@ -105,10 +105,8 @@ def test_clients_are_sites_by_number_or_by_name():
 
 
 def test_a_site_that_is_not_in_the_job_or_fails_does_not_stop_the_others():
-    one, both = (
-        [Proxy("site-1", echo)],
-        [Proxy("site-1", echo), Proxy("site-2", failing)],
-    )
+    one = [Proxy("site-1", echo)]
+    both = [*one, Proxy("site-2", failing)]
     for proxies, names, said in (
         (one, None, "NVFlare: no site site-2 in this job"),
         (one, {0: "site-1"}, "NVFlare: no site None in this job"),
