@@ -40,13 +40,12 @@ def test_digits_are_scikit_learns():
 
 
 def test_digits_are_split_in_a_fixed_stratified_way_and_standardized():
-    loaded, again = data.load("digits"), data.load("digits")
+    raw, loaded, again = embedded.digits(), data.load("digits"), data.load("digits")
     assert (len(loaded.x_train), len(loaded.x_test)) == (1437, 360)
     np.testing.assert_array_equal(loaded.x_test, again.x_test)
     everyone = np.bincount(load_digits().target)
     assert np.all(abs(np.bincount(loaded.y_test) - 0.2 * everyone) < 1)
     assert loaded.classes == tuple("0123456789")
-    raw = embedded.digits()
     assert_standardized(loaded, raw.x_train, raw.x_test)
     for one in (loaded, again):
         np.testing.assert_array_equal(one.y_train, raw.y_train)
@@ -231,19 +230,17 @@ def test_two_standardizations_become_one():
 ONE = data.Standardization(np.float32([1, 2]), np.float32([3, 4]))
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded", "said"),
-    [
+def test_another_normalization_is_named():
+    for saved, loaded, said in (
         (ONE, None, "trained on standardized inputs, and the data set is not standard"),
         (None, ONE, "not trained on standardized inputs, and the data set is st"),
         (ONE, data.Standardization(ONE.mean[:1], ONE.std[:1]), "2 channels, .* has 1;"),
         (ONE, ONE._replace(mean=np.float32([1, 2.01])), "mean of channel 1 is 2 in th"),
         (ONE, ONE._replace(std=np.float32([3.1, 4])), "std of channel 0 is 3 in the m"),
-    ],
-)
-def test_another_normalization_is_named(saved, loaded, said):
-    with pytest.raises(ValueError, match=f"other normalization at load: .*{said}"):
-        data.check_standardization(saved, loaded)
+    ):
+        whole = f"other normalization at load: .*{said}"
+        with pytest.raises(ValueError, match=whole):
+            data.check_standardization(saved, loaded)
     near = data.Standardization(ONE.mean * np.float32(1 + 1e-6), ONE.std)
     data.check_standardization(ONE, near)  # which is rounding
     data.check_standardization(None, None)
