@@ -98,15 +98,16 @@ def test_images_of_another_format(place):
         refused("tiny_imagenet", place, message)
 
 
-@pytest.mark.parametrize("sides", [(65_500, 65_500), (10_000, 9_000), (5_000, 5_000)])
-def test_images_that_declare_another_size_are_not_decoded(place, sides):
+def test_images_that_declare_another_size_are_not_decoded(place):
     KINDS["tiny_imagenet"].write(place)
     path = place / "train/n01/images/n01_0.JPEG"
     content = bytearray(path.read_bytes())
     start = content.find(b"\xff\xc0") + 5
-    content[start : start + 4] = struct.pack(">2H", *sides)
-    path.write_bytes(content)
-    refused("tiny_imagenet", place, r"n01_0.JPEG: expected a.* (5000 x 5000|exceeds)")
+    message = r"n01_0.JPEG: expected a.* (5000 x 5000|exceeds)"
+    for sides in ((65_500, 65_500), (10_000, 9_000), (5_000, 5_000)):
+        content[start : start + 4] = struct.pack(">2H", *sides)
+        path.write_bytes(content)
+        refused("tiny_imagenet", place, message)
 
 
 def test_classes_are_not_paths(place):

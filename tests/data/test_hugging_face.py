@@ -21,8 +21,6 @@ LABELS = [0, 1] * 10
 CLINICS = [f"clinic{i % 3}" for i in range(20)]
 PIXELS = RNG.integers(0, 255, size=(12, 5, 4, 3), dtype=np.uint8)
 RISK = datasets.ClassLabel(names=["low", "high"])
-
-
 datasets.disable_progress_bars()
 
 
