@@ -44,18 +44,18 @@ def test_vocabulary_has_the_most_frequent_words_first():
     assert few == {word: i + 2 for i, word in enumerate(expected[:3])}
 
 
-@pytest.mark.parametrize("length", [1, 3, 7, 12])
-def test_ids_are_padded_and_cut(length):
+def test_ids_are_padded_and_cut():
     vocabulary = text.build_vocabulary(TRAIN, 6)
     sentences = [*TRAIN, "a new good word of a film", "", " ", "?!", "unheard"]
-    encoded = text.encode(vocabulary, sentences, length)
-    assert encoded.dtype == np.int32
-    assert encoded.shape == (len(sentences), length)
-    for row, sentence in zip(encoded, sentences, strict=True):
-        ids = [vocabulary.ids.get(word, 1) for word in words_of(sentence)] or [1]
-        ids = ids[:length]
-        assert row.tolist() == ids + [0] * (length - len(ids))
-    assert text.encode(vocabulary, [], length).shape == (0, length)
+    for length in (1, 3, 7, 12):
+        encoded = text.encode(vocabulary, sentences, length)
+        assert encoded.dtype == np.int32
+        assert encoded.shape == (len(sentences), length)
+        for row, sentence in zip(encoded, sentences, strict=True):
+            ids = [vocabulary.ids.get(word, 1) for word in words_of(sentence)] or [1]
+            ids = ids[:length]
+            assert row.tolist() == ids + [0] * (length - len(ids))
+        assert text.encode(vocabulary, [], length).shape == (0, length)
 
 
 def test_impossible_vocabularies_and_lengths():

@@ -106,14 +106,6 @@ def assert_simulated(dataset, found, rounds):
             assert float(scores[name]) == found[name][round]
 
 
-def test_a_directory_goes_on_with_the_same_options_alone(data, tmp_path):
-    *_, facts = data
-    place = deploy.begin(tmp_path / "run", RUN, facts)
-    assert deploy.begin(place, RUN, facts) == place
-    with pytest.raises(ValueError, match="other options"):
-        deploy.begin(place, dataclasses.replace(RUN, seed=1), facts)
-
-
 def test_arguments_that_do_not_go_together_are_refused(capsys, data, tmp_path):
     one = "one of --local N, --serve HOST:PORT and --join HOST:PORT, got none"
     for arguments, message in (
@@ -140,8 +132,14 @@ def test_examples_of_another_shape_are_refused(data, tmp_path):
         deploy_nodes.load_examples(tmp_path / "mine.npz", facts)
 
 
-def test_a_greeting_is_names_and_numbers(data):
+def test_a_greeting_is_names_and_numbers_and_a_directory_has_its_options(
+    data, tmp_path
+):
     *_, facts = data
     assert deploy.run_of_greeting(deploy.greeting_of(RUN, facts)) == (RUN, facts)
     with pytest.raises(ValueError, match="same version"):
         deploy.run_of_greeting({"job": "{}", "facts": {}})
+    place = deploy.begin(tmp_path / "run", RUN, facts)
+    assert deploy.begin(place, RUN, facts) == place
+    with pytest.raises(ValueError, match="other options"):
+        deploy.begin(place, dataclasses.replace(RUN, seed=1), facts)
