@@ -48,14 +48,9 @@ def test_models_of_releases_are_what_the_library_releases():
     points, release, batch = innovated()
     assert not np.array_equal(*(p["Dense_0"]["kernel"] for p in points))
     labels = LABELS[batch.y]
-    wanted = mean_of(
-        [
-            jax.tree.map(lambda a, b: a - 0.9 * b, now, before)
-            for now, before in zip(
-                *(by_hand(p, batch.x, labels) for p in points), strict=True
-            )
-        ]
-    )
+    single = (by_hand(p, batch.x, labels) for p in points)
+    apart = lambda now, before: jax.tree.map(lambda a, b: a - 0.9 * b, now, before)
+    wanted = mean_of([apart(*pair) for pair in zip(*single, strict=True)])
     # what is left of numbers ten times as large
     close(release, wanted, 1e-4)
     close(jax.jit(INNOVATION)(points, batch.x, labels), wanted, 1e-4)
@@ -68,9 +63,8 @@ def test_the_private_release():
     clean = clipped(1.0, params, batch.x, LABELS[batch.y])
     _, noisy = private(TASK.grad, 3, 0.006)(params, batch, batch, key(0))
     assert optax.tree.norm(clean) <= 1
-    noise = np.concatenate(
-        [np.ravel(leaf) for leaf in jax.tree.leaves(tree.sub(noisy, clean))]
-    )
+    leaves = jax.tree.leaves(tree.sub(noisy, clean))
+    noise = np.concatenate([np.ravel(leaf) for leaf in leaves])
     error = 1 / np.sqrt(2 * noise.size)  # of a standard deviation, relative
     assert abs(np.std(noise) / 0.002 - 1) < 5 * error
 

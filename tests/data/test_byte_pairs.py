@@ -62,7 +62,7 @@ def learned(files):
     return ids, [tuple(line.split(" ")) for line in lines]
 
 
-def test_sentences_and_pairs(files):
+def test_sentences_and_pairs(files, monkeypatch):
     encoder = roberta_encoder(*files)
     ids, merges = learned(files)
     assert (encoder.padding, encoder.tokens) == (1, len(ids))
@@ -80,6 +80,8 @@ def test_sentences_and_pairs(files):
     for row, own in zip(found.tolist(), expected, strict=True):
         assert row == own + [1] * (longest - len(own))
     assert encoder.encode([]).shape == (0, 0)
+    monkeypatch.setattr("fedjax_muon.data.byte_pairs.BATCH_SIZE", 2)
+    np.testing.assert_array_equal(encoder.encode([*TEXTS, *pairs]), found)
 
 
 @pytest.mark.parametrize("length", [5, 12, 13])
@@ -100,33 +102,19 @@ def test_long_texts_are_cut_between_their_marks(files, length):
         assert right == [0, *others, 2, 2, *cut, 2]
 
 
-def test_many_texts_are_encoded_like_one(files, monkeypatch):
-    encoder = roberta_encoder(*files)
-    together = encoder.encode(TEXTS)
-    monkeypatch.setattr("fedjax_muon.data.byte_pairs.BATCH_SIZE", 2)
-    np.testing.assert_array_equal(encoder.encode(TEXTS), together)
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_missing_files(files, missing):
-    files[missing].unlink()
-    message = rf"{files[missing].name} does not exist; download .*huggingface\.co/"
-    with pytest.raises(FileNotFoundError, match=message):
-        roberta_encoder(*files)
-
-
-@pytest.mark.parametrize(
-    ("which", "content"),
-    [(0, "{"), (0, '["the"]'), (1, "a b c\n"), (1, "q z\n")],
-    ids=["no JSON", "no ids", "three pieces", "not in the vocabulary"],
-)
-def test_damaged_files(files, which, content):
-    files[which].write_text(content)
-    with pytest.raises(ValueError, match=r"expected a vocabulary and the merges of"):
-        roberta_encoder(*files)
-
-
-def test_other_refusals(files):
+def test_refusals(files):
+    wrong = "expected a vocabulary and the merges of"
+    for which, content in (
+        (0, "{"),  # no JSON
+        (0, '["the"]'),  # no ids
+        (1, "a b c\n"),
+        (1, "q z\n"),  # not in the vocabulary
+    ):
+        whole = files[which].read_text()
+        files[which].write_text(content)
+        with pytest.raises(ValueError, match=wrong):
+            roberta_encoder(*files)
+        files[which].write_text(whole)
     with pytest.raises(ValueError, match="length must be at least 5 tokens, got 4"):
         roberta_encoder(*files, length=4)
     for name in ("digits", "tfds:imdb_reviews"):
@@ -137,3 +125,8 @@ def test_other_refusals(files):
     files[0].write_text(json.dumps(ids))
     with pytest.raises(ValueError, match="has no <pad> and no <unk>; use RoBERTa's"):
         roberta_encoder(*files)
+    for path in files[::-1]:
+        path.unlink()
+        said = rf"{path.name} does not exist; download .*huggingface\.co/"
+        with pytest.raises(FileNotFoundError, match=said):
+            roberta_encoder(*files)

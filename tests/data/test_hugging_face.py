@@ -21,11 +21,7 @@ LABELS = [0, 1] * 10
 CLINICS = [f"clinic{i % 3}" for i in range(20)]
 PIXELS = RNG.integers(0, 255, size=(12, 5, 4, 3), dtype=np.uint8)
 RISK = datasets.ClassLabel(names=["low", "high"])
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    datasets.disable_progress_bars()
+datasets.disable_progress_bars()
 
 
 def saved(place, columns, label=None):
@@ -98,10 +94,7 @@ def test_texts_are_words_of_the_training_texts(tmp_path):
     assert set(ours.owners) == {0, 1, 2}
 
 
-def clinics(seventh):
-    return {"clinic": ["a"] * 7 + [seventh] + ["b"] * 12}
-
-
+clinics = lambda seventh: {"clinic": ["a"] * 7 + [seventh] + ["b"] * 12}
 EMPTY = "row 7 of train: column 'clinic' is empty; fill it in"
 
 

@@ -65,7 +65,7 @@ def test_shakespeare_of_leaf(tmp_path):
     assert ours.standardization is None
 
 
-def test_damaged_files_of_leaf_are_named(tmp_path):
+def test_damaged_and_missing_files_of_leaf_are_named(tmp_path):
     for part in ("train", "test"):
         write_leaf(tmp_path / "femnist", part, [{"a": writer(2)}])
     path = tmp_path / "femnist" / "test" / "all_data_0_test_9.json"
@@ -82,10 +82,7 @@ def test_damaged_files_of_leaf_are_named(tmp_path):
         path.write_text(content)
         with pytest.raises(ValueError, match=f"^{path}.*{said}"):
             data.load("femnist", tmp_path)
-
-
-def test_missing_files_say_where_they_come_from(tmp_path):
-    write_leaf(tmp_path / "femnist", "train", [{"a": writer(2)}])
+    path.unlink()
     with pytest.raises(FileNotFoundError, match=r"test/\*\.json; run preprocess\.sh"):
         data.load("femnist", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"stackoverflow_train\.h5"):

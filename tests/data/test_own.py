@@ -74,6 +74,9 @@ def test_token_ids_stay_as_they_are():
     assert (dataset.tokens, dataset.standardization) == (40, None)
 
 
+HUGE_IDS = {"x": np.full((60, 2), 2**40), "text": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -92,10 +95,7 @@ def test_token_ids_stay_as_they_are():
         ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),
         ({"x": X * 1e300}, "x_train has NaN or infinity in 48 of 48"),
         ({"text": True}, "x must be an array of token ids, got float64"),
-        (
-            {"x": np.full((60, 2), 2**40), "text": True},
-            "x: token ids must be below 2.31, got 1099511627776",
-        ),
+        (HUGE_IDS, "x: token ids must be below 2.31, got 1099511627776"),
         ({"test": (X[:, :3], Y)}, "must hold examples of one shape and dtype"),
         ({"test": (X, Y[:3])}, "y_test must be 60 integers on one axis"),
     ],
@@ -108,21 +108,17 @@ def test_wrong_arrays_are_refused(changes, said):
 # ---------------------------------------------------------------- owners
 
 
-@pytest.mark.parametrize("owners", [OWNERS, [5, 2, 9, 2] * 15])
-def test_every_owner_is_a_client(owners):
-    parts = partition.by_owner(owners)
-    values = np.unique(owners)
-    assert len(parts) == 3
-    for owner, part in zip(values, parts, strict=True):
-        expected = [i for i, one in enumerate(owners) if one == owner]
-        assert part.tolist() == expected
-        assert part.dtype == np.int32
-
-
-@pytest.mark.parametrize("owners", [[], [[1, 2]], [0.5], [True], [None]])
-def test_wrong_owners_are_refused(owners):
-    with pytest.raises(ValueError, match="owners must be one non-empty axis of integ"):
-        partition.by_owner(owners)
+def test_every_owner_is_a_client():
+    for owners in (OWNERS, [5, 2, 9, 2] * 15):
+        parts = partition.by_owner(owners)
+        assert len(parts) == 3
+        for owner, part in zip(np.unique(owners), parts, strict=True):
+            expected = [i for i, one in enumerate(owners) if one == owner]
+            assert part.tolist() == expected
+            assert part.dtype == np.int32
+    for wrong in ([], [[1, 2]], [0.5], [True], [None]):
+        with pytest.raises(ValueError, match="owners must be one non-empty axis of i"):
+            partition.by_owner(wrong)
 
 
 def test_owners_of_a_data_set_are_checked_and_kept():
@@ -175,9 +171,9 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
         assert dataset.classes == names
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_wrong_tables_are_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    for text, said in (
         ("", "expected two or more different names of columns .* found nothing"),
         ("a,a\n1,2\n", "different names of columns in the first line, found 'a', 'a'"),
         ("a,risk\n", "expected rows below the first line, found none"),
@@ -194,13 +190,10 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
         ("risk,b\x00\nx,1\n", "a.csv"),
         (b"risk,b\nx,\xff\n", "expected a table with commas, found a damaged one"),
         ("risk,risk2\n" * 2, "line 2: 'risk2' in column 'risk2' is not a finite numb"),
-    ],
-)
-def test_wrong_tables_are_refused(text, said, tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with one_line(said, path):
-        data.from_csv(path, label="risk")
+    ):
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with one_line(said, path):
+            data.from_csv(path, label="risk")
 
 
 def test_wrong_columns_are_refused(tmp_path):
@@ -232,37 +225,34 @@ def test_an_archive_is_its_arrays(tmp_path):
     assert data.from_npz(path).tokens == 40
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
+def test_wrong_archives_are_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    for arrays, said in (
         ({"x": X}, "expected arrays x and y .* found x; save it by numpy.savez"),
         ({"z": X}, "found none of its arrays"),
         ({"x": X, "y": Y, "x_test": X}, "x_test and y_test belong together"),
         ({"x": X, "y": Y, "classes": np.arange(2)}, "expected classes as strings"),
         ({"x": X, "y": Y[:4]}, "y must be 60 integers or strings"),
         ({"x": X, "y": Y.astype(object)}, "a damaged or pickled one"),
-    ],
-)
-def test_wrong_archives_are_refused(arrays, said, tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path, allow_pickle=True, **arrays)
-    with one_line(said, path):
-        data.from_npz(path)
+    ):
+        np.savez(path, allow_pickle=True, **arrays)
+        with one_line(said, path):
+            data.from_npz(path)
 
 
-@pytest.mark.parametrize("read", [data.from_npz, data.from_csv])
-def test_a_missing_file_is_named(read, tmp_path):
-    given = {"label": "y"} if read is data.from_csv else {}
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*none"):
-        read(tmp_path / "none", **given)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        read(tmp_path, **given)
+def test_a_missing_file_is_named(tmp_path):
+    for read, given in ((data.from_npz, {}), (data.from_csv, {"label": "y"})):
+        for path, said in (
+            (tmp_path / "none", "there is no file .*none"),
+            (tmp_path, "there is no file"),
+        ):
+            with pytest.raises(FileNotFoundError, match=said):
+                read(path, **given)
 
 
 # ---------------------------------------------------------- folders of images
 
 COLORS = RNG.integers(0, 255, size=(24, 6, 5, 3), dtype=np.uint8)
-GRAYS = COLORS[..., 0]
 CLASSES = ("cat", "dog")
 
 
@@ -280,14 +270,13 @@ def order(count):
     return sorted(range(count), key=lambda i: (i % 2, i % 3, i))
 
 
-@pytest.mark.parametrize("images", [COLORS, GRAYS])
+@pytest.mark.parametrize("images", [COLORS, COLORS[..., 0]])
 def test_images_are_their_arrays(images, tmp_path):
     owner = lambda image: image.stem.partition("_")[0]
     ours = data.from_folder(painted(tmp_path, images), owner=owner)
     places = order(24)
     x = images.reshape(24, 6, 5, -1)[places]
-    labels = [CLASSES[i % 2] for i in places]
-    owners = [i % 3 for i in places]
+    labels, owners = [CLASSES[i % 2] for i in places], [i % 3 for i in places]
     np.testing.assert_equal(ours, data.from_arrays(x, labels, owners=owners))
     assert ours.classes == CLASSES
 
@@ -316,24 +305,17 @@ def test_images_of_several_sizes_are_resized(tmp_path, monkeypatch):
         data.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("suffix", [".JPG", ".bmp", ".tiff", ".webp"])
-def test_other_formats(suffix, tmp_path):
-    dataset = data.from_folder(painted(tmp_path, COLORS, suffix))
-    assert len(dataset.x_train) + len(dataset.x_test) == 24
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"not an image", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
-)
-def test_damaged_images_are_named(content, tmp_path):
-    painted(tmp_path, COLORS)
-    spoilt = tmp_path / "cat/owner0_00.png"
-    whole = spoilt.read_bytes()
-    for found in (content, whole[:99]):
-        spoilt.write_bytes(found)
+def test_other_formats_and_damaged_images(tmp_path):
+    for suffix in (".JPG", ".bmp", ".tiff", ".webp"):
+        dataset = data.from_folder(painted(tmp_path / suffix[1:], COLORS, suffix))
+        assert len(dataset.x_train) + len(dataset.x_test) == 24
+    painted(tmp_path / "png", COLORS)
+    spoilt = tmp_path / "png/cat/owner0_00.png"
+    start, eps = b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0\n"
+    for content in (b"", b"not an image", start, eps, spoilt.read_bytes()[:99]):
+        spoilt.write_bytes(content)
         with one_line("expected a PNG image, found a damaged file", spoilt):
-            data.from_folder(tmp_path)
+            data.from_folder(tmp_path / "png")
 
 
 def test_wrong_folders_are_refused(tmp_path):

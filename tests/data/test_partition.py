@@ -53,6 +53,10 @@ def test_a_key_determines_the_partition(name):
     assert all(part.dtype == np.int32 for part in first)
     np.testing.assert_equal(first, again)
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    # the numbers that stand for classes do not matter
+    numbers = (13 * LABELS - 40).astype(np.int8)
+    renamed = parted(name, numbers, NUM_CLIENTS, jax.random.key(5))
+    np.testing.assert_equal(first, renamed)
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -65,14 +69,6 @@ def test_both_words_of_a_key_count(name):
     first = [parted(name, LABELS, NUM_CLIENTS, key)[0] for key in made]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert not np.array_equal(first[i], first[j])
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_the_numbers_that_stand_for_classes_do_not_matter(name):
-    parts = parted(name, LABELS, NUM_CLIENTS, jax.random.key(1))
-    numbers = (13 * LABELS - 40).astype(np.int8)
-    renamed = parted(name, numbers, NUM_CLIENTS, jax.random.key(1))
-    np.testing.assert_equal(parts, renamed)
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -153,27 +149,17 @@ def test_dirichlet_limits():
     assert set(partition.label_counts(labels, alone, 5).ravel()) == {0, 60}
 
 
-@pytest.fixture(scope="module")
-def digit_labels():
+def test_dirichlet_repeats_until_the_default_minimum_is_met():
     labels = load_digits().target
-    return train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[0]
-
-
-def test_dirichlet_meets_its_default_minimum_on_digits(digit_labels):
-    assert len(digit_labels) == 1437
-    for key in keys(21):
-        parts = partition.dirichlet(digit_labels, 16, 0.1, key=key)
-        assert min(len(part) for part in parts) >= 10
-
-
-def test_dirichlet_repeats_until_the_minimum_is_met(digit_labels):
+    labels = train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[0]
+    assert len(labels) == 1437
     # 32 clients: one draw in several hundred fits, so the first rarely does.
-    parts = partition.dirichlet(digit_labels, 32, 0.1, key=KEY)
+    parts = partition.dirichlet(labels, 32, 0.1, key=KEY)
     assert min(len(part) for part in parts) >= 10
-    longer = partition.dirichlet(digit_labels, 32, 0.1, key=KEY, max_tries=1_000_000)
+    longer = partition.dirichlet(labels, 32, 0.1, key=KEY, max_tries=1_000_000)
     np.testing.assert_equal(parts, longer)
     with pytest.raises(ValueError, match=r"none of 1 Dirichlet.* raise alpha"):
-        partition.dirichlet(digit_labels, 32, 0.1, key=KEY, max_tries=1)
+        partition.dirichlet(labels, 32, 0.1, key=KEY, max_tries=1)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 2.0])
@@ -238,69 +224,50 @@ def test_label_counts_equal_a_confusion_matrix():
     np.testing.assert_array_equal(counts, [[0, 0, 0, 0], [0, 0, 3, 0]])
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
+NO_KEYS = (0, jax.random.key_data(KEY), np.zeros(2, np.uint32), jax.random.split(KEY))
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_labels_numbers_of_clients_and_keys_are_checked(name):
+    for labels, message in (
         ([[0, 1]], r"shape \(1, 2\)"),
         ([0.0, 1.0], "dtype float64"),
         ([True, False], "dtype bool"),
         (np.zeros(0, int), r"non-empty.*shape \(0,\)"),
-    ],
-)
-@pytest.mark.parametrize("name", SPLITS)
-def test_labels_must_be_integers_on_one_axis(name, labels, message):
-    with pytest.raises(ValueError, match=message):
-        parted(name, labels, 1, KEY)
-
-
-@pytest.mark.parametrize("num_clients", [0, -3, 4001, 2.0, True])
-@pytest.mark.parametrize("name", SPLITS)
-def test_number_of_clients_must_fit_the_examples(name, num_clients):
-    with pytest.raises(ValueError, match=r"num_clients must be .* in 1\.\.4000"):
-        parted(name, LABELS, num_clients, KEY)
-
-
-NO_KEYS = (0, jax.random.key_data(KEY), np.zeros(2, np.uint32), jax.random.split(KEY))
-
-
-@pytest.mark.parametrize("key", NO_KEYS)
-@pytest.mark.parametrize("name", SPLITS)
-def test_key_must_be_one_typed_key(name, key):
-    with pytest.raises(TypeError, match=r"one typed key such as jax\.random\.key"):
-        parted(name, LABELS, NUM_CLIENTS, key)
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, np.inf, np.nan])
-@pytest.mark.parametrize("split", [partition.dirichlet, partition.dirichlet_per_client])
-def test_alpha_must_be_positive_and_finite(split, alpha):
-    with pytest.raises(ValueError, match="alpha must be positive and finite"):
-        split(LABELS, 2, alpha, key=KEY)
+    ):
+        with pytest.raises(ValueError, match=message):
+            parted(name, labels, 1, KEY)
+    for num_clients in (0, -3, 4001, 2.0, True):
+        with pytest.raises(ValueError, match=r"num_clients must be .* in 1\.\.4000"):
+            parted(name, LABELS, num_clients, KEY)
+    for key in NO_KEYS:
+        with pytest.raises(TypeError, match=r"one typed key such as jax\.random\.key"):
+            parted(name, LABELS, NUM_CLIENTS, key)
 
 
 def test_other_refusals():
     dirichlet, per_client = partition.dirichlet, partition.dirichlet_per_client
-    counts = partition.label_counts
+    counts, shards = partition.label_counts, partition.shards
     one = "at least 1, got 0"
     for call, message in (
         (lambda: dirichlet(LABELS, 2, 1.0, key=KEY, min_size=0), f"min_.*{one}"),
         (lambda: dirichlet(LABELS, 2, 1.0, key=KEY, max_tries=0), f"max_.*{one}"),
         (lambda: per_client(LABELS, 2, 1.0, key=KEY, size=0), f"size.*{one}"),
-        (lambda: partition.shards(LABELS, 2, 0, key=KEY), f"shards_per_client.*{one}"),
+        (lambda: shards(LABELS, 2, 0, key=KEY), f"shards_per_client.*{one}"),
         (lambda: counts(LABELS, [], 0), f"num_classes.*{one}"),
         (lambda: counts([0, 3], [np.array([0])], 3), r"labels must be in 0\.\.2, got"),
         (lambda: counts([-1, 0], [np.array([0])], 3), r"labels must be in 0\.\.2, got"),
         (lambda: counts([0, 1], [[0], [0, 2]], 3), r"client 1 holds.*only 0\.\.1"),
         (lambda: counts([0, 1], [[0], [-1]], 3), r"client 1 holds.*only 0\.\.1"),
+        (lambda: dirichlet(LABELS, 401, 1.0, key=KEY), "401 .* min_size=10 of 4000"),
+        (lambda: shards(LABELS, 40, 101, key=KEY), "40 clients x 101 shards.*got 4000"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_more_is_asked_for_than_there_is():
-    with pytest.raises(ValueError, match="401 clients cannot hold min_size=10 of 4000"):
-        partition.dirichlet(LABELS, 401, 1.0, key=KEY)
-    with pytest.raises(ValueError, match=r"40 clients x 101 shards.*got 4000"):
-        partition.shards(LABELS, 40, 101, key=KEY)
+    for split in (dirichlet, per_client):
+        for alpha in (0.0, -1.0, np.inf, np.nan):
+            with pytest.raises(ValueError, match="alpha must be positive and finite"):
+                split(LABELS, 2, alpha, key=KEY)
 
 
 # ------------------------------------------------------- shares of positives
@@ -313,24 +280,21 @@ def labels_of(negatives, positives, seed=0):
     return np.random.default_rng(seed).permutation(labels)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "positives", "ratio", "kept"),
-    [
+def test_all_negatives_and_some_positives_stay():
+    for negatives, positives, ratio, kept in (
         (900, 900, 0.1, 100),  # 100 of 1000
         (428, 444, 0.1, 48),  # 428 / 9 = 47.6
         (70, 30, 0.3, 30),  # all
         (5, 9, 0.0, 0),
         (7, 9, 0.5, 7),
         (0, 9, 1.0, 9),
-    ],
-)
-def test_all_negatives_and_some_positives_stay(negatives, positives, ratio, kept):
-    labels = labels_of(negatives, positives)
-    ids = imbalance.drop_positives(labels, ratio, key=KEY)
-    assert ids.dtype == np.int32
-    assert len(set(ids.tolist())) == len(ids)
-    assert set(np.flatnonzero(labels == 0)) <= set(ids.tolist())
-    assert np.sum(labels[ids]) == kept
+    ):
+        labels = labels_of(negatives, positives)
+        ids = imbalance.drop_positives(labels, ratio, key=KEY)
+        assert ids.dtype == np.int32
+        assert len(set(ids.tolist())) == len(ids)
+        assert set(np.flatnonzero(labels == 0)) <= set(ids.tolist())
+        assert np.sum(labels[ids]) == kept
 
 
 def test_positives_are_drawn_at_random_and_shuffled():
@@ -395,48 +359,37 @@ def test_clients_are_drawn_at_random_and_shuffled():
     assert abs(np.mean(place) - 0.5) < 5 * np.sqrt(1 / 12 / len(place))
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_ratios_outside_of_0_to_1(ratio):
-    labels = labels_of(9, 9)
-    with pytest.raises(ValueError, match=r"ratio must be in \[0, 1\], got"):
-        imbalance.drop_positives(labels, ratio, key=KEY)
-    with pytest.raises(ValueError, match=r"ratios\[1\] must be in \[0, 1\], got"):
-        imbalance.with_ratios(labels, [0.5, ratio], key=KEY)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
+def test_labels_and_ratios_are_checked():
+    drop, clients, some = imbalance.drop_positives, imbalance.with_ratios, [0, 1] * 9
+    for ratio in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"ratio must be in \[0, 1\], got"):
+            drop(some, ratio, key=KEY)
+        with pytest.raises(ValueError, match=r"ratios\[1\] must be in \[0, 1\], got"):
+            clients(some, [0.5, ratio], key=KEY)
+    for labels, message in (
         ([0, 1, 2], r"labels must be 0 \(negative\) or 1 \(positive\), got 2 too"),
         ([0, 1, -1], "got -1 too"),
         ([0.0, 1.0], "one non-empty axis of integers"),
         ([], "one non-empty axis of integers"),
-    ],
-)
-def test_labels_of_other_kinds(labels, message):
-    with pytest.raises(ValueError, match=message):
-        imbalance.drop_positives(labels, 0.5, key=KEY)
-    with pytest.raises(ValueError, match=message):
-        imbalance.with_ratios(labels, [0.5], key=KEY)
+    ):
+        for call, given in ((drop, 0.5), (clients, [0.5])):
+            with pytest.raises(ValueError, match=message):
+                call(labels, given, key=KEY)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "positives", "ratio", "message"),
-    [
+def test_impossible_ratios():
+    for negatives, positives, ratio, message in (
         (90, 9, 0.1, r"needs 10 positives, which must be in 1\.\.9; choose a lower"),
         (4, 9, 0.1, r"with 4 negatives needs 0 positives.*choose a higher ratio"),
         (0, 9, 0.1, "with 0 negatives needs 0 positives"),
         (2, 9, 1.0, "ratio 1 leaves no room for the 2 negatives"),
-    ],
-)
-def test_impossible_ratios(negatives, positives, ratio, message):
-    with pytest.raises(ValueError, match=message):
-        imbalance.drop_positives(labels_of(negatives, positives), ratio, key=KEY)
+    ):
+        with pytest.raises(ValueError, match=message):
+            imbalance.drop_positives(labels_of(negatives, positives), ratio, key=KEY)
 
 
-@pytest.mark.parametrize(
-    ("negatives", "positives", "ratios", "message"),
-    [
+def test_clients_without_enough():
+    for negatives, positives, ratios, message in (
         (99, 0, PAPER, r"client 0 of 8 with a ratio of 0\.05 would get 0 positives"),
         (0, 99, [0.9, 0.5], r"client 0 .* 0 negatives, out of 99 and 0 for all"),
         (40, 40, PAPER, r"client 0 .* get 0 positives and \d negatives, out of 40"),
@@ -444,8 +397,6 @@ def test_impossible_ratios(negatives, positives, ratio, message):
         (1, 5, [1.0, 0.0, 0.0], "client 2 of 3 with a ratio of 0.0 .* 1 negatives"),
         (2, 1, [0.0] * 5, "client 2 of 5"),
         (9, 9, [], "ratios must hold one number for every client, got none"),
-    ],
-)
-def test_clients_without_enough(negatives, positives, ratios, message):
-    with pytest.raises(ValueError, match=message):
-        imbalance.with_ratios(labels_of(negatives, positives), ratios, key=KEY)
+    ):
+        with pytest.raises(ValueError, match=message):
+            imbalance.with_ratios(labels_of(negatives, positives), ratios, key=KEY)

@@ -1,5 +1,7 @@
-"""Sentences and pairs: ids against plain Python, files written and damaged."""
+"""Files of text: sentences and pairs, ids against plain Python; LIBSVM's tables."""
 
+import bz2
+import lzma
 import re
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from error_lines import one_line
 
 from fedjax_muon import data
-from fedjax_muon.data import text
+from fedjax_muon.data import libsvm, text
 
 pytestmark = pytest.mark.usefixtures("small_files")
 
@@ -42,24 +44,18 @@ def test_vocabulary_has_the_most_frequent_words_first():
     assert few == {word: i + 2 for i, word in enumerate(expected[:3])}
 
 
-@pytest.mark.parametrize("length", [1, 3, 7, 12])
-def test_ids_are_padded_and_cut(length):
+def test_ids_are_padded_and_cut():
     vocabulary = text.build_vocabulary(TRAIN, 6)
-    sentences = [*TRAIN, "a new good word of a film", ""]
-    encoded = text.encode(vocabulary, sentences, length)
-    assert encoded.dtype == np.int32
-    assert encoded.shape == (len(sentences), length)
-    for row, sentence in zip(encoded, sentences, strict=True):
-        ids = [vocabulary.ids.get(word, 1) for word in words_of(sentence)] or [1]
-        ids = ids[:length]
-        assert row.tolist() == ids + [0] * (length - len(ids))
-
-
-def test_every_example_has_a_token():
-    vocabulary = text.build_vocabulary(TRAIN, 6)
-    encoded = text.encode(vocabulary, ["", " ", "?!", "unheard"], 4)
-    np.testing.assert_array_equal(encoded, [[text.UNKNOWN, 0, 0, 0]] * 4)
-    assert text.encode(vocabulary, [], 4).shape == (0, 4)
+    sentences = [*TRAIN, "a new good word of a film", "", " ", "?!", "unheard"]
+    for length in (1, 3, 7, 12):
+        encoded = text.encode(vocabulary, sentences, length)
+        assert encoded.dtype == np.int32
+        assert encoded.shape == (len(sentences), length)
+        for row, sentence in zip(encoded, sentences, strict=True):
+            ids = [vocabulary.ids.get(word, 1) for word in words_of(sentence)] or [1]
+            ids = ids[:length]
+            assert row.tolist() == ids + [0] * (length - len(ids))
+        assert text.encode(vocabulary, [], length).shape == (0, length)
 
 
 def test_impossible_vocabularies_and_lengths():
@@ -85,13 +81,9 @@ def test_vocabulary_and_length_come_from_the_training_texts():
     np.testing.assert_array_equal(tokens.y_train, [0, 1, 1])
     assert data.check(tokens).tokens == 5
     assert tokens.classes == ("no", "yes")
-
-
-def test_long_texts_are_cut():
-    train = text.Sentences(["word " * (text.MAX_LENGTH + 1)], [1])
-    tokens = text.tokenized(train, train, ("no", "yes"))
-    assert tokens.x_train.shape == (1, text.MAX_LENGTH)
-    assert np.all(tokens.x_train == 2)
+    long = text.Sentences(["word " * (text.MAX_LENGTH + 1)], [1])
+    cut = text.tokenized(long, long, ("no", "yes")).x_train
+    np.testing.assert_array_equal(cut, np.full((1, text.MAX_LENGTH), two))
 
 
 def test_held_out_tokens_count_too():
@@ -180,10 +172,7 @@ def test_missing_files(tmp_path, name):
     words = (*row.files, *(tmp_path / folder for folder in row.folders), row.url)
     with one_line(f"^{name}: ", *words, error=FileNotFoundError):
         data.load(name, tmp_path)
-
-
-def test_both_files_are_needed(tmp_path):
-    write_glue("sst2", tmp_path / "SST-2")
+    write_glue("sst2", tmp_path / "SST-2")  # both files are needed
     (tmp_path / "SST-2" / "dev.tsv").unlink()
     with pytest.raises(FileNotFoundError, match=r"has train\.tsv and dev\.tsv; down"):
         data.load("sst2", tmp_path)
@@ -222,23 +211,22 @@ def test_wrong_lines_are_named(tmp_path, name, number, line, message):
         data.load(name, tmp_path)
 
 
-def test_an_open_quote_does_not_join_lines(tmp_path):
-    path = tmp_path / "yelp_labelled_uci" / "yelp_labelled.txt"
-    write(path, ["fine\t1", '"open\t0', 'closed"\t1'])
-    with pytest.raises(ValueError, match=r"line 2: expected 2 columns.*found 1"):
-        data.load("yelp_labelled", tmp_path)
+# An open quote does not join lines.
+OPEN = ["fine\t1", '"open\t0', 'closed"\t1']
+YELP_FILE = "yelp_labelled_uci/yelp_labelled.txt"
 
 
-def test_files_without_sentences(tmp_path):
+def test_files_without_sentences_and_with_an_open_quote(tmp_path):
     write_glue("sst2", tmp_path / "SST-2")
     write_glue("cola", tmp_path / "CoLA")
     for name, file, lines, message in (
-        ("sst2", "SST-2/dev.tsv", sst2_lines([]), "expected sentences, found none"),
-        ("cola", "CoLA/train.tsv", [], "expected sentences, found none"),
-        ("sst2", "SST-2/dev.tsv", [], "expected the columns sentence"),
+        ("sst2", "SST-2/dev.tsv", sst2_lines([]), ": expected sentences, found none"),
+        ("cola", "CoLA/train.tsv", [], ": expected sentences, found none"),
+        ("sst2", "SST-2/dev.tsv", [], ": expected the columns sentence"),
+        ("yelp_labelled", YELP_FILE, OPEN, ", line 2: expected 2 columns.*found 1"),
     ):
         write(tmp_path / file, lines)
-        with pytest.raises(ValueError, match=f"{file}: {message}"):
+        with pytest.raises(ValueError, match=f"{file}{message}"):
             data.load(name, tmp_path)
 
 
@@ -360,3 +348,61 @@ def test_questions_across_lines_are_left_out(tmp_path):
     message = rf"line {allowed + 3}: expected 6 columns between tabs, found 4"
     with pytest.raises(ValueError, match=message):
         data.load("qqp", tmp_path)
+
+
+# ------------------------------------------------------------- tables of LIBSVM
+
+ROWS_A9A = "-1 1:1 123:1 \n+1 2:0.5\n-1 3:1 4:-2\n"
+TEST_A9A = "+1 1:1\n-1 122:1\n"
+
+
+def put(place, name="a9a", train=ROWS_A9A):
+    place.mkdir(parents=True, exist_ok=True)
+    files = libsvm.SETS[name].layouts[0].files
+    for file, content in zip(files, (train, TEST_A9A), strict=True):
+        (place / file.name).write_text(content)
+
+
+@pytest.mark.parametrize("folder", ["libsvm", "a9a", "."])
+def test_lines_become_rows(tmp_path, folder):
+    put(tmp_path / folder)
+    found = data.load("a9a", tmp_path)
+    expected = np.zeros((3, 123), np.float32)
+    expected[0, [0, 122]], expected[1, 1], expected[2, [2, 3]] = 1, 0.5, (1, -2)
+    np.testing.assert_array_equal(found.x_train, expected)  # and not standardized
+    np.testing.assert_array_equal(found.y_train, [0, 1, 0])
+    np.testing.assert_array_equal(found.x_test.nonzero(), [[0, 1], [0, 121]])
+    np.testing.assert_array_equal(found.y_test, [1, 0])
+    assert found.x_train.dtype == np.float32
+    assert len(found.classes) == 2
+    (tmp_path / folder / "a9a.bz2").write_bytes(bz2.compress(ROWS_A9A.encode()))
+    (tmp_path / folder / "a9a.t.xz").write_bytes(lzma.compress(TEST_A9A.encode()))
+    for file in ("a9a", "a9a.t"):
+        (tmp_path / folder / file).unlink()
+    packed = data.load("a9a", tmp_path)
+    np.testing.assert_array_equal(found.x_train, packed.x_train)
+    np.testing.assert_array_equal(found.x_test, packed.x_test)
+
+
+def test_other_tables_are_refused(tmp_path, monkeypatch):
+    for train, message in (
+        ("-1 124:1\n", "with 123 features"),
+        ("-1 1:one\n", "not in LIBSVM's format"),
+        ("2 1:1\n-1 1:1\n", r"expected labels -1 and 1, found \[-1.  2.\]"),
+    ):
+        put(tmp_path, train=train)
+        with pytest.raises(ValueError, match=message):
+            data.load("a9a", tmp_path)
+    put(tmp_path)
+    monkeypatch.setitem(data.NAMES, "a9a", libsvm.SETS["a9a"])
+    with pytest.raises(ValueError, match="expected 32561 lines as published, found 3"):
+        data.load("a9a", tmp_path)
+
+
+def test_missing_tables_are_named(tmp_path):
+    put(tmp_path / "libsvm", name="a8a")
+    with pytest.raises(FileNotFoundError, match=r"has ijcnn1.trn and ijcnn1.tst"):
+        data.load("ijcnn1", tmp_path)
+    (tmp_path / "libsvm" / "a8a.t").unlink()
+    with pytest.raises(FileNotFoundError, match=r"libsvm lacks a8a.t\)"):
+        data.load("a8a", tmp_path)

@@ -188,13 +188,13 @@ def test_of_two_nodes_with_a_client_the_first_is_used_while_it_answers():
     assert trained() == [100, 100, 101]
 
 
-@pytest.mark.parametrize("client", [2, -1])
-def test_a_client_that_is_not_there_is_refused(client):
-    server = flower.FlowerServer(echoes([0, client]), 2)
-    said = f"SuperNode 101 is not used: there are clients 0 to 1, got {client}"
-    with pytest.warns(UserWarning, match=said):
-        assert server.wait(2, 0.1) == {0}
-    assert server.refused == [said]
+def test_a_client_that_is_not_there_is_refused():
+    for client in (2, -1):
+        server = flower.FlowerServer(echoes([0, client]), 2)
+        said = f"SuperNode 101 is not used: there are clients 0 to 1, got {client}"
+        with pytest.warns(UserWarning, match=said):
+            assert server.wait(2, 0.1) == {0}
+        assert server.refused == [said]
 
 
 def test_a_node_that_does_not_tell_its_client_is_asked_again_by_the_next_call():
@@ -243,7 +243,7 @@ def test_without_flower_the_pip_command_is_named(monkeypatch):
     said = r"nodes over Flower need flwr: pip install \"flwr"
     with pytest.raises(ImportError, match=said) as error:
         importlib.import_module("fedjax_muon.deploy.flower")
-    assert len(str(error.value).splitlines()) == 1
+    assert "\n" not in str(error.value)
 
 
 def test_the_apps_that_are_shown_run(tmp_path):

@@ -1,6 +1,7 @@
 """A server and nodes in processes of their own, one of which is killed."""
 
 import dataclasses
+import itertools
 import os
 import signal
 import threading
@@ -34,11 +35,10 @@ def data():
 
 def killing(send, process):
     """A transport that kills a node in the middle of its fourth request."""
-    calls = []
+    calls = itertools.count()
 
     def sent(requests, deadline):
-        calls.append(requests)
-        if len(calls) == BEFORE + 1:
+        if next(calls) == BEFORE:
             os.kill(process.pid, signal.SIGSTOP)  # it does not answer meanwhile
             threading.Timer(0.3, os.kill, (process.pid, signal.SIGKILL)).start()
         yield from send(requests, deadline)
@@ -48,11 +48,10 @@ def killing(send, process):
 
 def without_killed(nodes):
     """The same in one process."""
-    send, calls = in_process(nodes), []
+    send, calls = in_process(nodes), itertools.count()
 
     def sent(requests, deadline):
-        calls.append(requests)
-        gone = KILLED if len(calls) > BEFORE else None
+        gone = KILLED if next(calls) >= BEFORE else None
         asked = {client: r for client, r in requests.items() if client != gone}
         yield from send(asked, deadline)
 
@@ -107,31 +106,18 @@ def assert_simulated(dataset, found, rounds):
             assert float(scores[name]) == found[name][round]
 
 
-def test_a_directory_goes_on_with_the_same_options_alone(data, tmp_path):
-    *_, facts = data
-    place = deploy.begin(tmp_path / "run", RUN, facts)
-    assert deploy.begin(place, RUN, facts) == place
-    with pytest.raises(ValueError, match="other options"):
-        deploy.begin(place, dataclasses.replace(RUN, seed=1), facts)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "one of --local N, --serve HOST:PORT and --join HOST:PORT, got none"),
+def test_arguments_that_do_not_go_together_are_refused(capsys, data, tmp_path):
+    one = "one of --local N, --serve HOST:PORT and --join HOST:PORT, got none"
+    for arguments, message in (
+        ([], one),
         (["--local", "2", "--serve", "localhost:1"], "got local and serve"),
         (["--local", "2", "--dropout", "0.1"], "no dropout"),
         (["--local", "2", "--plan", "vmapped"], "plan mapped; got vmapped"),
         (["--join", "localhost:1"], "--data and its --client"),
         (["--serve", "nowhere"], "HOST:PORT, got 'nowhere'"),
         (["--serve", "localhost:7400"], "FEDJAX_MUON_TOKEN"),
-    ],
-)
-def test_arguments_that_do_not_go_together_are_refused(capsys, arguments, message):
-    assert message in refused(capsys, "deploy", *arguments)
-
-
-def test_resume_names_the_command_that_continues(capsys, data, tmp_path):
+    ):
+        assert message in refused(capsys, "deploy", *arguments)
     place = deploy.begin(tmp_path / "run", RUN, data[-1])
     assert "is of `deploy`" in refused(capsys, "resume", place)
 
@@ -146,8 +132,14 @@ def test_examples_of_another_shape_are_refused(data, tmp_path):
         deploy_nodes.load_examples(tmp_path / "mine.npz", facts)
 
 
-def test_a_greeting_is_names_and_numbers(data):
+def test_a_greeting_is_names_and_numbers_and_a_directory_has_its_options(
+    data, tmp_path
+):
     *_, facts = data
     assert deploy.run_of_greeting(deploy.greeting_of(RUN, facts)) == (RUN, facts)
     with pytest.raises(ValueError, match="same version"):
         deploy.run_of_greeting({"job": "{}", "facts": {}})
+    place = deploy.begin(tmp_path / "run", RUN, facts)
+    assert deploy.begin(place, RUN, facts) == place
+    with pytest.raises(ValueError, match="other options"):
+        deploy.begin(place, dataclasses.replace(RUN, seed=1), facts)

@@ -104,35 +104,29 @@ def test_clients_are_sites_by_number_or_by_name():
     assert proxies[2].timeouts == [None]
 
 
-@pytest.mark.parametrize(
-    ("names", "site"),
-    [(None, "site-2"), ({0: "site-1"}, None), ({0: "site-1", 1: "clinic"}, "clinic")],
-)
-def test_a_site_that_is_not_in_the_job_is_as_one_that_refuses(names, site):
-    found = dict(sites([Proxy("site-1", echo)], names)({0: b"a", 1: b"b"}, 5.0))
-    assert found.pop(0) == b"answer to a"
-    assert refusal(found[1]) == f"NVFlare: no site {site} in this job"
+def test_a_site_that_is_not_in_the_job_or_fails_does_not_stop_the_others():
+    one = [Proxy("site-1", echo)]
+    both = [*one, Proxy("site-2", failing)]
+    for proxies, names, said in (
+        (one, None, "NVFlare: no site site-2 in this job"),
+        (one, {0: "site-1"}, "NVFlare: no site None in this job"),
+        (one, {0: "site-1", 1: "clinic"}, "NVFlare: no site clinic in this job"),
+        (both, None, "call to site-2.answer failed: the disk is gone"),
+    ):
+        found = dict(sites(proxies, names)({0: b"a", 1: b"b"}, 5.0))
+        assert found.pop(0) == b"answer to a"
+        assert said in refusal(found[1])
 
 
-def test_a_site_that_fails_does_not_stop_the_others():
-    proxies = [Proxy("site-1", echo), Proxy("site-2", failing)]
-    found = dict(sites(proxies)({0: b"a", 1: b"b"}, 5.0))
-    assert found.pop(0) == b"answer to a"
-    assert "call to site-2.answer failed: the disk is gone" in refusal(found[1])
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_what_is_no_message_is_refused():
+    for answer in (
         *(None, b"bytes", {"a": 1}, [b"bytes"]),
         *([np.zeros(3)], np.zeros(3, "u1"), [np.zeros((2, 2), "u1", order="F")]),
-    ],
-)
-def test_what_is_no_message_is_refused(answer):
-    send = sites([Proxy("site-1", lambda request: answer)])
-    ((client, answered),) = send({0: b"a"}, 5.0)
-    assert client == 0
-    assert "is no message in pieces" in refusal(answered)
+    ):
+        send = sites([Proxy("site-1", lambda request, answer=answer: answer)])
+        ((client, answered),) = send({0: b"a"}, 5.0)
+        assert client == 0
+        assert "is no message in pieces" in refusal(answered)
 
 
 def test_long_messages_are_divided(monkeypatch):
@@ -160,12 +154,10 @@ def test_the_end_of_the_job_ends_the_run(aborted, error):
 
     with pytest.raises(RunAborted):
         list(sites([Proxy("site-1", abort)])({0: b"a"}, None))
-
-
-def test_other_errors_are_not_hidden():
-    proxy = Proxy("site-1", lambda request: 1 / 0)
+    wrong = Proxy("site-1", lambda request: 1 / 0)  # other errors are not hidden
+    aborted.clear()
     with pytest.raises(ZeroDivisionError):
-        list(sites([proxy])({0: b"a"}, None))
+        list(sites([wrong])({0: b"a"}, None))
 
 
 def test_answers_come_as_they_arrive_until_the_deadline():

@@ -11,6 +11,7 @@ from fedjax_muon.tracking import follow, tensorboard
 event_pb2 = needs("tensorboardX.proto.event_pb2")
 pytestmark = pytest.mark.slow
 
+CONFIG = {"lr": 0.1, "config": {"dataset": "digits"}}
 START = event_pb2.SessionLog.START
 ROWS = [{"round": r, "train_loss": 1 / (1 + r), "dropped": r} for r in range(0, 40, 10)]
 
@@ -65,14 +66,16 @@ def expected(rows):
 
 
 def logged(tracker, rows):
-    with follow([tracker], {"lr": 0.1, "config": {"dataset": "digits"}}) as log:
+    with follow([tracker], CONFIG) as log:
         for row in rows:
             log(row)
 
 
-def test_records_are_scalars_and_another_run_is_refused(tmp_path):
-    logged(tensorboard(tmp_path), ROWS)
-    assert shown(tmp_path) == expected(ROWS)
+def test_records_are_scalars_at_once_and_another_run_is_refused(tmp_path):
+    with follow([tensorboard(tmp_path)], CONFIG) as log:
+        for number, row in enumerate(ROWS, 1):
+            log(row)
+            assert shown(tmp_path) == expected(ROWS[:number])
     (path,) = tmp_path.iterdir()
     first, *rest = events(path)
     assert first.file_version == "brain.Event:2"
@@ -80,13 +83,6 @@ def test_records_are_scalars_and_another_run_is_refused(tmp_path):
     assert '"config.dataset": "digits"' in text.tensor.string_val[0].decode()
     with pytest.raises(ValueError, match=r"event files of another run.*resume=True"):
         tensorboard(tmp_path)
-
-
-def test_every_record_is_in_the_file_at_once(tmp_path):
-    with follow([tensorboard(tmp_path)], {}) as log:
-        for number, row in enumerate(ROWS, 1):
-            log(row)
-            assert shown(tmp_path) == expected(ROWS[:number])
 
 
 @pytest.mark.parametrize("first", [0, 2])  # with all records, or the new ones alone
