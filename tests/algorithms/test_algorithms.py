@@ -94,8 +94,6 @@ def warm(request):
 
 
 # ------------------------------------------------------------------------ execution
-
-
 def by_hand(warm, state, cohort, batches, weights, key):
     """The same round in plain Python, one client after the other, nothing compiled."""
     with jax.disable_jit():
@@ -152,8 +150,6 @@ def test_devices_agree(warm):
 
 
 # -------------------------------------------------------------------- who takes part
-
-
 def test_the_order_of_the_cohort_is_irrelevant(warm):
     cohort, batches, weights, _ = warm.given
     flip = jnp.array([2, 0, 1])
@@ -263,8 +259,6 @@ def test_traffic_is_the_papers():
 
 
 # ------------------------------------------------------------------------- the rows
-
-
 def test_labels_are_unique_and_cost_rows_exist():
     assert len({method.label for method in ALL.values()}) == len(ALL)
     assert ALL.keys() >= COST.keys()
@@ -326,8 +320,6 @@ def test_values_out_of_range_are_refused():
 
 
 # ------------------------------------------------------------------- differentiation
-
-
 @pytest.mark.slow
 def test_a_round_can_be_differentiated_by_its_learning_rate():
     with jax.enable_x64(True):

@@ -65,8 +65,6 @@ def apart(a, b):
 
 
 # ------------------------------------------------------------------- the toy problem
-
-
 def test_toy_gradient_is_that_of_finite_differences():
     for _, data in PARTIAL.rounds[:2]:
         batch = data[0][0]
@@ -111,8 +109,6 @@ def test_trace_is_what_it_says():
 
 
 # ------------------------------------------ LocalMuon stalls (Takezawa et al. 2025)
-
-
 @pytest.mark.parametrize("b", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("lr", [0.01, 0.25])
 def test_local_muon_stalls_where_the_lmo_votes_cancel(b, lr):
@@ -141,8 +137,6 @@ def test_bias_correction_reaches_the_minimiser():
 
 
 # ------------------------------------------------------------------------ invariants
-
-
 @pytest.mark.parametrize("warm_start", [False, True])
 @pytest.mark.parametrize("f", [fedmuon_correct_states, scaffold_states])
 def test_the_servers_control_is_the_mean_of_all_clients_controls(f, warm_start):
@@ -188,8 +182,6 @@ def test_alignment_is_momentum_on_directions(trace, align):
 
 
 # ----------------------------------------------------------------------- reductions
-
-
 @pytest.mark.parametrize("warm_start", [False, True])
 def test_correct_without_lmo_and_momentum_is_scaffold_for_one_step(warm_start):
     for trace, server_lr in ((ONE_STEP, 1.0), (ONE_STEP_PARTIAL, 3 / 5)):
@@ -366,8 +358,6 @@ def mean_gradient(trace, x, r):
 
 
 # ------------------------------------------------------------------------ momentum
-
-
 @TRACES
 @pytest.mark.parametrize("lr", [0.2, COSINE], ids=["constant", "cosine"])
 def test_fedcm_is_fedavg_m(trace, lr):
@@ -397,8 +387,6 @@ def test_one_client_needs_no_controls():
 
 
 # ------------------------------------------------------------------ normalised steps
-
-
 @pytest.mark.parametrize("f", [guided.padamfed, guided.padamfed_vr])
 def test_padamfed_alone_with_weight_one_is_normalised_sgd(f):
     x, expected = X, []
@@ -438,8 +426,6 @@ def test_padamfed_vr_of_one_step_is_normalised_storm():
 
 
 # -------------------------------------------------- two-point momentum, averaged last
-
-
 def test_stem_of_one_step_is_storm():
     d = mean([first_gradient(ONE_STEP, X, i) for i in range(ONE_STEP.num_clients)])
     x_prev, x, expected = X, sub(X, times(0.1, d)), []
@@ -480,8 +466,6 @@ def test_fafed_on_tiny_gradients_is_stem():
 
 
 # --------------------------------------------------------------- FedLADA and BiClip
-
-
 @TRACES
 def test_fedlada_with_constant_second_moment_is_fedavg_and_mixes_as_fedcm(trace):
     constant = {"b1": 0.0, "b2": 1.0, "eps": 1.0, "server_lr": 0.7}
@@ -514,8 +498,6 @@ def test_bi2clip_with_equal_thresholds_moves_every_entry_alike(trace):
 
 
 # ------------------------------------------------------------- averaged momentum
-
-
 @TRACES
 def test_local_sgd_align_without_alignment_is_local_sgdm(trace):
     path = local_sgd_align(X, trace, COSINE, 0.8, align=0.0)

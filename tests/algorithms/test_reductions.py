@@ -131,8 +131,6 @@ def test_large_moves_of_bi2clip_are_cut():
 
 
 # ------------------------------------------------- two gradients at one sample
-
-
 @pytest.mark.parametrize("name", ["fedavg_vr", "scaffold_vr"])
 def test_a_first_step_is_the_fresh_share_of_the_gradient(name):
     """x_ begins at x, so that the old gradient is the new one, and g at 0."""
@@ -196,7 +194,6 @@ def test_both_gradients_of_fafed_have_one_key():
 
 
 # ------------------------------------------------- options with which two coincide
-
 
 NOTHING, BALL, MUON = optax.identity(), optax.trace(0.9), muon(0.98)
 DECAYED = optax.chain(MUON, optax.add_decayed_weights(0.1))

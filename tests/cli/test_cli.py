@@ -217,8 +217,6 @@ def test_another_config_and_a_damaged_one_are_refused(copy, capsys):
 
 
 # ---------------------------------------- tuned learning rates, and the README's table
-
-
 @pytest.mark.parametrize("problem", TUNED)
 def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
     """As experiments.studies.learning_rates printed it."""

@@ -68,7 +68,6 @@ def costs(algorithm):
 
 # ------------------------------------------------------------------- no compression
 
-
 TWO = draw_trace(5, 2, 2, 2, 3, 2, [3, 4])
 
 
@@ -146,8 +145,6 @@ def test_oracles_without_compression_are_those_of_the_algorithms():
 
 
 # ------------------------------------------------------------------- error feedback
-
-
 def by_client(state):
     """The errors of the only exchange, for each client by name (sorted, as leaves)."""
     ((_, stacked),) = state.client_states.errors.items()
@@ -289,8 +286,6 @@ def test_compressed_bytes_are_counted():
 
 
 # ------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -347,8 +342,6 @@ def test_misfits_are_refused_before_compilation(
 
 
 # ---------------------------- what the engine makes of messages, whatever the algorithm
-
-
 class Parts(NamedTuple):
     """One array, or a pair, for every compressor."""
 

@@ -74,8 +74,6 @@ def apart(got, want):
 
 
 # ----------------------------------------------------------------------- low rank
-
-
 @pytest.mark.parametrize(
     ("shape", "rank"),
     [((40, 6), 1), ((40, 6), 6), ((5, 30), 2), ((1, 7), 1), ((3, 3, 4, 9), 4)],
@@ -201,8 +199,6 @@ def test_a_rank_may_depend_on_the_shape(make):
 
 
 # --------------------------------------------------------------- the largest entries
-
-
 @pytest.mark.parametrize("shape", [(3, 4, 9), (11,), ()], ids=str)
 @pytest.mark.parametrize("share", [1e-6, 0.13, 0.72, 1.0])
 def test_top_k_keeps_the_largest_magnitudes(shape, share):
@@ -225,8 +221,6 @@ def test_top_k_at_ties():
 
 
 # ----------------------------------------------------------------------- quantized
-
-
 @pytest.mark.parametrize(
     ("shape", "bits"), [*(((7,), b) for b in range(1, 9)), ((2, 4, 2), 3), ((), 5)]
 )

@@ -39,8 +39,6 @@ def in_round(index):
 
 
 # -------------------------------------------------------------------- the local loop
-
-
 def test_local_steps_are_a_python_loop():
     batches = {"a": jnp.arange(2.0 * K).reshape(K, 2), "b": jnp.ones((K, 3))}
 
@@ -122,8 +120,6 @@ def test_moves_are_projected_and_descents_are_not():
 
 
 # ---------------------------------------------------------------- hyper-parameters
-
-
 def test_hyper_parameters_are_numbers_or_schedules_of_the_round():
     assert value_at(0.3, in_round(4)) == 0.3
     assert float(value_at(lambda index: 0.5**index, in_round(3))) == 0.125
@@ -182,8 +178,6 @@ def test_what_is_in_range_or_unknown_passes():
 
 
 # ------------------------------------------------------------------------- wrappers
-
-
 def test_map_exchanges_wraps_the_prologue_too():
     def client(objective, shared, client_state, batches, round):
         return shared, client_state

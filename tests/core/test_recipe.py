@@ -73,8 +73,6 @@ def known(algorithm) -> Recipe:
 
 
 # --------------------------------------------------------------------- what is in them
-
-
 def test_every_method_knows_its_numbers_and_is_made_again():
     for name, method in METHODS.items():
         algorithm = method.function()
@@ -144,8 +142,6 @@ def test_pairs_are_numbers_of_two_variables():
 
 
 # ------------------------------------------------------------------------- wrappers
-
-
 def test_numbers_of_what_is_wrapped_are_among_them():
     algorithm = compress(fedavg(lr=0.3), compressors.top_k(0.5))
     assert numbers_of(algorithm) == {"lr": 0.3, "server_lr": 1.0}
@@ -199,8 +195,6 @@ def test_private_methods_have_their_rate_and_their_noise():
 
 
 # ----------------------------------------------------- numbers as programs' arguments
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [fedmuon_align(decay=0.1), wrapped()])
 def test_one_program_for_all_numbers(algorithm):
@@ -239,8 +233,6 @@ def test_presets_hand_traced_numbers_on():
 
 
 # ------------------------------------------------------------------------- refusals
-
-
 def test_names_that_do_not_exist_are_refused():
     said = r"^fedavg has no hyper-parameter 'momentum'; it has lr, server_lr$"
     with pytest.raises(ValueError, match=said):

@@ -87,8 +87,6 @@ def test_long_messages_are_cut():
 
 
 # --------------------------------------------------------------------- images
-
-
 def test_images_of_another_format(place):
     """Pillow starts a program to read EPS."""
     KINDS["tiny_imagenet"].write(place)
@@ -119,8 +117,6 @@ def test_classes_are_not_paths(place):
 
 
 # --------------------------------------------------------------------- tokens
-
-
 def test_token_ids_are_consecutive_and_merges_whole(place):
     KINDS["tokens"].write(place)
     path, merges = place / "vocab.json", place / "merges.txt"
@@ -145,8 +141,6 @@ def test_words_of_no_merge_in_vocabularies(place):
 
 
 # ------------------------------------------------------- tensorflow-datasets
-
-
 @pytest.fixture(scope="module")
 def prepared_once(tmp_path_factory):
     place = tmp_path_factory.mktemp("prepared")
@@ -207,8 +201,6 @@ def test_names_of_labels(place, prepared):
 
 
 # --------------------------------------------------------------------- status
-
-
 def test_status_of_what_may_not_be_read(place, monkeypatch):
     write_npz(place / "cifar10.npz")
 
@@ -222,8 +214,6 @@ def test_status_of_what_may_not_be_read(place, monkeypatch):
 
 
 # ------------------------------------------------- archives made to do harm
-
-
 @contextlib.contextmanager
 def memory(limit):
     tracemalloc.start()
@@ -302,8 +292,6 @@ def test_labels_of_archives(archive):
 
 
 # --------------------------------------------------------------- packed files
-
-
 def test_unpacking_and_reading_stop_at_the_limit(tmp_path):
     message = "a.* expected at most 13 unpacked bytes, found"
     for suffix, pack in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
@@ -346,8 +334,6 @@ def test_labels_out_of_range(place, kind, file, position, label, message):
 
 
 # ------------------------------------------------------ tables that were cut off
-
-
 @pytest.mark.parametrize("name", text.SETS)
 def test_published_numbers_of_sentences(name):
     """As in the tests on the published files."""

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 # -------------------------------------------------------------- embedded sets
-
-
 def by_bytes(x, y):
     return {row.tobytes(): label for row, label in zip(x, y, strict=True)}
 
@@ -148,8 +146,6 @@ def test_standardize_leaves_its_input_alone_and_refuses_a_constant_channel():
 
 
 # ------------------------------------------------------------- names, folders
-
-
 def test_unknown_names_list_the_nearest_first():
     for typo, nearest in (
         ("fashon_mnist", "fashion_mnist"),

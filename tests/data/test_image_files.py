@@ -20,8 +20,6 @@ pytestmark = pytest.mark.usefixtures("small_files")
 
 
 # ------------------------------------------------------------------------ IDX
-
-
 def idx_bytes(array):
     header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
     return header + array.tobytes()
@@ -116,8 +114,6 @@ def test_what_is_published_of_idx_files(tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------- NumPy's own format
-
-
 @pytest.mark.parametrize("name", ["cifar10", "cifar10_subset", "cifar100"])
 def test_npz_round_trip(tmp_path, name):
     classes = np.array([f"class {k}" for k in range(10)])

@@ -16,8 +16,6 @@ OWNERS = np.array(["b", "a", "c", "a"] * 15)
 
 
 # ---------------------------------------------------------------- arrays
-
-
 def test_arrays_are_standardized_by_their_training_part():
     dataset = data.from_arrays(X, Y, owners=OWNERS, test_share=0.25)
     assert dataset.classes == ("high", "low")
@@ -106,8 +104,6 @@ def test_wrong_arrays_are_refused(changes, said):
 
 
 # ---------------------------------------------------------------- owners
-
-
 def test_every_owner_is_a_client():
     for owners in (OWNERS, [5, 2, 9, 2] * 15):
         parts = partition.by_owner(owners)
@@ -134,8 +130,6 @@ def test_owners_of_a_data_set_are_checked_and_kept():
 
 
 # ---------------------------------------------------------------- files
-
-
 def written(path, rows):
     with path.open("w", newline="") as file:
         csv.writer(file).writerows(rows)

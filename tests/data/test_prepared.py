@@ -21,8 +21,6 @@ pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 # --------------------------------------------------------------------- images
-
-
 class TinyImages(tfds.core.GeneratorBasedBuilder):
     """A set like the official ones, which can be prepared without TensorFlow."""
 

@@ -183,8 +183,6 @@ def flat(a):
 
 
 # -------------------------------------------------------------------- identities
-
-
 def test_the_mean_track_is_the_mean_of_what_is_told():
     """Lemma 7 of DPMixSGD: of all noise only the present remains in the mean."""
     states = states_of("dpmixsgd_unclipped")
@@ -231,7 +229,6 @@ def test_consensus_contracts_up_to_what_the_tracks_disagree(variable):
 
 
 # ------------------------------------------------------------------ without noise
-
 
 # by the code generator that users have, whatever the suite is compiled by
 FUSED = {"xla_cpu_use_fusion_emitters": True}  # which 0.11 always does
@@ -425,8 +422,6 @@ def test_nested_noise_is_independent_and_gradients_keep_their_key():
 
 
 # --------------------------------------------------------------------- estimators
-
-
 def quadratic(params, batch, key):
     del key
     return jax.tree.map(lambda x: batch * x, params)
@@ -471,8 +466,6 @@ def test_public_terms_are_told_and_not_remembered():
 
 
 # ------------------------------------------------------------------------ methods
-
-
 def test_methods_are_labelled():
     assert len({method.label for method in ALL.values()}) == len(ALL)
     assert all(method.paper for method in ALL.values())

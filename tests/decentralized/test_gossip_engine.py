@@ -222,8 +222,6 @@ def test_traffic_tells_the_start_from_later():
 
 
 # ----------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 @pytest.mark.parametrize(
     ("weights", "message"),

@@ -128,8 +128,6 @@ def noise():
 
 
 # -------------------------------------------------------------- the transcription
-
-
 @pytest.mark.parametrize("name", CLIPS)
 def test_every_clip_with_noise_in_both_places_equals_its_transcription(name):
     clip, share = CLIPS[name]
@@ -324,8 +322,6 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
 
 
 # ---------------------------------------------------------------- private gradient
-
-
 def test_the_private_gradient_is_a_clipped_mean():
     with jax.enable_x64(True):
         estimator = private_gradient(LIMIT, **GIVEN, noise_multiplier=0.6)
@@ -364,8 +360,6 @@ def test_the_published_methods_do_not_clip():
 
 
 # ---------------------------------------------------------------------- clipping
-
-
 def test_clipped_by_hand():
     g = Pair({"a": jnp.array([3.0, 4.0])}, {"a": jnp.array([0.3])})
     found = clipped(Pair(2.5, 1.0), g)
@@ -393,8 +387,6 @@ def test_what_is_not_finite_counts_as_zero_in_its_part_alone():
 
 
 # ------------------------------------------------------------------- per example
-
-
 def test_examples_gradients_are_the_oracles_and_padding_has_none():
     a, y, _ = RAW[1]
     weight = np.array([1.0, 0.0, 2.0, 1.0, 0.0, 1.0])
@@ -449,8 +441,6 @@ def test_padding_holds_anything_without_a_bit_of_change():
 
 
 # ----------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [

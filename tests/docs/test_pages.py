@@ -63,8 +63,6 @@ def test_the_python_shown_runs(page, tmp_path, monkeypatch):
 
 
 # -------------------------------------------------------------- the project
-
-
 def test_the_interfaces_shown_are_those_of_the_package():
     names = run(*blocks(DOCS / "design.md"), page="design.md")
     graphs = gossip.Gossip, gossip.Estimator

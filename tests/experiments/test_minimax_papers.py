@@ -216,8 +216,6 @@ def test_refusals(capsys, tmp_path):
 
 
 # ------------------------------------------------------------------------- minimax_000
-
-
 @pytest.mark.parametrize("figure", minimax_000.ITEMS)
 def test_figures_are_the_papers(figure):
     panels = minimax_000.ITEMS[figure].panels("full")

@@ -48,8 +48,6 @@ def read(run_dir):
 
 
 # ------------------------------------------------------------------------- as printed
-
-
 def test_the_settings_of_003():
     printed = {
         "figure_1": ("cifar10", "resnet18", 4, "iid"),
@@ -173,8 +171,6 @@ def labels(panel, method):
 
 
 # -------------------------------------------------------------------------------- run
-
-
 def test_every_item_may_be_run_small():
     found = [one for about in ITEMS for one in panels(*about, "smoke").values()]
     assert len(found) >= len(ITEMS)
@@ -339,8 +335,6 @@ def test_commands_are_shown_without_this_machines_directories():
 
 
 # ----------------------------------------------------------------------------- presets
-
-
 def test_the_page_is_current_and_every_number_has_a_source():
     advice = "run python -m experiments.papers.presets"
     assert presets.PAGE.read_text() == presets.page(), advice

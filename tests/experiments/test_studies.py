@@ -122,8 +122,6 @@ def test_the_tables_by_hand(tmp_path):
 
 
 # ---------------------------------------------------------------------- private images
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Two runs of DP-SGD on digits, whose accuracies are made up; returns them."""
@@ -366,8 +364,6 @@ def test_a_grid_is_extended_twice_at_most(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------- heavy tails
-
-
 def test_one_cell_by_hand():
     """Without noise LocalSGDA is plain descent and ascent on every client."""
     found = minimax_tails.curves("local_sgda", gaussian(0.0), (0.01, 0.02), 2, 3)
@@ -406,8 +402,6 @@ def test_the_verdict_by_hand():
 
 
 # -------------------------------------- condition numbers (Figure 4 (a) of Liu et al.)
-
-
 def test_condition_numbers_are_of_matrices_and_averaged_geometrically():
     draw = np.random.default_rng(0)
     dense, kernel = draw.normal(size=(7, 4)), draw.normal(size=(3, 3, 2, 5))

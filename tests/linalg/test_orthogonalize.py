@@ -62,8 +62,6 @@ def scipy_polar(x):
 
 
 # ------------------------------------------------------------------ exact results
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "form", "tolerance"),
@@ -162,8 +160,6 @@ def test_the_derivative_is_that_of_the_function():
 
 
 # ------------------------------------------------------------------ precision
-
-
 def relative(a, b):
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     return np.linalg.norm(a - b) / np.linalg.norm(b)
@@ -213,8 +209,6 @@ def test_sixteen_bit_matrices_are_computed_in_float32_by_default(dtype):
 
 
 # ------------------------------------------------------------------ coefficients
-
-
 def test_dion_is_optax_preset():
     preset = optax_muon._NS_COEFFS_PRESET_DICT
     assert np.array_equal(DION, preset["dion"])
@@ -281,8 +275,6 @@ def test_bad_coefficients(coefficients, steps, message):
 
 
 # ------------------------------------------------------------------ bad input
-
-
 @pytest.mark.parametrize("function", [orthogonalize, polar, spectral])
 def test_bad_matrices_and_types(function):
     with pytest.raises(ValueError, match=r"got shape \(3,\); reshape it"):
@@ -364,8 +356,6 @@ def test_spectral_is_minus_orthogonalize_and_with_zero_steps_the_euclidean_oracl
 
 
 # ------------------------------------- the theory of inexact orthogonalization
-
-
 def matrices():
     """Random 5 x 8 matrices: all ranks, condition numbers from 1 to 1e6."""
     rng = np.random.default_rng(0)

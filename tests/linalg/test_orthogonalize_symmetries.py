@@ -48,8 +48,6 @@ def distance(a, b):
 
 
 # ------------------------------------------------------------------ invariances
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("normalization", [frobenius, schatten8])
 def test_powers_of_two_change_no_bit(form, normalization):
@@ -114,8 +112,6 @@ def test_zero_stays_zero(form, normalization, steps):
 
 
 # ------------------------------------------------------------------ batches
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_batch_equals_loop_equals_vmap(form):
@@ -156,8 +152,6 @@ def test_clients_on_devices_need_no_communication():
 
 
 # ------------------------------------------------------------------ structure
-
-
 def products(x, platform="cpu", **options):
     traced = jax.make_jaxpr(partial(orthogonalize, **options))(x)
     return len(jaxprs.products(traced.jaxpr, platform))
@@ -254,8 +248,6 @@ def test_where_the_gram_form_starts_afresh(dtype, steps, lengths):
 
 
 # ------------------------------------------------------------------ bounds
-
-
 @pytest.mark.slow
 def test_quintic_and_cubic_never_leave_the_spectral_ball():
     wide = gaussian((12, 30))
@@ -284,8 +276,6 @@ def test_schatten8_bounds_the_spectral_norm_tightly():
 
 
 # ------------------------------------------------- work that several devices share
-
-
 def seeded(shape):
     return gaussian(shape, sum(shape))
 

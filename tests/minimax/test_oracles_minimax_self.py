@@ -45,8 +45,6 @@ TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full
 
 
 # ------------------------------------------------------------------- the toy problem
-
-
 def test_saddle_gradient_is_that_of_finite_differences():
     for _, data in PARTIAL.rounds[:2]:
         batch = data[0][0]
@@ -90,8 +88,6 @@ def test_saddle_trace_is_what_it_says():
 
 
 # --------------------------------------------------- signs, and one variable at a time
-
-
 @pytest.mark.parametrize("name", ORACLES)
 def test_swapping_the_variables_swaps_the_path(name):
     # f(x, y) and -f(y, x) are one game; with rho > 0 FESS-GDA smooths x alone
@@ -174,8 +170,6 @@ def test_separable_polar_steps_are_those_of_bias_corrected_fedmuon():
 
 
 # --------------------------------------------------------- both variables, one machine
-
-
 def descend_ascend(point, g, lr_x, lr_y):
     """x - lr_x g_x and y + lr_y g_y."""
     x, y = times(lr_x, g["x"]), times(lr_y, g["y"])
@@ -289,8 +283,6 @@ def test_sagda_is_fsgda_before_its_controls_count():
 
 
 # -------------------------------------------------------------------------- FESS-GDA
-
-
 @TRACES
 def test_smoothed_server_reduces_to_local_sgda(trace):
     free = oracle.fess_gda(START, trace, **RATES, rho=0.0)
@@ -343,7 +335,6 @@ def test_projection_holds_locally_and_on_the_server():
 
 
 # ------------------------------------------------------------- the guided methods
-
 
 # per leaf the norm of its longest polar factor, sqrt of the shorter side
 BY_LEAF = [(("x", "w"), 3**0.5), (("y", "v"), 2**0.5)]
@@ -444,8 +435,6 @@ def test_clip_shortens_the_whole_variable(tau):
 
 
 # ------------------------------------------------------------------ the AUC loss (20)
-
-
 def draw_scores(seed):
     """Scores in (0, 1), labels and weights with zeros, both labels being there."""
     rng = np.random.default_rng(seed)

@@ -182,8 +182,6 @@ def test_training_starts_at_the_checkpoint(tmp_path, tensors):
 
 
 # ----------------------------------------------------------- run by the command
-
-
 def config_of(tiny, **changes) -> Config:
     data = {"dataset": "cola", "data_dir": tiny, "max_tokens": 8}
     model = {"model": "roberta", "checkpoint": tiny / "roberta", "lora_rank": RANK}
@@ -331,8 +329,6 @@ def test_sizes_of_a_checkpoint(place):
 
 
 # --------------------------------------------- damaged, or made to harm
-
-
 def changed(folder, change) -> None:
     """Other tensors in a file; `change` gets a dictionary of them."""
     file = folder / "model.safetensors"

@@ -316,7 +316,6 @@ def test_other_backends_get_the_gradients_of_lax(monkeypatch):
 
 # -------------------------------------------------------------- as products of patches
 
-
 CASES = [
     # space, kernel, strides, padding, dilation
     ((8, 9), (3, 3), (1, 1), "SAME", (1, 1)),

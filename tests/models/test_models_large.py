@@ -205,8 +205,6 @@ def test_logits_and_gradients_equal_torch(name):
 
 
 # ------------------------------------------------------------------------- sizes
-
-
 def resnet_count(classes):
     """Stage by stage: 3 x 3 kernels, normalisations (five), the way around."""
     count = 3 * 3 * 3 * 64
@@ -262,8 +260,6 @@ def test_parameters(model, side, formula, total):
 
 
 # ----------------------------------------------------------------- what Muon takes
-
-
 def matrices(params, **options):
     """{path: (fan_in, fan_out)} of what Muon takes."""
     numbers = muon_dimension_numbers(params, **options)

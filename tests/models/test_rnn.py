@@ -214,8 +214,6 @@ def test_other_data_and_sizes_are_refused():
 
 
 # ---------------------------------------------------------------- the LSTM and the GRU
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 

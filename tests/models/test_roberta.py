@@ -160,8 +160,6 @@ def test_dropout_of_the_weights_of_attention():
 
 
 # ------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("sizes", "shape", "message"),
     [

@@ -26,8 +26,6 @@ Compress = Callable[[np.ndarray], np.ndarray]  # an array -> what its receiver h
 
 
 # ------------------------------------------------------------------------ one array
-
-
 def low_rank(x: np.ndarray, rank: int) -> np.ndarray:
     """The sum of the ``rank`` leading triples sigma u v^T of x as a matrix.
 
@@ -112,8 +110,6 @@ def packed(codes: list[int], bits: int) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------- algorithms
-
-
 def send(message: Params, compress: Compress, feedback, errors, i) -> Params:
     """What the server has of client i's message; replaces errors[i].
 

@@ -121,8 +121,6 @@ def local_adamw(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, decay=0.01, server_lr=
 
 
 # ----------------------------------------------------------- adaptive server steps
-
-
 def adaptive_server(x, server_lr, b1, tau, second: Callable) -> Server:
     """Reddi et al. 2021, Algorithm 2: v_{-1} = tau^2, no bias correction.
 
@@ -161,8 +159,6 @@ def fedadagrad(x, trace, lr, server_lr, b1=0.0, tau=1e-3):
 
 
 # -------------------------------------------------------------------- local Muon
-
-
 def local_muon(
     x, trace, lr, momentum=0.98, decay=0.01, ratio=1.0, direction=polar, carry=False
 ):
@@ -204,8 +200,6 @@ def local_muon_momentum(x, trace, lr, **settings):
 
 
 # ------------------------------------------------- averaged momentum, clipped steps
-
-
 def local_sgdm(x, trace, lr, momentum=0.9):
     """Local SGD with momentum (Yu et al. 2019, arXiv 1905.03817; from memory).
 

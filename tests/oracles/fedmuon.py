@@ -59,8 +59,6 @@ def fedmuon(x, trace, lr, b=0.1, decay=0.0, ratio=1.0, synced=False, direction=p
 
 
 # ---------------------- Liu et al.: local-global alignment and momentum aggregation
-
-
 def _aligned(x, trace, lr, start: Any, local: Callable, carry: Callable):
     """Lines 13-15 of Algorithm 2: the server of all three methods.
 
@@ -160,8 +158,6 @@ def local_adamw_align(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, align=0.5, decay
 
 
 # ------------------------- Takezawa et al.: bias-corrected LMO, and their LocalMuon
-
-
 class Corrected(NamedTuple):
     """The state after a round: X, C, and C_i and M_i of all N clients."""
 

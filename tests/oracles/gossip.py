@@ -50,8 +50,6 @@ def still(params: Params) -> Params:
 
 
 # ------------------------------------------------------------------------- traces
-
-
 def draw_weights(seed: int, agents: int) -> np.ndarray:
     """Metropolis weights of a random connected graph: a path and random edges.
 
@@ -99,8 +97,6 @@ def draw_minimum(seed: int, W: Callable[[int], np.ndarray]) -> GossipTrace:
 
 
 # ------------------------------------------------------------------ minimisation
-
-
 def mix(W: np.ndarray, messages: Sequence[Params]) -> list[Params]:
     """What every agent hears."""
     return [
@@ -155,8 +151,6 @@ def gradient_tracking_muon(start, trace, lr, vectors=True):
 
 
 # ----------------------------------------------------------------------- minimax
-
-
 def dsgda(
     start, trace, lr_x, lr_y, project: Project = still, noise: Noise | None = None
 ):
@@ -233,8 +227,6 @@ def dpmixsgd(
 
 
 # ----------------------------------------------------------------------- private
-
-
 def clip(limit: float, g: Params) -> Params:
     """g, shortened to the norm `limit` if it is longer."""
     norm = np.sqrt(sum(np.sum(leaf**2) for leaf in g.values()))

@@ -34,8 +34,6 @@ class Trace(NamedTuple):
 
 
 # ---------------------------------------------------------------- the toy model
-
-
 def toy_loss(params: Params, batch: Batch) -> float:
     """Weighted mean over examples of the mean over outputs of (tanh(xw+b)-y)^2."""
     x, y, weight = batch
@@ -60,8 +58,6 @@ def draw_params(seed: int, features=4, outputs=3) -> Params:
 
 
 # ------------------------------------------------------------------------- traces
-
-
 def _draw_batch(
     rng: np.random.Generator, owned: tuple[np.ndarray, np.ndarray], size: int
 ) -> Batch:
@@ -123,8 +119,6 @@ def rate(lr: Rate, r: int) -> float:
 
 
 # ------------------------------------------------------ arithmetic on dicts of arrays
-
-
 def each(f: Callable[..., np.ndarray], *trees: Params) -> Params:
     """f on the leaves of the same name."""
     return {name: f(*(tree[name] for tree in trees)) for name in trees[0]}
@@ -161,8 +155,6 @@ def mean(trees: Sequence[Params]) -> Params:
 
 
 # -------------------------------------------------------------------- directions
-
-
 def polar(m: np.ndarray) -> np.ndarray:
     """U V^T of the reduced SVD over the non-zero singular values; 0 gives 0."""
     u, s, vt = np.linalg.svd(m, full_matrices=False)

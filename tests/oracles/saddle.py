@@ -120,8 +120,6 @@ def first_saddle_gradient(trace, start, i: int) -> Saddle:
 
 
 # ------------------------------------------------------------ both variables at once
-
-
 def both(x: Any, y: Any) -> dict[str, Any]:
     """Settings of the two variables."""
     return {"x": x, "y": y}

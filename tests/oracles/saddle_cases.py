@@ -61,8 +61,6 @@ def mirrored(trace: SaddleTrace) -> SaddleTrace:
 
 
 # ---------------------------------------------------------------------- comparison
-
-
 def flat(history: list[Saddle]) -> list[Params]:
     """{"x": {"w": ..}, "y": {"v": ..}} as one dict with the keys x.w and y.v."""
     return [

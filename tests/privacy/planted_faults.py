@@ -33,9 +33,8 @@ from fedjax_muon.simulation.batching import (
 )
 from fedjax_muon.simulation.cohorts import fixed_cohort
 
+
 # ------------------------------------------------------------------------- noise faults
-
-
 def small_noise(patch) -> None:
     plain = gaussian.add_normal
     less = lambda key, sigma, g: plain(key, jax.tree.map(lambda s: 0.1 * s, sigma), g)
@@ -111,8 +110,6 @@ def from_the_seed(patch) -> None:
 
 
 # -------------------------------------------------------------------------- clip faults
-
-
 def no_clip(patch) -> None:
     patch.setattr(private_storm, "clipped", lambda clip_norm, g: g)
 
@@ -156,8 +153,6 @@ def y_not_clipped(patch) -> None:
 
 
 # -------------------------------------------------------- sampling, accounting faults
-
-
 def fixed_size(patch) -> None:
     patch.setattr(agent_privacy, "poisson", lambda room: without_replacement)
 
@@ -206,8 +201,6 @@ def memory_forgotten(patch) -> None:
 
 
 # ----------------------------------------------------------------------- client faults
-
-
 def silent_prologue(patch) -> None:
     plain = client_privacy.private_clients
 

@@ -48,8 +48,6 @@ alone = partial(private_clients, noise_multiplier=0.0, **SIZES)  # without noise
 
 
 # ---------------------------------------------------------------------- by hand
-
-
 def draws_of(x, index) -> Draw:
     """The noise of a round, from the engine's key of the server."""
     in_round = jax.random.split(jax.random.fold_in(KEY, index))[0]
@@ -84,8 +82,6 @@ def test_by_hand_in_cohorts_of_any_size(noise):
 
 
 # ------------------------------------------------------------------------- noise
-
-
 @pytest.mark.parametrize(("z", "count"), [(1.0, 0.51), (0.3, 2.0), (7.0, 1e4)])
 def test_sum_and_count_have_the_multiplier_together(z, count):
     noise = AdaptiveClip(count_noise=count).noise(z, 10)
@@ -135,7 +131,6 @@ def test_the_noise_of_sum_and_count():
 
 
 # ------------------------------------------------------------------- sensitivity
-
 
 SENT = jax.jit(contribution)
 
@@ -198,8 +193,6 @@ def test_the_norm_stays_in_range():
 
 
 # -------------------------------------------------------------------- the server
-
-
 @pytest.mark.parametrize("make", slow_but(1, [scaffold, fedavg, local_sgdm]))
 @pytest.mark.parametrize("dtype", slow_but(1, [jnp.bfloat16, jnp.float32]))
 def test_states_keep_their_form(make, dtype):

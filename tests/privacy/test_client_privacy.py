@@ -45,9 +45,8 @@ from fedjax_muon.privacy.client_mechanism import private_clients
 
 EXPECTED = SIZES["cohort"]
 
+
 # ---------------------------------------------------------------------- by hand
-
-
 def cut(limit, part):
     """To a Euclidean norm of at most `limit`, all arrays together."""
     norm = np.sqrt(sum(np.sum(array**2) for array in part.values()))
@@ -110,8 +109,6 @@ def test_by_hand_in_cohorts_of_any_size(factory, oracle, limit):
 
 
 # ----------------------------------------------------------------------- a probe
-
-
 class Two(NamedTuple):
     a: Any
     b: Any

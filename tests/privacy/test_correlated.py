@@ -64,8 +64,6 @@ def spec_of(noise, sampling, steps=8, **further):
 
 
 # ----------------------------------------------------------------------------- matrices
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_noise_is_the_inverse_of_c_times_independent_noise(strategy):
     steps = 9
@@ -104,8 +102,6 @@ def test_found_matrices_have_less_noise():
 
 
 # --------------------------------------------------------------------------- accounting
-
-
 def report_multiplier(strategy, steps, separation):
     noise = Correlated(1.0, strategy)
     changes = np.zeros(steps)
@@ -178,8 +174,6 @@ def test_what_does_not_fit_is_rejected():
 
 
 # ------------------------------------------------------------------------ what is drawn
-
-
 def assert_turns(draw, size, group, rate):
     """Every member of a group joins with the same probability, and no other."""
     keys = jax.random.split(jax.random.key(0), 4000)

@@ -59,8 +59,6 @@ def usual(make):
 
 
 # ------------------------------------------------------------------- what is derived
-
-
 def test_the_noise_of_agents_is_that_of_epsilon():
     simulation = usual(agents)
     report = simulation.guarantee.report()
@@ -123,8 +121,6 @@ def test_cohorts_are_poisson_samples():
 
 
 # ------------------------------------------------------------------- keys of the noise
-
-
 def estimates(simulation):
     """What agents send at t = 0, where those of all runs have the same gradients."""
     sent = simulation.init(KEY).training.nodes.estimate
@@ -168,8 +164,6 @@ def test_noise_of_two_runs_of_one_seed_differs(make):
 
 
 # ------------------------------------------------------------------------ what leaves
-
-
 @pytest.mark.parametrize("make", [agents, clients])
 def test_training_metrics_are_not_published(make):
     simulation = usual(make)
@@ -192,8 +186,6 @@ def test_no_more_rounds_than_the_guarantee_covers(make):
 
 
 # --------------------------------------------------------------------------- refusals
-
-
 def test_nothing_else_decides_what_privacy_decides():
     for make, given in (
         (agents, {"batch_size": 16}),

@@ -55,8 +55,6 @@ def check_seeds(worlds):
 
 
 # ---------------------------------------------------------------------------- no faults
-
-
 @pytest.mark.parametrize("method", slow_but(("dpmixsgd",), PRIVATE))
 def test_methods_of_the_command_raise_no_alarm(method):
     check_seeds(private_worlds.command(method))
@@ -106,8 +104,6 @@ def test_the_canary_is_the_worst_case(method):
 
 
 # ------------------------------------------------------------------------------- faults
-
-
 @pytest.mark.parametrize("name", slow_but(QUICK, FAULTS))
 def test_every_fault_is_found(name, monkeypatch):
     fault = FAULTS[name]
@@ -120,8 +116,6 @@ def test_every_fault_is_found(name, monkeypatch):
 
 
 # ----------------------------------------------------------------------------- profiles
-
-
 def spec_of(sampling, noise, steps=5):
     return PrivacySpec({"x": Release(Each(1.0), noise)}, sampling, steps, delta=1e-3)
 

@@ -270,8 +270,6 @@ def test_a_tail_bound_that_overflows_is_no_warning():
 
 
 # -------------------------------------------------- Theorem 3 of DPMixSGD, its constant
-
-
 def test_the_sum_of_theorem_3():
     for steps in (1, 2, 7, 100):
         assert theorem_3_sum(steps) == sum(16 * t**2 + 4 for t in range(1, steps + 1))

@@ -223,8 +223,6 @@ def test_figures_have_the_format_of_their_suffix(tmp_path, monkeypatch):
 
 
 # -------------- intervals of means over seeds, against scipy's and by simulation
-
-
 @pytest.mark.parametrize("seeds", [2, 3, 10])
 def test_widths_are_students(seeds):
     values = np.random.default_rng(0).normal(size=(seeds, 4))

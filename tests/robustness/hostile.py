@@ -55,8 +55,6 @@ def edited(change: Callable[[random.Random, Any], Any]):
 
 
 # --------------------------------------------------------------------- npz
-
-
 def npy(descr: str, shape: tuple, content: bytes = b"", fortran=False) -> bytes:
     """A .npy file with any header."""
     header = repr({"descr": descr, "fortran_order": fortran, "shape": shape}) + "\n"
@@ -163,8 +161,6 @@ def _bomb(draw: random.Random, path: Path) -> None:
 
 
 # --------------------------------------------------------------- other files
-
-
 def _gzip_bomb(draw: random.Random, path: Path) -> None:
     start = gzip.decompress(path.read_bytes()) if draw.random() < 0.5 else b""
     member = gzip.compress(bytes(MEGABYTE))

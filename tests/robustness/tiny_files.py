@@ -74,8 +74,6 @@ def _of_set(name: str, write, files: dict[str, File], exact: bool = False) -> Ki
 
 
 # ------------------------------------------------------------------ images
-
-
 def write_npz(folder: Path, save=np.savez, **changes: Any) -> None:
     """Images in NumPy's format; `changes` replace arrays or add some."""
     arrays = {"x_train": SMALL[TRAIN], "y_train": LABELS[TRAIN]}
@@ -151,7 +149,6 @@ def _write_tiny_imagenet(folder: Path) -> None:
 
 # ----------------------------------------------------------- numbers, texts
 
-
 LIBSVM = {n: File(n, lines=k, rows=k) for n, k in (("a9a", 12), ("a9a.t", 5))}
 
 
@@ -202,8 +199,6 @@ def _read_tokens(folder: Path) -> Arrays:
 
 
 # ----------------------------------------------------- tensorflow-datasets
-
-
 class HarmedImages(tfds.core.GeneratorBasedBuilder):
     """Images that can be prepared without TensorFlow."""
 
@@ -251,8 +246,6 @@ def _prepared(builder: Any) -> Kind:
 
 
 # -------------------------------------------------------------- checkpoints
-
-
 def _leaves(model: Any, params: Any) -> Arrays:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     found = {jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in leaves}

@@ -196,8 +196,6 @@ def test_rows_of_other_settings_are_refused(path):
 
 
 # ------------------------------- which errors are refusals, and which are faults
-
-
 def test_errors_of_this_package_and_of_the_file_system_are_refusals(capsys, tmp_path):
     empty = np.zeros((0, 2), np.float32), np.zeros(0, int)
     for message, act in {

@@ -188,8 +188,6 @@ def test_workers_with_another_data_set_are_refused():
 
 
 # ------------------------------------------------------------------- Dask and SLURM
-
-
 @pytest.fixture
 def program(tmp_path):
     """Starts programs of Dask, which end with the test."""

@@ -71,8 +71,6 @@ TASK = Task(init=lambda key: jnp.zeros(()), grad=tell, evaluate=SCORES)
 
 
 # ----------------------------------------------------------------- with a server
-
-
 class Held(NamedTuple):
     params: Any  # [exchanges, N, *SHAPE], the last message of each exchange, by client
 
@@ -189,7 +187,6 @@ def assert_course(state, course):
 
 
 # -------------------------------------------------------------- without a server
-
 
 OF_AGENTS = {
     "poisson": (batching.always(batching.poisson(6)), oracle.poisson(6)),

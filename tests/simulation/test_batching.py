@@ -152,8 +152,6 @@ def test_the_gradient_sees_the_rows_and_no_padding():
 
 
 # ------------------------------------------------ samplers that accounting counts on
-
-
 def joined(draws, size):
     """Whether each example is in each batch [n, size], from places [n, room]."""
     drawn = np.asarray(draws).reshape(-1, draws.shape[-1])

@@ -343,8 +343,6 @@ def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
 
 
 # ---------------------------------------------------------- what cannot be estimated
-
-
 def unreadable(number):
     """A scan in a form of no JAX that there is: with parameters of other names, without
     a program, or of an operation that nobody knows."""

@@ -268,8 +268,6 @@ def test_hyper_parameters_of_postponed_annotations_are_found():
 
 
 # --- training: when it evaluates, what the rows say, going on, messages that overflow
-
-
 def ran(prepared, state, **how):
     """The last state and all rows of `evaluations`, up to a total of rounds."""
     rows = []

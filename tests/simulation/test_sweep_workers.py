@@ -154,8 +154,6 @@ def test_workers_keep_what_the_last_sweeps_prepared():
 
 
 # --------------------------------------------------- tasks on workers that may end
-
-
 def echo(value):
     """A task."""
     return value

@@ -42,8 +42,6 @@ def shallow(params):
 
 
 # ---------------------------------------------------------------- by torch
-
-
 @pytest.mark.slow
 def test_gradients_and_losses_equal_torch(file):
     torch = needs("torch")
@@ -88,8 +86,6 @@ def test_gradients_and_losses_equal_torch(file):
 
 
 # ------------------------------------------------------------- what is trained
-
-
 @pytest.mark.slow
 def test_training_starts_at_the_frozen_model_and_has_these_matrices(frozen):
     task = lora_classification(MODEL, frozen, (6,))
@@ -162,8 +158,6 @@ def test_layers_of_any_model_and_the_default_scale():
 
 
 # ---------------------------------------------------------- in federated training
-
-
 def questions(count=64):
     """Two classes of sentences: those full of word 3, and those full of 4."""
     rng = np.random.default_rng(0)
@@ -286,7 +280,6 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
 
 
 # ------------------------------------------------------------------- refusals
-
 
 SEQUENCE = "layers must be a sequence of names, got"
 

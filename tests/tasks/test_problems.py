@@ -284,8 +284,6 @@ def test_agnostic_refusals():
 
 
 # ------------------------------------------------ one perturbation of all examples
-
-
 def test_adversarial_gradient_by_hand():
     task, batch = adversarial(Linear(3), (5,), radius=0.5, strength=0.4), draw_batch(3)
     assert not np.any(task.init(KEY).y)
@@ -490,7 +488,6 @@ def test_refusals():
 
 
 # ---------------------------------------------- the projection onto the simplex
-
 
 CASES = {
     "normal": RNG.normal(size=500),

@@ -118,8 +118,6 @@ def test_training_tells_trackers_and_functions_may_still_end_it():
 
 
 # -------------------------------------------------------------------- JSON lines
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "log.jsonl"
@@ -166,8 +164,6 @@ def test_another_file_is_left_alone(path):
 
 
 # --------------------------------------------------------------------- packages
-
-
 def test_a_missing_package_is_refused_with_the_pip_command(monkeypatch):
     for make, package in (
         (lambda: tracking.tensorboard("logs"), "tensorboardX"),
@@ -283,7 +279,6 @@ def test_a_run_of_trackio_is_continued_after_its_last_step(monkeypatch):
 
 
 # --------------------------------------------------------------- the packages
-
 
 BLOCK = 2**15
 

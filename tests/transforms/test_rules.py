@@ -100,7 +100,6 @@ def test_no_schedules_inside_a_rule():
 
 # ------------------------------------------------------- maps of whole directions
 
-
 G = {"w": jnp.array([[3.0, -0.5], [0.0, 1e-6]]), "b": jnp.array([-20.0, 4.0])}
 
 
@@ -161,8 +160,6 @@ def test_biclip_refuses_an_empty_interval():
 
 
 # --------------------------------------------------- Muon on noisy gradients: its bias
-
-
 def exact(a):
     u, _, v = np.linalg.svd(np.asarray(a, np.float64), full_matrices=False)
     return u @ v
@@ -221,7 +218,6 @@ def test_vectors_keep_their_momentum_and_numbers_are_checked():
 
 
 # ---------------------------------------- how far Muon moves at most, and nearly does
-
 
 LR, STEPS, KEY = 0.02, 5, jax.random.key(0)
 PARAMS = {"a": jnp.ones((12, 8)), "b": jnp.ones((3, 3, 2, 5))}

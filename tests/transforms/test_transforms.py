@@ -75,8 +75,6 @@ def check_close(ours, theirs, tolerance):
 
 
 # ------------------------------------------------------------------ against optax
-
-
 @pytest.mark.parametrize(("scale", "rms"), [(jordan, None), (moonlight, 0.2)])
 def test_training_rule_of_optax(scale, rms):
     """Weight decay on matrices only, Adam for the rest, through their own layout."""
@@ -103,8 +101,6 @@ def test_default_rule_of_the_other_leaves():
 
 
 # ------------------------------------------------------- against float64 and PyTorch
-
-
 def newton_schulz(x):
     """Jordan's five steps on the singular values, in float64."""
     u, s, vt = np.linalg.svd(x, full_matrices=False)
@@ -261,8 +257,6 @@ def test_scale_by_lmo():
 
 
 # ------------------------------------------------------------------------- routing
-
-
 def test_by_rank_keeps_no_state_for_the_leaves_of_others():
     params = draw(MIXED)
     state = by_rank(optax.trace(0.9), optax.scale_by_adam()).init(params)
