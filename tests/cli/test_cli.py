@@ -186,9 +186,7 @@ def test_every_option_has_help(command, capsys):
             assert len(rest) > 15, f"{line} has no help"
 
 
-def test_used_and_unwritable_directories_are_refused_and_left_alone(
-    copy, tmp_path, capsys
-):
+def test_used_and_unwritable_directories_are_left_alone(copy, tmp_path, capsys):
     before = sorted(p.name for p in copy.iterdir())
     message = refused(capsys, "train", *TINY, "--output", copy)
     assert f"{copy} is already used" in message
@@ -216,7 +214,6 @@ def test_another_config_and_a_damaged_one_are_refused(copy, capsys):
     assert "config.json: not JSON: " in refused(capsys, "resume", copy)
 
 
-# ---------------------------------------- tuned learning rates, and the README's table
 @pytest.mark.parametrize("problem", TUNED)
 def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
     """As experiments.studies.learning_rates printed it."""

@@ -123,8 +123,6 @@ def test_what_cannot_be_loaded_ends_in_its_error(capsys, tmp_path):
     assert "published" not in said.out
 
 
-# ------------------------- clients of a user's own data, with tests of their own
-
 SMALL = ("--cohort-size", "2", "--local-steps", "1", "--batch-size", "4")
 TRAIN = ("train", "--algorithm", "fedavg", "--rounds", "2", *SMALL)
 FOUR = ("--train-share", "0.2", "--num-clients", "4", "--min-client-size", "1")

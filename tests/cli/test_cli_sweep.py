@@ -254,9 +254,7 @@ def test_resuming_runs_an_algorithm_that_was_not_begun(copy, swept, heard):
     assert_same_files(copy, swept)
 
 
-def test_an_interrupted_sweep_goes_on_at_its_last_group(
-    tmp_path, swept, heard, monkeypatch, capsys
-):
+def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsys):
     place, whole = tmp_path / "sweep", sweeps.sweep
 
     def interrupted(*cells, **how):

@@ -270,9 +270,7 @@ def names(kind: type) -> list[str]:
 
 
 @pytest.mark.parametrize("command", RUNNERS)
-def test_every_option_is_in_one_section_of_help_in_80_columns(
-    command, capsys, monkeypatch
-):
+def test_every_option_is_in_one_section_of_help(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
         run(command, "--help")
@@ -489,9 +487,7 @@ def cases(table):
 @pytest.mark.parametrize(
     ("words", "message"), slow_but(cases(QUICK), cases(QUICK) + cases(SLOW))
 )
-def test_bad_input_is_refused_in_one_line_before_anything_is_made(
-    words, message, capsys, tmp_path, monkeypatch
-):
+def test_bad_input_is_refused_first(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDJAX_MUON_DATA", raising=False)
     (tmp_path / "file").touch()

@@ -175,9 +175,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("option", "name", "message"), CASES)
-def test_what_is_no_algorithm_or_model_is_refused(
-    option, name, message, folder, capsys
-):
+def test_what_is_no_algorithm_is_refused(option, name, message, folder, capsys):
     assert message in refused(capsys, "train", option, name, *TINY)
     assert not (folder / "runs").exists()
 

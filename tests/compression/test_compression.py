@@ -333,9 +333,7 @@ def nameless() -> Algorithm:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("feedback", [None, 1.0])
-def test_misfits_are_refused_before_compilation(
-    algorithm, compressor, parts, message, feedback
-):
+def test_misfits_are_refused_at_once(algorithm, compressor, parts, message, feedback):
     made = compress(algorithm, compressor, parts=parts, feedback=feedback)
     with pytest.raises(ValueError, match=message):
         engine.init(made, X, N)

@@ -279,9 +279,7 @@ def of_simulation(method, apps):
     yield state.training.server
 
 
-def test_processes_over_http_have_the_bits_of_simulations_and_one_is_killed(
-    tmp_path, monkeypatch
-):
+def test_processes_over_http_have_the_bits_of_simulations(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(APP)
     import apps
 

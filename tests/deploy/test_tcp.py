@@ -351,9 +351,7 @@ def test_examples_of_another_shape_are_refused(data, tmp_path):
         deploy_nodes.load_examples(tmp_path / "mine.npz", facts)
 
 
-def test_a_greeting_is_names_and_numbers_and_a_directory_has_its_options(
-    data, tmp_path
-):
+def test_greetings_are_names_and_numbers_and_directories_have_options(data, tmp_path):
     *_, facts = data
     assert deploy.run_of_greeting(deploy.greeting_of(RUN, facts)) == (RUN, facts)
     with pytest.raises(ValueError, match="same version"):

@@ -312,9 +312,7 @@ def run_command(line: str) -> None:
         main(words)
 
 
-def test_the_tutorial_runs_from_its_first_to_its_last_step(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_tutorial_runs_to_its_last_step(tmp_path, monkeypatch, capsys):
     """Commands and Python run as they are printed, in one directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

@@ -217,7 +217,6 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     assert "are both of table_1" in capsys.readouterr().err
 
 
-# -------------------------------------------------------------- numbers that are kept
 def test_numbers_are_read_as_written(tmp_path):
     path = tmp_path / "numbers.json"
     numbers = {

@@ -5,11 +5,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import jaxprs
 import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support import jaxprs
 
 from fedjax_muon import data, models, partition, transforms
 from fedjax_muon.algorithms import fedavg
@@ -123,7 +123,8 @@ def test_batch_equals_loop_equals_vmap(form):
     np.testing.assert_array_equal(batched, jax.vmap(apply)(x))
     np.testing.assert_array_equal(batched, jax.vmap(jax.vmap(apply))(x))
     last = jax.vmap(apply, in_axes=-1, out_axes=-1)(jnp.moveaxis(x[0], 0, -1))
-    np.testing.assert_array_equal(batched[0], jnp.moveaxis(last, -1, 0))
+    # another layout, whose products some processors round otherwise
+    np.testing.assert_allclose(batched[0], jnp.moveaxis(last, -1, 0), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -213,7 +213,6 @@ def test_other_data_and_sizes_are_refused():
             shapes_of(models.RNN(**{name: 0}))
 
 
-# ---------------------------------------------------------------- the LSTM and the GRU
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from cases import slow_but
+from error_lines import refused
 from federation import assert_same_bits, federation
 from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
 from oracles.problem import draw_params
@@ -26,7 +27,6 @@ from private_rounds import (
     rounds_of,
     rounds_of_trace,
 )
-from refusals import refused
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import fedavg, fedmuon, local_sgdm, scaffold

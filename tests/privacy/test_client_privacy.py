@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow_but
+from error_lines import refused
 from federation import assert_same_bits
 from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
 from oracles.problem import draw_params, toy_grad
@@ -23,7 +24,6 @@ from private_rounds import (
     rounds_of,
     rounds_of_trace,
 )
-from refusals import refused
 from traces import TOY, by_code, stack
 
 from fedjax_muon import engine

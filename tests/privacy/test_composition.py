@@ -11,8 +11,8 @@ import dp_accounting
 import numpy as np
 import pytest
 from cases import slow_but
+from error_lines import refused
 from oracles.accountant import Interval, Steps, epsilon_interval
-from refusals import refused
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import composition, guarantees

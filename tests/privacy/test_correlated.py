@@ -9,9 +9,9 @@ import numpy as np
 import private_worlds
 import pytest
 from cases import slow_but
+from error_lines import refused
 from jax_privacy import matrix_factorization as matrices
 from private_worlds import BUFFERED, Case
-from refusals import refused
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.attacks.canary_task import canary_data, canary_task

@@ -12,7 +12,7 @@ import filelock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
+from error_lines import refused
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.privacy import Poisson, gaussian_epsilon

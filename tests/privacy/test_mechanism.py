@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
+from error_lines import refused
 
 from fedjax_muon import data, models, partition
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold

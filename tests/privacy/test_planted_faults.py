@@ -9,9 +9,9 @@ import numpy as np
 import private_worlds
 import pytest
 from cases import slow_but
+from error_lines import refused
 from planted_faults import FAULTS
 from private_worlds import CASES
-from refusals import refused
 from scipy import stats
 
 from fedjax_muon.attacks import clients as client_audits

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from cases import slow_but
-from refusals import refused
+from error_lines import refused
 from scipy import integrate, stats
 
 from fedjax_muon.privacy.accounting import (

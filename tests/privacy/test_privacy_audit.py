@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
+from error_lines import refused
 from scipy import optimize, stats
 
 from experiments.studies import audit as study

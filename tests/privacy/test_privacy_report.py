@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from refusals import refused
+from error_lines import refused
 
 from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
@@ -262,8 +262,6 @@ def test_numbers_that_are_refused():
     for target in (0.0, -1.0, math.inf, math.nan):
         refused("epsilon must lie in", calibrated, spec(Output(1.0), CYCLE), target)
 
-
-# ------------------------------------------------------ of a run with private clients
 
 RUN: dict[str, Any] = {"rounds": 100, "noise_multiplier": 1.0, "delta": 1e-5}
 RUN |= {"prologue": False, "private_states": False}

@@ -189,8 +189,6 @@ def test_a_model_that_starts_at_a_checkpoint_names_it():
     assert found == {"name": "roberta", "checkpoint": "base", "lora_rank": 4}
 
 
-# ----------------------------------------------------------------------- reports
-
 CONFIG = Config(rounds=10, evaluate_every=5)
 COMPARISON = Comparison(("fedavg", "fedmuon"), {"fedavg": 0.3}, {}, (0, 1, 2), CONFIG)
 SCORES = "test_accuracy", "train_loss"

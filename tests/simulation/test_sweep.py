@@ -287,9 +287,7 @@ def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch)
         next(sweep.sweep(federation.federation(fedavg()), **how))
 
 
-def test_groups_take_half_the_memory_and_are_of_one_cell_where_it_is_unknown(
-    monkeypatch,
-):
+def test_groups_take_half_the_memory_and_one_cell_where_it_is_unknown(monkeypatch):
     prepared = federation.federation(fedavg())
     need = memory_check.memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples

@@ -14,3 +14,9 @@ def one_line(message, *named, error=ValueError):
     assert "\n" not in text
     for word in named:
         assert str(word) in text
+
+
+def refused(said, call, *args, error=ValueError, **given):
+    """A call is refused in one line."""
+    with one_line(said, error=error):
+        call(*args, **given)

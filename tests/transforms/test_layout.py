@@ -243,8 +243,6 @@ def test_other_leaves_are_left_alone():
     assert derived == {"a": DENSE, "b": {"c": None, "d": None}, "e": None}
 
 
-# -------------------------- matrices of one shape, which accelerators get at once
-
 SHAPES = [(4, 6), (6, 4), (2, 4, 6), (4, 6), (4, 4), (0, 4, 6)]
 
 
