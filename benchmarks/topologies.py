@@ -1,4 +1,4 @@
-"""Rounds compiled for TPUs that are not at hand: seconds, memory and communication.
+"""Rounds compiled for TPUs without a TPU: seconds, memory and communication.
 
     python -m benchmarks.topologies                   # all groups: hours
     python -m benchmarks.topologies methods plans

@@ -1,4 +1,4 @@
-"""Compilation of rounds for accelerators that are not at hand.
+"""Compilation of rounds for accelerators that this machine does not have.
 
     compiled = compile_for(simulation, "v5e:4x4")
     print(compiled.memory, compiled.collectives)

@@ -1,4 +1,4 @@
-"""Choice of an execution plan by measurement, on the devices at hand.
+"""Choice of an execution plan by measurement, on the devices of this machine.
 
     tuned = tune(simulation)
     state = tuned.simulation.init(jax.random.key(0))

@@ -279,8 +279,6 @@ def test_refusals():
             call()
 
 
-# --------------------------------------- scores, and the study's table and figure
-
 DRAWS = np.random.default_rng(0)
 
 

@@ -221,7 +221,6 @@ def test_traffic_tells_the_start_from_later():
     assert sent.later == 5 * 4
 
 
-# ----------------------------------------------------------------------- refusals
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])
 @pytest.mark.parametrize(
     ("weights", "message"),

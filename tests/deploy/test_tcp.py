@@ -237,8 +237,6 @@ def test_nodes_without_a_certificate_are_refused_where_one_is_needed(certificate
         assert asked(server, c0=b"a") == [(0, b"answer to a")]
 
 
-# ------------ a server and nodes in processes of their own, one of which is killed
-
 SIZES = {"num_clients": 3, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
 CONFIG = Config(**SIZES, hidden=(8,), rounds=4, evaluate_every=1, plan="mapped")
 RUN = Run("fedmuon", {"lr": 0.02}, 0, CONFIG)

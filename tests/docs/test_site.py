@@ -166,8 +166,6 @@ def test_files_are_asked_of_the_site_alone(site):
             assert url.startswith(("data:", "#")) or file.is_file(), (sheet, url)
 
 
-# ------------------------------------------------------------ in a browser
-
 WIDTHS = (1280, 390)
 # of each search a page that has to be among the first results
 SEARCHES = {

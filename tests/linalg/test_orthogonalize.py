@@ -420,3 +420,16 @@ def test_the_exact_oracle_is_a_partial_isometry_that_attains_the_nuclear_norm():
         expected = [1] * len(s) + [0] * (5 - len(s))
         np.testing.assert_allclose(kept, expected, atol=1e-12)
     assert not np.any(polar(jnp.zeros((2, 3))))
+
+
+@pytest.mark.slow
+def test_jordan_leaves_the_spectral_ball_but_not_far():
+    highest = scalar_map(np.linspace(0, 1, 100_001), JORDAN * 5).max()
+    # Identities of several sizes have their singular values at 1 / sqrt(n).
+    norms = [np.linalg.norm(orthogonalize(jnp.eye(n)), 2) for n in (2, 3, 4, 11, 12)]
+    assert 1.1 < max(norms) <= highest + 1e-5
+    rank_one = jnp.zeros((4, 6)).at[0, 0].set(1.0)
+    kept = scalar_map(1.0, JORDAN * 5)
+    np.testing.assert_allclose(orthogonalize(rank_one), kept * rank_one, atol=1e-6)
+    found = orthogonalize(rank_one, coefficients=QUINTIC)
+    np.testing.assert_allclose(found, rank_one, atol=1e-6)

@@ -314,8 +314,6 @@ def test_other_backends_get_the_gradients_of_lax(monkeypatch):
     np.testing.assert_allclose(of_ours(w, x), of_lax(w, x), atol=1e-7)
 
 
-# -------------------------------------------------------------- as products of patches
-
 CASES = [
     # space, kernel, strides, padding, dilation
     ((8, 9), (3, 3), (1, 1), "SAME", (1, 1)),

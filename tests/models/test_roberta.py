@@ -159,7 +159,6 @@ def test_dropout_of_the_weights_of_attention():
     assert not np.array_equal(weights[0], weights[1])
 
 
-# ------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("sizes", "shape", "message"),
     [

@@ -204,8 +204,6 @@ def test_bad_input_is_refused():
     refused("confidence must lie in", audit.one_run_bound, 9, 6, 5, 0.0, 1.5)
 
 
-# ------------------------------------------------------------------- as the engine runs
-
 QUICK = {"xla_backend_optimization_level": 0}  # to compile
 WORLDS, CANARIES = 1000, 256
 SAMPLED = [label for label, c in CASES.items() if isinstance(c.sampling, Poisson)]

@@ -222,7 +222,6 @@ def test_figures_have_the_format_of_their_suffix(tmp_path, monkeypatch):
     assert contents[0] == contents[1] != contents[2]
 
 
-# -------------- intervals of means over seeds, against scipy's and by simulation
 @pytest.mark.parametrize("seeds", [2, 3, 10])
 def test_widths_are_students(seeds):
     values = np.random.default_rng(0).normal(size=(seeds, 4))

@@ -143,8 +143,6 @@ def test_tails_longer_than_the_sample_are_refused(tail):
         hill(jnp.ones((2, 3)), tail)
 
 
-# -------- distributions of noise against SciPy's and their characteristic functions
-
 COUNT = 20_000
 NOISES = {
     "gaussian": gaussian(0.7),

@@ -232,8 +232,6 @@ def test_batches_that_do_not_fit(change, message):
             task.evaluate(params, batch.x, batch.y)
 
 
-# ------------------------------------------------------------ crops and flips
-
 RNG = np.random.default_rng(5)
 IMAGES = RNG.normal(size=(12, 5, 7, 3)).astype(np.float32)
 LABELS = np.arange(12, dtype=np.int32) % 3
