@@ -34,8 +34,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import flower_engine
-from benchmarks import overhead_clients as clients
+from benchmarks import flower_engine, overhead_clients as clients
 from benchmarks.machine import machine
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.tcp import TcpServer, join

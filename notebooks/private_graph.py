@@ -41,9 +41,9 @@ from fedjax_muon.decentralized import (
     Mechanism,
     dense,
     dsgd,
+    engine as gossip_engine,
     topology,
 )
-from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import audit
 from fedjax_muon.reporting import plots, style

@@ -23,8 +23,7 @@ import tyro
 
 from benchmarks.machine import machine
 from experiments.papers import paper_report, repeat
-from fedjax_muon.runs import directory
-from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs import directory, sweep as sweeps
 from fedjax_muon.runs.config import METHODS, Config, Job, Sweep
 from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.errors import refusing

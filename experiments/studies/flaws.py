@@ -25,8 +25,7 @@ import numpy as np
 
 from fedjax_muon.attacks import canary
 from fedjax_muon.core import GradFn, Objective
-from fedjax_muon.decentralized import dense, topology
-from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized import dense, engine as gossip_engine, topology
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
 from fedjax_muon.decentralized.private import (
     PRIVATE,

@@ -1,7 +1,9 @@
-from . import canary as canary
-from . import clients as clients
-from . import findings as findings
-from . import inversion as inversion
-from . import simulated as simulated
+from . import (
+    canary as canary,
+    clients as clients,
+    findings as findings,
+    inversion as inversion,
+    simulated as simulated,
+)
 
 __all__: list[str]

@@ -17,11 +17,17 @@ from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
-from fedjax_muon.runs import compare as comparisons
-from fedjax_muon.runs import deploy, directory, launch, logs, plan_record
-from fedjax_muon.runs import private as privately
-from fedjax_muon.runs import sweep as sweeps
-from fedjax_muon.runs import train as training
+from fedjax_muon.runs import (
+    compare as comparisons,
+    deploy,
+    directory,
+    launch,
+    logs,
+    plan_record,
+    private as privately,
+    sweep as sweeps,
+    train as training,
+)
 from fedjax_muon.runs.build import parts_of, plan_of, simulation_of, start_key
 from fedjax_muon.runs.config import (
     METHODS,

@@ -18,8 +18,7 @@ from tyro.conf import Positional
 
 from fedjax_muon.cli.arguments import value_in
 from fedjax_muon.cli.parsing import MistakeError, parsed
-from fedjax_muon.cli.sections import Option, grouped, values
-from fedjax_muon.cli.sections import command as made
+from fedjax_muon.cli.sections import Option, command as made, grouped, values
 from fedjax_muon.core.reading import check_size, reading
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.config import Comparison, Job, Private, Run, Sweep

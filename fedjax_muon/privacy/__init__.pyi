@@ -1,54 +1,66 @@
-from . import audit as audit
-from . import paper as paper
-from . import profile_audit as profile_audit
-from .accounting import ADD_OR_REMOVE as ADD_OR_REMOVE
-from .accounting import REPLACE_ONE as REPLACE_ONE
-from .accounting import Accountant as Accountant
-from .accounting import Adjacency as Adjacency
-from .accounting import Gaussian as Gaussian
-from .accounting import Pld as Pld
-from .accounting import Rdp as Rdp
-from .accounting import gaussian_epsilon as gaussian_epsilon
-from .accounting import gaussian_multiplier as gaussian_multiplier
-from .accounting import joint_multiplier as joint_multiplier
-from .accounting import mean_multiplier as mean_multiplier
+from . import audit as audit, paper as paper, profile_audit as profile_audit
+from .accounting import (
+    ADD_OR_REMOVE as ADD_OR_REMOVE,
+    REPLACE_ONE as REPLACE_ONE,
+    Accountant as Accountant,
+    Adjacency as Adjacency,
+    Gaussian as Gaussian,
+    Pld as Pld,
+    Rdp as Rdp,
+    gaussian_epsilon as gaussian_epsilon,
+    gaussian_multiplier as gaussian_multiplier,
+    joint_multiplier as joint_multiplier,
+    mean_multiplier as mean_multiplier,
+)
 from .adaptive_clip import AdaptiveClip as AdaptiveClip
 from .band_selection import best_banded as best_banded
 from .calibration import calibrate_noise as calibrate_noise
 from .client_privacy import ClientPrivacy as ClientPrivacy
-from .composition import Cost as Cost
-from .composition import composed_epsilon as composed_epsilon
-from .composition import cost_of as cost_of
-from .correlated import Banded as Banded
-from .correlated import Buffered as Buffered
-from .correlated import banded as banded
-from .correlated import buffered as buffered
-from .correlated import prefix_errors as prefix_errors
-from .guarantees import PrivacyReport as PrivacyReport
-from .guarantees import PrivacySpec as PrivacySpec
-from .guarantees import calibrated as calibrated
-from .guarantees import report as report
-from .ledger import Entry as Entry
-from .ledger import Ledger as Ledger
-from .ledger import fingerprint as fingerprint
+from .composition import (
+    Cost as Cost,
+    composed_epsilon as composed_epsilon,
+    cost_of as cost_of,
+)
+from .correlated import (
+    Banded as Banded,
+    Buffered as Buffered,
+    banded as banded,
+    buffered as buffered,
+    prefix_errors as prefix_errors,
+)
+from .guarantees import (
+    PrivacyReport as PrivacyReport,
+    PrivacySpec as PrivacySpec,
+    calibrated as calibrated,
+    report as report,
+)
+from .ledger import Entry as Entry, Ledger as Ledger, fingerprint as fingerprint
 from .mechanism import Guarantee as Guarantee
-from .releases import Correlated as Correlated
-from .releases import Inside as Inside
-from .releases import Output as Output
-from .releases import Release as Release
-from .sampling import Cyclic as Cyclic
-from .sampling import FixedSize as FixedSize
-from .sampling import FullBatch as FullBatch
-from .sampling import Poisson as Poisson
-from .sampling import Sampling as Sampling
-from .sampling import Shuffled as Shuffled
-from .sensitivity import Clip as Clip
-from .sensitivity import Difference as Difference
-from .sensitivity import Each as Each
-from .sensitivity import Split as Split
-from .sensitivity import Unclipped as Unclipped
-from .threats import MeanOnly as MeanOnly
-from .threats import Neighbor as Neighbor
-from .threats import TrustedServer as TrustedServer
+from .releases import (
+    Correlated as Correlated,
+    Inside as Inside,
+    Output as Output,
+    Release as Release,
+)
+from .sampling import (
+    Cyclic as Cyclic,
+    FixedSize as FixedSize,
+    FullBatch as FullBatch,
+    Poisson as Poisson,
+    Sampling as Sampling,
+    Shuffled as Shuffled,
+)
+from .sensitivity import (
+    Clip as Clip,
+    Difference as Difference,
+    Each as Each,
+    Split as Split,
+    Unclipped as Unclipped,
+)
+from .threats import (
+    MeanOnly as MeanOnly,
+    Neighbor as Neighbor,
+    TrustedServer as TrustedServer,
+)
 
 __all__: list[str]

@@ -8,8 +8,7 @@ from typing import Any
 from fedjax_muon.core.packages import check_installed
 from fedjax_muon.data import Dataset
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import directory as directories
-from fedjax_muon.runs import train
+from fedjax_muon.runs import directory as directories, train
 from fedjax_muon.runs.build import simulation_of, task_of
 from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.runs.pretrained import dataset_of

@@ -13,8 +13,7 @@ from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.colors import another, line_of
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.reporting.report import Entry, page
-from fedjax_muon.runs import directory as directories
-from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs import directory as directories, sweep as sweeps
 from fedjax_muon.runs.config import Comparison, Config, Private, Run, Sweep, label_of
 from fedjax_muon.tracking.tracker import flat
 

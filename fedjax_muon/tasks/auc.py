@@ -27,8 +27,7 @@ from fedjax_muon.tasks.classification import (
     logits_of,
     weighted_mean,
 )
-from fedjax_muon.tasks.metrics import MEANS
-from fedjax_muon.tasks.metrics import auc as area
+from fedjax_muon.tasks.metrics import MEANS, auc as area
 from fedjax_muon.tasks.task import Batch, Scores, Task
 
 

@@ -14,8 +14,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from fedjax_muon.core import Hyper, check_range
-from fedjax_muon.linalg import lmo as oracles
-from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.linalg import lmo as oracles, newton_schulz as kernel
 from fedjax_muon.transforms.directions import sign_scalars
 from fedjax_muon.transforms.layout import (
     Layout,

@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracles import fedavg as avg
-from oracles import guided
+from oracles import fedavg as avg, guided
 from oracles.cases import FULL, PARTIAL, SIZES, X
-from oracles.compression import by_memory, fedmuon_svd
-from oracles.compression import by_rank as by_rank_share
+from oracles.compression import by_memory, by_rank as by_rank_share, fedmuon_svd
 from oracles.fedlada import fedlada
 from oracles.fedmuon import (
     fedmuon,

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import fedavg as avg
-from oracles import guided
+from oracles import fedavg as avg, guided
 from oracles.cases import (
     ALONE,
     COSINE,

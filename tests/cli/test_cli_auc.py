@@ -14,8 +14,7 @@ from fedjax_muon import data, minimax
 from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import build as building
-from fedjax_muon.runs import config
+from fedjax_muon.runs import build as building, config
 from fedjax_muon.runs.tuned import TUNED
 
 AUC = ("--problem", "auc")

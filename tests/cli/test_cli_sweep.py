@@ -14,17 +14,23 @@ import numpy as np
 import optax
 import pytest
 from command import refused, run
-from grids import BY_HAND, CONFIG, assert_reported, by_hand, chosen, last, rows_by_cell
-from grids import values as lines_of
+from grids import (
+    BY_HAND,
+    CONFIG,
+    assert_reported,
+    by_hand,
+    chosen,
+    last,
+    rows_by_cell,
+    values as lines_of,
+)
 
 from fedjax_muon import algorithms, data, models, simulation
 from fedjax_muon.cli import arguments
 from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.reporting import metrics_csv, plots
-from fedjax_muon.runs import build as building
-from fedjax_muon.runs import config
-from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs import build as building, config, sweep as sweeps
 from fedjax_muon.simulation.sweep import Outcome
 from fedjax_muon.simulation.training import train
 from fedjax_muon.tasks.classification import classification

@@ -11,8 +11,14 @@ import yaml
 from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
-from fedjax_muon.cli import RUNNERS, command_kinds, commands, config_files, sections
-from fedjax_muon.cli import _given as given
+from fedjax_muon.cli import (
+    RUNNERS,
+    _given as given,
+    command_kinds,
+    commands,
+    config_files,
+    sections,
+)
 from fedjax_muon.runs import config, directory
 from fedjax_muon.runs.config import Config, Private
 from fedjax_muon.runs.config_json import from_json, to_json

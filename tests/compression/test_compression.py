@@ -9,8 +9,7 @@ import numpy as np
 import optax
 import pytest
 from federation import assert_same_bits
-from oracles import compression as oracle
-from oracles import fedavg as avg
+from oracles import compression as oracle, fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.fedmuon import fedmuon_align as fedmuon_align_oracle
 from oracles.outer import muloco as muloco_oracle

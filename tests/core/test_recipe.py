@@ -9,8 +9,7 @@ import numpy as np
 import optax
 import pytest
 from oracles.cases import PARTIAL, X
-from oracles.saddle_cases import PARTIAL as SADDLE
-from oracles.saddle_cases import START
+from oracles.saddle_cases import PARTIAL as SADDLE, START
 from saddle import OBJECTIVE
 from traces import TOY, compilations, farthest, path, stack
 

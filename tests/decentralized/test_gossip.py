@@ -35,8 +35,13 @@ from traces import grad_fn as plain_grad
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.decentralized import ALL, dm_hsgd, dpmixsgd_unclipped, dsgda
-from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized import (
+    ALL,
+    dm_hsgd,
+    dpmixsgd_unclipped,
+    dsgda,
+    engine as gossip_engine,
+)
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import (
     add_public_gradient,

@@ -17,8 +17,7 @@ from fedjax_muon import data, simulation
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.engine import plans, processes, sharding
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import build as building
-from fedjax_muon.runs import directory
+from fedjax_muon.runs import build as building, directory
 from fedjax_muon.runs.train import last_params
 from fedjax_muon.simulation import batching, sweep
 from fedjax_muon.simulation.batching import with_replacement

@@ -11,8 +11,7 @@ import pytest
 from experiments import kept
 from experiments.papers import frame, paper_report, presets, repeat
 from fedjax_muon import algorithms
-from fedjax_muon.runs import directory
-from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs import directory, sweep as sweeps
 from fedjax_muon.runs.config import label_of
 
 pytestmark = pytest.mark.slow

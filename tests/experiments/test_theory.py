@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.theory import __main__ as command
 from experiments.theory import (
+    __main__ as command,
     consensus,
     finding,
     heavy_tails,

@@ -20,8 +20,12 @@ from fedjax_muon.engine import plans
 from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
 from fedjax_muon.runs.build import algorithm_of
 from fedjax_muon.runs.config import METHODS, Config, Run
-from fedjax_muon.transforms import by_rank, default_rule, muon
-from fedjax_muon.transforms import orthogonalize as orthogonalized
+from fedjax_muon.transforms import (
+    by_rank,
+    default_rule,
+    muon,
+    orthogonalize as orthogonalized,
+)
 
 PARAMS = {"kernel": jnp.eye(6) + 0.1, "bias": jnp.ones(6)}
 BOTH = {**METHODS, **decentralized.ALL}

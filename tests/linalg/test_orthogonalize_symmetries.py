@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import jaxprs
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
 from fedjax_muon import data, models, partition, transforms
 from fedjax_muon.algorithms import fedavg

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import fedavg as avg
-from oracles import minimax as oracle
+from oracles import fedavg as avg, minimax as oracle
 from oracles.auc import auc_grad, auc_loss, auc_optimum
 from oracles.fedmuon import fedmuon, fedmuon_correct
 from oracles.guided import normalise_whole, padamfed, scaffold_m

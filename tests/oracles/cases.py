@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from . import fedavg as avg
-from . import guided
+from . import fedavg as avg, guided
 from .fedlada import fedlada
 from .fedmuon import (
     fedmuon,

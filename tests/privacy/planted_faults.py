@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.decentralized import agent_privacy, estimators, private_storm
-from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized import (
+    agent_privacy,
+    engine as gossip_engine,
+    estimators,
+    private_storm,
+)
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
@@ -23,8 +27,7 @@ from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sensitivity import Each
-from fedjax_muon.simulation import participation
-from fedjax_muon.simulation import rounds as simulation_rounds
+from fedjax_muon.simulation import participation, rounds as simulation_rounds
 from fedjax_muon.simulation.batching import (
     always,
     poisson,

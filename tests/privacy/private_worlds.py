@@ -6,10 +6,8 @@ from unittest import mock
 
 import numpy as np
 
-from fedjax_muon.algorithms import ALL as ALGORITHMS
-from fedjax_muon.algorithms import fedavg
-from fedjax_muon.attacks import clients as client_audits
-from fedjax_muon.attacks import simulated
+from fedjax_muon.algorithms import ALL as ALGORITHMS, fedavg
+from fedjax_muon.attacks import clients as client_audits, simulated
 from fedjax_muon.attacks.canary_task import canary_data, canary_task
 from fedjax_muon.attacks.findings import audited, audited_together
 from fedjax_muon.attacks.simulated import Worlds

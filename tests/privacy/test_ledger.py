@@ -15,8 +15,7 @@ import pytest
 from error_lines import refused
 
 from fedjax_muon.data import Dataset
-from fedjax_muon.privacy import Poisson, gaussian_epsilon
-from fedjax_muon.privacy import ledger as module
+from fedjax_muon.privacy import Poisson, gaussian_epsilon, ledger as module
 from fedjax_muon.privacy.composition import Cost, composed_epsilon
 from fedjax_muon.privacy.ledger import Entry, Ledger, fingerprint
 

@@ -14,12 +14,10 @@ from planted_faults import FAULTS
 from private_worlds import CASES
 from scipy import stats
 
-from fedjax_muon.attacks import clients as client_audits
-from fedjax_muon.attacks import simulated
+from fedjax_muon.attacks import clients as client_audits, simulated
 from fedjax_muon.attacks.findings import audited, batch_law
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.privacy import audit
-from fedjax_muon.privacy import profile_audit as profiles
+from fedjax_muon.privacy import audit, profile_audit as profiles
 from fedjax_muon.privacy.accounting import Rdp
 from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.releases import Inside, Output, Release

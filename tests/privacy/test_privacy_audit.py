@@ -12,8 +12,7 @@ import pytest
 from error_lines import refused
 from scipy import optimize, stats
 
-from experiments.studies import audit as study
-from experiments.studies import flaws
+from experiments.studies import audit as study, flaws
 from experiments.studies.flaws import CASES, CLAIM, STEPS, Flaw
 from fedjax_muon.attacks import canary
 from fedjax_muon.core.pair import Pair

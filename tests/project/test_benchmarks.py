@@ -18,8 +18,8 @@ import pytest
 from packages import needs
 from support.jaxprs import products
 
-from benchmarks import __main__ as command
 from benchmarks import (
+    __main__ as command,
     contender,
     figure,
     install_size,

@@ -22,8 +22,7 @@ from command import refused, run, spawn, wait_for
 from packages import needs
 from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 
-from fedjax_muon.runs import executor_names, sweep_cells
-from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs import executor_names, sweep as sweeps, sweep_cells
 from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.executor_names import _submitit

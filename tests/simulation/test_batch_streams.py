@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import literal_batches as oracle
 import numpy as np
 import pytest
-from federation import DATA, cut
-from federation import TASK as BLOBS_TASK
+from federation import DATA, TASK as BLOBS_TASK, cut
 
 import fedjax_muon as fm
 from fedjax_muon import simulation

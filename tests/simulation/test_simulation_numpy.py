@@ -28,8 +28,7 @@ from fedjax_muon.simulation.own_accuracy import own_accuracies
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
 from fedjax_muon.tasks.metrics import hill
 from fedjax_muon.tasks.task import as_argument
-from fedjax_muon.transforms import by_rank
-from fedjax_muon.transforms import orthogonalize as matrices
+from fedjax_muon.transforms import by_rank, orthogonalize as matrices
 
 EXACT = by_rank(matrices(orthogonalize.polar), optax.scale(10.0))
 

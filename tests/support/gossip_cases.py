@@ -11,8 +11,7 @@ from saddle import grad_fn
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair, on_y
-from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized import ALL, engine as gossip_engine
 from fedjax_muon.decentralized.mixing import dense
 
 M, T, SEED = 5, 6, 9

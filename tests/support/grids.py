@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from command import run as command
 
-from fedjax_muon.runs import config, directory
-from fedjax_muon.runs import sweep as sweeps
+from fedjax_muon.runs import config, directory, sweep as sweeps
 
 TINY: Any = {"num_clients": 6, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
 CONFIG = config.Config(**TINY, hidden=(8,), rounds=5, evaluate_every=2)

@@ -9,8 +9,7 @@ import optax
 import pytest
 import scipy.optimize
 from federation import Dropping, Linear, as_float64, blobs, cut, gradient
-from oracles.auc import auc_grad, auc_loss
-from oracles.auc import auc_optimum as oracle_optimum
+from oracles.auc import auc_grad, auc_loss, auc_optimum as oracle_optimum
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from fedjax_muon import simulation, tasks

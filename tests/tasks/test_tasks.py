@@ -17,8 +17,7 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import evaluation
-from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
-from fedjax_muon.tasks.augmentation import draw as draw_crops
+from fedjax_muon.tasks.augmentation import augmented, crop_and_flip, draw as draw_crops
 
 KEY = jax.random.key(0)
 
