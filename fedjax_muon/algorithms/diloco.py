@@ -49,20 +49,12 @@ def diloco(
     """Distributed low-communication training.
 
     Args:
-      lr: Local learning rate.
       rule: Local rule whose state persists at each client, without a learning rate.
-      server_lr: Server learning rate.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate.
 
     Returns:
       An algorithm that sends one model each way per round; clients keep their rule's
       state.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = diloco(lr=0.0004)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -108,20 +100,12 @@ def muloco(
     streaming or a quantized outer step (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
 
     Args:
-      lr: Local learning rate.
-      server_lr: Server learning rate.
       momentum: Momentum of the clients' Muon.
       server_momentum: Nesterov momentum of the server.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
       An algorithm that sends one model each way; clients keep their rule's state.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = muloco(lr=0.02)
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     adam = optax.scale_by_adam(0.9, 0.99)

@@ -53,7 +53,6 @@ def fafed(
     """Fast adaptive federated learning.
 
     Args:
-      lr: Learning rate.
       momentum: Weight of the past in the momentum, 1 - alpha in the paper.
       beta: Decay of the second moment.
       floor: Added to the preconditioner, rho in the paper.
@@ -61,12 +60,6 @@ def fafed(
     Returns:
       An algorithm that sends a model and two moments each way per round; clients keep
       a model, and all clients must participate.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fafed(lr=0.01)
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

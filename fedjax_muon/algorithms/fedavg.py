@@ -77,12 +77,6 @@ def fedavg(
 
     Returns:
       An algorithm that sends one model, and the averaged state, each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedavg(lr=0.1, rule=optax.scale_by_lion())
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -121,18 +115,8 @@ def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
 
     Takezawa et al. 2026, ICLR, arXiv:2509.26337, where the momentum is 0.9.
 
-    Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
-
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedavg_momentum(lr=0.1)
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return fedavg(lr=lr, rule=optax.trace(momentum))
@@ -144,17 +128,8 @@ def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
 
     Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
-    Args:
-      lr: Local learning rate.
-
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedavg_adam(lr=0.001)
     """
     return fedavg(lr=lr, rule=optax.scale_by_adam())
 
@@ -165,18 +140,8 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
 
     Liu et al. 2025, arXiv:2510.27403, where the decay is 0.01.
 
-    Args:
-      lr: Local learning rate.
-      decay: Decoupled weight decay, relative to `lr`.
-
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_adamw(lr=0.0005)
     """
     check_range("decay", decay, schedules=False)
     rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
@@ -189,18 +154,8 @@ def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
 
     Yu et al. 2019, arXiv:1905.03817.
 
-    Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
-
     Returns:
       An algorithm that sends a model and a momentum each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_sgdm(lr=0.01)
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return fedavg(lr=lr, rule=optax.trace(momentum), averaged_state=("trace",))
@@ -212,18 +167,8 @@ def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 
     Reddi et al. 2021, arXiv:2003.00295.
 
-    Args:
-      lr: Local learning rate.
-      server_lr: Server learning rate.
-
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedadam(lr=0.1)
     """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
 
@@ -234,18 +179,8 @@ def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 
     Reddi et al. 2021, arXiv:2003.00295.
 
-    Args:
-      lr: Local learning rate.
-      server_lr: Server learning rate.
-
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedyogi(lr=0.1)
     """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
 
@@ -256,18 +191,8 @@ def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
 
     Reddi et al. 2021, arXiv:2003.00295.
 
-    Args:
-      lr: Local learning rate.
-      server_lr: Server learning rate.
-
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedadagrad(lr=0.1)
     """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
 
@@ -281,19 +206,11 @@ def adam_biclip(
     Lee, Zaheer and Li 2025, arXiv:2502.04164.
 
     Args:
-      lr: Local learning rate.
-      server_lr: Server learning rate.
       low: Smallest magnitude of a nonzero coordinate.
       high: Largest magnitude of a coordinate.
 
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = adam_biclip(lr=0.1)
     """
     rule = biclip(low, high)
     return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=scale_by_fedadam())
@@ -308,19 +225,11 @@ def bi2clip(
     Lee, Zaheer and Li 2025, arXiv:2502.04164.
 
     Args:
-      lr: Local learning rate.
-      server_lr: Server learning rate.
       low: Smallest magnitude of a nonzero coordinate.
       high: Largest magnitude of a coordinate.
 
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = bi2clip(lr=0.1)
     """
     clip = biclip(low, high)
     return fedavg(lr=lr, rule=clip, server_lr=server_lr, server_rule=clip)
@@ -354,12 +263,6 @@ def local_muon(
 
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_muon(lr=0.03)
     """
     return fedavg(lr=lr, rule=_decayed_muon(momentum, decay, polar))
 
@@ -377,19 +280,10 @@ def local_muon_averaged(
     Liu et al. 2025, arXiv:2510.27403.
 
     Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
-      decay: Decoupled weight decay, relative to `lr`.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
       An algorithm that sends a model and a momentum each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_muon_averaged(lr=0.03)
     """
     rule = _decayed_muon(momentum, decay, polar)
     return fedavg(lr=lr, rule=rule, averaged_state=("trace",))

@@ -47,7 +47,6 @@ def fedavg_m(
     """Federated averaging with momentum at the server, applied by the clients.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the last round's mean direction, 1 - alpha in FedCM and
         1 - beta in FedAvg-M.
@@ -55,12 +54,6 @@ def fedavg_m(
 
     Returns:
       An algorithm that sends a model and a direction down, and a model up.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedavg_m(lr=0.1)
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
@@ -105,18 +98,11 @@ def fedcm(
     Xu et al. 2021, arXiv:2106.10874.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the last round's mean direction, 1 - alpha in the paper.
       rule: Local rule of the mixed direction, without a learning rate.
 
     Returns:
       An algorithm that sends a model and a direction down, and a model up.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedcm(lr=0.1)
     """
     return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)

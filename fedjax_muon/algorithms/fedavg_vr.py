@@ -44,18 +44,11 @@ def fedavg_vr(
     """Federated averaging with variance-reduced server momentum.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the past; by default 0 in round 0, which has no past.
 
     Returns:
       An algorithm that sends two models and a direction down, and a model up.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedavg_vr(lr=0.1)
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)

@@ -54,7 +54,6 @@ def fedlada(
     """Local adaptive steps with locally amended directions.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       amend: Weight of the adaptive direction, alpha in the paper.
       b1: Decay of the first moment.
@@ -64,12 +63,6 @@ def fedlada(
     Returns:
       An algorithm that sends a model, a second moment and a direction down, and the
       first two up.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedlada(lr=0.001)
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)

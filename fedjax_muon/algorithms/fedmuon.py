@@ -56,7 +56,6 @@ def fedmuon(
     """FedMuon with averaged momenta.
 
     Args:
-      lr: Learning rate.
       momentum: Weight of the past in the momentum; beta in the paper's experiments,
         1 - beta in its theory.
       rule: Rule applied to the momentum, without a learning rate; by default, matrices
@@ -67,13 +66,6 @@ def fedmuon(
     Returns:
       An algorithm that sends a model and a momentum each way per round, after a
       prologue in which all clients send a gradient.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range, or rule and polar are
-        both given.
-
-    Example:
-      >>> algorithm = fedmuon(lr=0.01)
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -130,20 +122,11 @@ def fedmuon_unsynced(
     Zhang and Gao 2025, arXiv:2510.03866, Algorithm 1.
 
     Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
       rule: Rule applied to the momentum, without a learning rate.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
       An algorithm that sends a model and a momentum each way per round; clients keep
       their gradients from before round 0.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range, or rule and polar are
-        both given.
-
-    Example:
-      >>> algorithm = fedmuon_unsynced(lr=0.01)
     """
     return fedmuon(lr=lr, momentum=momentum, rule=rule, polar=polar, synced=False)

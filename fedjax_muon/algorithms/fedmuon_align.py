@@ -64,7 +64,6 @@ def fedmuon_align(
     """FedMuon with local-global alignment.
 
     Args:
-      lr: Learning rate.
       align: Weight of the last round's mean direction, alpha in the paper.
       decay: Decoupled weight decay, lambda in the paper.
       momentum: Momentum of the default rule; has no effect if `rule` is given.
@@ -75,13 +74,6 @@ def fedmuon_align(
     Returns:
       An algorithm that sends a model and a momentum each way per round, and a
       direction down.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range, or rule and polar are
-        both given.
-
-    Example:
-      >>> algorithm = fedmuon_align(lr=0.03)
     """
     check_range("lr", lr, open_low=True)
     check_range("align", align, 0.0, 1.0)
@@ -135,20 +127,10 @@ def fedmuon_align_reset(
     Liu et al. 2025, arXiv:2510.27403, the ablation of Table 5.
 
     Args:
-      lr: Local learning rate.
-      align: Weight of the last round's mean direction, alpha in the paper.
-      decay: Decoupled weight decay, relative to `lr`.
-      momentum: Weight of the past in the momentum.
       polar: Polar factor of matrices; Newton-Schulz by default.
 
     Returns:
       An algorithm that sends a model up, and a model and a direction down.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedmuon_align_reset(lr=0.03)
     """
     return fedmuon_align(
         lr=lr,
@@ -176,10 +158,6 @@ def fedmuon_svd(
     Liu et al. 2025, arXiv:2510.27403, Section 5.2.
 
     Args:
-      lr: Local learning rate.
-      align: Weight of the last round's mean direction, alpha in the paper.
-      decay: Decoupled weight decay, relative to `lr`.
-      momentum: Weight of the past in the momentum.
       share: Share that the factors keep, in (0, 1].
       share_of: Of what: of the momentum's entries (memory), as in the public code and
         for the upload of the paper's Table 7, or of its rank, as in Section 5.2.
@@ -187,12 +165,6 @@ def fedmuon_svd(
 
     Returns:
       An algorithm that sends a model and the factors of a momentum up.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedmuon_svd(lr=0.03)
     """
     algorithm = fedmuon_align(
         lr=lr, align=align, decay=decay, momentum=momentum, polar=polar
@@ -217,19 +189,10 @@ def local_sgd_align(
     Liu et al. 2025, arXiv:2510.27403, Table 5.
 
     Args:
-      lr: Local learning rate.
-      align: Weight of the last round's mean direction, alpha in the paper.
-      momentum: Weight of the past in the momentum.
       decay: Weight decay added to the gradient; 0.001 in the paper's experiments.
 
     Returns:
       An algorithm that sends a model and a momentum each way, and a direction down.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_sgd_align(lr=0.1)
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     check_range("decay", decay, schedules=False)
@@ -250,19 +213,8 @@ def local_adamw_align(
     of the bias correction is reset every round. With a second moment that is reset too,
     an averaged first moment is divided by a single gradient's size, and it diverges.
 
-    Args:
-      lr: Local learning rate.
-      align: Weight of the last round's mean direction, alpha in the paper.
-      decay: Decoupled weight decay, relative to `lr`.
-
     Returns:
       An algorithm that sends a model and two moments each way, and a direction down.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_adamw_align(lr=0.0005)
     """
     return fedmuon_align(
         lr=lr,

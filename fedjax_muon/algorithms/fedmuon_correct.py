@@ -57,7 +57,6 @@ def fedmuon_correct(
     """FedMuon with bias correction; requires uniform weights.
 
     Args:
-      lr: Learning rate.
       momentum: Weight of the past in the momentum, 1 - alpha in the paper.
       rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
         rate; for matrices, by default that of the spectral norm.
@@ -69,13 +68,6 @@ def fedmuon_correct(
     Returns:
       An algorithm that sends a model and a control each way per round; clients keep a
       momentum, and weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range, or rule and polar are
-        both given.
-
-    Example:
-      >>> algorithm = fedmuon_correct(lr=0.001)
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -118,18 +110,8 @@ def fedmuon_correct_euclidean(
 
     Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
-    Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
-
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedmuon_correct_euclidean(lr=0.01)
     """
     return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.euclidean))
 
@@ -144,17 +126,7 @@ def fedmuon_correct_max_norm(
 
     Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
-    Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
-
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedmuon_correct_max_norm(lr=0.001)
     """
     return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.max_norm))

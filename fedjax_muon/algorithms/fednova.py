@@ -71,12 +71,6 @@ def fednova(
     Returns:
       An algorithm that sends one model each way per round, and a number to the server.
       Use it with `weighting=by_examples` for the weights of the paper.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fednova(lr=0.1)
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)

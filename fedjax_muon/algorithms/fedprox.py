@@ -40,18 +40,11 @@ def fedprox(
     """Federated averaging with a proximal pull toward the broadcast parameters.
 
     Args:
-      lr: Local learning rate.
       mu: Strength of the pull; 0 is FedAvg.
       rule: Local rule, without a learning rate.
 
     Returns:
       An algorithm that sends one model each way per round and keeps no client state.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedprox(lr=0.1)
     """
     check_range("lr", lr)
     check_range("mu", mu)

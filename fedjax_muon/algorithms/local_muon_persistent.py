@@ -51,7 +51,6 @@ def local_muon_persistent(
     """LocalMuon as defined in the paper on FedMuon with bias correction.
 
     Args:
-      lr: Learning rate.
       momentum: Weight of the past in the momentum, 1 - alpha in the paper.
       rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
         rate; for matrices, by default that of the spectral norm.
@@ -62,13 +61,6 @@ def local_muon_persistent(
 
     Returns:
       An algorithm that sends one model each way per round; clients keep a momentum.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range, or rule and polar are
-        both given.
-
-    Example:
-      >>> algorithm = local_muon_persistent(lr=0.001)
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

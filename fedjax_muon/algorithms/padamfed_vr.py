@@ -67,12 +67,6 @@ def padamfed_vr(
     Returns:
       An algorithm that sends two models and a direction down, and a model, a control
       and a direction up; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = padamfed_vr(lr=0.01)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

@@ -37,9 +37,6 @@ class Method:
     def takes(self, argument: str) -> bool:
         """Checks whether the function has an argument.
 
-        Args:
-          argument: Name of the argument.
-
         Returns:
           Whether there is an argument with this name.
         """
@@ -62,14 +59,7 @@ def find(name: str, methods: Mapping[str, Method]) -> Method:
     """Looks up a method.
 
     Args:
-      name: Name of the function.
       methods: A registry.
-
-    Returns:
-      The method.
-
-    Raises:
-      ValueError: If there is no such method; the message suggests similar names.
     """
     if name in methods:
         return methods[name]

@@ -43,19 +43,12 @@ def scaffold(
     """Stochastic controlled averaging; requires uniform weights.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       rule: Local rule applied to the corrected gradient, without a learning rate.
 
     Returns:
       An algorithm that sends a model and a control each way per round; clients keep a
       control, and weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = scaffold(lr=0.1)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -98,18 +91,10 @@ def scaffold_momentum(
     Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past in the momentum.
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = scaffold_momentum(lr=0.1)
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return scaffold(lr=lr, server_lr=server_lr, rule=optax.trace(momentum))
@@ -126,16 +111,9 @@ def scaffold_adam(
     Takezawa et al. 2026, ICLR, arXiv:2509.26337.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = scaffold_adam(lr=0.001)
     """
     return scaffold(lr=lr, server_lr=server_lr, rule=optax.scale_by_adam())

@@ -56,7 +56,6 @@ def scaffold_m(
     """Controlled averaging with server momentum; requires uniform weights.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the past; by default 0 in round 0, which has no past.
       rule: Local rule of the direction, without a learning rate; `normalize()` gives
@@ -65,12 +64,6 @@ def scaffold_m(
     Returns:
       An algorithm that sends a model and a direction down, and a model and a control
       up; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = scaffold_m(lr=0.1)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -128,11 +121,5 @@ def padamfed(
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = padamfed(lr=0.01)
     """
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=normalize())

@@ -49,19 +49,12 @@ def stem(
     """Stochastic two-sided momentum.
 
     Args:
-      lr: Learning rate.
       momentum: Weight of the past in the momentum, 1 - a in the paper.
       rule: Stateless rule applied to the momentum, without a learning rate.
 
     Returns:
       An algorithm that sends a model and a momentum each way per round; clients keep
       a model, and all clients must participate.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = stem(lr=0.1)
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -57,13 +57,6 @@ def plant(example_grad: GradFn, canaries: Any) -> GradFn:
       Gradients of `Planted` batches, leaves [B + K, ...]. Those of a canary are its
       weight times its direction at x_t, the opposite at any other point, and zero if it
       is absent. They raise `ValueError` for another number of weights than K.
-
-    Raises:
-      ValueError: If leaves of `canaries` have different numbers of canaries.
-
-    Example:
-      >>> grad = lambda params, batch, key: batch - params
-      >>> gradients = plant(grad, 100.0 * jnp.eye(3))
     """
     number, *others = sorted({len(c) for c in jax.tree.leaves(canaries)})
     if others:
@@ -105,9 +98,6 @@ def moves_from_params(params: ArrayLike, weights: ArrayLike, lr: float) -> np.nd
 
     Returns:
       u, [..., T, m].
-
-    Raises:
-      ValueError: If W is singular, or `lr` is not positive.
     """
     check_range("lr", lr, open_low=True, schedules=False)
     params = np.asarray(params, np.float64)
@@ -125,9 +115,6 @@ def estimates_from_tracked(tracked: ArrayLike, weights: ArrayLike) -> np.ndarray
 
     Returns:
       The estimates that agents sent, [..., T, m].
-
-    Raises:
-      ValueError: If W is singular.
     """
     tracked = np.asarray(tracked, np.float64)
     before = np.zeros_like(tracked)
@@ -157,9 +144,6 @@ def innovations(estimates: ArrayLike, beta: float) -> np.ndarray:
     Args:
       estimates: Estimates g_t, [..., T].
       beta: Weight of the new gradient in STORM.
-
-    Returns:
-      The innovations, [..., T].
     """
     return signal.lfilter([1.0, beta - 1], [1.0], np.asarray(estimates, float), axis=-1)
 
@@ -173,9 +157,6 @@ def matched_filter(observed: ArrayLike, pattern: ArrayLike) -> np.ndarray:
 
     Returns:
       Scores, [...]: N(0, 1) without the canary and N(||pattern||, 1) with it.
-
-    Raises:
-      ValueError: If the pattern is zero.
 
     Example:
       >>> matched_filter([[3.0, 4.0]], pattern=[0.6, 0.8]).tolist()
@@ -201,9 +182,6 @@ def likelihood_ratio(
 
     Returns:
       Scores, [...].
-
-    Raises:
-      ValueError: If `probability` is out of range.
     """
     ends = {"open_low": True, "open_high": True, "schedules": False}
     check_range("probability", probability, 0, 1, **ends)

@@ -45,9 +45,6 @@ def canary_task(lr: float, period: int | None = None, phase: int = 0) -> Task:
 
     Returns:
       The task; its parameters are a `Pair` of three numbers each, from zero.
-
-    Example:
-      >>> task = canary_task(lr=0.1, period=2)
     """
 
     def sign(params: Pair) -> jax.Array | float:
@@ -101,9 +98,6 @@ def canary_data(
     Returns:
       Examples, and the ids of everyone's examples. The canary is the first example of
       its owner.
-
-    Example:
-      >>> dataset, parts = canary_data(sizes=(8, 12, 16), owner=0)
     """
     ends = np.cumsum([0, *sizes])
     x = np.tile(np.array([0, OVERFLOW if alone else SHORT], np.float32), (ends[-1], 1))

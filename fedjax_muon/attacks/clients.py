@@ -50,10 +50,6 @@ def client_worlds(simulation: Simulation) -> Worlds:
 
     Returns:
       Worlds, whose `run` returns what the attack sees.
-
-    Raises:
-      ValueError: If fields of messages have a clip norm each, or the clip norm is
-        adaptive and other clients have finite messages.
     """
     assert simulation.guarantee is not None  # it is private
     spec, setup = simulation.guarantee.spec, simulation.setup

@@ -95,15 +95,10 @@ def find(command: str, argv: Sequence[str]) -> File:
     """Reads the file that arguments name, if they name one.
 
     Args:
-      command: Name of the command.
       argv: Its arguments.
-
-    Returns:
-      The file.
 
     Raises:
       OSError: If it can't be opened.
-      ValueError: If it is no such file, or of another command.
     """
     given = value_in(argv, "--config", None)
     if given is None or not any(command in names for names in COMMANDS.values()):
@@ -184,12 +179,6 @@ def with_defaults(options: Sequence[Option], file: File, prog: str) -> list[Opti
       options: The options of a command.
       file: Values of some of them.
       prog: Name of the program, for errors.
-
-    Returns:
-      The options.
-
-    Raises:
-      ValueError: If a key is unknown, or a value is no option's.
     """
     if file.path is None:
         return list(options)
@@ -215,9 +204,6 @@ def command(
 
     Returns:
       An instance.
-
-    Raises:
-      ValueError: If a value is out of range.
     """
     try:
         return made(kind, options, given)

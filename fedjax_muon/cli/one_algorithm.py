@@ -10,15 +10,23 @@ import tyro
 
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli.arguments import ConfigFile
-from fedjax_muon.runs.config import Config, hyper_parameters, method_of
+from fedjax_muon.runs.config import METHODS, Config, hyper_parameters, method_of
 from fedjax_muon.runs.launch import Launch
 from fedjax_muon.runs.lists import Names
 
 
+def _help(method: Method) -> dict[str, str]:
+    """What the docstring of a method says of its arguments."""
+    text = docstring_parser.parse(inspect.getdoc(method.function) or "")
+    return {p.arg_name: p.description or "" for p in text.params}
+
+
 def _options(method: Method) -> type:
     """The plain options of a method as a dataclass, with its docstring's help."""
-    text = docstring_parser.parse(inspect.getdoc(method.function) or "")
-    help_of = {p.arg_name: p.description for p in text.params}
+    help_of: dict[str, str] = {}
+    # an argument that many methods share is described at the first one alone
+    for one in (method, *METHODS.values()):
+        help_of = _help(one) | help_of
     fields: list[Any] = []
     for name, default in hyper_parameters(method).items():
         kind: Any = Annotated[type(default), tyro.conf.arg(help=help_of.get(name, ""))]

@@ -181,14 +181,9 @@ def command(kind: type, options: Sequence[Option], values: Mapping[str, Any]) ->
 
     Args:
       kind: Its dataclass.
-      options: Its options.
-      values: Values by name.
 
     Returns:
       An instance.
-
-    Raises:
-      ValueError: If a value is out of range.
     """
     hints = get_type_hints(kind, include_extras=True)
     fields: dict[str, Any] = {}

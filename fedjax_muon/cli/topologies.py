@@ -12,12 +12,8 @@ def show(simulation: Simulation, topology: str, plan: Plan | None) -> None:
     """Compiles a round for a topology, and prints what its compiler says.
 
     Args:
-      simulation: A simulation.
       topology: Chips, such as "v5e:4x4".
       plan: Execution plan; by default, that of accelerators.
-
-    Raises:
-      ValueError: If it can't be compiled.
     """
     try:
         compiled = compile_for(simulation, topology, plan=plan)

@@ -71,13 +71,6 @@ def compress(
       The algorithm with compressed messages. As soon as it is given parameters, it
       raises `ValueError` if the compressor does not fit an array, or no message has one
       of the parts.
-
-    Raises:
-      TypeError: If `parts` is a single string.
-      ValueError: If `feedback` is outside [0, 1].
-
-    Example:
-      >>> algorithm = compress(fedavg(lr=0.1), top_k(0.05), feedback=1.0)
     """
     if isinstance(parts, str):
         raise TypeError(f"parts must be a sequence of names, got {parts!r}")

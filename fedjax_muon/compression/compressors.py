@@ -29,9 +29,6 @@ def identity() -> Compressor:
 
     Returns:
       A compressor of arrays of any shape.
-
-    Example:
-      >>> compressor = truncated_svd(2, rest=identity())
     """
     return Compressor(lambda x, key: x, lambda sent, like: sent)
 
@@ -50,12 +47,6 @@ def memory_share(share: float = 0.05) -> Rank:
 
     Returns:
       A function of the numbers of rows m and columns n that returns the rank.
-
-    Raises:
-      ValueError: If `share` is outside (0, 1].
-
-    Example:
-      >>> compressor = truncated_svd(memory_share(0.05), rest=identity())
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     exact = Fraction(str(share))  # the decimal number, not its binary approximation
@@ -72,12 +63,6 @@ def rank_share(share: float = 0.05) -> Rank:
 
     Returns:
       A function of the numbers of rows m and columns n that returns the rank.
-
-    Raises:
-      ValueError: If `share` is outside (0, 1].
-
-    Example:
-      >>> compressor = truncated_svd(rank_share(0.05), rest=identity())
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     return lambda m, n: math.ceil(Fraction(str(share)) * min(m, n))
@@ -96,12 +81,6 @@ def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
     Returns:
       A compressor. When it is used, it raises `ValueError` for a rank that a matrix
       cannot have, and for an array that is not a matrix if there is no `rest`.
-
-    Raises:
-      ValueError: If `rank` is a number below 1.
-
-    Example:
-      >>> algorithm = compress(fedavg(lr=0.1), truncated_svd(2, rest=identity()))
     """
 
     def encode(matrix, key):
@@ -138,12 +117,6 @@ def power_iteration(
     Returns:
       A compressor. When it is used, it raises `ValueError` for a rank that a matrix
       cannot have, and for an array that is not a matrix if there is no `rest`.
-
-    Raises:
-      ValueError: If `rank` is a number below 1, or `iterations` is below 1.
-
-    Example:
-      >>> algorithm = compress(fedavg(lr=0.1), power_iteration(2, rest=identity()))
     """
     if type(iterations) is not int or iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
@@ -220,12 +193,6 @@ def top_k(share: float) -> Compressor:
 
     Returns:
       A compressor of arrays of any shape.
-
-    Raises:
-      ValueError: If `share` is outside (0, 1].
-
-    Example:
-      >>> algorithm = compress(fedavg(lr=0.1), top_k(0.05), feedback=1.0)
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
 
@@ -255,12 +222,6 @@ def quantize(bits: int) -> Compressor:
 
     Returns:
       A compressor of arrays of any shape.
-
-    Raises:
-      ValueError: If `bits` is not an integer from 1 to 8.
-
-    Example:
-      >>> algorithm = compress(fedavg(lr=0.1), quantize(4), feedback=1.0)
     """
     if type(bits) is not int or bits not in range(1, 9):
         raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")

@@ -22,9 +22,6 @@ def unconstrained(params: Params) -> Params:
 
     Args:
       params: Parameters.
-
-    Returns:
-      The same parameters.
     """
     return params
 
@@ -119,15 +116,6 @@ def map_exchanges(
       change: Called as `change(number, exchange)`; exchanges are numbered from 0,
         beginning with those of the prologue.
       algorithm: The algorithm to wrap.
-
-    Returns:
-      The algorithm with the changed exchanges.
-
-    Example:
-      >>> def clip_entries(number, exchange):
-      ...     decode = lambda sent: optax.tree.clip(exchange.decode(sent), -1.0, 1.0)
-      ...     return exchange._replace(decode=decode)
-      >>> algorithm = map_exchanges(clip_entries, fedavg(lr=0.1))
     """
     first = len(algorithm.prologue)
     changed = [
@@ -153,10 +141,6 @@ def broadcast_params(state: Any, round: Round) -> Model:
 
     Returns:
       A message with the parameters.
-
-    Example:
-      >>> round = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
-      >>> params = broadcast_params(Model({"w": jnp.ones(3)}), round).params
     """
     del round
     return Model(state.params)
@@ -168,13 +152,6 @@ def broadcast_state(state: Any, round: Round) -> Any:
     Args:
       state: Server state, a named tuple with the field `params`.
       round: Not used; it is an argument of every `broadcast`.
-
-    Returns:
-      The state as it is.
-
-    Example:
-      >>> round = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
-      >>> params = broadcast_state(Model({"w": jnp.ones(3)}), round).params
     """
     del round
     return state

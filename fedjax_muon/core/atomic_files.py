@@ -13,7 +13,6 @@ def write(path: Path, text: str | bytes, mode: int = 0o666) -> None:
     """Writes a file atomically; it is on disk when this returns.
 
     Args:
-      path: The file.
       text: Its new content.
       mode: Permissions of the file, less those that the process masks.
 
@@ -57,11 +56,7 @@ def beside(path: Path, text: str | bytes, mode: int = 0o666) -> Path:
 
 
 def sync(directory: Path) -> None:
-    """Flushes the names of a directory's files to the disk.
-
-    Args:
-      directory: The directory.
-    """
+    """Flushes the names of a directory's files to the disk."""
     if os.name == "nt":  # directories can't be opened there
         return
     descriptor = os.open(directory, os.O_RDONLY)

@@ -27,10 +27,6 @@ def value_at(value: Hyper, round: Round) -> Any:
 
     Returns:
       A number, or a tree of numbers.
-
-    Example:
-      >>> round = Round(jnp.int32(3), jax.random.key(0), 1, 1, 1.0)
-      >>> lr = value_at(optax.exponential_decay(0.1, 100, 0.5), round)
     """
     return tree.map(lambda v: v(round.index) if callable(v) else v, value)
 
@@ -44,9 +40,6 @@ def after_first(value: Hyper, first: float = 0.0) -> Hyper:
 
     Returns:
       A schedule, or a tree of schedules.
-
-    Example:
-      >>> algorithm = scaffold_m(lr=0.1, momentum=after_first(0.9))
     """
 
     def schedule(value: Any) -> Schedule:
@@ -79,13 +72,6 @@ def check_range(
       open_low: Whether `low` itself is excluded.
       open_high: Whether `high` itself is excluded.
       schedules: Whether a schedule is allowed.
-
-    Raises:
-      TypeError: If the value is not a number, nor an allowed schedule.
-      ValueError: If it is out of range or not finite.
-
-    Example:
-      >>> check_range("momentum", 0.9, 0.0, 1.0, open_high=True)
     """
     if hasattr(value, "_fields"):
         check = functools.partial(
@@ -116,10 +102,6 @@ def check_count(name: str, value: int, low: int = 1, high: int | None = None) ->
       value: Value of the argument.
       low: Smallest value.
       high: Largest value, the number of an agent's examples; None for no limit.
-
-    Raises:
-      TypeError: If the value is not an integer.
-      ValueError: If it is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be a whole number, got {value!r}")

@@ -105,7 +105,6 @@ def mean_direction(lr: Hyper, round: Round, dx: Params) -> Params:
     """Computes -dx / (K lr), the mean direction of K local moves whose sum is dx.
 
     Args:
-      lr: Local learning rate.
       round: The round; K is `round.steps`.
       dx: Sum of the moves, shaped like the parameters.
 

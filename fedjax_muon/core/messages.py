@@ -30,7 +30,6 @@ def exchange_shapes(
     Args:
       exchanges: Exchanges of the algorithm.
       algorithm: Provides the states.
-      objective: Function to minimize.
       params: Parameters, or their `ShapeDtypeStruct`s.
       batches: Batches of one client, leaves [K, ...], or their `ShapeDtypeStruct`s.
 
@@ -67,9 +66,6 @@ def message_shapes(algorithm: Algorithm, params: Params) -> list[Any]:
 
     Returns:
       The `ShapeDtypeStruct`s of the message in each exchange.
-
-    Example:
-      >>> (message,) = message_shapes(fedavg(lr=0.1), {"w": jnp.ones(3)})
     """
     batches = jax.ShapeDtypeStruct((1,), jnp.float32)
     exchanges = (*algorithm.prologue, *algorithm.exchanges)

@@ -11,12 +11,6 @@ def check_installed(package: str, user: str) -> None:
     Args:
       package: Name of the package, for pip and for an import.
       user: What needs it, for the error.
-
-    Raises:
-      ValueError: If it is not installed; names the pip command.
-
-    Example:
-      >>> check_installed("numpy", "this example")
     """
     if importlib.util.find_spec(package) is None:
         raise ValueError(

@@ -56,9 +56,6 @@ def per_variable(
 
     Returns:
       A transformation of a `Pair`.
-
-    Example:
-      >>> rule = per_variable(optax.clip_by_global_norm(1.0))
     """
     rules = Pair(x, x if y is None else y)
 
@@ -84,9 +81,6 @@ def on_y(project: Callable[[jax.Array], jax.Array]) -> Callable[[Pair], Pair]:
 
     Returns:
       A projection of a `Pair` that leaves x unchanged.
-
-    Example:
-      >>> project = on_y(optax.projections.projection_simplex)
     """
     return lambda params: Pair(params.x, jax.tree.map(project, params.y))
 
@@ -96,8 +90,5 @@ def as_pair(value: Any) -> Pair:
 
     Args:
       value: A `Pair`, or one value for both variables.
-
-    Returns:
-      A `Pair`.
     """
     return value if isinstance(value, Pair) else Pair(value, value)

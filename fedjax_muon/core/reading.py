@@ -55,13 +55,6 @@ def reading(
 
     Yields:
       Nothing.
-
-    Raises:
-      ValueError: If the block raises an error of DAMAGE or of `errors`.
-
-    Example:
-      >>> with reading(path, "a JSON file"):
-      ...     sizes = json.loads(path.read_text())
     """
     caught: tuple[type[Exception], ...] = (*DAMAGE, OSError, *errors)
     try:
@@ -101,11 +94,7 @@ def check_size(path: Path, limit: int = TEXT_LIMIT) -> None:
     """Rejects a file that is larger than any valid one, before it is read.
 
     Args:
-      path: The file.
       limit: Largest plausible number of bytes.
-
-    Raises:
-      ValueError: If the file is larger.
     """
     size = path.stat().st_size
     if size > limit:
@@ -119,14 +108,7 @@ def read_text(path: Path, *, errors: str = "strict") -> str:
     """Reads a small file in UTF-8.
 
     Args:
-      path: The file.
       errors: What to do about bytes that are not UTF-8, as for `open`.
-
-    Returns:
-      The text.
-
-    Raises:
-      ValueError: If the file is too large or not UTF-8.
     """
     check_size(path)
     with reading(path, "text in UTF-8"):

@@ -41,15 +41,6 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
 
     Returns:
       The function with the same signature.
-
-    Raises:
-      TypeError: When the function is called, if it returns something else, or if its
-        first parameter is `lr` and a function comes first by position.
-
-    Example:
-      >>> @recorded
-      ... def my_fedavg(lr: Hyper = 0.1) -> Algorithm:
-      ...     return fedavg(lr=lr)
     """
     signature = inspect.signature(function)
 
@@ -136,15 +127,6 @@ def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
     Args:
       algorithm: An algorithm with a recipe.
       numbers: Hyper-parameters by name; the others stay unchanged.
-
-    Returns:
-      The algorithm with the new numbers.
-
-    Raises:
-      ValueError: If the algorithm has no recipe, or no hyper-parameter of that name.
-
-    Example:
-      >>> algorithm = with_numbers(fedprox(lr=0.1, mu=0.01), {"lr": 0.2})
     """
     if not numbers:
         return algorithm

@@ -117,9 +117,6 @@ def check_alike(name: str, before: Tree, after: Tree) -> None:
       name: What the second tree is, such as "the state that server returns".
       before: The original tree.
       after: The tree that replaces it.
-
-    Raises:
-      ValueError: If they differ.
     """
     try:
         chex.assert_trees_all_equal_shapes_and_dtypes(after, before)

@@ -42,8 +42,6 @@ def roberta_encoder(
 
     Raises:
       FileNotFoundError: If a file is missing.
-      ValueError: If a file is damaged, the files do not match, or `length` is too
-        small.
     """
     # in the extra `roberta`
     from tokenizers import Tokenizer, pre_tokenizers, processors

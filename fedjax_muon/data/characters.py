@@ -73,9 +73,6 @@ def joined(
 
     Returns:
       All inputs, all labels, and the number of the owner of each.
-
-    Raises:
-      ValueError: If there is no owner.
     """
     found: Sequence[tuple[np.ndarray, np.ndarray]] = list(parts)
     if not found:

@@ -36,10 +36,6 @@ def read_binary(paths: list[Path], *, labels: int, num_classes: int) -> Dataset:
 
     Returns:
       The data set, with pixels in uint8.
-
-    Raises:
-      ValueError: If a file does not consist of whole records, a label is out of range,
-        or the number of class names differs.
     """
     *train, test, names = paths
     # CIFAR-100's coarse label comes before the fine one.

@@ -46,19 +46,10 @@ def like(
       parts: For every client, the ids of its training examples.
       labels: Labels of training examples, integers [n].
       test_labels: Labels of test examples, integers [m].
-      key: Typed key; the same key gives the same partition.
 
     Returns:
       One array of test example indices per client, int32, possibly empty. Test examples
       of classes that no client has are left out.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If labels are not integers [n], or an id does not exist.
-
-    Example:
-      >>> key = jax.random.key(0)
-      >>> own_tests = like(clients, digits.y_train, digits.y_test, key=key)
     """
     labels, tested = checked_labels(labels), checked_labels(test_labels)
     counts = label_counts(labels, parts, int(max(labels.max(), tested.max())) + 1)

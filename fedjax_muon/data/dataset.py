@@ -36,19 +36,6 @@ def check(dataset: Dataset) -> Dataset:
     Args:
       dataset: Inputs in float32, in uint8 (pixels that are not yet standardized), or
         int32 token ids; labels in any integer type.
-
-    Returns:
-      The same data with int32 labels.
-
-    Raises:
-      ValueError: If a split is empty, the inputs are not float32 or uint8
-        [n, ..., channels] or int32 [n, length], the splits have different shapes or
-        dtypes, inputs are not finite or token ids negative, the labels are not one
-        integer in 0..len(classes)-1 per input, or there is not one owner, an integer of
-        0 or more, per training example.
-
-    Example:
-      >>> digits = check(digits)
     """
     x_train, x_test = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
     if (x_train.shape[1:], x_train.dtype) != (x_test.shape[1:], x_test.dtype):
@@ -138,12 +125,6 @@ def standardize(dataset: Dataset) -> Dataset:
     Returns:
       The data set with float32 inputs (x - mean) / std, and with the mean and the std
       as `standardization`. Token ids do not change.
-
-    Raises:
-      ValueError: If a channel is constant in the training set.
-
-    Example:
-      >>> digits = standardize(digits)
     """
     if dataset.x_train.dtype == np.int32:
         return dataset
@@ -192,13 +173,6 @@ def hold_out(
 
     Returns:
       The data set without these examples, and their inputs and labels.
-
-    Raises:
-      ValueError: If `share` is not in (0, 1), or leaves one side without examples of a
-        class.
-
-    Example:
-      >>> rest, (x_validation, y_validation) = hold_out(digits, 0.1)
     """
     kept, held = stratified(dataset.y_train, share)
     rest = subset(dataset, kept)
@@ -233,10 +207,6 @@ def stratified(
 
     Returns:
       The numbers of the examples of each part, shuffled, the same in every call.
-
-    Raises:
-      ValueError: If `share` is not in (0, 1), or leaves one part without examples of a
-        class.
     """
     if not 0 < share < 1:
         raise ValueError(f"the {name} share must be in (0, 1), got {share}")

@@ -27,7 +27,6 @@ def from_folder(
     converted to three colors, or to one if all of them are gray.
 
     Args:
-      path: Path of the folder.
       size: Height and width to which images are resized; by default, all must have the
         same.
       owner: Function from an image's path, relative to the folder of its class, to the
@@ -39,11 +38,6 @@ def from_folder(
 
     Raises:
       FileNotFoundError: If there is no such folder.
-      ValueError: If an image is damaged or has another size, or there is one class
-        only.
-
-    Example:
-      >>> scans = from_folder("scans", size=(32, 32))  # doctest: +SKIP
     """
     root = Path(path).expanduser()
     if not root.is_dir():
@@ -96,9 +90,6 @@ def by_pattern(pattern: str) -> Callable[[Path], str]:
     Returns:
       A function for the argument `owner` of `from_folder`, which raises a `ValueError`
       for a path without a match.
-
-    Raises:
-      ValueError: If the pattern is no regular expression.
 
     Example:
       >>> by_pattern(r"(.*)_")(Path("clinic3_17.png"))

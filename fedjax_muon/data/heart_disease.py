@@ -48,9 +48,6 @@ def read_patients(path: Path | None = None) -> Patients:
 
     Returns:
       Features that are not standardized, labels, hospitals and the split.
-
-    Raises:
-      ValueError: If the package is not installed, or the file is damaged.
     """
     path = folder_of(PACKAGE) / FILE if path is None else path
     with (
@@ -70,9 +67,6 @@ def read_heart_disease() -> Dataset:
 
     Returns:
       The data set, whose owners are the hospitals in the order of HOSPITALS.
-
-    Raises:
-      ValueError: If the package is not installed, or the file is damaged.
     """
     x, y, hospital, is_train = read_patients()
     return Dataset(

@@ -58,12 +58,6 @@ def from_hf(
 
     Raises:
       FileNotFoundError: If there is no such directory.
-      ValueError: If `datasets` is missing, the directory is damaged, a column does not
-        exist or has another type, an entry is missing or damaged, or there is one class
-        only; the message names the row.
-
-    Example:
-      >>> reviews = from_hf("reviews", owner="author")  # doctest: +SKIP
     """
     root = Path(path).expanduser()
     if not root.is_dir():

@@ -46,13 +46,9 @@ def read_idx(paths: list[Path], classes: tuple[str, ...]) -> Dataset:
 
     Args:
       paths: Paths of the files, in the order of FILES.
-      classes: Names of the classes.
 
     Returns:
       The data set, with pixels in uint8.
-
-    Raises:
-      ValueError: If a file is damaged.
     """
     x_train, y_train, x_test, y_test = (
         parse_idx(unpacked(path), num_axes, path)
@@ -74,14 +70,10 @@ def parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
 
     Args:
       content: Bytes of the file.
-      num_axes: Number of axes of the array.
       path: Path of the file, for error messages.
 
     Returns:
       The array, in uint8.
-
-    Raises:
-      ValueError: If the type, the number of axes or the length is wrong.
     """
     header = 4 + 4 * num_axes
     magic = bytes([0, 0, UINT8, num_axes])

@@ -38,9 +38,6 @@ def decoded(
     Returns:
       Pixels, uint8 [n, height, width, channels] with one channel if all are gray, and
       else three.
-
-    Raises:
-      ValueError: If an image is damaged or has another size.
     """
 
     def one(i: int) -> np.ndarray:

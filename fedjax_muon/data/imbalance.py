@@ -23,19 +23,9 @@ def drop_positives(labels: ArrayLike, ratio: float, *, key: jax.Array) -> np.nda
       labels: Labels, 0 or 1 [n].
       ratio: Ratio of the positives to the examples that are kept, in [0, 1]. The number
         of positives is rounded to the nearest integer.
-      key: Typed key.
 
     Returns:
       Indices of the examples that are kept, int32 and shuffled. All negatives are kept.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If the labels are not 0 or 1, the ratio is out of range, there are too
-        few positives for it, or it is neither 0 nor 1 but leaves out a class.
-
-    Example:
-      >>> is_one = digits.y_train == 1
-      >>> kept = drop_positives(is_one.astype(int), 0.05, key=jax.random.key(0))
     """
     labels = _checked_binary(labels)
     _check_ratio("ratio", ratio)
@@ -71,20 +61,9 @@ def with_ratios(
     Args:
       labels: Labels, 0 or 1 [n].
       ratios: For every client, the ratio of positives to its examples, in [0, 1].
-      key: Typed key.
 
     Returns:
       One array of example indices per client, int32 and shuffled.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If the labels are not 0 or 1, there are no ratios or one is out of
-        range, or a client would have no examples, or none of a class that its ratio
-        requires.
-
-    Example:
-      >>> is_one = (digits.y_train == 1).astype(int)
-      >>> clients = with_ratios(is_one, [0.05, 0.1, 0.2], key=jax.random.key(0))
     """
     labels = _checked_binary(labels)
     if not len(ratios):

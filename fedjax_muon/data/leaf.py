@@ -30,10 +30,6 @@ def layout(name: str, convert: Convert, classes: tuple[str, ...]) -> Layout:
     Args:
       name: Name of its folder in LEAF.
       convert: Function from a user's `x` and `y` to inputs and labels.
-      classes: Names of the classes.
-
-    Returns:
-      The layout.
     """
 
     def read(paths: list[Path]) -> Dataset:
@@ -55,13 +51,6 @@ def read_users(
     Args:
       paths: A file in the folder of training files, and one in that of test files.
       convert: As for `layout`.
-      classes: Names of the classes.
-
-    Returns:
-      The data set.
-
-    Raises:
-      ValueError: If a file is damaged, or a user's numbers do not agree.
     """
     train, test = (
         characters.joined(

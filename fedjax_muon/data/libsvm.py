@@ -30,14 +30,10 @@ def read_libsvm(
 
     Args:
       paths: Paths of the training and the test file.
-      features: Number of features.
       classes: Names of the classes with labels -1 and 1.
 
     Returns:
       The data set, in float32.
-
-    Raises:
-      ValueError: If a file is damaged, or has other features or labels.
     """
     found = [_read_file(path, features) for path in paths]
     (x_train, y_train), (x_test, y_test) = found

@@ -100,11 +100,6 @@ def load(
 
     Raises:
       FileNotFoundError: If files are missing.
-      ValueError: If the name is unknown, no directory is given, data is damaged, or the
-        data set does not take an encoder.
-
-    Example:
-      >>> digits = load("digits")
     """
     raw, place = _read(name, data_dir, encoder)
     scaled = name in NAMES and NAMES[name].scaled
@@ -130,7 +125,6 @@ def read(name: str, data_dir: Directory = None) -> Dataset:
 
     Raises:
       FileNotFoundError: If files are missing.
-      ValueError: If the name is unknown, no directory is given, or data is damaged.
     """
     return _read(name, data_dir, None)[0]
 
@@ -170,9 +164,6 @@ def source_of(name: str) -> Source:
     Returns:
       The description; with "tfds:", it is almost empty for names outside
       `prepared.SETS`.
-
-    Raises:
-      ValueError: If the name is unknown.
     """
     if name.startswith(PREPARED):
         plain = name.removeprefix(PREPARED)
@@ -198,13 +189,6 @@ def prepare(name: str, data_dir: Directory = None) -> Path:
 
     Returns:
       The folder of the data set, which `load("tfds:...")` reads.
-
-    Raises:
-      ValueError: If TensorFlow is missing, or tensorflow-datasets does not know the
-        name.
-
-    Example:
-      >>> folder = prepare("tfds:cifar10", "data")  # doctest: +SKIP
     """
     plain = name.removeprefix(PREPARED)
     return prepared.prepare(plain, data_directory(name, data_dir))
@@ -216,12 +200,6 @@ def data_directory(name: str, data_dir: Directory) -> Path:
     Args:
       name: Name of the data set, for the error message.
       data_dir: The directory; by default, the environment variable FEDJAX_MUON_DATA.
-
-    Returns:
-      The path of the directory.
-
-    Raises:
-      ValueError: If neither is given.
     """
     chosen = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     if not chosen:

@@ -27,7 +27,6 @@ def npz_layout(name: str, num_classes: int) -> Layout:
 
     Args:
       name: Name of the file, without its suffix.
-      num_classes: Number of classes.
 
     Returns:
       The layout of a file for `read_npz`.
@@ -51,13 +50,9 @@ def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
 
     Args:
       paths: Path of the archive, in a list of one.
-      num_classes: Number of classes.
 
     Returns:
       The data set, with pixels in uint8.
-
-    Raises:
-      ValueError: If the file is damaged, or its arrays are not as above.
     """
     (path,) = paths
     arrays = arrays_of(path, (*SPLITS, "classes"))
@@ -113,9 +108,6 @@ def arrays_of(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
 
     Returns:
       Those that the archive has.
-
-    Raises:
-      ValueError: If the file is damaged, or has anything but plain arrays.
     """
     _check([path])
     wanted = "a NumPy .npz archive of plain arrays"

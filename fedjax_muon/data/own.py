@@ -51,14 +51,6 @@ def from_arrays(
 
     Returns:
       The data set, checked.
-
-    Raises:
-      ValueError: If the arrays do not fit together, hold anything but numbers, or have
-        one class only.
-
-    Example:
-      >>> blobs = from_arrays(np.eye(8), ["a", "b"] * 4, owners=[0, 0, 1, 1] * 2)
-      >>> clients = fm.partition.by_owner(blobs.owners)
     """
     x, y = _inputs("x", x, text), np.asarray(y)
     _check_length("y", y, x)
@@ -109,15 +101,8 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
       path: Path of the file.
       test_share: Share of examples for testing, if the archive has no `x_test`.
 
-    Returns:
-      The data set.
-
     Raises:
       FileNotFoundError: If there is no such file.
-      ValueError: If the file is damaged, or its arrays are not as above.
-
-    Example:
-      >>> dataset = from_npz("mine.npz")  # doctest: +SKIP
     """
     path = _existing(path)
     arrays = arrays_of(path, ARRAYS)
@@ -167,16 +152,8 @@ def from_csv(
       exclude: Columns to leave out.
       test_share: Share of examples for testing, if no column says.
 
-    Returns:
-      The data set.
-
     Raises:
       FileNotFoundError: If there is no such file.
-      ValueError: If a column does not exist, a feature is not a finite number or is
-        constant, or there is one class only; the message names the line.
-
-    Example:
-      >>> dataset = from_csv("mine.csv", label="risk", owner="bank")  # doctest: +SKIP
     """
     path = _existing(path)
     table = _read(path)
@@ -319,14 +296,8 @@ def _existing(path: Place) -> Path:
 def named(path: Path) -> Iterator[None]:
     """Names the file or the directory in the errors of a block.
 
-    Args:
-      path: The path.
-
     Yields:
       Nothing.
-
-    Raises:
-      ValueError: If the block raises one.
     """
     try:
         yield

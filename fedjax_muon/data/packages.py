@@ -11,12 +11,6 @@ def folder_of(package: str) -> Path:
 
     Args:
       package: Name of the package, for pip and for an import.
-
-    Returns:
-      The folder of the package.
-
-    Raises:
-      ValueError: If the package is not installed.
     """
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:

@@ -22,17 +22,9 @@ def iid(labels: ArrayLike, num_clients: int, *, key: jax.Array) -> list[np.ndarr
     Args:
       labels: Labels of the examples, integers [n]; only their number matters.
       num_clients: Number of clients, in 1..n.
-      key: Typed key; the same key gives the same partition.
 
     Returns:
       One array of example indices per client, int32 and shuffled.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> clients = iid(digits.y_train, 16, key=jax.random.key(0))
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -61,20 +53,11 @@ def dirichlet(
       num_clients: Number of clients, in 1..n.
       alpha: Concentration, positive. Small values give few classes per client; the
         limit of infinity is a stratified split into equal parts.
-      key: Typed key; the same key gives the same partition.
       min_size: Smallest number of examples of a client.
       max_tries: Largest number of draws.
 
     Returns:
       One array of example indices per client, int32 and shuffled.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If an argument is out of range, or no draw gives every client
-        `min_size` examples.
-
-    Example:
-      >>> clients = dirichlet(digits.y_train, 16, alpha=0.5, key=jax.random.key(0))
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -151,20 +134,10 @@ def dirichlet_per_client(
       labels: Labels of the examples, integers [n].
       num_clients: Number of clients, in 1..n.
       alpha: Concentration, positive.
-      key: Typed key; the same key gives the same partition.
       size: Number of examples of every client; n // num_clients by default.
 
     Returns:
       One array of example indices per client, int32 and shuffled.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> clients = dirichlet_per_client(
-      ...     digits.y_train, 16, alpha=0.5, key=jax.random.key(0)
-      ... )
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -199,18 +172,9 @@ def shards(
       num_clients: Number of clients, in 1..n.
       shards_per_client: Number of shards of a client; with 2, most clients have two
         classes.
-      key: Typed key; the same key gives the same partition.
 
     Returns:
       One array of example indices per client, int32 and shuffled.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
-      ValueError: If an argument is out of range, or there are more shards than
-        examples.
-
-    Example:
-      >>> clients = shards(digits.y_train, 16, 2, key=jax.random.key(0))
     """
     labels = checked_labels(labels)
     _check_count("num_clients", num_clients, most=len(labels))
@@ -241,9 +205,6 @@ def by_owner(owners: ArrayLike) -> list[np.ndarray]:
       One array of example indices per client, int32 and increasing. Clients are in the
       sorted order of their owners.
 
-    Raises:
-      ValueError: If the owners are not one non-empty axis of integers or strings.
-
     Example:
       >>> len(by_owner(["ann", "bob", "ann"]))
       2
@@ -268,13 +229,9 @@ def label_counts(
     Args:
       labels: Labels of the examples, integers [n].
       parts: For every client, the indices of its examples.
-      num_classes: Number of classes.
 
     Returns:
       The counts, int64 [num_clients, num_classes].
-
-    Raises:
-      ValueError: If a label is not in 0..num_classes-1, or an index not in 0..n-1.
 
     Example:
       >>> label_counts(digits.y_train, clients, 10).shape
@@ -309,12 +266,6 @@ def generator(key: jax.Array, *more: int) -> np.random.Generator:
     Args:
       key: Typed key, all of whose data is part of the seed.
       *more: Further integers of the seed.
-
-    Returns:
-      The generator.
-
-    Raises:
-      TypeError: If `key` is not one typed key.
     """
     typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(
         key.dtype, jax.dtypes.prng_key
@@ -332,12 +283,6 @@ def checked_labels(labels: ArrayLike) -> np.ndarray:
 
     Args:
       labels: Labels, integers [n].
-
-    Returns:
-      The labels as an array.
-
-    Raises:
-      ValueError: If they are not one non-empty axis of integers.
     """
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):

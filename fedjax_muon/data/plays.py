@@ -77,9 +77,6 @@ def plays() -> list[Path]:
 
     Returns:
       Paths of files in Markdown, sorted.
-
-    Raises:
-      ValueError: If the package is not installed, or has no plays.
     """
     folder = folder_of(PACKAGE) / "plays"
     paths = sorted(folder.glob("*/*.md"))
@@ -96,9 +93,6 @@ def dataset_of(texts: Sequence[str]) -> Dataset:
 
     Args:
       texts: Text of every owner.
-
-    Returns:
-      The data set.
     """
     cuts = [round(len(text) * (1 - TEST_SHARE)) for text in texts]
     pairs = list(zip(texts, cuts, strict=True))
@@ -123,8 +117,5 @@ def read_plays() -> Dataset:
     Returns:
       The data set, whose owners are the speakers in the order of plays and of their
       first speeches.
-
-    Raises:
-      ValueError: If the package is not installed, or has no plays.
     """
     return dataset_of(texts_of(plays()))

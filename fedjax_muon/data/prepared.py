@@ -58,15 +58,12 @@ def read_prepared(name: str, directory: Path) -> Dataset:
     Args:
       name: Name in the catalog of tensorflow-datasets, with configuration and version
         if there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2".
-      directory: Data directory.
 
     Returns:
       The data set, with pixels as stored or texts as token ids (see `tokenized`).
 
     Raises:
       FileNotFoundError: If the data set is missing.
-      ValueError: If there are several versions, or the data set is damaged, not in
-        array_record, or has other features, splits or polarities.
     """
     # Imported here, since the import is slow and no other data set needs it.
     import tensorflow_datasets as tfds
@@ -92,13 +89,9 @@ def prepare(name: str, directory: Path) -> Path:
 
     Args:
       name: Name in the catalog of tensorflow-datasets.
-      directory: Data directory.
 
     Returns:
       The folder of the data set.
-
-    Raises:
-      ValueError: If TensorFlow is missing, or tensorflow-datasets has no such data set.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(
@@ -124,14 +117,12 @@ def locate(name: str, directory: Path) -> Path:
 
     Args:
       name: Name in the catalog of tensorflow-datasets.
-      directory: Data directory.
 
     Returns:
       The folder of its only version.
 
     Raises:
       FileNotFoundError: If the data set is missing.
-      ValueError: If there are several versions.
     """
     root = directory / name
     found = sorted(
@@ -158,9 +149,6 @@ def check(folder: Path) -> None:
 
     Args:
       folder: Folder of the data set.
-
-    Raises:
-      ValueError: If a file is missing or damaged.
     """
     with _reading(folder):
         info = json.loads(read_text(folder / INFO))

@@ -92,7 +92,6 @@ def located(name: str, source: Source, directory: Path) -> Located:
     Args:
       name: Name of the data set, for the error message.
       source: Description of the data set.
-      directory: Data directory.
 
     Returns:
       The first layout whose files are all present in one folder.
@@ -117,9 +116,6 @@ def verify(found: Located) -> None:
 
     Args:
       found: Files of a data set.
-
-    Raises:
-      ValueError: If a file differs: it was cut off, or is another file of that name.
     """
     for file, path in zip(found.layout.files, found.paths, strict=True):
         _verify_file(file, path, found.layout.remedy)
@@ -155,10 +151,6 @@ def unpacked(path: Path, limit: int = LIMIT) -> bytes:
 
     Returns:
       The unpacked content.
-
-    Raises:
-      ValueError: If a packed file is damaged or was cut off, or the content is longer
-        than the limit.
     """
     if path.suffix not in PACKED:
         check_size(path, limit)
@@ -188,11 +180,7 @@ def check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
 
     Args:
       labels: Labels in the order of the file.
-      num_classes: Number of classes.
       path: Path of the file, for the error message.
-
-    Raises:
-      ValueError: If a label is not in 0..num_classes-1.
     """
     wrong = np.flatnonzero(labels >= num_classes)
     if len(wrong):
@@ -209,9 +197,6 @@ def verify_rows(found: Located, dataset: Dataset) -> None:
     Args:
       found: Files of a data set: those of training and test examples, or one of both.
       dataset: What was read from them.
-
-    Raises:
-      ValueError: If a number differs: the file was cut off, or is another version.
     """
     counts = [len(dataset.x_train), len(dataset.x_test)]
     if len(found.paths) == 1:

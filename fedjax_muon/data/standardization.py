@@ -23,12 +23,6 @@ class Standardization(NamedTuple):
 
         Returns:
           (x - mean) / std in float32, of the shape of `x`.
-
-        Raises:
-          ValueError: If the last axis of `x` has another size, or `x` has no numbers.
-
-        Example:
-          >>> logits = model.apply(params, dataset.standardization.apply(x))
         """
         x = np.asarray(x)
         if x.dtype.kind not in "iufb" or x.shape[-1:] != self.mean.shape:
@@ -52,12 +46,6 @@ def check_standardization(
     Args:
       saved: Standardization of the data set that the model was trained on.
       loaded: Standardization of the data set that the model is to be used with.
-
-    Raises:
-      ValueError: If they differ by more than rounding.
-
-    Example:
-      >>> check_standardization(saved, dataset.standardization)
     """
     difference = _difference(saved, loaded)
     if difference:

@@ -30,9 +30,6 @@ def status(name: str, data_dir: Directory = None) -> Status:
     Returns:
       The state of the files, and the problem if there is one.
 
-    Raises:
-      ValueError: If the name is unknown.
-
     Example:
       >>> status("digits").state
       'present'

@@ -45,9 +45,6 @@ def build_vocabulary(sentences: Sequence[str], size: int) -> Vocabulary:
     Returns:
       The token ids of the words.
 
-    Raises:
-      ValueError: If `size` is below 3, or there is no word in the sentences.
-
     Example:
       >>> vocabulary = build_vocabulary(["good food", "bad food"], size=5)
       >>> vocabulary.ids["food"]
@@ -78,14 +75,10 @@ def encode(vocabulary: Vocabulary, sentences: Sequence[str], length: int) -> np.
 
     Args:
       vocabulary: Token ids of words.
-      sentences: Sentences to encode.
       length: Number of tokens of every sentence.
 
     Returns:
       Token ids, int32 [len(sentences), length].
-
-    Raises:
-      ValueError: If `length` is below 1.
 
     Example:
       >>> encode(Vocabulary({"food": 2}), ["Good food"], length=3).tolist()
@@ -138,7 +131,6 @@ def tokenized(
     Args:
       train: Training texts and labels.
       test: Test texts and labels.
-      classes: Names of the classes.
       encoder: Encoder of the texts; tokens are words by default.
 
     Returns:
@@ -276,16 +268,11 @@ def read_text_set(
     few questions contain line breaks; these lines are skipped, as by RoBERTa's authors.
 
     Args:
-      name: Name in SETS.
       paths: Paths of its files, in the order of SETS.
       encoder: Encoder of the texts; tokens are words by default, see `tokenized`.
 
     Returns:
       The data set, with inputs int32 [n, length].
-
-    Raises:
-      ValueError: If a file lacks a column, a line has another number of columns or an
-        unknown label, or a file has no sentences or is not UTF-8.
     """
     row = SETS[name]
     parts = [_read_table(path, row.table) for path in paths]

@@ -39,9 +39,6 @@ def layout(
       folder: Folder that the files may be in, within the data directory.
       read: Function from the paths of the training and test files to the data set.
       archive: Name of the archive to download.
-
-    Returns:
-      The layout.
     """
     return Layout(
         files=(File(f"{name}_train.h5"), File(f"{name}_test.h5")),
@@ -60,9 +57,6 @@ def read_emnist(train: Path, test: Path) -> Dataset:
 
     Returns:
       The data set, whose owners are the writers.
-
-    Raises:
-      ValueError: If a file is damaged, or h5py is missing.
     """
 
     def images(clients: Clients) -> Iterator[Examples]:
@@ -88,9 +82,6 @@ def read_shakespeare(train: Path, test: Path) -> Dataset:
 
     Returns:
       The data set, whose owners are the roles.
-
-    Raises:
-      ValueError: If a file is damaged, or h5py is missing.
     """
 
     def texts(clients: Clients) -> Iterator[Examples]:
@@ -115,9 +106,6 @@ def read_stackoverflow(train: Path, test: Path) -> Dataset:
 
     Returns:
       The data set, whose owners are the users.
-
-    Raises:
-      ValueError: If a file is damaged, or h5py is missing.
     """
     counts: Counter[str] = Counter()
     for _, fields in _clients(train, CLIENTS):

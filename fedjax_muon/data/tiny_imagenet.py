@@ -66,10 +66,6 @@ def read_tiny_imagenet(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Datas
 
     Returns:
       The data set, with pixels in uint8.
-
-    Raises:
-      ValueError: If the numbers of classes or images differ from `sizes`, a text file
-        is damaged, or an image cannot be decoded or has another shape.
     """
     found = list_images(paths, sizes)
     return Dataset(
@@ -90,10 +86,6 @@ def list_images(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Listing:
 
     Returns:
       The classes, and the image files with their labels.
-
-    Raises:
-      ValueError: If the numbers of classes or images differ from `sizes`, or a text
-        file is damaged.
     """
     wnids_path, words_path, annotations_path = paths
     wnids = _lines(wnids_path)

@@ -58,19 +58,6 @@ class AgentPrivacy:
     take turns if its noise has bands, and otherwise cyclic; with a batch size of all
     examples, both are all examples. Every agent is accounted for; the guarantee is
     that of the agent that is protected least.
-
-    Raises:
-      ValueError: If a number is out of range, or both or none of `epsilon` and
-        `noise_scale` are given.
-
-    Example:
-      >>> privacy = AgentPrivacy(
-      ...     PRIVATE["dp_sgda"],
-      ...     Mechanism(1.0, 0.1, beta=0.1, batch_size=20),
-      ...     epsilon=1.0,
-      ...     delta=1e-5,
-      ...     rounds=100,
-      ... )
     """
 
     method: PrivateMethod
@@ -125,8 +112,6 @@ class AgentPrivacy:
           The guarantee of the agent that is protected least.
 
         Raises:
-          ValueError: If `delta` is not below one over the examples of an agent, or no
-            noise reaches `epsilon`.
           ImportError: If dp-accounting is not installed.
         """
         specs = list(map(self._spec, sorted(set(sizes))))
@@ -175,9 +160,6 @@ class AgentPrivacy:
 
         Returns:
           The algorithm with the private estimator.
-
-        Raises:
-          ValueError: If it is another algorithm, or has an estimator of its own.
         """
         recipe = recipe_of(algorithm)
         if recipe is None or recipe.function not in BASES.values():
@@ -205,9 +187,6 @@ def private(
       method: Provides the estimator.
       mechanism: How the influence of an example is bounded.
       noise_scale: As for `PrivateMethod.build`.
-
-    Returns:
-      The private algorithm.
     """
     recipe = recipe_of(base)
     assert recipe is not None  # checked by `AgentPrivacy.applied`

@@ -42,12 +42,6 @@ def dsgd(
 
     Returns:
       An algorithm whose agents send their parameters once in each iteration.
-
-    Raises:
-      ValueError: If `lr` is negative.
-
-    Example:
-      >>> algorithm = dsgd(lr=0.1)
     """
     check_range("lr", lr)
 

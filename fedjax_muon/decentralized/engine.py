@@ -92,7 +92,6 @@ def make(
     """Builds the two functions that run an algorithm, which are not jitted.
 
     Args:
-      algorithm: The algorithm to run.
       objective: What is minimized.
       mixer: How messages are mixed, such as `dense(weights)`.
       agents: m, the number of agents.
@@ -105,9 +104,6 @@ def make(
       iteration 0 may have another size. `key` is the same typed key in every iteration;
       an agent's keys are folded from it, t and the agent's number. Both raise
       `ValueError` for batches of another number of agents.
-
-    Raises:
-      ValueError: If there are no agents, or devices do not divide them equally.
 
     Example:
       >>> objective = Objective(lambda params, batch, key: params - batch)
@@ -137,12 +133,6 @@ def make_from(
       shared: Arrays that every device has as a whole, such as the agents' data.
       agents: m, the number of agents.
       devices: Devices that the agents are divided among.
-
-    Returns:
-      `start` and `step`, as `make`.
-
-    Raises:
-      ValueError: If there are no agents, or devices do not divide them equally.
     """
     if agents < 1:
         raise ValueError(f"agents must be at least 1, got {agents}")

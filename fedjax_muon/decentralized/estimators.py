@@ -22,9 +22,6 @@ def fresh() -> Estimator:
 
     Returns:
       An estimator without memory.
-
-    Example:
-      >>> algorithm = decentralized.dsgd(estimator=decentralized.estimators.fresh())
     """
 
     def start(objective, params, batch, iteration):
@@ -51,13 +48,6 @@ def storm(beta: Hyper = 0.01) -> Estimator:
 
     Returns:
       An estimator that takes two gradients of each batch.
-
-    Raises:
-      ValueError: If `beta` is out of range.
-
-    Example:
-      >>> estimator = decentralized.estimators.storm(beta=0.1)
-      >>> algorithm = decentralized.gradient_tracking(estimator=estimator)
     """
     check_range("beta", beta, 0.0, 1.0)
 
@@ -84,16 +74,6 @@ def noisy(estimator: Estimator, sigma: Hyper) -> Estimator:
     Args:
       estimator: The estimator to wrap.
       sigma: Standard deviation in every coordinate; 0 keeps every bit.
-
-    Returns:
-      An estimator with the same memory.
-
-    Raises:
-      ValueError: If `sigma` is negative.
-
-    Example:
-      >>> estimators = decentralized.estimators
-      >>> estimator = estimators.noisy(estimators.storm(0.1), sigma=0.5)
     """
     check_range("sigma", sigma)
 
@@ -128,10 +108,6 @@ def add_public_gradient(estimator: Estimator) -> Estimator:
 
     Returns:
       An estimator that adds `objective.public_grad` if there is one.
-
-    Example:
-      >>> estimators = decentralized.estimators
-      >>> estimator = estimators.add_public_gradient(estimators.storm(0.1))
     """
 
     def total(objective, estimate, params):

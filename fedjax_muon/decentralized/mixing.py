@@ -46,14 +46,6 @@ def dense(weights: Weights | Callable[[jax.Array], jax.Array]) -> Mixer:
     Returns:
       A mixer. If weights are arrays, it is a pytree, which may be an argument of a
       compiled function.
-
-    Raises:
-      ValueError: If weights have another shape, or their rows and columns do not sum to
-        1, so that mixing would change the mean.
-
-    Example:
-      >>> weights = topology.metropolis(topology.ring(4))
-      >>> mixer = decentralized.dense(weights)
     """
     if callable(weights):
         return lambda index, network: _dense(weights(index), network)
@@ -72,10 +64,6 @@ def shifted(weights: Weights) -> Mixer:
 
     Returns:
       A mixer, which is a pytree.
-
-    Raises:
-      ValueError: As in `dense`.
-      TypeError: If weights are a function.
     """
     matrices = _known(weights)
     agents = matrices.shape[1]
@@ -95,10 +83,6 @@ def sparse(weights: Weights) -> Mixer:
 
     Returns:
       A mixer, which is a pytree.
-
-    Raises:
-      ValueError: As in `dense`.
-      TypeError: If weights are a function.
     """
     matrices = _known(weights)
     degree = max(1, int((matrices != 0).sum(2).max()))

@@ -36,19 +36,12 @@ def dsgd_muon(
     A composition of this library, not published.
 
     Args:
-      lr: Learning rate.
       polar: Polar factor of matrices; Newton-Schulz by default.
       normalize_vectors: Whether vectors are divided by their norms. If not, they move
         along the direction itself.
 
     Returns:
       An algorithm whose agents send their parameters in every iteration.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = dsgd_muon(lr=0.01)
     """
     return dsgd(lr=lr, rule=_muon(polar, normalize_vectors))
 
@@ -66,7 +59,6 @@ def gradient_tracking_muon(
     arXiv:2510.01377, track a momentum instead.
 
     Args:
-      lr: Learning rate.
       polar: Polar factor of matrices; Newton-Schulz by default.
       normalize_vectors: Whether vectors are divided by their norms. If not, they move
         along the direction itself.
@@ -74,12 +66,6 @@ def gradient_tracking_muon(
     Returns:
       An algorithm whose agents send their tracked gradients and their parameters in
       every iteration.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = gradient_tracking_muon(lr=0.01)
     """
     return gradient_tracking(lr=lr, rule=_muon(polar, normalize_vectors))
 
@@ -97,16 +83,9 @@ def dsgda(
     Args:
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
         code of Xian et al.
-      rule: Local update rule, an optax transformation without a learning rate.
 
     Returns:
       An algorithm whose agents send their parameters in every iteration.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = dsgda(lr=Pair(0.01, 0.1))
     """
     return dsgd(lr=lr, rule=rule)
 
@@ -129,16 +108,9 @@ def dp_sgda_unclipped(
       lr: Learning rate, or a `Pair` of those of x and y; by default, as in the public
         code of Xian et al.
       sigma: Standard deviation of the noise in every coordinate.
-      rule: Local update rule, an optax transformation without a learning rate.
 
     Returns:
       An algorithm whose agents send their parameters in every iteration.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = dp_sgda_unclipped(lr=Pair(0.01, 0.1))
     """
     return dsgd(lr=lr, rule=rule, estimator=noisy(fresh(), sigma))
 
@@ -159,17 +131,10 @@ def dm_hsgd(
         code of Xian et al.
       beta: Weight of the new gradient in STORM, in [0, 1]; by default, as in the public
         code of Xian et al.
-      rule: Local update rule, an optax transformation without a learning rate.
 
     Returns:
       An algorithm whose agents send their tracked gradients and their parameters in
       every iteration.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = dm_hsgd(lr=Pair(0.01, 0.1))
     """
     return gradient_tracking(lr=lr, rule=rule, estimator=storm(beta))
 
@@ -193,16 +158,9 @@ def dpmixsgd_unclipped(
       beta: Weight of the new gradient in STORM, in [0, 1]; by default, as in the public
         code of Xian et al.
       sigma: Standard deviation of the noise in every coordinate.
-      rule: Local update rule, an optax transformation without a learning rate.
 
     Returns:
       An algorithm whose agents send their tracked gradients and their parameters in
       every iteration.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = dpmixsgd_unclipped(lr=Pair(0.01, 0.1))
     """
     return gradient_tracking(lr=lr, rule=rule, estimator=noisy(storm(beta), sigma))

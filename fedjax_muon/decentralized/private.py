@@ -82,18 +82,9 @@ class PrivateMethod(NamedTuple):
           mechanism: How the influence of an example is bounded.
           noise_scale: Noise multiplier; for noise on the output, standard deviation.
             See `noise_scale_of`.
-          lr: Learning rate.
-          rule: Local update rule, an optax transformation without a learning rate.
 
         Returns:
           An algorithm with the hyper-parameters `noise_scale` and `lr`.
-
-        Raises:
-          ValueError: If an argument is out of range.
-
-        Example:
-          >>> mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=20)
-          >>> algorithm = PRIVATE["private_storm"].build(mechanism, 0.8, lr=0.1)
         """
         return _built(self, mechanism, noise_scale, lr, rule)
 
@@ -240,8 +231,6 @@ def calibrate(
       What an agent releases, with that noise; see `noise_scale_of`.
 
     Raises:
-      ValueError: If the sampling has another batch size than the mechanism, or does not
-        fit the method's noise.
       ImportError: If dp-accounting is not installed.
 
     Example:

@@ -45,15 +45,6 @@ def correlated_gradient(
 
     Returns:
       An estimator whose memory is that of the noise.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> strategy = privacy.correlated.Banded((1.0, 0.5))
-      >>> estimator = correlated_gradient(
-      ...     1.0, batch_size=20, strategy=strategy, noise_multiplier=0.8
-      ... )
     """
     check_range("noise_multiplier", noise_multiplier, schedules=False)
     clean = private_gradient(clip_norm, batch_size=batch_size)

@@ -55,12 +55,6 @@ def each(clip_norm: ClipNorm) -> Clip:
 
     Returns:
       A clip with sensitivity (1 + k) clip_norm / b.
-
-    Raises:
-      ValueError: If a norm is not positive.
-
-    Example:
-      >>> clip = each(1.0)
     """
     _check_norm("clip_norm", clip_norm)
 
@@ -86,9 +80,6 @@ def difference(clip_norm: ClipNorm) -> Clip:
 
     Returns:
       A clip with sensitivity clip_norm / b.
-
-    Raises:
-      ValueError: If a norm is not positive.
     """
     _check_norm("clip_norm", clip_norm)
 
@@ -112,12 +103,6 @@ def split(clip_norm: ClipNorm, change_clip_norm: ClipNorm) -> Clip:
     Returns:
       A clip with sensitivity ((1 - k) clip_norm + k change_clip_norm) / b. If norms are
       numbers and x and y have different k, it is an upper bound.
-
-    Raises:
-      ValueError: If a norm is not positive, or one is a number and the other a `Pair`.
-
-    Example:
-      >>> clip = split(1.0, change_clip_norm=0.1)
     """
     _check_norm("clip_norm", clip_norm)
     _check_norm("change_clip_norm", change_clip_norm)
@@ -161,12 +146,6 @@ def private_gradient(
 
     Returns:
       An estimator without memory.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> estimator = private_gradient(1.0, batch_size=20, noise_multiplier=0.8)
     """
     clip = difference(clip_norm)
     size, first = _checked_sizes(batch_size, first_size)
@@ -208,14 +187,6 @@ def private_storm(
 
     Returns:
       An estimator that takes two gradients of each example.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> estimator = private_storm(
-      ...     split(1.0, 0.1), beta=0.1, batch_size=20, noise_multiplier=0.8
-      ... )
     """
     check_range("beta", beta, 0.0, 1.0)
     size, first = _checked_sizes(batch_size, first_size)

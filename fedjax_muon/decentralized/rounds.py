@@ -67,13 +67,8 @@ def one_batch(
     """Draws the batch of one agent.
 
     Args:
-      setup: Settings of the simulation.
-      clients: The agents' examples.
-      max_client_size: Upper bound of the sizes of all agents.
       first: Whether the batch is that of t = 0.
       index: t, which may be traced.
-      agent: Number of the agent.
-      key: Typed key.
 
     Returns:
       Ids of its examples.
@@ -94,11 +89,7 @@ def batches(
     """Draws the batches of all agents.
 
     Args:
-      setup: Settings of the simulation.
-      clients: The agents' examples.
-      max_client_size: Upper bound of the sizes of all agents.
       first: Whether the batch is that of t = 0.
-      key: Typed key.
       index: t, which may be traced.
 
     Returns:
@@ -116,9 +107,7 @@ def step_functions(
     """Makes the engine's functions of the algorithm.
 
     Args:
-      setup: Settings of the simulation.
       inputs: Arguments of the programs.
-      clients: The agents' examples.
 
     Returns:
       `start` and `step` of `engine.make`.
@@ -136,9 +125,6 @@ def step_functions(
 def keys_of(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Derives keys from that of a run.
 
-    Args:
-      key: Typed key.
-
     Returns:
       Keys of batches, and of the agents' iterations.
     """
@@ -150,7 +136,6 @@ def created(key: jax.Array, run_key: jax.Array | None = None) -> Any:
     """Makes what `begin_run` needs.
 
     Args:
-      key: Typed key.
       run_key: Typed key of everything but the initial parameters, by default from
         `key`; a private run has its own.
 
@@ -171,11 +156,8 @@ def begin_run(
     """Runs iteration 0.
 
     Args:
-      setup: Settings of the simulation.
       inputs: Arguments of the programs.
       keys: From `created`.
-      clients: The agents' examples.
-      max_client_size: Upper bound of the sizes of all agents.
 
     Returns:
       The state after t = 0.
@@ -198,12 +180,9 @@ def run_rounds(
     """Runs some iterations.
 
     Args:
-      setup: Settings of the simulation.
       inputs: Arguments of the programs.
       state: The state before these iterations.
-      clients: The agents' examples.
       count: Number of iterations, which may be traced.
-      max_client_size: Upper bound of the sizes of all agents.
 
     Returns:
       The new state, and the metrics of these iterations.
@@ -234,7 +213,6 @@ def score_mean(task: Task, params: Params, clients: Clients, test: Any) -> Evalu
     Args:
       task: Provides the metrics.
       params: The agents' parameters, leaves [m, ...].
-      clients: The agents' examples.
       test: Test examples.
 
     Returns:

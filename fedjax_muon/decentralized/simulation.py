@@ -75,7 +75,6 @@ def decentralize(
 
     Args:
       algorithm: The algorithm, such as `decentralized.dm_hsgd(lr=0.1)`.
-      task: A model and its loss.
       dataset: Training and test examples.
       parts: For every agent, the ids of its training examples.
       weights: Mixing matrix [m, m] of m agents, or [T, m, m] for a sequence that
@@ -98,24 +97,7 @@ def decentralize(
       A simulation; its programs are compiled when they are first used.
 
     Raises:
-      TypeError: If an argument is of another type.
       ImportError: If a private run is asked for, and dp-accounting is not installed.
-      ValueError: If privacy can't be derived for what is asked for, the data set has
-        faults, the algorithm rejects the parameters, the
-        task rejects the examples, `topology.check_mixing` rejects the weights or they
-        are those of another number of agents, an agent has fewer examples than a
-        batch, or the agents cannot be divided equally among the devices.
-
-    Example:
-      >>> weights = topology.metropolis(topology.ring(4))
-      >>> simulation = decentralize(
-      ...     decentralized.dsgd(lr=0.1),
-      ...     task,
-      ...     digits,
-      ...     clients,
-      ...     weights=weights,
-      ...     batch_size=32,
-      ... )
     """
     check_algorithm(algorithm, Gossip, "federate")
     check_task(task)

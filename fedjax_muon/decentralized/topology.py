@@ -45,15 +45,6 @@ def ring(agents: int) -> nx.Graph:
 
     Args:
       agents: m, at least 1.
-
-    Returns:
-      The graph.
-
-    Raises:
-      ValueError: If `agents` is not a whole number, at least 1.
-
-    Example:
-      >>> weights = topology.metropolis(topology.ring(8))
     """
     _check_count("agents", agents)
     return nx.circulant_graph(agents, [1] if agents > 1 else [])
@@ -72,9 +63,6 @@ def torus(rows: int, columns: int) -> nx.Graph:
 
     Returns:
       The graph of rows * columns agents.
-
-    Raises:
-      ValueError: If a size is not a whole number, at least 1.
     """
     _check_count("rows", rows)
     _check_count("columns", columns)
@@ -89,12 +77,6 @@ def complete(agents: int) -> nx.Graph:
 
     Args:
       agents: m, at least 1.
-
-    Returns:
-      The graph.
-
-    Raises:
-      ValueError: If `agents` is not a whole number, at least 1.
     """
     _check_count("agents", agents)
     return nx.complete_graph(agents)
@@ -105,12 +87,6 @@ def star(agents: int) -> nx.Graph:
 
     Args:
       agents: m, at least 1.
-
-    Returns:
-      The graph.
-
-    Raises:
-      ValueError: If `agents` is not a whole number, at least 1.
     """
     _check_count("agents", agents)
     return nx.star_graph(agents - 1)
@@ -124,12 +100,6 @@ def exponential(agents: int) -> nx.Graph:
 
     Args:
       agents: m, at least 1.
-
-    Returns:
-      The graph.
-
-    Raises:
-      ValueError: If `agents` is not a whole number, at least 1.
     """
     _check_count("agents", agents)
     powers = range(int(agents - 1).bit_length())
@@ -150,14 +120,6 @@ def erdos_renyi(agents: int, p: float, *, key: jax.Array) -> RandomGraph:
 
     Returns:
       The graph and the number of draws.
-
-    Raises:
-      ValueError: If an argument is out of range, or none of 10^4 graphs is connected; a
-        few are if p is above log(m) / m.
-      TypeError: If `key` is not one typed key.
-
-    Example:
-      >>> graph = topology.erdos_renyi(8, 0.5, key=jax.random.key(0)).graph
     """
     _check_count("agents", agents)
     check_range("p", p, SMALLEST_P, 1, schedules=False)
@@ -184,13 +146,6 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
 
     Returns:
       W, [m, m] in float64.
-
-    Raises:
-      TypeError: If `graph` is not an undirected, simple networkx graph.
-      ValueError: If it has no nodes, or a self-loop.
-
-    Example:
-      >>> weights = topology.metropolis(topology.ring(8))
     """
     adjacency = _adjacency(graph)
     degrees = adjacency.sum(1)
@@ -210,10 +165,6 @@ def constant(graph: nx.Graph) -> np.ndarray:
 
     Returns:
       W, [m, m] in float64.
-
-    Raises:
-      TypeError: If `graph` is not an undirected, simple networkx graph.
-      ValueError: If it has no nodes, or a self-loop.
     """
     adjacency = _adjacency(graph)
     weights = adjacency / (1 + adjacency.sum(1).max())
@@ -226,15 +177,6 @@ def spectral_gap(W: ArrayLike) -> float:
     Args:
       W: Mixing matrix [m, m]; or a sequence [T, m, m], whose gap is that of the product
         W_T ... W_1.
-
-    Returns:
-      The gap.
-
-    Raises:
-      ValueError: If `W` is not [m, m] or [T, m, m], or not finite.
-
-    Example:
-      >>> gap = topology.spectral_gap(topology.metropolis(topology.ring(8)))
     """
     period = _matrices(W)
     product = functools.reduce(lambda product, W: W @ product, period)
@@ -255,10 +197,6 @@ def check_mixing(W: ArrayLike) -> np.ndarray:
 
     Returns:
       `W` in float64.
-
-    Raises:
-      ValueError: If a condition does not hold; the message says which, and where.
-      TypeError: If `W` is a graph.
     """
     period = _matrices(W)
     changes = np.ndim(W) == 3

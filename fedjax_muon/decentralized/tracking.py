@@ -40,7 +40,6 @@ def gradient_tracking(
     """Gradient tracking with any estimator of the gradient.
 
     Args:
-      lr: Learning rate.
       rule: Rule applied to the tracked gradient, an optax transformation without a
         learning rate; its state persists.
       estimator: How an agent estimates its gradient.
@@ -48,13 +47,6 @@ def gradient_tracking(
     Returns:
       An algorithm whose agents send their tracked gradients and their parameters in
       every iteration.
-
-    Raises:
-      ValueError: If `lr` is negative.
-
-    Example:
-      >>> estimator = decentralized.estimators.storm(0.1)
-      >>> algorithm = gradient_tracking(lr=0.01, estimator=estimator)
     """
     check_range("lr", lr)
 

@@ -97,11 +97,9 @@ def federation(
 
     Args:
       algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.
-      task: A model and its loss.
       num_clients: N, the number of clients; their ids are 0 to N - 1.
       cohort_size: S, the number of clients that are sampled in each round.
       local_steps: K, the number of batches that each of them trains on.
-      batch_size: Examples in a batch.
       max_client_size: Bound of the clients' numbers of examples, a power of two.
       classes: Number of classes of all clients together.
       sampler: Function that draws a client's batches from its examples.
@@ -117,22 +115,7 @@ def federation(
       The federation, for `serve` and `Node`; `guarantee` has a private one's statement.
 
     Raises:
-      TypeError: If an argument is of another type.
       ImportError: If a private run is asked for, and dp-accounting is not installed.
-      ValueError: If a size is out of range, or the algorithm does not support the
-        sizes, the weights or the parameters.
-
-    Example:
-      >>> shared = federation(
-      ...     fedavg(lr=0.1),
-      ...     task,
-      ...     num_clients=3,
-      ...     cohort_size=2,
-      ...     local_steps=5,
-      ...     batch_size=32,
-      ...     max_client_size=1024,
-      ...     classes=10,
-      ... )
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
@@ -167,9 +150,6 @@ def federation(
 
 def description(shared: Federation) -> dict[str, str]:
     """Describes what has to be the same on both sides, in words.
-
-    Args:
-      shared: The federation.
 
     Returns:
       Values by the names of the settings.

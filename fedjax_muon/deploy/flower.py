@@ -59,9 +59,6 @@ class FlowerServer:
       grid: The grid of the ServerApp.
       num_clients: N, the number of clients.
       patience: Seconds that a client without a SuperNode is waited for, once.
-
-    Example:
-      >>> ended = serve(shared, FlowerServer(grid, 4).send, key, rounds=50)
     """
 
     def __init__(self, grid: Grid, num_clients: int, *, patience: float = 60.0) -> None:
@@ -251,9 +248,6 @@ def client_app(make_node: Callable[[Context], Node]) -> ClientApp:
 
     Returns:
       The app. Handlers of other messages may be added to it.
-
-    Example:
-      >>> app = client_app(make_node)
     """
     app = ClientApp()
 

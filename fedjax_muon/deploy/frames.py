@@ -34,7 +34,6 @@ def send_frame(connection: socket.socket, data: bytes) -> None:
 
     Args:
       connection: A connected socket, or one with TLS.
-      data: Bytes of the frame.
     """
     connection.sendall(SIZE.pack(len(data)))
     connection.sendall(data)
@@ -46,9 +45,6 @@ def receive_frame(connection: socket.socket, longest: int) -> bytes:
     Args:
       connection: A connected socket, or one with TLS.
       longest: Largest number of bytes that is accepted.
-
-    Returns:
-      The bytes of the frame.
 
     Raises:
       ConnectionError: If the connection ends before the frame does.
@@ -77,8 +73,6 @@ def welcome(
 
     Args:
       connection: A new connection.
-      token: Secret that all nodes and the server share.
-      num_clients: N, the number of clients.
       greeting: What every node is told.
 
     Returns:
@@ -111,7 +105,6 @@ def introduce(connection: socket.socket, token: str, client: int) -> dict[str, A
 
     Args:
       connection: A new connection.
-      token: Secret that all nodes and the server share.
       client: Id of the client.
 
     Returns:

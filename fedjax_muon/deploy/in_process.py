@@ -14,9 +14,6 @@ def in_process(nodes: Mapping[int, Node]) -> Send:
 
     Returns:
       The transport, for `serve`.
-
-    Example:
-      >>> ended = serve(shared, in_process(nodes), jax.random.key(0), rounds=50)
     """
 
     def send(

@@ -163,9 +163,6 @@ def unflatten(arrays: Sequence[Any], like: Any) -> Any:
     Args:
       arrays: Leaves in order; of typed keys, their data.
       like: A pytree of the same structure.
-
-    Returns:
-      The pytree.
     """
     leaves, structure = jax.tree.flatten(like)
     found = [
@@ -218,9 +215,6 @@ def unpack(arrays: Sequence[np.ndarray], like: Any) -> Any:
       arrays: From `pack`.
       like: A pytree of the same structure, shapes and dtypes, or of
         `ShapeDtypeStruct`s.
-
-    Returns:
-      The pytree.
 
     Raises:
       MessageError: If their numbers, shapes or dtypes differ.

@@ -38,14 +38,6 @@ class Node:
       y: Labels [n], integers from 0.
       directory: Where its states are kept, so that the client goes on after its
         process has ended; by default, in memory.
-
-    Raises:
-      ValueError: If the id is out of range, there are no examples or more than the
-        bound of the federation, or a label is not one of its classes.
-
-    Example:
-      >>> node = Node(shared, client=2, x=images, y=labels)
-      >>> answer = node.answer(request)
     """
 
     def __init__(
@@ -130,7 +122,6 @@ def request_shapes(shared: Federation, number: int) -> dict[str, Any]:
     """Finds the shapes of the arrays in a request.
 
     Args:
-      shared: The federation.
       number: Number of the exchange.
 
     Returns:
@@ -158,14 +149,10 @@ def round_of(
     """Makes what a round tells its clients, or the server.
 
     Args:
-      shared: The federation.
       number: Number of the exchange.
       index: Int32 [], the round.
       key: Typed key, the server's or a client's.
       present: Float32 [], number of clients that take part.
-
-    Returns:
-      The round.
     """
     setup = shared.setup
     fraction = present / setup.num_clients
@@ -178,7 +165,6 @@ def client_program(
     """Compiles the local training of a client.
 
     Args:
-      shared: The federation.
       number: Number of the exchange.
 
     Returns:

@@ -70,12 +70,6 @@ def sites(
       names: Names of the sites by client id; by default, client 0 is "site-1", client 1
         is "site-2" and so on.
       function: Name of the function that sites publish.
-
-    Returns:
-      The transport, for `serve`.
-
-    Example:
-      >>> ended = serve(shared, sites(collab.clients), key, rounds=50, deadline=600)
     """
     known = {proxy.name: proxy for proxy in proxies}
 
@@ -142,9 +136,6 @@ def published(make_node: Callable[[str], Node]) -> Callable[[Pieces], Pieces]:
 
     Returns:
       The function, with NVFlare's mark.
-
-    Example:
-      >>> answer = published(lambda site: Node(shared, *examples_of(site)))
     """
     busy = threading.Lock()
     node: Node | None = None

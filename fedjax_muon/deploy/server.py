@@ -96,10 +96,6 @@ def serve(
 
     Raises:
       CheckpointError: If the directory's checkpoint is damaged or of another run.
-      ValueError: If the guarantee of a private run is for fewer rounds.
-
-    Example:
-      >>> ended = serve(shared, in_process(nodes), jax.random.key(0), rounds=50)
     """
     if shared.guarantee is not None:
         shared.guarantee.check_rounds(0, rounds)
@@ -311,11 +307,7 @@ def turn_round(shared: Federation, turn: int) -> int:
     """Returns the round of a turn after the prologue.
 
     Args:
-      shared: The federation.
       turn: Number of the exchange among those of all rounds.
-
-    Returns:
-      The round.
     """
     return (turn - shared.first) // len(shared.setup.algorithm.exchanges)
 

@@ -52,9 +52,6 @@ class TcpServer:
 
     Raises:
       OSError: If the address can't be used.
-
-    Example:
-      >>> transport = TcpServer(("0.0.0.0", 7400), 3, token=token)
     """
 
     def __init__(
@@ -264,7 +261,6 @@ def join(
       client: Id of the client.
       begin: Called with the server's greeting when it is new; returns the function that
         answers requests, such as `node.answer`.
-      token: Secret that all nodes and the server share.
       tls: Context for TLS, such as `ssl.create_default_context(cafile=...)`.
       patience: Seconds without a server after which the node gives up.
       longest: Bytes of the longest request that is accepted.
@@ -275,9 +271,6 @@ def join(
     Raises:
       RefusedError: If the server refuses the node.
       ConnectionError: If there is no server.
-
-    Example:
-      >>> join(("127.0.0.1", 7400), 2, lambda greeting: node.answer, token=token)
     """
     greeting: dict[str, Any] | None = None
     answered, pause, seen = 0, WAITS[0], time.monotonic()

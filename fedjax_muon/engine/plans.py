@@ -181,15 +181,6 @@ def chunked(size: int) -> Plan:
 
     Args:
       size: Number of clients in a chunk.
-
-    Returns:
-      The plan.
-
-    Raises:
-      ValueError: If `size` is below 1.
-
-    Example:
-      >>> plan = fm.engine.plans.chunked(16)
     """
     if size < 1:
         raise ValueError(f"a chunk holds at least one client, got size {size}")
@@ -257,8 +248,5 @@ def default_plan() -> Plan:
 
     On CPUs `mapped` was measured to be several times faster than `vmapped`, whose
     weights of all clients do not fit in the cache.
-
-    Returns:
-      The plan.
     """
     return mapped if jax.default_backend() == "cpu" else vmapped

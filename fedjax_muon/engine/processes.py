@@ -19,9 +19,6 @@ def broadcast_from_first(value: float) -> float:
 
     Args:
       value: A number of this process.
-
-    Returns:
-      The number of the first process.
     """
     if jax.process_count() == 1:
         return value
@@ -35,9 +32,6 @@ def words_from_first(words: np.ndarray) -> np.ndarray:
 
     Args:
       words: uint32 [n], the same n in all processes.
-
-    Returns:
-      The words of the first process.
     """
     if jax.process_count() == 1:
         return words
@@ -53,7 +47,6 @@ def run_on_first(act: Callable[[], object]) -> None:
       act: Function without arguments.
 
     Raises:
-      ValueError: In all processes, if `act` raises it.
       OSError: In the first process, if `act` raises it; the others raise `ValueError`.
     """
     error: Exception | None = None

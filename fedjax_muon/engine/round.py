@@ -54,20 +54,9 @@ def init(
     """Makes the state before the prologue and round 0.
 
     Args:
-      algorithm: The algorithm to run.
       params: Initial parameters; they are copied, since the state is donated.
-      num_clients: N, the number of clients.
       parts: Divisor of the number of client states, which are padded if necessary.
       project: Projection of the parameters onto the constraint set.
-
-    Returns:
-      The state.
-
-    Raises:
-      ValueError: If `num_clients` is below 1.
-
-    Example:
-      >>> state = fm.engine.init(fedavg(lr=0.1), {"w": jnp.zeros(3)}, num_clients=8)
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
@@ -143,10 +132,6 @@ def exchange_keys(
       number: Number of the exchange, from 0 with those of the prologue.
       first: Number of the first exchange of the round, or of the prologue.
       cohort: Client ids, int32 [S].
-      num_clients: N, the number of clients.
-
-    Returns:
-      The keys.
     """
     message_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
     exchange_key = jax.random.fold_in(message_key, number)
@@ -173,11 +158,7 @@ def server_round(
       key: Typed key of the server.
       steps: K, the number of local steps of each client, or their mean.
       present: Which members of the cohort take part, bool [S].
-      num_clients: N, the number of clients.
       dtype: Floating-point type of the weights.
-
-    Returns:
-      The round.
     """
     size = jnp.sum(present).astype(dtype)
     return Round(index, key, steps, size, size / num_clients)
@@ -193,8 +174,6 @@ def make_exchange(
     """Makes a function that runs one exchange.
 
     Args:
-      exchange: The exchange.
-      objective: Function to minimize.
       plan: Execution plan for the clients of a cohort.
       draw: Function that draws the batches of a client, as in `make_round`.
       round_of: Makes the server's `Round` of the present clients, bool [S].
@@ -291,9 +270,6 @@ def make_round(
     """Makes a function that runs one round, to be jitted with the state donated.
 
     Args:
-      algorithm: The algorithm to run.
-      objective: Function to minimize.
-      num_clients: N, the number of clients.
       plan: Execution plan for the clients of a cohort.
       draw: Called as `draw(entry, key)` inside the plan. It maps one client's entry of
         `batches` to the batches of its local steps, [K, ...], so that the batches of a
@@ -348,9 +324,6 @@ def make_prologue(
     The cohort should be all N clients. Without a prologue the function changes nothing.
 
     Args:
-      algorithm: The algorithm to run.
-      objective: Function to minimize.
-      num_clients: N, the number of clients.
       plan: Execution plan for the clients of a cohort.
       draw: Function that draws the batches of a client, as in `make_round`.
 
@@ -382,12 +355,8 @@ def traffic(
     Args:
       exchanges: Exchanges of the algorithm.
       algorithm: Provides the states.
-      objective: Function to minimize.
       params: Parameters.
       batches: Batches of one client, leaves [K, ...].
-
-    Returns:
-      Bytes to and from the client.
     """
     shapes = exchange_shapes(exchanges, algorithm, objective, params, batches)
     return Traffic(

@@ -38,17 +38,7 @@ REPLICATED: Any = PartitionSpec()
 
 
 def mesh_of(devices: Devices) -> Mesh:
-    """Makes a mesh of one axis, along which clients are divided among the devices.
-
-    Args:
-      devices: One or more devices, each once.
-
-    Returns:
-      The mesh.
-
-    Raises:
-      ValueError: If there are no devices, or one of them occurs twice.
-    """
+    """Makes a mesh of one axis, along which clients are divided among the devices."""
     if not devices or len(set(devices)) < len(devices):
         raise ValueError(f"needs one or more devices, each once, got {devices}")
     return Mesh(np.array(devices), (CLIENTS,), axis_types=(AxisType.Auto,))
@@ -63,7 +53,6 @@ def across(
     `REPLICATED` ones.
 
     Args:
-      devices: One or more devices, each once.
       function: Function that runs on each device.
       given: Specs of its arguments, `SHARDED` or `REPLICATED`; a prefix of them.
       result: Specs of its results; a prefix of them.
@@ -86,7 +75,6 @@ def shardings(devices: Devices, specs: Any) -> Any:
     """Converts specs to shardings of arrays on some devices.
 
     Args:
-      devices: One or more devices, each once.
       specs: A pytree of `SHARDED` and `REPLICATED`.
 
     Returns:
@@ -101,22 +89,13 @@ def placed(tree: Any, devices: Devices, specs: Any) -> Any:
     """Puts a pytree of arrays on the devices.
 
     Args:
-      tree: The arrays.
-      devices: One or more devices, each once.
       specs: A prefix of `tree` with leaves `SHARDED` and `REPLICATED`.
-
-    Returns:
-      The arrays on the devices.
     """
     return jax.device_put(tree, shardings(devices, specs))
 
 
 def replicated(tree: Any, devices: Devices) -> Any:
     """Puts a copy of a pytree on every device; repeated arrays are copied once.
-
-    Args:
-      tree: The arrays.
-      devices: One or more devices, each once.
 
     Returns:
       The arrays on the devices.
@@ -140,10 +119,6 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
 
     Args:
       inner: Plan by which each device runs its part of the cohort.
-      num_clients: N, the number of clients.
-
-    Returns:
-      The plan.
     """
 
     def plan(

@@ -28,13 +28,6 @@ def spectral(
 
     Returns:
       An array of the shape and dtype of `g`.
-
-    Raises:
-      TypeError: If `g` is not of a real floating-point type.
-      ValueError: If `g` has fewer than two axes.
-
-    Example:
-      >>> direction = spectral(jnp.ones((4, 3)))
     """
     return -orthogonalize(g)
 
@@ -50,9 +43,6 @@ def euclidean(g: ArrayLike) -> jax.Array:
 
     Returns:
       An array of the shape and dtype of `g`.
-
-    Example:
-      >>> direction = euclidean(jnp.ones((4, 3)))
     """
     g = jnp.asarray(g)
     if g.size == 0:
@@ -72,8 +62,5 @@ def max_norm(g: ArrayLike) -> jax.Array:
 
     Returns:
       An array of the shape and dtype of `g`.
-
-    Example:
-      >>> direction = max_norm(jnp.ones((4, 3)))
     """
     return -jnp.sign(g)

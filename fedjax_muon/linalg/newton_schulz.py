@@ -83,13 +83,6 @@ def rows(coefficients: Coefficients, steps: int) -> Coefficients:
       coefficients: Rows (a, b, c).
       steps: T, the number of steps.
 
-    Returns:
-      The `steps` rows.
-
-    Raises:
-      ValueError: If `steps` is not an integer >= 0, a row is not three finite numbers,
-        or a schedule of fixed length does not have `steps` rows.
-
     Example:
       >>> rows(CUBIC, 2)
       ((1.5, -0.5, 0.0), (1.5, -0.5, 0.0))
@@ -224,13 +217,6 @@ def orthogonalize(
 
     Returns:
       An array of the shape and dtype of `x`.
-
-    Raises:
-      ValueError: If `x` has fewer than two axes, or `rows` rejects the coefficients.
-      TypeError: If `x` or `dtype` is not of a real floating-point type.
-
-    Example:
-      >>> u = orthogonalize(jnp.ones((4, 3)), coefficients=QUINTIC, steps=8)
     """
     x = _checked(x)
     compute = jnp.dtype(
@@ -266,13 +252,6 @@ def polar(x: ArrayLike) -> jax.Array:
 
     Returns:
       An array of the shape and dtype of `x`.
-
-    Raises:
-      ValueError: If `x` has fewer than two axes.
-      TypeError: If `x` is not of a real floating-point type.
-
-    Example:
-      >>> u = polar(jnp.eye(3))
     """
     x = _checked(x)
     if x.size == 0:

@@ -70,8 +70,5 @@ def small_product(a: jax.Array, b: jax.Array) -> jax.Array:
     Args:
       a: Matrices [..., n, n].
       b: Matrices [..., n, n].
-
-    Returns:
-      The products.
     """
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

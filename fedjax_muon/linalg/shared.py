@@ -57,13 +57,6 @@ def orthogonalize(
     Returns:
       An array of the shape and dtype of `x`, on every device: that of
       `newton_schulz.orthogonalize` up to rounding.
-
-    Raises:
-      ValueError: If `x` has fewer than two axes, or the coefficients are wrong.
-      TypeError: If `x` or `dtype` is not of a real floating-point type.
-
-    Example:
-      >>> u = orthogonalize(jnp.ones((4, 3)), axis_name="clients")
     """
     x = jnp.asarray(x)
 

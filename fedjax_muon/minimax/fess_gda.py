@@ -56,12 +56,6 @@ def fess_gda(
 
     Returns:
       An algorithm that sends one model each way per round and keeps no client state.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fess_gda(lr=0.1)
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

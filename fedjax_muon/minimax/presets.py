@@ -42,12 +42,6 @@ def fed_nsgda_m(
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fed_nsgda_m(lr=0.01)
     """
     rule = per_variable(normalize())
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
@@ -69,7 +63,6 @@ def fedmuon_da(
     by their absolute values. So no gradient makes a step long (Lemma B.1).
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the past; by default 0 in round 0, which has no past.
       polar: Polar factor of matrices; Newton-Schulz by default.
@@ -78,12 +71,6 @@ def fedmuon_da(
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedmuon_da(lr=0.01)
     """
     make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
     rule = default_rule(None, polar, make)
@@ -103,19 +90,12 @@ def fedsgda_clip(
     Zhang and Gao, the clipped baseline.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the past; by default 0 in round 0, which has no past.
       clip_norm: Largest norm of the direction of each variable.
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedsgda_clip(lr=0.1)
     """
     check_range("clip_norm", clip_norm, open_low=True, schedules=False)
     rule = per_variable(optax.clip_by_global_norm(clip_norm))
@@ -133,17 +113,10 @@ def local_sgda(
     Deng and Mahdavi 2021, AISTATS.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
 
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_sgda(lr=0.1)
     """
     return fedavg(lr=lr, server_lr=server_lr)
 
@@ -160,18 +133,8 @@ def local_sgdam(
     memory, not checked against a source: the first momentum and the order of the step
     and the momentum are choices.
 
-    Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
-
     Returns:
       An algorithm that sends a model and a momentum each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = local_sgdam(lr=0.1)
     """
     return fedmuon(lr=lr, momentum=momentum, rule=optax.identity())
 
@@ -187,18 +150,8 @@ def fedsgda_m(
     Wu et al. 2023, NeurIPS; defined for full participation. Written from memory,
     not checked against a source: the order of averaging and steps is that of STEM.
 
-    Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
-
     Returns:
       An algorithm that sends a model and a momentum each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fedsgda_m(lr=0.1)
     """
     return stem(lr=lr, momentum=momentum)
 
@@ -216,17 +169,10 @@ def sagda(
     SCAFFOLD are a choice.
 
     Args:
-      lr: Local learning rate.
       server_lr: Server learning rate; 1 is plain averaging.
 
     Returns:
       An algorithm that sends a model and a control each way; weights must be uniform.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = sagda(lr=0.1)
     """
     return scaffold(lr=lr, server_lr=server_lr)
 
@@ -247,11 +193,5 @@ def fsgda(
 
     Returns:
       An algorithm that sends one model each way per round.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = fsgda(lr=0.1)
     """
     return fedavg(lr=lr, server_lr=server_lr)

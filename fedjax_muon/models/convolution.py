@@ -113,13 +113,6 @@ def convolution(
       precision: Precision of the products.
       **options: Further arguments of `lax.conv_general_dilated`, such as the dilation
         of the kernel.
-
-    Returns:
-      The convolution.
-
-    Example:
-      >>> import flax.linen as nn
-      >>> layer = nn.Conv(32, (3, 3), conv_general_dilated=convolution)
     """
 
     def reference(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -21,12 +21,6 @@ class EmnistCNN(nn.Module):
       dtype: Type of the computation; that of parameters and inputs by default.
       convolution: Function with the arguments of `lax.conv_general_dilated`, such as
         `models.patches.by_patches`.
-
-    Raises:
-      ValueError: If the inputs have another rank, or the images are smaller.
-
-    Example:
-      >>> task = tasks.classification(EmnistCNN(10), digits)
     """
 
     classes: int = 10

@@ -24,20 +24,6 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> nn.Module:
 
     Returns:
       A module for `tasks.classification` and all other tasks.
-
-    Raises:
-      TypeError: If `make` is a module, or does not return one.
-      ValueError: If the module has variables other than parameters and the keys of
-        dropout, such as batch statistics.
-
-    Example:
-      >>> class Net(nnx.Module):
-      ...     def __init__(self, rngs: nnx.Rngs):
-      ...         self.layer = nnx.Linear(64, 10, rngs=rngs)
-      ...
-      ...     def __call__(self, x):
-      ...         return self.layer(x.reshape(len(x), -1))
-      >>> task = tasks.classification(from_nnx(Net), digits)
     """
     if isinstance(make, nnx.Module):
         name = type(make).__name__

@@ -26,12 +26,6 @@ class LeNet(nn.Module):
       dtype: Type of the computation; that of parameters and inputs by default.
       convolution: Function with the arguments of `lax.conv_general_dilated`, such as
         `models.patches.by_patches`.
-
-    Raises:
-      ValueError: If the inputs have another rank, or the images are smaller.
-
-    Example:
-      >>> params = LeNet(10).init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
     """
 
     classes: int = 10

@@ -18,9 +18,6 @@ class MLP(nn.Module):
       classes: Number of classes.
       features: Widths of the hidden layers.
       dtype: Type of the computation; that of parameters and inputs by default.
-
-    Example:
-      >>> task = tasks.classification(MLP(10, features=(32,)), digits)
     """
 
     classes: int = 10

@@ -42,13 +42,6 @@ def by_patches(
 
     Returns:
       The convolution, up to rounding.
-
-    Raises:
-      ValueError: If the data is dilated, there are several groups, or the layout is
-        another one.
-
-    Example:
-      >>> model = fm.models.LeNet(10, convolution=by_patches)
     """
     windows = windows_of(lhs, rhs, window_strides, padding, **options)
     if windows is None:

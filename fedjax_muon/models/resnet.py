@@ -86,14 +86,6 @@ class ResNet18(nn.Module):
       dtype: Type of the computation; that of parameters and inputs by default.
       convolution: Function with the arguments of `lax.conv_general_dilated`, such as
         `models.patches.by_patches`.
-
-    Raises:
-      ValueError: If the inputs have another rank, or the widths are not positive
-        multiples of `groups`.
-
-    Example:
-      >>> images = jnp.zeros((1, 32, 32, 3))
-      >>> params = ResNet18(10, widths=(32, 64)).init(jax.random.key(0), images)
     """
 
     classes: int = 10

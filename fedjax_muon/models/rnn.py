@@ -42,12 +42,6 @@ class RNN(nn.Module):
       layers: Number of recurrent layers.
       cell: Cell of flax with the arguments `features` and `dtype`.
       dtype: Type of the computation; that of parameters and inputs by default.
-
-    Raises:
-      ValueError: If the inputs have another rank, or a size is below 1.
-
-    Example:
-      >>> task = tasks.classification(RNN(2, embedding=8, hidden=16, layers=1), (20,))
     """
 
     classes: int = 2

@@ -125,14 +125,6 @@ class RoBERTa(nn.Module):
       padding: Token id of padding.
       dropout: Dropout rate in [0, 1).
       epsilon: Added to the variances in normalization layers.
-
-    Raises:
-      ValueError: If the inputs have another rank or length, or a size or rate is out of
-        range.
-
-    Example:
-      >>> model = RoBERTa(2, 100, width=16, depth=1, heads=2, hidden=32, padding=0)
-      >>> task = tasks.classification(model, (20,))
     """
 
     classes: int = 2

@@ -63,17 +63,9 @@ def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
 
     Args:
       path: Directory of the checkpoint, or a file in it.
-      classes: Number of classes.
 
     Returns:
       The module; without a `config.json`, it has the sizes of roberta-base.
-
-    Raises:
-      ValueError: If the file is not a configuration of transformers for RoBERTa, or
-        differs from `RoBERTa`, for example in the activation.
-
-    Example:
-      >>> model = roberta_of("roberta-base", classes=2)  # doctest: +SKIP
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
@@ -126,11 +118,6 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: If the file is missing.
-      ValueError: If the file has another format, or its tensors differ from the model's
-        in names or shapes.
-
-    Example:
-      >>> params = load_roberta("roberta-base", RoBERTa(2))  # doctest: +SKIP
     """
     from safetensors import SafetensorError, safe_open  # in the extra `roberta`
 

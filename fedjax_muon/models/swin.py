@@ -135,15 +135,6 @@ class Swin(nn.Module):
       dtype: Type of the computation; that of parameters and inputs by default.
       side: If given, images are first resized linearly to side x side pixels, for
         models that were pretrained on larger images (`load_swin`).
-
-    Raises:
-      ValueError: If the inputs have another rank, the sides of images are not multiples
-        of patch 2^(stages - 1) or give maps that their windows do not fill, heads do
-        not divide the features, or a size is below 1.
-
-    Example:
-      >>> model = Swin(10, width=8, depths=(2, 2), heads=(1, 2))
-      >>> task = tasks.classification(model, (32, 32, 3))
     """
 
     classes: int = 10

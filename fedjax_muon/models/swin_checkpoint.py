@@ -65,11 +65,6 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
 
     Raises:
       FileNotFoundError: If the file is missing.
-      ValueError: If the file has another format, is of another network, or has tensors
-        that do not match each other, such as those of several window sizes.
-
-    Example:
-      >>> model, params = load_swin("model.safetensors")  # doctest: +SKIP
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file  # in the extra `roberta`

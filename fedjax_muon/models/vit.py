@@ -137,14 +137,6 @@ class ViT(nn.Module):
       kernel_init: Initializer of kernels.
       token_init: Initializer of the class token and the positions.
       dtype: Type of the computation; that of parameters and inputs by default.
-
-    Raises:
-      ValueError: If the inputs have another rank, `patch` does not divide the sides of
-        the images, or a size or rate is out of range.
-
-    Example:
-      >>> model = ViT(10, width=16, depth=1, heads=2, head_width=8, hidden=32)
-      >>> task = tasks.classification(model, digits)
     """
 
     classes: int = 10

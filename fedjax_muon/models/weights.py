@@ -57,16 +57,8 @@ def save_params(
       metadata: Values that JSON can represent, which `load_metadata` returns.
       overwrite: Whether existing parameters are replaced.
 
-    Returns:
-      The path.
-
     Raises:
       OSError: If it can't be written.
-      ValueError: If the suffix is none of these, a package is missing, the path exists
-        and is not to be replaced, or two leaves have the same name.
-
-    Example:
-      >>> save_params("model.msgpack", params)  # doctest: +SKIP
     """
     path = Path(path)
     form = check_target(path, overwrite=overwrite)
@@ -90,11 +82,6 @@ def load_params(path: str | Path, like: Any) -> Any:
 
     Raises:
       FileNotFoundError: If there is nothing at the path.
-      ValueError: If the file is damaged or of another format, a package is missing, or
-        a leaf differs from that of `like` in its name, shape or dtype.
-
-    Example:
-      >>> params = load_params("model.safetensors", like=state.params) # doctest: +SKIP
     """
     path = Path(path)
     form = _existing(path)
@@ -135,10 +122,6 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: If there is nothing at the path.
-      ValueError: If the file is damaged or of another format, or a package is missing.
-
-    Example:
-      >>> classes = load_metadata("model.safetensors")["classes"]  # doctest: +SKIP
     """
     path = Path(path)
     return dict(_existing(path).metadata(path))
@@ -153,10 +136,6 @@ def check_target(path: Path, *, overwrite: bool) -> Format:
 
     Returns:
       The format of its suffix.
-
-    Raises:
-      ValueError: If the suffix is no format's, a package is missing, or the path exists
-        and is not to be replaced.
     """
     form = _format_of(path)
     there = [each for each in (path, _beside(path)) if each.exists()]

@@ -37,12 +37,6 @@ def ditto(
 
     Returns:
       The algorithm; its messages are the same, and its clients keep `Personal` states.
-
-    Raises:
-      ValueError: If a hyper-parameter is out of range.
-
-    Example:
-      >>> algorithm = ditto(fedmuon(lr=0.01), personal_lr=0.1, pull=0.5)
     """
     check_range("personal_lr", personal_lr)
     check_range("pull", pull)

@@ -33,14 +33,6 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     Returns:
       The algorithm. Its clients keep `Personal` states; the server's own leaves stay
       the initial ones.
-
-    Raises:
-      TypeError: If `names` is a single string.
-      ValueError: If the algorithm does not tell where its clients end. As soon as it is
-        given parameters, also if a name is in no path, or all parameters are chosen.
-
-    Example:
-      >>> fedper = keep_own(fedavg(lr=0.1), ["Dense_2"])
     """
     if isinstance(names, str):
         raise TypeError(f"names must be a sequence of names, got {names!r}")

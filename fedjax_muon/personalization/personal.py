@@ -42,9 +42,6 @@ def params_of_clients(params: Params, client_states: Any) -> Params | None:
 
     Returns:
       Parameters of all clients, leaves [N, ...]; None if clients keep none.
-
-    Example:
-      >>> found = params_of_clients(state.params, state.training.client_states)
     """
     is_personal = lambda node: isinstance(node, Personal)
     nodes = jax.tree.leaves(client_states, is_leaf=is_personal)

@@ -42,17 +42,12 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
 
     Args:
       multiplier: Noise multiplier, standard deviation over L2 sensitivity.
-      delta: In (0, 1).
 
     Returns:
       Epsilon; infinite without noise.
 
     Raises:
-      ValueError: If an argument is out of range.
       ImportError: If dp-accounting is not installed.
-
-    Example:
-      >>> epsilon = gaussian_epsilon(4.0, delta=1e-5)
     """
     check_range("multiplier", multiplier, schedules=False)
     check_delta(delta)
@@ -64,17 +59,12 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
     Args:
       epsilon: Target, positive.
-      delta: In (0, 1).
 
     Returns:
       The noise multiplier, standard deviation over L2 sensitivity.
 
     Raises:
-      ValueError: If an argument is out of range.
       ImportError: If dp-accounting is not installed.
-
-    Example:
-      >>> multiplier = gaussian_multiplier(1.0, delta=1e-5)
     """
     check_epsilon(epsilon)
     check_delta(delta)
@@ -90,9 +80,6 @@ def joint_multiplier(*multipliers: float) -> float:
     Returns:
       The multiplier of one Gaussian mechanism that is equally private; 0 if one of the
       releases has no noise.
-
-    Raises:
-      ValueError: If there is none, or one is negative.
 
     Example:
       >>> joint_multiplier(3.0, 4.0)
@@ -117,9 +104,6 @@ def mean_multiplier(multiplier: float, agents: int, colluders: int = 0) -> float
 
     Returns:
       multiplier sqrt(agents - colluders).
-
-    Raises:
-      ValueError: If an argument is out of range, or all agents collude.
 
     Example:
       >>> mean_multiplier(0.5, agents=16)
@@ -156,11 +140,7 @@ class Gaussian:
 
         Args:
           multiplier: Noise multiplier of the whole transcript.
-          delta: In (0, 1).
           adjacency: Which data sets count as neighbors.
-
-        Returns:
-          Epsilon.
         """
         return gaussian_epsilon(multiplier / adjacency.factor, delta)
 
@@ -209,20 +189,11 @@ class Pld:
           sampling: How batches are drawn.
           multiplier: Noise multiplier of a step.
           steps: Number of steps, step 0 included.
-          delta: In (0, 1).
           adjacency: Which data sets count as neighbors.
           first_multiplier: Noise multiplier of step 0; `multiplier` by default.
 
-        Returns:
-          Epsilon.
-
         Raises:
-          ValueError: If `check` does, or a number is out of range.
           ImportError: If dp-accounting is not installed.
-
-        Example:
-          >>> sampling = Poisson(examples=6512, batch=20)
-          >>> epsilon = Pld().epsilon(sampling, 0.8, steps=1000, delta=1e-5)
         """
         self.check(sampling, adjacency)
         check_delta(delta)
@@ -313,14 +284,7 @@ Accountant = Gaussian | Pld | Rdp
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Checks that an epsilon is positive and finite.
-
-    Args:
-      epsilon: The value.
-
-    Raises:
-      ValueError: If it is not.
-    """
+    """Checks that an epsilon is positive and finite."""
     check_range("epsilon", epsilon, open_low=True, schedules=False)
 
 

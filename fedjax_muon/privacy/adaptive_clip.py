@@ -44,12 +44,6 @@ class AdaptiveClip:
 
     It is public: the server broadcasts it, and its noise is part of the accounting. The
     defaults are those of Andrew et al. 2021, arXiv:1905.03871.
-
-    Raises:
-      ValueError: If a number is out of range.
-
-    Example:
-      >>> clip_norm = AdaptiveClip(quantile=0.5, initial=0.1, lr=0.2)
     """
 
     quantile: float = 0.5  # of the norms of the messages, in [0, 1]
@@ -75,9 +69,6 @@ class AdaptiveClip:
 
         Returns:
           Standard deviations of the sum of u_i, z_sum, and of the count, sigma_b.
-
-        Raises:
-          ValueError: If the count alone costs more than both together may.
         """
         if noise_multiplier == 0:
             return Contribution(0.0, 0.0)
@@ -140,9 +131,6 @@ def check_adaptable(algorithm: Algorithm) -> None:
 
     Args:
       algorithm: The algorithm to make private.
-
-    Raises:
-      ValueError: If it has a prologue or several exchanges in a round.
     """
     check_one_exchange(algorithm, "AdaptiveClip", "give a number as clip_norm")
 
@@ -154,9 +142,6 @@ def check_one_exchange(algorithm: Algorithm, what: str, instead: str) -> None:
       algorithm: The algorithm to make private.
       what: What needs it.
       instead: What to do otherwise.
-
-    Raises:
-      ValueError: If it has a prologue or several exchanges in a round.
     """
     if algorithm.prologue or len(algorithm.exchanges) != 1:
         has = "a prologue" if algorithm.prologue else "several exchanges in a round"

@@ -43,12 +43,6 @@ def errors(absent: ArrayLike, present: ArrayLike, threshold: float) -> Errors:
       present: Scores of worlds with the record, any shape.
       threshold: Scores above it are counted as "present".
 
-    Returns:
-      The counts.
-
-    Raises:
-      ValueError: If there are no scores, or one is NaN.
-
     Example:
       >>> errors([0.1, 0.9], [0.8, 1.2], threshold=0.5)
       Errors(false_positives=1, absent=2, false_negatives=0, present=2)
@@ -70,13 +64,9 @@ def clopper_pearson(events: int, trials: int, confidence: float) -> float:
     Args:
       events: Number of events, at most `trials`.
       trials: Number of independent trials.
-      confidence: In (0, 1).
 
     Returns:
       The bound, in [0, 1].
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     check_count("trials", trials)
     check_count("events", events, 0)
@@ -100,13 +90,9 @@ def gdp_bound(found: Errors, confidence: float = 0.95) -> float:
 
     Args:
       found: Errors of the attack.
-      confidence: In (0, 1).
 
     Returns:
       The bound, at least 0.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     positive, negative = _rates(found, confidence)
     return max(0.0, -float(special.ndtri(positive) + special.ndtri(negative)))
@@ -121,14 +107,11 @@ def gaussian_epsilon_bound(
 
     Args:
       found: Errors of the attack.
-      delta: In (0, 1).
-      confidence: In (0, 1).
 
     Returns:
       The bound, at least 0.
 
     Raises:
-      ValueError: If an argument is out of range.
       ImportError: If dp-accounting is not installed.
     """
     mu = gdp_bound(found, confidence)
@@ -145,17 +128,9 @@ def epsilon_bound(found: Errors, delta: float, confidence: float = 0.95) -> floa
 
     Args:
       found: Errors of the attack.
-      delta: In [0, 1).
-      confidence: In (0, 1).
 
     Returns:
       The bound, at least 0.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> bound = epsilon_bound(Errors(5, 1000, 10, 1000), delta=1e-5)
     """
     _check_delta(delta)
     positive, negative = _rates(found, confidence)
@@ -178,9 +153,6 @@ def best_threshold(
 
     Returns:
       The best of 200 quantiles of all scores.
-
-    Raises:
-      ValueError: If there are no scores, or one is NaN.
     """
     absent, present = _scores("absent", absent), _scores("present", present)
     both = np.concatenate([absent, present])
@@ -201,9 +173,6 @@ def correct_guesses(scores: ArrayLike, included: ArrayLike, guesses: int) -> int
 
     Returns:
       Number of correct guesses, from 0 to r.
-
-    Raises:
-      ValueError: If shapes differ, or `guesses` is not even or too large.
     """
     scores, included = _scores("scores", scores), np.asarray(included, bool)
     if scores.shape != included.shape:
@@ -243,12 +212,6 @@ def one_run_p_value(
 
     Returns:
       The bound, at most 1.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> p = one_run_p_value(1000, 500, 400, epsilon=1.0, delta=1e-5)
     """
     check_count("canaries", canaries)
     check_count("guesses", guesses)
@@ -273,20 +236,10 @@ def one_run_bound(
     """Returns a lower bound of epsilon from the guesses of one run.
 
     Args:
-      canaries: Number of canaries.
-      guesses: Number of guesses.
       correct: Number of correct guesses.
-      delta: In [0, 1).
-      confidence: In (0, 1).
 
     Returns:
       The epsilon at which `one_run_p_value` is 1 - `confidence`, or 0.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> bound = one_run_bound(1000, 500, 400, delta=1e-5)
     """
     _check_confidence(confidence)
 

@@ -40,11 +40,7 @@ def best_banded(
       The strategy.
 
     Raises:
-      ValueError: If a number is out of range.
       ImportError: If dp-accounting or jax-privacy is not installed.
-
-    Example:
-      >>> strategy = best_banded(1000, 50, 41, epsilon=8.0, delta=1e-5)
     """
     Poisson(examples, batch)  # raises if the numbers do not fit
     best, least = Banded((1.0,)), np.inf

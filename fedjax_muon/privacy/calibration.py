@@ -18,12 +18,6 @@ def calibrate_noise(
 
     Returns:
       A level with epsilon(level) <= target, at most `tolerance` above the smallest.
-
-    Raises:
-      ValueError: If no level between 2^-40 and 2^40 reaches the target.
-
-    Example:
-      >>> level = calibrate_noise(lambda z: gaussian_epsilon(z, 1e-5), target=1.0)
     """
     check_epsilon(target)
 

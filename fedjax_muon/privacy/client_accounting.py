@@ -44,7 +44,6 @@ def client_spec(
     Args:
       sampling: `Poisson(N, S)` for `poisson_cohorts()`, `Poisson(N, S, room)` for
         `poisson_cohorts(room)`, `FullBatch(N)` for full participation of N clients.
-      rounds: Number of rounds.
       noise_multiplier: Noise multiplier of a round.
       delta: Below 1 / N.
       prologue: Whether the algorithm has a prologue, `bool(algorithm.prologue)`: one
@@ -60,22 +59,6 @@ def client_spec(
 
     Returns:
       A specification whose unit is one client, with a trusted server.
-
-    Raises:
-      ValueError: If the sampling is another, such as cohorts of a fixed size; if
-        clients keep states and cohorts are cut; if there is a
-        `prologue_noise_multiplier` but no prologue; if there is a prologue with an
-        adaptive clip norm or correlated noise; or if a number is out of range.
-
-    Example:
-      >>> spec = client_spec(
-      ...     Poisson(100, 10),
-      ...     rounds=100,
-      ...     noise_multiplier=1.0,
-      ...     delta=1e-5,
-      ...     prologue=False,
-      ...     private_states=False,
-      ... )
     """
     check_count("rounds", rounds)
     if prologue_noise_multiplier is not None and not prologue:

@@ -127,20 +127,6 @@ def private_clients(
       may leave the valid range: a second moment that clients send (FAFED, FedLADA) may
       become negative. With an `AdaptiveClip` or a strategy, the server's state is a
       `PrivateServer`.
-
-    Raises:
-      ValueError: If sizes, norms or multipliers are out of range; or if the algorithm
-        has a prologue or several exchanges in a round, with an `AdaptiveClip` or a
-        strategy; or if the noise of the count is too small.
-
-    Example:
-      >>> algorithm = private_clients(
-      ...     fedavg(lr=0.1),
-      ...     clip_norm=0.5,
-      ...     noise_multiplier=1.0,
-      ...     clients=100,
-      ...     cohort=10,
-      ... )
     """
     _check(clip_norm, noise_multiplier, prologue_noise_multiplier, clients, cohort)
     if strategy is not None:

@@ -39,15 +39,6 @@ class ClientPrivacy:
 
     Every client joins a round independently with probability cohort_size / clients; if
     `cohort_size` is the number of clients, all of them take part in every round.
-
-    Raises:
-      ValueError: If a number is out of range, or both or none of `epsilon` and
-        `noise_multiplier` are given.
-
-    Example:
-      >>> privacy = ClientPrivacy(
-      ...     clip_norm=0.5, cohort_size=2, epsilon=4.0, delta=1e-2, rounds=100
-      ... )
     """
 
     _: dataclasses.KW_ONLY
@@ -105,14 +96,7 @@ class ClientPrivacy:
           params: Its parameters, or their shapes.
           clients: N, the number of clients.
 
-        Returns:
-          The private algorithm and the guarantee.
-
         Raises:
-          ValueError: If the algorithm is private already, `max_cohort` is larger than
-            the group that a round is drawn from, clients keep states but
-            cohorts are cut, `delta` is not below one over the number of clients, or the
-            algorithm or the noise does not allow an `AdaptiveClip`.
           ImportError: If dp-accounting is not installed.
         """
         if algorithm.cohort_spec is not None:
@@ -190,7 +174,6 @@ def keeps_states(algorithm: Algorithm, params: Any) -> bool:
     """Whether clients keep anything between rounds.
 
     Args:
-      algorithm: The algorithm.
       params: Its parameters, or their shapes.
 
     Returns:

@@ -50,15 +50,6 @@ class Cost:
 
     A noise multiplier is the standard deviation of the noise divided by the L2
     sensitivity to one added or removed record, whatever the adjacency.
-
-    Raises:
-      TypeError: If a value has the wrong type.
-      ValueError: If a number is out of range, the adjacency is unknown, or batches of
-        limited size are to be accounted for under another adjacency than
-        ADD_OR_REMOVE.
-
-    Example:
-      >>> cost = Cost(4.0, "one example of one agent", "ADD_OR_REMOVE_ONE", 1e-5)
     """
 
     multiplier: float  # of the whole transcript; with `sampling`, of a step
@@ -112,13 +103,6 @@ class Cost:
 
         Args:
           record: The fields.
-
-        Returns:
-          The cost.
-
-        Raises:
-          TypeError: If a field is missing or unknown, or has the wrong type.
-          ValueError: If a value is out of range.
         """
         fields = dict(record)
         if fields.get("sampling") is not None:
@@ -134,19 +118,6 @@ def cost_of(spec: PrivacySpec) -> Cost:
 
     Returns:
       The cost, from the same multipliers as the epsilon of `report`.
-
-    Raises:
-      ValueError: If there is no guarantee, or if privacy loss distributions do not
-        cover the run, as with `FixedSize` sampling or the accountant `Rdp`.
-
-    Example:
-      >>> spec = PrivacySpec(
-      ...     {"x": Release(Each(1.0), Inside(0.8), beta=0.1)},
-      ...     Poisson(examples=6512, batch=20),
-      ...     steps=1000,
-      ...     delta=1e-5,
-      ... )
-      >>> cost = cost_of(spec)
     """
     accountant = checked_accountant(spec)
     reasons = without_guarantee(spec.releases)
@@ -186,12 +157,7 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
       Epsilon; 0 without runs.
 
     Raises:
-      ValueError: If the units or the adjacencies differ, or delta is out of range.
       ImportError: If dp-accounting is not installed.
-
-    Example:
-      >>> cost = Cost(4.0, "one example of one agent", "ADD_OR_REMOVE_ONE", 1e-5)
-      >>> epsilon = composed_epsilon([cost, cost], delta=1e-5)
     """
     check_delta(delta)
     costs = tuple(costs)

@@ -32,15 +32,7 @@ from fedjax_muon.versions import install_command
 
 @dataclasses.dataclass(frozen=True)
 class Banded:
-    """C with as many bands as there are coefficients.
-
-    Raises:
-      ValueError: If there are no coefficients, the first one is not positive, or one is
-        negative.
-
-    Example:
-      >>> strategy = Banded((1.0, 0.5, 0.375))
-    """
+    """C with as many bands as there are coefficients."""
 
     coefficients: tuple[float, ...]  # c_0, c_1, ..., of the first column of C
 
@@ -91,15 +83,7 @@ class Banded:
 
 @dataclasses.dataclass(frozen=True)
 class Buffered:
-    """C with c_0 = 1 and c_k = sum_i scale_i decay_i^(k - 1), a few buffers.
-
-    Raises:
-      ValueError: If there are no buffers, or not as many scales as decays, a decay is
-        outside [0, 1], or a scale is negative.
-
-    Example:
-      >>> strategy = Buffered(decay=(0.9, 0.5), scale=(0.1, 0.2))
-    """
+    """C with c_0 = 1 and c_k = sum_i scale_i decay_i^(k - 1), a few buffers."""
 
     decay: tuple[float, ...]
     scale: tuple[float, ...]
@@ -166,11 +150,7 @@ def banded(steps: int, bands: int) -> Banded:
       The strategy.
 
     Raises:
-      ValueError: If a number is below 1, or there are more bands than steps.
       ImportError: If jax-privacy is not installed.
-
-    Example:
-      >>> strategy = banded(steps=101, bands=8)
     """
     check_count("steps", steps)
     check_count("bands", bands, 1, steps)
@@ -192,17 +172,12 @@ def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
     Args:
       steps: Number of steps, step 0 included.
       separation: Smallest distance of two steps in which a record takes part.
-      buffers: Number of buffers.
 
     Returns:
       The strategy.
 
     Raises:
-      ValueError: If a number is below 1.
       ImportError: If jax-privacy is not installed.
-
-    Example:
-      >>> strategy = buffered(steps=101, separation=50)
     """
     check_count("steps", steps)
     check_count("separation", separation)
@@ -225,13 +200,9 @@ def prefix_errors(strategy: Strategy, steps: int) -> np.ndarray:
 
     Args:
       strategy: How the noise is correlated.
-      steps: Number of steps.
 
     Returns:
       The standard deviation of w_0 + ... + w_t for z of standard deviation 1, [steps].
-
-    Example:
-      >>> errors = prefix_errors(Banded((1.0,)), steps=4)
     """
     inverse = np.zeros(steps)  # first column of C^-1
     c = strategy.column(steps)

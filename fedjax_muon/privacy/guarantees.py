@@ -41,20 +41,7 @@ from fedjax_muon.privacy.threats import Neighbor, Threat
 
 @dataclasses.dataclass(frozen=True)
 class PrivacySpec:
-    """What an agent releases, and to which adversary.
-
-    Raises:
-      ValueError: If there are no releases or steps, or `delta >= 1 / examples`, with
-        which publishing a random record would count as private.
-
-    Example:
-      >>> spec = PrivacySpec(
-      ...     {"x": Release(Each(1.0), Inside(0.8), beta=0.1)},
-      ...     Poisson(examples=6512, batch=20),
-      ...     steps=1000,
-      ...     delta=1e-5,
-      ... )
-    """
+    """What an agent releases, and to which adversary."""
 
     releases: Mapping[str, Release]
     # by name; all are released together, such as x and y in a minimax problem
@@ -127,17 +114,7 @@ def report(spec: PrivacySpec) -> PrivacyReport:
       The report. Its epsilon is infinite if a stream has no clipping or no noise.
 
     Raises:
-      ValueError: If the accountant, or noise on the output, does not fit the sampling.
       ImportError: If dp-accounting is not installed.
-
-    Example:
-      >>> spec = PrivacySpec(
-      ...     {"x": Release(Each(1.0), Output(2.0), beta=0.1)},
-      ...     Cyclic(examples=6512, batch=20),
-      ...     steps=1000,
-      ...     delta=1e-5,
-      ... )
-      >>> statement = report(spec).statement()
     """
     accountant = checked_accountant(spec)
     reasons = without_guarantee(spec.releases)
@@ -178,18 +155,7 @@ def calibrated(
       The specification with a factor at most `tolerance` above the smallest.
 
     Raises:
-      ValueError: If no amount of noise is enough, as without clipping, or `report`
-        raises.
       ImportError: If dp-accounting is not installed.
-
-    Example:
-      >>> spec = PrivacySpec(
-      ...     {"x": Release(Each(1.0), Output(1.0), beta=0.1)},
-      ...     Cyclic(examples=6512, batch=20),
-      ...     steps=1000,
-      ...     delta=1e-5,
-      ... )
-      >>> sigma = calibrated(spec, epsilon=1.0).releases["x"].noise.sigma
     """
     report(spec)  # raises for combinations that do not fit, before the search
     reasons = without_guarantee(spec.releases)

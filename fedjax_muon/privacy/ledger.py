@@ -33,15 +33,7 @@ PATIENCE = 600  # seconds to wait for another process; an accountant takes a few
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One run in a ledger.
-
-    Raises:
-      TypeError: If the run, the label or the time is not a string.
-
-    Example:
-      >>> cost = Cost(4.0, "one example of one agent", "ADD_OR_REMOVE_ONE", 1e-5)
-      >>> entry = Entry("runs/1/seed0", "DPMixSGD", cost, "2026-07-01T12:00:00+00:00")
-    """
+    """One run in a ledger."""
 
     run: str  # identifies the run, in this ledger
     label: str  # what ran, in words
@@ -61,16 +53,6 @@ class Entry:
           run: Name of the run, which no other run in the ledger has.
           label: What runs, in words.
           cost: What it costs.
-
-        Returns:
-          The entry.
-
-        Raises:
-          TypeError: If the run or the label is not a string.
-
-        Example:
-          >>> cost = Cost(4.0, "one example of one agent", "ADD_OR_REMOVE_ONE", 1e-5)
-          >>> entry = Entry.now("runs/1/seed0", "DPMixSGD, epsilon 1, seed 0", cost)
         """
         now = datetime.datetime.now(datetime.UTC)
         return cls(run, label, cost, now.isoformat(timespec="seconds"))
@@ -86,12 +68,6 @@ def fingerprint(dataset: Dataset) -> str:
 
     Returns:
       SHA-256 of the shapes, types and bytes of `x_train` and `y_train`, in hexadecimal.
-
-    Raises:
-      TypeError: If an array holds Python objects.
-
-    Example:
-      >>> ledger = Ledger("digits.ledger.json", fingerprint(digits))
     """
     digest = hashlib.sha256()
     for name in ("x_train", "y_train"):
@@ -114,9 +90,6 @@ class Ledger:
     Args:
       path: The file.
       data: The data set's `fingerprint`.
-
-    Example:
-      >>> ledger = Ledger("digits.ledger.json", fingerprint(digits))
     """
 
     def __init__(self, path: str | os.PathLike[str], data: str):
@@ -131,8 +104,6 @@ class Ledger:
           The entries, oldest first; none if the file does not exist.
 
         Raises:
-          ValueError: If the file is damaged, is not a ledger, is one of another data
-            set, or is of a newer format.
           OSError: If it can't be read.
         """
         try:
@@ -155,12 +126,8 @@ class Ledger:
           What `charge` would return.
 
         Raises:
-          ValueError: If `charge` would raise it now.
           OSError: If the file can't be read.
           ImportError: If dp-accounting is not installed.
-
-        Example:
-          >>> epsilon = ledger.check([entry], delta=1e-5, budget=2.0)
         """
         return self._added(entries, delta, budget)[1]
 
@@ -179,14 +146,8 @@ class Ledger:
           Epsilon of all runs in the ledger together.
 
         Raises:
-          ValueError: If the budget would be exceeded, a run is there with another cost,
-            runs do not compose (see `composed_epsilon`), `entries()` raises it, or
-            another process keeps the ledger locked. Nothing is written then.
           OSError: If the file can't be written. It is unchanged then.
           ImportError: If dp-accounting is not installed.
-
-        Example:
-          >>> epsilon = ledger.charge([entry], delta=1e-5, budget=2.0)
         """
         with self._locked():  # which makes the folders
             new, epsilon = self._added(entries, delta, budget)

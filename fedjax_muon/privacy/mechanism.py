@@ -60,11 +60,7 @@ class Guarantee:
         """Checks that the guarantee covers further rounds.
 
         Args:
-          completed: Number of completed rounds.
           count: Number of further rounds.
-
-        Raises:
-          ValueError: If it does not.
         """
         if completed + count > self.rounds:
             raise ValueError(
@@ -74,9 +70,6 @@ class Guarantee:
 
     def published(self, scores: Mapping[str, Any]) -> dict[str, Any]:
         """Selects the scores that may be published.
-
-        Args:
-          scores: Scores by name.
 
         Returns:
           Those of the test set, which must be public, and of the parameters; all of
@@ -104,10 +97,6 @@ def check_noise(epsilon: float | None, noise: float | None, name: str) -> None:
     Args:
       epsilon: The epsilon that the noise is calibrated for.
       noise: The noise itself.
-      name: Its name.
-
-    Raises:
-      ValueError: If both or none of them are given.
     """
     if (epsilon is None) == (noise is None):
         raise ValueError(
@@ -120,9 +109,6 @@ def check_left_out(given: Mapping[str, Any]) -> None:
 
     Args:
       given: Arguments of a simulation by name; None if left out.
-
-    Raises:
-      ValueError: If one is given.
     """
     for name, value in given.items():
         if value is not None:

@@ -31,12 +31,6 @@ def theorem_3_sum(steps: int) -> float:
     Args:
       steps: T, at least 1.
 
-    Returns:
-      S_T.
-
-    Raises:
-      ValueError: If `steps` is below 1.
-
     Example:
       >>> theorem_3_sum(2)
       88.0
@@ -56,22 +50,13 @@ def theorem_3_sigma(
     """Returns c L_g sqrt(S_T log(1/gamma)) / (2 theta sqrt(m)): DPMixSGD, eq. 18.
 
     Args:
-      steps: T, number of steps.
-      agents: m, number of agents.
       theta: The paper's epsilon, positive.
       gamma: The paper's delta, in (0, 1).
       constant: c, which the paper leaves open; see `smallest_constant` and
         `MOMENTS_CONSTANT`.
-      lipschitz: L_g, bound on the gradient of one example.
 
     Returns:
       Standard deviation of the noise that every agent adds to every coordinate.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> sigma = theorem_3_sigma(100, 5, 0.01, 1 / 30_000, MOMENTS_CONSTANT)
     """
     check_range("constant", constant, open_low=True, schedules=False)
     return constant * _sigma_for_one(steps, agents, theta, gamma, lipschitz)
@@ -89,17 +74,11 @@ def theorem_3_constant(
 
     Args:
       sigma: Standard deviation, positive.
-      steps: T, number of steps.
-      agents: m, number of agents.
       theta: The paper's epsilon, positive.
       gamma: The paper's delta, in (0, 1).
-      lipschitz: L_g, bound on the gradient of one example.
 
     Returns:
       The constant, with which the noise of a known run can be scaled to others.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     check_range("sigma", sigma, open_low=True, schedules=False)
     return sigma / _sigma_for_one(steps, agents, theta, gamma, lipschitz)
@@ -114,12 +93,6 @@ def smallest_constant(theta: float, gamma: float) -> float:
     Args:
       theta: The paper's epsilon, positive.
       gamma: The paper's delta, in (0, 1).
-
-    Returns:
-      The constant.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     check_range("theta", theta, open_low=True, schedules=False)
     return 2 * (1 + math.sqrt(1 + theta / _log(gamma)))
@@ -135,19 +108,10 @@ def mean_reading(
 
     Args:
       sigma: Standard deviation of each agent's noise, positive.
-      steps: T, number of steps.
-      agents: m, number of agents.
       gamma: The paper's delta, in (0, 1).
-      lipschitz: L_g, bound on the gradient of one example.
 
     Returns:
       Epsilon and its conditions.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> epsilon = mean_reading(1e5, steps=100, agents=5, gamma=1e-5).epsilon
     """
     rho = _rho(sigma, steps, agents, lipschitz)
     secret = (
@@ -166,16 +130,10 @@ def neighbor_reading(
 
     Args:
       sigma: Standard deviation of each agent's noise, positive.
-      steps: T, number of steps.
-      agents: m, number of agents.
       gamma: The paper's delta, in (0, 1).
-      lipschitz: L_g, bound on the gradient of one example.
 
     Returns:
       Epsilon and its conditions.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     rho = _rho(sigma, steps, agents, lipschitz) * agents
     return _reading("every message of the agent is seen", rho, gamma, ())
@@ -194,18 +152,13 @@ def dp_sgda_sigma(
     Yang et al. 2022, UAI.
 
     Args:
-      steps: T, number of steps.
       examples: n, number of examples.
       epsilon: Positive.
-      delta: In (0, 1).
       constant: c, which the paper leaves open.
       lipschitz: G, bound on the gradient of one example.
 
     Returns:
       Standard deviation of the noise in every coordinate.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     check_count("steps", steps)
     check_count("examples", examples)

@@ -76,18 +76,7 @@ def claimed_deltas(*specs: PrivacySpec) -> dict[float, float]:
       Delta for every epsilon of `EPSILONS`.
 
     Raises:
-      ValueError: If the accountant does not fit the sampling, or is neither `Gaussian`
-        nor `Pld`.
       ImportError: If dp-accounting is not installed.
-
-    Example:
-      >>> spec = PrivacySpec(
-      ...     {"x": Release(Each(1.0), Inside(2.0))},
-      ...     FullBatch(examples=20),
-      ...     steps=4,
-      ...     delta=1e-3,
-      ... )
-      >>> deltas = claimed_deltas(spec)
     """
     if any(without_guarantee(spec.releases) for spec in specs):
         return dict.fromkeys(EPSILONS, 1.0)
@@ -142,9 +131,6 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     Args:
       mu: Sensitivity over standard deviation, positive.
       epsilon: Not negative.
-
-    Returns:
-      Delta.
     """
     inside = special.ndtr(mu / 2 - epsilon / mu)
     outside = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
@@ -167,13 +153,9 @@ def refuted_profile(
       absent: Scores of worlds without the record, [N].
       present: Scores of worlds with it, [M].
       claimed: Delta by epsilon, as from `claimed_deltas`.
-      level: Probability of an alarm if the claim is true, at most.
 
     Returns:
       The finding; its excess is that of a lower bound of delta.
-
-    Raises:
-      ValueError: If there are fewer than two worlds of a kind, or one is NaN.
     """
     check_range("level", level, 0, 1, open_low=True, open_high=True, schedules=False)
     absent, present = _scores(absent), _scores(present)
@@ -239,13 +221,9 @@ def refuted_noise(noise: ArrayLike, level: float) -> Finding:
 
     Args:
       noise: All noise of every world, [N, d], in claimed standard deviations.
-      level: Probability of an alarm if the claim is true, at most.
 
     Returns:
       The finding; its excess is that of a standard deviation below the least.
-
-    Raises:
-      ValueError: If there are not more worlds than dimensions.
     """
     check_range("level", level, 0, 1, open_low=True, open_high=True, schedules=False)
     noise = np.asarray(noise, np.float64)
@@ -272,10 +250,8 @@ def refuted_law(
     at most 2 exp(-2 n t^2) (Massart 1990).
 
     Args:
-      test: Name of the test.
       values: Independent values, any shape.
       cdf: The claimed distribution function, continuous.
-      level: Probability of an alarm if the claim is true, at most.
 
     Returns:
       The finding; its excess is that of the distance.
@@ -294,9 +270,7 @@ def refuted_energy(test: str, residuals: ArrayLike, level: float) -> Finding:
     """Tests that residuals are no larger than noise N(0, 1).
 
     Args:
-      test: Name of the test.
       residuals: What remains without the claimed signal, any shape.
-      level: Probability of an alarm if the claim is true, at most.
 
     Returns:
       The finding; its excess is that of the mean square.

@@ -131,9 +131,6 @@ class Correlated:
         """Returns the multiplier of a step, twice.
 
         What is released of one gradient is its product with a column of C, and noise.
-
-        Raises:
-          ValueError: If C is not banded, so that sampling does not amplify privacy.
         """
         if self.bands is None:
             raise ValueError(
@@ -174,9 +171,6 @@ class Release:
     """One noisy stream of values, such as an agent's estimate of its gradient in x.
 
     For clients of a server, a record is a client, and `Each` bounds its update.
-
-    Raises:
-      ValueError: If `beta` is outside (0, 1], or not 1 with correlated noise.
     """
 
     clip: Clip

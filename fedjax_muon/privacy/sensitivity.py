@@ -170,9 +170,6 @@ def single_gain(steps: int, beta: float) -> float:
 
     Returns:
       The norm, at most 1 / sqrt(beta (2 - beta)).
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     check_range("steps", steps, 1, schedules=False)
     c = 1 - _beta(beta)
@@ -189,9 +186,6 @@ def separated_gain(steps: int, beta: float, separation: int) -> float:
 
     Returns:
       The norm.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     check_range("steps", steps, 1, schedules=False)
     check_range("separation", separation, 1, schedules=False)
@@ -209,9 +203,6 @@ def any_gain(steps: int, beta: float) -> float:
 
     Returns:
       The norm, at most sqrt(steps) / beta.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
     return separated_gain(steps, beta, 1)
 
@@ -225,9 +216,6 @@ def marginal_std(std: float, beta: float) -> float:
 
     Returns:
       The standard deviation in each coordinate of g_t, for large t.
-
-    Raises:
-      ValueError: If `beta` is out of range.
     """
     return std / math.sqrt(_beta(beta) * (2 - beta))
 
@@ -245,9 +233,6 @@ def long_run_std(std: float, beta: float) -> float:
 
     Returns:
       The standard deviation in each coordinate, for large T.
-
-    Raises:
-      ValueError: If `beta` is out of range.
     """
     return std / _beta(beta)
 

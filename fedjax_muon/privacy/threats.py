@@ -21,11 +21,7 @@ class Neighbor:
 
 @dataclasses.dataclass(frozen=True)
 class MeanOnly:
-    """An adversary who sees only the mean over agents.
-
-    Raises:
-      ValueError: If `agents` is below 1, or `colluders` is not below `agents`.
-    """
+    """An adversary who sees only the mean over agents."""
 
     agents: int
     colluders: int = 0  # agents that reveal their own part

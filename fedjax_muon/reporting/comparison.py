@@ -47,7 +47,6 @@ def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
 
     Args:
       runs: Metrics of one run for each seed, evaluated at the same rounds.
-      column: Name of the column.
 
     Returns:
       One mean for each evaluated round.
@@ -61,12 +60,8 @@ def target_score(
     """Returns a share of the best mean test score of any method at any round.
 
     Args:
-      methods: Runs of every method by name, one for each seed.
       share: Share of the best score. Of an AUC, it is the share of the part above 1/2,
         the AUC of random guesses.
-
-    Returns:
-      The target.
 
     Example:
       >>> run = {"test_accuracy": np.array([0.1, 0.5])}
@@ -83,7 +78,6 @@ def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[S
     """Summarizes every method.
 
     Args:
-      methods: Runs of every method by name, one for each seed.
       target: Test score for `rounds_to_target`, such as `target_score(methods)`.
 
     Returns:
@@ -121,9 +115,6 @@ class Point(NamedTuple):
 
     def last(self, column: str) -> tuple[float, float]:
         """Returns the last value of a column over seeds.
-
-        Args:
-          column: Name of the column.
 
         Returns:
           Mean and standard deviation (n - 1); NaN if a seed diverged.
@@ -186,7 +177,6 @@ def write(summaries: Sequence[Summary], path: Path) -> None:
 
     Args:
       summaries: Rows of the file.
-      path: File to write.
     """
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -199,9 +189,6 @@ def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:
 
     Args:
       methods: Runs of every method by name.
-
-    Raises:
-      ValueError: If they were not.
     """
     for name, runs in methods.items():
         if any(not np.array_equal(run["round"], runs[0]["round"]) for run in runs):

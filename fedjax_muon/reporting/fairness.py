@@ -50,7 +50,6 @@ def table(methods: Mapping[str, Sequence[History]], heading: str) -> Cells:
     """Makes the table of the clients' accuracies.
 
     Args:
-      methods: Runs of every method by name, one for each seed.
       heading: Title of the table.
 
     Returns:
@@ -81,9 +80,7 @@ def figure(
     Points are means over seeds. A line joins those of one method.
 
     Args:
-      methods: Runs of every method by name, one for each seed.
       path: File to write; its suffix is its format.
-      title: Title of the figure.
     """
     marks = {"min": "v", "p10": "o", "median": "D"}
     with matplotlib.rc_context(STYLE):

@@ -16,9 +16,6 @@ WORDS = "95 % intervals"
 def factor(seeds: int) -> float:
     """Returns half the width of an interval, in standard deviations (n - 1) of seeds.
 
-    Args:
-      seeds: Number of seeds.
-
     Returns:
       The factor; NaN for one seed, whose mean has no interval.
 
@@ -73,9 +70,6 @@ def band(
 
     Returns:
       The mean, [n].
-
-    Example:
-      >>> band(axis, rounds, accuracies, lowest=0, highest=1, color="C0")
     """
     values = np.asarray(values, float)
     mean, half = values.mean(0), half_width(values)
@@ -108,9 +102,6 @@ def bars(means: Any, half_widths: Any, lowest: float, highest: float) -> np.ndar
 
 def note(seeds: int) -> str:
     """Returns the sentence below a figure of curves.
-
-    Args:
-      seeds: Number of seeds.
 
     Returns:
       The sentence; empty for one seed.

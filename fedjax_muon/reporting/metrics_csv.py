@@ -16,9 +16,6 @@ def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
     Args:
       rows: Values by column, with the same columns in every row.
       header: Whether the names of the columns come first.
-
-    Returns:
-      The text of the lines.
     """
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
@@ -64,12 +61,6 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Returns:
       Columns by name, which `pandas.DataFrame` makes a table of. A last line that was
       cut off is ignored.
-
-    Raises:
-      ValueError: If the file is not a metrics file, or a line is damaged.
-
-    Example:
-      >>> columns = metrics_csv.read(Path("runs/fedavg/metrics.csv"))
     """
     header, *rows = list(csv.reader(_lines(path))) or [[]]
     if "round" not in header:

@@ -46,14 +46,7 @@ def curves(
     Lines are means over seeds; bands are their 95 % intervals.
 
     Args:
-      methods: Runs of every method by name, one for each seed.
-      path: File to write.
-      title: Title of the figure.
       target: Score that is marked by a horizontal line.
-
-    Example:
-      >>> run = metrics_csv.read(Path("runs/fedavg/metrics.csv"))
-      >>> curves({"FedAvg": [run]}, Path("curves.png"))
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.8), layout="constrained")
@@ -110,8 +103,6 @@ def ranking(
 
     Args:
       summaries: One line each, from top to bottom.
-      path: File to write.
-      title: Title of the figure.
       score: Label of the score.
       seeds: Number of seeds of every method.
     """
@@ -159,8 +150,6 @@ def grids(
     Args:
       methods: Points of every method's grid by name. Nothing is drawn if no method has
         more than one point.
-      path: File to write.
-      title: Title of the figure.
     """
     shown = {name: points for name, points in methods.items() if len(points) > 1}
     if not shown:
@@ -238,8 +227,6 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
 
     Args:
       counts: Number of examples, [clients, classes].
-      classes: Names of the classes.
-      path: File to write.
     """
     clients, labels = np.nonzero(counts)
     amount = counts[clients, labels]
@@ -269,8 +256,6 @@ def tail(
       norms: Norms of the gradient noise, [n].
       count: Number of the largest norms that form the tail.
       index: Tail index; a line of slope -index is drawn beside the tail.
-      path: File to write.
-      title: Title of the figure.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5, 3.8), layout="constrained")
@@ -298,8 +283,6 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
 
     Args:
       graph: Undirected graph, whose nodes are numbered as in `topology`.
-      path: File to write.
-      title: Title of the figure.
     """
     gap = round(spectral_gap(metropolis(graph)), 12)
     with matplotlib.rc_context(STYLE):
@@ -338,8 +321,6 @@ def utility(
     Args:
       methods: For every method by name, the scores of its seeds by epsilon; an epsilon
         of infinity is for methods without privacy.
-      path: File to write.
-      title: Title of the figure.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6, 4), layout="constrained")

@@ -40,12 +40,6 @@ def page(title: str, entries: Sequence[Entry], missing: Sequence[str]) -> str:
 
     Returns:
       The text of an HTML file.
-
-    Raises:
-      ValueError: If plotly is not installed.
-
-    Example:
-      >>> text = page("digits", entries, [])  # doctest: +SKIP
     """
     check_installed("plotly", "the report")
     # imported here, since it is slow, and in the extra `report`

@@ -64,7 +64,6 @@ def compared(
       target: Test score that `rounds_to_target` refers to; NaN for none.
       heading: Title of the table.
       seeds: Number of seeds, for the caption.
-      score: Name of the score.
 
     Returns:
       The table as text.
@@ -91,7 +90,6 @@ def swept(
       target: Test score that `rounds_to_target` refers to; NaN for none.
       heading: Title of the table.
       seeds: Number of seeds, for the caption.
-      score: Name of the score.
 
     Returns:
       The table as text.

@@ -22,11 +22,7 @@ from fedjax_muon.simulation.simulation import NonFiniteError
 
 
 def check(job: Comparison) -> data.Dataset:
-    """The data set of a comparison whose runs can all be made.
-
-    Raises:
-      ValueError: If a run can't be made, before anything is compiled.
-    """
+    """The data set of a comparison whose runs can all be made."""
     for name, values in (("algorithms", job.algorithms), ("seeds", job.seeds)):
         if not values or len(set(values)) != len(values):
             raise ValueError(f"{name} must be one or more, each once, got {values}")

@@ -89,18 +89,7 @@ def check(run: Run) -> None:
 
 
 def federation_of(run: Run, facts: Facts) -> Federation:
-    """Makes what the server and all nodes share, without any examples.
-
-    Args:
-      run: The run.
-      facts: What is known of the examples.
-
-    Returns:
-      The federation.
-
-    Raises:
-      ValueError: If options do not fit together.
-    """
+    """Makes what the server and all nodes share, without any examples."""
     config = run.config
     one = np.zeros((1, *facts.shape), facts.dtype)
     label = np.zeros(1, np.int32)
@@ -122,10 +111,6 @@ def federation_of(run: Run, facts: Facts) -> Federation:
 def greeting_of(run: Run, facts: Facts) -> dict[str, Any]:
     """What a node is told when it connects: names and numbers alone.
 
-    Args:
-      run: The run.
-      facts: What is known of the examples.
-
     Returns:
       Values of JSON, which `run_of_greeting` reads.
     """
@@ -142,9 +127,6 @@ def run_of_greeting(greeting: Mapping[str, Any]) -> tuple[Run, Facts]:
 
     Returns:
       The run, and what is known of the examples.
-
-    Raises:
-      ValueError: If it is something else, or of another version.
     """
     try:
         told = dict(greeting["facts"])
@@ -165,14 +147,6 @@ def begin(output: Path | None, run: Run, facts: Facts) -> Path:
 
     Args:
       output: Where; by default in `runs`, named after the time.
-      run: The run.
-      facts: What is known of the examples.
-
-    Returns:
-      The directory.
-
-    Raises:
-      ValueError: If something else is there.
     """
     text = json.dumps(dataclasses.asdict(facts), indent=2) + "\n"
     if output is not None and (output / FACTS).is_file():
@@ -202,8 +176,6 @@ def train(
     """Trains with nodes, from the newest checkpoint of a directory if there is one.
 
     Args:
-      run: The run.
-      facts: What is known of the examples.
       dataset: Provides the test examples.
       send: Transport.
       run_dir: The directory.

@@ -27,11 +27,7 @@ SECONDS_TO_END, SECONDS_BETWEEN_LOOKS = 20.0, 0.5
 
 
 def address_of(text: str) -> Address:
-    """Reads HOST:PORT.
-
-    Raises:
-      ValueError: If it is something else.
-    """
+    """Reads HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"an address is HOST:PORT, got {text!r}")
@@ -39,11 +35,7 @@ def address_of(text: str) -> Address:
 
 
 def token_of(path: Path | None) -> str:
-    """Reads the token of a run from a file or the environment.
-
-    Raises:
-      ValueError: If there is none.
-    """
+    """Reads the token of a run from a file or the environment."""
     token = path.read_text() if path is not None else os.environ.get(TOKEN, "")
     if not token.strip():
         raise ValueError(
@@ -127,9 +119,6 @@ def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
       The arrays.
-
-    Raises:
-      ValueError: If the file has something else.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -165,7 +154,6 @@ def run_node(
       client: Id of the client.
       data: The client's examples.
       states: Where its states are kept; by default beside the examples.
-      token: Secret that all nodes and the server share.
       tls: Context for TLS.
       patience: Seconds without a server after which the node gives up.
       own: Algorithms and models MODULE:FUNCTION that the server may name, since they
@@ -191,9 +179,6 @@ def check_own(run: Run, own: Sequence[str]) -> None:
     Args:
       run: From the server.
       own: Algorithms and models MODULE:FUNCTION that are allowed.
-
-    Raises:
-      ValueError: If the server names another one.
     """
     for option, name in (("algorithm", run.algorithm), ("model", run.config.model)):
         if own_code.is_own(name) and name not in own:
@@ -216,10 +201,6 @@ def wait_for_all(
     Args:
       running: Their processes.
       places: Their directories.
-      server: The server.
-
-    Raises:
-      ValueError: If a process ends before.
     """
     while len(server.wait(len(running), SECONDS_BETWEEN_LOOKS)) < len(running):
         for client, process in enumerate(running):
@@ -239,7 +220,6 @@ def processes(
     Args:
       places: Directories, each with a client's examples.
       address: Host and port of the server.
-      token: Secret that all nodes and the server share.
       options: Further options of the nodes.
 
     Yields:

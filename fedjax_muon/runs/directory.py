@@ -57,7 +57,6 @@ def create(output: Path | None, job: Job, name: str = "run") -> Path:
 
     Raises:
       OSError: If it can't be written.
-      ValueError: If something is there already, or it can't have checkpoints.
     """
     if output is not None:
         checkpoint.check_path(output)

@@ -27,7 +27,6 @@ def check(name: str) -> None:
 
     Raises:
       OSError: If no scheduler of Dask answers.
-      ValueError: If it is none of these, or a package is missing.
     """
     with tempfile.TemporaryDirectory() as folder, opened(name, Path(folder)):
         pass

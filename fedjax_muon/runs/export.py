@@ -25,13 +25,8 @@ def export(directory: Path, path: Path, *, overwrite: bool = False) -> LoadedRun
       path: Where to write; the suffix decides the format, as in `save_params`.
       overwrite: Whether existing parameters are replaced.
 
-    Returns:
-      The run.
-
     Raises:
       OSError: If a file can't be read or written.
-      ValueError: If the path can't be written in this way, or the directory has no run
-        or no checkpoint.
     """
     check_target(path, overwrite=overwrite)
     run = load_run(directory)

@@ -12,11 +12,7 @@ ELSEWHERE = ("data_dir", "checkpoint")  # files may lie elsewhere
 
 
 def is_sweep(run_dir: Path) -> bool:
-    """Whether a directory holds a sweep, finished or not.
-
-    Raises:
-      ValueError: If its config can't be read.
-    """
+    """Whether a directory holds a sweep, finished or not."""
     if not (run_dir / directory.CONFIG).exists():
         return False
     return isinstance(directory.read(run_dir), Sweep)
@@ -28,9 +24,6 @@ def extend(run_dir: Path, job: Sweep) -> None:
     Args:
       run_dir: A directory with a sweep.
       job: A sweep of the same settings that has all its methods, seeds and points.
-
-    Raises:
-      ValueError: If an entry differs in another way, or another process works there.
     """
     with directory.held(run_dir):
         old, new = directory.read(run_dir), from_json(to_json(job))

@@ -101,10 +101,6 @@ def load_run(directory: str | Path) -> LoadedRun:
       the newest checkpoint. Its properties raise `ValueError` for what is missing or
       damaged.
 
-    Raises:
-      ValueError: If it is no directory of a run, has several, or its config.json is
-        damaged.
-
     Example:
       >>> run = load_run("runs/20261121-101500-fedmuon")  # doctest: +SKIP
       >>> run.history.plot("round", "test_accuracy")  # doctest: +SKIP

@@ -125,12 +125,6 @@ def again(run_dir: Path, names: Sequence[str] | None) -> Log:
     Args:
       run_dir: Its directory.
       names: Other trackers than it had; None keeps those, and `NONE` leaves them out.
-
-    Returns:
-      The trackers.
-
-    Raises:
-      ValueError: If they are unknown or not installed, or tracking.json is damaged.
     """
     found = _read(run_dir / FILE)
     if names is None:

@@ -35,12 +35,6 @@ def load(name: str) -> Callable[..., Any]:
 
     Args:
       name: MODULE:FUNCTION.
-
-    Returns:
-      The function.
-
-    Raises:
-      ValueError: If there is no such function.
     """
     module_name, _, attribute = name.partition(":")
     parts = (*module_name.split("."), attribute)
@@ -95,9 +89,6 @@ def method(name: str) -> Method:
 
     Returns:
       The entry, which has no published grid.
-
-    Raises:
-      ValueError: If there is no such function, or it can't be called without arguments.
     """
     function = load(name)
     absent = _required(_parameters(name, function))
@@ -127,14 +118,7 @@ def made(method: Method, hyper: Mapping[str, Any]) -> Algorithm:
     """Calls the function of a method.
 
     Args:
-      method: The method.
       hyper: Arguments.
-
-    Returns:
-      The algorithm.
-
-    Raises:
-      ValueError: If it returns something else.
     """
     try:
         algorithm = method.function(**hyper)
@@ -155,12 +139,6 @@ def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> "nn.
       name: MODULE:FUNCTION, also of a class.
       given: What it is called with, of those arguments that it takes.
       needed: Names of the arguments that it must take.
-
-    Returns:
-      The model.
-
-    Raises:
-      ValueError: If there is no such function, or it takes or returns something else.
     """
     import flax.linen as nn  # here, since help does not need it
 

@@ -41,12 +41,6 @@ def is_tuned(config: Config, asked: bool) -> bool:
     Args:
       config: Config of the run.
       asked: Whether the user asks for it; on accelerators nobody has to.
-
-    Returns:
-      Whether it is.
-
-    Raises:
-      ValueError: If the user also names a plan.
     """
     if config.plan == "default":
         return asked or jax.default_backend() != "cpu"
@@ -86,9 +80,6 @@ def fastest(
 
     Returns:
       The config with the plan's name, and the simulation with the plan.
-
-    Raises:
-      ValueError: If no plan fits in memory.
     """
     simulations = {name: simulation for name, (_, simulation) in forms.items()}
     [first, *others] = simulations.values()

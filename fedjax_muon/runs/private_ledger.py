@@ -57,11 +57,7 @@ def check_budget(
 def charge(
     job: Private, dataset: Dataset, guarantees: Guarantees, run_dir: Path
 ) -> str:
-    """Charges all runs of a job that are not charged yet; says what all cost together.
-
-    Raises:
-      ValueError: If the budget would be exceeded, or the ledger can't be read.
-    """
+    """Charges the runs that are not charged yet; says what all cost together."""
     if job.insecure_fixed_noise:
         return "nothing is charged: noise from the seed gives no privacy"
     ledger = ledger_of(job, dataset)
@@ -79,11 +75,7 @@ def charge(
 
 
 def name_in(run_dir: Path) -> str:
-    """The name under which a job is charged; "new" if it is not charged yet.
-
-    Raises:
-      ValueError: If the file is damaged.
-    """
+    """The name under which a job is charged; "new" if it is not charged yet."""
     path = run_dir / NAME
     if not path.exists():
         return "new"

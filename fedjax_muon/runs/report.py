@@ -50,11 +50,6 @@ def save_report(
 
     Raises:
       OSError: If the file can't be written.
-      ValueError: If the path is wrong, no directory has something to show, or plotly is
-        not installed.
-
-    Example:
-      >>> save_report(["runs/compare"], "report.html")  # doctest: +SKIP
     """
     path = Path(path)
     if path.suffix.lower() != ".html":

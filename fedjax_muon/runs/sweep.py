@@ -124,7 +124,6 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
     """Trains the cells that are not finished.
 
     Args:
-      job: The sweep.
       run_dir: Its directory.
       again: The command to resume with, by default `fedjax-muon resume`.
       executor: Name of the executor that runs groups of cells; by default this process.
@@ -295,11 +294,7 @@ def _grids(job: Sweep, run_dir: Path) -> dict[str, list[Point]]:
 
 
 def report(job: Sweep, run_dir: Path) -> tables.Cells:
-    """Writes tables and figures of a finished sweep; returns the table of the best.
-
-    Raises:
-      ValueError: If some cells are not finished.
-    """
+    """Writes tables and figures of a finished sweep; returns the table of the best."""
     grids = _grids(job, run_dir)
     found = {method: comparison.best(points) for method, points in grids.items()}
     _write_points(grids, found, run_dir / "points.csv", job.config.score.lower())

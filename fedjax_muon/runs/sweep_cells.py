@@ -47,7 +47,6 @@ def train_on(
 
     Args:
       executor: Runs groups of cells.
-      job: The sweep.
       todo: The cells of each algorithm that are not finished.
       held_out: The training data and the validation examples of this machine.
       stop: Whether to stop.
@@ -113,9 +112,6 @@ def run_cells(
 
     Returns:
       Outcomes of the cells.
-
-    Raises:
-      ValueError: If this machine has other examples.
     """
     ready = prepared(
         repr((text, name, largest, mark)), lambda: _prepare(text, name, largest, mark)

@@ -47,8 +47,6 @@ def train(
 
     Args:
       run: What is run.
-      simulation: Its simulation.
-      directory: Its directory.
       tick: Called with the number of new rounds, at once with those that were run
         before.
       stop: Asked between calls of about a tenth of a second; if it returns True, a
@@ -210,7 +208,6 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
 
     Raises:
       CheckpointError: If it can't be used.
-      ValueError: If there is none.
     """
     saved = directory / CHECKPOINTS
     found = None

@@ -127,9 +127,6 @@ def compile_for(
 
     Raises:
       ImportError: If libtpu is not installed.
-      ValueError: If there is no such topology, the agents can't be divided among its
-        chips, or a round does not fit in their memory; the message names a plan that
-        is likely to fit.
 
     Example:
       >>> compiled = compile_for(simulation, "v5e:2x2")  # doctest: +SKIP
@@ -168,13 +165,8 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
     Args:
       topology: As for `compile_for`.
 
-    Returns:
-      The devices.
-
     Raises:
       ImportError: If libtpu is not installed.
-      ValueError: If there is no such topology, or another process has locked the
-        compiler.
 
     Example:
       >>> len(topology_devices("v5e:4x4"))  # doctest: +SKIP

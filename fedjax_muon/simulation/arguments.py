@@ -63,12 +63,7 @@ def check_task(task: Any) -> None:
 
 
 def check_dataset(dataset: Any) -> Dataset:
-    """Validates a data set; floating-point examples become float32.
-
-    Raises:
-      TypeError: If it is no `Dataset`.
-      ValueError: If examples or labels can't be used; see `data.check`.
-    """
+    """Validates a data set; floating-point examples become float32."""
     if not isinstance(dataset, Dataset):
         raise TypeError(
             f"dataset must be a data.Dataset, got {type(dataset).__name__}; arrays "

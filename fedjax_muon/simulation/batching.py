@@ -47,14 +47,6 @@ def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
       x: Examples [n, ...].
       y: Labels [n], integers from 0.
       parts: For every client, the ids of its examples; clients may share examples.
-
-    Returns:
-      The clients.
-
-    Raises:
-      ValueError: If there are no clients, a client has no examples, ids are not
-        integers or do not exist, examples are raw uint8 pixels, or labels are not
-        integers from 0.
     """
     if not parts:
         raise ValueError("a partition needs at least one client, got none")
@@ -104,9 +96,6 @@ def max_client_size_of(parts: Sequence[np.ndarray]) -> int:
 
     Args:
       parts: For every client, the ids of its examples.
-
-    Returns:
-      The bound.
     """
     return 1 << (max(map(len, parts)) - 1).bit_length()
 
@@ -120,11 +109,7 @@ def shuffled_epochs(
     does not depend on `max_client_size`.
 
     Args:
-      key: Typed key.
       size: Int32 [], number of the client's examples.
-      steps: K, the number of batches.
-      batch_size: Examples in a batch.
-      max_client_size: Upper bound of the sizes of all clients.
 
     Returns:
       Positions among the client's examples, int32 [steps, batch_size].
@@ -154,10 +139,7 @@ def with_replacement(
     """Draws every example of every batch independently and uniformly.
 
     Args:
-      key: Typed key.
       size: Int32 [], number of the client's examples.
-      steps: K, the number of batches.
-      batch_size: Examples in a batch.
       max_client_size: Not used. Upper bound of the sizes of all clients.
 
     Returns:
@@ -175,9 +157,7 @@ def full_batch(
     Args:
       key: Not used. Typed key.
       size: Int32 [], number of the client's examples.
-      steps: K, the number of batches.
       batch_size: Not used. Examples in a batch.
-      max_client_size: Upper bound of the sizes of all clients.
 
     Returns:
       Positions among the client's examples, int32 [steps, max_client_size], with
@@ -203,9 +183,6 @@ def poisson(longest_batch: int) -> Sampler:
     Returns:
       A sampler. Its batches have at most `longest_batch` entries, with -1 for padding.
       It raises `ValueError` if `longest_batch` is below the expected `batch_size`.
-
-    Example:
-      >>> sampler = poisson(64)
     """
 
     def sample(
@@ -243,11 +220,7 @@ def without_replacement(
     """Draws an independent uniform subset for every batch.
 
     Args:
-      key: Typed key.
       size: Int32 [], number of the client's examples.
-      steps: K, the number of batches.
-      batch_size: Examples in a batch.
-      max_client_size: Upper bound of the sizes of all clients.
 
     Returns:
       Positions among the client's examples, int32 [steps, batch_size], with -1 if
@@ -271,9 +244,6 @@ def always(sampler: Sampler) -> Callable[[jax.Array], Sampler]:
 
     Returns:
       A function of the iteration that returns `sampler`.
-
-    Example:
-      >>> sampler = always(poisson(64))
     """
     return lambda index: sampler
 
@@ -288,11 +258,7 @@ def draw_rows(
     """Makes a function that draws the batches of a client, for the engine.
 
     Args:
-      clients: The clients' examples.
       sampler: Function that draws positions among a client's examples.
-      steps: K, the number of batches.
-      batch_size: Examples in a batch.
-      max_client_size: Upper bound of the sizes of all clients.
 
     Returns:
       A function `(client id, key) -> ExampleIndices`.
@@ -316,9 +282,6 @@ def objective_of(task: Task, clients: Clients | None = None) -> Objective:
       clients: The examples, if batches are `ExampleIndices` instead of `Batch`. Call
         this function inside the jitted function that has them as an argument: closing
         over concrete data costs compilation time and memory.
-
-    Returns:
-      The objective.
     """
     read = (lambda f: f) if clients is None else partial(gradient_of_indices, clients)
     example_grad = task.example_grad or per_example(task.grad)
@@ -336,9 +299,6 @@ def gradient_of_indices(clients: Clients, grad: GradFn) -> GradFn:
     Args:
       clients: The examples.
       grad: Gradient of a `Batch`.
-
-    Returns:
-      The gradient of `ExampleIndices` of one batch.
     """
 
     def grad_fn(params: Params, rows: ExampleIndices, key: jax.Array) -> Params:

@@ -19,8 +19,6 @@ def fixed_cohort(
     """Draws exactly `cohort_size` clients, a uniform subset.
 
     Args:
-      key: Typed key.
-      num_clients: N, the number of clients.
       cohort_size: S, the number of clients that take part.
 
     Returns:
@@ -43,9 +41,6 @@ def poisson_cohorts(room: int | None = None) -> Cohorts:
     Returns:
       A function that draws cohorts. It raises `ValueError` unless `room` is between
       `cohort_size` and `num_clients`.
-
-    Example:
-      >>> cohorts = poisson_cohorts(room=16)
     """
 
     def draw(

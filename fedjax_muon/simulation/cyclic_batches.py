@@ -18,9 +18,6 @@ def cyclic(index: jax.Array) -> Sampler:
 
     Returns:
       The sampler of this iteration.
-
-    Example:
-      >>> sampler = cyclic(jnp.int32(0))
     """
 
     def sample(
@@ -49,9 +46,6 @@ def cyclic_poisson(longest_batch: int, cycle: int) -> Callable[[jax.Array], Samp
 
     Returns:
       A function of the iteration that returns its sampler.
-
-    Example:
-      >>> sampler = cyclic_poisson(64, cycle=8)(jnp.int32(0))
     """
     one = poisson(longest_batch)
 

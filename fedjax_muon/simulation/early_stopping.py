@@ -29,14 +29,6 @@ def early_stopping(
     Returns:
       A callback for one call of `train`. It raises `ValueError` if there is no such
       metric.
-
-    Raises:
-      ValueError: If `patience` is below 1, `mode` is another word, or `min_change` is
-        negative.
-
-    Example:
-      >>> stop = early_stopping("train_loss", patience=3, mode="min")
-      >>> state, history = train(simulation, state, rounds=20, callbacks=[stop])
     """
     check_count("patience", patience)
     if mode not in ("min", "max"):

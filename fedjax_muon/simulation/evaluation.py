@@ -31,15 +31,7 @@ def own_tests_of(test_parts: Sequence[Any], num_clients: int, count: int) -> Own
 
     Args:
       test_parts: For every client, the ids of its test examples.
-      num_clients: N, the number of clients.
       count: Number of test examples.
-
-    Returns:
-      The clients' test examples.
-
-    Raises:
-      ValueError: If there is not one part for each client, ids are not integers or do
-        not exist, or no client has test examples.
     """
     if len(test_parts) != num_clients:
         raise ValueError(
@@ -116,7 +108,6 @@ def client_means(
     Args:
       values: Value of each example [m].
       owner: Client that has it, int32 [m].
-      num_clients: N, the number of clients.
 
     Returns:
       Means, 0 for clients without examples, and numbers of examples, both [N].

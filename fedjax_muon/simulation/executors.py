@@ -21,10 +21,6 @@ class Processes(Executor):
 
     They are for CPUs: on an accelerator every process would reserve most of its memory.
     Workers end with the process that started them.
-
-    Example:
-      >>> with Processes(4) as executor:
-      ...     groups = list(fm.sweep(make, cells, rounds=10, executor=executor))
     """
 
     def __init__(self, count: int):
@@ -32,9 +28,6 @@ class Processes(Executor):
 
         Args:
           count: Number of processes.
-
-        Raises:
-          ValueError: If it is below 1.
         """
         if count < 1:
             raise ValueError(f"processes must be at least 1, got {count}")

@@ -137,23 +137,7 @@ def federate(
       A simulation; its programs are compiled when they are first used.
 
     Raises:
-      TypeError: If an argument is of another type, or neither or both of `local_steps`
-        and `local_epochs` are given.
       ImportError: If a private run is asked for, and dp-accounting is not installed.
-      ValueError: If privacy can't be derived for what is asked for, the data set has
-        faults, a size is out of range, a client has no examples, or the algorithm does
-        not support the sizes, the weights or the parameters.
-
-    Example:
-      >>> simulation = federate(
-      ...     fedavg(lr=0.1),
-      ...     task,
-      ...     digits,
-      ...     clients,
-      ...     cohort_size=2,
-      ...     local_steps=5,
-      ...     batch_size=32,
-      ... )
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
@@ -216,14 +200,10 @@ def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
     """Changes the plan of a federated simulation, whose programs are compiled again.
 
     Args:
-      simulation: From `federate`.
       plan: Execution plan for a cohort.
 
     Returns:
       The same simulation with another plan.
-
-    Example:
-      >>> chunked = with_plan(simulation, fm.engine.plans.chunked(2))
     """
     setup = simulation.setup
     plan = sharded(plan, setup.num_clients) if setup.devices else plan
@@ -237,18 +217,10 @@ def with_task(simulation: Simulation, task: Task) -> Simulation:
     Examples and clients stay as they are; nothing is copied.
 
     Args:
-      simulation: From `federate`.
       task: A task for the same examples, such as one whose model computes in bfloat16.
 
     Returns:
       The same simulation with another task.
-
-    Raises:
-      ValueError: If the gradient of the task does not fit the algorithm.
-
-    Example:
-      >>> model = fm.models.MLP(10, dtype=jnp.bfloat16)
-      >>> half = with_task(simulation, tasks.classification(model, digits))
     """
     check_task(task)
     setup = simulation.setup

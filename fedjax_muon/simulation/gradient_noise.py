@@ -30,14 +30,6 @@ def noise_norms(
     Returns:
       Norms over all parameters together, [N, batches]. They are zero if every batch has
       all examples of the client.
-
-    Raises:
-      ValueError: If `batches` is below 2.
-
-    Example:
-      >>> norms = noise_norms(
-      ...     simulation, state.params, jax.random.key(0), batches=2
-      ... )
     """
     if batches < 2:
         raise ValueError(f"batches must be at least 2, got {batches}")

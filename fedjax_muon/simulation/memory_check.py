@@ -43,7 +43,6 @@ def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
     not allocated.
 
     Args:
-      simulation: From `federate`.
       compiled: Whether to compile the program of rounds, which is used again too, and
         to take the compiler's number for its temporary values. By default nothing is
         compiled.
@@ -53,9 +52,6 @@ def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
 
     Raises:
       UnknownMemoryError: If the memory cannot be estimated.
-
-    Example:
-      >>> total = memory_of(simulation).total
     """
     setup, programs = simulation.setup, simulation.programs
     inputs, clients = simulation.inputs, simulation.clients
@@ -130,16 +126,6 @@ def check_memory(simulation: Simulation) -> None:
     On accelerators the program of rounds is compiled, and the compiler's numbers count.
     On CPUs nothing is compiled, and estimates count.
     It warns, and checks nothing, if the memory is unknown.
-
-    Args:
-      simulation: From `federate`.
-
-    Raises:
-      ValueError: If it does not fit; the message names a plan that fits, if there is
-        one.
-
-    Example:
-      >>> check_memory(simulation)
     """
     devices = simulation.setup.devices
     try:
@@ -161,9 +147,6 @@ def check_memory(simulation: Simulation) -> None:
 
 def need_of(simulation: Simulation) -> int | None:
     """Finds the memory that a simulation needs: on accelerators by compiling it.
-
-    Args:
-      simulation: From `federate`.
 
     Returns:
       Bytes on each device; None if the compiler finds that they are too many.

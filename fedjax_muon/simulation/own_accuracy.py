@@ -43,11 +43,6 @@ def own_accuracies(
     Returns:
       Accuracies [N], NaN for clients without test examples.
 
-    Raises:
-      TypeError: If steps are asked for without a key.
-      ValueError: If the simulation has no `test_parts`, is private, does not classify,
-        or `steps` is negative.
-
     Example:
       >>> tested = simulation.vary(test_parts=[np.arange(9)] * len(clients))
       >>> before = own_accuracies(tested, state)
@@ -85,7 +80,6 @@ def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
     """Describes the accuracies of clients with their own parameters, for evaluations.
 
     Args:
-      simulation: From `federate`.
       state: A state of this simulation.
 
     Returns:
@@ -107,9 +101,6 @@ def program(setup: Setup) -> jax.stages.Wrapped:
 
     Args:
       setup: Settings of a federated simulation.
-
-    Returns:
-      The program.
     """
     return jax.jit(with_inputs(_accuracies, setup), static_argnums=(8, 9))
 
@@ -119,7 +110,6 @@ def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
 
     Args:
       own_tests: The clients' test examples.
-      num_clients: N, the number of clients.
 
     Returns:
       Ids of test examples, int32 [N, most], -1 for padding.

@@ -33,8 +33,6 @@ def participation(
 
     Args:
       algorithm: The algorithm, not private yet.
-      task: A model and its loss.
-      num_clients: N, the number of clients.
       cohort_size: S, the number of clients in a round; None with privacy.
       cohorts: Sampling of clients, `fixed_cohort` by default; None with privacy.
       privacy: Decides both, if given.
@@ -43,8 +41,6 @@ def participation(
       The algorithm, its cohorts and the guarantee.
 
     Raises:
-      TypeError: If there is neither a `cohort_size` nor privacy.
-      ValueError: If privacy is not alone in what it decides, or can't be derived.
       ImportError: If privacy is asked for, and dp-accounting is not installed.
     """
     if privacy is None:

@@ -129,9 +129,6 @@ def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
     Args:
       run: Called as `run(setup, ...)`.
       setup: Settings; the task and the hyper-parameters are those of the inputs.
-
-    Returns:
-      A function `(inputs, ...)`.
     """
 
     @functools.wraps(run)
@@ -152,9 +149,6 @@ def objective_and_sampler(
     """Makes the objective of local steps, and the function that draws their batches.
 
     Args:
-      setup: Settings of the simulation.
-      clients: The clients' examples.
-      max_client_size: Upper bound of the sizes of all clients.
       prologue: Whether the steps are those of the prologue, one for each client.
 
     Returns:
@@ -173,10 +167,6 @@ def objective_and_sampler(
 def steps_of(setup: Setup, clients: Clients) -> engine.Steps | None:
     """Makes the function that tells how many local steps a client takes.
 
-    Args:
-      setup: Settings of the simulation.
-      clients: The clients' examples.
-
     Returns:
       A function `(client id, key of its batches) -> int32 []`; None if all clients take
       the same number.
@@ -193,13 +183,9 @@ def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -
     """Makes the state before the prologue.
 
     Args:
-      setup: Settings of the simulation.
       key: Typed key of the run.
       run_key: Typed key of everything but the initial parameters, by default from
         `key`; a private run has its own.
-
-    Returns:
-      The state.
     """
     init_key, key = jax.random.split(key)
     training = engine.init(
@@ -218,10 +204,7 @@ def run_prologue(
     """Runs the prologue of the algorithm, if it has one.
 
     Args:
-      setup: Settings of the simulation.
       state: From `init_state`.
-      clients: The clients' examples.
-      max_client_size: Upper bound of the sizes of all clients.
 
     Returns:
       The state before round 0, and whether each client's message was received,
@@ -249,7 +232,6 @@ def cohort_of(
     """Draws the clients of a round.
 
     Args:
-      setup: Settings of the simulation.
       key: Typed key of the round.
       index: Int32 [], the round.
 
@@ -300,11 +282,8 @@ def run_rounds(
     """Runs some rounds.
 
     Args:
-      setup: Settings of the simulation.
       state: The state before these rounds.
-      clients: The clients' examples.
       count: Number of rounds, which may be traced.
-      max_client_size: Upper bound of the sizes of all clients.
 
     Returns:
       The new state, and the metrics of these rounds.

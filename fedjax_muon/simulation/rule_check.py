@@ -28,9 +28,6 @@ def check_rules(algorithm: Any, params: Any) -> None:
       algorithm: An algorithm; one without a recipe is not checked.
       params: Parameters, or their `ShapeDtypeStruct`s. Rules are tested on small arrays
         of the same structure.
-
-    Raises:
-      ValueError: If the update of a rule points away from the gradient.
     """
     for name, rule in _rules(recipe_of(algorithm)):
         _check(name, rule, params)

@@ -113,9 +113,6 @@ class Simulation:
 
         Raises:
           NonFiniteError: If a message of the prologue is not finite.
-
-        Example:
-          >>> state = simulation.init(jax.random.key(0))
         """
         check_key(key)
         run_key = run_key_of(self.guarantee)
@@ -137,9 +134,6 @@ class Simulation:
 
         Returns:
           The new state, and `Metrics` of messages that were not finite.
-
-        Example:
-          >>> state, metrics = simulation.train_round(state)
         """
         return self.train_rounds(state, 1)
 
@@ -148,16 +142,9 @@ class Simulation:
 
         Args:
           state: From `init` or a previous round; it is donated.
-          count: Number of rounds.
 
         Returns:
           The new state, and `Metrics` of messages that were not finite.
-
-        Raises:
-          ValueError: If the guarantee of a private simulation covers fewer rounds.
-
-        Example:
-          >>> state, metrics = simulation.train_rounds(state, 10)
         """
         check_count("count", count, least=0)
         check_not_donated(state)
@@ -176,9 +163,6 @@ class Simulation:
         Returns:
           Metrics by name, arrays []. A private simulation has those of the test set and
           of the parameters, unless its privacy publishes training metrics.
-
-        Example:
-          >>> accuracy = simulation.evaluate(state)["test_accuracy"]
         """
         scores = self.runner.evaluate(self, state)
         return scores if self.guarantee is None else self.guarantee.published(scores)
@@ -191,12 +175,6 @@ class Simulation:
 
         Args:
           rounds: Number of rounds since the beginning, the prologue included.
-
-        Returns:
-          Bytes to clients and from clients.
-
-        Example:
-          >>> down, up = simulation.bytes_after(100)
         """
         if rounds < 0:
             raise ValueError(f"rounds must be at least 0, got {rounds}")
@@ -234,14 +212,6 @@ class Simulation:
         Returns:
           The new simulation. If it is private, its noise and guarantee are derived
           anew.
-
-        Raises:
-          ValueError: If a private simulation can't change in this way, the number of
-            clients differs, or an argument is invalid for `federate` or
-            `decentralize`.
-
-        Example:
-          >>> faster = simulation.vary(hyper={"lr": 0.2})
         """
         inputs, changes = self.inputs, dict[str, Any]()
         if parts is not None:
@@ -302,8 +272,5 @@ def inputs_of(
       task: Provides the arrays that it holds.
       mixer: Mixer of agents' messages, in a decentralized simulation.
       noise: Hyper-parameters that privacy decides, in place of the algorithm's.
-
-    Returns:
-      The inputs.
     """
     return Inputs(task, as_arrays(numbers_of(algorithm) | dict(noise or {})), mixer)

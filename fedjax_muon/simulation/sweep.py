@@ -69,7 +69,6 @@ def sweep(
         paths, None, and tuples, lists and dictionaries of them.
       cells: The runs, each with its hyper-parameters, key and clients.
       rounds: Number of rounds of each cell.
-      evaluate_every: Rounds between two evaluations.
       validation: Examples (x [n, ...], y [n]) that no client has, scored as
         `validation_loss`, `validation_accuracy` and, if the task has one,
         `validation_auc` or `validation_mcc`.
@@ -95,16 +94,7 @@ def sweep(
 
     Raises:
       KeyboardInterrupt: After `pause` has kept the state of a group.
-      ValueError: At the first iteration, if there are no cells, cells differ in the
-        names of their hyper-parameters or in the numbers of their clients or examples,
-        a size is out of range, the simulation is on several devices, or something
-        cannot be sent to the workers of the executor.
       WorkerError: If the workers of a group ended three times.
-
-    Example:
-      >>> cells = [Cell({"lr": lr}, jax.random.key(0), clients) for lr in (0.01, 0.1)]
-      >>> for group in sweep(simulation, cells, rounds=10):
-      ...     diverged = [outcome.diverged for outcome in group]
     """
     check_every(evaluate_every)
     if executor is not None:

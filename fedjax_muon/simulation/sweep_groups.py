@@ -115,8 +115,6 @@ def group_size(cells: int, largest: int, multiple: int = 1) -> int:
     """Computes the size of groups that are nearly equal.
 
     Args:
-      cells: Number of cells.
-      largest: Largest size of a group.
       multiple: Divisor of the size, for which it may be larger.
 
     Returns:
@@ -176,7 +174,6 @@ class Groups:
         Args:
           simulation: Settings that the cells have in common.
           rounds: Number of rounds of each cell.
-          evaluate_every: Rounds between two evaluations.
           max_client_size: Upper bound of the sizes of the clients of all groups.
           validation: Examples (x [n, ...], y [n]) that no client has.
           over: Execution of the cells of a group.
@@ -204,14 +201,10 @@ class Groups:
         """Trains a group of cells.
 
         Args:
-          cells: The cells.
           size: Size of all groups. A smaller one runs its last cell again, so that
             groups share a program.
           tick: Progress callback.
           pause: Interrupts the group, and continues it later.
-
-        Returns:
-          One outcome for each cell.
 
         Raises:
           KeyboardInterrupt: After `pause` has kept the state of the group.
@@ -259,9 +252,7 @@ def make_programs(
     """Makes the programs of a group.
 
     Args:
-      setup: Settings of the simulation.
       over: Execution of the cells of a group, or of a device's part of them.
-      max_client_size: Upper bound of the sizes of all clients.
       devices: Devices that divide the cells of a group evenly; by default one.
 
     Returns:

@@ -71,7 +71,6 @@ def perform(path: str, arguments: tuple[Any, ...], wanted: dict[str, str]) -> An
 
     Args:
       path: Import path of the task's function.
-      arguments: Its arguments.
       wanted: Versions of the packages of the process that asks.
 
     Returns:
@@ -108,9 +107,7 @@ def run_tasks(
     other tasks are finished before the error is raised.
 
     Args:
-      executor: Runs the tasks.
       function: The tasks' function, at the top level of a module of this library.
-      tasks: The tasks.
       stop: Whether to stop, asked several times a second.
 
     Yields:
@@ -118,7 +115,6 @@ def run_tasks(
 
     Raises:
       KeyboardInterrupt: If `stop` says so; tasks that are not finished are cancelled.
-      ValueError: If a worker can't run a task.
       WorkerError: If the workers of a task ended, or its executor did.
     """
     waiting: dict[Future[Answer], int] = {}

@@ -38,9 +38,6 @@ def described(function: Any) -> Described:
 
     Returns:
       Its description.
-
-    Raises:
-      ValueError: If it can't be imported by workers, or an argument is no plain value.
     """
     if isinstance(function, Simulation):
         raise ValueError(
@@ -111,7 +108,6 @@ def sweep_on(
     Args:
       executor: Runs the groups.
       recipe: Description of the simulation.
-      cells: The cells.
       size: Cells in a group.
       settings: Arguments of `Groups`.
       tick: Progress callback.
@@ -179,7 +175,6 @@ def prepared(key: str, make: Callable[[], T]) -> T:
 
     Args:
       key: Identifies it.
-      make: Prepares it.
 
     Returns:
       What was prepared now or before.

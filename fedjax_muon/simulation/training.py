@@ -24,14 +24,7 @@ Callback = Callable[[Any, Record], bool | None]
 
 
 def check_every(evaluate_every: int) -> None:
-    """Checks the number of rounds between two evaluations.
-
-    Args:
-      evaluate_every: Rounds between two evaluations.
-
-    Raises:
-      ValueError: If it is below 1.
-    """
+    """Checks the number of rounds between two evaluations."""
     check_count("evaluate_every", evaluate_every)
 
 
@@ -106,7 +99,6 @@ def steps(
       simulation: From `federate` or `decentralize`.
       state: From `simulation.init`, or a later one; it is donated.
       rounds: Total number of rounds, including those of the state.
-      evaluate_every: Rounds between two evaluations.
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
         counted, instead of raising an error.
       evaluate_first: Whether the given state is evaluated.
@@ -119,7 +111,6 @@ def steps(
 
     Raises:
       NonFiniteError: If a message or the training loss is not finite.
-      ValueError: If `evaluate_every` is below 1.
     """
     check_every(evaluate_every)
     start, index = time.perf_counter() - seconds, state.round
@@ -167,7 +158,6 @@ def evaluations(
       simulation: From `federate` or `decentralize`.
       state: From `simulation.init`, or a later one; it is donated.
       rounds: Total number of rounds, including those of the state.
-      evaluate_every: Rounds between two evaluations.
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
         counted, instead of raising an error.
       tick: Progress callback, called with the number of new rounds a few times a
@@ -178,11 +168,6 @@ def evaluations(
 
     Raises:
       NonFiniteError: If a message or the training loss is not finite.
-      ValueError: If `evaluate_every` is below 1.
-
-    Example:
-      >>> for state, record in evaluations(simulation, state, rounds=20):
-      ...     loss = record["train_loss"]
     """
     for step in steps(
         simulation,
@@ -218,7 +203,6 @@ def train(
       simulation: From `federate` or `decentralize`.
       state: From `simulation.init`, or from an earlier call; it is donated.
       rounds: Number of new rounds.
-      evaluate_every: Rounds between two evaluations.
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
         counted, instead of raising an error.
       callbacks: Functions and trackers. A function is called as
@@ -232,10 +216,6 @@ def train(
 
     Raises:
       NonFiniteError: If a message or the training loss is not finite.
-      ValueError: If `rounds` or `evaluate_every` is below 1.
-
-    Example:
-      >>> state, history = train(simulation, state, rounds=100)
     """
     check_count("rounds", rounds)
     records: list[Record] = []

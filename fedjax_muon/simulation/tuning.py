@@ -63,14 +63,6 @@ def tune(
 
     Returns:
       The simulation with the fastest plan, and the seconds of all plans.
-
-    Raises:
-      ValueError: If the simulation is decentralized, no plan fits in memory, or
-        `measured` has other plans.
-
-    Example:
-      >>> tuned = tune(simulation)
-      >>> simulation = tuned.simulation
     """
     check_count("repeats", repeats)
     candidates = dict(candidates_of(simulation))
@@ -99,9 +91,6 @@ def candidates_of(
 
     Yields:
       Names and simulations, those of each given one by decreasing memory.
-
-    Raises:
-      ValueError: If a simulation is decentralized.
     """
     if not isinstance(simulation, Mapping):
         for plan_name, plan in plans_of(simulation):
@@ -115,14 +104,8 @@ def candidates_of(
 def plans_of(simulation: Simulation) -> Iterator[tuple[str, Plan]]:
     """Lists the plans of a simulation, by decreasing memory.
 
-    Args:
-      simulation: From `federate`.
-
     Yields:
       Names and plans.
-
-    Raises:
-      ValueError: If the simulation is decentralized.
     """
     setup = simulation.setup
     if not hasattr(setup, "plan"):
@@ -134,14 +117,8 @@ def plans_of(simulation: Simulation) -> Iterator[tuple[str, Plan]]:
 def signature_of(simulation: Simulation) -> Signature:
     """Identifies what the time of a round depends on, besides the plan.
 
-    Args:
-      simulation: From `federate`.
-
     Returns:
       The devices, and a hash of the program.
-
-    Example:
-      >>> signature = signature_of(simulation)
     """
     devices = simulation.setup.devices or jax.devices()[:1]
     one = with_plan(simulation, vmapped)  # whatever the plan is

@@ -36,15 +36,6 @@ def equal(steps: int) -> Work:
 
     Args:
       steps: K, the number of local steps.
-
-    Returns:
-      The work.
-
-    Raises:
-      ValueError: If `steps` is below 1.
-
-    Example:
-      >>> work = equal(5)
     """
     check_count("local_steps", steps)
     return Work(lambda max_client_size, batch_size: steps)
@@ -55,15 +46,6 @@ def of_each(steps: Sequence[int]) -> Work:
 
     Args:
       steps: Numbers of local steps, of all N clients in the order of their ids.
-
-    Returns:
-      The work.
-
-    Raises:
-      ValueError: If a number is below 1 or not an integer.
-
-    Example:
-      >>> work = of_each([1, 5, 10])
     """
     for number in steps:
         check_count("local_steps", number)
@@ -83,15 +65,6 @@ def epochs(low: int, high: int | None = None) -> Work:
     Args:
       low: E, the number of passes over the client's examples.
       high: If given, E is drawn uniformly from `low` to `high`.
-
-    Returns:
-      The work.
-
-    Raises:
-      ValueError: If the numbers are below 1 or in the wrong order.
-
-    Example:
-      >>> work = epochs(2, 5)
     """
     check_count("local_epochs", low)
     most = low if high is None else high
@@ -120,14 +93,6 @@ def work_of(
     Args:
       local_steps: Number of local steps, of all clients or of each of them.
       local_epochs: Number of local epochs, or its bounds.
-      num_clients: N, the number of clients.
-
-    Returns:
-      The work.
-
-    Raises:
-      TypeError: If neither or both are given.
-      ValueError: If a number is out of range, or there is not one for every client.
     """
     if (local_steps is None) == (local_epochs is None):
         raise TypeError("give either local_steps or local_epochs")

@@ -34,9 +34,6 @@ def project_perturbation(radius: float) -> Callable[[Pair], Pair]:
 
     Returns:
       A function of the parameters, for `Task.project`.
-
-    Raises:
-      ValueError: If the radius is out of range.
     """
     check_range("radius", radius, open_low=True, schedules=False)
     return on_y(partial(optax.projections.projection_l2_ball, scale=radius))
@@ -53,7 +50,6 @@ def adversarial(
 
     Args:
       model: Module that maps [B, *shape] to logits [B, classes].
-      examples: The data set, or the shape of one example.
       radius: Largest Euclidean norm of the perturbation, positive.
       strength: Weight of the quadratic term that pulls the perturbation to zero.
 
@@ -61,12 +57,6 @@ def adversarial(
       A task whose parameters are `Pair(parameters of the model, perturbation)`. The
       perturbation has the shape of one example and starts at zero. Scores are those of
       the perturbed examples.
-
-    Raises:
-      ValueError: If a number is out of range, or for a model as in `classification`.
-
-    Example:
-      >>> task = adversarial(models.MLP(10), digits, radius=0.5)
     """
     check_range("strength", strength, schedules=False)
     project = project_perturbation(radius)

@@ -35,20 +35,12 @@ def agnostic(
 
     Args:
       model: Module that maps [B, *shape] to logits [B, classes].
-      examples: The data set, or the shape of one example.
-      num_clients: N, the number of clients.
       strength: Weight of the quadratic term that pulls the weights to 1/N.
 
     Returns:
       A task whose parameters are `Pair(parameters of the model, weights [N])`. The
       weights are projected onto the simplex. Scores are those of `classification`. The
       gradient requires `Batch.client`, and is NaN for clients from N on.
-
-    Raises:
-      ValueError: If a number is out of range, or for a model as in `classification`.
-
-    Example:
-      >>> task = agnostic(models.MLP(10), digits, num_clients=4)
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")

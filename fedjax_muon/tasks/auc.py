@@ -105,7 +105,6 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
 
     Args:
       model: Module that maps [B, *shape] to two logits per example.
-      examples: The data set, or the shape of one example.
       share: Share of positives p in (0, 1). By default every client uses its own
         share; then a client with a single class has a gradient of zero.
 
@@ -115,12 +114,6 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
       of h as "score", which ranks like h but has no ties where h rounds to 1. The
       metric "auc" is computed from the score. Without `share`, the gradient requires
       `Batch.shares`.
-
-    Raises:
-      ValueError: If `share` is out of range, or the model does not return two logits.
-
-    Example:
-      >>> task = auc(models.MLP(2), (30,))
     """
     if share is not None:
         check_range(

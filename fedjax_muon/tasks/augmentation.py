@@ -42,12 +42,6 @@ def augmented(task: Task, augmentation: Augmentation) -> Task:
       task: Task whose training examples are augmented.
       augmentation: Function `(key, x [B, ...])` that returns changed inputs of the
         same shape and dtype.
-
-    Returns:
-      The task with augmented gradients.
-
-    Example:
-      >>> task = augmented(task, crop_and_flip(padding=1))
     """
     changed = lambda grad: Partial(_grad, as_partial(grad), as_partial(augmentation))
     one = task.example_grad
@@ -76,12 +70,6 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
 
     Returns:
       An augmentation of images [B, H, W, C].
-
-    Raises:
-      ValueError: If the padding is not an integer or is negative.
-
-    Example:
-      >>> images = crop_and_flip()(jax.random.key(0), digits.x_train[:8])
     """
     try:
         pixels = operator.index(padding)
@@ -96,7 +84,6 @@ def draw(key: jax.Array, count: int, padding: int) -> CropsAndFlips:
     """Draws crops and flips; all positions are equally likely.
 
     Args:
-      key: Typed key.
       count: B, the number of images.
       padding: Pixels on each side.
 

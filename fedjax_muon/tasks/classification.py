@@ -45,21 +45,11 @@ def classification(model: nn.Module, examples: Examples) -> Task:
 
     Args:
       model: Module that maps [B, *shape] to logits [B, classes].
-      examples: The data set, or the shape of one example.
 
     Returns:
       A task whose scores are "loss" and "correct". Its `grad` and `evaluate` raise
       `ValueError` for labels that are not integers, and for arrays whose first
       dimensions differ.
-
-    Raises:
-      TypeError: If the model is not a module of flax.linen.
-      ValueError: If the model has variables other than parameters, such as batch
-        statistics, does not return one logit for each of two or more classes, or has
-        another number of outputs than the data set has classes.
-
-    Example:
-      >>> task = classification(models.MLP(10), digits)
     """
     check_model(model, examples)
     shape = example_shape_of(examples)
@@ -100,9 +90,6 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
 
     Returns:
       The task with the new `init`.
-
-    Raises:
-      ValueError: If the parameters differ from the task's in names or shapes.
 
     Example:
       >>> model = models.MLP(10)
@@ -145,9 +132,6 @@ def by_matthews(task: Task) -> Task:
 
     Returns:
       The task with the metric "mcc" and the score "predicted".
-
-    Example:
-      >>> task = by_matthews(classification(models.MLP(2), (30,)))
     """
     return task._replace(
         evaluate=Partial(_predicting, as_partial(task.evaluate)),
@@ -187,9 +171,6 @@ def cross_entropy(model: nn.Module) -> Callable[[Any, Batch, jax.Array], jax.Arr
 
     Returns:
       A function `(params, batch, key)` that returns the weighted mean over the batch.
-
-    Example:
-      >>> loss = cross_entropy(models.MLP(10))
     """
     return partial(_loss, partial(logits_of, model))
 
@@ -228,9 +209,6 @@ def weighted_mean(values: jax.Array, weight: jax.Array) -> jax.Array:
       values: Values v [B].
       weight: Weights w [B], not negative.
 
-    Returns:
-      The mean [].
-
     Example:
       >>> float(weighted_mean(jnp.array([1.0, 3.0]), jnp.array([1.0, 0.0])))
       1.0
@@ -248,16 +226,6 @@ def check_model(model: nn.Module, examples: Examples) -> None:
 
     Args:
       model: Module that maps [B, *shape] to logits [B, classes].
-      examples: The data set, or the shape of one example.
-
-    Raises:
-      TypeError: If the model is not a module of flax.linen.
-      ValueError: If the model has variables other than parameters, does not return one
-        logit for each of two or more classes, or has another number of outputs than
-        the data set has classes.
-
-    Example:
-      >>> check_model(models.MLP(10), digits)
     """
     if not isinstance(model, nn.Module):
         if isinstance(model, type) and issubclass(model, nn.Module):
@@ -295,12 +263,6 @@ def check_batch(x: jax.Array, y: jax.Array, *weight: jax.Array) -> None:
       x: Inputs [B, ...].
       y: Labels [B].
       *weight: Weights [B], if there are any.
-
-    Raises:
-      ValueError: If the labels are not integers, or the first dimensions differ.
-
-    Example:
-      >>> check_batch(digits.x_test, digits.y_test)
     """
     if not jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"labels must be integers from 0, got dtype {y.dtype}")

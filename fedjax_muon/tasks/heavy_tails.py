@@ -36,9 +36,6 @@ def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
 
     Returns:
       The noisy gradient, a function of the same arguments.
-
-    Example:
-      >>> task = task._replace(grad=noisy(task.grad, gaussian(0.1)))
     """
 
     def grad(grad_fn: GradFn, params: Params, batch: Batch, key: jax.Array) -> Params:
@@ -60,12 +57,6 @@ def gaussian(scale: float | jax.Array = 1.0) -> Noise:
 
     Returns:
       A noise for `noisy`.
-
-    Raises:
-      ValueError: If `scale` is out of range.
-
-    Example:
-      >>> entries = gaussian(0.1)(jax.random.key(0), (3,), jnp.float32)
     """
     check_range("scale", scale, schedules=False)
 
@@ -90,12 +81,6 @@ def pareto(tail: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
 
     Returns:
       A noise for `noisy`.
-
-    Raises:
-      ValueError: If a number is out of range.
-
-    Example:
-      >>> entries = pareto(1.5)(jax.random.key(0), (3,), jnp.float32)
     """
     check_range("tail", tail, 1.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)
@@ -125,12 +110,6 @@ def alpha_stable(alpha: float | jax.Array, scale: float | jax.Array = 1.0) -> No
 
     Returns:
       A noise for `noisy`.
-
-    Raises:
-      ValueError: If a number is out of range.
-
-    Example:
-      >>> entries = alpha_stable(1.5)(jax.random.key(0), (3,), jnp.float32)
     """
     check_range("alpha", alpha, 1.0, 2.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)

@@ -58,7 +58,6 @@ def lora_classification(
       model: Module that maps [B, *example_shape] to logits [B, classes].
       frozen: Parameters of the model. Training starts at the head that they contain;
         without one, the head starts as in the model.
-      example_shape: Shape of one example.
       rank: Rank r of the adapters.
       alpha: Outputs of the adapters are scaled by alpha / r; 2 r by default.
       layers: Names of the `nn.Dense` layers that get adapters, at any depth.
@@ -67,12 +66,6 @@ def lora_classification(
     Returns:
       A task whose parameters are {"adapters": {..., layer: {"a", "b"}}, "head": ...},
       with the adapters at the paths of their layers.
-
-    Raises:
-      TypeError: If `layers` is a string, or the model is not a module of flax.linen.
-      ValueError: If a number is out of range, the model has no such head or layers, a
-        layer is not an `nn.Dense`, the frozen parameters differ from the model's in
-        names or shapes, or for a model as in `classification`.
 
     Example:
       >>> model = models.MLP(10)

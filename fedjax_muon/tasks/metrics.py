@@ -75,15 +75,6 @@ def hill(values: jax.Array, tail: int) -> jax.Array:
     Args:
       values: Values of any shape. The tail must not contain zeros.
       tail: Number of the largest magnitudes that are used.
-
-    Returns:
-      The tail index [].
-
-    Raises:
-      ValueError: If `tail` is not between 1 and the number of values minus 1.
-
-    Example:
-      >>> index = hill(jax.random.cauchy(jax.random.key(0), (1000,)), tail=50)
     """
     size = values.size
     if not 1 <= tail < size:
@@ -98,9 +89,6 @@ def mean_loss(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
     Args:
       scores: Scores of all examples, with "loss" [n].
       y: Not used; the labels are an argument of every metric.
-
-    Returns:
-      The mean [].
     """
     del y
     return jnp.mean(scores["loss"])
@@ -112,9 +100,6 @@ def accuracy(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
     Args:
       scores: Scores of all examples, with "correct" [n].
       y: Not used; the labels are an argument of every metric.
-
-    Returns:
-      The share [].
     """
     del y
     return jnp.mean(scores["correct"])
@@ -126,9 +111,6 @@ def auc(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
     Args:
       scores: Scores of all examples, with "score" [n].
       y: Labels [n], 0 or 1.
-
-    Returns:
-      The area [].
     """
     return roc_auc(scores["score"], y)
 
@@ -139,9 +121,6 @@ def mcc(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
     Args:
       scores: Scores of all examples, with "predicted" [n].
       y: Labels [n], 0 or 1.
-
-    Returns:
-      The correlation [].
     """
     return matthews(scores["predicted"], y)
 

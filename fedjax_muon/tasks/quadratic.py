@@ -45,7 +45,6 @@ def draw_quadratic(
     elsewhere.
 
     Args:
-      key: Typed key.
       num_clients: Number of clients N.
       shape: Sizes m, k and n.
       rank: Rank of D; with rank k, f is strongly concave in Y.
@@ -56,12 +55,6 @@ def draw_quadratic(
 
     Returns:
       The data of the problem.
-
-    Raises:
-      ValueError: If a number is out of range.
-
-    Example:
-      >>> problem = draw_quadratic(jax.random.key(0), num_clients=4)
     """
     m, k, n = shape
     if num_clients < 1 or min(shape) < 1 or rank not in range(1, k + 1):
@@ -103,9 +96,6 @@ def _orthogonal(key: jax.Array, size: int) -> jax.Array:
 def start(problem: Quadratic) -> Pair:
     """Returns initial parameters of zeros.
 
-    Args:
-      problem: Data of the problem.
-
     Returns:
       X [m, n] and Y [k, n].
     """
@@ -116,13 +106,9 @@ def value(problem: Quadratic, params: Pair, B: jax.Array, C: jax.Array) -> jax.A
     """Computes f_i, or f.
 
     Args:
-      problem: Data of the problem.
       params: X [m, n] and Y [k, n].
       B: One client's B [m, n], or their mean.
       C: One client's C [k, n], or their mean.
-
-    Returns:
-      The value [].
     """
     X, Y = params
     inner = lambda u, v: jnp.sum(u * v)
@@ -137,15 +123,8 @@ def value(problem: Quadratic, params: Pair, B: jax.Array, C: jax.Array) -> jax.A
 def gradient(problem: Quadratic) -> GradFn:
     """Returns the gradient for algorithms, in which a batch is a client's number.
 
-    Args:
-      problem: Data of the problem.
-
     Returns:
       A function `(params, client, key)`, negated in Y.
-
-    Example:
-      >>> problem = draw_quadratic(jax.random.key(0), num_clients=4)
-      >>> g = gradient(problem)(start(problem), 0, jax.random.key(0))
     """
 
     def grad(params: Pair, client: jax.Array, key: jax.Array) -> Pair:
@@ -164,7 +143,6 @@ def response(problem: Quadratic, X: jax.Array) -> jax.Array:
     """Computes the Y of least norm that maximizes f(X, Y).
 
     Args:
-      problem: Data of the problem.
       X: Primal variable [m, n].
 
     Returns:
@@ -178,11 +156,7 @@ def primal(problem: Quadratic, X: jax.Array) -> jax.Array:
     """Computes the primal function, max over Y of f(X, Y).
 
     Args:
-      problem: Data of the problem.
       X: Primal variable [m, n].
-
-    Returns:
-      The value [].
     """
     return value(problem, Pair(X, response(problem, X)), *_means(problem))
 
@@ -191,7 +165,6 @@ def primal_gradient(problem: Quadratic, X: jax.Array) -> jax.Array:
     """Computes the gradient of the primal function, that of f at the response.
 
     Args:
-      problem: Data of the problem.
       X: Primal variable [m, n].
 
     Returns:
@@ -204,9 +177,6 @@ def primal_gradient(problem: Quadratic, X: jax.Array) -> jax.Array:
 def hessian(problem: Quadratic) -> jax.Array:
     """Computes the Hessian of the primal function.
 
-    Args:
-      problem: Data of the problem.
-
     Returns:
       The matrix H [m, m]; the gradient at X is H (X - solution).
     """
@@ -216,15 +186,8 @@ def hessian(problem: Quadratic) -> jax.Array:
 def solution(problem: Quadratic) -> Pair:
     """Computes the minimizer of the primal function and the response to it.
 
-    Args:
-      problem: Data of the problem.
-
     Returns:
       X [m, n] and Y [k, n].
-
-    Example:
-      >>> problem = draw_quadratic(jax.random.key(0), num_clients=4)
-      >>> distance = jnp.linalg.norm(start(problem).x - solution(problem).x)
     """
     B, C = _means(problem)
     offset = B + problem.A.T @ jnp.linalg.pinv(problem.D) @ C
@@ -236,7 +199,6 @@ def dual(problem: Quadratic, Y: jax.Array) -> jax.Array:
     """Computes the dual function, min over X of f(X, Y).
 
     Args:
-      problem: Data of the problem.
       Y: Dual variable [k, n].
 
     Returns:
@@ -253,7 +215,6 @@ def duality_gap(problem: Quadratic, params: Pair) -> jax.Array:
     """Computes max over Y of f(X, .) minus min over X of f(., Y).
 
     Args:
-      problem: Data of the problem.
       params: X [m, n] and Y [k, n].
 
     Returns:
@@ -269,7 +230,6 @@ def potential(problem: Quadratic, params: Pair) -> jax.Array:
     Nonconvex-PL analyses bound this potential in place of a duality gap.
 
     Args:
-      problem: Data of the problem.
       params: X [m, n] and Y [k, n].
 
     Returns:

@@ -38,9 +38,6 @@ def examples(batch: Batch) -> jax.Array:
 
     Returns:
       The numbers of the training examples [B].
-
-    Raises:
-      ValueError: If the batch has no ids.
     """
     if batch.ids is None:
         raise ValueError("a batch must have its examples' numbers (Batch.ids)")
@@ -55,9 +52,6 @@ def agents(batch: Batch) -> jax.Array:
 
     Returns:
       The number of the agent [].
-
-    Raises:
-      ValueError: If the batch has no client.
     """
     if batch.client is None:
         raise ValueError("a batch must have its agent's number (Batch.client)")
@@ -104,9 +98,6 @@ def public_gradient(
 
     Returns:
       A function of the parameters, negated in y.
-
-    Raises:
-      ValueError: If a number is out of range.
     """
     check_range("regularization", regularization, schedules=False)
     check_range("bend", bend, schedules=False)
@@ -142,12 +133,6 @@ def robust_logistic(
       1 / weights at first; y is projected onto the simplex. Its gradient is the sum of
       `data_gradient` and `public_gradient`. Its scores are the logistic loss, "correct"
       for the sign of a^T x, and a^T x as "score".
-
-    Raises:
-      ValueError: If a number is out of range.
-
-    Example:
-      >>> task = robust_logistic(features=30, weights=4, selection=agents)
     """
     if features < 1 or weights < 1:
         raise ValueError(

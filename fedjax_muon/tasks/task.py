@@ -85,9 +85,6 @@ def as_partial(function: Callable[..., Any]) -> Partial:
 
     Args:
       function: Any function. Only a `Partial` holds arrays.
-
-    Returns:
-      The function as a `Partial`.
     """
     return function if isinstance(function, Partial) else Partial(function)
 
@@ -104,9 +101,6 @@ def per_example(grad_fn: GradFn) -> GradFn:
 
     Returns:
       A function of the same arguments, whose result has leaves [B, ...].
-
-    Example:
-      >>> task = task._replace(example_grad=per_example(task.grad))
     """
 
     def gradients(

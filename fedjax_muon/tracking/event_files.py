@@ -31,16 +31,6 @@ def tensorboard(directory: str | Path, *, resume: bool = False) -> Tracker:
     Args:
       directory: Directory of the event files of this run.
       resume: Whether the run that has event files there is continued.
-
-    Returns:
-      A tracker.
-
-    Raises:
-      ValueError: If tensorboardX is not installed, or there are event files and their
-        run is not to be continued.
-
-    Example:
-      >>> tracker = tensorboard("logs/fedmuon")
     """
     check_installed(PACKAGE, "the tracker of TensorBoard")
     directory = Path(directory)

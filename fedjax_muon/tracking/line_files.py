@@ -16,18 +16,8 @@ def json_lines(path: str | Path, *, resume: bool = False) -> Tracker:
     null, since JSON has none. A round that is in the file is not written again.
 
     Args:
-      path: The file.
       resume: Whether an existing file is continued. A last line that was cut off is
         removed.
-
-    Returns:
-      A tracker.
-
-    Raises:
-      ValueError: If the file exists and is not to be continued.
-
-    Example:
-      >>> tracker = json_lines("log.jsonl")
     """
     path = Path(path)
     if path.exists() and not resume:

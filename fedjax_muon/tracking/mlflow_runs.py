@@ -38,15 +38,6 @@ def mlflow(
       experiment: Experiment of the run, which is made if it is missing.
       name: What the run is called, by default a random name.
       run_id: Identifies a run that is continued, or a new one; by default random.
-
-    Returns:
-      A tracker.
-
-    Raises:
-      ValueError: If mlflow is not installed.
-
-    Example:
-      >>> tracker = mlflow("sqlite:///mlflow.db")  # doctest: +SKIP
     """
     check_installed("mlflow", "the tracker of MLflow")
     key = run_id or secrets.token_hex(4)

@@ -41,10 +41,6 @@ def follow(
 
     Yields:
       A function that gives a record to all trackers.
-
-    Example:
-      >>> with follow([json_lines("log.jsonl")], {"lr": 0.1}) as log:
-      ...     log({"round": 0, "train_loss": 2.3})
     """
     working = list(trackers)
 
@@ -77,9 +73,6 @@ def follow(
 
 def imported(package: str) -> Any:
     """Imports the package of a tracker, when it is first used.
-
-    Args:
-      package: Name of the package.
 
     Returns:
       The module.

@@ -29,15 +29,6 @@ def trackio(
       project: Project of the run.
       name: What the run is called: an existing one is continued. By default random.
       group: Group of the run.
-
-    Returns:
-      A tracker.
-
-    Raises:
-      ValueError: If trackio is not installed.
-
-    Example:
-      >>> tracker = trackio("digits", name="fedmuon")  # doctest: +SKIP
     """
     check_installed("trackio", "the tracker of Trackio")
     name = name or secrets.token_hex(4)

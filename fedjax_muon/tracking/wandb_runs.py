@@ -35,15 +35,6 @@ def wandb(
       group: Group of the run.
       run_id: Identifies a run that is continued, or a new one; by default random.
       directory: Where files are written, in a new folder `wandb`.
-
-    Returns:
-      A tracker.
-
-    Raises:
-      ValueError: If wandb is not installed.
-
-    Example:
-      >>> tracker = wandb("digits", name="fedmuon")  # doctest: +SKIP
     """
     check_installed("wandb", "the tracker of Weights & Biases")
     run_id = run_id or secrets.token_hex(4)

@@ -49,24 +49,14 @@ def muon_bound(
 
     Args:
       params: Parameters, or their `ShapeDtypeStruct`s.
-      lr: Local learning rate.
       steps: K, the number of local steps.
       decay: Weight decay, which is multiplied by `lr`.
       largest: Bound of ||O||_2: 1.2024 for any number of Newton-Schulz steps with
         `newton_schulz.JORDAN`; 1 for `QUINTIC`, `CUBIC` and exact polar factors.
       shape_scale: Factor a of a matrix, as a function of (fan_in, fan_out).
-      layout: Function that finds the matrices among the leaves.
 
     Returns:
       B, in units of the parameters.
-
-    Raises:
-      ValueError: If there is no matrix, a number is out of range, or lr * decay is
-        above 1.
-      TypeError: If `steps` is not an integer, or another number is not a number.
-
-    Example:
-      >>> bound = muon_bound({"kernel": jnp.ones((4, 3))}, lr=0.02, steps=5)
     """
     check_range("lr", lr, open_low=True, schedules=False)
     check_count("steps", steps)

@@ -14,9 +14,6 @@ def normalize() -> optax.GradientTransformation:
 
     Returns:
       A transformation without state.
-
-    Example:
-      >>> rule = optax.chain(optax.trace(0.9), normalize())
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
@@ -33,9 +30,6 @@ def sign_scalars() -> optax.GradientTransformation:
 
     Returns:
       A transformation without state.
-
-    Example:
-      >>> rule = sign_scalars()
     """
     return optax.stateless_with_tree_map(lambda g, _: g if g.ndim else jnp.sign(g))
 
@@ -51,13 +45,6 @@ def biclip(low: Number, high: Number) -> optax.GradientTransformation:
 
     Returns:
       A transformation without state.
-
-    Raises:
-      ValueError: Unless 0 <= low <= high.
-      TypeError: If `low` or `high` is not a number.
-
-    Example:
-      >>> rule = biclip(1e-4, 1e-2)
     """
     check_range("low", low, schedules=False)
     check_range("high", high, schedules=False)

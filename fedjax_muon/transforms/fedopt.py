@@ -51,19 +51,11 @@ def scale_by_fedadam(
     """FedAdam, the rule with `v <- b2 v + (1 - b2) g^2`.
 
     Args:
-      b1: Decay of the first moment.
       b2: Decay of the second moment.
       tau: Constant that is added to the root of the second moment.
 
     Returns:
       A transformation without a learning rate.
-
-    Raises:
-      ValueError: If a number is out of range.
-      TypeError: If an argument is not a number.
-
-    Example:
-      >>> rule = scale_by_fedadam()
     """
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
@@ -75,19 +67,11 @@ def scale_by_fedyogi(
     """FedYogi, the rule with `v <- v - (1 - b2) g^2 sign(v - g^2)`.
 
     Args:
-      b1: Decay of the first moment.
       b2: Decay of the second moment.
       tau: Constant that is added to the root of the second moment.
 
     Returns:
       A transformation without a learning rate.
-
-    Raises:
-      ValueError: If a number is out of range.
-      TypeError: If an argument is not a number.
-
-    Example:
-      >>> rule = scale_by_fedyogi()
     """
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
@@ -99,17 +83,9 @@ def scale_by_fedadagrad(
     """FedAdagrad, the rule with `v <- v + g^2`.
 
     Args:
-      b1: Decay of the first moment.
       tau: Constant that is added to the root of the second moment.
 
     Returns:
       A transformation without a learning rate.
-
-    Raises:
-      ValueError: If a number is out of range.
-      TypeError: If an argument is not a number.
-
-    Example:
-      >>> rule = scale_by_fedadagrad()
     """
     return _adaptive(lambda v, g2: v + g2, b1, tau)

@@ -54,9 +54,6 @@ def muon_dimension_numbers(
     Returns:
       A tree of `MuonDimensionNumbers`, with None for leaves that are no matrices.
 
-    Raises:
-      TypeError: If `exclude` is one string, whose letters would be the names.
-
     Example:
       >>> numbers = muon_dimension_numbers({"kernel": jnp.ones((4, 3))})
       >>> numbers["kernel"].output_axis
@@ -97,12 +94,6 @@ def leaf_axes(numbers: MuonDimensionNumbers, leaf: Any) -> Axes:
     Args:
       numbers: Reduction and output axes, which may be negative.
       leaf: An array, or its `ShapeDtypeStruct`.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ValueError: If an axis does not exist or occurs twice.
     """
     given = (numbers.reduction_axis, numbers.output_axis)
     flat = [a for g in given for a in ((g,) if isinstance(g, int) else g)]
@@ -135,7 +126,6 @@ def to_matrices(numbers: MuonDimensionNumbers, leaf: jax.Array) -> jax.Array:
 
     Args:
       numbers: Reduction and output axes of the leaf.
-      leaf: An array.
 
     Returns:
       The same entries, shape [*batch axes, fan_in, fan_out].
@@ -153,7 +143,6 @@ def from_matrices(
 
     Args:
       numbers: Reduction and output axes of the leaf.
-      matrices: As from `to_matrices`.
       leaf: An array with the shape of the result.
 
     Returns:
@@ -175,7 +164,6 @@ def as_matrices(
     Args:
       function: Function of an array [..., fan_in, fan_out] that keeps its shape.
       numbers: Reduction and output axes of the leaf.
-      leaf: An array.
 
     Returns:
       The result, with the axes of `leaf`.
@@ -196,9 +184,6 @@ def map_matrices(
       function: Called as `function(numbers, leaf)`.
       numbers: Tree of `MuonDimensionNumbers` and None, from a layout.
       updates: A pytree of the same structure.
-
-    Returns:
-      The pytree of results.
     """
     one = lambda n, leaf: leaf if n is None else function(n, leaf)
     return jax.tree.map(one, numbers, updates, is_leaf=_is_numbers)

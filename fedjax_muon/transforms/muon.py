@@ -109,13 +109,9 @@ def orthogonalize(
 
     Args:
       polar: Function of matrices [..., m, n] that returns their polar factors.
-      layout: Function that finds the matrices among the leaves.
 
     Returns:
       A transformation without state.
-
-    Example:
-      >>> rule = optax.chain(optax.trace(0.9), orthogonalize())
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
@@ -136,15 +132,6 @@ def default_rule(
       rule: The user's rule, if any.
       polar: The user's function for polar factors, if any.
       default: Function that makes the default rule from a function for polar factors.
-
-    Returns:
-      `rule`, or the default rule.
-
-    Raises:
-      ValueError: If both `rule` and `polar` are given.
-
-    Example:
-      >>> rule = default_rule(None, None, orthogonalize)
     """
     if rule is None:
         return default(kernel.orthogonalize if polar is None else polar)
@@ -165,13 +152,9 @@ def scale_by_shape(
 
     Args:
       scale: Factor of a matrix, such as `jordan`, `moonlight` or `spectral`.
-      layout: Function that finds the matrices among the leaves.
 
     Returns:
       A transformation without state.
-
-    Example:
-      >>> rule = optax.chain(orthogonalize(), scale_by_shape(moonlight))
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
@@ -200,9 +183,6 @@ def scale_by_lmo(
 
     Returns:
       A transformation without state.
-
-    Example:
-      >>> rule = scale_by_lmo(fm.linalg.lmo.max_norm)
     """
     return optax.stateless_with_tree_map(lambda g, _: -lmo(g))
 
@@ -226,17 +206,9 @@ def scale_by_muon(
       nesterov: Whether `u = scale polar(g + momentum m)`.
       polar: Function of matrices [..., m, n] that returns their polar factors.
       shape_scale: Factor of a matrix, as a function of (fan_in, fan_out).
-      layout: Function that finds the matrices among the leaves.
 
     Returns:
       A transformation without a learning rate.
-
-    Raises:
-      ValueError: If `momentum` is out of range.
-      TypeError: If `momentum` is not a number.
-
-    Example:
-      >>> algorithm = fedavg(lr=0.02, rule=scale_by_muon(0.9))
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.chain(
@@ -258,13 +230,9 @@ def by_rank(
       matrices: Rule for matrices.
       rest: Rule for the other leaves; by default the identity, which means plain
         gradient steps.
-      layout: Function that finds the matrices among the leaves.
 
     Returns:
       A transformation without a learning rate.
-
-    Example:
-      >>> rule = by_rank(scale_by_muon(0.9), optax.scale_by_adam())
     """
     rules = {"matrix": matrices, "rest": optax.identity() if rest is None else rest}
 
@@ -299,13 +267,6 @@ def muon(
 
     Returns:
       A transformation without a learning rate.
-
-    Raises:
-      ValueError: If `momentum` is out of range.
-      TypeError: If `momentum` is not a number.
-
-    Example:
-      >>> algorithm = fedavg(lr=0.02, rule=muon(shape_scale=moonlight))
     """
     matrices = scale_by_muon(
         momentum,
@@ -334,13 +295,9 @@ def unit_directions(
       polar: Function of matrices [..., m, n] that returns their polar factors.
       normalize_vectors: Whether vectors are divided by their norms. If not, they pass
         unchanged, and a step is as long as the gradient.
-      layout: Function that finds the matrices among the leaves.
 
     Returns:
       A transformation without a learning rate.
-
-    Example:
-      >>> algorithm = fedavg(lr=0.02, rule=unit_directions())
     """
     rest = scale_by_lmo(oracles.euclidean) if normalize_vectors else sign_scalars()
     return by_rank(orthogonalize(polar, layout=layout), rest, layout=layout)

@@ -56,16 +56,6 @@ def muon_with_noise(
       probes: Number of independent V, whose mean is taken.
       seed: Number that V is drawn from.
       polar: Function of matrices [..., m, n] that returns their polar factors.
-      layout: Function that finds the matrices among the leaves.
-
-    Returns:
-      A transformation.
-
-    Raises:
-      ValueError: If a number is out of range.
-
-    Example:
-      >>> rule = muon_with_noise(noise_std=0.01)
     """
     check_range("noise_std", noise_std, schedules=False)
     check_range("momentum", momentum, 0, 1, open_high=True, schedules=False)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import tomllib
+import typing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fedjax_muon.cli import (
     command_kinds,
     commands,
     config_files,
+    one_algorithm,
     sections,
 )
 from fedjax_muon.runs import config, directory
@@ -508,3 +510,11 @@ def test_a_problem_that_does_not_exist_is_rejected(capsys, tmp_path, monkeypatch
         assert "invalid choice" in message
         assert "auc" in message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_option_of_a_method_has_a_help():
+    for method in config.METHODS.values():
+        options = one_algorithm._options(method)
+        kinds = typing.get_type_hints(options, include_extras=True)
+        silent = [name for name in kinds if not kinds[name].__metadata__[0].help]
+        assert (method.name, silent) == (method.name, [])

@@ -43,10 +43,6 @@ def analytic(release: Any, shape: tuple[int, ...], size: int = 1) -> Reconstruct
     Returns:
       Examples, [size, *shape], and labels, [size, classes].
 
-    Raises:
-      ValueError: If there are no such layers, shapes do not agree, or the gradient of
-        the first bias is zero or not finite.
-
     Example:
       >>> model = models.MLP(10)
       >>> params = model.init(jax.random.key(0), digits.x_train[:1])["params"]
@@ -79,13 +75,6 @@ def dense_layers(release: Any) -> list[Dense]:
 
     Args:
       release: Nested dictionary, as Flax's parameters.
-
-    Returns:
-      One `Dense` for each layer.
-
-    Raises:
-      ValueError: If there are none, one has no bias, or the outputs of one are not as
-        many as the inputs of the next.
     """
     found = [name for name in release if name.startswith("Dense_")]
     found.sort(key=lambda name: int(name.removeprefix("Dense_")))
@@ -113,12 +102,6 @@ def first_layer_input(kernel: ArrayLike, bias: ArrayLike) -> np.ndarray:
     Args:
       kernel: Gradient dW of the first kernel, [inputs, outputs].
       bias: Gradient db of the first bias, [outputs].
-
-    Returns:
-      x, [inputs].
-
-    Raises:
-      ValueError: If db is zero or not finite.
     """
     kernel, bias = np.asarray(kernel, np.float64), np.asarray(bias, np.float64)
     square = bias @ bias
@@ -134,8 +117,5 @@ def last_layer_label(bias: ArrayLike) -> int:
 
     Args:
       bias: Gradient of the last bias, [classes].
-
-    Returns:
-      The class.
     """
     return int(np.argmin(bias))

@@ -44,7 +44,6 @@ def deep_leakage(
     Args:
       gradient: What was released, as a function of the examples.
       shape: Shape of an example.
-      classes: Number of classes.
       size: Number of examples in the batch.
       steps: L-BFGS iterations of a search, at most.
       restarts: Number of searches, at most. The nearest result counts; an exact one
@@ -54,13 +53,6 @@ def deep_leakage(
       A function (params, release, key) -> examples, [size, *shape], and their labels.
       It computes in float64, and raises `ValueError` for a release that is zero or not
       finite.
-
-    Raises:
-      ValueError: If a count is not a whole number, at least 1.
-
-    Example:
-      >>> gradient = attacks.inversion.cross_entropy_gradient(models.MLP(10))
-      >>> attack = attacks.inversion.deep_leakage(gradient, (8, 8, 1), classes=10)
     """
     _check_counts(size=size, steps=steps, restarts=restarts)
     images = (size, *shape)
@@ -130,13 +122,6 @@ def cosine_matching(
       A function (params, release, labels, key) -> examples, [B, *shape], for labels
       [B, classes]. It computes in float32, and raises `ValueError` for a release that
       is zero or not finite.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    Example:
-      >>> gradient = attacks.inversion.cross_entropy_gradient(models.MLP(10))
-      >>> attack = attacks.inversion.cosine_matching(gradient, (8, 8, 1))
     """
     _check_counts(steps=steps, restarts=restarts)
     check_range("rate", rate, open_low=True, schedules=False)

@@ -36,9 +36,6 @@ def cross_entropy_gradient(model: nn.Module) -> Gradient:
 
     Returns:
       Function of parameters, examples and labels, which may be soft.
-
-    Example:
-      >>> gradient = attacks.inversion.cross_entropy_gradient(models.MLP(10))
     """
 
     def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
@@ -59,9 +56,6 @@ def clipped(gradient: Gradient, clip_norm: float | jax.Array) -> Gradient:
 
     Returns:
       Function of parameters, examples and labels.
-
-    Raises:
-      ValueError: If `clip_norm` is not positive.
     """
     check_range("clip_norm", clip_norm, open_low=True, schedules=False)
 
@@ -88,9 +82,6 @@ def innovation(gradient: Gradient, keep: float) -> Gradient:
     Returns:
       Function of parameters, examples and labels, whose parameters are the pair
       (now, before).
-
-    Raises:
-      ValueError: If `keep` is out of range.
     """
     check_range("keep", keep, 0.0, 1.0, schedules=False)
 
@@ -113,9 +104,6 @@ def average(releases: Any) -> Any:
 
     Returns:
       Pytree of NumPy arrays in float64, leaves [...].
-
-    Raises:
-      ValueError: If there are no releases, or leaves have different numbers of them.
     """
     releases = jax.tree.map(np.asarray, releases)
     leaves = jax.tree.leaves(releases)

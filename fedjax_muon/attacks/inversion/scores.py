@@ -41,7 +41,6 @@ def score(x: ArrayLike, y: ArrayLike, restored: Reconstruction) -> Score:
       Means over the batch.
 
     Raises:
-      ValueError: If shapes do not agree.
       ImportError: If scikit-image is not installed.
 
     Example:
@@ -75,7 +74,6 @@ def mean_guess(
     Args:
       x_train: Training images, [n, ...].
       y_train: Training classes, [n].
-      classes: Number of classes.
       size: Number of examples, which all share the mean image.
 
     Returns:
@@ -99,9 +97,6 @@ def matched(x: ArrayLike, guess: ArrayLike) -> np.ndarray:
 
     Returns:
       For each true image, the index of its reconstruction, [B].
-
-    Raises:
-      ValueError: If shapes differ.
     """
     _check_images(x, guess)
     a, b = (_wide(images).reshape(len(_wide(images)), -1) for images in (x, guess))
@@ -140,7 +135,6 @@ def ssim(image: ArrayLike, guess: ArrayLike) -> float:
       The similarity, at most 1.
 
     Raises:
-      ValueError: If an image is smaller than 7 x 7.
       ImportError: If scikit-image is not installed.
     """
     image, guess = _wide(image), _wide(guess)
