@@ -5,9 +5,12 @@ package, so that they are written once. In a checkout that is not installed ther
 metadata, and nothing is checked.
 """
 
+import importlib
+import importlib.util
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -47,6 +50,31 @@ def install_command(*names: str) -> str:
         f"{name}{known[name].specifier if name in known else ''}" for name in names
     ]
     return "pip install " + " ".join(f'"{spec}"' for spec in specs)
+
+
+def check_installed(package: str, user: str, *, module: str | None = None) -> None:
+    """Checks that an optional package is installed, without an import of it.
+
+    Args:
+      package: Its name for pip.
+      user: What needs it, for the error.
+      module: Its name in Python, if that is another one.
+
+    Raises:
+      ImportError: If it is not installed; names the pip command.
+    """
+    if importlib.util.find_spec(module or package) is None:
+        raise ImportError(
+            f"{user} needs {package}, which is not installed; run: "
+            f"{install_command(package)}"
+        )
+
+
+def optional(package: str, user: str, *, module: str | None = None) -> Any:
+    """Imports an optional package, or a module of it; errors are those of the check."""
+    name = module or package
+    check_installed(package, user, module=name.split(".")[0])
+    return importlib.import_module(name)
 
 
 def check_versions() -> None:

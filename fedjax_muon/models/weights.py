@@ -21,8 +21,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_muon.core.atomic_files import write
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.core.reading import read_text, reading
+from fedjax_muon.versions import check_installed
 
 KEY = "fedjax_muon"  # of the metadata in a file of safetensors
 ANEW = "export it again"

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.reporting import fairness, intervals
 from fedjax_muon.reporting.colors import Line
 from fedjax_muon.reporting.comparison import History, score_column
 from fedjax_muon.reporting.tables import percent
+from fedjax_muon.versions import check_installed
 
 PAGE = Path(__file__).with_name("report.html")
 ROUND = "round"

@@ -46,7 +46,7 @@ def refusing() -> Iterator[None]:
     except OSError as error:
         show_error(str(error))
         sys.exit(2)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:  # of options, and of optional packages
         if not is_own(error):
             raise
         show_error(str(error))

@@ -5,7 +5,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.data import Dataset
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import directory as directories, train
@@ -15,6 +14,7 @@ from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.tasks.task import Task
+from fedjax_muon.versions import check_installed
 
 MOST_NAMED = 3  # runs of a comparison in an error
 

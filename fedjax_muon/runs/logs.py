@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from fedjax_muon import tracking
 from fedjax_muon.core.atomic_files import write
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.core.reading import read_text, reading
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.tracking.tracker import Tracker
+from fedjax_muon.versions import check_installed
 
 FILE = "tracking.json"
 NONE = ("none",)
@@ -130,7 +130,7 @@ def again(run_dir: Path, names: Sequence[str] | None) -> Log:
     if names is None:
         try:
             check(found.names)
-        except ValueError as error:
+        except (ValueError, ImportError) as error:
             raise ValueError(
                 f"{error}; or continue without trackers, by --log none"
             ) from error

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_muon.core.atomic_files import write
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.colors import another, line_of
 from fedjax_muon.reporting.comparison import History
@@ -16,6 +15,7 @@ from fedjax_muon.reporting.report import Entry, page
 from fedjax_muon.runs import directory as directories, sweep as sweeps
 from fedjax_muon.runs.config import Comparison, Config, Private, Run, Sweep, label_of
 from fedjax_muon.tracking.tracker import flat
+from fedjax_muon.versions import check_installed
 
 NEEDED = ("bytes_down", "bytes_up", "seconds", "train_loss")  # columns
 

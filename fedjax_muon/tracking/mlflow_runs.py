@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.tracking.tracker import (
     Record,
     Status,
@@ -14,6 +13,7 @@ from fedjax_muon.tracking.tracker import (
     imported,
     metrics_of,
 )
+from fedjax_muon.versions import check_installed
 
 TAG = "fedjax_muon.run_id"
 LONGEST = 500  # letters of a parameter's value, in all stores

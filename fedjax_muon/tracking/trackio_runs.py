@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.tracking.tracker import (
     Record,
     Status,
@@ -14,6 +13,7 @@ from fedjax_muon.tracking.tracker import (
     imported,
     metrics_of,
 )
+from fedjax_muon.versions import check_installed
 
 
 def trackio(

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.tracking.tracker import (
     Record,
     Status,
@@ -13,6 +12,7 @@ from fedjax_muon.tracking.tracker import (
     imported,
     metrics_of,
 )
+from fedjax_muon.versions import check_installed
 
 
 def wandb(

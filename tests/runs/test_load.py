@@ -116,7 +116,7 @@ def test_pandas_is_needed_for_a_table_alone(trained, monkeypatch):
     loaded = load_run(trained[0])
     assert len(loaded.records) == 4
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'history needs pandas, .* "pandas'):
+    with pytest.raises(ImportError, match=r'history needs pandas, .* "pandas'):
         _ = loaded.history
 
 

@@ -19,10 +19,10 @@ import pytest
 from packages import needs
 
 from fedjax_muon import tracking
-from fedjax_muon.core.packages import check_installed
 from fedjax_muon.simulation import training
 from fedjax_muon.tracking import Tracker, follow, json_lines
 from fedjax_muon.tracking.tracker import flat, metrics_of
+from fedjax_muon.versions import check_installed
 
 ROWS = [
     {"round": 0, "train_loss": 2.5, "bytes_up": 0},
@@ -173,7 +173,7 @@ def test_a_missing_package_is_refused_with_the_pip_command(monkeypatch):
     ):
         found = lambda name, missing=package: None if name == missing else name
         monkeypatch.setattr("importlib.util.find_spec", found)
-        with pytest.raises(ValueError, match=rf'run: pip install "{package}'):
+        with pytest.raises(ImportError, match=rf'run: pip install "{package}'):
             make()
 
 
