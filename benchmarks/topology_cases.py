@@ -21,7 +21,7 @@ from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.runs.build import (
     WEIGHTINGS,
-    algorithm_of,
+    federated_of,
     parts_of,
     plan_of,
     simulation_of,
@@ -287,7 +287,7 @@ def _adapters(run: Run, dataset: Dataset) -> Simulation:
     frozen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     shape = dataset.x_train.shape[1:]
     return federate(
-        algorithm_of(run),
+        federated_of(run),
         lora_classification(model, frozen, shape, rank=config.lora_rank),
         dataset,
         parts_of(config, dataset, 0),

@@ -87,7 +87,6 @@ RUNNERS = {
     "export": ("exports", "command"),
     "report": ("reports", "command"),
     "partition": ("commands", "partition"),
-    "private": ("commands", "private"),
     "noise": ("commands", "noise"),
     "data": ("datasets", "command"),
     "prepare": ("commands", "prepare"),
@@ -98,7 +97,7 @@ def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
     """The arguments of every command and their defaults, which others may decide."""
     from fedjax_muon.cli import arguments, one_algorithm
 
-    problem = arguments.problem_in(argv)
+    job = arguments.job_in(argv)
     kinds = {
         "compare": arguments.Compare,
         "train": one_algorithm.train_class(arguments.algorithm_in(argv)),
@@ -110,10 +109,9 @@ def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
         "export": arguments.Export,
         "report": arguments.Report,
         "partition": arguments.Partition,
-        "private": arguments.Private,
         "noise": arguments.Noise,
         "data": arguments.Data,
         "prepare": arguments.Prepare,
     }
-    defaults = {name: arguments.defaults(kind, problem) for name, kind in kinds.items()}
+    defaults = {name: arguments.defaults(kind, job) for name, kind in kinds.items()}
     return {name: (kinds[name], defaults[name]) for name in kinds}

@@ -1,6 +1,7 @@
 """The command line as frozen dataclasses, which tyro turns into options with help."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -9,8 +10,7 @@ import tyro
 from tyro.conf import Positional
 
 from fedjax_muon import minimax
-from fedjax_muon.runs import config
-from fedjax_muon.runs.config import DEFAULTS, Config, Schedule
+from fedjax_muon.runs.config import DEFAULTS, METHODS, OF_AGENTS, Config, Schedule
 from fedjax_muon.runs.launch import Launch
 from fedjax_muon.runs.lists import Names, Seeds
 
@@ -36,8 +36,8 @@ ConfigFile = Annotated[
         "repeat; arguments come before it.",
     ),
 ]
-FlatPrivate = Annotated[config.Private, tyro.conf.arg(name="")]
-PRIVATE = config.Private()
+# methods of agents that minimize; the others are for the AUC
+MINIMIZING = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Compare:
     Without arguments: the three FedMuons beside FedAvg, FedAvg(Adam), SCAFFOLD and
     Local Muon on handwritten digits, divided over 16 clients by Dirichlet(0.1). With
     `--problem auc`: all minimax methods on breast cancer cells, of which one in ten is
-    malignant, divided over 8 clients.
+    malignant, divided over 8 clients. With private methods of agents and `--epsilon
+    1 4`: the test AUC at each epsilon, and what is promised to whom.
     """
 
     algorithms: Positional[tuple[str, ...]] = MAIN_JOB
@@ -171,21 +172,6 @@ class Partition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Private:
-    """Train agents on a graph, without a server, with a privacy guarantee.
-
-    Every private method gets the least noise for each epsilon. Says what is promised to
-    whom, and draws the test AUC against epsilon, beside methods without privacy. A
-    model without hidden layers maximises the AUC.
-    """
-
-    output: Path | None = None
-    """Run directory, new or empty; by default one in runs/, named after the time."""
-    config_file: ConfigFile = None
-    job: FlatPrivate = PRIVATE
-
-
-@dataclasses.dataclass(frozen=True)
 class Noise:
     """Measure the tail of the gradient noise at the end of a run, by Hill's estimator.
 
@@ -245,14 +231,23 @@ def value_in(arguments: Sequence[str], option: str, default: Value) -> str | Val
     return default
 
 
-def problem_in(arguments: list[str]) -> str:
-    """The value of --problem, which decides what the other options' defaults are."""
-    return value_in(arguments, "--problem", "classification")
+def job_in(arguments: Sequence[str]) -> str:
+    """The job whose values are the defaults of the other options: that of --problem, or
+    of the methods that are named, if all are of agents."""
+    names = {part for word in arguments for part in re.split("[,=]", word)}
+    agents = names & OF_AGENTS.keys()
+    minimized = agents <= set(MINIMIZING)
+    usual = "auc" if agents and not minimized else "classification"
+    problem = value_in(arguments, "--problem", usual)
+    if not agents or agents != names & METHODS.keys() or problem not in DEFAULTS:
+        return problem
+    return "agents" if problem == "auc" else "minimizing_agents"
 
 
 def algorithm_in(arguments: list[str]) -> str:
     """The algorithm of train or deploy, which decides what other options there are."""
-    usual = "fed_nsgda_m" if problem_in(arguments) == "auc" else "fedmuon_align"
+    problem = value_in(arguments, "--problem", "classification")
+    usual = "fed_nsgda_m" if problem == "auc" else "fedmuon_align"
     return (
         value_in(arguments, "--algorithm", usual)
         if arguments[:1] in (["train"], ["deploy"])
@@ -260,13 +255,11 @@ def algorithm_in(arguments: list[str]) -> str:
     )
 
 
-def defaults(kind: type, problem: str) -> dict[str, Any]:
-    """The default instance of a command, if a problem has its own."""
-    if problem not in DEFAULTS or "config" not in getattr(
-        kind, "__dataclass_fields__", ()
-    ):
+def defaults(kind: type, job: str) -> dict[str, Any]:
+    """The default instance of a command, if a job has its own."""
+    if job not in DEFAULTS or "config" not in getattr(kind, "__dataclass_fields__", ()):
         return {}
-    changes: dict[str, Any] = {"config": DEFAULTS[problem]}
-    if kind is Compare and problem == "auc":
+    changes: dict[str, Any] = {"config": DEFAULTS[job]}
+    if kind is Compare and job == "auc":
         changes["algorithms"] = tuple(minimax.ALL)
     return {"default": kind(**changes)}

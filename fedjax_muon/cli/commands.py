@@ -24,15 +24,20 @@ from fedjax_muon.runs import (
     launch,
     logs,
     plan_record,
-    private as privately,
+    privacy,
     sweep as sweeps,
     train as training,
 )
-from fedjax_muon.runs.build import parts_of, plan_of, simulation_of, start_key
+from fedjax_muon.runs.build import (
+    is_of_agents,
+    parts_of,
+    plan_of,
+    simulation_of,
+    start_key,
+)
 from fedjax_muon.runs.config import (
     METHODS,
     Comparison,
-    Private,
     Run,
     Sweep,
     hyper_parameters,
@@ -47,7 +52,7 @@ from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.tuned import TUNED
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.memory_check import check_memory
-from fedjax_muon.simulation.simulation import NonFiniteError
+from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.tasks.metrics import hill
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures
@@ -64,6 +69,8 @@ def train(args) -> None:
         launch.begin(args.launch, run.config.devices)
         if jax.process_count() > 1 and args.output is None:
             raise ValueError("several processes need one directory; name it by output")
+        if len(run.config.epsilon) > 1:
+            raise ValueError("train takes one epsilon; several are of compare")
         dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
         if args.compile_for is not None:
@@ -71,23 +78,38 @@ def train(args) -> None:
             plan = None if default else plan_of(run.config)
             topologies.show(simulation, args.compile_for, plan)
             return
-        if plan_record.is_tuned(run.config, args.tune):
+        if not is_of_agents(run) and plan_record.is_tuned(run.config, args.tune):
             forms = plan_record.forms_of(run.config, simulation, dataset)
             config, simulation = plan_record.fastest(forms)
             run = dataclasses.replace(run, config=config)
         else:
             check_memory(simulation)
+        if simulation.guarantee is not None:
+            if jax.process_count() > 1:
+                raise ValueError("private runs run in one process; leave out epsilon")
+            private = privacy.Private(run, simulation.guarantee)
+            privacy.check_budget([private], dataset)
         run_dir = directory.create(args.output, run, run.algorithm)
         log = logs.begin(run_dir, args.log)
-    _train(run, simulation, run_dir, log)
+    _train(run, simulation, dataset, run_dir, log)
 
 
-def _train(run: Run, simulation, run_dir: Path, log: logs.Log) -> None:
+def _train(
+    run: Run,
+    simulation: Simulation,
+    dataset: data.Dataset,
+    run_dir: Path,
+    log: logs.Log,
+) -> None:
     console = Console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
-        task = bar.add_task(label_of(run.algorithm), total=run.config.rounds)
+        task = bar.add_task(run.label, total=run.config.rounds)
         tick = functools.partial(bar.advance, task)
+        if simulation.guarantee is not None:
+            private = {run_dir: privacy.Private(run, simulation.guarantee)}
+            for statement in privacy.state(private, dataset, run_dir):
+                console.print(statement, highlight=False, markup=False, soft_wrap=True)
         try:
             trackers = log.of_run(run_dir)
             first = training.train(run, simulation, run_dir, tick, stop, trackers)
@@ -99,7 +121,7 @@ def _train(run: Run, simulation, run_dir: Path, log: logs.Log) -> None:
         return
     with refusing():
         columns = metrics_csv.read(run_dir / directory.METRICS)
-        plots.curves({label_of(run.algorithm): [columns]}, run_dir / "curves.png")
+        plots.curves({run.label: [columns]}, run_dir / "curves.png")
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
@@ -142,7 +164,7 @@ def _compare(
     diverged = comparisons.run(job, dataset, run_dir, log)
     console = Console()
     for name, why in diverged.items():
-        console.print(f"{label_of(name)} diverged: {why}", style="red")
+        console.print(f"{name} diverged: {why}", style="red")
     with refusing():
         found = comparisons.report(job, run_dir, diverged)
     if not found:
@@ -164,6 +186,11 @@ def sweep(args: arguments.Sweep) -> None:
             names, grids, args.seeds, args.validation, args.cells_at_once, config
         )
         launch.begin(launch.Launch(), job.config.devices)
+        if job.config.private:
+            raise ValueError(
+                "a sweep chooses by the results of all its cells, which the guarantee "
+                "of one does not cover; give several --epsilon to compare"
+            )
         sweeps.check(job, args.executor)
         if args.output is not None and is_sweep(args.output):
             run_dir = args.output
@@ -212,17 +239,6 @@ def _grids(
     return grids
 
 
-def private(args: arguments.Private) -> None:
-    """`fedjax-muon private`."""
-    job = args.job
-    if job.ledger is not None:  # the same one if it is resumed from elsewhere
-        job = dataclasses.replace(job, ledger=job.ledger.expanduser().resolve())
-    with refusing():
-        plan = privately.prepare(job)
-        run_dir = directory.create(args.output, job, "private")
-    privately.run(plan, run_dir)
-
-
 def resume(args: arguments.Resume) -> None:
     """`fedjax-muon resume`."""
     run_dir = args.directory
@@ -243,27 +259,23 @@ def resume(args: arguments.Resume) -> None:
                 "which is for train and compare"
             )
         log = logs.again(run_dir, args.log)
-        devices = 1 if isinstance(job, Private) else job.config.devices
-        launch.begin(args.launch, devices)
+        launch.begin(args.launch, job.config.devices)
         if jax.process_count() > 1 and not isinstance(job, Run):
             raise ValueError(
                 f"several processes resume single runs; {run_dir} has many"
             )
         if isinstance(job, Run):
-            simulation = simulation_of(job, dataset_of(job.config))
+            dataset = dataset_of(job.config)
+            simulation = simulation_of(job, dataset)
             check_memory(simulation)
         elif isinstance(job, Comparison):
-            dataset = comparisons.check(job)
-        elif isinstance(job, Private):
-            plan = privately.prepare(job, run_dir)
+            dataset = comparisons.check(job, run_dir)
         else:
             sweeps.check(job, args.executor)
     if isinstance(job, Run):
-        _train(job, simulation, run_dir, log)
+        _train(job, simulation, dataset, run_dir, log)
     elif isinstance(job, Comparison):
         _compare(job, dataset, run_dir, log)
-    elif isinstance(job, Private):
-        privately.run(plan, run_dir)
     else:
         _sweep(job, run_dir, args.executor)
 
@@ -292,10 +304,6 @@ def plot(args: arguments.Plot) -> None:
         runs: dict[str, list] = {}
         for run_dir in args.directories:
             job = directory.read(run_dir)
-            if isinstance(job, Private):
-                raise ValueError(
-                    f"{run_dir} is of `private`, whose figure is utility.png"
-                )
             if isinstance(job, Sweep):
                 for method, point in sweeps.best(job, run_dir).items():
                     if point is not None:
@@ -305,9 +313,8 @@ def plot(args: arguments.Plot) -> None:
             if isinstance(job, Comparison):
                 cells = directory.cells(run_dir, job)
             for cell, run in cells.items():
-                label = label_of(run.algorithm)
                 columns = metrics_csv.read(cell / directory.METRICS)
-                runs.setdefault(label, []).append(columns)
+                runs.setdefault(run.label, []).append(columns)
         comparison.check_rounds(runs)
         plots.curves(runs, args.output)
     print(args.output)
@@ -341,6 +348,10 @@ def noise(args: arguments.Noise) -> None:
             raise ValueError(
                 f"{args.directory} holds several runs; name the directory of one of a "
                 "comparison's, as DIRECTORY/ALGORITHM/seed0"
+            )
+        if run.config.private:
+            raise ValueError(
+                f"{args.directory} is private; noise would show its training gradients"
             )
         if run.config.sampler == "full_batch":
             raise ValueError(

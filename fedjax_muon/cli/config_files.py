@@ -21,7 +21,7 @@ from fedjax_muon.cli.parsing import MistakeError, parsed
 from fedjax_muon.cli.sections import Option, command as made, grouped, values
 from fedjax_muon.core.reading import check_size, reading
 from fedjax_muon.runs import directory
-from fedjax_muon.runs.config import Comparison, Job, Private, Run, Sweep
+from fedjax_muon.runs.config import Comparison, Job, Run, Sweep
 from fedjax_muon.runs.config_json import from_json
 
 LIMIT = 2**18  # bytes; all options together have some thousands
@@ -29,7 +29,6 @@ COMMANDS: dict[type, tuple[str, ...]] = {
     Run: ("train", "deploy"),
     Comparison: ("compare",),
     Sweep: ("sweep",),
-    Private: ("private",),
 }
 POSITIONAL = get_args(Positional[int])[1]
 KINDS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".toml": "TOML"}

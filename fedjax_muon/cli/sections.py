@@ -1,6 +1,6 @@
 """Sections of a command's options, as its help shows them.
 
-A command is a dataclass, of which `Config`, `Launch` and `Private` are parts whose
+A command is a dataclass, of which `Config` and `Launch` are parts whose
 options have no prefix. tyro has one box for every nested dataclass. So for parsing, the
 options are put in another dataclass, with one part for every section.
 """
@@ -14,7 +14,7 @@ import docstring_parser
 import tyro
 
 from fedjax_muon.cli.one_algorithm import DEPLOY_FLAGS
-from fedjax_muon.runs.config import Config, Private
+from fedjax_muon.runs.config import Config
 from fedjax_muon.runs.launch import Launch
 
 # The first field of every section; those after it belong to the same one.
@@ -22,6 +22,8 @@ STARTS: dict[type, dict[str, str]] = {
     Config: {
         "problem": "Data",
         "num_clients": "Client",
+        "graph": "Graph",
+        "epsilon": "Privacy",
         "model": "Model",
         "newton_schulz_steps": "Newton-Schulz",
         "weight_decay": "Training",
@@ -29,18 +31,6 @@ STARTS: dict[type, dict[str, str]] = {
         "plan": "Execution",
     },
     Launch: {"distributed": "Execution"},
-    Private: {
-        "methods": "Privacy",
-        "dataset": "Data",
-        "hidden": "Model",
-        "agents": "Graph",
-        "rounds": "Training",
-        "clip_norm": "Privacy",
-        "beta": "Training",
-        "bands": "Privacy",
-        "lr": "Training",
-        "ledger": "Privacy",
-    },
 }
 # Fields of commands; the others have no section.
 PLACES = {
@@ -54,10 +44,10 @@ PLACES = {
 }
 ORDER = (
     "Node",
-    "Privacy",
     "Data",
     "Client",
     "Graph",
+    "Privacy",
     "Model",
     "Newton-Schulz",
     "Training",

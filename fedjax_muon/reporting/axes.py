@@ -28,8 +28,10 @@ def logarithmic_loss(axis: Any) -> None:
 
 def target_line(axis: Any, target: float, means: Sequence[np.ndarray]) -> None:
     """Draws the target, and shows the scores around it and all last scores."""
-    axis.axhline(target, color="0.4", lw=0.8, ls=":")
     highest = max(float(np.max(mean)) for mean in means)
+    if highest < target:  # of AUCs below 1/2, which no method reaches
+        return
+    axis.axhline(target, color="0.4", lw=0.8, ls=":")
     lowest = min(float(mean[-1]) for mean in means)
     room = max(highest - target, 1e-3)
     bottom = min(target - 3 * room, lowest - 0.5 * room)

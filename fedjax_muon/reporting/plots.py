@@ -43,6 +43,8 @@ def curves(
 ) -> None:
     """Draws test scores against rounds and against megabytes, and the training loss.
 
+    If one of the runs is private, the test loss is in place of the training loss.
+
     Lines are means over seeds; bands are their 95 % intervals.
 
     Args:
@@ -53,12 +55,16 @@ def curves(
         accuracy, traffic, loss = figure.subplots(1, 3)
         drawn = styles(methods)
         best = []
+        # private runs have no metrics of training examples
+        every = [run for runs in methods.values() for run in runs]
+        has_losses = all("train_loss" in run for run in every)
+        examples = "train_loss" if has_losses else "test_loss"
         for name, runs in methods.items():
             rounds = runs[0]["round"]
             megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
             column = score_column(runs[0])
             scores = np.array([run[column] for run in runs])
-            losses = np.array([run["train_loss"] for run in runs])
+            losses = np.array([run[examples] for run in runs])
             least = LEAST.get(column, 0.0)
             how = drawn[name] | {"lowest": least, "highest": 1.0}
             best.append(intervals.band(accuracy, rounds, scores, label=name, **how))
@@ -70,7 +76,7 @@ def curves(
             if target is not None:
                 target_line(axis, target, best)
         logarithmic_loss(loss)
-        loss.set_ylabel("training loss")
+        loss.set_ylabel("training loss" if has_losses else "test loss")
         accuracy.set_xlabel("round")
         loss.set_xlabel("round")
         traffic.set_xlabel("megabytes sent and received")
@@ -312,8 +318,9 @@ def utility(
     path: Path,
     *,
     title: str = "",
+    score: str = "AUC",
 ) -> None:
-    """Draws the test AUC against epsilon.
+    """Draws a test score against epsilon.
 
     Lines are means over seeds; error bars are their 95 % intervals. Methods without
     privacy are horizontal lines.
@@ -345,7 +352,7 @@ def utility(
         if len(set(shown)) > 1:
             logarithmic(axis, shown)
         axis.set_xlabel("epsilon")
-        axis.set_ylabel("test AUC; bars: " + intervals.WORDS)
+        axis.set_ylabel(f"test {score}; bars: {intervals.WORDS}")
         axis.set_title(textwrap.fill(title, 70))
         figure.legend(loc="outside lower center", ncols=2)
         save(figure, path, 110)

@@ -1,12 +1,14 @@
-"""From words to what runs: the library's functions in place of a config's names."""
+"""From a config to a simulation: the library's functions in place of names."""
 
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 
@@ -16,12 +18,28 @@ from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
+from fedjax_muon.decentralized import topology
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
+from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.patches import by_patches
 from fedjax_muon.personalization import ditto, keep_own
-from fedjax_muon.runs import launch, own_code, pretrained
-from fedjax_muon.runs.config import Config, Run, hyper_parameters, method_of
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.correlated import Strategy, banded, buffered
+from fedjax_muon.runs import launch, own_code, pretrained, private_agents
+from fedjax_muon.runs.config import (
+    DEFAULTS,
+    OF_AGENTS,
+    OF_SERVER,
+    Config,
+    Run,
+    hyper_parameters,
+    method_of,
+)
+from fedjax_muon.runs.private_agents import PrivateAgents
 from fedjax_muon.simulation import batching
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
@@ -48,10 +66,24 @@ CONVOLUTIONAL = ("lenet", "emnist_cnn", "resnet18")  # models
 AUGMENTATIONS = {"crop_and_flip": crop_and_flip}
 
 
-def algorithm_of(run: Run) -> Algorithm:
+GRAPHS: dict[str, Callable[[Config, jax.Array], nx.Graph]] = {
+    "erdos_renyi": lambda config, key: (
+        topology.erdos_renyi(config.num_clients, config.connectivity, key=key).graph
+    ),
+    "ring": lambda config, key: topology.ring(config.num_clients),
+    "star": lambda config, key: topology.star(config.num_clients),
+    "exponential": lambda config, key: topology.exponential(config.num_clients),
+    "complete": lambda config, key: topology.complete(config.num_clients),
+}
+# clip norms of a client's message, and of the gradient of an agent's example
+CLIENT_CLIP, EXAMPLE_CLIP = 0.5, 0.2
+
+
+def algorithm_of(run: Run) -> Algorithm | Gossip | PrivateAgents:
     """The run's algorithm. Raises `ValueError` for an unknown name or option."""
     method, config = method_of(run.algorithm), run.config
-    known = run.algorithm in algorithms.ALL or own_code.is_own(run.algorithm)
+    known = run.algorithm in {**algorithms.ALL, **OF_AGENTS}
+    known = known or own_code.is_own(run.algorithm)
     if config.problem == "classification" and not known:
         raise ValueError(
             f"{run.algorithm} is a method for minimax problems; choose one with "
@@ -71,9 +103,48 @@ def algorithm_of(run: Run) -> Algorithm:
     if config.weight_decay and has_plain_rule(method):
         hyper["rule"] = optax.add_decayed_weights(config.weight_decay)
     algorithm = own_code.made(method, hyper)
+    _check_kind(run, algorithm)
+    if isinstance(algorithm, PrivateAgents):
+        return algorithm
     if config.lr_schedule == "cosine":
         algorithm = cosine_decay(algorithm, lr=hyper["lr"], rounds=config.rounds)
+    if isinstance(algorithm, Gossip):
+        return algorithm
     return _compressed(_personalized(algorithm, config), config)
+
+
+def federated_of(run: Run) -> Algorithm:
+    """The run's algorithm, which must have a server, on clients without privacy."""
+    algorithm = algorithm_of(run)
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"{run.algorithm} has agents and no server to deploy")
+    if run.config.private:
+        raise ValueError("deployed clients have no privacy yet; leave out epsilon")
+    return algorithm
+
+
+def _check_kind(run: Run, algorithm: Algorithm | Gossip | PrivateAgents) -> None:
+    """Raises `ValueError` for options that a kind of method does not have."""
+    name, config = run.algorithm, run.config
+    if isinstance(algorithm, Algorithm):
+        if config.graph is not None:
+            raise ValueError(f"{name} has a server; leave out the graph of agents")
+        return
+    defaults = Config(), DEFAULTS[config.problem]
+    for option in OF_SERVER:
+        if getattr(config, option) not in [getattr(each, option) for each in defaults]:
+            raise ValueError(f"{name} has no server; leave out {option}")
+    if isinstance(algorithm, PrivateAgents):
+        if not config.private:
+            raise ValueError(f"{name} is a private method; choose its --epsilon")
+        if config.lr_schedule == "cosine":
+            raise ValueError(f"{name} has no schedule; leave out lr_schedule")
+    elif config.private:
+        known = ", ".join(private_agents.ALL)
+        raise ValueError(
+            f"{name} is not private, and its results must not lie beside private ones; "
+            f"leave out epsilon, or choose one of {known}"
+        )
 
 
 def _personalized(algorithm: Algorithm, config: Config) -> Algorithm:
@@ -94,7 +165,7 @@ def has_plain_rule(method: Method) -> bool:
 
 
 @recorded
-def cosine_decay(algorithm: Algorithm, *, lr: Hyper, rounds: int) -> Algorithm:
+def cosine_decay(algorithm: Any, *, lr: Hyper, rounds: int) -> Any:
     """The same algorithm, its learning rate falling from `lr` to 0 by a cosine."""
     schedule = optax.cosine_decay_schedule(lr, rounds)
     return with_numbers(algorithm, {"lr": schedule})
@@ -245,8 +316,13 @@ def _trained(config: Config, dataset: Dataset) -> Task:
     place = pretrained.checkpoint_of(config)
     if place is not None:
         return pretrained.task_of(config, place, dataset)
-    task = {"classification": classification, "auc": auc}[config.problem]
-    return task(model_of(config, dataset), dataset.x_train.shape[1:])
+    model, shape = model_of(config, dataset), dataset.x_train.shape[1:]
+    if config.problem == "classification":
+        return classification(model, shape)
+    # a client's own share would tell of its examples
+    public = config.private or config.graph is not None
+    public = public and len(dataset.classes) == 2  # else `auc` says what is wrong
+    return auc(model, shape, share=float(dataset.y_train.mean()) if public else None)
 
 
 def model_of(config: Config, dataset: Dataset) -> nn.Module:
@@ -292,17 +368,40 @@ def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
     return augmented(task, augmentation)
 
 
+def graph_of(config: Config, seed: int) -> nx.Graph:
+    """The graph of a run's agents; another random one for every seed."""
+    key = jax.random.fold_in(_key(seed), streams.AGENTS)
+    return GRAPHS[config.graph or "erdos_renyi"](config, key)
+
+
+def is_of_agents(run: Run) -> bool:
+    """Whether a run has agents on a graph, and no server."""
+    return not isinstance(algorithm_of(run), Algorithm)
+
+
 def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     """Prepares a run; nothing is compiled. Raises `ValueError` if something is off."""
+    algorithm, task = algorithm_of(run), task_of(run.config, dataset)
+    parts = parts_of(run.config, dataset, run.seed)
+    if isinstance(algorithm, Algorithm):
+        return _federated(run, algorithm, task, dataset, parts)
+    return _decentralized(run, algorithm, task, dataset, parts)
+
+
+def _federated(
+    run: Run,
+    algorithm: Algorithm,
+    task: Task,
+    dataset: Dataset,
+    parts: Sequence[np.ndarray],
+) -> simulation.Simulation:
     config = run.config
-    algorithm, task = algorithm_of(run), task_of(config, dataset)
-    parts = parts_of(config, dataset, run.seed)
     return simulation.federate(
         algorithm,
         task,
         dataset,
         parts,
-        cohort_size=config.cohort_size,
+        cohort_size=None if config.private else config.cohort_size,
         local_steps=None if config.local_epochs else config.local_steps,
         local_epochs=config.local_epochs or None,
         batch_size=config.batch_size,
@@ -312,5 +411,84 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
         dropout=config.dropout,
         devices=launch.devices_of(config.devices),
         split_examples=config.split_examples,
+        privacy=_client_privacy(config) if config.private else None,
         test_parts=tests_of(config, dataset, parts, run.seed),
     )
+
+
+def _client_privacy(config: Config) -> ClientPrivacy:
+    return ClientPrivacy(
+        clip_norm=CLIENT_CLIP if config.clip_norm is None else config.clip_norm,
+        cohort_size=config.cohort_size,
+        **_promise(config),
+    )
+
+
+def _promise(config: Config) -> dict[str, Any]:
+    """What both mechanisms are told of the guarantee."""
+    (epsilon,) = config.epsilon
+    return {
+        "epsilon": epsilon,
+        "delta": config.delta,
+        "rounds": config.rounds,
+        "insecure_fixed_noise": config.insecure_fixed_noise,
+        "publish_training_metrics": config.publish_training_metrics,
+    }
+
+
+def _decentralized(
+    run: Run,
+    algorithm: Gossip | PrivateAgents,
+    task: Task,
+    dataset: Dataset,
+    parts: Sequence[np.ndarray],
+) -> simulation.Simulation:
+    config, options = run.config, dict[str, Any]()
+    if isinstance(algorithm, PrivateAgents):
+        least = min(map(len, parts))
+        options["privacy"] = _agent_privacy(config, algorithm, least)
+        algorithm = algorithm.algorithm
+    else:
+        options["batch_size"] = config.batch_size
+        options["sampler"] = batching.always(SAMPLERS[config.sampler])
+    return decentralize(
+        algorithm,
+        task,
+        dataset,
+        parts,
+        weights=topology.metropolis(graph_of(config, run.seed)),
+        devices=launch.devices_of(config.devices),
+        **options,
+    )
+
+
+def _agent_privacy(config: Config, agents: PrivateAgents, least: int) -> AgentPrivacy:
+    """The privacy of agents, of which the smallest has `least` examples."""
+    steps = config.rounds + 1
+    clip_norm = EXAMPLE_CLIP if config.clip_norm is None else config.clip_norm
+    change = config.change_clip_norm
+    strategy: Strategy | None = None
+    if agents.method is PRIVATE["dp_ftrl"]:
+        strategy = banded(steps, min(config.bands, steps))
+    elif agents.method is PRIVATE["dp_ftrl_buffered"]:
+        strategy = buffered(steps, max(1, least // config.batch_size))
+    mechanism = Mechanism(
+        clip_norm=clip_norm,
+        change_clip_norm=clip_norm / 10 if change is None else change,
+        beta=agents.beta,
+        batch_size=config.batch_size,
+        strategy=strategy,
+    )
+    return AgentPrivacy(agents.method, mechanism, **_promise(config))
+
+
+def of_seed(
+    simulated: simulation.Simulation, run: Run, dataset: Dataset
+) -> simulation.Simulation:
+    """A simulation with the partition, and the graph, of another run's seed."""
+    parts = parts_of(run.config, dataset, run.seed)
+    if is_of_agents(run):
+        weights = topology.metropolis(graph_of(run.config, run.seed))
+        return simulated.vary(parts=parts, weights=weights)
+    tests = tests_of(run.config, dataset, parts, run.seed)
+    return simulated.vary(parts=parts, test_parts=tests)

@@ -1,107 +1,192 @@
-"""Comparisons in a run directory: several algorithms, each on several seeds."""
+"""Comparisons in a run directory: several algorithms, each on several seeds.
+
+config.json      what was asked for
+versions.json    of everything that computes
+NAME/seed0/      the run directory of each cell; NAME/epsilon1/seed0 of private ones
+privacy.txt      the statements of private runs, and what all cost together
+summary.csv      and .tex: the scores after the last round
+*.png            curves, and for some jobs fairness, utility and the graph
+"""
 
 import functools
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
-from fedjax_muon.runs import directory, files, own_code
-from fedjax_muon.runs.build import parts_of, simulation_of, tests_of
-from fedjax_muon.runs.config import Comparison, label_of
+from fedjax_muon.runs import directory, files, privacy
+from fedjax_muon.runs.build import (
+    graph_of,
+    is_of_agents,
+    of_seed,
+    parts_of,
+    simulation_of,
+)
+from fedjax_muon.runs.config import Comparison, Run, label_of
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.memory_check import check_memory
-from fedjax_muon.simulation.simulation import NonFiniteError
+from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 
 
-def check(job: Comparison) -> data.Dataset:
-    """The data set of a comparison whose runs can all be made."""
-    for name, values in (("algorithms", job.algorithms), ("seeds", job.seeds)):
-        if not values or len(set(values)) != len(values):
-            raise ValueError(f"{name} must be one or more, each once, got {values}")
+def check(job: Comparison, run_dir: Path | None = None) -> data.Dataset:
+    """The dataset of a comparison whose runs can all be made.
+
+    Args:
+      run_dir: A directory that may have some of them.
+    """
+    values = {"algorithms": job.algorithms, "seeds": job.seeds}
+    for name, given in values.items():
+        if not given or len(set(given)) != len(given):
+            raise ValueError(f"{name} must be one or more, each once, got {given}")
+    if len(set(job.config.epsilon)) != len(job.config.epsilon):
+        raise ValueError(f"epsilons must differ, got {job.config.epsilon}")
     dataset = dataset_of(job.config)
-    for algorithm in job.algorithms:
-        check_memory(simulation_of(job.cell(algorithm, job.seeds[0]), dataset))
+    kinds = {row[0].algorithm: is_of_agents(row[0]) for row in job.rows}
+    if job.config.private and len(set(kinds.values())) > 1:
+        agents, clients = (
+            next(name for name, kind in kinds.items() if kind is wanted)
+            for wanted in (True, False)
+        )
+        raise ValueError(
+            f"{agents} protects an example of an agent, and {clients} a client; do not "
+            "compare them"
+        )
+    private = []
+    for row in job.rows:
+        first = simulation_of(row[0], dataset)
+        check_memory(first)
+        private += _guaranteed(first, row, dataset)
     for seed in job.seeds[1:]:
         parts_of(job.config, dataset, seed)
+    if run_dir is None:
+        privacy.check_budget(private, dataset)
+    else:
+        cells = {directory.cell_of(run_dir, each.run): each for each in private}
+        privacy.check_budget(cells, dataset)
     return dataset
+
+
+def _guaranteed(
+    first: Simulation, row: list[Run], dataset: data.Dataset
+) -> list[privacy.Private]:
+    """The runs of a row with their guarantees, which may depend on the seed; none if
+    they are not private."""
+    found = []
+    for run in row if first.guarantee is not None else ():
+        guarantee = of_seed(first, run, dataset).guarantee
+        assert guarantee is not None  # a variation of a private simulation is private
+        found.append(privacy.Private(run, guarantee))
+    return found
 
 
 def run(
     job: Comparison, dataset: data.Dataset, run_dir: Path, log: Log = NO_LOG
 ) -> dict[str, str]:
-    """Trains what is not finished; returns why algorithms diverged, by their names."""
+    """Trains what is not finished; returns why runs diverged, by their labels."""
     console = Console()
-    cells = directory.cells(run_dir, job)
     diverged: dict[str, str] = {}
+    statements: list[str] = []
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing():
-        total = len(cells) * job.config.rounds
+        for cell, one in directory.cells(run_dir, job).items():
+            if not (cell / directory.CONFIG).exists():
+                directory.create(cell, one)
+            directory.check_same(cell, one)
+        if job.config.private:
+            statements = _state(job, dataset, run_dir)
+        rounds = job.config.rounds
+        total = len(job.rows) * len(job.seeds) * rounds
         overall = bar.add_task("all", total=total)
         tick = functools.partial(bar.advance, overall)
-        for algorithm in job.algorithms:
-            simulation = simulation_of(job.cell(algorithm, job.seeds[0]), dataset)
-            for seed in job.seeds:
-                cell = run_dir / own_code.file_name(algorithm) / f"seed{seed}"
-                one = cells[cell]
-                label = label_of(algorithm)
-                bar.update(overall, description=f"{label}, seed {seed}")
-                if not (cell / directory.CONFIG).exists():
-                    directory.create(cell, one)
-                directory.check_same(cell, one)
+        for row in job.rows:
+            simulation = simulation_of(row[0], dataset)
+            for one in row:
+                cell = directory.cell_of(run_dir, one)
+                bar.update(overall, description=f"{one.label}, seed {one.seed}")
                 if is_complete(one, simulation, cell):
-                    tick(job.config.rounds)
+                    tick(rounds)
                     continue
-                parts = parts_of(job.config, dataset, seed)
-                tests = tests_of(job.config, dataset, parts, seed)
-                varied = simulation.vary(parts=parts, test_parts=tests)
+                varied = of_seed(simulation, one, dataset)
                 trackers = log.of_cell(run_dir, cell)
                 try:
                     train(one, varied, cell, tick, stop, trackers)
                 except NonFiniteError as error:
-                    diverged[algorithm] = f"seed {seed}, {error}"
+                    diverged[one.label] = f"seed {one.seed}, {error}"
         bar.update(overall, description="done")
+    for cell, one in directory.cells(run_dir, job).items():
+        rows = metrics_csv.read(cell / directory.METRICS) if one.config.private else {}
+        if rows and np.isnan(rows[comparison.score_column(rows)][-1]):
+            diverged[one.label] = f"seed {one.seed}, its parameters are not finite"
+    for statement in statements:
+        console.print(statement, highlight=False, markup=False, soft_wrap=True)
     return diverged
+
+
+def _state(job: Comparison, dataset: data.Dataset, run_dir: Path) -> list[str]:
+    """Charges all runs of a comparison, and writes their statements."""
+    private: dict[Path, privacy.Private] = {}
+    for row in job.rows:
+        for each in _guaranteed(simulation_of(row[0], dataset), row, dataset):
+            private[directory.cell_of(run_dir, each.run)] = each
+    return privacy.state(private, dataset, run_dir)
 
 
 def curves_of(
     job: Comparison, run_dir: Path, diverged: Collection[str] = ()
 ) -> dict[str, list[History]]:
     """Returns the runs of every method that did not diverge, by its label."""
-    cells = directory.cells(run_dir, job)
-    return {
-        label_of(name): [
-            metrics_csv.read(cell / directory.METRICS)
-            for cell, one in cells.items()
-            if one.algorithm == name
-        ]
-        for name in job.algorithms
-        if name not in diverged
-    }
+    curves: dict[str, list[History]] = {}
+    for cell, one in directory.cells(run_dir, job).items():
+        if one.label not in diverged:
+            rows = metrics_csv.read(cell / directory.METRICS)
+            curves.setdefault(one.label, []).append(rows)
+    return curves
 
 
 def report(
     job: Comparison, run_dir: Path, diverged: Mapping[str, str]
 ) -> list[tables.Cells]:
     """Writes the summary and its figures; returns tables, none if all diverged."""
+    title, config = job.config.title, job.config
+    if any(is_of_agents(row[0]) for row in job.rows):
+        graph, name = graph_of(config, job.seeds[0]), config.graph or "erdos_renyi"
+        plots.graph(graph, run_dir / "graph.png", title=name)
     runs = curves_of(job, run_dir, diverged)
     if not runs:
         return []
     target = comparison.target_score(runs)
     summaries = comparison.summarize(runs, target)
     comparison.write(summaries, run_dir / "summary.csv")
-    title, config = job.config.title, job.config
     plots.curves(runs, run_dir / "comparison.png", title=title, target=target)
     if config.client_tests:
         fairness.figure(runs, run_dir / "fairness.png", title=title)
+    if len(config.epsilon) > 1:
+        scores = _by_epsilon(job, runs)
+        path, score = run_dir / "utility.png", config.score
+        plots.utility(scores, path, title=title, score=score)
     found = [tables.compared(summaries, target, title, len(job.seeds), config.score)]
     if config.client_tests:
         found.append(fairness.table(runs, "Clients"))
     files.write(run_dir / "summary.tex", "\n".join(map(tables.latex, found)))
+    return found
+
+
+def _by_epsilon(
+    job: Comparison, runs: Mapping[str, list[History]]
+) -> dict[str, dict[float, list[float]]]:
+    """The last test scores of every method, by epsilon."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for first, *_ in job.rows:
+        if first.label in runs:
+            column = comparison.score_column(runs[first.label][0])
+            scores = [float(run[column][-1]) for run in runs[first.label]]
+            by_epsilon = found.setdefault(label_of(first.algorithm), {})
+            by_epsilon[first.config.epsilon[0]] = scores
     return found

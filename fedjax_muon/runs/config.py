@@ -1,7 +1,7 @@
-"""What a run is, in words: frozen values that the command line and config.json share.
+"""Configuration of a run, as used by the command line and stored in config.json.
 
-The names of data sets, partitions, plans and so on are strings here and nowhere else;
-`building` puts the library's functions in their place.
+The names of datasets, partitions, plans and so on are strings here and nowhere else;
+`build` puts the library's functions in their place.
 """
 
 import dataclasses
@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjax_muon import algorithms, minimax
+from fedjax_muon import algorithms, decentralized, minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_range, recipe
 from fedjax_muon.data.names import NAMES, PREPARED
-from fedjax_muon.runs import own_code
-from fedjax_muon.runs.lists import Model, check_name, check_widths
-from fedjax_muon.runs.private_config import Private
+from fedjax_muon.runs import own_code, private_agents
+from fedjax_muon.runs.lists import Model, Numbers, check_name, check_widths
 
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
-METHODS = {**algorithms.ALL, **minimax.ALL}
+OF_AGENTS = {**decentralized.ALL, **private_agents.ALL}
+METHODS = {**algorithms.ALL, **minimax.ALL, **OF_AGENTS}
 MODELS = (
     "mlp",
     "lenet",
@@ -72,7 +72,7 @@ class Config:
     """Share of the training examples that is used: the same ones every time, of all
     classes in proportion."""
     num_clients: int = 16
-    """N, how many clients the training examples are divided over."""
+    """N, how many clients, or agents without a server, divide the training examples."""
     partition: Literal[
         "dirichlet", "dirichlet_per_client", "shards", "iid", "ratios", "by_owner"
     ] = "dirichlet"
@@ -94,6 +94,39 @@ class Config:
     client_tests: bool = False
     """Test clients on examples of their own too: those of their owners, or with the
     proportions of classes that they train on."""
+    graph: Literal["erdos_renyi", "ring", "star", "exponential", "complete"] | None = (
+        None
+    )
+    """Which agents exchange messages, in decentralized methods, mixed by Metropolis
+    weights; by default erdos_renyi."""
+    connectivity: float = 0.5
+    """Probability of an edge of erdos_renyi, which is drawn until connected."""
+    epsilon: Numbers = ()
+    """Differential privacy: the privacy loss of a whole run, for one client of a
+    federated method, or one example of an agent. Several in compare."""
+    delta: float = 1e-5
+    """Probability in (epsilon, delta); below one over the clients, or the examples of
+    every agent."""
+    clip_norm: float | None = None
+    """Norm that a client's message is clipped to, by default 0.5, or the gradient of an
+    agent's example, by default 0.2."""
+    change_clip_norm: float | None = None
+    """Norm that the change of an example's gradient between two iterations is clipped
+    to, by private_storm; by default a tenth of clip_norm."""
+    bands: int = 4
+    """Bands of the correlated noise of dp_ftrl, and groups of an agent's examples that
+    take turns."""
+    ledger: Path | None = None
+    """File that records what private runs on a dataset cost together; by default one
+    for every dataset, in the user's data directory."""
+    budget: float | None = None
+    """Largest epsilon of all runs in the ledger together; what would exceed it is
+    refused."""
+    publish_training_metrics: bool = False
+    """Record metrics of training examples of a private run too, for which the guarantee
+    does not hold."""
+    insecure_fixed_noise: bool = False
+    """Draw the noise of a private run from the seed, to reproduce it; no privacy."""
     model: Model = "mlp"
     """Model that is trained; rnn, lstm, gru and roberta are for text, and text is for
     them. Your own one is MODULE:FUNCTION."""
@@ -118,11 +151,11 @@ class Config:
     """How many steps of Newton-Schulz, in algorithms that orthogonalize; with 0 they
     only divide matrices by their norms."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What its products with the matrices, not with their small squares, are of."""
+    """Precision of its large matrix products; the small Gram products stay float32."""
     newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
     """The norm that matrices are first divided by; schatten8 is the smaller one."""
     newton_schulz_coefficients: Literal["jordan", "quintic"] = "jordan"
-    """Of its steps: Jordan's, or those of Takezawa et al., Theorem 3."""
+    """Polynomial of each step: Jordan's, or that of Takezawa et al., Theorem 3."""
     shape_scale: Literal["none", "jordan", "moonlight", "spectral"] = "none"
     """Factor of a matrix's step by its shape, in algorithms with this option."""
     weight_decay: float = 0.0
@@ -202,15 +235,27 @@ class Config:
         return f"{' to '.join(map(str, self.local_epochs))} local epochs"
 
     @property
+    def private(self) -> bool:
+        """Whether a run has a guarantee, of differential privacy."""
+        return bool(self.epsilon)
+
+    @property
+    def drops(self) -> bool:
+        """Whether messages that are not finite are left out. A private run does not
+        stop for them, since that would tell of its data."""
+        return self.drop_nonfinite or self.private
+
+    @property
     def title(self) -> str:
-        """The data set and the federation, in a line."""
+        """The dataset and the federation, in a line."""
         alpha = f" ({self.alpha:g})" if "dirichlet" in self.partition else ""
         share = "" if self.positives is None else f", {self.positives:.0%} positives"
         number = "" if self.partition == "by_owner" else f"{self.num_clients} "
+        members = f"{number}{'agents' if self.graph else 'clients'}"
         return (
-            f"{Path(self.dataset).name}, {number}clients by "
+            f"{Path(self.dataset).name}, {members} by "
             f"{self.partition.removeprefix('by_').replace('_', ' ')}{alpha}{share}, "
-            f"{self.cohort_size} a round, {self.work}"
+            + (self.graph or f"{self.cohort_size} a round, {self.work}")
         )
 
     def __post_init__(self):
@@ -240,15 +285,44 @@ class Config:
             check_name("model", self.model, MODELS)
         for name in ("hidden", "rnn"):
             check_widths(name, getattr(self, name))
+        for name in () if self.private else OF_PRIVACY:
+            if getattr(self, name) != getattr(Config, name):
+                raise ValueError(f"{name} is an option of private runs; add --epsilon")
         if self.owner is not None and self.partition != "by_owner":
             raise ValueError(
                 "owner names the column of clients for the partition by_owner, got "
                 f"{self.partition}; add --partition by_owner"
             )
-        if is_own(self.dataset):  # a run goes on in any directory
-            object.__setattr__(
-                self, "dataset", str(Path(self.dataset).expanduser().absolute())
-            )
+        # a run is resumed in any directory
+        if is_own(self.dataset):
+            path = str(Path(self.dataset).expanduser().absolute())
+            object.__setattr__(self, "dataset", path)
+        if self.ledger is not None:
+            object.__setattr__(self, "ledger", self.ledger.expanduser().resolve())
+
+
+OF_PRIVACY = (
+    "clip_norm",
+    "change_clip_norm",
+    "bands",
+    "ledger",
+    "budget",
+    "publish_training_metrics",
+    "insecure_fixed_noise",
+)
+OF_SERVER = (  # and its clients
+    "cohort_size",
+    "local_steps",
+    "local_epochs",
+    "weighting",
+    "dropout",
+    "own_leaves",
+    "ditto",
+    "compressor",
+    "plan",
+    "split_examples",
+    "client_tests",
+)
 
 
 def is_own(dataset: str) -> bool:
@@ -273,6 +347,25 @@ DEFAULTS = {
         batch_size=16,
     ),
 }
+# of agents without a server
+DEFAULTS["agents"] = dataclasses.replace(
+    DEFAULTS["auc"],
+    num_clients=5,
+    positives=None,
+    hidden=(),
+    cohort_size=Config.cohort_size,
+    local_steps=Config.local_steps,
+    graph="erdos_renyi",
+    rounds=200,
+    evaluate_every=20,
+)
+DEFAULTS["minimizing_agents"] = Config(
+    num_clients=8,
+    partition="iid",
+    graph="erdos_renyi",
+    rounds=200,
+    evaluate_every=20,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,10 +377,16 @@ class Run:
     seed: int
     config: Config
 
+    @property
+    def label(self) -> str:
+        """What tables and figures call the run, whatever its seed."""
+        epsilon = "".join(f", epsilon {value:g}" for value in self.config.epsilon)
+        return label_of(self.algorithm) + epsilon
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Several algorithms on several seeds, each cell a run."""
+    """Several algorithms on several seeds, at each epsilon; each cell is a run."""
 
     algorithms: tuple[str, ...]
     lr: Mapping[str, float]  # for those that depart from their default
@@ -295,11 +394,21 @@ class Comparison:
     seeds: tuple[int, ...]
     config: Config
 
-    def cell(self, algorithm: str, seed: int) -> Run:
-        """The run of one algorithm and seed."""
+    @property
+    def rows(self) -> list[list[Run]]:
+        """The runs of all seeds, for every algorithm at every epsilon."""
+        epsilons: list[tuple[float, ...]] = [(e,) for e in self.config.epsilon]
+        return [
+            [self.cell(algorithm, seed, epsilon) for seed in self.seeds]
+            for algorithm in self.algorithms
+            for epsilon in epsilons or [()]
+        ]
+
+    def cell(self, algorithm: str, seed: int, epsilon: tuple[float, ...] = ()) -> Run:
+        """The run of one algorithm and seed, private or not."""
         hyper = {"lr": self.lr[algorithm]} if algorithm in self.lr else {}
         schedule = self.lr_schedule.get(algorithm, self.config.lr_schedule)
-        config = dataclasses.replace(self.config, lr_schedule=schedule)
+        config = dataclasses.replace(self.config, lr_schedule=schedule, epsilon=epsilon)
         return Run(algorithm, hyper, seed, config)
 
 
@@ -338,12 +447,12 @@ class Sweep:
             return self.config
         made = method_of(algorithm).function()
         size = self.config.cohort_size
-        if made.full_participation:
+        if getattr(made, "full_participation", False):  # agents have no cohorts
             size = self.config.num_clients
         return dataclasses.replace(self.config, cohort_size=size)
 
 
-Job = Run | Comparison | Sweep | Private
+Job = Run | Comparison | Sweep
 
 
 def method_of(name: str) -> Method:

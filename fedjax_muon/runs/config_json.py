@@ -7,33 +7,10 @@ from typing import Any, get_args, get_type_hints
 
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
-from fedjax_muon.runs.config import Comparison, Config, Job, Private, Run, Sweep
+from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
 
 ALL = CollectionCheckStrategy.ALL_ITEMS
-KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep, "private": Private}
-ADDED = (  # to `Config`
-    "client_tests",
-    "convolution",
-    "ditto",
-    "exclude",
-    "image_size",
-    "label",
-    "local_epochs",
-    "newton_schulz_coefficients",
-    "own_leaves",
-    "owner",
-    "personal_lr",
-    "shape_scale",
-    "split",
-    "weight_decay",
-)
-# fields of `Private` in older configs
-RENAMED = {"limit": "clip_norm", "change": "change_clip_norm"}
-
-
-def added() -> dict[str, Any]:
-    """What fields of `Config` were before they were added to it."""
-    return {name: getattr(Config, name) for name in ADDED}
+KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep}
 
 
 def to_json(job: Job) -> str:
@@ -57,15 +34,10 @@ def from_json(text: str) -> Job:
     kind = fields.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if kind == "private":
-        fields = {RENAMED.get(name, name): value for name, value in fields.items()}
-    else:
-        config = fields.get("config")
-        if not isinstance(config, dict):
-            raise ValueError(f"config must be an object, got {config!r}")
-        fields["config"] = _made(Config, added() | config)
-    if kind == "comparison":
-        fields.setdefault("lr_schedule", {})  # of older configs
+    config = fields.get("config")
+    if not isinstance(config, dict):
+        raise ValueError(f"config must be an object, got {config!r}")
+    fields["config"] = _made(Config, config)
     return _made(KINDS[kind], fields)
 
 
@@ -74,7 +46,10 @@ def _made(kind: Any, fields: dict[str, Any]) -> Any:
     hints = get_type_hints(kind)
     for name in sorted(fields.keys() ^ hints.keys()):
         problem = "unknown" if name in fields else "missing"
-        raise ValueError(f"{name!r} is {problem} in its {kind.__name__.lower()}")
+        raise ValueError(
+            f"{name!r} is {problem} in its {kind.__name__.lower()}: it is of another "
+            "version of fedjax_muon; train again, or install that version"
+        )
     for name, hint in hints.items():
         value = fields[name]
         if Path in get_args(hint) and isinstance(value, str):

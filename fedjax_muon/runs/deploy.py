@@ -28,7 +28,7 @@ from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import (
     SAMPLERS,
     WEIGHTINGS,
-    algorithm_of,
+    federated_of,
     start_key,
     task_of,
 )
@@ -95,7 +95,7 @@ def federation_of(run: Run, facts: Facts) -> Federation:
     label = np.zeros(1, np.int32)
     like = Dataset(one, label, one, label, facts.classes, facts.tokens)
     return federation(
-        algorithm_of(run),
+        federated_of(run),
         task_of(config, like),
         num_clients=config.num_clients,
         cohort_size=config.cohort_size,

@@ -179,13 +179,16 @@ def _git_revision() -> str:
     return found.stdout.strip()
 
 
+def cell_of(directory: Path, run: Run) -> Path:
+    """Where a run of a comparison lies."""
+    epsilons = [f"epsilon{value:g}" for value in run.config.epsilon]
+    return Path(directory, file_name(run.algorithm), *epsilons, f"seed{run.seed}")
+
+
 def cells(directory: Path, comparison: Comparison) -> dict[Path, Run]:
     """Where each run of a comparison lies."""
-    return {
-        directory / file_name(name) / f"seed{seed}": comparison.cell(name, seed)
-        for name in comparison.algorithms
-        for seed in comparison.seeds
-    }
+    runs = [run for row in comparison.rows for run in row]
+    return {cell_of(directory, run): run for run in runs}
 
 
 def check_same(directory: Path, run: Run) -> None:

@@ -41,18 +41,11 @@ class CheckedRows:
     under way, so that a process may be killed at any moment.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        settings: Mapping[str, Any],
-        added: Mapping[str, Any] | None = None,
-    ):
-        """`added` has the values of settings that older records lack. Raises
-        `ValueError` if the rows that are there are damaged, or were computed with other
-        settings."""
+    def __init__(self, path: Path, settings: Mapping[str, Any]):
+        """Raises `ValueError` if the rows that are there are damaged, or were computed
+        with other settings."""
         self.path, self.record = path, path.with_suffix(".json")
         self.settings = json.loads(json.dumps(settings, default=str))
-        self.added = json.loads(json.dumps(added or {}, default=str))
         if self.record.exists():
             found = self._read()
             self._compare(found["settings"])
@@ -88,7 +81,6 @@ class CheckedRows:
             raise self._damaged() from error
 
     def _compare(self, found: Mapping[str, Any]) -> None:
-        found = {**self.added, **found}
         for name in sorted(found.keys() | self.settings.keys()):
             old, new = found.get(name, "absent"), self.settings.get(name, "absent")
             if old != new:

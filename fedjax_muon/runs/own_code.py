@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core import Algorithm
+from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.runs.errors import is_own as is_refusal
+from fedjax_muon.runs.private_agents import PrivateAgents
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -114,7 +116,9 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     return [k for k, p in found if p.default is p.empty and p.kind not in several]
 
 
-def made(method: Method, hyper: Mapping[str, Any]) -> Algorithm:
+def made(
+    method: Method, hyper: Mapping[str, Any]
+) -> Algorithm | Gossip | PrivateAgents:
     """Calls the function of a method.
 
     Args:
@@ -126,9 +130,11 @@ def made(method: Method, hyper: Mapping[str, Any]) -> Algorithm:
         if not is_refusal(error):
             raise
         raise ValueError(f"{method.label}: {error}") from error
-    if not isinstance(algorithm, Algorithm):
+    if not isinstance(algorithm, Algorithm | Gossip | PrivateAgents):
         kind = type(algorithm).__name__
-        raise ValueError(f"{method.label} must return an Algorithm, got {kind}")
+        raise ValueError(
+            f"{method.label} must return an Algorithm or a Gossip, got {kind}"
+        )
     return algorithm
 
 

@@ -13,7 +13,7 @@ from fedjax_muon.reporting.colors import another, line_of
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.reporting.report import Entry, page
 from fedjax_muon.runs import directory as directories, sweep as sweeps
-from fedjax_muon.runs.config import Comparison, Config, Private, Run, Sweep, label_of
+from fedjax_muon.runs.config import Comparison, Config, Run, Sweep, label_of
 from fedjax_muon.tracking.tracker import flat
 from fedjax_muon.versions import check_installed
 
@@ -80,8 +80,6 @@ def save_report(
 
 def _found(place: Path, job: Any, missing: list[str]) -> list[Found]:
     """The runs in a directory; those without metrics are added to `missing`."""
-    if isinstance(job, Private):
-        raise ValueError(f"{place} is of `private`, whose results are utility.png")
     if isinstance(job, Sweep):
         return _best(place, job, missing)
     alone = {place: job} if isinstance(job, Run) else directories.cells(place, job)
@@ -99,10 +97,9 @@ def _found(place: Path, job: Any, missing: list[str]) -> list[Found]:
         last, rounds = int(history["round"][-1]), run.config.rounds
         if last < rounds:
             missing.append(f"{cell} has {last} of {rounds} rounds; {_resumed(place)}")
-        label = label_of(run.algorithm)
         versions = _versions(place, missing)
         options = _options(run.algorithm, run.hyper, run.config)
-        found.append(Found(place, label, run.seed, options, history, versions))
+        found.append(Found(place, run.label, run.seed, options, history, versions))
     return found
 
 

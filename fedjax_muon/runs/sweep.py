@@ -29,14 +29,19 @@ from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.runs import (
-    config_json,
     directory,
     executor_names,
     launch,
     own_code,
     sweep_cells,
 )
-from fedjax_muon.runs.build import algorithm_of, parts_of, simulation_of, start_key
+from fedjax_muon.runs.build import (
+    algorithm_of,
+    is_of_agents,
+    parts_of,
+    simulation_of,
+    start_key,
+)
 from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
@@ -74,6 +79,14 @@ def check(job: Sweep, executor: str | None = None) -> None:
             )
         executor_names.check(executor)
     launch.devices_of(job.config.devices)
+    for name in job.algorithms:
+        try:
+            if is_of_agents(job.cell(name, {}, 0)):
+                raise ValueError(
+                    "it has agents and no server, and a sweep is for methods with one"
+                )
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     train, _ = _data(job)
     for name in job.algorithms:
         try:
@@ -220,7 +233,7 @@ def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
     about: dict[str, Any] = {"algorithm": name, "validation": job.validation}
     about["options of the grid"] = [*job.grids[name]]
     path = run_dir / "cells" / f"{own_code.file_name(name)}.csv"
-    return CheckedRows(path, config | about, config_json.added())
+    return CheckedRows(path, config | about)
 
 
 def _unfinished(job: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]:

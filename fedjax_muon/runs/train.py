@@ -1,10 +1,13 @@
 """Training in a run directory: from the newest checkpoint on, or from the start.
 
 A checkpoint has the state, and the rows of metrics.csv up to its round; whatever became
-of that file, it is restored from there.
+of that file, it is restored from there. The checkpoints of a private run lie elsewhere
+until it is finished, see `privacy.secret_of`. Then the run directory has the last one,
+without what must stay secret.
 """
 
 import json
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +22,7 @@ from fedjax_muon.engine.processes import (
     run_on_first,
 )
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import files
+from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.config_json import to_json
@@ -64,8 +67,15 @@ def train(
     record = _Recorder(run, simulation, directory)
     about = json.loads(to_json(run))
     first: list[float] = []
+    secret = privacy.secret_of(run, directory)
+    if secret is not None:
+        if is_complete(run, simulation, directory):
+            shutil.rmtree(secret, ignore_errors=True)
+            tick(run.config.rounds)
+            return None
+        secret.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
-        checkpoint.open_checkpoints(directory / CHECKPOINTS) as checkpoints,
+        checkpoint.open_checkpoints(secret or directory / CHECKPOINTS) as checkpoints,
         follow(trackers if is_first() else (), about) as log,
     ):
         state = record.begin(checkpoints)
@@ -78,7 +88,7 @@ def train(
             state,
             rounds=run.config.rounds,
             evaluate_every=run.config.evaluate_every,
-            drop_nonfinite=run.config.drop_nonfinite,
+            drop_nonfinite=run.config.drops,
             evaluate_first=record.last_round < 0,
             dropped=record.dropped,
             seconds=record.seconds,
@@ -92,6 +102,10 @@ def train(
             record.add(checkpoints, step, stopped)
             if stopped and record.last_round < run.config.rounds:
                 raise KeyboardInterrupt
+            if secret is not None and record.last_round == run.config.rounds:
+                record.publish(step.state)
+    if secret is not None:
+        shutil.rmtree(secret)
     return first[0] if first else None
 
 
@@ -99,7 +113,7 @@ class _Recorder:
     """The rows and checkpoints of a run, kept in step with each other."""
 
     def __init__(self, run: Run, simulation: Simulation, directory: Path):
-        self.run, self.simulation = run, simulation
+        self.run, self.simulation, self.directory = run, simulation, directory
         self.metrics = directory / METRICS
         self.rows = ""  # the text of metrics.csv
         self.last_round, self.dropped, self.seconds = -1, 0, 0.0
@@ -110,9 +124,8 @@ class _Recorder:
 
     def begin(self, checkpoints) -> Any:
         """The state to continue from; metrics.csv is made what it was then."""
-        drop = self.run.config.drop_nonfinite
         self.template = self.simulation.init(
-            start_key(self.run.seed), drop_nonfinite=drop
+            start_key(self.run.seed), drop_nonfinite=self.run.config.drops
         )
         self.mark = mark_of(self.run, self.template)
         found = checkpoint.restore(checkpoints, self.template, self.mark)
@@ -122,8 +135,21 @@ class _Recorder:
             self.rows, self.last_round = notes["rows"], notes["last_round"]
             self.dropped, self.seconds = notes["dropped"], notes["seconds"]
             self.verified = True
+        elif self.run.config.private:
+            if self.metrics.exists():
+                raise ValueError(
+                    f"the secret state of {self.directory} is gone, with the key of "
+                    "its noise; train in another directory, which is charged anew"
+                )
+            self.save(checkpoints, state)  # before anything is released
         run_on_first(lambda: restore_rows(self.metrics, self.rows))
         return state
+
+    def publish(self, state: Any) -> None:
+        """Leaves the last checkpoint in the run directory, without secrets."""
+        place = self.directory / CHECKPOINTS
+        with checkpoint.open_checkpoints(place) as checkpoints:
+            self.save(checkpoints, privacy.published(state))
 
     def so_far(self) -> list[dict[str, Any]]:
         """The records of rounds that the checkpoint has."""
@@ -172,7 +198,15 @@ def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
     saved = directory / CHECKPOINTS
     if not (saved / str(run.config.rounds)).is_dir():
         return False
-    state = jax.eval_shape(simulation.programs.create, start_key(run.seed))
+    state = jax.eval_shape(
+        lambda key: simulation.programs.begin(
+            simulation.inputs,
+            simulation.programs.create(key, None),
+            simulation.clients,
+            simulation.max_client_size,
+        )[0],
+        start_key(run.seed),
+    )
     with checkpoint.open_checkpoints(saved) as checkpoints:
         notes = checkpoint.notes_of(checkpoints, mark_of(run, state))
     if notes is None or notes["last_round"] < run.config.rounds:
@@ -210,10 +244,11 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
       CheckpointError: If it can't be used.
     """
     saved = directory / CHECKPOINTS
+    if not saved.exists():  # of a private run that is not finished
+        saved = privacy.secret_of(run, directory) or saved
     found = None
     if saved.is_dir() and any(saved.iterdir()):
-        drop = run.config.drop_nonfinite
-        state = simulation.init(start_key(run.seed), drop_nonfinite=drop)
+        state = simulation.init(start_key(run.seed), drop_nonfinite=run.config.drops)
         with checkpoint.open_checkpoints(saved) as checkpoints:
             found = checkpoint.restore(checkpoints, state, mark_of(run, state))
     if found is None:

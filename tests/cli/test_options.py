@@ -22,7 +22,7 @@ from fedjax_muon.cli import (
     sections,
 )
 from fedjax_muon.runs import config, directory
-from fedjax_muon.runs.config import Config, Private
+from fedjax_muon.runs.config import Config
 from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.launch import Launch
 
@@ -124,7 +124,9 @@ JOBS = {
         {"fedavg": 0.3, "scaffold": 0.07},
         {"fedavg": "cosine", "scaffold": "constant"},
         (4, 5),
-        config.Config(hidden=(), exclude=("a b",), data_dir=Path("x=y")),
+        config.Config(
+            hidden=(), exclude=("a b",), data_dir=Path("x=y"), epsilon=(0.5, 2.0)
+        ),
     ),
     "sweep": config.Sweep(
         ("fedavg", "fedmuon"),
@@ -133,13 +135,6 @@ JOBS = {
         0.25,
         3,
         config.Config(alpha=0.3, error_feedback=0.5, compressor="svd"),
-    ),
-    "private": config.Private(
-        epsilons=(0.5, 2.0),
-        lr={"dp_sgda": 0.3},
-        hidden=(4,),
-        budget=3.0,
-        insecure_fixed_noise=True,
     ),
 }
 
@@ -157,7 +152,6 @@ def test_the_config_of_a_command_makes_the_same_job(name, tmp_path, monkeypatch)
     monkeypatch.setattr(directory, "create", create)
     monkeypatch.setattr(commands.comparisons, "check", lambda job: None)
     monkeypatch.setattr(commands.sweeps, "check", lambda job, executor: None)
-    monkeypatch.setattr(commands.privately, "prepare", lambda job: None)
     with pytest.raises(SystemExit):
         run(name, "--config", path)
     assert from_json(to_json(made[0])) == from_json(to_json(JOBS[name]))
@@ -267,7 +261,7 @@ def names(kind: type) -> list[str]:
     """The options of a command, from its dataclasses alone."""
     found = []
     for field in dataclasses.fields(kind):
-        part = {"config": Config, "launch": Launch, "job": Private}.get(field.name)
+        part = {"config": Config, "launch": Launch}.get(field.name)
         if part is not None:
             found += names(part)
         elif field.name == "config_file":
@@ -297,6 +291,7 @@ def test_every_option_is_in_one_section_of_help(command, capsys, monkeypatch):
     if command == "train":
         assert list(found) == [
             *("options", "algorithm options", "Data options", "Client options"),
+            *("Graph options", "Privacy options"),
             *("Model options", "Newton-Schulz options", "Training options"),
             *("Compression options", "Execution options", "Output options"),
         ]
@@ -322,7 +317,7 @@ TWO_CLASSES = "AUC is defined for two classes; the model gives 10 logits"
 TWO_RATIOS = "ratios must be one for each of the 8 clients, got 2"
 RATIOS = "--partition ratios --ratios 0.1 0.2"
 ONCE = "must be one or more, each once"
-SWEEP, PRIVATE = "sweep --algorithms fedavg", "private --methods dpmixsgd"
+SWEEP, PRIVATE = "sweep --algorithms fedavg", "compare dpmixsgd --epsilon 1"
 LITTLE = (
     "train --algorithm fedavg --train-share 0.2 --num-clients 4 --min-client-size 1 "
     "--cohort-size 4 --rounds 2 --hidden 8 --batch-size 16"
@@ -375,10 +370,18 @@ QUICK = {
         "--algorithms fedavgg": "unknown algorithm 'fedavgg'; did you mean fedavg"
     },
     PRIVATE: {
-        "--methods dsgda": "dsgda is not private, and its results",
         "--budget 0.1": "and 0.1 is allowed, at delta 1e-05",
         "--output .": "is already used; choose another --output",
+        "--cohort-size 3": "dpmixsgd has no server; leave out cohort_size",
     },
+    "compare dpmixsgd dsgda": {"--epsilon 1": "dsgda is not private, and its results"},
+    "compare dpmixsgd fedavg": {"--epsilon 1 --delta 1e-3": "do not compare them"},
+    "train --algorithm fedavg": {
+        "--clip-norm 1": "clip_norm is an option of private runs; add --epsilon",
+        "--graph ring": "fedavg has a server; leave out the graph of agents",
+        "--epsilon 1 2": "train takes one epsilon; several are of compare",
+    },
+    "train --algorithm dpmixsgd": {"": "is a private method; choose its --epsilon"},
 }
 SLOW = {
     "train": {
@@ -467,20 +470,20 @@ SLOW = {
         "--problem auc --dataset digits": TWO_CLASSES,
     },
     PRIVATE: {
-        "--methods dpsgd": "unknown method 'dpsgd'; there are dp_sgda",
-        "--methods dp_sgda,dp_sgda": f"methods {ONCE}",
         "--hidden 4 0": "hidden widths must be at least 1, got (4, 0)",
         "--budget 0": "epsilon must lie in (0, infinity), got 0",
-        "--epsilons 1,1": f"epsilons {ONCE}",
-        "--epsilons 0": "epsilon must lie in (0, infinity)",
-        "--lr sgd 0.1": "unknown method 'sgd'",
+        "--epsilon 1,1": "epsilons must differ, got (1.0, 1.0)",
+        "--epsilon 0": "epsilon must lie in (0, infinity)",
         "--delta 0.02": "delta must lie in (0, 0.01",
         "--batch-size 92": "batch must be at most 91",
         "--dataset digits": "AUC is defined for two classes",
         "--clip-norm 0": "clip_norm must lie in (0, infinity), got 0",
-        "--agents 1000": "must be a whole number in 1..455",
+        "--num-clients 1000": "must be a whole number in 1..455",
         "--graph tree": "invalid choice",
+        "--lr-schedule cosine": "dpmixsgd has no schedule; leave out lr_schedule",
     },
+    "sweep --algorithms dpmixsgd": {"--epsilon 1": "several --epsilon to compare"},
+    "deploy --local 2 --algorithm dsgd": {"": "dsgd has no server"},
 }
 
 

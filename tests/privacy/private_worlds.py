@@ -19,8 +19,8 @@ from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded, Buffered
 from fedjax_muon.privacy.profile_audit import Finding
-from fedjax_muon.runs import build_private
-from fedjax_muon.runs.config import Private
+from fedjax_muon.runs import build
+from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.simulation.federated import federate
 
 AGENTS, CLIP, DELTA, LR = 3, 1.0, 1e-3, 0.1
@@ -28,7 +28,7 @@ BANDED = Banded((0.6, 0.58, 0.55))
 BUFFERED = Buffered((0.9, 0.3), (0.2, 0.3))
 # the norm grows by a factor of 1.6 in a round, and is far below that of messages
 ADAPTIVE = AdaptiveClip(quantile=1.0, initial=1e-3, lr=1.0, count_noise=0.75)
-COMMANDS = {f"private --methods {name}": name for name in PRIVATE}
+COMMANDS = {f"train --algorithm {name}": name for name in PRIVATE}
 WEIGHTS = (np.eye(AGENTS) + np.full((AGENTS, AGENTS), 1 / AGENTS)) / 2
 
 
@@ -87,35 +87,34 @@ def agents(case: Case) -> Worlds:
 
 
 def command(name: str) -> Worlds:
-    """Makes the worlds of what `fedjax-muon private` trains, with a case's noise."""
-    job = Private(
-        methods=(name,),
-        epsilons=(3.0,),
-        delta=DELTA,
-        agents=4,
+    """Makes the worlds of what `fedjax-muon train` trains, with a case's noise."""
+    config = Config(
+        problem="auc",
+        num_clients=4,
         graph="ring",
         rounds=7,
         batch_size=2,
+        epsilon=(3.0,),
+        delta=DELTA,
         clip_norm=CLIP,
         change_clip_norm=CLIP / 5,
-        seeds=(0,),
         insecure_fixed_noise=True,
     )
-    setting = build_private.setting_of(job)
-    dataset, parts = canary_data((8,) * job.agents, owner=0)
-    rate = build_private.LR[name]
-    setting = setting._replace(
-        dataset=dataset,
-        parts={0: parts},
-        task=canary_task(rate, period_of(PRIVATE[name], 8, job.batch_size)),
-    )
-    plain = build_private.privacy_of
+    run = Run(name, {}, 0, config)
+    dataset, parts = canary_data((8,) * config.num_clients, owner=0)
+    rate = hyper_parameters(METHODS[name])["lr"]
+    task = canary_task(rate, period_of(PRIVATE[name], 8, config.batch_size))
+    plain = build._agent_privacy
     given = {"epsilon": None, "noise_scale": CASES[name].noise}
-    known = lambda *job: dataclasses.replace(plain(*job), **given)
     # calibration to an epsilon under Poisson sampling takes a minute
-    with mock.patch.object(build_private, "privacy_of", known):
-        prepared = build_private.simulation_of(setting, name)
-    weights = topology.metropolis(setting.graphs[0])
+    known = lambda *made: dataclasses.replace(plain(*made), **given)
+    with (
+        mock.patch.object(build, "_agent_privacy", known),
+        mock.patch.object(build, "parts_of", return_value=parts),
+        mock.patch.object(build, "task_of", return_value=task),
+    ):
+        prepared = build.simulation_of(run, dataset)
+    weights = topology.metropolis(build.graph_of(config, 0))
     return simulated.agent_worlds(prepared, 0, weights, rate)
 
 

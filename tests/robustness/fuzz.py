@@ -20,12 +20,12 @@ from .outcome import Outcome
 SMALL = {"num_clients": "4", "cohort_size": "2", "local_steps": "1", "batch_size": "8"}
 SMALL |= {"rounds": "2", "evaluate_every": "1", "hidden": "4"}
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
-COMMANDS = (*["train"] * 20, "sweep", "compare", "private", "list")
+COMMANDS = (*["train"] * 20, "sweep", "compare", "compare private", "list")
 COMMANDS += ("data", "partition", "plot", "resume", "noise", "prepare")
 # what belongs to other machines, or to the beginning of a process
 APART = ("data_dir", "devices")
 APART += ("distributed", "coordinator", "num_processes", "process_id")
-TRAINING = ("train", "sweep", "compare", "private")
+TRAINING = ("train", "sweep", "compare")
 NUMBERS = ("-1", "0", "1", "2", "3", "1e30", "nan", "inf", "-inf", "0.5", "1e-9")
 NUMBERS += ("99999999999999999999", "2147483648", "x", "", "1_000", "0x10", "²", "1,2")
 WORDS = ("", "digits", "breast_cancer", "a b", "../x", "x[1]", "*", "💥", "--", "none")
@@ -80,7 +80,7 @@ def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
 
 def line(draw: random.Random, place: Path) -> list[str]:
     """A command line; about half of them are meant to train."""
-    name = draw.choice(COMMANDS)
+    name, *private = draw.choice(COMMANDS).split()
     method = draw.choice(CHEAP) if draw.random() < 0.7 else draw.choice(list(METHODS))
     kind, _ = command_kinds(["train", "--algorithm", method])[name]
     known = options(kind)
@@ -92,9 +92,10 @@ def line(draw: random.Random, place: Path) -> list[str]:
         chosen["algorithm"] = [method]
     if name == "sweep":
         chosen |= {"algorithms": [method], "grid": ["lr=0.1"], "seeds": ["0"]}
-    if name == "private":
-        chosen |= {"methods": ["dpmixsgd"], "epsilons": ["4"], "seeds": ["0"]}
-        chosen |= {"agents": ["3"], "rounds": ["2"]}
+    if private:
+        method = "dpmixsgd"
+        chosen = {"epsilon": ["4"], "num-clients": ["3"], "rounds": ["2"]}
+        chosen["output"] = [str(place / "out")]
         chosen["ledger"] = [str(place / "ledger.json")]
     count = min(len(known), draw.choice((0, 0, 1, 1, 2, 3)))
     for key in draw.sample(sorted(known), count):

@@ -33,7 +33,7 @@ TRAINING = {
 }
 TRAINING["sweep"] += " --grid lr=0.03,0.1 --seeds 0,1 --cells-at-once 1"
 COMMANDS = {name: [*words.split(), *SMALL] for name, words in TRAINING.items()}
-PRIVATE = "private --methods dpmixsgd,dp_sgda --epsilons 4 --seeds 0,1 --rounds 40"
+PRIVATE = "compare dpmixsgd dp_sgda --epsilon 4 --seeds 0,1 --rounds 40"
 # without fixed noise no two runs are alike
 COMMANDS["private"] = [*PRIVATE.split(), "--insecure-fixed-noise"]
 # a module of experiments, which is started again with the same words

@@ -172,11 +172,13 @@ def test_a_damaged_list_of_trackers_is_named(capsys, copied):
 # the states of FedAvg and FedProx have the same leaves
 SWEEP = ("sweep", "--algorithms", "fedavg", "fedprox", "--grid", "lr=0.03,0.1")
 SWEEP += ("--seeds", 0, *SMALL, "--hidden", 4, "--rounds", 12)
-PRIVATE = ("private", "--methods", "dpmixsgd", "--epsilons", 4, 8, "--seeds", 0)
-PRIVATE += ("--rounds", 12, "--graph", "ring", "--insecure-fixed-noise")
+PRIVATE = ("compare", "dpmixsgd", "--epsilon", 4, 8, "--seeds", 0)
+PRIVATE += ("--rounds", 12, "--graph", "ring")
+FIXED = ("--insecure-fixed-noise",)
+CELLS = [f"dpmixsgd/epsilon{e}/seed0/metrics.csv" for e in (4, 8)]
 JOBS = {
     "sweep": (SWEEP, ["cells/fedavg.csv", "cells/fedprox.csv"], 2 * 12),
-    "private": (PRIVATE, ["metrics.csv"], 2 * 12),
+    "private": ((*PRIVATE, *FIXED), CELLS, 2 * 12),
 }
 
 
@@ -212,17 +214,28 @@ def test_a_stopped_job_continues_where_it_was(tmp_path, capsys, heard, job):
         printed = capsys.readouterr().out.replace("\n", "")
         assert f"fedjax-muon resume {place}" in printed
         again = ("resume", place)
-    if job == "private":  # the key of the noise is in no file that is published
-        secret = place.with_name("stopped.secret")
-        assert secret.stat().st_mode & 0o077 == 0
-        assert not (place / "suspended").exists()
     run("resume", place)
-    assert not place.with_name("stopped.secret").exists()
     assert sum(heard["rounds"]) == rounds, "a round was lost"
     assert not (place / "suspended").exists()
     run(*words, "--output", whole)
     for table in tables:
         assert_same_but_for_seconds(place / table, whole / table)
+
+
+@pytest.mark.slow
+def test_the_key_of_the_noise_is_in_no_file_that_is_published(tmp_path, heard):
+    place, ledger = tmp_path / "stopped", tmp_path / "ledger.json"
+    heard["at"] = 2
+    with pytest.raises(SystemExit):
+        run(*PRIVATE, "--ledger", ledger, "--output", place)
+    (secret,) = (tmp_path / "ledger.secret").iterdir()
+    assert secret.stat().st_mode & 0o077 == 0
+    assert not [*place.rglob("checkpoints")]
+    before = (place / CELLS[0]).read_text()
+    run("resume", place)
+    assert (place / CELLS[0]).read_text().startswith(before)
+    assert sum(heard["rounds"]) == 2 * 12
+    assert not any((tmp_path / "ledger.secret").iterdir())
 
 
 @pytest.mark.slow

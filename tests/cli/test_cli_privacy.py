@@ -1,0 +1,192 @@
+"""Private runs as a user meets them: `train` and `compare` with `--epsilon`."""
+
+import contextlib
+import csv
+import io
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from command import assert_same_but_for_seconds, refused, run
+
+from fedjax_muon import data
+from fedjax_muon.privacy.composition import composed_epsilon
+from fedjax_muon.privacy.ledger import Ledger, fingerprint
+from fedjax_muon.runs import privacy
+from fedjax_muon.runs.load import load_run
+
+AGENTS = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--evaluate-every", 1)
+PRIVATE = ("compare", "dpmixsgd", *AGENTS, "--seeds", 3, "--epsilon")
+ONE = ("train", "--algorithm", "dpmixsgd", *AGENTS, "--epsilon")
+CLIENTS = ("--num-clients", 6, "--cohort-size", 3, "--hidden", 4, "--rounds", 2)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    place, printed = tmp_path_factory.mktemp("runs") / "private", io.StringIO()
+    ledger = ("--ledger", place.parent / "ledger.json")
+    with contextlib.redirect_stdout(printed):
+        run(*PRIVATE, 1, 8, *ledger, "--output", place)
+    return place, " ".join(printed.getvalue().split())
+
+
+def rows_of(cell):
+    with (cell / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_comparison_over_epsilons(finished):
+    place, printed = finished
+    names = "config.json versions.json privacy.txt graph.png comparison.png utility.png"
+    names += " summary.csv summary.tex dpmixsgd"
+    assert {path.name for path in place.iterdir()} == set(names.split())
+    with (place / "summary.csv").open() as file:
+        labels = [row["method"] for row in csv.DictReader(file)]
+    assert labels == [f"DPMixSGD (clipped), epsilon {e}" for e in (1, 8)]
+    assert "DPMixSGD (clipped), epsilon 1" in printed
+    cells = [place / "dpmixsgd" / f"epsilon{e}" / "seed3" for e in (1, 8)]
+    public = "bytes_down bytes_up test_accuracy test_auc test_loss"
+    assert {n for n in rows_of(cells[0])[0] if "_" in n} == set(public.split())
+    last = [float(rows_of(cell)[-1]["consensus"]) for cell in cells]
+    assert 0 < 3 * last[1] < last[0]  # noise drives agents apart
+    # runs of one seed share no noise
+    assert len({rows_of(cell)[0]["test_loss"] for cell in cells}) == 2
+
+
+def test_statements_are_printed_and_kept(finished):
+    place, printed = finished
+    text = (place / "privacy.txt").read_text()
+    assert text.count("-differential privacy for one example of one agent") == 2
+    for epsilon in (1, 8):
+        assert f"({epsilon}, 1e-05)-differential privacy" in text
+    assert "(1, 1e-05)-differential privacy" in printed
+    for line in ("cyclic: fixed batches of 20 of 91", "exact Gaussian mechanism"):
+        assert line in " ".join(text.split())
+    assert "the scaling and the share of positives" in text
+    mark = fingerprint(data.load("breast_cancer"))
+    ledger = Ledger(place.parent / "ledger.json", mark)
+    assert [entry.label for entry in ledger.entries()] == [
+        "dpmixsgd at epsilon 1 on breast_cancer, seed 3",
+        "dpmixsgd at epsilon 8 on breast_cancer, seed 3",
+    ]
+    composed = composed_epsilon([entry.cost for entry in ledger.entries()], 1e-5)
+    assert composed > 8.1
+    total = "all 2 runs of this job and 0 others on these data, composed: "
+    assert f"{total}({composed:.4g}" in text
+    assert f"{total}({composed:.4g}" in printed
+
+
+def test_what_is_left_of_a_finished_run_has_no_secrets(finished):
+    place, _ = finished
+    cell = place / "dpmixsgd" / "epsilon1" / "seed3"
+    assert not any((place.parent / "ledger.secret").iterdir())
+    state = load_run(cell).state
+    assert not np.any(jax.random.key_data(state.key))
+    assert np.all(np.isfinite(jax.tree.leaves(state.params)[0]))
+    secret = [
+        leaf
+        for path, leaf in jax.tree.leaves_with_path(state.training)
+        if not f".training{jax.tree_util.keystr(path)}".startswith(privacy.PUBLIC)
+    ]
+    assert secret
+    assert not any(map(np.any, secret))
+    scores = load_run(cell).evaluate()
+    assert scores["test_auc"] == pytest.approx(float(rows_of(cell)[-1]["test_auc"]))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_any_federated_method_protects_its_clients(name, tmp_path, capsys):
+    place = tmp_path / "run"
+    words = ("train", "--algorithm", name, *CLIENTS, "--delta", 0.01, "--epsilon", 8)
+    run(*words, "--ledger", tmp_path / "ledger.json", "--output", place)
+    assert "(8, 0.01)-differential privacy for one client" in capsys.readouterr().out
+    assert "train_loss" not in rows_of(place)[-1]
+    run("resume", place)  # is finished, and paid
+    entries = json.loads((tmp_path / "ledger.json").read_text())["entries"]
+    assert len(entries) == 1
+    run("plot", place, "--output", tmp_path / "curves.png")
+
+
+def test_a_run_without_its_secret_state_does_not_draw_other_noise(tmp_path, capsys):
+    place = tmp_path / "run"
+    run(*ONE, 4, "--ledger", tmp_path / "ledger.json", "--output", place)
+    shutil.rmtree(place / "checkpoints")
+    said = refused(capsys, "resume", place)
+    assert "the secret state of" in said
+    assert "train in another directory, which is charged anew" in said
+
+
+@pytest.mark.slow
+def test_a_run_that_is_missing_is_run_and_the_others_are_not(tmp_path):
+    place = tmp_path / "run"
+    ledger = ("--ledger", tmp_path / "ledger.json")
+    with contextlib.redirect_stdout(io.StringIO()):
+        run(*PRIVATE, 1, *ledger, "--output", place)
+        first = rows_of(place / "dpmixsgd/epsilon1/seed3")
+        config = (place / "config.json").read_text()
+        more = re.sub(r"\[\s*1\.0\s*\]", "[1.0, 8.0]", config)
+        assert more != config
+        (place / "config.json").write_text(more)
+        run("resume", place)
+        assert rows_of(place / "dpmixsgd/epsilon1/seed3") == first
+        second = rows_of(place / "dpmixsgd/epsilon8/seed3")
+        assert len(second) == len(first) == 3
+        run("resume", place / "dpmixsgd/epsilon8/seed3")
+    assert rows_of(place / "dpmixsgd/epsilon8/seed3") == second
+    entries = json.loads((tmp_path / "ledger.json").read_text())["entries"]
+    assert len(entries) == 2  # charged once each, however often they are resumed
+
+
+@pytest.mark.slow
+def test_a_budget_is_kept_and_a_damaged_ledger_is_refused(tmp_path, capsys):
+    ledger, place = tmp_path / "ledger.json", tmp_path / "second"
+    given = ("--budget", 2, "--ledger", ledger, "--output")
+    run(*PRIVATE, 1, *given, tmp_path / "first")
+    capsys.readouterr()
+    before = ledger.read_bytes()
+    said = refused(capsys, *PRIVATE, 4, *given, place)
+    assert "1 runs have spent epsilon 1, with 1 more it would be 4." in said
+    assert not place.exists()
+    assert ledger.read_bytes() == before
+    run("resume", tmp_path / "first")  # is paid already
+    assert ledger.read_bytes() == before
+    ledger.write_text("{}")
+    said = refused(capsys, *PRIVATE, 1, "--ledger", ledger, "--output", place)
+    assert "is not a privacy ledger" in said
+    assert not place.exists()
+
+
+@pytest.mark.slow
+def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path):
+    for name in ("a", "b"):
+        fixed = ("--insecure-fixed-noise", "--output", tmp_path / name)
+        run(*ONE, 1, *fixed, "--ledger", tmp_path / "ledger.json")
+    assert_same_but_for_seconds(*(tmp_path / name / "metrics.csv" for name in "ab"))
+    text = (tmp_path / "a" / "privacy.txt").read_text()
+    assert "NO differential privacy" in text
+    assert "nothing is charged" in text
+    assert not (tmp_path / "ledger.json").exists()
+
+
+@pytest.mark.slow
+def test_training_metrics_are_published_on_request(tmp_path):
+    place, ledger = tmp_path / "run", ("--ledger", tmp_path / "ledger.json")
+    run(*ONE, 1, "--publish-training-metrics", *ledger, "--output", place)
+    assert "train_loss" in (place / "metrics.csv").read_text()
+    text = (place / "privacy.txt").read_text()
+    assert "the guarantee does not hold for them" in text
+
+
+@pytest.mark.slow
+def test_what_diverges_is_called_so(tmp_path):
+    printed, place = io.StringIO(), tmp_path / "run"
+    words = ("--lr", "dpmixsgd", 3.4e38, "--rounds", 8)
+    words += ("--insecure-fixed-noise",)  # for the same numbers in every run
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as stop:
+        run(*PRIVATE, 1, *words, "--output", place)
+    assert stop.value.code == 1
+    assert "DPMixSGD (clipped), epsilon 1 diverged: seed 3" in printed.getvalue()
+    assert not (place / "comparison.png").exists()  # nothing is left to draw
