@@ -32,7 +32,6 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.transforms import (
     Polar,
-    biclip,
     default_rule,
     muon,
     scale_by_fedadagrad,
@@ -110,31 +109,6 @@ def fedavg(
 
 
 @recorded
-def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
-    """FedAvg(momentum): local SGD with momentum that is reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337, where the momentum is 0.9.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return fedavg(lr=lr, rule=optax.trace(momentum))
-
-
-@recorded
-def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
-    """FedAvg(Adam): local Adam that is reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    return fedavg(lr=lr, rule=optax.scale_by_adam())
-
-
-@recorded
 def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
     """Local AdamW: local Adam with decoupled weight decay.
 
@@ -148,6 +122,12 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
     return fedavg(lr=lr, rule=rule)
 
 
+def heavy_ball(momentum: Number = 0.9) -> optax.GradientTransformation:
+    """Momentum without dampening."""
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    return optax.trace(momentum)
+
+
 @recorded
 def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
     """LocalSGDM: local SGD whose momenta the server averages.
@@ -157,8 +137,7 @@ def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
     Returns:
       An algorithm that sends a model and a momentum each way per round.
     """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return fedavg(lr=lr, rule=optax.trace(momentum), averaged_state=("trace",))
+    return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
 
 
 @recorded
@@ -197,47 +176,10 @@ def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
 
 
-@recorded
-def adam_biclip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 0.01, low: Number = 1e-5, high: Number = 0.1
-) -> Algorithm:
-    """Adam-BiClip: coordinates clipped from both sides, FedAdam at the server.
-
-    Lee, Zaheer and Li 2025, arXiv:2502.04164.
-
-    Args:
-      low: Smallest magnitude of a nonzero coordinate.
-      high: Largest magnitude of a coordinate.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    rule = biclip(low, high)
-    return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=scale_by_fedadam())
-
-
-@recorded
-def bi2clip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 1.0, low: Number = 1e-5, high: Number = 0.1
-) -> Algorithm:
-    """Bi2Clip: coordinates clipped from both sides, at clients and server.
-
-    Lee, Zaheer and Li 2025, arXiv:2502.04164.
-
-    Args:
-      low: Smallest magnitude of a nonzero coordinate.
-      high: Largest magnitude of a coordinate.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    clip = biclip(low, high)
-    return fedavg(lr=lr, rule=clip, server_lr=server_lr, server_rule=clip)
-
-
-def _decayed_muon(
+def decayed_muon(
     momentum: Hyper, decay: Number, polar: Polar | None
 ) -> optax.GradientTransformation:
+    """Muon with decoupled weight decay."""
     check_range("decay", decay, schedules=False)
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return optax.chain(rule, optax.add_decayed_weights(decay))
@@ -264,26 +206,4 @@ def local_muon(
     Returns:
       An algorithm that sends one model each way per round.
     """
-    return fedavg(lr=lr, rule=_decayed_muon(momentum, decay, polar))
-
-
-@recorded
-def local_muon_averaged(
-    lr: Hyper = 0.03,
-    *,
-    momentum: Hyper = 0.98,
-    decay: Number = 0.01,
-    polar: Polar | None = None,
-) -> Algorithm:
-    """Local Muon with averaged momenta: the ablation without alignment.
-
-    Liu et al. 2025, arXiv:2510.27403.
-
-    Args:
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round.
-    """
-    rule = _decayed_muon(momentum, decay, polar)
-    return fedavg(lr=lr, rule=rule, averaged_state=("trace",))
+    return fedavg(lr=lr, rule=decayed_muon(momentum, decay, polar))

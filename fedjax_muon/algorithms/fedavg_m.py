@@ -83,26 +83,3 @@ def fedavg_m(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, no_client_state, (main,))
-
-
-@recorded
-def fedcm(
-    lr: Hyper = 0.1,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = 0.9,
-    rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
-    """FedCM: the same algorithm as FedAvg-M, from an earlier paper.
-
-    Xu et al. 2021, arXiv:2106.10874.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the last round's mean direction, 1 - alpha in the paper.
-      rule: Local rule of the mixed direction, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a direction down, and a model up.
-    """
-    return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)

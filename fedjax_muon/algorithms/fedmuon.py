@@ -107,26 +107,3 @@ def fedmuon(
     main = Exchange(broadcast_state, client, server, local_params=after_change)
     init_client = no_client_state if synced else tree.zeros_like
     return Algorithm(init, init_client, (main,), (prologue,))
-
-
-@recorded
-def fedmuon_unsynced(
-    lr: Hyper = 0.01,
-    *,
-    momentum: Hyper = 0.9,
-    rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
-) -> Algorithm:
-    """FedMuon as in its paper's algorithm: the initial momenta are not averaged.
-
-    Zhang and Gao 2025, arXiv:2510.03866, Algorithm 1.
-
-    Args:
-      rule: Rule applied to the momentum, without a learning rate.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round; clients keep
-      their gradients from before round 0.
-    """
-    return fedmuon(lr=lr, momentum=momentum, rule=rule, polar=polar, synced=False)

@@ -27,14 +27,12 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
     Polar,
     ShapeScale,
     by_rank,
     default_rule,
     orthogonalize,
-    scale_by_lmo,
     scale_by_shape,
     unscaled,
 )
@@ -98,35 +96,3 @@ def fedmuon_correct(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
-
-
-@recorded
-def fedmuon_correct_euclidean(
-    lr: Hyper = 0.01,
-    *,
-    momentum: Hyper = 0.9,
-) -> Algorithm:
-    """FedMuon with bias correction in the Euclidean norm.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.euclidean))
-
-
-@recorded
-def fedmuon_correct_max_norm(
-    lr: Hyper = 0.001,
-    *,
-    momentum: Hyper = 0.9,
-) -> Algorithm:
-    """FedMuon with bias correction in the maximum norm.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.max_norm))

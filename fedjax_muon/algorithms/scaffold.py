@@ -17,7 +17,6 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Number,
     broadcast_state,
     check_range,
     local_steps,
@@ -77,43 +76,3 @@ def scaffold(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
-
-
-@recorded
-def scaffold_momentum(
-    lr: Hyper = 0.1,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Number = 0.9,
-) -> Algorithm:
-    """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return scaffold(lr=lr, server_lr=server_lr, rule=optax.trace(momentum))
-
-
-@recorded
-def scaffold_adam(
-    lr: Hyper = 0.001,
-    *,
-    server_lr: Hyper = 1.0,
-) -> Algorithm:
-    """SCAFFOLD(Adam): Adam on the corrected gradient, reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return scaffold(lr=lr, server_lr=server_lr, rule=optax.scale_by_adam())

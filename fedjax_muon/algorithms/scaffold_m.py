@@ -26,7 +26,6 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.transforms import normalize
 
 
 class State(NamedTuple):
@@ -101,25 +100,3 @@ def scaffold_m(
 
     main = Exchange(broadcast, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
-
-
-@recorded
-def padamfed(
-    lr: Hyper = 0.01,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
-) -> Algorithm:
-    """PAdaMFed: SCAFFOLD-M with normalized local steps.
-
-    Yan et al., ICLR 2025.
-
-    Args:
-      lr: Local learning rate, the length of every local move.
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=normalize())

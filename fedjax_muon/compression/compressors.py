@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import check_count, check_range
 
 Rank = int | Callable[[int, int], int]  # (rows, columns) -> rank
 
@@ -118,8 +118,7 @@ def power_iteration(
       A compressor. When it is used, it raises `ValueError` for a rank that a matrix
       cannot have, and for an array that is not a matrix if there is no `rest`.
     """
-    if type(iterations) is not int or iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    check_count("iterations", iterations)
 
     def encode(matrix, key):
         q, wide = _rank(rank, matrix), _wide(matrix)

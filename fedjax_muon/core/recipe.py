@@ -46,8 +46,6 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> T:
-        if args and callable(args[0]) and _takes_number_first(signature):
-            raise TypeError(_old_call(function))
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -63,20 +61,6 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
         return made._replace(recipe=Recipe(make, dict(bound.arguments), fields))
 
     return make
-
-
-def _takes_number_first(signature: inspect.Signature) -> bool:
-    first = next(iter(signature.parameters.values()), None)
-    return first is not None and first.name == "lr"
-
-
-def _old_call(function: Callable[..., Any]) -> str:
-    name = function.__name__
-    return (
-        f"{name} takes hyper-parameters, not a gradient; call {name}(lr=...) and give "
-        "the gradient to the simulation, or as Objective(grad) to the engine. A "
-        "schedule of the learning rate is given by name, lr=schedule"
-    )
 
 
 def recipe_of(algorithm: Any) -> Recipe | None:
@@ -212,19 +196,8 @@ def _known(algorithm: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls a function with arguments by name where possible.
-
-    By position, `recorded` would reject a schedule as the first argument.
-    """
-    signature = inspect.signature(function)
-    kinds = {p.kind for p in signature.parameters.values()}
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        by_name = [
-            p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p
-            for p in signature.parameters.values()
-        ]
-        signature = signature.replace(parameters=by_name)
-    bound = signature.bind_partial()
+    """Calls a function with arguments by name, also those that `*args` collects."""
+    bound = inspect.signature(function).bind_partial()
     bound.arguments.update(arguments)
     return function(*bound.args, **bound.kwargs)
 

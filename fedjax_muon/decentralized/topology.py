@@ -21,7 +21,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.data.partition import generator
 
 MAX_TRIES = 10_000
@@ -46,28 +46,8 @@ def ring(agents: int) -> nx.Graph:
     Args:
       agents: m, at least 1.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     return nx.circulant_graph(agents, [1] if agents > 1 else [])
-
-
-def torus(rows: int, columns: int) -> nx.Graph:
-    """Connects the agents of a grid that is closed to a ring along both sides.
-
-    Agent (r, c) has the number r * columns + c. Each has four neighbors, so that
-    weights are 1/5. A side of two has one edge, not two, and a side of one has none:
-    torus(1, m) is ring(m).
-
-    Args:
-      rows: Number of rows, at least 1.
-      columns: Number of columns, at least 1.
-
-    Returns:
-      The graph of rows * columns agents.
-    """
-    _check_count("rows", rows)
-    _check_count("columns", columns)
-    grid = nx.grid_2d_graph(rows, columns, periodic=True)
-    return nx.convert_node_labels_to_integers(grid)
 
 
 def complete(agents: int) -> nx.Graph:
@@ -78,7 +58,7 @@ def complete(agents: int) -> nx.Graph:
     Args:
       agents: m, at least 1.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     return nx.complete_graph(agents)
 
 
@@ -88,7 +68,7 @@ def star(agents: int) -> nx.Graph:
     Args:
       agents: m, at least 1.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     return nx.star_graph(agents - 1)
 
 
@@ -101,7 +81,7 @@ def exponential(agents: int) -> nx.Graph:
     Args:
       agents: m, at least 1.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     powers = range(int(agents - 1).bit_length())
     return nx.circulant_graph(agents, [2**k for k in powers])
 
@@ -121,7 +101,7 @@ def erdos_renyi(agents: int, p: float, *, key: jax.Array) -> RandomGraph:
     Returns:
       The graph and the number of draws.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     check_range("p", p, SMALLEST_P, 1, schedules=False)
     for tries in range(1, MAX_TRIES + 1):
         seed = generator(key, tries)
@@ -212,12 +192,6 @@ def check_mixing(W: ArrayLike) -> np.ndarray:
             "weight, as in (I + W) / 2, or add edges"
         )
     return period if changes else period[0]
-
-
-def _check_count(name: str, value: int) -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < 1:
-        raise ValueError(f"{name} must be a whole number at least 1, got {value!r}")
 
 
 def _adjacency(graph: nx.Graph) -> np.ndarray:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import tree
+from fedjax_muon.core import check_count, tree
 
 Result = tuple[Any, Any, Any]
 Plan = Callable[..., Result]
@@ -182,8 +182,7 @@ def chunked(size: int) -> Plan:
     Args:
       size: Number of clients in a chunk.
     """
-    if size < 1:
-        raise ValueError(f"a chunk holds at least one client, got size {size}")
+    check_count("chunk_size", size)
 
     def plan(
         client: Client,

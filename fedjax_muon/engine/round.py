@@ -18,6 +18,7 @@ from fedjax_muon.core import (
     Params,
     Project,
     Round,
+    check_count,
     exchange_shapes,
     tree,
     unconstrained,
@@ -58,8 +59,7 @@ def init(
       parts: Divisor of the number of client states, which are padded if necessary.
       project: Projection of the parameters onto the constraint set.
     """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    check_count("num_clients", num_clients)
     params = project(jax.tree.map(lambda x: jnp.array(x), params))
     one = algorithm.init_client(params)
     rows = num_clients + -num_clients % parts

@@ -8,7 +8,6 @@ client and every step. Methods that evaluate the gradient at two points with the
 batch and key see the same images twice.
 """
 
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_muon.core import Params
+from fedjax_muon.core import Params, check_count
 from fedjax_muon.tasks.task import Batch, Task, as_partial
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
@@ -71,13 +70,8 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
     Returns:
       An augmentation of images [B, H, W, C].
     """
-    try:
-        pixels = operator.index(padding)
-    except TypeError:
-        pixels = -1
-    if pixels < 0:
-        raise ValueError(f"padding must be an integer of at least 0, got {padding!r}")
-    return partial(_crop_and_flip, padding=pixels)
+    check_count("padding", padding, 0)
+    return partial(_crop_and_flip, padding=padding)
 
 
 def draw(key: jax.Array, count: int, padding: int) -> CropsAndFlips:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
-from fedjax_muon.core import Params, check_range
+from fedjax_muon.core import Params, check_count, check_range
 from fedjax_muon.tasks.classification import (
     check_model,
     from_logits,
@@ -165,8 +165,7 @@ def _places(
 def _check_numbers(rank: int, alpha: float, layers: Sequence[str]) -> None:
     if isinstance(layers, str) or not layers:
         raise TypeError(f"layers must be a sequence of names, got {layers!r}")
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
+    check_count("rank", rank)
     check_range("alpha", alpha, open_low=True, schedules=False)
 
 

@@ -152,28 +152,6 @@ def response(problem: Quadratic, X: jax.Array) -> jax.Array:
     return jnp.linalg.pinv(problem.D) @ (problem.A @ X + C)
 
 
-def primal(problem: Quadratic, X: jax.Array) -> jax.Array:
-    """Computes the primal function, max over Y of f(X, Y).
-
-    Args:
-      X: Primal variable [m, n].
-    """
-    return value(problem, Pair(X, response(problem, X)), *_means(problem))
-
-
-def primal_gradient(problem: Quadratic, X: jax.Array) -> jax.Array:
-    """Computes the gradient of the primal function, that of f at the response.
-
-    Args:
-      X: Primal variable [m, n].
-
-    Returns:
-      The gradient [m, n].
-    """
-    B, _ = _means(problem)
-    return problem.Q @ X + B + problem.A.T @ response(problem, X)
-
-
 def hessian(problem: Quadratic) -> jax.Array:
     """Computes the Hessian of the primal function.
 
@@ -193,48 +171,3 @@ def solution(problem: Quadratic) -> Pair:
     offset = B + problem.A.T @ jnp.linalg.pinv(problem.D) @ C
     X = -jnp.linalg.solve(hessian(problem), offset)
     return Pair(X, response(problem, X))
-
-
-def dual(problem: Quadratic, Y: jax.Array) -> jax.Array:
-    """Computes the dual function, min over X of f(X, Y).
-
-    Args:
-      Y: Dual variable [k, n].
-
-    Returns:
-      The value [], minus infinity if Q is not positive definite.
-    """
-    B, _ = _means(problem)
-    X = -jnp.linalg.solve(problem.Q, B + problem.A.T @ Y)
-    convex = jnp.linalg.eigvalsh(problem.Q)[0] > 0
-    found = value(problem, Pair(X, Y), *_means(problem))
-    return jnp.where(convex, found, -jnp.inf)
-
-
-def duality_gap(problem: Quadratic, params: Pair) -> jax.Array:
-    """Computes max over Y of f(X, .) minus min over X of f(., Y).
-
-    Args:
-      params: X [m, n] and Y [k, n].
-
-    Returns:
-      The gap [], 0 only at a saddle point. It is infinite for problems that are
-      nonconvex in X, which have no saddle point.
-    """
-    return primal(problem, params.x) - dual(problem, params.y)
-
-
-def potential(problem: Quadratic, params: Pair) -> jax.Array:
-    """Computes (primal(X) - min primal) + (primal(X) - f(X, Y)).
-
-    Nonconvex-PL analyses bound this potential in place of a duality gap.
-
-    Args:
-      params: X [m, n] and Y [k, n].
-
-    Returns:
-      The potential [], 0 only at the solution.
-    """
-    best = primal(problem, solution(problem).x)
-    here = primal(problem, params.x)
-    return 2 * here - best - value(problem, params, *_means(problem))

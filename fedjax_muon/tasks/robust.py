@@ -19,7 +19,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import GradFn, Params, check_range, tree
+from fedjax_muon.core import GradFn, Params, check_count, check_range, tree
 from fedjax_muon.core.pair import Pair, descent_ascent
 from fedjax_muon.tasks.classification import weighted_mean
 from fedjax_muon.tasks.metrics import MEANS, auc
@@ -134,10 +134,8 @@ def robust_logistic(
       `data_gradient` and `public_gradient`. Its scores are the logistic loss, "correct"
       for the sign of a^T x, and a^T x as "score".
     """
-    if features < 1 or weights < 1:
-        raise ValueError(
-            f"features and weights must be at least 1, got {features} and {weights}"
-        )
+    check_count("features", features)
+    check_count("weights", weights)
     data = data_gradient(weights, selection)
     public = public_gradient(regularization=regularization, bend=bend)
 

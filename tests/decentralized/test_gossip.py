@@ -37,9 +37,6 @@ from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import (
     ALL,
-    dm_hsgd,
-    dpmixsgd_unclipped,
-    dsgda,
     engine as gossip_engine,
 )
 from fedjax_muon.decentralized.dsgd import dsgd
@@ -131,7 +128,7 @@ def test_a_lone_agent_descends_and_ascends_by_storm():
     batches = [batches[2:3] for batches in TRACE.batches]
     alone = TRACE._replace(batches=batches, W=lambda t: np.eye(1))
     with jax.enable_x64(True):
-        algorithm = dm_hsgd(LR, beta=BETA)
+        algorithm = ALL["dm_hsgd"].function(LR, beta=BETA)
         states = run(algorithm, INSIDE, dense(np.eye(1)), pair(START), alone)
     onward = lambda g, new, old, k: {n: new[n] + k * (g[n] - old[n]) for n in g}
     x, y, g, h, before = BEGIN["x"], BEGIN["y"], None, None, None
@@ -156,7 +153,7 @@ def test_a_lone_agent_descends_and_ascends_by_storm():
 def test_on_the_complete_graph_dsgda_is_sgda_on_the_mean_gradient():
     with jax.enable_x64(True):
         complete = dense(np.full((M, M), 1 / M))
-        states = run(dsgda(LR), INSIDE, complete, pair(START), TRACE)
+        states = run(ALL["dsgda"].function(LR), INSIDE, complete, pair(START), TRACE)
     x, y = BEGIN["x"], BEGIN["y"]
     for t, batches in enumerate(TRACE.batches):
         gradients = [TRACE.grad({"x": x, "y": y}, batch) for batch in batches]
@@ -266,7 +263,9 @@ def compiled_run(algorithm, dtype):
 )
 def test_noise_of_size_zero_changes_no_bit(dtype, sigma):
     with jax.enable_x64(dtype == "float64"):
-        algorithm = dpmixsgd_unclipped(**MINIMAX["dm_hsgd"][0], sigma=sigma)
+        algorithm = ALL["dpmixsgd_unclipped"].function(
+            **MINIMAX["dm_hsgd"][0], sigma=sigma
+        )
         found = compiled_run(algorithm, dtype)
     assert_same_bits(found, silent(dtype))
     assert flat(found.params).dtype == dtype

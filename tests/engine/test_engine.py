@@ -302,7 +302,7 @@ def test_the_plan_of_cpus_is_mapped_and_there_is_a_client():
     assert jax.default_backend() == "cpu"
     assert plans.default_plan() is plans.mapped
     for count in (0, -3):
-        message = f"^a chunk holds at least one client, got size {count}$"
+        message = f"^chunk_size must be at least 1, got {count}$"
         with pytest.raises(ValueError, match=message):
             plans.chunked(count)
         message = f"^num_clients must be at least 1, got {count}$"
