@@ -51,10 +51,6 @@ def diloco(
     Args:
       rule: Local rule whose state persists at each client, without a learning rate.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model each way per round; clients keep their rule's
-      state.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -102,10 +98,6 @@ def muloco(
     Args:
       momentum: Momentum of the clients' Muon.
       server_momentum: Nesterov momentum of the server.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends one model each way; clients keep their rule's state.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     adam = optax.scale_by_adam(0.9, 0.99)

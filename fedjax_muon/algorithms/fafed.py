@@ -50,16 +50,12 @@ def fafed(
     beta: Number = 0.99,
     floor: Number = 0.01,
 ) -> Algorithm:
-    """Fast adaptive federated learning.
+    """Fast adaptive federated learning; all clients must participate.
 
     Args:
       momentum: Weight of the past in the momentum, 1 - alpha in the paper.
       beta: Decay of the second moment.
       floor: Added to the preconditioner, rho in the paper.
-
-    Returns:
-      An algorithm that sends a model and two moments each way per round; clients keep
-      a model, and all clients must participate.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

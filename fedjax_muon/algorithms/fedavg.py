@@ -73,9 +73,6 @@ def fedavg(
       averaged_state: Names of the parts of the rule's state that the server averages.
       server_lr: Server learning rate; 1 is plain averaging.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model, and the averaged state, each way per round.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -113,9 +110,6 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
     """Local AdamW: local Adam with decoupled weight decay.
 
     Liu et al. 2025, arXiv:2510.27403, where the decay is 0.01.
-
-    Returns:
-      An algorithm that sends one model each way per round.
     """
     check_range("decay", decay, schedules=False)
     rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
@@ -133,9 +127,6 @@ def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
     """LocalSGDM: local SGD whose momenta the server averages.
 
     Yu et al. 2019, arXiv:1905.03817.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round.
     """
     return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
 
@@ -145,9 +136,6 @@ def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
     """FedAdam: Adam without bias correction at the server.
 
     Reddi et al. 2021, arXiv:2003.00295.
-
-    Returns:
-      An algorithm that sends one model each way per round.
     """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
 
@@ -157,9 +145,6 @@ def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
     """FedYogi: Yogi at the server.
 
     Reddi et al. 2021, arXiv:2003.00295.
-
-    Returns:
-      An algorithm that sends one model each way per round.
     """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
 
@@ -169,9 +154,6 @@ def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
     """FedAdagrad: Adagrad at the server.
 
     Reddi et al. 2021, arXiv:2003.00295.
-
-    Returns:
-      An algorithm that sends one model each way per round.
     """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
 
@@ -198,12 +180,6 @@ def local_muon(
     Liu et al. 2025, arXiv:2510.27403.
 
     Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
       decay: Decoupled weight decay, relative to `lr`.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends one model each way per round.
     """
     return fedavg(lr=lr, rule=decayed_muon(momentum, decay, polar))

@@ -47,13 +47,9 @@ def fedavg_m(
     """Federated averaging with momentum at the server, applied by the clients.
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the last round's mean direction, 1 - alpha in FedCM and
         1 - beta in FedAvg-M.
       rule: Local rule of the mixed direction, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a direction down, and a model up.
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)

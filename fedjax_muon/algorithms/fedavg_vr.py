@@ -41,15 +41,7 @@ def fedavg_vr(
     server_lr: Hyper = 1.0,
     momentum: Hyper = after_first(0.9),
 ) -> Algorithm:
-    """Federated averaging with variance-reduced server momentum.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-
-    Returns:
-      An algorithm that sends two models and a direction down, and a model up.
-    """
+    """Federated averaging with variance-reduced server momentum."""
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -62,10 +62,6 @@ def fedmuon(
         are orthogonalized.
       polar: Polar factor of matrices in the default rule.
       synced: Whether the initial momenta are averaged too.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round, after a
-      prologue in which all clients send a gradient.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -69,10 +69,6 @@ def fedmuon_align(
       rule: Local rule of the gradient, without a learning rate; Muon by default.
       polar: Polar factor of matrices in the default rule.
       averaged_state: Names of the parts of the rule's state that the server averages.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round, and a
-      direction down.
     """
     check_range("lr", lr, open_low=True)
     check_range("align", align, 0.0, 1.0)
@@ -131,10 +127,6 @@ def fedmuon_svd(
       share: Share that the factors keep, in (0, 1].
       share_of: Of what: of the momentum's entries (memory), as in the public code and
         for the upload of the paper's Table 7, or of its rank, as in Section 5.2.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends a model and the factors of a momentum up.
     """
     algorithm = fedmuon_align(
         lr=lr, align=align, decay=decay, momentum=momentum, polar=polar

@@ -62,10 +62,6 @@ def fedmuon_correct(
       shape_scale: Factor of a matrix's step in the default rule, as a function of
         (fan_in, fan_out). The paper's experiments have one that depends on the
         dimension (section 7.1); `transforms.moonlight` is that of the paper they cite.
-
-    Returns:
-      An algorithm that sends a model and a control each way per round; clients keep a
-      momentum, and weights must be uniform.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -60,6 +60,8 @@ def fednova(
 ) -> Algorithm:
     """Federated averaging of directions, each divided by the client's amount of work.
 
+    Use it with `weighting=by_examples` for the weights of the paper.
+
     Args:
       lr: Local learning rate, the same for all layers.
       momentum: Weight of the past in the local momentum, which is reset every round.
@@ -67,10 +69,6 @@ def fednova(
       server_lr: Server learning rate; 1 is the paper's.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate, such as
         `optax.trace(0.5)`.
-
-    Returns:
-      An algorithm that sends one model each way per round, and a number to the server.
-      Use it with `weighting=by_examples` for the weights of the paper.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)

@@ -42,9 +42,6 @@ def fedprox(
     Args:
       mu: Strength of the pull; 0 is FedAvg.
       rule: Local rule, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model each way per round and keeps no client state.
     """
     check_range("lr", lr)
     check_range("mu", mu)

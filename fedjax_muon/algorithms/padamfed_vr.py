@@ -60,13 +60,6 @@ def padamfed_vr(
 
     Args:
       lr: Local learning rate, the length of every local move.
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-      rule: Local rule of the direction, without a learning rate.
-
-    Returns:
-      An algorithm that sends two models and a direction down, and a model, a control
-      and a direction up; weights must be uniform.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

@@ -42,12 +42,7 @@ def scaffold(
     """Stochastic controlled averaging; requires uniform weights.
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
       rule: Local rule applied to the corrected gradient, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a control each way per round; clients keep a
-      control, and weights must be uniform.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

@@ -55,14 +55,9 @@ def scaffold_m(
     """Controlled averaging with server momentum; requires uniform weights.
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the past; by default 0 in round 0, which has no past.
       rule: Local rule of the direction, without a learning rate; `normalize()` gives
         PAdaMFed.
-
-    Returns:
-      An algorithm that sends a model and a direction down, and a model and a control
-      up; weights must be uniform.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

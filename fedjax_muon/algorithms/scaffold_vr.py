@@ -52,16 +52,7 @@ def scaffold_vr(
     server_lr: Hyper = 1.0,
     momentum: Hyper = after_first(0.9),
 ) -> Algorithm:
-    """Controlled, variance-reduced averaging; requires uniform weights.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-
-    Returns:
-      An algorithm that sends two models and a direction down, and a model and a
-      control up; weights must be uniform.
-    """
+    """Controlled, variance-reduced averaging; requires uniform weights."""
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)

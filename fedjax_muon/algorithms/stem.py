@@ -46,15 +46,11 @@ def stem(
     momentum: Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Stochastic two-sided momentum.
+    """Stochastic two-sided momentum; all clients must participate.
 
     Args:
       momentum: Weight of the past in the momentum, 1 - a in the paper.
       rule: Stateless rule applied to the momentum, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round; clients keep
-      a model, and all clients must participate.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

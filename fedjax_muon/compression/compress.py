@@ -57,7 +57,6 @@ def compress(
     """Compresses the messages that the clients of an algorithm send.
 
     Args:
-      algorithm: The algorithm to wrap.
       compressor: Applied to every array separately.
       parts: Names of the parts of the messages that are compressed, such as
         "momentum"; by default, the whole message.

@@ -19,28 +19,12 @@ Number = float | jax.Array  # a hyper-parameter that cannot be a schedule
 
 
 def value_at(value: Hyper, round: Round) -> Any:
-    """Evaluates a hyper-parameter in a round.
-
-    Args:
-      value: A number, a schedule of the round index, or a tree of them.
-      round: The round, whose index counts from 0.
-
-    Returns:
-      A number, or a tree of numbers.
-    """
+    """Evaluates a hyper-parameter in a round."""
     return tree.map(lambda v: v(round.index) if callable(v) else v, value)
 
 
 def after_first(value: Hyper, first: float = 0.0) -> Hyper:
-    """Returns `first` in round 0 and `value` afterwards, such as a momentum of 0.
-
-    Args:
-      value: A number, a schedule of the round index, or a tree of them.
-      first: The value in round 0.
-
-    Returns:
-      A schedule, or a tree of schedules.
-    """
+    """Returns `first` in round 0 and `value` afterwards, such as a momentum of 0."""
 
     def schedule(value: Any) -> Schedule:
         later = value if callable(value) else lambda index: value
@@ -65,13 +49,8 @@ def check_range(
     unknown when an algorithm is made. In a named tuple every field is checked.
 
     Args:
-      name: Name of the argument, for the error message.
-      value: Value of the argument.
-      low: Lower end of the range.
-      high: Upper end of the range.
       open_low: Whether `low` itself is excluded.
       open_high: Whether `high` itself is excluded.
-      schedules: Whether a schedule is allowed.
     """
     if hasattr(value, "_fields"):
         check = functools.partial(

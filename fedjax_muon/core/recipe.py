@@ -38,9 +38,6 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
     Args:
       function: Returns a named tuple with a field `recipe`: an `Algorithm`, a `Gossip`
         or an `Estimator`.
-
-    Returns:
-      The function with the same signature.
     """
     signature = inspect.signature(function)
 
@@ -64,14 +61,7 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def recipe_of(algorithm: Any) -> Recipe | None:
-    """Finds the recipe of an algorithm.
-
-    Args:
-      algorithm: An `Algorithm`, a `Gossip` or an `Estimator`.
-
-    Returns:
-      The recipe, or None if there is none or the algorithm was changed afterwards.
-    """
+    """The recipe of an algorithm; None if it was changed afterwards."""
     recipe = algorithm.recipe
     if recipe is None:
         return None
@@ -81,13 +71,7 @@ def recipe_of(algorithm: Any) -> Recipe | None:
 
 
 def numbers_of(algorithm: Any) -> dict[str, Any]:
-    """Collects the numeric hyper-parameters of an algorithm, without its schedules.
-
-    Args:
-      algorithm: An algorithm; one without a recipe has no hyper-parameters.
-
-    Returns:
-      Numbers by name, including those of wrapped algorithms.
+    """Numeric hyper-parameters, also of wrapped algorithms, without schedules.
 
     Example:
       >>> numbers_of(fedprox(lr=0.1, mu=0.01))
@@ -109,7 +93,6 @@ def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
     """Makes an algorithm again with other hyper-parameters, which may be traced.
 
     Args:
-      algorithm: An algorithm with a recipe.
       numbers: Hyper-parameters by name; the others stay unchanged.
     """
     if not numbers:
@@ -142,12 +125,6 @@ def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Converts numbers to float32 arrays.
 
     Also where 64 bits are enabled: float64 hyper-parameters would widen optax's states.
-
-    Args:
-      numbers: Numbers, or trees of numbers, by name.
-
-    Returns:
-      Arrays by name, for use as arguments of compiled programs.
     """
     return {
         name: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), value)
@@ -156,14 +133,7 @@ def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hyper_parameters(function: Callable[..., Any]) -> list[str]:
-    """Lists the hyper-parameters of a function that makes an algorithm.
-
-    Args:
-      function: A function decorated with `recorded`.
-
-    Returns:
-      The names of the arguments that are annotated `Hyper` or `Number`.
-    """
+    """The arguments of a function that are annotated `Hyper` or `Number`."""
     parameters = inspect.signature(function).parameters.items()
     return [name for name, p in parameters if _is_hyper(p.annotation)]
 
@@ -175,14 +145,7 @@ def _is_hyper(annotation: Any) -> bool:
 
 
 def all_hyper_parameters(algorithm: Any) -> set[str]:
-    """Collects the names of an algorithm's hyper-parameters.
-
-    Args:
-      algorithm: An algorithm; one without a recipe has no hyper-parameters.
-
-    Returns:
-      The names, including those of wrapped algorithms.
-    """
+    """The names of hyper-parameters, also of wrapped algorithms."""
     recipe = recipe_of(algorithm)
     if recipe is None:
         return set()

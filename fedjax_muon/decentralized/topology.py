@@ -42,9 +42,6 @@ def ring(agents: int) -> nx.Graph:
 
     Both weightings below are 1/3, 1/3, 1/3, with lambda = (1 + 2 cos(2 pi / m)) / 3, if
     m >= 3. A ring of two agents is one edge; a ring of one has none.
-
-    Args:
-      agents: m, at least 1.
     """
     check_count("agents", agents)
     return nx.circulant_graph(agents, [1] if agents > 1 else [])
@@ -54,20 +51,13 @@ def complete(agents: int) -> nx.Graph:
     """Connects every agent to every other.
 
     Weights are 1/m and lambda = 0: one exchange averages exactly.
-
-    Args:
-      agents: m, at least 1.
     """
     check_count("agents", agents)
     return nx.complete_graph(agents)
 
 
 def star(agents: int) -> nx.Graph:
-    """Connects agent 0 to all others, which are not connected to each other.
-
-    Args:
-      agents: m, at least 1.
-    """
+    """Connects agent 0 to all others, which are not connected to each other."""
     check_count("agents", agents)
     return nx.star_graph(agents - 1)
 
@@ -77,9 +67,6 @@ def exponential(agents: int) -> nx.Graph:
 
     The undirected form of the static exponential graph (Ying et al. 2021, "Exponential
     graph is provably efficient for decentralized deep training", arXiv:2110.13363).
-
-    Args:
-      agents: m, at least 1.
     """
     check_count("agents", agents)
     powers = range(int(agents - 1).bit_length())
@@ -94,12 +81,7 @@ def erdos_renyi(agents: int, p: float, *, key: jax.Array) -> RandomGraph:
     graph.
 
     Args:
-      agents: m, at least 1.
       p: Probability of an edge, in [1e-9, 1].
-      key: Typed PRNG key.
-
-    Returns:
-      The graph and the number of draws.
     """
     check_count("agents", agents)
     check_range("p", p, SMALLEST_P, 1, schedules=False)
@@ -120,12 +102,6 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
     d are the degrees, and W_ii = 1 - sum_j W_ij, which is at least 1 / (1 + d_i). Each
     agent needs to know only its neighbors' degrees (Xiao, Boyd and Lall 2005, "A scheme
     for robust distributed sensor fusion based on average consensus").
-
-    Args:
-      graph: Undirected graph; attributes of its edges are not used.
-
-    Returns:
-      W, [m, m] in float64.
     """
     adjacency = _adjacency(graph)
     degrees = adjacency.sum(1)
@@ -139,12 +115,6 @@ def constant(graph: nx.Graph) -> np.ndarray:
     L is the Laplacian and d_max the highest degree (Xiao and Boyd 2004, "Fast linear
     iterations for distributed averaging"). On regular graphs these are the Metropolis
     weights.
-
-    Args:
-      graph: Undirected graph; attributes of its edges are not used.
-
-    Returns:
-      W, [m, m] in float64.
     """
     adjacency = _adjacency(graph)
     weights = adjacency / (1 + adjacency.sum(1).max())
@@ -174,9 +144,6 @@ def check_mixing(W: ArrayLike) -> np.ndarray:
 
     Args:
       W: Mixing matrix [m, m]; or [T, m, m], a sequence that repeats.
-
-    Returns:
-      `W` in float64.
     """
     period = _matrices(W)
     changes = np.ndim(W) == 3

@@ -98,18 +98,7 @@ def loop(
     members: CohortMember,
     store: Store = LOCAL,
 ) -> Result:
-    """Runs clients one by one in Python: slow, but easy to debug, and a reference.
-
-    Args:
-      client: Function that runs one client; see the docstring of this module.
-      shared: Broadcast of the server.
-      client_states: States of all N clients, leaves [N, ...].
-      members: Members of the cohort, leaves [S, ...].
-      store: How client states are read and written.
-
-    Returns:
-      The sum of all contributions, the new client states, and every member's aux.
-    """
+    """Runs clients one by one in Python: slow, but easy to debug, and a reference."""
     total: Any = None
     all_aux = []
     for i in range(len(members.weight)):
@@ -129,18 +118,7 @@ def mapped(
     members: CohortMember,
     store: Store = LOCAL,
 ) -> Result:
-    """Runs clients sequentially in one compiled loop: the fastest plan on CPUs.
-
-    Args:
-      client: Function that runs one client; see the docstring of this module.
-      shared: Broadcast of the server.
-      client_states: States of all N clients, leaves [N, ...].
-      members: Members of the cohort, leaves [S, ...].
-      store: How client states are read and written.
-
-    Returns:
-      The sum of all contributions, the new client states, and every member's aux.
-    """
+    """Runs clients sequentially in one compiled loop: the fastest plan on CPUs."""
     run = functools.partial(_run_client, client, store)
     return _accumulate(run, shared, client_states, members)
 
@@ -152,18 +130,7 @@ def vmapped(
     members: CohortMember,
     store: Store = LOCAL,
 ) -> Result:
-    """Runs all clients in parallel: for accelerators, if their states fit in memory.
-
-    Args:
-      client: Function that runs one client; see the docstring of this module.
-      shared: Broadcast of the server.
-      client_states: States of all N clients, leaves [N, ...].
-      members: Members of the cohort, leaves [S, ...].
-      store: How client states are read and written.
-
-    Returns:
-      The sum of all contributions, the new client states, and every member's aux.
-    """
+    """Runs all clients in parallel: for accelerators, if their states fit in memory."""
     run = jax.vmap(client, in_axes=(None, 0, 0))
     contributions, client_state, aux = run(
         shared, store.take(client_states, members.id), members
@@ -178,9 +145,6 @@ def chunked(size: int) -> Plan:
     Its memory does not grow with the cohort, since sums are accumulated, and client
     states are read and written chunk by chunk. A cohort that `size` does not divide is
     padded with clients of weight 0.
-
-    Args:
-      size: Number of clients in a chunk.
     """
     check_count("chunk_size", size)
 
@@ -203,15 +167,7 @@ def chunked(size: int) -> Plan:
 
 
 def pad_cohort(members: CohortMember, size: int) -> CohortMember:
-    """Pads a cohort to a multiple of `size` with members of weight 0.
-
-    Args:
-      members: Members of the cohort, leaves [S, ...].
-      size: Divisor of the padded cohort's size.
-
-    Returns:
-      The members, followed by the padding.
-    """
+    """Pads a cohort to a multiple of `size` with members of weight 0."""
     missing = -len(members.weight) % size
     last = jax.tree.map(lambda x: jnp.repeat(x[-1:], missing, 0), members)
     padding_ids = jnp.full(missing, PADDING_ID, jnp.int32)
@@ -224,9 +180,6 @@ def smaller_plans(count: int) -> Iterator[tuple[str, Plan]]:
 
     Args:
       count: Number of clients on each device.
-
-    Yields:
-      Names and plans, in the order of decreasing memory.
 
     Example:
       >>> for name, plan in smaller_plans(8):

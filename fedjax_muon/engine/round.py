@@ -127,11 +127,8 @@ def exchange_keys(
     """Derives all keys of an exchange.
 
     Args:
-      key: Typed key, the same in every round.
-      index: Int32 [], the round.
       number: Number of the exchange, from 0 with those of the prologue.
       first: Number of the first exchange of the round, or of the prologue.
-      cohort: Client ids, int32 [S].
     """
     message_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
     exchange_key = jax.random.fold_in(message_key, number)
@@ -151,15 +148,7 @@ def server_round(
     num_clients: int,
     dtype: Any = jnp.float32,
 ) -> Round:
-    """Makes the server's information about a round.
-
-    Args:
-      index: Int32 [], the round.
-      key: Typed key of the server.
-      steps: K, the number of local steps of each client, or their mean.
-      present: Which members of the cohort take part, bool [S].
-      dtype: Floating-point type of the weights.
-    """
+    """Makes the server's information about a round."""
     size = jnp.sum(present).astype(dtype)
     return Round(index, key, steps, size, size / num_clients)
 
@@ -174,8 +163,6 @@ def make_exchange(
     """Makes a function that runs one exchange.
 
     Args:
-      plan: Execution plan for the clients of a cohort.
-      draw: Function that draws the batches of a client, as in `make_round`.
       round_of: Makes the server's `Round` of the present clients, bool [S].
 
     Returns:
@@ -270,7 +257,6 @@ def make_round(
     """Makes a function that runs one round, to be jitted with the state donated.
 
     Args:
-      plan: Execution plan for the clients of a cohort.
       draw: Called as `draw(entry, key)` inside the plan. It maps one client's entry of
         `batches` to the batches of its local steps, [K, ...], so that the batches of a
         large cohort are never in memory together. By default, an entry is the batches
@@ -322,13 +308,6 @@ def make_prologue(
     """Makes a function that runs the prologue; the round index stays 0.
 
     The cohort should be all N clients. Without a prologue the function changes nothing.
-
-    Args:
-      plan: Execution plan for the clients of a cohort.
-      draw: Function that draws the batches of a client, as in `make_round`.
-
-    Returns:
-      A function with the arguments and results of `make_round`'s.
     """
     return _runner(algorithm.prologue, objective, num_clients, plan, draw, 0)
 
@@ -353,9 +332,6 @@ def traffic(
     `ShapeDtypeStruct`s.
 
     Args:
-      exchanges: Exchanges of the algorithm.
-      algorithm: Provides the states.
-      params: Parameters.
       batches: Batches of one client, leaves [K, ...].
     """
     shapes = exchange_shapes(exchanges, algorithm, objective, params, batches)

@@ -48,14 +48,8 @@ def fess_gda(
     """Federated stochastic smoothed gradient descent ascent.
 
     Args:
-      lr: Local learning rates.
-      server_lr: Server learning rates; 1 is plain averaging.
       pull: Strength of the pull of x toward z, rho in the paper.
       follow: Weight of x in the update of z, beta in the paper.
-      rule: Local rule, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model each way per round and keeps no client state.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

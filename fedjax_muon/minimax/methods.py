@@ -46,11 +46,6 @@ def fed_nsgda_m(
 
     Args:
       lr: Local learning rates, the lengths of local moves.
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
     """
     rule = per_variable(normalize())
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
@@ -72,14 +67,8 @@ def fedmuon_da(
     by their absolute values. So no gradient makes a step long (Lemma B.1).
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-      polar: Polar factor of matrices; Newton-Schulz by default.
       normalize_vectors: Whether vectors are divided by their norms. If not, they move
         along their momentum itself, and the lemma does not hold.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
     """
     make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
     rule = default_rule(None, polar, make)

@@ -30,13 +30,8 @@ def ditto(
     """Adds a personal model to every client.
 
     Args:
-      algorithm: The algorithm that trains the shared model.
-      personal_lr: Learning rate of the personal models.
       pull: Strength of the pull toward the shared model (lambda in the paper); 0 is
         training alone.
-
-    Returns:
-      The algorithm; its messages are the same, and its clients keep `Personal` states.
     """
     check_range("personal_lr", personal_lr)
     check_range("pull", pull)

@@ -30,7 +30,6 @@ def agnostic(
     """Classification for the worst mixture of clients.
 
     Args:
-      model: Module that maps [B, *shape] to logits [B, classes].
       strength: Weight of the quadratic term that pulls the weights to 1/N.
 
     Returns:

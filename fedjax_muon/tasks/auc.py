@@ -52,13 +52,6 @@ def auc_losses(
     Args:
       h: Probabilities of the positive class [B].
       y: Labels, 0 or 1, as numbers of the type of h [B].
-      share: Share of positives p.
-      w1: Mean score of the positives.
-      w2: Mean score of the negatives.
-      w3: Dual variable.
-
-    Returns:
-      The objective [B].
     """
     positive, negative = y, 1 - y
     return (

@@ -55,7 +55,6 @@ def lora_classification(
     head unless `exclude` has "head".
 
     Args:
-      model: Module that maps [B, *example_shape] to logits [B, classes].
       frozen: Parameters of the model. Training starts at the head that they contain;
         without one, the head starts as in the model.
       rank: Rank r of the adapters.
@@ -114,10 +113,6 @@ def adapt(adapters: Mapping[str, Any], scale: float) -> Callable[..., Any]:
 
     Args:
       adapters: Nested dictionaries with {"a", "b"} at the paths of the layers.
-      scale: Scale of the adapters' outputs.
-
-    Returns:
-      An interceptor for `nn.intercept_methods`.
     """
 
     def intercept(call: Any, args: Any, options: Any, context: Any) -> Any:
