@@ -49,8 +49,8 @@ from .compression import (
     compress as compress,
 )
 from .compression.compressors import (
-    identity as identity,
     memory_share as memory_share,
+    no_compression as no_compression,
     power_iteration as power_iteration,
     quantize as quantize,
     top_k as top_k,
@@ -60,8 +60,8 @@ from .core import (
     Algorithm as Algorithm,
     Exchange as Exchange,
     Hyper as Hyper,
-    Model as Model,
     Objective as Objective,
+    ParamsMessage as ParamsMessage,
     Round as Round,
     after_first as after_first,
     broadcast_params as broadcast_params,

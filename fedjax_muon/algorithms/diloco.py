@@ -16,8 +16,8 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
     Number,
+    ParamsMessage,
     before_change,
     broadcast_params,
     check_range,
@@ -58,8 +58,8 @@ def diloco(
     def init(params):
         return State(params, server_rule.init(params))
 
-    def client(objective, shared, opt, batches, round):
-        start = shared.params
+    def client(objective, broadcast, opt, batches, round):
+        start = broadcast.params
 
         def step(carry, batch, key):
             x, opt = carry
@@ -67,7 +67,7 @@ def diloco(
             return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         (x, opt), _ = local_steps(step, (start, opt), batches, round)
-        return Model(tree.sub(start, x)), opt
+        return ParamsMessage(tree.sub(start, x)), opt
 
     def server(state, mean, round):
         x, opt = state

@@ -68,28 +68,28 @@ def fafed(
     def init(params):
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
-    def first(objective, shared, client_state, batches, round):
-        g = mean_gradient(objective, shared.params, batches, round)
+    def first(objective, broadcast, client_state, batches, round):
+        g = mean_gradient(objective, broadcast.params, batches, round)
         return Moments(g, tree.map(jnp.square, g)), client_state
 
     def start(state, mean, round):
         m, v = mean
         return State(tree.sub_scaled(state.params, value_at(lr, round), m), m, v)
 
-    def client(objective, shared, previous, batches, round):
+    def client(objective, broadcast, previous, batches, round):
         def step(carry, batch, key):
             x, previous, m, v = carry
             new = objective.grad(x, batch, key)
             old = objective.grad(previous, batch, key)
             m = tree.add_scaled(new, value_at(momentum, round), tree.sub(m, old))
             v = tree.mix(v, 1 - beta, tree.map(jnp.square, new))
-            d = precondition(m, shared.square)
+            d = precondition(m, broadcast.square)
             moved = objective.project(tree.sub_scaled(x, value_at(lr, round), d))
             return (moved, x, m, v), ()
 
-        carry = shared.params, previous, shared.mean, shared.square
+        carry = broadcast.params, previous, broadcast.mean, broadcast.square
         (_, last, m, v), _ = local_steps(step, carry, batches, round)
-        return State(tree.sub(last, shared.params), m, v), last
+        return State(tree.sub(last, broadcast.params), m, v), last
 
     def server(state, mean, round):
         dx, m, v = mean

@@ -81,8 +81,8 @@ def fedavg(
         averaged = tree.pick(rule.init(params), averaged_state)
         return State(params, averaged, server_rule.init(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, averaged = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, averaged = broadcast
 
         def step(now, batch, key):
             x, opt = now
@@ -100,17 +100,14 @@ def fedavg(
         )
         return State(x, averaged, opt)
 
-    broadcast = lambda state, round: Broadcast(state.params, state.averaged)
-    main = Exchange(broadcast, client, server, local_params=before_change)
+    send = lambda state, round: Broadcast(state.params, state.averaged)
+    main = Exchange(send, client, server, local_params=before_change)
     return Algorithm(init, no_client_state, (main,))
 
 
 @recorded
 def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
-    """Local AdamW: local Adam with decoupled weight decay.
-
-    Liu et al. 2025, arXiv:2510.27403, where the decay is 0.01.
-    """
+    """Local AdamW: local Adam with decoupled weight decay (Liu et al. 2025)."""
     check_range("decay", decay, schedules=False)
     rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
     return fedavg(lr=lr, rule=rule)
@@ -124,37 +121,25 @@ def heavy_ball(momentum: Number = 0.9) -> optax.GradientTransformation:
 
 @recorded
 def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
-    """LocalSGDM: local SGD whose momenta the server averages.
-
-    Yu et al. 2019, arXiv:1905.03817.
-    """
+    """LocalSGDM: local SGD whose momenta the server averages (Yu et al. 2019)."""
     return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
 
 
 @recorded
 def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
-    """FedAdam: Adam without bias correction at the server.
-
-    Reddi et al. 2021, arXiv:2003.00295.
-    """
+    """FedAdam: Adam without bias correction at the server."""
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
 
 
 @recorded
 def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
-    """FedYogi: Yogi at the server.
-
-    Reddi et al. 2021, arXiv:2003.00295.
-    """
+    """FedYogi: Yogi at the server."""
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
 
 
 @recorded
 def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
-    """FedAdagrad: Adagrad at the server.
-
-    Reddi et al. 2021, arXiv:2003.00295.
-    """
+    """FedAdagrad: Adagrad at the server."""
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
 
 
@@ -175,9 +160,7 @@ def local_muon(
     decay: Number = 0.01,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """Local Muon: momenta that are reset every round.
-
-    Liu et al. 2025, arXiv:2510.27403.
+    """Local Muon: momenta that are reset every round (Liu et al. 2025).
 
     Args:
       decay: Decoupled weight decay, relative to `lr`.

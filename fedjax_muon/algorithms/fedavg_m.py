@@ -18,7 +18,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
+    ParamsMessage,
     broadcast_state,
     check_range,
     local_steps,
@@ -58,16 +58,16 @@ def fedavg_m(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
+    def client(objective, broadcast, client_state, batches, round):
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            d = tree.mix(g, value_at(momentum, round), shared.momentum)
+            d = tree.mix(g, value_at(momentum, round), broadcast.momentum)
             return move(objective, x, value_at(lr, round), rule, opt, d), ()
 
-        carry = shared.params, rule.init(shared.params)
+        carry = broadcast.params, rule.init(broadcast.params)
         (x, _), _ = local_steps(step, carry, batches, round)
-        return Model(tree.sub(x, shared.params)), client_state
+        return ParamsMessage(tree.sub(x, broadcast.params)), client_state
 
     def server(state, mean, round):
         return State(

@@ -15,7 +15,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
+    ParamsMessage,
     after_first,
     broadcast_state,
     check_range,
@@ -49,8 +49,8 @@ def fedavg_vr(
     def init(params):
         return State(params, params, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, previous, g = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, previous, g = broadcast
 
         def step(x, batch, key):
             new = objective.grad(x, batch, key)
@@ -59,7 +59,7 @@ def fedavg_vr(
             return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), ()
 
         x, _ = local_steps(step, start, batches, round)
-        return Model(tree.sub(x, start)), client_state
+        return ParamsMessage(tree.sub(x, start)), client_state
 
     def server(state, mean, round):
         return State(

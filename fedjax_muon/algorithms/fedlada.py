@@ -70,8 +70,8 @@ def fedlada(
         square = tree.map(lambda x: jnp.full_like(x, eps**2), params)
         return State(params, square, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, square, delta = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, square, delta = broadcast
         a = value_at(amend, round)
 
         def step(carry, batch, key):

@@ -70,16 +70,16 @@ def fedmuon(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def first(objective, shared, client_state, batches, round):
-        m = mean_gradient(objective, shared.params, batches, round)
+    def first(objective, broadcast, client_state, batches, round):
+        m = mean_gradient(objective, broadcast.params, batches, round)
         return (Momentum(m), client_state) if synced else ((), m)
 
     def start(state, mean, round):
         del round
         return State(state.params, mean.momentum) if synced else state
 
-    def client(objective, shared, client_state, batches, round):
-        x, m = shared
+    def client(objective, broadcast, client_state, batches, round):
+        x, m = broadcast
         if not synced:
             m = tree.map(
                 lambda s, i: jnp.where(round.index == 0, i, s), m, client_state

@@ -79,8 +79,8 @@ def fedmuon_align(
         momentum = tree.pick(rule.init(params), averaged_state)
         return State(params, momentum, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, momentum, delta = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, momentum, delta = broadcast
         a, wd = value_at(align, round), value_at(decay, round)
 
         def step(now, batch, key):

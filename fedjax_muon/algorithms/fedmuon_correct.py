@@ -75,17 +75,17 @@ def fedmuon_correct(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(objective, shared, control, batches, round):
+    def client(objective, broadcast, control, batches, round):
         def step(carry, batch, key):
             x, m, opt = carry
             m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
-            d = tree.map(lambda m, ci, c: m - ci + c, m, control, shared.control)
+            d = tree.map(lambda m, ci, c: m - ci + c, m, control, broadcast.control)
             x, opt = move(objective, x, value_at(lr, round), rule, opt, d)
             return (x, m, opt), ()
 
-        carry = shared.params, control, rule.init(shared.params)
+        carry = broadcast.params, control, rule.init(broadcast.params)
         (x, m, _), _ = local_steps(step, carry, batches, round)
-        return State(tree.sub(x, shared.params), tree.sub(m, control)), m
+        return State(tree.sub(x, broadcast.params), tree.sub(m, control)), m
 
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)

@@ -79,8 +79,8 @@ def fednova(
     def init(params):
         return State(params, server_rule.init(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start = shared.params
+    def client(objective, broadcast, client_state, batches, round):
+        start = broadcast.params
         rate, pull = value_at(lr, round), value_at(mu, round)
 
         def step(carry, batch, key):
@@ -105,10 +105,10 @@ def fednova(
         rate = value_at(server_lr, round)
         return State(*descend(state.params, rate, server_rule, state.opt, g))
 
-    def local_params(shared, message):
+    def local_params(broadcast, message):
         return tree.map(
             lambda x, d: x - (message.norm * d).astype(x.dtype),
-            shared.params,
+            broadcast.params,
             message.params,
         )
 

@@ -46,8 +46,8 @@ def fedprox(
     check_range("lr", lr)
     check_range("mu", mu)
 
-    def client(objective, shared, client_state, batches, round):
-        start = shared.params
+    def client(objective, broadcast, client_state, batches, round):
+        start = broadcast.params
 
         def step(carry, batch, key):
             x, opt = carry

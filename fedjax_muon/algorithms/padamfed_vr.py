@@ -69,12 +69,12 @@ def padamfed_vr(
         zeros = tree.zeros_like(params)
         return State(params, params, zeros, zeros)
 
-    def broadcast(state, round):
+    def send(state, round):
         h = tree.mix(state.control, value_at(momentum, round), state.momentum)
         return Broadcast(state.params, state.previous, h)
 
-    def client(objective, shared, control, batches, round):
-        start, previous, h = shared
+    def client(objective, broadcast, control, batches, round):
+        start, previous, h = broadcast
         b = value_at(momentum, round)
 
         def step(carry, batch, key):
@@ -97,5 +97,5 @@ def padamfed_vr(
             momentum=d,
         )
 
-    main = Exchange(broadcast, client, server)
+    main = Exchange(send, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)

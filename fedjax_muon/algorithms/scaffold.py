@@ -50,16 +50,16 @@ def scaffold(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(objective, shared, control, batches, round):
+    def client(objective, broadcast, control, batches, round):
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            d = tree.map(lambda g, ci, c: g - ci + c, g, control, shared.control)
+            d = tree.map(lambda g, ci, c: g - ci + c, g, control, broadcast.control)
             return move(objective, x, value_at(lr, round), rule, opt, d), g
 
-        carry = shared.params, rule.init(shared.params)
+        carry = broadcast.params, rule.init(broadcast.params)
         (x, _), seen = local_steps(step, carry, batches, round)
-        return State(tree.sub(x, shared.params), tree.sub(seen, control)), seen
+        return State(tree.sub(x, broadcast.params), tree.sub(seen, control)), seen
 
     def server(state, mean, round):
         return State(

@@ -66,12 +66,12 @@ def scaffold_m(
     def init(params):
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
-    def broadcast(state, round):
+    def send(state, round):
         h = tree.mix(state.control, value_at(momentum, round), state.momentum)
         return Broadcast(state.params, h)
 
-    def client(objective, shared, control, batches, round):
-        start, h = shared
+    def client(objective, broadcast, control, batches, round):
+        start, h = broadcast
         weight = tree.map(lambda b: 1 - b, value_at(momentum, round))
 
         def step(carry, batch, key):
@@ -93,5 +93,5 @@ def scaffold_m(
             momentum=tree.mix(new, value_at(momentum, round), state.momentum),
         )
 
-    main = Exchange(broadcast, client, server)
+    main = Exchange(send, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)

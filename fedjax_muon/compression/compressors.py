@@ -24,7 +24,7 @@ class Compressor(NamedTuple):
     # (what was sent, shape and dtype of the array) -> array
 
 
-def identity() -> Compressor:
+def no_compression() -> Compressor:
     """Sends arrays unchanged."""
     return Compressor(lambda x, key: x, lambda sent, like: sent)
 

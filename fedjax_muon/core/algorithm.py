@@ -114,16 +114,16 @@ def map_exchanges(
     )
 
 
-class Model(NamedTuple):
+class ParamsMessage(NamedTuple):
     """A broadcast or a message with nothing but parameters, or their change."""
 
     params: Params
 
 
-def broadcast_params(state: Any, round: Round) -> Model:
+def broadcast_params(state: Any, round: Round) -> ParamsMessage:
     """`broadcast` of an algorithm whose clients need only the parameters."""
     del round
-    return Model(state.params)
+    return ParamsMessage(state.params)
 
 
 def broadcast_state(state: Any, round: Round) -> Any:

@@ -39,9 +39,9 @@ def exchange_shapes(
         exchange: Exchange, state: Any, client_state: Any, batches: Any, key: Any
     ) -> MessageShapes:
         round = Round(jnp.int32(0), key, steps, 1, 1.0)
-        shared = exchange.broadcast(state, round)
-        up, _ = exchange.client(objective, shared, client_state, batches, round)
-        return MessageShapes(shared, up)
+        broadcast = exchange.broadcast(state, round)
+        up, _ = exchange.client(objective, broadcast, client_state, batches, round)
+        return MessageShapes(broadcast, up)
 
     return [
         jax.eval_shape(partial(shapes, exchange), state, client_state, batches, key)

@@ -90,12 +90,12 @@ def _client(
 ) -> Client:
     """Makes the function of one client of an exchange, which plans call."""
 
-    def client(shared: Any, before: Any, member: CohortMember) -> Result:
+    def client(broadcast: Any, before: Any, member: CohortMember) -> Result:
         batches = draw(member.batches, member.draw_key)
         round = round_info._replace(key=member.key)
         if member.steps is not None:
             round = round._replace(steps=member.steps)
-        sent, after = exchange.client(objective, shared, before, batches, round)
+        sent, after = exchange.client(objective, broadcast, before, batches, round)
         tree.check_alike("the client's state that client returns", before, after)
         message = exchange.decode(sent)
         received = (member.weight > 0) & tree.all_finite((message, after))
@@ -171,9 +171,9 @@ def make_exchange(
 
     def run(server: Any, client_states: Any, members: CohortMember) -> Result:
         round_info = round_of(members.weight > 0)
-        shared = exchange.broadcast(server, round_info)
+        broadcast = exchange.broadcast(server, round_info)
         client = _client(exchange, objective, draw, round_info)
-        result = plan(client, shared, client_states, members)
+        result = plan(client, broadcast, client_states, members)
         (total, weight), client_states, received = result
         round_after = round_of(received)
         if exchange.reduce_sum:

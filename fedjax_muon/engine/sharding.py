@@ -104,7 +104,7 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
     """
 
     def plan(
-        client: Client, shared: Any, client_states: Any, members: CohortMember
+        client: Client, broadcast: Any, client_states: Any, members: CohortMember
     ) -> Result:
         devices, count = lax.axis_size(CLIENTS), len(members.weight)
         is_everyone = count == num_clients  # since the members of a cohort are distinct
@@ -115,7 +115,7 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
         own = lambda x: x.reshape(devices, size, *x.shape[1:])[_device()]
         total, client_states, aux = inner(
             client,
-            shared,
+            broadcast,
             client_states,
             jax.tree.map(own, members),
             _at_home(size) if is_everyone else _store(client_states),

@@ -18,7 +18,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
+    ParamsMessage,
     broadcast_params,
     check_range,
     local_steps,
@@ -56,8 +56,8 @@ def fess_gda(
     check_range("pull", pull)
     check_range("follow", follow, 0.0, 1.0)
 
-    def client(objective, shared, client_state, batches, round):
-        start = shared.params
+    def client(objective, broadcast, client_state, batches, round):
+        start = broadcast.params
 
         def step(carry, batch, key):
             x, opt = carry
@@ -65,7 +65,7 @@ def fess_gda(
             return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
-        return Model(tree.sub(end, start)), client_state
+        return ParamsMessage(tree.sub(end, start)), client_state
 
     def server(state, mean, round):
         (x, y), z = state

@@ -41,8 +41,8 @@ METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 def undecorated(lr: Hyper = 0.1) -> Algorithm:
     """FedAvg's step at the server, by someone who knows no recipes."""
 
-    def client(objective, shared, client_state, batches, round):
-        return objective.grad(shared, None, round.key), client_state
+    def client(objective, broadcast, client_state, batches, round):
+        return objective.grad(broadcast, None, round.key), client_state
 
     server = lambda state, mean, round: state - lr * mean
     exchange = Exchange(broadcast_state, client, server)
@@ -252,7 +252,7 @@ def test_what_was_changed_since_is_no_longer_its_recipe():
     with pytest.raises(ValueError, match=r"^this algorithm does not know what made it"):
         with_numbers(changed, {"lr": 0.1})
     # neither inside of a wrapper, whose own numbers remain
-    assert numbers_of(compress(changed, compressors.identity())) == {}
+    assert numbers_of(compress(changed, compressors.no_compression())) == {}
     assert numbers_of(outer(changed)) == {"lr": 3.0}
 
 

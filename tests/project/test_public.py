@@ -223,9 +223,9 @@ def mine(
         return State(params, server_rule.init(params))
 
     def client(
-        objective: fm.Objective, shared: fm.Model, kept: Any, batches: Any,
+        objective: fm.Objective, shared: fm.ParamsMessage, kept: Any, batches: Any,
         round: fm.Round,
-    ) -> tuple[fm.Model, Any]:
+    ) -> tuple[fm.ParamsMessage, Any]:
         def step(now: Any, batch: fm.Batch, key: jax.Array) -> tuple[Any, Any]:
             x, opt = now
             g = objective.grad(x, batch, key)
@@ -234,9 +234,9 @@ def mine(
         now = shared.params, rule.init(shared.params)
         (x, _), _ = fm.local_steps(step, now, batches, round)
         change = fm.tree.add(shared.params, fm.tree.scale(-1.0, x))
-        return fm.Model(change), kept
+        return fm.ParamsMessage(change), kept
 
-    def server(state: State, mean: fm.Model, round: fm.Round) -> State:
+    def server(state: State, mean: fm.ParamsMessage, round: fm.Round) -> State:
         rate = fm.value_at(server_lr, round)
         x, opt = fm.descend(state.params, rate, server_rule, state.opt, mean.params)
         return State(x, opt)
