@@ -101,14 +101,14 @@ def majority_vote(lr: fm.Hyper = 0.1, *, server_lr: fm.Hyper = 0.005) -> fm.Algo
         carry = broadcast.params, sgd.init(broadcast.params)
         (x, _), _ = fm.local_steps(step, carry, batches, round)
         votes = fm.tree.map(jnp.sign, fm.tree.sub(x, broadcast.params))
-        return fm.Model(votes), client_state
+        return fm.ParamsMessage(votes), client_state
 
     def server(state, mean, round):
         majority = fm.tree.map(jnp.sign, mean)
         return fm.tree.add_scaled(state, fm.value_at(server_lr, round), majority)
 
     main = fm.Exchange(fm.broadcast_state, client, server)
-    return fm.Algorithm(fm.Model, fm.no_client_state, (main,))
+    return fm.Algorithm(fm.ParamsMessage, fm.no_client_state, (main,))
 
 
 # %% [markdown]

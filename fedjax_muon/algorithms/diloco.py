@@ -16,8 +16,8 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
     Number,
+    ParamsMessage,
     before_change,
     broadcast_params,
     check_range,
@@ -51,10 +51,6 @@ def diloco(
     Args:
       rule: Local rule whose state persists at each client, without a learning rate.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model each way per round; clients keep their rule's
-      state.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -62,8 +58,8 @@ def diloco(
     def init(params):
         return State(params, server_rule.init(params))
 
-    def client(objective, shared, opt, batches, round):
-        start = shared.params
+    def client(objective, broadcast, opt, batches, round):
+        start = broadcast.params
 
         def step(carry, batch, key):
             x, opt = carry
@@ -71,7 +67,7 @@ def diloco(
             return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         (x, opt), _ = local_steps(step, (start, opt), batches, round)
-        return Model(tree.sub(start, x)), opt
+        return ParamsMessage(tree.sub(start, x)), opt
 
     def server(state, mean, round):
         x, opt = state
@@ -102,10 +98,6 @@ def muloco(
     Args:
       momentum: Momentum of the clients' Muon.
       server_momentum: Nesterov momentum of the server.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends one model each way; clients keep their rule's state.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     adam = optax.scale_by_adam(0.9, 0.99)

@@ -50,16 +50,12 @@ def fafed(
     beta: Number = 0.99,
     floor: Number = 0.01,
 ) -> Algorithm:
-    """Fast adaptive federated learning.
+    """Fast adaptive federated learning; all clients must participate.
 
     Args:
       momentum: Weight of the past in the momentum, 1 - alpha in the paper.
       beta: Decay of the second moment.
       floor: Added to the preconditioner, rho in the paper.
-
-    Returns:
-      An algorithm that sends a model and two moments each way per round; clients keep
-      a model, and all clients must participate.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -72,28 +68,28 @@ def fafed(
     def init(params):
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
-    def first(objective, shared, client_state, batches, round):
-        g = mean_gradient(objective, shared.params, batches, round)
+    def first(objective, broadcast, client_state, batches, round):
+        g = mean_gradient(objective, broadcast.params, batches, round)
         return Moments(g, tree.map(jnp.square, g)), client_state
 
     def start(state, mean, round):
         m, v = mean
         return State(tree.sub_scaled(state.params, value_at(lr, round), m), m, v)
 
-    def client(objective, shared, previous, batches, round):
+    def client(objective, broadcast, previous, batches, round):
         def step(carry, batch, key):
             x, previous, m, v = carry
             new = objective.grad(x, batch, key)
             old = objective.grad(previous, batch, key)
             m = tree.add_scaled(new, value_at(momentum, round), tree.sub(m, old))
             v = tree.mix(v, 1 - beta, tree.map(jnp.square, new))
-            d = precondition(m, shared.square)
+            d = precondition(m, broadcast.square)
             moved = objective.project(tree.sub_scaled(x, value_at(lr, round), d))
             return (moved, x, m, v), ()
 
-        carry = shared.params, previous, shared.mean, shared.square
+        carry = broadcast.params, previous, broadcast.mean, broadcast.square
         (_, last, m, v), _ = local_steps(step, carry, batches, round)
-        return State(tree.sub(last, shared.params), m, v), last
+        return State(tree.sub(last, broadcast.params), m, v), last
 
     def server(state, mean, round):
         dx, m, v = mean

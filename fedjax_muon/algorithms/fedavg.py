@@ -32,7 +32,6 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.transforms import (
     Polar,
-    biclip,
     default_rule,
     muon,
     scale_by_fedadagrad,
@@ -74,9 +73,6 @@ def fedavg(
       averaged_state: Names of the parts of the rule's state that the server averages.
       server_lr: Server learning rate; 1 is plain averaging.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model, and the averaged state, each way per round.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -85,8 +81,8 @@ def fedavg(
         averaged = tree.pick(rule.init(params), averaged_state)
         return State(params, averaged, server_rule.init(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, averaged = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, averaged = broadcast
 
         def step(now, batch, key):
             x, opt = now
@@ -104,140 +100,53 @@ def fedavg(
         )
         return State(x, averaged, opt)
 
-    broadcast = lambda state, round: Broadcast(state.params, state.averaged)
-    main = Exchange(broadcast, client, server, local_params=before_change)
+    send = lambda state, round: Broadcast(state.params, state.averaged)
+    main = Exchange(send, client, server, local_params=before_change)
     return Algorithm(init, no_client_state, (main,))
 
 
 @recorded
-def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
-    """FedAvg(momentum): local SGD with momentum that is reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337, where the momentum is 0.9.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return fedavg(lr=lr, rule=optax.trace(momentum))
-
-
-@recorded
-def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
-    """FedAvg(Adam): local Adam that is reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    return fedavg(lr=lr, rule=optax.scale_by_adam())
-
-
-@recorded
 def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
-    """Local AdamW: local Adam with decoupled weight decay.
-
-    Liu et al. 2025, arXiv:2510.27403, where the decay is 0.01.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
+    """Local AdamW: local Adam with decoupled weight decay (Liu et al. 2025)."""
     check_range("decay", decay, schedules=False)
     rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
     return fedavg(lr=lr, rule=rule)
 
 
+def heavy_ball(momentum: Number = 0.9) -> optax.GradientTransformation:
+    """Momentum without dampening."""
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    return optax.trace(momentum)
+
+
 @recorded
 def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
-    """LocalSGDM: local SGD whose momenta the server averages.
-
-    Yu et al. 2019, arXiv:1905.03817.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round.
-    """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return fedavg(lr=lr, rule=optax.trace(momentum), averaged_state=("trace",))
+    """LocalSGDM: local SGD whose momenta the server averages (Yu et al. 2019)."""
+    return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
 
 
 @recorded
 def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
-    """FedAdam: Adam without bias correction at the server.
-
-    Reddi et al. 2021, arXiv:2003.00295.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
+    """FedAdam: Adam without bias correction at the server."""
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
 
 
 @recorded
 def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
-    """FedYogi: Yogi at the server.
-
-    Reddi et al. 2021, arXiv:2003.00295.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
+    """FedYogi: Yogi at the server."""
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
 
 
 @recorded
 def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
-    """FedAdagrad: Adagrad at the server.
-
-    Reddi et al. 2021, arXiv:2003.00295.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
+    """FedAdagrad: Adagrad at the server."""
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
 
 
-@recorded
-def adam_biclip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 0.01, low: Number = 1e-5, high: Number = 0.1
-) -> Algorithm:
-    """Adam-BiClip: coordinates clipped from both sides, FedAdam at the server.
-
-    Lee, Zaheer and Li 2025, arXiv:2502.04164.
-
-    Args:
-      low: Smallest magnitude of a nonzero coordinate.
-      high: Largest magnitude of a coordinate.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    rule = biclip(low, high)
-    return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=scale_by_fedadam())
-
-
-@recorded
-def bi2clip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 1.0, low: Number = 1e-5, high: Number = 0.1
-) -> Algorithm:
-    """Bi2Clip: coordinates clipped from both sides, at clients and server.
-
-    Lee, Zaheer and Li 2025, arXiv:2502.04164.
-
-    Args:
-      low: Smallest magnitude of a nonzero coordinate.
-      high: Largest magnitude of a coordinate.
-
-    Returns:
-      An algorithm that sends one model each way per round.
-    """
-    clip = biclip(low, high)
-    return fedavg(lr=lr, rule=clip, server_lr=server_lr, server_rule=clip)
-
-
-def _decayed_muon(
+def decayed_muon(
     momentum: Hyper, decay: Number, polar: Polar | None
 ) -> optax.GradientTransformation:
+    """Muon with decoupled weight decay."""
     check_range("decay", decay, schedules=False)
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return optax.chain(rule, optax.add_decayed_weights(decay))
@@ -251,39 +160,9 @@ def local_muon(
     decay: Number = 0.01,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """Local Muon: momenta that are reset every round.
-
-    Liu et al. 2025, arXiv:2510.27403.
+    """Local Muon: momenta that are reset every round (Liu et al. 2025).
 
     Args:
-      lr: Local learning rate.
-      momentum: Weight of the past in the momentum.
       decay: Decoupled weight decay, relative to `lr`.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends one model each way per round.
     """
-    return fedavg(lr=lr, rule=_decayed_muon(momentum, decay, polar))
-
-
-@recorded
-def local_muon_averaged(
-    lr: Hyper = 0.03,
-    *,
-    momentum: Hyper = 0.98,
-    decay: Number = 0.01,
-    polar: Polar | None = None,
-) -> Algorithm:
-    """Local Muon with averaged momenta: the ablation without alignment.
-
-    Liu et al. 2025, arXiv:2510.27403.
-
-    Args:
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round.
-    """
-    rule = _decayed_muon(momentum, decay, polar)
-    return fedavg(lr=lr, rule=rule, averaged_state=("trace",))
+    return fedavg(lr=lr, rule=decayed_muon(momentum, decay, polar))

@@ -18,7 +18,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
+    ParamsMessage,
     broadcast_state,
     check_range,
     local_steps,
@@ -47,13 +47,9 @@ def fedavg_m(
     """Federated averaging with momentum at the server, applied by the clients.
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the last round's mean direction, 1 - alpha in FedCM and
         1 - beta in FedAvg-M.
       rule: Local rule of the mixed direction, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a direction down, and a model up.
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
@@ -62,16 +58,16 @@ def fedavg_m(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
+    def client(objective, broadcast, client_state, batches, round):
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            d = tree.mix(g, value_at(momentum, round), shared.momentum)
+            d = tree.mix(g, value_at(momentum, round), broadcast.momentum)
             return move(objective, x, value_at(lr, round), rule, opt, d), ()
 
-        carry = shared.params, rule.init(shared.params)
+        carry = broadcast.params, rule.init(broadcast.params)
         (x, _), _ = local_steps(step, carry, batches, round)
-        return Model(tree.sub(x, shared.params)), client_state
+        return ParamsMessage(tree.sub(x, broadcast.params)), client_state
 
     def server(state, mean, round):
         return State(
@@ -83,26 +79,3 @@ def fedavg_m(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, no_client_state, (main,))
-
-
-@recorded
-def fedcm(
-    lr: Hyper = 0.1,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = 0.9,
-    rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
-    """FedCM: the same algorithm as FedAvg-M, from an earlier paper.
-
-    Xu et al. 2021, arXiv:2106.10874.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the last round's mean direction, 1 - alpha in the paper.
-      rule: Local rule of the mixed direction, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a direction down, and a model up.
-    """
-    return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)

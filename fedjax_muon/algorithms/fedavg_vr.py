@@ -15,7 +15,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
+    ParamsMessage,
     after_first,
     broadcast_state,
     check_range,
@@ -41,15 +41,7 @@ def fedavg_vr(
     server_lr: Hyper = 1.0,
     momentum: Hyper = after_first(0.9),
 ) -> Algorithm:
-    """Federated averaging with variance-reduced server momentum.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-
-    Returns:
-      An algorithm that sends two models and a direction down, and a model up.
-    """
+    """Federated averaging with variance-reduced server momentum."""
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -57,8 +49,8 @@ def fedavg_vr(
     def init(params):
         return State(params, params, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, previous, g = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, previous, g = broadcast
 
         def step(x, batch, key):
             new = objective.grad(x, batch, key)
@@ -67,7 +59,7 @@ def fedavg_vr(
             return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), ()
 
         x, _ = local_steps(step, start, batches, round)
-        return Model(tree.sub(x, start)), client_state
+        return ParamsMessage(tree.sub(x, start)), client_state
 
     def server(state, mean, round):
         return State(

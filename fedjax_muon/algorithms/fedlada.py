@@ -54,15 +54,10 @@ def fedlada(
     """Local adaptive steps with locally amended directions.
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
       amend: Weight of the adaptive direction, alpha in the paper.
       b1: Decay of the first moment.
       b2: Decay of the second moment.
       eps: Square root of the initial second moment.
-
-    Returns:
-      An algorithm that sends a model, a second moment and a direction down, and the
-      first two up.
     """
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
@@ -75,8 +70,8 @@ def fedlada(
         square = tree.map(lambda x: jnp.full_like(x, eps**2), params)
         return State(params, square, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, square, delta = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, square, delta = broadcast
         a = value_at(amend, round)
 
         def step(carry, batch, key):

@@ -62,10 +62,6 @@ def fedmuon(
         are orthogonalized.
       polar: Polar factor of matrices in the default rule.
       synced: Whether the initial momenta are averaged too.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round, after a
-      prologue in which all clients send a gradient.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -74,16 +70,16 @@ def fedmuon(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def first(objective, shared, client_state, batches, round):
-        m = mean_gradient(objective, shared.params, batches, round)
+    def first(objective, broadcast, client_state, batches, round):
+        m = mean_gradient(objective, broadcast.params, batches, round)
         return (Momentum(m), client_state) if synced else ((), m)
 
     def start(state, mean, round):
         del round
         return State(state.params, mean.momentum) if synced else state
 
-    def client(objective, shared, client_state, batches, round):
-        x, m = shared
+    def client(objective, broadcast, client_state, batches, round):
+        x, m = broadcast
         if not synced:
             m = tree.map(
                 lambda s, i: jnp.where(round.index == 0, i, s), m, client_state
@@ -107,26 +103,3 @@ def fedmuon(
     main = Exchange(broadcast_state, client, server, local_params=after_change)
     init_client = no_client_state if synced else tree.zeros_like
     return Algorithm(init, init_client, (main,), (prologue,))
-
-
-@recorded
-def fedmuon_unsynced(
-    lr: Hyper = 0.01,
-    *,
-    momentum: Hyper = 0.9,
-    rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
-) -> Algorithm:
-    """FedMuon as in its paper's algorithm: the initial momenta are not averaged.
-
-    Zhang and Gao 2025, arXiv:2510.03866, Algorithm 1.
-
-    Args:
-      rule: Rule applied to the momentum, without a learning rate.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round; clients keep
-      their gradients from before round 0.
-    """
-    return fedmuon(lr=lr, momentum=momentum, rule=rule, polar=polar, synced=False)

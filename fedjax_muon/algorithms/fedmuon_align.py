@@ -25,7 +25,6 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Number,
     after_change,
     broadcast_state,
     check_range,
@@ -70,10 +69,6 @@ def fedmuon_align(
       rule: Local rule of the gradient, without a learning rate; Muon by default.
       polar: Polar factor of matrices in the default rule.
       averaged_state: Names of the parts of the rule's state that the server averages.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round, and a
-      direction down.
     """
     check_range("lr", lr, open_low=True)
     check_range("align", align, 0.0, 1.0)
@@ -84,8 +79,8 @@ def fedmuon_align(
         momentum = tree.pick(rule.init(params), averaged_state)
         return State(params, momentum, tree.zeros_like(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start, momentum, delta = shared
+    def client(objective, broadcast, client_state, batches, round):
+        start, momentum, delta = broadcast
         a, wd = value_at(align, round), value_at(decay, round)
 
         def step(now, batch, key):
@@ -114,35 +109,6 @@ def fedmuon_align(
 
 
 @recorded
-def fedmuon_align_reset(
-    lr: Hyper = 0.03,
-    *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    momentum: Hyper = 0.98,
-    polar: Polar | None = None,
-) -> Algorithm:
-    """FedMuon without momentum aggregation: momenta that are reset every round.
-
-    Liu et al. 2025, arXiv:2510.27403, the ablation of Table 5.
-
-    Args:
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends a model up, and a model and a direction down.
-    """
-    return fedmuon_align(
-        lr=lr,
-        align=align,
-        decay=decay,
-        momentum=momentum,
-        polar=polar,
-        averaged_state=(),
-    )
-
-
-@recorded
 def fedmuon_svd(
     lr: Hyper = 0.03,
     *,
@@ -161,10 +127,6 @@ def fedmuon_svd(
       share: Share that the factors keep, in (0, 1].
       share_of: Of what: of the momentum's entries (memory), as in the public code and
         for the upload of the paper's Table 7, or of its rank, as in Section 5.2.
-      polar: Polar factor of matrices; Newton-Schulz by default.
-
-    Returns:
-      An algorithm that sends a model and the factors of a momentum up.
     """
     algorithm = fedmuon_align(
         lr=lr, align=align, decay=decay, momentum=momentum, polar=polar
@@ -174,52 +136,3 @@ def fedmuon_svd(
         raise ValueError(f"share_of must be memory or rank, got {share_of!r}")
     svd = truncated_svd(shares[share_of](share))
     return compress(algorithm, svd, parts=("momentum",))
-
-
-@recorded
-def local_sgd_align(
-    lr: Hyper = 0.1,
-    *,
-    align: Hyper = 0.5,
-    momentum: Number = 0.9,
-    decay: Number = 0.0,
-) -> Algorithm:
-    """Local SGD with averaged momentum and alignment.
-
-    Liu et al. 2025, arXiv:2510.27403, Table 5.
-
-    Args:
-      decay: Weight decay added to the gradient; 0.001 in the paper's experiments.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way, and a direction down.
-    """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    check_range("decay", decay, schedules=False)
-    rule = optax.chain(optax.add_decayed_weights(decay), optax.trace(momentum))
-    return fedmuon_align(lr=lr, align=align, decay=0.0, rule=rule)
-
-
-@recorded
-def local_adamw_align(
-    lr: Hyper = 0.0005,
-    *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-) -> Algorithm:
-    """Local AdamW with averaged moments and alignment.
-
-    Liu et al. 2025, arXiv:2510.27403, Table 5. Both moments are averaged, and the count
-    of the bias correction is reset every round. With a second moment that is reset too,
-    an averaged first moment is divided by a single gradient's size, and it diverges.
-
-    Returns:
-      An algorithm that sends a model and two moments each way, and a direction down.
-    """
-    return fedmuon_align(
-        lr=lr,
-        align=align,
-        decay=decay,
-        rule=optax.scale_by_adam(),
-        averaged_state=("mu", "nu"),
-    )

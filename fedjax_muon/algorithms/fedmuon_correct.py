@@ -27,14 +27,12 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
     Polar,
     ShapeScale,
     by_rank,
     default_rule,
     orthogonalize,
-    scale_by_lmo,
     scale_by_shape,
     unscaled,
 )
@@ -64,10 +62,6 @@ def fedmuon_correct(
       shape_scale: Factor of a matrix's step in the default rule, as a function of
         (fan_in, fan_out). The paper's experiments have one that depends on the
         dimension (section 7.1); `transforms.moonlight` is that of the paper they cite.
-
-    Returns:
-      An algorithm that sends a model and a control each way per round; clients keep a
-      momentum, and weights must be uniform.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -81,52 +75,20 @@ def fedmuon_correct(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(objective, shared, control, batches, round):
+    def client(objective, broadcast, control, batches, round):
         def step(carry, batch, key):
             x, m, opt = carry
             m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
-            d = tree.map(lambda m, ci, c: m - ci + c, m, control, shared.control)
+            d = tree.map(lambda m, ci, c: m - ci + c, m, control, broadcast.control)
             x, opt = move(objective, x, value_at(lr, round), rule, opt, d)
             return (x, m, opt), ()
 
-        carry = shared.params, control, rule.init(shared.params)
+        carry = broadcast.params, control, rule.init(broadcast.params)
         (x, m, _), _ = local_steps(step, carry, batches, round)
-        return State(tree.sub(x, shared.params), tree.sub(m, control)), m
+        return State(tree.sub(x, broadcast.params), tree.sub(m, control)), m
 
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
-
-
-@recorded
-def fedmuon_correct_euclidean(
-    lr: Hyper = 0.01,
-    *,
-    momentum: Hyper = 0.9,
-) -> Algorithm:
-    """FedMuon with bias correction in the Euclidean norm.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.euclidean))
-
-
-@recorded
-def fedmuon_correct_max_norm(
-    lr: Hyper = 0.001,
-    *,
-    momentum: Hyper = 0.9,
-) -> Algorithm:
-    """FedMuon with bias correction in the maximum norm.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.max_norm))

@@ -60,6 +60,8 @@ def fednova(
 ) -> Algorithm:
     """Federated averaging of directions, each divided by the client's amount of work.
 
+    Use it with `weighting=by_examples` for the weights of the paper.
+
     Args:
       lr: Local learning rate, the same for all layers.
       momentum: Weight of the past in the local momentum, which is reset every round.
@@ -67,10 +69,6 @@ def fednova(
       server_lr: Server learning rate; 1 is the paper's.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate, such as
         `optax.trace(0.5)`.
-
-    Returns:
-      An algorithm that sends one model each way per round, and a number to the server.
-      Use it with `weighting=by_examples` for the weights of the paper.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
@@ -81,8 +79,8 @@ def fednova(
     def init(params):
         return State(params, server_rule.init(params))
 
-    def client(objective, shared, client_state, batches, round):
-        start = shared.params
+    def client(objective, broadcast, client_state, batches, round):
+        start = broadcast.params
         rate, pull = value_at(lr, round), value_at(mu, round)
 
         def step(carry, batch, key):
@@ -107,10 +105,10 @@ def fednova(
         rate = value_at(server_lr, round)
         return State(*descend(state.params, rate, server_rule, state.opt, g))
 
-    def local_params(shared, message):
+    def local_params(broadcast, message):
         return tree.map(
             lambda x, d: x - (message.norm * d).astype(x.dtype),
-            shared.params,
+            broadcast.params,
             message.params,
         )
 

@@ -42,15 +42,12 @@ def fedprox(
     Args:
       mu: Strength of the pull; 0 is FedAvg.
       rule: Local rule, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model each way per round and keeps no client state.
     """
     check_range("lr", lr)
     check_range("mu", mu)
 
-    def client(objective, shared, client_state, batches, round):
-        start = shared.params
+    def client(objective, broadcast, client_state, batches, round):
+        start = broadcast.params
 
         def step(carry, batch, key):
             x, opt = carry

@@ -50,17 +50,7 @@ def local_muon_persistent(
 ) -> Algorithm:
     """LocalMuon as defined in the paper on FedMuon with bias correction.
 
-    Args:
-      momentum: Weight of the past in the momentum, 1 - alpha in the paper.
-      rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
-        rate; for matrices, by default that of the spectral norm.
-      polar: Polar factor of matrices in the default rule.
-      shape_scale: Factor of a matrix's step in the default rule, as a function of
-        (fan_in, fan_out). The paper's experiments have one that depends on the
-        dimension (section 7.1); `transforms.moonlight` is that of the paper they cite.
-
-    Returns:
-      An algorithm that sends one model each way per round; clients keep a momentum.
+    The arguments are those of `fedmuon_correct`.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -71,16 +61,16 @@ def local_muon_persistent(
 
     rule = default_rule(rule, polar, scaled)
 
-    def client(objective, shared, m, batches, round):
+    def client(objective, broadcast, m, batches, round):
         def step(carry, batch, key):
             x, m, opt = carry
             m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
             x, opt = move(objective, x, value_at(lr, round), rule, opt, m)
             return (x, m, opt), ()
 
-        carry = shared.params, m, rule.init(shared.params)
+        carry = broadcast.params, m, rule.init(broadcast.params)
         (x, m, _), _ = local_steps(step, carry, batches, round)
-        return State(tree.sub(x, shared.params)), m
+        return State(tree.sub(x, broadcast.params)), m
 
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)

@@ -60,13 +60,6 @@ def padamfed_vr(
 
     Args:
       lr: Local learning rate, the length of every local move.
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-      rule: Local rule of the direction, without a learning rate.
-
-    Returns:
-      An algorithm that sends two models and a direction down, and a model, a control
-      and a direction up; weights must be uniform.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -76,12 +69,12 @@ def padamfed_vr(
         zeros = tree.zeros_like(params)
         return State(params, params, zeros, zeros)
 
-    def broadcast(state, round):
+    def send(state, round):
         h = tree.mix(state.control, value_at(momentum, round), state.momentum)
         return Broadcast(state.params, state.previous, h)
 
-    def client(objective, shared, control, batches, round):
-        start, previous, h = shared
+    def client(objective, broadcast, control, batches, round):
+        start, previous, h = broadcast
         b = value_at(momentum, round)
 
         def step(carry, batch, key):
@@ -104,5 +97,5 @@ def padamfed_vr(
             momentum=d,
         )
 
-    main = Exchange(broadcast, client, server)
+    main = Exchange(send, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)

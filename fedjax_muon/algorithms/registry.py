@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedjax_muon.core import recorded
+
 
 class Source(enum.StrEnum):
     """What the update of a method was compared with, besides its transcription."""
@@ -19,15 +21,61 @@ class Source(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Made:
+    """An argument that a function makes from a preset's options."""
+
+    function: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A method that is another one with some arguments fixed."""
+
+    base: Callable[..., Any]
+    sentence: str
+    options: Mapping[str, Any]  # arguments that stay open, with their defaults
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # fixed arguments of the base; a `Made` takes the options that its function names
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The functions whose arguments the options are; the last one has priority."""
+        made = (v.function for v in self.changes.values() if isinstance(v, Made))
+        return self.base, *made
+
+    def signature(self) -> inspect.Signature:
+        """That of a function of the options, the first of which has a position."""
+        known: dict[str, inspect.Parameter] = {}
+        for function in self.functions:
+            known |= inspect.signature(function).parameters
+        first, *rest = [known[k].replace(default=v) for k, v in self.options.items()]
+        keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in rest]
+        position = first.replace(kind=first.POSITIONAL_OR_KEYWORD)
+        result = inspect.signature(self.base).return_annotation
+        return inspect.Signature([position, *keywords], return_annotation=result)
+
+    def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the base for values of all options."""
+        fixed, taken = dict(self.changes), set()
+        for name, value in self.changes.items():
+            if isinstance(value, Made):
+                names = inspect.signature(value.function).parameters.keys()
+                fixed[name] = value.function(**{key: options[key] for key in names})
+                taken |= names
+        return {k: v for k, v in options.items() if k not in taken} | fixed
+
+
+@dataclasses.dataclass(frozen=True)
 class Method:
     """A function that makes an algorithm, and its entries in tables."""
 
     function: Callable[..., Any]  # hyper-parameters -> algorithm
     label: str  # name in tables and legends
     paper: str
+    source: Source = Source.UNVERIFIED
     grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     # published values of hyper-parameters by name
-    source: Source = Source.UNVERIFIED
+    preset: Preset | None = None  # what the function was made from
 
     @property
     def name(self) -> str:
@@ -35,32 +83,53 @@ class Method:
         return self.function.__name__
 
     def takes(self, argument: str) -> bool:
-        """Checks whether the function has an argument.
-
-        Returns:
-          Whether there is an argument with this name.
-        """
+        """Whether the function has an argument of this name."""
         return argument in inspect.signature(self.function).parameters
 
 
-def by_name(*methods: Method) -> dict[str, Method]:
-    """Makes a registry.
+def preset(
+    name: str,
+    label: str,
+    paper: str,
+    source: Source = Source.UNVERIFIED,
+    grid: Mapping[str, tuple[float, ...]] | None = None,
+    *,
+    base: Callable[..., Any],
+    sentence: str,
+    options: Mapping[str, Any],
+    changes: Mapping[str, Any] | None = None,
+) -> Method:
+    """Makes the row of a method that is another one with some arguments fixed.
 
     Args:
-      *methods: Methods, in the order of the registry.
-
-    Returns:
-      The methods by the names of their functions.
+      name: Name of the function, which is generated.
+      base: Function of the other method.
+      sentence: What the method is, the first line of its help.
+      options: Arguments that stay open, with their defaults: of the base, or of the
+        functions of `Made` changes, from which they also have their annotations.
+      changes: Fixed arguments of the base.
     """
+    row = Preset(base, sentence, options, changes or {})
+    signature = row.signature()
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return base(**row.arguments(bound.arguments))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{label}: {sentence}\n\n{paper}. A preset of `{base.__name__}`."
+    vars(function)["__signature__"] = signature
+    return Method(recorded(function), label, paper, source, grid or {}, row)
+
+
+def by_name(*methods: Method) -> dict[str, Method]:
+    """The methods by the names of their functions, in the given order."""
     return {method.name: method for method in methods}
 
 
 def find(name: str, methods: Mapping[str, Method]) -> Method:
-    """Looks up a method.
-
-    Args:
-      methods: A registry.
-    """
+    """Looks up a method; the error of an unknown name has the nearest ones."""
     if name in methods:
         return methods[name]
     nearest = difflib.get_close_matches(name, methods, n=3, cutoff=0.0)

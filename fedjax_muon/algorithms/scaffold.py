@@ -17,7 +17,6 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Number,
     broadcast_state,
     check_range,
     local_steps,
@@ -43,12 +42,7 @@ def scaffold(
     """Stochastic controlled averaging; requires uniform weights.
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
       rule: Local rule applied to the corrected gradient, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a control each way per round; clients keep a
-      control, and weights must be uniform.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -56,16 +50,16 @@ def scaffold(
     def init(params):
         return State(params, tree.zeros_like(params))
 
-    def client(objective, shared, control, batches, round):
+    def client(objective, broadcast, control, batches, round):
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            d = tree.map(lambda g, ci, c: g - ci + c, g, control, shared.control)
+            d = tree.map(lambda g, ci, c: g - ci + c, g, control, broadcast.control)
             return move(objective, x, value_at(lr, round), rule, opt, d), g
 
-        carry = shared.params, rule.init(shared.params)
+        carry = broadcast.params, rule.init(broadcast.params)
         (x, _), seen = local_steps(step, carry, batches, round)
-        return State(tree.sub(x, shared.params), tree.sub(seen, control)), seen
+        return State(tree.sub(x, broadcast.params), tree.sub(seen, control)), seen
 
     def server(state, mean, round):
         return State(
@@ -77,43 +71,3 @@ def scaffold(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
-
-
-@recorded
-def scaffold_momentum(
-    lr: Hyper = 0.1,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Number = 0.9,
-) -> Algorithm:
-    """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return scaffold(lr=lr, server_lr=server_lr, rule=optax.trace(momentum))
-
-
-@recorded
-def scaffold_adam(
-    lr: Hyper = 0.001,
-    *,
-    server_lr: Hyper = 1.0,
-) -> Algorithm:
-    """SCAFFOLD(Adam): Adam on the corrected gradient, reset every round.
-
-    Takezawa et al. 2026, ICLR, arXiv:2509.26337.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return scaffold(lr=lr, server_lr=server_lr, rule=optax.scale_by_adam())

@@ -26,7 +26,6 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.transforms import normalize
 
 
 class State(NamedTuple):
@@ -56,14 +55,9 @@ def scaffold_m(
     """Controlled averaging with server momentum; requires uniform weights.
 
     Args:
-      server_lr: Server learning rate; 1 is plain averaging.
       momentum: Weight of the past; by default 0 in round 0, which has no past.
       rule: Local rule of the direction, without a learning rate; `normalize()` gives
         PAdaMFed.
-
-    Returns:
-      An algorithm that sends a model and a direction down, and a model and a control
-      up; weights must be uniform.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -72,12 +66,12 @@ def scaffold_m(
     def init(params):
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
-    def broadcast(state, round):
+    def send(state, round):
         h = tree.mix(state.control, value_at(momentum, round), state.momentum)
         return Broadcast(state.params, h)
 
-    def client(objective, shared, control, batches, round):
-        start, h = shared
+    def client(objective, broadcast, control, batches, round):
+        start, h = broadcast
         weight = tree.map(lambda b: 1 - b, value_at(momentum, round))
 
         def step(carry, batch, key):
@@ -99,27 +93,5 @@ def scaffold_m(
             momentum=tree.mix(new, value_at(momentum, round), state.momentum),
         )
 
-    main = Exchange(broadcast, client, server)
+    main = Exchange(send, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
-
-
-@recorded
-def padamfed(
-    lr: Hyper = 0.01,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
-) -> Algorithm:
-    """PAdaMFed: SCAFFOLD-M with normalized local steps.
-
-    Yan et al., ICLR 2025.
-
-    Args:
-      lr: Local learning rate, the length of every local move.
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-
-    Returns:
-      An algorithm that sends a model and a control each way; weights must be uniform.
-    """
-    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=normalize())

@@ -52,16 +52,7 @@ def scaffold_vr(
     server_lr: Hyper = 1.0,
     momentum: Hyper = after_first(0.9),
 ) -> Algorithm:
-    """Controlled, variance-reduced averaging; requires uniform weights.
-
-    Args:
-      server_lr: Server learning rate; 1 is plain averaging.
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-
-    Returns:
-      An algorithm that sends two models and a direction down, and a model and a
-      control up; weights must be uniform.
-    """
+    """Controlled, variance-reduced averaging; requires uniform weights."""
     check_range("lr", lr, open_low=True)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -70,12 +61,12 @@ def scaffold_vr(
         zeros = tree.zeros_like(params)
         return State(params, params, zeros, zeros)
 
-    def broadcast(state, round):
+    def send(state, round):
         h = tree.mix(state.control, value_at(momentum, round), state.momentum)
         return Broadcast(state.params, state.previous, h)
 
-    def client(objective, shared, control, batches, round):
-        start, previous, h = shared
+    def client(objective, broadcast, control, batches, round):
+        start, previous, h = broadcast
         b = value_at(momentum, round)
 
         def step(x, batch, key):
@@ -96,5 +87,5 @@ def scaffold_vr(
             momentum=mean_direction(lr, round, dx),
         )
 
-    main = Exchange(broadcast, client, server)
+    main = Exchange(send, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)

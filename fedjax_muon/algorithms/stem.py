@@ -46,15 +46,11 @@ def stem(
     momentum: Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Stochastic two-sided momentum.
+    """Stochastic two-sided momentum; all clients must participate.
 
     Args:
       momentum: Weight of the past in the momentum, 1 - a in the paper.
       rule: Stateless rule applied to the momentum, without a learning rate.
-
-    Returns:
-      An algorithm that sends a model and a momentum each way per round; clients keep
-      a model, and all clients must participate.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)
@@ -65,15 +61,15 @@ def stem(
     def step_along(x, d, round):
         return descend(x, value_at(lr, round), rule, rule.init(x), d)[0]
 
-    def first(objective, shared, client_state, batches, round):
-        d = mean_gradient(objective, shared.params, batches, round)
+    def first(objective, broadcast, client_state, batches, round):
+        d = mean_gradient(objective, broadcast.params, batches, round)
         return Direction(d), client_state
 
     def start(state, mean, round):
         d = mean.momentum
         return State(step_along(state.params, d, round), d)
 
-    def client(objective, shared, previous, batches, round):
+    def client(objective, broadcast, previous, batches, round):
         def step(carry, batch, key):
             x, previous, d = carry
             new = objective.grad(x, batch, key)
@@ -81,7 +77,7 @@ def stem(
             d = tree.add_scaled(new, value_at(momentum, round), tree.sub(d, old))
             return (objective.project(step_along(x, d, round)), x, d), ()
 
-        x, d = shared
+        x, d = broadcast
         (_, last, d), _ = local_steps(step, (x, previous, d), batches, round)
         return State(tree.sub(last, x), d), last
 

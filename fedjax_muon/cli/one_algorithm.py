@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +16,9 @@ from fedjax_muon.runs.launch import Launch
 from fedjax_muon.runs.lists import Names
 
 
-def _help(method: Method) -> dict[str, str]:
-    """What the docstring of a method says of its arguments."""
-    text = docstring_parser.parse(inspect.getdoc(method.function) or "")
+def _help(function: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring of a function says of its arguments."""
+    text = docstring_parser.parse(inspect.getdoc(function) or "")
     return {p.arg_name: p.description or "" for p in text.params}
 
 
@@ -25,8 +26,10 @@ def _options(method: Method) -> type:
     """The plain options of a method as a dataclass, with its docstring's help."""
     help_of: dict[str, str] = {}
     # an argument that many methods share is described at the first one alone
-    for one in (method, *METHODS.values()):
-        help_of = _help(one) | help_of
+    others = [other.function for other in METHODS.values()]
+    own = reversed(method.preset.functions) if method.preset else ()
+    for function in (method.function, *own, *others):
+        help_of = _help(function) | help_of
     fields: list[Any] = []
     for name, default in hyper_parameters(method).items():
         kind: Any = Annotated[type(default), tyro.conf.arg(help=help_of.get(name, ""))]

@@ -57,7 +57,6 @@ def compress(
     """Compresses the messages that the clients of an algorithm send.
 
     Args:
-      algorithm: The algorithm to wrap.
       compressor: Applied to every array separately.
       parts: Names of the parts of the messages that are compressed, such as
         "momentum"; by default, the whole message.
@@ -94,9 +93,11 @@ def compress(
         return ClientState(algorithm.init_client(params), errors)
 
     def change(number: int, exchange: Exchange) -> Exchange:
-        def client(objective, shared, client_state, batches, round):
+        def client(objective, broadcast, client_state, batches, round):
             inner, errors = client_state
-            message, inner = exchange.client(objective, shared, inner, batches, round)
+            message, inner = exchange.client(
+                objective, broadcast, inner, batches, round
+            )
             arrays = _chosen(message, parts)
             if number in errors:
                 arrays = tree.add_scaled(arrays, feedback, errors[number])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import check_count, check_range
 
 Rank = int | Callable[[int, int], int]  # (rows, columns) -> rank
 
@@ -24,12 +24,8 @@ class Compressor(NamedTuple):
     # (what was sent, shape and dtype of the array) -> array
 
 
-def identity() -> Compressor:
-    """Sends arrays unchanged.
-
-    Returns:
-      A compressor of arrays of any shape.
-    """
+def no_compression() -> Compressor:
+    """Sends arrays unchanged."""
     return Compressor(lambda x, key: x, lambda sent, like: sent)
 
 
@@ -41,12 +37,6 @@ def memory_share(share: float = 0.05) -> Rank:
 
     floor(share m n / (m + n + 1)), at least 1: Liu et al. 2025, arXiv:2510.27403, as in
     their code, in which the factor of a small matrix may have rank 0.
-
-    Args:
-      share: Largest share of the entries of a matrix, in (0, 1].
-
-    Returns:
-      A function of the numbers of rows m and columns n that returns the rank.
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     exact = Fraction(str(share))  # the decimal number, not its binary approximation
@@ -57,12 +47,6 @@ def rank_share(share: float = 0.05) -> Rank:
     """Returns a rank in proportion to the shorter side: ceil(share min(m, n)).
 
     Liu et al. 2025, arXiv:2510.27403, as in their text.
-
-    Args:
-      share: Share of the shorter side, in (0, 1].
-
-    Returns:
-      A function of the numbers of rows m and columns n that returns the rank.
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     return lambda m, n: math.ceil(Fraction(str(share)) * min(m, n))
@@ -109,17 +93,9 @@ def power_iteration(
     q columns, while `truncated_svd` decomposes all of M.
 
     Args:
-      rank: q, or a function of the numbers of rows and columns that returns it, such
-        as `memory_share(0.05)` or `rank_share(0.05)`.
       iterations: Number of products with M M^T or M, at least 1.
-      rest: Compressor of arrays with fewer than two axes; an error by default.
-
-    Returns:
-      A compressor. When it is used, it raises `ValueError` for a rank that a matrix
-      cannot have, and for an array that is not a matrix if there is no `rest`.
     """
-    if type(iterations) is not int or iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    check_count("iterations", iterations)
 
     def encode(matrix, key):
         q, wide = _rank(rank, matrix), _wide(matrix)
@@ -190,9 +166,6 @@ def top_k(share: float) -> Compressor:
 
     Args:
       share: Share of the entries of an array that is sent, in (0, 1].
-
-    Returns:
-      A compressor of arrays of any shape.
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
 
@@ -219,9 +192,6 @@ def quantize(bits: int) -> Compressor:
 
     Args:
       bits: Bits of a code, an integer from 1 to 8.
-
-    Returns:
-      A compressor of arrays of any shape.
     """
     if type(bits) is not int or bits not in range(1, 9):
         raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")

@@ -18,11 +18,7 @@ Project = Callable[[Params], Params]
 
 
 def unconstrained(params: Params) -> Params:
-    """Returns the parameters as they are: the projection without constraints.
-
-    Args:
-      params: Parameters.
-    """
+    """Returns the parameters as they are: the projection without constraints."""
     return params
 
 
@@ -55,14 +51,7 @@ class Round(NamedTuple):
 
 
 def as_sent(message: Any) -> Any:
-    """`decode` of an exchange whose messages are averaged as they are.
-
-    Args:
-      message: Message of a client.
-
-    Returns:
-      The same message.
-    """
+    """`decode` of an exchange whose messages are averaged as they are."""
     return message
 
 
@@ -115,7 +104,6 @@ def map_exchanges(
     Args:
       change: Called as `change(number, exchange)`; exchanges are numbered from 0,
         beginning with those of the prologue.
-      algorithm: The algorithm to wrap.
     """
     first = len(algorithm.prologue)
     changed = [
@@ -126,46 +114,26 @@ def map_exchanges(
     )
 
 
-class Model(NamedTuple):
+class ParamsMessage(NamedTuple):
     """A broadcast or a message with nothing but parameters, or their change."""
 
     params: Params
 
 
-def broadcast_params(state: Any, round: Round) -> Model:
-    """`broadcast` of an algorithm whose clients need only the parameters.
-
-    Args:
-      state: Server state, which has the field `params`.
-      round: Not used; it is an argument of every `broadcast`.
-
-    Returns:
-      A message with the parameters.
-    """
+def broadcast_params(state: Any, round: Round) -> ParamsMessage:
+    """`broadcast` of an algorithm whose clients need only the parameters."""
     del round
-    return Model(state.params)
+    return ParamsMessage(state.params)
 
 
 def broadcast_state(state: Any, round: Round) -> Any:
-    """`broadcast` of an algorithm whose clients receive the whole server state.
-
-    Args:
-      state: Server state, a named tuple with the field `params`.
-      round: Not used; it is an argument of every `broadcast`.
-    """
+    """`broadcast` of an algorithm whose clients receive the whole server state."""
     del round
     return state
 
 
 def no_client_state(params: Params) -> tuple[()]:
     """`init_client` of an algorithm whose clients keep nothing between rounds.
-
-    Args:
-      params: Not used; the initial parameters are the argument of every
-        `init_client`.
-
-    Returns:
-      The empty tuple.
 
     Example:
       >>> no_client_state({"w": jnp.ones(3)})

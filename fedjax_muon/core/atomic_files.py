@@ -13,7 +13,6 @@ def write(path: Path, text: str | bytes, mode: int = 0o666) -> None:
     """Writes a file atomically; it is on disk when this returns.
 
     Args:
-      text: Its new content.
       mode: Permissions of the file, less those that the process masks.
 
     Raises:
@@ -32,12 +31,7 @@ def beside(path: Path, text: str | bytes, mode: int = 0o666) -> Path:
     """Writes a temporary file in the folder of another one, and flushes it to the disk.
 
     Args:
-      path: The other file.
-      text: Content of the temporary one.
       mode: Permissions of the file, less those that the process masks.
-
-    Returns:
-      The temporary file, whose name begins with a dot and ends with `.tmp`.
 
     Raises:
       OSError: If it can't be written; nothing is left then.

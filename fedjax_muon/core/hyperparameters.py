@@ -2,12 +2,12 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_muon.core import tree
 from fedjax_muon.core.algorithm import Round
@@ -19,28 +19,12 @@ Number = float | jax.Array  # a hyper-parameter that cannot be a schedule
 
 
 def value_at(value: Hyper, round: Round) -> Any:
-    """Evaluates a hyper-parameter in a round.
-
-    Args:
-      value: A number, a schedule of the round index, or a tree of them.
-      round: The round, whose index counts from 0.
-
-    Returns:
-      A number, or a tree of numbers.
-    """
+    """Evaluates a hyper-parameter in a round."""
     return tree.map(lambda v: v(round.index) if callable(v) else v, value)
 
 
 def after_first(value: Hyper, first: float = 0.0) -> Hyper:
-    """Returns `first` in round 0 and `value` afterwards, such as a momentum of 0.
-
-    Args:
-      value: A number, a schedule of the round index, or a tree of them.
-      first: The value in round 0.
-
-    Returns:
-      A schedule, or a tree of schedules.
-    """
+    """Returns `first` in round 0 and `value` afterwards, such as a momentum of 0."""
 
     def schedule(value: Any) -> Schedule:
         later = value if callable(value) else lambda index: value
@@ -65,13 +49,8 @@ def check_range(
     unknown when an algorithm is made. In a named tuple every field is checked.
 
     Args:
-      name: Name of the argument, for the error message.
-      value: Value of the argument.
-      low: Lower end of the range.
-      high: Upper end of the range.
       open_low: Whether `low` itself is excluded.
       open_high: Whether `high` itself is excluded.
-      schedules: Whether a schedule is allowed.
     """
     if hasattr(value, "_fields"):
         check = functools.partial(
@@ -94,21 +73,27 @@ def check_range(
         raise ValueError(f"{name} must lie in {start}, {end}, got {value}")
 
 
-def check_count(name: str, value: int, low: int = 1, high: int | None = None) -> None:
+def check_count(
+    name: str,
+    value: Any,
+    low: int = 1,
+    high: int | None = None,
+    *,
+    limit: str = "",
+) -> None:
     """Checks that a value is an integer in [low, high].
 
     Args:
-      name: Name of the argument, for the error message.
-      value: Value of the argument.
-      low: Smallest value.
-      high: Largest value, the number of an agent's examples; None for no limit.
+      limit: What `high` is, for the error message, such as "the agent's examples".
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < low:
+    if number < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
-    if high is not None and value > high:
-        raise ValueError(
-            f"{name} must be at most {high}, the agent's examples, got {value}: "
-            "sampling is without replacement"
-        )
+    if high is not None and number > high:
+        bound = f"{high}, {limit}" if limit else f"{high}"
+        raise ValueError(f"{name} must be at most {bound}, got {value}")

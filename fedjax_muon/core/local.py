@@ -18,18 +18,11 @@ def descend(
     opt: optax.OptState,
     direction: Params,
 ) -> tuple[Params, optax.OptState]:
-    """Computes `params - lr * rule(direction)`.
+    """Computes `params - lr * rule(direction)`, and the new state of the rule.
 
     Args:
-      params: Parameters before the step.
       lr: Learning rate of this round: a number, or a tree of numbers that is a prefix
         of `params`.
-      rule: An optax transformation without a learning rate.
-      opt: State of the rule.
-      direction: Input of the rule, shaped like `params`.
-
-    Returns:
-      The new parameters, and the new state of the rule.
 
     Example:
       >>> params, rule = {"w": jnp.ones(3)}, optax.trace(0.9)
@@ -53,18 +46,6 @@ def move(
     Local rules are reset every round unless stated otherwise. Values that outlive a
     round are part of the algorithm's own state.
 
-    Args:
-      objective: Provides the projection onto the constraint set.
-      params: Parameters before the move.
-      lr: Learning rate of this round: a number, or a tree of numbers that is a prefix
-        of `params`.
-      rule: An optax transformation without a learning rate.
-      opt: State of the rule.
-      direction: Input of the rule, such as a gradient; shaped like `params`.
-
-    Returns:
-      The new parameters, and the new state of the rule.
-
     Example:
       >>> objective = Objective(lambda params, batch, key: params)
       >>> params, rule = {"w": jnp.ones(3)}, optax.scale_by_lion()
@@ -76,41 +57,17 @@ def move(
 
 
 def after_change(broadcast: Any, message: Any) -> Params:
-    """`local_params` of an exchange whose messages are x_i - x.
-
-    Args:
-      broadcast: What the client received.
-      message: The client's message.
-
-    Returns:
-      The client's last parameters x_i.
-    """
+    """`local_params` of an exchange whose messages are x_i - x."""
     return tree.add(broadcast.params, message.params)
 
 
 def before_change(broadcast: Any, message: Any) -> Params:
-    """`local_params` of an exchange whose messages are x - x_i, pseudo-gradients.
-
-    Args:
-      broadcast: What the client received.
-      message: The client's message.
-
-    Returns:
-      The client's last parameters x_i.
-    """
+    """`local_params` of an exchange whose messages are x - x_i, pseudo-gradients."""
     return tree.sub(broadcast.params, message.params)
 
 
 def mean_direction(lr: Hyper, round: Round, dx: Params) -> Params:
-    """Computes -dx / (K lr), the mean direction of K local moves whose sum is dx.
-
-    Args:
-      round: The round; K is `round.steps`.
-      dx: Sum of the moves, shaped like the parameters.
-
-    Returns:
-      The mean direction, shaped like `dx`.
-    """
+    """Computes -dx / (K lr), the mean direction of K local moves whose sum is dx."""
     weight = lambda lr: -1 / (round.steps * lr)
     return tree.scale(tree.map(weight, value_at(lr, round)), dx)
 
@@ -123,16 +80,15 @@ def local_steps(
 ) -> tuple[Any, Any]:
     """Runs the local steps of a client, one for each of its K batches.
 
+    Returns the last carry, and the mean of all outputs, which are never stored
+    together.
+
     Args:
       step: Called as `step(carry, batch, key) -> (carry, output)`. The outputs are
         averaged: gradients for control variates, or `()`.
-      carry: The first step's carry.
       batches: A pytree of arrays with leaves [K, ...]. If clients take different
         numbers of steps, there are more, and the first `round.steps` are used.
       round: The round; its key is split into one for each step.
-
-    Returns:
-      The last carry, and the mean of all outputs, which are never stored together.
 
     Example:
       >>> step = lambda x, batch, key: (x - 0.1 * (x - batch), ())
@@ -163,15 +119,6 @@ def mean_gradient(
     objective: Objective, params: Params, batches: Any, round: Round
 ) -> Params:
     """Computes the mean gradient over all batches at one point, as prologues do.
-
-    Args:
-      objective: Provides the gradient.
-      params: Parameters at which the gradient is evaluated.
-      batches: A pytree of arrays with leaves [K, ...].
-      round: The round; its key is split into one for each batch.
-
-    Returns:
-      The mean of K gradients, shaped like `params`.
 
     Example:
       >>> objective = Objective(lambda x, batch, key: x - batch)

@@ -28,13 +28,7 @@ def exchange_shapes(
     """Finds the shapes of the messages of some exchanges, without running anything.
 
     Args:
-      exchanges: Exchanges of the algorithm.
-      algorithm: Provides the states.
-      params: Parameters, or their `ShapeDtypeStruct`s.
       batches: Batches of one client, leaves [K, ...], or their `ShapeDtypeStruct`s.
-
-    Returns:
-      The `ShapeDtypeStruct`s of each exchange.
     """
     state = jax.eval_shape(algorithm.init, params)
     client_state = jax.eval_shape(algorithm.init_client, params)
@@ -45,9 +39,9 @@ def exchange_shapes(
         exchange: Exchange, state: Any, client_state: Any, batches: Any, key: Any
     ) -> MessageShapes:
         round = Round(jnp.int32(0), key, steps, 1, 1.0)
-        shared = exchange.broadcast(state, round)
-        up, _ = exchange.client(objective, shared, client_state, batches, round)
-        return MessageShapes(shared, up)
+        broadcast = exchange.broadcast(state, round)
+        up, _ = exchange.client(objective, broadcast, client_state, batches, round)
+        return MessageShapes(broadcast, up)
 
     return [
         jax.eval_shape(partial(shapes, exchange), state, client_state, batches, key)
@@ -59,13 +53,6 @@ def message_shapes(algorithm: Algorithm, params: Params) -> list[Any]:
     """Finds the shapes of a client's messages in all exchanges, the prologue's first.
 
     They are the same for any objective.
-
-    Args:
-      algorithm: Provides the states and the exchanges.
-      params: Parameters, or their `ShapeDtypeStruct`s.
-
-    Returns:
-      The `ShapeDtypeStruct`s of the message in each exchange.
     """
     batches = jax.ShapeDtypeStruct((1,), jnp.float32)
     exchanges = (*algorithm.prologue, *algorithm.exchanges)

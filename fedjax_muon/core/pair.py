@@ -26,12 +26,6 @@ def descent_ascent(
 ) -> Callable[[Pair, Any, Any], Pair]:
     """Negates the y part of a gradient, so that descent becomes ascent in y.
 
-    Args:
-      grad_fn: Gradient `(params, batch, key) -> (x, y)` of a function of a `Pair`.
-
-    Returns:
-      The gradient, a `Pair` whose y part is negated.
-
     Example:
       >>> grad = descent_ascent(lambda params, batch, key: params)
       >>> grad(Pair(jnp.ones(2), jnp.ones(2)), None, None).y.tolist()
@@ -48,15 +42,7 @@ def descent_ascent(
 def per_variable(
     x: optax.GradientTransformation, y: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformation:
-    """Applies separate rules to x and y, so that norms and clips do not mix them.
-
-    Args:
-      x: Rule of x, an optax transformation without a learning rate.
-      y: Rule of y; the same as for x by default.
-
-    Returns:
-      A transformation of a `Pair`.
-    """
+    """Applies separate rules to x and y, so that norms and clips do not mix them."""
     rules = Pair(x, x if y is None else y)
 
     def init(params: Pair) -> Pair:
@@ -74,21 +60,10 @@ def per_variable(
 
 
 def on_y(project: Callable[[jax.Array], jax.Array]) -> Callable[[Pair], Pair]:
-    """Extends a projection of arrays to pairs: it applies to every leaf of y.
-
-    Args:
-      project: Projection of one array.
-
-    Returns:
-      A projection of a `Pair` that leaves x unchanged.
-    """
+    """Extends a projection of arrays to pairs: it applies to every leaf of y."""
     return lambda params: Pair(params.x, jax.tree.map(project, params.y))
 
 
 def as_pair(value: Any) -> Pair:
-    """Returns the values of a hyper-parameter for x and y.
-
-    Args:
-      value: A `Pair`, or one value for both variables.
-    """
+    """Returns the values of a hyper-parameter for x and y."""
     return value if isinstance(value, Pair) else Pair(value, value)

@@ -52,9 +52,6 @@ def reading(
       remedy: What to do about a damaged file.
       found: What the file is instead, empty if the parser's message says so.
       errors: Further classes of errors that mean damage.
-
-    Yields:
-      Nothing.
     """
     caught: tuple[type[Exception], ...] = (*DAMAGE, OSError, *errors)
     try:
@@ -74,14 +71,7 @@ def reading(
 
 
 def reason(error: Exception) -> str:
-    """The message of an error on one line, or its class if it has none.
-
-    Args:
-      error: An error of a parser.
-
-    Returns:
-      At most REASON_LENGTH letters.
-    """
+    """The message of an error on one line, or its class if it has none."""
     text = " ".join(str(error).split())
     # The message of a KeyError is the key alone.
     if isinstance(error, KeyError) or not text:
@@ -91,11 +81,7 @@ def reason(error: Exception) -> str:
 
 
 def check_size(path: Path, limit: int = TEXT_LIMIT) -> None:
-    """Rejects a file that is larger than any valid one, before it is read.
-
-    Args:
-      limit: Largest plausible number of bytes.
-    """
+    """Rejects a file that is larger than any valid one, before it is read."""
     size = path.stat().st_size
     if size > limit:
         raise ValueError(
@@ -105,11 +91,7 @@ def check_size(path: Path, limit: int = TEXT_LIMIT) -> None:
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:
-    """Reads a small file in UTF-8.
-
-    Args:
-      errors: What to do about bytes that are not UTF-8, as for `open`.
-    """
+    """Reads a small file in UTF-8."""
     check_size(path)
     with reading(path, "text in UTF-8"):
         return path.read_text(encoding="utf-8", errors=errors)

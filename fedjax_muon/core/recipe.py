@@ -38,16 +38,11 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
     Args:
       function: Returns a named tuple with a field `recipe`: an `Algorithm`, a `Gossip`
         or an `Estimator`.
-
-    Returns:
-      The function with the same signature.
     """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> T:
-        if args and callable(args[0]) and _takes_number_first(signature):
-            raise TypeError(_old_call(function))
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -65,29 +60,8 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
     return make
 
 
-def _takes_number_first(signature: inspect.Signature) -> bool:
-    first = next(iter(signature.parameters.values()), None)
-    return first is not None and first.name == "lr"
-
-
-def _old_call(function: Callable[..., Any]) -> str:
-    name = function.__name__
-    return (
-        f"{name} takes hyper-parameters, not a gradient; call {name}(lr=...) and give "
-        "the gradient to the simulation, or as Objective(grad) to the engine. A "
-        "schedule of the learning rate is given by name, lr=schedule"
-    )
-
-
 def recipe_of(algorithm: Any) -> Recipe | None:
-    """Finds the recipe of an algorithm.
-
-    Args:
-      algorithm: An `Algorithm`, a `Gossip` or an `Estimator`.
-
-    Returns:
-      The recipe, or None if there is none or the algorithm was changed afterwards.
-    """
+    """The recipe of an algorithm; None if it was changed afterwards."""
     recipe = algorithm.recipe
     if recipe is None:
         return None
@@ -97,13 +71,7 @@ def recipe_of(algorithm: Any) -> Recipe | None:
 
 
 def numbers_of(algorithm: Any) -> dict[str, Any]:
-    """Collects the numeric hyper-parameters of an algorithm, without its schedules.
-
-    Args:
-      algorithm: An algorithm; one without a recipe has no hyper-parameters.
-
-    Returns:
-      Numbers by name, including those of wrapped algorithms.
+    """Numeric hyper-parameters, also of wrapped algorithms, without schedules.
 
     Example:
       >>> numbers_of(fedprox(lr=0.1, mu=0.01))
@@ -125,7 +93,6 @@ def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
     """Makes an algorithm again with other hyper-parameters, which may be traced.
 
     Args:
-      algorithm: An algorithm with a recipe.
       numbers: Hyper-parameters by name; the others stay unchanged.
     """
     if not numbers:
@@ -158,12 +125,6 @@ def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Converts numbers to float32 arrays.
 
     Also where 64 bits are enabled: float64 hyper-parameters would widen optax's states.
-
-    Args:
-      numbers: Numbers, or trees of numbers, by name.
-
-    Returns:
-      Arrays by name, for use as arguments of compiled programs.
     """
     return {
         name: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), value)
@@ -172,14 +133,7 @@ def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hyper_parameters(function: Callable[..., Any]) -> list[str]:
-    """Lists the hyper-parameters of a function that makes an algorithm.
-
-    Args:
-      function: A function decorated with `recorded`.
-
-    Returns:
-      The names of the arguments that are annotated `Hyper` or `Number`.
-    """
+    """The arguments of a function that are annotated `Hyper` or `Number`."""
     parameters = inspect.signature(function).parameters.items()
     return [name for name, p in parameters if _is_hyper(p.annotation)]
 
@@ -191,14 +145,7 @@ def _is_hyper(annotation: Any) -> bool:
 
 
 def all_hyper_parameters(algorithm: Any) -> set[str]:
-    """Collects the names of an algorithm's hyper-parameters.
-
-    Args:
-      algorithm: An algorithm; one without a recipe has no hyper-parameters.
-
-    Returns:
-      The names, including those of wrapped algorithms.
-    """
+    """The names of hyper-parameters, also of wrapped algorithms."""
     recipe = recipe_of(algorithm)
     if recipe is None:
         return set()
@@ -212,19 +159,8 @@ def _known(algorithm: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls a function with arguments by name where possible.
-
-    By position, `recorded` would reject a schedule as the first argument.
-    """
-    signature = inspect.signature(function)
-    kinds = {p.kind for p in signature.parameters.values()}
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        by_name = [
-            p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p
-            for p in signature.parameters.values()
-        ]
-        signature = signature.replace(parameters=by_name)
-    bound = signature.bind_partial()
+    """Calls a function with arguments by name, also those that `*args` collects."""
+    bound = inspect.signature(function).bind_partial()
     bound.arguments.update(arguments)
     return function(*bound.args, **bound.kwargs)
 

@@ -111,13 +111,7 @@ def put(a: Tree, names: Collection[str], leaves: Iterable[jax.Array]) -> Tree:
 
 
 def check_alike(name: str, before: Tree, after: Tree) -> None:
-    """Checks that two trees have the same structure, shapes and dtypes.
-
-    Args:
-      name: What the second tree is, such as "the state that server returns".
-      before: The original tree.
-      after: The tree that replaces it.
-    """
+    """Checks that two trees have the same structure, shapes and dtypes."""
     try:
         chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
     except AssertionError as error:

@@ -32,17 +32,7 @@ def dsgd(
     rule: optax.GradientTransformation = optax.identity(),
     estimator: Estimator = fresh(),
 ) -> Gossip:
-    """Decentralized stochastic gradient descent.
-
-    Args:
-      lr: Learning rate.
-      rule: Local update rule, an optax transformation without a learning rate, whose
-        state persists.
-      estimator: How an agent estimates its gradient.
-
-    Returns:
-      An algorithm whose agents send their parameters once in each iteration.
-    """
+    """Decentralized stochastic gradient descent."""
     check_range("lr", lr)
 
     def advance(objective, x, g, memory, opt, mix, iteration):

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_muon.core import Objective, tree
+from fedjax_muon.core import Objective, check_count, tree
 from fedjax_muon.decentralized.gossip import Gossip, Iteration
 from fedjax_muon.decentralized.mixing import Mixer, Network
 
@@ -134,8 +134,7 @@ def make_from(
       agents: m, the number of agents.
       devices: Devices that the agents are divided among.
     """
-    if agents < 1:
-        raise ValueError(f"agents must be at least 1, got {agents}")
+    check_count("agents", agents)
     parts = max(1, len(devices))
     if agents % parts:
         raise ValueError(

@@ -58,12 +58,6 @@ def shifted(weights: Weights) -> Mixer:
     This is for rings, tori and exponential graphs, which have few offsets. It is
     correct for any weights, but slow for random graphs and stars, which have all
     offsets. Only rows that cross devices are sent, while other mixers gather all.
-
-    Args:
-      weights: W, [m, m] or [T, m, m], as in `dense`.
-
-    Returns:
-      A mixer, which is a pytree.
     """
     matrices = _known(weights)
     agents = matrices.shape[1]
@@ -80,9 +74,6 @@ def sparse(weights: Weights) -> Mixer:
 
     Args:
       weights: W, [m, m] or [T, m, m], as in `dense`, with zeros where there is no edge.
-
-    Returns:
-      A mixer, which is a pytree.
     """
     matrices = _known(weights)
     degree = max(1, int((matrices != 0).sum(2).max()))

@@ -74,7 +74,7 @@ def decentralize(
     """Prepares decentralized training; nothing is compiled yet.
 
     Args:
-      algorithm: The algorithm, such as `decentralized.dm_hsgd(lr=0.1)`.
+      algorithm: The algorithm, such as `decentralized.dsgd(lr=0.1)`.
       dataset: Training and test examples.
       parts: For every agent, the ids of its training examples.
       weights: Mixing matrix [m, m] of m agents, or [T, m, m] for a sequence that

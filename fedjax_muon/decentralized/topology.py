@@ -21,7 +21,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.data.partition import generator
 
 MAX_TRIES = 10_000
@@ -42,53 +42,23 @@ def ring(agents: int) -> nx.Graph:
 
     Both weightings below are 1/3, 1/3, 1/3, with lambda = (1 + 2 cos(2 pi / m)) / 3, if
     m >= 3. A ring of two agents is one edge; a ring of one has none.
-
-    Args:
-      agents: m, at least 1.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     return nx.circulant_graph(agents, [1] if agents > 1 else [])
-
-
-def torus(rows: int, columns: int) -> nx.Graph:
-    """Connects the agents of a grid that is closed to a ring along both sides.
-
-    Agent (r, c) has the number r * columns + c. Each has four neighbors, so that
-    weights are 1/5. A side of two has one edge, not two, and a side of one has none:
-    torus(1, m) is ring(m).
-
-    Args:
-      rows: Number of rows, at least 1.
-      columns: Number of columns, at least 1.
-
-    Returns:
-      The graph of rows * columns agents.
-    """
-    _check_count("rows", rows)
-    _check_count("columns", columns)
-    grid = nx.grid_2d_graph(rows, columns, periodic=True)
-    return nx.convert_node_labels_to_integers(grid)
 
 
 def complete(agents: int) -> nx.Graph:
     """Connects every agent to every other.
 
     Weights are 1/m and lambda = 0: one exchange averages exactly.
-
-    Args:
-      agents: m, at least 1.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     return nx.complete_graph(agents)
 
 
 def star(agents: int) -> nx.Graph:
-    """Connects agent 0 to all others, which are not connected to each other.
-
-    Args:
-      agents: m, at least 1.
-    """
-    _check_count("agents", agents)
+    """Connects agent 0 to all others, which are not connected to each other."""
+    check_count("agents", agents)
     return nx.star_graph(agents - 1)
 
 
@@ -97,11 +67,8 @@ def exponential(agents: int) -> nx.Graph:
 
     The undirected form of the static exponential graph (Ying et al. 2021, "Exponential
     graph is provably efficient for decentralized deep training", arXiv:2110.13363).
-
-    Args:
-      agents: m, at least 1.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     powers = range(int(agents - 1).bit_length())
     return nx.circulant_graph(agents, [2**k for k in powers])
 
@@ -114,14 +81,9 @@ def erdos_renyi(agents: int, p: float, *, key: jax.Array) -> RandomGraph:
     graph.
 
     Args:
-      agents: m, at least 1.
       p: Probability of an edge, in [1e-9, 1].
-      key: Typed PRNG key.
-
-    Returns:
-      The graph and the number of draws.
     """
-    _check_count("agents", agents)
+    check_count("agents", agents)
     check_range("p", p, SMALLEST_P, 1, schedules=False)
     for tries in range(1, MAX_TRIES + 1):
         seed = generator(key, tries)
@@ -140,12 +102,6 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
     d are the degrees, and W_ii = 1 - sum_j W_ij, which is at least 1 / (1 + d_i). Each
     agent needs to know only its neighbors' degrees (Xiao, Boyd and Lall 2005, "A scheme
     for robust distributed sensor fusion based on average consensus").
-
-    Args:
-      graph: Undirected graph; attributes of its edges are not used.
-
-    Returns:
-      W, [m, m] in float64.
     """
     adjacency = _adjacency(graph)
     degrees = adjacency.sum(1)
@@ -159,12 +115,6 @@ def constant(graph: nx.Graph) -> np.ndarray:
     L is the Laplacian and d_max the highest degree (Xiao and Boyd 2004, "Fast linear
     iterations for distributed averaging"). On regular graphs these are the Metropolis
     weights.
-
-    Args:
-      graph: Undirected graph; attributes of its edges are not used.
-
-    Returns:
-      W, [m, m] in float64.
     """
     adjacency = _adjacency(graph)
     weights = adjacency / (1 + adjacency.sum(1).max())
@@ -194,9 +144,6 @@ def check_mixing(W: ArrayLike) -> np.ndarray:
 
     Args:
       W: Mixing matrix [m, m]; or [T, m, m], a sequence that repeats.
-
-    Returns:
-      `W` in float64.
     """
     period = _matrices(W)
     changes = np.ndim(W) == 3
@@ -212,12 +159,6 @@ def check_mixing(W: ArrayLike) -> np.ndarray:
             "weight, as in (I + W) / 2, or add edges"
         )
     return period if changes else period[0]
-
-
-def _check_count(name: str, value: int) -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < 1:
-        raise ValueError(f"{name} must be a whole number at least 1, got {value!r}")
 
 
 def _adjacency(graph: nx.Graph) -> np.ndarray:

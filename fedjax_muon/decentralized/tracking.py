@@ -42,11 +42,6 @@ def gradient_tracking(
     Args:
       rule: Rule applied to the tracked gradient, an optax transformation without a
         learning rate; its state persists.
-      estimator: How an agent estimates its gradient.
-
-    Returns:
-      An algorithm whose agents send their tracked gradients and their parameters in
-      every iteration.
     """
     check_range("lr", lr)
 

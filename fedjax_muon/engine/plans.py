@@ -2,10 +2,10 @@
 
 A *plan* is called as
 
-    plan(client, shared, client_states, members) -> (sum, client_states, aux)
+    plan(client, broadcast, client_states, members) -> (sum, client_states, aux)
 
 where `members` is a `CohortMember` whose leaves have the leading axis [S] of the
-cohort, `client_states` stacks the states of all N clients, and `client(shared,
+cohort, `client_states` stacks the states of all N clients, and `client(broadcast,
 client_state, member) -> (contribution, client_state, aux)` runs one client. The plan
 returns the sum of all contributions, the client states with those of the cohort
 replaced, and the small `aux` stacked. All plans give the same numbers up to rounding,
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import tree
+from fedjax_muon.core import check_count, tree
 
 Result = tuple[Any, Any, Any]
 Plan = Callable[..., Result]
@@ -68,23 +68,30 @@ LOCAL = Store(_take, _put)
 
 
 def _run_client(
-    client: Client, store: Store, shared: Any, client_states: Any, member: CohortMember
+    client: Client,
+    store: Store,
+    broadcast: Any,
+    client_states: Any,
+    member: CohortMember,
 ) -> Result:
     before = store.take(client_states, member.id)
-    contribution, after, aux = client(shared, before, member)
+    contribution, after, aux = client(broadcast, before, member)
     return contribution, store.put(client_states, member.id, after), aux
 
 
 def _accumulate(
-    run: Callable[..., Result], shared: Any, client_states: Any, members: CohortMember
+    run: Callable[..., Result],
+    broadcast: Any,
+    client_states: Any,
+    members: CohortMember,
 ) -> Result:
     """Scans `run` over the leading axis of members, with running sums."""
     first = jax.tree.map(operator.itemgetter(0), members)
-    total = tree.zeros_like(jax.eval_shape(run, shared, client_states, first)[0])
+    total = tree.zeros_like(jax.eval_shape(run, broadcast, client_states, first)[0])
 
     def body(carry: tuple[Any, Any], member: CohortMember) -> tuple[Any, Any]:
         total, client_states = carry
-        contribution, client_states, aux = run(shared, client_states, member)
+        contribution, client_states, aux = run(broadcast, client_states, member)
         return (tree.add(total, contribution), client_states), aux
 
     (total, client_states), aux = jax.lax.scan(body, (total, client_states), members)
@@ -93,29 +100,18 @@ def _accumulate(
 
 def loop(
     client: Client,
-    shared: Any,
+    broadcast: Any,
     client_states: Any,
     members: CohortMember,
     store: Store = LOCAL,
 ) -> Result:
-    """Runs clients one by one in Python: slow, but easy to debug, and a reference.
-
-    Args:
-      client: Function that runs one client; see the docstring of this module.
-      shared: Broadcast of the server.
-      client_states: States of all N clients, leaves [N, ...].
-      members: Members of the cohort, leaves [S, ...].
-      store: How client states are read and written.
-
-    Returns:
-      The sum of all contributions, the new client states, and every member's aux.
-    """
+    """Runs clients one by one in Python: slow, but easy to debug, and a reference."""
     total: Any = None
     all_aux = []
     for i in range(len(members.weight)):
         member = jax.tree.map(operator.itemgetter(i), members)
         contribution, client_states, aux = _run_client(
-            client, store, shared, client_states, member
+            client, store, broadcast, client_states, member
         )
         total = contribution if total is None else tree.add(total, contribution)
         all_aux.append(aux)
@@ -124,49 +120,27 @@ def loop(
 
 def mapped(
     client: Client,
-    shared: Any,
+    broadcast: Any,
     client_states: Any,
     members: CohortMember,
     store: Store = LOCAL,
 ) -> Result:
-    """Runs clients sequentially in one compiled loop: the fastest plan on CPUs.
-
-    Args:
-      client: Function that runs one client; see the docstring of this module.
-      shared: Broadcast of the server.
-      client_states: States of all N clients, leaves [N, ...].
-      members: Members of the cohort, leaves [S, ...].
-      store: How client states are read and written.
-
-    Returns:
-      The sum of all contributions, the new client states, and every member's aux.
-    """
+    """Runs clients sequentially in one compiled loop: the fastest plan on CPUs."""
     run = functools.partial(_run_client, client, store)
-    return _accumulate(run, shared, client_states, members)
+    return _accumulate(run, broadcast, client_states, members)
 
 
 def vmapped(
     client: Client,
-    shared: Any,
+    broadcast: Any,
     client_states: Any,
     members: CohortMember,
     store: Store = LOCAL,
 ) -> Result:
-    """Runs all clients in parallel: for accelerators, if their states fit in memory.
-
-    Args:
-      client: Function that runs one client; see the docstring of this module.
-      shared: Broadcast of the server.
-      client_states: States of all N clients, leaves [N, ...].
-      members: Members of the cohort, leaves [S, ...].
-      store: How client states are read and written.
-
-    Returns:
-      The sum of all contributions, the new client states, and every member's aux.
-    """
+    """Runs all clients in parallel: for accelerators, if their states fit in memory."""
     run = jax.vmap(client, in_axes=(None, 0, 0))
     contributions, client_state, aux = run(
-        shared, store.take(client_states, members.id), members
+        broadcast, store.take(client_states, members.id), members
     )
     total = jax.tree.map(lambda x: x.sum(0), contributions)
     return total, store.put(client_states, members.id, client_state), aux
@@ -178,16 +152,12 @@ def chunked(size: int) -> Plan:
     Its memory does not grow with the cohort, since sums are accumulated, and client
     states are read and written chunk by chunk. A cohort that `size` does not divide is
     padded with clients of weight 0.
-
-    Args:
-      size: Number of clients in a chunk.
     """
-    if size < 1:
-        raise ValueError(f"a chunk holds at least one client, got size {size}")
+    check_count("chunk_size", size)
 
     def plan(
         client: Client,
-        shared: Any,
+        broadcast: Any,
         client_states: Any,
         members: CohortMember,
         store: Store = LOCAL,
@@ -197,22 +167,14 @@ def chunked(size: int) -> Plan:
             lambda x: x.reshape(-1, size, *x.shape[1:]), pad_cohort(members, size)
         )
         run = functools.partial(vmapped, client, store=store)
-        total, client_states, aux = _accumulate(run, shared, client_states, chunks)
+        total, client_states, aux = _accumulate(run, broadcast, client_states, chunks)
         return total, client_states, jax.tree.map(lambda x: x.reshape(-1)[:count], aux)
 
     return plan
 
 
 def pad_cohort(members: CohortMember, size: int) -> CohortMember:
-    """Pads a cohort to a multiple of `size` with members of weight 0.
-
-    Args:
-      members: Members of the cohort, leaves [S, ...].
-      size: Divisor of the padded cohort's size.
-
-    Returns:
-      The members, followed by the padding.
-    """
+    """Pads a cohort to a multiple of `size` with members of weight 0."""
     missing = -len(members.weight) % size
     last = jax.tree.map(lambda x: jnp.repeat(x[-1:], missing, 0), members)
     padding_ids = jnp.full(missing, PADDING_ID, jnp.int32)
@@ -225,9 +187,6 @@ def smaller_plans(count: int) -> Iterator[tuple[str, Plan]]:
 
     Args:
       count: Number of clients on each device.
-
-    Yields:
-      Names and plans, in the order of decreasing memory.
 
     Example:
       >>> for name, plan in smaller_plans(8):

@@ -16,9 +16,6 @@ def broadcast_from_first(value: float) -> float:
     """Sends a number from the first process to all of them.
 
     All processes must call this function at the same time.
-
-    Args:
-      value: A number of this process.
     """
     if jax.process_count() == 1:
         return value
@@ -43,9 +40,6 @@ def run_on_first(act: Callable[[], object]) -> None:
 
     All processes must call this function at the same time.
 
-    Args:
-      act: Function without arguments.
-
     Raises:
       OSError: In the first process, if `act` raises it; the others raise `ValueError`.
     """
@@ -63,12 +57,6 @@ def full_array(x: jax.Array) -> np.ndarray:
     """Copies an array to the host, including the parts on other processes.
 
     All processes must call this function at the same time if there are such parts.
-
-    Args:
-      x: An array, which may be divided among processes.
-
-    Returns:
-      The whole array.
     """
     if x.is_fully_addressable:
         return np.asarray(x)

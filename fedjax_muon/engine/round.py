@@ -18,6 +18,7 @@ from fedjax_muon.core import (
     Params,
     Project,
     Round,
+    check_count,
     exchange_shapes,
     tree,
     unconstrained,
@@ -58,8 +59,7 @@ def init(
       parts: Divisor of the number of client states, which are padded if necessary.
       project: Projection of the parameters onto the constraint set.
     """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    check_count("num_clients", num_clients)
     params = project(jax.tree.map(lambda x: jnp.array(x), params))
     one = algorithm.init_client(params)
     rows = num_clients + -num_clients % parts
@@ -90,12 +90,12 @@ def _client(
 ) -> Client:
     """Makes the function of one client of an exchange, which plans call."""
 
-    def client(shared: Any, before: Any, member: CohortMember) -> Result:
+    def client(broadcast: Any, before: Any, member: CohortMember) -> Result:
         batches = draw(member.batches, member.draw_key)
         round = round_info._replace(key=member.key)
         if member.steps is not None:
             round = round._replace(steps=member.steps)
-        sent, after = exchange.client(objective, shared, before, batches, round)
+        sent, after = exchange.client(objective, broadcast, before, batches, round)
         tree.check_alike("the client's state that client returns", before, after)
         message = exchange.decode(sent)
         received = (member.weight > 0) & tree.all_finite((message, after))
@@ -127,11 +127,8 @@ def exchange_keys(
     """Derives all keys of an exchange.
 
     Args:
-      key: Typed key, the same in every round.
-      index: Int32 [], the round.
       number: Number of the exchange, from 0 with those of the prologue.
       first: Number of the first exchange of the round, or of the prologue.
-      cohort: Client ids, int32 [S].
     """
     message_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
     exchange_key = jax.random.fold_in(message_key, number)
@@ -151,15 +148,7 @@ def server_round(
     num_clients: int,
     dtype: Any = jnp.float32,
 ) -> Round:
-    """Makes the server's information about a round.
-
-    Args:
-      index: Int32 [], the round.
-      key: Typed key of the server.
-      steps: K, the number of local steps of each client, or their mean.
-      present: Which members of the cohort take part, bool [S].
-      dtype: Floating-point type of the weights.
-    """
+    """Makes the server's information about a round."""
     size = jnp.sum(present).astype(dtype)
     return Round(index, key, steps, size, size / num_clients)
 
@@ -174,8 +163,6 @@ def make_exchange(
     """Makes a function that runs one exchange.
 
     Args:
-      plan: Execution plan for the clients of a cohort.
-      draw: Function that draws the batches of a client, as in `make_round`.
       round_of: Makes the server's `Round` of the present clients, bool [S].
 
     Returns:
@@ -184,9 +171,9 @@ def make_exchange(
 
     def run(server: Any, client_states: Any, members: CohortMember) -> Result:
         round_info = round_of(members.weight > 0)
-        shared = exchange.broadcast(server, round_info)
+        broadcast = exchange.broadcast(server, round_info)
         client = _client(exchange, objective, draw, round_info)
-        result = plan(client, shared, client_states, members)
+        result = plan(client, broadcast, client_states, members)
         (total, weight), client_states, received = result
         round_after = round_of(received)
         if exchange.reduce_sum:
@@ -270,7 +257,6 @@ def make_round(
     """Makes a function that runs one round, to be jitted with the state donated.
 
     Args:
-      plan: Execution plan for the clients of a cohort.
       draw: Called as `draw(entry, key)` inside the plan. It maps one client's entry of
         `batches` to the batches of its local steps, [K, ...], so that the batches of a
         large cohort are never in memory together. By default, an entry is the batches
@@ -322,13 +308,6 @@ def make_prologue(
     """Makes a function that runs the prologue; the round index stays 0.
 
     The cohort should be all N clients. Without a prologue the function changes nothing.
-
-    Args:
-      plan: Execution plan for the clients of a cohort.
-      draw: Function that draws the batches of a client, as in `make_round`.
-
-    Returns:
-      A function with the arguments and results of `make_round`'s.
     """
     return _runner(algorithm.prologue, objective, num_clients, plan, draw, 0)
 
@@ -353,9 +332,6 @@ def traffic(
     `ShapeDtypeStruct`s.
 
     Args:
-      exchanges: Exchanges of the algorithm.
-      algorithm: Provides the states.
-      params: Parameters.
       batches: Batches of one client, leaves [K, ...].
     """
     shapes = exchange_shapes(exchanges, algorithm, objective, params, batches)

@@ -53,12 +53,8 @@ def across(
     `REPLICATED` ones.
 
     Args:
-      function: Function that runs on each device.
       given: Specs of its arguments, `SHARDED` or `REPLICATED`; a prefix of them.
       result: Specs of its results; a prefix of them.
-
-    Returns:
-      A function of whole arrays.
     """
     # Unchecked, since `jax.grad` would sum values over devices that are not marked as
     # varying, and users' rules start from constants, which are not marked.
@@ -72,14 +68,7 @@ def across(
 
 
 def shardings(devices: Devices, specs: Any) -> Any:
-    """Converts specs to shardings of arrays on some devices.
-
-    Args:
-      specs: A pytree of `SHARDED` and `REPLICATED`.
-
-    Returns:
-      A pytree of `NamedSharding`s.
-    """
+    """Converts specs to shardings of arrays on some devices."""
     mesh = mesh_of(devices)
     is_spec = lambda spec: isinstance(spec, PartitionSpec)
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
@@ -95,11 +84,7 @@ def placed(tree: Any, devices: Devices, specs: Any) -> Any:
 
 
 def replicated(tree: Any, devices: Devices) -> Any:
-    """Puts a copy of a pytree on every device; repeated arrays are copied once.
-
-    Returns:
-      The arrays on the devices.
-    """
+    """Puts a copy of a pytree on every device; repeated arrays are copied once."""
     leaves, structure = jax.tree.flatten(tree)
     unique = {id(x): x for x in leaves}
     # In the order of the leaves: unlike that of ids, it is the same in all processes.
@@ -116,13 +101,10 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
     order of its members. Use the plan inside `across`, with the client states
     `SHARDED`. The number of devices must divide that of client states
     (`engine.init(..., parts=len(devices))`).
-
-    Args:
-      inner: Plan by which each device runs its part of the cohort.
     """
 
     def plan(
-        client: Client, shared: Any, client_states: Any, members: CohortMember
+        client: Client, broadcast: Any, client_states: Any, members: CohortMember
     ) -> Result:
         devices, count = lax.axis_size(CLIENTS), len(members.weight)
         is_everyone = count == num_clients  # since the members of a cohort are distinct
@@ -133,7 +115,7 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
         own = lambda x: x.reshape(devices, size, *x.shape[1:])[_device()]
         total, client_states, aux = inner(
             client,
-            shared,
+            broadcast,
             client_states,
             jax.tree.map(own, members),
             _at_home(size) if is_everyone else _store(client_states),
@@ -159,10 +141,6 @@ def sharded_gather(x: jax.Array, ids: jax.Array) -> jax.Array:
     """Gathers x[ids] from a `SHARDED` array, inside `across`.
 
     All devices must call it at the same time, each with its own ids.
-
-    Args:
-      x: The device's part of the array.
-      ids: Numbers of rows of the whole array.
 
     Returns:
       The rows, with zeros for ids that do not exist.

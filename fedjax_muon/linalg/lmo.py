@@ -21,13 +21,9 @@ def spectral(
     """Computes -U V^T of every matrix U S V^T; the dual norm is the nuclear norm.
 
     Args:
-      g: Floating-point array [..., m, n].
       orthogonalize: Function that computes U V^T. The default is Muon's approximation,
         which may leave the unit ball; `functools.partial` sets its other arguments.
         `fedjax_muon.linalg.newton_schulz.polar` is exact.
-
-    Returns:
-      An array of the shape and dtype of `g`.
     """
     return -orthogonalize(g)
 
@@ -37,12 +33,6 @@ def euclidean(g: ArrayLike) -> jax.Array:
 
     The result does not depend on the scale of `g`. A NaN or an infinity makes all
     entries NaN.
-
-    Args:
-      g: Floating-point array of any shape.
-
-    Returns:
-      An array of the shape and dtype of `g`.
     """
     g = jnp.asarray(g)
     if g.size == 0:
@@ -55,12 +45,5 @@ def euclidean(g: ArrayLike) -> jax.Array:
 
 
 def max_norm(g: ArrayLike) -> jax.Array:
-    """Computes -sign(g) of every entry; the dual norm is the sum of absolute values.
-
-    Args:
-      g: Array of any shape.
-
-    Returns:
-      An array of the shape and dtype of `g`.
-    """
+    """Computes -sign(g) of every entry; the dual norm is the sum of absolute values."""
     return -jnp.sign(g)

@@ -79,10 +79,6 @@ def rows(coefficients: Coefficients, steps: int) -> Coefficients:
     One row is repeated. Several rows whose last row has p(1) = 1 are truncated, or
     continued with their last row. Any other set is a schedule of fixed length.
 
-    Args:
-      coefficients: Rows (a, b, c).
-      steps: T, the number of steps.
-
     Example:
       >>> rows(CUBIC, 2)
       ((1.5, -0.5, 0.0), (1.5, -0.5, 0.0))
@@ -108,15 +104,7 @@ def rows(coefficients: Coefficients, steps: int) -> Coefficients:
 
 
 def plain(schedule: Coefficients, dtype: np.dtype) -> tuple[Coefficients, ...]:
-    """Makes every step a stage: two products with the large matrix per step.
-
-    Args:
-      schedule: Rows (a, b, c) of all steps.
-      dtype: Not used; it is an argument of every form.
-
-    Returns:
-      The stages, each with one row.
-    """
+    """Makes every step a stage: two products with the large matrix per step."""
     del dtype
     return tuple((row,) for row in schedule)
 
@@ -130,13 +118,6 @@ def gram(schedule: Coefficients, dtype: np.dtype) -> tuple[Coefficients, ...]:
     keeps the result within 1e-3 of the exact one in spectral norm for up to eight steps
     of all coefficients in this module. For 16-bit matrices the first stage has one step
     and later ones two.
-
-    Args:
-      schedule: Rows (a, b, c) of all steps.
-      dtype: Type of the large matrix inside the products.
-
-    Returns:
-      The stages, each with several rows.
     """
     low_precision = jnp.finfo(dtype).bits < 32
     first = 1 if low_precision else 2
@@ -147,9 +128,6 @@ def gram(schedule: Coefficients, dtype: np.dtype) -> tuple[Coefficients, ...]:
 
 def frobenius(outer: jax.Array) -> jax.Array:
     """Computes r = 1 / ||X||_F from A = X X^T.
-
-    Args:
-      outer: A, shape [..., n, n].
 
     Returns:
       r, shape [...]; 0 for A = 0.
@@ -165,9 +143,6 @@ def schatten8(outer: jax.Array) -> jax.Array:
     The Schatten-8 norm is a tighter upper bound of ||X||_2 than the Frobenius norm: at
     most n^(1/8) times as large, instead of n^(1/2). It is free of cost, since the first
     step needs A^2 anyway.
-
-    Args:
-      outer: A, shape [..., n, n].
 
     Returns:
       r, shape [...]; 0 for A = 0.
@@ -214,9 +189,6 @@ def orthogonalize(
         at least float32. Accumulators, X X^T and its powers have float32 or better, and
         ignore `jax.default_matmul_precision`, which applies to the products with the
         large matrix.
-
-    Returns:
-      An array of the shape and dtype of `x`.
     """
     x = _checked(x)
     compute = jnp.dtype(
@@ -246,12 +218,6 @@ def polar(x: ArrayLike) -> jax.Array:
     It is many times slower than `orthogonalize`, and serves small problems and as a
     reference. Singular values below max(m, n) eps times the largest one count as zero,
     where eps is the machine epsilon.
-
-    Args:
-      x: Floating-point array [..., m, n]; leading axes are batch axes.
-
-    Returns:
-      An array of the shape and dtype of `x`.
     """
     x = _checked(x)
     if x.size == 0:

@@ -11,9 +11,6 @@ def prescaled(x: jax.Array) -> jax.Array:
     This is exact, and squares then neither overflow nor underflow. A NaN or an infinity
     makes the matrix NaN.
 
-    Args:
-      x: Array [..., m, n].
-
     Returns:
       The scaled matrices, at least in float32.
     """
@@ -33,8 +30,6 @@ def large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
     """Multiplies matrices of which one has the long side.
 
     Args:
-      a: Matrices [..., m, n].
-      b: Matrices [..., n, k].
       dtype: Type of the factors.
 
     Returns:
@@ -66,9 +61,5 @@ def small_product(a: jax.Array, b: jax.Array) -> jax.Array:
 
     By default, TPUs would round the factors to bfloat16 and GPUs to TF32, which is too
     coarse for several steps in a row.
-
-    Args:
-      a: Matrices [..., n, n].
-      b: Matrices [..., n, n].
     """
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

@@ -50,13 +50,6 @@ def orthogonalize(
       x: Floating-point array [..., m, n], the same on all devices.
       axis_name: Axis of the devices; in a round of `federate`, "clients".
       coefficients: As for `newton_schulz.orthogonalize`, like all further arguments.
-      steps: T, the number of steps.
-      normalization: Function from X X^T to the normalizing factor.
-      dtype: Type of the large matrix inside the products.
-
-    Returns:
-      An array of the shape and dtype of `x`, on every device: that of
-      `newton_schulz.orthogonalize` up to rounding.
     """
     x = jnp.asarray(x)
 

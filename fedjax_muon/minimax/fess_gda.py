@@ -18,7 +18,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    Model,
+    ParamsMessage,
     broadcast_params,
     check_range,
     local_steps,
@@ -48,22 +48,16 @@ def fess_gda(
     """Federated stochastic smoothed gradient descent ascent.
 
     Args:
-      lr: Local learning rates.
-      server_lr: Server learning rates; 1 is plain averaging.
       pull: Strength of the pull of x toward z, rho in the paper.
       follow: Weight of x in the update of z, beta in the paper.
-      rule: Local rule, without a learning rate.
-
-    Returns:
-      An algorithm that sends one model each way per round and keeps no client state.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
     check_range("pull", pull)
     check_range("follow", follow, 0.0, 1.0)
 
-    def client(objective, shared, client_state, batches, round):
-        start = shared.params
+    def client(objective, broadcast, client_state, batches, round):
+        start = broadcast.params
 
         def step(carry, batch, key):
             x, opt = carry
@@ -71,7 +65,7 @@ def fess_gda(
             return move(objective, x, value_at(lr, round), rule, opt, g), ()
 
         (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
-        return Model(tree.sub(end, start)), client_state
+        return ParamsMessage(tree.sub(end, start)), client_state
 
     def server(state, mean, round):
         (x, y), z = state

@@ -30,13 +30,8 @@ def ditto(
     """Adds a personal model to every client.
 
     Args:
-      algorithm: The algorithm that trains the shared model.
-      personal_lr: Learning rate of the personal models.
       pull: Strength of the pull toward the shared model (lambda in the paper); 0 is
         training alone.
-
-    Returns:
-      The algorithm; its messages are the same, and its clients keep `Personal` states.
     """
     check_range("personal_lr", personal_lr)
     check_range("pull", pull)
@@ -45,20 +40,24 @@ def ditto(
         return Personal(algorithm.init_client(params), params)
 
     def inner_only(exchange: Exchange) -> Exchange:
-        def client(objective, shared, client_state, batches, round):
+        def client(objective, broadcast, client_state, batches, round):
             inner, own = client_state
-            message, inner = exchange.client(objective, shared, inner, batches, round)
+            message, inner = exchange.client(
+                objective, broadcast, inner, batches, round
+            )
             return message, Personal(inner, own)
 
         return exchange._replace(client=client)
 
     def with_personal(exchange: Exchange) -> Exchange:
-        def client(objective, shared, client_state, batches, round):
+        def client(objective, broadcast, client_state, batches, round):
             inner, own = client_state
-            message, inner = exchange.client(objective, shared, inner, batches, round)
+            message, inner = exchange.client(
+                objective, broadcast, inner, batches, round
+            )
 
             def step(v: Any, batch: Any, key: Any) -> tuple[Any, tuple[()]]:
-                back = tree.sub(v, shared.params)
+                back = tree.sub(v, broadcast.params)
                 g = objective.grad(v, batch, key)
                 d = tree.add_scaled(g, value_at(pull, round), back)
                 rate = value_at(personal_lr, round)

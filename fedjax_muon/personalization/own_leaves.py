@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import Algorithm, Exchange, Params, recorded
+from fedjax_muon.core import Algorithm, Exchange, Params, map_exchanges, recorded
 from fedjax_muon.core.messages import message_shapes
 from fedjax_muon.personalization.personal import Personal, merged
 
@@ -56,16 +56,16 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
         return Personal(algorithm.init_client(params), own)
 
     def change(number: int, exchange: Exchange) -> Exchange:
-        def broadcast(state, round):
+        def send(state, round):
             return _without(
                 exchange.broadcast(state, round), _paths(state.params, names)
             )
 
-        def client(objective, shared, client_state, batches, round):
-            start = merged(shared.params, client_state.params)
+        def client(objective, broadcast, client_state, batches, round):
+            start = merged(broadcast.params, client_state.params)
             paths = _paths(start, names)
             whole = lambda params: exchange.broadcast(algorithm.init(params), round)
-            full = _filled(shared, jax.eval_shape(whole, start))
+            full = _filled(broadcast, jax.eval_shape(whole, start))
             full = full._replace(params=start)
             inner = client_state.inner
             message, inner = exchange.client(objective, full, inner, batches, round)
@@ -80,17 +80,10 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
             own = _only(state.params, _paths(state.params, names))
             return after._replace(params=merged(after.params, own))
 
-        return Exchange(broadcast, client, server)
+        return Exchange(send, client, server)
 
-    exchanges = [
-        change(i, e) for i, e in enumerate((*algorithm.prologue, *algorithm.exchanges))
-    ]
-    return algorithm._replace(
-        init=init,
-        init_client=init_client,
-        prologue=tuple(exchanges[:first]),
-        exchanges=tuple(exchanges[first:]),
-    )
+    changed = map_exchanges(change, algorithm)
+    return changed._replace(init=init, init_client=init_client)
 
 
 def _name(key: Any) -> str:

@@ -18,11 +18,7 @@ def merged(params: Params, own: Any) -> Params:
     """Puts a client's own parameters in the place of the server's.
 
     Args:
-      params: The server's parameters.
       own: The client's own parameters, None where it uses the server's.
-
-    Returns:
-      The client's parameters, shaped like `params`.
 
     Example:
       >>> merged({"body": 1.0, "head": 2.0}, {"body": None, "head": 3.0})
@@ -35,10 +31,6 @@ def merged(params: Params, own: Any) -> Params:
 
 def params_of_clients(params: Params, client_states: Any) -> Params | None:
     """Finds the parameters of every client.
-
-    Args:
-      params: The server's parameters.
-      client_states: States of all N clients, stacked.
 
     Returns:
       Parameters of all clients, leaves [N, ...]; None if clients keep none.

@@ -153,7 +153,7 @@ def banded(steps: int, bands: int) -> Banded:
       ImportError: If jax-privacy is not installed.
     """
     check_count("steps", steps)
-    check_count("bands", bands, 1, steps)
+    check_count("bands", bands, high=steps, limit="the steps")
     if bands == 1:
         return Banded((1.0,))
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):

@@ -17,6 +17,8 @@ import numpy as np
 from fedjax_muon.core import check_count
 from fedjax_muon.privacy.sensitivity import Clip
 
+LIMIT = "the agent's examples"  # of a batch without replacement
+
 
 @dataclasses.dataclass(frozen=True)
 class Poisson:
@@ -111,7 +113,7 @@ class Cyclic:
     def __post_init__(self) -> None:
         _check_batch(self)
         if self.first_batch is not None:
-            check_count("first_batch", self.first_batch, 1, self.examples)
+            check_count("first_batch", self.first_batch, 1, self.examples, limit=LIMIT)
         if self.separation < 2:
             raise ValueError(
                 f"a cycle has at least 2 batches, got batch {self.batch} of "
@@ -213,7 +215,7 @@ Sampling = Poisson | FixedSize | Patterned
 
 def _check_batch(sampling: Poisson | FixedSize | Cyclic | Shuffled) -> None:
     check_count("examples", sampling.examples)
-    check_count("batch", sampling.batch, 1, sampling.examples)
+    check_count("batch", sampling.batch, 1, sampling.examples, limit=LIMIT)
 
 
 def _first(size: int | None) -> str:

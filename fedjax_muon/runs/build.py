@@ -194,7 +194,7 @@ def _compressed(algorithm: Algorithm, config: Config) -> Algorithm:
 
 
 def _compressor(config: Config) -> compressors.Compressor:
-    rank, rest = compressors.memory_share, compressors.identity()
+    rank, rest = compressors.memory_share, compressors.no_compression()
     kinds = {
         "svd": lambda share: compressors.truncated_svd(rank(share), rest=rest),
         "power_iteration": lambda share: compressors.power_iteration(

@@ -27,14 +27,7 @@ from fedjax_muon.tasks.task import Batch, Scores, Task
 
 
 def project_perturbation(radius: float) -> Callable[[Pair], Pair]:
-    """Returns the projection of the perturbation onto a Euclidean ball.
-
-    Args:
-      radius: Radius of the ball, positive.
-
-    Returns:
-      A function of the parameters, for `Task.project`.
-    """
+    """Returns the projection of the perturbation onto a Euclidean ball."""
     check_range("radius", radius, open_low=True, schedules=False)
     return on_y(partial(optax.projections.projection_l2_ball, scale=radius))
 
@@ -49,7 +42,6 @@ def adversarial(
     """Classification of perturbed examples.
 
     Args:
-      model: Module that maps [B, *shape] to logits [B, classes].
       radius: Largest Euclidean norm of the perturbation, positive.
       strength: Weight of the quadratic term that pulls the perturbation to zero.
 

@@ -13,13 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.core.pair import Pair, descent_ascent
-from fedjax_muon.tasks.classification import (
-    Examples,
-    classification,
-    cross_entropy,
-)
+from fedjax_muon.tasks.classification import Examples, classification, cross_entropy
 from fedjax_muon.tasks.simplex import project_weights
 from fedjax_muon.tasks.task import Batch, Scores, Task
 
@@ -34,7 +30,6 @@ def agnostic(
     """Classification for the worst mixture of clients.
 
     Args:
-      model: Module that maps [B, *shape] to logits [B, classes].
       strength: Weight of the quadratic term that pulls the weights to 1/N.
 
     Returns:
@@ -42,8 +37,7 @@ def agnostic(
       weights are projected onto the simplex. Scores are those of `classification`. The
       gradient requires `Batch.client`, and is NaN for clients from N on.
     """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    check_count("num_clients", num_clients)
     check_range("strength", strength, schedules=False)
     plain, loss = classification(model, examples), cross_entropy(model)
 

@@ -52,13 +52,6 @@ def auc_losses(
     Args:
       h: Probabilities of the positive class [B].
       y: Labels, 0 or 1, as numbers of the type of h [B].
-      share: Share of positives p.
-      w1: Mean score of the positives.
-      w2: Mean score of the negatives.
-      w3: Dual variable.
-
-    Returns:
-      The objective [B].
     """
     positive, negative = y, 1 - y
     return (
@@ -67,37 +60,6 @@ def auc_losses(
         + 2 * (1 + w3) * (share * h * negative - (1 - share) * h * positive)
         - share * (1 - share) * w3**2
     )
-
-
-class Optimum(NamedTuple):
-    """The solution in w1, w2 and w3 for given scores, and the objective there."""
-
-    w1: jax.Array
-    w2: jax.Array
-    w3: jax.Array
-    value: jax.Array
-
-
-def auc_optimum(h: jax.Array, y: jax.Array) -> Optimum:
-    """Solves for w1, w2 and w3 in closed form.
-
-    w1 and w2 are the mean scores of the classes, and w3 = w2 - w1. The value is
-    p (1 - p) (E (1 - h+ + h-)^2 - 1), which is, up to constants, the square loss over
-    all pairs of a positive and a negative example.
-
-    Args:
-      h: Probabilities of the positive class [n].
-      y: Labels, 0 or 1 [n]; both must occur.
-
-    Returns:
-      The solution, and the objective there.
-    """
-    share = jnp.mean(y)
-    mean = lambda values, weight: jnp.sum(values * weight) / jnp.sum(weight)
-    w1, w2 = mean(h, y), mean(h, 1 - y)
-    variance = mean((h - w1) ** 2, y) + mean((h - w2) ** 2, 1 - y)
-    value = share * (1 - share) * (variance + (1 - w1 + w2) ** 2 - 1)
-    return Optimum(w1, w2, w2 - w1, value)
 
 
 def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> Task:

@@ -8,7 +8,6 @@ client and every step. Methods that evaluate the gradient at two points with the
 batch and key see the same images twice.
 """
 
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_muon.core import Params
+from fedjax_muon.core import Params, check_count
 from fedjax_muon.tasks.task import Batch, Task, as_partial
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
@@ -37,11 +36,6 @@ def augmented(task: Task, augmentation: Augmentation) -> Task:
 
     The key of the gradient is split in two: one for the augmentation, the other for
     the task's own gradient, such as its dropout. Evaluation does not change.
-
-    Args:
-      task: Task whose training examples are augmented.
-      augmentation: Function `(key, x [B, ...])` that returns changed inputs of the
-        same shape and dtype.
     """
     changed = lambda grad: Partial(_grad, as_partial(grad), as_partial(augmentation))
     one = task.example_grad
@@ -61,35 +55,19 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
     """Random crops of the padded image, mirrored left to right with probability 1/2.
 
     This is usual for CIFAR since He et al. 2016 (arXiv:1512.03385, section 4.2). The
-    padding is zero in the units of the data set: the mean color if it is standardized,
+    padding is zero in the units of the dataset: the mean color if it is standardized,
     while many PyTorch programs standardize later and pad with black.
 
     Args:
       padding: Pixels that are added on all four sides before the crop, which has the
         size of the image.
-
-    Returns:
-      An augmentation of images [B, H, W, C].
     """
-    try:
-        pixels = operator.index(padding)
-    except TypeError:
-        pixels = -1
-    if pixels < 0:
-        raise ValueError(f"padding must be an integer of at least 0, got {padding!r}")
-    return partial(_crop_and_flip, padding=pixels)
+    check_count("padding", padding, 0)
+    return partial(_crop_and_flip, padding=padding)
 
 
 def draw(key: jax.Array, count: int, padding: int) -> CropsAndFlips:
-    """Draws crops and flips; all positions are equally likely.
-
-    Args:
-      count: B, the number of images.
-      padding: Pixels on each side.
-
-    Returns:
-      The crop and the flip of each image.
-    """
+    """Draws crops and flips; all positions are equally likely."""
     place_key, mirror_key = jax.random.split(key)
     top, left = jax.random.randint(place_key, (2, count), 0, 2 * padding + 1)
     return CropsAndFlips(top, left, jax.random.bernoulli(mirror_key, shape=(count,)))

@@ -17,18 +17,11 @@ from fedjax_muon.tasks.task import Batch, Scores, Task, as_partial
 
 # (params, x[, key]) -> logits [B, classes]; there is dropout only if a key is given
 Logits = Callable[..., jax.Array]
-Examples = Dataset | tuple[int, ...]  # a data set, or the shape of one example
+Examples = Dataset | tuple[int, ...]  # a dataset, or the shape of one example
 
 
 def example_shape_of(examples: Examples) -> tuple[int, ...]:
-    """Returns the shape of one example.
-
-    Args:
-      examples: A data set, or already the shape of one example.
-
-    Returns:
-      The shape without the batch dimension.
-    """
+    """Returns the shape of one example."""
     if isinstance(examples, Dataset):
         return examples.x_train.shape[1:]
     return tuple(examples)
@@ -42,9 +35,6 @@ def classification(model: nn.Module, examples: Examples) -> Task:
     have no such stream. A model whose dropout is active in training only says
 
         nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
-
-    Args:
-      model: Module that maps [B, *shape] to logits [B, classes].
 
     Returns:
       A task whose scores are "loss" and "correct". Its `grad` and `evaluate` raise
@@ -68,9 +58,6 @@ def from_logits(init: Callable[[jax.Array], Any], logits: Logits) -> Task:
       logits: Function `(params, x)` or `(params, x, key)` that returns logits
         [B, classes]; a key is given in training only.
 
-    Returns:
-      A task like that of `classification`.
-
     Example:
       >>> init = lambda key: {"w": jnp.zeros((64, 10))}
       >>> flat = lambda x: x.reshape(len(x), -1)
@@ -84,12 +71,8 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
     """Replaces the initial parameters of a task, for instance by pretrained ones.
 
     Args:
-      task: A task whose parameters are a dictionary.
       params: Initial parameters. Layers that are missing at the top level, such as a
         head, start as before.
-
-    Returns:
-      The task with the new `init`.
 
     Example:
       >>> model = models.MLP(10)
@@ -127,9 +110,6 @@ def _drawn(names: tuple[str, ...], init: Partial, key: jax.Array) -> dict[str, A
 def by_matthews(task: Task) -> Task:
     """Adds Matthews' correlation to the metrics of a task, as GLUE does for CoLA.
 
-    Args:
-      task: A classification task with two classes.
-
     Returns:
       The task with the metric "mcc" and the score "predicted".
     """
@@ -164,14 +144,7 @@ def _evaluate(logits: Partial, params: Params, x: jax.Array, y: jax.Array) -> Sc
 
 
 def cross_entropy(model: nn.Module) -> Callable[[Any, Batch, jax.Array], jax.Array]:
-    """Returns the loss of `classification` as a function.
-
-    Args:
-      model: Module that maps [B, ...] to logits [B, classes].
-
-    Returns:
-      A function `(params, batch, key)` that returns the weighted mean over the batch.
-    """
+    """Returns the loss of `classification` as a function."""
     return partial(_loss, partial(logits_of, model))
 
 
@@ -181,9 +154,6 @@ def logits_of(
     """Applies a model to a batch.
 
     Args:
-      model: Module that maps [B, ...] to logits [B, classes].
-      params: Parameters of the model.
-      x: Inputs [B, ...].
       key: Key of the stream "dropout"; without one, nothing is dropped.
 
     Returns:
@@ -205,10 +175,6 @@ def logits_of(
 def weighted_mean(values: jax.Array, weight: jax.Array) -> jax.Array:
     """Computes sum(w v) / sum(w), and 0 if all weights are 0.
 
-    Args:
-      values: Values v [B].
-      weight: Weights w [B], not negative.
-
     Example:
       >>> float(weighted_mean(jnp.array([1.0, 3.0]), jnp.array([1.0, 0.0])))
       1.0
@@ -222,11 +188,7 @@ def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def check_model(model: nn.Module, examples: Examples) -> None:
-    """Checks that a model can be trained by `classification`.
-
-    Args:
-      model: Module that maps [B, *shape] to logits [B, classes].
-    """
+    """Checks that a model can be trained by `classification`."""
     if not isinstance(model, nn.Module):
         if isinstance(model, type) and issubclass(model, nn.Module):
             raise TypeError(f"a model must be made first, as {model.__name__}(...)")
@@ -251,19 +213,13 @@ def check_model(model: nn.Module, examples: Examples) -> None:
         )
     if isinstance(examples, Dataset) and shape[1] != len(examples.classes):
         raise ValueError(
-            f"this model has {shape[1]} outputs, the data set {len(examples.classes)} "
+            f"this model has {shape[1]} outputs, the dataset {len(examples.classes)} "
             "classes; give the model as many outputs as there are classes"
         )
 
 
 def check_batch(x: jax.Array, y: jax.Array, *weight: jax.Array) -> None:
-    """Checks the labels and weights of a batch.
-
-    Args:
-      x: Inputs [B, ...].
-      y: Labels [B].
-      *weight: Weights [B], if there are any.
-    """
+    """Checks the labels and weights of a batch."""
     if not jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"labels must be integers from 0, got dtype {y.dtype}")
     shapes = [a.shape for a in (y, *weight)]

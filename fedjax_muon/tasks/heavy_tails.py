@@ -31,11 +31,7 @@ def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
     the same examples.
 
     Args:
-      grad_fn: Gradient `(params, batch, key)`.
       noise: Function `(key, shape, dtype)` that draws an array.
-
-    Returns:
-      The noisy gradient, a function of the same arguments.
     """
 
     def grad(grad_fn: GradFn, params: Params, batch: Batch, key: jax.Array) -> Params:
@@ -50,14 +46,7 @@ def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
 
 
 def gaussian(scale: float | jax.Array = 1.0) -> Noise:
-    """Gaussian noise.
-
-    Args:
-      scale: Standard deviation, not negative.
-
-    Returns:
-      A noise for `noisy`.
-    """
+    """Gaussian noise."""
     check_range("scale", scale, schedules=False)
 
     def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
@@ -78,9 +67,6 @@ def pareto(tail: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
     Args:
       tail: Tail index, above 1, since noise without a mean would bias the gradient.
       scale: Smallest magnitude of an entry, not negative.
-
-    Returns:
-      A noise for `noisy`.
     """
     check_range("tail", tail, 1.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)
@@ -107,9 +93,6 @@ def alpha_stable(alpha: float | jax.Array, scale: float | jax.Array = 1.0) -> No
     Args:
       alpha: Stability index in (1, 2]; noise without a mean would bias the gradient.
       scale: Scale of the distribution, not negative.
-
-    Returns:
-      A noise for `noisy`.
     """
     check_range("alpha", alpha, 1.0, 2.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)

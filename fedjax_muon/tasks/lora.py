@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
-from fedjax_muon.core import Params, check_range
+from fedjax_muon.core import Params, check_count, check_range
 from fedjax_muon.tasks.classification import (
     check_model,
     from_logits,
@@ -55,7 +55,6 @@ def lora_classification(
     head unless `exclude` has "head".
 
     Args:
-      model: Module that maps [B, *example_shape] to logits [B, classes].
       frozen: Parameters of the model. Training starts at the head that they contain;
         without one, the head starts as in the model.
       rank: Rank r of the adapters.
@@ -114,10 +113,6 @@ def adapt(adapters: Mapping[str, Any], scale: float) -> Callable[..., Any]:
 
     Args:
       adapters: Nested dictionaries with {"a", "b"} at the paths of the layers.
-      scale: Scale of the adapters' outputs.
-
-    Returns:
-      An interceptor for `nn.intercept_methods`.
     """
 
     def intercept(call: Any, args: Any, options: Any, context: Any) -> Any:
@@ -165,8 +160,7 @@ def _places(
 def _check_numbers(rank: int, alpha: float, layers: Sequence[str]) -> None:
     if isinstance(layers, str) or not layers:
         raise TypeError(f"layers must be a sequence of names, got {layers!r}")
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
+    check_count("rank", rank)
     check_range("alpha", alpha, open_low=True, schedules=False)
 
 

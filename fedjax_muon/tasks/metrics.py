@@ -14,10 +14,6 @@ def roc_auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
     positive one has the larger score; ties count one half. The result is exact, by
     ranks, not by a grid of thresholds.
 
-    Args:
-      scores: Scores [n].
-      labels: Labels [n], 0 or 1.
-
     Returns:
       The area [], NaN if one label does not occur or a score is NaN.
 
@@ -42,10 +38,6 @@ def matthews(predicted: jax.Array, labels: jax.Array) -> jax.Array:
 
     It is the correlation of predictions and labels as numbers: between -1 and 1, and 0
     for guesses.
-
-    Args:
-      predicted: Predictions [n], 0 or 1.
-      labels: Labels [n], 0 or 1.
 
     Returns:
       The correlation [], 0 if either has a single value, as in GLUE.
@@ -84,44 +76,24 @@ def hill(values: jax.Array, tail: int) -> jax.Array:
 
 
 def mean_loss(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
-    """Metric: the mean of the losses.
-
-    Args:
-      scores: Scores of all examples, with "loss" [n].
-      y: Not used; the labels are an argument of every metric.
-    """
+    """Metric: the mean of the losses, the score "loss"."""
     del y
     return jnp.mean(scores["loss"])
 
 
 def accuracy(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
-    """Metric: the share of examples that are classified correctly.
-
-    Args:
-      scores: Scores of all examples, with "correct" [n].
-      y: Not used; the labels are an argument of every metric.
-    """
+    """Metric: the share of examples that are classified correctly ("correct")."""
     del y
     return jnp.mean(scores["correct"])
 
 
 def auc(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
-    """Metric: the area under the ROC curve of two classes.
-
-    Args:
-      scores: Scores of all examples, with "score" [n].
-      y: Labels [n], 0 or 1.
-    """
+    """Metric: the area under the ROC curve of two classes, by "score"."""
     return roc_auc(scores["score"], y)
 
 
 def mcc(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
-    """Metric: Matthews' correlation of two classes.
-
-    Args:
-      scores: Scores of all examples, with "predicted" [n].
-      y: Labels [n], 0 or 1.
-    """
+    """Metric: Matthews' correlation of two classes, by "predicted"."""
     return matthews(scores["predicted"], y)
 
 

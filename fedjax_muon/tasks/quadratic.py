@@ -1,4 +1,4 @@
-"""Quadratic minimax problems with known solution, primal function and gap.
+"""Quadratic minimax problems with known solution.
 
 With matrices X [m, n] and Y [k, n], client i has the objective
 
@@ -52,9 +52,6 @@ def draw_quadratic(
       coupling: Largest eigenvalue of A^T D^+ A, divided by curvature + 1. Above 1, Q
         has a negative eigenvalue and f is nonconvex in X.
       heterogeneity: Standard deviation of B_i and C_i over the clients.
-
-    Returns:
-      The data of the problem.
     """
     m, k, n = shape
     if num_clients < 1 or min(shape) < 1 or rank not in range(1, k + 1):
@@ -94,22 +91,12 @@ def _orthogonal(key: jax.Array, size: int) -> jax.Array:
 
 
 def start(problem: Quadratic) -> Pair:
-    """Returns initial parameters of zeros.
-
-    Returns:
-      X [m, n] and Y [k, n].
-    """
+    """Returns initial parameters of zeros."""
     return Pair(jnp.zeros(problem.B.shape[1:]), jnp.zeros(problem.C.shape[1:]))
 
 
 def value(problem: Quadratic, params: Pair, B: jax.Array, C: jax.Array) -> jax.Array:
-    """Computes f_i, or f.
-
-    Args:
-      params: X [m, n] and Y [k, n].
-      B: One client's B [m, n], or their mean.
-      C: One client's C [k, n], or their mean.
-    """
+    """Computes f_i, or f for the means of B and C."""
     X, Y = params
     inner = lambda u, v: jnp.sum(u * v)
     return (
@@ -121,11 +108,7 @@ def value(problem: Quadratic, params: Pair, B: jax.Array, C: jax.Array) -> jax.A
 
 
 def gradient(problem: Quadratic) -> GradFn:
-    """Returns the gradient for algorithms, in which a batch is a client's number.
-
-    Returns:
-      A function `(params, client, key)`, negated in Y.
-    """
+    """Returns the gradient, negated in Y, in which a batch is a client's number."""
 
     def grad(params: Pair, client: jax.Array, key: jax.Array) -> Pair:
         del key
@@ -140,101 +123,19 @@ def _means(problem: Quadratic) -> tuple[jax.Array, jax.Array]:
 
 
 def response(problem: Quadratic, X: jax.Array) -> jax.Array:
-    """Computes the Y of least norm that maximizes f(X, Y).
-
-    Args:
-      X: Primal variable [m, n].
-
-    Returns:
-      The response Y [k, n].
-    """
+    """Computes the Y of least norm that maximizes f(X, Y)."""
     _, C = _means(problem)
     return jnp.linalg.pinv(problem.D) @ (problem.A @ X + C)
 
 
-def primal(problem: Quadratic, X: jax.Array) -> jax.Array:
-    """Computes the primal function, max over Y of f(X, Y).
-
-    Args:
-      X: Primal variable [m, n].
-    """
-    return value(problem, Pair(X, response(problem, X)), *_means(problem))
-
-
-def primal_gradient(problem: Quadratic, X: jax.Array) -> jax.Array:
-    """Computes the gradient of the primal function, that of f at the response.
-
-    Args:
-      X: Primal variable [m, n].
-
-    Returns:
-      The gradient [m, n].
-    """
-    B, _ = _means(problem)
-    return problem.Q @ X + B + problem.A.T @ response(problem, X)
-
-
 def hessian(problem: Quadratic) -> jax.Array:
-    """Computes the Hessian of the primal function.
-
-    Returns:
-      The matrix H [m, m]; the gradient at X is H (X - solution).
-    """
+    """The Hessian H of the primal function, whose gradient is H (X - solution)."""
     return problem.Q + problem.A.T @ jnp.linalg.pinv(problem.D) @ problem.A
 
 
 def solution(problem: Quadratic) -> Pair:
-    """Computes the minimizer of the primal function and the response to it.
-
-    Returns:
-      X [m, n] and Y [k, n].
-    """
+    """Computes the minimizer of the primal function and the response to it."""
     B, C = _means(problem)
     offset = B + problem.A.T @ jnp.linalg.pinv(problem.D) @ C
     X = -jnp.linalg.solve(hessian(problem), offset)
     return Pair(X, response(problem, X))
-
-
-def dual(problem: Quadratic, Y: jax.Array) -> jax.Array:
-    """Computes the dual function, min over X of f(X, Y).
-
-    Args:
-      Y: Dual variable [k, n].
-
-    Returns:
-      The value [], minus infinity if Q is not positive definite.
-    """
-    B, _ = _means(problem)
-    X = -jnp.linalg.solve(problem.Q, B + problem.A.T @ Y)
-    convex = jnp.linalg.eigvalsh(problem.Q)[0] > 0
-    found = value(problem, Pair(X, Y), *_means(problem))
-    return jnp.where(convex, found, -jnp.inf)
-
-
-def duality_gap(problem: Quadratic, params: Pair) -> jax.Array:
-    """Computes max over Y of f(X, .) minus min over X of f(., Y).
-
-    Args:
-      params: X [m, n] and Y [k, n].
-
-    Returns:
-      The gap [], 0 only at a saddle point. It is infinite for problems that are
-      nonconvex in X, which have no saddle point.
-    """
-    return primal(problem, params.x) - dual(problem, params.y)
-
-
-def potential(problem: Quadratic, params: Pair) -> jax.Array:
-    """Computes (primal(X) - min primal) + (primal(X) - f(X, Y)).
-
-    Nonconvex-PL analyses bound this potential in place of a duality gap.
-
-    Args:
-      params: X [m, n] and Y [k, n].
-
-    Returns:
-      The potential [], 0 only at the solution.
-    """
-    best = primal(problem, solution(problem).x)
-    here = primal(problem, params.x)
-    return 2 * here - best - value(problem, params, *_means(problem))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import GradFn, Params, check_range, tree
+from fedjax_muon.core import GradFn, Params, check_count, check_range, tree
 from fedjax_muon.core.pair import Pair, descent_ascent
 from fedjax_muon.tasks.classification import weighted_mean
 from fedjax_muon.tasks.metrics import MEANS, auc
@@ -32,12 +32,6 @@ def examples(batch: Batch) -> jax.Array:
 
     All agents count the same, so all examples count the same only if agents have
     equally many.
-
-    Args:
-      batch: A batch with `ids`.
-
-    Returns:
-      The numbers of the training examples [B].
     """
     if batch.ids is None:
         raise ValueError("a batch must have its examples' numbers (Batch.ids)")
@@ -45,14 +39,7 @@ def examples(batch: Batch) -> jax.Array:
 
 
 def agents(batch: Batch) -> jax.Array:
-    """Selects one weight for every agent.
-
-    Args:
-      batch: A batch with `client`.
-
-    Returns:
-      The number of the agent [].
-    """
+    """Selects one weight for every agent."""
     if batch.client is None:
         raise ValueError("a batch must have its agent's number (Batch.client)")
     return batch.client
@@ -63,10 +50,6 @@ Selection = Callable[[Batch], jax.Array]  # batch -> the numbers of its weights
 
 def data_gradient(weights: int, selection: Selection = examples) -> GradFn:
     """Returns the gradient of the terms that depend on data.
-
-    Args:
-      weights: Number of weights n.
-      selection: Weights of a batch, `examples` or `agents`.
 
     Returns:
       A function `(params, batch, key)`, negated in y. It raises `ValueError` for a
@@ -88,16 +71,9 @@ def data_gradient(weights: int, selection: Selection = examples) -> GradFn:
 def public_gradient(
     *, regularization: float = 0.001, bend: float = 10.0
 ) -> Callable[[Params], Params]:
-    """Returns the gradient of the terms that depend on no data.
+    """Returns the gradient of the terms that depend on no data, negated in y.
 
     It is `Task.public_grad`: these terms have no privacy cost.
-
-    Args:
-      regularization: Weight lambda2 of the regularizer.
-      bend: Curvature alpha of the regularizer.
-
-    Returns:
-      A function of the parameters, negated in y.
     """
     check_range("regularization", regularization, schedules=False)
     check_range("bend", bend, schedules=False)
@@ -122,7 +98,6 @@ def robust_logistic(
     """Robust logistic regression for labels 0 and 1, which stand for -1 and 1.
 
     Args:
-      features: Number of features of an example.
       weights: Number of weights n: that of all training examples, or of the agents.
       selection: Weights of a batch, `examples` or `agents`.
       regularization: Weight lambda2 of the regularizer.
@@ -134,10 +109,8 @@ def robust_logistic(
       `data_gradient` and `public_gradient`. Its scores are the logistic loss, "correct"
       for the sign of a^T x, and a^T x as "score".
     """
-    if features < 1 or weights < 1:
-        raise ValueError(
-            f"features and weights must be at least 1, got {features} and {weights}"
-        )
+    check_count("features", features)
+    check_count("weights", weights)
     data = data_gradient(weights, selection)
     public = public_gradient(regularization=regularization, bend=bend)
 

@@ -18,12 +18,6 @@ def nearest_in_simplex(y: jax.Array) -> jax.Array:
     over y (Michelot 1986; Condat 2016, "Fast projection onto the simplex", section 2).
     At most about ten passes were observed for 30,000 weights.
 
-    Args:
-      y: Vector [n].
-
-    Returns:
-      The nearest vector of the simplex [n].
-
     Example:
       >>> nearest_in_simplex(jnp.array([2.0, 0.0])).tolist()
       [1.0, 0.0]

@@ -66,9 +66,6 @@ def as_argument(task: Task) -> Task:
     The gradient is wrapped in `jax.jit`, since nested loops would otherwise trace it
     many times.
 
-    Args:
-      task: Any task; its functions do not have to be pytrees.
-
     Returns:
       The same task, whose leaves are the arrays that its functions hold.
     """
@@ -81,11 +78,7 @@ def as_argument(task: Task) -> Task:
 
 
 def as_partial(function: Callable[..., Any]) -> Partial:
-    """Turns a function into a pytree of the arrays that it holds.
-
-    Args:
-      function: Any function. Only a `Partial` holds arrays.
-    """
+    """Turns a function into a pytree of the arrays that it holds."""
     return function if isinstance(function, Partial) else Partial(function)
 
 
@@ -95,9 +88,6 @@ def per_example(grad_fn: GradFn) -> GradFn:
     The gradient of an example is that of a batch with this example alone, times its
     weight, so it is exactly zero for padding. Each example has its own key, a function
     of the key of the batch. All B gradients are in memory together.
-
-    Args:
-      grad_fn: Gradient of a weighted mean over a `Batch`.
 
     Returns:
       A function of the same arguments, whose result has leaves [B, ...].

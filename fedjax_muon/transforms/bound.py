@@ -48,12 +48,8 @@ def muon_bound(
     separately, and so must momenta that are sent.
 
     Args:
-      params: Parameters, or their `ShapeDtypeStruct`s.
-      steps: K, the number of local steps.
-      decay: Weight decay, which is multiplied by `lr`.
       largest: Bound of ||O||_2: 1.2024 for any number of Newton-Schulz steps with
         `newton_schulz.JORDAN`; 1 for `QUINTIC`, `CUBIC` and exact polar factors.
-      shape_scale: Factor a of a matrix, as a function of (fan_in, fan_out).
 
     Returns:
       B, in units of the parameters.

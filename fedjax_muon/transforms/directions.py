@@ -10,11 +10,7 @@ from fedjax_muon.core import Number, check_range
 
 
 def normalize() -> optax.GradientTransformation:
-    """Divides by the Euclidean norm of the whole pytree; zero stays zero.
-
-    Returns:
-      A transformation without state.
-    """
+    """Divides by the Euclidean norm of the whole pytree; zero stays zero."""
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
         del params
@@ -26,11 +22,7 @@ def normalize() -> optax.GradientTransformation:
 
 
 def sign_scalars() -> optax.GradientTransformation:
-    """Replaces every leaf without axes by its sign; other leaves pass unchanged.
-
-    Returns:
-      A transformation without state.
-    """
+    """Replaces every leaf without axes by its sign; other leaves pass unchanged."""
     return optax.stateless_with_tree_map(lambda g, _: g if g.ndim else jnp.sign(g))
 
 
@@ -42,9 +34,6 @@ def biclip(low: Number, high: Number) -> optax.GradientTransformation:
     Args:
       low: Smallest size of an entry that is not zero.
       high: Largest size of an entry.
-
-    Returns:
-      A transformation without state.
     """
     check_range("low", low, schedules=False)
     check_range("high", high, schedules=False)

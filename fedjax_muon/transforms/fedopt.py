@@ -48,15 +48,7 @@ def _adaptive(
 def scale_by_fedadam(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedAdam, the rule with `v <- b2 v + (1 - b2) g^2`.
-
-    Args:
-      b2: Decay of the second moment.
-      tau: Constant that is added to the root of the second moment.
-
-    Returns:
-      A transformation without a learning rate.
-    """
+    """FedAdam, the rule with `v <- b2 v + (1 - b2) g^2`."""
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
 
@@ -64,15 +56,7 @@ def scale_by_fedadam(
 def scale_by_fedyogi(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedYogi, the rule with `v <- v - (1 - b2) g^2 sign(v - g^2)`.
-
-    Args:
-      b2: Decay of the second moment.
-      tau: Constant that is added to the root of the second moment.
-
-    Returns:
-      A transformation without a learning rate.
-    """
+    """FedYogi, the rule with `v <- v - (1 - b2) g^2 sign(v - g^2)`."""
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
 
@@ -80,12 +64,5 @@ def scale_by_fedyogi(
 def scale_by_fedadagrad(
     b1: float = 0.0, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedAdagrad, the rule with `v <- v + g^2`.
-
-    Args:
-      tau: Constant that is added to the root of the second moment.
-
-    Returns:
-      A transformation without a learning rate.
-    """
+    """FedAdagrad, the rule with `v <- v + g^2`."""
     return _adaptive(lambda v, g2: v + g2, b1, tau)

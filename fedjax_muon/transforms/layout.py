@@ -93,7 +93,6 @@ def leaf_axes(numbers: MuonDimensionNumbers, leaf: Any) -> Axes:
 
     Args:
       numbers: Reduction and output axes, which may be negative.
-      leaf: An array, or its `ShapeDtypeStruct`.
     """
     given = (numbers.reduction_axis, numbers.output_axis)
     flat = [a for g in given for a in ((g,) if isinstance(g, int) else g)]
@@ -109,10 +108,6 @@ def leaf_axes(numbers: MuonDimensionNumbers, leaf: Any) -> Axes:
 def fans(numbers: MuonDimensionNumbers, leaf: Any) -> tuple[int, int]:
     """Computes fan_in and fan_out of a leaf.
 
-    Args:
-      numbers: Reduction and output axes.
-      leaf: An array, or its `ShapeDtypeStruct`.
-
     Returns:
       The product of the sizes of the reduction axes, and that of the output axes.
     """
@@ -123,9 +118,6 @@ def fans(numbers: MuonDimensionNumbers, leaf: Any) -> tuple[int, int]:
 
 def to_matrices(numbers: MuonDimensionNumbers, leaf: jax.Array) -> jax.Array:
     """Arranges a leaf as matrices.
-
-    Args:
-      numbers: Reduction and output axes of the leaf.
 
     Returns:
       The same entries, shape [*batch axes, fan_in, fan_out].
@@ -142,11 +134,7 @@ def from_matrices(
     """Inverts `to_matrices`.
 
     Args:
-      numbers: Reduction and output axes of the leaf.
       leaf: An array with the shape of the result.
-
-    Returns:
-      The entries of `matrices`, with the axes of `leaf`.
     """
     axes = leaf_axes(numbers, leaf)
     order = axes.batch + axes.reduction + axes.output
@@ -163,10 +151,6 @@ def as_matrices(
 
     Args:
       function: Function of an array [..., fan_in, fan_out] that keeps its shape.
-      numbers: Reduction and output axes of the leaf.
-
-    Returns:
-      The result, with the axes of `leaf`.
     """
     return from_matrices(numbers, function(to_matrices(numbers, leaf)), leaf)
 
@@ -183,7 +167,6 @@ def map_matrices(
     Args:
       function: Called as `function(numbers, leaf)`.
       numbers: Tree of `MuonDimensionNumbers` and None, from a layout.
-      updates: A pytree of the same structure.
     """
     one = lambda n, leaf: leaf if n is None else function(n, leaf)
     return jax.tree.map(one, numbers, updates, is_leaf=_is_numbers)
@@ -200,11 +183,6 @@ def map_stacks(
     Args:
       function: Function of an array [..., fan_in, fan_out] that keeps its shape and
         treats every matrix alike.
-      numbers: Tree of `MuonDimensionNumbers` and None, from a layout.
-      updates: A pytree of the same structure.
-
-    Returns:
-      The pytree of results; leaves that are no matrices pass unchanged.
     """
     tree: Any  # its methods are not typed
     known, tree = jax.tree.flatten(numbers, is_leaf=_is_numbers)
@@ -226,15 +204,7 @@ def map_stacks(
 def in_stacks(
     function: Callable[[jax.Array], jax.Array], *matrices: jax.Array
 ) -> list[jax.Array]:
-    """Applies a function of matrices to stacks of those that have the same shape.
-
-    Args:
-      function: As for `map_stacks`.
-      *matrices: Arrays [..., m, n] of different shapes.
-
-    Returns:
-      The results, in the order of `matrices`.
-    """
+    """Applies a function of matrices to stacks of those that have the same shape."""
     alike: dict[Any, list[int]] = {}
     for i, x in enumerate(matrices):
         # Arrays that vary over other axes of a `jax.shard_map` are kept apart.

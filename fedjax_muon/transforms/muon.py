@@ -29,28 +29,13 @@ ShapeScale = Callable[[int, int], float]  # (fan_in, fan_out) -> factor
 
 
 def unscaled(fan_in: int, fan_out: int) -> float:
-    """Returns 1: the step has unit spectral norm, as in the federated papers.
-
-    Args:
-      fan_in: Not used. Product of the sizes of the axes that the layer sums over.
-      fan_out: Not used. Product of the sizes of the output axes.
-
-    Returns:
-      The factor of the step.
-    """
+    """Returns 1: the step has unit spectral norm, as in the federated papers."""
     del fan_in, fan_out
     return 1.0
 
 
 def jordan(fan_in: int, fan_out: int) -> float:
     """Computes sqrt(max(1, fan_out / fan_in)), as Jordan et al. 2024.
-
-    Args:
-      fan_in: Product of the sizes of the axes that the layer sums over.
-      fan_out: Product of the sizes of the output axes.
-
-    Returns:
-      The factor of the step.
 
     Example:
       >>> jordan(4, 16)
@@ -64,13 +49,6 @@ def moonlight(fan_in: int, fan_out: int) -> float:
 
     Liu et al. 2025, arXiv:2502.16982.
 
-    Args:
-      fan_in: Product of the sizes of the axes that the layer sums over.
-      fan_out: Product of the sizes of the output axes.
-
-    Returns:
-      The factor of the step.
-
     Example:
       >>> moonlight(4, 16)
       0.8
@@ -82,13 +60,6 @@ def spectral(fan_in: int, fan_out: int) -> float:
     """Computes sqrt(fan_out / fan_in), for features that do not depend on the width.
 
     Yang et al. 2023, arXiv:2310.17813.
-
-    Args:
-      fan_in: Product of the sizes of the axes that the layer sums over.
-      fan_out: Product of the sizes of the output axes.
-
-    Returns:
-      The factor of the step.
 
     Example:
       >>> spectral(4, 16)
@@ -109,9 +80,6 @@ def orthogonalize(
 
     Args:
       polar: Function of matrices [..., m, n] that returns their polar factors.
-
-    Returns:
-      A transformation without state.
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
@@ -129,8 +97,6 @@ def default_rule(
     """Selects the rule of an algorithm with the arguments `rule` and `polar`.
 
     Args:
-      rule: The user's rule, if any.
-      polar: The user's function for polar factors, if any.
       default: Function that makes the default rule from a function for polar factors.
     """
     if rule is None:
@@ -149,12 +115,6 @@ def scale_by_shape(
     """Multiplies every matrix by `scale(fan_in, fan_out)`.
 
     Other leaves pass unchanged.
-
-    Args:
-      scale: Factor of a matrix, such as `jordan`, `moonlight` or `spectral`.
-
-    Returns:
-      A transformation without state.
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
@@ -176,13 +136,6 @@ def scale_by_lmo(
 
     Use it for norms of whole leaves. The spectral norm depends on the layout of a leaf;
     its transformation is `orthogonalize`.
-
-    Args:
-      lmo: Linear minimization oracle, such as `linalg.lmo.euclidean` or
-        `linalg.lmo.max_norm`.
-
-    Returns:
-      A transformation without state.
     """
     return optax.stateless_with_tree_map(lambda g, _: -lmo(g))
 
@@ -205,10 +158,6 @@ def scale_by_muon(
       momentum: Weight of the past in [0, 1).
       nesterov: Whether `u = scale polar(g + momentum m)`.
       polar: Function of matrices [..., m, n] that returns their polar factors.
-      shape_scale: Factor of a matrix, as a function of (fan_in, fan_out).
-
-    Returns:
-      A transformation without a learning rate.
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.chain(
@@ -227,12 +176,8 @@ def by_rank(
     """Applies one rule to matrices and another to the other leaves.
 
     Args:
-      matrices: Rule for matrices.
       rest: Rule for the other leaves; by default the identity, which means plain
         gradient steps.
-
-    Returns:
-      A transformation without a learning rate.
     """
     rules = {"matrix": matrices, "rest": optax.identity() if rest is None else rest}
 
@@ -257,16 +202,9 @@ def muon(
 
     Args:
       momentum: Weight of the past in [0, 1).
-      nesterov: Whether the momentum is Nesterov's, see `scale_by_muon`.
-      polar: Function of matrices [..., m, n] that returns their polar factors.
-      shape_scale: Factor of a matrix, as a function of (fan_in, fan_out).
       rest: Rule for the other leaves; by default Adam with decays 0.9 and 0.95 and
         epsilon 1e-10, as in the public code of Jordan et al. and of Liu et al.,
         arXiv:2510.27403.
-      layout: Function that finds the matrices among the leaves.
-
-    Returns:
-      A transformation without a learning rate.
     """
     matrices = scale_by_muon(
         momentum,
@@ -292,12 +230,8 @@ def unit_directions(
     does not depend on the gradient.
 
     Args:
-      polar: Function of matrices [..., m, n] that returns their polar factors.
       normalize_vectors: Whether vectors are divided by their norms. If not, they pass
         unchanged, and a step is as long as the gradient.
-
-    Returns:
-      A transformation without a learning rate.
     """
     rest = scale_by_lmo(oracles.euclidean) if normalize_vectors else sign_scalars()
     return by_rank(orthogonalize(polar, layout=layout), rest, layout=layout)

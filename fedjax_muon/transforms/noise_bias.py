@@ -52,10 +52,8 @@ def muon_with_noise(
     Args:
       noise_std: Standard deviation of the noise in a gradient, independent in every
         coordinate and step; 0 is no correction.
-      momentum: Weight of the momentum before, in [0, 1).
       probes: Number of independent V, whose mean is taken.
       seed: Number that V is drawn from.
-      polar: Function of matrices [..., m, n] that returns their polar factors.
     """
     check_range("noise_std", noise_std, schedules=False)
     check_range("momentum", momentum, 0, 1, open_high=True, schedules=False)

@@ -180,32 +180,6 @@ def test_alignment_is_momentum_on_directions(trace, align):
     assert_same(alone, [X] * 5, 0)  # never moves
 
 
-# ----------------------------------------------------------------------- reductions
-@pytest.mark.parametrize("warm_start", [False, True])
-def test_correct_without_lmo_and_momentum_is_scaffold_for_one_step(warm_start):
-    for trace, server_lr in ((ONE_STEP, 1.0), (ONE_STEP_PARTIAL, 3 / 5)):
-        ours = fedmuon_correct(X, trace, 0.2, 1.0, identity, warm_start=warm_start)
-        assert_same(ours, scaffold(X, trace, 0.2, server_lr, warm_start))
-    ours = fedmuon_correct(X, FULL, 0.2, 1.0, identity, warm_start=warm_start)
-    assert apart(ours, scaffold(X, FULL, 0.2, 1.0, warm_start)) > 1e-3
-
-
-@TRACES
-def test_align_without_its_mechanisms_is_local_muon(trace):
-    for decay in (0.0, 0.1):
-        local = avg.local_muon(X, trace, COSINE, decay=decay)
-        ours = fedmuon_align(X, trace, COSINE, align=0.0, decay=decay, carry=False)
-        assert_same(ours, local)
-        kept = avg.local_muon_momentum(X, trace, COSINE, decay=decay)
-        assert_same(fedmuon_align(X, trace, COSINE, align=0.0, decay=decay), kept)
-        assert apart(kept, local) > 1e-3
-
-
-def test_local_muon_without_lmo_and_momentum_is_fedavg():
-    ours = local_muon_persistent(X, PARTIAL, 0.2, 1.0, identity)
-    assert_same(ours, avg.fedavg(X, PARTIAL, 0.2, server_lr=3 / 5))
-
-
 def centralised_muon(trace, b, lr, decay, ratio):
     """One worker, whose gradient is the mean over the trace's clients (Zhang & Gao)."""
     gradient = lambda x, batches: mean([toy_grad(x, batch) for batch in batches])
@@ -226,21 +200,6 @@ def test_synced_fedmuon_is_centralised_muon_for_one_step_or_one_client():
     assert_same(fedmuon(X, ONE_STEP, synced=True, **hyper), path)
     assert apart(fedmuon(X, ONE_STEP, **hyper), path) > 1e-3
     assert_same(fedmuon(X, ALONE, **hyper), centralised_muon(ALONE, **hyper))
-
-
-def test_shared_momentum_is_heavy_ball_on_the_mean_gradient():
-    # without U V^T and for one step the mean of the M_i is what the server needs
-    m, w, path = 0 * X["w"], X["w"], []
-    trace = matrix_only(ONE_STEP)
-    for _, data in trace.rounds:
-        g = mean([trace.grad({"w": w}, batches[0]) for batches in data])["w"]
-        m = 0.9 * m + g
-        w = w - 0.05 * m
-        path.append({"w": w})
-    hyper: dict[str, Any] = {"momentum": 0.9, "decay": 0.0, "direction": identity}
-    x = {"w": X["w"]}
-    assert_same(fedmuon_align(x, trace, 0.05, align=0.0, **hyper), path)
-    assert_same(avg.local_muon_momentum(x, trace, 0.05, **hyper), path)
 
 
 def test_muloco_with_a_trivial_server_is_persistent_local_muon():
@@ -285,10 +244,8 @@ def test_fedavg_of_one_step_is_gradient_descent_on_the_mean(trace):
     assert apart(by_size, plain) > 1e-3
 
 
-def test_fedprox_without_the_proximal_term_is_fedavg():
-    plain = avg.fedavg(X, PARTIAL, 0.2)
-    assert_same(fedprox(X, PARTIAL, 0.2, 0.0), plain)
-    # two steps by hand: the pull begins at the second one
+def test_two_steps_of_fedprox_by_hand():
+    # the pull begins at the second one
     two = draw_trace(8, 1, 1, 2, 6, 1, [9])
     a, b = two.rounds[0][1][0]
     x1 = {k: X[k] - 0.2 * toy_grad(X, a)[k] for k in X}
@@ -373,16 +330,10 @@ def test_weight_one_on_the_fresh_gradient_is_the_method_without_momentum(f, trac
     assert np.max(np.abs(moves[0] - moves[1])) > 0.01
 
 
-@TRACES
 @pytest.mark.parametrize("f", CONTROLLED)
-def test_c_is_the_mean_of_all_controls(f, trace):
-    states = f(X, trace, 0.05, b=0.3)
+def test_c_is_the_mean_of_all_controls(f):
+    states = f(X, PARTIAL, 0.05, b=0.3)
     assert_same([s.c for s in states], [mean(s.c_i) for s in states])
-
-
-def test_one_client_needs_no_controls():
-    plain = guided.fedavg_vr(X, ALONE, 0.2, 0.3)
-    assert_same(guided.scaffold_vr(X, ALONE, 0.2, 0.3), plain)
 
 
 # ------------------------------------------------------------------ normalised steps
@@ -496,13 +447,6 @@ def test_bi2clip_with_equal_thresholds_moves_every_entry_alike(trace):
         np.testing.assert_allclose(np.abs(b["w"] - a["w"]), 0.06, rtol=1e-12)
 
 
-# ------------------------------------------------------------- averaged momentum
-@TRACES
-def test_local_sgd_align_without_alignment_is_local_sgdm(trace):
-    path = local_sgd_align(X, trace, COSINE, 0.8, align=0.0)
-    assert_same(path, avg.local_sgdm(X, trace, COSINE, 0.8))
-
-
 @TRACES
 def test_local_sgd_align_is_fedmuon_with_the_identity_on_matrices(trace):
     trace, x = matrix_only(trace), {"w": X["w"]}
@@ -516,9 +460,3 @@ def test_local_adamw_align_without_both_parts_is_local_adamw(trace):
     assert_same(path, avg.local_adamw(X, trace, 0.02, b1=0.0, b2=0.0))
     first = local_adamw_align(X, trace, 0.02, align=0.0)[:1]
     assert_same(first, avg.local_adamw(X, trace, 0.02)[:1])
-
-
-def test_local_adamw_align_of_one_step_with_a_huge_eps_is_local_sgd_align():
-    """Adam is then m/(1-b1) over eps in each first step, and m/(1-b1) is heavy ball."""
-    path = local_adamw_align(X, ONE_STEP, 1e8, 0.8, eps=1e9, align=0.4, decay=0.0)
-    assert_same(path, local_sgd_align(X, ONE_STEP, 0.1, 0.8, 0.4), atol=1e-8)

@@ -90,7 +90,7 @@ def test_muon_takes_unequal_steps_and_the_server_their_mean():
     assert traces.farthest(path(algorithm, plans.mapped), want) < 1e-10
     # FedCM: x - x_i = sum of K_i directions; the momentum is their mean of all steps
     weights = np.array(SIZES, float)
-    got = path(fm.fedcm(0.1), plans.mapped, weights)
+    got = path(fm.fedavg_m(0.1), plans.mapped, weights)
     x, momentum = X, {name: np.zeros_like(leaf) for name, leaf in X.items()}
     for ids, data in CUT.rounds:
         p = weights[ids] / weights[ids].sum()

@@ -399,7 +399,7 @@ SLOW = {
         ),
         "--algorithm stem": "full participation only; use a cohort_size of all 16",
         "--algorithm scaffold --weighting examples": "has control variates",
-        "--plan chunked --chunk-size 0": "a chunk holds at least one client",
+        "--plan chunked --chunk-size 0": "chunk_size must be at least 1, got 0",
         "--model lenet --dataset digits": "LeNet",
         "--dataset breast_cancer --augmentation crop_and_flip": (
             "augmentation crop_and_flip does not fit breast_cancer: images"

@@ -20,8 +20,8 @@ from oracles.compression import (
 from traces import precision
 
 from fedjax_muon.compression.compressors import (
-    identity,
     memory_share,
+    no_compression,
     power_iteration,
     quantize,
     rank_share,
@@ -261,7 +261,7 @@ def test_quantize_keeps_constants(value):
 
 # the compressor and the bytes of an array of m x n, of numbers of `item` bytes
 EVERY = {
-    "identity": (identity(), lambda m, n, item: m * n * item),
+    "no_compression": (no_compression(), lambda m, n, item: m * n * item),
     "svd": (truncated_svd(2), lambda m, n, item: 2 * (m + n + 1) * item),
     "power": (power_iteration(3), lambda m, n, item: 3 * (m + n) * item),
     "top_k": (top_k(0.3), lambda m, n, item: round(0.3 * m * n) * (item + 4)),

@@ -179,8 +179,8 @@ def test_what_is_in_range_or_unknown_passes():
 
 # ------------------------------------------------------------------------- wrappers
 def test_map_exchanges_wraps_the_prologue_too():
-    def client(objective, shared, client_state, batches, round):
-        return shared, client_state
+    def client(objective, broadcast, client_state, batches, round):
+        return broadcast, client_state
 
     main = Exchange(broadcast_state, client, lambda state, mean, round: mean)
     algorithm = Algorithm(

@@ -21,7 +21,6 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
-    after_first,
     broadcast_state,
     no_client_state,
     numbers_of,
@@ -42,8 +41,8 @@ METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 def undecorated(lr: Hyper = 0.1) -> Algorithm:
     """FedAvg's step at the server, by someone who knows no recipes."""
 
-    def client(objective, shared, client_state, batches, round):
-        return objective.grad(shared, None, round.key), client_state
+    def client(objective, broadcast, client_state, batches, round):
+        return objective.grad(broadcast, None, round.key), client_state
 
     server = lambda state, mean, round: state - lr * mean
     exchange = Exchange(broadcast_state, client, server)
@@ -116,7 +115,7 @@ def test_numbers_that_may_not_be_schedules_are_numbers_flags_and_rules_are_none(
     fixed = numbers_of(algorithms.fedlada()).keys() - {"lr", "server_lr", "amend"}
     assert fixed == {"b1", "b2", "eps"}
     assert numbers_of(algorithms.fafed(beta=0.5))["beta"] == 0.5
-    changed = with_numbers(minimax.fedsgda_clip(), {"clip_norm": 2.0})
+    changed = with_numbers(METHODS["fedsgda_clip"].function(), {"clip_norm": 2.0})
     assert numbers_of(changed)["clip_norm"] == 2.0
     with pytest.raises(TypeError, match=r"^beta must be a number, got <function"):
         METHODS["fafed"].function(beta=lambda index: 0.5)
@@ -125,12 +124,12 @@ def test_numbers_that_may_not_be_schedules_are_numbers_flags_and_rules_are_none(
 @pytest.mark.slow
 def test_pairs_are_numbers_of_two_variables():
     rates = Pair(0.05, 0.15)
-    algorithm = minimax.local_sgda(lr=rates)
+    algorithm = METHODS["local_sgda"].function(lr=rates)
     assert numbers_of(algorithm) == {"lr": rates, "server_lr": 1.0}
     other = with_numbers(algorithm, {"lr": Pair(0.1, 0.01), "server_lr": Pair(1, 0.5)})
     assert numbers_of(other) == {"lr": Pair(0.1, 0.01), "server_lr": Pair(1, 0.5)}
     start = Pair(START["x"], START["y"])
-    wanted = minimax.local_sgda(lr=Pair(0.1, 0.01), server_lr=Pair(1, 0.5))
+    wanted = METHODS["local_sgda"].function(lr=Pair(0.1, 0.01), server_lr=Pair(1, 0.5))
     found = [path(one, start, SADDLE, objective=OBJECTIVE) for one in (other, wanted)]
     jax.tree.map(np.testing.assert_array_equal, *found)
     # one value for both variables, and back
@@ -253,7 +252,7 @@ def test_what_was_changed_since_is_no_longer_its_recipe():
     with pytest.raises(ValueError, match=r"^this algorithm does not know what made it"):
         with_numbers(changed, {"lr": 0.1})
     # neither inside of a wrapper, whose own numbers remain
-    assert numbers_of(compress(changed, compressors.identity())) == {}
+    assert numbers_of(compress(changed, compressors.no_compression())) == {}
     assert numbers_of(outer(changed)) == {"lr": 3.0}
 
 
@@ -271,17 +270,6 @@ def test_undecorated_algorithms_refuse_in_one_line():
     assert numbers_of(with_numbers(now(0.2), {"lr": 0.5})) == {"lr": 0.5}
 
 
-def test_gradients_in_the_place_of_numbers_are_refused():
-    grad_fn = lambda params, batch, key: params
-    for name, method in METHODS.items():
-        for more in ({}, {"lr": 0.1}):
-            said = rf"call {name}\(lr=\.\.\.\)"
-            with pytest.raises(TypeError, match=said) as caught:
-                method.function(grad_fn, **more)
-            (line,) = str(caught.value).splitlines()
-            assert "Objective(grad)" in line
-
-
 def test_every_method_takes_schedules_by_name():
     """Presets hand them on by name too."""
     schedule = lambda index: 0.1 / (1 + index)
@@ -290,13 +278,3 @@ def test_every_method_takes_schedules_by_name():
         assert known(algorithm).arguments["lr"] is schedule, name
         assert "lr" not in numbers_of(algorithm), name
         assert numbers_of(with_numbers(algorithm, {"lr": 0.2}))["lr"] == 0.2, name
-
-
-def test_a_schedule_is_given_by_name():
-    schedule = lambda index: 0.1 / (1 + index)
-    with pytest.raises(TypeError, match="by name, lr=schedule"):
-        fedavg(schedule)
-    want = [schedule(index) for index in range(2)]
-    recipe = known(fedavg(lr=schedule))
-    assert [recipe.arguments["lr"](index) for index in range(2)] == want
-    assert callable(known(fedmuon(momentum=after_first(0.9))).arguments["momentum"])

@@ -10,7 +10,7 @@ import pytest
 from federation import DATA, NAMES, TASK, as_float64, assert_same_bits, cut, gradient
 
 from fedjax_muon.decentralized import (
-    dpmixsgd_unclipped,
+    ALL,
     dsgd,
     gradient_tracking,
     topology,
@@ -169,7 +169,8 @@ def assert_close(found, expected):
 
 @SLOW
 def test_devices_share_the_agents_in_one_program(caplog):
-    algorithm = dpmixsgd_unclipped(LR, beta=0.1, sigma=0.1)  # tracks, and draws noise
+    # tracks, and draws noise
+    algorithm = ALL["dpmixsgd_unclipped"].function(LR, beta=0.1, sigma=0.1)
     parts = cut([8, 10, 12, 6, 8, 9, 11, 8])
     sizes = {"parts": parts, "weights": topology.metropolis(topology.ring(8))}
     here = simulated(algorithm, **sizes)

@@ -10,8 +10,6 @@ import pytest
 import scipy.stats
 from federation import assert_same_bits
 from gossip_cases import (
-    BEGIN,
-    BETA,
     BOUND,
     INSIDE,
     LR,
@@ -24,7 +22,6 @@ from gossip_cases import (
     M,
     T,
     draws,
-    inside,
     pair,
     run,
     states_of,
@@ -37,9 +34,6 @@ from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import (
     ALL,
-    dm_hsgd,
-    dpmixsgd_unclipped,
-    dsgda,
     engine as gossip_engine,
 )
 from fedjax_muon.decentralized.dsgd import dsgd
@@ -123,50 +117,6 @@ def test_vectors_may_keep_their_lengths(name):
         algorithm = ALL[name].function(**hyper, normalize_vectors=False)
         states = run(algorithm, Objective(plain_grad), dense(WEIGHTS), X, MINIMUM)
     compare(states.params, expected(X, MINIMUM, hyper["lr"], vectors=False))
-
-
-@PORTABLE
-@pytest.mark.slow
-def test_a_lone_agent_descends_and_ascends_by_storm():
-    batches = [batches[2:3] for batches in TRACE.batches]
-    alone = TRACE._replace(batches=batches, W=lambda t: np.eye(1))
-    with jax.enable_x64(True):
-        algorithm = dm_hsgd(LR, beta=BETA)
-        states = run(algorithm, INSIDE, dense(np.eye(1)), pair(START), alone)
-    onward = lambda g, new, old, k: {n: new[n] + k * (g[n] - old[n]) for n in g}
-    x, y, g, h, before = BEGIN["x"], BEGIN["y"], None, None, None
-    for t, (batch,) in enumerate(alone.batches):
-        new = alone.grad({"x": x, "y": y}, batch)
-        if t:
-            old = alone.grad(before, batch)
-            g = onward(g, new["x"], old["x"], 1 - BETA.x)
-            h = onward(h, new["y"], old["y"], 1 - BETA.y)
-        else:
-            g, h = new["x"], new["y"]
-        before = {"x": x, "y": y}
-        x = {n: x[n] - LR.x * g[n] for n in x}
-        y = inside({n: y[n] + LR.y * h[n] for n in y})
-        for found, want in ((states.params.x, x), (states.params.y, y)):
-            for n in want:
-                np.testing.assert_allclose(found[n][t, 0], want[n], atol=1e-12)
-
-
-@PORTABLE
-@pytest.mark.slow
-def test_on_the_complete_graph_dsgda_is_sgda_on_the_mean_gradient():
-    with jax.enable_x64(True):
-        complete = dense(np.full((M, M), 1 / M))
-        states = run(dsgda(LR), INSIDE, complete, pair(START), TRACE)
-    x, y = BEGIN["x"], BEGIN["y"]
-    for t, batches in enumerate(TRACE.batches):
-        gradients = [TRACE.grad({"x": x, "y": y}, batch) for batch in batches]
-        x = {n: x[n] - LR.x * np.mean([g["x"][n] for g in gradients], 0) for n in x}
-        y = {n: y[n] + LR.y * np.mean([g["y"][n] for g in gradients], 0) for n in y}
-        y = inside(y)
-        for found, want in ((states.params.x, x), (states.params.y, y)):
-            for n in want:
-                for i in range(M):
-                    np.testing.assert_allclose(found[n][t, i], want[n], atol=1e-12)
 
 
 KEY = jax.random.key(2)
@@ -266,7 +216,9 @@ def compiled_run(algorithm, dtype):
 )
 def test_noise_of_size_zero_changes_no_bit(dtype, sigma):
     with jax.enable_x64(dtype == "float64"):
-        algorithm = dpmixsgd_unclipped(**MINIMAX["dm_hsgd"][0], sigma=sigma)
+        algorithm = ALL["dpmixsgd_unclipped"].function(
+            **MINIMAX["dm_hsgd"][0], sigma=sigma
+        )
         found = compiled_run(algorithm, dtype)
     assert_same_bits(found, silent(dtype))
     assert flat(found.params).dtype == dtype
@@ -486,14 +438,8 @@ def test_methods_work_with_their_defaults_and_with_their_grids(name):
             assert isinstance(ALL[name].function(**{hyper: value}), Gossip)
             both = {hyper: Pair(value, value)}
             assert isinstance(ALL[name].function(**both), Gossip)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_methods_refuse_rates_out_of_range(name):
     with pytest.raises(ValueError, match=r"lr\.y must lie in \[0, infinity\), got -1"):
         ALL[name].function(lr=Pair(0.1, -1))
-    with pytest.raises(TypeError, match="lr must be a number or a schedule, got '1'"):
-        ALL[name].function(lr="1")
 
 
 @pytest.mark.parametrize(

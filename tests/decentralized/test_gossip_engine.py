@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 from gossip_cases import FREE, LR, SIGMA, START, TRACE, WEIGHTS, M, pair, run
@@ -11,12 +12,13 @@ from oracles.gossip import draw_weights
 from traces import compilations
 
 from fedjax_muon.core import Objective, tree
-from fedjax_muon.decentralized import ALL, dp_sgda_unclipped, dsgda, topology
+from fedjax_muon.decentralized import ALL, topology
 from fedjax_muon.decentralized.engine import make, traffic
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 
 KEY = jax.random.key(1)
+TORUS = nx.convert_node_labels_to_integers(nx.grid_2d_graph(3, 4, periodic=True))
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 # what an agent hears when all tell their batches
 ECHO = Gossip(
@@ -99,12 +101,12 @@ DIRECTED += 0.2 * np.roll(np.eye(8), 4, 1)
 @pytest.mark.parametrize(
     ("W", "devices"),
     [
-        (topology.metropolis(topology.torus(3, 4)), 4),
+        (topology.metropolis(TORUS), 4),
         (DIRECTED, 2),
         slow(topology.metropolis(topology.ring(3)), 1),
         slow(topology.metropolis(topology.ring(4)), 4),
         slow(topology.metropolis(topology.ring(8)), 2),
-        slow(topology.metropolis(topology.torus(3, 4)), 2),
+        slow(topology.metropolis(TORUS), 2),
         slow(topology.metropolis(topology.exponential(8)), 4),
         slow(DIRECTED, 1),
         slow(DIRECTED, 4),
@@ -137,7 +139,7 @@ def test_shifts_of_constants(devices):
 def test_only_offsets_with_weights_are_shifted():
     offsets = lambda W: list(shifted(W).args[0])
     assert offsets(DIRECTED) == [0, 1, 4]
-    torus = topology.metropolis(topology.torus(3, 4))
+    torus = topology.metropolis(TORUS)
     assert offsets(torus) == [0, 1, 3, 4, 8, 9, 11]
 
 
@@ -167,7 +169,7 @@ def test_only_rows_that_cross_are_sent():
 def test_a_method_over_devices_is_the_same_method():
     many = TRACE._replace(batches=[(b * 2)[:8] for b in TRACE.batches[:3]])
     weights, params, single = draw_weights(8, 8), pair(START), jnp.float32
-    algorithm = dp_sgda_unclipped(LR, sigma=SIGMA)
+    algorithm = ALL["dp_sgda_unclipped"].function(LR, sigma=SIGMA)
     here = run(algorithm, FREE, dense(weights), params, many, single)
     four = jax.devices()[:4]
     there = run(algorithm, FREE, sparse(weights), params, many, single, four)
@@ -176,7 +178,7 @@ def test_a_method_over_devices_is_the_same_method():
 
 
 def test_one_compiled_step_serves_all_iterations():
-    start, step = make(dsgda(LR), FREE, dense(WEIGHTS), M)
+    start, step = make(ALL["dsgda"].function(LR), FREE, dense(WEIGHTS), M)
     batches = tuple(
         jnp.asarray(np.stack(leaf), jnp.float32)
         for leaf in zip(*TRACE.batches[1], strict=True)

@@ -16,9 +16,17 @@ from fedjax_muon.reporting import plots
 
 WEIGHTS = {"metropolis": topology.metropolis, "constant": topology.constant}
 KEYS = [jax.random.key(seed) for seed in range(600)]
+
+
+def torus(*shape):
+    """A grid that is closed along both sides."""
+    grid = nx.grid_2d_graph(*shape, periodic=True)
+    return nx.convert_node_labels_to_integers(grid)
+
+
 GRAPHS = {
     "ring": topology.ring(7),
-    "torus": topology.torus(3, 4),
+    "torus": torus(3, 4),
     "complete": topology.complete(5),
     "star": topology.star(6),
     "exponential": topology.exponential(11),
@@ -73,15 +81,6 @@ def test_edges_are_those_of_the_definitions(m):
     for make in (topology.ring, topology.complete, topology.star, topology.exponential):
         assert list(make(m)) == list(range(m))
         assert list(make(np.int64(m))) == list(range(m))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
-@pytest.mark.parametrize("columns", [1, 2, 4])
-def test_a_torus_is_the_product_of_two_rings(rows, columns):
-    a, b = (nx.to_numpy_array(topology.ring(m)) for m in (rows, columns))
-    product = np.kron(a, np.eye(columns)) + np.kron(np.eye(rows), b)
-    torus = topology.torus(rows, columns)  # r * columns + c, edges once
-    np.testing.assert_array_equal(nx.to_numpy_array(torus), product)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -226,15 +225,13 @@ draw = lambda agents=4, p=0.5, key=KEYS[0]: topology.erdos_renyi(agents, p, key=
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, True, "3"])
 def test_numbers_of_agents_are_refused(bad):
-    message = f"must be a whole number at least 1, got {bad!r}$"
+    wrong = isinstance(bad, int) and not isinstance(bad, bool)
+    error = ValueError if wrong else TypeError
+    message = f"must be {'at least 1' if wrong else 'a whole number'}, got {bad!r}$"
     names = ("ring", "complete", "star", "exponential")
     for make in (draw, *(getattr(topology, name) for name in names)):
-        with pytest.raises(ValueError, match=f"^agents {message}"):
+        with pytest.raises(error, match=f"^agents {message}"):
             make(bad)
-    with pytest.raises(ValueError, match=f"^rows {message}"):
-        topology.torus(bad, 3)
-    with pytest.raises(ValueError, match=f"^columns {message}"):
-        topology.torus(3, bad)
 
 
 def test_probabilities_and_keys_are_refused():
@@ -340,12 +337,12 @@ def test_a_graph_is_always_the_same_picture(tmp_path):
         plots.graph(graph, tmp_path / "graph.png", **how)
         return matplotlib.image.imread(tmp_path / "graph.png")
 
-    first = drawn(topology.torus(3, 4), title="torus")
+    first = drawn(torus(3, 4), title="torus")
     assert min(first.shape[:2]) > 200
-    assert np.array_equal(first, drawn(topology.torus(3, 4), title="torus"))
-    for graph in (topology.torus(2, 6), topology.torus(4, 4)):
+    assert np.array_equal(first, drawn(torus(3, 4), title="torus"))
+    for graph in (torus(2, 6), torus(4, 4)):
         assert np.any(first != drawn(graph, title="torus"))
-    assert np.any(first != drawn(topology.torus(3, 4)))
+    assert np.any(first != drawn(torus(3, 4)))
 
 
 def test_a_picture_states_numbers_and_gap(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def note_keys(slot):
     """An exchange in which everybody writes down the keys that they were given."""
     data = jax.random.key_data
 
-    def client(objective, shared, client_state, batches, round):
+    def client(objective, broadcast, client_state, batches, round):
         given = {slot: data(round.key), f"{slot} draw": batches[0]}
         return jnp.zeros(()), {**client_state, **given}
 
@@ -110,8 +110,8 @@ def newton():
         (a,), (b,) = batches
         return a @ x - b, {**client_state, "asked": client_state["asked"] + 1}
 
-    def curvature(objective, shared, client_state, batches, round):
-        seen = {"gradient": shared, "asked": client_state["asked"] + 1}
+    def curvature(objective, broadcast, client_state, batches, round):
+        seen = {"gradient": broadcast, "asked": client_state["asked"] + 1}
         return batches[0][0], seen
 
     begin = lambda params: {"gradient": params, "asked": jnp.int32(0)}
@@ -175,7 +175,10 @@ def census():
     """Everybody writes down what they are told of the round."""
     numbers = lambda r: (r.index, r.steps, r.clients, r.fraction)
     told = lambda round: jnp.stack([jnp.float32(v) for v in numbers(round)])
-    client = lambda _, shared, __, batches, round: (batches[0] * shared, told(round))
+    client = lambda _, broadcast, __, batches, round: (
+        batches[0] * broadcast,
+        told(round),
+    )
     server = lambda state, mean, round: state._replace(seen=told(round))
     exchange = Exchange(lambda state, round: state.params, client, server)
     nobody = jnp.zeros(4)
@@ -302,7 +305,7 @@ def test_the_plan_of_cpus_is_mapped_and_there_is_a_client():
     assert jax.default_backend() == "cpu"
     assert plans.default_plan() is plans.mapped
     for count in (0, -3):
-        message = f"^a chunk holds at least one client, got size {count}$"
+        message = f"^chunk_size must be at least 1, got {count}$"
         with pytest.raises(ValueError, match=message):
             plans.chunked(count)
         message = f"^num_clients must be at least 1, got {count}$"

@@ -21,7 +21,7 @@ from experiments.papers import (
 from experiments.papers.dpmixsgd_002 import PANELS, PRINTED, Cell, Runner
 from fedjax_muon import minimax
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.decentralized import dpmixsgd_unclipped
+from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, PrivacySpec, report
@@ -123,7 +123,7 @@ def test_a_cell_is_the_method_with_its_noise(adult):
     problem = runner.problem(JOB, 5, False)
     sizes = {"weights": problem.weights(3, 0.8), "batch_size": 20, "first_size": 80}
     alone = decentralize(
-        dpmixsgd_unclipped(Pair(0.1, 0.01), beta=0.5, sigma=1.0),
+        ALL["dpmixsgd_unclipped"].function(Pair(0.1, 0.01), beta=0.5, sigma=1.0),
         robust.robust_logistic(123, 5, robust.agents),
         *(problem.dataset, problem.parts(3)),
         **sizes,

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federation import assert_same_bits
-from oracles.saddle_cases import FULL, FULL_ONLY, PARTIAL, START
+from oracles.saddle_cases import PARTIAL, START
 from saddle import OBJECTIVE
 from sklearn.metrics import roc_auc_score
-from traces import compilations, stack
+from traces import stack
 
 from fedjax_muon import algorithms, data, engine, models
-from fedjax_muon.compression.compress import compress
-from fedjax_muon.compression.compressors import quantize
 from fedjax_muon.core import Algorithm, Objective, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import partition
@@ -28,7 +26,6 @@ from fedjax_muon.simulation.training import Record, train
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.heavy_tails import alpha_stable, noisy
 
-N, KEY = 5, jax.random.key(7)
 POINT = Pair(START["x"], START["y"])
 
 
@@ -36,109 +33,7 @@ def single(t):
     return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), t)
 
 
-def close(a, b):
-    """Equal up to float32 sums in another order."""
-    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, 1e-5, 1e-5), a, b)
-
-
-def farthest(a, b) -> float:
-    return max(jax.tree.leaves(jax.tree.map(lambda u, v: np.max(np.abs(u - v)), a, b)))
-
-
-class Warm(NamedTuple):
-    """A method in the middle of its work."""
-
-    name: str
-    algorithm: Algorithm
-    step: Any  # a compiled round, one client after the other
-    state: engine.State  # after two rounds
-    given: tuple  # cohort, batches, weights and key of the third
-
-    def third(self, **changes):
-        names = ("cohort", "batches", "weights", "key")
-        given = {**dict(zip(names, self.given, strict=True)), **changes}
-        return self.step(self.state, *given.values())
-
-
-def arguments(name, r):
-    """Cohort, batches, weights and key of a round of two steps."""
-    ids, data = (FULL if name in FULL_ONLY else PARTIAL).rounds[r]
-    batches = jax.tree.map(lambda a: a[:, :2], stack(data))
-    return jnp.array(ids), single(batches), jnp.ones(len(ids)), KEY
-
-
-def begun(algorithm):
-    """The state before round 0."""
-    state = engine.init(algorithm, single(POINT), N)
-    if algorithm.prologue:
-        start = jax.jit(engine.make_prologue(algorithm, OBJECTIVE, N, plans.mapped))
-        first = single(stack(FULL.first))
-        state, received = start(state, jnp.arange(N), first, jnp.ones(N), KEY)
-        assert bool(received.all())
-    return state
-
-
-def by_hand(algorithm, state, given):
-    """The same round in plain Python, one client after the other, nothing compiled."""
-    with jax.disable_jit():
-        round = engine.make_round(algorithm, OBJECTIVE, N, plans.loop)
-        return round(state, *given)
-
-
 SLOW = pytest.mark.slow
-# clients with states; a prologue and full participation
-WARM = ["sagda", pytest.param("fedsgda_m", marks=SLOW)]
-
-
-@pytest.fixture(scope="module", params=WARM)
-def warm(request):
-    algorithm = ALL[request.param].function()
-    assert algorithm.full_participation == (request.param in FULL_ONLY)
-    step = jax.jit(engine.make_round(algorithm, OBJECTIVE, N, plans.mapped))
-    state = begun(algorithm)
-    for r in range(2):
-        state, received = step(state, *arguments(request.param, r))
-        assert bool(received.all())
-    assert compilations(step) == 1
-    given = arguments(request.param, 2)
-    return Warm(request.param, algorithm, step, state, given)
-
-
-# ------------------------------------------------------------------------ execution
-@pytest.mark.slow
-def test_plans_agree(warm):
-    want, received = warm.third()
-    moved = tree.sub(want.server.params, warm.state.server.params)
-    for variable in moved:  # both take part
-        assert farthest(variable, tree.zeros_like(variable)) > 1e-3
-    close(by_hand(warm.algorithm, warm.state, warm.given), (want, received))
-    step = jax.jit(engine.make_round(warm.algorithm, OBJECTIVE, N, plans.chunked(2)))
-    close(step(warm.state, *warm.given), (want, received))
-
-
-def test_the_order_of_the_cohort_is_irrelevant(warm):
-    cohort, batches, *_ = warm.given
-    uneven = jnp.arange(1.0, len(cohort) + 1)
-    flip = jnp.roll(jnp.arange(len(cohort))[::-1], 1)
-    turned = jax.tree.map(lambda a: a[flip], (cohort, batches, uneven))
-    state, received = warm.third(weights=uneven)
-    names = ("cohort", "batches", "weights")
-    flipped = warm.third(**dict(zip(names, turned, strict=True)))
-    close(state, flipped[0])
-    assert_same_bits(
-        (state.client_states, received[flip]), (flipped[0].client_states, flipped[1])
-    )
-
-
-@pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
-def test_a_client_that_sends_nonsense_was_never_sampled(warm, poison):
-    a, target, weight = warm.given[1]
-    state, received = warm.third(batches=(a, target.at[1, 1, 0].set(poison), weight))
-    rest = [i != 1 for i in range(len(warm.given[0]))]
-    assert received.tolist() == rest
-    dropped, _ = warm.third(weights=jnp.array(rest, jnp.float32))
-    assert_same_bits(state, dropped)
-    assert bool(tree.all_finite(state))
 
 
 # -------------------------------------------------------------------- communication
@@ -151,7 +46,8 @@ COST |= dict.fromkeys(CONTROLLED, ((2, 2), (0, 0)))
 
 
 def traffic(algorithm):
-    batches = jax.tree.map(lambda a: a[0], arguments("fsgda", 0)[1])
+    _, data = PARTIAL.rounds[0]
+    batches = jax.tree.map(lambda a: a[0, :2], single(stack(data)))
     return [
         engine.traffic(exchanges, algorithm, OBJECTIVE, single(POINT), batches)
         for exchanges in (algorithm.exchanges, algorithm.prologue)
@@ -164,31 +60,6 @@ def test_traffic_is_the_papers():
     shares = lambda sent: tuple((down / pair, up / pair) for down, up in sent)
     sent = {name: traffic(method.function()) for name, method in ALL.items()}
     assert {name: shares(both) for name, both in sent.items()} == COST
-
-
-def compressed(warm, compressor):
-    """The method compressed, and what it makes of the round at hand."""
-    algorithm = compress(ALL[warm.name].function(), compressor)
-    state = engine.init(algorithm, single(POINT), N)
-    client_states = state.client_states._replace(inner=warm.state.client_states)
-    state = state._replace(
-        server=warm.state.server, client_states=client_states, index=warm.state.index
-    )
-    state, received = by_hand(algorithm, state, warm.given)
-    assert bool(received.all())
-    return algorithm, state
-
-
-@SLOW
-@pytest.mark.parametrize("warm", ["sagda"], indirect=True)
-def test_coarse_messages_are_smaller_and_near(warm):
-    coarse, state = compressed(warm, quantize(8))
-    (before, _), (after, _) = traffic(warm.algorithm), traffic(coarse)
-    assert after.up < before.up
-    assert after.down == before.down
-    want, _ = warm.third()
-    moved = farthest(want.server.params, warm.state.server.params)
-    assert 0 < farthest(state.server.params, want.server.params) < 0.05 * moved
 
 
 # ------------------------------------------------------------------------- the rows

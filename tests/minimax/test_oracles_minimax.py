@@ -15,7 +15,7 @@ from oracles.saddle_cases import FULL, FULL_ONLY, ORACLES, PARTIAL, START, flat
 from saddle import OBJECTIVE
 from traces import path
 
-from fedjax_muon.algorithms import fedmuon_unsynced
+from fedjax_muon.algorithms import fedmuon
 from fedjax_muon.core import after_first, tree
 from fedjax_muon.core.pair import Pair, on_y
 from fedjax_muon.linalg import newton_schulz as kernel
@@ -148,6 +148,6 @@ def test_local_sgdam_may_start_from_each_clients_own_gradient():
     settings = ORACLES["local_sgdam"][1]
     expected = ORACLES["local_sgdam"][0](START, PARTIAL, **settings, own_start=True)
     given = hyper("local_sgdam", settings)
-    algorithm = fedmuon_unsynced(**given, rule=optax.identity())
+    algorithm = fedmuon(**given, rule=optax.identity(), synced=False)
     found = path(algorithm, POINT, PARTIAL, objective=OBJECTIVE)
     assert farthest(as_history(found), flat(expected)) <= 1e-10

@@ -226,23 +226,6 @@ def test_storm_is_centralised(trace):
     assert_same(oracle.fedsgda_m(START, trace, **RATES, a_x=0.3, a_y=0.2), path)
 
 
-def test_storm_without_memory_is_local_sgda_after_the_first_step():
-    seen = [mean_gradient(FULL, START, [c[j] for c in FULL.first]) for j in range(2)]
-    d = {v: mean([g[v] for g in seen]) for v in "xy"}
-    expected = oracle.local_sgda(descend_ascend(START, d, **RATES), FULL, **RATES)
-    assert_same(oracle.fedsgda_m(START, FULL, **RATES, a_x=1.0, a_y=1.0), expected)
-
-
-def test_momentum_without_memory_is_sgda_one_batch_late():
-    at, g, path = START, mean_gradient(ALONE, START, ALONE.first[0]), []
-    for _, data in ALONE.rounds:
-        for batch in data[0]:
-            at = descend_ascend(at, g, **RATES)
-            g = ALONE.grad(at, batch)
-        path.append(at)
-    assert_same(oracle.local_sgdam(START, ALONE, **RATES, b_x=1.0, b_y=1.0), path)
-
-
 def test_alone_the_guided_methods_have_a_momentum_of_round_means():
     # g = g_i cancels, and u is constant in a round; K = 4, one client
     fresh = {"x": 0.3, "y": 0.2}
@@ -274,13 +257,6 @@ def test_identical_clients_are_one_client(name):
     assert apart(history, [START]) > 1e-2
 
 
-def test_sagda_is_fsgda_before_its_controls_count():
-    controlled = oracle.sagda(START, FULL, **RATES, **SERVER)
-    free = oracle.fsgda(START, FULL, **RATES, **SERVER)
-    assert_same(controlled[:1], free[:1])
-    assert apart(controlled, free) > 1e-3
-
-
 # -------------------------------------------------------------------------- FESS-GDA
 @TRACES
 def test_smoothed_server_reduces_to_local_sgda(trace):
@@ -306,17 +282,6 @@ def test_smoothed_server_descends_on_the_proximal_function(beta):
     path = [at for at, _ in centralised(ONE_STEP, step, (START, START["x"]))]
     ours = oracle.fess_gda(START, ONE_STEP, **RATES, **SERVER, rho=2.0, beta=beta)
     assert_same(ours, path)
-
-
-@TRACES
-def test_smoothed_round_is_one_of_fsgda_less_k_pulls(trace):
-    path = oracle.fess_gda(START, trace, **RATES, **SERVER, rho=2.0, beta=0.3)
-    at, z = START, START["x"]
-    for now, one in zip(path, trace.rounds, strict=True):
-        free = oracle.fsgda(at, trace._replace(rounds=[one]), **RATES, **SERVER)[0]
-        pull = times(4 * RATES["lr_x"] * 1.2 * 2.0, sub(at["x"], z))
-        assert_same([now], [{"x": sub(free["x"], pull), "y": free["y"]}])
-        at, z = now, add(times(0.7, z), times(0.3, now["x"]))
 
 
 def test_projection_holds_locally_and_on_the_server():

@@ -103,92 +103,16 @@ def normalise_whole(d: Params) -> Params:
     return each(lambda leaf: leaf / norm, d) if norm > 0 else zeros(d)
 
 
-def scaffold_m_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
-    """SCAFFOLD-M (Cheng et al. 2024, arXiv 2306.16504; from memory).
+def _states(x, trace, lr, b, server_lr, direction, momentum, step=lambda d: d):
+    """The rounds that all four methods with controls share.
 
-    ``d = b (grad - c_i + c) + (1-b) g``; ``x_i <- x_i - lr d``; ``c_i^+`` the mean of
-    the K gradients; ``g <- -mean_S(x_i - x)/(lr K)``; ``x += server_lr mean_S(x_i -
-    x)``; ``c += (1/N) sum_S(c_i^+ - c_i)``. Controls and g are 0 first, b = 1 in
-    round 0.
-    """
-    N = trace.num_clients
-    g, c, c_i = zeros(x), zeros(x), [zeros(x)] * N
-    history = []
-    for r, (ids, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        b_r = 1.0 if r == 0 else b
-        deltas, fresh = [], list(c_i)
-        for i, batches in zip(ids, data, strict=True):
-            xi, raw = x, []
-            for batch in batches:
-                gradient = trace.grad(xi, batch)
-                raw.append(gradient)
-                d = times(b_r, add(sub(gradient, c_i[i]), c))
-                d = add(d, times(1 - b_r, g))
-                xi = sub(xi, times(eta, d))
-            fresh[i] = mean(raw)
-            deltas.append(sub(xi, x))
-        g = times(-1 / (len(data[0]) * eta), mean(deltas))
-        x = add(x, times(server_lr, mean(deltas)))
-        c = add(c, times(1 / N, total([sub(fresh[i], c_i[i]) for i in ids])))
-        c_i = fresh
-        history.append(Guided(x, g, c, c_i))
-    return history
-
-
-def scaffold_m(x, trace, lr, b=0.1, server_lr=1.0):
-    """The parameters of `scaffold_m_states` (Cheng et al. 2024)."""
-    return [s.x for s in scaffold_m_states(x, trace, lr, b, server_lr)]
-
-
-def padamfed_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
-    """PAdaMFed (Yan et al., ICLR 2025, the version without variance reduction).
-
-    ``h = b c + (1-b) g``; ``d = b grad - b c_i + h``; ``x_i <- x_i - lr d/|d|``, the
-    norm over the whole model; ``c_i^+`` the mean of the K gradients. Server, c being
-    the old one: ``g <- b [c + mean_S(c_i^+ - c_i)] + (1-b) g``, then ``c += (1/N)
-    sum_S(c_i^+ - c_i)``; ``x += server_lr mean_S(x_i - x)``. Controls and g are 0
-    first, b = 1 in round 0.
-    """
-    N = trace.num_clients
-    g, c, c_i = zeros(x), zeros(x), [zeros(x)] * N
-    history = []
-    for r, (ids, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        b_r = 1.0 if r == 0 else b
-        h = add(times(b_r, c), times(1 - b_r, g))
-        deltas, fresh = [], list(c_i)
-        for i, batches in zip(ids, data, strict=True):
-            xi, raw = x, []
-            for batch in batches:
-                gradient = trace.grad(xi, batch)
-                raw.append(gradient)
-                d = add(sub(times(b_r, gradient), times(b_r, c_i[i])), h)
-                xi = sub(xi, times(eta, normalise_whole(d)))
-            fresh[i] = mean(raw)
-            deltas.append(sub(xi, x))
-        changes = [sub(fresh[i], c_i[i]) for i in ids]
-        g = add(times(b_r, add(c, mean(changes))), times(1 - b_r, g))
-        c = add(c, times(1 / N, total(changes)))
-        c_i = fresh
-        x = add(x, times(server_lr, mean(deltas)))
-        history.append(Guided(x, g, c, c_i))
-    return history
-
-
-def padamfed(x, trace, lr, b=0.1, server_lr=1.0):
-    """The parameters of `padamfed_states` (Yan et al., ICLR 2025)."""
-    return [s.x for s in padamfed_states(x, trace, lr, b, server_lr)]
-
-
-def scaffold_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
-    """SCAFFOLD-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
-
-    ``d = grad(x_i; xi) - b (c_i - c) + (1-b)(g - grad(x^{r-1}; xi))``, the same batch
-    at both points; ``x_i <- x_i - lr d``; ``c_i^+`` the mean of the K gradients at the
-    local points; ``g <- -mean_S(x_i - x)/(lr K)``; ``x += server_lr mean_S(x_i - x)``;
-    ``c += (1/N) sum_S(c_i^+ - c_i)``. Controls and g are 0 first, x^{-1} = x^0, b = 1
-    in round 0.
+    ``d = direction(new, old, c_i, c, g, b)`` of the gradients at x_i and at the last
+    round's x, on the same batch; ``x_i <- x_i - lr step(d)``; ``c_i^+`` the mean of the
+    K gradients at the local points. Server, c being the old one: ``g <-
+    momentum(moved, d, change, c, g, b)`` with ``moved = -mean_S(x_i - x)/(lr K)`` and
+    the means over the cohort of d and of ``c_i^+ - c_i``; ``c += (1/N) sum_S(c_i^+ -
+    c_i)``; ``x += server_lr mean_S(x_i - x)``. Controls and g are 0 first, x^{-1} =
+    x^0, b = 1 in round 0.
     """
     N = trace.num_clients
     x_prev, g, c, c_i = x, zeros(x), zeros(x), [zeros(x)] * N
@@ -196,62 +120,20 @@ def scaffold_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
     for r, (ids, data) in enumerate(trace.rounds):
         eta = rate(lr, r)
         b_r = 1.0 if r == 0 else b
-        deltas, fresh = [], list(c_i)
-        for i, batches in zip(ids, data, strict=True):
-            xi, raw = x, []
-            for batch in batches:
-                new, old = trace.grad(xi, batch), trace.grad(x_prev, batch)
-                raw.append(new)
-                d = sub(new, times(b_r, sub(c_i[i], c)))
-                d = add(d, times(1 - b_r, sub(g, old)))
-                xi = sub(xi, times(eta, d))
-            fresh[i] = mean(raw)
-            deltas.append(sub(xi, x))
-        g = times(-1 / (len(data[0]) * eta), mean(deltas))
-        x_prev = x
-        x = add(x, times(server_lr, mean(deltas)))
-        c = add(c, times(1 / N, total([sub(fresh[i], c_i[i]) for i in ids])))
-        c_i = fresh
-        history.append(Guided(x, g, c, c_i))
-    return history
-
-
-def scaffold_vr(x, trace, lr, b=0.1, server_lr=1.0):
-    """The parameters of `scaffold_vr_states` (Cheng et al. 2024)."""
-    return [s.x for s in scaffold_vr_states(x, trace, lr, b, server_lr)]
-
-
-def padamfed_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
-    """PAdaMFed-VR (Yan et al., ICLR 2025).
-
-    ``h = b c + (1-b) g``; ``d = grad(x_i; xi) - b c_i + h - (1-b) grad(x^{r-1}; xi)``,
-    the same batch at both points; ``x_i <- x_i - lr d/|d|``, the norm over the whole
-    model; ``c_i^+`` the mean of the K gradients at the local points. ``g`` is the mean
-    of d over the cohort and the K steps (a choice: the server's g is not printed where
-    the local rule is); ``c += (1/N) sum_S(c_i^+ - c_i)``; ``x += server_lr mean_S(x_i
-    - x)``. Controls and g are 0 first, x^{-1} = x^0, b = 1 in round 0.
-    """
-    N = trace.num_clients
-    x_prev, g, c, c_i = x, zeros(x), zeros(x), [zeros(x)] * N
-    history = []
-    for r, (ids, data) in enumerate(trace.rounds):
-        eta = rate(lr, r)
-        b_r = 1.0 if r == 0 else b
-        h = add(times(b_r, c), times(1 - b_r, g))
         deltas, directions, fresh = [], [], list(c_i)
         for i, batches in zip(ids, data, strict=True):
             xi, raw = x, []
             for batch in batches:
                 new, old = trace.grad(xi, batch), trace.grad(x_prev, batch)
                 raw.append(new)
-                d = add(sub(new, times(b_r, c_i[i])), h)
-                d = sub(d, times(1 - b_r, old))
-                directions.append(d)
-                xi = sub(xi, times(eta, normalise_whole(d)))
+                directions.append(direction(new, old, c_i[i], c, g, b_r))
+                xi = sub(xi, times(eta, step(directions[-1])))
             fresh[i] = mean(raw)
             deltas.append(sub(xi, x))
-        g = mean(directions)
-        c = add(c, times(1 / N, total([sub(fresh[i], c_i[i]) for i in ids])))
+        changes = [sub(fresh[i], c_i[i]) for i in ids]
+        moved = times(-1 / (len(data[0]) * eta), mean(deltas))
+        g = momentum(moved, mean(directions), mean(changes), c, g, b_r)
+        c = add(c, times(1 / N, total(changes)))
         c_i = fresh
         x_prev = x
         x = add(x, times(server_lr, mean(deltas)))
@@ -259,6 +141,68 @@ def padamfed_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
     return history
 
 
-def padamfed_vr(x, trace, lr, b=0.1, server_lr=1.0):
-    """The parameters of `padamfed_vr_states` (Yan et al., ICLR 2025)."""
-    return [s.x for s in padamfed_vr_states(x, trace, lr, b, server_lr)]
+def scaffold_m_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
+    """SCAFFOLD-M (Cheng et al. 2024, arXiv 2306.16504; from memory).
+
+    ``d = b (grad - c_i + c) + (1-b) g``; g is what moved.
+    """
+
+    def direction(new, old, own, c, g, b):
+        return add(times(b, add(sub(new, own), c)), times(1 - b, g))
+
+    return _states(x, trace, lr, b, server_lr, direction, lambda moved, *_: moved)
+
+
+def padamfed_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
+    """PAdaMFed (Yan et al., ICLR 2025, the version without variance reduction).
+
+    ``h = b c + (1-b) g``; ``d = b grad - b c_i + h``; steps d/|d|, the norm over the
+    whole model; ``g <- b [c + mean_S(c_i^+ - c_i)] + (1-b) g``.
+    """
+
+    def direction(new, old, own, c, g, b):
+        h = add(times(b, c), times(1 - b, g))
+        return add(sub(times(b, new), times(b, own)), h)
+
+    def momentum(moved, d, change, c, g, b):
+        return add(times(b, add(c, change)), times(1 - b, g))
+
+    return _states(x, trace, lr, b, server_lr, direction, momentum, normalise_whole)
+
+
+def scaffold_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
+    """SCAFFOLD-VR (Cheng et al. 2024, arXiv 2306.16504; from memory).
+
+    ``d = grad(x_i; xi) - b (c_i - c) + (1-b)(g - grad(x^{r-1}; xi))``; g is what moved.
+    """
+
+    def direction(new, old, own, c, g, b):
+        d = sub(new, times(b, sub(own, c)))
+        return add(d, times(1 - b, sub(g, old)))
+
+    return _states(x, trace, lr, b, server_lr, direction, lambda moved, *_: moved)
+
+
+def padamfed_vr_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
+    """PAdaMFed-VR (Yan et al., ICLR 2025).
+
+    ``h = b c + (1-b) g``; ``d = grad(x_i; xi) - b c_i + h - (1-b) grad(x^{r-1}; xi)``;
+    steps d/|d|, the norm over the whole model. ``g`` is the mean of d over the cohort
+    and the K steps (a choice: the server's g is not printed where the local rule is).
+    """
+
+    def direction(new, old, own, c, g, b):
+        h = add(times(b, c), times(1 - b, g))
+        return sub(add(sub(new, times(b, own)), h), times(1 - b, old))
+
+    mean_of = lambda moved, d, *_: d
+    return _states(x, trace, lr, b, server_lr, direction, mean_of, normalise_whole)
+
+
+def _params(states):
+    """The same method, with the parameters of its states alone."""
+    return lambda *given, **hyper: [s.x for s in states(*given, **hyper)]
+
+
+scaffold_m, scaffold_vr = _params(scaffold_m_states), _params(scaffold_vr_states)
+padamfed, padamfed_vr = _params(padamfed_states), _params(padamfed_vr_states)

@@ -117,10 +117,10 @@ def test_messages_tell_where_clients_end(name):
     batches = as_float32(jax.tree.map(lambda a: a[0], stacked))
     round = Round(jnp.int32(0), jax.random.key(0), 4, 1, 1.0)
     with jax.disable_jit():
-        shared = exchange.broadcast(algorithm.init(params), round)
+        broadcast = exchange.broadcast(algorithm.init(params), round)
         before = algorithm.init_client(params)
-        message, _ = exchange.client(objective, shared, before, batches, round)
-        got = exchange.local_params(shared, message)
+        message, _ = exchange.client(objective, broadcast, before, batches, round)
+        got = exchange.local_params(broadcast, message)
     error = tree.map(lambda a, b: float(jnp.abs(a - b).max()), got, ends[-1])
     assert max(error.values()) < 1e-6
     assert max(float(jnp.abs(a - params[k]).max()) for k, a in got.items()) > 1e-4

@@ -12,7 +12,7 @@ from error_lines import refused
 
 from fedjax_muon import data, models, partition
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
-from fedjax_muon.decentralized import dm_hsgd, dsgd, gradient_tracking, topology
+from fedjax_muon.decentralized import ALL, dsgd, gradient_tracking, topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.estimators import storm
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
@@ -206,7 +206,7 @@ WRONG = {
         algorithm=gradient_tracking(lr=0.1, estimator=storm(0.1))
     ),
     "privacy can be derived for dsgd and gradient_tracking, got dm_hsgd": (
-        lambda: agents(algorithm=dm_hsgd(lr=0.1))
+        lambda: agents(algorithm=ALL["dm_hsgd"].function(lr=0.1))
     ),
     "got an algorithm of its own": lambda: agents(
         algorithm=dsgd(lr=0.1)._replace(recipe=None)

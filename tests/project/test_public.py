@@ -84,7 +84,10 @@ def test_all_that_is_public_is_annotated_and_documented():
 def test_a_registry_has_the_functions_that_are_public():
     for function in METHODS:
         assert NAMED.get(function.__name__, function) is function
-    assert set(fm.algorithms.ALL) <= set(dir(fm)) & set(fm.__all__)
+    rows = fm.algorithms.ALL.items()
+    functions = {name for name, method in rows if method.preset is None}
+    assert functions == set(fm.algorithms.__all__) - {"ALL"}
+    assert functions <= set(dir(fm)) & set(fm.__all__)
 
 
 WRONG_WORDS = [  # in what is said of `top_k`
@@ -220,9 +223,9 @@ def mine(
         return State(params, server_rule.init(params))
 
     def client(
-        objective: fm.Objective, shared: fm.Model, kept: Any, batches: Any,
+        objective: fm.Objective, shared: fm.ParamsMessage, kept: Any, batches: Any,
         round: fm.Round,
-    ) -> tuple[fm.Model, Any]:
+    ) -> tuple[fm.ParamsMessage, Any]:
         def step(now: Any, batch: fm.Batch, key: jax.Array) -> tuple[Any, Any]:
             x, opt = now
             g = objective.grad(x, batch, key)
@@ -231,9 +234,9 @@ def mine(
         now = shared.params, rule.init(shared.params)
         (x, _), _ = fm.local_steps(step, now, batches, round)
         change = fm.tree.add(shared.params, fm.tree.scale(-1.0, x))
-        return fm.Model(change), kept
+        return fm.ParamsMessage(change), kept
 
-    def server(state: State, mean: fm.Model, round: fm.Round) -> State:
+    def server(state: State, mean: fm.ParamsMessage, round: fm.Round) -> State:
         rate = fm.value_at(server_lr, round)
         x, opt = fm.descend(state.params, rate, server_rule, state.opt, mean.params)
         return State(x, opt)

@@ -89,8 +89,8 @@ def cost_row(name: str, method, params) -> list[str]:
 
     def client(server, client_state, batches, key):
         round = Round(jnp.int32(0), key, 1, 1, 1.0)
-        shared = exchange.broadcast(server, round)
-        return exchange.client(OBJECTIVE, shared, client_state, batches, round)
+        broadcast = exchange.broadcast(server, round)
+        return exchange.client(OBJECTIVE, broadcast, client_state, batches, round)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     taken = gradients(client, server, client_state, BATCHES, key)

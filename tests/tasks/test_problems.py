@@ -7,15 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scipy.optimize
 from federation import Dropping, Linear, as_float64, blobs, cut, gradient
-from oracles.auc import auc_grad, auc_loss, auc_optimum as oracle_optimum
+from oracles.auc import auc_grad, auc_loss
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from fedjax_muon import simulation, tasks
+from fedjax_muon import minimax, simulation, tasks
 from fedjax_muon.core import tree
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.minimax import local_sgda
 from fedjax_muon.simulation.batching import (
     ExampleIndices,
     clients_of,
@@ -25,7 +23,7 @@ from fedjax_muon.simulation.batching import (
 from fedjax_muon.simulation.evaluation import evaluate
 from fedjax_muon.tasks import adversarial, agnostic, auc
 from fedjax_muon.tasks.adversarial import project_perturbation
-from fedjax_muon.tasks.auc import Primal, auc_losses, auc_optimum
+from fedjax_muon.tasks.auc import Primal, auc_losses
 from fedjax_muon.tasks.robust import (
     agents,
     data_gradient,
@@ -106,25 +104,6 @@ def test_auc_losses_by_hand():
         here = [np.array([one]), np.array([label == 1]), np.ones(1)]
         expected = auc_loss(*here, 0.6, 0.1, -0.3, 0.2)
         close(auc_losses(one, label, 0.2, 0.6, 0.1, -0.3), expected)
-
-
-def test_auc_optimum_by_numerical_optimisation():
-    rng = np.random.default_rng(2)
-    y = np.int32([1, 0, 0, 1, 0, 0, 0, 1])
-    h = rng.uniform(size=8) * 0.5 + 0.3 * y
-    found = auc_optimum(jnp.float32(h), jnp.float32(y))
-    close(found, oracle_optimum(h, y == 1, np.ones(8)))
-
-    f = lambda w1, w2, w3: auc_loss(h, y == 1, np.ones(8), w1, w2, w3, y.mean())
-
-    def worst(w):
-        at = scipy.optimize.minimize_scalar(lambda w3: -f(*w, w3))
-        return -at.fun, at.x
-
-    best = scipy.optimize.minimize(lambda w: worst(w)[0], np.zeros(2))
-    np.testing.assert_allclose([found.w1, found.w2], best.x, atol=1e-4)
-    np.testing.assert_allclose(found.w3, worst(best.x)[1], atol=1e-4)
-    close(found.value, best.fun)
 
 
 def binary(data=DATA):
@@ -258,7 +237,8 @@ def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     wrong = data.y_train.copy()
     wrong[parts[2]] = np.random.default_rng(0).integers(0, 3, 16)
     data = data._replace(y_train=wrong)
-    algorithm, task = local_sgda(lr=Pair(0.1, 0.01)), agnostic(Linear(3), (5,), COUNT)
+    algorithm = minimax.ALL["local_sgda"].function(lr=Pair(0.1, 0.01))
+    task = agnostic(Linear(3), (5,), COUNT)
     sizes = {"cohort_size": COUNT, "local_steps": 2, "batch_size": 1}
     run = simulation.federate(algorithm, task, data, parts, **sizes, sampler=full_batch)
     state = run.init(KEY)
@@ -304,7 +284,7 @@ def test_adversarial_gradient_by_hand():
 def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
     radius = 0.5
     task = adversarial(Linear(3), (5,), radius=radius)
-    algorithm = local_sgda(lr=Pair(0.0, 1.0))
+    algorithm = minimax.ALL["local_sgda"].function(lr=Pair(0.0, 1.0))
     sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 1}
     parts = cut([20, 20])
     run = simulation.federate(algorithm, task, DATA, parts, **sizes, sampler=full_batch)
@@ -475,7 +455,7 @@ def test_evaluation():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="features and weights must be at least 1"):
+    with pytest.raises(ValueError, match="features must be at least 1"):
         robust_logistic(0, 5)
     for name in ("regularization", "bend"):
         with pytest.raises(ValueError, match=f"{name} must lie in"):

@@ -355,10 +355,10 @@ def test_every_client_and_step_has_crops_of_its_own():
 
 
 def test_paddings_and_what_is_no_image_are_refused():
-    for padding in (-1, 1.5, "4"):
-        message = f"an integer of at least 0, got {padding!r}"
-        with pytest.raises(ValueError, match=message):
-            crop_and_flip(padding)
+    with pytest.raises(ValueError, match="padding must be at least 0, got -1"):
+        crop_and_flip(-1)
+    with pytest.raises(TypeError, match="padding must be a whole number"):
+        crop_and_flip(1.5)
     message = r"\[B, H, W, C\] can be cropped, got exam"
     for shape in ((3,), (3, 4), (3, 4, 4)):
         with pytest.raises(ValueError, match=message):

@@ -1,0 +1,277 @@
+"""The table of federated methods: functions, and presets that are rows."""
+
+import optax
+
+from fedjax_muon.algorithms.diloco import diloco, muloco
+from fedjax_muon.algorithms.fafed import fafed
+from fedjax_muon.algorithms.fedavg import (
+    decayed_muon,
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedyogi,
+    heavy_ball,
+    local_adamw,
+    local_muon,
+    local_sgdm,
+)
+from fedjax_muon.algorithms.fedavg_m import fedavg_m
+from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
+from fedjax_muon.algorithms.fedlada import fedlada
+from fedjax_muon.algorithms.fedmuon import fedmuon
+from fedjax_muon.algorithms.fedmuon_align import fedmuon_align, fedmuon_svd
+from fedjax_muon.algorithms.fedmuon_correct import fedmuon_correct
+from fedjax_muon.algorithms.fednova import fednova
+from fedjax_muon.algorithms.fedprox import fedprox
+from fedjax_muon.algorithms.local_muon_persistent import local_muon_persistent
+from fedjax_muon.algorithms.padamfed_vr import padamfed_vr
+from fedjax_muon.algorithms.registry import Made, Method, Source, by_name, preset
+from fedjax_muon.algorithms.scaffold import scaffold
+from fedjax_muon.algorithms.scaffold_m import scaffold_m
+from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
+from fedjax_muon.algorithms.stem import stem
+from fedjax_muon.core import Number, after_first, check_range
+from fedjax_muon.linalg import lmo
+from fedjax_muon.transforms import biclip, normalize, scale_by_fedadam, scale_by_lmo
+
+TEXT, AUTHORS, INDEPENDENT = Source.TEXT, Source.AUTHORS, Source.INDEPENDENT
+
+MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
+REDDI = "Reddi et al. 2021, arXiv:2003.00295"
+LI = "Li et al. 2020, arXiv:1812.06127"
+WANG = "Wang et al. 2020, arXiv:2007.07481"
+KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
+LIU = "Liu et al. 2025, arXiv:2510.27403"
+TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
+ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
+DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
+THERIEN = "Therien et al. 2025, arXiv:2505.23725"
+XU = "Xu et al. 2021, arXiv:2106.10874"
+CHENG = "Cheng et al. 2024, arXiv:2306.16504"
+YAN = "Yan et al. 2025, PAdaMFed, ICLR"
+SUN = "Sun et al. 2023, arXiv:2308.00522"
+WU = "Wu et al. 2023, arXiv:2212.00974"
+KHANDURI = "Khanduri et al. 2021, arXiv:2106.10435"
+YU = "Yu et al. 2019, arXiv:1905.03817"
+LEE = "Lee, Zaheer and Li 2025, arXiv:2502.04164"
+
+TAKEZAWA_GRID = {"lr": (0.1, 0.01, 0.001)}
+CORRECT_GRID = {"lr": (0.001, 0.0001)}
+LIU_SGD_GRID = {"lr": (0.01, 0.03, 0.05, 0.1, 0.3)}
+LIU_ADAM_GRID = {"lr": (1e-4, 3e-4, 5e-4, 8e-4, 1e-3)}
+LIU_MUON_GRID = {"lr": (0.03, 0.02, 0.003)}
+ALIGN_GRID = {**LIU_MUON_GRID, "align": (0.0, 0.25, 0.5, 0.75, 0.9)}
+ZHANG_GRID = {"lr": (0.001, 0.002, 0.005, 0.01, 0.05)}
+THERIEN_GRID = {"server_lr": (0.7, 0.8, 0.9, 1.0), "server_momentum": (0.6, 0.8, 0.9)}
+MOMENTUM_GRID = {"momentum": (0.9, 0.8, 0.5)}
+SERVER_GRID = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
+SUN_GRID = {**LIU_ADAM_GRID, "b2": (0.999,)}
+MU_GRID = {"mu": (0.001, 0.01, 0.1, 1.0)}
+
+
+def _decayed_heavy_ball(
+    momentum: Number, decay: Number
+) -> optax.GradientTransformation:
+    check_range("decay", decay, schedules=False)
+    return optax.chain(optax.add_decayed_weights(decay), heavy_ball(momentum))
+
+
+ALL = by_name(
+    Method(fedavg, "FedAvg", MCMAHAN, INDEPENDENT, LIU_SGD_GRID),
+    preset(
+        "fedavg_momentum",
+        "FedAvg(momentum)",
+        TAKEZAWA,
+        TEXT,
+        TAKEZAWA_GRID,
+        base=fedavg,
+        sentence="Local SGD with momentum that is reset every round.",
+        options={"lr": 0.1, "momentum": 0.9},
+        changes={"rule": Made(heavy_ball)},
+    ),
+    preset(
+        "fedavg_adam",
+        "FedAvg(Adam)",
+        TAKEZAWA,
+        TEXT,
+        TAKEZAWA_GRID,
+        base=fedavg,
+        sentence="Local Adam that is reset every round.",
+        options={"lr": 0.001},
+        changes={"rule": optax.scale_by_adam()},
+    ),
+    Method(local_adamw, "Local AdamW", LIU, AUTHORS, LIU_ADAM_GRID),
+    Method(fedadam, "FedAdam", REDDI, INDEPENDENT, SERVER_GRID),
+    Method(fedyogi, "FedYogi", REDDI, INDEPENDENT, SERVER_GRID),
+    Method(fedadagrad, "FedAdagrad", REDDI, INDEPENDENT, SERVER_GRID),
+    Method(fedprox, "FedProx", LI, INDEPENDENT, MU_GRID),
+    Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
+    Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
+    preset(
+        "scaffold_momentum",
+        "SCAFFOLD(momentum)",
+        TAKEZAWA,
+        TEXT,
+        TAKEZAWA_GRID,
+        base=scaffold,
+        sentence="Momentum of the corrected gradient, reset every round.",
+        options={"lr": 0.1, "server_lr": 1.0, "momentum": 0.9},
+        changes={"rule": Made(heavy_ball)},
+    ),
+    preset(
+        "scaffold_adam",
+        "SCAFFOLD(Adam)",
+        TAKEZAWA,
+        TEXT,
+        TAKEZAWA_GRID,
+        base=scaffold,
+        sentence="Adam on the corrected gradient, reset every round.",
+        options={"lr": 0.001, "server_lr": 1.0},
+        changes={"rule": optax.scale_by_adam()},
+    ),
+    Method(local_muon, "Local Muon", LIU, TEXT, LIU_MUON_GRID),
+    Method(
+        local_muon_persistent, "LocalMuon(persistent)", TAKEZAWA, TEXT, CORRECT_GRID
+    ),
+    Method(fedmuon, "FedMuon", ZHANG, TEXT, ZHANG_GRID),
+    preset(
+        "fedmuon_unsynced",
+        "FedMuon(unsynced start)",
+        ZHANG,
+        TEXT,
+        base=fedmuon,
+        sentence="The initial momenta are not averaged, as in the paper's Algorithm 1.",
+        options={"lr": 0.01, "momentum": 0.9, "rule": None, "polar": None},
+        changes={"synced": False},
+    ),
+    Method(fedmuon_align, "FedMuon(alignment)", LIU, TEXT, ALIGN_GRID),
+    Method(fedmuon_svd, "FedMuon(SVD)", LIU, TEXT, LIU_MUON_GRID),
+    preset(
+        "fedmuon_align_reset",
+        "FedMuon(alignment, own momentum)",
+        LIU,
+        TEXT,
+        base=fedmuon_align,
+        sentence="Momenta that are reset every round, the ablation of Table 5.",
+        options={
+            "lr": 0.03,
+            "align": 0.5,
+            "decay": 0.01,
+            "momentum": 0.98,
+            "polar": None,
+        },
+        changes={"averaged_state": ()},
+    ),
+    preset(
+        "local_muon_averaged",
+        "Local Muon(averaged momentum)",
+        LIU,
+        TEXT,
+        grid=LIU_MUON_GRID,
+        base=fedavg,
+        sentence="Local Muon with averaged momenta, the ablation without alignment.",
+        options={"lr": 0.03, "momentum": 0.98, "decay": 0.01, "polar": None},
+        changes={"rule": Made(decayed_muon), "averaged_state": ("trace",)},
+    ),
+    Method(fedmuon_correct, "FedMuon(bias correction)", TAKEZAWA, TEXT, CORRECT_GRID),
+    preset(
+        "fedmuon_correct_euclidean",
+        "FedMuon(bias correction, Euclidean)",
+        TAKEZAWA,
+        TEXT,
+        base=fedmuon_correct,
+        sentence="Steps in the Euclidean norm of every array.",
+        options={"lr": 0.01, "momentum": 0.9},
+        changes={"rule": scale_by_lmo(lmo.euclidean)},
+    ),
+    preset(
+        "fedmuon_correct_max_norm",
+        "FedMuon(bias correction, max norm)",
+        TAKEZAWA,
+        TEXT,
+        base=fedmuon_correct,
+        sentence="Steps in the maximum norm.",
+        options={"lr": 0.001, "momentum": 0.9},
+        changes={"rule": scale_by_lmo(lmo.max_norm)},
+    ),
+    Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
+    Method(muloco, "MuLoCo", THERIEN, AUTHORS, THERIEN_GRID),
+    preset(
+        "fedcm",
+        "FedCM",
+        XU,
+        INDEPENDENT,
+        LIU_SGD_GRID,
+        base=fedavg_m,
+        sentence="The same algorithm as FedAvg-M, from an earlier paper.",
+        options={
+            "lr": 0.1,
+            "server_lr": 1.0,
+            "momentum": 0.9,
+            "rule": optax.identity(),
+        },
+    ),
+    Method(fedavg_m, "FedAvg-M", CHENG, INDEPENDENT, MOMENTUM_GRID),
+    Method(fedavg_vr, "FedAvg-VR", CHENG),
+    Method(scaffold_m, "SCAFFOLD-M", CHENG),
+    Method(scaffold_vr, "SCAFFOLD-VR", CHENG),
+    preset(
+        "padamfed",
+        "PAdaMFed",
+        YAN,
+        INDEPENDENT,
+        base=scaffold_m,
+        sentence="SCAFFOLD-M with local steps of the length `lr`.",
+        options={"lr": 0.01, "server_lr": 1.0, "momentum": after_first(0.9)},
+        changes={"rule": normalize()},
+    ),
+    Method(padamfed_vr, "PAdaMFed-VR", YAN),
+    Method(fedlada, "FedLADA", SUN, INDEPENDENT, SUN_GRID),
+    Method(fafed, "FAFED", WU, INDEPENDENT),
+    Method(stem, "STEM", KHANDURI),
+    Method(local_sgdm, "LocalSGDM", YU, INDEPENDENT),
+    preset(
+        "adam_biclip",
+        "Adam-BiClip",
+        LEE,
+        INDEPENDENT,
+        base=fedavg,
+        sentence="Coordinates clipped from both sides, FedAdam at the server.",
+        options={"lr": 0.1, "server_lr": 0.01, "low": 1e-5, "high": 0.1},
+        changes={"rule": Made(biclip), "server_rule": scale_by_fedadam()},
+    ),
+    preset(
+        "bi2clip",
+        "Bi2Clip",
+        LEE,
+        INDEPENDENT,
+        base=fedavg,
+        sentence="Coordinates clipped from both sides, at clients and server.",
+        options={"lr": 0.1, "server_lr": 1.0, "low": 1e-5, "high": 0.1},
+        changes={"rule": Made(biclip), "server_rule": Made(biclip)},
+    ),
+    preset(
+        "local_sgd_align",
+        "Local SGD(averaged momentum, alignment)",
+        LIU,
+        TEXT,
+        LIU_SGD_GRID,
+        base=fedmuon_align,
+        sentence="Table 5; its experiments have a decay of 0.001.",
+        options={"lr": 0.1, "align": 0.5, "momentum": 0.9, "decay": 0.0},
+        changes={"rule": Made(_decayed_heavy_ball), "decay": 0.0},
+    ),
+    preset(
+        "local_adamw_align",
+        "Local AdamW(averaged momentum, alignment)",
+        LIU,
+        TEXT,
+        LIU_ADAM_GRID,
+        # With a second moment that is reset too, an averaged first moment is divided by
+        # a single gradient's size, and it diverges.
+        base=fedmuon_align,
+        sentence="Table 5; both moments are averaged, and Adam's count is reset.",
+        options={"lr": 0.0005, "align": 0.5, "decay": 0.01},
+        changes={"rule": optax.scale_by_adam(), "averaged_state": ("mu", "nu")},
+    ),
+)

@@ -1,0 +1,116 @@
+"""The table of decentralized methods: functions, and presets that are rows.
+
+Parameters are of one variable or a `Pair` (`core.pair`); gradients descend in both.
+None of the methods guarantees privacy. Noise without clipping, as in the comparison of
+the DPMixSGD paper, does not either: `decentralized.private` has methods that do.
+"""
+
+import optax
+
+from fedjax_muon.algorithms.registry import Made, Method, Source, by_name, preset
+from fedjax_muon.core import Hyper
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.decentralized.estimators import fresh, noisy, storm
+from fedjax_muon.decentralized.gossip import Estimator
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.transforms import Polar, default_rule, unit_directions
+
+LIAN = "Lian et al. 2017, arXiv:1705.09056"
+NEDIC = "Nedic et al. 2017, arXiv:1607.03218"
+XIAN = "Xian et al. 2021, NeurIPS"
+YANG = "Yang et al. 2022, DP-SGDA, UAI; here decentralized and without a clip"
+ZHU = "Zhu et al. 2023, decentralized SGDA"
+DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505: Algorithm 1"
+OURS = "none: a composition of this library, not published"
+DEMUON = f"{OURS}; He et al. 2025, DeMuon, arXiv:2510.01377, track a momentum instead"
+
+LR_GRID = {"lr": (1.0, 0.1, 0.01, 0.001)}
+STORM_GRID = {**LR_GRID, "beta": (0.5, 0.1, 0.01)}
+
+# of x and y, as in the public code of Xian et al.
+RATES = {"lr": Pair(0.01, 0.1)}
+STORM_RATES = {**RATES, "beta": Pair(0.01, 0.1)}
+RULE = {"rule": optax.identity()}
+MUON = {"lr": 0.01, "polar": None, "normalize_vectors": True}
+
+
+def _muon(polar: Polar | None, normalize_vectors: bool) -> optax.GradientTransformation:
+    make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
+    return default_rule(None, polar, make)
+
+
+def _noisy_gradient(sigma: Hyper) -> Estimator:
+    return noisy(fresh(), sigma)
+
+
+def _noisy_storm(beta: Hyper, sigma: Hyper) -> Estimator:
+    return noisy(storm(beta), sigma)
+
+
+ALL = by_name(
+    Method(dsgd, "D-SGD", LIAN, Source.INDEPENDENT),
+    preset(
+        "dsgd_muon",
+        "D-SGD + Muon",
+        OURS,
+        Source.OURS,
+        base=dsgd,
+        sentence="Decentralized SGD with orthogonalized gradients.",
+        options=MUON,
+        changes={"rule": Made(_muon)},
+    ),
+    Method(gradient_tracking, "Gradient tracking", NEDIC, Source.INDEPENDENT),
+    preset(
+        "gradient_tracking_muon",
+        "Gradient tracking + Muon",
+        DEMUON,
+        Source.OURS,
+        base=gradient_tracking,
+        sentence="Tracked gradients, orthogonalized.",
+        options=MUON,
+        changes={"rule": Made(_muon)},
+    ),
+    preset(
+        "dsgda",
+        "D-SGDA",
+        ZHU,
+        grid=LR_GRID,
+        base=dsgd,
+        sentence="Decentralized stochastic gradient descent ascent.",
+        options=RATES | RULE,
+    ),
+    preset(
+        "dp_sgda_unclipped",
+        "DP-SGDA (unclipped, no privacy)",
+        YANG,
+        Source.INDEPENDENT,
+        LR_GRID,
+        base=dsgd,
+        sentence="D-SGDA with noise on every gradient, without privacy.",
+        options=RATES | {"sigma": 0.5} | RULE,
+        changes={"estimator": Made(_noisy_gradient)},
+    ),
+    preset(
+        "dm_hsgd",
+        "DM-HSGD",
+        XIAN,
+        Source.AUTHORS,
+        STORM_GRID,
+        base=gradient_tracking,
+        sentence="Gradient tracking over STORM.",
+        options=STORM_RATES | RULE,
+        changes={"estimator": Made(storm)},
+    ),
+    preset(
+        "dpmixsgd_unclipped",
+        "DPMixSGD (unclipped, no privacy)",
+        DPMIXSGD,
+        Source.TEXT,
+        {**STORM_GRID, "sigma": (0.5, 1.0)},
+        base=gradient_tracking,
+        sentence="DM-HSGD with noise on what agents send, without privacy.",
+        options=STORM_RATES | {"sigma": 0.5} | RULE,
+        changes={"estimator": Made(_noisy_storm)},
+    ),
+)

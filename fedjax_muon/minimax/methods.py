@@ -1,0 +1,163 @@
+"""The table of minimax methods: functions, and presets that are rows.
+
+Most are algorithms of minimization whose parameters are a `Pair` (`core.pair`). Zhang
+and Gao, "Federated stochastic minimax optimization under heavy-tailed noises",
+arXiv:2511.04456, and the baselines of their comparison.
+"""
+
+import optax
+
+from fedjax_muon.algorithms import fedavg, fedmuon, scaffold, scaffold_m, stem
+from fedjax_muon.algorithms.registry import Made, Method, Source, by_name, preset
+from fedjax_muon.core import (
+    Algorithm,
+    Hyper,
+    Number,
+    after_first,
+    check_range,
+    recorded,
+)
+from fedjax_muon.core.pair import per_variable
+from fedjax_muon.minimax.fess_gda import fess_gda
+from fedjax_muon.transforms import Polar, default_rule, normalize, unit_directions
+
+ZHANG = "Zhang and Gao 2025, arXiv:2511.04456"
+DENG = "Deng and Mahdavi 2021, AISTATS"
+SHARMA = "Sharma et al. 2022, arXiv:2203.04850"
+WU = "Wu et al. 2023, FedSGDA-M, NeurIPS"
+YANG = "Yang et al. 2022, arXiv:2210.00611"
+SHEN = "Shen et al. 2024, arXiv:2311.00944"
+
+# Zhang and Gao state the smallest and the largest value for their two methods. They do
+# not state the grids with which they tuned the others.
+GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
+
+
+@recorded
+def fed_nsgda_m(
+    lr: Hyper = 0.01,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = after_first(0.9),
+) -> Algorithm:
+    """Fed-NSGDA-M: normalized descent ascent with momentum and control variates.
+
+    Zhang and Gao, Algorithm 1.
+
+    Args:
+      lr: Local learning rates, the lengths of local moves.
+    """
+    rule = per_variable(normalize())
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
+
+
+@recorded
+def fedmuon_da(
+    lr: Hyper = 0.01,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = after_first(0.9),
+    polar: Polar | None = None,
+    normalize_vectors: bool = True,
+) -> Algorithm:
+    """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
+
+    Zhang and Gao, Algorithm 3, which orthonormalizes every variable. Vectors are
+    divided by their Euclidean norms, as matrices of one column would be, and scalars
+    by their absolute values. So no gradient makes a step long (Lemma B.1).
+
+    Args:
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along their momentum itself, and the lemma does not hold.
+    """
+    make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
+    rule = default_rule(None, polar, make)
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
+
+
+def _clipped(clip_norm: Number) -> optax.GradientTransformation:
+    """Clips both variables.
+
+    Args:
+      clip_norm: Largest norm of the direction of each variable.
+    """
+    check_range("clip_norm", clip_norm, open_low=True, schedules=False)
+    return per_variable(optax.clip_by_global_norm(clip_norm))
+
+
+ALL = by_name(
+    Method(fed_nsgda_m, "Fed-NSGDA-M", ZHANG, Source.TEXT, GRID),
+    Method(fedmuon_da, "FedMuon-DA", ZHANG, Source.TEXT, GRID),
+    preset(
+        "fedsgda_clip",
+        "FedSGDA-Clip",
+        ZHANG,
+        Source.TEXT,
+        GRID,
+        base=scaffold_m,
+        sentence="Descent ascent with momentum and control variates; the direction of "
+        "each variable is clipped.",
+        options={
+            "lr": 0.1,
+            "server_lr": 1.0,
+            "momentum": after_first(0.9),
+            "clip_norm": 0.1,
+        },
+        changes={"rule": Made(_clipped)},
+    ),
+    preset(
+        "local_sgda",
+        "LocalSGDA",
+        DENG,
+        Source.INDEPENDENT,
+        GRID,
+        base=fedavg,
+        sentence="Local stochastic gradient descent ascent.",
+        options={"lr": 0.1, "server_lr": 1.0},
+    ),
+    # Its step size alpha is 1. The first momentum, and the order of the step and the
+    # momentum, are choices.
+    preset(
+        "local_sgdam",
+        "LocalSGDAM",
+        SHARMA,
+        grid=GRID,
+        base=fedmuon,
+        sentence="Local descent ascent with averaged momenta, written from memory.",
+        options={"lr": 0.1, "momentum": 0.9},
+        changes={"rule": optax.identity()},
+    ),
+    # The order of averaging and steps is that of STEM.
+    preset(
+        "fedsgda_m",
+        "FedSGDA-M",
+        WU,
+        grid=GRID,
+        base=stem,
+        sentence="Descent ascent along variance-reduced momentum, for full "
+        "participation, written from memory.",
+        options={"lr": 0.1, "momentum": 0.9},
+    ),
+    # The abstract does not say how control variates are made; those of SCAFFOLD are a
+    # choice.
+    preset(
+        "sagda",
+        "SAGDA",
+        YANG,
+        grid=GRID,
+        base=scaffold,
+        sentence="Descent ascent with control variates, written from memory.",
+        options={"lr": 0.1, "server_lr": 1.0},
+    ),
+    preset(
+        "fsgda",
+        "FSGDA",
+        YANG,
+        Source.INDEPENDENT,
+        GRID,
+        base=fedavg,
+        sentence="LocalSGDA, with separate local and server rates.",
+        options={"lr": 0.1, "server_lr": 1.0},
+    ),
+    Method(fess_gda, "FESS-GDA", SHEN, Source.INDEPENDENT, GRID),
+)
