@@ -26,6 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.privacy.mechanism import Guarantee
 from fedjax_muon.reporting import plots, tables
 from fedjax_muon.runs import private_ledger
@@ -44,7 +45,6 @@ from fedjax_muon.runs.files import CheckedRows, write
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import Simulation
 
 ASSUMED = (

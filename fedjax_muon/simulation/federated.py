@@ -197,18 +197,15 @@ def federate(
 
 
 def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
-    """Changes the plan of a federated simulation, whose programs are compiled again.
-
-    Args:
-      plan: Execution plan for a cohort.
-
-    Returns:
-      The same simulation with another plan.
-    """
-    setup = simulation.setup
-    plan = sharded(plan, setup.num_clients) if setup.devices else plan
-    setup = setup._replace(plan=plan)
+    """Changes the plan of a federated simulation, whose programs are compiled again."""
+    setup = setup_with_plan(simulation.setup, plan)
     return dataclasses.replace(simulation, setup=setup, programs=_programs(setup))
+
+
+def setup_with_plan(setup: Setup, plan: Plan) -> Setup:
+    """Changes the plan of a setup; on several devices, each executes its part by it."""
+    plan = sharded(plan, setup.num_clients) if setup.devices else plan
+    return setup._replace(plan=plan)
 
 
 def with_task(simulation: Simulation, task: Task) -> Simulation:

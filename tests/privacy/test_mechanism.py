@@ -23,8 +23,8 @@ from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.cohorts import fixed_cohort
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.sweep import Cell, sweep
 from fedjax_muon.simulation.training import train
+from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tasks import auc, classification
 
 KEY = jax.random.key(0)
