@@ -128,13 +128,11 @@ from .simulation import (
     Simulation as Simulation,
     federate as federate,
 )
-from .simulation.early_stopping import (
-    early_stopping as early_stopping,
-)
 from .simulation.own_accuracy import (
     own_accuracies as own_accuracies,
 )
 from .simulation.training import (
+    early_stopping as early_stopping,
     train as train,
 )
 from .sweeps.sweep import (

@@ -18,12 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import with_numbers
+from fedjax_muon.core import check_count, with_numbers
 from fedjax_muon.planning.memory import UnknownMemoryError
 from fedjax_muon.planning.memory_check import limit_of, memory_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.training import check_every
 from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause
 from fedjax_muon.sweeps.workers import (
     RemoteCall,
@@ -94,7 +93,7 @@ def sweep(
       KeyboardInterrupt: After `pause` has kept the state of a group.
       WorkerError: If the workers of a group ended three times.
     """
-    check_every(evaluate_every)
+    check_count("evaluate_every", evaluate_every)
     call = None
     if executor is not None:
         _check_executor(executor, validation, over, pause)

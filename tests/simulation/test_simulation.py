@@ -17,7 +17,7 @@ from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.early_stopping import early_stopping
+from fedjax_muon.simulation.training import early_stopping
 
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
 BY_EXAMPLES = {"algorithm": CORRECT, "weighting": simulation.by_examples}
@@ -203,8 +203,8 @@ MISTAKES = {
     "control variates, whose mean only uniform weights keep": BY_EXAMPLES,
     "at least one client": {"parts": []},
     "client 1 has no examples": {"parts": [PARTS[0], PARTS[1][:0]]},
-    "cohort_size must be an integer, got 2.5": {"cohort_size": 2.5},
-    "batch_size must be an integer, got '4'": {"batch_size": "4"},
+    "cohort_size must be a whole number, got 2.5": {"cohort_size": 2.5},
+    "batch_size must be a whole number, got '4'": {"batch_size": "4"},
     "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),
     "y_test must be in 0..2": changed(y_test=DATA.y_test + 1),
     "y_train must be 80 integers": changed(y_train=np.append(DATA.y_train, 0)),
@@ -219,7 +219,7 @@ MISTAKES = {
         lambda: fm.fedavg(learning_rate=0.1)
     ),
     "key must be a typed key": lambda: SIMULATION.init(0),
-    "rounds must be an integer, got '30'": (
+    "rounds must be a whole number, got '30'": (
         lambda: fm.train(SIMULATION, start(SIMULATION), rounds="30")
     ),
     "count must be at least 0, got -1": (
