@@ -121,8 +121,8 @@ def decentralize(
         devices=tuple(devices),
         privacy=privacy,
     )
-    mixed, links = _mixed(setup, weights)
-    clients = _agents(setup, dataset.x_train, dataset.y_train, parts)
+    mixed, links = _mix(setup, weights)
+    clients = _place(setup, dataset.x_train, dataset.y_train, parts)
     max_client_size = max_client_size_of(parts)
     inputs = inputs_of(algorithm, setup.task, mixed, noise)
     # raises if sizes or parameters do not fit
@@ -130,7 +130,7 @@ def decentralize(
     jax.eval_shape(begin, inputs, created(jax.random.key(0)), clients)
     check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    inputs, clients, test = _placed(setup, (inputs, clients, test))
+    inputs, test = _placed(setup, (inputs, test))
     return Simulation(
         runner=RUNNER,
         setup=setup,
@@ -179,13 +179,34 @@ def _placed(setup: GossipSetup, arrays: Any) -> Any:
     return arrays if replicated is None else jax.device_put(arrays, replicated)
 
 
+def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
+    """The mixer, and the mean number of links that an iteration uses."""
+    check_mixing(weights)
+    matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
+    if matrices.shape[1] != setup.agents:
+        raise ValueError(
+            f"weights are those of {matrices.shape[1]} agents, but there are "
+            f"{setup.agents}"
+        )
+    off_diagonal = ~np.eye(setup.agents, dtype=bool)
+    links = float((matrices[:, off_diagonal] != 0).sum(1).mean())
+    return _placed(setup, setup.mixing(weights)), links
+
+
 def _place(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
-    return _placed(setup, _agents(setup, x, y, parts))
-
-
-def _mix(setup: GossipSetup, weights: np.ndarray) -> tuple[Mixer, float]:
-    mixer, links = _mixed(setup, weights)
-    return _placed(setup, mixer), links
+    """The agents' examples, on the devices."""
+    if len(parts) != setup.agents:
+        raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
+    clients = clients_of(x, y, parts)
+    least = min(map(len, parts))
+    sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}
+    for name, size in sizes.items():
+        if not 1 <= size <= least:
+            raise ValueError(
+                f"{name} must lie between 1 and the {least} examples of the agent that "
+                f"has fewest, got {size}"
+            )
+    return _placed(setup, clients)
 
 
 def _evaluate(simulation: Simulation, state: State) -> Evaluation:
@@ -242,33 +263,3 @@ RUNNER = Runner(
     calibrate=_calibrate,
 )
 PUBLISHED = "publish_training_metrics"
-
-
-def _mixed(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
-    """The mixer, and the mean number of links that an iteration uses."""
-    check_mixing(weights)
-    matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
-    if matrices.shape[1] != setup.agents:
-        raise ValueError(
-            f"weights are those of {matrices.shape[1]} agents, but there are "
-            f"{setup.agents}"
-        )
-    off_diagonal = ~np.eye(setup.agents, dtype=bool)
-    links = float((matrices[:, off_diagonal] != 0).sum(1).mean())
-    return setup.mixing(weights), links
-
-
-def _agents(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
-    """The agents' examples, on the device."""
-    if len(parts) != setup.agents:
-        raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
-    clients = clients_of(x, y, parts)
-    least = min(map(len, parts))
-    sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}
-    for name, size in sizes.items():
-        if not 1 <= size <= least:
-            raise ValueError(
-                f"{name} must lie between 1 and the {least} examples of the agent that "
-                f"has fewest, got {size}"
-            )
-    return clients

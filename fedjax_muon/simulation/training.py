@@ -133,34 +133,6 @@ def steps(
         yield Step(call.state, call.rounds, row, dropped, elapsed())
 
 
-def evaluations(
-    simulation: Simulation,
-    state: Any,
-    *,
-    rounds: int,
-    evaluate_every: int = 10,
-    drop_nonfinite: bool = False,
-    tick: Callable[[int], None] = lambda rounds: None,
-) -> Iterator[tuple[Any, Record]]:
-    """Runs `steps`, and yields the states and records of those with an evaluation.
-
-    Args:
-      tick: Progress callback, called with the number of new rounds a few times a
-        second.
-    """
-    for step in steps(
-        simulation,
-        state,
-        rounds=rounds,
-        evaluate_every=evaluate_every,
-        drop_nonfinite=drop_nonfinite,
-    ):
-        if step.rounds:
-            tick(step.rounds)
-        if step.record is not None:
-            yield step.state, step.record
-
-
 def _lost(metrics: Metrics) -> NonFiniteError:
     rounds = np.asarray(metrics.lost_round)
     first = rounds[rounds >= 0].min()
@@ -198,7 +170,7 @@ def train(
     """
     check_count("rounds", rounds)
     records: list[Record] = []
-    evaluated = evaluations(
+    course = steps(
         simulation,
         state,
         rounds=state.round + rounds,
@@ -210,7 +182,10 @@ def train(
     options = {"rounds": rounds, "evaluate_every": evaluate_every}
     config = _config(simulation, **options) if trackers else {}
     with follow(trackers if is_first() else [], config) as log:
-        for state, record in evaluated:
+        for step in course:
+            state, record = step.state, step.record
+            if record is None:
+                continue
             records.append(record)
             log(record)
             answers = [callback(state, record) for callback in functions]

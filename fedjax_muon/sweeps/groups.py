@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -250,34 +251,30 @@ def make_programs(
         return run(states, stacked, shared)
 
     def begin(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
-        def one(setup: Setup, state: Any, clients: Clients, _: _Shared) -> Any:
-            return run_prologue(setup, state, clients, max_client_size)
-
-        return each(one, states, stacked, shared)
+        run = lambda setup, state, clients, _: run_prologue(
+            setup, state, clients, max_client_size
+        )
+        return each(run, states, stacked, shared)
 
     def rounds(states: Any, count: int, stacked: _Stacked, shared: _Shared) -> Any:
-        def one(setup: Setup, state: Any, clients: Clients, _: _Shared) -> Any:
-            return run_rounds(setup, state, clients, count, max_client_size)
-
-        return each(one, states, stacked, shared)
-
-    def score(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
-        def one(
-            setup: Setup, state: Any, clients: Clients, shared: _Shared
-        ) -> Evaluation:
-            scores = evaluate(setup.task, state.params, clients, shared.test)
-            if shared.validation is not None:
-                held_out = measure(setup.task, state.params, *shared.validation)
-                scores |= {f"validation_{name}": v for name, v in held_out.items()}
-            return scores
-
-        return each(one, states, stacked, shared)
+        run = lambda setup, state, clients, _: run_rounds(
+            setup, state, clients, count, max_client_size
+        )
+        return each(run, states, stacked, shared)
 
     return _Programs(
         begin=jax.jit(begin, donate_argnums=0),
         rounds=jax.jit(rounds, donate_argnums=0),
-        score=jax.jit(score),
+        score=jax.jit(partial(each, _score)),
     )
+
+
+def _score(setup: Setup, state: Any, clients: Clients, shared: _Shared) -> Evaluation:
+    scores = evaluate(setup.task, state.params, clients, shared.test)
+    if shared.validation is not None:
+        held_out = measure(setup.task, state.params, *shared.validation)
+        scores |= {f"validation_{name}": v for name, v in held_out.items()}
+    return scores
 
 
 def stack(runs: Sequence[tuple[Cell, Simulation]]) -> tuple[Any, _Stacked]:

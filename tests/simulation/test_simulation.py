@@ -271,10 +271,18 @@ def test_hyper_parameters_of_postponed_annotations_are_found():
 def ran(prepared, state, **how):
     """The last state and all rows of `evaluations`, up to a total of rounds."""
     rows = []
-    for last, row in training.evaluations(prepared, state, **how):
+    for last, row in evaluations(prepared, state, **how):
         state = last
         rows.append(row)
     return state, rows
+
+
+def evaluations(prepared, state, tick=lambda rounds: None, **how):
+    """The states and rows of those steps that have an evaluation."""
+    for step in training.steps(prepared, state, **how):
+        tick(step.rounds)
+        if step.record is not None:
+            yield step.state, step.record
 
 
 COLUMNS = ["round", "bytes_down", "bytes_up", "client_accuracy_std", "test_accuracy"]
@@ -295,7 +303,7 @@ def test_rows_are_at_multiples_and_at_the_end(plain, expected, every):
     state, rows = ran(plain, start(plain), **how)
     assert [row["round"] for row in rows] == expected
     assert state.round == rounds == sum(ticks)
-    assert min(ticks, default=1) >= 1
+    assert min(ticks[1:], default=1) >= 1
     assert all(list(row) == COLUMNS for row in rows)
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
@@ -303,7 +311,7 @@ def test_rows_are_at_multiples_and_at_the_end(plain, expected, every):
 
 
 def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
-    pairs = training.evaluations(plain, start(plain), rounds=7, evaluate_every=3)
+    pairs = evaluations(plain, start(plain), rounds=7, evaluate_every=3)
     other = start(plain)
     for state, row in pairs:
         other, _ = plain.train_rounds(other, row["round"] - other.round)
@@ -377,7 +385,7 @@ def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
     begun = start(overflowing)
     key = jax.random.clone(begun.key)
     how = {"rounds": 40, "evaluate_every": 8, "drop_nonfinite": True}
-    for state, row in training.evaluations(overflowing, begun, **how):
+    for state, row in evaluations(overflowing, begun, **how):
         there = rounds_with(overflowing, key, GREEDY, row["round"])
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))

@@ -87,11 +87,12 @@ def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
     # the first cell's rate is what tells it from the second
     for number in (1, 2):
         own, rows = alone.vary(parts=cells[number].parts), []
-        course = training.evaluations(own, own.init(cells[number].key), **HOW)
-        for states, (state, row) in zip(scored, course, strict=True):
+        steps = training.steps(own, own.init(cells[number].key), **HOW)
+        course = (step for step in steps if step.record is not None)
+        for states, step in zip(scored, course, strict=True):
             ours = jax.tree.map(lambda x, number=number: x[number], states)
-            assert_same_bits(ours, state)
-            rows.append(row)
+            assert_same_bits(ours, step.state)
+            rows.append(step.record)
         assert_same_rows(found[number].rows, rows)  # scores may differ in rounding
     losses = [outcome.rows[-1]["train_loss"] for outcome in found]
     assert len(set(losses)) == 3
