@@ -43,7 +43,8 @@ from benchmarks.topology_cases import (
 )
 from fedjax_muon.engine.plans import Plan, chunked, loop, mapped, vmapped
 from fedjax_muon.linalg.newton_schulz import orthogonalize
-from fedjax_muon.simulation import Simulation, tune, with_plan
+from fedjax_muon.planning import tune
+from fedjax_muon.simulation import Simulation, with_plan
 from fedjax_muon.simulation.checkpoint import open_checkpoints, restore, save
 
 Row = dict[str, Any]

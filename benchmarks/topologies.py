@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before JAX is imported
 
 from benchmarks.machine import machine
 from benchmarks.topology_cases import GROUPS, Case, prepare
-from fedjax_muon.simulation import compile_for
+from fedjax_muon.planning import compile_for
 
 Row = dict[str, Any]
 ENDED = "the compiler's process ended"

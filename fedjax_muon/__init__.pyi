@@ -11,6 +11,7 @@ from . import (
     minimax as minimax,
     models as models,
     personalization as personalization,
+    planning as planning,
     privacy as privacy,
     reporting as reporting,
     simulation as simulation,
@@ -98,6 +99,9 @@ from .personalization import (
     ditto as ditto,
     keep_own as keep_own,
 )
+from .planning.tuning import (
+    tune as tune,
+)
 from .runs.load import (
     load_run as load_run,
 )
@@ -108,20 +112,17 @@ from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,
     federate as federate,
-    tune as tune,
-)
-from .simulation.early_stopping import (
-    early_stopping as early_stopping,
 )
 from .simulation.own_accuracy import (
     own_accuracies as own_accuracies,
 )
-from .simulation.sweep import (
+from .simulation.training import (
+    early_stopping as early_stopping,
+    train as train,
+)
+from .sweeps.sweep import (
     Cell as Cell,
     sweep as sweep,
-)
-from .simulation.training import (
-    train as train,
 )
 from .tasks import (
     Batch as Batch,

@@ -36,9 +36,9 @@ from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.reporting.style import STYLE, save, styles
-from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts
+from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.transforms import muon
 from fedjax_muon.transforms.bound import muon_bound

@@ -35,7 +35,7 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.reporting.comparison import Point, best
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import Simulation, by_examples, uniform
-from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.sweeps.sweep import Cell, sweep
 
 METHODS = (
     "fedavg",

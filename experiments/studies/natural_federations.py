@@ -21,7 +21,7 @@ from fedjax_muon.engine import plans
 from fedjax_muon.privacy import ClientPrivacy, best_banded
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation import Simulation
-from fedjax_muon.simulation.cohorts import poisson_cohorts
+from fedjax_muon.simulation.participation import poisson_cohorts
 
 CONTEXT = 8  # characters that the next one is predicted from
 NONE, CLIPPED = "none", "clipped"

@@ -30,7 +30,7 @@ from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.reporting import plots
 from fedjax_muon.runs.build import parts_of, start_key
 from fedjax_muon.runs.config import Config
-from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.sweeps.sweep import Cell, sweep
 
 TABLE = """
 | learning rate | Newton-Schulz | flops | final accuracy, % | difference \

@@ -25,7 +25,7 @@ from fedjax_muon.algorithms import fedmuon
 from fedjax_muon.linalg.newton_schulz import gram, orthogonalize, plain
 from fedjax_muon.runs.build import parts_of, start_key
 from fedjax_muon.runs.config import Config
-from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.sweeps.sweep import Cell, sweep
 
 LR = 0.01
 SIZES: dict[str, Any] = {

@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import data, models
-from fedjax_muon.cli import arguments, topologies
+from fedjax_muon.cli import arguments
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
+from fedjax_muon.planning import ahead_of_time
+from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import (
@@ -51,7 +53,6 @@ from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.tuned import TUNED
 from fedjax_muon.simulation.gradient_noise import noise_norms
-from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.tasks.metrics import hill
 
@@ -76,7 +77,10 @@ def train(args) -> None:
         if args.compile_for is not None:
             default = run.config.plan == "default"
             plan = None if default else plan_of(run.config)
-            topologies.show(simulation, args.compile_for, plan)
+            compiled = ahead_of_time.compile_for(
+                simulation, args.compile_for, plan=plan
+            )
+            Console().print(ahead_of_time.table(compiled))
             return
         if not is_of_agents(run) and plan_record.is_tuned(run.config, args.tune):
             forms = plan_record.forms_of(run.config, simulation, dataset)

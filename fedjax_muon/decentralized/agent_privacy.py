@@ -35,8 +35,13 @@ from fedjax_muon.privacy.guarantees import (
 )
 from fedjax_muon.privacy.mechanism import Guarantee, check_noise
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
-from fedjax_muon.simulation.batching import Sampler, always, poisson
-from fedjax_muon.simulation.cyclic_batches import cyclic, cyclic_poisson
+from fedjax_muon.simulation.batching import (
+    Sampler,
+    always,
+    cyclic,
+    cyclic_poisson,
+    poisson,
+)
 
 ROOM = 3  # a Poisson batch's, over its expected size
 # algorithms whose agents touch their data through the estimator alone

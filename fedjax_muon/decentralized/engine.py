@@ -33,19 +33,14 @@ class State(NamedTuple):
 
 
 def _iteration(key: jax.Array, index: jax.Array, agent: jax.Array) -> Iteration:
-    own = jax.random.fold_in(jax.random.fold_in(key, index), agent)
-    return Iteration(index, *jax.random.split(own))
+    agent_key = jax.random.fold_in(jax.random.fold_in(key, index), agent)
+    return Iteration(index, *jax.random.split(agent_key))
 
 
 def placements(devices: Sequence[jax.Device]) -> tuple[Any, Any]:
-    """Returns the shardings of what agents divide, and of what all devices have.
+    """The shardings of agents' states, and of what all devices have.
 
-    Args:
-      devices: Devices that the agents are divided among.
-
-    Returns:
-      Shardings of agents' states and of replicated arrays; both None without devices,
-      for JAX's default.
+    Both are None without devices, for JAX's default.
     """
     if not devices:
         return None, None
@@ -92,7 +87,6 @@ def make(
     """Builds the two functions that run an algorithm, which are not jitted.
 
     Args:
-      objective: What is minimized.
       mixer: How messages are mixed, such as `dense(weights)`.
       agents: m, the number of agents.
       devices: Devices that the agents are divided among, in order and in equal parts.
@@ -131,8 +125,6 @@ def make_from(
       build: Function of `shared` that returns the algorithm, the objective and the
         mixer.
       shared: Arrays that every device has as a whole, such as the agents' data.
-      agents: m, the number of agents.
-      devices: Devices that the agents are divided among.
     """
     check_count("agents", agents)
     parts = max(1, len(devices))
@@ -215,7 +207,7 @@ def _check_batches(batches: Any, agents: int) -> None:
         )
 
 
-class Traffic(NamedTuple):
+class LinkTraffic(NamedTuple):
     """Bytes that one agent sends to each neighbor."""
 
     first: int  # at t = 0
@@ -224,20 +216,15 @@ class Traffic(NamedTuple):
 
 def traffic(
     algorithm: Gossip, objective: Objective, params: Any, first: Any, batch: Any
-) -> Traffic:
+) -> LinkTraffic:
     """Counts the bytes that an agent sends to each neighbor in an iteration.
 
     They follow from the shapes of messages, without running anything.
 
     Args:
-      algorithm: Provides the messages.
-      objective: What is minimized.
       params: One agent's parameters; leaves may be `ShapeDtypeStruct`s.
       first: One agent's batch at t = 0, likewise.
       batch: One agent's batch at t >= 1, likewise.
-
-    Returns:
-      Bytes at t = 0 and at every later t.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
 
@@ -256,4 +243,4 @@ def traffic(
         return sum(messages), after
 
     at_start, state = sent(algorithm.start, params, first)
-    return Traffic(at_start, sent(algorithm.step, state, batch)[0])
+    return LinkTraffic(at_start, sent(algorithm.step, state, batch)[0])

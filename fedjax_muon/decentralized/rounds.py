@@ -1,7 +1,7 @@
 """Iterations of a decentralized simulation: batches, and the engine's steps.
 
-They are functions of a `Setup`, a `State` and the agents' examples, which `simulation`
-compiles.
+They are functions of a `GossipSetup`, a `State` and the agents' examples, which
+`simulation` compiles.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,13 @@ class State(NamedTuple):
         """The number of iterations after t = 0."""
         return int(self.training.index) - 1
 
+    @property
+    def divided(self) -> Any:
+        """What is divided among the devices."""
+        return self.training.nodes
 
-class Setup(NamedTuple):
+
+class GossipSetup(NamedTuple):
     """Settings of a simulation, without its data."""
 
     algorithm: Gossip
@@ -56,7 +61,7 @@ class Setup(NamedTuple):
 
 
 def one_batch(
-    setup: Setup,
+    setup: GossipSetup,
     clients: Clients,
     max_client_size: int,
     first: bool,
@@ -64,14 +69,10 @@ def one_batch(
     agent: jax.Array,
     key: jax.Array,
 ) -> Any:
-    """Draws the batch of one agent.
+    """Draws the ids of one agent's batch at t, which may be traced.
 
     Args:
       first: Whether the batch is that of t = 0.
-      index: t, which may be traced.
-
-    Returns:
-      Ids of its examples.
     """
     size = setup.first_size if first else setup.batch_size
     draw = draw_rows(clients, setup.sampler(index), 1, size, max_client_size)
@@ -79,22 +80,14 @@ def one_batch(
 
 
 def batches(
-    setup: Setup,
+    setup: GossipSetup,
     clients: Clients,
     max_client_size: int,
     first: bool,
     key: jax.Array,
     index: Any,
 ) -> Any:
-    """Draws the batches of all agents.
-
-    Args:
-      first: Whether the batch is that of t = 0.
-      index: t, which may be traced.
-
-    Returns:
-      Ids of their examples, leaves [m, ...].
-    """
+    """Draws the batches of all agents as `one_batch` does, leaves [m, ...]."""
     agents = jnp.arange(setup.agents, dtype=jnp.int32)
     keys = jax.random.split(jax.random.fold_in(key, index), setup.agents)
     one = partial(one_batch, setup, clients, max_client_size, first, index)
@@ -102,16 +95,9 @@ def batches(
 
 
 def step_functions(
-    setup: Setup, inputs: Inputs, clients: Clients
+    setup: GossipSetup, inputs: Inputs, clients: Clients
 ) -> tuple[gossip_engine.Start, gossip_engine.Step]:
-    """Makes the engine's functions of the algorithm.
-
-    Args:
-      inputs: Arguments of the programs.
-
-    Returns:
-      `start` and `step` of `engine.make`.
-    """
+    """Makes `start` and `step` of `engine.make` for the algorithm."""
 
     def build(shared):
         inputs, clients = shared
@@ -123,45 +109,30 @@ def step_functions(
 
 
 def keys_of(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Derives keys from that of a run.
-
-    Returns:
-      Keys of batches, and of the agents' iterations.
-    """
+    """Derives the keys of batches, and of agents' iterations, from that of a run."""
     fold = partial(jax.random.fold_in, key)
     return fold(streams.BATCHES), fold(streams.ITERATIONS)
 
 
 def created(key: jax.Array, run_key: jax.Array | None = None) -> Any:
-    """Makes what `begin_run` needs.
+    """Makes the keys of the initial parameters, and of the run, for `begin_run`.
 
     Args:
       run_key: Typed key of everything but the initial parameters, by default from
         `key`; a private run has its own.
-
-    Returns:
-      Keys of the initial parameters, and of the run.
     """
     init_key, rest = jax.random.split(key)
     return init_key, rest if run_key is None else run_key
 
 
 def begin_run(
-    setup: Setup,
+    setup: GossipSetup,
     inputs: Inputs,
     keys: tuple[jax.Array, jax.Array],
     clients: Clients,
     max_client_size: int,
 ) -> State:
-    """Runs iteration 0.
-
-    Args:
-      inputs: Arguments of the programs.
-      keys: From `created`.
-
-    Returns:
-      The state after t = 0.
-    """
+    """Runs iteration 0, with keys from `created`."""
     init_key, key = keys
     batch_key, agent_key = keys_of(key)
     start, _ = step_functions(setup, inputs, clients)
@@ -170,23 +141,14 @@ def begin_run(
 
 
 def run_rounds(
-    setup: Setup,
+    setup: GossipSetup,
     inputs: Inputs,
     state: State,
     clients: Clients,
     count: jax.Array,
     max_client_size: int,
 ) -> tuple[State, Metrics]:
-    """Runs some iterations.
-
-    Args:
-      inputs: Arguments of the programs.
-      state: The state before these iterations.
-      count: Number of iterations, which may be traced.
-
-    Returns:
-      The new state, and the metrics of these iterations.
-    """
+    """Runs `count` iterations, a number that may be traced."""
     batch_key, agent_key = keys_of(state.key)
     _, step = step_functions(setup, inputs, clients)
 
@@ -211,12 +173,7 @@ def score_mean(task: Task, params: Params, clients: Clients, test: Any) -> Evalu
     "consensus" is the root of the mean over agents of ||x_i - mean x||^2.
 
     Args:
-      task: Provides the metrics.
       params: The agents' parameters, leaves [m, ...].
-      test: Test examples.
-
-    Returns:
-      Metrics by name.
     """
     mean = jax.tree.map(lambda x: x.mean(0), params)
     distance = lambda x: optax.tree.norm(tree.sub(x, mean), squared=True)

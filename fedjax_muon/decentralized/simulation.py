@@ -24,7 +24,7 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer, dense
 from fedjax_muon.decentralized.rounds import (
-    Setup,
+    GossipSetup,
     State,
     begin_run,
     created,
@@ -40,6 +40,7 @@ from fedjax_muon.simulation.arguments import (
     check_dataset,
     check_functions,
     check_parts,
+    check_rules,
     check_task,
 )
 from fedjax_muon.simulation.batching import (
@@ -52,7 +53,6 @@ from fedjax_muon.simulation.batching import (
     shuffled_epochs,
 )
 from fedjax_muon.simulation.evaluation import Evaluation
-from fedjax_muon.simulation.rule_check import check_rules
 from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
 from fedjax_muon.tasks.task import Task, as_argument
 
@@ -71,11 +71,10 @@ def decentralize(
     devices: Sequence[jax.Device] = (),
     privacy: AgentPrivacy | None = None,
 ) -> Simulation:
-    """Prepares decentralized training; nothing is compiled yet.
+    """Prepares decentralized training; programs are compiled when they are first used.
 
     Args:
       algorithm: The algorithm, such as `decentralized.dsgd(lr=0.1)`.
-      dataset: Training and test examples.
       parts: For every agent, the ids of its training examples.
       weights: Mixing matrix [m, m] of m agents, or [T, m, m] for a sequence that
         repeats; see `topology`.
@@ -83,7 +82,7 @@ def decentralize(
         expected number.
       first_size: Examples in the batch at t = 0; `batch_size` by default.
       sampler: Function of t that returns how an agent's batches are drawn from its
-        examples, such as `cyclic_batches.cyclic`; `batching.always(shuffled_epochs)` by
+        examples, such as `batching.cyclic`; `batching.always(shuffled_epochs)` by
         default.
       mixer: How messages are multiplied by the weights: `dense`, `sparse` or `shifted`
         of `decentralized`.
@@ -92,9 +91,6 @@ def decentralize(
       privacy: Makes the run private. It decides `batch_size`, `first_size`, `sampler`
         and the algorithm's estimator, which must be left out. The guarantee is the
         simulation's `guarantee`.
-
-    Returns:
-      A simulation; its programs are compiled when they are first used.
 
     Raises:
       ImportError: If a private run is asked for, and dp-accounting is not installed.
@@ -114,7 +110,7 @@ def decentralize(
         raise TypeError("decentralize needs batch_size, or privacy, which decides it")
     sampler = sampler or always(shuffled_epochs)
     check_functions({"sampler": sampler, "mixer": mixer})
-    setup = Setup(
+    setup = GossipSetup(
         algorithm=algorithm,
         task=as_argument(task),
         mixing=mixer,
@@ -125,8 +121,8 @@ def decentralize(
         devices=tuple(devices),
         privacy=privacy,
     )
-    mixed, links = _mixed(setup, weights)
-    clients = _agents(setup, dataset.x_train, dataset.y_train, parts)
+    mixed, links = _mix(setup, weights)
+    clients = _place(setup, dataset.x_train, dataset.y_train, parts)
     max_client_size = max_client_size_of(parts)
     inputs = inputs_of(algorithm, setup.task, mixed, noise)
     # raises if sizes or parameters do not fit
@@ -134,7 +130,7 @@ def decentralize(
     jax.eval_shape(begin, inputs, created(jax.random.key(0)), clients)
     check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    inputs, clients, test = _placed(setup, (inputs, clients, test))
+    inputs, test = _placed(setup, (inputs, test))
     return Simulation(
         runner=RUNNER,
         setup=setup,
@@ -148,7 +144,7 @@ def decentralize(
     )
 
 
-def _programs(setup: Setup) -> Programs:
+def _programs(setup: GossipSetup) -> Programs:
     def begin(inputs, keys, clients, max_client_size):
         state = begin_run(setup, inputs, keys, clients, max_client_size)
         return state, jnp.ones(setup.agents, bool)
@@ -170,26 +166,47 @@ def _programs(setup: Setup) -> Programs:
     )
 
 
-def _shardings(setup: Setup) -> tuple[Any, Any, Any]:
+def _shardings(setup: GossipSetup) -> tuple[Any, Any, Any]:
     """Shardings of inputs, states and clients, None on JAX's default device."""
     sharded, replicated = gossip_engine.placements(setup.devices)
     state = State(gossip_engine.State(replicated, sharded), replicated)
     return replicated, state, replicated
 
 
-def _placed(setup: Setup, arrays: Any) -> Any:
+def _placed(setup: GossipSetup, arrays: Any) -> Any:
     """Copies arrays to every device of the simulation."""
     _, replicated = gossip_engine.placements(setup.devices)
     return arrays if replicated is None else jax.device_put(arrays, replicated)
 
 
-def _place(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
-    return _placed(setup, _agents(setup, x, y, parts))
+def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
+    """The mixer, and the mean number of links that an iteration uses."""
+    check_mixing(weights)
+    matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
+    if matrices.shape[1] != setup.agents:
+        raise ValueError(
+            f"weights are those of {matrices.shape[1]} agents, but there are "
+            f"{setup.agents}"
+        )
+    off_diagonal = ~np.eye(setup.agents, dtype=bool)
+    links = float((matrices[:, off_diagonal] != 0).sum(1).mean())
+    return _placed(setup, setup.mixing(weights)), links
 
 
-def _mix(setup: Setup, weights: np.ndarray) -> tuple[Mixer, float]:
-    mixer, links = _mixed(setup, weights)
-    return _placed(setup, mixer), links
+def _place(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
+    """The agents' examples, on the devices."""
+    if len(parts) != setup.agents:
+        raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
+    clients = clients_of(x, y, parts)
+    least = min(map(len, parts))
+    sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}
+    for name, size in sizes.items():
+        if not 1 <= size <= least:
+            raise ValueError(
+                f"{name} must lie between 1 and the {least} examples of the agent that "
+                f"has fewest, got {size}"
+            )
+    return _placed(setup, clients)
 
 
 def _evaluate(simulation: Simulation, state: State) -> Evaluation:
@@ -219,8 +236,8 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
 
 
 def _calibrate(
-    setup: Setup, privacy: AgentPrivacy | None, sizes: Sequence[int]
-) -> tuple[Setup, Guarantee, dict[str, Any]]:
+    setup: GossipSetup, privacy: AgentPrivacy | None, sizes: Sequence[int]
+) -> tuple[GossipSetup, Guarantee, dict[str, Any]]:
     """The setup with other noise, its guarantee, and the noise as a hyper-parameter."""
     old = setup.privacy
     privacy = privacy or old
@@ -237,43 +254,12 @@ def _calibrate(
 
 
 RUNNER = Runner(
-    _place,
-    _mix,
-    _evaluate,
-    _traffic,
-    lambda state: state.training.nodes,
-    _calibrate,
-    _programs,
-    _shardings,
+    place=_place,
+    evaluate=_evaluate,
+    traffic=_traffic,
+    programs=_programs,
+    shardings=_shardings,
+    mix=_mix,
+    calibrate=_calibrate,
 )
 PUBLISHED = "publish_training_metrics"
-
-
-def _mixed(setup: Setup, weights: Any) -> tuple[Mixer, float]:
-    """The mixer, and the mean number of links that an iteration uses."""
-    check_mixing(weights)
-    matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
-    if matrices.shape[1] != setup.agents:
-        raise ValueError(
-            f"weights are those of {matrices.shape[1]} agents, but there are "
-            f"{setup.agents}"
-        )
-    off_diagonal = ~np.eye(setup.agents, dtype=bool)
-    links = float((matrices[:, off_diagonal] != 0).sum(1).mean())
-    return setup.mixing(weights), links
-
-
-def _agents(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
-    """The agents' examples, on the device."""
-    if len(parts) != setup.agents:
-        raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
-    clients = clients_of(x, y, parts)
-    least = min(map(len, parts))
-    sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}
-    for name, size in sizes.items():
-        if not 1 <= size <= least:
-            raise ValueError(
-                f"{name} must lie between 1 and the {least} examples of the agent that "
-                f"has fewest, got {size}"
-            )
-    return clients

@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_muon.core import Algorithm, Exchange, with_numbers
+from fedjax_muon.core import Algorithm, Exchange, check_count, with_numbers
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.deploy.messages import schema
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.mechanism import Guarantee
-from fedjax_muon.simulation.arguments import check_algorithm, check_count, check_task
+from fedjax_muon.simulation.arguments import check_algorithm, check_task
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
-from fedjax_muon.simulation.cohorts import Cohorts
-from fedjax_muon.simulation.participation import participation, uniform
+from fedjax_muon.simulation.participation import Cohorts, participation, uniform
 from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting, check_setup
 from fedjax_muon.simulation.work import equal
 from fedjax_muon.tasks.task import Task, as_argument

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from fedjax_muon import data
+from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import directory, files, privacy
@@ -32,7 +33,6 @@ from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.train import is_complete, train
-from fedjax_muon.simulation.memory_check import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 
 

@@ -19,12 +19,10 @@ class Suspended:
         self.path = path
 
     def save(self, part: Any, state: Any, notes: Mapping[str, Any]) -> None:
-        """Keeps a part, in place of another one.
+        """Keeps the state and notes of a part, in place of another one.
 
         Args:
-          part: What identifies it: values that JSON can represent.
-          state: Its state, a pytree of arrays.
-          notes: Other values that JSON can represent.
+          part: What identifies it: values that JSON can represent, as `notes`.
         """
         self.clear()
         mark = checkpoint.fingerprint({"part": part}, state)
@@ -33,23 +31,19 @@ class Suspended:
             checkpoint.save(checkpoints, 0, state, mark, notes)
 
     def restore(self, part: Any, template: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Reads a part.
+        """Reads the state and notes of a part; None if another was kept, or none.
 
         Args:
-          part: What identifies it.
           template: A state of the same structure.
-
-        Returns:
-          Its state and notes, or None if another part was kept, or none.
 
         Raises:
           CheckpointError: If it is damaged.
         """
         mark = checkpoint.fingerprint({"part": part}, template)
-        place = self.path / mark[:16]
-        if not place.is_dir():
+        path = self.path / mark[:16]
+        if not path.is_dir():
             return None
-        with checkpoint.open_checkpoints(place) as checkpoints:
+        with checkpoint.open_checkpoints(path) as checkpoints:
             return checkpoint.restore(checkpoints, template, mark)
 
     def clear(self) -> None:

@@ -14,9 +14,12 @@ jobs/              files of SLURM jobs
 import csv
 import dataclasses
 import functools
+import hashlib
 import itertools
 import shlex
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +29,10 @@ from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
+from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
-from fedjax_muon.runs import (
-    directory,
-    executor_names,
-    launch,
-    own_code,
-    sweep_cells,
-)
+from fedjax_muon.runs import directory, launch, own_code
 from fedjax_muon.runs.build import (
     algorithm_of,
     is_of_agents,
@@ -43,15 +41,27 @@ from fedjax_muon.runs.build import (
     start_key,
 )
 from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
+from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.suspended import Suspended
-from fedjax_muon.simulation.memory_check import check_memory
+from fedjax_muon.simulation.batching import max_client_size_of
+from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.sweep import Cell, Outcome, sweep
+from fedjax_muon.sweeps.executors import check_name, executor_named
+from fedjax_muon.sweeps.sweep import (
+    Cell,
+    GroupJob,
+    Outcome,
+    group_size,
+    run_on,
+    sweep,
+)
+from fedjax_muon.sweeps.workers import RemoteCall, path_of
 
+Values = tuple[dict[str, Any], int]  # hyper-parameters and seed of a cell
 DRAWN = 10  # methods whose curves are drawn, the best
 
 
@@ -77,7 +87,7 @@ def check(job: Sweep, executor: str | None = None) -> None:
             raise ValueError(
                 "workers of an executor run on one device each; leave out devices"
             )
-        executor_names.check(executor)
+        check_name(executor)
     launch.devices_of(job.config.devices)
     for name in job.algorithms:
         try:
@@ -87,7 +97,7 @@ def check(job: Sweep, executor: str | None = None) -> None:
                 )
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-    train, _ = _data(job)
+    train, _ = _held_out(job)
     for name in job.algorithms:
         try:
             check_memory(_common(job, name, train))
@@ -128,11 +138,6 @@ def with_owners_counted(config: Config) -> Config:
     return dataclasses.replace(config, num_clients=number)
 
 
-def _data(job: Sweep):
-    dataset = dataset_of(job.config)
-    return data.hold_out(dataset, job.validation)
-
-
 def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> None:
     """Trains the cells that are not finished.
 
@@ -146,7 +151,7 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
         option = f" --executor {shlex.quote(executor)}"
         again = directory.resume_command(run_dir) + option
     with refusing():
-        held_out = _data(job)
+        held_out = _held_out(job)
     (run_dir / "cells").mkdir(exist_ok=True)
     total = sum(len(job.points(name)) for name in job.algorithms) * len(job.seeds)
     with resumable(run_dir, again) as stop, progress_bar(console) as bar, refusing():
@@ -159,11 +164,10 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
         suspended = Suspended(run_dir / "suspended")
         if executor:
             describe(description=executor.partition(":")[0])
-            with executor_names.opened(executor, run_dir / "jobs") as workers:
-                given = (workers, job, todo, held_out, stop)
-                for name, cells, outcomes in sweep_cells.train_on(*given):
-                    _record(rows[name], cells, outcomes)
-                    tick(len(cells) * job.config.rounds)
+            with executor_named(executor, run_dir / "jobs") as workers:
+                for name, points, outcomes in _on(workers, job, todo, held_out, stop):
+                    _record(rows[name], points, outcomes)
+                    tick(len(points) * job.config.rounds)
         else:
             for name in (name for name in todo if todo[name]):
                 describe(description=label_of(name))
@@ -178,10 +182,9 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
 def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
     """Trains cells in this process."""
     train, validation = held_out
-    parts = {seed: parts_of(job.config, train, seed) for seed in job.seeds}
     return sweep(
         _common(job, name, train),
-        [Cell(hyper, start_key(seed), parts[seed]) for hyper, seed in todo],
+        _cells(todo, _parts(job, train)),
         rounds=job.config.rounds,
         evaluate_every=job.config.evaluate_every,
         validation=validation,
@@ -193,6 +196,35 @@ def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
     )
 
 
+def _on(executor: Executor, job: Sweep, todo, held_out, stop):
+    """Trains cells on an executor; yields algorithm, values and outcomes of each group
+    when it ends."""
+    parts = _parts(job, held_out[0])
+    settings = {
+        "rounds": job.config.rounds,
+        "evaluate_every": job.config.evaluate_every,
+        "max_client_size": max(map(max_client_size_of, parts.values())),
+        "drop_nonfinite": job.config.drop_nonfinite,
+    }
+    groups, jobs = [], []
+    text, digest = to_json(_portable(job)), _digest(*held_out)
+    for name in (name for name in todo if todo[name]):
+        call = RemoteCall(path_of(prepare), (text, name, digest), {})
+        size = group_size(len(todo[name]), job.cells_at_once or 1)
+        for first in range(0, len(todo[name]), size):
+            values = todo[name][first : first + size]
+            groups.append((name, values))
+            cells, title = _cells(values, parts), f"{name} {_text(values)}"
+            jobs.append(GroupJob(call, cells, size, settings, title))
+    for number, outcomes in run_on(executor, jobs, stop):
+        yield *groups[number], outcomes
+
+
+def _held_out(job: Sweep) -> tuple[data.Dataset, Examples]:
+    """The training data and the validation examples of a sweep."""
+    return data.hold_out(dataset_of(job.config), job.validation)
+
+
 def _common(job: Sweep, name: str, train: data.Dataset) -> Simulation:
     """What an algorithm's cells have in common, on one device: devices divide cells."""
     run = job.cell(name, {}, job.seeds[0])
@@ -200,7 +232,62 @@ def _common(job: Sweep, name: str, train: data.Dataset) -> Simulation:
     return simulation_of(dataclasses.replace(run, config=config), train)
 
 
-def _record(rows: CheckedRows, cells: Iterable[Any], outcomes: list[Outcome]) -> None:
+def _portable(job: Sweep) -> Sweep:
+    """The same job with absolute paths, since workers may have another directory."""
+    paths = {key: getattr(job.config, key) for key in ("data_dir", "checkpoint")}
+    paths = {k: path.expanduser().resolve() for k, path in paths.items() if path}
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, **paths))
+
+
+def _digest(train: data.Dataset, validation: Examples) -> str:
+    """Identifies the examples, which workers read by themselves."""
+    digest = hashlib.sha256()
+    for array in (*train[:4], *validation):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def prepare(text: str, name: str, digest: str) -> tuple[Simulation, Examples]:
+    """Prepares an algorithm's simulation in a worker.
+
+    Args:
+      text: The sweep, as in config.json.
+      digest: Of the examples, as of `_digest`.
+    """
+    launch.remember_programs()
+    # Workers that compile the same program may read the file that another one writes.
+    warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+    job = from_json(text)
+    if not isinstance(job, Sweep):
+        raise ValueError(f"workers run sweeps, got {type(job).__name__}")
+    train, validation = _held_out(job)
+    if _digest(train, validation) != digest:
+        raise ValueError(
+            f"its examples of {job.config.dataset} differ from those of the machine "
+            "that started the sweep; copy the files, or name them by data_dir"
+        )
+    return _common(job, name, train), validation
+
+
+def _parts(job: Sweep, train: data.Dataset) -> dict[int, Sequence[np.ndarray]]:
+    return {seed: parts_of(job.config, train, seed) for seed in job.seeds}
+
+
+def _cells(todo: Iterable[Values], parts: Mapping[int, Any]) -> list[Cell]:
+    return [Cell(hyper, start_key(seed), parts[seed]) for hyper, seed in todo]
+
+
+def _text(values: Sequence[Values]) -> str:
+    points = [
+        " ".join([*(f"{k}={v:g}" for k, v in hyper.items()), f"seed {seed}"])
+        for hyper, seed in values
+    ]
+    return ", ".join(points)
+
+
+def _record(
+    rows: CheckedRows, cells: Iterable[Values], outcomes: list[Outcome]
+) -> None:
     ended = zip(cells, outcomes, strict=True)
     rows.extend([row for cell, outcome in ended for row in _rows(cell, outcome)])
 

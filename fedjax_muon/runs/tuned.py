@@ -10,32 +10,32 @@ from typing import NamedTuple
 from fedjax_muon.runs.config import Schedule
 
 
-class Tuned(NamedTuple):
-    """What a method is compared with."""
+class Rate(NamedTuple):
+    """The learning rate and schedule that a method is compared with."""
 
     lr: float
     lr_schedule: Schedule = "constant"
 
 
-TUNED: Mapping[str, Mapping[str, Tuned]] = {
+TUNED: Mapping[str, Mapping[str, Rate]] = {
     "classification": {
-        "fedavg": Tuned(0.3),
-        "fedavg_adam": Tuned(0.03),
-        "scaffold": Tuned(0.1, "cosine"),
-        "local_muon": Tuned(0.3, "cosine"),
-        "fedmuon": Tuned(0.03, "cosine"),
-        "fedmuon_align": Tuned(0.01),
-        "fedmuon_correct": Tuned(0.1, "cosine"),
+        "fedavg": Rate(0.3),
+        "fedavg_adam": Rate(0.03),
+        "scaffold": Rate(0.1, "cosine"),
+        "local_muon": Rate(0.3, "cosine"),
+        "fedmuon": Rate(0.03, "cosine"),
+        "fedmuon_align": Rate(0.01),
+        "fedmuon_correct": Rate(0.1, "cosine"),
     },
     "auc": {
-        "fed_nsgda_m": Tuned(0.1),
-        "fedmuon_da": Tuned(0.01),
-        "fedsgda_clip": Tuned(0.3),
-        "local_sgda": Tuned(3.0),
-        "local_sgdam": Tuned(1.0, "cosine"),
-        "fedsgda_m": Tuned(1.0),
-        "sagda": Tuned(3.0, "cosine"),
-        "fsgda": Tuned(3.0),
-        "fess_gda": Tuned(3.0),
+        "fed_nsgda_m": Rate(0.1),
+        "fedmuon_da": Rate(0.01),
+        "fedsgda_clip": Rate(0.3),
+        "local_sgda": Rate(3.0),
+        "local_sgdam": Rate(1.0, "cosine"),
+        "fedsgda_m": Rate(1.0),
+        "sagda": Rate(3.0, "cosine"),
+        "fsgda": Rate(3.0),
+        "fess_gda": Rate(3.0),
     },
 }

@@ -1,6 +1,5 @@
 """Simulations of federated training."""
 
-from fedjax_muon.simulation.ahead_of_time import Compiled, compile_for
 from fedjax_muon.simulation.federated import (
     STATE,
     federate,
@@ -13,19 +12,14 @@ from fedjax_muon.simulation.simulation import (
     NonFiniteLossError,
     Simulation,
 )
-from fedjax_muon.simulation.tuning import Tuned, tune
 
 __all__ = [
     "STATE",
-    "Compiled",
     "NonFiniteError",
     "NonFiniteLossError",
     "Simulation",
-    "Tuned",
     "by_examples",
-    "compile_for",
     "federate",
-    "tune",
     "uniform",
     "with_plan",
     "with_task",

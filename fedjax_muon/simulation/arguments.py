@@ -1,26 +1,22 @@
 """Checks of the arguments of simulations, before anything is compiled."""
 
-import operator
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_muon import data
+from fedjax_muon.core.recipe import Recipe, recipe_of
 from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.task import Task
 
-
-def check_count(name: str, value: Any, least: int = 1) -> None:
-    """Raises `ValueError` unless a value is an integer of at least `least`."""
-    try:
-        if operator.index(value) >= least and not isinstance(value, bool):
-            return
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
-    raise ValueError(f"{name} must be at least {least}, got {value}")
+LARGEST_AXIS = 4  # of the arrays that update rules are tested on
+SMALL_UPDATE = 0.02  # relative to the gradient; probably scaled by a learning rate
 
 
 def check_functions(functions: Mapping[str, Any]) -> None:
@@ -63,7 +59,7 @@ def check_task(task: Any) -> None:
 
 
 def check_dataset(dataset: Any) -> Dataset:
-    """Validates a data set; floating-point examples become float32."""
+    """Validates a dataset; floating-point examples become float32."""
     if not isinstance(dataset, Dataset):
         raise TypeError(
             f"dataset must be a data.Dataset, got {type(dataset).__name__}; arrays "
@@ -74,9 +70,9 @@ def check_dataset(dataset: Any) -> Dataset:
         x_train = x_train.astype(np.float32, copy=False)
         x_test = x_test.astype(np.float32, copy=False)
     checked = data.check(dataset._replace(x_train=x_train, x_test=x_test))
-    given = dataset.x_train
-    if isinstance(given, jax.Array) and given.dtype == x_train.dtype:
-        return checked._replace(x_train=given)  # not copied to the device again
+    original = dataset.x_train
+    if isinstance(original, jax.Array) and original.dtype == x_train.dtype:
+        return checked._replace(x_train=original)  # not copied to the device again
     return checked
 
 
@@ -108,3 +104,57 @@ def check_not_donated(state: Any) -> None:
             "this state was donated to an earlier call; continue with the state that "
             "the call returned"
         )
+
+
+def check_rules(algorithm: Any, params: Any) -> None:
+    """Tests the sign and the scale of every update rule in an algorithm's recipe once.
+
+    Rules are optax transformations of an ascent direction without a learning rate. Most
+    optimizers of optax, such as `optax.adam(1e-3)`, flip the sign and scale. With them
+    training would increase the loss, without any other symptom. It warns if the scale
+    of a rule looks like a learning rate.
+
+    Args:
+      algorithm: An algorithm; one without a recipe is not checked.
+      params: Parameters, or their `ShapeDtypeStruct`s. Rules are tested on small arrays
+        of the same structure.
+    """
+    for name, rule in _rules(recipe_of(algorithm)):
+        _check_rule(name, rule, params)
+
+
+def _rules(recipe: Recipe | None) -> Iterator[tuple[str, Any]]:
+    if recipe is None:
+        return
+    for name, value in recipe.arguments.items():
+        if name in ("rule", "server_rule") and value is not None:
+            yield name, value
+        if isinstance(getattr(value, "recipe", None), Recipe):
+            yield from _rules(recipe_of(value))
+
+
+def _check_rule(name: str, rule: optax.GradientTransformation, params: Any) -> None:
+    small = lambda x: jnp.zeros([min(n, LARGEST_AXIS) for n in x.shape], x.dtype)
+    params = jax.tree.map(small, params)
+    gradient = jax.tree.map(_alternating, params)
+    gradient = optax.tree.scale(1 / optax.tree.norm(gradient), gradient)
+    updates, _ = rule.update(gradient, rule.init(params), params)
+    along = float(optax.tree.vdot(updates, gradient))
+    if along < 0:
+        raise ValueError(
+            f"{name} flips the sign of the gradient, as optax.adam(1e-3) and other "
+            "optimizers do; give a transformation without a learning rate, such as "
+            "optax.scale_by_adam(), and the learning rate as lr"
+        )
+    if 0 < float(optax.tree.norm(updates)) < SMALL_UPDATE:
+        warnings.warn(
+            f"{name} shrinks a gradient of norm 1 to {optax.tree.norm(updates):.2g}, "
+            "as if it had a learning rate; that belongs to lr",
+            stacklevel=4,
+        )
+
+
+def _alternating(x: jax.Array) -> jax.Array:
+    """Makes entries of both signs and of several sizes."""
+    count = jnp.arange(1, x.size + 1, dtype=jnp.float32)
+    return (jnp.cos(2 * count) + 0.1).reshape(x.shape).astype(x.dtype)

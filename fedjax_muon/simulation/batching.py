@@ -19,7 +19,8 @@ from fedjax_muon.tasks.task import Batch, Task, per_example
 Array = jax.Array | np.ndarray
 Sampler = Callable[[jax.Array, jax.Array, int, int, int], jax.Array]
 # (key, size, steps, batch_size, max_client_size) -> int32 [steps, batch], positions
-# below `size` among a client's examples, or -1 for padding
+# below `size` among a client's examples, or -1 for padding; `size`, int32 [], is the
+# number of the client's examples
 
 
 class Clients(NamedTuple):
@@ -41,11 +42,9 @@ class ExampleIndices(NamedTuple):
 
 
 def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
-    """Puts the examples on the device, divided among clients.
+    """Puts examples x [n, ...] with labels y [n] on the device, divided among clients.
 
     Args:
-      x: Examples [n, ...].
-      y: Labels [n], integers from 0.
       parts: For every client, the ids of its examples; clients may share examples.
     """
     if not parts:
@@ -93,9 +92,6 @@ def max_client_size_of(parts: Sequence[np.ndarray]) -> int:
     """Computes an upper bound of the clients' sizes, a power of two.
 
     Partitions of similar sizes have the same bound, and so share compiled programs.
-
-    Args:
-      parts: For every client, the ids of its examples.
     """
     return 1 << (max(map(len, parts)) - 1).bit_length()
 
@@ -107,12 +103,6 @@ def shuffled_epochs(
 
     A batch may contain the end of one epoch and the beginning of the next. The result
     does not depend on `max_client_size`.
-
-    Args:
-      size: Int32 [], number of the client's examples.
-
-    Returns:
-      Positions among the client's examples, int32 [steps, batch_size].
     """
     count = steps * batch_size
     first_key, rest_key = jax.random.split(key)
@@ -136,15 +126,7 @@ def shuffled_epochs(
 def with_replacement(
     key: jax.Array, size: jax.Array, steps: int, batch_size: int, max_client_size: int
 ) -> jax.Array:
-    """Draws every example of every batch independently and uniformly.
-
-    Args:
-      size: Int32 [], number of the client's examples.
-      max_client_size: Not used. Upper bound of the sizes of all clients.
-
-    Returns:
-      Positions among the client's examples, int32 [steps, batch_size].
-    """
+    """Draws every example of every batch independently and uniformly."""
     del max_client_size
     return jax.random.randint(key, (steps, batch_size), 0, size)
 
@@ -152,17 +134,7 @@ def with_replacement(
 def full_batch(
     key: jax.Array, size: jax.Array, steps: int, batch_size: int, max_client_size: int
 ) -> jax.Array:
-    """Uses all examples of a client in every local step.
-
-    Args:
-      key: Not used. Typed key.
-      size: Int32 [], number of the client's examples.
-      batch_size: Not used. Examples in a batch.
-
-    Returns:
-      Positions among the client's examples, int32 [steps, max_client_size], with
-      -1 for padding.
-    """
+    """Uses all examples of a client in every local step, whatever `batch_size` is."""
     del key, batch_size
     position = jnp.arange(max_client_size, dtype=jnp.int32)
     return jnp.broadcast_to(
@@ -175,14 +147,8 @@ def poisson(longest_batch: int) -> Sampler:
 
     Every example joins a batch independently with probability batch_size / size. If
     more than `longest_batch` examples join, a uniform subset is kept. Sums over a batch
-    must be divided by `batch_size`, never by the number of examples in it.
-
-    Args:
-      longest_batch: Largest number of examples in a batch.
-
-    Returns:
-      A sampler. Its batches have at most `longest_batch` entries, with -1 for padding.
-      It raises `ValueError` if `longest_batch` is below the expected `batch_size`.
+    must be divided by `batch_size`, never by the number of examples in it. The sampler
+    raises `ValueError` if `longest_batch` is below the expected `batch_size`.
     """
 
     def sample(
@@ -217,15 +183,7 @@ def poisson(longest_batch: int) -> Sampler:
 def without_replacement(
     key: jax.Array, size: jax.Array, steps: int, batch_size: int, max_client_size: int
 ) -> jax.Array:
-    """Draws an independent uniform subset for every batch.
-
-    Args:
-      size: Int32 [], number of the client's examples.
-
-    Returns:
-      Positions among the client's examples, int32 [steps, batch_size], with -1 if
-      the client has fewer examples.
-    """
+    """Draws an independent uniform subset for every batch, or all examples if fewer."""
 
     def one(key: jax.Array) -> jax.Array:
         mark = jax.random.uniform(key, (max_client_size,), minval=0.5)
@@ -237,15 +195,58 @@ def without_replacement(
 
 
 def always(sampler: Sampler) -> Callable[[jax.Array], Sampler]:
-    """Uses the same sampler in every iteration, for `decentralize`.
+    """Uses the same sampler in every iteration, for `decentralize`."""
+    return lambda index: sampler
+
+
+def cyclic(index: jax.Array) -> Sampler:
+    """Cycles through fixed batches of a client's examples, for `decentralize`.
+
+    Examples that fill no batch are never drawn.
 
     Args:
-      sampler: Function that draws positions among a client's examples.
-
-    Returns:
-      A function of the iteration that returns `sampler`.
+      index: Int32 [], the iteration.
     """
-    return lambda index: sampler
+
+    def sample(
+        key: jax.Array,
+        size: jax.Array,
+        steps: int,
+        batch_size: int,
+        max_client_size: int,
+    ) -> jax.Array:
+        del key, max_client_size
+        at = (index * steps + jnp.arange(steps)) % jnp.maximum(size // batch_size, 1)
+        return at[:, None] * batch_size + jnp.arange(batch_size)[None]
+
+    return sample
+
+
+def cyclic_poisson(longest_batch: int, cycle: int) -> Callable[[jax.Array], Sampler]:
+    """Makes Poisson samplers of groups that take turns, for correlated noise.
+
+    A client's examples are divided into `cycle` groups of the same size, in order.
+    Examples that fill no group are never drawn. The result is a function of the
+    iteration, for `decentralize`.
+    """
+    one = poisson(longest_batch)
+
+    def of(index: jax.Array) -> Sampler:
+        def sample(
+            key: jax.Array,
+            size: jax.Array,
+            steps: int,
+            batch_size: int,
+            max_client_size: int,
+        ) -> jax.Array:
+            group = size // cycle
+            within = one(key, group, steps, batch_size, max_client_size)
+            turn = (index * steps + jnp.arange(steps)) % cycle
+            return jnp.where(within < 0, -1, within + (turn * group)[:, None])
+
+        return sample
+
+    return of
 
 
 def draw_rows(
@@ -255,14 +256,7 @@ def draw_rows(
     batch_size: int,
     max_client_size: int,
 ) -> Callable[[jax.Array, jax.Array], ExampleIndices]:
-    """Makes a function that draws the batches of a client, for the engine.
-
-    Args:
-      sampler: Function that draws positions among a client's examples.
-
-    Returns:
-      A function `(client id, key) -> ExampleIndices`.
-    """
+    """Makes a function `(client id, key) -> ExampleIndices`, for the engine."""
 
     def draw(client: jax.Array, key: jax.Array) -> ExampleIndices:
         size = clients.size[client]
@@ -278,7 +272,6 @@ def objective_of(task: Task, clients: Clients | None = None) -> Objective:
     """Makes the objective of a task.
 
     Args:
-      task: Provides the gradients and the projection.
       clients: The examples, if batches are `ExampleIndices` instead of `Batch`. Call
         this function inside the jitted function that has them as an argument: closing
         over concrete data costs compilation time and memory.
@@ -294,12 +287,7 @@ def objective_of(task: Task, clients: Clients | None = None) -> Objective:
 
 
 def gradient_of_indices(clients: Clients, grad: GradFn) -> GradFn:
-    """Converts a gradient of a `Batch` to a gradient of `ExampleIndices`.
-
-    Args:
-      clients: The examples.
-      grad: Gradient of a `Batch`.
-    """
+    """Converts a gradient of a `Batch` to a gradient of `ExampleIndices`."""
 
     def grad_fn(params: Params, rows: ExampleIndices, key: jax.Array) -> Params:
         return grad(params, batch_of(clients, rows), key)
@@ -312,16 +300,7 @@ def batch_of(
     rows: ExampleIndices,
     take: Callable[[jax.Array, jax.Array], jax.Array] = lambda x, ids: x[ids],
 ) -> Batch:
-    """Gathers the examples of a batch.
-
-    Args:
-      clients: The examples.
-      rows: Their ids.
-      take: Function `(x, ids) -> rows` that gathers from the examples.
-
-    Returns:
-      The batch, in which padding has weight 0.
-    """
+    """Gathers the examples of a batch by `take(x, ids)`; padding has weight 0."""
     ids, client = rows
     weight = (ids >= 0).astype(jnp.float32)
     x, y = take(clients.x, ids), clients.y[ids]

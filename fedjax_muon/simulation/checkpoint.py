@@ -38,9 +38,6 @@ def fingerprint(config: Mapping[str, Any], state: Any) -> str:
     Args:
       config: Configuration, with values that JSON can represent.
       state: A state, or its `ShapeDtypeStruct`s.
-
-    Returns:
-      A hexadecimal digest.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
     shapes = [f"{jax.tree_util.keystr(p)} {x.shape} {x.dtype}" for p, x in leaves]
@@ -63,14 +60,7 @@ def _digest(state: Any) -> str:
 
 
 def check_path(directory: Path) -> None:
-    """Checks that checkpoints in a directory can be read.
-
-    Args:
-      directory: Directory of checkpoints.
-
-    Raises:
-      CheckpointError: If its path has characters of a file pattern.
-    """
+    """Raises `CheckpointError` if a path has characters of a file pattern."""
     wild = sorted(set("[]*?") & set(str(directory.absolute())))
     if wild:  # orbax searches the files of a checkpoint by patterns
         raise CheckpointError(
@@ -85,13 +75,10 @@ def _digest_of_text(text: str) -> str:
 
 @contextlib.contextmanager
 def open_checkpoints(directory: Path) -> Iterator[Any]:
-    """Opens the checkpoints of a run.
+    """Opens the checkpoints of a run, as Orbax's `Checkpointer`.
 
     Args:
       directory: Directory of the checkpoints; it is created if necessary.
-
-    Yields:
-      Orbax's `Checkpointer`.
 
     Raises:
       CheckpointError: If an existing checkpoint cannot be read, or the path has
@@ -126,7 +113,7 @@ def open_checkpoints(directory: Path) -> Iterator[Any]:
 def _silence() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels, hook = [logger.level for logger in loggers], sys.unraisablehook
-    sys.unraisablehook = lambda found: None
+    sys.unraisablehook = lambda unraisable: None
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
@@ -166,7 +153,6 @@ def save(
     """Writes a checkpoint; returns when it is on disk.
 
     Args:
-      checkpoints: From `open_checkpoints`.
       round: Number of completed rounds. An existing checkpoint of this round is
         replaced.
       state: The state, a pytree of arrays.
@@ -199,15 +185,11 @@ def save(
 def restore(
     checkpoints: Any, template: Any, mark: str
 ) -> tuple[Any, dict[str, Any]] | None:
-    """Reads the newest checkpoint.
+    """Reads the state and the notes of the newest checkpoint; None if there is none.
 
     Args:
-      checkpoints: From `open_checkpoints`.
       template: A state of the same structure, on the devices of the result.
       mark: The `fingerprint` of the configuration.
-
-    Returns:
-      The state and its notes, or None if there is no checkpoint yet.
 
     Raises:
       CheckpointError: If it is damaged or belongs to another configuration.
@@ -225,18 +207,7 @@ def restore(
 
 
 def notes_of(checkpoints: Any, mark: str) -> dict[str, Any] | None:
-    """Reads the notes of the newest checkpoint, without its state.
-
-    Args:
-      checkpoints: From `open_checkpoints`.
-      mark: The `fingerprint` of the configuration.
-
-    Returns:
-      The notes, or None if there is no checkpoint yet.
-
-    Raises:
-      CheckpointError: If it is damaged or belongs to another configuration.
-    """
+    """Reads the notes of the newest checkpoint as `restore` does, without its state."""
     about = _newest(checkpoints, mark)
     return None if about is None else json.loads(about["notes"])
 

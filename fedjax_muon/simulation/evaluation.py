@@ -27,12 +27,7 @@ class OwnTests(NamedTuple):
 
 
 def own_tests_of(test_parts: Sequence[Any], num_clients: int, count: int) -> OwnTests:
-    """Puts the clients' test examples on the device.
-
-    Args:
-      test_parts: For every client, the ids of its test examples.
-      count: Number of test examples.
-    """
+    """Puts the ids of the clients' test examples, of `count` ones, on the device."""
     if len(test_parts) != num_clients:
         raise ValueError(
             f"test_parts must be one for each of the {num_clients} clients, got "
@@ -61,11 +56,8 @@ def evaluate(
     """Evaluates parameters on training and test examples.
 
     Args:
-      task: Provides the metrics.
-      params: The parameters.
       clients: Their examples are the training examples. From more than 10,000 of them,
         as many are selected at equal distances in the order of clients.
-      test: Test examples, a pair (x [n, ...], y [n]).
       own_tests: The clients' test examples, if they have their own.
 
     Returns:
@@ -81,23 +73,26 @@ def evaluate(
     owned = clients.order[sampled]
     y = clients.y[owned]
     train = scores(task, params, clients.x[owned], y)
-    found = {f"train_{name}": metric(train, y) for name, metric in task.metrics.items()}
+    metrics = {
+        f"train_{name}": metric(train, y) for name, metric in task.metrics.items()
+    }
     tested = scores(task, params, *test)
-    found |= {
+    metrics |= {
         f"test_{name}": metric(tested, test[1]) for name, metric in task.metrics.items()
     }
     if "correct" in train:
         owner = _owners(clients)[sampled]
         accuracy, counts = client_means(train["correct"], owner, len(clients.size))
-        found["client_accuracy_std"] = jnp.std(accuracy, where=counts > 0)
+        metrics["client_accuracy_std"] = jnp.std(accuracy, where=counts > 0)
         if own_tests is not None:
-            own = tested["correct"][own_tests.ids]
-            accuracy, counts = client_means(own, own_tests.owner, len(clients.size))
-            found |= {
+            correct = tested["correct"][own_tests.ids]
+            owner = own_tests.owner
+            accuracy, counts = client_means(correct, owner, len(clients.size))
+            metrics |= {
                 f"client_test_accuracy_{name}": value
                 for name, value in spread(accuracy, counts > 0).items()
             }
-    return found
+    return metrics
 
 
 def client_means(
@@ -138,40 +133,20 @@ def spread(accuracy: jax.Array, has: jax.Array) -> Evaluation:
 
 
 def measure(task: Task, params: Params, x: jax.Array, y: jax.Array) -> Evaluation:
-    """Computes every metric of a task on some examples.
-
-    Args:
-      task: Provides the metrics.
-      params: The parameters.
-      x: Examples [n, ...].
-      y: Labels [n].
-
-    Returns:
-      Metrics by name.
-    """
-    found = scores(task, params, x, y)
-    return {name: metric(found, y) for name, metric in task.metrics.items()}
+    """Computes every metric of a task, by name, on examples x [n, ...], y [n]."""
+    each = scores(task, params, x, y)
+    return {name: metric(each, y) for name, metric in task.metrics.items()}
 
 
 def scores(task: Task, params: Params, x: jax.Array, y: jax.Array) -> Scores:
-    """Computes the scores of every example, batch by batch.
-
-    Args:
-      task: Provides the scores.
-      params: The parameters.
-      x: Examples [n, ...].
-      y: Labels [n].
-
-    Returns:
-      Scores [n] by name.
-    """
+    """Computes the scores [n] of examples x [n, ...], y [n], by name, in batches."""
     count = len(x)
     batch = min(count, BATCH_SIZE)
     indices = jnp.arange(-(-count // batch) * batch).reshape(-1, batch) % count
-    found = jax.lax.map(lambda at: task.evaluate(params, x[at], y[at]), indices)
-    found = jax.tree.map(lambda s: s.reshape(-1)[:count], found)
+    batches = jax.lax.map(lambda at: task.evaluate(params, x[at], y[at]), indices)
+    each = jax.tree.map(lambda s: s.reshape(-1)[:count], batches)
     as_numbers = lambda s: s.astype(jnp.float32) if s.dtype == bool else s
-    return jax.tree.map(as_numbers, found)
+    return jax.tree.map(as_numbers, each)
 
 
 def _owners(clients: Clients) -> jax.Array:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon import engine
-from fedjax_muon.core import Algorithm, Exchange
+from fedjax_muon.core import Algorithm, Exchange, check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import Plan
@@ -32,11 +32,10 @@ from fedjax_muon.engine.sharding import (
     shardings,
 )
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
+from fedjax_muon.privacy.mechanism import check_left_out
 from fedjax_muon.simulation import own_accuracy
 from fedjax_muon.simulation.arguments import (
     check_algorithm,
-    check_count,
     check_dataset,
     check_functions,
     check_parts,
@@ -49,9 +48,8 @@ from fedjax_muon.simulation.batching import (
     max_client_size_of,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.cohorts import Cohorts
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate, own_tests_of
-from fedjax_muon.simulation.participation import participation, uniform
+from fedjax_muon.simulation.participation import Cohorts, participation, uniform
 from fedjax_muon.simulation.rounds import (
     Inputs,
     Metrics,
@@ -95,7 +93,7 @@ def federate(
     privacy: ClientPrivacy | None = None,
     test_parts: Sequence[np.ndarray] | None = None,
 ) -> Simulation:
-    """Prepares federated training; nothing is compiled yet.
+    """Prepares federated training; programs are compiled when they are first used.
 
     `memory_check.check_memory` suggests another plan if it does not fit in memory.
 
@@ -132,9 +130,6 @@ def federate(
       test_parts: For every client, the ids of its test examples, possibly none, such as
         `data.client_tests.like(parts, ...)`. Evaluations then describe the clients'
         accuracies on them.
-
-    Returns:
-      A simulation; its programs are compiled when they are first used.
 
     Raises:
       ImportError: If a private run is asked for, and dp-accounting is not installed.
@@ -197,18 +192,15 @@ def federate(
 
 
 def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
-    """Changes the plan of a federated simulation, whose programs are compiled again.
-
-    Args:
-      plan: Execution plan for a cohort.
-
-    Returns:
-      The same simulation with another plan.
-    """
-    setup = simulation.setup
-    plan = sharded(plan, setup.num_clients) if setup.devices else plan
-    setup = setup._replace(plan=plan)
+    """Changes the plan of a federated simulation, whose programs are compiled again."""
+    setup = setup_with_plan(simulation.setup, plan)
     return dataclasses.replace(simulation, setup=setup, programs=_programs(setup))
+
+
+def setup_with_plan(setup: Setup, plan: Plan) -> Setup:
+    """Changes the plan of a setup; on several devices, each executes its part by it."""
+    plan = sharded(plan, setup.num_clients) if setup.devices else plan
+    return setup._replace(plan=plan)
 
 
 def with_task(simulation: Simulation, task: Task) -> Simulation:
@@ -218,9 +210,6 @@ def with_task(simulation: Simulation, task: Task) -> Simulation:
 
     Args:
       task: A task for the same examples, such as one whose model computes in bfloat16.
-
-    Returns:
-      The same simulation with another task.
     """
     check_task(task)
     setup = simulation.setup
@@ -262,15 +251,15 @@ STATE = State(engine.State(REPLICATED, REPLICATED, SHARDED), REPLICATED)
 
 
 def client_specs(setup: Setup) -> Clients:
-    """Makes the specs of the clients' examples on several devices.
-
-    Args:
-      setup: Setup of a simulation.
-
-    Returns:
-      `SHARDED` or `REPLICATED` for each field.
-    """
-    return Clients(SHARDED if setup.split_examples else REPLICATED, *[REPLICATED] * 5)
+    """The specs of the clients' examples on several devices."""
+    return Clients(
+        x=SHARDED if setup.split_examples else REPLICATED,
+        y=REPLICATED,
+        order=REPLICATED,
+        start=REPLICATED,
+        size=REPLICATED,
+        shares=REPLICATED,
+    )
 
 
 def _place(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
@@ -285,20 +274,16 @@ def _place(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients
     return placed(clients, setup.devices, client_specs(setup))
 
 
-def _mix(setup: Setup, weights: np.ndarray) -> tuple[Any, float]:
-    raise ValueError("a simulation with a server has no mixing weights")
-
-
 def _evaluate(simulation: Simulation, state: State) -> Evaluation:
     """Scores the server's parameters."""
     setup = simulation.setup
-    given: tuple[Any, ...] = (simulation.inputs.task, state.params)
-    given += (simulation.clients, simulation.test, simulation.own_tests)
+    arguments: tuple[Any, ...] = (simulation.inputs.task, state.params)
+    arguments += (simulation.clients, simulation.test, simulation.own_tests)
     if setup.devices and not setup.split_examples:
         # On one device, since every device has the same arrays.
-        given = jax.tree.map(lambda x: x.addressable_data(0), given)
-    found = simulation.programs.score(*given)
-    return found | own_accuracy.metrics(simulation, state)
+        arguments = jax.tree.map(lambda x: x.addressable_data(0), arguments)
+    scores = simulation.programs.score(*arguments)
+    return scores | own_accuracy.metrics(simulation, state)
 
 
 def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
@@ -321,28 +306,14 @@ def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
     )
 
 
-def _calibrate(
-    setup: Setup, privacy: ClientPrivacy | None, sizes: Sequence[int]
-) -> tuple[Setup, Guarantee, dict[str, Any]] | None:
-    """Clients' sizes do not change the guarantee, and noise is not an argument."""
-    del setup, sizes
-    if privacy is None:
-        return None
-    raise ValueError(
-        "the privacy of a federated simulation can't be varied; make another "
-        "simulation with federate"
-    )
-
-
 RUNNER = Runner(
-    _place,
-    _mix,
-    _evaluate,
-    _traffic,
-    lambda state: state.training.client_states,
-    _calibrate,
-    _programs,
-    lambda setup: shardings(setup.devices, (REPLICATED, STATE, client_specs(setup))),
+    place=_place,
+    evaluate=_evaluate,
+    traffic=_traffic,
+    programs=_programs,
+    shardings=lambda setup: shardings(
+        setup.devices, (REPLICATED, STATE, client_specs(setup))
+    ),
 )
 
 
@@ -352,8 +323,8 @@ def _on_devices(
     """Runs `run(inputs, state, clients, ...) -> (state, ...)` on all devices."""
     if not setup.devices:
         return run
-    given = (REPLICATED, STATE, client_specs(setup), *more_specs)
-    return across(setup.devices, run, given, (STATE, REPLICATED))
+    specs = (REPLICATED, STATE, client_specs(setup), *more_specs)
+    return across(setup.devices, run, specs, (STATE, REPLICATED))
 
 
 def _create(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:

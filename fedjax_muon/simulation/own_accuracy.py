@@ -4,15 +4,15 @@ accuracy = own_accuracies(simulation, state)  # of what clients have now
 accuracy = own_accuracies(simulation, state, steps=5, key=key)  # after 5 steps
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import Objective, Params, tree
+from fedjax_muon.core import Objective, Params, check_count, tree
 from fedjax_muon.personalization.personal import params_of_clients
-from fedjax_muon.simulation.arguments import check_count, check_key
+from fedjax_muon.simulation.arguments import check_key
 from fedjax_muon.simulation.batching import Clients, draw_rows, objective_of
 from fedjax_muon.simulation.evaluation import OwnTests, spread
 from fedjax_muon.simulation.rounds import Setup, with_inputs
@@ -48,7 +48,7 @@ def own_accuracies(
       >>> before = own_accuracies(tested, state)
       >>> after = own_accuracies(tested, state, steps=5, key=jax.random.key(0))
     """
-    check_count("steps", steps, least=0)
+    check_count("steps", steps, 0)
     if steps and key is None:
         raise TypeError("local steps need a key, such as key=jax.random.key(0)")
     if key is not None:
@@ -61,35 +61,32 @@ def own_accuracies(
         raise ValueError(
             "a private simulation does not publish the accuracies of single clients"
         )
-    setup, client_states = simulation.setup, state.training.client_states
-    params, clients = state.params, simulation.clients
-    test, own_tests = simulation.test, simulation.own_tests
+    setup, state_of_clients = simulation.setup, state.training.client_states
+    arrays = (state.params, state_of_clients, simulation.clients)
+    arrays += (simulation.test, simulation.own_tests)
     if setup.devices:  # evaluated on one of them
-        given = (params, client_states, clients, test, own_tests)
-        params, client_states, clients, test, own_tests = jax.device_get(given)
-    own = params_of_clients(params, client_states)
+        arrays = jax.device_get(arrays)
+    params, client_states, clients, test, own_tests = arrays
     rows = rows_of(own_tests, setup.num_clients)
     keys = jax.random.split(jax.random.key(0) if key is None else key, len(rows))
-    size = simulation.max_client_size
-    inputs, run = simulation.inputs, simulation.programs.own
-    found = run(inputs, params, own, clients, test, rows, keys, lr, steps, size)
-    return np.asarray(found)
+    arguments = _Arguments(
+        params, params_of_clients(params, client_states), clients, test, rows, keys, lr
+    )
+    run, size = simulation.programs.own, simulation.max_client_size
+    return np.asarray(run(simulation.inputs, arguments, steps, size))
 
 
 def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
     """Describes the accuracies of clients with their own parameters, for evaluations.
-
-    Args:
-      state: A state of this simulation.
 
     Returns:
       "own_accuracy_mean" and the entries of `spread` with this prefix; nothing if
       clients keep no parameters or have no test examples, or if the simulation is
       private.
     """
-    own = params_of_clients(state.params, state.training.client_states)
+    kept = params_of_clients(state.params, state.training.client_states)
     has_tests = simulation.own_tests is not None and simulation.guarantee is None
-    if own is None or not has_tests:
+    if kept is None or not has_tests:
         return {}
     accuracy = jnp.asarray(own_accuracies(simulation, state))
     each = spread(accuracy, ~jnp.isnan(accuracy)) | {"mean": jnp.nanmean(accuracy)}
@@ -97,23 +94,12 @@ def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
 
 
 def program(setup: Setup) -> jax.stages.Wrapped:
-    """Makes the program of `own_accuracies`, which is compiled when it is first used.
-
-    Args:
-      setup: Settings of a federated simulation.
-    """
-    return jax.jit(with_inputs(_accuracies, setup), static_argnums=(8, 9))
+    """The program of `own_accuracies`, which is compiled when it is first used."""
+    return jax.jit(with_inputs(_accuracies, setup), static_argnums=(2, 3))
 
 
 def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
-    """Lists every client's test examples.
-
-    Args:
-      own_tests: The clients' test examples.
-
-    Returns:
-      Ids of test examples, int32 [N, most], -1 for padding.
-    """
+    """The ids of every client's test examples, int32 [N, most], -1 for padding."""
     ids, owner = np.asarray(own_tests.ids), np.asarray(own_tests.owner)
     counts = np.bincount(owner, minlength=num_clients)
     rows = np.full((num_clients, counts.max()), -1, np.int32)
@@ -122,33 +108,41 @@ def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
     return rows
 
 
+class _Arguments(NamedTuple):
+    """Arguments of the program, besides `Inputs`."""
+
+    params: Params  # of the server
+    params_of_clients: Params | None  # leaves [N, ...]
+    clients: Clients
+    test: tuple[jax.Array, jax.Array]
+    rows: jax.Array  # from `rows_of`
+    keys: jax.Array  # [N]
+    lr: jax.Array | float
+
+
 def _accuracies(
-    setup: Setup,
-    params: Params,
-    own: Params | None,
-    clients: Clients,
-    test: tuple[jax.Array, jax.Array],
-    rows: jax.Array,
-    keys: jax.Array,
-    lr: jax.Array,
-    steps: int,
-    size: int,
+    setup: Setup, arguments: _Arguments, steps: int, size: int
 ) -> jax.Array:
-    objective = objective_of(setup.task, clients)
-    draw = draw_rows(clients, setup.sampler, max(steps, 1), setup.batch_size, size)
-    x, y = test
+    objective = objective_of(setup.task, arguments.clients)
+    draw = draw_rows(
+        arguments.clients, setup.sampler, max(steps, 1), setup.batch_size, size
+    )
+    x, y = arguments.test
 
     def one(client: jax.Array) -> jax.Array:
-        ours = params if own is None else jax.tree.map(lambda p: p[client], own)
+        params = arguments.params
+        if arguments.params_of_clients is not None:
+            params = jax.tree.map(lambda p: p[client], arguments.params_of_clients)
         if steps:
-            ours = _tuned(objective, ours, draw, client, keys[client], lr)
-        at = rows[client]
-        right = setup.task.evaluate(ours, x[at], y[at])["correct"]
+            key = arguments.keys[client]
+            params = _tuned(objective, params, draw, client, key, arguments.lr)
+        at = arguments.rows[client]
+        right = setup.task.evaluate(params, x[at], y[at])["correct"]
         right = jnp.where(at >= 0, right, 0.0)
         count = jnp.sum(at >= 0)
         return jnp.where(count > 0, right.sum() / jnp.maximum(count, 1), jnp.nan)
 
-    return jax.lax.map(one, jnp.arange(len(rows), dtype=jnp.int32))
+    return jax.lax.map(one, jnp.arange(len(arguments.rows), dtype=jnp.int32))
 
 
 def _tuned(
@@ -157,7 +151,7 @@ def _tuned(
     draw: Any,
     client: jax.Array,
     key: jax.Array,
-    lr: jax.Array,
+    lr: jax.Array | float,
 ) -> Params:
     """The parameters after steps of gradient descent on a client's batches."""
     draw_key, step_key = jax.random.split(key)

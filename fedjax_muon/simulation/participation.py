@@ -1,5 +1,11 @@
-"""Who takes part in a round, and with which weight; privacy decides the cohorts."""
+"""Who takes part in a round, and with which weight; privacy decides the cohorts.
 
+Cohorts are drawn as `cohorts(key, num_clients, cohort_size) -> (ids, joins)`. The ids,
+int32 [room], are distinct, and `joins`, bool [room], marks those that take part. The
+others are padding.
+"""
+
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -8,8 +14,51 @@ import jax.numpy as jnp
 from fedjax_muon.core import Algorithm
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
-from fedjax_muon.simulation.cohorts import Cohorts, fixed_cohort, poisson_cohorts
 from fedjax_muon.tasks.task import Task
+
+Cohorts = Callable[[jax.Array, int, int], tuple[jax.Array, jax.Array]]
+
+
+def fixed_cohort(
+    key: jax.Array, num_clients: int, cohort_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draws exactly `cohort_size` clients, a uniform subset."""
+    all_clients = jnp.arange(num_clients, dtype=jnp.int32)
+    ids = jax.random.choice(key, all_clients, (cohort_size,), replace=False)
+    return ids, jnp.ones(cohort_size, bool)
+
+
+def poisson_cohorts(room: int | None = None) -> Cohorts:
+    """Makes a function for (truncated) Poisson sampling, as in privacy accounting.
+
+    Every client joins independently with probability cohort_size / num_clients. If more
+    than `room` clients join, a uniform subset takes part.
+
+    The function raises `ValueError` unless `room` is between `cohort_size` and
+    `num_clients`.
+
+    Args:
+      room: Largest number of clients in a round; all of them by default.
+    """
+
+    def draw(
+        key: jax.Array, num_clients: int, cohort_size: int
+    ) -> tuple[jax.Array, jax.Array]:
+        places = num_clients if room is None else room
+        if not cohort_size <= places <= num_clients:
+            raise ValueError(
+                f"room must lie between the cohort_size {cohort_size} and the "
+                f"{num_clients} clients, got {room}"
+            )
+        coins, order = jax.random.split(key)
+        chance = cohort_size / num_clients
+        joins = jax.random.uniform(coins, (num_clients,)) < chance
+        # Clients that join have the largest marks; the top ones are a uniform subset.
+        mark = jax.random.uniform(order, (num_clients,))
+        top, ids = jax.lax.top_k(jnp.where(joins, 1 + mark, mark), places)
+        return ids.astype(jnp.int32), top >= 1
+
+    return draw
 
 
 class Participation(NamedTuple):
@@ -32,13 +81,9 @@ def participation(
     """Finds the cohorts of a run, and makes its algorithm private if asked to.
 
     Args:
-      algorithm: The algorithm, not private yet.
       cohort_size: S, the number of clients in a round; None with privacy.
       cohorts: Sampling of clients, `fixed_cohort` by default; None with privacy.
       privacy: Decides both, if given.
-
-    Returns:
-      The algorithm, its cohorts and the guarantee.
 
     Raises:
       ImportError: If privacy is asked for, and dp-accounting is not installed.
@@ -56,24 +101,14 @@ def participation(
 
 
 def uniform(sizes: jax.Array) -> jax.Array:
-    """Gives all clients the same weight, as in the papers.
+    """Gives all clients the same weight in the mean, as in the papers.
 
     Args:
       sizes: Numbers of the clients' examples, int32 [S].
-
-    Returns:
-      Weights in the mean, float32 [S].
     """
     return jnp.ones(sizes.shape, jnp.float32)
 
 
 def by_examples(sizes: jax.Array) -> jax.Array:
-    """Weights clients by the numbers of their examples, as in the FedAvg paper.
-
-    Args:
-      sizes: Numbers of the clients' examples, int32 [S].
-
-    Returns:
-      Weights in the mean, float32 [S].
-    """
+    """Weights clients by the numbers of their examples, as in the FedAvg paper."""
     return sizes.astype(jnp.float32)

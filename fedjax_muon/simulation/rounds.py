@@ -15,6 +15,7 @@ from fedjax_muon import engine
 from fedjax_muon.core import Algorithm, Objective, Params, streams, with_numbers
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.sharding import Devices, sharded_gather
+from fedjax_muon.simulation.arguments import check_rules
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -22,9 +23,7 @@ from fedjax_muon.simulation.batching import (
     draw_rows,
     objective_of,
 )
-from fedjax_muon.simulation.cohorts import Cohorts
-from fedjax_muon.simulation.participation import uniform
-from fedjax_muon.simulation.rule_check import check_rules
+from fedjax_muon.simulation.participation import Cohorts, uniform
 from fedjax_muon.simulation.work import Work
 from fedjax_muon.tasks.task import Task
 
@@ -46,6 +45,11 @@ class State(NamedTuple):
     def round(self) -> int:
         """The number of completed rounds."""
         return int(self.training.index)
+
+    @property
+    def divided(self) -> Any:
+        """What is divided among the devices."""
+        return self.training.client_states
 
 
 class Metrics(NamedTuple):
@@ -148,12 +152,8 @@ def objective_and_sampler(
 ) -> tuple[Objective, engine.Draw]:
     """Makes the objective of local steps, and the function that draws their batches.
 
-    Args:
-      prologue: Whether the steps are those of the prologue, one for each client.
-
-    Returns:
-      The objective, and a function `(client id, key) -> batches`. There are batches for
-      the largest number of steps of any client.
+    That function is `(client id, key) -> batches`. There are batches for the largest
+    number of steps of any client; in the prologue, one for each.
     """
     bound = setup.work.bound(max_client_size, setup.batch_size)
     steps = 1 if prologue else bound
@@ -165,11 +165,9 @@ def objective_and_sampler(
 
 
 def steps_of(setup: Setup, clients: Clients) -> engine.Steps | None:
-    """Makes the function that tells how many local steps a client takes.
+    """Makes the function `(client id, key of its batches) -> number of local steps`.
 
-    Returns:
-      A function `(client id, key of its batches) -> int32 []`; None if all clients take
-      the same number.
+    None if all clients take the same number.
     """
     count = setup.work.steps
     if count is None:
@@ -183,7 +181,6 @@ def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -
     """Makes the state before the prologue.
 
     Args:
-      key: Typed key of the run.
       run_key: Typed key of everything but the initial parameters, by default from
         `key`; a private run has its own.
     """
@@ -202,9 +199,6 @@ def run_prologue(
     setup: Setup, state: State, clients: Clients, max_client_size: int
 ) -> tuple[State, jax.Array]:
     """Runs the prologue of the algorithm, if it has one.
-
-    Args:
-      state: From `init_state`.
 
     Returns:
       The state before round 0, and whether each client's message was received,
@@ -229,16 +223,10 @@ def run_prologue(
 def cohort_of(
     setup: Setup, key: jax.Array, index: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws the clients of a round.
+    """Draws the ids of a round's clients, and which of them take part.
 
-    Args:
-      key: Typed key of the round.
-      index: Int32 [], the round.
-
-    Returns:
-      Client ids, and which of them take part, as from `cohorts`. Where privacy needs
-      it, the clients are divided into groups that take turns, in order; clients that
-      fill no group never take part.
+    Where privacy needs it, the clients are divided into groups that take turns, in
+    order; clients that fill no group never take part.
     """
     private = setup.privacy is not None
     groups = setup.privacy.cycle(setup.num_clients) if private else 1
@@ -279,15 +267,7 @@ def run_rounds(
     count: int | jax.Array,
     max_client_size: int,
 ) -> tuple[State, Metrics]:
-    """Runs some rounds.
-
-    Args:
-      state: The state before these rounds.
-      count: Number of rounds, which may be traced.
-
-    Returns:
-      The new state, and the metrics of these rounds.
-    """
+    """Runs `count` rounds, a number that may be traced."""
 
     def body(_: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
         state, metrics = carry

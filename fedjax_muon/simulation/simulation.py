@@ -1,7 +1,8 @@
 """Prepared simulations, federated or decentralized.
 
 `federated.federate` and `decentralized.decentralize` prepare them. They differ in their
-`Runner`, which places examples, evaluates parameters and counts bytes.
+`Runner`, which places examples, evaluates parameters and counts bytes. Only a
+simulation with a server has an execution plan, which is part of its `rounds.Setup`.
 """
 
 import dataclasses
@@ -13,16 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import numbers_of, with_numbers
+from fedjax_muon.core import check_count, numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.privacy.mechanism import Guarantee
-from fedjax_muon.simulation.arguments import (
-    check_count,
-    check_key,
-    check_not_donated,
-)
+from fedjax_muon.simulation.arguments import check_key, check_not_donated
 from fedjax_muon.simulation.batching import Clients, max_client_size_of
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
 from fedjax_muon.simulation.rounds import Inputs, Metrics
@@ -69,18 +66,19 @@ class Runner(NamedTuple):
 
     # (setup, x, y, parts) -> clients, on their devices
     place: Callable[[Any, Any, Any, Sequence[np.ndarray]], Clients]
-    # (setup, weights) -> (mixer, links); raises `ValueError` if there is a server
-    mix: Callable[[Any, np.ndarray], tuple[Any, float]]
     evaluate: Callable[["Simulation", Any], Any]  # (simulation, state) -> scores
     # simulation -> bytes of all clients before round 0, and in a round
     traffic: Callable[["Simulation"], tuple[Traffic, Traffic]]
-    divided: Callable[[Any], Any]  # state -> its part that is divided among devices
-    # (setup, privacy or None, sizes) -> (setup, guarantee, numbers) of other noise or
-    # sizes, None if they stay the same
-    calibrate: Callable[[Any, Any, Sequence[int]], tuple[Any, Guarantee, dict] | None]
     programs: Callable[[Any], Programs]  # setup -> programs, which are not compiled yet
     # setup with devices -> shardings of inputs, states and clients, as prefixes
     shardings: Callable[[Any], tuple[Any, Any, Any]]
+    # (setup, weights) -> (mixer, links); None with a server, which mixes nothing
+    mix: Callable[[Any, np.ndarray], tuple[Any, float]] | None = None
+    # (setup, privacy or None, sizes) -> (setup, guarantee, numbers) of other noise or
+    # sizes; None with a server, whose guarantee depends on neither
+    calibrate: (
+        Callable[[Any, Any, Sequence[int]], tuple[Any, Guarantee, dict]] | None
+    ) = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Simulation:
     own_tests: OwnTests | None = None  # if clients have test examples of their own
 
     def init(self, key: jax.Array, *, drop_nonfinite: bool = False) -> Any:
-        """Makes the state before round 0.
+        """Makes the state before round 0, which has `params` and `round`.
 
         Args:
           key: Typed key, from which all random numbers of a run are derived. In a
@@ -107,9 +105,6 @@ class Simulation:
             and cohorts come from the operating system, anew in every call.
           drop_nonfinite: Whether messages of the prologue that are not finite are left
             out of the mean, instead of raising an error.
-
-        Returns:
-          The state; it has `params` and `round`.
 
         Raises:
           NonFiniteError: If a message of the prologue is not finite.
@@ -127,14 +122,7 @@ class Simulation:
         return state
 
     def train_round(self, state: Any) -> tuple[Any, Metrics]:
-        """Runs one round.
-
-        Args:
-          state: From `init` or a previous round; it is donated.
-
-        Returns:
-          The new state, and `Metrics` of messages that were not finite.
-        """
+        """Runs one round, as `train_rounds`."""
         return self.train_rounds(state, 1)
 
     def train_rounds(self, state: Any, count: int) -> tuple[Any, Metrics]:
@@ -146,7 +134,7 @@ class Simulation:
         Returns:
           The new state, and `Metrics` of messages that were not finite.
         """
-        check_count("count", count, least=0)
+        check_count("count", count, 0)
         check_not_donated(state)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
@@ -155,14 +143,12 @@ class Simulation:
         )
 
     def evaluate(self, state: Any) -> Any:
-        """Evaluates the parameters of a state on test and training examples.
-
-        Args:
-          state: A state of this simulation, which is not donated.
+        """Evaluates the parameters of a state, which is not donated.
 
         Returns:
-          Metrics by name, arrays []. A private simulation has those of the test set and
-          of the parameters, unless its privacy publishes training metrics.
+          Metrics of test and training examples by name, arrays []. A private simulation
+          has those of the test set and of the parameters, unless its privacy publishes
+          training metrics.
         """
         scores = self.runner.evaluate(self, state)
         return scores if self.guarantee is None else self.guarantee.published(scores)
@@ -199,7 +185,8 @@ class Simulation:
     ) -> "Simulation":
         """Changes the data, hyper-parameters or mixing weights of a simulation.
 
-        The compiled programs are used again if all sizes are the same.
+        The compiled programs are used again if all sizes are the same. The noise and
+        the guarantee of a private simulation are derived anew.
 
         Args:
           parts: For every client, the ids of its training examples.
@@ -208,10 +195,6 @@ class Simulation:
             stay unchanged.
           weights: Mixing matrix of a decentralized simulation.
           privacy: Mechanism of a private simulation, with other noise or rounds.
-
-        Returns:
-          The new simulation. If it is private, its noise and guarantee are derived
-          anew.
         """
         inputs, changes = self.inputs, dict[str, Any]()
         if parts is not None:
@@ -226,21 +209,30 @@ class Simulation:
             changes["max_client_size"] = max_client_size_of(parts)
         if test_parts is not None:
             count = len(self.test[1])
-            own = own_tests_of(test_parts, len(self.clients.size), count)
-            changes["own_tests"] = own
+            changes["own_tests"] = own_tests_of(
+                test_parts, len(self.clients.size), count
+            )
+        calibrate = self.runner.calibrate
         if privacy is not None and self.guarantee is None:
             raise ValueError("this simulation is not private; make one that is")
-        if self.guarantee is not None and (privacy, parts) != (None, None):
+        if privacy is not None and calibrate is None:
+            raise ValueError(
+                "the privacy of a federated simulation can't be varied; make another "
+                "simulation with federate"
+            )
+        private = self.guarantee is not None and (privacy, parts) != (None, None)
+        if private and calibrate is not None:
             sizes = np.asarray(changes.get("clients", self.clients).size).tolist()
-            derived = self.runner.calibrate(self.setup, privacy, sizes)
-            if derived is not None:
-                changes["setup"], changes["guarantee"], noise = derived
-                inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(noise)})
+            derived = calibrate(self.setup, privacy, sizes)
+            changes["setup"], changes["guarantee"], noise = derived
+            inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(noise)})
         if hyper is not None:
             self._check_free(hyper)
             with_numbers(self.setup.algorithm, hyper)  # may raise
             inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(hyper)})
         if weights is not None:
+            if self.runner.mix is None:
+                raise ValueError("a simulation with a server has no mixing weights")
             mixer, changes["links"] = self.runner.mix(self.setup, weights)
             inputs = inputs._replace(mixer=mixer)
         return dataclasses.replace(self, inputs=inputs, **changes)
@@ -268,9 +260,6 @@ def inputs_of(
     """Makes the `Inputs` of a simulation's programs.
 
     Args:
-      algorithm: Provides the hyper-parameters.
-      task: Provides the arrays that it holds.
-      mixer: Mixer of agents' messages, in a decentralized simulation.
       noise: Hyper-parameters that privacy decides, in place of the algorithm's.
     """
     return Inputs(task, as_arrays(numbers_of(algorithm) | dict(noise or {})), mixer)

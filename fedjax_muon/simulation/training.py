@@ -3,14 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
+from fedjax_muon.core import check_count
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
-from fedjax_muon.simulation.arguments import check_count
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
@@ -21,11 +21,6 @@ from fedjax_muon.tracking.tracker import Tracker, follow
 
 Record = dict[str, Any]
 Callback = Callable[[Any, Record], bool | None]
-
-
-def check_every(evaluate_every: int) -> None:
-    """Checks the number of rounds between two evaluations."""
-    check_count("evaluate_every", evaluate_every)
 
 
 class Call(NamedTuple):
@@ -54,9 +49,6 @@ def calls(
       index: Number of rounds that the state has completed.
       rounds: Number of rounds since the beginning.
       evaluate_every: Rounds between two evaluations, at which calls end.
-
-    Yields:
-      The result of each call.
     """
     pace = 1
     while index < rounds:
@@ -95,24 +87,22 @@ def steps(
 
     A yielded state is donated when the iteration continues: save it, or copy it.
 
+    The first step is the state itself, without new rounds. Records are at multiples of
+    `evaluate_every` and at the end.
+
     Args:
-      simulation: From `federate` or `decentralize`.
       state: From `simulation.init`, or a later one; it is donated.
       rounds: Total number of rounds, including those of the state.
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
         counted, instead of raising an error.
-      evaluate_first: Whether the given state is evaluated.
+      evaluate_first: Whether the first state is evaluated.
       dropped: Number of messages that were left out before.
-      seconds: Duration of training before, in seconds.
-
-    Yields:
-      The given state without new rounds, then every step. Records are at multiples of
-      `evaluate_every` and at the end.
+      seconds: Duration of training before.
 
     Raises:
       NonFiniteError: If a message or the training loss is not finite.
     """
-    check_every(evaluate_every)
+    check_count("evaluate_every", evaluate_every)
     start, index = time.perf_counter() - seconds, state.round
     elapsed = lambda: time.perf_counter() - start
 
@@ -141,45 +131,6 @@ def steps(
         dropped += int(lost.sum())
         row = record(call.state, call.total) if call.due else None
         yield Step(call.state, call.rounds, row, dropped, elapsed())
-
-
-def evaluations(
-    simulation: Simulation,
-    state: Any,
-    *,
-    rounds: int,
-    evaluate_every: int = 10,
-    drop_nonfinite: bool = False,
-    tick: Callable[[int], None] = lambda rounds: None,
-) -> Iterator[tuple[Any, Record]]:
-    """Runs `steps`, and yields those with an evaluation.
-
-    Args:
-      simulation: From `federate` or `decentralize`.
-      state: From `simulation.init`, or a later one; it is donated.
-      rounds: Total number of rounds, including those of the state.
-      drop_nonfinite: Whether messages that are not finite are left out of the mean, and
-        counted, instead of raising an error.
-      tick: Progress callback, called with the number of new rounds a few times a
-        second.
-
-    Yields:
-      States and records.
-
-    Raises:
-      NonFiniteError: If a message or the training loss is not finite.
-    """
-    for step in steps(
-        simulation,
-        state,
-        rounds=rounds,
-        evaluate_every=evaluate_every,
-        drop_nonfinite=drop_nonfinite,
-    ):
-        if step.rounds:
-            tick(step.rounds)
-        if step.record is not None:
-            yield step.state, step.record
 
 
 def _lost(metrics: Metrics) -> NonFiniteError:
@@ -219,7 +170,7 @@ def train(
     """
     check_count("rounds", rounds)
     records: list[Record] = []
-    evaluated = evaluations(
+    course = steps(
         simulation,
         state,
         rounds=state.round + rounds,
@@ -231,7 +182,10 @@ def train(
     options = {"rounds": rounds, "evaluate_every": evaluate_every}
     config = _config(simulation, **options) if trackers else {}
     with follow(trackers if is_first() else [], config) as log:
-        for state, record in evaluated:
+        for step in course:
+            state, record = step.state, step.record
+            if record is None:
+                continue
             records.append(record)
             log(record)
             answers = [callback(state, record) for callback in functions]
@@ -254,5 +208,53 @@ def _config(simulation: Simulation, **options: int) -> dict[str, Any]:
 
 def _shortest(number: Any) -> Any:
     """A number with the digits of its type: 0.1 for the float32 next to it."""
-    found = np.asarray(number)
-    return [_shortest(x) for x in found] if found.ndim else float(str(found))
+    array = np.asarray(number)
+    return [_shortest(x) for x in array] if array.ndim else float(str(array))
+
+
+def early_stopping(
+    column: str,
+    *,
+    patience: int,
+    mode: Literal["min", "max"],
+    min_change: float = 0.0,
+) -> Callable[[Any, Record], bool]:
+    """Makes a callback that ends training when a metric no longer improves.
+
+    Use a metric of training or validation examples: a test score that decides when to
+    stop is no longer an estimate for new examples.
+
+    Args:
+      column: Name of the metric, such as "train_loss".
+      patience: Number of evaluations in a row without improvement after which training
+        ends.
+      mode: Whether smaller ("min") or larger ("max") values are better.
+      min_change: Smallest change of the best value that is an improvement.
+
+    Returns:
+      A callback for one call of `train`. It raises `ValueError` if there is no such
+      metric.
+    """
+    check_count("patience", patience)
+    if mode not in ("min", "max"):
+        raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+    if not min_change >= 0:
+        raise ValueError(f"min_change must be at least 0, got {min_change}")
+    sign = 1.0 if mode == "max" else -1.0
+    best, waited = -math.inf, 0
+
+    def callback(state: Any, record: Record) -> bool:
+        nonlocal best, waited
+        del state
+        if column not in record:
+            raise ValueError(
+                f"there is no metric {column!r}; there are {', '.join(record)}"
+            )
+        value = sign * record[column]
+        if value > best + min_change:
+            best, waited = value, 0
+        else:  # also if the value is NaN
+            waited += 1
+        return waited >= patience
+
+    return callback

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import streams
-from fedjax_muon.simulation.arguments import check_count
+from fedjax_muon.core import check_count, streams
 
 Epochs = int | tuple[int, ...]
 
@@ -32,21 +31,13 @@ class Work(NamedTuple):
 
 
 def equal(steps: int) -> Work:
-    """Gives all clients the same number of local steps.
-
-    Args:
-      steps: K, the number of local steps.
-    """
+    """Gives all clients the same number of local steps."""
     check_count("local_steps", steps)
     return Work(lambda max_client_size, batch_size: steps)
 
 
 def of_each(steps: Sequence[int]) -> Work:
-    """Gives every client its own number of local steps.
-
-    Args:
-      steps: Numbers of local steps, of all N clients in the order of their ids.
-    """
+    """Gives each of the N clients its number of local steps, in the order of ids."""
     for number in steps:
         check_count("local_steps", number)
     numbers = np.asarray(steps, np.int32)
@@ -88,12 +79,7 @@ def work_of(
     local_epochs: Epochs | None,
     num_clients: int,
 ) -> Work:
-    """Makes the work that `federate` is asked for.
-
-    Args:
-      local_steps: Number of local steps, of all clients or of each of them.
-      local_epochs: Number of local epochs, or its bounds.
-    """
+    """Makes the work of the arguments of `federate`."""
     if (local_steps is None) == (local_epochs is None):
         raise TypeError("give either local_steps or local_epochs")
     if local_epochs is not None:

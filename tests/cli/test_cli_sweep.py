@@ -31,8 +31,8 @@ from fedjax_muon.compression import compressors
 from fedjax_muon.compression.compress import compress
 from fedjax_muon.reporting import metrics_csv, plots
 from fedjax_muon.runs import build as building, config, sweep as sweeps
-from fedjax_muon.simulation.sweep import Outcome
 from fedjax_muon.simulation.training import train
+from fedjax_muon.sweeps.sweep import Outcome
 from fedjax_muon.tasks.classification import classification
 
 TINY = [

@@ -19,8 +19,9 @@ from fedjax_muon.engine import plans, processes, sharding
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build as building, directory
 from fedjax_muon.runs.train import last_params
-from fedjax_muon.simulation import batching, sweep
+from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.batching import with_replacement
+from fedjax_muon.sweeps import sweep
 
 EIGHT = jax.devices()[:8]
 SCAFFOLD = ALL["scaffold"].function(lr=0.3)  # private states, and a prologue: none

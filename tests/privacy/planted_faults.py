@@ -34,7 +34,7 @@ from fedjax_muon.simulation.batching import (
     shuffled_epochs,
     without_replacement,
 )
-from fedjax_muon.simulation.cohorts import fixed_cohort
+from fedjax_muon.simulation.participation import fixed_cohort
 
 
 # ------------------------------------------------------------------------- noise faults

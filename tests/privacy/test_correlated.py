@@ -36,7 +36,7 @@ from fedjax_muon.privacy.releases import Correlated, Inside, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
 from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.cyclic_batches import cyclic_poisson
+from fedjax_muon.simulation.batching import cyclic_poisson
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.rounds import cohort_of
 

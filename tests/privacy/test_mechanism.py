@@ -21,10 +21,10 @@ from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.simulation.batching import always, shuffled_epochs
-from fedjax_muon.simulation.cohorts import fixed_cohort
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.simulation.participation import fixed_cohort
 from fedjax_muon.simulation.training import train
+from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tasks import auc, classification
 
 KEY = jax.random.key(0)

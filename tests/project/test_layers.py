@@ -14,7 +14,8 @@ LAYERS = (
     {"minimax", "engine"},
     {"simulation"},
     {"decentralized"},
-    {"attacks", "reporting", "deploy"},
+    {"planning"},
+    {"attacks", "reporting", "deploy", "sweeps"},
     {"runs"},
     {"cli"},
 )
@@ -22,7 +23,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
 GENERIC = ("core", "compression", "personalization", "privacy")
-GENERIC += ("engine", "simulation", "deploy")
+GENERIC += ("engine", "simulation", "planning", "sweeps", "deploy")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -85,7 +86,7 @@ WRONG = [
     ("core/algorithm.py", "from fedjax_muon.algorithms import ALL"),
     ("engine/round.py", "from fedjax_muon.algorithms.fedavg import fedavg"),
     ("engine/round.py", "from fedjax_muon.simulation import federate"),
-    ("simulation/sweep.py", "import fedjax_muon.algorithms"),
+    ("sweeps/sweep.py", "import fedjax_muon.algorithms"),
     ("algorithms/fedprox.py", "from fedjax_muon.algorithms.fedavg import fedavg"),
     ("algorithms/fedprox.py", "from fedjax_muon.algorithms import ALL"),
     ("transforms/muon.py", "from fedjax_muon.tasks import Task"),

@@ -161,14 +161,15 @@ def main() -> None:
 
     from fedjax_muon import cli
     from fedjax_muon.runs import files
-    from fedjax_muon.simulation import checkpoint, sweep_record
+    from fedjax_muon.simulation import checkpoint
     from fedjax_muon.simulation.simulation import Simulation
+    from fedjax_muon.sweeps.groups import GroupRecord
 
     checkpoint.save = wrapped("saving", checkpoint.save)
     files.write = wrapped("saving", files.write)
     for name, phase in (("evaluate", "evaluation"), ("train_rounds", "training")):
         setattr(Simulation, name, wrapped(phase, getattr(Simulation, name)))
-    record = sweep_record.GroupRecord
+    record = GroupRecord
     record.add_rows = wrapped("evaluation", record.add_rows)
     record.add_metrics = wrapped("training", record.add_metrics)
     if words[0].startswith("fedmuon_"):

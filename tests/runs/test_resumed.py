@@ -17,8 +17,9 @@ from fedjax_muon.runs import compare, logs, train
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.runs.suspended import Suspended
-from fedjax_muon.simulation import sweep_groups, training
-from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.simulation import training
+from fedjax_muon.sweeps import groups
+from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tracking import Tracker
 
 TRAIN = ("train", "--algorithm", "fedavg", *SMALL, "--hidden", "4", "--rounds", "8")
@@ -196,7 +197,7 @@ def heard(monkeypatch):
             yield call
 
     monkeypatch.setattr(training, "calls", calls)
-    monkeypatch.setattr(sweep_groups, "calls", calls)
+    monkeypatch.setattr(groups, "calls", calls)
     return heard
 
 

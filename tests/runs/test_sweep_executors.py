@@ -22,12 +22,11 @@ from command import refused, run, spawn, wait_for
 from packages import needs
 from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 
-from fedjax_muon.runs import executor_names, sweep as sweeps, sweep_cells
+from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.config_json import to_json
-from fedjax_muon.runs.executor_names import _submitit
-from fedjax_muon.simulation import executors
-from fedjax_muon.simulation.executors import Jobs, Processes, WorkerEndedError
+from fedjax_muon.sweeps import executors, sweep as sweep_module
+from fedjax_muon.sweeps.executors import Jobs, Processes, WorkerEndedError, _submitit
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +46,13 @@ def programs(tmp_path_factory, monkeypatch):
 def submitted(monkeypatch) -> list[str]:
     """The names of the tasks that are handed to `run_tasks`."""
     found: list[str] = []
-    whole = sweep_cells.run_tasks
+    whole = sweep_module.run_tasks
 
     def remember(executor, function, tasks, stop):
         found.extend(task.name for task in tasks)
         return whole(executor, function, tasks, stop)
 
-    monkeypatch.setattr(sweep_cells, "run_tasks", remember)
+    monkeypatch.setattr(sweep_module, "run_tasks", remember)
     return found
 
 
@@ -155,9 +154,9 @@ def test_executors_and_devices_are_checked_at_once(refusal, message):
     ("name", "package"), [("dask:localhost:8786", "distributed"), ("slurm", "submitit")]
 )
 def test_a_missing_package_is_the_pip_command(refusal, name, package, monkeypatch):
-    monkeypatch.setattr(executor_names, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     kind = name.partition(":")[0]
-    message = f'the executor {kind} needs {package}: pip install "'
+    message = f"the executor {kind} needs {package}, which is not installed; run: pip"
     assert refusal("--executor", name).startswith(message)
 
 
@@ -181,9 +180,8 @@ def test_only_sweeps_are_resumed_on_an_executor(capsys, tmp_path):
 
 def test_workers_with_another_data_set_are_refused():
     job = Sweep(("fedavg",), {"fedavg": {"lr": (0.1,)}}, (0,), 0.1, None, Config())
-    given = (to_json(job), "fedavg", [({"lr": 0.1}, 0)], 1, 64, "digest")
     with pytest.raises(ValueError, match="its examples of digits differ from those"):
-        sweep_cells.run_cells(*given)
+        sweeps.prepare(to_json(job), "fedavg", "digest")
 
 
 # ------------------------------------------------------------------- Dask and SLURM
@@ -236,7 +234,7 @@ def test_of_two_workers_of_dask_one_is_killed(alone, program, tmp_path):
 @pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_named(refusal, monkeypatch):
     needs("distributed")
-    monkeypatch.setattr(executor_names, "SECONDS_TO_CONNECT", 0.5)
+    monkeypatch.setattr(executors, "SECONDS_TO_CONNECT", 0.5)
     assert "tcp://127.0.0.1:9" in refusal("--executor", "dask:tcp://127.0.0.1:9")
 
 

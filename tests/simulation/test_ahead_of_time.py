@@ -15,14 +15,13 @@ from packages import needs
 
 from fedjax_muon import data, models, partition
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
-from fedjax_muon.cli.topologies import table
 from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped
-from fedjax_muon.simulation import ahead_of_time
-from fedjax_muon.simulation.ahead_of_time import Collective, collectives_of, compile_for
+from fedjax_muon.planning import ahead_of_time
+from fedjax_muon.planning.ahead_of_time import Collective, collectives_of, compile_for
+from fedjax_muon.planning.operations import Products, products_of
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.operations import Products, products_of
 from fedjax_muon.tasks import classification
 
 DIGITS = data.load("digits")
@@ -124,11 +123,11 @@ def test_a_compiler_that_is_missing_or_locked_is_named(monkeypatch):
         )
 
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", locked)
-    monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     with pytest.raises(ValueError, match=r"^another process has locked the compiler"):
         compile_for(simulated(fedavg(lr=0.1)), "v5e:2x2")
-    monkeypatch.setattr(ahead_of_time, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"needs their compiler; run pip install"):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"^compiling for TPUs needs libtpu, .*pip"):
         compile_for(simulated(fedavg(lr=0.1)), "v5e:2x2")
 
 
@@ -145,7 +144,7 @@ def test_one_reduction_ends_an_exchange(name, libtpu):
     for one in compiled.collectives:
         assert (one.operations, one.in_loops) == (1, 0)
         assert 4 * numbers <= one.nbytes < 8 * numbers + 1000
-    text = "\n".join(map(str, table(compiled).columns[1].cells))
+    text = "\n".join(map(str, ahead_of_time.table(compiled).columns[1].cells))
     assert "fits" in text
 
 
@@ -165,7 +164,7 @@ def test_states_of_clients_and_agents_are_divided(libtpu):
 
 @pytest.mark.slow
 def test_the_lock_of_another_process_is_set_aside(libtpu):
-    code = "from fedjax_muon.simulation import ahead_of_time as compiler\n"
+    code = "from fedjax_muon.planning import ahead_of_time as compiler\n"
     code += "print(len(compiler.topology_devices('v5e:2x2')))"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("ALLOW_MULTIPLE_LIBTPU_LOAD", None)

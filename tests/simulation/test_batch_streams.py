@@ -22,8 +22,8 @@ from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import batching
-from fedjax_muon.simulation.cohorts import fixed_cohort, poisson_cohorts
-from fedjax_muon.simulation.cyclic_batches import cyclic, cyclic_poisson
+from fedjax_muon.simulation.batching import cyclic, cyclic_poisson
+from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts
 from fedjax_muon.tasks.task import Task
 
 SIZES = [3, 20, 8, 6, 25, 12, 1]  # less than, as many as and more than STEPS * BATCH
@@ -311,11 +311,11 @@ def test_every_client_has_its_own_number():
         ({"local_steps": 1, "local_epochs": 1}, TypeError, "either local_steps"),
         ({"local_steps": [1, 2]}, ValueError, "one for each of the 4 clients, got 2"),
         ({"local_steps": [1, 2, 0, 1]}, ValueError, "local_steps must be at least 1"),
-        ({"local_steps": [1, 2, 1.5, 1]}, ValueError, "local_steps must be an integer"),
+        ({"local_steps": [1, 2, 1.5, 1]}, TypeError, "local_steps must be a whole"),
         ({"local_epochs": 0}, ValueError, "local_epochs must be at least 1, got 0"),
         ({"local_epochs": (3, 2)}, ValueError, r"\(low, high\), got \(3, 2\)"),
         ({"local_epochs": (1, 2, 3)}, ValueError, r"\(low, high\), got \(1, 2, 3\)"),
-        ({"local_epochs": 0.5}, ValueError, "local_epochs must be an integer"),
+        ({"local_epochs": 0.5}, TypeError, "local_epochs must be a whole"),
     ],
 )
 def test_wrong_numbers_are_refused(work, error, message):

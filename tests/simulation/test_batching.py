@@ -16,9 +16,8 @@ from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.runs.config import Config
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation import batching
-from fedjax_muon.simulation.cohorts import poisson_cohorts
-from fedjax_muon.simulation.participation import by_examples
-from fedjax_muon.simulation.sweep import Cell, sweep
+from fedjax_muon.simulation.participation import by_examples, poisson_cohorts
+from fedjax_muon.sweeps.sweep import Cell, sweep
 
 # One test in a million would fail for another key, if all is as it should be.
 RARE = 1e-6

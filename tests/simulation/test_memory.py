@@ -23,14 +23,20 @@ from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset, load
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED, across, shardings
+from fedjax_muon.planning import memory, memory_check
+from fedjax_muon.planning.memory import UnknownMemoryError
+from fedjax_muon.planning.memory_check import (
+    check_memory,
+    container_limits,
+    limit_of,
+    memory_bytes,
+    memory_of,
+)
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.simulation import memory, memory_check, rounds
+from fedjax_muon.simulation import rounds
 from fedjax_muon.simulation.batching import with_replacement
-from fedjax_muon.simulation.machine import container_limits, memory_bytes
-from fedjax_muon.simulation.memory import UnknownMemoryError
-from fedjax_muon.simulation.memory_check import check_memory, limit_of, memory_of
 
 pytestmark = pytest.mark.portable
 

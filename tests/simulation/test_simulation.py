@@ -17,7 +17,7 @@ from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.early_stopping import early_stopping
+from fedjax_muon.simulation.training import early_stopping
 
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
 BY_EXAMPLES = {"algorithm": CORRECT, "weighting": simulation.by_examples}
@@ -203,8 +203,8 @@ MISTAKES = {
     "control variates, whose mean only uniform weights keep": BY_EXAMPLES,
     "at least one client": {"parts": []},
     "client 1 has no examples": {"parts": [PARTS[0], PARTS[1][:0]]},
-    "cohort_size must be an integer, got 2.5": {"cohort_size": 2.5},
-    "batch_size must be an integer, got '4'": {"batch_size": "4"},
+    "cohort_size must be a whole number, got 2.5": {"cohort_size": 2.5},
+    "batch_size must be a whole number, got '4'": {"batch_size": "4"},
     "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),
     "y_test must be in 0..2": changed(y_test=DATA.y_test + 1),
     "y_train must be 80 integers": changed(y_train=np.append(DATA.y_train, 0)),
@@ -219,7 +219,7 @@ MISTAKES = {
         lambda: fm.fedavg(learning_rate=0.1)
     ),
     "key must be a typed key": lambda: SIMULATION.init(0),
-    "rounds must be an integer, got '30'": (
+    "rounds must be a whole number, got '30'": (
         lambda: fm.train(SIMULATION, start(SIMULATION), rounds="30")
     ),
     "count must be at least 0, got -1": (
@@ -271,10 +271,18 @@ def test_hyper_parameters_of_postponed_annotations_are_found():
 def ran(prepared, state, **how):
     """The last state and all rows of `evaluations`, up to a total of rounds."""
     rows = []
-    for last, row in training.evaluations(prepared, state, **how):
+    for last, row in evaluations(prepared, state, **how):
         state = last
         rows.append(row)
     return state, rows
+
+
+def evaluations(prepared, state, tick=lambda rounds: None, **how):
+    """The states and rows of those steps that have an evaluation."""
+    for step in training.steps(prepared, state, **how):
+        tick(step.rounds)
+        if step.record is not None:
+            yield step.state, step.record
 
 
 COLUMNS = ["round", "bytes_down", "bytes_up", "client_accuracy_std", "test_accuracy"]
@@ -295,7 +303,7 @@ def test_rows_are_at_multiples_and_at_the_end(plain, expected, every):
     state, rows = ran(plain, start(plain), **how)
     assert [row["round"] for row in rows] == expected
     assert state.round == rounds == sum(ticks)
-    assert min(ticks, default=1) >= 1
+    assert min(ticks[1:], default=1) >= 1
     assert all(list(row) == COLUMNS for row in rows)
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
@@ -303,7 +311,7 @@ def test_rows_are_at_multiples_and_at_the_end(plain, expected, every):
 
 
 def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
-    pairs = training.evaluations(plain, start(plain), rounds=7, evaluate_every=3)
+    pairs = evaluations(plain, start(plain), rounds=7, evaluate_every=3)
     other = start(plain)
     for state, row in pairs:
         other, _ = plain.train_rounds(other, row["round"] - other.round)
@@ -377,7 +385,7 @@ def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
     begun = start(overflowing)
     key = jax.random.clone(begun.key)
     how = {"rounds": 40, "evaluate_every": 8, "drop_nonfinite": True}
-    for state, row in training.evaluations(overflowing, begun, **how):
+    for state, row in evaluations(overflowing, begun, **how):
         there = rounds_with(overflowing, key, GREEDY, row["round"])
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))

@@ -17,11 +17,13 @@ from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Hyper, numbers_of, recorded
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import plans
+from fedjax_muon.planning import memory_check
+from fedjax_muon.planning.memory import UnknownMemoryError
 from fedjax_muon.runs.config import hyper_parameters
-from fedjax_muon.simulation import memory_check, sweep, sweep_groups, training
-from fedjax_muon.simulation.memory import UnknownMemoryError
-from fedjax_muon.simulation.sweep import Cell
-from fedjax_muon.simulation.sweep_groups import sequential, vectorized
+from fedjax_muon.simulation import training
+from fedjax_muon.sweeps import groups, sweep
+from fedjax_muon.sweeps.groups import sequential, vectorized
+from fedjax_muon.sweeps.sweep import Cell
 
 ROUNDS = 7
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
@@ -39,7 +41,7 @@ def outcomes(prepared, cells, **how):
 def scored(monkeypatch):
     """The states of a sweep's cells, whenever they were scored."""
     seen: list[Any] = []
-    make = sweep_groups.make_programs
+    make = groups.make_programs
 
     def programs(*args):
         made = make(*args)
@@ -50,7 +52,7 @@ def scored(monkeypatch):
 
         return made._replace(score=score)
 
-    monkeypatch.setattr(sweep_groups, "make_programs", programs)
+    monkeypatch.setattr(groups, "make_programs", programs)
     return seen
 
 
@@ -85,11 +87,12 @@ def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
     # the first cell's rate is what tells it from the second
     for number in (1, 2):
         own, rows = alone.vary(parts=cells[number].parts), []
-        course = training.evaluations(own, own.init(cells[number].key), **HOW)
-        for states, (state, row) in zip(scored, course, strict=True):
+        steps = training.steps(own, own.init(cells[number].key), **HOW)
+        course = (step for step in steps if step.record is not None)
+        for states, step in zip(scored, course, strict=True):
             ours = jax.tree.map(lambda x, number=number: x[number], states)
-            assert_same_bits(ours, state)
-            rows.append(row)
+            assert_same_bits(ours, step.state)
+            rows.append(step.record)
         assert_same_rows(found[number].rows, rows)  # scores may differ in rounding
     losses = [outcome.rows[-1]["train_loss"] for outcome in found]
     assert len(set(losses)) == 3
@@ -155,25 +158,25 @@ def together():
 @pytest.mark.slow
 def test_groups_run_the_same_cells_in_the_same_programs(together, monkeypatch):
     compiled: list[Any] = []
-    programs = sweep_groups.make_programs
+    programs = groups.make_programs
     remember = lambda *args: compiled.append(programs(*args)) or compiled[-1]
-    monkeypatch.setattr(sweep_groups, "make_programs", remember)
+    monkeypatch.setattr(groups, "make_programs", remember)
     ticks: list[int] = []
     how = {"validation": HALF, "cells_at_once": 2, "tick": ticks.append}
-    groups = groups_of(federation.federation(fedavg()), CELLS, **how)
-    assert [len(group) for group in groups] == [2, 2, 1]
+    found = groups_of(federation.federation(fedavg()), CELLS, **how)
+    assert [len(group) for group in found] == [2, 2, 1]
     assert sum(ticks) == ROUNDS * len(CELLS)
     assert [program._cache_size() for program in compiled[0]] == [1, 1, 1]
-    assert_same_outcomes(itertools.chain(*groups), together)
+    assert_same_outcomes(itertools.chain(*found), together)
 
 
 @pytest.mark.slow
 def test_devices_divide_the_cells_of_a_group(together):
     prepared = federation.federation(fedavg())
     how = {"validation": HALF, "devices": jax.devices()[:2], "cells_at_once": 3}
-    groups = groups_of(prepared, CELLS, **how)
-    assert [len(group) for group in groups] == [4, 1]  # a multiple of two
-    assert_same_outcomes(itertools.chain(*groups), together)
+    found = groups_of(prepared, CELLS, **how)
+    assert [len(group) for group in found] == [4, 1]  # a multiple of two
+    assert_same_outcomes(itertools.chain(*found), together)
     with pytest.raises(ValueError, match="devices divide cells in place of executor"):
         next(sweep.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
 
@@ -181,9 +184,9 @@ def test_devices_divide_the_cells_of_a_group(together):
 @pytest.mark.slow
 def test_cells_on_devices_are_not_moved_between_calls(scored):
     where = {"max_client_size": 32, "devices": jax.devices()[:2]}
-    groups = sweep_groups.Groups(federation.federation(fedavg()), **HOW, **where)
-    groups.run(CELLS[:4], 4)
-    assert groups.data.x.sharding.device_set == set(jax.devices()[:2])
+    divided = groups.Groups(federation.federation(fedavg()), **HOW, **where)
+    divided.run(CELLS[:4], 4)
+    assert divided.shared.x.sharding.device_set == set(jax.devices()[:2])
     for states in scored:
         kernel = states.params["Dense_0"]["kernel"]
         assert [s.data.shape[0] for s in kernel.addressable_shards] == [2, 2]
@@ -281,7 +284,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch):
-    monkeypatch.setattr(sweep_groups, "make_programs", None)
+    monkeypatch.setattr(groups, "make_programs", None)
     how = {"cells": [USUAL], "rounds": 3} | MISTAKES[message]
     with pytest.raises(ValueError, match=message):
         next(sweep.sweep(federation.federation(fedavg()), **how))

@@ -17,10 +17,10 @@ from swept import workers
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Algorithm
-from fedjax_muon.simulation import sweep, sweep_tasks, sweep_workers
-from fedjax_muon.simulation.executors import Processes, WorkerEndedError
-from fedjax_muon.simulation.sweep import Cell
-from fedjax_muon.simulation.sweep_tasks import Task, WorkerError, run_tasks
+from fedjax_muon.sweeps import sweep, workers as remote
+from fedjax_muon.sweeps.executors import Processes, WorkerEndedError
+from fedjax_muon.sweeps.sweep import Cell
+from fedjax_muon.sweeps.workers import WorkerError, WorkerTask, run_tasks
 
 
 def make(name: str = "fedavg", batch_size: int = 4):
@@ -93,12 +93,12 @@ def test_validation_examples_come_with_the_simulation(alone):
 def test_all_groups_have_the_bound_of_the_largest_client():
     """The batches of `full_batch` have its size, and sums over them its rounding."""
     seen: list[dict] = []
-    groups = sweep_workers.Groups
+    groups = sweep.Groups
     remember = lambda *given, **how: seen.append(how) or groups(*given, **how)
     sizes = ([12] * 6, [42, 6, 6, 6, 6, 6], [12] * 6)
     cells = [Cell({}, jax.random.key(0), cut(size, 0)) for size in sizes]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as executor:
-        patch.setattr(sweep_workers, "Groups", remember)
+        patch.setattr(sweep, "Groups", remember)
         how = {"rounds": 1, "evaluate_every": 1, "executor": executor}
         list(sweep.sweep(functools.partial(make, batch_size=5), cells, **how))
     assert [settings["max_client_size"] for settings in seen] == [64]
@@ -140,13 +140,13 @@ def test_other_arguments_are_refused(monkeypatch):
         list(sweep.sweep(make, CELLS, **HOW, executor="dask"))
     monkeypatch.setattr(make, "__module__", "__main__")  # the program itself
     with pytest.raises(ValueError, match="workers cannot import make"):
-        sweep_workers.described(make)
+        remote.remote_call(make)
 
 
 def test_workers_keep_what_the_last_sweeps_prepared():
     made: list[str] = []
     make_of = lambda key: lambda: made.append(key) or key
-    prepare = lambda key: sweep_workers.prepared(key, make_of(key))
+    prepare = lambda key: remote.prepared(key, make_of(key))
     assert [prepare(key) for key in "abaabcb"] == list("abaabcb")
     assert made == ["a", "b", "c"]
     prepare("a")
@@ -181,8 +181,8 @@ def paths(folder: Path) -> list[str]:
     return [str(folder / name) for name in "abc"]
 
 
-def tasks_of(*arguments) -> list[Task]:
-    return [Task(given, f"task {n}") for n, given in enumerate(arguments)]
+def tasks_of(*arguments) -> list[WorkerTask]:
+    return [WorkerTask(given, f"task {n}") for n, given in enumerate(arguments)]
 
 
 @pytest.mark.slow
@@ -228,18 +228,18 @@ def test_what_dask_gives_up_and_errors_of_tasks_are_raised_at_once():
 
 
 def test_workers_of_other_versions_are_refused(monkeypatch):
-    real = sweep_tasks.versions()
+    real = remote.versions()
     answers = iter([real | {"jax": "0.1"}, real])
-    monkeypatch.setattr(sweep_tasks, "versions", lambda: next(answers))
+    monkeypatch.setattr(remote, "versions", lambda: next(answers))
     with pytest.raises(ValueError, match=r"task 0: jax is .* on the worker .* and 0.1"):
         list(run_tasks(Here(), echo, tasks_of((1,))))
 
 
 def test_devices_of_several_kinds_are_reported(monkeypatch):
     kinds = iter(["A", "A", "B", "B"])
-    whole = sweep_tasks.perform
+    whole = remote.perform
     perform = lambda *given: whole(*given)._replace(device=next(kinds))
-    monkeypatch.setattr(sweep_tasks, "perform", perform)
+    monkeypatch.setattr(remote, "perform", perform)
     with pytest.warns(UserWarning, match="kinds of devices: A, B") as seen:
         list(run_tasks(Here(), echo, tasks_of((1,), (2,), (3,), (4,))))
     assert len(seen) == 1

@@ -19,11 +19,11 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped, vmapped
+from fedjax_muon.planning import tune, tuning
+from fedjax_muon.planning.tuning import signature_of
 from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.runs import plan_record
 from fedjax_muon.runs.directory import read
-from fedjax_muon.simulation import tune, tuning, with_plan, with_task
-from fedjax_muon.simulation.tuning import signature_of
+from fedjax_muon.simulation import with_plan, with_task
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
 SIX = {"cohort_size": 6}
@@ -148,7 +148,7 @@ COHORT = ("--cohort-size", "6")
 @pytest.fixture
 def record(monkeypatch, tmp_path):
     path = tmp_path / "cache/plans.json"
-    monkeypatch.setattr(plan_record, "record_path", lambda: path)
+    monkeypatch.setattr(tuning, "record_path", lambda: path)
     return path
 
 
@@ -191,7 +191,7 @@ def test_a_damaged_record_is_empty(record):
     for text in ("", "[]", '{"a": [1]}', fast, "{", "\x00"):
         record.write_text(text)
         with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
-            assert plan_record.read(record) == {}
+            assert tuning.read_record(record) == {}
 
 
 @pytest.mark.slow

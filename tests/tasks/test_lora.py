@@ -14,7 +14,8 @@ from fedjax_muon.algorithms import fedavg, fedmuon_align
 from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import simulation as decentralized_simulation
-from fedjax_muon.simulation import rounds, sweep, sweep_groups
+from fedjax_muon.simulation import rounds
+from fedjax_muon.sweeps import groups
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import per_example
@@ -256,11 +257,11 @@ def test_wrapped_gradients_hold_the_frozen_weights(wide):
 def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
     setup, max_client_size = federated.setup, federated.max_client_size
-    cells = [(sweep.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
-    data = sweep_groups._Data(*federated.clients[:2], federated.test, None, setup.task)
-    states, stacked = sweep_groups.stack(cells)
-    over = sweep_groups.sequential
-    swept = sweep_groups.make_programs(setup, over, max_client_size)
+    cells = [(groups.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
+    data = groups._Shared(*federated.clients[:2], federated.test, None, setup.task)
+    states, stacked = groups.stack(cells)
+    over = groups.sequential
+    swept = groups.make_programs(setup, over, max_client_size)
     sizes = {"weights": np.full((2, 2), 0.5), "batch_size": 3}
     agents = decentralized_simulation.decentralize(
         decentralized.dsgd(lr=0.1), wide, BINARY, PARTS, **sizes

@@ -1,6 +1,8 @@
 """Groups of cells of a sweep, which share compiled programs."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -15,14 +17,14 @@ from fedjax_muon.engine.sharding import REPLICATED, SHARDED
 from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.evaluation import Evaluation, Examples, evaluate, measure
 from fedjax_muon.simulation.rounds import (
+    Metrics,
     Setup,
     init_state,
     run_prologue,
     run_rounds,
 )
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.sweep_record import GroupRecord, Outcome
-from fedjax_muon.simulation.training import calls
+from fedjax_muon.simulation.training import Record, calls
 from fedjax_muon.tasks.task import Task
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
@@ -34,6 +36,16 @@ class Cell(NamedTuple):
     hyper: Mapping[str, float]  # the same names in all cells
     key: jax.Array  # argument of `Simulation.init`
     parts: Sequence[np.ndarray]  # for every client, the ids of its training examples
+
+
+class Outcome(NamedTuple):
+    """Results of a cell: records of `training.train`, with validation metrics.
+
+    `seconds` of a record are the cell's share of the time of its group.
+    """
+
+    rows: list[Record]
+    diverged: int | None  # the round in which a message was not finite
 
 
 class Pause(Protocol):
@@ -61,10 +73,7 @@ def sequential(function: Callable[..., Any], *stacked: Any) -> Any:
 
     Args:
       function: Function of one cell.
-      *stacked: Arguments of all cells, leaves [cells, ...].
-
-    Returns:
-      Results of all cells, leaves [cells, ...].
+      *stacked: Arguments of all cells, leaves [cells, ...], as those of the result.
     """
     if len(jax.tree.leaves(stacked)[0]) == 1:
         return _alone(function, stacked)
@@ -94,34 +103,8 @@ def _alone(function: Callable[..., Any], stacked: Any) -> Any:
 
 
 def vectorized(function: Callable[..., Any], *stacked: Any) -> Any:
-    """Runs all cells of a group in parallel, for accelerators.
-
-    Args:
-      function: Function of one cell.
-      *stacked: Arguments of all cells, leaves [cells, ...].
-
-    Returns:
-      Results of all cells, leaves [cells, ...].
-    """
+    """Runs all cells of a group in parallel, for accelerators; else as `sequential`."""
     return jax.vmap(function)(*stacked)
-
-
-def default_over() -> Over:
-    """Selects `sequential` on a CPU, otherwise `vectorized`."""
-    return sequential if jax.default_backend() == "cpu" else vectorized
-
-
-def group_size(cells: int, largest: int, multiple: int = 1) -> int:
-    """Computes the size of groups that are nearly equal.
-
-    Args:
-      multiple: Divisor of the size, for which it may be larger.
-
-    Returns:
-      The size of all groups but the last, which may be smaller.
-    """
-    even = -(-cells // -(-cells // largest))
-    return -(-even // multiple) * multiple
 
 
 class _Stacked(NamedTuple):
@@ -134,7 +117,7 @@ class _Stacked(NamedTuple):
     shares: jax.Array
 
 
-class _Data(NamedTuple):
+class _Shared(NamedTuple):
     """Inputs that cells share."""
 
     x: jax.Array
@@ -145,16 +128,18 @@ class _Data(NamedTuple):
 
 
 class _Programs(NamedTuple):
-    begin: Callable[..., Any]  # (states, stacked, data) -> states, received
-    rounds: Callable[..., Any]  # (states, count, stacked, data) -> states, metrics
-    score: Callable[..., Any]  # (states, stacked, data) -> metrics by name
+    begin: Callable[..., Any]  # (states, stacked, shared) -> states, received
+    rounds: Callable[..., Any]  # (states, count, stacked, shared) -> states, metrics
+    score: Callable[..., Any]  # (states, stacked, shared) -> metrics by name
 
 
 class Groups:
     """Groups of cells of one simulation, which run in the same compiled programs.
 
     The numbers of a cell do not depend on the other cells of its group, nor on how many
-    they are, if the cells run sequentially.
+    they are, if the cells run sequentially. Programs are compiled when the first group
+    runs. Arguments are those of `sweep`; `max_client_size` bounds the sizes of the
+    clients of all groups.
     """
 
     def __init__(
@@ -169,25 +154,15 @@ class Groups:
         drop_nonfinite: bool = False,
         devices: Sequence[jax.Device] = (),
     ):
-        """Prepares the programs, which are compiled when the first group runs.
-
-        Args:
-          simulation: Settings that the cells have in common.
-          rounds: Number of rounds of each cell.
-          max_client_size: Upper bound of the sizes of the clients of all groups.
-          validation: Examples (x [n, ...], y [n]) that no client has.
-          over: Execution of the cells of a group.
-          drop_nonfinite: Whether messages that are not finite are left out of the mean.
-          devices: Devices that divide the cells of a group, instead of `over`.
-        """
         if validation is not None:
             validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
+        if over is None:
+            over = sequential if jax.default_backend() == "cpu" else vectorized
         x, y, *_ = simulation.clients
         self.simulation, self.drop_nonfinite = simulation, drop_nonfinite
-        data = _Data(x, y, simulation.test, validation, simulation.inputs.task)
+        shared = _Shared(x, y, simulation.test, validation, simulation.inputs.task)
         self.devices = devices
-        self.data = self._placed(data, REPLICATED)
-        over = over or default_over()
+        self.shared = self._on_devices(shared, REPLICATED)
         self.programs = make_programs(simulation.setup, over, max_client_size, devices)
         self.rounds, self.evaluate_every = rounds, evaluate_every
 
@@ -203,43 +178,43 @@ class Groups:
         Args:
           size: Size of all groups. A smaller one runs its last cell again, so that
             groups share a program.
-          tick: Progress callback.
-          pause: Interrupts the group, and continues it later.
 
         Raises:
           KeyboardInterrupt: After `pause` has kept the state of the group.
         """
-        data, number = self.data, len(cells)
+        shared, number = self.shared, len(cells)
         record = GroupRecord(self.simulation, number, self.drop_nonfinite)
         runs = [(cell, self.simulation.vary(parts=cell.parts)) for cell in cells]
         states, stacked = stack([*runs, *runs[-1:] * (size - number)])
-        states, stacked = self._placed((states, stacked), SHARDED)
-        found = pause.restore(cells, states) if pause else None
-        if found is not None:
-            states, notes = found
+        states, stacked = self._on_devices((states, stacked), SHARDED)
+        kept = pause.restore(cells, states) if pause else None
+        if kept is not None:
+            states, notes = kept
             record.load(notes)
             tick(record.round * number)
         else:
-            states, received = self.programs.begin(states, stacked, data)
+            states, received = self.programs.begin(states, stacked, shared)
             record.add_prologue(received)
-            record.add_rows(0, self.programs.score(states, stacked, data))
-        train = lambda states, count: self.programs.rounds(states, count, stacked, data)
+            record.add_rows(0, self.programs.score(states, stacked, shared))
+        train = lambda states, count: self.programs.rounds(
+            states, count, stacked, shared
+        )
         span = {"rounds": self.rounds, "evaluate_every": self.evaluate_every}
         for call in calls(train, states, record.round, **span):
             record.add_metrics(call.metrics, call.total)
             tick(call.rounds * number)
-            if record.is_over():
+            if None not in record.diverged:
                 tick((self.rounds - call.total) * number)
                 break
             if call.due:
-                scores = self.programs.score(call.state, stacked, data)
+                scores = self.programs.score(call.state, stacked, shared)
                 record.add_rows(call.total, scores)
             if pause and call.total < self.rounds and pause.asked():
                 pause.save(cells, call.state, record.notes())
                 raise KeyboardInterrupt
-        return record.outcomes()
+        return list(map(Outcome, record.rows, record.diverged))
 
-    def _placed(self, tree: Any, specs: Any) -> Any:
+    def _on_devices(self, tree: Any, specs: Any) -> Any:
         return sharding.placed(tree, self.devices, specs) if self.devices else tree
 
 
@@ -249,71 +224,64 @@ def make_programs(
     max_client_size: int,
     devices: Sequence[jax.Device] = (),
 ) -> _Programs:
-    """Makes the programs of a group.
+    """Makes the programs of a group, which are compiled when they are first used.
 
     Args:
       over: Execution of the cells of a group, or of a device's part of them.
       devices: Devices that divide the cells of a group evenly; by default one.
-
-    Returns:
-      The programs, which are compiled when they are first used.
     """
 
     def each(
-        function: Callable[..., Any], states: Any, stacked: _Stacked, data: _Data
+        function: Callable[..., Any], states: Any, stacked: _Stacked, shared: _Shared
     ) -> Any:
-        def here(states: Any, stacked: _Stacked, data: _Data) -> Any:
+        def here(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
             def one(state: Any, cell: _Stacked) -> Any:
                 algorithm = with_numbers(setup.algorithm, cell.numbers)
-                clients = Clients(data.x, data.y, *cell[1:])
-                own = setup._replace(algorithm=algorithm, task=data.task)
-                return function(own, state, clients, data)
+                segments = (cell.order, cell.start, cell.size, cell.shares)
+                clients = Clients(shared.x, shared.y, *segments)
+                with_cell = setup._replace(algorithm=algorithm, task=shared.task)
+                return function(with_cell, state, clients, shared)
 
             return over(one, states, stacked)
 
         if not devices:
-            return here(states, stacked, data)
-        given = (SHARDED, SHARDED, REPLICATED)
-        run = sharding.across(devices, here, given, SHARDED)
-        return run(states, stacked, data)
+            return here(states, stacked, shared)
+        specs = (SHARDED, SHARDED, REPLICATED)
+        run = sharding.across(devices, here, specs, SHARDED)
+        return run(states, stacked, shared)
 
-    def begin(states: Any, stacked: _Stacked, data: _Data) -> Any:
-        def one(own: Setup, state: Any, clients: Clients, _: _Data) -> Any:
-            return run_prologue(own, state, clients, max_client_size)
+    def begin(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
+        run = lambda setup, state, clients, _: run_prologue(
+            setup, state, clients, max_client_size
+        )
+        return each(run, states, stacked, shared)
 
-        return each(one, states, stacked, data)
-
-    def rounds(states: Any, count: int, stacked: _Stacked, data: _Data) -> Any:
-        def one(own: Setup, state: Any, clients: Clients, _: _Data) -> Any:
-            return run_rounds(own, state, clients, count, max_client_size)
-
-        return each(one, states, stacked, data)
-
-    def score(states: Any, stacked: _Stacked, data: _Data) -> Any:
-        def one(own: Setup, state: Any, clients: Clients, data: _Data) -> Evaluation:
-            found = evaluate(own.task, state.params, clients, data.test)
-            if data.validation is not None:
-                other = measure(own.task, state.params, *data.validation)
-                found |= {f"validation_{name}": v for name, v in other.items()}
-            return found
-
-        return each(one, states, stacked, data)
+    def rounds(states: Any, count: int, stacked: _Stacked, shared: _Shared) -> Any:
+        run = lambda setup, state, clients, _: run_rounds(
+            setup, state, clients, count, max_client_size
+        )
+        return each(run, states, stacked, shared)
 
     return _Programs(
         begin=jax.jit(begin, donate_argnums=0),
         rounds=jax.jit(rounds, donate_argnums=0),
-        score=jax.jit(score),
+        score=jax.jit(partial(each, _score)),
     )
 
 
+def _score(setup: Setup, state: Any, clients: Clients, shared: _Shared) -> Evaluation:
+    scores = evaluate(setup.task, state.params, clients, shared.test)
+    if shared.validation is not None:
+        held_out = measure(setup.task, state.params, *shared.validation)
+        scores |= {f"validation_{name}": v for name, v in held_out.items()}
+    return scores
+
+
 def stack(runs: Sequence[tuple[Cell, Simulation]]) -> tuple[Any, _Stacked]:
-    """Stacks the inputs of cells.
+    """Stacks the states before the prologue, and the other inputs that differ.
 
     Args:
-      runs: Cells, each with the simulation of its own clients.
-
-    Returns:
-      The states before the prologue, and the other inputs that differ.
+      runs: Cells, each with the simulation of its clients.
     """
     states, rest = [], []
     for (hyper, key, _), simulation in runs:
@@ -321,6 +289,57 @@ def stack(runs: Sequence[tuple[Cell, Simulation]]) -> tuple[Any, _Stacked]:
         algorithm = with_numbers(setup.algorithm, hyper)
         states.append(init_state(setup._replace(algorithm=algorithm), key))
         numbers = as_arrays({**numbers_of(setup.algorithm), **hyper})
-        rest.append(_Stacked(numbers, *clients[2:]))
+        segments = (clients.order, clients.start, clients.size, clients.shares)
+        rest.append(_Stacked(numbers, *segments))
     stacked = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
     return stacked(states), stacked(rest)
+
+
+class GroupRecord:
+    """Records of a group's cells, and which of the cells have diverged."""
+
+    def __init__(self, simulation: Simulation, cells: int, drop_nonfinite: bool):
+        self.bytes_after = simulation.bytes_after
+        self.drop_nonfinite = drop_nonfinite
+        self.began = time.perf_counter()
+        self.rows: list[list[Record]] = [[] for _ in range(cells)]
+        self.dropped = [0] * cells
+        self.diverged: list[int | None] = [None] * cells
+        self.round = 0
+
+    def notes(self) -> dict[str, Any]:
+        """The record in values that JSON can represent, for `load`."""
+        kept = {"rows": self.rows, "dropped": self.dropped, "diverged": self.diverged}
+        seconds = time.perf_counter() - self.began
+        return kept | {"round": self.round, "seconds": seconds}
+
+    def load(self, notes: Mapping[str, Any]) -> None:
+        """Restores the record from the notes of an interrupted group."""
+        self.rows, self.dropped = notes["rows"], notes["dropped"]
+        self.diverged, self.round = notes["diverged"], notes["round"]
+        self.began = time.perf_counter() - notes["seconds"]
+
+    def add_prologue(self, received: jax.Array) -> None:
+        if self.drop_nonfinite:
+            return
+        for cell in np.flatnonzero(~np.asarray(received)[: len(self.rows)].all(axis=1)):
+            self.diverged[cell] = 0
+
+    def add_metrics(self, metrics: Metrics, index: int) -> None:
+        self.round = index
+        lost, first = np.asarray(metrics.lost), np.asarray(metrics.lost_round)
+        for cell in np.flatnonzero(lost[: len(self.rows)].any(axis=1)):
+            self.dropped[cell] += int(lost[cell].sum())
+            if self.diverged[cell] is None and not self.drop_nonfinite:
+                self.diverged[cell] = int(first[cell][first[cell] >= 0].min())
+
+    def add_rows(self, index: int, scores: Mapping[str, jax.Array]) -> None:
+        down, up = self.bytes_after(index)
+        seconds = (time.perf_counter() - self.began) / len(self.rows)
+        columns = {name: np.asarray(values) for name, values in scores.items()}
+        for cell, rows in enumerate(self.rows):
+            if index == 0 or self.diverged[cell] is None:
+                row: Record = {"round": index, "bytes_down": down, "bytes_up": up}
+                row |= {name: float(values[cell]) for name, values in columns.items()}
+                row |= {"dropped": self.dropped[cell], "seconds": seconds}
+                rows.append(row)

@@ -2,16 +2,18 @@
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import psutil
 
 from fedjax_muon.core import tree
-from fedjax_muon.engine.plans import smaller_plans
+from fedjax_muon.engine.plans import Plan, smaller_plans, vmapped
 from fedjax_muon.engine.sharding import Devices
+from fedjax_muon.planning.memory import UnknownMemoryError, peak_bytes
 from fedjax_muon.simulation.federated import with_plan
-from fedjax_muon.simulation.machine import memory_bytes
-from fedjax_muon.simulation.memory import UnknownMemoryError, peak_bytes
+from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
 
 # XLA was measured to need 0.8 to 1.5 times the `peak_bytes` of temporary values.
@@ -44,11 +46,7 @@ def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
 
     Args:
       compiled: Whether to compile the program of rounds, which is used again too, and
-        to take the compiler's number for its temporary values. By default nothing is
-        compiled.
-
-    Returns:
-      Bytes on each device.
+        to take the compiler's number for its temporary values.
 
     Raises:
       UnknownMemoryError: If the memory cannot be estimated.
@@ -59,7 +57,7 @@ def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
     created = jax.eval_shape(programs.create, jax.random.key(0))
     begin = programs.begin.trace(inputs, created, clients, max_client_size)
     state, _ = begin.out_info
-    divided = tree.nbytes(simulation.runner.divided(state))
+    divided = tree.nbytes(state.divided)
     held = tree.nbytes(state) - divided + divided // max(1, len(setup.devices))
     rounds = programs.rounds.trace(inputs, state, clients, 1, max_client_size)
     count = lambda tree: len(jax.tree.leaves(tree))
@@ -73,55 +71,48 @@ def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
         estimate = peak_bytes(rounds.jaxpr, donated(state)) - held
         work = max(work, round(ALLOWANCE * estimate))
     arrays = jax.tree.leaves((inputs, clients, simulation.test))
-    examples = sum({id(x): _here(x) for x in arrays}.values())
+    examples = sum({id(x): _on_one_device(x) for x in arrays}.values())
     return Memory(held, examples, work)
 
 
 def _compiled_work(rounds: jax.stages.Traced) -> int:
     """The bytes of temporary values and of code, according to the compiler."""
-    found = rounds.lower().compile().memory_analysis()
-    results = found.output_size_in_bytes - found.alias_size_in_bytes
-    return found.temp_size_in_bytes + found.generated_code_size_in_bytes + results
+    memory = rounds.lower().compile().memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + results
 
 
-def _here(x: Any) -> int:
-    """The bytes of an array on one device."""
+def _on_one_device(x: Any) -> int:
     return x.addressable_data(0).nbytes if isinstance(x, jax.Array) else x.nbytes
 
 
-def limit_of(devices: Devices = ()) -> int:
-    """Finds the memory of each device that belongs to this process.
+def need_of(simulation: Simulation) -> int | None:
+    """The bytes that a simulation needs on each device: on accelerators by compiling.
 
-    Devices of a CPU share its memory, of which the process itself needs a part.
-
-    Args:
-      devices: Devices; by default, JAX's first device.
-
-    Returns:
-      Bytes on each device, the minimum over devices.
+    None if the compiler finds that they are too many.
 
     Raises:
-      UnknownMemoryError: If an accelerator does not report its memory.
+      UnknownMemoryError: If the memory cannot be estimated.
     """
-    process = jax.process_index()
-    own = [device for device in devices if device.process_index == process]
-    own = own or jax.local_devices()[:1]
-    return min(_limit(device, len(own)) for device in own)
-
-
-def _limit(device: jax.Device, sharing: int) -> int:
-    if device.platform == "cpu":
-        return max(0, memory_bytes() - PROCESS) // sharing
+    cpus = (*simulation.setup.devices, *jax.devices())[0].platform == "cpu"
     try:
-        return device.memory_stats()["bytes_limit"]
-    except (jax.errors.JaxRuntimeError, KeyError, TypeError) as error:
-        raise UnknownMemoryError(
-            f"{device.device_kind} does not say how much memory it has"
-        ) from error
+        return memory_of(simulation, compiled=not cpus).total
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED in str(error):
+            return None
+        raise
+
+
+def plans_of(setup: Any, devices: int) -> list[tuple[str, Plan]]:
+    """The plans of a cohort by decreasing memory; none for agents without a server."""
+    if not isinstance(setup, Setup):
+        return []
+    clients_of_device = -(-setup.cohort_size // max(1, devices))
+    return [("vmapped", vmapped), *smaller_plans(clients_of_device)]
 
 
 def check_memory(simulation: Simulation) -> None:
-    """Checks that a simulation fits in the memory of its devices.
+    """Raises `ValueError` if a simulation does not fit in the memory of its devices.
 
     On accelerators the program of rounds is compiled, and the compiler's numbers count.
     On CPUs nothing is compiled, and estimates count.
@@ -145,32 +136,14 @@ def check_memory(simulation: Simulation) -> None:
     )
 
 
-def need_of(simulation: Simulation) -> int | None:
-    """Finds the memory that a simulation needs: on accelerators by compiling it.
-
-    Returns:
-      Bytes on each device; None if the compiler finds that they are too many.
-
-    Raises:
-      UnknownMemoryError: If the memory cannot be estimated.
-    """
-    cpus = (*simulation.setup.devices, *jax.devices())[0].platform == "cpu"
-    try:
-        return memory_of(simulation, compiled=not cpus).total
-    except jax.errors.JaxRuntimeError as error:
-        if EXHAUSTED in str(error):
-            return None
-        raise
-
-
 def _advice(simulation: Simulation, limit: int) -> str:
     """Names a plan that fits in `limit` bytes, or another remedy."""
-    for name, other in _others(simulation):
-        need = memory_of(other)
+    setup = simulation.setup
+    for name, plan in plans_of(setup, len(setup.devices))[1:]:
+        need = memory_of(with_plan(simulation, plan))
         if need.total <= limit:
             return f"{name} needs about {_size(need.total)}"
     # `need` is now that of the last plan, `mapped`
-    setup = simulation.setup
     large = max(need._fields, key=need._asdict().__getitem__)
     known = f"even mapped needs {_size(need.total)}, of which {_size(max(need))} are "
     if large == "examples":
@@ -182,15 +155,78 @@ def _advice(simulation: Simulation, limit: int) -> str:
     return f"{known}for the work: take smaller batches or a smaller model"
 
 
-def _others(simulation: Simulation) -> Iterator[tuple[str, Simulation]]:
-    """Yields the same simulation with plans of decreasing memory."""
-    setup = simulation.setup
-    if hasattr(setup, "plan"):  # else there is no server
-        count = -(-setup.cohort_size // max(1, len(setup.devices)))
-        for name, plan in smaller_plans(count):
-            yield name, with_plan(simulation, plan)
-
-
 def _size(count: int) -> str:
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
     return f"{count / unit:.3g} {name}"
+
+
+# ------------------------------------------------------------- memory of devices
+
+
+def limit_of(devices: Devices = ()) -> int:
+    """Finds the bytes of memory of each device of this process, the least of all.
+
+    Devices of a CPU share its memory, of which the process itself needs a part.
+
+    Args:
+      devices: Devices; by default, JAX's first device.
+
+    Raises:
+      UnknownMemoryError: If an accelerator does not report its memory.
+    """
+    process = jax.process_index()
+    local = [device for device in devices if device.process_index == process]
+    local = local or jax.local_devices()[:1]
+    return min(_limit(device, len(local)) for device in local)
+
+
+def _limit(device: jax.Device, sharing: int) -> int:
+    if device.platform == "cpu":
+        return max(0, memory_bytes() - PROCESS) // sharing
+    try:
+        return device.memory_stats()["bytes_limit"]
+    except (jax.errors.JaxRuntimeError, KeyError, TypeError) as error:
+        raise UnknownMemoryError(
+            f"{device.device_kind} does not say how much memory it has"
+        ) from error
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The memory of this machine, or the smallest limit of the process's containers.
+
+    Args:
+      root: Directory with `proc` and `sys`, in which control groups are listed.
+    """
+    return min([psutil.virtual_memory().total, *container_limits(root)])
+
+
+def container_limits(root: Path = Path("/")) -> Iterator[int]:
+    """Finds the memory limits of this process's control groups (versions 1 and 2)."""
+    mounted = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2, possibly together with version 1
+            for top in (mounted, mounted / "unified"):
+                yield from _limits(top, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            yield from _limits(mounted / "memory", path, "memory.limit_in_bytes")
+
+
+def _limits(top: Path, path: str, name: str) -> Iterator[int]:
+    """The limits of a group and its parents.
+
+    A container may see only its own group, at the top.
+    """
+    group = top
+    for part in ("", *Path(path.lstrip("/")).parts):
+        group /= part
+        try:
+            limit = (group / name).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdigit():  # "max" is no limit
+            yield int(limit)

@@ -5,39 +5,40 @@
         for outcome in group: ...
 
 A cell is a run of `simulation` with its own hyper-parameters, key and clients. It gives
-the same numbers as a separate run.
+the same numbers as a separate run. Cells run in groups of one size, which share
+compiled programs, in this process or on the workers of an executor.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from fedjax_muon.core import with_numbers
-from fedjax_muon.simulation import sweep_workers
+from fedjax_muon.core import check_count, with_numbers
+from fedjax_muon.planning.memory import UnknownMemoryError
+from fedjax_muon.planning.memory_check import limit_of, memory_of
 from fedjax_muon.simulation.evaluation import Examples
-from fedjax_muon.simulation.memory import UnknownMemoryError
-from fedjax_muon.simulation.memory_check import limit_of, memory_of
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.sweep_groups import (
-    Cell,
-    Groups,
-    Over,
-    Pause,
-    group_size,
+from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause
+from fedjax_muon.sweeps.workers import (
+    RemoteCall,
+    WorkerTask,
+    prepared,
+    remote_call,
+    run_tasks,
 )
-from fedjax_muon.simulation.sweep_record import Outcome
-from fedjax_muon.simulation.training import check_every
 
 __all__ = ["Cell", "Outcome", "Over", "Pause", "sweep"]
 
-Made = Simulation | tuple[Simulation, Examples]
+Prepared = Simulation | tuple[Simulation, Examples | None]
 
 
 def sweep(
-    simulation: Simulation | Callable[[], Made],
+    simulation: Simulation | Callable[[], Prepared],
     cells: Sequence[Cell],
     *,
     rounds: int,
@@ -51,7 +52,7 @@ def sweep(
     executor: Executor | None = None,
     devices: Sequence[jax.Device] = (),
 ) -> Iterator[list[Outcome]]:
-    """Trains all cells; yields the outcomes group by group.
+    """Trains all cells; yields the outcomes group by group, in the order of `cells`.
 
     With an executor, groups of cells are its tasks. A simulation holds functions, data
     and compiled programs, which do not travel to other processes. So the function that
@@ -88,21 +89,19 @@ def sweep(
       devices: Devices of this process that divide the cells of every group, instead
         of `over`; by default one.
 
-    Returns:
-      An iterator over groups in the order of `cells`, each a list with one outcome for
-      each of its cells.
-
     Raises:
       KeyboardInterrupt: After `pause` has kept the state of a group.
       WorkerError: If the workers of a group ended three times.
     """
-    check_every(evaluate_every)
+    check_count("evaluate_every", evaluate_every)
+    call = None
     if executor is not None:
-        sweep_workers.check_executor(executor, validation, over, pause)
-    recipe = None if executor is None else sweep_workers.described(simulation)
+        _check_executor(executor, validation, over, pause)
+        call = remote_call(simulation)
     if devices and (executor is not None or over is not None):
         raise ValueError("devices divide cells in place of executor and over; give one")
-    simulation, validation = _made(simulation, validation)
+    if not isinstance(simulation, Simulation):
+        simulation, validation = _with_validation(simulation(), validation)
     _check(simulation, cells, cells_at_once)
     varied = (simulation.vary(parts=cell.parts) for cell in cells)
     settings: dict[str, Any] = {
@@ -111,9 +110,15 @@ def sweep(
         "max_client_size": max(one.max_client_size for one in varied),
         "drop_nonfinite": drop_nonfinite,
     }
-    if executor is not None and recipe is not None:
+    if executor is not None and call is not None:
         size = group_size(len(cells), cells_at_once or 1)
-        yield from sweep_workers.sweep_on(executor, recipe, cells, size, settings, tick)
+        jobs = [
+            GroupJob(
+                call, cells[i : i + size], size, settings, _numbers(i, size, cells)
+            )
+            for i in range(0, len(cells), size)
+        ]
+        yield from _in_order(run_on(executor, jobs), jobs, rounds, tick)
         return
     settings |= {"validation": validation, "over": over, "devices": devices}
     groups = Groups(simulation, **settings)
@@ -124,20 +129,17 @@ def sweep(
         yield groups.run(cells[first : first + size], size, tick, pause)
 
 
-def _made(
-    simulation: Simulation | Callable[[], Made], validation: Examples | None
+def _with_validation(
+    prepared: Prepared, validation: Examples | None
 ) -> tuple[Simulation, Examples | None]:
-    if isinstance(simulation, Simulation):
-        return simulation, validation
-    made = simulation()
-    if isinstance(made, Simulation):
-        return made, validation
+    if isinstance(prepared, Simulation):
+        return prepared, validation
     if validation is not None:
         raise ValueError(
             "the function that makes the simulation returns validation examples; leave "
             "out validation"
         )
-    return made
+    return prepared
 
 
 def _check(
@@ -181,3 +183,102 @@ def _cells_that_fit(simulation: Simulation, devices: Sequence[jax.Device] = ()) 
         return 1
     cell = need.state + need.work + simulation.clients.order.nbytes
     return max(1, (limit // 2 - need.examples) // cell)
+
+
+def group_size(cells: int, largest: int, multiple: int = 1) -> int:
+    """The size of groups that are nearly equal; the last one may be smaller.
+
+    Args:
+      multiple: Divisor of the size, for which it may be larger than `largest`.
+    """
+    even = -(-cells // -(-cells // largest))
+    return -(-even // multiple) * multiple
+
+
+class GroupJob(NamedTuple):
+    """A group of cells for a worker."""
+
+    call: RemoteCall  # of the function that makes the simulation
+    cells: Sequence[Cell]
+    size: int  # of all groups
+    settings: dict[str, Any]  # of `Groups`
+    name: str  # in messages
+
+
+def run_on(
+    executor: Executor,
+    jobs: Sequence[GroupJob],
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[int, list[Outcome]]]:
+    """Runs groups on an executor; yields their numbers and outcomes as they end.
+
+    Args:
+      stop: Whether to stop, asked several times a second.
+    """
+    tasks = [
+        WorkerTask(
+            (job.call, [_sent(cell) for cell in job.cells], job.size, job.settings),
+            job.name,
+        )
+        for job in jobs
+    ]
+    return run_tasks(executor, run_group, tasks, stop)
+
+
+def run_group(
+    call: RemoteCall, cells: Sequence[Any], size: int, settings: dict[str, Any]
+) -> list[Outcome]:
+    """Runs a group of cells in a worker; arguments are those of a `GroupJob`."""
+
+    def prepare() -> Groups:
+        simulation, validation = _with_validation(call.run(), None)
+        return Groups(simulation, validation=validation, **settings)
+
+    groups = prepared(repr((call, settings)), prepare)
+    return groups.run([_received(*cell) for cell in cells], size)
+
+
+def _in_order(
+    ended: Iterator[tuple[int, list[Outcome]]],
+    jobs: Sequence[GroupJob],
+    rounds: int,
+    tick: Callable[[int], None],
+) -> Iterator[list[Outcome]]:
+    waiting: dict[int, list[Outcome]] = {}
+    following = 0
+    for number, outcomes in ended:
+        waiting[number] = outcomes
+        tick(rounds * len(jobs[number].cells))
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
+
+
+def _numbers(first: int, size: int, cells: Sequence[Cell]) -> str:
+    numbers = range(first, min(first + size, len(cells)))
+    return f"cells {', '.join(map(str, numbers))}"
+
+
+def _sent(cell: Cell) -> tuple[Any, ...]:
+    """A cell without arrays of JAX, which belong to a device."""
+    number = lambda x: x if isinstance(x, int | float) else np.asarray(x)
+    key, kind = jax.random.key_data(cell.key), str(jax.random.key_impl(cell.key))
+    parts = [np.asarray(part) for part in cell.parts]
+    return jax.tree.map(number, dict(cell.hyper)), np.asarray(key), kind, parts
+
+
+def _received(hyper: Any, key: np.ndarray, kind: str, parts: Any) -> Cell:
+    return Cell(hyper, jax.random.wrap_key_data(jnp.asarray(key), impl=kind), parts)
+
+
+def _check_executor(executor: Any, *functions: Any) -> None:
+    if not isinstance(executor, Executor):
+        raise ValueError(
+            "executor must be a concurrent.futures.Executor, such as Dask's "
+            f"Client.get_executor(), got {type(executor).__name__}"
+        )
+    if any(value is not None for value in functions):
+        raise ValueError(
+            "with an executor, leave out over and pause, and return validation "
+            "examples beside the simulation from the function that makes it"
+        )

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from fedjax_muon.planning.memory import programs_in
+
 
 class Products(NamedTuple):
     """Totals over all products of a program."""
@@ -24,13 +26,11 @@ class Products(NamedTuple):
 def products_of(program: ClosedJaxpr, platform: str) -> Products:
     """Counts the floating-point operations of products, and the bytes they need.
 
+    Inside `jax.shard_map` they are those of one device.
+
     Args:
-      program: A traced program.
       platform: The platform that it is compiled for, such as "tpu" or "cpu": some parts
         have a form for each.
-
-    Returns:
-      The totals; inside `jax.shard_map`, those of one device.
 
     Example:
       >>> a = jnp.ones((2, 3))
@@ -44,8 +44,8 @@ def _products(jaxpr: Jaxpr, platform: str) -> Products:
     return _total(_of_operation(eqn, platform) for eqn in jaxpr.eqns)
 
 
-def _total(found: Iterable[Products]) -> Products:
-    return Products(*map(sum, zip(Products(), *found, strict=True)))
+def _total(several: Iterable[Products]) -> Products:
+    return Products(*map(sum, zip(Products(), *several, strict=True)))
 
 
 def _of_operation(eqn: JaxprEqn, platform: str) -> Products:
@@ -54,7 +54,7 @@ def _of_operation(eqn: JaxprEqn, platform: str) -> Products:
         return Products(_dot_flops(eqn), _nbytes(eqn))
     if name == "conv_general_dilated":
         return Products(_convolution_flops(eqn), _nbytes(eqn))
-    inner = [_products(program, platform) for program in _programs(eqn.params)]
+    inner = [_products(program, platform) for program in programs_in(eqn.params)]
     if name == "cond":
         return _of_branches(inner, eqn.params.get("branches_platforms"), platform)
     times = eqn.params["length"] if name == "scan" else 1
@@ -96,16 +96,3 @@ def _nbytes(eqn: JaxprEqn) -> float:
 
 def _shape(value: Any) -> tuple[int, ...]:
     return value.aval.shape
-
-
-def _programs(value: Any) -> list[Jaxpr]:
-    """The programs in the parameters of an operation."""
-    if isinstance(value, ClosedJaxpr):
-        return [value.jaxpr]
-    if isinstance(value, Jaxpr):
-        return [value]
-    if isinstance(value, dict):
-        return [program for one in value.values() for program in _programs(one)]
-    if isinstance(value, tuple | list):
-        return [program for one in value for program in _programs(one)]
-    return []

@@ -4,8 +4,10 @@ A task is a function of this library, by its import path, and plain arguments. I
 run again: it changes nothing but its result. The result is used once.
 """
 
+import functools
 import importlib
 import platform
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,21 +20,37 @@ from concurrent.futures import (
     wait,
 )
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+T = TypeVar("T")
 ATTEMPTS = 3  # of a task whose workers end
 SECONDS_BETWEEN_LOOKS = 0.1
 NAMED = 5  # tasks in a message
 PACKAGES = ("fedjax-muon", "jax", "jaxlib", "flax", "optax", "numpy")
+KEPT = 2  # sweeps whose programs a worker keeps
+_LOCK = threading.Lock()
+_PREPARED: dict[str, Any] = {}
 
 
 class WorkerError(RuntimeError):
     """Workers ended while they ran a task, as often as it is tried."""
 
 
-class Task(NamedTuple):
+class RemoteCall(NamedTuple):
+    """A call of a function that workers import, with plain values."""
+
+    path: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        return function_at(self.path)(*self.args, **self.kwargs)
+
+
+class WorkerTask(NamedTuple):
     """Arguments of a task, and its name in messages."""
 
     arguments: tuple[Any, ...]
@@ -59,6 +77,64 @@ def function_at(path: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
+def remote_call(function: Any) -> RemoteCall:
+    """Describes the call of the function that makes a simulation.
+
+    Args:
+      function: A function at the top level of a module, or a `functools.partial`.
+    """
+    args, kwargs = (), {}
+    if isinstance(function, functools.partial):
+        function, args, kwargs = function.func, function.args, function.keywords
+    if not callable(function):
+        raise ValueError(
+            "a simulation holds functions and data, which do not travel to workers; "
+            "with an executor give the function that makes it, as in "
+            'sweep(functools.partial(my_module.make, "digits"), cells, executor=...)'
+        )
+    for value in (*args, *kwargs.values()):
+        _check_plain(value)
+    name = getattr(function, "__qualname__", repr(function))
+    module = getattr(function, "__module__", "__main__")
+    if module == "__main__" or "." in name or _imported(module, name) is not function:
+        raise ValueError(
+            f"workers cannot import {name}; put the function that makes the "
+            "simulation at the top level of a module that they can import"
+        )
+    return RemoteCall(path_of(function), args, kwargs)
+
+
+def _imported(module: str, name: str) -> Any:
+    try:
+        return function_at(f"{module}:{name}")
+    except (ImportError, AttributeError):
+        return None
+
+
+def _check_plain(value: Any) -> None:
+    if isinstance(value, dict):
+        value = (*value.keys(), *value.values())
+    if isinstance(value, tuple | list):
+        for each in value:
+            _check_plain(each)
+    elif not (value is None or isinstance(value, bool | int | float | str | Path)):
+        raise ValueError(
+            f"an argument of the function that makes the simulation is a "
+            f"{type(value).__name__}; workers get numbers, strings, paths and None, "
+            "and tuples, lists and dictionaries of them"
+        )
+
+
+def prepared(key: str, prepare: Callable[[], T]) -> T:
+    """What a worker has prepared, now or for an earlier task with the same key."""
+    with _LOCK:  # workers may have several threads
+        if key not in _PREPARED:
+            while len(_PREPARED) >= KEPT:
+                del _PREPARED[next(iter(_PREPARED))]
+            _PREPARED[key] = prepare()
+        return _PREPARED[key]
+
+
 def versions() -> dict[str, str]:
     """Versions of everything that decides about bits."""
     return {"Python": platform.python_version()} | {
@@ -67,15 +143,7 @@ def versions() -> dict[str, str]:
 
 
 def perform(path: str, arguments: tuple[Any, ...], wanted: dict[str, str]) -> Answer:
-    """Runs a task; workers call this.
-
-    Args:
-      path: Import path of the task's function.
-      wanted: Versions of the packages of the process that asks.
-
-    Returns:
-      The result, or why a worker cannot compute it.
-    """
+    """Runs a task in a worker, if its packages have the versions of the asker's."""
     here = versions()
     for name, asked in wanted.items():
         if here[name] != asked:
@@ -98,10 +166,10 @@ def perform(path: str, arguments: tuple[Any, ...], wanted: dict[str, str]) -> An
 def run_tasks(
     executor: Executor,
     function: Callable[..., Any],
-    tasks: Sequence[Task],
+    tasks: Sequence[WorkerTask],
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, Any]]:
-    """Runs tasks on an executor.
+    """Runs tasks; yields their numbers and results, in the order of completion.
 
     A task whose worker ends is submitted again. If its workers end three times, the
     other tasks are finished before the error is raised.
@@ -109,9 +177,6 @@ def run_tasks(
     Args:
       function: The tasks' function, at the top level of a module of this library.
       stop: Whether to stop, asked several times a second.
-
-    Yields:
-      The number of a task and its result, in the order of completion.
 
     Raises:
       KeyboardInterrupt: If `stop` says so; tasks that are not finished are cancelled.
@@ -123,8 +188,8 @@ def run_tasks(
 
     def submit(number: int) -> None:
         attempts[number] += 1
-        given = (path_of(function), tasks[number].arguments, versions())
-        waiting[executor.submit(perform, *given)] = number
+        asked = (path_of(function), tasks[number].arguments, versions())
+        waiting[executor.submit(perform, *asked)] = number
 
     try:
         for number in range(len(tasks)):
@@ -172,15 +237,15 @@ def _end_of(future: Future) -> tuple[str, bool]:
     return "", False
 
 
-def _result(future: Future[Answer], task: Task, kinds: set[str]) -> Any:
+def _result(future: Future[Answer], task: WorkerTask, kinds: set[str]) -> Any:
     answer = future.result()
     if answer.refusal:
         cause = RuntimeError(answer.trace) if answer.trace else None
         raise ValueError(f"{task.name}: {answer.refusal}") from cause
     if kinds and answer.device not in kinds:
-        found = ", ".join(sorted({answer.device, *kinds}))
+        several = ", ".join(sorted({answer.device, *kinds}))
         warnings.warn(
-            f"workers have several kinds of devices: {found}; numbers of different "
+            f"workers have several kinds of devices: {several}; numbers of different "
             "kinds differ in rounding",
             stacklevel=3,
         )
@@ -188,7 +253,9 @@ def _result(future: Future[Answer], task: Task, kinds: set[str]) -> Any:
     return answer.result
 
 
-def _lost(tasks: Sequence[Task], numbers: Sequence[int], reason: str) -> WorkerError:
+def _lost(
+    tasks: Sequence[WorkerTask], numbers: Sequence[int], reason: str
+) -> WorkerError:
     names = [tasks[number].name for number in numbers[:NAMED]]
     more = len(numbers) - len(names)
     names += [f"{more} more"] * (more > 0)

@@ -1,15 +1,114 @@
-"""Executors of `concurrent.futures` for sweeps: processes of this host, SLURM jobs."""
+"""Executors of `concurrent.futures` for sweeps: processes, workers of Dask, SLURM jobs.
 
+with executor_named("processes:2", Path("jobs")) as executor: ...
+"""
+
+import contextlib
+import importlib
+import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from fedjax_muon.versions import check_installed
+
 SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_CONNECT = 10
+PACKAGES = {"dask": "distributed", "slurm": "submitit"}
+KINDS = "processes:N, dask:ADDRESS, slurm or slurm:OPTION=VALUE,..."
+
+
+def check_name(name: str) -> None:
+    """Opens and closes an executor, before anything starts."""
+    with tempfile.TemporaryDirectory() as folder, executor_named(name, Path(folder)):
+        pass
+
+
+@contextlib.contextmanager
+def executor_named(name: str, folder: Path) -> Iterator[Executor]:
+    """Opens an executor, whose tasks are cancelled at the end.
+
+    Args:
+      name: "processes:N", "dask:ADDRESS", "slurm" or "slurm:OPTION=VALUE,...".
+      folder: Where SLURM jobs keep their files.
+
+    Raises:
+      ImportError: If the package of the executor is not installed.
+      OSError: If no scheduler of Dask answers.
+    """
+    kind, _, rest = name.partition(":")
+    if kind in PACKAGES:
+        check_installed(PACKAGES[kind], f"the executor {kind}")
+    with contextlib.ExitStack() as stack:
+        if kind == "processes" and rest.isdigit():
+            executor: Executor = Processes(int(rest))
+        elif kind == "dask" and rest:
+            executor = stack.enter_context(_dask(rest))
+        elif kind == "slurm":
+            executor = Jobs(_cluster(rest, folder))
+        else:
+            raise ValueError(f"an executor is {KINDS}; got {name!r}")
+        try:
+            yield executor
+        finally:
+            if kind == "dask":  # its executor cancels tasks unless it waits for them
+                executor.shutdown(wait=False)
+            else:
+                executor.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _dask(address: str) -> Iterator[Executor]:
+    from distributed import Client
+
+    # The scheduler's end is reported once, by the tasks that it cancels.
+    for name in [*logging.root.manager.loggerDict]:
+        if name.partition(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        client = Client(address, timeout=SECONDS_TO_CONNECT, set_as_default=False)
+    except ValueError as error:
+        raise ValueError(f"dask:{address} is no address: {error}") from error
+    with client:
+        yield client.get_executor()
+
+
+def _submitit() -> Any:
+    """Imports submitit without its configuration, which closes all loggers' streams."""
+    name = "SUBMITIT_LOG_LEVEL"
+    level = os.environ.get(name)
+    os.environ[name] = "NOCONFIG"
+    try:
+        return importlib.import_module("submitit")
+    finally:
+        del os.environ[name]  # jobs have loggers of their own
+        if level is not None:
+            os.environ[name] = level
+
+
+def _cluster(options: str, folder: Path) -> Any:
+    """An executor of submitit, with its own options."""
+    submitit = _submitit()
+    values: dict[str, Any] = {"name": "fedjax-muon"}
+    for option in filter(None, options.split(",")):
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise ValueError(f"an executor is {KINDS}; got slurm:{options}")
+        values[name] = int(value) if value.isdigit() else value
+    try:
+        cluster = submitit.AutoExecutor(folder, cluster=values.pop("cluster", "slurm"))
+        cluster.update_parameters(**values)
+    except (RuntimeError, NameError, AssertionError, ValueError) as error:
+        what = " ".join(str(error).split("\n")[0].split())
+        raise ValueError(f"slurm: {what}") from error
+    return cluster
 
 
 class WorkerEndedError(BrokenExecutor):
@@ -24,11 +123,7 @@ class Processes(Executor):
     """
 
     def __init__(self, count: int):
-        """Starts no process yet.
-
-        Args:
-          count: Number of processes.
-        """
+        """Starts no process yet."""
         if count < 1:
             raise ValueError(f"processes must be at least 1, got {count}")
         self._threads = ThreadPoolExecutor(count)  # one for every process
@@ -43,12 +138,7 @@ class Processes(Executor):
         return self._threads.submit(self._run, (fn, args, kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the processes; with `cancel_futures`, at once.
-
-        Args:
-          wait: Whether to wait for the tasks.
-          cancel_futures: Whether to cancel tasks, running ones included.
-        """
+        """Ends the processes; with `cancel_futures`, at once, tasks included."""
         if cancel_futures:
             with self._lock:
                 self._closed = True
@@ -130,11 +220,7 @@ class Jobs(Executor):
     """
 
     def __init__(self, cluster: Any):
-        """Submits nothing yet.
-
-        Args:
-          cluster: An executor of submitit.
-        """
+        """Submits nothing yet; `cluster` is an executor of submitit."""
         self._cluster = cluster
         self._jobs: dict[Future[Any], Any] = {}
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -152,12 +238,7 @@ class Jobs(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more notice of jobs.
-
-        Args:
-          wait: Whether to wait for the jobs.
-          cancel_futures: Whether to cancel them.
-        """
+        """Takes no more notice of jobs, which end by then or are cancelled."""
         with self._lock:
             jobs = dict(self._jobs)
         if cancel_futures:

@@ -14,20 +14,22 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
+from rich.table import Table
 
-from fedjax_muon.engine.plans import Plan, smaller_plans, vmapped
-from fedjax_muon.engine.sharding import SHARDED, sharded
-from fedjax_muon.simulation.memory import peak_bytes
-from fedjax_muon.simulation.memory_check import ALLOWANCE, EXHAUSTED
-from fedjax_muon.simulation.operations import Products, products_of
+from fedjax_muon.engine.plans import Plan, vmapped
+from fedjax_muon.engine.sharding import SHARDED
+from fedjax_muon.planning.memory import peak_bytes
+from fedjax_muon.planning.memory_check import ALLOWANCE, EXHAUSTED, plans_of
+from fedjax_muon.planning.operations import Products, products_of
+from fedjax_muon.simulation.federated import setup_with_plan
+from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.versions import install_command
+from fedjax_muon.versions import check_installed
 
 
 class Chip(NamedTuple):
@@ -122,9 +124,6 @@ def compile_for(
       plan: Execution plan for a cohort; by default `vmapped`, the default on
         accelerators. Agents of a decentralized simulation have no plan.
 
-    Returns:
-      Memory, operations, communication, and the compiled program.
-
     Raises:
       ImportError: If libtpu is not installed.
 
@@ -162,12 +161,6 @@ def compile_for(
 def topology_devices(topology: str) -> tuple[jax.Device, ...]:
     """Lists the devices of a topology, with which programs can be compiled.
 
-    Args:
-      topology: As for `compile_for`.
-
-    Raises:
-      ImportError: If libtpu is not installed.
-
     Example:
       >>> len(topology_devices("v5e:4x4"))  # doctest: +SKIP
       16
@@ -176,10 +169,7 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
     if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", sizes):
         known = ", ".join(f"{name}:2x2" for name in CHIPS)
         raise ValueError(f"there is no topology {topology!r}; there are {known}, ...")
-    if find_spec("libtpu") is None:
-        raise ImportError(
-            f"compiling for TPUs needs their compiler; run {install_command('tpu-aot')}"
-        )
+    check_installed("libtpu", "compiling for TPUs")
     # Imported here, since only this function needs it.
     from jax.experimental import topologies
 
@@ -189,7 +179,7 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
         for name, value in NO_TPU.items():
             os.environ.setdefault(name, value)
     try:
-        found = topologies.get_topology_desc(
+        described = topologies.get_topology_desc(
             platform="tpu", topology_name=topology, **options
         )
     except Exception as error:  # the plugin raises several kinds
@@ -203,16 +193,15 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
             f"there is no topology {topology!r} ({reason}); sides are 1x1, or "
             "multiples of 2 such as 2x2, 4x4 and 16x16"
         ) from error
-    return tuple(found.devices)
+    return tuple(described.devices)
 
 
 def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     """The program of a round for other devices, by shapes alone."""
     several = tuple(devices) if len(devices) > 1 else ()
     setup = simulation.setup._replace(devices=several)
-    if hasattr(setup, "plan"):
-        chosen = sharded(plan, setup.num_clients) if several else plan
-        setup = setup._replace(plan=chosen)
+    if isinstance(setup, Setup):  # agents have no plan
+        setup = setup_with_plan(setup, plan)
     runner, size = simulation.runner, simulation.max_client_size
     programs = runner.programs(setup)
     alone = SingleDeviceSharding(devices[0])
@@ -240,12 +229,10 @@ def _not_kept() -> Iterator[None]:
 def _advice(simulation: Simulation, topology: str, devices: Sequence[Any]) -> str:
     """Names the first plan whose estimated memory fits on a chip."""
     limit = CHIPS[topology.partition(":")[0]].memory
-    setup = simulation.setup
-    if hasattr(setup, "plan"):
-        for name, plan in smaller_plans(-(-setup.cohort_size // len(devices))):
-            need = peak_bytes(_traced(simulation, devices, plan).jaxpr)
-            if ALLOWANCE * need < limit:
-                return f"{name} is likely to fit"
+    for name, plan in plans_of(simulation.setup, len(devices))[1:]:
+        need = peak_bytes(_traced(simulation, devices, plan).jaxpr)
+        if ALLOWANCE * need < limit:
+            return f"{name} is likely to fit"
     return "take more chips, smaller batches or a smaller model"
 
 
@@ -264,26 +251,19 @@ def _placed(arrays: Any, shardings: Any, parts: int = 1) -> Any:
     )
 
 
-def _memory_of(found: Any) -> Memory:
+def _memory_of(analysis: Any) -> Memory:
     return Memory(
-        found.argument_size_in_bytes,
-        found.output_size_in_bytes - found.alias_size_in_bytes,
-        found.temp_size_in_bytes,
-        found.generated_code_size_in_bytes,
+        analysis.argument_size_in_bytes,
+        analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        analysis.temp_size_in_bytes,
+        analysis.generated_code_size_in_bytes,
     )
 
 
 def collectives_of(text: str) -> tuple[Collective, ...]:
-    """Counts the communication in a compiled program.
-
-    Args:
-      text: The program in XLA's format.
-
-    Returns:
-      One entry for every kind that it has.
-    """
+    """Counts the communication of each kind in a compiled program, as XLA prints it."""
     kinds = "|".join(COLLECTIVES)
-    found: dict[str, Collective] = {}
+    totals: dict[str, Collective] = {}
     for line in text.splitlines():
         match = re.search(rf"= (\(?[^=]*?) ({kinds})(-start)?\(", line)
         if match is None:
@@ -294,10 +274,10 @@ def collectives_of(text: str) -> tuple[Collective, ...]:
         nbytes = _nbytes(result) // (2 if both else 1)
         name = re.search(r'op_name="([^"]*)"', line)
         loops = name[1].count("while/body") if name else 0  # the first is over rounds
-        _, *before = found.get(kind, Collective(kind, 0, 0, 0))
+        _, *before = totals.get(kind, Collective(kind, 0, 0, 0))
         one = (1, nbytes, int(loops > 1))
-        found[kind] = Collective(kind, *map(operator.add, before, one))
-    return tuple(found.values())
+        totals[kind] = Collective(kind, *map(operator.add, before, one))
+    return tuple(totals.values())
 
 
 def _nbytes(shapes: str) -> int:
@@ -307,3 +287,40 @@ def _nbytes(shapes: str) -> int:
         bits = ITEM_BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
         total += math.prod(map(int, filter(None, sizes.split(",")))) * bits // 8
     return total
+
+
+def table(compiled: Compiled) -> Table:
+    """A table of a compiled round, for the terminal."""
+    chips = f"{compiled.devices} chip{'s' * (compiled.devices > 1)}"
+    title = f"a round on {compiled.topology}, {chips}"
+    rows = Table(title=title, show_header=False)
+    memory, chip = compiled.memory, compiled.chip
+    verdict = "fits" if compiled.fits else "does not fit"
+    rows.add_row(
+        "memory of a chip",
+        f"{_size(memory.total)} of {_size(chip.memory)}: {verdict}",
+    )
+    for name, value in memory._asdict().items():
+        rows.add_row(f"  {name}", _size(value))
+    flops, nbytes = compiled.products
+    rows.add_row(
+        "products on a chip",
+        f"{flops:.3g} operations, {_size(nbytes)}: at least "
+        f"{compiled.least_seconds:.2g} s",
+    )
+    for one in compiled.collectives:
+        inner = f", {one.in_loops} in its loops" if one.in_loops else ""
+        rows.add_row(
+            one.kind, f"{one.operations}, {_size(one.nbytes)} on a chip{inner}"
+        )
+    if not compiled.collectives:
+        rows.add_row("communication", "none")
+    rows.add_row("compilation", f"{compiled.seconds:.1f} s")
+    return rows
+
+
+def _size(nbytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes / 1e3:.3g} kB"

@@ -48,13 +48,11 @@ class UnknownMemoryError(Exception):
 def peak_bytes(program: ClosedJaxpr, donated: Iterable[bool] = ()) -> int:
     """Estimates the peak memory of a program, without its arguments.
 
+    Inside `jax.shard_map` it is that of one device.
+
     Args:
-      program: A traced program.
       donated: Whether each of the first arguments is donated. Donated arguments are
         included in the estimate, and their memory may be reused.
-
-    Returns:
-      The estimate in bytes; inside `jax.shard_map`, the bytes of one device.
 
     Raises:
       UnknownMemoryError: If the program has operations that are unknown to this module,
@@ -100,13 +98,17 @@ def _value(var: Any) -> _Value:
     return _Value(_nbytes(var.aval))
 
 
-def _programs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """Lists the programs that an operation runs."""
-    found: list[Any] = []
-    for parameter in eqn.params.values():
-        found += parameter if isinstance(parameter, tuple | list) else [parameter]
-    found = [x.jaxpr if isinstance(x, ClosedJaxpr) else x for x in found]
-    return [x for x in found if isinstance(x, Jaxpr)]
+def programs_in(value: Any) -> list[Jaxpr]:
+    """Lists the programs in the parameters of an operation."""
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        return [program for one in value for program in programs_in(one)]
+    return []
 
 
 def _inlined(
@@ -122,7 +124,7 @@ def _inlined(
     for eqn in jaxpr.eqns:
         values = [read(x) for x in eqn.invars]
         if eqn.primitive.name in INLINED:
-            (program,) = _programs(eqn)
+            (program,) = programs_in(eqn.params)
             for value, part in zip(values, program.invars, strict=True):
                 if value is not None:  # inside shard_map, a device's part of it
                     value.nbytes = _nbytes(part.aval)
@@ -149,16 +151,16 @@ def _peak(jaxpr: Jaxpr, owned: Iterable[bool]) -> int:
     ending: defaultdict[int, list[_Value | None]] = defaultdict(list)
     for value, number in last.items():
         ending[number].append(value)
-    own = {x for x, is_owned in zip(arguments, owned, strict=False) if is_owned}
-    live = peak = _total(own)
+    freed = {x for x, is_owned in zip(arguments, owned, strict=False) if is_owned}
+    live = peak = _total(freed)
     for number, step in enumerate(steps):
-        own |= set(step.results)
-        dying = {x for x in ending[number] if x in own}
+        freed |= set(step.results)
+        dying = {x for x in ending[number] if x in freed}
         dying |= {x for x in step.results if x not in last}
         peak = max(peak, live + _during(step, dying))
         live += _total(step.results) - _total(dying)
     # Returned values that the program does not own have to be copied.
-    return max(peak, live + _total({x for x in returned if x} - own))
+    return max(peak, live + _total({x for x in returned if x} - freed))
 
 
 def _during(step: _Step, dying: Values) -> int:
@@ -168,7 +170,7 @@ def _during(step: _Step, dying: Values) -> int:
     """
     results, eqn = _total(step.results), step.eqn
     if step.name == "scan":
-        (body,) = _programs(eqn)
+        (body,) = programs_in(eqn.params)
         constants, carried = _constants_and_carry(eqn, body)
         stacked = _total(step.results[carried:])
         return stacked + _loop(body, step.operands, constants, carried, dying)
@@ -177,8 +179,11 @@ def _during(step: _Step, dying: Values) -> int:
         operands = step.operands[eqn.params["cond_nconsts"] :]
         return _loop(body, operands, constants, len(operands) - constants, dying)
     if step.name == "cond":
-        return max(_branch(program, step.operands, dying) for program in _programs(eqn))
-    if step.name not in SCALAR and _programs(eqn):
+        return max(
+            _branch(program, step.operands, dying)
+            for program in programs_in(eqn.params)
+        )
+    if step.name not in SCALAR and programs_in(eqn.params):
         raise UnknownMemoryError(f"the operation {step.name} is unknown")
     if step.name in PACKED:
         return results + _total(step.operands)
@@ -220,5 +225,5 @@ def _branch(program: Jaxpr, operands: Sequence[_Value | None], dying: Values) ->
     """Computes the memory of a branch, which owns operands that are not read again."""
     passed = operands[len(operands) - len(program.invars) :]
     owned = [x in dying and x not in passed[:i] for i, x in enumerate(passed)]
-    own = {x for x, is_owned in zip(passed, owned, strict=True) if is_owned}
-    return _peak(program, owned) - _total(own)
+    dies = {x for x, is_owned in zip(passed, owned, strict=True) if is_owned}
+    return _peak(program, owned) - _total(dies)
