@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.attacks import canary
+from fedjax_muon.audits import canary
 from fedjax_muon.core import GradFn, Objective
 from fedjax_muon.decentralized import dense, engine as gossip_engine, topology
 from fedjax_muon.decentralized.gossip import Estimator, Gossip

@@ -1,4 +1,4 @@
-from . import audit as audit, paper as paper, profile_audit as profile_audit
+from . import paper as paper
 from .accounting import (
     ADD_OR_REMOVE as ADD_OR_REMOVE,
     REPLACE_ONE as REPLACE_ONE,

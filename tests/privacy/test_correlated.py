@@ -14,7 +14,7 @@ from jax_privacy import matrix_factorization as matrices
 from private_worlds import BUFFERED, Case
 
 from fedjax_muon.algorithms import ALL, fedavg
-from fedjax_muon.attacks.canary_task import canary_data, canary_task
+from fedjax_muon.audits.canary import canary_data, canary_task
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration

@@ -14,7 +14,7 @@ LAYERS = (
     {"minimax", "engine"},
     {"simulation"},
     {"decentralized"},
-    {"attacks", "reporting", "deploy"},
+    {"audits", "reporting", "deploy"},
     {"runs"},
     {"cli"},
 )
