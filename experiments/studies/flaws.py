@@ -137,7 +137,7 @@ def sensitivities(case: Case) -> np.ndarray:
     """Returns how far the canary moves the new term of every step, [T]."""
     clip, size = case.release.clip, MECHANISM.batch_size
     found = np.full(STEPS, clip.sensitivity(case.release.beta, size))
-    found[0] = clip.first_sensitivity(size)
+    found[0] = clip.sensitivity(1.0, size)
     return found
 
 

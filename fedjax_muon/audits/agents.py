@@ -95,7 +95,7 @@ def _changes(spec: PrivacySpec, steps: int) -> np.ndarray:
     (release,) = spec.releases.values()
     batch = spec.sampling.batch
     changes = np.full(steps, release.clip.sensitivity(release.beta, batch))
-    changes[0] = release.clip.first_sensitivity(batch)
+    changes[0] = release.clip.sensitivity(1.0, batch)
     return changes
 
 

@@ -2,8 +2,8 @@
 
 The gradient of a canary has a direction of its own, is far longer than any clip norm,
 and changes its sign between the two points at which STORM evaluates it: the worst case
-of every clip in `private_storm`. `plant` adds canaries to an agent's examples, before
-any clip:
+of every clip of `privacy`. `plant` adds canaries to an agent's examples, before any
+clip:
 
     gradients = plant(example_grad, 100 * clip_norm * directions)  # [K, ...]
     objective = Objective(grad, example_grad=gradients)

@@ -94,21 +94,20 @@ def check_range(
         raise ValueError(f"{name} must lie in {start}, {end}, got {value}")
 
 
-def check_count(name: str, value: int, low: int = 1, high: int | None = None) -> None:
+def check_count(
+    name: str, value: int, low: int = 1, high: int | None = None, limit: str = ""
+) -> None:
     """Checks that a value is an integer in [low, high].
 
     Args:
       name: Name of the argument, for the error message.
-      value: Value of the argument.
-      low: Smallest value.
-      high: Largest value, the number of an agent's examples; None for no limit.
+      high: Largest value; None for no limit.
+      limit: What the largest value is, in words, for the error message.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
     if high is not None and value > high:
-        raise ValueError(
-            f"{name} must be at most {high}, the agent's examples, got {value}: "
-            "sampling is without replacement"
-        )
+        what = f", {limit}" if limit else ""
+        raise ValueError(f"{name} must be at most {high}{what}, got {value}")

@@ -18,11 +18,7 @@ class Storm(NamedTuple):
 
 @recorded
 def fresh() -> Estimator:
-    """Estimates the gradient by that of the batch: g = grad(x; z).
-
-    Returns:
-      An estimator without memory.
-    """
+    """Estimates the gradient by that of the batch: g = grad(x; z)."""
 
     def start(objective, params, batch, iteration):
         return objective.grad(params, batch, iteration.key), ()
@@ -45,9 +41,6 @@ def storm(beta: Hyper = 0.01) -> Estimator:
 
     Args:
       beta: Weight of the new gradient, in [0, 1]; 1 is `fresh`.
-
-    Returns:
-      An estimator that takes two gradients of each batch.
     """
     check_range("beta", beta, 0.0, 1.0)
 
@@ -72,7 +65,6 @@ def noisy(estimator: Estimator, sigma: Hyper) -> Estimator:
     The memory of the estimator stays clean. Noise is added at t = 0 too.
 
     Args:
-      estimator: The estimator to wrap.
       sigma: Standard deviation in every coordinate; 0 keeps every bit.
     """
     check_range("sigma", sigma)
@@ -102,12 +94,6 @@ def add_public_gradient(estimator: Estimator) -> Estimator:
 
     They need neither clipping nor noise. The memory of the estimator does not contain
     them.
-
-    Args:
-      estimator: The estimator to wrap.
-
-    Returns:
-      An estimator that adds `objective.public_grad` if there is one.
     """
 
     def total(objective, estimate, params):
@@ -128,13 +114,6 @@ def add_public_gradient(estimator: Estimator) -> Estimator:
 
 
 def split_noise_key(iteration: Iteration) -> tuple[Iteration, jax.Array]:
-    """Splits the noise key of an iteration.
-
-    Args:
-      iteration: Iteration of an estimator that adds noise.
-
-    Returns:
-      The iteration for a wrapped estimator, and an independent key for the noise.
-    """
+    """Splits the noise key: the iteration of a wrapped estimator, and a noise key."""
     inner, key = jax.random.split(iteration.noise)
     return iteration._replace(noise=inner), key

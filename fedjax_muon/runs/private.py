@@ -26,7 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon.privacy.mechanism import Guarantee
+from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.reporting import plots, tables
 from fedjax_muon.runs import private_ledger
 from fedjax_muon.runs.build import start_key

@@ -17,7 +17,7 @@ from fedjax_muon.core import numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
-from fedjax_muon.privacy.mechanism import Guarantee
+from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import (
     check_count,
     check_key,

@@ -24,10 +24,10 @@ from fedjax_muon.audits.findings import audited, batch_law
 from fedjax_muon.audits.worlds import chunks, run_keys as run_keys_of
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.privacy.accounting import Rdp
+from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
-from fedjax_muon.privacy.sensitivity import Each
 
 SEEDS, WORLDS = 20, 200  # one chunk of worlds
 QUICK = ("no clip", "one release less", "noise / 10 (clients)")  # of the faults
