@@ -40,7 +40,7 @@ USED_FOR = {
     "pyyaml": "configuration files in YAML; flax requires it too",
     "rich": "tables and progress bars in the terminal",
     "scikit-learn": "digits, breast cancer, LIBSVM files, stratified splits, words",
-    "scipy": "privacy accounting and audits, gradient inversion",
+    "scipy": "privacy accounting and audits",
     "tensorflow-datasets": "reading and preparing the data sets `tfds:NAME`",
     "tyro": "parser of the command line",
 }

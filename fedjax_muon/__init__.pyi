@@ -1,6 +1,6 @@
 from . import (
     algorithms as algorithms,
-    attacks as attacks,
+    audits as audits,
     compression as compression,
     core as core,
     data as data,

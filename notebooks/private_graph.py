@@ -32,7 +32,7 @@ import numpy as np
 from IPython.display import Image
 
 from fedjax_muon import data, models
-from fedjax_muon.attacks import canary
+from fedjax_muon.audits import bounds, canary
 from fedjax_muon.core import Objective
 from fedjax_muon.data import partition
 from fedjax_muon.decentralized import (
@@ -45,7 +45,6 @@ from fedjax_muon.decentralized import (
     topology,
 )
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import audit
 from fedjax_muon.reporting import plots, style
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import auc
@@ -183,16 +182,16 @@ def lower_bound(noise, used, seed):
         released = canary.moves_from_params(x, W, LR)[..., 0]
         scores.append(canary.matched_filter(released / sigma, pattern))
     half = np.linalg.norm(pattern) / 2
-    return audit.gaussian_epsilon_bound(audit.errors(*scores, half), DELTA)
+    return bounds.gaussian_epsilon_bound(bounds.errors(*scores, half), DELTA)
 
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
-bounds = {"correct": [], "mistaken: noise / √5": []}
+lower = {"correct": [], "mistaken: noise / √5": []}
 for seed, epsilon in enumerate(EPSILONS):
     noise = private(epsilon).calibrated([size]).noise_scale
-    for name, used in zip(bounds, (noise, noise / AGENTS**0.5), strict=True):
-        bounds[name].append(lower_bound(noise, used, seed))
-        print(f"promised {epsilon:g}, {name}: at least {bounds[name][-1]:.2f}")
+    for name, used in zip(lower, (noise, noise / AGENTS**0.5), strict=True):
+        lower[name].append(lower_bound(noise, used, seed))
+        print(f"promised {epsilon:g}, {name}: at least {lower[name][-1]:.2f}")
 
 # %% [markdown]
 # A bound above the guarantee refutes it. A bound below proves nothing. If it is close,
@@ -211,7 +210,7 @@ left.set(xlabel="iteration", ylabel="test AUC", title="utility")
 left.legend()
 
 right.plot(EPSILONS, EPSILONS, "k--", lw=1, label="guarantee")
-for (name, found), marker in zip(bounds.items(), "os", strict=True):
+for (name, found), marker in zip(lower.items(), "os", strict=True):
     right.loglog(EPSILONS, found, marker, label=name)
 right.minorticks_off()
 right.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])

@@ -39,12 +39,12 @@ import tyro
 from benchmarks.machine import machine
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from experiments.papers.frame import Scale
+from experiments.papers.theorem_3 import theorem_3_constant, theorem_3_sigma
 from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
 from fedjax_muon.privacy.clipping import clipped
-from fedjax_muon.privacy.paper import theorem_3_constant, theorem_3_sigma
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training

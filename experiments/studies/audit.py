@@ -35,8 +35,8 @@ from experiments.studies.flaws import (
     run,
     traces,
 )
-from fedjax_muon.attacks import canary
-from fedjax_muon.privacy import Poisson, audit
+from fedjax_muon.audits import bounds, canary
+from fedjax_muon.privacy import Poisson
 from fedjax_muon.reporting.style import STYLE, save
 
 CONFIDENCE = 1 - 0.05 / 3  # of each of three bounds
@@ -61,20 +61,20 @@ def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
         weights *= rng.random(weights.shape) < case.probability
     found = run(case, flaw, weights.reshape(-1, STEPS, 1), seed)
     found = found.reshape(number, 2, STEPS)
-    bounds = []
+    lower = []
     for score, level in zip(scores(case, found), thresholds(case), strict=True):
         absent, present = score.T
         if isinstance(case.sampling, Poisson):
             bound = functools.partial(
-                audit.epsilon_bound, delta=DELTA, confidence=CONFIDENCE
+                bounds.epsilon_bound, delta=DELTA, confidence=CONFIDENCE
             )
             half = number // 2  # worlds that choose the threshold
-            level = audit.best_threshold(absent[:half], present[:half], bound)
-            bounds.append(bound(audit.errors(absent[half:], present[half:], level)))
+            level = bounds.best_threshold(absent[:half], present[:half], bound)
+            lower.append(bound(bounds.errors(absent[half:], present[half:], level)))
         else:
-            errors = audit.errors(absent, present, level)
-            bounds.append(audit.gaussian_epsilon_bound(errors, DELTA, CONFIDENCE))
-    return max(bounds)
+            errors = bounds.errors(absent, present, level)
+            lower.append(bounds.gaussian_epsilon_bound(errors, DELTA, CONFIDENCE))
+    return max(lower)
 
 
 def thresholds(case: Case) -> tuple[float, float, float]:
@@ -96,11 +96,11 @@ def one_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
         weights = weights * (rng.random(weights.shape) < case.probability)
     found = run(case, flaw, weights[None], seed)[0]
     guesses = number // 4 * 2
-    bounds = []
+    lower = []
     for score in scores(case, found):
-        right = audit.correct_guesses(score, included, guesses)
-        bounds.append(audit.one_run_bound(number, guesses, right, DELTA, CONFIDENCE))
-    return max(bounds)
+        right = bounds.correct_guesses(score, included, guesses)
+        lower.append(bounds.one_run_bound(number, guesses, right, DELTA, CONFIDENCE))
+    return max(lower)
 
 
 class Row(NamedTuple):
@@ -154,10 +154,10 @@ def table(rows: list[Row]) -> list[str]:
 def text(rows: list[Row], worlds: int, canaries: int, about, seconds) -> list[str]:
     """Returns the page as Markdown."""
     guesses = canaries // 4 * 2
-    right = audit.Errors(0, worlds, 0, worlds)
+    right = bounds.Errors(0, worlds, 0, worlds)
     most = (
-        audit.gaussian_epsilon_bound(right, DELTA, CONFIDENCE),
-        audit.one_run_bound(canaries, guesses, guesses, DELTA, CONFIDENCE),
+        bounds.gaussian_epsilon_bound(right, DELTA, CONFIDENCE),
+        bounds.one_run_bound(canaries, guesses, guesses, DELTA, CONFIDENCE),
     )
     return [
         "# Audits of privacy",

@@ -3,7 +3,7 @@
     python -m experiments.studies.audit_profile --output results/privacy
 
 The programs of prepared private simulations run in many worlds, with and without a
-record that is made for the audit (`fedjax_muon.attacks.simulated`). First nothing is
+record that is made for the audit (`fedjax_muon.audits`). First nothing is
 changed, and there must be no alarm. Then the faults of
 `tests/privacy/planted_faults.py` are planted in the package one by one, and audits of
 growing size look for them.
@@ -19,8 +19,8 @@ import pytest
 import tyro
 
 from benchmarks.machine import machine
-from fedjax_muon.attacks import simulated
-from fedjax_muon.attacks.findings import audited, audited_together
+from fedjax_muon.audits.findings import audited, audited_together
+from fedjax_muon.audits.worlds import chunks
 from fedjax_muon.decentralized.private import PRIVATE
 from tests.privacy import private_worlds
 from tests.privacy.planted_faults import FAULTS, Fault
@@ -57,7 +57,7 @@ def honest(make, seeds: int, worlds: int) -> collections.Counter:
     made, found = make(), collections.Counter()
     pair = made.run_both(0, seeds * worlds)
     for absent, present in zip(
-        *(simulated.chunks(releases, worlds) for releases in pair), strict=True
+        *(chunks(releases, worlds) for releases in pair), strict=True
     ):
         findings = audited(made.record, absent, present, LEVEL)
         found.update(finding.test for finding in findings if finding.alarm)
@@ -84,10 +84,7 @@ def _prepared(setting: str, seed: int, most: int):
     records = [worlds.record for worlds in several]
 
     def audit(count: int):
-        first = [
-            [next(simulated.chunks(releases, count)) for releases in pair]
-            for pair in seen
-        ]
+        first = [[next(chunks(releases, count)) for releases in pair] for pair in seen]
         if len(several) == 1:
             return audited(records[0], *first[0], LEVEL)
         absent, present = (list(kind) for kind in zip(*first, strict=True))

@@ -33,8 +33,8 @@ from fedjax_muon.data.dataset import hold_out
 from fedjax_muon.data.embedded import digits
 from fedjax_muon.data.partition import dirichlet
 from fedjax_muon.privacy import FullBatch, Poisson, report
-from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.privacy.client_privacy import client_spec
 from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts

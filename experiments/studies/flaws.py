@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.attacks import canary
+from fedjax_muon.audits import canary
 from fedjax_muon.core import GradFn, Objective
 from fedjax_muon.decentralized import dense, engine as gossip_engine, topology
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
@@ -137,7 +137,7 @@ def sensitivities(case: Case) -> np.ndarray:
     """Returns how far the canary moves the new term of every step, [T]."""
     clip, size = case.release.clip, MECHANISM.batch_size
     found = np.full(STEPS, clip.sensitivity(case.release.beta, size))
-    found[0] = clip.first_sensitivity(size)
+    found[0] = clip.sensitivity(1.0, size)
     return found
 
 

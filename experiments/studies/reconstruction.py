@@ -4,7 +4,7 @@
     python -m experiments.studies.reconstruction --dataset mnist --data-dir DATA
 
 "DPMixSGD" shows in its Figure 1 that DLG fails on one release with noise of standard
-deviation 1 in every coordinate. Here three attacks of `fedjax_muon.attacks.inversion`
+deviation 1 in every coordinate. Here three attacks of `experiments.inversion`
 run on releases of the library's estimators: gradients and STORM's innovations with
 several levels of noise, means of many releases of the same examples, and gradients
 clipped per example, without noise and with the noise of epsilon 1. The model has DLG's
@@ -33,13 +33,13 @@ import tyro
 from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
+from experiments import inversion
+from experiments.inversion import Reconstruction, Score, mean_guess, score
 from fedjax_muon import data
-from fedjax_muon.attacks import inversion
-from fedjax_muon.attacks.inversion import Reconstruction, Score, mean_guess, score
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized.estimators import fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private_storm import private_gradient
+from fedjax_muon.decentralized.private_estimators import private_gradient
 from fedjax_muon.privacy import ADD_OR_REMOVE, Pld, Poisson, calibrate_noise
 from fedjax_muon.reporting.style import STYLE, save
 from fedjax_muon.tasks.classification import classification

@@ -20,20 +20,22 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_muon.core import Hyper, check_count, check_range, recorded
-from fedjax_muon.core.recipe import recipe_of
-from fedjax_muon.decentralized.dsgd import dsgd
-from fedjax_muon.decentralized.estimators import add_public_gradient, fresh
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.decentralized.gossip import Gossip
-from fedjax_muon.decentralized.private import Mechanism, PrivateMethod, noise_scale_of
-from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.decentralized.private import (
+    Mechanism,
+    PrivateMethod,
+    noise_scale_of,
+    private,
+)
 from fedjax_muon.privacy.guarantees import (
+    Guarantee,
     PrivacySpec,
     calibrated,
+    check_noise,
     checked_accountant,
     report,
 )
-from fedjax_muon.privacy.mechanism import Guarantee, check_noise
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
 from fedjax_muon.simulation.batching import (
     Sampler,
@@ -44,8 +46,6 @@ from fedjax_muon.simulation.batching import (
 )
 
 ROOM = 3  # a Poisson batch's, over its expected size
-# algorithms whose agents touch their data through the estimator alone
-BASES = {"dsgd": dsgd, "gradient_tracking": gradient_tracking}
 
 
 class Calibrated(NamedTuple):
@@ -108,16 +108,10 @@ class AgentPrivacy:
         return always(poisson(self.room))
 
     def calibrated(self, sizes: Sequence[int]) -> Calibrated:
-        """Derives the noise and the guarantee.
+        """Derives the noise, and the guarantee of the agent that is protected least.
 
         Args:
           sizes: Numbers of the agents' examples.
-
-        Returns:
-          The guarantee of the agent that is protected least.
-
-        Raises:
-          ImportError: If dp-accounting is not installed.
         """
         specs = list(map(self._spec, sorted(set(sizes))))
         checked_accountant(specs[0])
@@ -157,43 +151,5 @@ class AgentPrivacy:
         return dataclasses.replace(spec, releases={"estimate": release})
 
     def applied(self, algorithm: Gossip, noise_scale: float) -> Gossip:
-        """Makes an algorithm private.
-
-        Args:
-          algorithm: `dsgd` or `gradient_tracking`, without an estimator.
-          noise_scale: From `calibrated`.
-
-        Returns:
-          The algorithm with the private estimator.
-        """
-        recipe = recipe_of(algorithm)
-        if recipe is None or recipe.function not in BASES.values():
-            name = recipe.function.__name__ if recipe else "an algorithm of its own"
-            raise ValueError(
-                f"privacy can be derived for {' and '.join(BASES)}, got {name}"
-            )
-        estimator = recipe_of(recipe.arguments["estimator"])
-        if estimator is None or estimator.function is not fresh:
-            raise ValueError(
-                "privacy decides the estimator; leave it out, and choose the method of "
-                "the mechanism"
-            )
+        """Makes an algorithm private, see `private`; the noise is from `calibrated`."""
         return private(algorithm, self.method, self.mechanism, noise_scale)
-
-
-@recorded
-def private(
-    base: Gossip, method: PrivateMethod, mechanism: Mechanism, noise_scale: Hyper
-) -> Gossip:
-    """Replaces the estimator of an algorithm by a private one.
-
-    Args:
-      base: `dsgd` or `gradient_tracking`.
-      method: Provides the estimator.
-      mechanism: How the influence of an example is bounded.
-      noise_scale: As for `PrivateMethod.build`.
-    """
-    recipe = recipe_of(base)
-    assert recipe is not None  # checked by `AgentPrivacy.applied`
-    estimator = add_public_gradient(method.estimator(mechanism, noise_scale))
-    return recipe.function(**(dict(recipe.arguments) | {"estimator": estimator}))

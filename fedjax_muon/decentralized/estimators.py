@@ -65,7 +65,6 @@ def noisy(estimator: Estimator, sigma: Hyper) -> Estimator:
     The memory of the estimator stays clean. Noise is added at t = 0 too.
 
     Args:
-      estimator: The estimator to wrap.
       sigma: Standard deviation in every coordinate; 0 keeps every bit.
     """
     check_range("sigma", sigma)
@@ -95,9 +94,6 @@ def add_public_gradient(estimator: Estimator) -> Estimator:
 
     They need neither clipping nor noise. The memory of the estimator does not contain
     them.
-
-    Args:
-      estimator: The estimator to wrap.
     """
 
     def total(objective, estimate, params):
@@ -118,10 +114,6 @@ def add_public_gradient(estimator: Estimator) -> Estimator:
 
 
 def split_noise_key(iteration: Iteration) -> tuple[Iteration, jax.Array]:
-    """Splits the noise key of an iteration.
-
-    Args:
-      iteration: Iteration of an estimator that adds noise.
-    """
+    """Splits the noise key: the iteration of a wrapped estimator, and a noise key."""
     inner, key = jax.random.split(iteration.noise)
     return iteration._replace(noise=inner), key

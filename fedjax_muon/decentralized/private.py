@@ -15,29 +15,29 @@ studies that sample themselves; they carry no guarantee:
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 
 from fedjax_muon.algorithms.registry import Source
-from fedjax_muon.core import Hyper, recorded
+from fedjax_muon.core import Hyper, Objective, recorded
+from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import add_public_gradient, noisy
-from fedjax_muon.decentralized.gossip import Estimator, Gossip
-from fedjax_muon.decentralized.private_ftrl import correlated_gradient
-from fedjax_muon.decentralized.private_storm import (
-    each,
+from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
+from fedjax_muon.decentralized.private_estimators import (
+    correlated_gradient,
     private_gradient,
     private_storm,
-    split,
 )
 from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.clipping import Clip, Each, Split
 from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sampling import Sampling
-from fedjax_muon.privacy.sensitivity import Each, Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,29 +76,96 @@ class PrivateMethod(NamedTuple):
         """Builds the algorithm.
 
         It clips the gradients of `objective.example_grad` and adds noise.
-        `objective.public_grad` is added without either.
+        `objective.public_grad` is added without either. It has the hyper-parameters
+        `noise_scale` and `lr`.
 
         Args:
-          mechanism: How the influence of an example is bounded.
           noise_scale: Noise multiplier; for noise on the output, standard deviation.
             See `noise_scale_of`.
-
-        Returns:
-          An algorithm with the hyper-parameters `noise_scale` and `lr`.
         """
-        return _built(self, mechanism, noise_scale, lr, rule)
+        return private(self.base(lr=lr, rule=rule), self, mechanism, noise_scale)
+
+
+@dataclasses.dataclass
+class _Sealed:
+    """A batch that the estimator alone can open, and how often it did."""
+
+    objective: Objective
+    batch: Any
+    iteration: Iteration
+    opened: int = 0
 
 
 @recorded
-def _built(
-    method: PrivateMethod,
-    mechanism: Mechanism,
-    noise_scale: Hyper,
-    lr: Hyper,
-    rule: optax.GradientTransformation,
+def private(
+    base: Gossip, method: PrivateMethod, mechanism: Mechanism, noise_scale: Hyper
 ) -> Gossip:
+    """Replaces the estimator of an algorithm by a private one.
+
+    The algorithm must touch its data through the estimator alone, and once in an
+    iteration, outside of loops; what it does with the estimates costs no privacy.
+    It is refused if it asks for a gradient itself, or for several estimates. Its states
+    and messages must not contain the estimator's memory, except to keep it.
+
+    Args:
+      base: Made by a `recorded` function with an argument `estimator`, which was left
+        out, such as `dsgd` and `gradient_tracking`.
+      noise_scale: As for `PrivateMethod.build`.
+    """
+    recipe = recipe_of(base)
+    if recipe is None or "estimator" not in recipe.arguments:
+        name = recipe.function.__name__ if recipe else "an algorithm without a recipe"
+        raise ValueError(
+            "privacy replaces the argument `estimator` of a `recorded` function, such "
+            f"as dsgd or gradient_tracking, got {name}, which has none"
+        )
+    default = inspect.signature(recipe.function).parameters["estimator"].default
+    if recipe.arguments["estimator"] is not default:
+        raise ValueError(
+            "privacy decides the estimator; leave it out, and choose the method of "
+            "the mechanism"
+        )
     estimator = add_public_gradient(method.estimator(mechanism, noise_scale))
-    return method.base(lr=lr, rule=rule, estimator=estimator)
+
+    def opened(sealed: _Sealed) -> tuple[Objective, Any, Iteration]:
+        sealed.opened += 1
+        return sealed.objective, sealed.batch, sealed.iteration
+
+    def first(_, params, sealed, __):
+        objective, batch, iteration = opened(sealed)
+        return estimator.start(objective, params, batch, iteration)
+
+    def later(_, memory, params, sealed, __):
+        objective, batch, iteration = opened(sealed)
+        return estimator.update(objective, memory, params, batch, iteration)
+
+    arguments = dict(recipe.arguments) | {"estimator": Estimator(first, later)}
+    algorithm = recipe.function(**arguments)
+
+    def sealing(advance: Callable[..., Any]) -> Callable[..., Any]:
+        def run(objective, state, mix, batch, iteration):
+            sealed = _Sealed(objective, batch, iteration)
+            state = advance(_closed(objective), state, mix, sealed, iteration)
+            if sealed.opened != 1:
+                raise ValueError(
+                    "a private algorithm estimates its gradient once in an iteration, "
+                    f"{recipe.function.__name__} did {sealed.opened} times"
+                )
+            return state
+
+        return run
+
+    return Gossip(sealing(algorithm.start), sealing(algorithm.step))
+
+
+def _closed(objective: Objective) -> Objective:
+    def refuse(*_: Any) -> Any:
+        raise ValueError(
+            "a private algorithm touches its data through its estimator alone, this "
+            "one asks for a gradient itself"
+        )
+
+    return objective._replace(grad=refuse, example_grad=refuse)
 
 
 def _fresh(m: Mechanism, noise_scale: Hyper) -> Estimator:
@@ -125,27 +192,28 @@ def _strategy(m: Mechanism) -> Strategy:
     return m.strategy
 
 
-def _paper(m: Mechanism, noise_scale: Hyper) -> Estimator:
-    clip = each(m.clip_norm)
-    estimator = private_storm(clip, beta=m.beta, batch_size=m.batch_size)
-    return noisy(estimator, noise_scale)
+def _correlated_release(m: Mechanism, z: float) -> Release:
+    return Release(Each(m.clip_norm), Correlated(z, _strategy(m)))
 
 
-def _inside(m: Mechanism, noise_scale: Hyper) -> Estimator:
-    return private_storm(
-        each(m.clip_norm),
-        beta=m.beta,
-        batch_size=m.batch_size,
-        noise_multiplier=noise_scale,
-    )
+def _each(m: Mechanism) -> Clip:
+    return Each(m.clip_norm)
 
 
-def _split(m: Mechanism, noise_scale: Hyper) -> Estimator:
-    return private_storm(
-        split(m.clip_norm, m.change_clip_norm),
-        beta=m.beta,
-        batch_size=m.batch_size,
-        noise_multiplier=noise_scale,
+def _split(m: Mechanism) -> Clip:
+    return Split(m.clip_norm, m.change_clip_norm)
+
+
+def _outside(m: Mechanism, noise_scale: Hyper) -> Estimator:
+    storm = private_storm(_each(m), beta=m.beta, batch_size=m.batch_size)
+    return noisy(storm, noise_scale)
+
+
+def _inside(
+    clip: Callable[[Mechanism], Clip],
+) -> Callable[[Mechanism, Hyper], Estimator]:
+    return lambda m, z: private_storm(
+        clip(m), beta=m.beta, batch_size=m.batch_size, noise_multiplier=z
     )
 
 
@@ -157,7 +225,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         Source.INDEPENDENT,
         _fresh,
         dsgd,
-        lambda m, z: Release(Each(m.clip_norm), Inside(z)),
+        lambda m, z: Release(_each(m), Inside(z)),
         amplified=True,
     ),
     "dp_ftrl": PrivateMethod(
@@ -166,7 +234,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         Source.AUTHORS,
         _correlated,
         dsgd,
-        lambda m, z: Release(Each(m.clip_norm), Correlated(z, _strategy(m))),
+        _correlated_release,
         amplified=True,
     ),
     "dp_ftrl_buffered": PrivateMethod(
@@ -175,34 +243,34 @@ PRIVATE: dict[str, PrivateMethod] = {
         Source.AUTHORS,
         _correlated,
         dsgd,
-        lambda m, z: Release(Each(m.clip_norm), Correlated(z, _strategy(m))),
+        _correlated_release,
         amplified=False,
     ),
     "dpmixsgd": PrivateMethod(
         "DPMixSGD (clipped)",
         f"{DPMIXSGD}; both gradients clipped, which the paper does not",
         Source.TEXT,
-        _paper,
+        _outside,
         gradient_tracking,
-        lambda m, sigma: Release(Each(m.clip_norm), Output(sigma), m.beta),
+        lambda m, sigma: Release(_each(m), Output(sigma), m.beta),
         amplified=False,
     ),
     "dpmixsgd_inside": PrivateMethod(
         "DPMixSGD (clipped, noise inside)",
         f"{DPMIXSGD}; with noise that the recursion keeps",
         Source.OURS,
-        _inside,
+        _inside(_each),
         gradient_tracking,
-        lambda m, z: Release(Each(m.clip_norm), Inside(z), m.beta),
+        lambda m, z: Release(_each(m), Inside(z), m.beta),
         amplified=True,
     ),
     "private_storm": PrivateMethod(
         "Private STORM (split clip)",
         "none: a composition of this library, after DIFF2, arXiv:2302.03884",
         Source.OURS,
-        _split,
+        _inside(_split),
         gradient_tracking,
-        lambda m, z: Release(Split(m.clip_norm, m.change_clip_norm), Inside(z), m.beta),
+        lambda m, z: Release(_split(m), Inside(z), m.beta),
         amplified=True,
     ),
 }
@@ -220,25 +288,11 @@ def calibrate(
     """Finds the smallest noise of a private method for an epsilon.
 
     Args:
-      name: Name of the method in `PRIVATE`.
-      mechanism: The mechanism that the method is built from.
-      epsilon: Privacy loss of an example over all iterations, positive.
       sampling: Sampling of the agent with the fewest examples.
       steps: Number of iterations, t = 0 included.
-      delta: Below 1 / examples.
 
     Returns:
       What an agent releases, with that noise; see `noise_scale_of`.
-
-    Raises:
-      ImportError: If dp-accounting is not installed.
-
-    Example:
-      >>> mechanism = Mechanism(1.0, 0.1, beta=0.1, batch_size=20)
-      >>> sampling = Cyclic(examples=6512, batch=20)
-      >>> spec = calibrate(
-      ...     "dpmixsgd", mechanism, 8.0, sampling, steps=1001, delta=1e-5
-      ... )
     """
     if sampling.batch != mechanism.batch_size:
         raise ValueError(
@@ -251,13 +305,6 @@ def calibrate(
 
 
 def noise_scale_of(spec: PrivacySpec) -> float:
-    """Returns the noise scale of `PrivateMethod.build`.
-
-    Args:
-      spec: What an agent releases, as returned by `calibrate`.
-
-    Returns:
-      The noise multiplier; for noise on the output, its standard deviation.
-    """
+    """Returns the noise scale of `PrivateMethod.build` for a specification."""
     (release,) = spec.releases.values()
     return release.noise.smallest

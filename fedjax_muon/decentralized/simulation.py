@@ -34,7 +34,7 @@ from fedjax_muon.decentralized.rounds import (
 )
 from fedjax_muon.decentralized.topology import check_mixing
 from fedjax_muon.engine.round import Traffic
-from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
+from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
 from fedjax_muon.simulation.arguments import (
     check_algorithm,
     check_dataset,

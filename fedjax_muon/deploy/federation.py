@@ -17,7 +17,7 @@ from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.deploy.messages import schema
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.mechanism import Guarantee
+from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import check_algorithm, check_task
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
 from fedjax_muon.simulation.participation import Cohorts, participation, uniform

@@ -1,13 +1,13 @@
-"""Differential privacy: accounting, guarantees, audits, and private clients.
+"""Differential privacy: accounting, guarantees, a ledger, and private clients.
 
 A `PrivacySpec` describes what a run releases: `Release` has the clip (`Each`, `Split`,
 ...) and the noise (`Inside` or `Output`), a sampling (`Poisson`, `Cyclic`, ...) the
 batches, and an adversary (`Neighbor`, `MeanOnly`, `TrustedServer`) what is seen.
 `report` computes epsilon and lists all conditions; `calibrated` finds the noise for an
 epsilon. `ClientPrivacy` makes a federated simulation private, and
-`decentralized.AgentPrivacy` a decentralized one; each has a `Guarantee`. `audit` has
-lower bounds of epsilon, `paper` the noise of published theorems. Epsilons need the
-extra `privacy`, which installs dp-accounting.
+`decentralized.AgentPrivacy` a decentralized one; each has a `Guarantee`, which
+`fedjax_muon.audits` tests. Epsilons need the extra `privacy`, which installs
+dp-accounting.
 """
 
 import lazy_loader

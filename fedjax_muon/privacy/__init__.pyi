@@ -1,4 +1,3 @@
-from . import audit as audit, paper as paper, profile_audit as profile_audit
 from .accounting import (
     ADD_OR_REMOVE as ADD_OR_REMOVE,
     REPLACE_ONE as REPLACE_ONE,
@@ -7,15 +6,19 @@ from .accounting import (
     Gaussian as Gaussian,
     Pld as Pld,
     Rdp as Rdp,
+    calibrate_noise as calibrate_noise,
     gaussian_epsilon as gaussian_epsilon,
-    gaussian_multiplier as gaussian_multiplier,
     joint_multiplier as joint_multiplier,
     mean_multiplier as mean_multiplier,
 )
 from .adaptive_clip import AdaptiveClip as AdaptiveClip
-from .band_selection import best_banded as best_banded
-from .calibration import calibrate_noise as calibrate_noise
 from .client_privacy import ClientPrivacy as ClientPrivacy
+from .clipping import (
+    Clip as Clip,
+    Difference as Difference,
+    Each as Each,
+    Split as Split,
+)
 from .composition import (
     Cost as Cost,
     composed_epsilon as composed_epsilon,
@@ -25,17 +28,21 @@ from .correlated import (
     Banded as Banded,
     Buffered as Buffered,
     banded as banded,
+    best_banded as best_banded,
     buffered as buffered,
     prefix_errors as prefix_errors,
 )
 from .guarantees import (
+    Guarantee as Guarantee,
+    MeanOnly as MeanOnly,
+    Neighbor as Neighbor,
     PrivacyReport as PrivacyReport,
     PrivacySpec as PrivacySpec,
+    TrustedServer as TrustedServer,
     calibrated as calibrated,
     report as report,
 )
 from .ledger import Entry as Entry, Ledger as Ledger, fingerprint as fingerprint
-from .mechanism import Guarantee as Guarantee
 from .releases import (
     Correlated as Correlated,
     Inside as Inside,
@@ -49,18 +56,6 @@ from .sampling import (
     Poisson as Poisson,
     Sampling as Sampling,
     Shuffled as Shuffled,
-)
-from .sensitivity import (
-    Clip as Clip,
-    Difference as Difference,
-    Each as Each,
-    Split as Split,
-    Unclipped as Unclipped,
-)
-from .threats import (
-    MeanOnly as MeanOnly,
-    Neighbor as Neighbor,
-    TrustedServer as TrustedServer,
 )
 
 __all__: list[str]

@@ -9,13 +9,14 @@ optional package.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.sampling import FixedSize, Poisson, Sampling
-from fedjax_muon.versions import install_command
+from fedjax_muon.versions import optional
 
 
 class Adjacency(NamedTuple):
@@ -38,48 +39,15 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """Returns the exact epsilon of one Gaussian mechanism.
 
     Balle and Wang 2018, "Improving the Gaussian mechanism for differential privacy",
-    Theorem 8.
-
-    Args:
-      multiplier: Noise multiplier, standard deviation over L2 sensitivity.
-
-    Returns:
-      Epsilon; infinite without noise.
-
-    Raises:
-      ImportError: If dp-accounting is not installed.
+    Theorem 8. It is infinite without noise.
     """
     check_range("multiplier", multiplier, schedules=False)
     check_delta(delta)
     return float(library().get_epsilon_gaussian(multiplier, delta))
 
 
-def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """Returns the smallest noise multiplier of a Gaussian mechanism for an epsilon.
-
-    Args:
-      epsilon: Target, positive.
-
-    Returns:
-      The noise multiplier, standard deviation over L2 sensitivity.
-
-    Raises:
-      ImportError: If dp-accounting is not installed.
-    """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    return float(library().get_sigma_gaussian(epsilon, delta))
-
-
 def joint_multiplier(*multipliers: float) -> float:
     """Returns the noise multiplier of several releases together: (sum_i z_i^-2)^(-1/2).
-
-    Args:
-      *multipliers: Noise multiplier z_i of every release, at least one.
-
-    Returns:
-      The multiplier of one Gaussian mechanism that is equally private; 0 if one of the
-      releases has no noise.
 
     Example:
       >>> joint_multiplier(3.0, 4.0)
@@ -97,13 +65,7 @@ def joint_multiplier(*multipliers: float) -> float:
 def mean_multiplier(multiplier: float, agents: int, colluders: int = 0) -> float:
     """Returns the noise multiplier if only the mean over agents is seen.
 
-    Args:
-      multiplier: Noise multiplier of each agent.
-      agents: Number of agents, whose noise is independent.
-      colluders: Number of agents that reveal their noise to the adversary.
-
-    Returns:
-      multiplier sqrt(agents - colluders).
+    It is multiplier sqrt(agents - colluders); colluders reveal their noise.
 
     Example:
       >>> mean_multiplier(0.5, agents=16)
@@ -136,12 +98,7 @@ class Gaussian:
             )
 
     def epsilon(self, multiplier: float, delta: float, adjacency: Adjacency) -> float:
-        """Returns the epsilon of a run.
-
-        Args:
-          multiplier: Noise multiplier of the whole transcript.
-          adjacency: Which data sets count as neighbors.
-        """
+        """Returns the epsilon of a whole transcript with this noise multiplier."""
         return gaussian_epsilon(multiplier / adjacency.factor, delta)
 
 
@@ -186,14 +143,9 @@ class Pld:
         """Returns the epsilon of a run.
 
         Args:
-          sampling: How batches are drawn.
           multiplier: Noise multiplier of a step.
           steps: Number of steps, step 0 included.
-          adjacency: Which data sets count as neighbors.
           first_multiplier: Noise multiplier of step 0; `multiplier` by default.
-
-        Raises:
-          ImportError: If dp-accounting is not installed.
         """
         self.check(sampling, adjacency)
         check_delta(delta)
@@ -283,6 +235,51 @@ class Rdp:
 Accountant = Gaussian | Pld | Rdp
 
 
+def calibrate_noise(
+    epsilon: Callable[[float], float], target: float, tolerance: float = 1e-5
+) -> float:
+    """Finds the smallest noise level that reaches a target epsilon.
+
+    Args:
+      epsilon: Function of the noise level, which must not increase.
+      target: Largest epsilon allowed, positive.
+
+    Returns:
+      A level with epsilon(level) <= target, whose excess over the smallest is relative
+      to it at most `tolerance`.
+    """
+    check_epsilon(target)
+
+    def excess(log: float) -> float:  # between -1 and 1 even if epsilon is 0 or inf
+        return 1 - 2 * target / (epsilon(math.exp(log)) + target)
+
+    bracket = _bracket(excess, 0.5 * math.log(2), 40 * math.log(2))
+    if bracket is None:
+        raise ValueError(
+            f"no noise level reaches epsilon {target:g}, got {epsilon(2.0**40):g} at "
+            "the largest and more noise does not help: raise epsilon or delta"
+        )
+    from scipy import optimize  # slow to import, for private runs alone
+
+    log = optimize.brentq(excess, *bracket, xtol=tolerance / 2)
+    while epsilon(math.exp(log)) > target:
+        log += tolerance / 2
+    return math.exp(log)
+
+
+def _bracket(
+    excess: Callable[[float], float], step: float, largest: float
+) -> tuple[float, float] | None:
+    """Two neighboring levels around the root of a decreasing function, from 0 on."""
+    direction = step if excess(0.0) > 0 else -step
+    level = 0.0
+    while abs(level) < largest:
+        if (excess(level + direction) > 0) != (direction > 0):
+            return (min(level, level + direction), max(level, level + direction))
+        level += direction
+    return None
+
+
 def check_epsilon(epsilon: float) -> None:
     """Checks that an epsilon is positive and finite."""
     check_range("epsilon", epsilon, open_low=True, schedules=False)
@@ -352,12 +349,5 @@ def check_delta(delta: float) -> float:
 
 
 def library() -> Any:
-    """Returns dp-accounting; raises `ImportError` if it is not installed."""
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise ImportError(
-            "privacy accounting needs dp-accounting: "
-            f"{install_command('dp-accounting')}"
-        ) from error
-    return dp_accounting
+    """Imports dp-accounting."""
+    return optional("dp-accounting", "privacy accounting", module="dp_accounting")

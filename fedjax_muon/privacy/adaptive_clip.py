@@ -66,9 +66,6 @@ class AdaptiveClip:
         Args:
           noise_multiplier: z, of both together; 0 for no noise at all.
           cohort: S, the expected number of clients in a round.
-
-        Returns:
-          Standard deviations of the sum of u_i, z_sum, and of the count, sigma_b.
         """
         if noise_multiplier == 0:
             return Contribution(0.0, 0.0)
@@ -88,16 +85,7 @@ class AdaptiveClip:
         return jnp.asarray(self.initial, jnp.result_type(float))
 
     def following(self, clip: jax.Array, count: jax.Array, cohort: int) -> jax.Array:
-        """Computes the clip norm of the next round.
-
-        Args:
-          clip: C, of this round.
-          count: Noisy sum of h_i.
-          cohort: S, the expected number of clients in a round.
-
-        Returns:
-          The next C, with the same dtype.
-        """
+        """Computes the clip norm of the next round from the noisy sum of h_i."""
         share = count / cohort + 0.5
         moved = clip * jnp.exp(-self.lr * (share - self.quantile))
         return jnp.clip(moved, SMALLEST, LARGEST).astype(clip.dtype)
@@ -106,15 +94,8 @@ class AdaptiveClip:
 def contribution(clip: jax.Array, message: Any) -> Contribution:
     """Computes what a client adds to the sums of the server.
 
-    Its sensitivity holds for any `clip`, also for one that was changed on the way.
-
-    Args:
-      clip: C, the clip norm of the round.
-      message: Message of the client, a pytree of arrays.
-
-    Returns:
-      u_i of a norm of at most 1, and h_i of at most 1/2. Both are zero if the message
-      is not finite, as if the client did not take part.
+    Its sensitivity holds for any `clip`, also for one that was changed on the way. Both
+    parts are zero if the message is not finite, as if the client did not take part.
     """
     over = lambda parts: tree.map(lambda x: (x / clip).astype(x.dtype), parts)
     # First to C: a large entry over a small C would overflow. Then to 1: the bound must
@@ -127,22 +108,12 @@ def contribution(clip: jax.Array, message: Any) -> Contribution:
 
 
 def check_adaptable(algorithm: Algorithm) -> None:
-    """Checks that an algorithm sends one message in a round, and none before.
-
-    Args:
-      algorithm: The algorithm to make private.
-    """
+    """Checks that an algorithm sends one message in a round, and none before."""
     check_one_exchange(algorithm, "AdaptiveClip", "give a number as clip_norm")
 
 
 def check_one_exchange(algorithm: Algorithm, what: str, instead: str) -> None:
-    """Checks that an algorithm sends one message in a round, and none before.
-
-    Args:
-      algorithm: The algorithm to make private.
-      what: What needs it.
-      instead: What to do otherwise.
-    """
+    """The same for anything that needs it, with what to do otherwise."""
     if algorithm.prologue or len(algorithm.exchanges) != 1:
         has = "a prologue" if algorithm.prologue else "several exchanges in a round"
         raise ValueError(

@@ -3,8 +3,8 @@
 The server's state depends on a client only through a clipped message. The server
 receives the noisy sum of the messages over the *expected* number of clients, as in
 DP-FedAvg (McMahan et al. 2018, arXiv:1710.06963). The server and its channel to the
-clients are trusted; everything that it broadcasts may be public. `client_spec` gives
-the guarantee:
+clients are trusted; everything that it broadcasts may be public. `client_privacy` has
+the guarantee, and the argument of `federate`. By hand:
 
     algorithm = private_clients(
         fedavg(lr=0.1), clip_norm=0.5, noise_multiplier=1.0, clients=100, cohort=10
@@ -48,26 +48,22 @@ FixedNorm = float | Mapping[str, float]
 ClipNorm = FixedNorm | AdaptiveClip
 
 
-class _Server(NamedTuple):
-    inner: Any  # of the algorithm
+class PrivateServer(NamedTuple):
+    """State of a server that also keeps what the mechanism needs between rounds."""
+
+    params: Any  # of the algorithm
+    inner: Any  # the rest of its state
     clip: Any  # C, the clip norm of the next round
     noise: Any  # memory of noise that is correlated between rounds; () without
 
 
-class PrivateServer(_Server):
-    """State of a server that also keeps what the mechanism needs between rounds."""
+def _private_server(state: Any, clip: Any, noise: Any) -> PrivateServer:
+    return PrivateServer(state.params, state._replace(params=()), clip, noise)
 
-    @property
-    def params(self) -> Any:
-        """Parameters of the algorithm."""
-        return self.inner.params
 
-    def _replace(self, **changes: Any) -> "PrivateServer":
-        """Also replaces `params`, which the engine projects."""
-        if "params" in changes:
-            inner = changes.pop("inner", self.inner)
-            changes["inner"] = inner._replace(params=changes.pop("params"))
-        return super()._replace(**changes)
+def _inner(server: PrivateServer) -> Any:
+    """The state of the algorithm."""
+    return server.inner._replace(params=server.params)
 
 
 class _Shared(NamedTuple):
@@ -105,7 +101,6 @@ def private_clients(
     lost. The noise is added even if no message arrives.
 
     Args:
-      algorithm: The algorithm to wrap.
       clip_norm: Largest L2 norm of a message as a whole; or one norm for each field of
         the messages by name ("params", "control", ...), which are then clipped
         separately. A message without fields is called "message". An `AdaptiveClip` for
@@ -149,7 +144,7 @@ def private_clients(
         state = algorithm.init(params)
         if strategy is None:
             return state
-        return PrivateServer(state, (), strategy.start(_summed(sent[0])))
+        return _private_server(state, (), strategy.start(_summed(sent[0])))
 
     def change(number: int, exchange: Exchange) -> Exchange:
         phase = before if number < first else rounds
@@ -182,7 +177,7 @@ def _private_exchange(
     strategy: Strategy | None,
 ) -> Exchange:
     """The exchange with clipped messages and a noisy sum."""
-    inner_of = lambda state: state if strategy is None else state.inner
+    inner_of = lambda state: state if strategy is None else _inner(state)
 
     def broadcast(state, round):
         return exchange.broadcast(inner_of(state), phase.public(round))
@@ -209,7 +204,7 @@ def _private_exchange(
         over = lambda t, like: (t / phase.size).astype(like.dtype)
         mean = tree.map(over, noisy, sent[number])
         inner = exchange.server(inner_of(state), mean, phase.public(round))
-        return inner if strategy is None else state._replace(inner=inner, noise=past)
+        return inner if strategy is None else _private_server(inner, (), past)
 
     return Exchange(broadcast, client, server, decode, reduce_sum=True)
 
@@ -229,7 +224,7 @@ def _adaptive(
         clip = clip_norm.start()
         sums = Contribution(_summed(shapes(params)[0]), clip)
         past = () if strategy is None else strategy.start(sums)
-        return PrivateServer(algorithm.init(params), clip, past)
+        return _private_server(algorithm.init(params), clip, past)
 
     def change(number: int, exchange: Exchange) -> Exchange:
         del number  # there is one
@@ -249,7 +244,7 @@ def _adaptive_exchange(
     """The exchange with a noisy sum of messages over C, and a noisy count."""
 
     def broadcast(state, round):
-        inner = exchange.broadcast(state.inner, phase.public(round))
+        inner = exchange.broadcast(_inner(state), phase.public(round))
         return _Shared(inner, state.clip)
 
     def client(objective, shared, before, batches, round):
@@ -267,9 +262,9 @@ def _adaptive_exchange(
         noisy, past = _noisy(strategy, round, noise, total, state.noise)
         scale = lambda t, like: (state.clip * t / phase.size).astype(like.dtype)
         mean = tree.map(scale, noisy.message, sent)
-        inner = exchange.server(state.inner, mean, phase.public(round))
+        inner = exchange.server(_inner(state), mean, phase.public(round))
         clip = clip_norm.following(state.clip, noisy.below, phase.size)
-        return state._replace(inner=inner, clip=clip, noise=past)
+        return _private_server(inner, clip, past)
 
     return Exchange(broadcast, client, server, decode, reduce_sum=True)
 

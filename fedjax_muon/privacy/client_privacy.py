@@ -8,6 +8,7 @@
 
 It decides cohorts, clip and noise, and nothing else does. What accounting must know of
 the algorithm, its prologue and its client states, is read from the algorithm.
+`client_spec` is the accounting alone, of algorithms that `private_clients` made.
 """
 
 import dataclasses
@@ -17,13 +18,23 @@ import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip, check_adaptable
-from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import ClipNorm, private_clients
+from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import Strategy
-from fedjax_muon.privacy.guarantees import calibrated, checked_accountant
-from fedjax_muon.privacy.mechanism import Guarantee, check_noise
-from fedjax_muon.privacy.releases import Output
-from fedjax_muon.privacy.sampling import FullBatch, Poisson
+from fedjax_muon.privacy.guarantees import (
+    Guarantee,
+    PrivacySpec,
+    TrustedServer,
+    calibrated,
+    check_noise,
+    checked_accountant,
+)
+from fedjax_muon.privacy.releases import Correlated, Inside, Noise, Output, Release
+from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling
+
+UNIT = "one client with all its examples"
+SUMS = "the noisy sums of clipped messages"
+COUNTS = "the noisy counts of messages that were short enough"
 
 
 class PrivateAlgorithm(NamedTuple):
@@ -77,11 +88,7 @@ class ClientPrivacy:
     def cycle(self, clients: int) -> int:
         """Returns the number of groups of clients that take turns.
 
-        Args:
-          clients: N, the number of clients.
-
-        Returns:
-          The number of bands of the noise; 1 if all clients take part in every round.
+        It is that of the bands of the noise; 1 if all clients are in every round.
         """
         bands = 1 if self.strategy is None else self.strategy.bands
         return 1 if self.cohort_size == clients else bands or 1
@@ -92,12 +99,8 @@ class ClientPrivacy:
         """Makes an algorithm private, and derives its guarantee.
 
         Args:
-          algorithm: The algorithm, not private yet.
           params: Its parameters, or their shapes.
           clients: N, the number of clients.
-
-        Raises:
-          ImportError: If dp-accounting is not installed.
         """
         if algorithm.cohort_spec is not None:
             raise ValueError(
@@ -171,12 +174,96 @@ class ClientPrivacy:
 
 
 def keeps_states(algorithm: Algorithm, params: Any) -> bool:
-    """Whether clients keep anything between rounds.
+    """Whether clients keep anything between rounds, of parameters of these shapes."""
+    return bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))
+
+
+def client_spec(
+    sampling: Sampling,
+    *,
+    rounds: int,
+    noise_multiplier: float,
+    delta: float,
+    prologue: bool,
+    private_states: bool,
+    prologue_noise_multiplier: float | None = None,
+    adaptive_clip: bool = False,
+    strategy: Strategy | None = None,
+) -> PrivacySpec:
+    """Specifies what `private_clients` releases, for `report` and `calibrated`.
+
+    Where a cohort is cut to `max_batch`, a client can keep another one from taking
+    part, and so change its state. This is not accounted for, so that algorithms with
+    client states need room for all clients.
 
     Args:
-      params: Its parameters, or their shapes.
-
-    Returns:
-      Whether a client's state has arrays.
+      sampling: `Poisson(N, S)` for `poisson_cohorts()`, `Poisson(N, S, room)` for
+        `poisson_cohorts(room)`, `FullBatch(N)` for full participation of N clients.
+      noise_multiplier: Noise multiplier of a round.
+      prologue: Whether the algorithm has a prologue, `bool(algorithm.prologue)`: one
+        more release, in which all clients take part.
+      private_states: Whether clients keep anything between rounds, that is, whether
+        `algorithm.init_client(params)` has leaves.
+      prologue_noise_multiplier: Noise multiplier of the prologue; `noise_multiplier` by
+        default.
+      adaptive_clip: Whether the clip norm is an `AdaptiveClip`. Then `noise_multiplier`
+        is that of the sum and the count of a round together.
+      strategy: How the noise is correlated between rounds. Under Poisson sampling, it
+        is banded, and the `cycle` of the sampling is the number of bands.
     """
-    return bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))
+    check_count("rounds", rounds)
+    if prologue_noise_multiplier is not None and not prologue:
+        raise ValueError(
+            "prologue_noise_multiplier needs an algorithm with a prologue, got "
+            f"{prologue_noise_multiplier} and prologue=False"
+        )
+    if adaptive_clip and prologue:
+        raise ValueError(
+            "an adaptive clip norm needs an algorithm without a prologue, got "
+            "prologue=True; give a number as clip_norm"
+        )
+    name = f"{SUMS} and {COUNTS}" if adaptive_clip else SUMS
+    noise: Noise = Inside(noise_multiplier, prologue_noise_multiplier)
+    if strategy is not None:
+        if prologue:
+            raise ValueError(
+                "correlated noise needs an algorithm without a prologue, got "
+                "prologue=True; leave out strategy"
+            )
+        noise = Correlated(noise_multiplier, strategy)
+    release = Release(Each(1.0), noise)
+    return PrivacySpec(
+        {name: release},
+        _checked_sampling(sampling, prologue, private_states),
+        rounds + prologue,
+        delta,
+        threat=TrustedServer(),
+        unit=UNIT,
+    )
+
+
+def _checked_sampling(
+    sampling: Sampling, prologue: bool, private_states: bool
+) -> Sampling:
+    """The sampling of rounds, with the prologue as a first batch of all clients."""
+    if not isinstance(sampling, Poisson | FullBatch):
+        raise ValueError(
+            "clients are accounted for under Poisson(N, S) or FullBatch(N), got "
+            f"{sampling!r}: use poisson_cohorts, or full participation"
+        )
+    if isinstance(sampling, FullBatch):
+        return sampling
+    if sampling.first_batch is not None:
+        raise ValueError(
+            "use prologue=True instead of a first batch, got first_batch="
+            f"{sampling.first_batch}"
+        )
+    room = sampling.max_batch
+    if private_states and room is not None and room < sampling.group:
+        raise ValueError(
+            "clients that keep states need room for all clients: in a cohort cut to "
+            f"{room}, one client changes the states of others"
+        )
+    if not prologue:
+        return sampling
+    return dataclasses.replace(sampling, first_batch=sampling.examples)

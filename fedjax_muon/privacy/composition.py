@@ -84,12 +84,7 @@ class Cost:
             )
 
     def to_record(self) -> dict[str, Any]:
-        """Returns the fields as JSON can hold them.
-
-        Returns:
-          Numbers, strings and None by the names of the fields; the sampling is None or
-          such a dictionary itself.
-        """
+        """Returns the fields by name, as JSON can hold them."""
         plain = lambda v: v.item() if hasattr(v, "item") else v  # a number of NumPy's
         fields = {name: plain(v) for name, v in vars(self).items()}
         if self.sampling is not None:
@@ -99,11 +94,7 @@ class Cost:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Cost":
-        """Reads what `to_record` returned.
-
-        Args:
-          record: The fields.
-        """
+        """Reads what `to_record` returned."""
         fields = dict(record)
         if fields.get("sampling") is not None:
             fields["sampling"] = Poisson(**fields["sampling"])
@@ -111,14 +102,7 @@ class Cost:
 
 
 def cost_of(spec: PrivacySpec) -> Cost:
-    """Returns what a run costs, to compose it with others.
-
-    Args:
-      spec: What the run releases.
-
-    Returns:
-      The cost, from the same multipliers as the epsilon of `report`.
-    """
+    """Returns what a run costs, from the multipliers that `report` computes with."""
     accountant = checked_accountant(spec)
     reasons = without_guarantee(spec.releases)
     if reasons:
@@ -151,13 +135,7 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
 
     Args:
       costs: Costs of the runs, in any order; equal ones count as often as they occur.
-      delta: In (0, 1), for all runs together.
-
-    Returns:
-      Epsilon; 0 without runs.
-
-    Raises:
-      ImportError: If dp-accounting is not installed.
+      delta: Of all runs together.
     """
     check_delta(delta)
     costs = tuple(costs)

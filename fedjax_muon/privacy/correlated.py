@@ -15,11 +15,15 @@ in `bands` steps has parts of the releases that do not overlap (Choquette-Choo e
 2023, arXiv:2306.08153). `buffered` ones need memory for a few vectors only, for any
 number of steps (Dvijotham et al. 2024, arXiv:2404.16706). The entries of C are found by
 jax-privacy, an optional package.
+
+More bands cancel more noise in the sum of gradients, but a record may be drawn only
+once in so many steps, and sampling then amplifies privacy less. `best_banded` chooses
+their number, which depends on the sampling rate, the number of steps and epsilon.
 """
 
 import dataclasses
 import functools
-from types import ModuleType
+import itertools
 from typing import Any
 
 import jax
@@ -27,7 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import check_count, check_range, tree
-from fedjax_muon.versions import install_command
+from fedjax_muon.privacy.accounting import Pld, calibrate_noise
+from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.versions import optional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +69,7 @@ class Banded:
         return tree.map(shape, like)
 
     def next(self, z: Any, memory: Any) -> tuple[Any, Any]:
-        """Returns the noise of a step, w_t = (z_t - sum_k c_k w_{t-k}) / c_0.
-
-        Args:
-          z: Independent noise, a pytree of arrays.
-          memory: From the step before.
-
-        Returns:
-          The correlated noise, and the memory after the step.
-        """
+        """Returns w_t = (z_t - sum_k c_k w_{t-k}) / c_0, and the next memory."""
         first, *rest = self.coefficients
         if not rest:
             return tree.map(lambda z: z / first, z), memory
@@ -117,15 +115,7 @@ class Buffered:
         return tree.map(shape, like)
 
     def next(self, z: Any, memory: Any) -> tuple[Any, Any]:
-        """Returns the noise of a step, w_t = z_t - sum_i scale_i m_i.
-
-        Args:
-          z: Independent noise, a pytree of arrays.
-          memory: From the step before.
-
-        Returns:
-          The correlated noise, and the memory after the step.
-        """
+        """Returns w_t = z_t - sum_i scale_i m_i, and the next memory."""
         read = lambda m: jnp.tensordot(jnp.asarray(self.scale, m.dtype), m, 1)
         w = tree.map(lambda z, m: z - read(m), z, memory)
         fade = lambda m: jnp.einsum("i,i...->i...", jnp.asarray(self.decay, m.dtype), m)
@@ -133,6 +123,7 @@ class Buffered:
 
 
 Strategy = Banded | Buffered
+ROUGH = Pld(1e-3)  # the chosen strategy is accounted for exactly, when it is used
 
 
 @functools.lru_cache(maxsize=32)  # takes seconds
@@ -145,19 +136,13 @@ def banded(steps: int, bands: int) -> Banded:
     Args:
       steps: Number of steps, step 0 included.
       bands: Number of bands; 1 is independent noise.
-
-    Returns:
-      The strategy.
-
-    Raises:
-      ImportError: If jax-privacy is not installed.
     """
     check_count("steps", steps)
     check_count("bands", bands, high=steps, limit="the steps")
     if bands == 1:
         return Banded((1.0,))
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        found = library().toeplitz.optimize_banded_toeplitz(n=steps, bands=bands)
+        found = _library().toeplitz.optimize_banded_toeplitz(n=steps, bands=bands)
     c = np.maximum(np.asarray(found, np.float64), 0)
     return Banded(tuple(map(float, c / np.linalg.norm(c))))
 
@@ -172,18 +157,12 @@ def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
     Args:
       steps: Number of steps, step 0 included.
       separation: Smallest distance of two steps in which a record takes part.
-
-    Returns:
-      The strategy.
-
-    Raises:
-      ImportError: If jax-privacy is not installed.
     """
     check_count("steps", steps)
     check_count("separation", separation)
     check_count("buffers", buffers)
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        found = library().buffered_toeplitz.optimize(
+        found = _library().buffered_toeplitz.optimize(
             n=steps,
             min_sep=min(separation, steps),
             max_participations=None,
@@ -196,14 +175,7 @@ def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
 
 
 def prefix_errors(strategy: Strategy, steps: int) -> np.ndarray:
-    """Returns the standard deviation of the noise in all sums of releases.
-
-    Args:
-      strategy: How the noise is correlated.
-
-    Returns:
-      The standard deviation of w_0 + ... + w_t for z of standard deviation 1, [steps].
-    """
+    """Returns the standard deviations of w_0 + ... + w_t for z of 1, [steps]."""
     inverse = np.zeros(steps)  # first column of C^-1
     c = strategy.column(steps)
     for t in range(steps):
@@ -211,12 +183,43 @@ def prefix_errors(strategy: Strategy, steps: int) -> np.ndarray:
     return np.sqrt(np.cumsum(np.cumsum(inverse) ** 2))
 
 
-def library() -> ModuleType:
-    """Returns `jax_privacy.matrix_factorization`; raises `ImportError` without it."""
-    try:
-        from jax_privacy import matrix_factorization
-    except ImportError as error:
-        raise ImportError(
-            f"correlated noise needs jax-privacy: {install_command('jax-privacy')}"
-        ) from error
-    return matrix_factorization
+@functools.lru_cache(maxsize=64)  # takes seconds
+def best_banded(
+    examples: int, batch: int, steps: int, *, epsilon: float, delta: float
+) -> Banded:
+    """Finds the banded matrix of least noise at an epsilon.
+
+    Numbers of bands are powers of two, up to the first that has more noise in the sums
+    of gradients, in the mean over all steps. With one band, noise is independent, as in
+    DP-SGD.
+
+    Args:
+      examples: Number of records; of the agent that has fewest.
+      batch: Expected number of records in a batch.
+      steps: Number of steps, step 0 included.
+      epsilon: Of all steps together, positive.
+      delta: Below 1 / examples.
+    """
+    Poisson(examples, batch)  # raises if the numbers do not fit
+    best, least = Banded((1.0,)), np.inf
+    for bands in itertools.takewhile(
+        lambda bands: bands <= min(steps, examples // batch),
+        (2**i for i in itertools.count()),
+    ):
+        strategy = banded(steps, bands)
+        noise = _noise(examples // bands, batch, -(-steps // bands), epsilon, delta)
+        error = noise * np.sqrt(np.mean(prefix_errors(strategy, steps) ** 2))
+        if error >= least:
+            break
+        best, least = strategy, error
+    return best
+
+
+def _noise(records: int, batch: int, turns: int, epsilon: float, delta: float) -> float:
+    spent = lambda z: ROUGH.epsilon(Poisson(records, batch), z, turns, delta)
+    return calibrate_noise(spent, epsilon, tolerance=1e-3)
+
+
+def _library() -> Any:
+    module = "jax_privacy.matrix_factorization"
+    return optional("jax-privacy", "correlated noise", module=module)

@@ -18,14 +18,7 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     see. Here the radius of the Box-Muller method (1958, "A note on the generation of
     random normal deviates") is made of 64 random bits. This is noise for simulations:
     attacks on the rounding of floating-point sums (Haney et al., arXiv:2207.13793) are
-    not covered.
-
-    Args:
-      key: Typed PRNG key.
-      shape: Shape of the result.
-
-    Returns:
-      An array in float64 where that is enabled, else in float32.
+    not covered. The result is in float64 where that is enabled.
     """
     best = jnp.result_type(float)
     if best == jnp.float64:
@@ -44,9 +37,6 @@ def box_muller(
       high: High word of the uniform number that gives the radius, any shape.
       low: Low word of the same number, same shape.
       angle: Word that gives the point on the circle, same shape.
-
-    Returns:
-      Two arrays of the same shape.
     """
     # in (0, 1]; the low word matters where the high word is small
     uniform = high * np.float32(2**-32) + (low + np.float32(0.5)) * np.float32(2**-64)
@@ -91,14 +81,7 @@ def _series(square: jax.Array, first: int) -> Any:
 
 
 def sum_dtype(x: jax.Array) -> Any:
-    """Returns the dtype in which `x` and noise are added: float32 or wider.
-
-    Args:
-      x: Array of a floating dtype.
-
-    Returns:
-      A NumPy dtype.
-    """
+    """Returns the dtype in which `x` and noise are added: float32 or wider."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
@@ -109,12 +92,7 @@ def add_normal(key: jax.Array, sigma: Any, g: Any) -> Any:
     `sigma` is 0, every bit of `g` is kept.
 
     Args:
-      key: Typed PRNG key.
       sigma: Standard deviation; one number, or a prefix of the tree of `g`.
-      g: Pytree of arrays.
-
-    Returns:
-      The noisy tree, with the dtypes of `g`.
     """
     leaves, structure = jax.tree.flatten(g)
     if not leaves:

@@ -11,12 +11,20 @@ for an epsilon:
     )
     print(report(spec).statement())
     spec = calibrated(spec, epsilon=1.0)
+
+A `Threat` is an adversary: who sees what, and the noise multiplier of what is seen. A
+mechanism, `AgentPrivacy` or `ClientPrivacy`, is an argument of a simulation. It alone
+decides the sampling, the clip and the noise of the run. From these it derives a
+`Guarantee`, to which the simulation keeps: rounds, secret noise, and what is published.
 """
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
+
+import numpy as np
 
 from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.accounting import (
@@ -25,9 +33,10 @@ from fedjax_muon.privacy.accounting import (
     Adjacency,
     Gaussian,
     Pld,
+    calibrate_noise,
     joint_multiplier,
+    mean_multiplier,
 )
-from fedjax_muon.privacy.calibration import calibrate_noise
 from fedjax_muon.privacy.releases import Correlated, Output, Release
 from fedjax_muon.privacy.sampling import (
     FullBatch,
@@ -36,7 +45,84 @@ from fedjax_muon.privacy.sampling import (
     Sampling,
     Shuffled,
 )
-from fedjax_muon.privacy.threats import Neighbor, Threat
+
+# scores that depend on the training data only through what is released
+PUBLIC = ("test_", "consensus")
+FIXED = "the noise and the coins are drawn from the seed: whoever knows it removes them"
+TRAINING = (
+    "training metrics are published without noise; the guarantee does not hold for them"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighbor:
+    """An adversary who sees all that an agent sends; all other agents may collude."""
+
+    assumptions: tuple[str, ...] = dataclasses.field(default=(), init=False)
+
+    def __str__(self) -> str:
+        return "every message of the agent is seen, all other agents may collude"
+
+    def effective_multiplier(self, multiplier: float) -> float:
+        """Returns that of what is seen."""
+        return multiplier
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanOnly:
+    """An adversary who sees only the mean over agents."""
+
+    agents: int
+    colluders: int = 0  # agents that reveal their own part
+
+    def __post_init__(self) -> None:
+        mean_multiplier(1.0, self.agents, self.colluders)
+
+    def __str__(self) -> str:
+        return (
+            f"only the mean over {self.agents} agents is seen, {self.colluders} of "
+            "them collude"
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Its conditions, in words."""
+        return (
+            "secure aggregation hides single messages (gossip alone does not)",
+            "all agents hold the same parameters in every step",
+            "every agent adds independent noise of the same standard deviation",
+        )
+
+    def effective_multiplier(self, multiplier: float) -> float:
+        """Returns that of what is seen."""
+        return mean_multiplier(multiplier, self.agents, self.colluders)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustedServer:
+    """An adversary who sees all that the server broadcasts, not what it receives."""
+
+    def __str__(self) -> str:
+        return (
+            "every model that the server broadcasts is seen; the server and the "
+            "channels to it are trusted"
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Its conditions, in words."""
+        return (
+            "the server keeps single messages, and who took part, to itself",
+            "what is measured on clients' own examples, such as the training loss, "
+            "is not published, and nothing is tuned on it",
+        )
+
+    def effective_multiplier(self, multiplier: float) -> float:
+        """Returns that of what is seen."""
+        return multiplier
+
+
+Threat = Neighbor | MeanOnly | TrustedServer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +193,7 @@ class PrivacyReport:
 def report(spec: PrivacySpec) -> PrivacyReport:
     """Computes the epsilon of a run and lists its conditions.
 
-    Args:
-      spec: What is released.
-
-    Returns:
-      The report. Its epsilon is infinite if a stream has no clipping or no noise.
-
-    Raises:
-      ImportError: If dp-accounting is not installed.
+    It is infinite if a stream has no noise, or if its clip bounds nothing.
     """
     accountant = checked_accountant(spec)
     reasons = without_guarantee(spec.releases)
@@ -146,16 +225,7 @@ def calibrated(
 ) -> PrivacySpec:
     """Scales all noise of a run by one factor, to reach an epsilon.
 
-    Args:
-      spec: What is released; the ratios of its noise levels are kept.
-      epsilon: Largest epsilon allowed, positive.
-      tolerance: Relative tolerance of the factor.
-
-    Returns:
-      The specification with a factor at most `tolerance` above the smallest.
-
-    Raises:
-      ImportError: If dp-accounting is not installed.
+    The factor is at most `tolerance` above the smallest, relative to it.
     """
     report(spec)  # raises for combinations that do not fit, before the search
     reasons = without_guarantee(spec.releases)
@@ -277,3 +347,76 @@ def _epsilon(spec: PrivacySpec, accountant: Accountant) -> float:
     first, later = step_multipliers(spec)
     run = (spec.sampling, later, spec.steps, delta, adjacency, first)
     return accountant.epsilon(*run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """The guarantee of a private run, derived from what the run executes."""
+
+    spec: PrivacySpec  # of the records that are protected least
+    rounds: int  # that it covers, after the first release
+    fixed_noise: bool = False  # noise from the seed, for tests; no privacy
+    training_metrics: bool = False  # whether they are published
+    assumptions: tuple[str, ...] = ()  # in addition to those of the report
+
+    def report(self) -> PrivacyReport:
+        """Computes epsilon, which is infinite if the noise is fixed."""
+        found = report(self.spec)
+        reasons = (FIXED,) if self.fixed_noise else ()
+        voids = (TRAINING,) if self.training_metrics else ()
+        return dataclasses.replace(
+            found,
+            epsilon=math.inf if reasons else found.epsilon,
+            assumptions=(*found.assumptions, *self.assumptions),
+            caveats=(*reasons, *voids, *found.caveats),
+        )
+
+    def statement(self) -> str:
+        """Returns the report as text, to print and to publish with results."""
+        return self.report().statement()
+
+    def check_rounds(self, completed: int, count: int) -> None:
+        """Checks that the guarantee covers `count` further rounds."""
+        if completed + count > self.rounds:
+            raise ValueError(
+                f"the noise is for {self.rounds} rounds, got {completed} completed and "
+                f"{count} more; make a simulation whose privacy has more rounds"
+            )
+
+    def published(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Selects the scores that may be published: all if training metrics are.
+
+        Otherwise they are those of the test set, which must be public, and of the
+        parameters.
+        """
+        if self.training_metrics:
+            return dict(scores)
+        return {name: x for name, x in scores.items() if name.startswith(PUBLIC)}
+
+    def run_words(self) -> np.ndarray | None:
+        """Draws the key of a run's noise and coins from the operating system.
+
+        Returns:
+          uint32 [2], 64 bits of entropy, which are stored in the state alone; None if
+          the noise is fixed, which leaves it to the seed.
+        """
+        if self.fixed_noise:
+            return None
+        return np.frombuffer(secrets.token_bytes(8), np.uint32)
+
+
+def check_noise(epsilon: float | None, noise: float | None, name: str) -> None:
+    """Checks that the noise is given once, by its epsilon or itself."""
+    if (epsilon is None) == (noise is None):
+        raise ValueError(
+            f"give either epsilon or {name}, got epsilon={epsilon}, {name}={noise}"
+        )
+
+
+def check_left_out(given: Mapping[str, Any]) -> None:
+    """Checks that no argument that a mechanism decides is given beside it."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"privacy decides {name}; leave it out, and set it in the mechanism"
+            )

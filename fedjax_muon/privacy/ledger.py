@@ -47,24 +47,15 @@ class Entry:
 
     @classmethod
     def now(cls, run: str, label: str, cost: Cost) -> "Entry":
-        """Makes an entry with the present time.
-
-        Args:
-          run: Name of the run, which no other run in the ledger has.
-          label: What runs, in words.
-          cost: What it costs.
-        """
+        """Makes an entry with the present time."""
         now = datetime.datetime.now(datetime.UTC)
         return cls(run, label, cost, now.isoformat(timespec="seconds"))
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Identifies the training examples of a data set.
+    """Identifies the training examples of a dataset.
 
-    The same examples in another order, number or scale are another data set to it.
-
-    Args:
-      dataset: The data set, with arrays of NumPy or JAX.
+    The same examples in another order, number or scale are another dataset to it.
 
     Returns:
       SHA-256 of the shapes, types and bytes of `x_train` and `y_train`, in hexadecimal.
@@ -98,14 +89,7 @@ class Ledger:
         self.data = data
 
     def entries(self) -> tuple[Entry, ...]:
-        """Reads what was charged.
-
-        Returns:
-          The entries, oldest first; none if the file does not exist.
-
-        Raises:
-          OSError: If it can't be read.
-        """
+        """Reads what was charged, oldest first; nothing if there is no file."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -115,20 +99,7 @@ class Ledger:
     def check(
         self, entries: Sequence[Entry], delta: float, budget: float | None = None
     ) -> float:
-        """Does what `charge` does, but adds nothing.
-
-        Args:
-          entries: See `charge`.
-          delta: See `charge`.
-          budget: See `charge`.
-
-        Returns:
-          What `charge` would return.
-
-        Raises:
-          OSError: If the file can't be read.
-          ImportError: If dp-accounting is not installed.
-        """
+        """Does what `charge` does, but adds nothing."""
         return self._added(entries, delta, budget)[1]
 
     def charge(
@@ -147,7 +118,6 @@ class Ledger:
 
         Raises:
           OSError: If the file can't be written. It is unchanged then.
-          ImportError: If dp-accounting is not installed.
         """
         with self._locked():  # which makes the folders
             new, epsilon = self._added(entries, delta, budget)

@@ -1,4 +1,16 @@
-"""Releases: a clipped, noisy stream of values, and where its noise is added."""
+"""Releases: a clipped, noisy stream of values, and where its noise is added.
+
+Noise is added to the innovation d_t, which the recursion g_t = c g_{t-1} + d_t keeps,
+or to the released g_t, while the recursion keeps the clean value. In the second case
+the release is A d + noise with A[t, k] = c^(t-k), a matrix mechanism. Its L2
+sensitivity is the norm of v_t = sum_k c^(t-k) w_k for the largest changes w_k that one
+record can make to d_k (Denisov et al. 2022, arXiv:2202.08312; Choquette-Choo et al.
+2023, arXiv:2306.08153).
+
+Every kind of noise has `transcript_multiplier(changes, beta)`, the noise multiplier of
+one Gaussian mechanism that is as private as the whole transcript, for the largest
+changes of the innovations by one record, [steps].
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -6,8 +18,15 @@ from typing import ClassVar
 import numpy as np
 
 from fedjax_muon.core import check_range
+from fedjax_muon.privacy.clipping import Clip
 from fedjax_muon.privacy.correlated import Strategy
-from fedjax_muon.privacy.sensitivity import Clip, transcript_norm
+
+
+def transcript_norm(changes: np.ndarray, decay: float) -> float:
+    """Returns the norm of v, where v_t = decay v_{t-1} + changes_t."""
+    from scipy import signal  # slow to import, for private runs alone
+
+    return float(np.linalg.norm(signal.lfilter([1.0], [1.0, -decay], changes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +64,7 @@ class Inside:
         return self.multiplier if first is None else first, self.multiplier
 
     def transcript_multiplier(self, changes: np.ndarray, beta: float) -> float:
-        """Returns the multiplier of the whole transcript.
-
-        Args:
-          changes: Largest changes of the innovations by one record, [steps].
-          beta: Not used: every change is released once.
-
-        Returns:
-          The noise multiplier of one Gaussian mechanism that is equally private.
-        """
+        """Returns that of changes which are released once, so that beta is not used."""
         del beta
         first, later = self.step_multipliers()
         ratios = (changes > 0) / later
@@ -88,15 +99,7 @@ class Output:
         )
 
     def transcript_multiplier(self, changes: np.ndarray, beta: float) -> float:
-        """Returns the multiplier of the whole transcript, which repeats the memory.
-
-        Args:
-          changes: Largest changes of the innovations by one record, [steps].
-          beta: Weight of the new gradient in STORM, in (0, 1].
-
-        Returns:
-          The noise multiplier of one Gaussian mechanism that is equally private.
-        """
+        """Returns that of a transcript which repeats the memory."""
         return self.sigma / transcript_norm(changes, 1 - beta)
 
 
@@ -142,19 +145,11 @@ class Correlated:
         return multiplier, multiplier
 
     def transcript_multiplier(self, changes: np.ndarray, beta: float) -> float:
-        """Returns the multiplier of the whole transcript.
+        """Returns that of the worst record, which takes part as early as it can.
 
-        Since no entry of C is negative, the worst record takes part in the first of the
-        steps that it can take part in, always in the same direction.
-
-        Args:
-          changes: Largest changes of the gradients by one record, [steps].
-          beta: Not used: there is no memory.
-
-        Returns:
-          The noise multiplier of one Gaussian mechanism that is equally private.
+        It does so always in the same direction, since no entry of C is negative.
         """
-        del beta
+        del beta  # there is no memory
         steps = len(changes)
         column = self.strategy.column(steps)
         from scipy import signal  # slow to import, for private runs alone
@@ -175,12 +170,16 @@ class Release:
 
     clip: Clip
     noise: Noise
-    beta: float = (
-        1.0  # weight of the new gradient in STORM; 1 for streams without memory
-    )
+    # weight of the new gradient in STORM, in (0, 1]; 1 for streams without memory
+    beta: float = 1.0
 
     def __post_init__(self) -> None:
-        self.clip.sensitivity(self.beta, 1)  # raises if `beta` is out of range
+        check_range("beta", self.beta, 0, 1, open_low=True, schedules=False)
+        if not isinstance(self.clip.sensitivity(self.beta, 1), (int, float)):
+            raise ValueError(
+                "accounting needs norms of all variables together, got "
+                f"{self.clip}: give a number as clip_norm"
+            )
         if isinstance(self.noise, Correlated) and self.beta != 1:
             raise ValueError(
                 "correlated noise is for gradients without memory, got beta "

@@ -5,8 +5,11 @@ sampling amplifies privacy, and only noise inside the recursion can be accounted
 `Cyclic`, `Shuffled` and `FullBatch` do not amplify: the steps in which a record takes
 part are bounded, and the whole transcript is one Gaussian mechanism.
 
-Constructors raise `TypeError` if a count is not a whole number, and `ValueError` if a
-batch is larger than the data, since batches are drawn without replacement.
+Constructors refuse batches that are larger than the data, since batches are drawn
+without replacement.
+
+The `changes` of a sampling that does not amplify bound how one record changes the
+innovations d_0, ..., d_{steps-1} (see `clipping`): L2 norms, [steps].
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedjax_muon.core import check_count
-from fedjax_muon.privacy.sensitivity import Clip
+from fedjax_muon.privacy.clipping import Clip
 
 LIMIT = "the agent's examples"  # of a batch without replacement
 
@@ -132,26 +135,17 @@ class Cyclic:
         return self.examples // self.batch
 
     def changes(self, clip: Clip, beta: float, steps: int) -> np.ndarray:
-        """Bounds how one record changes the innovations d_0, ..., d_{steps-1}.
-
-        Args:
-          clip: How the gradients of an example are bounded.
-          beta: Weight of the new gradient in STORM, in (0, 1].
-          steps: Number of steps, step 0 included.
-
-        Returns:
-          L2 norms of the largest changes, [steps].
-        """
+        """Returns the largest changes of a record, once in a cycle."""
         change = clip.sensitivity(beta, self.batch)
         changes = np.zeros(steps)
         if self.first_batch is None:
             # Step 0 counts as the larger of both kinds of step, which also covers the
             # records that take part at 1, 1 + separation, ... instead.
             changes[:: self.separation] = change
-            changes[0] = max(change, clip.first_sensitivity(self.batch))
+            changes[0] = max(change, clip.sensitivity(1.0, self.batch))
         else:
             changes[1 :: self.separation] = change
-            changes[0] = clip.first_sensitivity(self.first_batch)
+            changes[0] = clip.sensitivity(1.0, self.first_batch)
         return changes
 
 
@@ -177,9 +171,9 @@ class Shuffled:
         )
 
     def changes(self, clip: Clip, beta: float, steps: int) -> np.ndarray:
-        """Returns changes that bound the transcript, [steps]; see `Cyclic.changes`."""
+        """Returns changes that bound the transcript of any pattern."""
         changes = np.full(steps, clip.shuffled_change(beta, self.batch))
-        changes[0] = max(changes[0], clip.first_sensitivity(self.batch))
+        changes[0] = max(changes[0], clip.sensitivity(1.0, self.batch))
         return changes
 
 
@@ -203,9 +197,9 @@ class FullBatch:
         return self.examples
 
     def changes(self, clip: Clip, beta: float, steps: int) -> np.ndarray:
-        """Returns changes that bound the transcript, [steps]; see `Cyclic.changes`."""
+        """Returns changes that bound the transcript of a record in every batch."""
         changes = np.full(steps, clip.full_batch_change(beta, self.examples))
-        changes[0] = clip.first_sensitivity(self.examples)
+        changes[0] = clip.sensitivity(1.0, self.examples)
         return changes
 
 

@@ -32,7 +32,7 @@ from fedjax_muon.engine.sharding import (
     shardings,
 )
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.mechanism import check_left_out
+from fedjax_muon.privacy.guarantees import check_left_out
 from fedjax_muon.simulation import own_accuracy
 from fedjax_muon.simulation.arguments import (
     check_algorithm,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_muon.core import Algorithm
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.mechanism import Guarantee, check_left_out
+from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
 from fedjax_muon.tasks.task import Task
 
 Cohorts = Callable[[jax.Array, int, int], tuple[jax.Array, jax.Array]]

@@ -18,7 +18,7 @@ from fedjax_muon.core import check_count, numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
-from fedjax_muon.privacy.mechanism import Guarantee
+from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import check_key, check_not_donated
 from fedjax_muon.simulation.batching import Clients, max_client_size_of
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of

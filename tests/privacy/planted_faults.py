@@ -7,6 +7,7 @@ which an audit of a prepared simulation finds it, where possible of one that
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +17,17 @@ from fedjax_muon.decentralized import (
     agent_privacy,
     engine as gossip_engine,
     estimators,
-    private_storm,
+    private,
+    private_estimators,
 )
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
-from fedjax_muon.privacy import client_mechanism, client_privacy, gaussian
+from fedjax_muon.privacy import client_mechanism, client_privacy, clipping, gaussian
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
-from fedjax_muon.privacy.clipping import clipped
-from fedjax_muon.privacy.mechanism import Guarantee
+from fedjax_muon.privacy.clipping import Each, clipped
+from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
-from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.simulation import participation, rounds as simulation_rounds
 from fedjax_muon.simulation.batching import (
     always,
@@ -41,7 +42,7 @@ from fedjax_muon.simulation.participation import fixed_cohort
 def small_noise(patch) -> None:
     plain = gaussian.add_normal
     less = lambda key, sigma, g: plain(key, jax.tree.map(lambda s: 0.1 * s, sigma), g)
-    for module in (private_storm, estimators, client_mechanism):
+    for module in (private_estimators, estimators, client_mechanism):
         patch.setattr(module, "add_normal", less)
 
 
@@ -64,7 +65,7 @@ def shared_by_variables(patch) -> None:
             sigma = jax.tree.map(lambda _: sigma, g)
         return jax.tree.map(lambda s, x: plain(key, s, x), sigma, g)
 
-    for module in (private_storm, estimators):
+    for module in (private_estimators, estimators):
         patch.setattr(module, "add_normal", same)
 
 
@@ -78,7 +79,7 @@ def used_again(patch) -> None:
 
 def keyed_by_the_batch(patch) -> None:
     used_again(patch)
-    plain = agent_privacy.add_public_gradient
+    plain = private.add_public_gradient
 
     def keyed(estimator):
         def with_key(iteration, batch):
@@ -92,11 +93,11 @@ def keyed_by_the_batch(patch) -> None:
             )
         )
 
-    patch.setattr(agent_privacy, "add_public_gradient", keyed)
+    patch.setattr(private, "add_public_gradient", keyed)
 
 
 def clean_start(patch) -> None:
-    plain = agent_privacy.add_public_gradient
+    plain = private.add_public_gradient
     built = PRIVATE["dpmixsgd"].estimator
 
     def clean(estimator):
@@ -105,7 +106,7 @@ def clean_start(patch) -> None:
         ).start(o, x, b, i)
         return plain(Estimator(silent, estimator.update))
 
-    patch.setattr(agent_privacy, "add_public_gradient", clean)
+    patch.setattr(private, "add_public_gradient", clean)
 
 
 def from_the_seed(patch) -> None:
@@ -114,45 +115,45 @@ def from_the_seed(patch) -> None:
 
 # -------------------------------------------------------------------------- clip faults
 def no_clip(patch) -> None:
-    patch.setattr(private_storm, "clipped", lambda clip_norm, g: g)
+    patch.setattr(clipping, "clipped", lambda clip_norm, g: g)
 
 
 def twice_the_clip(patch) -> None:
     twice = lambda clip_norm, g: clipped(jax.tree.map(lambda c: 2 * c, clip_norm), g)
-    patch.setattr(private_storm, "clipped", twice)
+    patch.setattr(clipping, "clipped", twice)
 
 
 def with_shares(clip, factor):
     """The same clip, but every share counts `factor` times."""
     scaled = lambda *given: jax.tree.map(lambda x: x * factor, clip.share(*given))
-    return clip._replace(share=scaled)
+    return SimpleNamespace(share=scaled, sensitivity=clip.sensitivity)
 
 
 def mean_clipped(patch) -> None:
-    plain = private_storm._innovation
+    plain = private_estimators._innovation
 
-    def innovation(clip, new, old, k, size, multiplier, iteration):
+    def innovation(clip, new, old, beta, size, multiplier, iteration):
         mean = lambda g: jax.tree.map(lambda x: x.sum(0, keepdims=True) / size, g)
         # the share of the mean counts as often as those of all examples
         scaled = with_shares(clip, size)
-        return plain(scaled, mean(new), mean(old), k, size, multiplier, iteration)
+        return plain(scaled, mean(new), mean(old), beta, size, multiplier, iteration)
 
-    patch.setattr(private_storm, "_innovation", innovation)
+    patch.setattr(private_estimators, "_innovation", innovation)
 
 
 def realised_size(patch) -> None:
-    plain = private_storm._innovation
+    plain = private_estimators._innovation
 
-    def innovation(clip, new, old, k, size, multiplier, iteration):
+    def innovation(clip, new, old, beta, size, multiplier, iteration):
         rows = sum(jnp.abs(x).sum(1) for x in jax.tree.leaves(new)) > 0
         scaled = with_shares(clip, size / jnp.maximum(rows.sum(), 1))
-        return plain(scaled, new, old, k, size, multiplier, iteration)
+        return plain(scaled, new, old, beta, size, multiplier, iteration)
 
-    patch.setattr(private_storm, "_innovation", innovation)
+    patch.setattr(private_estimators, "_innovation", innovation)
 
 
 def y_not_clipped(patch) -> None:
-    patch.setattr(private_storm, "clipped", lambda c, g: g._replace(x=clipped(c, g.x)))
+    patch.setattr(clipping, "clipped", lambda c, g: g._replace(x=clipped(c, g.x)))
 
 
 # -------------------------------------------------------- sampling, accounting faults

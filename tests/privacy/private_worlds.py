@@ -7,10 +7,10 @@ from unittest import mock
 import numpy as np
 
 from fedjax_muon.algorithms import ALL as ALGORITHMS, fedavg
-from fedjax_muon.attacks import clients as client_audits, simulated
-from fedjax_muon.attacks.canary_task import canary_data, canary_task
-from fedjax_muon.attacks.findings import audited, audited_together
-from fedjax_muon.attacks.simulated import Worlds
+from fedjax_muon.audits import agents as agent_audits, clients as client_audits
+from fedjax_muon.audits.canary import canary_data, canary_task
+from fedjax_muon.audits.findings import Finding, audited, audited_together
+from fedjax_muon.audits.worlds import Worlds
 from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
@@ -18,7 +18,6 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded, Buffered
-from fedjax_muon.privacy.profile_audit import Finding
 from fedjax_muon.runs import build
 from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.simulation.federated import federate
@@ -83,7 +82,7 @@ def period_of(method, examples: int, batch: int) -> int:
 
 def agents(case: Case) -> Worlds:
     """Makes the worlds of a case."""
-    return simulated.agent_worlds(simulation_of(case), 0, WEIGHTS, LR)
+    return agent_audits.agent_worlds(simulation_of(case), 0, WEIGHTS, LR)
 
 
 def command(name: str) -> Worlds:
@@ -115,7 +114,7 @@ def command(name: str) -> Worlds:
     ):
         prepared = build.simulation_of(run, dataset)
     weights = topology.metropolis(build.graph_of(config, 0))
-    return simulated.agent_worlds(prepared, 0, weights, rate)
+    return agent_audits.agent_worlds(prepared, 0, weights, rate)
 
 
 def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:

@@ -40,8 +40,8 @@ from fedjax_muon.privacy import (
     joint_multiplier,
 )
 from fedjax_muon.privacy.adaptive_clip import LARGEST, SMALLEST, contribution
-from fedjax_muon.privacy.client_accounting import client_spec
 from fedjax_muon.privacy.client_mechanism import PrivateServer, private_clients
+from fedjax_muon.privacy.client_privacy import client_spec
 
 private = partial(private_clients, **SIZES)
 alone = partial(private_clients, noise_multiplier=0.0, **SIZES)  # without noise

@@ -14,19 +14,20 @@ from jax_privacy import matrix_factorization as matrices
 from private_worlds import BUFFERED, Case
 
 from fedjax_muon.algorithms import ALL, fedavg
-from fedjax_muon.attacks.canary_task import canary_data, canary_task
+from fedjax_muon.audits.canary import canary_data, canary_task
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private_ftrl import correlated_gradient
+from fedjax_muon.decentralized.private_estimators import correlated_gradient
 from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
-from fedjax_muon.privacy.band_selection import best_banded
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import (
     Banded,
     Buffered,
     banded,
+    best_banded,
     buffered,
     prefix_errors,
 )
@@ -34,7 +35,6 @@ from fedjax_muon.privacy.gaussian import add_normal
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
 from fedjax_muon.privacy.releases import Correlated, Inside, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
-from fedjax_muon.privacy.sensitivity import Each
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import cyclic_poisson
 from fedjax_muon.simulation.federated import federate

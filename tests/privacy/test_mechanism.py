@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ from error_lines import refused
 
 from fedjax_muon import data, models, partition
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
+from fedjax_muon.core import Hyper, recorded, tree, value_at
 from fedjax_muon.decentralized import ALL, dsgd, gradient_tracking, topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
-from fedjax_muon.decentralized.estimators import storm
+from fedjax_muon.decentralized.estimators import fresh, storm
+from fedjax_muon.decentralized.gossip import Estimator, Gossip
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
@@ -58,7 +61,58 @@ def usual(make):
     return make()
 
 
+class Ball(NamedTuple):
+    params: Any
+    velocity: Any
+    memory: Any
+
+
+@recorded
+def heavy_ball(
+    lr: Hyper = 0.1,
+    *,
+    decay: Hyper = 0.5,
+    peeks: int = 0,
+    estimates: int = 1,
+    estimator: Estimator = fresh(),
+) -> Gossip:
+    """A method of a user's own, and two ways in which it may not be private."""
+
+    def advance(x, v, estimate, mix, iteration):
+        g, memory = estimate
+        v = tree.add(tree.scale(decay, v), g)
+        return Ball(mix(tree.sub_scaled(x, value_at(lr, iteration), v)), v, memory)
+
+    def start(objective, x, mix, batch, iteration):
+        for _ in range(peeks):
+            objective.grad(x, batch, iteration.key)
+        for _ in range(estimates):
+            estimate = estimator.start(objective, x, batch, iteration)
+        return advance(x, tree.zeros_like(x), estimate, mix, iteration)
+
+    def step(objective, state, mix, batch, iteration):
+        x, v, memory = state
+        estimate = estimator.update(objective, memory, x, batch, iteration)
+        return advance(x, v, estimate, mix, iteration)
+
+    return Gossip(start, step)
+
+
 # ------------------------------------------------------------------- what is derived
+def test_a_method_of_ones_own_is_private_as_well():
+    mine = agents(algorithm=heavy_ball(lr=0.1, decay=0.0))
+    assert mine.guarantee.spec == usual(agents).guarantee.spec
+    fixed = replace(AGENT, insecure_fixed_noise=True)
+    runs = [agents(fixed, method(lr=0.1)) for method in (dsgd, heavy_ball)]
+    moved = [run.train_rounds(run.init(KEY), 2)[0].params for run in runs]
+    flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(a)]) for a in moved]
+    assert not np.allclose(flat[0], flat[1])
+    plain = agents(fixed, heavy_ball(lr=0.1, decay=0.0))
+    last = plain.train_rounds(plain.init(KEY), 2)[0].params
+    for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(moved[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)  # without a memory it is D-SGD
+
+
 def test_the_noise_of_agents_is_that_of_epsilon():
     simulation = usual(agents)
     report = simulation.guarantee.report()
@@ -205,12 +259,18 @@ WRONG = {
     "privacy decides the estimator": lambda: agents(
         algorithm=gradient_tracking(lr=0.1, estimator=storm(0.1))
     ),
-    "privacy can be derived for dsgd and gradient_tracking, got dm_hsgd": (
-        lambda: agents(algorithm=ALL["dm_hsgd"].function(lr=0.1))
+    "such as dsgd or gradient_tracking, got dm_hsgd": lambda: agents(
+        algorithm=ALL["dm_hsgd"].function(lr=0.1)
     ),
-    "got an algorithm of its own": lambda: agents(
+    "got an algorithm without a recipe": lambda: agents(
         algorithm=dsgd(lr=0.1)._replace(recipe=None)
     ),
+    "asks for a gradient itself": lambda: agents(algorithm=heavy_ball(peeks=1)).init(
+        KEY
+    ),
+    "once in an iteration, heavy_ball did 2 times": lambda: agents(
+        algorithm=heavy_ball(estimates=2)
+    ).init(KEY),
     "use weighting=uniform": lambda: clients(weighting=lambda sizes: 1.0 * sizes),
     "is private already": lambda: clients(
         algorithm=private_clients(

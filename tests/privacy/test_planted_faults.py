@@ -14,15 +14,20 @@ from planted_faults import FAULTS
 from private_worlds import CASES
 from scipy import stats
 
-from fedjax_muon.attacks import clients as client_audits, simulated
-from fedjax_muon.attacks.findings import audited, batch_law
+from fedjax_muon.audits import (
+    agents as agent_audits,
+    bounds,
+    clients as client_audits,
+    findings as profiles,
+)
+from fedjax_muon.audits.findings import audited, batch_law
+from fedjax_muon.audits.worlds import chunks, run_keys as run_keys_of
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.privacy import audit, profile_audit as profiles
 from fedjax_muon.privacy.accounting import Rdp
+from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
-from fedjax_muon.privacy.sensitivity import Each
 
 SEEDS, WORLDS = 20, 200  # one chunk of worlds
 QUICK = ("no clip", "one release less", "noise / 10 (clients)")  # of the faults
@@ -47,7 +52,7 @@ def alarms(findings):
 
 def check_seeds(worlds):
     both = worlds.run_both(0, SEEDS * WORLDS)
-    pairs = zip(*(simulated.chunks(seen, WORLDS) for seen in both), strict=True)
+    pairs = zip(*(chunks(seen, WORLDS) for seen in both), strict=True)
     found = [alarms(audited(worlds.record, *pair)) for pair in pairs]
     assert found == [[]] * SEEDS
 
@@ -162,9 +167,9 @@ def test_twice_the_sensitivity_is_found_where_one_point_is_not_enough():
     claimed = profiles.claimed_deltas(spec)
     assert profiles.refuted_profile("", *scores, claimed, 1e-3).alarm
     half = [score[:2000] for score in scores], [score[2000:] for score in scores]
-    bound = lambda found: audit.epsilon_bound(found, spec.delta, 0.999)
-    level = audit.best_threshold(*half[0], bound)
-    assert bound(audit.errors(*half[1], level)) < report(spec).epsilon
+    bound = lambda found: bounds.epsilon_bound(found, spec.delta, 0.999)
+    level = bounds.best_threshold(*half[0], bound)
+    assert bound(bounds.errors(*half[1], level)) < report(spec).epsilon
 
 
 def test_noise_is_tested_in_all_directions():
@@ -192,7 +197,7 @@ def test_the_law_of_cut_batches():
     """The mean number of records in a batch, the canary included."""
     for room in (None, 3, 8):
         sampling = Poisson(8, 2, room)
-        record = simulated.agent_record(spec_of(sampling, Inside(1.0)), 8, steps=5)
+        record = agent_audits.agent_record(spec_of(sampling, Inside(1.0)), 8, steps=5)
         others, joins = batch_law(record, steps=5)
         assert others.sum() == pytest.approx(1)
         kept = np.minimum(np.arange(9), room or 8)
@@ -212,7 +217,7 @@ def test_a_learned_score_finds_shared_noise():
 
 def test_worlds_have_different_run_keys():
     worlds = private_worlds.agents(CASES["secret"])
-    keys = simulated.run_keys(worlds.simulation, 5)
+    keys = run_keys_of(worlds.simulation, 5)
     assert len(np.unique(jax.random.key_data(keys), axis=0)) == 5
     fixed = private_worlds.agents(CASES["dp_sgda"])
-    assert simulated.run_keys(fixed.simulation, 5) is None
+    assert run_keys_of(fixed.simulation, 5) is None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +16,21 @@ from fedjax_muon.privacy.accounting import (
     gaussian_epsilon,
     joint_multiplier,
 )
-from fedjax_muon.privacy.client_accounting import client_spec
-from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
+from fedjax_muon.privacy.client_privacy import client_spec
+from fedjax_muon.privacy.clipping import Each, Split
+from fedjax_muon.privacy.guarantees import (
+    MeanOnly,
+    Neighbor,
+    PrivacySpec,
+    calibrated,
+    report,
+)
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
-from fedjax_muon.privacy.sensitivity import Each, Split, Unclipped, long_run_std
-from fedjax_muon.privacy.threats import MeanOnly, Neighbor
 
 DELTA = 1e-5
+# a clip of one's own that bounds nothing
+UNBOUNDED = SimpleNamespace(sensitivity=lambda beta, batch: math.inf)
 CYCLE = Cyclic(6512, 20)
 A9A, FIRST = Poisson(6512, 20), Poisson(6512, 20, first_batch=6512)
 COARSE = Pld(1e-3)
@@ -95,7 +103,7 @@ def test_reference_noise_at_equal_privacy(clip, beta, step, walk):
     std = z * clip.sensitivity(beta, 20)
     marginal = std / math.sqrt(beta * (2 - beta))
     assert marginal == pytest.approx(float(step), abs=half_of_last(step))
-    assert long_run_std(std, beta) == pytest.approx(float(walk), abs=half_of_last(walk))
+    assert std / beta == pytest.approx(float(walk), abs=half_of_last(walk))
 
 
 def test_joint_releases_share_the_loss():
@@ -160,14 +168,14 @@ def test_the_mean_over_agents_hides_more():
 
 def test_without_clipping_epsilon_is_infinite_and_says_why():
     for noise, sampling in ((Output(5.0), CYCLE), (Inside(5.0), A9A)):
-        run = spec(noise, sampling, clip=Unclipped())
+        run = spec(noise, sampling, clip=UNBOUNDED)
         found = report(run)
         assert found.epsilon == math.inf
         assert "NO differential privacy" in found.statement()
         assert "x is not clipped" in found.statement()
         refused(r"no factor makes.*x is not clipped", calibrated, run, 1.0)
     x = Release(Each(1.0), Output(1.0), 0.1)
-    y = Release(Unclipped(), Output(1.0), 0.1)
+    y = Release(UNBOUNDED, Output(1.0), 0.1)
     found = report(PrivacySpec({"x": x, "y": y}, CYCLE, 9, DELTA))
     assert found.epsilon == math.inf
     assert any("y is not clipped" in caveat for caveat in found.caveats)
@@ -227,7 +235,7 @@ def test_the_statement_says_it_all():
     ],
 )
 def test_what_does_not_go_together_is_refused(noise, sampling, accountant, said):
-    for clip in (Each(1.0), Unclipped()):
+    for clip in (Each(1.0), UNBOUNDED):
         run = spec(noise, sampling, clip=clip, accountant=accountant)
         refused(said, report, run)
         refused(said, calibrated, run, 1.0)

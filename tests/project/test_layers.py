@@ -15,7 +15,7 @@ LAYERS = (
     {"simulation"},
     {"decentralized"},
     {"planning"},
-    {"attacks", "reporting", "deploy", "sweeps"},
+    {"audits", "reporting", "deploy", "sweeps"},
     {"runs"},
     {"cli"},
 )

@@ -31,7 +31,6 @@ CLASSES = {name: value for name, value in NAMED.items() if inspect.isclass(value
 # parts of the library that export names of their own
 NAMES = ("privacy", "compression", "decentralized", "reporting", "deploy")
 PARTS = {name: getattr(fm, name) for name in NAMES}
-PARTS["attacks.inversion"] = fm.attacks.inversion
 EXPORTED = [(part, name) for part, module in PARTS.items() for name in module.__all__]
 EMPTY = inspect.Parameter.empty
 
@@ -165,7 +164,6 @@ LONG = {
     *(("", name) for name in ("tune", "sweep", "own_accuracies")),
     *(("privacy", name) for name in ("buffered", "best_banded", "banded")),
     *(("deploy", name) for name in ("in_process", "serve")),
-    *(("attacks.inversion", name) for name in ("analytic", "score")),
 }
 EXAMPLES = [*(("", name) for name in FUNCTIONS), *EXPORTED]
 
@@ -177,7 +175,6 @@ def test_examples_run(prepared):
 
 @pytest.mark.slow
 def test_long_examples_run(prepared):
-    needs("skimage")
     assert faults(LONG, prepared) == {}
 
 

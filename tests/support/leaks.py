@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import inversion
 from experiments.studies.reconstruction import Sigmoids, images, innovation, plain
-from fedjax_muon.attacks import inversion
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.tasks.task import Batch
 

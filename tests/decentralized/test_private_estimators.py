@@ -30,23 +30,17 @@ from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.estimators import fresh, noisy
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.mixing import dense
-from fedjax_muon.decentralized.private_storm import (
-    difference,
-    each,
-    private_gradient,
-    private_storm,
-    split,
-)
+from fedjax_muon.decentralized.private_estimators import private_gradient, private_storm
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.privacy.clipping import clipped
+from fedjax_muon.privacy.clipping import Difference, Each, Split, clipped
 from fedjax_muon.tasks.task import Batch, per_example
 
 T = 5
 LIMIT, CHANGE = Pair(0.8, 0.5), Pair(0.05, 0.03)
 CLIPS = {
-    "each": (each(LIMIT), oracle.share_each),
-    "difference": (difference(LIMIT), oracle.share_difference),
-    "split": (split(LIMIT, CHANGE), oracle.share_split),
+    "each": (Each(LIMIT), oracle.share_each),
+    "difference": (Difference(LIMIT), oracle.share_difference),
+    "split": (Split(LIMIT, CHANGE), oracle.share_split),
 }
 quick = functools.partial(jax.jit, compiler_options=QUICKLY)
 
@@ -167,7 +161,7 @@ def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
     objective = INSIDE._replace(example_grad=rows)
     first, size = (len(trace.batches[t][0][2]) for t in (0, 1))
     with jax.enable_x64(True):
-        free = split(Pair(1e9, 1e9), Pair(1e9, 1e9))
+        free = Split(Pair(1e9, 1e9), Pair(1e9, 1e9))
         estimator = private_storm(free, beta=BETA, batch_size=size, first_size=first)
         algorithm = gradient_tracking(LR, estimator=estimator)
         states = run(algorithm, objective, dense(WEIGHTS), pair(START), trace)
@@ -184,7 +178,7 @@ def test_without_clip_and_noise_tracking_it_is_dm_hsgd():
 def test_no_noise_changes_no_bit():
     rows = lambda params, batch, key: params[None] * batch
     objective = OBJECTIVE._replace(example_grad=rows)
-    private = private_storm(difference(1.0), batch_size=3)
+    private = private_storm(Difference(1.0), batch_size=3)
     params, batch = jnp.array([1.0, -2.0]), jnp.array([[0.3], [-0.0], [7.0]])
     begin = lambda estimator: estimator.start(objective, params, batch, iteration(0))
     told, memory = begin(private)
@@ -194,14 +188,14 @@ def test_no_noise_changes_no_bit():
     )
     told, _ = later(private)
     assert_same_bits(later(noisy(private, 0.0))[0], told)
-    silent = private_storm(difference(1.0), batch_size=3, noise_multiplier=0.0)
+    silent = private_storm(Difference(1.0), batch_size=3, noise_multiplier=0.0)
     assert_same_bits(later(silent)[0], told)
 
 
 # ------------------------------------------------------------------- sensitivity
 
-K = Pair(0.8, 0.7)
-JOINT = {"each": each(0.8), "difference": difference(0.8), "split": split(0.8, 0.05)}
+WEIGHT = Pair(0.2, 0.3)
+JOINT = {"each": Each(0.8), "difference": Difference(0.8), "split": Split(0.8, 0.05)}
 BOUNDS = {
     "each": Pair(1.8 * 0.8, 1.7 * 0.5),
     "difference": LIMIT,
@@ -214,8 +208,8 @@ def norm(a):
     return np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in a.values()))
 
 
-def leaves_of(k):
-    return Pair({"w": k.x, "b": k.x}, {"v": k.y})
+def leaves_of(beta):
+    return Pair({"w": beta.x, "b": beta.x}, {"v": beta.y})
 
 
 def shapes(draw):
@@ -248,8 +242,8 @@ def adversaries(dtype):
 def test_one_example_moves_the_estimate_by_the_sensitivity_at_most(name, dtype):
     with jax.enable_x64(dtype == "float64"):
         clip = CLIPS[name][0]
-        bound = clip.sensitivity(K, 1)
-        share = quick(lambda new, old: clip.share(new, old, leaves_of(K)))
+        bound = clip.sensitivity(WEIGHT, 1)
+        share = quick(lambda new, old: clip.share(new, old, leaves_of(WEIGHT)))
         worst = Pair(0.0, 0.0)
         for new, old in adversaries(jnp.dtype(dtype)):
             found = share(new, old)
@@ -268,12 +262,12 @@ def test_one_limit_for_both_variables_with_a_beta_of_each(name):
     only_x = Pair({"a": jnp.full(3, 9.0)}, {"a": jnp.zeros(2)})
     only_y = Pair({"a": jnp.zeros(3)}, {"a": jnp.full(2, 9.0)})
     both = Pair({"a": jnp.full(3, 9.0)}, {"a": jnp.full(2, 7.0)})
-    k, innovate = Pair({"a": K.x}, {"a": K.y}), jax.jit(clip.share)
+    beta, innovate = Pair({"a": WEIGHT.x}, {"a": WEIGHT.y}), jax.jit(clip.share)
     for new in (only_x, only_y, both):
         for old in (new, *(jax.tree.map(jnp.negative, g) for g in (only_x, both, new))):
-            share = innovate(new, old, k)
+            share = innovate(new, old, beta)
             worst = max(worst, float(np.hypot(norm(share.x), norm(share.y))))
-    bound = clip.sensitivity(K, 1)
+    bound = clip.sensitivity(WEIGHT, 1)
     assert bound == pytest.approx(JOINT_BOUNDS[name])
     assert worst <= bound * (1 + 1e-6)
     if name != "split":  # whose bound takes the larger weight twice
@@ -281,12 +275,12 @@ def test_one_limit_for_both_variables_with_a_beta_of_each(name):
 
 
 def test_sensitivities_take_weights_as_they_come():
-    assert each(2.0).sensitivity(0.5, 4) == 3.0 / 4
-    assert each(Pair(2.0, 1.0)).sensitivity(0.5, 4) == (3.0 / 4, 1.5 / 4)
-    assert each(2.0).sensitivity(0.0, 4) == 2.0 / 4  # as at t = 0
-    assert difference(2.0).sensitivity(Pair(0.5, 0.1), 4) == 2.0 / 4
-    assert split(2.0, 1.0).sensitivity(0.75, 4) == (0.25 * 2 + 0.75) / 4
-    found = split(Pair(2.0, 1.0), Pair(1.0, 0.5)).sensitivity(0.75, 1)
+    assert Each(2.0).sensitivity(0.5, 4) == 3.0 / 4
+    assert Each(Pair(2.0, 1.0)).sensitivity(0.5, 4) == (3.0 / 4, 1.5 / 4)
+    assert Each(2.0).sensitivity(1.0, 4) == 2.0 / 4  # as at t = 0
+    assert Difference(2.0).sensitivity(Pair(0.5, 0.9), 4) == 2.0 / 4
+    assert Split(2.0, 1.0).sensitivity(0.25, 4) == (0.25 * 2 + 0.75) / 4
+    found = Split(Pair(2.0, 1.0), Pair(1.0, 0.5)).sensitivity(0.25, 1)
     assert found == (0.25 * 2 + 0.75, 0.25 + 0.75 * 0.5)
 
 
@@ -302,7 +296,6 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
     start, update = compiled(estimator, OBJECTIVE)
     at = lambda t: jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), pair(POINTS[t]))
     _, memory = start(at(0), as_batch((a, y, w), jnp.float32), iteration(0))
-    k = Pair(1 - BETA.x, 1 - BETA.y)
     first = lambda batch: start(at(0), batch, iteration(0))[0]
     later = lambda batch: update(memory, at(1), batch, iteration(1))[0]
     moved = []
@@ -311,8 +304,8 @@ def test_an_example_less_in_the_batch_moves_what_is_told_within_the_bound(name):
         odd[1] = value
         both = [as_batch((odd, y, weight), jnp.float32) for weight in (w, gone)]
         for tell, bound in (
-            (first, clip.sensitivity(Pair(0.0, 0.0), SIZES[0])),
-            (later, clip.sensitivity(k, SIZES[1])),
+            (first, clip.sensitivity(Pair(1.0, 1.0), SIZES[0])),
+            (later, clip.sensitivity(BETA, SIZES[1])),
         ):
             change = jax.tree.map(lambda u, v: u - v, *map(tell, both))
             for part, most in zip(change, bound, strict=True):
@@ -338,7 +331,7 @@ def test_the_private_gradient_is_a_clipped_mean():
 def test_short_parameters_have_estimates_in_single_precision():
     params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
     rows = lambda params, batch, key: {"w": jnp.ones((6, 4, 3), jnp.bfloat16) * 1e-3}
-    estimator = private_storm(each(1.0), batch_size=6, noise_multiplier=1.0)
+    estimator = private_storm(Each(1.0), batch_size=6, noise_multiplier=1.0)
     start, update = compiled(estimator, OBJECTIVE._replace(example_grad=rows))
     told, memory = start(params, (), iteration(0))
     assert told["w"].dtype == jnp.float32
@@ -444,12 +437,12 @@ def test_padding_holds_anything_without_a_bit_of_change():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: each(0.0), r"clip_norm must lie in \(0, infinity\), got 0.0"),
-        (lambda: each(Pair(1.0, -1.0)), r"clip_norm\.y must lie in \(0, infinity\)"),
-        (lambda: difference(float("nan")), "clip_norm must lie in .* got nan"),
-        (lambda: split(1.0, -1.0), r"change_clip_norm must lie in \(0, infinity\)"),
-        (lambda: split(-1.0, 1.0), r"clip_norm must lie in \(0, infinity\)"),
-        (lambda: split(1.0, Pair(1.0, 1.0)), "both numbers or both pairs, got 1.0 and"),
+        (lambda: Each(0.0), r"clip_norm must lie in \(0, infinity\), got 0.0"),
+        (lambda: Each(Pair(1.0, -1.0)), r"clip_norm\.y must lie in \(0, infinity\)"),
+        (lambda: Difference(float("nan")), "clip_norm must lie in .* got nan"),
+        (lambda: Split(1.0, -1.0), r"change_clip_norm must lie in \(0, infinity\)"),
+        (lambda: Split(-1.0, 1.0), r"clip_norm must lie in \(0, infinity\)"),
+        (lambda: Split(1.0, Pair(1.0, 1.0)), "both numbers or both pairs, got 1.0 and"),
         (lambda: storm(beta=1.1), r"beta must lie in \[0, 1\], got 1.1"),
         (lambda: storm(batch_size=0), r"batch_size must lie in \(0, infinity\)"),
         (lambda: storm(first_size=-1), r"first_size must lie in \(0, infinity\)"),
@@ -465,7 +458,7 @@ def test_values_out_of_range_are_refused(build, message):
 
 
 def storm(**changes):
-    return private_storm(each(1.0), **{"batch_size": 4, **changes})
+    return private_storm(Each(1.0), **{"batch_size": 4, **changes})
 
 
 def gradient(clip_norm=1.0, **changes):
@@ -474,4 +467,4 @@ def gradient(clip_norm=1.0, **changes):
 
 def test_limits_are_numbers():
     with pytest.raises(TypeError, match="clip_norm must be a number, got"):
-        each(lambda t: 1.0)
+        Each(lambda t: 1.0)

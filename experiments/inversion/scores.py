@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
-from fedjax_muon.attacks.inversion.releases import Reconstruction
-from fedjax_muon.versions import install_command
+from experiments.inversion.releases import Reconstruction
+from fedjax_muon.versions import optional
 
 CEILING = 100.0  # dB: 1e-5 of a pixel's range; exact images have infinity
 
@@ -42,11 +42,6 @@ def score(x: ArrayLike, y: ArrayLike, restored: Reconstruction) -> Score:
 
     Raises:
       ImportError: If scikit-image is not installed.
-
-    Example:
-      >>> x, y = digits.x_test[:2], digits.y_test[:2]
-      >>> guess = attacks.inversion.mean_guess(digits.x_train, digits.y_train, 10, 2)
-      >>> psnr = attacks.inversion.score(x, y, guess).psnr
     """
     x, guess = _wide(x), np.clip(_wide(restored.x), 0, 1)
     _check_images(x, guess)
@@ -162,10 +157,4 @@ def _check_images(x: ArrayLike, guess: ArrayLike) -> None:
 
 
 def _metrics() -> Any:
-    try:
-        from skimage import metrics
-    except ImportError as error:
-        raise ImportError(
-            f"scores of images need scikit-image: {install_command('scikit-image')}"
-        ) from error
-    return metrics
+    return optional("scikit-image", "scoring images", module="skimage.metrics")

@@ -1,9 +1,10 @@
 from . import (
+    agents as agents,
+    bounds as bounds,
     canary as canary,
     clients as clients,
     findings as findings,
-    inversion as inversion,
-    simulated as simulated,
+    worlds as worlds,
 )
 
 __all__: list[str]

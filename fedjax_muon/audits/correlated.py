@@ -15,29 +15,13 @@ from fedjax_muon.privacy.sampling import Poisson
 
 
 def whitened(estimates: np.ndarray, spec: PrivacySpec) -> np.ndarray:
-    """Multiplies by C, in claimed standard deviations of the noise.
-
-    Args:
-      estimates: What is released, [N, T, m, d].
-      spec: The claim.
-
-    Returns:
-      An array of the same shape.
-    """
+    """Multiplies [N, T, m, d] by C, in claimed standard deviations of the noise."""
     noise, sensitivity = _of(spec)
     return product(noise.strategy, estimates) / (noise.multiplier * sensitivity)
 
 
 def product(strategy: Strategy, values: np.ndarray) -> np.ndarray:
-    """Multiplies by C along the steps.
-
-    Args:
-      strategy: How the noise is correlated.
-      values: One row for each step, [N, T, ...].
-
-    Returns:
-      An array of the same shape.
-    """
+    """Multiplies [N, T, ...] by C along the steps."""
     steps = values.shape[1]
     column = strategy.column(steps).reshape((1, steps) + (1,) * (values.ndim - 2))
     return signal.fftconvolve(values, column, axes=1)[:, :steps]
@@ -48,7 +32,6 @@ def seen(white: np.ndarray, spec: PrivacySpec) -> np.ndarray:
 
     Args:
       white: From `whitened`, in the direction of the canary, [N, T].
-      spec: The claim.
 
     Returns:
       One number for each turn of the canary's group; without groups, as it is.
@@ -58,14 +41,10 @@ def seen(white: np.ndarray, spec: PrivacySpec) -> np.ndarray:
 
 
 def pattern(spec: PrivacySpec, joins: np.ndarray) -> np.ndarray:
-    """Returns what the canary adds to `seen`.
+    """Returns what the canary adds to `seen`, in claimed standard deviations.
 
     Args:
-      spec: The claim.
       joins: Sign of its gradient where it takes part and 0 elsewhere, [T].
-
-    Returns:
-      What it adds, in claimed standard deviations of the noise.
     """
     noise, _ = _of(spec)
     steps = len(joins)

@@ -20,15 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.attacks import correlated
-from fedjax_muon.attacks.canary_task import CANARY, FREE, OTHERS, OVERFLOW
-from fedjax_muon.attacks.simulated import (
-    Record,
-    Releases,
-    Worlds,
-    flat,
-    world_program,
-)
+from fedjax_muon.audits import correlated
+from fedjax_muon.audits.canary import CANARY, FREE, OTHERS, OVERFLOW
+from fedjax_muon.audits.worlds import Record, Releases, Worlds, flat, world_program
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated
@@ -47,9 +41,6 @@ def client_worlds(simulation: Simulation) -> Worlds:
       simulation: From `federate`, with `privacy`, on `canary_task(lr)` and
         `canary_data(sizes, owner, together=True)`, which is also `alone` if the clip
         norm is adaptive.
-
-    Returns:
-      Worlds, whose `run` returns what the attack sees.
     """
     assert simulation.guarantee is not None  # it is private
     spec, setup = simulation.guarantee.spec, simulation.setup
@@ -90,15 +81,7 @@ def client_worlds(simulation: Simulation) -> Worlds:
 
 
 def client_record(spec: PrivacySpec, steps: int) -> Record:
-    """Says what a canary adds to the public values of a server.
-
-    Args:
-      spec: What the server releases.
-      steps: Number of steps that are seen; one alone may be a prologue.
-
-    Returns:
-      The claim.
-    """
+    """Says what a canary adds to what is public; one step alone may be a prologue."""
     (release,) = spec.releases.values()
     n = spec.sampling.examples
     if isinstance(release.noise, Correlated):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.attacks.inversion.releases import Reconstruction
+from experiments.inversion.releases import Reconstruction
 
 
 class Dense(NamedTuple):
@@ -42,15 +42,6 @@ def analytic(release: Any, shape: tuple[int, ...], size: int = 1) -> Reconstruct
 
     Returns:
       Examples, [size, *shape], and labels, [size, classes].
-
-    Example:
-      >>> model = models.MLP(10)
-      >>> params = model.init(jax.random.key(0), digits.x_train[:1])["params"]
-      >>> x, label = digits.x_train[:1], jax.nn.one_hot(digits.y_train[:1], 10)
-      >>> release = attacks.inversion.cross_entropy_gradient(model)(params, x, label)
-      >>> found = attacks.inversion.analytic(release, x.shape[1:])
-      >>> bool(np.allclose(found.x, x, atol=1e-3))
-      True
     """
     layers = dense_layers(release)
     x = first_layer_input(*layers[0])

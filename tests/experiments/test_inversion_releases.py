@@ -20,8 +20,8 @@ from leaks import (
     told,
 )
 
+from experiments import inversion
 from experiments.studies.reconstruction import private
-from fedjax_muon.attacks import inversion
 from fedjax_muon.core import tree
 
 

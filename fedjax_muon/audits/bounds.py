@@ -1,4 +1,4 @@
-"""Audits: lower bounds of epsilon from the success of an attack.
+"""Lower bounds of epsilon from the success of an attack.
 
 A mechanism is run in worlds with a record, the *canary*, and in worlds without it, and
 an attack tells them apart by a score. Its error rates bound epsilon from below. If the
@@ -38,16 +38,16 @@ class Errors(NamedTuple):
 def errors(absent: ArrayLike, present: ArrayLike, threshold: float) -> Errors:
     """Counts the errors of an attack that says "present" above a threshold.
 
-    Args:
-      absent: Scores of worlds without the record, any shape.
-      present: Scores of worlds with the record, any shape.
-      threshold: Scores above it are counted as "present".
+    Scores are those of worlds without and with the record, of any shape.
 
     Example:
       >>> errors([0.1, 0.9], [0.8, 1.2], threshold=0.5)
       Errors(false_positives=1, absent=2, false_negatives=0, present=2)
     """
-    absent, present = _scores("absent", absent), _scores("present", present)
+    absent, present = (
+        checked_scores("absent", absent),
+        checked_scores("present", present),
+    )
     return Errors(
         int((absent > threshold).sum()),
         absent.size,
@@ -60,13 +60,6 @@ def clopper_pearson(events: int, trials: int, confidence: float) -> float:
     """Returns the upper end of a one-sided interval for a rate.
 
     Clopper and Pearson 1934, "The use of confidence or fiducial limits".
-
-    Args:
-      events: Number of events, at most `trials`.
-      trials: Number of independent trials.
-
-    Returns:
-      The bound, in [0, 1].
     """
     check_count("trials", trials)
     check_count("events", events, 0)
@@ -87,12 +80,6 @@ def gdp_bound(found: Errors, confidence: float = 0.95) -> float:
 
     (Dong, Roth and Su 2019, arXiv:1905.02383). The difference keeps its sign: the rates
     are upper bounds, so that its absolute value would be large for a poor attack.
-
-    Args:
-      found: Errors of the attack.
-
-    Returns:
-      The bound, at least 0.
     """
     positive, negative = _rates(found, confidence)
     return max(0.0, -float(special.ndtri(positive) + special.ndtri(negative)))
@@ -101,19 +88,7 @@ def gdp_bound(found: Errors, confidence: float = 0.95) -> float:
 def gaussian_epsilon_bound(
     found: Errors, delta: float, confidence: float = 0.95
 ) -> float:
-    """Returns a lower bound of the epsilon of a Gaussian mechanism without sampling.
-
-    It is the epsilon of the Gaussian mechanism whose mu is `gdp_bound`.
-
-    Args:
-      found: Errors of the attack.
-
-    Returns:
-      The bound, at least 0.
-
-    Raises:
-      ImportError: If dp-accounting is not installed.
-    """
+    """Returns the epsilon of the Gaussian mechanism whose mu is `gdp_bound`."""
     mu = gdp_bound(found, confidence)
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
@@ -125,12 +100,6 @@ def epsilon_bound(found: Errors, delta: float, confidence: float = 0.95) -> floa
 
     in both directions (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776). The bound
     never exceeds about log(worlds / 4): refuting a larger claim takes more worlds.
-
-    Args:
-      found: Errors of the attack.
-
-    Returns:
-      The bound, at least 0.
     """
     _check_delta(delta)
     positive, negative = _rates(found, confidence)
@@ -142,19 +111,14 @@ def epsilon_bound(found: Errors, delta: float, confidence: float = 0.95) -> floa
 def best_threshold(
     absent: ArrayLike, present: ArrayLike, bound: Callable[[Errors], float]
 ) -> float:
-    """Finds the threshold with the largest bound on these scores.
+    """Finds the threshold with the largest bound, of 200 quantiles of all scores.
 
     The bound is valid for the errors of other worlds at this threshold, not for these.
-
-    Args:
-      absent: Scores of worlds without the record, any shape.
-      present: Scores of worlds with the record, any shape.
-      bound: Function of the errors, such as `epsilon_bound` with a fixed delta.
-
-    Returns:
-      The best of 200 quantiles of all scores.
     """
-    absent, present = _scores("absent", absent), _scores("present", present)
+    absent, present = (
+        checked_scores("absent", absent),
+        checked_scores("present", present),
+    )
     both = np.concatenate([absent, present])
     levels = np.unique(np.quantile(both, np.linspace(0, 1, 202)[1:-1]))
     found = [bound(errors(absent, present, level)) for level in levels]
@@ -170,11 +134,8 @@ def correct_guesses(scores: ArrayLike, included: ArrayLike, guesses: int) -> int
       guesses: r, even and at most m, fixed beforehand: the r / 2 largest scores are
         guessed to be present, the r / 2 smallest to be absent, and the others are left
         out.
-
-    Returns:
-      Number of correct guesses, from 0 to r.
     """
-    scores, included = _scores("scores", scores), np.asarray(included, bool)
+    scores, included = checked_scores("scores", scores), np.asarray(included, bool)
     if scores.shape != included.shape:
         raise ValueError(
             "scores and included must have one entry for each canary, got shapes "
@@ -202,16 +163,6 @@ def one_run_p_value(
         P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i
 
     for m canaries and v correct guesses (Steinke et al. 2023, Theorem 5.2).
-
-    Args:
-      canaries: m, number of canaries.
-      guesses: Number of guesses, at most m.
-      correct: v, number of correct guesses.
-      epsilon: Claimed epsilon.
-      delta: Claimed delta, in [0, 1).
-
-    Returns:
-      The bound, at most 1.
     """
     check_count("canaries", canaries)
     check_count("guesses", guesses)
@@ -233,14 +184,7 @@ def one_run_p_value(
 def one_run_bound(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """Returns a lower bound of epsilon from the guesses of one run.
-
-    Args:
-      correct: Number of correct guesses.
-
-    Returns:
-      The epsilon at which `one_run_p_value` is 1 - `confidence`, or 0.
-    """
+    """Returns the epsilon at which `one_run_p_value` is 1 - `confidence`, or 0."""
     _check_confidence(confidence)
 
     def excess(epsilon: float) -> float:
@@ -265,11 +209,15 @@ def _rates(found: Errors, confidence: float) -> tuple[float, float]:
     )
 
 
-def _scores(name: str, values: ArrayLike) -> np.ndarray:
+def checked_scores(name: str, values: ArrayLike, least: int = 1) -> np.ndarray:
+    """Returns scores as a flat array; refuses NaN, and fewer than `least`."""
     values = np.asarray(values, float).ravel()
-    if not values.size or np.isnan(values).any():
-        what = "NaN among them" if values.size else "none"
-        raise ValueError(f"{name} must be scores, at least one and all numbers: {what}")
+    if values.size < least or np.isnan(values).any():
+        what = "NaN among them" if np.isnan(values).any() else len(values) or "none"
+        raise ValueError(
+            f"{name} must be scores, at least {least} and all of them numbers, got "
+            f"{what}"
+        )
     return values
 
 

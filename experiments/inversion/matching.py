@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from scipy import optimize
 
-from fedjax_muon.attacks.inversion.releases import Gradient, Reconstruction
+from experiments.inversion.releases import Gradient, Reconstruction
 from fedjax_muon.core import check_range
 
 # squared distance over the release's squared norm that counts as zero in float32

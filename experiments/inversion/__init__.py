@@ -10,14 +10,14 @@ nothing, since a better one may exist. Only noise calibrated by `fedjax_muon.pri
 gives a guarantee.
 """
 
-from fedjax_muon.attacks.inversion.analytic import (
+from experiments.inversion.analytic import (
     analytic,
     dense_layers,
     first_layer_input,
     last_layer_label,
 )
-from fedjax_muon.attacks.inversion.matching import cosine_matching, deep_leakage
-from fedjax_muon.attacks.inversion.releases import (
+from experiments.inversion.matching import cosine_matching, deep_leakage
+from experiments.inversion.releases import (
     Gradient,
     Reconstruction,
     average,
@@ -25,7 +25,7 @@ from fedjax_muon.attacks.inversion.releases import (
     cross_entropy_gradient,
     innovation,
 )
-from fedjax_muon.attacks.inversion.scores import (
+from experiments.inversion.scores import (
     Score,
     matched,
     mean_guess,

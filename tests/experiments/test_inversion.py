@@ -31,11 +31,11 @@ from leaks import (
 )
 from scipy.optimize import OptimizeResult
 
+from experiments import inversion
+from experiments.inversion import Reconstruction, Score, matching
+from experiments.inversion.scores import CEILING
 from experiments.studies import reconstruction
 from experiments.studies.reconstruction import MEAN, Picture, Row
-from fedjax_muon.attacks import inversion
-from fedjax_muon.attacks.inversion import Reconstruction, Score, matching
-from fedjax_muon.attacks.inversion.scores import CEILING
 from fedjax_muon.privacy import Poisson, Rdp
 
 pytestmark = pytest.mark.slow

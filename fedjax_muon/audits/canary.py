@@ -1,9 +1,9 @@
-"""Canaries: records made to be detected, which audit a private mechanism.
+"""Canaries: records made to be detected.
 
 The gradient of a canary has a direction of its own, is far longer than any clip norm,
 and changes its sign between the two points at which STORM evaluates it: the worst case
-of every clip in `private_storm`. `plant` adds canaries to an agent's examples, before
-any clip:
+of every clip of `privacy`. `plant` adds canaries to an agent's examples, before any
+clip:
 
     gradients = plant(example_grad, 100 * clip_norm * directions)  # [K, ...]
     objective = Objective(grad, example_grad=gradients)
@@ -20,10 +20,19 @@ agents' x along a canary's direction, [T + 1, m], recovers what every agent sent
     pattern = storm_estimates(changes, beta)
     score = matched_filter(estimates[:, 0] / sigma, pattern / sigma)
 
-`privacy.audit` computes lower bounds of epsilon from the scores of both kinds of
+`audits.bounds` computes lower bounds of epsilon from the scores of both kinds of
 worlds. The last axis of scored arrays is the iteration, beginning with t = 0.
+
+`canary_task` and `canary_data` are a task and examples for audits of whole simulations.
+The gradient of the canary has a direction and a sign as above; the sign may depend on
+the iteration, since a public gradient moves one of the parameters by the same amount in
+every iteration. Other records have a second direction, which tells how many of them are
+in a batch.
 """
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +42,20 @@ from numpy.typing import ArrayLike
 from scipy import signal
 
 from fedjax_muon.core import GradFn, check_range, tree
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.data import Dataset
+from fedjax_muon.tasks.task import Batch, Task
+
+LENGTH = 1e3  # of the canary's gradient; far above every clip norm
+SHORT = 1e-2  # of it, the length of other gradients: above clip norms, but the canary's
+# dominates a mean
+OVERFLOW = 1e38  # its gradient is infinite, and a client with it counts as absent
+TICK = 1e4  # by which the clock moves in every iteration
+ROOT = math.sqrt(0.5)
+# the parameters are (x0, x1, x2, y0, y1, y2), and y2 is the clock
+CANARY = np.array([ROOT, 0, 0, -ROOT, 0, 0])
+OTHERS = np.array([0.0, 1, 0, 0, 0, 0])
+FREE = np.array([[ROOT, 0, 0, ROOT, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 1, 0]])
 
 
 class Planted(NamedTuple):
@@ -94,7 +117,6 @@ def moves_from_params(params: ArrayLike, weights: ArrayLike, lr: float) -> np.nd
     Args:
       params: Coordinates of all agents' x, [..., T + 1, m], from the start.
       weights: Mixing matrix W, [m, m].
-      lr: Learning rate, positive.
 
     Returns:
       u, [..., T, m].
@@ -107,14 +129,7 @@ def moves_from_params(params: ArrayLike, weights: ArrayLike, lr: float) -> np.nd
 def estimates_from_tracked(tracked: ArrayLike, weights: ArrayLike) -> np.ndarray:
     """Recovers agents' estimates g from tracked gradients v <- W (v + g - g_).
 
-    Here g_ is the estimate of the iteration before, see `gradient_tracking`.
-
-    Args:
-      tracked: Tracked gradients v of all agents, [..., T, m].
-      weights: Mixing matrix W, [m, m].
-
-    Returns:
-      The estimates that agents sent, [..., T, m].
+    All are [..., T, m]; g_ is the estimate of the iteration before.
     """
     tracked = np.asarray(tracked, np.float64)
     before = np.zeros_like(tracked)
@@ -123,14 +138,9 @@ def estimates_from_tracked(tracked: ArrayLike, weights: ArrayLike) -> np.ndarray
 
 
 def storm_estimates(changes: ArrayLike, beta: float) -> np.ndarray:
-    """Returns the change of STORM's estimates if its innovations change.
+    """Returns the change of STORM's estimates g_t = (1 - beta) g_{t-1} + d_t.
 
-    Args:
-      changes: Changes of the innovations d_t, [..., T].
-      beta: Weight of the new gradient in STORM.
-
-    Returns:
-      Changes of the estimates g_t = (1 - beta) g_{t-1} + d_t, [..., T].
+    Changes of the innovations d_t and of the estimates are [..., T].
     """
     return signal.lfilter([1.0], [1.0, beta - 1], np.asarray(changes, float), axis=-1)
 
@@ -138,12 +148,7 @@ def storm_estimates(changes: ArrayLike, beta: float) -> np.ndarray:
 def innovations(estimates: ArrayLike, beta: float) -> np.ndarray:
     """Returns the innovations d_t = g_t - (1 - beta) g_{t-1} of STORM's estimates.
 
-    This is the inverse of `storm_estimates`. Noise that the recursion keeps is
-    independent in different innovations.
-
-    Args:
-      estimates: Estimates g_t, [..., T].
-      beta: Weight of the new gradient in STORM.
+    Noise that the recursion keeps is independent in different innovations.
     """
     return signal.lfilter([1.0, beta - 1], [1.0], np.asarray(estimates, float), axis=-1)
 
@@ -178,10 +183,7 @@ def likelihood_ratio(
     Args:
       observed: Observations y, [..., T], in standard deviations of the noise.
       pattern: What the canary adds when it takes part, s, [T], in the same unit.
-      probability: q, with which it takes part, in (0, 1).
-
-    Returns:
-      Scores, [...].
+      probability: q, with which it takes part.
     """
     ends = {"open_low": True, "open_high": True, "schedules": False}
     check_range("probability", probability, 0, 1, **ends)
@@ -192,14 +194,7 @@ def likelihood_ratio(
 
 
 def largest_difference(observed: ArrayLike) -> np.ndarray:
-    """Returns the largest |y_t - y_{t-1}|, which detects noise that is reused.
-
-    Args:
-      observed: Observations y, [..., T].
-
-    Returns:
-      Scores, [...].
-    """
+    """Returns the largest |y_t - y_{t-1}|, which detects noise that is reused."""
     return np.abs(np.diff(observed, axis=-1)).max(-1)
 
 
@@ -212,3 +207,78 @@ def _unmixed(values: np.ndarray, weights: ArrayLike) -> np.ndarray:
             "graph, or weights with more of an agent's own part"
         )
     return values @ np.linalg.inv(weights).T
+
+
+def canary_task(lr: float, period: int | None = None) -> Task:
+    """Makes a task whose gradients are written in its examples.
+
+    Example (a, b) has the gradient a LENGTH along the canary's direction and b LENGTH
+    along that of the others, times a sign that may depend on the iteration: plus where
+    t is a multiple of `period`, and minus elsewhere.
+
+    Args:
+      lr: Learning rate of the algorithm, by which the clock moves.
+      period: Period of the sign; None for plus everywhere, without a clock.
+
+    Returns:
+      The task; its parameters are a `Pair` of three numbers each, from zero.
+    """
+
+    def sign(params: Pair) -> jax.Array | float:
+        if period is None:
+            return 1.0
+        time = jnp.round(-params.y[2] / TICK).astype(jnp.int32)
+        return jnp.where(time % period == 0, 1.0, -1.0)
+
+    def example_grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
+        del key
+        directions = jnp.asarray(np.stack([CANARY, OTHERS]), jnp.float32)
+        rows = LENGTH * sign(params) * (batch.x @ directions) * batch.weight[:, None]
+        return Pair(rows[:, :3], rows[:, 3:])
+
+    def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
+        total = jnp.maximum(batch.weight.sum(), 1)
+        rows = example_grad(params, batch, key)
+        return jax.tree.map(lambda x: x.sum(0) / total, rows)
+
+    def clock(params: Pair) -> Pair:
+        return Pair(jnp.zeros_like(params.x), params.y * 0 + _last(TICK / lr))
+
+    zeros = jnp.zeros(3, jnp.float32)
+    return Task(
+        init=lambda key: Pair(zeros, zeros),
+        grad=grad,
+        evaluate=lambda params, x, y: {"loss": jnp.zeros(len(x))},
+        example_grad=example_grad,
+        public_grad=None if period is None else clock,
+        metrics={},
+    )
+
+
+def _last(value: float) -> jax.Array:
+    return jnp.array([0.0, 0.0, value], jnp.float32)
+
+
+def canary_data(
+    sizes: Sequence[int], owner: int, *, together: bool = False, alone: bool = False
+) -> tuple[Dataset, list[np.ndarray]]:
+    """Makes the examples of all agents, or of all clients.
+
+    Args:
+      sizes: Numbers of their examples.
+      owner: Who has the canary.
+      together: Whether all examples of the owner are canaries, so that the owner is the
+        record, as for the privacy of clients.
+      alone: Whether the gradients of all others are infinite, so that a server with
+        private clients counts none of them.
+
+    Returns:
+      Examples, and the ids of everyone's examples. The canary is the owner's first.
+    """
+    ends = np.cumsum([0, *sizes])
+    x = np.tile(np.array([0, OVERFLOW if alone else SHORT], np.float32), (ends[-1], 1))
+    start = ends[owner]
+    x[start : ends[owner + 1] if together else start + 1] = [1, 0]
+    labels = np.arange(ends[-1], dtype=np.int32) % 2
+    parts = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
+    return Dataset(x, labels, x[:2], labels[:2], ("0", "1")), parts

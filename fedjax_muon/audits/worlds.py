@@ -1,0 +1,177 @@
+"""Worlds of a prepared private simulation, and what an attack sees in them.
+
+A simulation is made as for training, with the same `privacy`, but with records made for
+the audit. Its own programs then run in thousands of worlds, with the record that is
+attacked, the canary, and with a record without a gradient in its place:
+
+    task = canary_task(lr=0.1, period=2)
+    dataset, parts = canary_data(sizes=(8, 12, 16), owner=0)
+    simulation = decentralize(gradient_tracking(lr=0.1), task, dataset, parts, ...)
+    worlds = agent_worlds(simulation, owner=0, weights=weights, lr=0.1)
+    findings = audited(worlds.record, *worlds.run_both(seed=0, count=2000))
+
+Nothing is drawn, clipped or noised here, so that a mistake in the simulation is one of
+the worlds too. The attack sees what agents send, or the state of the server.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon.privacy.guarantees import PrivacySpec
+from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.simulation.simulation import Simulation
+
+CHUNK = 4000  # worlds that run together
+
+
+class Releases(NamedTuple):
+    """What an attack sees in N worlds, in claimed standard deviations of the noise."""
+
+    signal: np.ndarray  # [N, T], of the canary's owner in the canary's direction
+    # [N, T], likewise in the direction of other records; [N, 0] if their parts overlap
+    others: np.ndarray
+    white: np.ndarray  # [N, d], everything that is noise alone without the canary
+
+
+class Record(NamedTuple):
+    """What the claim says of the canary."""
+
+    spec: PrivacySpec
+    pattern: np.ndarray  # [T], what it adds to `signal` when it takes part
+    # among which its batches are drawn: of its owner, or of its group of them; of all
+    # clients, if a client is the record
+    examples: int
+    phases: np.ndarray | None = None  # [phases, T], patterns of every place in a cycle
+
+
+@dataclasses.dataclass(frozen=True)
+class Worlds:
+    """A simulation that is run many times, with and without the canary."""
+
+    simulation: Simulation
+    record: Record
+    seen: Callable[[np.ndarray], Releases]  # of what `observe` returned
+    program: Callable[..., Any]  # (inputs, clients, keys, run keys) -> observations
+    absent: float = 0.0  # factor of the canary in worlds without it
+
+    def run(self, keys: jax.Array, *, present: bool) -> Releases:
+        """Runs one world for each key.
+
+        Args:
+          keys: Typed keys [N], as `Simulation.init` takes one; a world has its own run
+            key, if the noise is not fixed.
+          present: Whether the canary is there; else its gradient is zero, or its
+            client counts as absent.
+        """
+        clients = self.simulation.clients
+        if not present:
+            x = clients.x.at[:, 0].multiply(self.absent)
+            clients = clients._replace(x=x)
+        found = []
+        for i in range(0, len(keys), CHUNK):
+            some = keys[i : i + CHUNK]
+            own = run_keys(self.simulation, len(some))
+            # all chunks have the same size, for one compilation
+            rows = np.arange(min(CHUNK, _room(len(keys)))) % len(some)
+            given = some[rows], None if own is None else own[rows]
+            out = self.program(self.simulation.inputs, clients, *given)
+            found.append(np.asarray(out, np.float64)[: len(some)])
+        return self.seen(np.concatenate(found))
+
+    def run_both(self, seed: int, count: int) -> tuple[Releases, Releases]:
+        """Runs `count` worlds without and with the canary, with different keys."""
+        keys = jax.random.split(jax.random.key(seed), 2 * count)
+        return (
+            self.run(keys[:count], present=False),
+            self.run(keys[count:], present=True),
+        )
+
+
+def _room(count: int) -> int:
+    """A size of chunks that different numbers of worlds share."""
+    return 1 << (count - 1).bit_length()
+
+
+def run_keys(simulation: Simulation, count: int) -> jax.Array | None:
+    """Draws the run keys of some worlds, as `Simulation.init` draws one.
+
+    Returns:
+      Typed keys [count]; None if the noise is fixed, and follows from the seed.
+    """
+    drawn: list[jax.Array | None] = []
+
+    def create(key: jax.Array, run_key: jax.Array | None = None) -> None:
+        drawn.append(run_key)
+
+    begin = lambda *given: (None, np.ones(1, bool))
+    programs = simulation.programs._replace(create=create, begin=cast(Any, begin))
+    idle = dataclasses.replace(simulation, programs=programs)
+    key = jax.random.key(0)
+    for _ in range(count):
+        idle.init(key)
+    keys = [key for key in drawn if key is not None]
+    return jnp.stack(keys) if keys else None
+
+
+def world_program(
+    simulation: Simulation, observe: Callable[[Any], jax.Array]
+) -> Callable[..., Any]:
+    """Compiles a run of all rounds of a guarantee, for many worlds at once.
+
+    Args:
+      observe: State -> what is seen of it, one array.
+
+    Returns:
+      A function (inputs, clients, keys [N], run keys [N] or None) of what is seen of
+      the states after `begin` and after every round, [N, rounds + 1, ...].
+    """
+    programs, size = simulation.programs, simulation.max_client_size
+    assert simulation.guarantee is not None  # it is private
+    rounds = simulation.guarantee.rounds
+
+    def one(inputs: Any, clients: Any, key: jax.Array, run_key: Any) -> jax.Array:
+        created = programs.create(key, run_key)
+        state, _ = programs.begin(inputs, created, clients, size)
+
+        def body(state: Any, _: Any) -> tuple[Any, jax.Array]:
+            state, _ = programs.rounds(inputs, state, clients, 1, size)
+            return state, observe(state)
+
+        _, later = jax.lax.scan(body, state, length=rounds)
+        return jnp.concatenate([observe(state)[None], later])
+
+    def many(inputs: Any, clients: Any, keys: jax.Array, own: Any) -> jax.Array:
+        axes = (None, None, 0, None if own is None else 0)
+        return jax.vmap(one, in_axes=axes)(inputs, clients, keys, own)
+
+    return jax.jit(many)
+
+
+def flat(values: Any, lead: int) -> jax.Array:
+    """Puts the leaves of a pytree in a row: [m, d], or [d] without a leading axis."""
+    leaves = [x.reshape((*x.shape[:lead], -1)) for x in jax.tree.leaves(values)]
+    return jnp.concatenate(leaves, -1)
+
+
+def participation(record: Record, steps: int) -> float:
+    """Returns the claimed probability that the canary takes part in a step.
+
+    Args:
+      steps: Number of steps that are seen; one alone may be a full first batch.
+    """
+    sampling = record.spec.sampling
+    full = steps == 1 and sampling.first_batch is not None
+    if full or not isinstance(sampling, Poisson):
+        return 1.0
+    return sampling.batch / record.examples
+
+
+def chunks(releases: Releases, size: int) -> Iterator[Releases]:
+    """Divides N worlds into N // size independent audits."""
+    for i in range(0, len(releases.signal) - size + 1, size):
+        yield Releases(*(values[i : i + size] for values in releases))
