@@ -341,7 +341,8 @@ def _page(title: str, curves: Sequence[Curve], missing: Sequence[str]) -> str:
         f"<section><h2>Not shown</h2><ul>{items}</ul></section>" if missing else "",
         _figure(curves),
         *(_last(curves), _clients(curves), _cost(curves)),
-        *(_options(curves), _versions(curves)),
+        _compared("Options", curves, [curve.options for curve in curves]),
+        _compared("Versions and machine", curves, [one.versions for one in curves]),
     ]
     return "\n".join([*parts, "</html>\n"])
 
@@ -392,32 +393,20 @@ def _cost(curves: Sequence[Curve]) -> str:
     return _table("Cost of a run", columns, rows)
 
 
-def _options(curves: Sequence[Curve]) -> str:
-    """Options that differ between runs, and all others below."""
-    names = list(dict.fromkeys(name for curve in curves for name in curve.options))
-    values = {name: [_word(c.options.get(name, "-")) for c in curves] for name in names}
+def _compared(
+    title: str, curves: Sequence[Curve], options: Sequence[Mapping[str, Any]]
+) -> str:
+    """Options that differ between curves, and all others below."""
+    names = list(dict.fromkeys(name for one in options for name in one))
+    values = {name: [_word(one.get(name, "-")) for one in options] for name in names}
     different = [(name, *row) for name, row in values.items() if len(set(row)) > 1]
     same = [(name, row[0]) for name, row in values.items() if len(set(row)) == 1]
-    columns = ("option", *(curve.name for curve in curves))
-    shown = _table("Options", columns, different) if different else "<h2>Options</h2>"
-    what = "The same in all runs" if different else "All options"
-    table = _table("", ("option", "value"), same)
-    return f"{shown}<details><summary>{what}</summary>{table}</details>"
+    columns = ("", *(curve.name for curve in curves))
+    shown = _table("", columns, different) if different else ""
+    what = "The same in all runs" if different else "Of all runs"
+    below = f"<details><summary>{what}</summary>{_table('', ('', ''), same)}</details>"
+    return f"<h2>{title}</h2>\n{shown}{below}"
 
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _versions(curves: Sequence[Curve]) -> str:
-    """Versions of what computed, once for all runs that share them."""
-    groups: dict[str, list[str]] = {}
-    for curve in curves:
-        groups.setdefault(json.dumps(curve.versions), []).append(curve.name)
-    tables = []
-    for key, names in groups.items():
-        rows = [(name, _word(value)) for name, value in json.loads(key).items()]
-        whose = "All runs" if len(groups) == 1 else ", ".join(names)
-        empty = [("not recorded", "")]
-        tables.append(_table("", (whose, "version"), rows or empty))
-    return "\n".join(["<h2>Versions and machine</h2>", *tables])
