@@ -13,8 +13,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from benchmarks import table
-from fedjax_muon.reporting.axes import logarithmic
-from fedjax_muon.reporting.style import STYLE, save, styles
+from fedjax_muon.reporting.style import STYLE, logarithmic, save, styles
 
 OURS = "fedjax_muon"
 NAMES = {"fedavg": "FedAvg", "fedmuon": "FedMuon", "local_adamw": "Local AdamW"}

@@ -96,6 +96,7 @@ class Runner:
         )
         self.simulation = functools.cache(self._simulation)
         self.noise = functools.cache(self._noise)
+        self.strategy = functools.cache(self._strategy)
 
     def privacy(
         self,
@@ -117,7 +118,9 @@ class Runner:
             **noise,
         )
 
-    def strategy(self, job: Job, name: str, size: int, epsilon: float) -> Banded | None:
+    def _strategy(
+        self, job: Job, name: str, size: int, epsilon: float
+    ) -> Banded | None:
         """Returns the correlation of DP-FTRL's noise, which is not tuned on data."""
         if name != "dp_ftrl":
             return None

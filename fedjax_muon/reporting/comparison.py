@@ -28,36 +28,24 @@ class Summary(NamedTuple):
 
 
 def score_column(run: History, examples: str = "test") -> str:
-    """Returns the column that runs are ranked by.
+    """The column that runs are ranked by, of "test" or "validation" examples.
 
-    Args:
-      run: Metrics of a run.
-      examples: Which examples, "test" or "validation".
-
-    Returns:
-      The column of the AUC or of Matthews' correlation if there is one, else that of
-      the accuracy.
+    It is that of the AUC or of Matthews' correlation if there is one, else that of the
+    accuracy.
     """
     kinds = [kind for kind in ("auc", "mcc") if f"test_{kind}" in run]
     return f"{examples}_{(*kinds, 'accuracy')[0]}"
 
 
 def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
-    """Returns the mean of a column over seeds.
-
-    Args:
-      runs: Metrics of one run for each seed, evaluated at the same rounds.
-
-    Returns:
-      One mean for each evaluated round.
-    """
+    """The mean of a column over seeds, for each round that all runs evaluated."""
     return np.mean([run[column] for run in runs], axis=0)
 
 
 def target_score(
     methods: Mapping[str, Sequence[History]], share: float = SHARE_OF_BEST
 ) -> float:
-    """Returns a share of the best mean test score of any method at any round.
+    """A share of the best mean test score of any method at any round.
 
     Args:
       share: Share of the best score. Of an AUC, it is the share of the part above 1/2,
@@ -75,14 +63,7 @@ def target_score(
 
 
 def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[Summary]:
-    """Summarizes every method.
-
-    Args:
-      target: Test score for `rounds_to_target`, such as `target_score(methods)`.
-
-    Returns:
-      One summary for each method, in the same order.
-    """
+    """Summarizes every method, with a target such as `target_score(methods)`."""
     return [_summary(name, runs, target) for name, runs in methods.items()]
 
 
@@ -114,11 +95,7 @@ class Point(NamedTuple):
     diverged: int  # number of diverged seeds
 
     def last(self, column: str) -> tuple[float, float]:
-        """Returns the last value of a column over seeds.
-
-        Returns:
-          Mean and standard deviation (n - 1); NaN if a seed diverged.
-        """
+        """Mean and deviation (n - 1) of the last values; NaN if a seed diverged."""
         values = np.array([run[column][-1] for run in self.runs])
         if self.diverged or not len(values):
             return np.nan, np.nan
@@ -129,12 +106,8 @@ class Point(NamedTuple):
 def best(points: Sequence[Point]) -> Point | None:
     """Selects the point with the highest mean validation score after the last round.
 
-    Args:
-      points: Points of a method's grid.
-
-    Returns:
-      The best point, by lower validation loss if scores are equal. Points with a
-      diverged seed or a score of NaN are excluded; None if none is left.
+    Among equal scores, it is the one with the lowest validation loss. Points with a
+    diverged seed or a score of NaN are excluded; None if no point is left.
     """
 
     def score(point: Point) -> tuple[float, float]:
@@ -147,37 +120,26 @@ def best(points: Sequence[Point]) -> Point | None:
 
 
 def edges(points: Sequence[Point], chosen: Point) -> list[str]:
-    """Returns the hyper-parameters whose chosen value is at an edge of the grid.
+    """The hyper-parameters whose chosen value is at an edge of the grid.
 
     A better value may lie beyond. A hyper-parameter with one value was not tuned and
     has no edge.
-
-    Args:
-      points: Points of a method's grid.
-      chosen: One of them.
-
-    Returns:
-      Names of hyper-parameters.
 
     Example:
       >>> grid = [Point({"lr": lr}, [], 0) for lr in (0.01, 0.1, 1.0)]
       >>> edges(grid, grid[2])
       ['lr']
     """
-    found = []
-    for name, value in chosen.hyper.items():
-        values = {point.hyper[name] for point in points}
-        if len(values) > 1 and value in (min(values), max(values)):
-            found.append(name)
-    return found
+    values = {name: {p.hyper[name] for p in points} for name in chosen.hyper}
+    return [
+        name
+        for name, value in chosen.hyper.items()
+        if len(values[name]) > 1 and value in (min(values[name]), max(values[name]))
+    ]
 
 
 def write(summaries: Sequence[Summary], path: Path) -> None:
-    """Writes summaries as a CSV file, one line each.
-
-    Args:
-      summaries: Rows of the file.
-    """
+    """Writes summaries as a CSV file, one line each."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Summary._fields)
@@ -185,11 +147,7 @@ def write(summaries: Sequence[Summary], path: Path) -> None:
 
 
 def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:
-    """Checks that the runs of each method were evaluated at the same rounds.
-
-    Args:
-      methods: Runs of every method by name.
-    """
+    """Checks that the runs of each method were evaluated at the same rounds."""
     for name, runs in methods.items():
         if any(not np.array_equal(run["round"], runs[0]["round"]) for run in runs):
             raise ValueError(

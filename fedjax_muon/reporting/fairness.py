@@ -22,39 +22,17 @@ COLUMNS = {  # of metrics.csv, and their titles
 
 
 def has_clients(runs: Sequence[History]) -> bool:
-    """Checks whether runs have accuracies of clients on their own test examples.
-
-    Args:
-      runs: Metrics of runs.
-
-    Returns:
-      Whether all of them have the columns.
-    """
+    """Whether all runs have accuracies of clients on their own test examples."""
     return all(f"{PREFIX}{name}" in run for run in runs for name in COLUMNS)
 
 
 def last(runs: Sequence[History], name: str) -> np.ndarray:
-    """Returns a column of the clients' accuracies after the last round.
-
-    Args:
-      runs: Metrics of one run for each seed.
-      name: "min", "p10", "median" or "std".
-
-    Returns:
-      One value for each run.
-    """
+    """A column of `COLUMNS` after the last round, one value for each run."""
     return np.array([run[f"{PREFIX}{name}"][-1] for run in runs], float)
 
 
 def table(methods: Mapping[str, Sequence[History]], heading: str) -> Cells:
-    """Makes the table of the clients' accuracies.
-
-    Args:
-      heading: Title of the table.
-
-    Returns:
-      The table as text, one row for each method.
-    """
+    """The table of the clients' accuracies, one row for each method."""
     rows = []
     for method, runs in methods.items():
         cells = []
@@ -78,9 +56,6 @@ def figure(
     """Draws the worst client, the 10th percentile and the median of every method.
 
     Points are means over seeds. A line joins those of one method.
-
-    Args:
-      path: File to write; its suffix is its format.
     """
     marks = {"min": "v", "p10": "o", "median": "D"}
     with matplotlib.rc_context(STYLE):

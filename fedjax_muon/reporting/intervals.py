@@ -14,10 +14,7 @@ WORDS = "95 % intervals"
 
 
 def factor(seeds: int) -> float:
-    """Returns half the width of an interval, in standard deviations (n - 1) of seeds.
-
-    Returns:
-      The factor; NaN for one seed, whose mean has no interval.
+    """Half the width of an interval, in standard deviations (n - 1); NaN for one seed.
 
     Example:
       >>> round(factor(3), 2)
@@ -29,22 +26,15 @@ def factor(seeds: int) -> float:
 
 
 def half_width(values: Any) -> np.ndarray:
-    """Returns half the width of the interval of a mean.
-
-    Args:
-      values: Values of the seeds, [seeds, ...].
-
-    Returns:
-      Half widths, [...]; NaN for one seed.
+    """Half the widths of intervals, [...], of values [seeds, ...]; NaN for one seed.
 
     Example:
       >>> half_width([1.0, 2.0, 3.0]).round(2)
       np.float64(2.48)
     """
     values = np.asarray(values, float)
-    if len(values) < 2:
-        return np.full(values.shape[1:], np.nan)
-    return factor(len(values)) * values.std(0, ddof=1)
+    seeds = len(values)
+    return factor(seeds) * values.std(0, ddof=int(seeds > 1))
 
 
 def band(
@@ -64,8 +54,6 @@ def band(
       x: Places of the values, [n].
       values: Values of the seeds, [seeds, n].
       lowest: Least possible value, such as 0 for an accuracy; bands end there.
-      highest: Greatest possible value.
-      label: Label of the line.
       **style: Color and style of the line.
 
     Returns:
@@ -80,16 +68,11 @@ def band(
 
 
 def bars(means: Any, half_widths: Any, lowest: float, highest: float) -> np.ndarray:
-    """Returns error bars that end at the least and the greatest possible value.
-
-    Args:
-      means: Means, [n].
-      half_widths: Half the widths of their intervals, [n]; NaN is none.
-      lowest: Least possible value.
-      highest: Greatest possible value.
+    """Error bars that end at the least and the greatest possible value.
 
     Returns:
-      Lengths below and above the means, [2, n], as `Axes.errorbar` takes them.
+      Lengths below and above the means, [2, n], as `Axes.errorbar` takes them; 0 for
+      half widths of NaN.
 
     Example:
       >>> bars([0.9], [0.3], 0, 1).round(1)
@@ -101,10 +84,7 @@ def bars(means: Any, half_widths: Any, lowest: float, highest: float) -> np.ndar
 
 
 def note(seeds: int) -> str:
-    """Returns the sentence below a figure of curves.
-
-    Returns:
-      The sentence; empty for one seed.
+    """The sentence below a figure of curves; empty for one seed.
 
     Example:
       >>> note(3)

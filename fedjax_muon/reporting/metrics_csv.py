@@ -11,12 +11,7 @@ import numpy as np
 
 
 def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
-    """Formats rows as lines of a metrics file.
-
-    Args:
-      rows: Values by column, with the same columns in every row.
-      header: Whether the names of the columns come first.
-    """
+    """Formats rows with the same columns as lines of a metrics file."""
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
     if header and rows:
@@ -28,12 +23,8 @@ def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
 def append(path: Path, row: Mapping[str, Any]) -> str:
     """Adds one row to a metrics file, and waits until it is on disk.
 
-    Args:
-      path: File; a new file also gets a header.
-      row: Values by column.
-
     Returns:
-      The text that was added.
+      The text that was added, with a header if the file is new.
     """
     text = text_of([row], header=not path.exists())
     with path.open("a", newline="") as file:
@@ -53,14 +44,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Reads a metrics file.
+    """Reads the columns of a metrics file; `pandas.DataFrame` makes a table of them.
 
-    Args:
-      path: File.
-
-    Returns:
-      Columns by name, which `pandas.DataFrame` makes a table of. A last line that was
-      cut off is ignored.
+    A last line that was cut off is ignored.
     """
     header, *rows = list(csv.reader(_lines(path))) or [[]]
     if "round" not in header:
@@ -79,13 +65,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
-    """Reads the text of a metrics file that `text_of` wrote.
-
-    Args:
-      text: The text, with a header.
-
-    Returns:
-      The rows: numbers by column.
+    """The rows in the text of a metrics file, with a header.
 
     Example:
       >>> parsed(text_of([{"round": 5, "train_loss": 0.25}], header=True))

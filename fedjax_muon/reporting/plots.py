@@ -16,14 +16,18 @@ from matplotlib.figure import Figure
 
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
 from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.axes import (
+from fedjax_muon.reporting.comparison import History, Point, Summary, score_column
+from fedjax_muon.reporting.style import (
+    STYLE,
+    Label,
+    label_ends,
     logarithmic,
     logarithmic_loss,
+    save,
+    styles,
     target_line,
     tick_labels,
 )
-from fedjax_muon.reporting.comparison import History, Point, Summary, score_column
-from fedjax_muon.reporting.style import STYLE, Label, label_ends, save, styles
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 NAMES = {
@@ -43,12 +47,9 @@ def curves(
 ) -> None:
     """Draws test scores against rounds and against megabytes, and the training loss.
 
-    If one of the runs is private, the test loss is in place of the training loss.
-
-    Lines are means over seeds; bands are their 95 % intervals.
-
-    Args:
-      target: Score that is marked by a horizontal line.
+    Lines are means over seeds; bands are their 95 % intervals. A horizontal line is at
+    the target. If one of the runs is private, the test loss is in place of the training
+    loss.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.8), layout="constrained")
@@ -106,11 +107,6 @@ def ranking(
 
     Error bars are 95 % intervals of the mean over seeds. Methods that did not reach the
     target have no mark on the right.
-
-    Args:
-      summaries: One line each, from top to bottom.
-      score: Label of the score.
-      seeds: Number of seeds of every method.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 1.4 + 0.2 * len(summaries)), layout="constrained")
@@ -121,16 +117,10 @@ def ranking(
         megabytes = [row.megabytes_to_target for row in summaries]
         lines = styles(row.method for row in summaries)
         for place, row in enumerate(summaries):
-            how = {
-                "fmt": "o",
-                "ms": 4.5,
-                "lw": 1.2,
-                "color": lines[row.method]["color"],
-            }
-            accuracy.errorbar(
-                means[place], place, xerr=np.nan_to_num(spreads[place]), **how
-            )
-            traffic.plot(megabytes[place], place, "o", ms=4.5, color=how["color"])
+            how = {"fmt": "o", "ms": 4.5, "color": lines[row.method]["color"]}
+            reach = np.nan_to_num(spreads[place])
+            accuracy.errorbar(means[place], place, xerr=reach, lw=1.2, **how)
+            traffic.errorbar(megabytes[place], place, **how)
         accuracy.set_yticks(places, [row.method for row in summaries])
         accuracy.set_ylim(len(summaries) - 0.4, -0.6)
         if min(means, default=0.0) >= 0:
@@ -151,11 +141,8 @@ def grids(
 
     There is a panel for every method with a grid, and a line for every combination of
     its other hyper-parameters. Error bars are 95 % intervals of the mean over seeds.
-    Diverged points are crosses at the bottom.
-
-    Args:
-      methods: Points of every method's grid by name. Nothing is drawn if no method has
-        more than one point.
+    Diverged points are crosses at the bottom. Nothing is drawn if no method has more
+    than one point.
     """
     shown = {name: points for name, points in methods.items() if len(points) > 1}
     if not shown:
@@ -194,16 +181,9 @@ def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
         mean, spread = np.array(ends).T
         spread = spread * [intervals.factor(len(p.runs)) for p in line]
         name = ", ".join(f"{k}={v:g}" for k, v in others)
-        axis.errorbar(
-            x,
-            mean,
-            intervals.bars(mean, spread, least, 1.0),
-            fmt="o-",
-            ms=3,
-            lw=1.2,
-            label=name or None,
-            color=shade,
-        )
+        how = {"fmt": "o-", "ms": 3, "lw": 1.2, "color": shade}
+        reach = intervals.bars(mean, spread, least, 1.0)
+        axis.errorbar(x, mean, reach, label=name or None, **how)
         diverged = [v for v, point in zip(x, line, strict=True) if point.diverged]
         axis.plot(diverged, [0] * len(diverged), "kx", ms=4)
     values = sorted({point.hyper[swept] for point in points})
@@ -286,9 +266,6 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
     """Draws a graph of agents, with the spectral gap of its Metropolis weights.
 
     A graph always gives the same picture.
-
-    Args:
-      graph: Undirected graph, whose nodes are numbered as in `topology`.
     """
     gap = round(spectral_gap(metropolis(graph)), 12)
     with matplotlib.rc_context(STYLE):

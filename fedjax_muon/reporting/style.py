@@ -1,7 +1,7 @@
-"""The style of all figures: sizes, the lines of methods, labels at ends of lines.
+"""The style of all figures: the lines of methods, sizes, axes, labels at ends of lines.
 
-Figures have a white background, so that the colors and greys of methods have the same
-contrast on white and on dark pages.
+Methods built around Muon have saturated colors. Others are grey, and differ by shade
+and dashes. The background is white, so that the contrast is the same on all pages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,99 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from fedjax_muon.reporting.colors import BASELINES, GREYS, MUON, another, line_of
+
+class Line(NamedTuple):
+    """How a curve is drawn."""
+
+    color: str  # hexadecimal
+    dash: str  # of plotly
+
+
+MUON = {  # by the label of a method
+    "FedMuon": "#d62728",
+    "FedMuon(alignment)": "#1f6fd6",
+    "FedMuon(bias correction)": "#e8820c",
+    "FedMuon-DA": "#8e44ad",
+    "Local Muon": "#12a150",
+    "MuLoCo": "#00a3b4",
+    "FedMuon(SVD)": "#5b5bd6",
+    "FedMuon(alignment, own momentum)": "#4aa3ff",
+    "FedMuon(unsynced start)": "#ff6b6b",
+    "FedMuon(bias correction, Euclidean)": "#c9a400",
+    "FedMuon(bias correction, max norm)": "#b5541c",
+    "Local Muon(averaged momentum)": "#7bbf2a",
+    "LocalMuon(persistent)": "#0b7a4b",
+    "D-SGD + Muon": "#d6459b",
+    "Gradient tracking + Muon": "#a0307a",
+    "DP-Muon": "#7a4b12",  # this and the next ones are of private studies
+    "DP-Muon, bias corrected": "#f0a830",
+    "DP-FedMuon": "#2f7f7f",
+    "Muon at the server": "#6b1fb1",
+}
+GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
+DASHES: dict[str, Any] = {  # of plotly, and what matplotlib calls them
+    "solid": "-",
+    "dash": (0, (5, 2)),
+    "dot": (0, (1, 1.5)),
+    "dashdot": (0, (5, 2, 1, 2)),
+    "longdash": (0, (9, 2.5)),
+    "longdashdot": (0, (9, 2, 1, 2)),
+}
+BASELINES = (
+    "FedAvg",
+    "FedProx",
+    "FedNova",
+    "SCAFFOLD",
+    "FedAdam",
+    "FedYogi",
+    "FedAdagrad",
+    "FedCM",
+    "Local AdamW",
+    "FedAvg(momentum)",
+    "FedAvg(Adam)",
+    "SCAFFOLD(momentum)",
+    "SCAFFOLD(Adam)",
+    "DiLoCo",
+    "FedAvg-M",
+    "FedAvg-VR",
+    "SCAFFOLD-M",
+    "SCAFFOLD-VR",
+    "PAdaMFed",
+    "PAdaMFed-VR",
+    "FedLADA",
+    "FAFED",
+    "STEM",
+    "LocalSGDM",
+    "Adam-BiClip",
+    "Bi2Clip",
+    "Local SGD(averaged momentum, alignment)",
+    "Local AdamW(averaged momentum, alignment)",
+    "Fed-NSGDA-M",
+    "FedSGDA-Clip",
+    "LocalSGDA",
+    "LocalSGDAM",
+    "FedSGDA-M",
+    "SAGDA",
+    "FSGDA",
+    "FESS-GDA",
+    "D-SGD",
+    "Gradient tracking",
+    "D-SGDA",
+    "DM-HSGD",
+    "DP-SGDA (unclipped, no privacy)",
+    "DPMixSGD (unclipped, no privacy)",
+    "DP-SGDA",
+    "DP-FTRL (banded)",
+    "DP-FTRL (buffered)",
+    "DPMixSGD (clipped)",
+    "DPMixSGD (clipped, noise inside)",
+    "Private STORM (split clip)",
+    "DP-SGD",
+    "DP-FTRL",
+    "DP-FedAvg",
+)
 
 STYLE: Any = {
     "axes.axisbelow": True,
@@ -40,14 +131,6 @@ STYLE: Any = {
     "ytick.color": "0.3",
     "ytick.labelsize": 8,
 }
-DASHES: dict[str, Any] = {  # of plotly, as in `colors`
-    "solid": "-",
-    "dash": (0, (5, 2)),
-    "dot": (0, (1, 1.5)),
-    "dashdot": (0, (5, 2, 1, 2)),
-    "longdash": (0, (9, 2.5)),
-    "longdashdot": (0, (9, 2, 1, 2)),
-}
 KNOWN = {*MUON, *BASELINES}
 DATES = {".svg": "Date", ".pdf": "CreationDate"}
 
@@ -61,15 +144,39 @@ class Label(NamedTuple):
     color: str
 
 
+def line_of(label: str) -> Line:
+    """How the curves of a method are drawn: the same in every figure.
+
+    Example:
+      >>> line_of("FedMuon")
+      Line(color='#d62728', dash='solid')
+    """
+    if label in MUON:
+        return Line(MUON[label], "solid")
+    dashes = list(DASHES)
+    known = label in BASELINES
+    number = BASELINES.index(label) if known else sum(map(ord, label))
+    shade = number + number // len(dashes) if known else number
+    return Line(GREYS[shade % len(GREYS)], dashes[number % len(dashes)])
+
+
+def another(line: Line, number: int) -> Line:
+    """A line of the same color with other dashes, for further curves of one method.
+
+    Example:
+      >>> another(line_of("FedMuon"), 1)
+      Line(color='#d62728', dash='dash')
+    """
+    dashes = list(DASHES)
+    return line._replace(dash=dashes[(dashes.index(line.dash) + number) % len(dashes)])
+
+
 def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Returns how lines are drawn, as keywords of `Axes.plot`.
+    """How lines are drawn, as keywords of `Axes.plot` by label.
 
-    Args:
-      labels: Names of methods. "FedMuon, lr=0.1" has the color of FedMuon. Labels that
-        are values alone, such as "T = 3", are shades from dark to light, in order.
-
-    Returns:
-      Color and line style by label. Lines of one method differ in their dashes.
+    "FedMuon, lr=0.1" has the color of FedMuon; lines of one method differ in their
+    dashes. Labels that are values alone, such as "T = 3", are shades from dark to
+    light, in order.
 
     Example:
       >>> styles(["FedMuon", "FedMuon, lr=0.1"])["FedMuon"]
@@ -78,12 +185,12 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     labels = list(dict.fromkeys(labels))
     values = [one for one in labels if "=" in one.partition(", ")[0]]
     shades = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, len(values)))
-    found: dict[str, dict[str, Any]] = {}
+    looks: dict[str, dict[str, Any]] = {}
     used = set()
     for label in labels:
         if label in values:
             color = matplotlib.colors.to_hex(shades[values.index(label)])
-            found[label] = {"color": color, "ls": "-"}
+            looks[label] = {"color": color, "ls": "-"}
             continue
         method = label if label in KNOWN else label.partition(", ")[0]
         line = line_of(method)
@@ -91,21 +198,70 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
             if line in used:
                 line = another(line_of(method), number)
         used.add(line)
-        found[label] = {"color": line.color, "ls": DASHES[line.dash]}
-    return found
+        looks[label] = {"color": line.color, "ls": DASHES[line.dash]}
+    return looks
 
 
 def save(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Writes a figure; the same figure always gives the same bytes.
-
-    Args:
-      figure: Figure to write.
-      path: File to write, whose suffix is its format.
-      dpi: Pixels per inch of formats made of pixels.
-    """
+    """Writes a figure; the same figure always gives the same bytes."""
     date = DATES.get(Path(path).suffix.lower())
     with matplotlib.rc_context(STYLE):
         figure.savefig(path, dpi=dpi, metadata={date: None} if date else None)
+
+
+def logarithmic(axis: Any, values: Any) -> None:
+    """Makes the x axis logarithmic, with labels that do not overlap."""
+    decades = np.log10(max(values) / min(values))
+    steps = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=steps))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def logarithmic_loss(axis: Any) -> None:
+    """Makes the y axis logarithmic, down to the smallest mean and not to a band."""
+    means = np.concatenate([np.ravel(line.get_ydata()) for line in axis.get_lines()])
+    shown = means[np.isfinite(means) & (means > 0)]
+    if len(shown):
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=shown.min() / (shown.max() / shown.min()) ** 0.04 / 1.05)
+
+
+def target_line(axis: Any, target: float, means: Sequence[np.ndarray]) -> None:
+    """Draws the target, and shows the scores around it and all last scores."""
+    highest = max(float(np.max(mean)) for mean in means)
+    if highest < target:  # of AUCs below 1/2, which no method reaches
+        return
+    axis.axhline(target, color="0.4", lw=0.8, ls=":")
+    lowest = min(float(mean[-1]) for mean in means)
+    room = max(highest - target, 1e-3)
+    bottom = min(target - 3 * room, lowest - 0.5 * room)
+    axis.set_ylim(bottom, highest + 0.5 * room)
+    axis.annotate(
+        f"target {target:.3g}",
+        (1.0, target),
+        xycoords=axis.get_yaxis_transform(),
+        xytext=(-2, -3),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=7.5,
+        color="0.35",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+    )
+
+
+def tick_labels(values: Sequence[float], *, logarithmic: bool) -> list[str]:
+    """The labels of ticks, empty where they would cover their neighbors."""
+    places = np.log(values) if logarithmic else np.array(values, float)
+    places = (places - places[0]) / ((places[-1] - places[0]) or 1.0)
+    labels, last = [f"{values[-1]:g}"], places[-1]
+    for i in range(len(values) - 2, -1, -1):
+        free = last - places[i] > 0.2 and (i == 0 or places[i] > 0.2)
+        labels.append(f"{values[i]:g}" if free else "")
+        last = places[i] if free else last
+    return labels[::-1]
 
 
 def apart(places: Sequence[float], gap: float) -> np.ndarray:
@@ -132,12 +288,7 @@ def apart(places: Sequence[float], gap: float) -> np.ndarray:
 def label_ends(axis: Any, labels: Sequence[Label], height: float) -> bool:
     """Writes labels to the right of an axis, at the height of their ends.
 
-    The limits of the axis must be final.
-
-    Args:
-      axis: Axis of matplotlib.
-      labels: Labels of its lines.
-      height: Height of the axis in inches, approximately.
+    The limits of the axis must be final. `height` is in inches, approximately.
 
     Returns:
       Whether the labels fit. If they do not, or an end is not drawn, nothing is

@@ -19,28 +19,16 @@ class Cells(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-NUMBERS = (
-    "rounds to target",
-    "MB to target",
-    "kB a round",
-)
+NUMBERS = ("rounds to target", "MB to target", "kB a round")
 VALIDATION = "validation, %"
 EDGE = "(edge): the smallest or largest value of its grid, so that others may be better"
 TEXT = ("algorithm", "best of its grid")
 
 
 def hyper_text(point: Point) -> str:
-    """Formats the hyper-parameters of a point, such as `lr=0.1 align=0.5`.
-
-    Args:
-      point: Point of a grid.
-
-    Returns:
-      The text; "-" if there are none.
-    """
-    return (
-        " ".join(f"{name}={value:.12g}" for name, value in point.hyper.items()) or "-"
-    )
+    """The hyper-parameters of a point, such as `lr=0.1 align=0.5`; "-" for none."""
+    words = [f"{name}={value:.12g}" for name, value in point.hyper.items()]
+    return " ".join(words) or "-"
 
 
 def _chosen_text(point: Point, edges: Sequence[str]) -> str:
@@ -57,17 +45,7 @@ def compared(
     seeds: int,
     score: str = "accuracy",
 ) -> Cells:
-    """Makes the table of a comparison.
-
-    Args:
-      summaries: One row each.
-      target: Test score that `rounds_to_target` refers to; NaN for none.
-      heading: Title of the table.
-      seeds: Number of seeds, for the caption.
-
-    Returns:
-      The table as text.
-    """
+    """The table of a comparison; a target of NaN is none."""
     rows = [(row.method, *_numbers(row), f"{row.seconds:.1f}") for row in summaries]
     columns = ("algorithm", f"{score}, %", *NUMBERS, "s a run")
     return Cells(heading, _caption(target, seeds, score), columns, rows)
@@ -81,18 +59,13 @@ def swept(
     seeds: int,
     score: str = "accuracy",
 ) -> Cells:
-    """Makes the table of a sweep, with every method at its best point.
+    """The table of a sweep, with every method at its best point.
 
     Args:
       summaries: One row each: a summary, the point that it is of, and which of its
         hyper-parameters are at an edge of the grid.
       diverged: Names of the methods of which every point diverged.
       target: Test score that `rounds_to_target` refers to; NaN for none.
-      heading: Title of the table.
-      seeds: Number of seeds, for the caption.
-
-    Returns:
-      The table as text.
     """
     rows = [
         (row.method, _chosen_text(point, edges), _validation(point), *_numbers(row))
@@ -118,15 +91,7 @@ def _caption(target: float, seeds: int, score: str) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Formats a number of things, such as `1 seed` or `3 seeds`.
-
-    Args:
-      number: How many there are.
-      what: Singular of the noun; the plural ends in s.
-
-    Returns:
-      The text.
-    """
+    """A number of things, such as `1 seed` or `3 seeds`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -135,22 +100,13 @@ def _number(value: float, form: str) -> str:
 
 
 def percent(mean: float, spread: float) -> str:
-    """Formats a mean and a standard deviation in percent.
-
-    Args:
-      mean: Mean of a score, as a share of 1.
-      spread: Standard deviation of the same score.
-
-    Returns:
-      The text, such as `89.90 ± 0.25`; NaN becomes a dash.
-    """
+    """A mean and a deviation in percent, such as `89.90 ± 0.25`; NaN is a dash."""
     return f"{_number(100 * mean, '.2f')} ± {_number(100 * spread, '.2f')}"
 
 
 def _validation(point: Point) -> str:
-    return _number(
-        100 * point.last(score_column(point.runs[0], "validation"))[0], ".2f"
-    )
+    mean, _ = point.last(score_column(point.runs[0], "validation"))
+    return _number(100 * mean, ".2f")
 
 
 def _numbers(row: Summary) -> tuple[str, ...]:
@@ -163,14 +119,7 @@ def _numbers(row: Summary) -> tuple[str, ...]:
 
 
 def for_terminal(cells: Cells) -> Table:
-    """Converts a table for `rich`, without the validation column, to fit 80 columns.
-
-    Args:
-      cells: The table.
-
-    Returns:
-      A table that `rich` prints.
-    """
+    """A table that `rich` prints, without the validation column, to fit 80 columns."""
     table = Table(title=cells.title, caption=cells.caption, padding=(0, 0, 0, 1))
     shown = [i for i, column in enumerate(cells.columns) if column != VALIDATION]
     for column in (cells.columns[i] for i in shown):
@@ -185,14 +134,7 @@ def for_terminal(cells: Cells) -> Table:
 
 
 def markdown(cells: Cells) -> str:
-    """Converts a table to Markdown, with the caption below.
-
-    Args:
-      cells: The table.
-
-    Returns:
-      Text in Markdown.
-    """
+    """A table in Markdown, with the caption below."""
     line = lambda values: f"| {' | '.join(values)} |\n"
     rule = ["---" if c in TEXT else "---:" for c in cells.columns]
     body = "".join(map(line, [cells.columns, rule, *cells.rows]))
@@ -220,27 +162,12 @@ LATEX = {  # by the character that stands for itself in text alone
 
 
 def latex(cells: Cells) -> str:
-    """Converts a table to LaTeX, for the package booktabs.
-
-    Args:
-      cells: The table.
-
-    Returns:
-      A tabular environment, after comments with the title and the caption.
-    """
+    """A table in LaTeX, for the package booktabs, after a comment with the caption."""
     escaped = str.maketrans(LATEX)
     line = lambda values: " & ".join(v.translate(escaped) for v in values) + r" \\"
     comment = " ".join(f"{cells.title}: {cells.caption}".split())
     kinds = "".join("l" if c in TEXT else "r" for c in cells.columns)
     head, rows = line(cells.columns), [line(row) for row in cells.rows]
-    parts = [
-        f"% {comment}",
-        rf"\begin{{tabular}}{{{kinds}}}",
-        r"\toprule",
-        head,
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
+    parts = [f"% {comment}", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head]
+    parts += [r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(parts) + "\n"

@@ -18,16 +18,7 @@ OF_FLAX = ("parent", "name")  # fields of all modules
 
 
 def export(directory: Path, path: Path, *, overwrite: bool = False) -> LoadedRun:
-    """Writes the parameters in the newest checkpoint of a run.
-
-    Args:
-      directory: Directory of the run.
-      path: Where to write; the suffix decides the format, as in `save_params`.
-      overwrite: Whether existing parameters are replaced.
-
-    Raises:
-      OSError: If a file can't be read or written.
-    """
+    """Writes the parameters of the newest checkpoint by `save_params`."""
     check_target(path, overwrite=overwrite)
     run = load_run(directory)
     save_params(path, run.params, metadata=metadata_of(run), overwrite=overwrite)
@@ -37,7 +28,9 @@ def export(directory: Path, path: Path, *, overwrite: bool = False) -> LoadedRun
 def metadata_of(run: LoadedRun) -> dict[str, Any]:
     """What a program needs to use the parameters: values that JSON can represent."""
     dataset = run.dataset
-    found = {
+    scales = dataset.standardization
+    standardization = None if scales is None else scales._asdict()
+    values = {
         "version": PACKAGE_VERSION,
         "algorithm": run.run.algorithm,
         "round": run.state.round,
@@ -46,17 +39,9 @@ def metadata_of(run: LoadedRun) -> dict[str, Any]:
         "input_shape": dataset.x_train.shape[1:],
         "input_dtype": str(dataset.x_train.dtype),
         "classes": dataset.classes,
-        "standardization": _standardization(dataset),
+        "standardization": standardization,  # of each channel
     }
-    return json.loads(json.dumps(found, default=_word))
-
-
-def _standardization(dataset: Dataset) -> dict[str, list[float]] | None:
-    """The mean and the standard deviation of each channel of the training inputs."""
-    found = dataset.standardization
-    if found is None:
-        return None
-    return {name: value.tolist() for name, value in found._asdict().items()}
+    return json.loads(json.dumps(values, default=_json_of))
 
 
 def _model(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -69,8 +54,10 @@ def _model(config: Config, dataset: Dataset) -> dict[str, Any]:
     return {"name": config.model, **{name: getattr(module, name) for name in fields}}
 
 
-def _word(value: Any) -> str:
-    """The name of a type of numbers, or of a function."""
+def _json_of(value: Any) -> Any:
+    """The numbers of an array, or the name of a type of numbers or of a function."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     try:
         return np.dtype(value).name
     except TypeError:

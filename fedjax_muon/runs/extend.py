@@ -19,12 +19,7 @@ def is_sweep(run_dir: Path) -> bool:
 
 
 def extend(run_dir: Path, job: Sweep) -> None:
-    """Makes the directory of a sweep that of a larger one.
-
-    Args:
-      run_dir: A directory with a sweep.
-      job: A sweep of the same settings that has all its methods, seeds and points.
-    """
+    """Makes the directory of a sweep that of a larger one, `job`, which includes it."""
     with directory.held(run_dir):
         old, new = directory.read(run_dir), from_json(to_json(job))
         if not isinstance(old, Sweep) or not isinstance(new, Sweep):

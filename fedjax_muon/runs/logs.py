@@ -32,42 +32,34 @@ class Place(NamedTuple):
     run_id: str
 
 
-def _json(place: Place) -> Tracker:
-    return tracking.json_lines(place.directory / "metrics.jsonl", resume=True)
-
-
-def _tensorboard(place: Place) -> Tracker:
-    return tracking.tensorboard(place.directory / "tensorboard", resume=True)
-
-
-def _wandb(place: Place) -> Tracker:
-    return tracking.wandb(
-        os.environ.get("WANDB_PROJECT", PROJECT),
-        name=place.name,
-        group=place.group,
-        run_id=place.run_id,
-        directory=place.directory,
-    )
-
-
-def _trackio(place: Place) -> Tracker:
-    name = f"{place.name}-{place.run_id}"
-    return tracking.trackio(PROJECT, name=name, group=place.group)
-
-
-def _mlflow(place: Place) -> Tracker:
-    own = f"sqlite:///{place.directory.absolute() / 'mlflow.db'}"
+def _mlflow(run: Place) -> Tracker:
+    own = f"sqlite:///{run.directory.absolute() / 'mlflow.db'}"
     uri = os.environ.get("MLFLOW_TRACKING_URI", own)
-    name, run_id = place.name, place.run_id
-    return tracking.mlflow(uri, experiment=PROJECT, name=name, run_id=run_id)
+    return tracking.mlflow(uri, experiment=PROJECT, name=run.name, run_id=run.run_id)
 
 
 # by the names of --log: the package that is needed, and what makes the tracker
 TRACKERS: dict[str, tuple[str | None, Callable[[Place], Tracker]]] = {
-    "json": (None, _json),
-    "tensorboard": ("tensorboardX", _tensorboard),
-    "wandb": ("wandb", _wandb),
-    "trackio": ("trackio", _trackio),
+    "json": (
+        None,
+        lambda run: tracking.json_lines(run.directory / "metrics.jsonl", resume=True),
+    ),
+    "tensorboard": (
+        "tensorboardX",
+        lambda run: tracking.tensorboard(run.directory / "tensorboard", resume=True),
+    ),
+    "wandb": (
+        "wandb",
+        lambda run: tracking.wandb(
+            os.environ.get("WANDB_PROJECT", PROJECT), **run._asdict()
+        ),
+    ),
+    "trackio": (
+        "trackio",
+        lambda run: tracking.trackio(
+            PROJECT, name=f"{run.name}-{run.run_id}", group=run.group
+        ),
+    ),
     "mlflow": ("mlflow", _mlflow),
 }
 
@@ -80,16 +72,16 @@ class Log(NamedTuple):
 
     def of_run(self, directory: Path) -> list[Tracker]:
         """The trackers of a single run in its directory."""
-        return self._made(Place(directory, directory.name, None, self.run_id))
+        return self._of(Place(directory, directory.name, None, self.run_id))
 
     def of_cell(self, directory: Path, cell: Path) -> list[Tracker]:
         """The trackers of one run of a comparison, which has a directory of its own."""
         name = "-".join(cell.relative_to(directory).parts)
         run_id = f"{self.run_id}-{name}"
-        return self._made(Place(cell, name, directory.name, run_id))
+        return self._of(Place(cell, name, directory.name, run_id))
 
-    def _made(self, place: Place) -> list[Tracker]:
-        return [TRACKERS[name][1](place) for name in self.names]
+    def _of(self, run: Place) -> list[Tracker]:
+        return [TRACKERS[name][1](run) for name in self.names]
 
 
 NO_LOG = Log()
@@ -120,34 +112,27 @@ def begin(run_dir: Path, names: Sequence[str]) -> Log:
 
 
 def again(run_dir: Path, names: Sequence[str] | None) -> Log:
-    """The trackers of a run that is resumed.
-
-    Args:
-      run_dir: Its directory.
-      names: Other trackers than it had; None keeps those, and `NONE` leaves them out.
-    """
-    found = _read(run_dir / FILE)
+    """The trackers of a run that is resumed: those it had, or those of `names`."""
+    log = _read(run_dir / FILE)
     if names is None:
         try:
-            check(found.names)
+            check(log.names)
         except (ValueError, ImportError) as error:
             raise ValueError(
                 f"{error}; or continue without trackers, by --log none"
             ) from error
-        return found
+        return log
     names = () if tuple(names) == NONE else tuple(names)
     check(names)
-    if not found.run_id:
-        return begin(run_dir, names)
-    return found._replace(names=names)
+    return log._replace(names=names) if log.run_id else begin(run_dir, names)
 
 
 def _read(path: Path) -> Log:
     if not path.exists():
         return NO_LOG
     with reading(path, "names of trackers", "delete it to log anew"):
-        found = json.loads(read_text(path))
-        names, run_id = tuple(found["log"]), found["run_id"]
+        values = json.loads(read_text(path))
+        names, run_id = tuple(values["log"]), values["run_id"]
         if not all(isinstance(word, str) for word in (*names, run_id)):
             raise ValueError("these are not names")
     return Log(names, run_id)

@@ -1,26 +1,59 @@
-"""The report of run directories: what is there is shown, what is missing is named."""
+"""The report of run directories: one HTML file that asks no other host for anything.
+
+What is there is shown, what is missing is named.
+"""
 
 import dataclasses
-import itertools
+import html
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_muon.core.atomic_files import write
-from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.reporting.colors import another, line_of
-from fedjax_muon.reporting.comparison import History
-from fedjax_muon.reporting.report import Entry, page
+from fedjax_muon.reporting import fairness, metrics_csv
+from fedjax_muon.reporting.comparison import History, score_column
+from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.reporting.style import Line, another, line_of
+from fedjax_muon.reporting.tables import percent
 from fedjax_muon.runs import directory as directories, sweep as sweeps
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep, label_of
 from fedjax_muon.tracking.tracker import flat
 from fedjax_muon.versions import check_installed
 
-NEEDED = ("bytes_down", "bytes_up", "seconds", "train_loss")  # columns
+COUNTS = ("round", "bytes_down", "bytes_up", "seconds")
+NEEDED = (*COUNTS[1:], "train_loss")  # columns
+AXES = {  # titles
+    "round": "rounds",
+    "megabytes": "megabytes, up and down",
+    "seconds": "seconds",
+}
+SCALES = ("linear", "log")
+HEAD = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none';
+  script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<style>
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 70rem; color: #1b1f24;
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.05rem; margin-top: 2.2rem; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; }
+th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d9dee4;
+  text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+section { border-left: 4px solid #d98324; padding: .1rem 1rem; }
+</style>
+"""
 
 
-class Found(NamedTuple):
+class Result(NamedTuple):
     """A run with metrics."""
 
     place: Path  # the directory that was given
@@ -29,6 +62,25 @@ class Found(NamedTuple):
     options: Mapping[str, Any]  # without the seed
     history: History
     versions: Mapping[str, Any]
+
+
+class Curve(NamedTuple):
+    """The runs of a method that differ in their seeds alone."""
+
+    name: str  # which no other curve has
+    runs: Sequence[History]  # with at least one round each
+    line: Line
+    options: Mapping[str, Any]  # by name, with dots
+    versions: Mapping[str, Any]  # of what computed it
+
+
+class Trace(NamedTuple):
+    """A line or a band of the figure."""
+
+    metric: str
+    x: Mapping[str, list[float]]  # by axis
+    y: Mapping[str, list[float]]  # by scale
+    look: Mapping[str, Any]  # keywords of plotly
 
 
 def save_report(
@@ -47,9 +99,6 @@ def save_report(
 
     Returns:
       Sentences that say what is not shown, and why; the report has them too.
-
-    Raises:
-      OSError: If the file can't be written.
     """
     path = Path(path)
     if path.suffix.lower() != ".html":
@@ -61,51 +110,59 @@ def save_report(
     if not runs:
         raise ValueError("a report needs at least one run directory")
     check_installed("plotly", "the report")
-    found: list[Found] = []
+    results: list[Result] = []
     missing: list[str] = []
     titles: dict[str, None] = {}
     for place in dict.fromkeys(map(Path, runs)):
         try:
             job = directories.read(place)
-            found += _found(place, job, missing)
+            results += _results_in(place, job, missing)
             if isinstance(job, Run | Comparison | Sweep):
                 titles[job.config.title] = None
         except (ValueError, OSError) as error:
             missing.append(str(error))
-    if not found:
+    if not results:
         raise ValueError("; ".join(missing))
-    write(path, page("; ".join(titles), _entries(found), missing))
+    write(path, _page("; ".join(titles), _curves(results), missing))
     return missing
 
 
-def _found(place: Path, job: Any, missing: list[str]) -> list[Found]:
+# ------------------------------------------------------------------ directories
+def _results_in(place: Path, job: Any, missing: list[str]) -> Iterator[Result]:
     """The runs in a directory; those without metrics are added to `missing`."""
     if isinstance(job, Sweep):
-        return _best(place, job, missing)
+        yield from _best(place, job, missing)
+        return
+    resumed = f"continue it with: {directories.resume_command(place)}"
     alone = {place: job} if isinstance(job, Run) else directories.cells(place, job)
-    found = []
     for cell, run in alone.items():
+        path = cell / directories.METRICS
         try:
-            history = metrics_csv.read(cell / directories.METRICS)
-            _check(history, cell / directories.METRICS)
+            history = metrics_csv.read(path)
+            for name in NEEDED:
+                if name not in history:
+                    raise ValueError(
+                        f"{path} has no column {name!r}; repair it or delete it"
+                    )
+            if not len(history["round"]):
+                raise ValueError(f"{path} has no rounds")
         except FileNotFoundError:
-            missing.append(f"{cell} has no metrics; {_resumed(place)}")
+            missing.append(f"{cell} has no metrics; {resumed}")
             continue
         except (ValueError, OSError) as error:
             missing.append(str(error))
             continue
         last, rounds = int(history["round"][-1]), run.config.rounds
         if last < rounds:
-            missing.append(f"{cell} has {last} of {rounds} rounds; {_resumed(place)}")
-        versions = _versions(place, missing)
-        options = _options(run.algorithm, run.hyper, run.config)
-        found.append(Found(place, run.label, run.seed, options, history, versions))
-    return found
+            missing.append(f"{cell} has {last} of {rounds} rounds; {resumed}")
+        versions = _versions_of(place, missing)
+        options = _options_of(run.algorithm, run.hyper, run.config)
+        yield Result(place, run.label, run.seed, options, history, versions)
 
 
-def _best(place: Path, job: Sweep, missing: list[str]) -> list[Found]:
+def _best(place: Path, job: Sweep, missing: list[str]) -> Iterator[Result]:
     """The best point of every method in a sweep."""
-    found, versions = [], _versions(place, missing)
+    versions = _versions_of(place, missing)
     for name in job.algorithms:
         label = sweeps.label(job, name)
         try:
@@ -116,63 +173,237 @@ def _best(place: Path, job: Sweep, missing: list[str]) -> list[Found]:
         if point is None:
             missing.append(f"{label} of {place} diverged at every point of its grid")
             continue
-        options = _options(name, point.hyper, job.config_of(name))
+        options = _options_of(name, point.hyper, job.config_of(name))
         for seed, run in zip(job.seeds, point.runs, strict=True):
-            found.append(Found(place, label_of(name), seed, options, run, versions))
-    return found
+            yield Result(place, label_of(name), seed, options, run, versions)
 
 
-def _check(history: History, path: Path) -> None:
-    absent = [name for name in NEEDED if name not in history]
-    if absent:
-        raise ValueError(f"{path} has no column {absent[0]!r}; repair it or delete it")
-    if not len(history["round"]):
-        raise ValueError(f"{path} has no rounds")
-
-
-def _resumed(place: Path) -> str:
-    return f"continue it with: {directories.resume_command(place)}"
-
-
-def _options(name: str, hyper: Mapping[str, Any], config: Config) -> dict[str, Any]:
+def _options_of(name: str, hyper: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """All options of a run but its seed, as JSON has them."""
     options = {"algorithm": name, **hyper, **flat(dataclasses.asdict(config))}
     return json.loads(json.dumps(options, default=str))
 
 
-def _versions(place: Path, missing: list[str]) -> Mapping[str, Any]:
+def _versions_of(place: Path, missing: list[str]) -> Mapping[str, Any]:
     path = place / directories.VERSIONS
     try:
-        found = json.loads(path.read_text())
+        versions = json.loads(path.read_text())
     except (OSError, ValueError):
-        found = None
-    if isinstance(found, dict):
-        return found
+        versions = None
+    if isinstance(versions, dict):
+        return versions
     words = f"{path} is missing or damaged: versions are unknown"
     if words not in missing:
         missing.append(words)
     return {}
 
 
-def _entries(found: Sequence[Found]) -> list[Entry]:
-    """One entry for the runs that differ in their seeds alone."""
-    groups: dict[str, dict[int, Found]] = {}
-    for one in found:
-        what = json.dumps([one.label, one.options, one.versions], sort_keys=True)
-        keys = (f"{what} {number}" for number in itertools.count())
-        key = next(k for k in keys if one.seed not in groups.get(k, {}))
-        groups.setdefault(key, {})[one.seed] = one
-    firsts = [next(iter(group.values())) for group in groups.values()]
-    entries: list[Entry] = []
-    for first, group in zip(firsts, groups.values(), strict=True):
-        others = [entry for entry in entries if entry.label == first.label]
-        name = first.label
-        if [one.label for one in firsts].count(name) > 1:
-            name = f"{name}, {first.place}"
-        if any(entry.name == name for entry in others):
-            name = f"{name} ({len(others) + 1})"
-        runs = [one.history for one in group.values()]
-        line = another(line_of(first.label), len(others))
-        shown = Entry(name, first.label, runs, line, first.options, first.versions)
-        entries.append(shown)
-    return entries
+def _curves(results: Sequence[Result]) -> list[Curve]:
+    """One curve for the runs that differ in their seeds alone."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    times = Counter[tuple[str, int]]()
+    for run in results:
+        same = json.dumps([run.label, run.options, run.versions], sort_keys=True)
+        times[same, run.seed] += 1
+        groups.setdefault((same, times[same, run.seed]), []).append(run)
+    labels = Counter(group[0].label for group in groups.values())
+    names, numbers = Counter[str](), Counter[str]()
+    curves = []
+    for first, *others in groups.values():
+        label = first.label
+        name = label if labels[label] == 1 else f"{label}, {first.place}"
+        names[name] += 1
+        name += f" ({names[name]})" * (names[name] > 1)
+        line = another(line_of(label), numbers[label])
+        numbers[label] += 1
+        runs = [run.history for run in (first, *others)]
+        curves.append(Curve(name, runs, line, first.options, first.versions))
+    return curves
+
+
+# ----------------------------------------------------------------------- figure
+def _figure(curves: Sequence[Curve]) -> str:
+    """The curves of all metrics, with menus of plotly."""
+    # imported here, since it is slow, and in the extra `report`
+    from plotly.graph_objects import Figure, Scatter
+
+    traces = [trace for curve in curves for trace in _traces(curve)]
+    metrics = list(dict.fromkeys(trace.metric for trace in traces))
+    first = score_column(curves[0].runs[0])
+    figure = Figure()
+    for trace in traces:
+        x, y = trace.x["round"], trace.y["linear"]
+        figure.add_trace(Scatter(x=x, y=y, visible=trace.metric == first, **trace.look))
+    words = {name: html.escape(name.replace("_", " ")) for name in metrics}
+    metric = {
+        words[name]: [
+            {"visible": [trace.metric == name for trace in traces]},
+            {"yaxis.title.text": words[name]},
+        ]
+        for name in metrics
+    }
+    axis = {
+        title: [{"x": [t.x[name] for t in traces]}, {"xaxis.title.text": title}]
+        for name, title in AXES.items()
+    }
+    scale = {
+        name: [{"y": [t.y[name] for t in traces]}, {"yaxis.type": name}]
+        for name in SCALES
+    }
+    menus = [_menu(0.0, metric, metrics.index(first)), _menu(0.4, axis)]
+    figure.update_layout(
+        template="plotly_white",
+        height=560,
+        margin={"l": 10, "r": 10, "t": 60, "b": 10},
+        hovermode="x unified",
+        xaxis={"title": {"text": AXES["round"]}, "automargin": True},
+        yaxis={"title": {"text": words[first]}, "automargin": True},
+        legend={"orientation": "h", "y": -0.2},
+        showlegend=True,
+        updatemenus=[*menus, _menu(0.8, scale)],
+    )
+    config = {"displayModeBar": False}
+    return figure.to_html(config, include_plotlyjs=True, full_html=False)
+
+
+def _menu(x: float, buttons: Mapping[str, Any], active: int = 0) -> dict[str, Any]:
+    options = [
+        {"label": label, "method": "update", "args": args}
+        for label, args in buttons.items()
+    ]
+    place = {"x": x, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+    return {"buttons": options, "active": active, **place}
+
+
+def _traces(curve: Curve) -> Iterator[Trace]:
+    """The mean of every metric and its interval, at each round that all runs have."""
+    count = min(len(run["round"]) for run in curve.runs)
+    columns = {
+        name: np.array([run[name][:count] for run in curve.runs], float)
+        for name in curve.runs[0]
+        if all(name in run for run in curve.runs)
+    }
+    sent = columns["bytes_down"] + columns["bytes_up"]
+    x = {
+        "round": columns["round"][0],
+        "megabytes": sent.mean(0) / 1e6,
+        "seconds": columns["seconds"].mean(0),
+    }
+    color, dash = curve.line
+    look = {"name": html.escape(curve.name), "legendgroup": curve.name, "mode": "lines"}
+    for metric in (name for name in columns if name not in COUNTS):
+        mean, half = columns[metric].mean(0), half_width(columns[metric])
+        known = np.isfinite(mean) & np.isfinite(half)
+        if known.any():
+            low, high = (mean - half)[known], (mean + half)[known]
+            # on a logarithmic axis a band must not reach below what is drawn
+            floor = mean[mean > 0].min(initial=np.inf)
+            lows = {"linear": low, "log": np.maximum(low, floor)}
+            around = lambda one, other: [*one, *other[::-1]]
+            yield Trace(
+                metric,
+                {name: around(at[known], at[known]) for name, at in x.items()},
+                {name: around(high, low) for name, low in lows.items()},
+                look | BAND | {"fillcolor": color},
+            )
+        spread = [f" ± {value:.2g}" if np.isfinite(value) else "" for value in half]
+        yield Trace(
+            metric,
+            {name: at.tolist() for name, at in x.items()},
+            dict.fromkeys(SCALES, mean.tolist()),
+            look
+            | {"line": {"color": color, "dash": dash}, "customdata": spread}
+            | {"hovertemplate": "%{y:.4g}%{customdata}"},
+        )
+
+
+BAND = {
+    "fill": "toself",
+    "opacity": 0.15,
+    "line": {"width": 0},
+    "hoverinfo": "skip",
+    "showlegend": False,
+}
+
+
+# ----------------------------------------------------------------------- tables
+def _page(title: str, curves: Sequence[Curve], missing: Sequence[str]) -> str:
+    runs = sum(len(curve.runs) for curve in curves)
+    about = f"{len(curves)} curves of {runs} runs" if runs > 1 else "1 run"
+    title = html.escape(title)
+    items = "".join(f"<li>{html.escape(words)}</li>\n" for words in missing)
+    parts = [
+        f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>",
+        f"<p>{about}; means over seeds, with 95 % intervals of Student's t</p>",
+        f"<section><h2>Not shown</h2><ul>{items}</ul></section>" if missing else "",
+        _figure(curves),
+        *(_last(curves), _clients(curves), _cost(curves)),
+        _compared("Options", curves, [curve.options for curve in curves]),
+        _compared("Versions and machine", curves, [one.versions for one in curves]),
+    ]
+    return "\n".join([*parts, "</html>\n"])
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that scrolls within itself, below a heading."""
+    cell = lambda kind, words: f"<{kind}>{html.escape(words)}</{kind}>"
+    line = lambda kind, words: f"<tr>{''.join(cell(kind, w) for w in words)}</tr>"
+    lines = "\n".join([line("th", columns), *(line("td", row) for row in rows)])
+    heading = f"<h2>{title}</h2>\n" if title else ""
+    return f'{heading}<div class="wide"><table>{lines}</table></div>'
+
+
+def _last(curves: Sequence[Curve]) -> str:
+    rows = []
+    for curve in curves:
+        column = score_column(curve.runs[0])
+        last = np.array([run[column][-1] for run in curve.runs])
+        score = percent(float(last.mean()), float(half_width(last)))
+        loss = np.mean([run["train_loss"][-1] for run in curve.runs])
+        rounds = "/".join(sorted({str(run["round"][-1]) for run in curve.runs}))
+        words = (column.replace("_", " "), score, f"{loss:.4g}", rounds)
+        rows.append((curve.name, *words, str(len(curve.runs))))
+    columns = ("run", "score", "%, ± 95 %", "training loss", "rounds", "seeds")
+    return _table("Results after the last round", columns, rows)
+
+
+def _clients(curves: Sequence[Curve]) -> str:
+    rows = []
+    for curve in curves:
+        if fairness.has_clients(curve.runs):
+            ends = [fairness.last(curve.runs, name) for name in fairness.COLUMNS]
+            rows.append((curve.name, *(f"{100 * end.mean():.2f}" for end in ends)))
+    columns = ("run", *fairness.COLUMNS.values())
+    return _table("Test accuracies of clients", columns, rows) if rows else ""
+
+
+def _cost(curves: Sequence[Curve]) -> str:
+    rows = []
+    for curve in curves:
+        rounds, down, up, seconds = (
+            float(np.mean([run[name][-1] for run in curve.runs])) for name in COUNTS
+        )
+        each = f"{1e3 * seconds / rounds:,.1f}" if rounds else "-"
+        costs = (f"{value:,.1f}" for value in (down / 1e6, up / 1e6, seconds))
+        rows.append((curve.name, *costs, each))
+    columns = ("run", "MB down", "MB up", "seconds", "ms a round")
+    return _table("Cost of a run", columns, rows)
+
+
+def _compared(
+    title: str, curves: Sequence[Curve], options: Sequence[Mapping[str, Any]]
+) -> str:
+    """Options that differ between curves, and all others below."""
+    names = list(dict.fromkeys(name for one in options for name in one))
+    values = {name: [_word(one.get(name, "-")) for one in options] for name in names}
+    different = [(name, *row) for name, row in values.items() if len(set(row)) > 1]
+    same = [(name, row[0]) for name, row in values.items() if len(set(row)) == 1]
+    columns = ("", *(curve.name for curve in curves))
+    shown = _table("", columns, different) if different else ""
+    what = "The same in all runs" if different else "Of all runs"
+    below = f"<details><summary>{what}</summary>{_table('', ('', ''), same)}</details>"
+    return f"<h2>{title}</h2>\n{shown}{below}"
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

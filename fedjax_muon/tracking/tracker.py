@@ -1,7 +1,6 @@
 """Trackers: what they are told while a run trains, and what happens if they fail."""
 
 import contextlib
-import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,14 +32,8 @@ def follow(
 ) -> Iterator[Callable[[Record], None]]:
     """Starts trackers, and ends them with the status that the block ends in.
 
-    A tracker that raises an error gets no further records, and a warning says so.
-
-    Args:
-      trackers: Trackers of one run.
-      config: Configuration of the run: values by name, which may be nested.
-
-    Yields:
-      A function that gives a record to all trackers.
+    Yields a function that gives a record to all trackers. One that raises an error gets
+    no further records, and a warning says so. The values of `config` may be nested.
     """
     working = list(trackers)
 
@@ -71,43 +64,17 @@ def follow(
     end("finished")
 
 
-def imported(package: str) -> Any:
-    """Imports the package of a tracker, when it is first used.
-
-    Returns:
-      The module.
-    """
-    return importlib.import_module(package)
-
-
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Joins the names of nested values by dots.
-
-    Args:
-      config: Values by name, some of which are mappings.
-      prefix: What all names begin with.
-
-    Returns:
-      Values by name, none of which is a mapping.
-    """
-    found: dict[str, Any] = {}
+    """Joins the names of nested values by dots, after a prefix."""
+    values: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
+        nested = isinstance(value, Mapping)
+        values |= flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return values
 
 
 def metrics_of(record: Record) -> dict[str, float]:
-    """The numbers of a record that are finite, without its round.
-
-    Args:
-      record: Values by name.
-
-    Returns:
-      Numbers by name.
-    """
+    """The numbers of a record that are finite, without its round."""
     return {
         name: value
         for name, value in record.items()

@@ -180,6 +180,7 @@ def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
 def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
     methods = ("dpmixsgd", "dp_ftrl")
     few = {"REFERENCES": (), "METHODS": methods, "BATCHES": {}, "RATES": (0.1,)}
+    few |= {"CLIPS": (1.0,)}
     for name, value in {**few, "JOBS": {"a8a": JOB}}.items():
         monkeypatch.setattr(dpmixsgd_equal, name, value)
     words = ("--datasets", "a8a", "--epsilons", 8, "--seeds", 2)

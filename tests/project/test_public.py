@@ -89,29 +89,6 @@ def test_a_registry_has_the_functions_that_are_public():
     assert functions <= set(dir(fm)) & set(fm.__all__)
 
 
-WRONG_WORDS = [  # in what is said of `top_k`
-    ("Share of the entries of an array that is sent, in (0, 1].", "The share."),
-    ("Share of", "share of"),
-    ("share: Share", "rate: Share"),
-]
-
-
-def test_a_wrong_docstring_or_annotation_would_be_found(monkeypatch):
-    assert problems(fm.top_k) == []
-    text, kinds = inspect.getdoc(fm.top_k) or "", dict(fm.top_k.__annotations__)
-    for old, new in WRONG_WORDS:
-        assert old in text
-        monkeypatch.setattr(fm.top_k, "__doc__", text.replace(old, new))
-        assert len(problems(fm.top_k)) == 1, (old, new)
-    monkeypatch.setattr(fm.top_k, "__doc__", text)
-    for name in kinds:
-        rest = {key: kind for key, kind in kinds.items() if key != name}
-        monkeypatch.setattr(fm.top_k, "__annotations__", rest)
-        assert len(problems(fm.top_k)) == 1, name
-    bare = type("Bare", (), {"__doc__": "Bare(x)"})
-    assert undocumented("Bare", bare) == ["no docstring"]
-
-
 @pytest.fixture(scope="module")
 def prepared() -> dict[str, Any]:
     """The names that examples may use besides those of `fm`."""
@@ -176,11 +153,6 @@ def test_examples_run(prepared):
 @pytest.mark.slow
 def test_long_examples_run(prepared):
     assert faults(LONG, prepared) == {}
-
-
-def test_a_wrong_example_would_be_found(prepared, monkeypatch):
-    monkeypatch.setattr(fm.top_k, "__doc__", ">>> fm.top_k(0.5) == 3\nTrue")
-    assert [*faults([("", "top_k")], prepared)] == [" top_k"]
 
 
 USER = """

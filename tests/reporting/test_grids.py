@@ -11,7 +11,7 @@ from scipy import stats
 
 from experiments import kept
 from experiments.papers import paper_report
-from fedjax_muon.reporting import axes, colors, comparison, plots, style, tables
+from fedjax_muon.reporting import comparison, plots, style, tables
 from fedjax_muon.reporting.comparison import Point, Summary
 from fedjax_muon.reporting.tables import Cells, latex
 
@@ -206,7 +206,7 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path
     grid = [Point({"lr": lr}, both, 0) for lr in (0.1, 0.2, 0.3)]
     plots.grids(dict.fromkeys(NAMES, grid), tmp_path / "grids.png")
 
-    expected = [colors.line_of(name).color for name in NAMES]
+    expected = [style.line_of(name).color for name in NAMES]
     compared, papers, ranking, grids = figures
     assert colors_of(compared.axes[0]) == colors_of(compared.axes[2]) == expected
     assert colors_of(papers.axes[0]) == colors_of(papers.axes[1]) == expected[::-1]
@@ -221,7 +221,7 @@ def test_lines_of_a_figure_differ():
     drawn = style.styles(labels)
     assert len({(how["color"], str(how["ls"])) for how in drawn.values()}) == len(drawn)
     assert drawn["FedMuon, lr=0.3"]["color"] == drawn["FedMuon"]["color"]
-    assert drawn["My method"]["color"] in colors.GREYS
+    assert drawn["My method"]["color"] in style.GREYS
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):
 
 def test_labels_do_not_cover_each_other():
     """Those of ticks are left out; others move apart, as little as possible."""
-    labels = axes.tick_labels([1e-4, 3e-4, 5e-4, 8e-4, 1e-3], logarithmic=True)
+    labels = style.tick_labels([1e-4, 3e-4, 5e-4, 8e-4, 1e-3], logarithmic=True)
     assert labels == ["0.0001", "0.0003", "0.0005", "", "0.001"]
     np.testing.assert_allclose(style.apart([0.1, 0.5, 0.9], 0.2), [0.1, 0.5, 0.9])
     np.testing.assert_allclose(style.apart([0.5, 0.5, 0.5], 0.1), [0.4, 0.5, 0.6])

@@ -3,31 +3,32 @@
     python -m tests.robustness --minutes 60
     python -m tests.robustness --minutes 10 --only kills damage
 
-Counts add up over calls in --record; the table names the commits that were tested.
 The tests in `test_robustness.py` are a short form.
 """
 
 import argparse
 import contextlib
 import itertools
-import json
 import random
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 
 from . import damage, data_files, environments, fuzz, kills, outcome
-from .kills import ROOT
 
-Line = dict[str, Any]  # of the record: part, what, problem
+
+class Line(NamedTuple):
+    """What was tried, and what is wrong with what came of it."""
+
+    what: str
+    problem: str
 
 
 def places(place: Path) -> Iterator[tuple[int, Path]]:
@@ -55,7 +56,7 @@ def fuzzing(draw: random.Random, place: Path) -> Iterator[Line]:
                 case = fuzz.try_line(fuzz.line(draw, own), own)
                 what = "command line that trains" if case.started else "command line"
         shown = " ".join(map(repr, case.words)) + " " + case.result.text[-300:]
-        yield {"what": what, "problem": case.problem and f"{case.problem}: {shown}"}
+        yield Line(what, case.problem and f"{case.problem}: {shown}")
 
 
 def killing(draw: random.Random, place: Path) -> Iterator[Line]:
@@ -66,8 +67,8 @@ def killing(draw: random.Random, place: Path) -> Iterator[Line]:
         name = names[number % len(names)]
         one = kills.trial(draw, name, sent, place / str(number))
         for phase in one.phases:
-            yield {"what": f"{one.signal} while {phase}", "problem": ""}
-        yield {"what": f"killed {one.name}", "problem": one.problem}
+            yield Line(f"{one.signal} while {phase}", "")
+        yield Line(f"killed {one.name}", one.problem)
 
 
 def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
@@ -84,13 +85,13 @@ def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
         case = damage.harm_run(draw, made[name], own)
         what = f"damaged {name}: {case.end if not case.problem else 'wrong'}"
         about = f"{case.file} {case.harm}: {case.problem}"
-        yield {"what": what, "problem": case.problem and about}
+        yield Line(what, case.problem and about)
 
 
 def damaging_data(draw: random.Random, place: Path) -> Iterator[Line]:
     """Damage to files of data sets and of checkpoints, without end."""
     for kind, harm, problem in data_files.cases(draw, place):
-        yield {"what": f"damaged {kind}", "problem": problem and f"{harm}: {problem}"}
+        yield Line(f"damaged {kind}", problem and f"{harm}: {problem}")
 
 
 def surrounding(draw: random.Random, place: Path) -> Iterator[Line]:
@@ -103,33 +104,11 @@ def surrounding(draw: random.Random, place: Path) -> Iterator[Line]:
         own = place / part.__name__
         own.mkdir()
         for check in part(own):
-            yield {"what": check.name, "problem": check.problem}
+            yield Line(check.name, check.problem)
 
 
 PARTS = {"environments": surrounding, "fuzz": fuzzing, "kills": killing}
 PARTS |= {"damage": damaging, "data": damaging_data}
-
-
-def revision() -> str:
-    """The commit that is tested, with a mark if files were changed since."""
-    run = lambda *words: subprocess.run(
-        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    changed = run("status", "--porcelain", "--", "fedjax_muon")
-    return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
-
-
-def table(record: Path) -> str:
-    """The counts so far, in Markdown."""
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    counts = Counter((line["part"], line["what"]) for line in lines)
-    wrong = Counter((line["part"], line["what"]) for line in lines if line["problem"])
-    commits = sorted({line["commit"] for line in lines})
-    rows = [f"Commits tested: {', '.join(commits)}.", ""]
-    rows += ["| part | what | times | wrong |", "|---|---|---:|---:|"]
-    for key, count in sorted(counts.items()):
-        rows.append(f"| {key[0]} | {key[1]} | {count} | {wrong[key]} |")
-    return "\n".join(rows)
 
 
 def main() -> None:
@@ -138,24 +117,25 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--record", type=Path, default=ROOT / "runs/robustness.jsonl")
     given = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 2)
-    given.record.parent.mkdir(parents=True, exist_ok=True)
-    commit, share = revision(), 60 * given.minutes / len(given.only)
+    share = 60 * given.minutes / len(given.only)
+    counts, wrong = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         for name in given.only:
             place, end = Path(folder) / name, time.monotonic() + share
             place.mkdir()
             for line in PARTS[name](random.Random(given.seed), place):
-                line |= {"part": name, "commit": commit, "seed": given.seed}
-                with given.record.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-                if line["problem"]:
-                    print(f"{name}: {line['what']}: {line['problem']}", flush=True)
+                row = f"| {name} | {line.what}"
+                counts[row] += 1
+                wrong[row] += bool(line.problem)
+                if line.problem:
+                    print(f"{name}: {line.what}: {line.problem}", flush=True)
                 if time.monotonic() > end:
                     break
-    print(table(given.record))
+    print(f"Seed {given.seed}.\n\n| part | what | times | wrong |\n|---|---|---:|---:|")
+    for row, count in sorted(counts.items()):
+        print(f"{row} | {count} | {wrong[row]} |")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from . import outcome
 from .kills import SMALL, environment, results
 
 TINY = [*SMALL, "--rounds", "3", "--evaluate-every", "1"]
@@ -98,8 +99,8 @@ def limited_files(place: Path, sizes: tuple[int, ...] = (1, 2, 5, 50)) -> list[C
         status, text = ended(process)
         problem = _refused(status, text, (1, 2))
         if not problem and (own / "run" / "config.json").exists():
-            status, text = ended(spawn(["resume", "run"], own))
-            problem = "" if status == 0 else f"not resumed: {text[-200:]}"
+            end = outcome.run(["resume", own / "run"])
+            problem = "" if end.status == 0 else f"not resumed: {end.text[-200:]}"
         checks.append(Check(f"files of at most {size} kB", problem))
     return checks
 
@@ -166,7 +167,7 @@ def without(place: Path) -> list[Check]:
         check("stdout is full", spawn(["list"], place, stdout=full), (1,))
     reader, writer = os.pipe()
     os.close(reader)
-    check("stdout is closed", spawn(["list"], place, stdout=writer), (1,))
+    check("stdout is closed", spawn(["--version"], place, stdout=writer), (1,))
     os.close(writer)
     nobody = environment()
     for name in ("HOME", "XDG_CACHE_HOME", "USER", "LOGNAME"):

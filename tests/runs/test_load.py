@@ -1,7 +1,9 @@
 """Run directories that are read: in Python, to export parameters, for a report."""
 
 import dataclasses
+import html
 import json
+import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +18,7 @@ from packages import needs
 import fedjax_muon as fm
 from fedjax_muon.decentralized import ALL as DECENTRALIZED
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.reporting import colors, metrics_csv
+from fedjax_muon.reporting import metrics_csv, style
 from fedjax_muon.runs import directory, export
 from fedjax_muon.runs.config import METHODS, Comparison, Config, Run, Sweep
 from fedjax_muon.runs.config_json import to_json
@@ -219,17 +221,29 @@ class Page(HTMLParser):
     def handle_data(self, data):
         tag = self.stack[-1][0] if self.stack else ""
         if tag == "script":
-            self.scripts.append((self.stack[-1][1].get("id"), data))
+            self.scripts.append(data)
         elif tag == "td":
             self.cells.append(data)
         else:
             self.text += data
 
 
+def figure_of(path) -> tuple[list[dict], dict]:
+    """The traces and the layout that plotly gets."""
+    text = re.split(r"Plotly\.newPlot\(\s*\"[-\w]+\",", Page(path).scripts[-1])[1]
+    traces, end = json.JSONDecoder().raw_decode(text.strip())
+    layout, _ = json.JSONDecoder().raw_decode(text.strip()[end:].lstrip(", "))
+    return traces, layout
+
+
 def data_of(path) -> list[dict]:
-    found = Page(path)
-    (text,) = (text for id, text in found.scripts if id == "data")
-    return json.loads(text)
+    """The lines that are shown at first, without bands."""
+    return [t for t in figure_of(path)[0] if t["visible"] and "fill" not in t]
+
+
+def seeds_of(path) -> list[str]:
+    cells = Page(path).cells
+    return [cells[i + 4] for i, cell in enumerate(cells) if cell == "test accuracy"]
 
 
 def rows(seed: int):
@@ -269,20 +283,33 @@ def compared(tmp_path):
 @pytest.mark.slow
 def test_curves_are_means_with_intervals_of_students_t(compared, path):
     assert save_report([compared], path) == []
-    entries = data_of(path)
-    assert [entry["name"] for entry in entries] == ["FedAvg", "FedMuon"]
-    for number, entry in enumerate(entries):
-        runs = [list(rows(3 * number + seed)) for seed in range(3)]
-        for metric in SCORES:
+    traces, layout = figure_of(path)
+    metrics, axes, scales = (menu["buttons"] for menu in layout["updatemenus"])
+    megabytes, logarithmic = axes[1]["args"][0]["x"], scales[1]["args"][0]["y"]
+    for metric in SCORES:
+        words = metric.replace("_", " ")
+        (button,) = (one for one in metrics if one["label"] == words)
+        (shown, title) = button["args"]
+        assert title == {"yaxis.title.text": words}
+        places = np.flatnonzero(shown["visible"])
+        assert [traces[i]["name"] for i in places] == 2 * ["FedAvg"] + 2 * ["FedMuon"]
+        for number, (band, line) in enumerate(places.reshape(2, 2)):
+            runs = [list(rows(3 * number + seed)) for seed in range(3)]
             values = np.array([[row[metric] for row in run] for run in runs])
             mean = values.sum(0) / 3
-            spread = np.sqrt(((values - mean) ** 2).sum(0) / 2)
-            found = entry["metrics"][metric]
-            np.testing.assert_allclose(found["mean"], mean, rtol=1e-12)
-            np.testing.assert_allclose(found["half"], T_OF_2 * spread / 3**0.5)
-        assert entry["x"]["round"] == [0, 5, 10]
-        assert entry["x"]["megabytes"] == [0, 0.0075, 0.015]
-        assert entry["seeds"] == 3
+            half = T_OF_2 * np.sqrt(((values - mean) ** 2).sum(0) / 2) / 3**0.5
+            np.testing.assert_allclose(traces[line]["y"], mean, rtol=1e-12)
+            ends = [*(mean + half), *(mean - half)[::-1]]
+            np.testing.assert_allclose(traces[band]["y"], ends)
+            positive = np.maximum(ends, [-1] * 3 + [mean.min()] * 3)
+            np.testing.assert_allclose(logarithmic[band], positive)
+            assert traces[line]["x"] == [0, 5, 10]
+            assert megabytes[line] == [0, 0.0075, 0.015]
+            assert megabytes[band] == [0, 0.0075, 0.015, 0.015, 0.0075, 0]
+    assert [traces[i]["visible"] for i in range(len(traces))] == [
+        metric == "test_accuracy" for metric in 2 * SCORES for _ in range(2)
+    ]
+    assert seeds_of(path) == ["3", "3"]
     last = [list(rows(seed))[-1]["test_accuracy"] for seed in range(3)]
     page = Page(path)
     assert any(f"{100 * np.mean(last):.2f} ± " in cell for cell in page.cells)
@@ -290,7 +317,7 @@ def test_curves_are_means_with_intervals_of_students_t(compared, path):
     # no other host is asked for anything
     assert page.addresses == []
     assert "default-src 'none'" in path.read_text()
-    assert max(len(text) for _, text in page.scripts) > 10**6  # plotly's code
+    assert max(map(len, page.scripts)) > 10**6  # plotly's code
 
 
 @pytest.mark.slow
@@ -304,10 +331,11 @@ def test_hostile_names_are_text(tmp_path, path):
     assert not {"img", "b", "i"} & page.kinds
     assert "</script><b>" in page.cells
     first, other = data_of(path)
-    assert first["name"] == f"FedAvg, {tmp_path / name}"
-    assert (first["seeds"], other["seeds"]) == (2, 1)
-    assert first["color"] == other["color"]
-    assert first["dash"] != other["dash"]
+    # plotly reads some tags in names
+    assert first["name"] == f"FedAvg, {html.escape(str(tmp_path / name))}"
+    assert seeds_of(path) == ["2", "1"]
+    assert first["line"]["color"] == other["line"]["color"]
+    assert first["line"]["dash"] != other["line"]["dash"]
 
 
 @pytest.mark.slow
@@ -337,13 +365,14 @@ def test_what_is_missing_is_named(compared, tmp_path, path):
     ]
     page = Page(path)
     assert all(words in page.text for words in said)
-    assert [entry["seeds"] for entry in data_of(path)] == [1, 3]
+    assert seeds_of(path) == ["1", "3"]
 
 
 @pytest.mark.slow
 def test_seeds_that_occur_twice_are_two_curves(tmp_path, path):
     save_report([create(tmp_path / name, {}, 0) for name in "ab"], path)
-    assert [entry["seeds"] for entry in data_of(path)] == [1, 1]
+    assert seeds_of(path) == ["1", "1"]
+    assert len({line["name"] for line in data_of(path)}) == 2
 
 
 @pytest.mark.slow
@@ -355,9 +384,8 @@ def test_the_best_of_a_sweep_is_shown(tmp_path, capsys, path):
     run("report", place, "--output", path)
     assert capsys.readouterr().out.endswith(f"{path}\n")
     (entry,) = data_of(path)
-    assert (entry["name"], entry["seeds"]) == ("FedAvg", 2)
-    points = (place / "points.csv").read_text()
-    assert str(entry["metrics"]["test_accuracy"]["mean"][-1])[:6] in points
+    assert (entry["name"], seeds_of(path)) == ("FedAvg", ["2"])
+    assert str(entry["y"][-1])[:6] in (place / "points.csv").read_text()
 
 
 @pytest.mark.slow
@@ -386,10 +414,10 @@ def test_an_existing_file_is_kept(compared, path, capsys):
 def test_every_method_has_a_line_of_its_own():
     entries = [*METHODS.values(), *DECENTRALIZED.values(), *PRIVATE.values()]
     labels = {method.label for method in entries}
-    assert labels <= {*colors.MUON, *colors.BASELINES}
-    assert len(set(colors.MUON.values())) == len(colors.MUON)
-    lines = [colors.line_of(label) for label in colors.BASELINES]
-    assert {line.color for line in lines} == set(colors.GREYS)
+    assert labels <= {*style.MUON, *style.BASELINES}
+    assert len(set(style.MUON.values())) == len(style.MUON)
+    lines = [style.line_of(label) for label in style.BASELINES]
+    assert {line.color for line in lines} == set(style.GREYS)
     assert len(set(lines[:24])) == 24  # of all combinations
     for line in lines:
         red, green, blue = (int(line.color[i : i + 2], 16) for i in (1, 3, 5))
