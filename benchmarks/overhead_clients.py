@@ -15,7 +15,16 @@ import numpy as np
 
 from fedjax_muon import models
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.deploy import Federation, Node, Progress, Send, federation, serve
+from fedjax_muon.deploy import (
+    Federation,
+    Node,
+    Progress,
+    Send,
+    federation,
+    in_process,
+    messages,
+    serve,
+)
 from fedjax_muon.deploy.node import client_program, round_of
 from fedjax_muon.tasks.classification import classification
 
@@ -67,10 +76,10 @@ def local_steps(node: Node) -> Callable[[Any, int], Any]:
         present, index = jnp.float32(CLIENTS), jnp.int32(turn)
         round = round_of(shared(), 0, index, key, present)
         broadcast = shared().exchanges[0].broadcast(algorithm.init(params), round)
-        given = {"broadcast": broadcast, "keys": (key, key), "present": present}
+        request = {"broadcast": broadcast, "keys": (key, key), "present": present}
         state = algorithm.init_client(params)
         client = jnp.int32(node.client)
-        sent, _, _ = program(client, node._clients, given, state, index)
+        sent, _, _ = program(client, node._clients, request, state, index)
         return jax.tree.map(jnp.subtract, params, sent.params)
 
     return run
@@ -88,6 +97,12 @@ def timed(send: Send, rounds: int) -> Timed:
 
     ended = serve(shared(), send, jax.random.key(KEY), rounds=rounds, on_round=note)
     return times, ended.params
+
+
+def in_one_process(rounds: int) -> list[np.ndarray]:
+    """The parameters after rounds of nodes in this process."""
+    nodes = {client: node_of(client) for client in range(CLIENTS)}
+    return messages.pack(timed(in_process(nodes), rounds)[1])
 
 
 def alone(rounds: int) -> list[float]:

@@ -250,8 +250,7 @@ def resume(args: arguments.Resume) -> None:
         job = directory.read(run_dir)
         if (run_dir / deploy.FACTS).exists():
             raise ValueError(
-                f"{run_dir} is of `deploy`; continue it by the same command with "
-                f"--output {run_dir}"
+                f"{run_dir} is of `deploy`; continue it by the same command again"
             )
         if args.executor is not None and not isinstance(job, Sweep):
             raise ValueError(

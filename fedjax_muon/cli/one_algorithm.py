@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import docstring_parser
 import tyro
+from tyro.conf import Positional
 
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli.arguments import ConfigFile
@@ -103,55 +104,28 @@ def train_class(name: str) -> type:
     )
 
 
-DEPLOY = """Train with real processes: a server, and nodes that own their examples.
+DEPLOY = """Train on real clients, as a Flower app with the options of `train`.
 
-Either --local N: a server and N nodes on this machine, whose clients have the examples
-of `train`. Or --serve HOST:PORT on one machine and --join HOST:PORT on the others,
-each with its own --data and --client; nodes learn all other options from the server.
+Writes the app to a directory, which `flwr run` executes. With --local N, the app runs
+at once on N SuperNodes of this machine, whose clients have the examples of `train`.
 """
 DEPLOY_FLAGS = {
-    "local": (int | None, None, "Number of nodes, in processes of this machine."),
-    "serve": (str | None, None, "HOST:PORT that the server listens on."),
-    "join": (str | None, None, "HOST:PORT of the server that this node connects to."),
-    "data": (
-        Path | None,
-        None,
-        "This node's examples: a NumPy archive with x and y; with --join.",
+    "directory": (
+        Positional[Path],
+        Path("flower-app"),
+        "The app's directory: new, empty, or that of the same options, to go on.",
     ),
-    "client": (int | None, None, "Id of this node's client, from 0; with --join."),
-    "states": (
-        Path | None,
-        None,
-        "Where this node's states are kept; by default beside its examples.",
-    ),
-    "token_file": (
-        Path | None,
-        None,
-        "File with the secret that all share; by default FEDJAX_MUON_TOKEN.",
-    ),
-    "certificate": (Path | None, None, "This side's certificate, for TLS."),
-    "private_key": (Path | None, None, "Key of the certificate, if it is elsewhere."),
-    "authority": (
-        Path | None,
-        None,
-        "Certificate of who has signed the other side's certificates.",
-    ),
+    "local": (int | None, None, "Number of SuperNodes, in processes of this machine."),
     "deadline": (float, 600.0, "Seconds to wait for answers; the rest are left out."),
     "patience": (
         float,
         60.0,
-        "Seconds that nodes and the server wait for the other side to connect again.",
+        "Seconds that a client without a SuperNode is waited for.",
     ),
     "largest_client": (
-        int,
-        4096,
-        "Most examples of a client, with --serve; the server does not see them.",
-    ),
-    "output": (
-        Path | None,
+        int | None,
         None,
-        "Run directory: new, empty, or that of the same options, to go on; by default "
-        "one in runs/ with the time in its name.",
+        "Most examples of a client; by default, of the clients of `train`.",
     ),
 }
 

@@ -2,7 +2,7 @@
 
 The server calls `serve`, and every client is a `Node` with its own examples. A
 transport takes requests to nodes, and answers back: `in_process` calls nodes of this
-process.
+process, and the modules `flower` and `nvflare` those of other machines.
 
     shared = federation(fedavg(lr=0.1), task, num_clients=3, ...)
     ended = serve(shared, in_process(nodes), jax.random.key(0), rounds=50)

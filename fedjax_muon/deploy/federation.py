@@ -95,26 +95,18 @@ def federation(
     """Describes a federation whose clients have their own data.
 
     Args:
-      algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.
       num_clients: N, the number of clients; their ids are 0 to N - 1.
-      cohort_size: S, the number of clients that are sampled in each round.
-      local_steps: K, the number of batches that each of them trains on.
       max_client_size: Bound of the clients' numbers of examples, a power of two.
       classes: Number of classes of all clients together.
-      sampler: Function that draws a client's batches from its examples.
-      weighting: Function of the clients' sizes that returns their weights in the mean.
-        With `by_examples`, nodes tell the numbers of their examples.
-      cohorts: Sampling of clients, `fixed_cohort` by default.
-      privacy: Makes the run private for clients, as in `federate`. It decides
-        `cohort_size` and `cohorts`, which must be left out. The server clips messages
-        and adds the noise, so it must be trusted, and so must its channels to the
-        nodes, its checkpoints and its list of missing answers.
+      weighting: With `by_examples`, nodes tell the numbers of their examples.
+      privacy: Makes the run private for clients. The server clips messages and adds the
+        noise, so it must be trusted, and so must its channels to the nodes, its
+        checkpoints and its list of missing answers.
+
+    The other arguments are those of `federate`.
 
     Returns:
       The federation, for `serve` and `Node`; `guarantee` has a private one's statement.
-
-    Raises:
-      ImportError: If a private run is asked for, and dp-accounting is not installed.
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
@@ -122,8 +114,7 @@ def federation(
     algorithm, cohort_size, cohorts, guarantee = participation(
         algorithm, task, num_clients, cohort_size, cohorts, privacy
     )
-    sizes = {"cohort_size": cohort_size}
-    sizes |= {"batch_size": batch_size}
+    sizes = {"cohort_size": cohort_size, "batch_size": batch_size}
     sizes |= {"max_client_size": max_client_size, "classes": classes}
     for name, size in sizes.items():
         check_count(name, size)
@@ -148,40 +139,30 @@ def federation(
 
 
 def description(shared: Federation) -> dict[str, str]:
-    """Describes what has to be the same on both sides, in words.
-
-    Returns:
-      Values by the names of the settings.
-    """
+    """What has to be the same on both sides, in words by the names of settings."""
     setup = shared.setup
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     client_state = jax.eval_shape(setup.algorithm.init_client, params)
-    found = {
+    settings = {
         "version of fedjax_muon": PACKAGE_VERSION,
         "version of JAX": jax.__version__,
     }
-    found |= dict(_arguments("", setup.algorithm))
+    settings |= _arguments("", setup.algorithm)
     for name in ("num_clients", "cohort_size", "batch_size"):
-        found[name] = str(getattr(setup, name))
-    found["local_steps"] = str(shared.steps(shared.first))
-    found["max_client_size"] = str(shared.max_client_size)
-    found["classes"] = str(shared.classes)
-    found["sampler"], found["weighting"] = map(_name, (setup.sampler, setup.weighting))
-    found["parameters"] = schema(params)
-    found["client state"] = schema(client_state)
-    return found
+        settings[name] = str(getattr(setup, name))
+    return settings | {
+        "local_steps": str(shared.steps(shared.first)),
+        "max_client_size": str(shared.max_client_size),
+        "classes": str(shared.classes),
+        "sampler": _name(setup.sampler),
+        "weighting": _name(setup.weighting),
+        "parameters": schema(params),
+        "client state": schema(client_state),
+    }
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Names the first entry in which two descriptions differ.
-
-    Args:
-      ours: Description of this side.
-      theirs: Description of the other side.
-
-    Returns:
-      A sentence, or nothing if they are the same.
-    """
+    """Names the first entry in which two descriptions differ, if there is one."""
     for name in sorted({*ours, *theirs}):
         here, there = ours.get(name, "none"), theirs.get(name, "none")
         if here != there:
@@ -194,24 +175,24 @@ def _arguments(prefix: str, algorithm: Any) -> dict[str, str]:
     recipe = recipe_of(algorithm)
     if recipe is None:
         return {f"{prefix}algorithm": "one without a recipe"}
-    found = {f"{prefix}algorithm": _name(recipe.function)}
+    arguments = {f"{prefix}algorithm": _name(recipe.function)}
     for name, value in recipe.arguments.items():
         if isinstance(value, Algorithm):
-            found |= _arguments(f"{prefix}{name}.", value)
+            arguments |= _arguments(f"{prefix}{name}.", value)
         else:
-            found[f"{prefix}{name}"] = _name(value)
-    return found
+            arguments[f"{prefix}{name}"] = _name(value)
+    return arguments
 
 
 def _name(value: Any) -> str:
     """Text that is the same in all processes."""
     if isinstance(value, functools.partial):
-        given = [*map(_name, value.args)]
-        given += [f"{k}={_name(v)}" for k, v in sorted(value.keywords.items())]
-        return f"{_name(value.func)}({', '.join(given)})"
+        words = [*map(_name, value.args)]
+        words += [f"{k}={_name(v)}" for k, v in sorted(value.keywords.items())]
+        return f"{_name(value.func)}({', '.join(words)})"
     if callable(value):
-        own = getattr(value, "__qualname__", type(value).__qualname__)
-        return f"{getattr(value, '__module__', '')}.{own}"
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        return f"{getattr(value, '__module__', '')}.{name}"
     if isinstance(value, Mapping):
         pairs = [f"{k}: {_name(v)}" for k, v in value.items()]
         return f"{{{', '.join(pairs)}}}"

@@ -8,9 +8,10 @@
         server.wait(4)
         ended = serve(shared, server.send, key, rounds=50, deadline=600)
 
-No Strategy takes part: an algorithm may have several exchanges in a round. Flower
-starts a process for every message. A node therefore needs a directory for its states,
-and JAX's persistent compilation cache saves most of the time of a small round.
+`fedjax-muon deploy` writes such an app. No Strategy takes part: an algorithm may have
+several exchanges in a round. Flower starts a process for every message. A node
+therefore needs a directory for its states, and JAX's persistent compilation cache saves
+most of the time of a small round.
 
 Messages travel as arrays of bytes, which Flower divides into chunks of 5 MiB, so that
 they are not bound by the 2 GiB of a protocol buffer.
@@ -19,22 +20,16 @@ they are not bound by the 2 GiB of a protocol buffer.
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.versions import install_command
+from fedjax_muon.versions import optional
 
-try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.common.constant import ErrorCode
-    from flwr.serverapp import Grid
-except ImportError as error:
-    raise ImportError(
-        f"nodes over Flower need flwr: {install_command('flwr')}"
-    ) from error
+flwr = optional("flwr", "a node over Flower", module="flwr.app")
+ClientApp = optional("flwr", "a node over Flower", module="flwr.clientapp").ClientApp
+ErrorCode = optional("flwr", "", module="flwr.common.constant").ErrorCode
 
 KIND = "fedjax_muon"  # name of the handlers and of the records
 LOOK = 0.2  # seconds between looks for answers
@@ -56,12 +51,12 @@ class FlowerServer:
     says which SuperNodes are not used, and why; there is a warning for each.
 
     Args:
-      grid: The grid of the ServerApp.
+      grid: Flower's `Grid` of the ServerApp.
       num_clients: N, the number of clients.
       patience: Seconds that a client without a SuperNode is waited for, once.
     """
 
-    def __init__(self, grid: Grid, num_clients: int, *, patience: float = 60.0) -> None:
+    def __init__(self, grid: Any, num_clients: int, *, patience: float = 60.0) -> None:
         self.grid, self.num_clients, self.patience = grid, num_clients, patience
         self.refused: list[str] = []  # why SuperNodes are not used
         self._clients: dict[int, int] = {}  # by the ids of nodes, the first one first
@@ -78,23 +73,16 @@ class FlowerServer:
         return set(self._places())
 
     def wait(self, count: int, seconds: float | None = None) -> set[int]:
-        """Waits until some clients have a SuperNode.
-
-        Args:
-          count: Number of clients.
-          seconds: Longest time to wait; by default there is no bound.
-
-        Returns:
-          The ids of the clients that have one.
-        """
+        """Waits until so many clients have a SuperNode, and returns the ids of those
+        that have one; by default there is no bound of the time."""
         begin = time.monotonic()
         self._failed.clear()
         while True:
             self._look()
-            found = self.connected()
+            clients = self.connected()
             late = seconds is not None and time.monotonic() - begin > seconds
-            if len(found) >= count or late:
-                return found
+            if len(clients) >= count or late:
+                return clients
             time.sleep(LOOK)
 
     def send(
@@ -106,14 +94,9 @@ class FlowerServer:
         the request. Errors of a ClientApp are yielded as refusals with Flower's reason,
         and late answers to earlier requests as they are, for `serve` to refuse.
 
-        Args:
-          requests: Requests by client id.
-          deadline: Seconds to wait for answers; by default there is no bound for
-            SuperNodes that are online. Flower may hold back a node that ends while it
-            sends its answer for three minutes longer.
-
-        Yields:
-          The id of a client, and its answer.
+        Without a deadline in seconds, there is no bound for SuperNodes that are online.
+        Flower may hold back a node that ends while it sends its answer for three
+        minutes longer.
         """
         begin = time.monotonic()
         life = None if deadline is None else deadline + SKEW
@@ -125,15 +108,15 @@ class FlowerServer:
                 self._look()
                 yield from self._give_up(waiting)
                 sent |= self._push(waiting, life)
-                found = list(self._pull(sent))
-                for client, data in found:
+                answers = list(self._pull(sent))
+                for client, data in answers:
                     if data is None:  # the node has gone
                         waiting[client] = requests[client]
                     else:
                         yield client, data
                 if deadline is not None and time.monotonic() - begin > deadline:
                     break
-                if not found:
+                if not answers:
                     time.sleep(LOOK)
         finally:
             self._late |= sent
@@ -145,13 +128,13 @@ class FlowerServer:
             self._online = set(self.grid.get_node_ids())
             known = self._clients.keys() | self._asked.values() | self._failed
             for node in sorted(self._online - known):
-                query = Message(RecordDict(), node, f"query.{KIND}")
+                query = flwr.Message(flwr.RecordDict(), node, f"query.{KIND}")
                 self._asked |= dict.fromkeys(self._pushed(query), node)
             self._looked = time.monotonic()
         for reply in self._replies(self._asked):
             self._introduce(self._asked.pop(reply.metadata.reply_to_message_id), reply)
 
-    def _introduce(self, node: int, reply: Message) -> None:
+    def _introduce(self, node: int, reply: Any) -> None:
         """Notes the client of a new node, or why there is none."""
         if reply.has_error():
             self._refuse(node, _reason(reply))
@@ -180,12 +163,12 @@ class FlowerServer:
 
     def _places(self) -> dict[int, int]:
         """The node of each client: the first one that is online and answers."""
-        found: dict[int, int] = {}
+        places: dict[int, int] = {}
         for node, client in self._clients.items():
-            first = found.get(client)
+            first = places.get(client)
             if node in self._online and (first is None or first in self._silent):
-                found[client] = node
-        return found
+                places[client] = node
+        return places
 
     def _give_up(self, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """Removes clients that have been without a node for too long."""
@@ -201,7 +184,7 @@ class FlowerServer:
         """Sends what waits for a node that is there now."""
         sent, places = {}, self._places()
         for client in [client for client in waiting if client in places]:
-            request = Message(
+            request = flwr.Message(
                 _packed(waiting[client]), places[client], f"train.{KIND}", ttl=life
             )
             for name in self._pushed(request):
@@ -225,58 +208,57 @@ class FlowerServer:
             self._silent.discard(node)
             yield client, _answer(client, reply)
 
-    def _pushed(self, message: Message) -> list[str]:
-        """Returns the id of a message, or nothing if its node has gone."""
+    def _pushed(self, message: Any) -> list[str]:
+        """The id of a message, or nothing if its node has gone."""
         return [name for name in self.grid.push_messages([message]) if name]
 
-    def _replies(self, names: Mapping[str, object]) -> list[Message]:
+    def _replies(self, names: Mapping[str, object]) -> list[Any]:
         if not names:
             return []
         replies = self.grid.pull_messages(list(names))
         return [r for r in replies if r.metadata.reply_to_message_id in names]
 
 
-def client_app(make_node: Callable[[Context], Node]) -> ClientApp:
-    """Makes the app of SuperNodes, which answers the requests of `FlowerServer`.
+def client_app(make_node: Callable[[Any], Node]) -> Any:
+    """Makes the `ClientApp` of SuperNodes, which answers requests of `FlowerServer`.
 
-    Flower starts a process for every message. The node should have a directory, in
-    which it keeps its states from one process to the next.
+    Handlers of other messages may be added to it.
 
     Args:
-      make_node: Makes the node of a SuperNode; `context.node_config` has the values of
-        its option `--node-config`.
-
-    Returns:
-      The app. Handlers of other messages may be added to it.
+      make_node: Makes the node of a SuperNode from Flower's context; its `node_config`
+        has the values of the option `--node-config`. The node should have a directory,
+        in which it keeps its states from one process to the next.
     """
     app = ClientApp()
 
     @app.query(KIND)
-    def client_of(message: Message, context: Context) -> Message:
-        about = ConfigRecord({"client": make_node(context).client})
-        return Message(RecordDict({KIND: about}), reply_to=message)
+    def client_of(message: Any, context: Any) -> Any:
+        about = flwr.ConfigRecord({"client": make_node(context).client})
+        return flwr.Message(flwr.RecordDict({KIND: about}), reply_to=message)
 
     @app.train(KIND)
-    def answer(message: Message, context: Context) -> Message:
+    def answer(message: Any, context: Any) -> Any:
         request = _unpacked(message.content)
-        return Message(_packed(make_node(context).answer(request)), reply_to=message)
+        return flwr.Message(
+            _packed(make_node(context).answer(request)), reply_to=message
+        )
 
     return app
 
 
-def _packed(data: bytes) -> RecordDict:
-    array = Array("uint8", (len(data),), KIND, data)
-    return RecordDict({KIND: ArrayRecord({KIND: array})})
+def _packed(data: bytes) -> Any:
+    array = flwr.Array("uint8", (len(data),), KIND, data)
+    return flwr.RecordDict({KIND: flwr.ArrayRecord({KIND: array})})
 
 
-def _unpacked(content: RecordDict) -> bytes:
+def _unpacked(content: Any) -> bytes:
     array = content.array_records.get(KIND, {}).get(KIND)
     if array is None:
         raise MessageError("the message has no bytes of fedjax_muon")
     return bytes(array.data)
 
 
-def _answer(client: int, reply: Message) -> bytes:
+def _answer(client: int, reply: Any) -> bytes:
     try:
         if reply.has_error():
             raise MessageError(_reason(reply))
@@ -285,7 +267,7 @@ def _answer(client: int, reply: Message) -> bytes:
         return _refusal(client, str(error))
 
 
-def _reason(reply: Message) -> str:
+def _reason(reply: Any) -> str:
     return f"Flower: {reply.error.reason} (code {reply.error.code})"
 
 

@@ -25,23 +25,8 @@ LENGTH = struct.Struct("<I")
 LONGEST_HEADER = 1 << 20
 MOST_DIMENSIONS = 32
 DTYPES = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "bfloat16",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
+    ["bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
+    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 )
 
 
@@ -63,17 +48,7 @@ class Message(NamedTuple):
 
 
 def write(message: Message) -> bytes:
-    """Converts a message to bytes.
-
-    Args:
-      message: The message; its values must be those of JSON.
-
-    Returns:
-      Bytes that `read` converts back.
-
-    Raises:
-      MessageError: If an array has another dtype than those of JAX's arrays.
-    """
+    """Converts a message, whose values are those of JSON, to bytes."""
     arrays = [np.asarray(array) for array in message.arrays]
     for array in arrays:
         if array.dtype.name not in DTYPES:
@@ -89,17 +64,7 @@ def write(message: Message) -> bytes:
 
 
 def read(data: bytes) -> Message:
-    """Converts bytes to a message.
-
-    Args:
-      data: From `write`, or anything.
-
-    Returns:
-      The message, whose arrays are read-only.
-
-    Raises:
-      MessageError: If the bytes are no message, or one that was cut or extended.
-    """
+    """Converts bytes from `write`, or refuses any others; the arrays are read-only."""
     begin = len(MAGIC) + LENGTH.size
     if data[: len(MAGIC)] != MAGIC or len(data) < begin:
         raise MessageError("these bytes are no message of fedjax_muon")
@@ -146,54 +111,26 @@ def _is_key(leaf: Any) -> bool:
 
 
 def key_data(leaf: Any) -> Any:
-    """Converts a typed key to its data.
-
-    Args:
-      leaf: An array, perhaps of typed keys.
-
-    Returns:
-      The data of keys; anything else as it is.
-    """
+    """The data of typed keys; any other array as it is."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def unflatten(arrays: Sequence[Any], like: Any) -> Any:
-    """Puts arrays back into a pytree; it can be traced.
-
-    Args:
-      arrays: Leaves in order; of typed keys, their data.
-      like: A pytree of the same structure.
-    """
+    """Puts arrays back into a pytree like this one; it can be traced."""
     leaves, structure = jax.tree.flatten(like)
-    found = [
+    arrays = [
         jax.random.wrap_key_data(a) if _is_key(leaf) else a
         for a, leaf in zip(arrays, leaves, strict=True)
     ]
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, arrays)
 
 
 def pack(tree: Any) -> list[np.ndarray]:
-    """Converts a pytree to its leaves; typed keys become their data.
-
-    Args:
-      tree: A pytree of arrays.
-
-    Returns:
-      The arrays in order.
-    """
+    """Converts a pytree to its leaves in order; typed keys become their data."""
     return [np.asarray(key_data(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
-def check_schema(arrays: Sequence[np.ndarray], like: Any) -> None:
-    """Checks the arrays of a message before they are used.
-
-    Args:
-      arrays: From `pack`.
-      like: A pytree of the expected shapes and dtypes, or of `ShapeDtypeStruct`s.
-
-    Raises:
-      MessageError: If their numbers, shapes or dtypes differ.
-    """
+def _check_schema(arrays: Sequence[np.ndarray], like: Any) -> None:
     got = [(str(array.dtype), array.shape) for array in arrays]
     expected = [_stored(leaf) for leaf in jax.tree.leaves(like)]
     if got == expected:
@@ -209,17 +146,13 @@ def check_schema(arrays: Sequence[np.ndarray], like: Any) -> None:
 
 
 def unpack(arrays: Sequence[np.ndarray], like: Any) -> Any:
-    """Converts the leaves of a pytree back.
+    """Converts arrays of `pack` back; raises `MessageError` if their schema differs.
 
     Args:
-      arrays: From `pack`.
       like: A pytree of the same structure, shapes and dtypes, or of
         `ShapeDtypeStruct`s.
-
-    Raises:
-      MessageError: If their numbers, shapes or dtypes differ.
     """
-    check_schema(arrays, like)
+    _check_schema(arrays, like)
     return unflatten([jnp.asarray(array) for array in arrays], like)
 
 
@@ -234,14 +167,7 @@ def _text(array: tuple[str, tuple[int, ...]]) -> str:
 
 
 def schema(tree: Any) -> str:
-    """Identifies the structure, names, shapes and dtypes of a pytree.
-
-    Args:
-      tree: A pytree of arrays or `ShapeDtypeStruct`s.
-
-    Returns:
-      A hexadecimal digest, the same in all processes.
-    """
+    """A digest of the structure, names, shapes and dtypes of a pytree."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     shapes = [
         f"{jax.tree_util.keystr(path)} {_text(_stored(x))} {_is_key(x)}"

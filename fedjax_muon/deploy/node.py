@@ -27,9 +27,7 @@ INITIAL = -1  # turn of the state before the first answer
 
 
 class Node:
-    """One client of a deployed federation.
-
-    Its examples and its state never leave it; messages do.
+    """One client of a deployed federation, whose examples and state never leave it.
 
     Args:
       shared: The same federation as the server's.
@@ -57,14 +55,7 @@ class Node:
         self._known: dict[int, dict[str, Any]] = {}  # shapes of requests
 
     def answer(self, request: bytes) -> bytes:
-        """Runs the client for one exchange.
-
-        Args:
-          request: From the server.
-
-        Returns:
-          The answer: the client's message, or why there is none.
-        """
+        """Runs the client for one exchange, or answers why it can't."""
         about: dict[str, Any] = {"client": self.client}
         try:
             asked = messages.read(request)
@@ -86,23 +77,21 @@ class Node:
         number, run = values["exchange"], values["run"]
         shapes = self._shapes(number)
         if values["base"] == INITIAL:
-            shapes["params"] = self._params()
-        given = messages.unpack(asked.arrays, shapes)
-        before = self._states.at(run, values["base"], given.pop("params", None))
+            shapes["params"] = jax.eval_shape(
+                self.shared.setup.task.init, jax.random.key(0)
+            )
+        request = messages.unpack(asked.arrays, shapes)
+        before = self._states.at(run, values["base"], request.pop("params", None))
         sent, after, finite = self._program(number)(
             jnp.int32(self.client),
             self._clients,
-            given,
+            request,
             before,
             jnp.int32(values["round"]),
         )
         if finite:
             self._states.keep(run, values["turn"], after, values["oldest"])
         return sent, bool(finite)
-
-    def _params(self) -> Any:
-        init = self.shared.setup.task.init
-        return jax.eval_shape(init, jax.random.key(0))
 
     def _shapes(self, number: int) -> dict[str, Any]:
         """Shapes of what a request holds."""
@@ -119,15 +108,8 @@ class Node:
 
 
 def request_shapes(shared: Federation, number: int) -> dict[str, Any]:
-    """Finds the shapes of the arrays in a request.
-
-    Args:
-      number: Number of the exchange.
-
-    Returns:
-      `ShapeDtypeStruct`s of the broadcast, the client's two keys, and the number of
-      clients that take part.
-    """
+    """Shapes of a request of an exchange: of the broadcast, the client's two keys, and
+    the number of clients that take part."""
     setup = shared.setup
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(lambda k: setup.algorithm.init(setup.task.init(k)), key)
@@ -146,12 +128,10 @@ def request_shapes(shared: Federation, number: int) -> dict[str, Any]:
 def round_of(
     shared: Federation, number: int, index: jax.Array, key: jax.Array, present: Any
 ) -> Round:
-    """Makes what a round tells its clients, or the server.
+    """What a round tells its clients, or the server; the key is theirs.
 
     Args:
       number: Number of the exchange.
-      index: Int32 [], the round.
-      key: Typed key, the server's or a client's.
       present: Float32 [], number of clients that take part.
     """
     setup = shared.setup
@@ -162,14 +142,11 @@ def round_of(
 def client_program(
     shared: Federation, number: int
 ) -> Callable[..., tuple[Any, Any, jax.Array]]:
-    """Compiles the local training of a client.
-
-    Args:
-      number: Number of the exchange.
+    """Compiles the local training of a client in an exchange.
 
     Returns:
-      `train(client, clients, given, state, index) -> (message, state, whether both are
-      finite)`; `given` is that of `request_shapes`.
+      `train(client, clients, request, state, index) -> (message, state, whether both
+      are finite)`; the request is that of `request_shapes`.
     """
     inputs = inputs_of(shared.setup.algorithm, shared.setup.task)
 
@@ -178,7 +155,7 @@ def client_program(
         inputs: Inputs,
         client: jax.Array,
         clients: Clients,
-        given: dict[str, Any],
+        request: dict[str, Any],
         state: Any,
         index: jax.Array,
         once: jax.Array,
@@ -191,13 +168,13 @@ def client_program(
             ours.max_client_size,
             prologue=number < ours.first,
         )
-        member_key, draw_key = given["keys"]
+        member_key, draw_key = request["keys"]
         batches = draw(client, draw_key)
-        round = round_of(ours, number, index, member_key, given["present"])
+        round = round_of(ours, number, index, member_key, request["present"])
 
         def run() -> tuple[Any, Any, jax.Array]:
             sent, after = exchange.client(
-                objective, given["broadcast"], state, batches, round
+                objective, request["broadcast"], state, batches, round
             )
             return sent, after, tree.all_finite((exchange.decode(sent), after))
 
@@ -254,8 +231,8 @@ class States:
                 path.unlink()
 
     def _load(self, directory: Path) -> None:
-        found = [messages.read(p.read_bytes()) for p in directory.glob("state_*")]
-        for message in sorted(found, key=lambda message: message.about["turn"]):
+        stored = [messages.read(p.read_bytes()) for p in directory.glob("state_*")]
+        for message in sorted(stored, key=lambda message: message.about["turn"]):
             self.run = message.about["run"]
             state = messages.unpack(message.arrays, self.like)
             self.kept[message.about["turn"]] = state

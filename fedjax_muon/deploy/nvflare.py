@@ -27,15 +27,11 @@ from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.messages import Message, MessageError
 from fedjax_muon.deploy.node import Node
 from fedjax_muon.deploy.server import Send
-from fedjax_muon.versions import install_command
+from fedjax_muon.versions import optional
 
-try:
-    from nvflare.collab import CollabCallError, collab
-    from nvflare.collab.api.exceptions import RunAborted
-except ImportError as error:
-    raise ImportError(
-        f"sites of NVFlare need nvflare: {install_command('nvflare')}"
-    ) from error
+nvflare = optional("nvflare", "a site of NVFlare", module="nvflare.collab")
+errors = optional("nvflare", "", module="nvflare.collab.api.exceptions")
+collab = nvflare.collab
 
 PIECE = 1 << 26  # bytes of an array
 Pieces = list[np.ndarray]
@@ -93,7 +89,7 @@ def sites(
             except queue.Empty:
                 return
             if collab.is_aborted:  # calls have failed for this reason
-                raise RunAborted("the job has been aborted")
+                raise errors.RunAborted("the job has been aborted")
             if isinstance(result, Exception):
                 raise result
             waiting.discard(client)
@@ -107,7 +103,7 @@ def _call(
 ) -> None:
     try:
         results.put((client, _joined(call(_divided(request)))))
-    except (CollabCallError, MessageError) as error:
+    except (nvflare.CollabCallError, MessageError) as error:
         results.put((client, _refusal(client, str(error))))
     except Exception as error:  # `send` raises it
         results.put((client, error))
@@ -133,9 +129,6 @@ def published(make_node: Callable[[str], Node]) -> Callable[[Pieces], Pieces]:
     Args:
       make_node: Makes the node of a site from the site's name. With a `directory`, the
         node goes on with its states after the site was started again.
-
-    Returns:
-      The function, with NVFlare's mark.
     """
     busy = threading.Lock()
     node: Node | None = None

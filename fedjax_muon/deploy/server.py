@@ -10,7 +10,7 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,9 +79,8 @@ def serve(
 
     Args:
       shared: The same federation as that of the nodes.
-      send: Transport, such as `in_process(nodes)` or a `TcpServer`'s `send`.
+      send: Transport, such as `in_process(nodes)` or a `FlowerServer`'s `send`.
       key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
-      rounds: Number of rounds in all.
       deadline: Seconds to wait for the answers of an exchange; by default, as long as
         the transport waits.
       directory: Where checkpoints are kept; a server that is started again goes on
@@ -91,16 +90,16 @@ def serve(
       on_round: Called after the prologue and after every round, with the answers that
         are missing.
 
-    Returns:
-      The state at the end; `params` has the parameters.
-
     Raises:
       CheckpointError: If the directory's checkpoint is damaged or of another run.
     """
     if shared.guarantee is not None:
         shared.guarantee.check_rounds(0, rounds)
     server = _Server(shared, send, key, deadline)
-    with _checkpoints(directory) as stored:
+    opened: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if directory is not None:
+        opened = checkpoint.open_checkpoints(directory)
+    with opened as stored:
         progress, saved = _begin(server, key, stored)
         on_round(progress, server.missing)
         since = time.monotonic()
@@ -125,9 +124,9 @@ def _begin(
     accepted = np.full(server.shared.setup.num_clients, INITIAL, np.int32)
     if stored:
         like = {"state": bare, "accepted": jnp.asarray(accepted)}
-        found = checkpoint.restore(stored, like, _mark(server.shared, bare))
-        if found is not None:
-            values, notes = found
+        restored = checkpoint.restore(stored, like, _mark(server.shared, bare))
+        if restored is not None:
+            values, notes = restored
             accepted = np.asarray(values["accepted"])
             return Progress(values["state"], accepted, notes["run"]), accepted
     progress = Progress(bare, accepted, secrets.token_hex(8))
@@ -206,7 +205,9 @@ class _Server:
                 for place, client in enumerate(cohort)
                 if present[place]
             }
-            answers = self._collect(requests, progress.run, turn, number)
+            answers, problems = self._collect(requests, progress.run, turn, number)
+            for client, problem in problems.items():
+                self._miss(number, training.index, client, problem)
             weights, sent = self._stacked(cohort, answers, number, sizes)
             server, received = self.update[number](
                 training.server, training.index, keys, cohort, sent, weights
@@ -243,21 +244,19 @@ class _Server:
 
     def _collect(
         self, requests: Mapping[int, bytes], run: str, turn: int, number: int
-    ) -> dict[int, tuple[Any, int]]:
-        """Returns each client's message and its number of examples."""
-        found: dict[int, tuple[Any, int]] = {}
+    ) -> tuple[dict[int, tuple[Any, int]], dict[int, str]]:
+        """Each client's message and number of examples, or why there is none."""
+        answers: dict[int, tuple[Any, int]] = {}
         problems = dict.fromkeys(requests, NO_ANSWER)
         for client, data in self.send(requests, self.deadline):
-            if client not in requests or client in found:
+            if client not in requests or client in answers:
                 continue  # nobody asked, or a second answer
             try:
-                found[client] = self._read(data, client, run, turn, number)
+                answers[client] = self._read(data, client, run, turn, number)
+                del problems[client]
             except MessageError as error:
                 problems[client] = str(error)
-        for client in requests.keys() - found.keys():
-            index = -1 if number < self.shared.first else turn_round(self.shared, turn)
-            self.missing.append(Missing(index, number, client, problems[client]))
-        return found
+        return answers, problems
 
     def _read(
         self, data: bytes, client: int, run: str, turn: int, number: int
@@ -301,15 +300,6 @@ class _Server:
     def _miss(self, number: int, index: Any, client: int, reason: str) -> None:
         at = -1 if number < self.shared.first else int(index)
         self.missing.append(Missing(at, number, client, reason))
-
-
-def turn_round(shared: Federation, turn: int) -> int:
-    """Returns the round of a turn after the prologue.
-
-    Args:
-      turn: Number of the exchange among those of all rounds.
-    """
-    return (turn - shared.first) // len(shared.setup.algorithm.exchanges)
 
 
 def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
@@ -363,15 +353,6 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
 
 def _inputs(shared: Federation) -> Inputs:
     return inputs_of(shared.setup.algorithm, shared.setup.task)
-
-
-@contextlib.contextmanager
-def _checkpoints(directory: Path | None) -> Iterator[Any]:
-    if directory is None:
-        yield None
-        return
-    with checkpoint.open_checkpoints(directory) as stored:
-        yield stored
 
 
 def _mark(shared: Federation, state: Any) -> str:

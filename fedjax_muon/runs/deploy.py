@@ -1,7 +1,5 @@
-"""The server of a deployed run: what nodes are told, and what is recorded.
+"""The server of a deployed run: what it shares with nodes, and what is recorded.
 
-config.json     what was asked for
-deployed.json   shapes and classes of the examples, which nodes are told
 metrics.csv     one row an evaluation, of test examples
 missing.csv     who was left out of which exchange, and why
 checkpoints/    the last two states of the server
@@ -9,9 +7,8 @@ checkpoints/    the last two states of the server
 
 import csv
 import dataclasses
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.server import Missing, Progress, Send, serve
 from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import (
     SAMPLERS,
@@ -33,7 +31,6 @@ from fedjax_muon.runs.build import (
     task_of,
 )
 from fedjax_muon.runs.config import Run
-from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.evaluation import measure
 
@@ -43,7 +40,7 @@ SECONDS_BETWEEN_CHECKPOINTS = 2.0  # nodes keep all states that were made since
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What nodes are told of the examples of all clients."""
+    """What nodes know of the examples of all clients."""
 
     shape: tuple[int, ...]  # of an example
     dtype: str
@@ -53,15 +50,7 @@ class Facts:
 
 
 def facts_of(dataset: Dataset, largest_client: int) -> Facts:
-    """Describes the examples of a data set.
-
-    Args:
-      dataset: A data set.
-      largest_client: Most examples of a client.
-
-    Returns:
-      What nodes are told of them.
-    """
+    """Describes the examples of a dataset, of which a client has at most so many."""
     x = np.asarray(dataset.x_train)
     bound = 1 << (largest_client - 1).bit_length()
     classes = tuple(map(str, dataset.classes))
@@ -108,60 +97,6 @@ def federation_of(run: Run, facts: Facts) -> Federation:
     )
 
 
-def greeting_of(run: Run, facts: Facts) -> dict[str, Any]:
-    """What a node is told when it connects: names and numbers alone.
-
-    Returns:
-      Values of JSON, which `run_of_greeting` reads.
-    """
-    config = dataclasses.replace(run.config, data_dir=None)
-    job = to_json(dataclasses.replace(run, config=config))
-    return {"job": job, "facts": dataclasses.asdict(facts)}
-
-
-def run_of_greeting(greeting: Mapping[str, Any]) -> tuple[Run, Facts]:
-    """Reads what `greeting_of` made.
-
-    Args:
-      greeting: From the server.
-
-    Returns:
-      The run, and what is known of the examples.
-    """
-    try:
-        told = dict(greeting["facts"])
-        told["shape"], told["classes"] = tuple(told["shape"]), tuple(told["classes"])
-        run, facts = from_json(greeting["job"]), Facts(**told)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"the server's greeting can't be read ({error}); install the same version "
-            "of fedjax_muon on all machines"
-        ) from error
-    if not isinstance(run, Run):
-        raise ValueError("the server does not train one algorithm")
-    return run, facts
-
-
-def begin(output: Path | None, run: Run, facts: Facts) -> Path:
-    """Makes the directory of a deployed run, or finds the one to go on in.
-
-    Args:
-      output: Where; by default in `runs`, named after the time.
-    """
-    text = json.dumps(dataclasses.asdict(facts), indent=2) + "\n"
-    if output is not None and (output / FACTS).is_file():
-        if to_json(directory.read(output)) != to_json(run):
-            raise ValueError(
-                f"{output} was made by other options; choose another --output"
-            )
-        if (output / FACTS).read_text() != text:
-            raise ValueError(f"{output} was made for other examples than these")
-        return output
-    run_dir = directory.create(output, run, f"{run.algorithm}-deployed")
-    write(run_dir / FACTS, text)
-    return run_dir
-
-
 def train(
     run: Run,
     facts: Facts,
@@ -170,23 +105,16 @@ def train(
     run_dir: Path,
     *,
     deadline: float | None = None,
-    tick: Callable[[int], None] = lambda rounds: None,
-    stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Trains with nodes, from the newest checkpoint of a directory if there is one.
 
     Args:
       dataset: Provides the test examples.
       send: Transport.
-      run_dir: The directory.
+      run_dir: Directory of the results.
       deadline: Seconds to wait for the answers of an exchange.
-      tick: Called with the number of new rounds.
-      stop: Asked after every round.
-
-    Raises:
-      KeyboardInterrupt: After `stop`.
     """
-    record = _Record(run, facts, dataset, run_dir, tick, stop)
+    record = _Record(run, facts, dataset, run_dir)
     serve(
         record.shared,
         send,
@@ -202,44 +130,33 @@ def train(
 class _Record:
     """The rows of a deployed run."""
 
-    def __init__(
-        self,
-        run: Run,
-        facts: Facts,
-        dataset: Dataset,
-        run_dir: Path,
-        tick: Callable[[int], None],
-        stop: Callable[[], bool],
-    ) -> None:
+    def __init__(self, run: Run, facts: Facts, dataset: Dataset, run_dir: Path) -> None:
         self.shared, self.config = federation_of(run, facts), run.config
         dataset = check_dataset(dataset)
         self.test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-        self.metrics = run_dir / directory.METRICS
-        self.missing = run_dir / MISSING
-        self.tick, self.stop = tick, stop
-        self.round = -1  # the newest one that is recorded
+        self.metrics, self.missing = run_dir / directory.METRICS, run_dir / MISSING
+        self.begun = False
         self.since = time.monotonic()
         self.measure = jax.jit(measure)
 
-    def add(self, progress: Progress, missing: list[Missing]) -> None:
+    def add(self, progress: Progress, missing: Sequence[Missing]) -> None:
         """Records a round."""
-        now = progress.state.round
-        if self.round < 0:  # rows after the checkpoint are computed again
+        now, rounds = progress.state.round, self.config.rounds
+        if not self.begun:  # rows after the checkpoint are computed again
             _keep_before(self.metrics, now)
             _keep_before(self.missing, now)
+            self.begun = True
         for answer in missing:
             metrics_csv.append(self.missing, answer._asdict())
-        rounds = self.config.rounds
-        if now % self.config.evaluate_every == 0 or now == rounds:
-            found = self.measure(self.shared.setup.task, progress.params, *self.test)
-            scores = {f"test_{name}": float(value) for name, value in found.items()}
-            seconds = time.monotonic() - self.since
-            row = {"round": now, "missing": len(missing), **scores}
-            metrics_csv.append(self.metrics, {**row, "seconds": round(seconds, 3)})
-        self.tick(now - max(self.round, 0))
-        self.round = now
-        if self.stop() and now < rounds:
-            raise KeyboardInterrupt
+        if now % self.config.evaluate_every and now < rounds:
+            return
+        scores = self.measure(self.shared.setup.task, progress.params, *self.test)
+        row: dict[str, Any] = {"round": now, "missing": len(missing)}
+        row |= {f"test_{name}": float(value) for name, value in scores.items()}
+        row["seconds"] = round(time.monotonic() - self.since, 3)
+        metrics_csv.append(self.metrics, row)
+        score = row[score_column(row)]
+        print(f"round {now} of {rounds}: test {self.config.score} {score:.4f}")
 
 
 def _keep_before(path: Path, round: int) -> None:
@@ -247,11 +164,8 @@ def _keep_before(path: Path, round: int) -> None:
     if not path.exists():
         return
     with path.open(newline="") as file:
-        header, *rows = list(csv.reader(file)) or [[]]
-    at = header.index("round") if "round" in header else 0
-    kept = [row for row in rows if len(row) == len(header) and int(row[at]) < round]
-    lines = [dict(zip(header, row, strict=True)) for row in kept]
-    if lines:
-        write(path, metrics_csv.text_of(lines, header=True))
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    if kept := [row for row in rows if int(row["round"]) < round]:
+        write(path, metrics_csv.text_of(kept, header=True))
     else:
         path.unlink()

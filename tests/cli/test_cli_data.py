@@ -328,8 +328,5 @@ def test_tests_follow_owners_or_proportions():
 def test_other_commands_say_what_they_lack(capsys, tmp_path):
     said = refused(capsys, "sweep", "--algorithms", "fedavg", *FOUR, "--client-tests")
     assert "leave out client_tests" in said
-    deploy = ("deploy", "--local", "2", "--algorithm", "fedavg", *FOUR)
-    said = refused(capsys, *deploy, "--local-epochs", "1")
-    assert "deploy has no local_epochs, since nodes take the same local_steps" in said
     own = ("train", "--algorithm", "scaffold", *FOUR, "--own-leaves", "Dense_1")
     assert "whose clients average what they move" in refused(capsys, *own)

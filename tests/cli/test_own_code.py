@@ -9,8 +9,7 @@ from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.cli import _given as given
-from fedjax_muon.runs import deploy_nodes, own_code
-from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.runs import own_code
 
 ALGORITHM = '''
 import fedjax_muon as fm
@@ -199,14 +198,3 @@ def test_errors_of_the_users_own_code_name_its_line(folder, capsys):
         said = capsys.readouterr().err
         assert f"{folder}/{message}" in said
         assert said.count("\n") == 1
-
-
-def test_a_node_imports_only_what_its_user_names():
-    own = Config(model="own_net:Gated")
-    deploy_nodes.check_own(Run("fedavg", {}, 0, Config()), ())
-    deploy_nodes.check_own(Run("fedavg", {}, 0, own), ["own_net:Gated"])
-    why = "only if this node has --model own_net:Gated"
-    with pytest.raises(ValueError, match=why):
-        deploy_nodes.check_own(Run("fedavg", {}, 0, own), ["own_net:sized"])
-    with pytest.raises(ValueError, match="the server's algorithm is os:abort"):
-        deploy_nodes.check_own(Run("os:abort", {}, 0, Config()), ())

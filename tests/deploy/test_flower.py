@@ -1,44 +1,40 @@
 """Nodes over Flower: a grid in memory, and a SuperLink with SuperNodes as processes."""
 
+import dataclasses
 import importlib
-import json
-import re
-import runpy
-import signal
 import sys
 import time
-from pathlib import Path
+import tomllib
 
 import jax
 import numpy as np
 import pytest
+from deployed_run import RUN, assert_simulated, data_of, nodes_from, without
 from packages import needs
 from small_federation import (
     CLIENTS,
-    DATA,
-    KEY,
     PARTS,
-    TASK,
     X,
     Y,
     asked,
     assert_same,
-    assert_saved,
     described,
     refusal,
     served,
     simulated,
 )
 
-from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, fedmuon_correct
-from fedjax_muon.deploy import Node, in_process, serve
+from fedjax_muon.deploy import Node, serve
 from fedjax_muon.deploy.messages import MessageError
-from fedjax_muon.simulation.federated import federate
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import deploy, flower_app
+from fedjax_muon.runs.build import start_key
+from fedjax_muon.runs.flower_engine import engine
 
 needs("flwr.serverapp", "flower")
 
-from fake_grid import RUN, Echo, FakeGrid, echoes, failure
+from fake_grid import RUN as RUN_ID, Echo, FakeGrid, echoes, failure
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -48,18 +44,12 @@ from fedjax_muon.deploy import flower
 
 pytestmark = pytest.mark.slow
 
-APP = Path(__file__).parent / "flower_app"
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how_to" / "deploy.md"
-# By its path, since an installed wheel is tested without the checkout on the path.
-ENGINE = runpy.run_path(str(ROOT / "benchmarks" / "flower_engine.py"))
-
 
 @pytest.fixture(autouse=True)
 def identity(monkeypatch):
     """The process is a ServerApp's."""
     for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, RUN)
+        monkeypatch.setattr(TaskIdentity, name, RUN_ID)
     monkeypatch.setattr(flower, "LOOK", 0.01)
     monkeypatch.setattr(flower, "LOOK_FOR_NODES", 0.0)
 
@@ -72,8 +62,10 @@ def server_of(clients, number=2):
     return grid, server
 
 
-def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path):
-    algorithm, made = fedmuon_correct(lr=0.1), []  # with states of clients
+# with states of clients, with a prologue, with messages that the server decodes
+@pytest.mark.parametrize("name", ["fedmuon_correct", "fedmuon", "fedmuon_svd"])
+def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path, name):
+    algorithm, made = ALL[name].function(lr=0.1), []
     shared = described(algorithm)
 
     def make_node(context):
@@ -89,7 +81,9 @@ def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path):
     ended, missing = served(shared, server.send)
     assert not missing
     assert_same(simulated(algorithm), ended)
-    assert len(made) == CLIENTS + 3 * 3  # as in a process for every message
+    # as in a process for every message
+    exchanges = CLIENTS * len(algorithm.prologue) + 3 * 3 * len(algorithm.exchanges)
+    assert len(made) == CLIENTS + exchanges
 
 
 def test_answers_are_yielded_as_they_arrive():
@@ -153,7 +147,7 @@ def test_an_app_of_another_kind_is_refused():
     assert refusal(answer) == "the message has no bytes of fedjax_muon"
     foreign = Message(RecordDict(), 100, f"train.{flower.KIND}")
     with pytest.raises(MessageError, match="no bytes"):
-        client(foreign, Context(RUN, 100, {}, RecordDict(), {}))
+        client(foreign, Context(RUN_ID, 100, {}, RecordDict(), {}))
 
 
 def test_replies_to_the_messages_of_others_are_ignored():
@@ -238,69 +232,68 @@ def test_a_client_without_a_node_is_waited_for_once():
 
 
 def test_without_flower_the_pip_command_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    monkeypatch.setitem(sys.modules, "flwr", None)
     monkeypatch.delitem(sys.modules, "fedjax_muon.deploy.flower")
-    said = r"nodes over Flower need flwr: pip install \"flwr"
+    said = r"a node over Flower needs flwr, which is not installed; run: pip install"
     with pytest.raises(ImportError, match=said) as error:
         importlib.import_module("fedjax_muon.deploy.flower")
     assert "\n" not in str(error.value)
 
 
-def test_the_apps_that_are_shown_run(tmp_path):
-    section = PAGE.read_text().partition("## Flower\n")[2].partition("\n## ")[0]
-    (shown,) = re.findall("```py\n(.*?)```", section, re.DOTALL)
-    names, nodes, configs = {}, {}, {}
-    exec(shown.replace("rounds=10", "rounds=1"), names)
-    rng = np.random.default_rng(0)
-    for client in range(3):
-        data = tmp_path / f"mine{client}.npz"
-        x = rng.standard_normal((50, 8, 8, 1)).astype(np.float32)
-        y = rng.integers(0, 10, 50)
-        np.savez(data, x=x, y=y)
-        states = str(tmp_path / f"states{client}")
-        configs[100 + client] = {"client": client, "data": str(data), "states": states}
-        nodes[client] = Node(names["shared"], client, x, y)
-    grid = FakeGrid(dict.fromkeys(configs, names["node_app"]), configs.get)
-    output = {"output": str(tmp_path / "parameters.npz")}
-    names["server_app"](grid, Context(RUN, 1, {}, RecordDict(), output))
-    key = jax.random.key(0)
-    expected = serve(names["shared"], in_process(nodes), key, rounds=1).params
-    assert_saved(output["output"], expected)
+def written(place, rounds):
+    """An app with files of its clients' examples."""
+    run = dataclasses.replace(
+        RUN, config=dataclasses.replace(RUN.config, rounds=rounds)
+    )
+    dataset, parts, facts = data_of(run)
+    flower_app.write_app(place, run, facts, deadline=60.0, patience=60.0)
+    return run, facts, flower_app.save_examples(place, dataset, parts)
 
 
-def of_simulation(method, apps):
-    """The server's state after each round."""
-    given = ALL[method].function(), TASK, DATA, PARTS[: apps.CLIENTS]
-    simulation = federate(*given, plan=engine.plans.mapped, **apps.SIZES)
-    state = simulation.init(KEY)
-    for _ in range(apps.ROUNDS[method]):
-        yield state.training.server
-        state, _ = simulation.train_round(state)
-    yield state.training.server
+def test_the_written_app_trains(tmp_path, monkeypatch):
+    place = tmp_path / "app"
+    run, _, files = written(place, rounds=2)
+    monkeypatch.syspath_prepend(place)
+    client_app = importlib.import_module("client_app")
+    server_app = importlib.import_module("server_app")
+    configs = {
+        100 + client: {"partition-id": client, "data": str(path)}
+        for client, path in enumerate(files)
+    }
+    grid = FakeGrid(dict.fromkeys(configs, client_app.app), configs.get)
+    project = tomllib.loads((place / "pyproject.toml").read_text())
+    options = project["tool"]["flwr"]["app"]["config"] | {"output": str(tmp_path)}
+    server_app.app(grid, Context(RUN_ID, 1, {}, RecordDict(), options))
+    assert_simulated(run, metrics_csv.read(tmp_path / "metrics.csv"), rounds=2)
 
 
-def test_processes_over_http_have_the_bits_of_simulations(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(APP)
-    import apps
+def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
+    """Of a SuperLink and SuperNodes; then the rest goes on."""
+    place, killed = tmp_path / "app", 1
+    run, facts, files = written(place, rounds=3)
+    configs = [
+        {"partition-id": client, "data": str(path)} for client, path in enumerate(files)
+    ]
+    metrics = place / "metrics.csv"
 
-    configs = []
-    for client, own in enumerate(PARTS[: apps.CLIENTS]):
-        place = tmp_path / f"node{client}"
-        place.mkdir()
-        np.savez(place / "examples.npz", x=X[own], y=Y[own])
-        configs.append({"client": client, "directory": str(place)})
+    def kill_after_two_rounds():
+        if metrics.exists() and metrics_csv.read(metrics)["round"][-1] == 2:
+            running.nodes[killed].kill()
+        return False
+
     faster = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds, by default 1
-    with ENGINE["engine"](tmp_path / "engine", configs, faster) as running:
-        pids = [node.pid for node in running.nodes]
-        (tmp_path / "processes.json").write_text(json.dumps(pids))
-        said = running.run(APP, {"output": str(tmp_path)}, seconds=600)
-    assert (tmp_path / "ended.json").exists(), said
-    ended = json.loads((tmp_path / "ended.json").read_text())
-    killed = apps.METHODS[-1]
-    last = [killed, apps.ROUNDS[killed], 0, ended["killed"], "no answer"]
-    assert ended["missing"] == [last]
-    assert not ended["refused"]
-    for method in apps.METHODS:
-        for round, state in enumerate(of_simulation(method, apps)):
-            assert_saved(tmp_path / f"{method}_{round}.npz", state)
-    assert running.nodes[ended["killed"]].returncode == -signal.SIGKILL
+    with engine(tmp_path / "engine", configs, faster) as running:
+        running.run(place, {"output": str(place)}, kill_after_two_rounds)
+    rows = metrics_csv.read(metrics)
+    assert rows["missing"].tolist() == [0, 0, 0, 1]
+    lost = (place / deploy.MISSING).read_text().splitlines()[1:]
+    assert lost == [f"2,1,{killed},no answer"]
+    assert_simulated(run, rows, rounds=2)
+    shared = deploy.federation_of(run, facts)
+    send = without(killed, nodes_from(place, files), after=3)
+    where = {"directory": place / "checkpoints"}
+    begin = start_key(run.seed)
+    ended = serve(shared, send, begin, rounds=3, **where)  # from its checkpoint
+    again = serve(shared, send, begin, rounds=3)
+    for a, b in zip(*map(jax.tree.leaves, (ended.params, again.params)), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -286,8 +286,9 @@ def test_the_job_of_the_page_trains(tmp_path, monkeypatch):
 
 def test_without_nvflare_the_command_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "fedjax_muon.deploy.nvflare")
-    monkeypatch.setitem(sys.modules, "nvflare.collab", None)
-    said = 'sites of NVFlare need nvflare: pip install "nvflare<2.10,>=2.9"'
+    monkeypatch.setitem(sys.modules, "nvflare", None)
+    said = "a site of NVFlare needs nvflare, which is not installed; run: "
+    said += 'pip install "nvflare<2.10,>=2.9"'
     with pytest.raises(ImportError, match=f"^{re.escape(said)}$"):
         importlib.import_module("fedjax_muon.deploy.nvflare")
 

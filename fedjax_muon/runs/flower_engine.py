@@ -11,14 +11,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 HOST, NAME = "127.0.0.1", "local-processes"
-SECONDS_TO_START, SECONDS_TO_END = 60.0, 10.0
+SECONDS_TO_START, SECONDS_TO_END, SECONDS_BETWEEN_LOOKS = 60.0, 10.0, 0.1
 CONFIG = """\
 [superlink]
 default = "{name}"
@@ -35,32 +35,37 @@ class Engine(NamedTuple):
     nodes: list[subprocess.Popen]  # the SuperNodes
     environment: dict[str, str]
 
-    def run(self, app: Path, config: Mapping[str, object], seconds: float) -> str:
-        """Runs an app to its end.
+    def run(
+        self,
+        app: Path,
+        config: Mapping[str, object],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Runs an app to its end, and prints what its server prints.
 
         Args:
           app: Directory of the app, which has a `pyproject.toml`.
           config: Values of `context.run_config`.
-          seconds: Longest time.
-
-        Returns:
-          What the app's processes have printed.
+          stop: Asked all the time.
 
         Raises:
-          subprocess.SubprocessError: If Flower can't run it, or it takes longer.
+          KeyboardInterrupt: After `stop`.
+          subprocess.CalledProcessError: If Flower can't run it.
         """
         command = ["flwr", "run", str(app), NAME, "--stream"]
-        command += ["--run-config", _values(config)]
-        done = subprocess.run(
-            command,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-            check=True,
-            text=True,
-        )
-        return done.stdout
+        command += ["--run-config", assignments(config)]
+        process = subprocess.Popen(command, env=self.environment)
+        try:
+            while process.poll() is None:
+                if stop():
+                    raise KeyboardInterrupt
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        finally:
+            _end(process)
+        if stop():
+            raise KeyboardInterrupt
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
 
 
 @contextlib.contextmanager
@@ -81,7 +86,7 @@ def engine(
     """
     link, *ports = _free_ports(1 + len(configs))
     home = place / "flower"
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     text = CONFIG.format(name=NAME, address=f"{HOST}:{link}")
     (home / "config.toml").write_text(text)
     environment = _environment(home, place / "programs") | dict(variables or {})
@@ -90,15 +95,25 @@ def engine(
         stack.callback(_end_rest, home)
         process = _process(start, link, place / "superlink.log", environment)
         stack.callback(_end, process)
-        _wait_for(link, process)
+        _wait_for(link, process, place / "superlink.log")
         nodes = []
         for number, (port, config) in enumerate(zip(ports, configs, strict=True)):
             command = ["flower-supernode", "--superlink", f"{HOST}:{link}"]
-            command += ["--node-config", _values(config)]
+            command += ["--node-config", assignments(config)]
             log = place / f"supernode{number}.log"
             nodes.append(_process(command, port, log, environment))
             stack.callback(_end, nodes[-1])
         yield Engine(nodes, environment)
+
+
+def assignments(config: Mapping[str, object]) -> str:
+    """Values by name, as options of Flower's commands.
+
+    Example:
+      >>> assignments({"partition-id": 0, "data": "mine.npz"})
+      'partition-id=0 data="mine.npz"'
+    """
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
 
 
 def _environment(home: Path, programs: Path) -> dict[str, str]:
@@ -111,10 +126,6 @@ def _environment(home: Path, programs: Path) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-
-
-def _values(config: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
 
 
 def _free_ports(count: int) -> list[int]:
@@ -136,17 +147,18 @@ def _process(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the command that started it
         )
 
 
-def _wait_for(port: int, process: subprocess.Popen) -> None:
+def _wait_for(port: int, process: subprocess.Popen, log: Path) -> None:
     end = time.monotonic() + SECONDS_TO_START
     while True:
         with contextlib.suppress(OSError), socket.create_connection((HOST, port)):
             return
         if process.poll() is not None or time.monotonic() > end:
-            raise TimeoutError("the SuperLink did not start; superlink.log says why")
-        time.sleep(0.1)
+            raise TimeoutError(f"the SuperLink did not start; {log} says why")
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -1,0 +1,222 @@
+"""The Flower app of a deployed run, and what its server and its nodes do.
+
+    pyproject.toml   the app, with its defaults of `flwr run --run-config`
+    server_app.py    calls `train`
+    client_app.py    calls `node_of`
+    config.json      the options of the run
+    deployed.json    shapes and classes of the examples
+
+Flower copies these files to all nodes. A node has its examples in a file of its own, or
+in Flower's simulation, the part that `train` would give to its client.
+"""
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_muon.core.atomic_files import write
+from fedjax_muon.data import Dataset
+from fedjax_muon.deploy.node import Node
+from fedjax_muon.runs import deploy, directory, own_code
+from fedjax_muon.runs.build import parts_of
+from fedjax_muon.runs.config import Run
+from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.deploy import FACTS, Facts, federation_of
+from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.simulation.arguments import check_dataset
+
+PROJECT = """\
+[project]
+name = "fedjax-muon-app"
+version = "1.0.0"
+description = "A deployed run of fedjax-muon"
+license = "Apache-2.0"
+# the SuperLink and the SuperNodes need the same version of fedjax-muon
+
+[tool.flwr.app]
+publisher = "fedjax-muon"
+fab-include = ["/server_app.py", "/client_app.py", "/config.json", "/deployed.json"]
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+output = "results"  # directory of metrics.csv and checkpoints, for the server
+deadline = {deadline}  # seconds to wait for the answers of an exchange
+patience = {patience}  # seconds to wait for a client without a SuperNode
+"""
+SERVER = '''\
+"""The server: it runs the rounds, and writes metrics.csv."""
+
+from pathlib import Path
+
+from flwr.serverapp import ServerApp
+
+from fedjax_muon.runs import flower_app
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    flower_app.train(grid, context.run_config, Path(__file__).parent)
+'''
+CLIENT = '''\
+"""A client: it trains on its own examples, which never leave it."""
+
+from pathlib import Path
+
+from fedjax_muon.deploy.flower import client_app
+from fedjax_muon.runs import flower_app
+
+
+def make_node(context):
+    config = context.run_config | context.node_config
+    return flower_app.node_of(config, Path(__file__).parent)
+
+
+app = client_app(make_node)
+'''
+EXAMPLES = "examples.npz"
+
+
+def write_app(
+    place: Path, run: Run, facts: Facts, *, deadline: float, patience: float
+) -> None:
+    """Writes the app, or checks that the directory has it already."""
+    text = json.dumps(dataclasses.asdict(facts), indent=2) + "\n"
+    if (place / FACTS).is_file():
+        if to_json(directory.read(place)) != to_json(run):
+            raise ValueError(
+                f"{place} was made by other options; choose another directory"
+            )
+        if (place / FACTS).read_text() != text:
+            raise ValueError(f"{place} was made for other examples than these")
+        return
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ValueError(f"{place} is already used; choose another directory")
+    directory.create(place, run)
+    project = PROJECT.format(deadline=float(deadline), patience=float(patience))
+    write(place / "pyproject.toml", project)
+    write(place / "server_app.py", SERVER)
+    write(place / "client_app.py", CLIENT)
+    write(place / FACTS, text)
+
+
+def read_app(place: Path) -> tuple[Run, Facts]:
+    """The run of an app, and the facts about its examples."""
+    try:
+        values = json.loads((place / FACTS).read_text())
+        values["shape"] = tuple(values["shape"])
+        values["classes"] = tuple(values["classes"])
+        run = from_json((place / directory.CONFIG).read_text())
+        facts = Facts(**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the app can't be read ({error}); install the same version of fedjax_muon "
+            "on all machines"
+        ) from error
+    if not isinstance(run, Run):
+        raise ValueError("the app does not train one algorithm")
+    return run, facts
+
+
+def save_examples(
+    run_dir: Path, dataset: Dataset, parts: Sequence[np.ndarray]
+) -> list[Path]:
+    """Writes a file for each client, in a directory with nothing but its examples."""
+    dataset, paths = check_dataset(dataset), []
+    for client, part in enumerate(parts):
+        path = run_dir / f"node{client}" / EXAMPLES
+        path.parent.mkdir(exist_ok=True)
+        np.savez(path, x=np.asarray(dataset.x_train)[part], y=dataset.y_train[part])
+        paths.append(path)
+    return paths
+
+
+def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
+    """Reads the arrays x and y of a client from a NumPy archive."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            x, y = archive["x"], archive["y"]
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} must be a NumPy archive with x and y, written by numpy.savez: "
+            f"{error}"
+        ) from error
+    if x.shape[1:] != facts.shape or x.dtype.name != facts.dtype:
+        raise ValueError(
+            f"{path}: x must be {facts.dtype} of shape [n, "
+            f"{', '.join(map(str, facts.shape))}], got {x.dtype}{list(x.shape)}"
+        )
+    return x, y
+
+
+def check_own(run: Run, allowed: str) -> None:
+    """Checks that a node's user has named all code of others that the run imports.
+
+    Args:
+      allowed: Algorithms and models MODULE:FUNCTION, separated by spaces.
+    """
+    for option, name in (("algorithm", run.algorithm), ("model", run.config.model)):
+        if own_code.is_own(name) and name not in allowed.split():
+            raise ValueError(
+                f"the server's {option} is {name}, which is imported only if this "
+                f'SuperNode has --node-config own-code="{name}"'
+            )
+
+
+def node_of(config: Mapping[str, Any], place: Path) -> Node:
+    """Makes the node of a SuperNode.
+
+    Args:
+      config: What the SuperNode was started with: the client's id as `partition-id`,
+        the file of its examples as `data`, the directory of its states as `states`, by
+        default beside the examples, and allowed MODULE:FUNCTION as `own-code`.
+      place: Directory of the app.
+    """
+    run, facts = read_app(place)
+    check_own(run, str(config.get("own-code", "")))
+    if type(client := config.get("partition-id")) is not int:
+        raise ValueError(
+            "a SuperNode needs the id of its client: --node-config 'partition-id=0'"
+        )
+    if "data" in config:
+        data = Path(config["data"])
+        states = data.with_name(f"{data.stem}_states")
+        x, y = load_examples(data, facts)
+    else:
+        dataset = check_dataset(dataset_of(run.config))
+        part = parts_of(run.config, dataset, run.seed)[client]
+        states = Path(config["output"]) / f"states{client}"
+        x, y = np.asarray(dataset.x_train)[part], dataset.y_train[part]
+    states = Path(config.get("states", states))
+    return Node(federation_of(run, facts), client, x, y, states)
+
+
+def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:
+    """Trains with the SuperNodes of a grid.
+
+    Args:
+      grid: Flower's grid.
+      config: Values of `output`, `deadline` and `patience`.
+      place: Directory of the app.
+    """
+    # needs flwr, which nodes and the writing of an app do not
+    from fedjax_muon.deploy.flower import FlowerServer
+
+    run, facts = read_app(place)
+    clients, deadline = run.config.num_clients, float(config["deadline"])
+    server = FlowerServer(grid, clients, patience=float(config["patience"]))
+    output = Path(config["output"])
+    output.mkdir(parents=True, exist_ok=True)
+    dataset = dataset_of(run.config)
+    print(f"waiting for {clients} SuperNodes")
+    server.wait(clients, deadline)
+    deploy.train(run, facts, dataset, server.send, output, deadline=deadline)

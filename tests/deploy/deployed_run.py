@@ -1,0 +1,49 @@
+"""A deployed run of three clients: its examples, its nodes and its numbers."""
+
+import itertools
+
+from fedjax_muon.deploy import in_process
+from fedjax_muon.runs import deploy, flower_app
+from fedjax_muon.runs.build import parts_of, simulation_of, start_key
+from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.runs.pretrained import dataset_of
+
+SIZES = {"num_clients": 3, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
+CONFIG = Config(**SIZES, hidden=(8,), rounds=4, evaluate_every=1, plan="mapped")
+RUN = Run("fedmuon", {"lr": 0.02}, 0, CONFIG)
+
+
+def data_of(run):
+    """The dataset, each client's part of it, and the facts about both."""
+    dataset = dataset_of(run.config)
+    parts = parts_of(run.config, dataset, run.seed)
+    return dataset, parts, deploy.facts_of(dataset, max(map(len, parts)))
+
+
+def nodes_from(place, files):
+    """The nodes of a written app in this process."""
+    configs = [{"partition-id": i, "data": str(path)} for i, path in enumerate(files)]
+    return {i: flower_app.node_of(config, place) for i, config in enumerate(configs)}
+
+
+def without(client, nodes, after):
+    """A transport to nodes of which one does not answer after so many exchanges."""
+    send, calls = in_process(nodes), itertools.count()
+
+    def sent(requests, deadline):
+        gone = client if next(calls) >= after else None
+        yield from send({i: r for i, r in requests.items() if i != gone}, deadline)
+
+    return sent
+
+
+def assert_simulated(run, rows, rounds):
+    """The first rows have the numbers of `train`."""
+    simulation = simulation_of(run, dataset_of(run.config))
+    state = simulation.init(start_key(run.seed))
+    for round in range(rounds + 1):
+        if round:
+            state, _ = simulation.train_round(state)
+        scores = simulation.evaluate(state)
+        for name in ("test_accuracy", "test_loss"):
+            assert float(scores[name]) == rows[name][round]

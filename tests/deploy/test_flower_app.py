@@ -1,0 +1,152 @@
+"""The written Flower app without Flower: its files, its nodes and its results."""
+
+import dataclasses
+import importlib.util
+import tomllib
+
+import numpy as np
+import pytest
+from command import refused, run
+from deployed_run import RUN, assert_simulated, data_of, nodes_from, without
+
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import deploy, flower_app
+from fedjax_muon.runs.config import Config, Run
+
+OPTIONS = {"deadline": 5.0, "patience": 2.0}
+SMALL = ("--algorithm", "fedavg", "--num-clients", "3", "--hidden", "8")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return data_of(RUN)
+
+
+@pytest.fixture
+def app(data, tmp_path):
+    """The directory of an app, and the files of its clients."""
+    dataset, parts, facts = data
+    place = tmp_path / "app"
+    flower_app.write_app(place, RUN, facts, **OPTIONS)
+    return place, flower_app.save_examples(place, dataset, parts)
+
+
+def test_an_app_has_the_files_of_flower_and_the_run(app, data):
+    place, files = app
+    project = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]
+    assert project["app"]["config"] == {"output": "results", **OPTIONS}
+    for component in project["app"]["components"].values():
+        module, _, name = component.partition(":")
+        source = (place / f"{module}.py").read_text()
+        assert name in compile(source, module, "exec").co_names
+    assert all((place / name[1:]).is_file() for name in project["app"]["fab-include"])
+    assert flower_app.read_app(place) == (RUN, data[-1])
+    for part, path in zip(data[1], files, strict=True):
+        assert [other.name for other in path.parent.iterdir()] == ["examples.npz"]
+        x, y = flower_app.load_examples(path, data[-1])
+        np.testing.assert_array_equal(x, np.asarray(data[0].x_train)[part])
+        np.testing.assert_array_equal(y, data[0].y_train[part])
+
+
+def test_a_directory_belongs_to_one_run(app, data, tmp_path, capsys):
+    place, *_ = app
+    (place / "server_app.py").write_text("# of the user")
+    flower_app.write_app(place, RUN, data[-1], **OPTIONS)
+    assert (place / "server_app.py").read_text() == "# of the user"
+    other = dataclasses.replace(RUN, seed=1)
+    with pytest.raises(ValueError, match="made by other options"):
+        flower_app.write_app(place, other, data[-1], **OPTIONS)
+    fewer = dataclasses.replace(data[-1], max_client_size=1)
+    with pytest.raises(ValueError, match="for other examples"):
+        flower_app.write_app(place, RUN, fewer, **OPTIONS)
+    with pytest.raises(ValueError, match="is already used"):
+        flower_app.write_app(tmp_path, RUN, data[-1], **OPTIONS)
+    (place / deploy.FACTS).write_text("{}")
+    with pytest.raises(ValueError, match="the same version of fedjax_muon"):
+        flower_app.read_app(place)
+    assert "is of `deploy`" in refused(capsys, "resume", place)
+
+
+def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, data):
+    """Here of nodes in this process, which have the numbers of `train`."""
+    (place, files), (dataset, _, facts) = app, data
+    send = without(1, nodes_from(place, files), after=3)
+    deploy.train(RUN, facts, dataset, send, place)
+    rows = metrics_csv.read(place / "metrics.csv")
+    assert rows["round"].tolist() == [0, 1, 2, 3, 4]
+    # exchanges: the prologue, then one in every round
+    assert rows["missing"].tolist() == [0, 0, 0, 1, 1]
+    lost = [f"{round},1,1,no answer" for round in (2, 3)]
+    assert (place / "missing.csv").read_text().splitlines()[1:] == lost
+    assert_simulated(RUN, rows, rounds=2)
+    deploy.train(RUN, facts, dataset, send, place)  # it has ended
+    again = metrics_csv.read(place / "metrics.csv")
+    for name in ("round", "test_loss"):
+        np.testing.assert_array_equal(rows[name], again[name])
+
+
+def test_without_a_file_a_client_has_its_part_of_train(app, data, tmp_path):
+    place, files = app
+    config = {"partition-id": 1, "output": str(tmp_path)}
+    here, there = flower_app.node_of(config, place), nodes_from(place, files)[1]
+    np.testing.assert_array_equal(here._clients.x, there._clients.x)
+    assert (tmp_path / "states1").is_dir()
+
+
+def test_a_node_without_what_it_needs_is_refused(app, data):
+    place, files = app
+    with pytest.raises(ValueError, match="--node-config 'partition-id=0'"):
+        flower_app.node_of({"data": str(files[0])}, place)
+    with pytest.raises(ValueError, match="clients 0 to 2, got 3"):
+        flower_app.node_of({"partition-id": 3, "data": str(files[0])}, place)
+    for arrays, message in (
+        ({"x": np.zeros((3, 5), "f4")}, r"float32 of shape \[n, 8, 8, 1\]"),
+        ({"x": np.array([{}])}, "must be a NumPy archive with x and y"),
+        ({"z": np.zeros(3)}, "must be a NumPy archive with x and y"),
+    ):
+        np.savez(files[0], y=np.zeros(3, "i4"), **arrays)
+        with pytest.raises(ValueError, match=message):
+            flower_app.load_examples(files[0], data[-1])
+
+
+def test_a_node_imports_only_what_its_user_names():
+    own = Config(model="own_net:Gated")
+    flower_app.check_own(Run("fedavg", {}, 0, Config()), "")
+    flower_app.check_own(Run("fedavg", {}, 0, own), "os:abort own_net:Gated")
+    why = 'only if this SuperNode has --node-config own-code="own_net:Gated"'
+    with pytest.raises(ValueError, match=why):
+        flower_app.check_own(Run("fedavg", {}, 0, own), "own_net:sized")
+    with pytest.raises(ValueError, match="the server's algorithm is os:abort"):
+        flower_app.check_own(Run("os:abort", {}, 0, Config()), "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dropout", "0.1"), "deploy has no dropout"),
+        (("--plan", "vmapped"), "plan mapped; got vmapped"),
+        (("--local-epochs", "1"), "deploy has no local_epochs, since nodes take the"),
+        (("--local", "0"), "num_clients must be at least 1, got 0"),
+    ],
+)
+def test_options_that_a_deployment_can_not_have_are_refused(
+    capsys, tmp_path, monkeypatch, options, message
+):
+    monkeypatch.setattr("fedjax_muon.cli.deployments.check_installed", lambda *_: None)
+    assert message in refused(capsys, "deploy", tmp_path / "app", *SMALL, *options)
+    assert not (tmp_path / "app").exists()
+
+
+def test_only_local_nodes_need_flower(capsys, tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    without_flower = lambda name, *more: None if name == "flwr" else find(name, *more)
+    monkeypatch.setattr(importlib.util, "find_spec", without_flower)
+    said = refused(capsys, "deploy", tmp_path / "app", *SMALL, "--local", "2")
+    assert (
+        'deploy --local needs flwr, which is not installed; run: pip install "flwr'
+        in said
+    )
+    run("deploy", tmp_path / "app", *SMALL, "--largest-client", "4096")
+    assert f"flwr run {tmp_path / 'app'} --stream" in capsys.readouterr().out
+    _, facts = flower_app.read_app(tmp_path / "app")
+    assert facts.max_client_size == 4096
