@@ -30,7 +30,7 @@ USED_FOR = {
     "matplotlib": "figures",
     "networkx": "graphs of decentralized methods",
     "numpy": "data sets, partitions, values on the host",
-    "typeguard": "types of the values in config.json; tyro requires it too",
+    "pydantic": "types of the values in config.json and in files of options",
     "optax": "gradient transformations of local and server steps, losses",
     "orbax-checkpoint": "checkpoints of runs",
     "packaging": "check of the installed versions",

@@ -68,7 +68,7 @@ def _given(name: str, argv: list[str]) -> Any:
         with file.blamed("algorithm", argv):
             kind, how = command_kinds([name, *argv, *file.deciding])[name]
         options = sections.options(kind, how.get("default"))
-        options = config_files.with_defaults(options, file.for_algorithm(argv), prog)
+        options = config_files.with_defaults(options, file.for_algorithm(argv))
     given = parsing.parse(sections.grouped(options, kind.__doc__), argv, prog)
     with errors.refusing():  # values that are out of range
         return config_files.command(

@@ -41,6 +41,59 @@ MINIMIZING = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon"
 
 
 @dataclasses.dataclass(frozen=True)
+class OneAlgorithm:
+    """What the commands of one algorithm have in common."""
+
+    config_file: ConfigFile = None
+    algorithm: str = ""
+    """Name of the algorithm; `fedjax-muon list` shows all. Your own one is
+    MODULE:FUNCTION."""
+    hyper: Any = None  # options of the algorithm
+    seed: int = 0
+    """Seed of partition, initial parameters, cohorts and batches."""
+    config: Flat = CONFIG
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(OneAlgorithm):
+    """Train one algorithm."""
+
+    output: Path | None = None
+    """Run directory, new or empty; by default one in runs/, named after the time."""
+    log: Names = ()
+    """Where metrics go besides metrics.csv: json, tensorboard, wandb, trackio,
+    mlflow."""
+    compile_for: str | None = None
+    """Compile a round for TPUs, such as v5e:4x4, which need not exist, and print its
+    memory and communication instead of training."""
+    tune: bool = False
+    """Measure all plans first, and take the fastest; always on accelerators, unless a
+    plan is given."""
+    launch: FlatLaunch = ALONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Deploy(OneAlgorithm):
+    """Train on real clients, as a Flower app with the options of `train`.
+
+    Writes the app to a directory, which `flwr run` executes. With --local N, the app
+    runs at once on N SuperNodes of this machine, whose clients have the examples of
+    `train`.
+    """
+
+    directory: Positional[Path] = Path("flower-app")
+    """The app's directory: new, empty, or that of the same options, to go on."""
+    local: int | None = None
+    """Number of SuperNodes, in processes of this machine."""
+    deadline: float = 600.0
+    """Seconds to wait for answers; the rest are left out."""
+    patience: float = 60.0
+    """Seconds that a client without a SuperNode is waited for."""
+    largest_client: int | None = None
+    """Most examples of a client; by default, of the clients of `train`."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Compare:
     """Train several algorithms on several seeds; a table, curves, and a directory.
 

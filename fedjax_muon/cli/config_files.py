@@ -1,7 +1,7 @@
 """`--config FILE`: the options of a command from a file.
 
-The keys are the names of options; `hyper` has those of the algorithm. They become
-arguments, so that a file is checked by the same parser as the command line.
+The keys are the names of options; `hyper` has those of the algorithm. Their values
+become the defaults of the command line.
 """
 
 import contextlib
@@ -9,20 +9,20 @@ import dataclasses
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+import pydantic
 import yaml
-from tyro.conf import Positional
+from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjax_muon.cli.arguments import value_in
-from fedjax_muon.cli.parsing import MistakeError, parsed
-from fedjax_muon.cli.sections import Option, command as made, grouped, values
+from fedjax_muon.cli.sections import Option, command as made
 from fedjax_muon.core.reading import check_size, reading
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.config import Comparison, Job, Run, Sweep
-from fedjax_muon.runs.config_json import from_json
+from fedjax_muon.runs.config_json import from_json, one_line
 
 LIMIT = 2**18  # bytes; all options together have some thousands
 COMMANDS: dict[type, tuple[str, ...]] = {
@@ -30,7 +30,6 @@ COMMANDS: dict[type, tuple[str, ...]] = {
     Comparison: ("compare",),
     Sweep: ("sweep",),
 }
-POSITIONAL = get_args(Positional[int])[1]
 KINDS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".toml": "TOML"}
 ERRORS = (yaml.YAMLError, RecursionError)
 
@@ -171,23 +170,55 @@ def _words_of_grids(grids: Mapping[str, Mapping[str, Sequence[float]]]) -> list[
     return words or ["paper"]  # all grids are empty
 
 
-def with_defaults(options: Sequence[Option], file: File, prog: str) -> list[Option]:
-    """Options whose defaults are the values of a file.
+def with_defaults(options: Sequence[Option], file: File) -> list[Option]:
+    """Options whose defaults are the values of a file."""
+    known = {option.name: option for option in options if option.name != "config_file"}
+    defaults: dict[str, Any] = {}
+    for name, value in file.values.items():
+        try:
+            check_key(name, known)
+            defaults[name] = _checked(name, known[name].hint, value)
+        except ValueError as error:
+            raise ValueError(f"{file.path}: {error}") from error
+    return [
+        option._replace(default=defaults.get(option.name, option.default))
+        for option in options
+    ]
 
-    Args:
-      options: The options of a command.
-      file: Values of some of them.
-      prog: Name of the program, for errors.
-    """
-    if file.path is None:
-        return list(options)
+
+def check_key(name: str, known: Collection[str]) -> None:
+    """Raises `ValueError` for a key that is no option's name."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.6)
+        advice = f"did you mean {near[0]}?" if near else "keys are names of options"
+        raise ValueError(f"unknown key {name!r}; {advice}")
+
+
+def _checked(name: str, hint: Any, value: Any) -> Any:
+    """A value of a file as one of an option's type."""
+    plain, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if dataclasses.is_dataclass(plain):  # the options of the algorithm
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} takes values by name, got {_short(value)}")
+        value = {str(key).replace("-", "_"): entry for key, entry in value.items()}
+        for key in value:
+            check_key(key, [field.name for field in dataclasses.fields(plain)])
+    if get_origin(plain) is tuple and not isinstance(value, list | tuple):
+        value = [value]
+    lists = [each for each in about if isinstance(each, PrimitiveConstructorSpec)]
+    if lists and isinstance(value, list | tuple):  # entries may have commas
+        value = lists[0].instance_from_str([str(entry) for entry in value])
+    if isinstance(value, bool) and plain is not bool:
+        raise ValueError(f"{name} takes numbers or words, got {_short(value)}")
     try:
-        kind = grouped(list(options), None)
-        given = parsed(kind, _arguments(file.values, options), prog)
-    except (MistakeError, ValueError) as error:
-        raise ValueError(f"{file.path}: {error}") from error
-    found = values(options, given)
-    return [option._replace(default=found[option.name]) for option in options]
+        return pydantic.TypeAdapter(plain).validate_python(value)
+    except pydantic.ValidationError as error:
+        raise ValueError(one_line(error, name)) from error
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def command(
@@ -215,86 +246,3 @@ def command(
             if str(same) == str(error):
                 raise ValueError(f"{file.path}: {error}") from error
         raise
-
-
-def _arguments(values: Mapping[str, Any], options: Sequence[Option]) -> list[str]:
-    """The arguments that give options these values."""
-    known = {option.name: option for option in options if option.name != "config_file"}
-    first: list[str] = []  # arguments without names come before the options
-    found: list[str] = []
-    for name, value in values.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.6)
-            advice = f"did you mean {near[0]}?" if near else "keys are names of options"
-            raise ValueError(f"unknown key {name!r}; {advice}")
-        words = _words(known[name], value)
-        (first if _is_positional(known[name]) else found).extend(words)
-    return [*first, *found]
-
-
-def _is_positional(option: Option) -> bool:
-    return POSITIONAL in get_args(option.hint)
-
-
-def _words(option: Option, value: Any) -> list[str]:
-    """The arguments for one option. Raises `ValueError` for a wrong kind of value."""
-    name, hint = option.name, _plain(option.hint)
-    if dataclasses.is_dataclass(hint):  # the options of the algorithm
-        _check_kind(name, value, dict, "values by name")
-        kinds = {field.name: _plain(field.type) for field in dataclasses.fields(hint)}
-        pairs = [(str(key).replace("-", "_"), entry) for key, entry in value.items()]
-        return [_word(f"algorithm.{k}", kinds.get(k), entry) for k, entry in pairs]
-    if get_origin(hint) is dict:
-        _check_kind(name, value, dict, "values by name")
-        entries = [word for pair in value.items() for word in pair]
-        return [_flag(name), *(_entry(name, word) for word in entries)]
-    many = get_origin(hint) is tuple
-    if isinstance(value, list | tuple) and not many:
-        raise ValueError(f"{name} takes one value, got {len(value)}")
-    if not many:
-        return [_word(name, hint, value)]
-    several = value if isinstance(value, list | tuple) else [value]
-    words = [_entry(name, word) for word in several]
-    return words if _is_positional(option) else [_flag(name), *words]
-
-
-def _plain(hint: Any) -> Any:
-    """A type without what is annotated."""
-    return _plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
-
-
-def _word(name: str, hint: Any, value: Any) -> str:
-    if hint is not bool:
-        return f"{_flag(name)}={_text(name, value)}"
-    _check_kind(name, value, bool, "true or false")
-    part, dot, last = name.rpartition(".")
-    return _flag(name if value else f"{part}{dot}no_{last}")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _check_kind(name: str, value: Any, kind: type, expected: str) -> None:
-    if not isinstance(value, kind):
-        raise ValueError(f"{name} takes {expected}, got {_short(value)}")
-
-
-def _text(name: str, value: Any) -> str:
-    known = value is None or isinstance(value, str | int | float | Path)
-    if isinstance(value, bool) or not known:
-        raise ValueError(f"{name} takes numbers or words, got {_short(value)}")
-    return str(value)
-
-
-def _entry(name: str, value: Any) -> str:
-    """One of several values, which can't look like an option."""
-    text = _text(name, value)
-    if isinstance(value, str) and text.startswith("-"):
-        raise ValueError(f"an entry of {name} can't begin with -, got {_short(text)}")
-    return text
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."

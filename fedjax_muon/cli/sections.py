@@ -7,13 +7,13 @@ options are put in another dataclass, with one part for every section.
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import docstring_parser
 import tyro
 
-from fedjax_muon.cli.one_algorithm import DEPLOY_FLAGS
 from fedjax_muon.runs.config import Config
 from fedjax_muon.runs.launch import Launch
 
@@ -34,7 +34,7 @@ STARTS: dict[type, dict[str, str]] = {
 }
 # Fields of commands; the others have no section.
 PLACES = {
-    **dict.fromkeys(DEPLOY_FLAGS, "Node"),
+    **dict.fromkeys(("local", "deadline", "patience", "largest_client"), "Node"),
     "cells_at_once": "Execution",
     "compile_for": "Execution",
     "executor": "Execution",
@@ -109,8 +109,11 @@ def _fields(kind: type, default: Any) -> list[Option]:
 @functools.cache
 def _help(kind: type) -> Mapping[str, str]:
     """The docstrings of fields, each on one line: the terminal's width breaks them."""
-    found = docstring_parser.parse_from_object(kind).params
-    return {p.arg_name: " ".join((p.description or "").split()) for p in found}
+    # classes that were made for one algorithm have no source
+    modules = {each: vars(sys.modules[each.__module__]) for each in kind.__mro__[:-1]}
+    written = [each for each in modules if modules[each].get(each.__name__) is each]
+    params = [p for c in written for p in docstring_parser.parse_from_object(c).params]
+    return {p.arg_name: " ".join((p.description or "").split()) for p in params}
 
 
 def grouped(options: Sequence[Option], doc: str | None) -> type:

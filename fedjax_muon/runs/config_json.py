@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
+import pydantic
 
 from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
 
-ALL = CollectionCheckStrategy.ALL_ITEMS
 KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep}
 
 
@@ -19,14 +17,10 @@ def to_json(job: Job) -> str:
     return json.dumps(kind | dataclasses.asdict(job), indent=2, default=str) + "\n"
 
 
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-
-
 def from_json(text: str) -> Job:
     """Reads what `to_json` wrote; raises `ValueError` for anything else."""
     try:
-        fields = json.loads(text, object_hook=_with_tuples)
+        fields = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -37,27 +31,30 @@ def from_json(text: str) -> Job:
     config = fields.get("config")
     if not isinstance(config, dict):
         raise ValueError(f"config must be an object, got {config!r}")
-    fields["config"] = _made(Config, config)
-    return _made(KINDS[kind], fields)
+    _check_names(KINDS[kind], fields)
+    _check_names(Config, config)
+    adapter = pydantic.TypeAdapter(KINDS[kind])
+    try:
+        return adapter.validate_json(json.dumps(fields), strict=True)
+    except pydantic.ValidationError as error:
+        raise ValueError(one_line(error)) from error
 
 
-def _made(kind: Any, fields: dict[str, Any]) -> Any:
-    """An instance whose fields have the types that they are declared with."""
-    hints = get_type_hints(kind)
-    for name in sorted(fields.keys() ^ hints.keys()):
-        problem = "unknown" if name in fields else "missing"
+def _check_names(kind: Any, values: dict[str, Any]) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name in sorted(names ^ values.keys()):
+        problem = "unknown" if name in values else "missing"
         raise ValueError(
             f"{name!r} is {problem} in its {kind.__name__.lower()}: it is of another "
             "version of fedjax_muon; train again, or install that version"
         )
-    for name, hint in hints.items():
-        value = fields[name]
-        if Path in get_args(hint) and isinstance(value, str):
-            fields[name] = value = Path(value)
-        if isinstance(value, bool) and hint is not bool:
-            raise ValueError(f"{name} has a wrong type: bool")
-        try:
-            check_type(value, hint, collection_check_strategy=ALL)
-        except TypeCheckError as error:
-            raise ValueError(f"{name} has a wrong type: {error}") from error
-    return kind(**fields)
+
+
+def one_line(error: pydantic.ValidationError, *place: str) -> str:
+    """The first mistake that pydantic has found, with its place in the values."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":  # of a class of this project
+        return str(first["ctx"]["error"])
+    where = ".".join(map(str, (*place, *first["loc"])))
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return f"{where}: {message}, got {str(first['input'])[:60]!r}"

@@ -25,7 +25,7 @@ from fedjax_muon.tracking.tracker import flat
 from fedjax_muon.versions import check_installed
 
 COUNTS = ("round", "bytes_down", "bytes_up", "seconds")
-NEEDED = (*COUNTS[1:], "train_loss")  # columns
+NEEDED = COUNTS[1:]  # columns
 AXES = {  # titles
     "round": "rounds",
     "megabytes": "megabytes, up and down",
@@ -359,9 +359,11 @@ def _last(curves: Sequence[Curve]) -> str:
         column = score_column(curve.runs[0])
         last = np.array([run[column][-1] for run in curve.runs])
         score = percent(float(last.mean()), float(half_width(last)))
-        loss = np.mean([run["train_loss"][-1] for run in curve.runs])
+        # private runs have no training loss
+        losses = [run["train_loss"][-1] for run in curve.runs if "train_loss" in run]
+        loss = f"{np.mean(losses):.4g}" if losses else "-"
         rounds = "/".join(sorted({str(run["round"][-1]) for run in curve.runs}))
-        words = (column.replace("_", " "), score, f"{loss:.4g}", rounds)
+        words = (column.replace("_", " "), score, loss, rounds)
         rows.append((curve.name, *words, str(len(curve.runs))))
     columns = ("run", "score", "%, ± 95 %", "training loss", "rounds", "seeds")
     return _table("Results after the last round", columns, rows)
