@@ -56,7 +56,7 @@ class Preset:
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the base for values of all options."""
-        fixed, taken = dict(self.changes), set()
+        fixed, taken = dict(self.changes), set[str]()
         for name, value in self.changes.items():
             if isinstance(value, Made):
                 names = inspect.signature(value.function).parameters.keys()
