@@ -1,5 +1,6 @@
 """Hyper-parameters: numbers or schedules, and their ranges."""
 
+import contextlib
 import functools
 import math
 import operator
@@ -86,10 +87,9 @@ def check_count(
     Args:
       limit: What `high` is, for the error message, such as "the agent's examples".
     """
-    try:
+    number: int | None = None
+    with contextlib.suppress(TypeError):
         number = operator.index(value)
-    except TypeError:
-        number = None
     if number is None or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if number < low:
