@@ -151,5 +151,5 @@ def test_directories_that_datasets_did_not_write(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="what save_to_disk of datasets wrote"):
         data.from_hf(place)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
-    with pytest.raises(ValueError, match=r'need datasets: pip install "datasets'):
+    with pytest.raises(ImportError, match=r'needs datasets, .* run: pip install "data'):
         data.from_hf(tmp_path)
