@@ -1,4 +1,4 @@
-"""Two-class data sets in the format of LIBSVM: lines `label index:value ...`.
+"""Two-class datasets in the format of LIBSVM: lines `label index:value ...`.
 
 a8a and a9a (UCI Adult, 123 binary features) and ijcnn1 (22 features), as distributed at
 https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html. The features in the
