@@ -11,7 +11,14 @@ from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset, stratified
 from fedjax_muon.data.images import Size, decoded
 from fedjax_muon.data.text import Sentences, tokenized
-from fedjax_muon.data.user_files import LARGEST, TEST, TRAIN, from_arrays, named
+from fedjax_muon.data.user_files import (
+    LARGEST,
+    TEST,
+    TRAIN,
+    features_of,
+    from_arrays,
+    named,
+)
 from fedjax_muon.versions import optional
 
 MARKS = ("dataset_dict.json", "state.json")  # of a DatasetDict, and of a Dataset
@@ -115,19 +122,10 @@ def _rows(
     exclude: Sequence[str],
     size: Size | None,
 ) -> _Rows:
-    names = split.table.column_names
-    roles = [("label", label), ("owner", owner), *(("exclude", one) for one in exclude)]
-    for role, name in roles:
-        if name is not None and name not in names:
-            raise ValueError(
-                f"{split.root}: there is no column {name!r} for {role} in "
-                f"{split.name}; its columns are {', '.join(names)}"
-            )
+    place, roles = f"{split.root}, {split.name}", {"label": label, "owner": owner}
+    features = features_of(place, split.table.column_names, roles, exclude)
     if not len(split.table):
-        raise ValueError(f"{split.root}: expected rows in {split.name}, found none")
-    left = [name for name in names if name not in (label, owner, *exclude)]
-    if not left:
-        raise ValueError(f"{split.root}: no column is left for features")
+        raise ValueError(f"{place}: expected rows, found none")
     labels = _named_entries(split, label)
     if labels.dtype.kind == "i" and labels.min() < 0:
         raise ValueError(
@@ -135,7 +133,7 @@ def _rows(
             "hidden labels; leave out such rows, or the split"
         )
     owners = None if owner is None else _named_entries(split, owner)
-    return _Rows(_inputs(split, left, size), labels, owners)
+    return _Rows(_inputs(split, features, size), labels, owners)
 
 
 def _named_entries(split: _Split, name: str) -> np.ndarray:

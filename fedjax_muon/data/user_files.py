@@ -4,7 +4,7 @@ import contextlib
 import csv
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,17 +152,11 @@ def from_csv(
     """
     path = _existing(path)
     table = _read(path)
-    special = {"label": label, "owner": owner, "split": split}
-    for role, name in special.items():
+    roles = {"label": label, "owner": owner, "split": split}
+    features = features_of(path, [*table.columns], roles, exclude)
+    for name in roles.values():
         if name is not None:
-            _check_column(path, table, role, name)
             _check_filled(path, table, name)
-    for name in exclude:
-        _check_column(path, table, "exclude", name)
-    left_out = {*special.values(), *exclude}
-    features = [name for name in table.columns if name not in left_out]
-    if not features:
-        raise ValueError(f"{path}: no column is left for features")
     x = _numbers(path, table, features)
     y = _labels(table.columns[label])
     owners = None if owner is None else np.array(table.columns[owner])
@@ -353,12 +347,25 @@ def _divided(path: Path, table: Table, split: str) -> tuple[np.ndarray, np.ndarr
     return np.flatnonzero(is_train), np.flatnonzero(~is_train)
 
 
-def _check_column(path: Path, table: Table, role: str, name: str) -> None:
-    if name not in table.columns:
-        raise ValueError(
-            f"{path}: there is no column {name!r} for {role}; its columns are "
-            f"{', '.join(table.columns)}"
-        )
+def features_of(
+    place: object,
+    columns: Sequence[str],
+    roles: Mapping[str, str | None],
+    exclude: Sequence[str],
+) -> list[str]:
+    """The columns of a table that have no role and are not excluded."""
+    wanted = [*roles.items(), *(("exclude", name) for name in exclude)]
+    for role, name in wanted:
+        if name is not None and name not in columns:
+            raise ValueError(
+                f"{place}: there is no column {name!r} for {role}; its columns are "
+                f"{', '.join(columns)}"
+            )
+    taken = {name for _, name in wanted}
+    features = [name for name in columns if name not in taken]
+    if not features:
+        raise ValueError(f"{place}: no column is left for features")
+    return features
 
 
 def _check_filled(path: Path, table: Table, name: str) -> None:

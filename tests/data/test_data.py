@@ -275,12 +275,14 @@ def test_whole_files_are_what_was_published(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", PACKED)
 @pytest.mark.parametrize("known", [File("a", lines=3), File("a", md5=MD5)])
-def test_packed_files_that_were_cut_off(tmp_path, suffix, known):
-    path = tmp_path / f"a{suffix}"
-    put(path, PACKED[suffix](CONTENT)[:-6])
+def test_damaged_packed_files(tmp_path, suffix, known):
+    path, whole = tmp_path / f"a{suffix}", PACKED[suffix](CONTENT)
     message = f"a complete {KIND[suffix]} file, found.* cut off after .* bytes .*delete"
-    with one_line(message, path):
-        verify(located("toy", source(known), tmp_path))
+    flipped = whole[:14] + bytes([whole[14] ^ 255]) + whole[15:]
+    for content in (whole[:-6], whole[: len(whole) // 2], b"not packed", flipped):
+        put(path, content)
+        with one_line(message, path):
+            verify(located("toy", source(known), tmp_path))
 
 
 @pytest.mark.parametrize(
