@@ -11,6 +11,7 @@ import numpy as np
 import fedjax_muon as fm
 from fedjax_muon.data import Dataset, heart_disease, plays
 from fedjax_muon.data.heart_disease import HOSPITALS
+from fedjax_muon.data.loading import files_of
 
 
 class Problem(NamedTuple):
@@ -47,7 +48,7 @@ class Logistic(nn.Module):
 
 def hospitals() -> Problem:
     """FLamby's Fed-Heart-Disease: 15 rounds of 100 steps with batches of 4."""
-    patients = heart_disease.read_patients()
+    patients = heart_disease.read_patients(files_of("heart_disease").paths[0])
     train = patients.is_train
     own = np.empty_like(patients.x)
     for i in range(len(HOSPITALS)):
@@ -96,7 +97,7 @@ def speakers(number: int = 32, least: int = 2000) -> Problem:
     Returns:
       The problem.
     """
-    texts = [t for t in plays.texts_of(plays.plays()) if len(t) >= least]
+    texts = [t for t in plays.texts_of(files_of("plays").paths) if len(t) >= least]
     drawn = np.random.default_rng(0).choice(len(texts), number, replace=False)
     dataset = fm.data.check(plays.dataset_of([texts[i] for i in sorted(drawn)]))
     model = fm.models.lstm(

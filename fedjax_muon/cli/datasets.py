@@ -1,4 +1,4 @@
-"""`fedjax-muon data`: which data sets there are, where they lie, how to get them."""
+"""`fedjax-muon data`: which datasets there are, where they lie, how to get them."""
 
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from rich.text import Text
 
 from fedjax_muon import data
 from fedjax_muon.cli import arguments
-from fedjax_muon.data import Status, prepared
-from fedjax_muon.data.names import PREPARED, data_directory, source_of
-from fedjax_muon.data.source import File, Source, existing
+from fedjax_muon.data import Status
+from fedjax_muon.data.catalog import NAMES, PREPARED
+from fedjax_muon.data.loading import TFDS, data_directory, source_of
+from fedjax_muon.data.source import Source, existing
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.versions import install_command
 
@@ -22,7 +23,7 @@ def command(args: arguments.Data) -> None:
     """`fedjax-muon data`."""
     with refusing():
         if args.name and args.list:
-            raise ValueError(f"--list shows all sets, so leave out {args.name}")
+            raise ValueError(f"--list shows all datasets, so leave out {args.name}")
         if args.name:
             _show(args.name, args.data_dir)
         else:
@@ -31,40 +32,39 @@ def command(args: arguments.Data) -> None:
 
 def _list(data_dir: Path | None) -> None:
     console = Console()
-    found: dict[str, Status] = {}
+    every: dict[str, Status] = {}
     # two tables: the names of the second are long
-    for names in (data.NAMES, [f"{PREPARED}{name}" for name in prepared.SETS]):
+    for names in (NAMES, [f"{TFDS}{name}" for name in PREPARED]):
         part = {name: data.status(name, data_dir) for name in names}
         console.print(_table(part, data_dir), "")
-        found |= part
-    console.print(_caption(data_dir), style="italic", soft_wrap=True, highlight=False)
+        every |= part
+    try:
+        where = str(data_directory("", data_dir))
+    except ValueError:
+        where = "no directory: name one by --data-dir or FEDJAX_MUON_DATA"
+    caption = f"examples to train on + to test on, as published; files in {where}"
+    console.print(caption, style="italic", soft_wrap=True, highlight=False)
     for state in ("damaged", "ambiguous"):
-        problems = [each.problem for each in found.values() if each.state == state]
+        problems = [each.problem for each in every.values() if each.state == state]
         _lines(console, f"{state}:", problems)
-    missing = [name for name, each in found.items() if each.state == "missing"]
-    _lines(
-        console,
-        "how to get what is missing:",
-        [f"{name}: {_ways(source_of(name))}" for name in missing],
-    )
+    missing = [name for name, each in every.items() if each.state == "missing"]
+    ways = [f"{name}: {_ways(source_of(name))}" for name in missing]
+    _lines(console, "how to get what is missing:", ways)
 
 
-def _table(found: dict[str, Status], data_dir: Path | None) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
+def _table(states: dict[str, Status], data_dir: Path | None) -> Table:
+    padding = (0, 2, 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
     for column in ("name", "examples", "of", "classes"):
         right = column in ("examples", "classes")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     table.add_column("status", overflow="fold")
-    for name, each in found.items():
+    for name, each in states.items():
         source = source_of(name)
-        place = _below(each.place, name, data_dir)
-        if source.embedded:
-            place = source.package
+        place = source.package
+        if each.place is not None:
+            root = data_directory(name, data_dir)
+            place = each.place.relative_to(root).as_posix()
         status = f"{each.state}{f': {place}' if place else ''}"
         table.add_row(
             name,
@@ -76,20 +76,6 @@ def _table(found: dict[str, Status], data_dir: Path | None) -> Table:
     return table
 
 
-def _caption(data_dir: Path | None) -> str:
-    try:
-        where = str(data_directory("", data_dir))
-    except ValueError:
-        where = "no directory: name one by --data-dir or FEDJAX_MUON_DATA"
-    return f"examples to train on + to test on, as published; files in {where}"
-
-
-def _below(place: Path | None, name: str, data_dir: Path | None) -> str:
-    if place is None:
-        return ""
-    return place.relative_to(data_directory(name, data_dir)).as_posix()
-
-
 def _sizes(source: Source) -> str:
     if source.examples is None:
         return "-"
@@ -97,7 +83,7 @@ def _sizes(source: Source) -> str:
 
 
 def _ways(source: Source) -> str:
-    if source.embedded:
+    if source.package:
         return install_command(source.package)
     ways = [layout.remedy for layout in source.layouts]
     if source.prepared:
@@ -113,8 +99,8 @@ def _lines(console: Console, heading: str, lines: list[str]) -> None:
 
 
 def _show(name: str, data_dir: Path | None) -> None:
-    """One set in detail; ends in the error of `load` if it cannot be loaded."""
-    source, found = source_of(name), data.status(name, data_dir)
+    """One dataset in detail; ends in the error of `load` if it cannot be loaded."""
+    source, status = source_of(name), data.status(name, data_dir)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(name, style="bold")
     if source.example:
@@ -123,13 +109,11 @@ def _show(name: str, data_dir: Path | None) -> None:
             f"{source.classes} classes, {source.example}"
         )
     console.print(f"license:   {source.license}")
-    if source.embedded:
-        present = found.state == "present"
-        state = f"comes with {source.package}" if present else found.state
-        console.print(f"status:    {state}")
-    else:
-        verified = ", as published" if found.verified else ""
-        console.print(f"status:    {found.state}{verified}")
+    state = f"{status.state}{', as published' if status.verified else ''}"
+    if source.package and status.state == "present":
+        state = f"comes with {source.package}"
+    console.print(f"status:    {state}")
+    if not source.package:
         _files(console, source, data_directory(name, data_dir))
     loaded = data.load(name, data_dir)
     shape = " x ".join(map(str, loaded.x_train.shape[1:]))
@@ -147,16 +131,13 @@ def _files(console: Console, source: Source, directory: Path) -> None:
         for file in layout.files:
             paths = [p for folder in folders for p in existing(folder, file, layout)]
             about = f"found {paths[0]}" if paths else "missing"
-            console.print(f"  {file.name}: {about}{_published(file)}")
+            counts = {"bytes": file.size, "lines": file.lines}
+            facts = [f"{count:,} {what}" for what, count in counts.items() if count]
+            facts += [f"MD5 {file.md5}"] if file.md5 else []
+            published = f"; as published: {', '.join(facts)}" if facts else ""
+            console.print(f"  {file.name}: {about}{published}")
     if source.prepared:
         place = directory / source.prepared
         console.print(
             f"prepared:  in {place}, by fedjax-muon prepare {source.prepared}"
         )
-
-
-def _published(file: File) -> str:
-    known = {"bytes": file.size, "lines": file.lines}
-    facts = [f"{number:,} {what}" for what, number in known.items() if number]
-    facts += [f"MD5 {file.md5}"] if file.md5 else []
-    return f"; as published: {', '.join(facts)}" if facts else ""

@@ -1,20 +1,25 @@
-"""Data sets, and their partitions among clients.
+"""Datasets, and their partitions among clients.
 
-`load` reads a data set by its name, and `prepare` downloads one of tensorflow-datasets.
+`load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
 `from_arrays`, `from_npz`, `from_csv`, `from_folder` and `from_hf` make one of your own
 data.
-`NAMES` describes all data sets, and `status` reports whether the files of one are
+`NAMES` describes all datasets, and `status` reports whether the files of one are
 present.
 """
 
 from fedjax_muon.data import client_tests, imbalance, partition
-from fedjax_muon.data.dataset import Dataset, check, hold_out, standardize
-from fedjax_muon.data.folders import from_folder
+from fedjax_muon.data.catalog import NAMES
+from fedjax_muon.data.dataset import (
+    Dataset,
+    Standardization,
+    check,
+    check_standardization,
+    hold_out,
+    standardize,
+)
 from fedjax_muon.data.hugging_face import from_hf
-from fedjax_muon.data.names import NAMES, load, prepare
-from fedjax_muon.data.own import from_arrays, from_csv, from_npz
-from fedjax_muon.data.standardization import Standardization, check_standardization
-from fedjax_muon.data.status import Status, status
+from fedjax_muon.data.loading import Status, load, prepare, status
+from fedjax_muon.data.user_files import from_arrays, from_csv, from_folder, from_npz
 
 __all__ = [
     "NAMES",

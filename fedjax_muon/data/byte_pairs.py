@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_muon.core.reading import check_size, reason
-from fedjax_muon.data.text import Encoder, Text
+from fedjax_muon.data.text import Encoder, Text, padded
+from fedjax_muon.versions import check_installed
 
 URL = "https://huggingface.co/FacebookAI/roberta-base"
 START, PADDING, END, UNKNOWN = "<s>", "<pad>", "</s>", "<unk>"
@@ -37,13 +38,10 @@ def roberta_encoder(
       merges: Path of `merges.txt`.
       length: Largest number of tokens of a text, at least MIN_LENGTH.
 
-    Returns:
-      An encoder for `load`.
-
     Raises:
       FileNotFoundError: If a file is missing.
     """
-    # in the extra `roberta`
+    check_installed("tokenizers", "RoBERTa's encoder")
     from tokenizers import Tokenizer, pre_tokenizers, processors
     from tokenizers.models import BPE
 
@@ -92,13 +90,10 @@ def roberta_encoder(
     def encode(texts: Sequence[Text]) -> np.ndarray:
         rows: list[np.ndarray] = []
         for first in range(0, len(texts), BATCH_SIZE):
-            found = tokenizer.encode_batch_fast(list(texts[first : first + BATCH_SIZE]))
-            rows += [np.array(one.ids, np.int32) for one in found]
-        shape = len(rows), max(map(len, rows), default=0)
-        padded = np.full(shape, ids[PADDING], np.int32)
-        for row, own in zip(padded, rows, strict=True):
-            row[: len(own)] = own
-        return padded
+            batch = list(texts[first : first + BATCH_SIZE])
+            encodings = tokenizer.encode_batch_fast(batch)
+            rows += [np.array(one.ids, np.int32) for one in encodings]
+        return padded(rows, max(map(len, rows), default=0), ids[PADDING])
 
     return Encoder(encode, padding=ids[PADDING], tokens=max(ids.values()) + 1)
 

@@ -3,28 +3,29 @@
 The characters are those of LEAF's Shakespeare (arXiv:1812.01097).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
+
+from fedjax_muon.data.text import padded
 
 LETTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
 NAMES = tuple({"\n": "newline", " ": "space"}.get(one, one) for one in LETTERS)
+DIGITS_AND_LETTERS = tuple(  # the classes of FEMNIST
+    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+)
 UNKNOWN = len(LETTERS) + 1  # token id; that of LETTERS[i] is i + 1, and 0 is padding
 TOKENS = len(LETTERS) + 2
 CONTEXT = 80  # characters that the next one is predicted from
 _IDS = {one: i + 1 for i, one in enumerate(LETTERS)}
 
+Examples = tuple[np.ndarray, np.ndarray]  # inputs and labels
+
 
 def encode(text: str) -> np.ndarray:
-    """Converts characters to token ids.
-
-    Args:
-      text: Any text.
-
-    Returns:
-      Token ids, int32 [len(text)]; characters outside of LETTERS are UNKNOWN.
+    """Converts characters to token ids, int32; those outside of LETTERS are UNKNOWN.
 
     Example:
       >>> encode("a!").tolist()
@@ -33,9 +34,7 @@ def encode(text: str) -> np.ndarray:
     return np.array([_IDS.get(one, UNKNOWN) for one in text], np.int32)
 
 
-def windows(
-    text: str, *, context: int = CONTEXT, stride: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
+def windows(text: str, *, context: int = CONTEXT, stride: int = 1) -> Examples:
     """Makes examples of a text: characters in a row, and the one after them.
 
     Args:
@@ -56,27 +55,15 @@ def windows(
     ids = encode(text)
     ends = np.arange(1, len(ids), stride)
     ends = ends[ids[ends] != UNKNOWN]
-    x = np.zeros((len(ends), context), np.int32)
-    for row, end in zip(x, ends, strict=True):
-        seen = ids[max(end - context, 0) : end]
-        row[: len(seen)] = seen
-    return x, ids[ends] - 1
+    contexts = [ids[max(end - context, 0) : end] for end in ends]
+    return padded(contexts, context), ids[ends] - 1
 
 
-def joined(
-    parts: Iterable[tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Joins the examples of several owners.
-
-    Args:
-      parts: Inputs and labels of every owner.
-
-    Returns:
-      All inputs, all labels, and the number of the owner of each.
-    """
-    found: Sequence[tuple[np.ndarray, np.ndarray]] = list(parts)
-    if not found:
+def joined(parts: Iterable[Examples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Joins the examples of several owners: inputs, labels, and numbers of owners."""
+    parts = list(parts)
+    if not parts:
         raise ValueError("no client")
-    owners = np.repeat(np.arange(len(found)), [len(y) for _, y in found])
-    x, y = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return x, y, owners.astype(np.int32)

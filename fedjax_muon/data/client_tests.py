@@ -42,11 +42,6 @@ def like(
     The m_k shuffled test examples of class k are cut at floor(m_k cumsum(q_k)), where
     q_k are the clients' shares of the training examples of the class.
 
-    Args:
-      parts: For every client, the ids of its training examples.
-      labels: Labels of training examples, integers [n].
-      test_labels: Labels of test examples, integers [m].
-
     Returns:
       One array of test example indices per client, int32, possibly empty. Test examples
       of classes that no client has are left out.

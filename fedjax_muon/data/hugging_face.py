@@ -1,4 +1,4 @@
-"""Data sets that the library `datasets` of Hugging Face saved in a directory."""
+"""Datasets that the library `datasets` of Hugging Face saved in a directory."""
 
 import os
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ import numpy as np
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset, stratified
 from fedjax_muon.data.images import Size, decoded
-from fedjax_muon.data.own import LARGEST, TEST, TRAIN, from_arrays, named
 from fedjax_muon.data.text import Sentences, tokenized
-from fedjax_muon.versions import install_command
+from fedjax_muon.data.user_files import (
+    LARGEST,
+    TEST,
+    TRAIN,
+    features_of,
+    from_arrays,
+    named,
+)
+from fedjax_muon.versions import optional
 
 MARKS = ("dataset_dict.json", "state.json")  # of a DatasetDict, and of a Dataset
 
 
 def is_saved(path: Path) -> bool:
-    """Tells a directory of `save_to_disk` from others.
-
-    Args:
-      path: Path of the directory.
-
-    Returns:
-      Whether it has the files that `save_to_disk` writes.
-    """
+    """Whether a directory has the files that `save_to_disk` writes."""
     return any((path / name).is_file() for name in MARKS)
 
 
@@ -38,7 +38,7 @@ def from_hf(
     size: Size | None = None,
     test_share: float = 0.2,
 ) -> Dataset:
-    """Reads a data set that `datasets.Dataset.save_to_disk` wrote.
+    """Reads a dataset that `datasets.Dataset.save_to_disk` wrote.
 
     All columns that are not named here are features: numbers and lists of numbers, or
     one column of images, or one column of texts, which become token ids of words. Of a
@@ -46,15 +46,13 @@ def from_hf(
 
     Args:
       path: Path of the directory.
-      label: Column of the labels: `ClassLabel`, integers or strings.
+      label: Column of the labels: integers, strings, or a `ClassLabel`, whose names
+        are the classes.
       owner: Column of the owners, integers or strings.
       exclude: Columns to leave out.
       size: Height and width to which images are resized; by default, all must have the
         same.
       test_share: Share of examples for testing, if there is no split "test".
-
-    Returns:
-      The data set; the names of a `ClassLabel` are its classes.
 
     Raises:
       FileNotFoundError: If there is no such directory.
@@ -62,10 +60,10 @@ def from_hf(
     root = Path(path).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"there is no directory {root}")
-    library = _library()
+    library = optional("datasets", "what save_to_disk of Hugging Face wrote")
     with reading(root, "what save_to_disk of datasets wrote", "save it again"):
-        found = library.load_from_disk(str(root))
-    splits = dict(found) if isinstance(found, dict) else {TRAIN: found}
+        saved = library.load_from_disk(str(root))
+    splits = dict(saved) if isinstance(saved, dict) else {TRAIN: saved}
     if TRAIN not in splits:
         raise ValueError(
             f"{root}: expected a split {TRAIN}, and {TEST} if there is one, found "
@@ -117,17 +115,6 @@ class _Rows(NamedTuple):
     owners: np.ndarray | None
 
 
-def _library() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            "saved data sets of Hugging Face need datasets: "
-            f"{install_command('datasets')}"
-        ) from error
-    return datasets
-
-
 def _rows(
     split: _Split,
     label: str,
@@ -135,19 +122,10 @@ def _rows(
     exclude: Sequence[str],
     size: Size | None,
 ) -> _Rows:
-    names = split.table.column_names
-    roles = [("label", label), ("owner", owner), *(("exclude", one) for one in exclude)]
-    for role, name in roles:
-        if name is not None and name not in names:
-            raise ValueError(
-                f"{split.root}: there is no column {name!r} for {role} in "
-                f"{split.name}; its columns are {', '.join(names)}"
-            )
+    place, roles = f"{split.root}, {split.name}", {"label": label, "owner": owner}
+    features = features_of(place, split.table.column_names, roles, exclude)
     if not len(split.table):
-        raise ValueError(f"{split.root}: expected rows in {split.name}, found none")
-    left = [name for name in names if name not in (label, owner, *exclude)]
-    if not left:
-        raise ValueError(f"{split.root}: no column is left for features")
+        raise ValueError(f"{place}: expected rows, found none")
     labels = _named_entries(split, label)
     if labels.dtype.kind == "i" and labels.min() < 0:
         raise ValueError(
@@ -155,19 +133,19 @@ def _rows(
             "hidden labels; leave out such rows, or the split"
         )
     owners = None if owner is None else _named_entries(split, owner)
-    return _Rows(_inputs(split, left, size), labels, owners)
+    return _Rows(_inputs(split, features, size), labels, owners)
 
 
 def _named_entries(split: _Split, name: str) -> np.ndarray:
     """Labels or owners: integers or strings, of which none is missing."""
-    found = split.entries(name)
-    missing = [i for i, value in enumerate(found) if value is None or value == ""]
+    entries = split.entries(name)
+    missing = [i for i, value in enumerate(entries) if value is None or value == ""]
     if missing:
         raise ValueError(
             f"{split.row(missing[0])}: column {name!r} is empty; fill it in, or leave "
             "the row out"
         )
-    values = np.array(found) if np.ndim(found[0]) == 0 else np.array(0.0)
+    values = np.array(entries) if np.ndim(entries[0]) == 0 else np.array(0.0)
     if values.dtype.kind not in "biuU":
         raise ValueError(
             f"{split.root}: column {name!r} has the type "
@@ -193,21 +171,17 @@ def _inputs(
     if images:
         return _images(split, names[0], size)
     if texts:
-        return _texts(split, names[0])
+        entries = split.entries(names[0])
+        if None in entries:
+            raise ValueError(
+                f"{split.row(entries.index(None))}: column {names[0]!r} has no text; "
+                "fill it in, or leave the row out"
+            )
+        return entries
     columns = [_numbers(split, name) for name in names]
     if len(columns) == 1 and columns[0].ndim > 1:
         return columns[0]
     return np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
-
-
-def _texts(split: _Split, name: str) -> list[str]:
-    found = split.entries(name)
-    if None in found:
-        raise ValueError(
-            f"{split.row(found.index(None))}: column {name!r} has no text; fill it in, "
-            "or leave the row out"
-        )
-    return found
 
 
 def _numbers(split: _Split, name: str) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Decoding of image files of one size."""
 
+import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,10 @@ Size = tuple[int, int]  # height, width
 def decoded(
     names: Sequence[str | Path],
     read: Callable[[int], Path | bytes],
-    size: Size | None,
+    size: Size | None = None,
+    *,
+    published: Size | None = None,
+    remedy: str = "replace it",
 ) -> np.ndarray:
     """Decodes images of one size.
 
@@ -34,61 +38,58 @@ def decoded(
       read: Function from the number of an image to its file, or the content of it.
       size: Height and width to which images are resized; by default, all must have the
         same.
+      published: Height and width that all must have; by default, those of the first.
+      remedy: What to do about a damaged image.
 
     Returns:
       Pixels, uint8 [n, height, width, channels] with one channel if all are gray, and
       else three.
     """
+    # Imported here, since it takes a while and few datasets need it.
+    from PIL import Image
 
-    def one(i: int) -> np.ndarray:
-        return _pixels(names[i], read(i), size)
+    like = ""
+    sides = size or published
+    if sides is None:
+        with _opened(names[0], read(0), remedy) as image:
+            sides = image.height, image.width
+        like = f" as in {names[0]}"
+    pixels = np.empty((len(names), *sides, 3), np.uint8)
+
+    def fill(i: int) -> bool:
+        with _opened(names[i], read(i), remedy) as image:
+            if size is None and (image.height, image.width) != sides:
+                resize = "give a size, to which all images are resized"
+                raise ValueError(
+                    f"{names[i]}: expected {sides[0]} x {sides[1]} pixels{like}, found "
+                    f"{image.height} x {image.width}; {resize if like else remedy}"
+                )
+            is_gray = image.mode in ("1", "L", "LA")
+            plain = image.convert("L" if is_gray else "RGB")
+            if size is not None:
+                plain = plain.resize(size[::-1], Image.Resampling.BILINEAR)
+            pixels[i] = np.asarray(plain).reshape(*sides, -1)
+        return is_gray
 
     with ThreadPoolExecutor() as threads:  # decoding releases the interpreter lock
-        pixels = list(_alike(names, threads.map(one, range(len(names)))))
-    gray = all(p.shape[-1] == 1 for p in pixels)
-    channels = 1 if gray else 3
-    return np.stack([np.broadcast_to(p, (*p.shape[:2], channels)) for p in pixels])
+        gray = list(threads.map(fill, range(len(names))))
+    return pixels[..., :1].copy() if all(gray) else pixels
 
 
-def _alike(
-    names: Sequence[str | Path], pixels: Iterator[np.ndarray]
-) -> Iterator[np.ndarray]:
-    shape = None
-    for name, found in zip(names, pixels, strict=True):
-        shape = shape or found.shape[:2]
-        if found.shape[:2] != shape:
-            raise ValueError(
-                f"{name}: expected {shape[0]} x {shape[1]} pixels as in {names[0]}, "
-                f"found {found.shape[0]} x {found.shape[1]}; give a size, to which "
-                "all images are resized"
-            )
-        yield found
-
-
-def _pixels(name: str | Path, content: Path | bytes, size: Size | None) -> np.ndarray:
-    """The pixels of an image, uint8 [height, width, 1 or 3]."""
-    # Imported here, since it takes a while and few data sets need it.
+@contextlib.contextmanager
+def _opened(name: str | Path, content: Path | bytes, remedy: str) -> Iterator[Any]:
+    """An image of Pillow, whose pixels are not decoded yet."""
     from PIL import Image
 
     bomb = Image.DecompressionBombError, Image.DecompressionBombWarning
+    file: Any = content
     if isinstance(content, Path):
         kinds = [FORMATS[content.suffix.lower()]]
-        source: Any = content
     else:
-        kinds = sorted({*FORMATS.values()})
-        source = io.BytesIO(content)
+        file, kinds = io.BytesIO(content), sorted({*FORMATS.values()})
+    wanted = f"a {' or '.join(kinds)} image"
     with (
-        reading(
-            Path(name),
-            f"a {' or '.join(kinds)} image",
-            "replace it",
-            found="a damaged file",
-            errors=bomb,
-        ),
-        Image.open(source, formats=kinds) as image,
+        reading(Path(name), wanted, remedy, found="a damaged file", errors=bomb),
+        Image.open(file, formats=kinds) as image,
     ):
-        plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-        if size is not None:
-            plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        pixels = np.asarray(plain)
-    return pixels.reshape(*pixels.shape[:2], -1)
+        yield image

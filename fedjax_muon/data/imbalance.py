@@ -20,7 +20,6 @@ def drop_positives(labels: ArrayLike, ratio: float, *, key: jax.Array) -> np.nda
     """Drops random positives until they are a given ratio of the examples.
 
     Args:
-      labels: Labels, 0 or 1 [n].
       ratio: Ratio of the positives to the examples that are kept, in [0, 1]. The number
         of positives is rounded to the nearest integer.
 
@@ -56,14 +55,7 @@ def with_ratios(
 
     All clients have s examples, with the largest s for which there are enough examples
     of both classes. Client i has ratios[i] s positives, rounded to the nearest integer.
-    No example has two owners; some have none.
-
-    Args:
-      labels: Labels, 0 or 1 [n].
-      ratios: For every client, the ratio of positives to its examples, in [0, 1].
-
-    Returns:
-      One array of example indices per client, int32 and shuffled.
+    No example has two owners; some have none. Indices are int32 and shuffled.
     """
     labels = _checked_binary(labels)
     if not len(ratios):

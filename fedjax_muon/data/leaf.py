@@ -5,7 +5,7 @@ every user. The folders `train` and `test` have one file or several.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +13,23 @@ import numpy as np
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data import characters
+from fedjax_muon.data.characters import Examples
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.source import File, Layout
 
 URL = "https://github.com/TalwalkarLab/leaf"
-DIGITS_AND_LETTERS = tuple(
-    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-)
-Examples = tuple[np.ndarray, np.ndarray]
 Convert = Callable[[list[Any], list[Any]], Examples]
 
 
-def layout(name: str, convert: Convert, classes: tuple[str, ...]) -> Layout:
-    """Describes a data set of LEAF, in the folder that its scripts write.
-
-    Args:
-      name: Name of its folder in LEAF.
-      convert: Function from a user's `x` and `y` to inputs and labels.
-    """
-
-    def read(paths: list[Path]) -> Dataset:
-        return read_users(paths, convert, classes)
-
-    return Layout(
-        files=(File("train/*.json"), File("test/*.json")),
-        folders=(f"{name}/data", name),
-        read=read,
-        how=f"run preprocess.sh in data/{name} of {URL}, and give its directory data",
-    )
-
-
 def read_users(
-    paths: list[Path], convert: Convert, classes: tuple[str, ...]
+    paths: Sequence[Path], convert: Convert, classes: tuple[str, ...]
 ) -> Dataset:
-    """Reads the users of a data set; those of the training files are the owners.
+    """Reads the users of a dataset; those of the training files are the owners.
 
     Args:
       paths: A file in the folder of training files, and one in that of test files.
-      convert: As for `layout`.
+      convert: Function from a user's `x` and `y` to inputs and labels.
     """
-    train, test = (
+    (x_train, y_train, owners), (x_test, y_test, _) = (
         characters.joined(
             examples
             for file in sorted(path.parent.glob("*.json"))
@@ -60,16 +37,8 @@ def read_users(
         )
         for path in paths
     )
-    is_text = train[0].dtype == np.int32
-    return Dataset(
-        x_train=train[0],
-        y_train=train[1],
-        x_test=test[0],
-        y_test=test[1],
-        classes=classes,
-        tokens=characters.TOKENS if is_text else 0,
-        owners=train[2],
-    )
+    tokens = characters.TOKENS if x_train.dtype == np.int32 else 0
+    return Dataset(x_train, y_train, x_test, y_test, classes, tokens, owners)
 
 
 def images(x: list[Any], y: list[Any]) -> Examples:
@@ -94,11 +63,11 @@ def _examples(path: Path, convert: Convert) -> Iterator[Examples]:
     with reading(path, "users, num_samples and user_data of LEAF", "write it again"):
         content = json.loads(path.read_bytes())
         for user, number in zip(content["users"], content["num_samples"], strict=True):
-            own = content["user_data"][user]
-            if len(own["x"]) != number or len(own["y"]) != number:
+            x, y = content["user_data"][user]["x"], content["user_data"][user]["y"]
+            if len(x) != number or len(y) != number:
                 raise ValueError(
-                    f"user {user!r} has {len(own['x'])} inputs and {len(own['y'])} "
-                    f"labels, and num_samples says {number}"
+                    f"user {user!r} has {len(x)} inputs and {len(y)} labels, and "
+                    f"num_samples says {number}"
                 )
             if number:
-                yield convert(own["x"], own["y"])
+                yield convert(x, y)

@@ -1,4 +1,4 @@
-"""Two-class data sets in the format of LIBSVM: lines `label index:value ...`.
+"""Two-class datasets in the format of LIBSVM: lines `label index:value ...`.
 
 a8a and a9a (UCI Adult, 123 binary features) and ijcnn1 (22 features), as distributed at
 https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html. The features in the
@@ -7,37 +7,32 @@ files are already scaled. Label -1 becomes 0.
 
 import io
 import re
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.source import File, Layout, Source, unpacked
+from fedjax_muon.data.source import unpacked
 
 URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 ROW = re.compile(rb"%s(?:[ \t]++[1-9]\d{0,8}:%s)*+[ \t]*+\r?" % (NUMBER, NUMBER))
 LONGEST = 64, 40  # bytes of the longest plausible line, and more for each feature
-INCOME = ("at most 50K", "above 50K")
 
 
 def read_libsvm(
-    paths: list[Path], *, features: int, classes: tuple[str, str]
+    paths: Sequence[Path], *, features: int, classes: tuple[str, str]
 ) -> Dataset:
-    """Reads a data set from a training and a test file.
+    """Reads a training and a test file, in float32.
 
     Args:
       paths: Paths of the training and the test file.
       classes: Names of the classes with labels -1 and 1.
-
-    Returns:
-      The data set, in float32.
     """
-    found = [_read_file(path, features) for path in paths]
-    (x_train, y_train), (x_test, y_test) = found
-    return Dataset(x_train, y_train, x_test, y_test, classes)
+    train, test = (_read_file(path, features) for path in paths)
+    return Dataset(*train, *test, classes)
 
 
 def _read_file(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,46 +82,3 @@ def _check_lines(content: bytes, features: int, path: Path) -> None:
 def _last_index(line: bytes) -> int:
     pieces = line.rpartition(b":")[0].split()
     return int(pieces[-1]) if pieces else 0
-
-
-def _source(
-    name: str,
-    files: tuple[str, str],
-    examples: tuple[int, int],
-    features: int,
-    classes: tuple[str, str],
-    license: str,
-) -> Source:
-    layout = Layout(
-        # The numbers of examples are published; each is a line.
-        files=tuple(
-            File(f, lines=n, rows=n) for f, n in zip(files, examples, strict=True)
-        ),
-        folders=("libsvm", name, ""),
-        read=partial(read_libsvm, features=features, classes=classes),
-        url=URL,
-        packed=(".bz2", ".gz", ".xz"),
-    )
-    return Source(
-        example=f"{features} numbers",
-        examples=examples,
-        classes=2,
-        license=license,
-        layouts=(layout,),
-        scaled=True,
-    )
-
-
-ADULT = "CC BY 4.0 (UCI Adult)"
-SETS = {
-    "a8a": _source("a8a", ("a8a", "a8a.t"), (22_696, 9_865), 123, INCOME, ADULT),
-    "a9a": _source("a9a", ("a9a", "a9a.t"), (32_561, 16_281), 123, INCOME, ADULT),
-    "ijcnn1": _source(
-        "ijcnn1",
-        ("ijcnn1.trn", "ijcnn1.tst"),
-        (49_990, 91_701),
-        22,
-        ("-1", "1"),
-        "none stated",
-    ),
-}

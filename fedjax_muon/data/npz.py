@@ -1,16 +1,14 @@
-"""Image data sets in a NumPy archive, such as CIFAR-10 and CIFAR-100."""
+"""Arrays in a NumPy archive, such as the images of CIFAR-10 and CIFAR-100."""
 
 import math
 import zipfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.source import File, Layout
 
 SPLITS = ("x_train", "y_train", "x_test", "y_test")
 HEADERS = {
@@ -22,37 +20,12 @@ HEADERS = {
 BYTES, RATIO = 2**26, 100
 
 
-def npz_layout(name: str, num_classes: int) -> Layout:
-    """Describes a data set in data_dir/name.npz.
-
-    Args:
-      name: Name of the file, without its suffix.
-
-    Returns:
-      The layout of a file for `read_npz`.
-    """
-    return Layout(
-        files=(File(f"{name}.npz"),),
-        folders=("",),
-        read=partial(read_npz, num_classes=num_classes),
-        how=f"write it with numpy.savez (uint8 images NHWC and integer labels: "
-        f"{', '.join(SPLITS)})",
-        check=_check,
-    )
-
-
-def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
-    """Reads a data set from a NumPy archive.
+def read_npz(paths: Sequence[Path], *, num_classes: int) -> Dataset:
+    """Reads a dataset of images from a NumPy archive, the only path.
 
     The archive has the arrays x_train and x_test (uint8 [n, height, width, channels]),
     y_train and y_test (integers), and optionally `classes`, the names of the classes in
     order (strings). By default the names are "0" to str(num_classes - 1).
-
-    Args:
-      paths: Path of the archive, in a list of one.
-
-    Returns:
-      The data set, with pixels in uint8.
     """
     (path,) = paths
     arrays = arrays_of(path, (*SPLITS, "classes"))
@@ -62,35 +35,27 @@ def read_npz(paths: list[Path], *, num_classes: int) -> Dataset:
             f"{path}: expected arrays {', '.join(SPLITS)}, found no "
             f"{', '.join(missing)}; add them with numpy.savez"
         )
-    for key in ("x_train", "x_test"):
-        if arrays[key].ndim != 4 or arrays[key].dtype != np.uint8:
+    arrays.setdefault("classes", np.arange(num_classes).astype(str))
+    pixels = "uint8 [n, height, width, channels]"
+    for key, array in arrays.items():
+        if key.startswith("x_"):
+            valid, form = array.ndim == 4 and array.dtype == np.uint8, pixels
+        elif key.startswith("y_"):
+            valid = array.ndim == 1 and array.dtype.kind in "iu"
+            form = "integers on one axis"
+        else:
+            valid = array.ndim == 1 and array.dtype.kind == "U"
+            form = "strings on one axis"
+        if not valid:
             raise ValueError(
-                f"{path}: expected {key} as uint8 [n, height, width, channels], found "
-                f"{arrays[key].dtype}{list(arrays[key].shape)}; save it in this form"
+                f"{path}: expected {key} as {form}, found "
+                f"{array.dtype}{list(array.shape)}; save it in this form"
             )
-    for key in ("y_train", "y_test"):
-        if arrays[key].ndim != 1 or arrays[key].dtype.kind not in "iu":
-            raise ValueError(
-                f"{path}: expected {key} as integers on one axis, found "
-                f"{arrays[key].dtype}{list(arrays[key].shape)}; save it in this form"
-            )
-    classes = arrays.get("classes", np.arange(num_classes).astype(str))
-    if classes.ndim != 1 or classes.dtype.kind != "U":
-        raise ValueError(
-            f"{path}: expected classes as strings on one axis, found "
-            f"{classes.dtype}{list(classes.shape)}; save them in this form, or leave "
-            "them out"
-        )
-    return Dataset(
-        x_train=arrays["x_train"],
-        y_train=arrays["y_train"],
-        x_test=arrays["x_test"],
-        y_test=arrays["y_test"],
-        classes=tuple(str(each) for each in classes),
-    )
+    splits = [arrays[key] for key in SPLITS]
+    return Dataset(*splits, tuple(map(str, arrays["classes"])))
 
 
-def _check(paths: list[Path]) -> None:
+def check(paths: Sequence[Path]) -> None:
     """Checks the archive's directory, which is at its end: truncated files lack it."""
     if not zipfile.is_zipfile(paths[0]):
         raise ValueError(
@@ -100,20 +65,11 @@ def _check(paths: list[Path]) -> None:
 
 
 def arrays_of(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """Reads arrays of a NumPy archive.
-
-    Args:
-      path: Path of the archive.
-      keys: Names of arrays.
-
-    Returns:
-      Those that the archive has.
-    """
-    _check([path])
-    wanted = "a NumPy .npz archive of plain arrays"
-    found = "a damaged or pickled one"
+    """Reads those of the named arrays that a NumPy archive has."""
+    check([path])
+    wanted, damage = "a NumPy .npz archive of plain arrays", "a damaged or pickled one"
     with (
-        reading(path, wanted, "write it again", found=found),
+        reading(path, wanted, "write it again", found=damage),
         zipfile.ZipFile(path) as archive,
     ):
         names = archive.namelist()

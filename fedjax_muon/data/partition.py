@@ -1,5 +1,8 @@
 """Partitions of examples among clients.
 
+All but `by_owner` take labels, integers [n], and a number of clients in 1..n. They
+return one array of example indices per client, int32 and shuffled.
+
 Two different partitions are called "Dirichlet(alpha)" in the literature. The same alpha
 has a different meaning in each, so there are two functions:
 
@@ -15,21 +18,14 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_muon.core import check_count
+
 
 def iid(labels: ArrayLike, num_clients: int, *, key: jax.Array) -> list[np.ndarray]:
-    """Distributes shuffled examples evenly; sizes differ by at most one.
-
-    Args:
-      labels: Labels of the examples, integers [n]; only their number matters.
-      num_clients: Number of clients, in 1..n.
-
-    Returns:
-      One array of example indices per client, int32 and shuffled.
-    """
-    labels = checked_labels(labels)
-    _check_count("num_clients", num_clients, most=len(labels))
+    """Distributes shuffled examples evenly; sizes differ by at most one."""
+    labels = _checked(labels, num_clients)
     order = generator(key).permutation(len(labels))
-    return [_indices(part) for part in np.array_split(order, num_clients)]
+    return [part.astype(np.int32) for part in np.array_split(order, num_clients)]
 
 
 def dirichlet(
@@ -49,21 +45,15 @@ def dirichlet(
     DirichletPartitioner). Each example has exactly one owner.
 
     Args:
-      labels: Labels of the examples, integers [n].
-      num_clients: Number of clients, in 1..n.
       alpha: Concentration, positive. Small values give few classes per client; the
         limit of infinity is a stratified split into equal parts.
       min_size: Smallest number of examples of a client.
       max_tries: Largest number of draws.
-
-    Returns:
-      One array of example indices per client, int32 and shuffled.
     """
-    labels = checked_labels(labels)
-    _check_count("num_clients", num_clients, most=len(labels))
+    labels = _checked(labels, num_clients)
     _check_alpha(alpha)
-    _check_count("max_tries", max_tries)
-    _check_count("min_size", min_size)
+    check_count("max_tries", max_tries)
+    check_count("min_size", min_size)
     if min_size * num_clients > len(labels):
         raise ValueError(
             f"{num_clients} clients cannot hold min_size={min_size} of {len(labels)} "
@@ -82,7 +72,7 @@ def dirichlet(
     )
     grouped = order[np.argsort(owner[order], kind="stable")]
     ends = np.cumsum(sizes.sum(axis=0))
-    return [_indices(part) for part in np.split(grouped, ends[:-1])]
+    return [part.astype(np.int32) for part in np.split(grouped, ends[:-1])]
 
 
 def _dirichlet_sizes(
@@ -131,19 +121,13 @@ def dirichlet_per_client(
     This is the partition in the code of Liu et al., arXiv:2510.27403.
 
     Args:
-      labels: Labels of the examples, integers [n].
-      num_clients: Number of clients, in 1..n.
       alpha: Concentration, positive.
       size: Number of examples of every client; n // num_clients by default.
-
-    Returns:
-      One array of example indices per client, int32 and shuffled.
     """
-    labels = checked_labels(labels)
-    _check_count("num_clients", num_clients, most=len(labels))
+    labels = _checked(labels, num_clients)
     _check_alpha(alpha)
     size = len(labels) // num_clients if size is None else size
-    _check_count("size", size)
+    check_count("size", size)
     rng = generator(key)
     classes = np.unique(labels)
     p = rng.dirichlet(np.full(len(classes), float(alpha)), num_clients)
@@ -154,7 +138,7 @@ def dirichlet_per_client(
         ends = np.cumsum(wanted[:, k])
         shares.append(np.split(np.resize(pool, ends[-1]), ends[:-1]))
     return [
-        _indices(rng.permutation(np.concatenate(share)))
+        rng.permutation(np.concatenate(share)).astype(np.int32)
         for share in zip(*shares, strict=True)
     ]
 
@@ -168,17 +152,11 @@ def shards(
     differ by at most one (McMahan et al. 2017, arXiv:1602.05629, section 3).
 
     Args:
-      labels: Labels of the examples, integers [n].
-      num_clients: Number of clients, in 1..n.
       shards_per_client: Number of shards of a client; with 2, most clients have two
         classes.
-
-    Returns:
-      One array of example indices per client, int32 and shuffled.
     """
-    labels = checked_labels(labels)
-    _check_count("num_clients", num_clients, most=len(labels))
-    _check_count("shards_per_client", shards_per_client)
+    labels = _checked(labels, num_clients)
+    check_count("shards_per_client", shards_per_client)
     num_shards = num_clients * shards_per_client
     if num_shards > len(labels):
         raise ValueError(
@@ -189,7 +167,7 @@ def shards(
     pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
     hands = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
     return [
-        _indices(rng.permutation(np.concatenate([pieces[i] for i in hand])))
+        rng.permutation(np.concatenate([pieces[i] for i in hand])).astype(np.int32)
         for hand in hands
     ]
 
@@ -218,17 +196,13 @@ def by_owner(owners: ArrayLike) -> list[np.ndarray]:
     _, numbers = np.unique(owners, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     ends = np.cumsum(np.bincount(numbers))[:-1]
-    return [_indices(part) for part in np.split(order, ends)]
+    return [part.astype(np.int32) for part in np.split(order, ends)]
 
 
 def label_counts(
     labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: int
 ) -> np.ndarray:
     """Counts the examples of each class that each client has.
-
-    Args:
-      labels: Labels of the examples, integers [n].
-      parts: For every client, the indices of its examples.
 
     Returns:
       The counts, int64 [num_clients, num_classes].
@@ -238,7 +212,7 @@ def label_counts(
       (4, 10)
     """
     labels = checked_labels(labels)
-    _check_count("num_classes", num_classes)
+    check_count("num_classes", num_classes)
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(
             f"labels must be in 0..{num_classes - 1}, got "
@@ -256,17 +230,8 @@ def label_counts(
     return counts
 
 
-def _indices(part: np.ndarray) -> np.ndarray:
-    return part.astype(np.int32)
-
-
 def generator(key: jax.Array, *more: int) -> np.random.Generator:
-    """Makes a NumPy generator from a JAX key.
-
-    Args:
-      key: Typed key, all of whose data is part of the seed.
-      *more: Further integers of the seed.
-    """
+    """Makes a NumPy generator from all data of a typed JAX key, and more integers."""
     typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )
@@ -279,11 +244,7 @@ def generator(key: jax.Array, *more: int) -> np.random.Generator:
 
 
 def checked_labels(labels: ArrayLike) -> np.ndarray:
-    """Checks labels and converts them to an array.
-
-    Args:
-      labels: Labels, integers [n].
-    """
+    """Labels as an array of integers [n]."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise ValueError(
@@ -293,11 +254,14 @@ def checked_labels(labels: ArrayLike) -> np.ndarray:
     return labels
 
 
-def _check_count(name: str, value: int, most: int | None = None) -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < 1 or (most is not None and value > most):
-        limit = "at least 1" if most is None else f"in 1..{most} (the examples)"
-        raise ValueError(f"{name} must be a whole number {limit}, got {value!r}")
+def _checked(labels: ArrayLike, num_clients: int) -> np.ndarray:
+    labels = checked_labels(labels)
+    check_count("num_clients", num_clients)
+    if num_clients > len(labels):
+        raise ValueError(
+            f"num_clients must be in 1..{len(labels)} (the examples), got {num_clients}"
+        )
+    return labels
 
 
 def _check_alpha(alpha: float) -> None:

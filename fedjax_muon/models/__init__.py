@@ -9,7 +9,8 @@ these are slow on a CPU.
 Models take `dtype`, the type of their computations, such as `jnp.bfloat16`; by default
 it is that of the parameters and inputs. Parameters and gradients stay float32, as do
 the statistics of normalization layers and the softmax of attention. Logits have the
-type `dtype`.
+type `dtype`. Networks with convolutions take `convolution`, a function with the
+arguments of `lax.conv_general_dilated`, such as `models.patches.by_patches`.
 
 `from_nnx` converts a module of flax.nnx.
 

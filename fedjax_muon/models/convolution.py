@@ -54,25 +54,13 @@ def windows_of(
 ) -> Windows | None:
     """Reads the arguments of `lax.conv_general_dilated`.
 
-    Args:
-      lhs: Data.
-      rhs: Kernel.
-      window_strides: Stride of each spatial dimension.
-      padding: Name "SAME" or "VALID", or the low and high padding of each spatial
-        dimension.
-      lhs_dilation: Dilation of the data.
-      rhs_dilation: Dilation of the kernel.
-      dimension_numbers: Layout of data, kernel and result.
-      feature_group_count: Number of groups of channels.
-      **options: Further arguments.
-
     Returns:
       The windows of data [B, *space, I] and a kernel [*space, I, O]; None for all other
-      layouts, dilated data, groups of channels, and further arguments.
+      layouts, dilated data, groups of channels, and further options.
     """
-    given = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     is_dilated = any(dilation != 1 for dilation in lhs_dilation or ())
-    is_plain = given == _dimension_numbers(lhs.ndim) and not is_dilated
+    is_plain = layout == _dimension_numbers(lhs.ndim) and not is_dilated
     if not is_plain or feature_group_count != 1 or options:
         return None
     strides = tuple(window_strides)
@@ -103,16 +91,6 @@ def convolution(
     Reverse mode can be repeated (`grad` of `grad`). Forward mode (`jax.jvp`, and
     `jax.hessian`, which is forward over reverse) raises JAX's TypeError about
     `custom_vjp`; models that need it must use a plain `nn.Conv`.
-
-    Args:
-      lhs: Data.
-      rhs: Kernel.
-      window_strides: Stride of each spatial dimension.
-      padding: Name "SAME" or "VALID", or the low and high padding of each spatial
-        dimension.
-      precision: Precision of the products.
-      **options: Further arguments of `lax.conv_general_dilated`, such as the dilation
-        of the kernel.
     """
 
     def reference(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -125,21 +103,15 @@ def convolution(
     if windows is None or not result.size:
         return reference(lhs, rhs)
     lhs, rhs = _equally_varying(lhs, rhs)
-    return _convolution(lhs, rhs, *windows, precision)
+    return _convolution(lhs, rhs, windows, precision)
 
 
 def max_pool_2x2(x: jax.Array) -> jax.Array:
-    """Max pooling of 2 x 2 squares with stride 2.
+    """Max pooling of 2 x 2 squares: [B, H, W, C] to [B, H // 2, W // 2, C].
 
     It equals `flax.linen.max_pool(x, (2, 2), strides=(2, 2))`, which also drops the
     last row and column of odd sizes. If several entries of a square are the largest,
     each gets an equal part of the gradient; in flax the first one gets all of it.
-
-    Args:
-      x: Images [B, H, W, C].
-
-    Returns:
-      The maxima [B, H // 2, W // 2, C].
     """
     batch, height, width, channels = x.shape
     height, width = height // 2, width // 2
@@ -233,13 +205,13 @@ def _by_backend(
     return lax.platform_dependent(*arrays, cpu=canonical, default=plain)
 
 
-def _side(w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> int:
+def _side(w: jax.Array, windows: Windows) -> int:
     """The side of the squares that a kernel is applied to, 1 for single places.
 
     In measurements, squares were of little use or slower with kernels of 3 x 3 and with
     more channels.
     """
-    alone = all(one == 1 for one in (*strides, *dilation))
+    alone = all(one == 1 for one in (*windows.strides, *windows.dilation))
     *window, inputs, outputs = w.shape
     if len(window) != 2 or min(window) < 5 or not alone or max(inputs, outputs) > 16:
         return 1
@@ -284,28 +256,20 @@ def _blockwise(
     )
     squared = jnp.einsum("ahpr,bwqs,rsio->hwpqiabo", rows, columns, w)
     kernel = squared.reshape(*window, x.shape[-1], side * side * outputs)
-    y = _convolution(x, kernel, (1, 1), ((0, 0), (0, 0)), (1, 1), precision)
+    plain = Windows((1, 1), ((0, 0), (0, 0)), (1, 1))
+    y = _convolution(x, kernel, plain, precision)
     y = y.reshape(batch, *squares, side, side, outputs).swapaxes(2, 3)
     y = y.reshape(batch, squares[0] * side, squares[1] * side, outputs)
     return y[:, : size[0], : size[1]]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolution(
-    x: jax.Array,
-    w: jax.Array,
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    precision: Any,
+    x: jax.Array, w: jax.Array, windows: Windows, precision: Any
 ) -> jax.Array:
-    how = {
-        "strides": strides,
-        "padding": padding,
-        "dilation": dilation,
-        "precision": precision,
-    }
-    side = _side(w, strides, dilation)
+    side = _side(w, windows)
+    how = windows._asdict() | {"precision": precision}
+    padding = windows.padding
     squares = partial(_blockwise, side=side, padding=padding, precision=precision)
     fast = partial(_run_canonical, **how) if side == 1 else squares
     return _by_backend(fast, partial(_run, **how), x, w)
@@ -316,43 +280,26 @@ def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
 
 
 def _backward(
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    precision: Any,
-    saved: tuple[jax.Array, jax.Array],
-    g: jax.Array,
+    windows: Windows, precision: Any, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    how = (strides, padding, dilation, precision)
+    how = windows, precision
     return _by_backend(
         partial(_canonical_gradients, *how), partial(_lax_gradients, *how), *saved, g
     )
 
 
 def _lax_gradients(
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    precision: Any,
-    x: jax.Array,
-    w: jax.Array,
-    g: jax.Array,
+    windows: Windows, precision: Any, x: jax.Array, w: jax.Array, g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    run = partial(_run, precision=precision, dilation=dilation)
-    _, pullback = jax.vjp(lambda x, w: run(x, w, strides, padding), x, w)
-    return pullback(g)
+    run = partial(_run, **windows._asdict(), precision=precision)
+    return jax.vjp(run, x, w)[1](g)
 
 
 def _canonical_gradients(
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    precision: Any,
-    x: jax.Array,
-    w: jax.Array,
-    g: jax.Array,
+    windows: Windows, precision: Any, x: jax.Array, w: jax.Array, g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    if (side := _side(w, strides, dilation)) > 1:
+    strides, padding, dilation = windows
+    if (side := _side(w, windows)) > 1:
         how = {"side": side, "padding": padding, "precision": precision}
         return jax.vjp(partial(_blockwise, **how), x, w)[1](g)
     low, padded_high = zip(*padding, strict=True)

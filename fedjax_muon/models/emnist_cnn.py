@@ -15,12 +15,6 @@ class EmnistCNN(nn.Module):
     It maps images [B, H, W, C] of at least 6 x 6 to logits [B, classes], and has
     1,199,882 parameters for 28 x 28 x 1 and 10 classes. It is the EMNIST network of
     "Adaptive Federated Optimization" (arXiv:2003.00295), without dropout.
-
-    Attributes:
-      classes: Number of classes.
-      dtype: Type of the computation; that of parameters and inputs by default.
-      convolution: Function with the arguments of `lax.conv_general_dilated`, such as
-        `models.patches.by_patches`.
     """
 
     classes: int = 10

@@ -20,12 +20,6 @@ class LeNet(nn.Module):
     From "Gradient-Based Learning Applied to Document Recognition" (LeCun, Bottou,
     Bengio, Haffner, 1998), with ReLU, max pooling and dense layers in place of
     sigmoids, trained averages, partial connections and radial basis outputs.
-
-    Attributes:
-      classes: Number of classes.
-      dtype: Type of the computation; that of parameters and inputs by default.
-      convolution: Function with the arguments of `lax.conv_general_dilated`, such as
-        `models.patches.by_patches`.
     """
 
     classes: int = 10

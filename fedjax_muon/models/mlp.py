@@ -15,9 +15,7 @@ class MLP(nn.Module):
     (arXiv:1602.05629), which has 199,210 parameters for 784 inputs and 10 classes.
 
     Attributes:
-      classes: Number of classes.
       features: Widths of the hidden layers.
-      dtype: Type of the computation; that of parameters and inputs by default.
     """
 
     classes: int = 10

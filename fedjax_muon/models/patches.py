@@ -30,18 +30,8 @@ def by_patches(
 ) -> jax.Array:
     """`lax.conv_general_dilated` as a product of matrices.
 
-    Args:
-      lhs: Data [B, *space, I].
-      rhs: Kernel [*space, I, O].
-      window_strides: Stride of each spatial dimension.
-      padding: Name "SAME" or "VALID", or the low and high padding of each spatial
-        dimension.
-      precision: Precision of the product.
-      **options: Further arguments of `lax.conv_general_dilated`, such as the dilation
-        of the kernel. Data is not dilated, and has one group of channels.
-
-    Returns:
-      The convolution, up to rounding.
+    It is for data [B, *space, I], neither dilated nor of several groups of channels,
+    and kernels [*space, I, O]. The result is the same up to rounding.
     """
     windows = windows_of(lhs, rhs, window_strides, padding, **options)
     if windows is None:

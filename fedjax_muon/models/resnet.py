@@ -79,13 +79,9 @@ class ResNet18(nn.Module):
     "head")` of `muon_dimension_numbers` also excludes the first and the last layer.
 
     Attributes:
-      classes: Number of classes.
       groups: Groups of each normalization, 32 in its paper; federated work also uses 2
         (arXiv:1910.00189).
       widths: Channels of the stages; the stem has those of the first stage.
-      dtype: Type of the computation; that of parameters and inputs by default.
-      convolution: Function with the arguments of `lax.conv_general_dilated`, such as
-        `models.patches.by_patches`.
     """
 
     classes: int = 10

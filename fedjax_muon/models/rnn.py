@@ -35,13 +35,10 @@ class RNN(nn.Module):
     `RNN(2, 2**15, 32, 64, 1)`. `lstm` and `gru` have other cells.
 
     Attributes:
-      classes: Number of classes.
       vocabulary_size: Number of token ids; the default holds all ids of `data.load`.
       embedding: Size of an embedding.
       hidden: Size H of a hidden state.
-      layers: Number of recurrent layers.
       cell: Cell of flax with the arguments `features` and `dtype`.
-      dtype: Type of the computation; that of parameters and inputs by default.
     """
 
     classes: int = 2
@@ -57,7 +54,7 @@ class RNN(nn.Module):
         self._check(x)
         ids = x.astype(jnp.int32)
         place = jnp.arange(1, ids.shape[1] + 1)
-        # 1 for padding alone, which the initialization has although no data set does
+        # 1 for padding alone, which the initialization has although no dataset does
         lengths = jnp.max(jnp.where(ids != 0, place[None], 1), axis=1)
         # Time is the first axis, whose slices are fast in a scan.
         states: Any = nn.Embed(self.vocabulary_size, self.embedding)(ids.T)

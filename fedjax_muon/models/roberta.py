@@ -114,16 +114,13 @@ class RoBERTa(nn.Module):
     scratch.
 
     Attributes:
-      classes: Number of classes.
       vocabulary_size: Number of token ids.
       position_count: Number of positions; sentences have at most position_count -
         padding - 1 tokens.
       width: Size of a token.
-      depth: Number of layers.
       heads: Number of attention heads, which divides `width`.
       hidden: Size of the hidden layer after attention.
       padding: Token id of padding.
-      dropout: Dropout rate in [0, 1).
       epsilon: Added to the variances in normalization layers.
     """
 

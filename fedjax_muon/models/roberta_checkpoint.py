@@ -15,6 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_muon.core.reading import read_text, reading
+from fedjax_muon.models.checkpoint import check_finite, opened, single
 from fedjax_muon.models.roberta import RoBERTa
 
 URL = "https://huggingface.co/FacebookAI/roberta-base"
@@ -38,21 +39,22 @@ INSIDE = {  # layer_i, encoder.layer.i
     "output": "output.dense",
     "output_norm": "output.LayerNorm",
 }
-# names of the sizes of `RoBERTa` in config.json
-SIZES = {
-    "vocabulary_size": "vocab_size",
-    "position_count": "max_position_embeddings",
-    "width": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
-    "padding": "pad_token_id",
+# names of the sizes of `RoBERTa` in config.json, the least value, and the largest one:
+# sizes above are those of no model, and take endless time or memory
+SIZE, DEPTH = 2**20, 2**10
+SIZES: dict[str, tuple[str, float, float]] = {
+    "vocabulary_size": ("vocab_size", 1, SIZE),
+    "position_count": ("max_position_embeddings", 1, SIZE),
+    "width": ("hidden_size", 1, SIZE),
+    "depth": ("num_hidden_layers", 1, DEPTH),
+    "heads": ("num_attention_heads", 1, SIZE),
+    "hidden": ("intermediate_size", 1, SIZE),
+    "padding": ("pad_token_id", 0, SIZE),
+    "dropout": ("hidden_dropout_prob", 0.0, 1.0),
+    "epsilon": ("layer_norm_eps", 0.0, 1.0),
 }
-RATES = {"dropout": "hidden_dropout_prob", "epsilon": "layer_norm_eps"}
-# required values in config.json of what is fixed in `RoBERTa`
-# Sizes above these are those of no model, and take endless time or memory.
-SIZE_LIMIT, DEPTH_LIMIT = 2**20, 2**10
 NAME_LENGTH = 80  # letters of a tensor's name in messages
+# required values in config.json of what is fixed in `RoBERTa`
 FIXED = {"model_type": "roberta", "hidden_act": "gelu", "type_vocab_size": 1}
 # tensors of pretraining, or without weights
 IGNORED = ("lm_head.", "pooler.", "embeddings.position_ids")
@@ -61,44 +63,36 @@ IGNORED = ("lm_head.", "pooler.", "embeddings.position_ids")
 def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
     """Makes the module of a checkpoint from the `config.json` in its directory.
 
+    Without a `config.json`, it has the sizes of roberta-base.
+
     Args:
       path: Directory of the checkpoint, or a file in it.
-
-    Returns:
-      The module; without a `config.json`, it has the sizes of roberta-base.
+      classes: Number of classes.
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
     if not file.is_file():
         return RoBERTa(classes)
     with reading(file, "the sizes of a RoBERTa", found=""):
-        found = json.loads(read_text(file))
-        sizes: dict[str, Any] = {s: _size(found, n, s) for s, n in SIZES.items()}
-        sizes |= {rate: _rate(found, name) for rate, name in RATES.items()}
-        fixed = {name: found[name] for name in FIXED}
-    if fixed != FIXED or found.get("attention_probs_dropout_prob") != sizes["dropout"]:
-        raise ValueError(
-            f"{file} must say {FIXED} and one dropout for hidden layers and attention; "
-            "no other RoBERTa is supported"
-        )
-    with reading(file, "the sizes of a RoBERTa", found=""):
+        config = json.loads(read_text(file))
+        sizes = {size: _size(config, *row) for size, row in SIZES.items()}
+        fixed = {name: config[name] for name in FIXED}
+        dropout = config.get("attention_probs_dropout_prob")
+        if fixed != FIXED or dropout != sizes["dropout"]:
+            raise ValueError(
+                f"{file} must say {FIXED} and one dropout for hidden layers and "
+                "attention; no other RoBERTa is supported"
+            )
         _shapes(RoBERTa(**sizes))
     return RoBERTa(classes, **sizes)
 
 
-def _size(config: Mapping[str, Any], name: str, size: str) -> int:
-    value, low = config[name], 0 if size == "padding" else 1
-    high = DEPTH_LIMIT if size == "depth" else SIZE_LIMIT
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name} must be an integer from {low} to {high}")
-    return value
-
-
-def _rate(config: Mapping[str, Any], name: str) -> float:
-    value = config[name]
-    if type(value) not in (int, float) or not 0 <= value < 1:
-        raise ValueError(f"{name} must be a number in [0, 1)")
-    return float(value)
+def _size(config: Mapping[str, Any], name: str, low: float, high: float) -> Any:
+    value, kind = config[name], type(low)
+    if type(value) not in (int, kind) or not low <= value <= high:
+        what = "an integer" if kind is int else "a number"
+        raise ValueError(f"{name} must be {what} from {low} to {high}")
+    return kind(value)
 
 
 def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
@@ -119,28 +113,31 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
     Raises:
       FileNotFoundError: If the file is missing.
     """
-    from safetensors import SafetensorError, safe_open  # in the extra `roberta`
-
-    path = Path(path)
-    file = path / "model.safetensors" if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} does not exist; download model.safetensors, that of roberta-base "
-            f"from {URL}"
-        )
-    shapes = _shapes(model)
-    wanted = "tensors in the format of safetensors that fit the model"
-    with (
-        reading(file, wanted, found="", errors=(SafetensorError,)),
-        safe_open(file, framework="numpy") as tensors,
-    ):
-        names = list(tensors.keys())
-        found = {name.removeprefix("roberta."): name for name in names}
-        if len(found) < len(names):
+    with opened(path, "roberta-base", URL) as (file, tensors):
+        stored = tensors.keys()
+        names = {name.removeprefix("roberta."): name for name in stored}
+        if len(names) < len(stored):
             raise ValueError("a tensor with and without the prefix roberta.")
+        shapes = {(p, _name(p)): shape for p, shape in _shapes(model).items()}
+        if not any(name.startswith("classifier.") for name in names):
+            shapes = {
+                row: shape
+                for row, shape in shapes.items()
+                if not row[0].startswith("head.")
+            }
+        known = {name for _, name in shapes}
+        missing = sorted(known - names.keys())
+        unexpected = sorted(
+            n for n in names.keys() - known if not n.startswith(IGNORED)
+        )
+        if missing or unexpected:
+            raise ValueError(
+                f"{file} does not match a RoBERTa of depth {model.depth}: missing "
+                f"{_some(missing)}; unexpected {_some(unexpected)}"
+            )
         leaves = {
-            place: _leaf(tensors.get_tensor(found[name]), place, shape, name)
-            for place, (name, shape) in _wanted(shapes, found, model, file).items()
+            place: _leaf(tensors.get_tensor(names[name]), place, shape, name)
+            for (place, name), shape in shapes.items()
         }
     return unflatten_dict(leaves, sep=".")
 
@@ -155,27 +152,6 @@ def _shapes(model: RoBERTa) -> dict[str, tuple[int, ...]]:
         for i in range(model.depth if place.startswith(first) else 1):
             shapes[place.replace(first, f"layer_{i}.")] = leaf.shape
     return shapes
-
-
-def _wanted(
-    shapes: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, str],
-    model: RoBERTa,
-    file: Path,
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """{path in the parameters: (name in the file, shape)} of the tensors to read."""
-    places = {place: (_name(place), shape) for place, shape in shapes.items()}
-    if not any(name.startswith("classifier.") for name in found):
-        places = {p: row for p, row in places.items() if not p.startswith("head.")}
-    names = {name for name, _ in places.values()}
-    missing = sorted(names - found.keys())
-    unexpected = sorted(n for n in found.keys() - names if not n.startswith(IGNORED))
-    if missing or unexpected:
-        raise ValueError(
-            f"{file} does not match a RoBERTa of depth {model.depth}: missing "
-            f"{_some(missing)}; unexpected {_some(unexpected)}"
-        )
-    return places
 
 
 def _name(place: str) -> str:
@@ -197,10 +173,8 @@ def _leaf(
         raise ValueError(
             f"{name} must have shape {wanted} for this model, got {tensor.shape}"
         )
-    if tensor.dtype.kind != "f" or not np.isfinite(tensor).all():
-        raise ValueError(f"{name} must have finite numbers, got {tensor.dtype}")
-    half = tensor.dtype.itemsize < 4
-    return jnp.asarray(turned.astype(np.float32) if half else turned)
+    check_finite(name, tensor)
+    return single(turned)
 
 
 def _some(names: list[str]) -> str:

@@ -125,14 +125,12 @@ class Swin(nn.Module):
     depth. Kernels and relative positions are initialized as there, biases with 0.
 
     Attributes:
-      classes: Number of classes.
       patch: Side of a patch in pixels.
       window: Side of a window in places.
       width: Features of the first stage.
       depths: Number of blocks of each stage.
       heads: Number of attention heads of each stage.
       expansion: Size of a hidden layer, divided by the number of features.
-      dtype: Type of the computation; that of parameters and inputs by default.
       side: If given, images are first resized linearly to side x side pixels, for
         models that were pretrained on larger images (`load_swin`).
     """

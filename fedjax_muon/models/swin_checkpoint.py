@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_muon.core.reading import DAMAGE, reading, reason
+from fedjax_muon.core.reading import DAMAGE, reason
+from fedjax_muon.models.checkpoint import check_finite, opened, single
 from fedjax_muon.models.swin import Swin
 
 URL = "https://huggingface.co/timm/swin_tiny_patch4_window7_224.ms_in1k"
@@ -49,7 +50,7 @@ IGNORED = ("relative_position_index", "attn_mask")  # not weights
 
 
 def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
-    """Reads a Swin transformer from a file `model.safetensors`.
+    """Reads a Swin transformer and its parameters from a file `model.safetensors`.
 
     The shapes of the tensors determine the sizes of the module. Its `side` is that of
     images whose last map is one window, 224 for "patch4_window7_224", so images of any
@@ -57,28 +58,12 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     the file are those of timm, before version 0.9 (the paper's names) or since. Half
     precision becomes float32. Requires the extra `roberta`.
 
-    Args:
-      path: Path of the file, or of its directory.
-
-    Returns:
-      The module and its parameters.
-
     Raises:
       FileNotFoundError: If the file is missing.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file  # in the extra `roberta`
-
-    path = Path(path)
-    file = path / "model.safetensors" if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} does not exist; download model.safetensors, that of Swin-T from "
-            f"{URL}"
-        )
-    wanted = "tensors in the format of safetensors"
-    with reading(file, wanted, found="", errors=(SafetensorError,)):
-        tensors = _renamed(load_file(file))
+    with opened(path, "Swin-T", URL) as (file, stored):
+        names = stored.keys()
+        tensors = _renamed({name: stored.get_tensor(name) for name in names})
     try:
         model = _model(tensors)
         image = jax.ShapeDtypeStruct((1, model.side, model.side, CHANNELS), jnp.float32)
@@ -94,14 +79,7 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
 
 
 def without_head(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes the last layer, for a task with other classes (`tasks.starting_at`).
-
-    Args:
-      params: Parameters of a model with a layer "head".
-
-    Returns:
-      The parameters without it.
-    """
+    """Removes the last layer, for a task with other classes (`tasks.starting_at`)."""
     return {name: part for name, part in params.items() if name != "head"}
 
 
@@ -112,7 +90,7 @@ def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     one, and the head was a single layer.
     """
     old = any(name.startswith("layers.0.downsample.") for name in tensors)
-    found = {}
+    renamed: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         if name.endswith(IGNORED):
             continue
@@ -120,15 +98,11 @@ def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             later = lambda match: f"layers.{int(match[1]) + 1}.downsample."
             name = re.sub(r"^layers\.(\d+)\.downsample\.", later, name)
         name = re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)
-        if name in found:
+        if name in renamed:
             raise ValueError(f"{name} by two names")
-        if not tensor.size or tensor.dtype.kind != "f" or not np.isfinite(tensor).all():
-            raise ValueError(
-                f"{name} must have finite numbers, got {tensor.dtype}"
-                f"{list(tensor.shape)}"
-            )
-        found[name] = tensor
-    return found
+        check_finite(name, tensor)
+        renamed[name] = tensor
+    return renamed
 
 
 def _model(tensors: Mapping[str, np.ndarray]) -> Swin:
@@ -185,24 +159,24 @@ def _name(place: str, blocks: list[tuple[int, int]]) -> str:
     if kind == "PatchMerging":
         return f"layers.{int(number) + 1}.downsample.{MERGING[inner]}.{end}"
     stage, i = blocks[int(number)]
-    own = TABLE if inner == "RelativePositions_0" else f"{INSIDE[inner]}.{end}"
-    return f"layers.{stage}.blocks.{i}.{own}"
+    is_table = inner == "RelativePositions_0"
+    rest = TABLE if is_table else f"{INSIDE[inner]}.{end}"
+    return f"layers.{stage}.blocks.{i}.{rest}"
 
 
 def _leaf(
     tensor: np.ndarray, place: str, shape: tuple[int, ...], name: str
 ) -> jax.Array:
-    found = tensor
+    leaf = tensor
     for third, layer in enumerate(THIRDS):
         if f".{layer}." in place:
-            found = np.split(tensor, 3)[third]
+            leaf = np.split(tensor, 3)[third]
     if place == "patches.kernel":  # of a convolution: (out, channels, rows, columns)
-        found = found.transpose(2, 3, 1, 0).reshape(-1, len(tensor))
+        leaf = leaf.transpose(2, 3, 1, 0).reshape(-1, len(tensor))
     elif place.endswith(".kernel"):
-        found = found.T  # torch's are (out, in)
-    if found.shape != shape:
+        leaf = leaf.T  # torch's are (out, in)
+    if leaf.shape != shape:
         raise ValueError(
             f"{name} has shape {tensor.shape}, which does not match the others"
         )
-    half = found.dtype.itemsize < 4
-    return jnp.asarray(found.astype(np.float32) if half else found)
+    return single(leaf)

@@ -124,19 +124,13 @@ class ViT(nn.Module):
     second size.
 
     Attributes:
-      classes: Number of classes.
       patch: Side of a patch in pixels.
       width: Size of a token.
-      depth: Number of blocks.
-      heads: Number of attention heads.
       head_width: Size of a head.
       hidden: Size of the hidden layer after attention.
-      dropout: Dropout rate in [0, 1).
       attention_bias: Whether query, key and value have a bias.
       epsilon: Added to the variances in normalization layers.
-      kernel_init: Initializer of kernels.
       token_init: Initializer of the class token and the positions.
-      dtype: Type of the computation; that of parameters and inputs by default.
     """
 
     classes: int = 10
@@ -216,14 +210,9 @@ and no stochastic depth or distillation.
 
 
 def squares(x: jax.Array, side: int) -> jax.Array:
-    """Divides images into squares, in row-major order.
+    """Divides images [B, H, W, C] into squares [B, H W / side^2, side^2 C].
 
-    Args:
-      x: Images [B, H, W, C].
-      side: Side of a square in pixels, which divides H and W.
-
-    Returns:
-      The squares [B, H W / side^2, side^2 C], with their pixels in row-major order.
+    Squares and their pixels are in row-major order.
     """
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height // side, side, width // side, side, channels)

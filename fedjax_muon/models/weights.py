@@ -8,10 +8,11 @@ The suffix of a path is its format:
 - `.orbax`, or no suffix: a directory, a checkpoint of Orbax.
 """
 
+import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +27,13 @@ from fedjax_muon.versions import check_installed
 
 KEY = "fedjax_muon"  # of the metadata in a file of safetensors
 ANEW = "export it again"
-Leaves = dict[tuple[str, ...], Any]  # by path
 
 
 class Format(NamedTuple):
     """How parameters are written and read."""
 
-    # (path, leaves by path, nested dictionaries, metadata)
-    save: Callable[[Path, Leaves, dict[str, Any], Mapping[str, Any]], None]
+    # (path, parameters as nested dictionaries, metadata)
+    save: Callable[[Path, dict[str, Any], Mapping[str, Any]], None]
     load: Callable[[Path], dict[str, Any]]  # path -> leaves by name, with dots
     metadata: Callable[[Path], Mapping[str, Any]]
 
@@ -63,10 +63,10 @@ def save_params(
     path = Path(path)
     form = check_target(path, overwrite=overwrite)
     nested = flax.serialization.to_state_dict(params)
-    leaves = {k: np.asarray(x, order="C") for k, x in _leaves(nested).items()}
+    leaves = {k: np.asarray(x, order="C") for k, x in flatten_dict(nested).items()}
     _check_names(leaves)
     path.parent.mkdir(parents=True, exist_ok=True)
-    form.save(path, leaves, unflatten_dict(leaves), dict(metadata or {}))
+    form.save(path, unflatten_dict(leaves), dict(metadata or {}))
     return path
 
 
@@ -75,10 +75,8 @@ def load_params(path: str | Path, like: Any) -> Any:
 
     Args:
       path: File or directory, whose suffix is its format.
-      like: Parameters of the same model, or their `jax.ShapeDtypeStruct`s.
-
-    Returns:
-      Parameters of the structure of `like`.
+      like: Parameters of the same model, or their `jax.ShapeDtypeStruct`s, with the
+        structure of the result.
 
     Raises:
       FileNotFoundError: If there is nothing at the path.
@@ -86,25 +84,15 @@ def load_params(path: str | Path, like: Any) -> Any:
     path = Path(path)
     form = _existing(path)
     found = form.load(path)
-    wanted = _leaves(flax.serialization.to_state_dict(like))
-    for place, leaf in wanted.items():
-        name, expected = ".".join(place), _shown(leaf)
-        if name not in found:
-            raise ValueError(
-                f"{path} has weights of another model: {name} is missing, expected "
-                f"{expected}"
-            )
-        if _shown(found[name]) != expected:
+    wanted = flatten_dict(flax.serialization.to_state_dict(like))
+    expected = {".".join(place): _shown(leaf) for place, leaf in wanted.items()}
+    actual = {name: _shown(leaf) for name, leaf in found.items()}
+    for name in [*expected, *actual]:
+        if actual.get(name) != expected.get(name):
             raise ValueError(
                 f"{path} has weights of another model: {name} is "
-                f"{_shown(found[name])}, expected {expected}"
+                f"{actual.get(name, 'missing')}, expected {expected.get(name, 'none')}"
             )
-    further = [name for name in found if name not in {".".join(k) for k in wanted}]
-    if further:
-        raise ValueError(
-            f"{path} has weights of another model: {further[0]} is "
-            f"{_shown(found[further[0]])}, expected none"
-        )
     leaves = {place: jnp.asarray(found[".".join(place)]) for place in wanted}
     return flax.serialization.from_state_dict(like, unflatten_dict(leaves))
 
@@ -112,13 +100,9 @@ def load_params(path: str | Path, like: Any) -> Any:
 def load_metadata(path: str | Path) -> dict[str, Any]:
     """Reads the metadata that `save_params` or `fedjax-muon export` wrote.
 
-    Args:
-      path: File or directory, whose suffix is its format.
-
-    Returns:
-      The metadata; of `fedjax-muon export`: the names of the algorithm, the data set
-      and the classes, the model with its options, and the mean and the standard
-      deviation that inputs were standardized by. Empty if the file has none.
+    Those of `fedjax-muon export` are the names of the algorithm, the dataset and the
+    classes, the model with its options, and the mean and the standard deviation that
+    inputs were standardized by. They are empty if the file has none.
 
     Raises:
       FileNotFoundError: If there is nothing at the path.
@@ -128,14 +112,9 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def check_target(path: Path, *, overwrite: bool) -> Format:
-    """Checks that parameters can be written to a path, as far as is known before.
+    """Checks, as far as is known before, that parameters can be written to a path.
 
-    Args:
-      path: Where to write.
-      overwrite: Whether existing parameters are replaced.
-
-    Returns:
-      The format of its suffix.
+    Returns the format of its suffix.
     """
     form = _format_of(path)
     there = [each for each in (path, _beside(path)) if each.exists()]
@@ -171,11 +150,7 @@ def _existing(path: Path) -> Format:
     return form
 
 
-def _leaves(nested: dict[str, Any]) -> Leaves:
-    return flatten_dict(nested)
-
-
-def _check_names(leaves: Leaves) -> None:
+def _check_names(leaves: Iterable[tuple[str, ...]]) -> None:
     names = [".".join(place) for place in leaves]
     for name in names:
         if names.count(name) > 1:
@@ -190,49 +165,40 @@ def _named(nested: Any) -> dict[str, Any]:
     """Leaves by names with dots."""
     if not isinstance(nested, dict):
         raise ValueError(f"parameters by name, got {type(nested).__name__}")
-    return {".".join(place): leaf for place, leaf in _leaves(nested).items()}
+    return {".".join(place): leaf for place, leaf in flatten_dict(nested).items()}
 
 
 # ----------------------------------------------------------------------- safetensors
 
 
+@contextlib.contextmanager
+def _safetensors(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    wanted = "tensors in the format of safetensors"
+    with (
+        reading(path, wanted, ANEW, found="", errors=(SafetensorError,)),
+        safe_open(path, framework="numpy") as file,
+    ):
+        yield file
+
+
 def _save_safetensors(
-    path: Path, leaves: Leaves, nested: dict[str, Any], metadata: Mapping[str, Any]
+    path: Path, nested: dict[str, Any], metadata: Mapping[str, Any]
 ) -> None:
     from safetensors.numpy import save
 
-    del nested
-    tensors = {".".join(place): leaf for place, leaf in leaves.items()}
-    write(path, save(tensors, {KEY: json.dumps(metadata)}))
+    write(path, save(_named(nested), {KEY: json.dumps(metadata)}))
 
 
 def _load_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    with reading(
-        path,
-        "tensors in the format of safetensors",
-        ANEW,
-        found="",
-        errors=(SafetensorError,),
-    ):
-        return load_file(path)
+    with _safetensors(path) as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _metadata_of_safetensors(path: Path) -> Mapping[str, Any]:
-    from safetensors import SafetensorError, safe_open
-
-    with (
-        reading(
-            path,
-            "tensors in the format of safetensors",
-            ANEW,
-            found="",
-            errors=(SafetensorError,),
-        ),
-        safe_open(path, framework="numpy") as file,
-    ):
+    with _safetensors(path) as file:
         return json.loads((file.metadata() or {}).get(KEY, "{}"))
 
 
@@ -246,9 +212,8 @@ def _beside(path: Path) -> Path:
 
 
 def _save_msgpack(
-    path: Path, leaves: Leaves, nested: dict[str, Any], metadata: Mapping[str, Any]
+    path: Path, nested: dict[str, Any], metadata: Mapping[str, Any]
 ) -> None:
-    del leaves
     write(_beside(path), json.dumps(metadata, indent=2) + "\n")
     write(path, flax.serialization.msgpack_serialize(nested))
 
@@ -282,9 +247,8 @@ def _is_orbax(path: Path) -> bool:
 
 
 def _save_orbax(
-    path: Path, leaves: Leaves, nested: dict[str, Any], metadata: Mapping[str, Any]
+    path: Path, nested: dict[str, Any], metadata: Mapping[str, Any]
 ) -> None:
-    del leaves
     mark = secrets.token_hex(4)
     new, old = (path.with_name(f".{path.name}.{mark}.{end}") for end in ("new", "old"))
     try:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from fedjax_muon import algorithms, decentralized, minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_range, recipe
-from fedjax_muon.data.names import NAMES, PREPARED
+from fedjax_muon.data.loading import NAMES, TFDS
 from fedjax_muon.runs import own_code, private_agents
 from fedjax_muon.runs.lists import Model, Numbers, check_name, check_widths
 
@@ -329,7 +329,7 @@ def is_own(dataset: str) -> bool:
     """Whether a data set is the user's own file or directory, and not a name."""
     if dataset.endswith(FILES):
         return True
-    if dataset.startswith(PREPARED) or dataset in NAMES:
+    if dataset.startswith(TFDS) or dataset in NAMES:
         return False
     return "/" in dataset or Path(dataset).expanduser().is_dir()
 

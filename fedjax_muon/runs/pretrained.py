@@ -1,8 +1,7 @@
-"""Data sets of runs, and models that start at pretrained weights."""
+"""Datasets of runs, and models that start at pretrained weights."""
 
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -10,21 +9,22 @@ from fedjax_muon import data, models
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.dataset import stratified, subset
-from fedjax_muon.data.folders import by_pattern
 from fedjax_muon.data.hugging_face import is_saved
+from fedjax_muon.data.text import Encoder
+from fedjax_muon.data.user_files import by_pattern
 from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
 from fedjax_muon.runs.config import Config, is_own
 from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import Task
-from fedjax_muon.versions import install_command
+from fedjax_muon.versions import check_installed
 
 GET = {
     "roberta": f"the directory of roberta-base, from {roberta_checkpoint.URL}",
     "swin_tiny": f"model.safetensors from {swin_checkpoint.URL}",
 }
 
-TABLE = "tables (a CSV file, or a data set of Hugging Face)"
+TABLE = "tables (a CSV file, or a dataset of Hugging Face)"
 OPTIONS = {  # what options of one's own data are for
     "label": TABLE,
     "owner": f"{TABLE} or directories of images",
@@ -53,11 +53,8 @@ def checkpoint_of(config: Config) -> Path | None:
         raise ValueError(
             "a checkpoint is for classification; leave it out, or --problem"
         )
-    absent = [n for n in ("safetensors", "tokenizers") if not find_spec(n)]
-    if absent:
-        raise ValueError(
-            f"a checkpoint needs {' and '.join(absent)}: {install_command(*absent)}"
-        )
+    for package in ("safetensors", "tokenizers"):
+        check_installed(package, "a checkpoint")
     if not config.checkpoint.exists():
         raise ValueError(
             f"the checkpoint {config.checkpoint} does not exist; give "
@@ -67,7 +64,7 @@ def checkpoint_of(config: Config) -> Path | None:
 
 
 def dataset_of(config: Config) -> Dataset:
-    """The data set of a run, in the ids of its model's own vocabulary if it has one."""
+    """The dataset of a run, in the ids of its model's own vocabulary if it has one."""
     dataset = _whole(config)
     if config.train_share == 1:
         return dataset
@@ -75,71 +72,61 @@ def dataset_of(config: Config) -> Dataset:
     return subset(dataset, kept)
 
 
-def _own(config: Config) -> Dataset:
-    """The user's own file or directory."""
-    if config.model == "roberta":
+def _whole(config: Config) -> Dataset:
+    reader: Callable[..., Dataset] | None = None
+    options: tuple[str, ...] = ()
+    if is_own(config.dataset):
+        reader, options = _reader_of(Path(config.dataset))
+    for name, purpose in OPTIONS.items():
+        default = Config.__dataclass_fields__[name].default
+        if name not in options and getattr(config, name) != default:
+            raise ValueError(
+                f"{name} is for {purpose}, and {config.dataset} is none; leave it out"
+            )
+    place = checkpoint_of(config) if config.model == "roberta" else None
+    if reader is None:
+        encoder = None if place is None else _encoder(place, config.max_tokens)
+        return data.load(config.dataset, config.data_dir, encoder=encoder)
+    if place is not None:
         raise ValueError(
             "the model roberta needs sentences, which are not read from your own "
             "files; encode them by fedjax_muon.data.byte_pairs, in Python"
         )
-    place = Path(config.dataset)
-    columns: dict[str, Any] = {
-        "label": config.label,
-        "owner": config.owner,
-        "exclude": config.exclude,
-    }
-    if config.dataset.endswith(".csv"):
-        return data.from_csv(place, split=config.split, **columns)
-    if config.dataset.endswith(".npz"):
-        return data.from_npz(place)
+    values = {name: getattr(config, name) for name in options}
+    if "image_size" in values:
+        values["size"] = values.pop("image_size")
+    if reader is data.from_folder and config.owner is not None:
+        values["owner"] = by_pattern(config.owner)
+    return reader(Path(config.dataset), **values)
+
+
+def _reader_of(place: Path) -> tuple[Callable[..., Dataset], tuple[str, ...]]:
+    """What reads a user's file or directory, and the options that it takes."""
+    if place.suffix == ".csv":
+        return data.from_csv, ("label", "owner", "split", "exclude")
+    if place.suffix == ".npz":
+        return data.from_npz, ()
     if is_saved(place):
-        return data.from_hf(place, size=config.image_size, **columns)
-    owner = None if config.owner is None else by_pattern(config.owner)
-    return data.from_folder(place, size=config.image_size, owner=owner)
+        return data.from_hf, ("label", "owner", "exclude", "image_size")
+    return data.from_folder, ("owner", "image_size")
 
 
-def _check_options(config: Config) -> None:
-    """Refuses options for data that does not have what they name."""
-    place = Path(config.dataset)
-    allowed: tuple[str, ...] = ()
-    if config.dataset.endswith(".csv"):
-        allowed = ("label", "owner", "split", "exclude")
-    elif is_own(config.dataset) and place.suffix != ".npz":
-        saved = is_saved(place)
-        allowed = ("owner", "image_size", *(("label", "exclude") if saved else ()))
-    for name in ("label", "owner", "split", "exclude", "image_size"):
-        field = Config.__dataclass_fields__[name]
-        if name not in allowed and getattr(config, name) != field.default:
-            raise ValueError(
-                f"{name} is for {OPTIONS[name]}, and {config.dataset} is none; leave "
-                "it out"
-            )
-
-
-def _whole(config: Config) -> Dataset:
-    _check_options(config)
-    place = checkpoint_of(config) if config.model == "roberta" else None
-    if is_own(config.dataset):
-        return _own(config)
-    if place is None:
-        return data.load(config.dataset, config.data_dir)
+def _encoder(place: Path, max_tokens: int) -> Encoder:
+    """The encoder beside a checkpoint, whose ids are those of the model."""
     folder = place if place.is_dir() else place.parent
-    encoder = roberta_encoder(
-        folder / "vocab.json", folder / "merges.txt", config.max_tokens
-    )
+    encoder = roberta_encoder(folder / "vocab.json", folder / "merges.txt", max_tokens)
     model = models.roberta_of(place)
-    padding, known = model.padding, model.vocabulary_size
-    if encoder.tokens > known:
+    if encoder.tokens > model.vocabulary_size:
         raise ValueError(
             f"{folder}: vocab.json has {encoder.tokens} token ids, config.json "
-            f"{known}; take both from the same model"
+            f"{model.vocabulary_size}; take both from the same model"
         )
-    if encoder.padding != padding:
+    if encoder.padding != model.padding:
         raise ValueError(
             f"{folder}: vocab.json has the padding {encoder.padding}, config.json "
-            f"{padding}; take both from the same model"
+            f"{model.padding}; take both from the same model"
         )
-    return data.load(config.dataset, config.data_dir, encoder=encoder)
+    return encoder
 
 
 def task_of(config: Config, place: Path, dataset: Dataset) -> Task:

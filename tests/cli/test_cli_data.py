@@ -15,7 +15,7 @@ from tiny_images import write_npz
 
 from fedjax_muon import data
 from fedjax_muon.cli import main
-from fedjax_muon.data import client_tests, names, prepared
+from fedjax_muon.data import catalog, client_tests, loading
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build
 from fedjax_muon.runs.build import parts_of, simulation_of
@@ -27,7 +27,7 @@ from fedjax_muon.runs.sweep import with_owners_counted
 
 @pytest.fixture(autouse=True)
 def no_data_directory(monkeypatch):
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+    monkeypatch.delenv(loading.DATA_DIR_VARIABLE, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
 
 
@@ -47,11 +47,11 @@ def rows(text):
 def test_without_a_directory_all_but_the_embedded_are_missing(capsys):
     text = printed(capsys)
     table = rows(text)
-    assert set(table) == {*data.NAMES, *(f"tfds:{name}" for name in prepared.SETS)}
+    assert set(table) == {*data.NAMES, *(f"tfds:{name}" for name in catalog.PREPARED)}
     for name, row in table.items():
-        package = names.source_of(name).package
+        package = loading.source_of(name).package
         state = "missing"
-        if names.source_of(name).embedded:
+        if loading.source_of(name).package:
             found = find_spec(package.replace("scikit-learn", "sklearn"))
             state = f"present: {package}" if found else f"missing: {package}"
         assert row[-1] == state
@@ -86,7 +86,7 @@ def test_the_list_of_a_directory(capsys, tmp_path):
 
 
 def test_one_set_in_detail(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv(names.DATA_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(loading.DATA_DIR_VARIABLE, str(tmp_path))
     classes = np.array([f"kind {k}" for k in range(10)])
     write_npz(tmp_path / "cifar10.npz", classes=classes)
     text = printed(capsys, "cifar10")
@@ -217,7 +217,7 @@ def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
     assert said.startswith("image_size is for directories of images, and digits is no")
     missing = f"there is no folder {folder.parent / 'scams'}"
     assert refused(capsys, *train, "scams/") == missing
-    assert "unknown data set 'scams'" in refused(capsys, *train, "scams")
+    assert "unknown dataset 'scams'" in refused(capsys, *train, "scams")
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     said = refused(capsys, *TRAIN, "--dataset", missing)
     assert said == f"there is no file {missing}"
     np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
-    tables = "is for tables (a CSV file, or a data set of Hugging Face), and"
+    tables = "is for tables (a CSV file, or a dataset of Hugging Face), and"
     said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
     assert said == f"label {tables} {archive} is none; leave it out"
     said = refused(capsys, *TRAIN, "--exclude", "risk")

@@ -332,7 +332,7 @@ QUICK = {
             "momentum must lie in [0, 1), got 1.0"
         ),
         "--algorithm fedmun": "unknown algorithm 'fedmun'; did you mean fedmuon",
-        "--dataset digit": "unknown data set 'digit'; choose one of digits",
+        "--dataset digit": "unknown dataset 'digit'; choose one of digits",
         "--algorithm fsgda": NOT_MINIMAX,
         "--problem auc --dataset digits": TWO_CLASSES,
         "--algorithm.lrr 0.1": "--algorithm.lr",
@@ -342,7 +342,7 @@ QUICK = {
     },
     "data": {
         "digits --list": "--list shows all sets, so leave out digits",
-        "digit": "unknown data set 'digit'; choose one of digits",
+        "digit": "unknown dataset 'digit'; choose one of digits",
         "mnist": (
             "mnist is stored in files: give data_dir or set the environment variable "
             "FEDJAX_MUON_DATA to the directory that holds them; how to get them: "

@@ -4,13 +4,13 @@ import pytest
 from published import allow_small
 
 from fedjax_muon import data
-from fedjax_muon.data import names
+from fedjax_muon.data import loading
 
 
 @pytest.fixture
 def no_data_directory(monkeypatch):
     """Files are read from where a test says alone."""
-    monkeypatch.delenv(names.DATA_DIR_VARIABLE, raising=False)
+    monkeypatch.delenv(loading.DATA_DIR_VARIABLE, raising=False)
 
 
 @pytest.fixture

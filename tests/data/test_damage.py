@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from error_lines import one_line
 from PIL import Image
-from published import allow_small
+from published import PUBLISHED, allow_small
 from tiny_images import write_npz
 
 from fedjax_muon import data
 from fedjax_muon.core.reading import reading
-from fedjax_muon.data import libsvm, text
+from fedjax_muon.data import catalog, text
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import unpacked
 from tests.robustness import hostile
@@ -106,7 +106,7 @@ def test_images_that_declare_another_size_are_not_decoded(place):
     path = place / "train/n01/images/n01_0.JPEG"
     content = bytearray(path.read_bytes())
     start = content.find(b"\xff\xc0") + 5
-    message = r"n01_0.JPEG: expected a.* (5000 x 5000|exceeds)"
+    message = r"n01_0.JPEG: expected .* (5000 x 5000|exceeds)"
     for sides in ((65_500, 65_500), (10_000, 9_000), (5_000, 5_000)):
         content[start : start + 4] = struct.pack(">2H", *sides)
         path.write_bytes(content)
@@ -190,7 +190,7 @@ def test_no_spelling_of_a_class_has_it_imported(place, prepared, features, monke
 def test_other_json_of_prepared_sets(place, prepared, name):
     for content in ("[" * 200_000, "null", "[]", "3"):
         (prepared / name).write_text(content)
-        message = "expected a set prepared by tensorflow-datasets"
+        message = "expected a dataset prepared by tensorflow-datasets"
         refused("prepared images", place, message)
         assert data.status("tfds:harmed_images", place).state == "damaged"
 
@@ -339,7 +339,7 @@ def test_labels_out_of_range(place, kind, file, position, label, message):
 
 
 # ------------------------------------------------------ tables that were cut off
-@pytest.mark.parametrize("name", text.SETS)
+@pytest.mark.parametrize("name", catalog.SENTENCES)
 def test_published_numbers_of_sentences(name):
     """As in the tests on the published files."""
     files = data.NAMES[name].layouts[0].files
@@ -408,4 +408,4 @@ def test_numbers_of_libsvm(place, small_files):
     expected = np.float32([-0.5, 1e-3, 7])
     np.testing.assert_array_equal(found.x_train[found.x_train != 0], expected)
     assert [tuple(i) for i in np.argwhere(found.x_train)] == [(0, 0), (1, 1), (1, 122)]
-    assert libsvm.SETS["a9a"].layouts[0].files[0].rows == 32_561
+    assert PUBLISHED["a9a"].layouts[0].files[0].rows == 32_561

@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import Dataset, embedded, names
+from fedjax_muon.data import Dataset, embedded, loading
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 
 pytestmark = pytest.mark.usefixtures("no_data_directory")
@@ -152,7 +152,7 @@ def test_unknown_names_list_the_nearest_first():
         ("cifar-10", "cifar10"),
         ("digit", "digits"),
     ):
-        with pytest.raises(ValueError, match="unknown data set") as caught:
+        with pytest.raises(ValueError, match="unknown dataset") as caught:
             data.load(typo)
         listed = str(caught.value).split("choose one of ")[1].split(", ")
         assert listed[0] == nearest
@@ -168,7 +168,7 @@ def test_sets_in_files_need_a_directory_and_name_paths_and_remedy(name, tmp_path
     message = f"{name} is stored in files.*FEDJAX_MUON_DATA"
     with pytest.raises(ValueError, match=message):
         data.load(name)
-    if names.source_of(name).prepared:
+    if loading.source_of(name).prepared:
         plain = name.removeprefix("tfds:")
         offer = "'tfds:" if plain == name else ""
         command = r"fedjax_muon\.data\.prepare\("
@@ -204,7 +204,7 @@ def test_new_inputs_get_the_form_of_the_test_examples():
 
 
 def test_pixels_of_a_named_set_are_standardized_by_it():
-    digits, raw = data.load("digits"), data.names.read("digits")
+    digits, raw = data.load("digits"), data.loading.read("digits")[0]
     found = digits.standardization.apply(raw.x_test)
     np.testing.assert_array_equal(found, digits.x_test)
     rest, _ = data.hold_out(digits, 0.1)
@@ -227,8 +227,8 @@ ONE = data.Standardization(np.float32([1, 2]), np.float32([3, 4]))
 
 def test_another_normalization_is_named():
     for saved, loaded, said in (
-        (ONE, None, "trained on standardized inputs, and the data set is not standard"),
-        (None, ONE, "not trained on standardized inputs, and the data set is st"),
+        (ONE, None, "trained on standardized inputs, and the dataset is not standard"),
+        (None, ONE, "not trained on standardized inputs, and the dataset is st"),
         (ONE, data.Standardization(ONE.mean[:1], ONE.std[:1]), "2 channels, .* has 1;"),
         (ONE, ONE._replace(mean=np.float32([1, 2.01])), "mean of channel 1 is 2 in th"),
         (ONE, ONE._replace(std=np.float32([3.1, 4])), "std of channel 0 is 3 in the m"),
@@ -275,12 +275,14 @@ def test_whole_files_are_what_was_published(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", PACKED)
 @pytest.mark.parametrize("known", [File("a", lines=3), File("a", md5=MD5)])
-def test_packed_files_that_were_cut_off(tmp_path, suffix, known):
-    path = tmp_path / f"a{suffix}"
-    put(path, PACKED[suffix](CONTENT)[:-6])
+def test_damaged_packed_files(tmp_path, suffix, known):
+    path, whole = tmp_path / f"a{suffix}", PACKED[suffix](CONTENT)
     message = f"a complete {KIND[suffix]} file, found.* cut off after .* bytes .*delete"
-    with one_line(message, path):
-        verify(located("toy", source(known), tmp_path))
+    flipped = whole[:14] + bytes([whole[14] ^ 255]) + whole[15:]
+    for content in (whole[:-6], whole[: len(whole) // 2], b"not packed", flipped):
+        put(path, content)
+        with one_line(message, path):
+            verify(located("toy", source(known), tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ def test_status(tmp_path, monkeypatch):
     damaged = data.status("cifar10", tmp_path)
     assert damaged[:2] == ("damaged", path)
     assert "truncated" in damaged.problem
-    with one_line("unknown data set 'cifar11'; choose one of ci"):
+    with one_line("unknown dataset 'cifar11'; choose one of ci"):
         data.status("cifar11", tmp_path)
     monkeypatch.setitem(data.NAMES, "toy", source(KNOWN, File("b")))
     put(tmp_path / "inner" / "a")

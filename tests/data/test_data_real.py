@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data, models
-from fedjax_muon.data import idx, names, text
+from fedjax_muon.data import idx, loading, text
 from fedjax_muon.data.byte_pairs import roberta_encoder
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_real_fashion_mnist():
     for file, md5 in FASHION_MD5.items():
         content = (REAL / "fashion_mnist" / file).read_bytes()
         assert hashlib.md5(content).hexdigest() == md5
-    raw = names.read("fashion_mnist", REAL)
+    raw = loading.read("fashion_mnist", REAL)[0]
     assert_moments(raw.x_train, [0.2860], [0.3530], 4)  # published
     loaded = data.load("fashion_mnist", REAL)
     assert loaded.x_train.shape == (60000, 28, 28, 1)
@@ -64,7 +64,7 @@ def test_real_fashion_mnist():
 
 @real(*(f"mnist/{file}.gz" for file in idx.FILES))
 def test_real_mnist():
-    raw = names.read("mnist", REAL)
+    raw = loading.read("mnist", REAL)[0]
     assert (len(raw.x_train), len(raw.x_test)) == (60000, 10000)
     assert_moments(raw.x_train, [0.1307], [0.3081], 4)  # published
     with pytest.raises(ValueError, match="this is mnist's file"):
@@ -73,7 +73,7 @@ def test_real_mnist():
 
 @real("cifar100.npz")
 def test_real_cifar100():
-    raw = names.read("cifar100", REAL)
+    raw = loading.read("cifar100", REAL)[0]
     # As used since weiaicunzai/pytorch-cifar100 (conf/global_settings.py), rounded.
     published = ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
     assert_moments(raw.x_train, *published, 4)
@@ -94,7 +94,7 @@ def test_real_cifar100():
 
 @real("cifar10_subset.npz")
 def test_real_cifar10_subset():
-    raw = names.read("cifar10_subset", REAL)
+    raw = loading.read("cifar10_subset", REAL)[0]
     assert (len(raw.x_train), len(raw.x_test)) == (10000, 2000)
     # A random fifth of CIFAR-10: its mean is the published one of the whole to the
     # sampling error of 10000 image means.
@@ -119,8 +119,8 @@ POSITIVE = {"yelp_labelled": 400, "mrpc": 2474}  # published as well
 
 
 def in_files(name):
-    row = text.SETS[name]
-    return real(*(f"{row.folders[0]}/{file}" for file in row.files))
+    row = data.NAMES[name].layouts[0]
+    return real(*(f"{row.folders[0]}/{file.name}" for file in row.files))
 
 
 @pytest.mark.parametrize(

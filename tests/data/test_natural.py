@@ -38,7 +38,7 @@ def test_femnist_of_leaf(tmp_path):
     write_leaf(place, "train", [{"ann": ann, "none": ([], [])}, {"bob": bob}])
     write_leaf(place, "test", [{"eve": eve}])
     assert data.status("femnist", tmp_path).state == "present"
-    raw = data.names.read("femnist", tmp_path)
+    raw = data.loading.read("femnist", tmp_path)[0]
     x = np.array([*ann[0], *bob[0]], np.float32).reshape(7, 28, 28, 1)
     np.testing.assert_array_equal(raw.x_train, x)
     assert raw.y_train.tolist() == [*ann[1], *bob[1]]
@@ -111,7 +111,7 @@ def test_emnist_of_tff(tmp_path):
     train, test = {"f0_1": fields(3), "f0_0": fields(2)}, {"f0_0": fields(1)}
     write_tff(tmp_path / "fed_emnist_train.h5", train)
     write_tff(tmp_path / "fed_emnist_test.h5", test)
-    raw = data.names.read("femnist", tmp_path)
+    raw = data.loading.read("femnist", tmp_path)[0]
     pixels = [train[name]["pixels"] for name in ("f0_0", "f0_1")]
     np.testing.assert_array_equal(raw.x_train[..., 0], np.concatenate(pixels))
     assert raw.owners.tolist() == [0, 0, 1, 1, 1]

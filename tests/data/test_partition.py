@@ -237,8 +237,13 @@ def test_labels_numbers_of_clients_and_keys_are_checked(name):
     ):
         with pytest.raises(ValueError, match=message):
             parted(name, labels, 1, KEY)
-    for num_clients in (0, -3, 4001, 2.0, True):
-        with pytest.raises(ValueError, match=r"num_clients must be .* in 1\.\.4000"):
+    for num_clients, error, message in (
+        (0, ValueError, "at least 1, got 0"),
+        (4001, ValueError, r"in 1\.\.4000 \(the examples\), got 4001"),
+        (2.0, TypeError, r"a whole number, got 2\.0"),
+        (True, TypeError, "a whole number, got True"),
+    ):
+        with pytest.raises(error, match=f"num_clients must be {message}"):
             parted(name, LABELS, num_clients, KEY)
     for key in NO_KEYS:
         with pytest.raises(TypeError, match=r"one typed key such as jax\.random\.key"):

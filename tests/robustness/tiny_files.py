@@ -18,7 +18,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from fedjax_muon import data, models
-from fedjax_muon.data import idx, tiny_imagenet
+from fedjax_muon.data import catalog, idx, tiny_imagenet
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import File, Source
 from tests.support.packages import needs
@@ -270,7 +270,7 @@ def _read_swin(folder: Path) -> Arrays:
 
 DEFLATED = partial(write_npz, save=np.savez_compressed)
 PACKED = partial(_write_idx, packed=True)
-TINY = tiny_imagenet.source_of(SIZES)
+TINY = catalog.tiny_imagenet_of(SIZES)
 READ_TINY_IMAGENET = partial(_load, "tiny_imagenet", source=TINY)
 KINDS = {
     "npz": _of_set("cifar10_subset", write_npz, {}, exact=True),

@@ -1,9 +1,10 @@
-"""A user's own data: arrays, NumPy archives and CSV files."""
+"""A user's data: arrays, NumPy archives, CSV files, and folders of images."""
 
 import contextlib
 import csv
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset, check, standardize, stratified, subset
+from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.npz import arrays_of
 
 Place = str | os.PathLike[str]
@@ -31,7 +33,7 @@ def from_arrays(
     classes: Sequence[str] | None = None,
     text: bool = False,
 ) -> Dataset:
-    """Makes a data set of arrays.
+    """Makes a dataset of arrays, checked.
 
     Inputs are converted to float32, and every channel (the last axis) is standardized
     with the mean and the standard deviation of the training examples.
@@ -48,28 +50,25 @@ def from_arrays(
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
       text: Whether `x` has token ids [n, length], which stay as they are.
-
-    Returns:
-      The data set, checked.
     """
     x, y = _inputs("x", x, text), np.asarray(y)
     _check_length("y", y, x)
-    held = None if test is None else (_inputs("x_test", test[0], text), test[1])
-    names = _classes([y] if test is None else [y, np.asarray(test[1])], classes)
+    every = [y] if test is None else [y, np.asarray(test[1])]
+    names = _classes(every, classes)
     labels = _numbered("y", y, names)
     if owners is not None:
         owners = np.asarray(owners)
         _check_length("owners", owners, x)
         owners = np.unique(owners, return_inverse=True)[1]
-    if held is None:
-        kept, out = _held_out(labels, owners, test_share)
+    kept, test_owners = np.arange(len(x)), None
+    if test is not None:
+        x_test = _inputs("x_test", test[0], text)
+        y_test = _numbered("y_test", every[1], names)
     else:
-        kept, out = np.arange(len(x)), np.arange(0)
-    x_test, y_test = (x[out], labels[out])
-    if held is not None:
-        x_test, y_test = held[0], _numbered("y_test", np.asarray(held[1]), names)
-    tested = None if owners is None or held is not None else owners[out]
-    whole = Dataset(x, labels, x_test, y_test, names, 0, owners, tested)
+        kept, held = _held_out(labels, owners, test_share)
+        x_test, y_test = x[held], labels[held]
+        test_owners = None if owners is None else owners[held]
+    whole = Dataset(x, labels, x_test, y_test, names, 0, owners, test_owners)
     return standardize(check(subset(whole, kept)))
 
 
@@ -91,15 +90,11 @@ def _held_out(
 
 
 def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
-    """Reads a data set from a NumPy archive.
+    """Reads a dataset from a NumPy archive.
 
     It has the arrays `x` and `y`, and optionally `owner`, `x_test` and `y_test`, and
     `classes`, with the meaning of the arguments of `from_arrays`. An `x` in int32 with
     two axes has token ids.
-
-    Args:
-      path: Path of the file.
-      test_share: Share of examples for testing, if the archive has no `x_test`.
 
     Raises:
       FileNotFoundError: If there is no such file.
@@ -108,23 +103,23 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
     arrays = arrays_of(path, ARRAYS)
     for name in ("x", "y"):
         if name not in arrays:
-            found = ", ".join(arrays) or "none of its arrays"
             raise ValueError(
                 f"{path}: expected arrays x and y (and owner, x_test and y_test, "
-                f"classes if there are any), found {found}; save it by numpy.savez"
+                "classes if there are any), found "
+                f"{', '.join(arrays) or 'none of its arrays'}; save it by numpy.savez"
             )
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"{path}: x_test and y_test belong together; save both")
     classes = arrays.get("classes")
     if classes is not None and classes.dtype.kind != "U":
         raise ValueError(f"{path}: expected classes as strings, found {classes.dtype}")
-    held = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
+    test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     with named(path):
         return from_arrays(
             arrays["x"],
             arrays["y"],
             owners=arrays.get("owner"),
-            test=held,
+            test=test,
             test_share=test_share,
             classes=None if classes is None else tuple(map(str, classes)),
             text=arrays["x"].dtype == np.int32 and arrays["x"].ndim == 2,
@@ -140,7 +135,7 @@ def from_csv(
     exclude: Sequence[str] = (),
     test_share: float = 0.2,
 ) -> Dataset:
-    """Reads a data set from a table whose first line has the names of its columns.
+    """Reads a dataset from a table whose first line has the names of its columns.
 
     All columns that are not named here are features, and have numbers.
 
@@ -157,17 +152,11 @@ def from_csv(
     """
     path = _existing(path)
     table = _read(path)
-    special = {"label": label, "owner": owner, "split": split}
-    for role, name in special.items():
+    roles = {"label": label, "owner": owner, "split": split}
+    features = features_of(path, [*table.columns], roles, exclude)
+    for name in roles.values():
         if name is not None:
-            _check_column(path, table, role, name)
             _check_filled(path, table, name)
-    for name in exclude:
-        _check_column(path, table, "exclude", name)
-    left_out = {*special.values(), *exclude}
-    features = [name for name in table.columns if name not in left_out]
-    if not features:
-        raise ValueError(f"{path}: no column is left for features")
     x = _numbers(path, table, features)
     y = _labels(table.columns[label])
     owners = None if owner is None else np.array(table.columns[owner])
@@ -184,6 +173,96 @@ def from_csv(
             test_share=test_share,
             classes=None if out is None else tuple(map(str, np.unique(y))),
         )
+
+
+def from_folder(
+    path: Place,
+    *,
+    size: Size | None = None,
+    owner: Callable[[Path], str] | None = None,
+    test_share: float = 0.2,
+) -> Dataset:
+    """Reads images whose folders are named by their classes.
+
+    The folder has CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE. Images are
+    converted to three colors, or to one if all of them are gray.
+
+    Args:
+      size: Height and width to which images are resized; by default, all must have the
+        same.
+      owner: Function from an image's path, relative to the folder of its class, to the
+        name of its owner, such as `lambda image: image.stem.split("_")[0]`.
+      test_share: Share of images for testing, if there is no folder test.
+
+    Raises:
+      FileNotFoundError: If there is no such folder.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}")
+    has_parts = all((root / part).is_dir() for part in (TRAIN, TEST))
+    places = [root / part for part in (TRAIN, TEST)] if has_parts else [root]
+    images = [(place, image) for place in places for image in _images(place)]
+    labels = [image.relative_to(place).parts[0] for place, image in images]
+    classes = sorted({*labels})
+    if len(classes) < 2:
+        raise ValueError(
+            f"{root}: expected two or more folders of images, each a class, found "
+            f"{classes[0] if classes else 'none'}; it must have CLASS/IMAGE, or "
+            "train/CLASS/IMAGE and test/CLASS/IMAGE, with images in "
+            f"{', '.join(FORMATS)}"
+        )
+    every = [image for _, image in images]
+    x, y = decoded(every, every.__getitem__, size), np.array(labels)
+    count = sum(place == places[0] for place, _ in images)  # the others are for testing
+    owners = None
+    if owner is not None:
+        relative = [image.relative_to(place) for place, image in images[:count]]
+        owners = [owner(Path(*each.parts[1:])) for each in relative]
+    with named(root):
+        return from_arrays(
+            x[:count],
+            y[:count],
+            owners=owners,
+            test=(x[count:], y[count:]) if has_parts else None,
+            test_share=test_share,
+            classes=classes,
+        )
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images in its folders, in the order of their names."""
+    images = (image for image in folder.rglob("*") if image.suffix.lower() in FORMATS)
+    return sorted(i for i in images if i.parent != folder and i.is_file())
+
+
+def by_pattern(pattern: str) -> Callable[[Path], str]:
+    """Makes the argument `owner` of `from_folder` of a regular expression.
+
+    The owner is its first group, or the whole match; a path without one is an error.
+
+    Example:
+      >>> by_pattern(r"(.*)_")(Path("clinic3_17.png"))
+      'clinic3'
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"owner {pattern!r} is no regular expression: {error}"
+        ) from error
+
+    def owner(image: Path) -> str:
+        match = compiled.search(image.as_posix())
+        name = match and match[min(1, compiled.groups)]
+        if not name:
+            raise ValueError(
+                f"{image}: owner {pattern!r} finds nothing in this path; change the "
+                "regular expression, or remove the image"
+            )
+        return name
+
+    return owner
 
 
 class Table(NamedTuple):
@@ -224,7 +303,7 @@ def _read(path: Path) -> Table:
 
 
 def _numbers(path: Path, table: Table, names: Sequence[str]) -> np.ndarray:
-    found = np.empty((len(table.lines), len(names)), np.float32)
+    numbers = np.empty((len(table.lines), len(names)), np.float32)
     for i, name in enumerate(names):
         for row, text in enumerate(table.columns[name]):
             try:
@@ -236,12 +315,12 @@ def _numbers(path: Path, table: Table, names: Sequence[str]) -> np.ndarray:
                     f"{path}, line {table.lines[row]}: {text!r} in column {name!r} is "
                     "not a finite number; correct it, or exclude the column"
                 )
-            found[row, i] = value
-        if not np.ptp(found[:, i]):
+            numbers[row, i] = value
+        if not np.ptp(numbers[:, i]):
             raise ValueError(
-                f"{path}: column {name!r} is {found[0, i]:g} in all rows; exclude it"
+                f"{path}: column {name!r} is {numbers[0, i]:g} in all rows; exclude it"
             )
-    return found
+    return numbers
 
 
 def _labels(texts: Sequence[str]) -> np.ndarray:
@@ -268,12 +347,25 @@ def _divided(path: Path, table: Table, split: str) -> tuple[np.ndarray, np.ndarr
     return np.flatnonzero(is_train), np.flatnonzero(~is_train)
 
 
-def _check_column(path: Path, table: Table, role: str, name: str) -> None:
-    if name not in table.columns:
-        raise ValueError(
-            f"{path}: there is no column {name!r} for {role}; its columns are "
-            f"{', '.join(table.columns)}"
-        )
+def features_of(
+    place: object,
+    columns: Sequence[str],
+    roles: Mapping[str, str | None],
+    exclude: Sequence[str],
+) -> list[str]:
+    """The columns of a table that have no role and are not excluded."""
+    wanted = [*roles.items(), *(("exclude", name) for name in exclude)]
+    for role, name in wanted:
+        if name is not None and name not in columns:
+            raise ValueError(
+                f"{place}: there is no column {name!r} for {role}; its columns are "
+                f"{', '.join(columns)}"
+            )
+    taken = {name for _, name in wanted}
+    features = [name for name in columns if name not in taken]
+    if not features:
+        raise ValueError(f"{place}: no column is left for features")
+    return features
 
 
 def _check_filled(path: Path, table: Table, name: str) -> None:
@@ -294,11 +386,7 @@ def _existing(path: Place) -> Path:
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Names the file or the directory in the errors of a block.
-
-    Yields:
-      Nothing.
-    """
+    """Names the file or the directory in the errors of a block."""
     try:
         yield
     except ValueError as error:
@@ -327,12 +415,12 @@ def _check_length(name: str, values: np.ndarray, x: np.ndarray) -> None:
 def _classes(
     labels: Sequence[np.ndarray], classes: Sequence[str] | None
 ) -> tuple[str, ...]:
-    found = np.unique(np.concatenate(labels))
+    values = np.unique(np.concatenate(labels))
     if classes is None:
-        classes = [str(one) for one in found]
-    if len(found) < 2 or len(classes) < 2:
+        classes = [str(value) for value in values]
+    if len(values) < 2 or len(classes) < 2:
         raise ValueError(
-            f"all labels are {str(found[0])!r}; classification needs two or more "
+            f"all labels are {str(values[0])!r}; classification needs two or more "
             "classes"
         )
     return tuple(map(str, classes))

@@ -1,0 +1,203 @@
+"""Datasets by name: read, checked, downloaded, and whether their files are present."""
+
+import difflib
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fedjax_muon.core.reading import reading
+from fedjax_muon.data import prepared
+from fedjax_muon.data.catalog import NAMES, PREPARED
+from fedjax_muon.data.dataset import Dataset, check, standardize
+from fedjax_muon.data.source import (
+    File,
+    Located,
+    Source,
+    located,
+    verify,
+    verify_rows,
+)
+from fedjax_muon.data.text import Encoder
+from fedjax_muon.versions import check_installed
+
+DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"
+TFDS = "tfds:"  # prefix of the names of tensorflow-datasets
+
+Directory = str | os.PathLike[str] | None
+
+
+class Status(NamedTuple):
+    """Whether `load` finds the files that it needs."""
+
+    state: Literal["present", "missing", "damaged", "ambiguous"]
+    place: Path | None = None  # the folder, or the only file, unless it is missing
+    problem: str = ""  # what is wrong, and what to do
+    verified: bool = False  # whether published sizes or checksums match
+
+
+def load(
+    name: str, data_dir: Directory = None, *, encoder: Encoder | None = None
+) -> Dataset:
+    """Reads, checks and standardizes a dataset.
+
+    `fedjax-muon data NAME` shows the files of a dataset and how to get them. Files
+    whose size, checksum or number of examples is published are verified. Two kinds of
+    datasets are not standardized: sentences, which become token ids, and LIBSVM's,
+    which are already scaled.
+
+    Args:
+      name: One of NAMES, or "tfds:" and the name of a dataset that tensorflow-datasets
+        has prepared in `data_dir` (see `prepare`).
+      data_dir: Directory with the files; by default, the environment variable
+        FEDJAX_MUON_DATA.
+      encoder: Encoder for the token ids of sentences, such as that of
+        `byte_pairs.roberta_encoder`; by default, ids of frequent words. Datasets of
+        tensorflow-datasets do not take one.
+
+    Returns:
+      The dataset, in float32 or int32 token ids, with int32 labels.
+
+    Raises:
+      FileNotFoundError: If files are missing.
+      ImportError: If the package that has or reads the files is not installed.
+    """
+    raw, place = read(name, data_dir, encoder)
+    try:
+        checked = check(raw)
+        scaled = source_of(name).scaled or encoder is not None
+        return checked if scaled else standardize(checked)
+    except ValueError as error:
+        # Token ids are the encoder's, not those of a file.
+        stored = place is not None and encoder is None
+        where = f"; correct or replace {place}" if stored else ""
+        raise ValueError(f"{name}: {error}{where}") from error
+
+
+def read(
+    name: str, data_dir: Directory = None, encoder: Encoder | None = None
+) -> tuple[Dataset, Path | None]:
+    """A dataset as it is stored, and its folder or only file, if not in a package."""
+    if encoder is not None and (name not in NAMES or NAMES[name].example != "text"):
+        texts = [each for each, source in NAMES.items() if source.example == "text"]
+        raise ValueError(
+            f"{name} does not take an encoder; choose one of {', '.join(texts)}"
+        )
+    if name.startswith(TFDS):
+        directory = data_directory(name, data_dir)
+        folder = prepared.locate(name.removeprefix(TFDS), directory)
+        return prepared.read_prepared(folder), folder
+    files = files_of(name, data_dir)
+    verify(files)
+    if encoder is not None:  # its errors are not those of files
+        raw = files.layout.read(files.paths, encoder=encoder)
+    else:
+        with reading(files.folder, f"the files of {name}", files.layout.remedy):
+            raw = files.layout.read(files.paths)
+    verify_rows(files, raw)
+    return raw, None if NAMES[name].package else files.place
+
+
+def files_of(name: str, data_dir: Directory = None) -> Located:
+    """Finds the files of a dataset of NAMES; errors are those of `load`."""
+    source = source_of(name)
+    return located(name, source, _directory(name, source, data_dir))
+
+
+def status(name: str, data_dir: Directory = None) -> Status:
+    """Checks the files of a dataset: their presence, sizes and known checksums.
+
+    Images and texts are not decoded, so reading them can reveal further damage.
+    Arguments are those of `load`.
+
+    Example:
+      >>> status("digits").state
+      'present'
+    """
+    source = source_of(name)
+    try:
+        directory = _directory(name, source, data_dir)
+    except (ValueError, ImportError) as error:
+        return Status("missing", problem=str(error))
+    place: Path | None = directory
+    try:
+        if name.startswith(TFDS):
+            return _prepared(name.removeprefix(TFDS), directory)
+        files = located(name, source, directory)
+        place = None if source.package else files.place
+        verify(files)
+        if files.layout.check is not None:
+            files.layout.check(files.paths)
+    except FileNotFoundError as error:
+        return Status("missing", problem=str(error))
+    except (ValueError, OSError) as error:  # such as a folder that may not be read
+        return Status("damaged", place, str(error))
+    # The numbers of rows are known only once the files are read.
+    known = [file._replace(rows=None) != File(file.name) for file in files.layout.files]
+    return Status("present", place, verified=any(known))
+
+
+def _prepared(plain: str, directory: Path) -> Status:
+    try:
+        folder = prepared.locate(plain, directory)
+    except ValueError as error:
+        return Status("ambiguous", directory / plain, str(error))
+    try:
+        prepared.check(folder)
+    except ValueError as error:
+        return Status("damaged", folder, str(error))
+    return Status("present", folder)
+
+
+def source_of(name: str) -> Source:
+    """Describes a dataset; with "tfds:", almost nothing of names outside PREPARED."""
+    if name.startswith(TFDS):
+        plain = name.removeprefix(TFDS)
+        unknown = Source("", None, 0, "see tensorflow-datasets", prepared=plain)
+        return PREPARED.get(plain, unknown)
+    if name not in NAMES:
+        nearest = difflib.get_close_matches(name, NAMES, n=len(NAMES), cutoff=0)
+        raise ValueError(
+            f"unknown dataset {name!r}; choose one of {', '.join(nearest)}, or "
+            f"{TFDS}<name> for one that tensorflow-datasets has prepared"
+        )
+    return NAMES[name]
+
+
+def prepare(name: str, data_dir: Directory = None) -> Path:
+    """Downloads a dataset of tensorflow-datasets and converts it for `load`.
+
+    This needs the network and, unlike `load`, TensorFlow (the extra `prepare`).
+
+    Args:
+      name: Name of the dataset, with or without the prefix "tfds:".
+      data_dir: Directory for the files, as for `load`.
+
+    Returns:
+      The folder of the dataset, which `load("tfds:...")` reads.
+    """
+    return prepared.prepare(name.removeprefix(TFDS), data_directory(name, data_dir))
+
+
+def data_directory(name: str, data_dir: Directory) -> Path:
+    """The directory with the files of datasets; `name` is for the error message."""
+    chosen = data_dir or os.environ.get(DATA_DIR_VARIABLE)
+    if not chosen:
+        raise ValueError(
+            f"{name} is stored in files: give data_dir or set the environment variable "
+            f"{DATA_DIR_VARIABLE} to the directory that holds them; how to get them: "
+            "fedjax-muon data --list"
+        )
+    return Path(chosen).expanduser()
+
+
+def _directory(name: str, source: Source, data_dir: Directory) -> Path:
+    """Where the files of a dataset are: in its package, or in the data directory."""
+    if not source.package:
+        return data_directory(name, data_dir)
+    module = {"scikit-learn": "sklearn"}.get(source.package, source.package)
+    check_installed(source.package, name, module=module)
+    spec = find_spec(module)  # finds the files without an import
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
