@@ -10,7 +10,7 @@ from error_lines import refused
 
 from fedjax_muon.privacy.clipping import Difference, Each, Split
 from fedjax_muon.privacy.releases import transcript_norm
-from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
 
 BOUNDED = [Each(1.0), Difference(0.3), Split(1.0, 0.1), Split(1.0, 0.001)]
 BETAS = (0.01, 0.1, 0.3, 0.5)
@@ -232,7 +232,7 @@ def test_refusals_of_limits():
 
 
 def test_refusals_of_samplings():
-    for kind in (Poisson, FixedSize, Cyclic, Shuffled):
+    for kind in (Poisson, Cyclic, Shuffled):
         refused(
             "at most 100, the agent's.*without replacement, got 101", kind, 100, 101
         )
