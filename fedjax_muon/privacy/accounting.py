@@ -20,7 +20,7 @@ from fedjax_muon.versions import optional
 
 
 class Adjacency(NamedTuple):
-    """Which data sets count as neighbors."""
+    """Which datasets count as neighbors."""
 
     meaning: str  # in words, for the statement
     factor: float  # sensitivity over the sensitivity to one added record
