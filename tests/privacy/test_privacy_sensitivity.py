@@ -107,13 +107,6 @@ def test_changes_of_a_cycle_bound_all_its_patterns(clip, beta, first):
     assert bound <= slack * largest * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("beta", BETAS)
-def test_transcripts_of_one_participation_in_closed_form(beta):
-    for steps in (1, 7, 400):
-        powers = (1 - beta) ** (2.0 * np.arange(steps))
-        assert gain(steps, beta, steps) == pytest.approx(np.sqrt(powers.sum()), 1e-12)
-
-
 def test_without_memory_nothing_is_repeated():
     assert gain(50, 1.0, 10) == pytest.approx(math.sqrt(5))
     for clip in (Each(2.0), Difference(2.0), Split(2.0, 9.0)):
