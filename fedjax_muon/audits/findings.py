@@ -19,8 +19,8 @@ for finite numbers of worlds. Without an alarm nothing is proved.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,21 +30,14 @@ from fedjax_muon.audits import canary
 from fedjax_muon.audits.bounds import checked_scores, clopper_pearson
 from fedjax_muon.audits.worlds import Record, Releases, participation
 from fedjax_muon.core import check_range
-from fedjax_muon.privacy.accounting import (
-    ADD_OR_REMOVE,
-    Gaussian,
-    Pld,
-    joint_multiplier,
-    library,
-    steps_event,
+from fedjax_muon.privacy.composition import (
+    ADJACENCIES,
+    Cost,
+    cost_of,
+    joint_gaussian,
+    pld_accountant,
 )
-from fedjax_muon.privacy.guarantees import (
-    PrivacySpec,
-    checked_accountant,
-    step_multipliers,
-    transcript_multiplier,
-    without_guarantee,
-)
+from fedjax_muon.privacy.guarantees import PrivacySpec, without_guarantee
 from fedjax_muon.privacy.sampling import Poisson
 
 LEVEL = 1e-3
@@ -189,46 +182,17 @@ def claimed_deltas(*specs: PrivacySpec) -> dict[float, float]:
     """
     if any(without_guarantee(spec.releases) for spec in specs):
         return dict.fromkeys(EPSILONS, 1.0)
-    accountants = [checked_accountant(spec) for spec in specs]
-    whole = [
-        transcript_multiplier(spec) / spec.adjacency.factor
-        for spec, accountant in zip(specs, accountants, strict=True)
-        if isinstance(accountant, Gaussian)
-    ]
-    if len(whole) == len(specs):
-        mu = 1 / joint_multiplier(*whole)
-        return {e: gaussian_delta(mu, e) for e in EPSILONS}
-    if not all(isinstance(found, Gaussian | Pld) for found in accountants):
-        raise ValueError(f"profiles are those of Gaussian and Pld, got {accountants}")
-    if any(spec.adjacency != ADD_OR_REMOVE for spec in specs):
-        raise ValueError("profiles of sampled batches are those of ADD_OR_REMOVE")
-    return dict(zip(EPSILONS, _pld_deltas(specs), strict=True))
+    return dict(zip(EPSILONS, _deltas(tuple(map(cost_of, specs))), strict=True))
 
 
 @functools.lru_cache(maxsize=64)  # takes seconds
-def _composed(events: tuple[tuple[Any, ...], ...]) -> tuple[float, ...]:
-    accounting = library()
-    # zeroing a record out is REPLACE_SPECIAL in the library, which cut batches need
-    relation = accounting.NeighboringRelation.REPLACE_SPECIAL
-    accountant = accounting.pld.PLDAccountant(relation, INTERVAL)
-    for sampling, later, steps, first in events:
-        accountant.compose(
-            accounting.GaussianDpEvent(later)
-            if sampling is None
-            else steps_event(accounting, sampling, later, steps, first)
-        )
+def _deltas(costs: tuple[Cost, ...]) -> tuple[float, ...]:
+    gaussian = joint_gaussian(costs)
+    if gaussian is not None and all(cost.sampling is None for cost in costs):
+        mu = ADJACENCIES[costs[0].adjacency].factor / gaussian
+        return tuple(gaussian_delta(mu, e) for e in EPSILONS)
+    accountant = pld_accountant(costs, INTERVAL)
     return tuple(float(accountant.get_delta(e)) for e in EPSILONS)
-
-
-def _pld_deltas(specs: Sequence[PrivacySpec]) -> tuple[float, ...]:
-    events: list[tuple[Any, ...]] = []
-    for spec in specs:
-        if isinstance(spec.sampling, Poisson):
-            first, later = step_multipliers(spec)
-            events.append((spec.sampling, later, spec.steps, first))
-        else:
-            events.append((None, transcript_multiplier(spec), 1, None))
-    return _composed(tuple(events))
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

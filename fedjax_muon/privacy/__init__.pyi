@@ -5,7 +5,6 @@ from .accounting import (
     Adjacency as Adjacency,
     Gaussian as Gaussian,
     Pld as Pld,
-    Rdp as Rdp,
     calibrate_noise as calibrate_noise,
     gaussian_epsilon as gaussian_epsilon,
     joint_multiplier as joint_multiplier,
@@ -51,7 +50,6 @@ from .releases import (
 )
 from .sampling import (
     Cyclic as Cyclic,
-    FixedSize as FixedSize,
     FullBatch as FullBatch,
     Poisson as Poisson,
     Sampling as Sampling,

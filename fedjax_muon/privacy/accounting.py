@@ -10,17 +10,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_muon.core import check_count, check_range
-from fedjax_muon.privacy.sampling import FixedSize, Poisson, Sampling
+from fedjax_muon.privacy.sampling import Poisson, Sampling
 from fedjax_muon.versions import optional
 
 
 class Adjacency(NamedTuple):
-    """Which data sets count as neighbors."""
+    """Which datasets count as neighbors."""
 
     meaning: str  # in words, for the statement
     factor: float  # sensitivity over the sensitivity to one added record
@@ -94,7 +94,7 @@ class Gaussian:
         if sampling.amplifies:
             raise ValueError(
                 f"the exact Gaussian accountant covers Cyclic, Shuffled and FullBatch, "
-                f"got {sampling!r}: use Pld or Rdp"
+                f"got {sampling!r}: use Pld"
             )
 
     def epsilon(self, multiplier: float, delta: float, adjacency: Adjacency) -> float:
@@ -124,7 +124,11 @@ class Pld:
         Batches of limited size are covered only for an added or removed record.
         """
         if not isinstance(sampling, Poisson):
-            raise ValueError(_not_poisson("Pld", sampling))
+            raise ValueError(
+                f"Pld does not cover {sampling!r}: batches that are not drawn "
+                "independently, such as shuffled or cyclic ones, must not be treated "
+                "as Poisson samples (Chua et al. 2024, arXiv:2403.17673): use Gaussian"
+            )
         if sampling.max_batch is not None and adjacency != ADD_OR_REMOVE:
             raise ValueError(
                 f"Pld covers batches of at most {sampling.max_batch} only for an added "
@@ -173,66 +177,7 @@ def _pld_epsilon(
     return float(accountant.compose(event).get_epsilon(delta))
 
 
-@dataclasses.dataclass(frozen=True)
-class Rdp:
-    """Renyi differential privacy (Mironov 2017); an upper bound, looser than `Pld`."""
-
-    # by default those of dp-accounting: 1.1, 1.2, ..., 10.9, 11, ..., 63, 128, 256, 512
-    # and 1024
-    orders: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for order in self.orders or ():
-            check_range("orders", order, 1, open_low=True, schedules=False)
-
-    def __str__(self) -> str:
-        return "Renyi differential privacy"
-
-    def check(self, sampling: Sampling, adjacency: Adjacency) -> None:
-        """Covers Poisson sampling for an added or removed record, and batches of fixed
-        size for a replaced one."""
-        if isinstance(sampling, FixedSize):
-            if adjacency != REPLACE_ONE:
-                raise ValueError(
-                    "Rdp covers FixedSize sampling only for a replaced record: "
-                    "use REPLACE_ONE, or Poisson sampling"
-                )
-            return
-        if not isinstance(sampling, Poisson):
-            raise ValueError(_not_poisson("Rdp", sampling))
-        if adjacency != ADD_OR_REMOVE or sampling.max_batch is not None:
-            raise ValueError(
-                "Rdp covers Poisson sampling only for an added or removed record and "
-                f"without max_batch, got {adjacency.meaning!r}, max_batch "
-                f"{sampling.max_batch}: use Pld"
-            )
-
-    def epsilon(
-        self,
-        sampling: Sampling,
-        multiplier: float,
-        steps: int,
-        delta: float,
-        adjacency: Adjacency = ADD_OR_REMOVE,
-        first_multiplier: float | None = None,
-    ) -> float:
-        """Returns the epsilon of a run; arguments are those of `Pld.epsilon`."""
-        self.check(sampling, adjacency)
-        accounting = library()
-        accountant = accounting.rdp.RdpAccountant(
-            self.orders, getattr(accounting.NeighboringRelation, adjacency.relation)
-        )
-        # Unlike its PLD, the library's RDP takes the multiplier as the noise over the
-        # sensitivity to a replaced record, which is twice that to an added one.
-        later = multiplier / adjacency.factor
-        first = multiplier if first_multiplier is None else first_multiplier
-        start = first / adjacency.factor
-        sampled = cast(Poisson | FixedSize, sampling)  # checked above
-        event = steps_event(accounting, sampled, later, steps, start)
-        return float(accountant.compose(event).get_epsilon(check_delta(delta)))
-
-
-Accountant = Gaussian | Pld | Rdp
+Accountant = Gaussian | Pld
 
 
 def calibrate_noise(
@@ -287,7 +232,7 @@ def check_epsilon(epsilon: float) -> None:
 
 def steps_event(
     accounting: Any,
-    sampling: Poisson | FixedSize,
+    sampling: Poisson,
     multiplier: float,
     steps: int,
     first_multiplier: float | None,
@@ -297,7 +242,7 @@ def steps_event(
     for name, one in (("multiplier", multiplier), ("first_multiplier", first)):
         check_range(name, one, schedules=False)
     check_count("steps", steps)
-    if isinstance(sampling, Poisson) and sampling.cycle > 1:
+    if sampling.cycle > 1:
         if first != multiplier:
             raise ValueError(
                 f"a cycle of {sampling.cycle} groups needs the same noise in every "
@@ -315,14 +260,10 @@ def steps_event(
     return accounting.ComposedDpEvent([start, *rest])
 
 
-def _step(accounting: Any, sampling: Poisson | FixedSize, multiplier: float) -> Any:
-    gaussian = accounting.GaussianDpEvent(multiplier)
-    b = sampling.batch
-    if isinstance(sampling, FixedSize):
-        n = sampling.examples
-        return accounting.SampledWithoutReplacementDpEvent(n, b, gaussian)
-    n = sampling.group
+def _step(accounting: Any, sampling: Poisson, multiplier: float) -> Any:
+    n, b = sampling.group, sampling.batch
     if sampling.max_batch is None:
+        gaussian = accounting.GaussianDpEvent(multiplier)
         return accounting.PoissonSampledDpEvent(b / n, gaussian)
     return accounting.TruncatedSubsampledGaussianDpEvent(
         n, b / n, sampling.max_batch, multiplier
@@ -332,14 +273,6 @@ def _step(accounting: Any, sampling: Poisson | FixedSize, multiplier: float) -> 
 def _relation(sampling: Poisson, adjacency: Adjacency) -> str:
     """The library accepts truncated batches only for a record that is zeroed out."""
     return adjacency.relation if sampling.max_batch is None else "REPLACE_SPECIAL"
-
-
-def _not_poisson(name: str, sampling: Sampling) -> str:
-    return (
-        f"{name} does not cover {sampling!r}: batches that are not drawn "
-        "independently, such as shuffled or cyclic ones, must not be treated as "
-        "Poisson samples (Chua et al. 2024, arXiv:2403.17673): use Gaussian"
-    )
 
 
 def check_delta(delta: float) -> float:

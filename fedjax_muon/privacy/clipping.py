@@ -102,22 +102,18 @@ class Each:
         _check_norm("clip_norm", self.clip_norm)
 
     def share(self, new: Any, old: Any, beta: Any) -> Any:
-        """See `Clip`."""
         faded = tree.map(lambda b, x: (1 - b) * x, beta, clipped(self.clip_norm, old))
         return tree.sub(clipped(self.clip_norm, new), faded)
 
     def sensitivity(self, beta: Any, batch: Any) -> Any:
-        """See `Clip`."""
         least, _ = _extremes(self.clip_norm, beta)
         return jax.tree.map(lambda c, b: (2 - b) * c / batch, self.clip_norm, least)
 
     def shuffled_change(self, beta: float, batch: int) -> float:
-        """See `Clip`."""
         del beta
         return self.sensitivity(1.0, batch)
 
     def full_batch_change(self, beta: float, batch: int) -> float:
-        """See `Clip`."""
         return beta * self.sensitivity(1.0, batch)
 
 
@@ -131,12 +127,10 @@ class Difference:
         _check_norm("clip_norm", self.clip_norm)
 
     def share(self, new: Any, old: Any, beta: Any) -> Any:
-        """See `Clip`."""
         innovation = tree.map(lambda n, o, b: n - (1 - b) * o, new, old, beta)
         return clipped(self.clip_norm, innovation)
 
     def sensitivity(self, beta: Any, batch: Any) -> Any:
-        """See `Clip`."""
         del beta
         return jax.tree.map(lambda c: c / batch, self.clip_norm)
 
@@ -165,13 +159,11 @@ class Split:
             )
 
     def share(self, new: Any, old: Any, beta: Any) -> Any:
-        """See `Clip`."""
         gradient = clipped(self.clip_norm, new)
         change = clipped(self.change_clip_norm, tree.sub(new, old))
         return tree.map(lambda b, n, m: b * n + (1 - b) * m, beta, gradient, change)
 
     def sensitivity(self, beta: Any, batch: Any) -> Any:
-        """See `Clip`."""
         extremes = _extremes(self.clip_norm, beta)
         bound = lambda c, d, least, most: (most * c + (1 - least) * d) / batch
         return jax.tree.map(bound, self.clip_norm, self.change_clip_norm, *extremes)

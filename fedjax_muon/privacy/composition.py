@@ -13,7 +13,7 @@ depends on the results of another is not covered.
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +24,6 @@ from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
     Adjacency,
     Pld,
-    Rdp,
     check_delta,
     gaussian_epsilon,
     joint_multiplier,
@@ -103,16 +102,10 @@ class Cost:
 
 def cost_of(spec: PrivacySpec) -> Cost:
     """Returns what a run costs, from the multipliers that `report` computes with."""
-    accountant = checked_accountant(spec)
+    checked_accountant(spec)
     reasons = without_guarantee(spec.releases)
     if reasons:
         raise ValueError(f"a run without a guarantee has no cost: {reasons[0]}")
-    if isinstance(accountant, Rdp):
-        raise ValueError(
-            "runs are composed by privacy loss distributions, and this one is "
-            f"accounted for by Rdp under {spec.sampling!r}: use Pld and Poisson "
-            "sampling"
-        )
     relation = spec.adjacency.relation
     if ADJACENCIES.get(relation) != spec.adjacency:
         raise ValueError(
@@ -138,20 +131,21 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
       delta: Of all runs together.
     """
     check_delta(delta)
-    costs = tuple(costs)
+    costs = tuple(dataclasses.replace(cost, delta=delta) for cost in costs)
     if not costs:
         return 0.0
-    adjacency = _common_adjacency(costs)
-    gaussians = sorted(cost.multiplier for cost in costs if cost.sampling is None)
-    joint = gaussians[0] if len(gaussians) == 1 else None  # without rounding
-    if len(gaussians) > 1:
-        joint = joint_multiplier(*gaussians)
-    sampled = [cost for cost in costs if cost.sampling is not None]
-    if joint is not None and not sampled:
-        return gaussian_epsilon(joint / adjacency.factor, delta)
-    same_delta = (dataclasses.replace(cost, delta=delta) for cost in sampled)
-    counts = collections.Counter(same_delta)
-    return _pld_epsilon(frozenset(counts.items()), joint, delta, adjacency)
+    adjacency, gaussian = _common_adjacency(costs), joint_gaussian(costs)
+    if gaussian is not None and all(cost.sampling is None for cost in costs):
+        return gaussian_epsilon(gaussian / adjacency.factor, delta)
+    return _pld_epsilon(tuple(sorted(costs, key=repr)), delta)
+
+
+def joint_gaussian(costs: Iterable[Cost]) -> float | None:
+    """The multiplier of all runs together that are Gaussian mechanisms, if any is."""
+    found = sorted(cost.multiplier for cost in costs if cost.sampling is None)
+    if len(found) > 1:
+        return joint_multiplier(*found)
+    return found[0] if found else None  # without rounding
 
 
 def _common_adjacency(costs: Iterable[Cost]) -> Adjacency:
@@ -172,30 +166,31 @@ def _common_adjacency(costs: Iterable[Cost]) -> Adjacency:
 
 @np.errstate(over="ignore")  # as in `accounting`
 @functools.lru_cache(maxsize=256)  # takes seconds
-def _pld_epsilon(
-    counts: frozenset[tuple[Cost, int]],
-    gaussian: float | None,
-    delta: float,
-    adjacency: Adjacency,
-) -> float:
-    """The epsilon of Poisson-sampled runs, each so many times, and of a Gaussian."""
+def _pld_epsilon(costs: tuple[Cost, ...], delta: float) -> float:
+    return float(pld_accountant(costs, Pld().interval).get_epsilon(delta))
+
+
+def pld_accountant(costs: Sequence[Cost], interval: float) -> Any:
+    """Composes the privacy loss distributions of runs, in at least this interval."""
     accounting = library()
-    relations = accounting.NeighboringRelation
+    relations, adjacency = accounting.NeighboringRelation, _common_adjacency(costs)
+    gaussian = joint_gaussian(costs)
+    counts = collections.Counter(cost for cost in costs if cost.sampling is not None)
     # `ADD_OR_REMOVE` zeroes a record out, which is REPLACE_SPECIAL in the library.
     # Truncated batches need it; for other events it is the same as ADD_OR_REMOVE_ONE.
     # Under REPLACE_ONE the library doubles the sensitivity by itself.
     replaced = adjacency == REPLACE_ONE
-    multipliers = [gaussian, *(cost.multiplier for cost, _ in counts)]
-    multipliers += [cost.first_multiplier for cost, _ in counts]
+    multipliers = [gaussian, *(cost.multiplier for cost in counts)]
+    multipliers += [cost.first_multiplier for cost in counts]
     smallest = min(z for z in multipliers if z is not None)
     accountant = accounting.pld.PLDAccountant(
         relations.REPLACE_ONE if replaced else relations.REPLACE_SPECIAL,
-        _interval(adjacency.factor / smallest),
+        _interval(adjacency.factor / smallest, interval),
     )
     if gaussian is not None:
         accountant.compose(accounting.GaussianDpEvent(gaussian))
     # in a fixed order, for the same rounding in every process
-    for cost, count in sorted(counts, key=repr):
+    for cost, count in sorted(counts.items(), key=repr):
         event = steps_event(
             accounting,
             cast(Poisson, cost.sampling),
@@ -204,13 +199,13 @@ def _pld_epsilon(
             cost.first_multiplier,
         )
         accountant.compose(accounting.SelfComposedDpEvent(event, count))
-    return float(accountant.get_epsilon(delta))
+    return accountant
 
 
-def _interval(ratio: float) -> float:
-    """That of `Pld`, or a coarser one where losses are so large that memory would end.
+def _interval(ratio: float, finest: float) -> float:
+    """The finest, or a coarser one where losses are so large that memory would end.
 
     The losses of a Gaussian mechanism are distributed over ratio^2 + 20 ratio, for the
     ratio of sensitivity to noise.
     """
-    return max(Pld().interval, (ratio**2 + 20 * ratio) / POINTS)
+    return max(finest, (ratio**2 + 20 * ratio) / POINTS)

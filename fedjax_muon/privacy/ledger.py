@@ -1,4 +1,4 @@
-"""A ledger of what private runs on one data set have cost together.
+"""A ledger of what private runs on one dataset have cost together.
 
     ledger = Ledger("a9a.ledger.json", fingerprint(dataset))
     entry = Entry.now("runs/1/seed0", "DP-SGDA, epsilon 1, seed 0", cost_of(spec))
@@ -73,14 +73,14 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 class Ledger:
-    """What private runs on one data set have cost, in a file.
+    """What private runs on one dataset have cost, in a file.
 
     Processes may charge at the same moment. The file is readable by its owner alone,
     and made when something is first charged.
 
     Args:
       path: The file.
-      data: The data set's `fingerprint`.
+      data: The dataset's `fingerprint`.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: str):
@@ -193,7 +193,7 @@ class Ledger:
             raise self._damaged("its content does not match its SHA-256")
         if record["data"] != self.data:
             raise ValueError(
-                f"{self.path} is the ledger of another data set, with the fingerprint "
+                f"{self.path} is the ledger of another dataset, with the fingerprint "
                 f"{record['data'][:12]}... and not {self.data[:12]}...; keep one for "
                 "each"
             )

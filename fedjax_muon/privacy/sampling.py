@@ -1,7 +1,7 @@
 """Sampling schemes: how privacy accounting sees the batches of an agent.
 
-`Poisson` and `FixedSize` draw every batch independently, which hides who took part: the
-sampling amplifies privacy, and only noise inside the recursion can be accounted for.
+`Poisson` draws every batch independently, which hides who took part: the sampling
+amplifies privacy, and only noise inside the recursion can be accounted for.
 `Cyclic`, `Shuffled` and `FullBatch` do not amplify: the steps in which a record takes
 part are bounded, and the whole transcript is one Gaussian mechanism.
 
@@ -81,22 +81,6 @@ class Poisson:
     def group(self) -> int:
         """Records of a group."""
         return self.examples // self.cycle
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedSize:
-    """Every batch is an independent uniform subset of exactly `batch` records."""
-
-    examples: int  # records of the agent
-    batch: int
-    first_batch: ClassVar[None] = None
-    amplifies: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check_batch(self)
-
-    def __str__(self) -> str:
-        return f"a fresh uniform subset of {self.batch} of {self.examples} every step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,10 +188,10 @@ class FullBatch:
 
 
 Patterned = Cyclic | Shuffled | FullBatch
-Sampling = Poisson | FixedSize | Patterned
+Sampling = Poisson | Patterned
 
 
-def _check_batch(sampling: Poisson | FixedSize | Cyclic | Shuffled) -> None:
+def _check_batch(sampling: Poisson | Cyclic | Shuffled) -> None:
     check_count("examples", sampling.examples)
     check_count("batch", sampling.batch, 1, sampling.examples, limit=LIMIT)
 

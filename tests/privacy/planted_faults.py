@@ -152,10 +152,6 @@ def realised_size(patch) -> None:
     patch.setattr(private_estimators, "_innovation", innovation)
 
 
-def y_not_clipped(patch) -> None:
-    patch.setattr(clipping, "clipped", lambda c, g: g._replace(x=clipped(c, g.x)))
-
-
 # -------------------------------------------------------- sampling, accounting faults
 def fixed_size(patch) -> None:
     patch.setattr(agent_privacy, "poisson", lambda room: without_replacement)
@@ -307,7 +303,6 @@ SGDA, FTRL, MIX, STORM = (
 FAULTS = {
     "noise / 10": Fault(small_noise, SGDA),
     "no clip": Fault(no_clip, MIX),
-    "y is not clipped": Fault(y_not_clipped, STORM),
     "clip of the batch's mean": Fault(mean_clipped, MIX),
     "twice the clip": Fault(twice_the_clip, SGDA),
     "the realised batch size": Fault(realised_size, SGDA, profile=False),
@@ -327,19 +322,12 @@ FAULTS = {
     "memory forgotten": Fault(memory_forgotten, MIX),
     "a prologue without noise": Fault(silent_prologue, "prologue"),
     "clip after the mean": Fault(clipped_after_the_mean, "clients"),
-    "noise / 10 (clients)": Fault(small_noise, "clients"),
     "cohorts of fixed size": Fault(fixed_cohorts, "clients", profile=False),
     "a count without noise": Fault(clean_count, "adaptive clip"),
     "a count without cost": Fault(count_not_accounted, "adaptive clip", profile=False),
     "noise of the initial norm": Fault(noise_of_the_initial_norm, "adaptive clip"),
     "cohorts of all groups": Fault(
         cohorts_of_all_groups, "clients in turn", profile=False
-    ),
-    "cohorts of all groups (adaptive)": Fault(
-        cohorts_of_all_groups, "adaptive clip, in turn", profile=False
-    ),
-    "the first entry of a column (clients)": Fault(
-        first_entry_of_a_column, "clients in turn"
     ),
     "later releases forgotten": Fault(
         later_releases_forgotten, "all clients, buffered"

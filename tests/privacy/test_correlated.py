@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_rejected():
     refused("coefficients", Banded, (1.0, -0.1))
     refused("a decay and a scale", Buffered, (0.5,), ())
     refused("decay", Buffered, (1.5,), (0.1,))
-    refused("bands", banded, 4, 5)
+    refused("bands must be at most 4, the number of steps, got 5", banded, 4, 5)
     refused("steps", buffered, 0, 5)
     refused("larger than a group of 3", Poisson, 10, 4, cycle=3)
     refused("begins with the first", Poisson, 10, 2, first_batch=10, cycle=2)

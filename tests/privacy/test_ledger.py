@@ -210,7 +210,7 @@ def test_a_foreign_file_is_not_overwritten(ledger):
         all_fail(ledger, "is not a privacy ledger")
     ledger.path.unlink()
     ledger.charge([entry("a")], DELTA)
-    all_fail(Ledger(ledger.path, OTHER), "of another data set.*aaaaaaaaaaaa.*bbbbbbbb")
+    all_fail(Ledger(ledger.path, OTHER), "of another dataset.*aaaaaaaaaaaa.*bbbbbbbb")
     record = json.loads(ledger.path.read_bytes())
     for change in ({"version": 2}, {"version": None}, {"version": 2, "entries": {}}):
         ledger.path.write_text(json.dumps(record | change))

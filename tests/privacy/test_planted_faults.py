@@ -23,20 +23,18 @@ from fedjax_muon.audits import (
 from fedjax_muon.audits.findings import audited, batch_law
 from fedjax_muon.audits.worlds import chunks, run_keys as run_keys_of
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.privacy.accounting import Rdp
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 
 SEEDS, WORLDS = 20, 200  # one chunk of worlds
-QUICK = ("no clip", "one release less", "noise / 10 (clients)")  # of the faults
+QUICK = ("no clip", "one release less", "clip after the mean")  # of the faults
 # faults that take all of their worlds to be found
 SUBTLE = {"twice the clip", "one release less", "memory forgotten"}
 SUBTLE |= {"half the sampling rate", "a count without cost", "later releases forgotten"}
 SUBTLE |= {"noise of the initial norm", "the first entry of a column"}
-SUBTLE |= {"cohorts of all groups", "cohorts of all groups (adaptive)"}
-SUBTLE |= {"the first entry of a column (clients)"}
+SUBTLE |= {"cohorts of all groups"}
 
 
 @pytest.fixture(autouse=True)
@@ -151,9 +149,6 @@ def test_profiles_compose():
         assert more[epsilon] > delta
     silent = spec_of(FullBatch(8), Inside(0.0))
     assert set(profiles.claimed_deltas(silent).values()) == {1.0}
-    renyi = dataclasses.replace(sampled, accountant=Rdp())
-    said = "profiles are those of Gaussian and Pld"
-    refused(said, profiles.claimed_deltas, renyi)
 
 
 def test_twice_the_sensitivity_is_found_where_one_point_is_not_enough():

@@ -12,7 +12,6 @@ from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
     Gaussian,
     Pld,
-    Rdp,
     gaussian_epsilon,
     joint_multiplier,
 )
@@ -26,7 +25,7 @@ from fedjax_muon.privacy.guarantees import (
     report,
 )
 from fedjax_muon.privacy.releases import Inside, Output, Release
-from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
 
 DELTA = 1e-5
 # a clip of one's own that bounds nothing
@@ -79,31 +78,6 @@ def test_reference_noise_on_the_output(steps, beta):
         found = calibrated(run, target)
         assert found.releases["x"].noise.sigma == pytest.approx(level, 2e-5)
         assert report(found).epsilon <= target
-
-
-def half_of_last(published):
-    """Half a unit of the last digit of a published number."""
-    return 0.501 * 10.0 ** -len(published.split(".")[1])
-
-
-@pytest.mark.parametrize(
-    ("clip", "beta", "step", "walk"),
-    [
-        (Each(1.0), 1.0, "0.040", "0.040"),  # DP-SGDA
-        (Each(1.0), 0.1, "0.174", "0.758"),
-        (Each(1.0), 0.01, "0.563", "7.94"),
-        (Split(1.0, 0.1), 0.1, "0.017", "0.076"),
-        (Split(1.0, 0.1), 0.01, "0.031", "0.435"),
-        (Split(1.0, 0.01), 0.1, "0.0100", "0.044"),
-        (Split(1.0, 0.01), 0.01, "0.0056", "0.079"),
-    ],
-)
-def test_reference_noise_at_equal_privacy(clip, beta, step, walk):
-    z = 0.7983  # epsilon 1 after 1000 steps
-    std = z * clip.sensitivity(beta, 20)
-    marginal = std / math.sqrt(beta * (2 - beta))
-    assert marginal == pytest.approx(float(step), abs=half_of_last(step))
-    assert std / beta == pytest.approx(float(walk), abs=half_of_last(walk))
 
 
 def test_joint_releases_share_the_loss():
@@ -215,23 +189,18 @@ def test_the_statement_says_it_all():
     assert "coins of the sampling" not in cyclic
     for sampling, part in ((Shuffled(99, 9), "any of them"), (FullBatch(99), "all 99")):
         assert part in report(spec(Output(1.0), sampling)).statement()
-    fixed = spec(Inside(1.0), FixedSize(99, 9), adjacency=REPLACE_ONE, accountant=Rdp())
-    said = report(fixed).statement()
-    assert "uniform subset of 9 of 99" in said
-    assert "replaced by another" in said
-    assert "Renyi" in said
+    replaced = spec(Output(1.0), CYCLE, adjacency=REPLACE_ONE)
+    assert "replaced by another" in report(replaced).statement()
 
 
 @pytest.mark.parametrize(
     ("noise", "sampling", "accountant", "said"),
     [
         (Output(1.0), A9A, None, "noise on the output repeats"),
-        (Output(1.0), A9A, Rdp(), "use Cyclic sampling, or noise Inside"),
-        (Output(1.0), A9A, Gaussian(), "use Pld or Rdp"),
+        (Output(1.0), A9A, Pld(), "use Cyclic sampling, or noise Inside"),
+        (Output(1.0), A9A, Gaussian(), "use Pld"),
         (Inside(1.0), CYCLE, Pld(), "must not be treated as"),
         (Inside(1.0), Shuffled(6512, 20), Pld(), "must not be treated as"),
-        (Inside(1.0), Shuffled(6512, 20), Rdp(), "must not be treated as"),
-        (Inside(1.0), FixedSize(6512, 20), None, "not cover FixedSize"),
     ],
 )
 def test_what_does_not_go_together_is_refused(noise, sampling, accountant, said):
@@ -275,13 +244,6 @@ RUN: dict[str, Any] = {"rounds": 100, "noise_multiplier": 1.0, "delta": 1e-5}
 RUN |= {"prologue": False, "private_states": False}
 
 
-def test_reference_values():
-    """dp-accounting 0.6.0, PLD of T Poisson-sampled Gaussian mechanisms."""
-    for size, noise, epsilon in ((5, 1.0, 3.502149), (10, 2.0, 2.337400)):
-        spec = client_spec(Poisson(100, size), **RUN | {"noise_multiplier": noise})
-        assert report(spec).epsilon == pytest.approx(epsilon, rel=1e-3)
-
-
 def test_full_participation_is_one_gaussian_mechanism():
     found = report(client_spec(FullBatch(100), **{**RUN, "noise_multiplier": 8.0}))
     assert found.epsilon == pytest.approx(gaussian_epsilon(0.8, 1e-5))
@@ -319,7 +281,7 @@ def test_the_statement_of_clients():
 
 def test_what_cannot_be_accounted_for_is_refused():
     account = lambda sampling, **changes: client_spec(sampling, **RUN | changes)
-    refused(r"Poisson\(N, S\) or FullBatch\(N\), got F", account, FixedSize(100, 5))
+    refused(r"Poisson\(N, S\) or FullBatch\(N\), got C", account, Cyclic(100, 5))
     refused("use poisson_cohorts, or full participation", account, Cyclic(100, 5))
     refused("use prologue=True", account, Poisson(100, 5, first_batch=100))
     # where cohorts are cut short clients must forget

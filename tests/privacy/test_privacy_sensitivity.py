@@ -10,7 +10,7 @@ from error_lines import refused
 
 from fedjax_muon.privacy.clipping import Difference, Each, Split
 from fedjax_muon.privacy.releases import transcript_norm
-from fedjax_muon.privacy.sampling import Cyclic, FixedSize, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
 
 BOUNDED = [Each(1.0), Difference(0.3), Split(1.0, 0.1), Split(1.0, 0.001)]
 BETAS = (0.01, 0.1, 0.3, 0.5)
@@ -105,13 +105,6 @@ def test_changes_of_a_cycle_bound_all_its_patterns(clip, beta, first):
     assert largest <= bound * (1 + 1e-12)
     slack = 1.0 if first or weight[0] >= weight[1] else weight[1] / weight[0]
     assert bound <= slack * largest * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("beta", BETAS)
-def test_transcripts_of_one_participation_in_closed_form(beta):
-    for steps in (1, 7, 400):
-        powers = (1 - beta) ** (2.0 * np.arange(steps))
-        assert gain(steps, beta, steps) == pytest.approx(np.sqrt(powers.sum()), 1e-12)
 
 
 def test_without_memory_nothing_is_repeated():
@@ -232,7 +225,7 @@ def test_refusals_of_limits():
 
 
 def test_refusals_of_samplings():
-    for kind in (Poisson, FixedSize, Cyclic, Shuffled):
+    for kind in (Poisson, Cyclic, Shuffled):
         refused(r"at most 100.*got 101", kind, 100, 101)
         refused("batch must be at least 1, got 0", kind, 100, 0)
         refused("examples must be at least 1, got 0", kind, 0, 1)
