@@ -107,11 +107,6 @@ Writes the app to a directory, which `flwr run` executes. With --local N, the ap
 at once on N SuperNodes of this machine, whose clients have the examples of `train`.
 """
 DEPLOY_FLAGS = {
-    "directory": (
-        Positional[Path],
-        Path("flower-app"),
-        "The app's directory: new, empty, or that of the same options, to go on.",
-    ),
     "local": (int | None, None, "Number of SuperNodes, in processes of this machine."),
     "deadline": (float, 600.0, "Seconds to wait for answers; the rest are left out."),
     "patience": (
@@ -131,6 +126,14 @@ def deploy_class(name: str) -> type:
     """`deploy` for one algorithm, with the options of `train`."""
     method = method_of(name)
     flags = {
+        "directory": _flag(
+            Positional[Path],
+            Path("flower-app"),
+            help="The app's directory: new, empty, or that of the same options, to go "
+            "on.",
+        )
+    }
+    flags |= {
         key: _flag(kind, default, help=text)
         for key, (kind, default, text) in DEPLOY_FLAGS.items()
     }
