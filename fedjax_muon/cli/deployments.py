@@ -45,8 +45,9 @@ def command(args: Any) -> None:
         files = flower_app.save_examples(place, dataset, parts)
     _run(place, run, files)
     with refusing():
-        ended = (place / METRICS).exists() and metrics_csv.read(place / METRICS)
-        if not ended or ended["round"][-1] < run.config.rounds:
+        path = place / METRICS
+        rows = metrics_csv.read(path) if path.exists() else {"round": [-1]}
+        if rows["round"][-1] < run.config.rounds:
             raise ValueError(
                 f"the run has ended early; {place / ENGINE} has Flower's logs"
             )
@@ -71,7 +72,9 @@ def _run(place: Path, run: Run, files: list[Path]) -> None:
         for client, path in enumerate(files)
     ]
     here = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"PYTHONPATH": os.pathsep.join(here)} if own else {}
+    variables = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds, by default 1
+    if own:
+        variables["PYTHONPATH"] = os.pathsep.join(here)
     engine = flower_engine.engine(place / ENGINE, configs, variables)
     with resumable(place, "the same command") as stop, engine as running:
         running.run(place, {"output": str(place.resolve())}, stop)
