@@ -36,8 +36,8 @@ def _options(method: Method) -> type:
 
 def _for(kind: type, name: str, doc: str) -> type:
     """A command for one algorithm, whose own options it has under `--algorithm.`."""
-    options = _options(method_of(name))
-    nested = Annotated[options, tyro.conf.arg(name="algorithm")]
+    options: Any = _options(method_of(name))
+    nested: Any = Annotated[options, tyro.conf.arg(name="algorithm")]
     fields: list[Any] = [
         ("algorithm", str, dataclasses.field(default=name)),
         ("hyper", nested, dataclasses.field(default_factory=options)),

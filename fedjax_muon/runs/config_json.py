@@ -33,7 +33,7 @@ def from_json(text: str) -> Job:
         raise ValueError(f"config must be an object, got {config!r}")
     _check_names(KINDS[kind], fields)
     _check_names(Config, config)
-    adapter = pydantic.TypeAdapter(KINDS[kind])
+    adapter: pydantic.TypeAdapter[Job] = pydantic.TypeAdapter(KINDS[kind])
     try:
         return adapter.validate_json(json.dumps(fields), strict=True)
     except pydantic.ValidationError as error:
