@@ -39,18 +39,7 @@ IDX_MD5 = {
         "15d484375f8d13e6eb1aabb0c3f46965",
     ),
 }
-CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 
 
 def _idx(name: str, url: str, license: str, classes: tuple[str, ...]) -> Source:
@@ -249,9 +238,8 @@ def _libsvm(
         packed=(".bz2", ".gz", ".xz"),
     )
     train, test = files.values()
-    return Source(
-        f"{features} numbers", (train, test), 2, license, (layout,), scaled=True
-    )
+    example = f"{features} numbers"
+    return Source(example, (train, test), 2, license, (layout,), scaled=True)
 
 
 INCOME = ("at most 50K", "above 50K")
@@ -313,7 +301,7 @@ NAMES: dict[str, Source] = {
         "fashion_mnist",
         "https://github.com/zalandoresearch/fashion-mnist",
         "MIT",
-        CLOTHES,
+        tuple(CLOTHES.split(",")),
     ),
     "cifar10": _cifar("cifar10", 10, CIFAR10),
     # A user's own selection, so neither its size nor its files are published.

@@ -340,10 +340,10 @@ def _divided(path: Path, table: Table, split: str) -> tuple[np.ndarray, np.ndarr
                 f"{path}, line {line}: {part!r} in column {split!r} is neither {TRAIN} "
                 f"nor {TEST}"
             )
-    is_train = np.array(parts) == TRAIN
-    for name, rows in ((TRAIN, is_train), (TEST, ~is_train)):
-        if not rows.any():
+    for name in (TRAIN, TEST):
+        if name not in parts:
             raise ValueError(f"{path}: no row has {name} in column {split!r}")
+    is_train = np.array(parts) == TRAIN
     return np.flatnonzero(is_train), np.flatnonzero(~is_train)
 
 
