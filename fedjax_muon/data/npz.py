@@ -51,8 +51,9 @@ def read_npz(paths: Sequence[Path], *, num_classes: int) -> Dataset:
                 f"{path}: expected {key} as {form}, found "
                 f"{array.dtype}{list(array.shape)}; save it in this form"
             )
-    splits = [arrays[key] for key in SPLITS]
-    return Dataset(*splits, tuple(map(str, arrays["classes"])))
+    x_train, y_train, x_test, y_test = (arrays[key] for key in SPLITS)
+    classes = tuple(map(str, arrays["classes"]))
+    return Dataset(x_train, y_train, x_test, y_test, classes)
 
 
 def check(paths: Sequence[Path]) -> None:

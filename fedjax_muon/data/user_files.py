@@ -60,7 +60,8 @@ def from_arrays(
         owners = np.asarray(owners)
         _check_length("owners", owners, x)
         owners = np.unique(owners, return_inverse=True)[1]
-    kept, test_owners = np.arange(len(x)), None
+    kept = np.arange(len(x))
+    test_owners: np.ndarray | None = None
     if test is not None:
         x_test = _inputs("x_test", test[0], text)
         y_test = _numbered("y_test", every[1], names)

@@ -341,7 +341,7 @@ QUICK = {
         "--alpha small": "could not convert",
     },
     "data": {
-        "digits --list": "--list shows all sets, so leave out digits",
+        "digits --list": "--list shows all datasets, so leave out digits",
         "digit": "unknown dataset 'digit'; choose one of digits",
         "mnist": (
             "mnist is stored in files: give data_dir or set the environment variable "
