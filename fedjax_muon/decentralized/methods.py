@@ -41,6 +41,11 @@ def _muon(polar: Polar | None, normalize_vectors: bool) -> optax.GradientTransfo
 
 
 def _noisy_gradient(sigma: Hyper) -> Estimator:
+    """A fresh gradient with noise.
+
+    Args:
+      sigma: Standard deviation of the noise in every coordinate.
+    """
     return noisy(fresh(), sigma)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
-from fedjax_muon import data
+from fedjax_muon import data, tracking
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import compare, logs, train
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
@@ -149,7 +149,7 @@ def test_wrong_names_are_refused_at_once(capsys, tmp_path):
 
 
 def test_a_missing_package_is_refused_at_once(capsys, tmp_path, monkeypatch, copied):
-    monkeypatch.setitem(logs.TRACKERS, "absent", ("no_such_package", logs._json))
+    monkeypatch.setitem(logs.TRACKERS, "absent", ("no_such_package", tracking.json_lines))
     place = tmp_path / "other"
     said = refused(capsys, *TRAIN, "--log", "absent", "--output", place)
     assert said.endswith('run: pip install "no_such_package"')
