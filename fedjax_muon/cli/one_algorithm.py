@@ -23,10 +23,10 @@ def _options(method: Method) -> type:
     """The plain options of a method as a dataclass, with its docstring's help."""
     help_of: dict[str, str] = {}
     # an argument that many methods share is described at the first one alone
-    others = [other.function for other in METHODS.values()]
-    own = reversed(method.preset.functions) if method.preset else ()
-    for function in (method.function, *own, *others):
-        help_of = _help(function) | help_of
+    for each in (method, *METHODS.values()):
+        bases = reversed(each.preset.functions) if each.preset else ()
+        for function in (each.function, *bases):
+            help_of = _help(function) | help_of
     fields: list[Any] = []
     for name, default in hyper_parameters(method).items():
         kind: Any = Annotated[type(default), tyro.conf.arg(help=help_of.get(name, ""))]

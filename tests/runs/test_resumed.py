@@ -149,7 +149,8 @@ def test_wrong_names_are_refused_at_once(capsys, tmp_path):
 
 
 def test_a_missing_package_is_refused_at_once(capsys, tmp_path, monkeypatch, copied):
-    monkeypatch.setitem(logs.TRACKERS, "absent", ("no_such_package", tracking.json_lines))
+    absent = "no_such_package", tracking.json_lines
+    monkeypatch.setitem(logs.TRACKERS, "absent", absent)
     place = tmp_path / "other"
     said = refused(capsys, *TRAIN, "--log", "absent", "--output", place)
     assert said.endswith('run: pip install "no_such_package"')
