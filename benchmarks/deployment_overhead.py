@@ -92,7 +92,13 @@ def over_flower(rounds: int, place: Path) -> Ways:
 def over_nvflare(python: Path, rounds: int, place: Path) -> Ways:
     """This library over NVFlare, in the environment of another Python."""
     output = place / "nvflare.json"
-    command = [python, "-m", "benchmarks.overhead_sites", str(rounds), output]
+    command: list[str | Path] = [
+        python,
+        "-m",
+        "benchmarks.overhead_sites",
+        str(rounds),
+        output,
+    ]
     # the home has NVFlare's own files
     environment = os.environ | path_variables() | {"HOME": str(place)}
     with tempfile.TemporaryDirectory() as short:  # paths of sockets are bounded
