@@ -2,7 +2,7 @@
 
     python -m benchmarks.deployment_overhead --rounds 5 --nvflare PYTHON --output FILE
 
-Four processes of this machine train an MLP of 199,210 parameters: with this library
+Eight processes of this machine train an MLP of 199,210 parameters: with this library
 over Flower, with Flower's own FedAvg strategy, whose clients run the same compiled
 local steps, and with this library over NVFlare. `alone` runs the steps of all clients
 one after the other in one process. A first round, which compiles, does not count.
