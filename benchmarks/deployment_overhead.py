@@ -2,7 +2,7 @@
 
     python -m benchmarks.deployment_overhead --rounds 5 --nvflare PYTHON --output FILE
 
-Four processes of this machine train an MLP of 199,210 parameters: with this library
+Eight processes of this machine train an MLP of 199,210 parameters: with this library
 over Flower, with Flower's own FedAvg strategy, whose clients run the same compiled
 local steps, and with this library over NVFlare. `alone` runs the steps of all clients
 one after the other in one process. A first round, which compiles, does not count.
@@ -92,7 +92,13 @@ def over_flower(rounds: int, place: Path) -> Ways:
 def over_nvflare(python: Path, rounds: int, place: Path) -> Ways:
     """This library over NVFlare, in the environment of another Python."""
     output = place / "nvflare.json"
-    command = [python, "-m", "benchmarks.overhead_sites", str(rounds), output]
+    command: list[str | Path] = [
+        python,
+        "-m",
+        "benchmarks.overhead_sites",
+        str(rounds),
+        output,
+    ]
     # the home has NVFlare's own files
     environment = os.environ | path_variables() | {"HOME": str(place)}
     with tempfile.TemporaryDirectory() as short:  # paths of sockets are bounded

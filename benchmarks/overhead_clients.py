@@ -1,6 +1,6 @@
 """The federation of `benchmarks.deployment_overhead`: its clients and their steps.
 
-Four clients train an MLP of 199,210 parameters on their own 600 examples, 30 steps of
+Eight clients train an MLP of 199,210 parameters on their own 600 examples, 30 steps of
 20 examples in every round.
 """
 
@@ -28,7 +28,7 @@ from fedjax_muon.deploy import (
 from fedjax_muon.deploy.node import client_program, round_of
 from fedjax_muon.tasks.classification import classification
 
-CLIENTS, EXAMPLES, INPUTS, CLASSES = 4, 600, 784, 10
+CLIENTS, EXAMPLES, INPUTS, CLASSES = 8, 600, 784, 10
 KEY = 0
 Timed = tuple[list[float], Any]  # when rounds have ended, and the parameters
 

@@ -147,7 +147,6 @@ def _process(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the command that started it
         )
 
 
