@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import outcome
 from .kills import SMALL, environment, results
 
 TINY = [*SMALL, "--rounds", "3", "--evaluate-every", "1"]
@@ -99,8 +98,8 @@ def limited_files(place: Path, sizes: tuple[int, ...] = (1, 2, 5, 50)) -> list[C
         status, text = ended(process)
         problem = _refused(status, text, (1, 2))
         if not problem and (own / "run" / "config.json").exists():
-            end = outcome.run(["resume", own / "run"])
-            problem = "" if end.status == 0 else f"not resumed: {end.text[-200:]}"
+            status, text = ended(spawn(["resume", "run"], own))
+            problem = "" if status == 0 else f"not resumed: {text[-200:]}"
         checks.append(Check(f"files of at most {size} kB", problem))
     return checks
 

@@ -55,8 +55,8 @@ def test_damaged_runs_are_refused_or_repaired(seed, finished, tmp_path):
 def test_a_killed_run_is_resumed_to_the_same_numbers(tmp_path):
     """Killed while it saves, and again while it trains."""
     whole, run_dir, said = tmp_path / "whole", tmp_path / "run", tmp_path / "phase"
-    words = [word.replace("400", "80") for word in kills.COMMANDS["train"]]
-    assert outcome.run([*words, "--output", whole]).problem == ""
+    words = [word.replace("400", "120") for word in kills.COMMANDS["train"]]
+    assert kills.finish(said, *words, "--output", str(whole)) == ""
     again = [*words, "--output", str(run_dir)]
     for phase, number in (("saving", signal.SIGKILL), ("training", signal.SIGTERM)):
         said.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def test_a_killed_run_is_resumed_to_the_same_numbers(tmp_path):
         assert process.returncode in (-signal.SIGKILL, 130)
         if (run_dir / "config.json").exists():
             again = ["resume", str(run_dir)]
-    assert outcome.run(again).problem == ""
+    assert kills.finish(said, *again) == ""
     assert kills.results(run_dir) == kills.results(whole)
 
 
