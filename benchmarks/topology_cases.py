@@ -252,14 +252,14 @@ def _in_full_size(
         return jax.ShapeDtypeStruct((count, *array.shape[1:]), array.dtype)
 
     few, count = made.clients, len(dataset.y_train)
-    clients = few._replace(
+    clients = dataclasses.replace(
+        few,
         x=shape(few.x, count),
         y=shape(few.y, count),
         order=shape(few.order, sum(map(len, parts))),
+        max_size=max_client_size_of(parts),
     )
-    return dataclasses.replace(
-        made, clients=clients, max_client_size=max_client_size_of(parts)
-    )
+    return dataclasses.replace(made, clients=clients)
 
 
 def _agents(case: Case, dataset: Dataset) -> Simulation:

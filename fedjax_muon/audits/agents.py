@@ -53,7 +53,7 @@ def agent_worlds(
 def _begun(simulation: Simulation) -> Any:
     created = simulation.programs.create(jax.random.key(0), None)
     given = simulation.inputs, created, simulation.clients
-    return simulation.programs.begin(*given, simulation.max_client_size)[0]
+    return simulation.programs.begin(*given)[0]
 
 
 def agent_record(spec: PrivacySpec, examples: int, steps: int) -> Record:

@@ -71,7 +71,7 @@ class Worlds:
         clients = self.simulation.clients
         if not present:
             x = clients.x.at[:, 0].multiply(self.absent)
-            clients = clients._replace(x=x)
+            clients = dataclasses.replace(clients, x=x)
         found = []
         for i in range(0, len(keys), CHUNK):
             some = keys[i : i + CHUNK]
@@ -130,16 +130,16 @@ def world_program(
       A function (inputs, clients, keys [N], run keys [N] or None) of what is seen of
       the states after `begin` and after every round, [N, rounds + 1, ...].
     """
-    programs, size = simulation.programs, simulation.max_client_size
+    programs = simulation.programs
     assert simulation.guarantee is not None  # it is private
     rounds = simulation.guarantee.rounds
 
     def one(inputs: Any, clients: Any, key: jax.Array, run_key: Any) -> jax.Array:
         created = programs.create(key, run_key)
-        state, _ = programs.begin(inputs, created, clients, size)
+        state, _ = programs.begin(inputs, created, clients)
 
         def body(state: Any, _: Any) -> tuple[Any, jax.Array]:
-            state, _ = programs.rounds(inputs, state, clients, 1, size)
+            state, _ = programs.rounds(inputs, state, clients, 1)
             return state, observe(state)
 
         _, later = jax.lax.scan(body, state, length=rounds)

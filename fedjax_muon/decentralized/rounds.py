@@ -63,7 +63,6 @@ class GossipSetup(NamedTuple):
 def one_batch(
     setup: GossipSetup,
     clients: Clients,
-    max_client_size: int,
     first: bool,
     index: Any,
     agent: jax.Array,
@@ -75,14 +74,13 @@ def one_batch(
       first: Whether the batch is that of t = 0.
     """
     size = setup.first_size if first else setup.batch_size
-    draw = draw_rows(clients, setup.sampler(index), 1, size, max_client_size)
+    draw = draw_rows(clients, setup.sampler(index), 1, size)
     return jax.tree.map(lambda row: row[0], draw(agent, key))
 
 
 def batches(
     setup: GossipSetup,
     clients: Clients,
-    max_client_size: int,
     first: bool,
     key: jax.Array,
     index: Any,
@@ -90,7 +88,7 @@ def batches(
     """Draws the batches of all agents as `one_batch` does, leaves [m, ...]."""
     agents = jnp.arange(setup.agents, dtype=jnp.int32)
     keys = jax.random.split(jax.random.fold_in(key, index), setup.agents)
-    one = partial(one_batch, setup, clients, max_client_size, first, index)
+    one = partial(one_batch, setup, clients, first, index)
     return jax.vmap(one)(agents, keys)
 
 
@@ -130,13 +128,12 @@ def begin_run(
     inputs: Inputs,
     keys: tuple[jax.Array, jax.Array],
     clients: Clients,
-    max_client_size: int,
 ) -> State:
     """Runs iteration 0, with keys from `created`."""
     init_key, key = keys
     batch_key, agent_key = keys_of(key)
     start, _ = step_functions(setup, inputs, clients)
-    drawn = batches(setup, clients, max_client_size, True, batch_key, 0)
+    drawn = batches(setup, clients, True, batch_key, 0)
     return State(start(inputs.task.init(init_key), drawn, agent_key), key)
 
 
@@ -146,7 +143,6 @@ def run_rounds(
     state: State,
     clients: Clients,
     count: jax.Array,
-    max_client_size: int,
 ) -> tuple[State, Metrics]:
     """Runs `count` iterations, a number that may be traced."""
     batch_key, agent_key = keys_of(state.key)
@@ -155,7 +151,7 @@ def run_rounds(
     def body(_, carry):
         training, metrics = carry
         index = training.index
-        drawn = batches(setup, clients, max_client_size, False, batch_key, index)
+        drawn = batches(setup, clients, False, batch_key, index)
         training = step(training, drawn, agent_key)
         lost = ~jax.vmap(tree.all_finite)(training.nodes.params)
         first = jnp.where(lost & (metrics.lost_round < 0), index, metrics.lost_round)

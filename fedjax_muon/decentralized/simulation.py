@@ -48,7 +48,6 @@ from fedjax_muon.simulation.batching import (
     Sampler,
     always,
     clients_of,
-    max_client_size_of,
     objective_of,
     shuffled_epochs,
 )
@@ -123,11 +122,10 @@ def decentralize(
     )
     mixed, links = _mix(setup, weights)
     clients = _place(setup, dataset.x_train, dataset.y_train, parts)
-    max_client_size = max_client_size_of(parts)
     inputs = inputs_of(algorithm, setup.task, mixed, noise)
     # raises if sizes or parameters do not fit
-    begin = partial(begin_run, setup, max_client_size=max_client_size)
-    jax.eval_shape(begin, inputs, created(jax.random.key(0)), clients)
+    keys = created(jax.random.key(0))
+    jax.eval_shape(partial(begin_run, setup), inputs, keys, clients)
     check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
     inputs, test = _placed(setup, (inputs, test))
@@ -138,28 +136,26 @@ def decentralize(
         clients=clients,
         test=test,
         programs=_programs(setup),
-        max_client_size=max_client_size,
         links=links,
         guarantee=guarantee,
     )
 
 
 def _programs(setup: GossipSetup) -> Programs:
-    def begin(inputs, keys, clients, max_client_size):
-        state = begin_run(setup, inputs, keys, clients, max_client_size)
+    def begin(inputs, keys, clients):
+        state = begin_run(setup, inputs, keys, clients)
         return state, jnp.ones(setup.agents, bool)
 
-    def rounds(inputs, state, clients, count, max_client_size):
-        return run_rounds(setup, inputs, state, clients, count, max_client_size)
+    def rounds(inputs, state, clients, count):
+        return run_rounds(setup, inputs, state, clients, count)
 
     replicated, where, _ = _shardings(setup)
     return Programs(
         create=created,
-        begin=jax.jit(begin, static_argnums=3, out_shardings=(where, replicated)),
+        begin=jax.jit(begin, out_shardings=(where, replicated)),
         rounds=jax.jit(
             rounds,
             donate_argnums=1,
-            static_argnums=4,
             out_shardings=(where, replicated),
         ),
         score=jax.jit(score_mean),
@@ -222,9 +218,8 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
     setup, clients = simulation.setup, simulation.clients
     objective = objective_of(setup.task, clients)
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
-    size = simulation.max_client_size
     batch = lambda first: jax.eval_shape(
-        partial(one_batch, setup, clients, size, first, 0),
+        partial(one_batch, setup, clients, first, 0),
         jnp.int32(0),
         jax.random.key(0),
     )
@@ -258,7 +253,7 @@ RUNNER = Runner(
     evaluate=_evaluate,
     traffic=_traffic,
     programs=_programs,
-    shardings=_shardings,
+    shardings=lambda setup, clients: _shardings(setup),
     mix=_mix,
     calibrate=_calibrate,
 )

@@ -163,10 +163,7 @@ def client_program(
         ours = shared.with_inputs(inputs)
         exchange = ours.exchanges[number]
         objective, draw = objective_and_sampler(
-            ours.setup,
-            clients,
-            ours.max_client_size,
-            prologue=number < ours.first,
+            ours.setup, clients, prologue=number < ours.first
         )
         member_key, draw_key = request["keys"]
         batches = draw(client, draw_key)
@@ -282,4 +279,5 @@ def _clients(shared: Federation, client: int, x: np.ndarray, y: np.ndarray) -> C
         start=jnp.zeros(number, jnp.int32),
         size=jnp.asarray(size),
         shares=jnp.asarray(shares),
+        max_size=shared.max_client_size,
     )

@@ -202,16 +202,18 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     setup = simulation.setup._replace(devices=several)
     if isinstance(setup, Setup):  # agents have no plan
         setup = setup_with_plan(setup, plan)
-    runner, size = simulation.runner, simulation.max_client_size
+    runner = simulation.runner
     programs = runner.programs(setup)
     alone = SingleDeviceSharding(devices[0])
-    shardings = runner.shardings(setup) if several else (alone, alone, alone)
+    shardings = (alone, alone, alone)
+    if several:
+        shardings = runner.shardings(setup, simulation.clients)
     clients = _placed(simulation.clients, shardings[2], len(devices))
     created = jax.eval_shape(programs.create, jax.random.key(0))
-    begun = programs.begin.trace(simulation.inputs, created, clients, size).out_info[0]
+    begun = programs.begin.trace(simulation.inputs, created, clients).out_info[0]
     inputs, state = map(_placed, (simulation.inputs, begun), shardings)
     count = jax.ShapeDtypeStruct((), jnp.int32)
-    return programs.rounds.trace(inputs, state, clients, count, size)
+    return programs.rounds.trace(inputs, state, clients, count)
 
 
 @contextlib.contextmanager

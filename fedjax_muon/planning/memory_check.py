@@ -53,17 +53,18 @@ def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
     """
     setup, programs = simulation.setup, simulation.programs
     inputs, clients = simulation.inputs, simulation.clients
-    task, max_client_size = setup.task, simulation.max_client_size
     created = jax.eval_shape(programs.create, jax.random.key(0))
-    begin = programs.begin.trace(inputs, created, clients, max_client_size)
+    begin = programs.begin.trace(inputs, created, clients)
     state, _ = begin.out_info
     divided = tree.nbytes(state.divided)
     held = tree.nbytes(state) - divided + divided // max(1, len(setup.devices))
-    rounds = programs.rounds.trace(inputs, state, clients, 1, max_client_size)
+    rounds = programs.rounds.trace(inputs, state, clients, 1)
     count = lambda tree: len(jax.tree.leaves(tree))
     donated = lambda state: [False] * count(inputs) + [True] * count(state)
     begun = peak_bytes(begin.jaxpr, donated(created)) - held
-    score = programs.score.trace(task, state.params, clients, simulation.test).jaxpr
+    score = programs.score.trace(
+        setup.task, state.params, clients, simulation.test
+    ).jaxpr
     work = round(ALLOWANCE * max(begun, peak_bytes(score)))
     if compiled:
         work = max(work, _compiled_work(rounds))

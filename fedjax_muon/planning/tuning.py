@@ -109,9 +109,8 @@ def signature_of(simulation: Simulation) -> Signature:
     devices = simulation.setup.devices or jax.devices()[:1]
     one = with_plan(simulation, vmapped)
     created = jax.eval_shape(one.programs.create, jax.random.key(0))
-    size = one.max_client_size
-    begun = one.programs.begin.trace(one.inputs, created, one.clients, size)
-    arguments = one.inputs, begun.out_info[0], one.clients, 1, size
+    begun = one.programs.begin.trace(one.inputs, created, one.clients)
+    arguments = one.inputs, begun.out_info[0], one.clients, 1
     text = one.programs.rounds.lower(*arguments).as_text()
     program = hashlib.sha256(f"{jax.__version__} {text}".encode()).hexdigest()[:16]
     return Signature(f"{len(devices)} x {devices[0].device_kind}", program)
@@ -131,8 +130,7 @@ def _measured(simulation: Simulation, seconds: float, repeats: int) -> float:
     def timed(rounds: int) -> float:
         copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # it is donated
         began = time.perf_counter()
-        size = simulation.max_client_size
-        jax.block_until_ready(run(inputs, copy, clients, rounds, size))
+        jax.block_until_ready(run(inputs, copy, clients, rounds))
         return (time.perf_counter() - began) / rounds
 
     timed(1)  # compiles

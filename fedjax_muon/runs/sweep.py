@@ -67,9 +67,9 @@ DRAWN = 10  # methods whose curves are drawn, the best
 
 def check(job: Sweep, executor: str | None = None) -> None:
     """Raises `ValueError` for what can't be swept, before anything is compiled."""
-    for kind, given in (("algorithms", job.algorithms), ("seeds", job.seeds)):
-        if not given or len(set(given)) != len(given):
-            raise ValueError(f"{kind} must be one or more, each once, got {given}")
+    for kind, several in (("algorithms", job.algorithms), ("seeds", job.seeds)):
+        if not several or len(set(several)) != len(several):
+            raise ValueError(f"{kind} must be one or more, each once, got {several}")
     if job.cells_at_once is not None and job.cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {job.cells_at_once}")
     if job.config.split_examples:
@@ -363,12 +363,12 @@ def points(job: Sweep, name: str, run_dir: Path) -> list[Point]:
             f"{run_dir} is not finished; continue with: "
             f"{directory.resume_command(run_dir)}"
         )
-    found = []
+    points = []
     for hyper in job.points(name):
         runs = [finished[*hyper.values(), seed] for seed in job.seeds]
         ended = [run for run in runs if run["diverged"][0] < 0]
-        found.append(Point(hyper, ended, len(runs) - len(ended)))
-    return found
+        points.append(Point(hyper, ended, len(runs) - len(ended)))
+    return points
 
 
 def label(job: Sweep, name: str) -> str:
@@ -396,11 +396,13 @@ def _grids(job: Sweep, run_dir: Path) -> dict[str, list[Point]]:
 def report(job: Sweep, run_dir: Path) -> tables.Cells:
     """Writes tables and figures of a finished sweep; returns the table of the best."""
     grids = _grids(job, run_dir)
-    found = {method: comparison.best(points) for method, points in grids.items()}
-    _write_points(grids, found, run_dir / "points.csv", job.config.score.lower())
+    best_points = {method: comparison.best(points) for method, points in grids.items()}
+    _write_points(grids, best_points, run_dir / "points.csv", job.config.score.lower())
     heading = f"{job.config.title}, {job.config.rounds} rounds"
     plots.grids(grids, run_dir / "grids.png", title=heading)
-    chosen = {method: point for method, point in found.items() if point is not None}
+    chosen = {
+        method: point for method, point in best_points.items() if point is not None
+    }
     target, ranked = np.nan, []
     if chosen:
         runs = {method: point.runs for method, point in chosen.items()}
@@ -414,7 +416,7 @@ def report(job: Sweep, run_dir: Path) -> tables.Cells:
         plots.curves(drawn, run_dir / "curves.png", title=heading, target=target)
     edges = {name: comparison.edges(grids[name], p) for name, p in chosen.items()}
     rows = [(row, chosen[row.method], edges[row.method]) for row in ranked]
-    diverged = [method for method, point in found.items() if point is None]
+    diverged = [method for method, point in best_points.items() if point is None]
     seeds, score = len(job.seeds), job.config.score
     table = tables.swept(rows, diverged, target, heading, seeds, score)
     (run_dir / "summary.md").write_text(tables.markdown(table))
@@ -430,7 +432,9 @@ def report(job: Sweep, run_dir: Path) -> tables.Cells:
     return table
 
 
-def _write_points(grids, found: Mapping[str, Point | None], path, kind: str) -> None:
+def _write_points(
+    grids, best_points: Mapping[str, Point | None], path, kind: str
+) -> None:
     columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
     header = ["method", "hyper", "status", "diverged_seeds", "best"]
     header += [f"{column}_{which}" for column in columns for which in ("mean", "std")]
@@ -438,7 +442,7 @@ def _write_points(grids, found: Mapping[str, Point | None], path, kind: str) -> 
         writer = csv.writer(file)
         writer.writerow(header)
         for method, points in grids.items():
-            chosen = found[method]
+            chosen = best_points[method]
             for point in points:
                 is_best = chosen is not None and point.hyper == chosen.hyper
                 status = "diverged" if point.diverged else "finished"

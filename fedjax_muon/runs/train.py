@@ -203,7 +203,6 @@ def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
             simulation.inputs,
             simulation.programs.create(key, None),
             simulation.clients,
-            simulation.max_client_size,
         )[0],
         start_key(run.seed),
     )

@@ -5,6 +5,7 @@ local steps scan `ExampleIndices`, and gather the examples step by step
 (`gradient_of_indices`).
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,7 +24,9 @@ Sampler = Callable[[jax.Array, jax.Array, int, int, int], jax.Array]
 # number of the client's examples
 
 
-class Clients(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Clients:
     """Training examples of all clients, each of which owns a segment of `order`."""
 
     x: jax.Array  # [n, ...]
@@ -32,6 +35,8 @@ class Clients(NamedTuple):
     start: jax.Array  # int32 [N], first position of a client's segment
     size: jax.Array  # int32 [N], length of the segment, at least 1
     shares: jax.Array  # float32 [N, classes], class frequencies of a client's examples
+    # upper bound of the sizes, on which the shapes in compiled programs depend
+    max_size: int = dataclasses.field(metadata={"static": True})
 
 
 class ExampleIndices(NamedTuple):
@@ -85,6 +90,7 @@ def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
         start=as_ids(start),
         size=as_ids(sizes),
         shares=jnp.asarray(np.array(counts) / np.array(sizes)[:, None], jnp.float32),
+        max_size=max_client_size_of(parts),
     )
 
 
@@ -250,17 +256,13 @@ def cyclic_poisson(longest_batch: int, cycle: int) -> Callable[[jax.Array], Samp
 
 
 def draw_rows(
-    clients: Clients,
-    sampler: Sampler,
-    steps: int,
-    batch_size: int,
-    max_client_size: int,
+    clients: Clients, sampler: Sampler, steps: int, batch_size: int
 ) -> Callable[[jax.Array, jax.Array], ExampleIndices]:
     """Makes a function `(client id, key) -> ExampleIndices`, for the engine."""
 
     def draw(client: jax.Array, key: jax.Array) -> ExampleIndices:
         size = clients.size[client]
-        position = sampler(key, size, steps, batch_size, max_client_size)
+        position = sampler(key, size, steps, batch_size, clients.max_size)
         ids = clients.order[clients.start[client] + jnp.maximum(position, 0)]
         ids = jnp.where(position < 0, -1, ids)
         return ExampleIndices(ids, jnp.full(len(ids), client, jnp.int32))

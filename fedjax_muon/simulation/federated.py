@@ -45,7 +45,6 @@ from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
     clients_of,
-    max_client_size_of,
     shuffled_epochs,
 )
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate, own_tests_of
@@ -185,7 +184,6 @@ def federate(
         clients=clients,
         test=test,
         programs=_programs(setup),
-        max_client_size=max_client_size_of(parts),
         guarantee=guarantee,
         own_tests=own_tests,
     )
@@ -226,21 +224,21 @@ def with_task(simulation: Simulation, task: Task) -> Simulation:
 
 def _programs(setup: Setup) -> Programs:
     def begin(
-        inputs: Inputs, state: State, clients: Clients, max_client_size: int
+        inputs: Inputs, state: State, clients: Clients
     ) -> tuple[State, jax.Array]:
-        run = with_inputs(partial(run_prologue, max_client_size=max_client_size), setup)
-        return _on_devices(setup, run)(inputs, state, clients)
+        run = _on_devices(setup, with_inputs(run_prologue, setup), clients)
+        return run(inputs, state, clients)
 
     def rounds(
-        inputs: Inputs, state: State, clients: Clients, count: int, max_client_size: int
+        inputs: Inputs, state: State, clients: Clients, count: int
     ) -> tuple[State, Metrics]:
-        run = with_inputs(partial(run_rounds, max_client_size=max_client_size), setup)
-        return _on_devices(setup, run, REPLICATED)(inputs, state, clients, count)
+        run = _on_devices(setup, with_inputs(run_rounds, setup), clients, REPLICATED)
+        return run(inputs, state, clients, count)
 
     return Programs(
         create=partial(_create, setup),
-        begin=jax.jit(begin, donate_argnums=1, static_argnums=3),
-        rounds=jax.jit(rounds, donate_argnums=1, static_argnums=4),
+        begin=jax.jit(begin, donate_argnums=1),
+        rounds=jax.jit(rounds, donate_argnums=1),
         score=jax.jit(evaluate),
         own=own_accuracy.program(setup),
     )
@@ -250,16 +248,11 @@ def _programs(setup: Setup) -> Programs:
 STATE = State(engine.State(REPLICATED, REPLICATED, SHARDED), REPLICATED)
 
 
-def client_specs(setup: Setup) -> Clients:
+def client_specs(setup: Setup, clients: Clients) -> Clients:
     """The specs of the clients' examples on several devices."""
-    return Clients(
-        x=SHARDED if setup.split_examples else REPLICATED,
-        y=REPLICATED,
-        order=REPLICATED,
-        start=REPLICATED,
-        size=REPLICATED,
-        shares=REPLICATED,
-    )
+    specs = jax.tree.map(lambda _: REPLICATED, clients)
+    examples = SHARDED if setup.split_examples else REPLICATED
+    return dataclasses.replace(specs, x=examples)
 
 
 def _place(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
@@ -270,8 +263,9 @@ def _place(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients
     if setup.split_examples:
         missing = -len(clients.x) % len(setup.devices)
         last = jnp.repeat(clients.x[-1:], missing, 0)  # never drawn
-        clients = clients._replace(x=jnp.concatenate([clients.x, last]))
-    return placed(clients, setup.devices, client_specs(setup))
+        x = jnp.concatenate([clients.x, last])
+        clients = dataclasses.replace(clients, x=x)
+    return placed(clients, setup.devices, client_specs(setup, clients))
 
 
 def _evaluate(simulation: Simulation, state: State) -> Evaluation:
@@ -289,9 +283,7 @@ def _evaluate(simulation: Simulation, state: State) -> Evaluation:
 def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
     """Counts the bytes of all clients before round 0, and of a cohort in a round."""
     setup = simulation.setup._replace(split_examples=False)
-    objective, draw = objective_and_sampler(
-        setup, simulation.clients, simulation.max_client_size
-    )
+    objective, draw = objective_and_sampler(setup, simulation.clients)
     algorithm = setup.algorithm
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
@@ -311,19 +303,19 @@ RUNNER = Runner(
     evaluate=_evaluate,
     traffic=_traffic,
     programs=_programs,
-    shardings=lambda setup: shardings(
-        setup.devices, (REPLICATED, STATE, client_specs(setup))
+    shardings=lambda setup, clients: shardings(
+        setup.devices, (REPLICATED, STATE, client_specs(setup, clients))
     ),
 )
 
 
 def _on_devices(
-    setup: Setup, run: Callable[..., Any], *more_specs: Any
+    setup: Setup, run: Callable[..., Any], clients: Clients, *more_specs: Any
 ) -> Callable[..., Any]:
     """Runs `run(inputs, state, clients, ...) -> (state, ...)` on all devices."""
     if not setup.devices:
         return run
-    specs = (REPLICATED, STATE, client_specs(setup), *more_specs)
+    specs = (REPLICATED, STATE, client_specs(setup, clients), *more_specs)
     return across(setup.devices, run, specs, (STATE, REPLICATED))
 
 

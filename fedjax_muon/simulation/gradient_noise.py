@@ -33,7 +33,7 @@ def noise_norms(
     """
     if batches < 2:
         raise ValueError(f"batches must be at least 2, got {batches}")
-    run = partial(_norms, max_client_size=simulation.max_client_size, batches=batches)
+    run = partial(_norms, batches=batches)
     measure = jax.jit(with_inputs(run, simulation.setup))
     return measure(simulation.inputs, simulation.clients, params, key)
 
@@ -44,11 +44,10 @@ def _norms(
     params: Params,
     key: jax.Array,
     *,
-    max_client_size: int,
     batches: int,
 ) -> jax.Array:
     grad = gradient_of_indices(clients, setup.task.grad)
-    draw = draw_rows(clients, setup.sampler, 1, setup.batch_size, max_client_size)
+    draw = draw_rows(clients, setup.sampler, 1, setup.batch_size)
 
     def gradient(client: jax.Array, key: jax.Array) -> Params:
         rows_key, grad_key = jax.random.split(key)

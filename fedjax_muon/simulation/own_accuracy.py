@@ -72,8 +72,7 @@ def own_accuracies(
     arguments = _Arguments(
         params, params_of_clients(params, client_states), clients, test, rows, keys, lr
     )
-    run, size = simulation.programs.own, simulation.max_client_size
-    return np.asarray(run(simulation.inputs, arguments, steps, size))
+    return np.asarray(simulation.programs.own(simulation.inputs, arguments, steps))
 
 
 def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
@@ -95,7 +94,7 @@ def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
 
 def program(setup: Setup) -> jax.stages.Wrapped:
     """The program of `own_accuracies`, which is compiled when it is first used."""
-    return jax.jit(with_inputs(_accuracies, setup), static_argnums=(2, 3))
+    return jax.jit(with_inputs(_accuracies, setup), static_argnums=2)
 
 
 def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
@@ -120,13 +119,9 @@ class _Arguments(NamedTuple):
     lr: jax.Array | float
 
 
-def _accuracies(
-    setup: Setup, arguments: _Arguments, steps: int, size: int
-) -> jax.Array:
+def _accuracies(setup: Setup, arguments: _Arguments, steps: int) -> jax.Array:
     objective = objective_of(setup.task, arguments.clients)
-    draw = draw_rows(
-        arguments.clients, setup.sampler, max(steps, 1), setup.batch_size, size
-    )
+    draw = draw_rows(arguments.clients, setup.sampler, max(steps, 1), setup.batch_size)
     x, y = arguments.test
 
     def one(client: jax.Array) -> jax.Array:

@@ -144,20 +144,16 @@ def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
 
 
 def objective_and_sampler(
-    setup: Setup,
-    clients: Clients,
-    max_client_size: int,
-    *,
-    prologue: bool = False,
+    setup: Setup, clients: Clients, *, prologue: bool = False
 ) -> tuple[Objective, engine.Draw]:
     """Makes the objective of local steps, and the function that draws their batches.
 
     That function is `(client id, key) -> batches`. There are batches for the largest
     number of steps of any client; in the prologue, one for each.
     """
-    bound = setup.work.bound(max_client_size, setup.batch_size)
+    bound = setup.work.bound(clients.max_size, setup.batch_size)
     steps = 1 if prologue else bound
-    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, max_client_size)
+    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size)
     if not setup.split_examples:
         return objective_of(setup.task, clients), draw
     fetch = lambda client, key: batch_of(clients, draw(client, key), sharded_gather)
@@ -196,7 +192,7 @@ def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -
 
 
 def run_prologue(
-    setup: Setup, state: State, clients: Clients, max_client_size: int
+    setup: Setup, state: State, clients: Clients
 ) -> tuple[State, jax.Array]:
     """Runs the prologue of the algorithm, if it has one.
 
@@ -207,9 +203,7 @@ def run_prologue(
     training, key = state
     if not setup.algorithm.prologue:
         return state, jnp.ones(setup.num_clients, bool)
-    objective, draw = objective_and_sampler(
-        setup, clients, max_client_size, prologue=True
-    )
+    objective, draw = objective_and_sampler(setup, clients, prologue=True)
     run = engine.make_prologue(
         setup.algorithm, objective, setup.num_clients, setup.plan, draw
     )
@@ -236,7 +230,7 @@ def cohort_of(
 
 
 def _round(
-    setup: Setup, state: State, clients: Clients, max_client_size: int
+    setup: Setup, state: State, clients: Clients
 ) -> tuple[State, jax.Array, jax.Array]:
     """Runs a round; returns the state, the cohort, and whose messages were lost."""
     training, key = state
@@ -247,7 +241,7 @@ def _round(
         in_round(streams.DROPOUT), 1 - setup.dropout, cohort.shape
     )
     weights = jnp.where(present, setup.weighting(clients.size[cohort]), 0)
-    objective, draw = objective_and_sampler(setup, clients, max_client_size)
+    objective, draw = objective_and_sampler(setup, clients)
     run = engine.make_round(
         setup.algorithm,
         objective,
@@ -261,18 +255,14 @@ def _round(
 
 
 def run_rounds(
-    setup: Setup,
-    state: State,
-    clients: Clients,
-    count: int | jax.Array,
-    max_client_size: int,
+    setup: Setup, state: State, clients: Clients, count: int | jax.Array
 ) -> tuple[State, Metrics]:
     """Runs `count` rounds, a number that may be traced."""
 
     def body(_: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
         state, metrics = carry
         index = state.training.index
-        state, cohort, is_lost = _round(setup, state, clients, max_client_size)
+        state, cohort, is_lost = _round(setup, state, clients)
         first = metrics.lost_round[cohort]
         first = jnp.where(is_lost & (first < 0), index, first)
         lost = metrics.lost.at[cohort].add(is_lost)

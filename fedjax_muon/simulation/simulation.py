@@ -20,7 +20,7 @@ from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import check_key, check_not_donated
-from fedjax_muon.simulation.batching import Clients, max_client_size_of
+from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
 from fedjax_muon.simulation.rounds import Inputs, Metrics
 
@@ -52,9 +52,9 @@ class Programs(NamedTuple):
 
     # (key, key of the run or None) -> state before `begin`
     create: Callable[..., Any]
-    begin: jax.stages.Wrapped  # (inputs, state, clients, max_client_size)
+    begin: jax.stages.Wrapped  # (inputs, state, clients)
     # -> (state before round 0, whether each client's message was received)
-    rounds: jax.stages.Wrapped  # (inputs, state, clients, count, max_client_size)
+    rounds: jax.stages.Wrapped  # (inputs, state, clients, count)
     # -> (state, metrics)
     # (task, params, clients, test, own_tests) -> scores
     score: jax.stages.Wrapped
@@ -70,8 +70,9 @@ class Runner(NamedTuple):
     # simulation -> bytes of all clients before round 0, and in a round
     traffic: Callable[["Simulation"], tuple[Traffic, Traffic]]
     programs: Callable[[Any], Programs]  # setup -> programs, which are not compiled yet
-    # setup with devices -> shardings of inputs, states and clients, as prefixes
-    shardings: Callable[[Any], tuple[Any, Any, Any]]
+    # (setup with devices, clients) -> shardings of inputs, states and clients, as
+    # prefixes
+    shardings: Callable[[Any, Clients], tuple[Any, Any, Any]]
     # (setup, weights) -> (mixer, links); None with a server, which mixes nothing
     mix: Callable[[Any, np.ndarray], tuple[Any, float]] | None = None
     # (setup, privacy or None, sizes) -> (setup, guarantee, numbers) of other noise or
@@ -91,7 +92,6 @@ class Simulation:
     clients: Clients
     test: tuple[jax.Array, jax.Array]
     programs: Programs
-    max_client_size: int  # upper bound of the sizes of all clients
     links: float = 0.0  # number of directed links in a decentralized iteration
     guarantee: Guarantee | None = None  # of a private simulation
     own_tests: OwnTests | None = None  # if clients have test examples of their own
@@ -115,7 +115,6 @@ class Simulation:
             self.inputs,
             self.programs.create(key, run_key),
             self.clients,
-            self.max_client_size,
         )
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
@@ -138,9 +137,7 @@ class Simulation:
         check_not_donated(state)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
-        return self.programs.rounds(
-            self.inputs, state, self.clients, count, self.max_client_size
-        )
+        return self.programs.rounds(self.inputs, state, self.clients, count)
 
     def evaluate(self, state: Any) -> Any:
         """Evaluates the parameters of a state, which is not donated.
@@ -206,7 +203,6 @@ class Simulation:
             changes["clients"] = self.runner.place(
                 self.setup, self.clients.x, self.clients.y, parts
             )
-            changes["max_client_size"] = max_client_size_of(parts)
         if test_parts is not None:
             count = len(self.test[1])
             changes["own_tests"] = own_tests_of(

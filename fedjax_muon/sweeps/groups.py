@@ -158,9 +158,9 @@ class Groups:
             validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
         if over is None:
             over = sequential if jax.default_backend() == "cpu" else vectorized
-        x, y, *_ = simulation.clients
         self.simulation, self.drop_nonfinite = simulation, drop_nonfinite
-        shared = _Shared(x, y, simulation.test, validation, simulation.inputs.task)
+        clients, task = simulation.clients, simulation.inputs.task
+        shared = _Shared(clients.x, clients.y, simulation.test, validation, task)
         self.devices = devices
         self.shared = self._on_devices(shared, REPLICATED)
         self.programs = make_programs(simulation.setup, over, max_client_size, devices)
@@ -238,7 +238,7 @@ def make_programs(
             def one(state: Any, cell: _Stacked) -> Any:
                 algorithm = with_numbers(setup.algorithm, cell.numbers)
                 segments = (cell.order, cell.start, cell.size, cell.shares)
-                clients = Clients(shared.x, shared.y, *segments)
+                clients = Clients(shared.x, shared.y, *segments, max_client_size)
                 with_cell = setup._replace(algorithm=algorithm, task=shared.task)
                 return function(with_cell, state, clients, shared)
 
@@ -251,15 +251,11 @@ def make_programs(
         return run(states, stacked, shared)
 
     def begin(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
-        run = lambda setup, state, clients, _: run_prologue(
-            setup, state, clients, max_client_size
-        )
+        run = lambda setup, state, clients, _: run_prologue(setup, state, clients)
         return each(run, states, stacked, shared)
 
     def rounds(states: Any, count: int, stacked: _Stacked, shared: _Shared) -> Any:
-        run = lambda setup, state, clients, _: run_rounds(
-            setup, state, clients, count, max_client_size
-        )
+        run = lambda setup, state, clients, _: run_rounds(setup, state, clients, count)
         return each(run, states, stacked, shared)
 
     return _Programs(

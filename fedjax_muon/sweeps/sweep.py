@@ -107,7 +107,7 @@ def sweep(
     settings: dict[str, Any] = {
         "rounds": rounds,
         "evaluate_every": evaluate_every,
-        "max_client_size": max(one.max_client_size for one in varied),
+        "max_client_size": max(one.clients.max_size for one in varied),
         "drop_nonfinite": drop_nonfinite,
     }
     if executor is not None and call is not None:

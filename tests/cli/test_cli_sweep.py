@@ -250,16 +250,6 @@ def test_resuming_a_finished_sweep_runs_nothing(copy, swept, heard):
     assert_same_files(copy, swept)
 
 
-@pytest.mark.slow
-def test_resuming_runs_an_algorithm_that_was_not_begun(copy, swept, heard):
-    (copy / "cells" / "stem.csv").unlink()
-    for name in ("points.csv", "summary.csv", "summary.md"):
-        (copy / name).unlink()
-    run("resume", copy)
-    assert heard == [("stem", lr, seed) for _, lr, seed in CELLS]
-    assert_same_files(copy, swept)
-
-
 def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsys):
     place, whole = tmp_path / "sweep", sweeps.sweep
 

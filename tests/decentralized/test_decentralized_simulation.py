@@ -52,9 +52,7 @@ def test_iterations_by_hand(mixer):
     init_key, key = jax.random.split(jax.random.key(3))
     start = as_float64(TASK.init(init_key))
     agents = [[leaf.copy() for leaf in start] for _ in PARTS]
-    draw = partial(
-        draw_batches, simulation.setup, simulation.clients, simulation.max_client_size
-    )
+    draw = partial(draw_batches, simulation.setup, simulation.clients)
     for t in range(4):
         batch_key, _ = keys_of(key)
         rows = draw(t == 0, batch_key, t)

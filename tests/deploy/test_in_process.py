@@ -227,9 +227,7 @@ def simulated_without(lost, rounds=ROUNDS):
     @jax.jit
     def round(inputs, training, clients, cohort, weights):
         def run(setup):
-            objective, draw = objective_and_sampler(
-                setup, clients, simulation.max_client_size
-            )
+            objective, draw = objective_and_sampler(setup, clients)
             step = engine.make_round(
                 setup.algorithm, objective, CLIENTS, setup.plan, draw
             )

@@ -44,7 +44,7 @@ def test_a_case_has_the_shapes_of_its_data(algorithm):
     with_arrays = topology_cases.with_data(case, dataset)
     form = lambda one: jax.tree.map(lambda x: (x.shape, x.dtype), one.clients)
     assert form(simulation) == form(with_arrays)
-    assert simulation.max_client_size == with_arrays.max_client_size
+    assert simulation.clients.max_size == with_arrays.clients.max_size
     assert isinstance(simulation.clients.x, jax.ShapeDtypeStruct)
 
 

@@ -84,7 +84,7 @@ def test_convolutions_count_as_xla_counts_them(groups):
 def test_a_round_counts_all_its_local_steps():
     simulation = simulated(fedavg(lr=0.1), plan=mapped)
     state = simulation.init(jax.random.key(0))
-    given = simulation.inputs, state, simulation.clients, 1, simulation.max_client_size
+    given = simulation.inputs, state, simulation.clients, 1
     found = products_of(simulation.programs.rounds.trace(*given).jaxpr, "tpu").flops
     # forward, both gradients of the second layer, one of the first
     features = math.prod(DIGITS.x_train.shape[1:])

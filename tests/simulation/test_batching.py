@@ -17,7 +17,6 @@ from fedjax_muon.runs.config import Config
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.participation import by_examples, poisson_cohorts
-from fedjax_muon.sweeps.sweep import Cell, sweep
 
 # One test in a million would fail for another key, if all is as it should be.
 RARE = 1e-6
@@ -131,23 +130,6 @@ def test_clients_of_refuses():
     }.items():
         with pytest.raises(ValueError, match=message):
             batching.clients_of(X, Y, parts)
-
-
-def test_the_gradient_sees_the_rows_and_no_padding():
-    clients = batching.clients_of(X, Y, SEGMENTS)
-    seen = lambda params, batch, key: (params, batch, key)
-    rows = batching.ExampleIndices(jnp.array([7, -1, 0, -1]), jnp.int32(2))
-    gradient = batching.gradient_of_indices(clients, seen)
-    params, batch, key = gradient("params", rows, "key")
-    assert batch.client == 2
-    np.testing.assert_allclose(batch.shares, [2 / 5, 1 / 5, 2 / 5])  # 2 7 3 9 5 mod 3
-    assert (params, key) == ("params", "key")
-    np.testing.assert_array_equal(batch.weight, [1, 0, 1, 0])
-    assert batch.weight.dtype == jnp.float32
-    np.testing.assert_array_equal(batch.x[::2], X[[7, 0]])
-    np.testing.assert_array_equal(batch.y[::2], Y[[7, 0]])
-    assert np.isfinite(batch.x).all()  # what padding promises
-    assert set(batch.y.tolist()) <= set(Y.tolist())
 
 
 # ------------------------------------------------ samplers that accounting counts on
@@ -304,16 +286,6 @@ def test_a_simulation_with_poisson_cohorts(simulation):
     assert len(sizes) > 2
     # two clients are expected, and send two parts of 5 x 3 + 3 numbers
     assert simulation.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_the_same(simulation):
-    state, _ = simulation.train_rounds(simulation.init(KEY), 3)
-    cells = [Cell({}, KEY, PARTS)]
-    (((rows, diverged),),) = sweep(simulation, cells, rounds=3, evaluate_every=3)
-    assert diverged is None
-    loss = float(simulation.evaluate(state)["test_loss"])
-    np.testing.assert_allclose(rows[-1]["test_loss"], loss, rtol=1e-5)
 
 
 def test_what_does_not_go_together_is_refused():

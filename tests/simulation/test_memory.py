@@ -129,7 +129,7 @@ def abstract(one):
 
 
 def given_to_a_round(one):
-    return one.inputs, abstract(one), one.clients, 1, one.max_client_size
+    return one.inputs, abstract(one), one.clients, 1
 
 
 def compiled(one) -> int:
@@ -138,7 +138,7 @@ def compiled(one) -> int:
     # LLVM's optimisation takes most of the time, and has no part in this
     quick = {"xla_backend_optimization_level": 0}
     found = program.compile(compiler_options=quick).memory_analysis()
-    examples = sum(x.addressable_data(0).nbytes for x in one.clients)
+    examples = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(one.clients))
     total = found.argument_size_in_bytes + found.temp_size_in_bytes
     total += found.output_size_in_bytes - found.alias_size_in_bytes
     return total - examples
@@ -211,7 +211,7 @@ def test_a_checked_simulation_is_not_traced_again():
     one = federation.federation(weighting=counting)
     check_memory(one)
     state = one.programs.create(jax.random.key(0))
-    one.programs.rounds.lower(one.inputs, state, one.clients, 1, one.max_client_size)
+    one.programs.rounds.lower(one.inputs, state, one.clients, 1)
     assert len(traces) == 1
 
 

@@ -51,7 +51,7 @@ def test_repartition_is_the_simulation_of_these_parts(plain):
     parts = cut([5, 5, 30, 5, 15, 15], seed=3)
     expected = trained(federation.federation(parts=parts), 3, 4)
     assert_same_bits(trained(plain.vary(parts=parts), 3, 4), expected)
-    assert plain.vary(parts=cut([1, 1, 1, 1, 1, 33])).max_client_size >= 33
+    assert plain.vary(parts=cut([1, 1, 1, 1, 1, 33])).clients.max_size >= 33
 
 
 def test_seven_rounds_at_once_are_seven_rounds(plain):
@@ -84,7 +84,7 @@ def test_examples_are_no_part_of_the_program():
     def text(count):
         prepared = federation.federation(data=federation.blobs(count))
         state = prepared.init(jax.random.key(0))
-        args = prepared.inputs, state, prepared.clients, 1, prepared.max_client_size
+        args = prepared.inputs, state, prepared.clients, 1
         return prepared.programs.rounds.lower(*args).as_text()
 
     small, large = text(100), text(3000)
@@ -323,18 +323,6 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
         assert all(type(value) in (int, float) for value in row.values())
 
 
-@pytest.mark.slow
-def test_going_on_from_the_middle_gives_the_same_rows(plain):
-    how = {"rounds": 23, "evaluate_every": 5}
-    last, rows = ran(plain, start(plain), **how)
-    middle, _ = plain.train_rounds(start(plain), 13)
-    resumed, later = ran(plain, middle, **how)
-    assert_same_bits(resumed, last)
-    assert [row["round"] for row in later] == [13, 15, 20, 23]
-    untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
-    assert list(map(untimed, later[1:])) == list(map(untimed, rows[-3:]))
-
-
 def test_training_is_of_one_round_or_more_and_needs_a_cadence(plain):
     for every in (0, -3):
         message = f"evaluate_every must be at least 1, got {every}"
@@ -390,17 +378,6 @@ def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     assert row["dropped"] > 5
-
-
-@pytest.mark.slow
-def test_metrics_name_the_first_loss_of_every_client(overflowing):
-    state = start(overflowing)
-    key = jax.random.clone(state.key)
-    state, metrics = overflowing.train_rounds(state, 30)
-    lost = [r for r in rounds_with(overflowing, key, GREEDY, 30) if r >= FIRST]
-    only = np.arange(6) == GREEDY
-    np.testing.assert_array_equal(metrics.lost, np.where(only, len(lost), 0))
-    np.testing.assert_array_equal(metrics.lost_round, np.where(only, lost[0], -1))
 
 
 def test_training_twice_adds_up(plain):

@@ -97,10 +97,9 @@ def cohort(prepared, key, index):
 def rows(prepared, key, index, ids, steps=None, prologue=0):
     """The examples of `ids` in round `index`, [S, K, B]; -1 is padding."""
     setup, clients = prepared.setup, prepared.clients
-    max_client_size = prepared.max_client_size
     if steps is None:
-        steps = setup.work.bound(max_client_size, setup.batch_size)
-    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size, max_client_size)
+        steps = setup.work.bound(clients.max_size, setup.batch_size)
+    draw = draw_rows(clients, setup.sampler, steps, setup.batch_size)
     stream = jax.random.fold_in(jax.random.fold_in(key, 0), index)
     stream = jax.random.fold_in(jax.random.split(stream)[1], prologue)
     each = lambda client: draw(client, jax.random.fold_in(stream, client))

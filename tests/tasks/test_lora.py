@@ -239,7 +239,7 @@ def test_frozen_weights_are_no_part_of_the_programs(wide):
     assert_given(run.programs.score.lower(*scored))
     loud = prepared(wide._replace(grad=noisy(wide.grad, gaussian(1.0))))
     for each in (run, loud):
-        rest = run.clients, 1, run.max_client_size
+        rest = run.clients, 1
         assert_given(each.programs.rounds.lower(each.inputs, state, *rest))
     state, _ = run.train_rounds(run.init(KEY), 1)
     run.train_rounds(state, 3)
@@ -256,25 +256,25 @@ def test_wrapped_gradients_hold_the_frozen_weights(wide):
 @pytest.mark.slow
 def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
-    setup, max_client_size = federated.setup, federated.max_client_size
+    setup, clients = federated.setup, federated.clients
     cells = [(groups.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
-    data = groups._Shared(*federated.clients[:2], federated.test, None, setup.task)
+    data = groups._Shared(clients.x, clients.y, federated.test, None, setup.task)
     states, stacked = groups.stack(cells)
     over = groups.sequential
-    swept = groups.make_programs(setup, over, max_client_size)
+    swept = groups.make_programs(setup, over, clients.max_size)
     sizes = {"weights": np.full((2, 2), 0.5), "batch_size": 3}
     agents = decentralized_simulation.decentralize(
         decentralized.dsgd(lr=0.1), wide, BINARY, PARTS, **sizes
     )
-    inputs, programs, bound = agents.inputs, agents.programs, agents.max_client_size
+    inputs, programs = agents.inputs, agents.programs
     keys = programs.create(KEY)
-    begin = lambda inputs: programs.begin(inputs, keys, agents.clients, bound)
+    begin = lambda inputs: programs.begin(inputs, keys, agents.clients)
     state, _ = jax.eval_shape(begin, inputs)
     for program in (
         swept.rounds.lower(states, 1, stacked, data),
         swept.score.lower(states, stacked, data),
-        programs.begin.lower(inputs, keys, agents.clients, bound),
-        programs.rounds.lower(inputs, state, agents.clients, 1, bound),
+        programs.begin.lower(inputs, keys, agents.clients),
+        programs.rounds.lower(inputs, state, agents.clients, 1),
         programs.score.lower(inputs.task, state.params, agents.clients, agents.test),
     ):
         assert_given(program)
