@@ -29,7 +29,7 @@ USED_FOR = {
     "jaxlib": "compiler and CPU runtime of JAX, imported by jax",
     "matplotlib": "figures",
     "networkx": "graphs of decentralized methods",
-    "numpy": "data sets, partitions, values on the host",
+    "numpy": "datasets, partitions, values on the host",
     "pydantic": "types of the values in config.json and in files of options",
     "optax": "gradient transformations of local and server steps, losses",
     "orbax-checkpoint": "checkpoints of runs",
@@ -41,7 +41,7 @@ USED_FOR = {
     "rich": "tables and progress bars in the terminal",
     "scikit-learn": "digits, breast cancer, LIBSVM files, stratified splits, words",
     "scipy": "privacy accounting and audits",
-    "tensorflow-datasets": "reading and preparing the data sets `tfds:NAME`",
+    "tensorflow-datasets": "reading and preparing the datasets `tfds:NAME`",
     "tyro": "parser of the command line",
 }
 

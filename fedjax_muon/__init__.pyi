@@ -48,8 +48,6 @@ from .algorithms import (
 )
 from .compression import (
     compress as compress,
-)
-from .compression.compressors import (
     memory_share as memory_share,
     no_compression as no_compression,
     power_iteration as power_iteration,

@@ -19,8 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import optax
 
-from fedjax_muon.compression.compress import compress
-from fedjax_muon.compression.compressors import memory_share, rank_share, truncated_svd
+from fedjax_muon.compression import compress, memory_share, rank_share, truncated_svd
 from fedjax_muon.core import (
     Algorithm,
     Exchange,

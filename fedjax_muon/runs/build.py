@@ -12,10 +12,9 @@ import networkx as nx
 import numpy as np
 import optax
 
-from fedjax_muon import algorithms, models, simulation, transforms
+from fedjax_muon import algorithms, compression, models, simulation, transforms
 from fedjax_muon.algorithms.registry import Method
-from fedjax_muon.compression import compressors
-from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
 from fedjax_muon.decentralized import topology
@@ -193,15 +192,15 @@ def _compressed(algorithm: Algorithm, config: Config) -> Algorithm:
     return algorithm
 
 
-def _compressor(config: Config) -> compressors.Compressor:
-    rank, rest = compressors.memory_share, compressors.no_compression()
+def _compressor(config: Config) -> compression.Compressor:
+    rank, rest = compression.memory_share, compression.no_compression()
     kinds = {
-        "svd": lambda share: compressors.truncated_svd(rank(share), rest=rest),
-        "power_iteration": lambda share: compressors.power_iteration(
+        "svd": lambda share: compression.truncated_svd(rank(share), rest=rest),
+        "power_iteration": lambda share: compression.power_iteration(
             rank(share), rest=rest
         ),
-        "top_k": compressors.top_k,
-        "quantize": lambda share: compressors.quantize(config.compressor_bits),
+        "top_k": compression.top_k,
+        "quantize": lambda share: compression.quantize(config.compressor_bits),
     }
     try:
         return kinds[config.compressor](config.compressor_share)

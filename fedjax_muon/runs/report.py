@@ -21,7 +21,7 @@ from fedjax_muon.reporting.style import Line, another, line_of
 from fedjax_muon.reporting.tables import percent
 from fedjax_muon.runs import directory as directories, sweep as sweeps
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep, label_of
-from fedjax_muon.tracking.tracker import flat
+from fedjax_muon.tracking import flat
 from fedjax_muon.versions import check_installed
 
 COUNTS = ("round", "bytes_down", "bytes_up", "seconds")

@@ -30,7 +30,7 @@ from fedjax_muon.runs.directory import CHECKPOINTS, METRICS, resume_command
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
-from fedjax_muon.tracking.tracker import Tracker, follow
+from fedjax_muon.tracking import Tracker, follow
 
 SECONDS_BETWEEN_CHECKPOINTS = 5.0
 

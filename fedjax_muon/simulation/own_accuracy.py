@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import Objective, Params, check_count, tree
-from fedjax_muon.personalization.personal import params_of_clients
+from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_key
 from fedjax_muon.simulation.batching import Clients, draw_rows, objective_of
 from fedjax_muon.simulation.evaluation import OwnTests, spread

@@ -17,7 +17,7 @@ from fedjax_muon.simulation.simulation import (
     NonFiniteLossError,
     Simulation,
 )
-from fedjax_muon.tracking.tracker import Tracker, follow
+from fedjax_muon.tracking import Tracker, follow
 
 Record = dict[str, Any]
 Callback = Callable[[Any, Record], bool | None]

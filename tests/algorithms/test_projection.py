@@ -15,11 +15,10 @@ import pytest
 from cases import slow_but
 from traces import by_code
 
-from fedjax_muon import algorithms, engine, minimax
+from fedjax_muon import algorithms, compression, engine, minimax
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.algorithms.registry import Method
-from fedjax_muon.compression import compressors
-from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression import compress
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
@@ -127,7 +126,7 @@ def test_without_a_projection_they_leave_it(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "stem"])
 def test_wrappers_do_not_leave_the_set(name):
-    sparse = compress(METHODS[name].function(lr=0.1), compressors.top_k(0.5))
+    sparse = compress(METHODS[name].function(lr=0.1), compression.top_k(0.5))
     assert_stays(sparse)
     mechanism = {"clip_norm": 10.0, "noise_multiplier": 5.0}
     private = private_clients(sparse, **mechanism, clients=N, cohort=N)

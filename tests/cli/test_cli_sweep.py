@@ -25,10 +25,9 @@ from grids import (
     values as lines_of,
 )
 
-from fedjax_muon import algorithms, data, models, simulation
+from fedjax_muon import algorithms, compression, data, models, simulation
 from fedjax_muon.cli import arguments
-from fedjax_muon.compression import compressors
-from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression import compress
 from fedjax_muon.reporting import metrics_csv, plots
 from fedjax_muon.runs import build as building, config, sweep as sweeps
 from fedjax_muon.simulation.training import train
@@ -135,7 +134,7 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
     )
     rest, (x, y) = data.hold_out(data.load("digits"), 0.2)
     averaging = algorithms.fedavg(lr=optax.cosine_decay_schedule(0.3, 5))
-    sparse = compress(averaging, compressors.top_k(0.1), feedback=1.0)
+    sparse = compress(averaging, compression.top_k(0.1), feedback=1.0)
     task = classification(models.MLP(10, (8,)), rest.x_train.shape[1:])
     rest = rest._replace(x_test=x, y_test=y)
     parts = building.parts_of(CONFIG, rest, 4)

@@ -18,9 +18,9 @@ from traces import TOY, farthest, path, precision, run, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
-from fedjax_muon.compression.compress import compress
-from fedjax_muon.compression.compressors import (
+from fedjax_muon.compression import (
     Compressor,
+    compress,
     memory_share,
     no_compression,
     power_iteration,

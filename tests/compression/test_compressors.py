@@ -19,7 +19,7 @@ from oracles.compression import (
 )
 from traces import precision
 
-from fedjax_muon.compression.compressors import (
+from fedjax_muon.compression import (
     memory_share,
     no_compression,
     power_iteration,

@@ -13,10 +13,9 @@ from oracles.saddle_cases import PARTIAL as SADDLE, START
 from saddle import OBJECTIVE
 from traces import TOY, compilations, farthest, path, stack
 
-from fedjax_muon import algorithms, decentralized, engine, minimax
+from fedjax_muon import algorithms, compression, decentralized, engine, minimax
 from fedjax_muon.algorithms import fedavg, fedmuon, fedmuon_align, scaffold
-from fedjax_muon.compression import compressors
-from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression import compress
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -58,7 +57,7 @@ def outer(algorithm: Algorithm, *, lr: Hyper = 3.0, label: str = "") -> Algorith
 
 def wrapped(**hyper):
     """Two wrappers about an algorithm."""
-    inner = compress(fedmuon(**hyper), compressors.top_k(0.5), parts=("momentum",))
+    inner = compress(fedmuon(**hyper), compression.top_k(0.5), parts=("momentum",))
     limits: Any = {"clip_norm": 1.0, "noise_multiplier": 0.5, "clients": 5, "cohort": 3}
     return private_clients(inner, **limits)
 
@@ -141,7 +140,7 @@ def test_pairs_are_numbers_of_two_variables():
 
 # ------------------------------------------------------------------------- wrappers
 def test_numbers_of_what_is_wrapped_are_among_them():
-    algorithm = compress(fedavg(lr=0.3), compressors.top_k(0.5))
+    algorithm = compress(fedavg(lr=0.3), compression.top_k(0.5))
     assert numbers_of(algorithm) == {"lr": 0.3, "server_lr": 1.0}
     assert numbers_of(wrapped(lr=0.2)) == {"lr": 0.2, "momentum": 0.9}
     changed = with_numbers(wrapped(lr=0.2), {"momentum": 0.5})
@@ -153,7 +152,7 @@ def test_numbers_of_what_is_wrapped_are_among_them():
 
 @pytest.mark.slow
 def test_wrappers_are_put_on_again():
-    compressor = compressors.top_k(0.5)
+    compressor = compression.top_k(0.5)
     made = compress(fedavg(lr=0.3), compressor, feedback=1.0)
     other = with_numbers(made, {"lr": 0.1})
     want = path(compress(fedavg(lr=0.1), compressor, feedback=1.0), X, PARTIAL)
@@ -252,7 +251,7 @@ def test_what_was_changed_since_is_no_longer_its_recipe():
     with pytest.raises(ValueError, match=r"^this algorithm does not know what made it"):
         with_numbers(changed, {"lr": 0.1})
     # neither inside of a wrapper, whose own numbers remain
-    assert numbers_of(compress(changed, compressors.no_compression())) == {}
+    assert numbers_of(compress(changed, compression.no_compression())) == {}
     assert numbers_of(outer(changed)) == {"lr": 3.0}
 
 

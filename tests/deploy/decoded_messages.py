@@ -6,9 +6,9 @@ clients, whose messages the server clips.
 
 from small_federation import KEY, described, largest_difference, served, simulation_of
 
+from fedjax_muon import compression
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.compression import compressors
-from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression import compress
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, banded
 
 ROUNDS = 3
@@ -21,7 +21,7 @@ PRIVACY = {
     "insecure_fixed_noise": True,  # noise from the key, so that it can be compared
 }
 CASES = {
-    "quantized": (compress(fedavg(lr=0.3), compressors.quantize(4)), {}),
+    "quantized": (compress(fedavg(lr=0.3), compression.quantize(4)), {}),
     "adaptive": (
         fedavg(lr=0.3),
         {"clip_norm": AdaptiveClip(count_noise=2.0), "strategy": banded(ROUNDS, 2)},

@@ -28,10 +28,9 @@ from small_federation import (
     simulation_of,
 )
 
-from fedjax_muon import engine
+from fedjax_muon import compression, engine
 from fedjax_muon.algorithms import ALL, fedavg, fedmuon, fedmuon_correct
-from fedjax_muon.compression import compressors
-from fedjax_muon.compression.compress import compress
+from fedjax_muon.compression import compress
 from fedjax_muon.core import streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
@@ -68,8 +67,8 @@ def test_a_deployed_method_equals_the_simulated_one(name):
 @pytest.mark.slow
 def test_compressed_messages():
     """Quantized ones up to rounding: XLA may not fuse the decoding with the sum."""
-    top = compress(fedavg(lr=0.3), compressors.top_k(0.5), feedback=1.0)
-    quantized = compress(fedmuon_correct(lr=0.1), compressors.quantize(4))
+    top = compress(fedavg(lr=0.3), compression.top_k(0.5), feedback=1.0)
+    quantized = compress(fedmuon_correct(lr=0.1), compression.quantize(4))
     exact, missing = deployed(top)
     close, further = deployed(quantized)
     assert not missing + further
@@ -89,7 +88,7 @@ def test_nodes_tell_the_numbers_of_their_examples_on_request():
 
 def test_a_compressed_answer_has_the_bytes_that_the_simulator_counts():
     """Besides the header."""
-    algorithm = compress(fedavg(lr=0.3), compressors.quantize(4))
+    algorithm = compress(fedavg(lr=0.3), compression.quantize(4))
     shared, answers = described(algorithm), []
     inner = in_process(nodes_of(shared))
 

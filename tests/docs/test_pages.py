@@ -25,11 +25,10 @@ from swept import share_programs
 
 import fedjax_muon
 from benchmarks import table
-from fedjax_muon import core, decentralized, engine, minimax, tasks
+from fedjax_muon import compression, core, decentralized, engine, minimax, tasks
 from fedjax_muon.algorithms import ALL, muloco
 from fedjax_muon.algorithms.registry import Source
 from fedjax_muon.cli import main
-from fedjax_muon.compression import compressors
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized import gossip
 from fedjax_muon.decentralized.private import PRIVATE
@@ -175,7 +174,7 @@ def test_compressors_send_what_the_table_says():
     matrix = jax.ShapeDtypeStruct((64, 32), jnp.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     for code, _, numbers in rows[2:]:
-        compressor = eval(code.strip("`"), dict(vars(compressors)))
+        compressor = eval(code.strip("`"), dict(vars(compression)))
         sent = jax.eval_shape(compressor.encode, matrix, key)
         assert tree.nbytes(sent) == 4 * int(numbers), code
 

@@ -28,8 +28,7 @@ from traces import TOY, by_code, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, fedavg, fedmuon, scaffold
-from fedjax_muon.compression.compress import compress
-from fedjax_muon.compression.compressors import Compressor
+from fedjax_muon.compression import Compressor, compress
 from fedjax_muon.core import (
     Algorithm,
     Exchange,

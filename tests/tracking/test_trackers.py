@@ -20,8 +20,7 @@ from packages import needs
 
 from fedjax_muon import tracking
 from fedjax_muon.simulation import training
-from fedjax_muon.tracking import Tracker, follow, json_lines
-from fedjax_muon.tracking.tracker import flat, metrics_of
+from fedjax_muon.tracking import Tracker, flat, follow, json_lines, metrics_of
 from fedjax_muon.versions import check_installed
 
 ROWS = [

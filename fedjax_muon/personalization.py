@@ -1,19 +1,80 @@
-"""Parameters that every client keeps, such as its head or its normalization layers.
+"""Personalization: clients that keep parameters of their own.
+
+`keep_own` leaves a part of the model with every client, such as its head or its
+normalization layers.
 
 FedPer: Arivazhagan et al. 2019, arXiv:1912.00818 (heads). FedBN: Li et al. 2021,
 arXiv:2102.07623 (normalization layers). Clients train all parameters together. Their
 own ones never leave them: they are in no broadcast and no message.
+
+`ditto` trains a model for every client too, near the one that all share.
+
+Li et al. 2021, arXiv:2012.04221, Algorithm 1. With the parameters w that the client
+received, and batches s of the same round,
+
+    v_i <- v_i - lr (grad_i(v_i; s) + pull (v_i - w))
+
+The algorithm that trains w is not changed.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import Algorithm, Exchange, Params, map_exchanges, recorded
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Hyper,
+    Params,
+    check_range,
+    local_steps,
+    map_exchanges,
+    recorded,
+    tree,
+    value_at,
+)
 from fedjax_muon.core.messages import message_shapes
-from fedjax_muon.personalization.personal import Personal, merged
+
+
+class Personal(NamedTuple):
+    """State of a client that keeps parameters of its own."""
+
+    inner: Any  # state of the algorithm that is wrapped
+    params: Any  # its own parameters, None where it uses the server's
+
+
+def merged(params: Params, own: Any) -> Params:
+    """Puts a client's own parameters in the place of the server's.
+
+    Args:
+      own: The client's own parameters, None where it uses the server's.
+
+    Example:
+      >>> merged({"body": 1.0, "head": 2.0}, {"body": None, "head": 3.0})
+      {'body': 1.0, 'head': 3.0}
+    """
+    is_none = lambda leaf: leaf is None
+    choose = lambda own, leaf: leaf if own is None else own
+    return jax.tree.map(choose, own, params, is_leaf=is_none)
+
+
+def params_of_clients(params: Params, client_states: Any) -> Params | None:
+    """Finds the parameters of every client.
+
+    Returns:
+      Parameters of all clients, leaves [N, ...]; None if clients keep none.
+    """
+    is_personal = lambda node: isinstance(node, Personal)
+    nodes = jax.tree.leaves(client_states, is_leaf=is_personal)
+    found = [node.params for node in nodes if is_personal(node)]
+    if not found:
+        return None
+    number = len(jax.tree.leaves(found[0])[0])
+    stacked = jax.tree.map(lambda x: jax.numpy.stack([x] * number), params)
+    return merged(stacked, found[0])
+
 
 Path = tuple[Any, ...]
 
@@ -137,3 +198,64 @@ def _check(params: Params, names: Sequence[str]) -> None:
         raise ValueError(
             f"{', '.join(names)} are all parameters; a client must share some of them"
         )
+
+
+@recorded
+def ditto(
+    algorithm: Algorithm, *, personal_lr: Hyper = 0.1, pull: Hyper = 1.0
+) -> Algorithm:
+    """Adds a personal model to every client.
+
+    Args:
+      pull: Strength of the pull toward the shared model (lambda in the paper); 0 is
+        training alone.
+    """
+    check_range("personal_lr", personal_lr)
+    check_range("pull", pull)
+
+    def init_client(params):
+        return Personal(algorithm.init_client(params), params)
+
+    def inner_only(exchange: Exchange) -> Exchange:
+        def client(objective, broadcast, client_state, batches, round):
+            inner, own = client_state
+            message, inner = exchange.client(
+                objective, broadcast, inner, batches, round
+            )
+            return message, Personal(inner, own)
+
+        return exchange._replace(client=client)
+
+    def with_personal(exchange: Exchange) -> Exchange:
+        def client(objective, broadcast, client_state, batches, round):
+            inner, own = client_state
+            message, inner = exchange.client(
+                objective, broadcast, inner, batches, round
+            )
+
+            def step(v: Any, batch: Any, key: Any) -> tuple[Any, tuple[()]]:
+                back = tree.sub(v, broadcast.params)
+                g = objective.grad(v, batch, key)
+                d = tree.add_scaled(g, value_at(pull, round), back)
+                rate = value_at(personal_lr, round)
+                return objective.project(tree.sub_scaled(v, rate, d)), ()
+
+            own, _ = local_steps(step, own, batches, round)
+            return message, Personal(inner, own)
+
+        return exchange._replace(client=client)
+
+    first, *rest = algorithm.exchanges
+    return algorithm._replace(
+        init_client=init_client,
+        prologue=tuple(map(inner_only, algorithm.prologue)),
+        exchanges=(with_personal(first), *map(inner_only, rest)),
+    )
+
+
+__all__ = [
+    "Personal",
+    "ditto",
+    "keep_own",
+    "params_of_clients",
+]
