@@ -61,9 +61,9 @@ DRAWN = 10  # methods whose curves are drawn, the best
 
 def check(job: Sweep, executor: str | None = None) -> None:
     """Raises `ValueError` for what can't be swept, before anything is compiled."""
-    for kind, values in (("algorithms", job.algorithms), ("seeds", job.seeds)):
-        if not values or len(set(values)) != len(values):
-            raise ValueError(f"{kind} must be one or more, each once, got {values}")
+    for kind, each in (("algorithms", job.algorithms), ("seeds", job.seeds)):
+        if not each or len(set(each)) != len(each):
+            raise ValueError(f"{kind} must be one or more, each once, got {each}")
     if job.cells_at_once is not None and job.cells_at_once < 1:
         raise ValueError(f"cells_at_once must be at least 1, got {job.cells_at_once}")
     if job.config.split_examples:
