@@ -62,7 +62,7 @@ def own_accuracies(
             "a private simulation does not publish the accuracies of single clients"
         )
     setup, state_of_clients = simulation.setup, state.training.client_states
-    arrays = (state.params, state_of_clients, simulation.clients)
+    arrays: tuple[Any, ...] = (state.params, state_of_clients, simulation.clients)
     arrays += (simulation.test, simulation.own_tests)
     if setup.devices:  # evaluated on one of them
         arrays = jax.device_get(arrays)
@@ -114,7 +114,7 @@ class _Arguments(NamedTuple):
     params_of_clients: Params | None  # leaves [N, ...]
     clients: Clients
     test: tuple[jax.Array, jax.Array]
-    rows: jax.Array  # from `rows_of`
+    rows: jax.Array | np.ndarray  # from `rows_of`
     keys: jax.Array  # [N]
     lr: jax.Array | float
 
