@@ -246,7 +246,7 @@ def written(place, rounds):
         RUN, config=dataclasses.replace(RUN.config, rounds=rounds)
     )
     dataset, parts, facts = data_of(run)
-    flower_app.write_app(place, run, facts, deadline=60.0, patience=60.0)
+    flower_app.write_app(place, run, facts, deadline=120.0, patience=30.0)
     return run, facts, flower_app.save_examples(place, dataset, parts)
 
 
@@ -286,8 +286,8 @@ def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
         running.run(place, {"output": str(place)}, kill_after_two_rounds)
     rows = metrics_csv.read(metrics)
     assert rows["missing"].tolist() == [0, 0, 0, 1]
-    lost = (place / deploy.MISSING).read_text().splitlines()[1:]
-    assert lost == [f"2,1,{killed},no answer"]
+    (lost,) = (place / deploy.MISSING).read_text().splitlines()[1:]
+    assert lost.startswith(f"2,1,{killed},")  # and the reason: Flower may notice first
     assert_simulated(run, rows, rounds=2)
     shared = deploy.federation_of(run, facts)
     send = without(killed, nodes_from(place, files), after=3)
