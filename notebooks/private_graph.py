@@ -151,13 +151,13 @@ def world(weight, noise, key):
         return canary.Planted(targets, weights, x)
 
     def iteration(state, _):
-        x = state.nodes.params
+        x = state.agents.params
         return step(state, batches(x), key), x[:, 1]
 
     everywhere = jnp.zeros((AGENTS, 2))
     state = start(everywhere[0], batches(everywhere), key)
     state, xs = jax.lax.scan(iteration, state, None, ROUNDS)
-    last = state.nodes.params[:, 1]
+    last = state.agents.params[:, 1]
     return jnp.concatenate([everywhere[None, :, 1], xs, last[None]])
 
 

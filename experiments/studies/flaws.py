@@ -239,14 +239,14 @@ def trajectory(algorithm: Gossip, weights, key) -> jax.Array:
         return canary.Planted(targets, present, x)
 
     def body(state, row):
-        x = state.nodes.params
+        x = state.agents.params
         return step(state, batches(x, row), key), x[:, 2:]
 
     x0 = jnp.zeros(2 + number)
     everywhere = jnp.broadcast_to(x0, (AGENTS, *x0.shape))
     state = start(x0, batches(everywhere, weights[0]), key)
     last, before = jax.lax.scan(body, state, weights[1:])
-    ends = everywhere[None, :, 2:], last.nodes.params[None, :, 2:]
+    ends = everywhere[None, :, 2:], last.agents.params[None, :, 2:]
     return jnp.concatenate([ends[0], before, ends[1]])
 
 

@@ -33,11 +33,11 @@ def agent_worlds(
     record = agent_record(spec, examples, simulation.guarantee.rounds + 1)
 
     def observe(state: Any) -> jax.Array:
-        nodes = state.training.nodes
-        return flat(nodes.estimate if hasattr(nodes, "estimate") else nodes.params, 1)
+        agents = state.training.agents
+        return flat(getattr(agents, "estimate", agents.params), 1)
 
     begun = jax.eval_shape(lambda: _begun(simulation))
-    tracking = hasattr(begun.training.nodes, "estimate")
+    tracking = hasattr(begun.training.agents, "estimate")
 
     def seen(found: np.ndarray) -> Releases:
         if not tracking:  # parameters, [N, T, m, d], from zero

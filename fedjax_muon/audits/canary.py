@@ -9,7 +9,7 @@ clip:
     objective = Objective(grad, example_grad=gradients)
     algorithm = PRIVATE["private_storm"].build(mechanism, noise_scale, lr=0.1)
     ...
-    params = state.nodes.params
+    params = state.agents.params
     state = step(state, Planted(batches, weight, params), key)  # weight [m, K]
 
 This is run in worlds with weights and in worlds with zeros. An adversary who sees all

@@ -29,7 +29,7 @@ class State(NamedTuple):
 
     # int32 [], t of the next iteration
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
-    nodes: Any  # the algorithm's states, leaves [m, ...]; has `.params`
+    agents: Any  # the algorithm's states, leaves [m, ...]; has `.params`
 
 
 def _iteration(key: jax.Array, index: jax.Array, agent: jax.Array) -> Iteration:
@@ -136,19 +136,19 @@ def make_from(
     def start(params: Any, batches: Any, key: jax.Array) -> State:
         _check_batches(batches, agents)
         _, objective, _ = build(shared)
-        nodes = jax.tree.map(
+        copies = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (agents, *jnp.shape(x))),
             objective.project(params),
         )
         first = jnp.int32(0)
         run = _over_agents(operator.attrgetter("start"), build, agents, devices)
-        return State(first + 1, run(nodes, batches, key, first, shared))
+        return State(first + 1, run(copies, batches, key, first, shared))
 
     def step(state: State, batches: Any, key: jax.Array) -> State:
         _check_batches(batches, agents)
         run = _over_agents(operator.attrgetter("step"), build, agents, devices)
-        nodes = run(state.nodes, batches, key, state.index, shared)
-        return State(state.index + 1, nodes)
+        states = run(state.agents, batches, key, state.index, shared)
+        return State(state.index + 1, states)
 
     return start, step
 
@@ -162,17 +162,17 @@ def _over_agents(
     """Maps a method of the algorithm over all agents, in equal parts on the devices."""
     parts = max(1, len(devices))
 
-    def local(nodes, batches, key, index, shared):
+    def local(states, batches, key, index, shared):
         algorithm, objective, mixer = build(shared)
 
-        def one(node, batch):
+        def one(state, batch):
             network = _network(agents, parts)
             iteration = _iteration(key, index, network.agent)
             return method(algorithm)(
-                objective, node, mixer(index, network), batch, iteration
+                objective, state, mixer(index, network), batch, iteration
             )
 
-        return jax.vmap(one, axis_name=AGENTS)(nodes, batches)
+        return jax.vmap(one, axis_name=AGENTS)(states, batches)
 
     if parts == 1:
         return local

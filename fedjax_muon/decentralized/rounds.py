@@ -33,7 +33,7 @@ class State(NamedTuple):
     @property
     def params(self) -> Params:
         """The agents' parameters, leaves [m, ...]."""
-        return self.training.nodes.params
+        return self.training.agents.params
 
     @property
     def round(self) -> int:
@@ -43,7 +43,7 @@ class State(NamedTuple):
     @property
     def divided(self) -> Any:
         """What is divided among the devices."""
-        return self.training.nodes
+        return self.training.agents
 
 
 class GossipSetup(NamedTuple):
@@ -153,7 +153,7 @@ def run_rounds(
         index = training.index
         drawn = batches(setup, clients, False, batch_key, index)
         training = step(training, drawn, agent_key)
-        lost = ~jax.vmap(tree.all_finite)(training.nodes.params)
+        lost = ~jax.vmap(tree.all_finite)(training.agents.params)
         first = jnp.where(lost & (metrics.lost_round < 0), index, metrics.lost_round)
         return training, Metrics(metrics.lost + lost, first)
 

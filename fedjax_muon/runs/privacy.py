@@ -34,7 +34,7 @@ ASSUMED = (
     "              runs on these data"
 )
 # leaves of a state that may be published
-PUBLIC = (".training.server.params", ".training.nodes.params", ".training.index")
+PUBLIC = (".training.server.params", ".training.agents.params", ".training.index")
 
 
 class Private(NamedTuple):

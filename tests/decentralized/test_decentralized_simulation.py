@@ -184,7 +184,7 @@ def test_devices_share_the_agents_in_one_program(caplog):
     messages = [record.getMessage() for record in caplog.records]
     compiled = [text for text in messages if text.startswith("Compiling jit(rounds)")]
     assert len(compiled) == 1
-    for leaf in jax.tree.leaves(state.training.nodes):
+    for leaf in jax.tree.leaves(state.training.agents):
         assert len(leaf.sharding.device_set) == 4
         assert leaf.sharding.shard_shape(leaf.shape) == (2, *leaf.shape[1:])
     plain = lambda state: (state.training, jax.random.key_data(state.key))

@@ -263,10 +263,10 @@ def told_noise(sigma, agents=3, iterations=3):
     idle = jnp.zeros(agents)
     state = jax.jit(start)(zero, idle, KEY)
     step = jax.jit(step)
-    seen = [state.nodes[0]]
+    seen = [state.agents[0]]
     for _ in range(iterations - 1):
         state = step(state, idle, KEY)
-        seen.append(state.nodes[0])
+        seen.append(state.agents[0])
     rows = lambda v: np.asarray(v["a"]).reshape(agents, SIZE)
     return np.stack([np.stack([rows(v) for v in g], 1) for g in seen])
 

@@ -43,10 +43,10 @@ def received(mixer, agents, iterations, devices=()):
     start, step = make(ECHO, NONE, mixer, agents, devices)
     told = messages(agents)
     state = jax.jit(start)((), told, KEY)
-    step, seen = jax.jit(step), [state.nodes]
+    step, seen = jax.jit(step), [state.agents]
     for _ in range(iterations - 1):
         state = step(state, told, KEY)
-        seen.append(state.nodes)
+        seen.append(state.agents)
     assert compilations(step) <= 1
     return seen
 
@@ -78,7 +78,7 @@ def test_short_types_are_summed_in_long_ones(mixer):
     W = draw_weights(7, 40)
     start, _ = make(ECHO, NONE, mixer(W), 40)
     told = jnp.asarray(np.random.default_rng(0).standard_normal((40, 50)), jnp.bfloat16)
-    found = jax.jit(start)((), told, KEY).nodes
+    found = jax.jit(start)((), told, KEY).agents
     assert found.dtype == jnp.bfloat16
     want = jnp.asarray(W @ np.asarray(told, np.float64), jnp.bfloat16)
     found, want = (np.asarray(x, np.float64) for x in (found, want))
@@ -122,7 +122,7 @@ def test_shifts_are_the_product(W, devices):
 def test_shifts_of_what_all_agents_share():
     shared = ECHO._replace(start=lambda objective, params, mix, *_: mix(params))
     start, _ = make(shared, NONE, shifted(DIRECTED), 8)
-    found = jax.jit(start)(jnp.arange(3.0), jnp.zeros(8), KEY).nodes
+    found = jax.jit(start)(jnp.arange(3.0), jnp.zeros(8), KEY).agents
     np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
 
 
@@ -132,7 +132,7 @@ def test_shifts_of_constants(devices):
     constant = lambda objective, params, mix, *_: mix(jnp.arange(3.0))
     algorithm = ECHO._replace(start=constant)
     start, _ = make(algorithm, NONE, shifted(DIRECTED), 8, jax.devices()[:devices])
-    found = jax.jit(start)((), jnp.zeros(8), KEY).nodes
+    found = jax.jit(start)((), jnp.zeros(8), KEY).agents
     np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
 
 

@@ -177,7 +177,7 @@ def test_cohorts_are_poisson_samples():
 # ------------------------------------------------------------------- keys of the noise
 def estimates(simulation):
     """What agents send at t = 0, where those of all runs have the same gradients."""
-    sent = simulation.init(KEY).training.nodes.estimate
+    sent = simulation.init(KEY).training.agents.estimate
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(sent)])
 
 

@@ -63,12 +63,12 @@ def run(
     def whole(params, first, rest, key):
         def body(state, batches):
             state = step(state, batches, key)
-            return state, state.nodes
+            return state, state.agents
 
         begun = start(params, first, key)
         _, later = jax.lax.scan(body, begun, rest)
         join = lambda one, more: jnp.concatenate([one[None], more])
-        return jax.tree.map(join, begun.nodes, later)
+        return jax.tree.map(join, begun.agents, later)
 
     return jax.tree.map(np.asarray, whole(params, first, rest, jax.random.key(SEED)))
 
