@@ -138,7 +138,7 @@ def banded(steps: int, bands: int) -> Banded:
       bands: Number of bands; 1 is independent noise.
     """
     check_count("steps", steps)
-    check_count("bands", bands, high=steps, limit="the steps")
+    check_count("bands", bands, high=steps, limit="the number of steps")
     if bands == 1:
         return Banded((1.0,))
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):

@@ -297,7 +297,7 @@ class Fault(NamedTuple):
 
 
 SGDA, FTRL, MIX, STORM = (
-    f"private --methods {name}"
+    f"train --algorithm {name}"
     for name in ("dp_sgda", "dp_ftrl", "dpmixsgd", "private_storm")
 )
 FAULTS = {
