@@ -16,7 +16,7 @@ from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_range, recipe
 from fedjax_muon.data.loading import NAMES, TFDS
 from fedjax_muon.runs import own_code, private_agents
-from fedjax_muon.runs.lists import Model, Numbers, check_name, check_widths
+from fedjax_muon.runs.lists import Epsilons, Model, check_name, check_widths
 
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
@@ -101,7 +101,7 @@ class Config:
     weights; by default erdos_renyi."""
     connectivity: float = 0.5
     """Probability of an edge of erdos_renyi, which is drawn until connected."""
-    epsilon: Numbers = ()
+    epsilon: Epsilons = ()
     """Differential privacy: the privacy loss of a whole run, for one client of a
     federated method, or one example of an agent. Several in compare."""
     delta: float = 1e-5

@@ -7,12 +7,17 @@ from typing import Annotated
 from tyro.constructors import PrimitiveConstructorSpec
 
 
-def _listed(kind: type, metavar: str):
-    split = lambda words: [v for word in words for v in word.split(",") if v]
+def _listed(kind: type, metavar: str, *, least: int = 0):
+    def read(words: Sequence[str]) -> tuple:
+        values = tuple(kind(v) for word in words for v in word.split(",") if v)
+        if len(values) < least:
+            raise ValueError("a value must follow")
+        return values
+
     return PrimitiveConstructorSpec(
         nargs="*",
         metavar=metavar,
-        instance_from_str=lambda words: tuple(map(kind, split(words))),
+        instance_from_str=read,
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda values: list(map(str, values)),
     )
@@ -20,7 +25,7 @@ def _listed(kind: type, metavar: str):
 
 Names = Annotated[tuple[str, ...], _listed(str, "NAME,...")]
 Seeds = Annotated[tuple[int, ...], _listed(int, "INT,...")]
-Numbers = Annotated[tuple[float, ...], _listed(float, "NUMBER,...")]
+Epsilons = Annotated[tuple[float, ...], _listed(float, "NUMBER,...", least=1)]
 Model = Annotated[
     str,
     PrimitiveConstructorSpec(

@@ -10,6 +10,7 @@ owner can read. So everything in a run directory may be published.
 """
 
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,11 +45,17 @@ class Private(NamedTuple):
     guarantee: Guarantee
 
 
-def ledger_of(config: Config, dataset: Dataset) -> Ledger:
-    """The ledger that a config names, or that of its dataset."""
+def ledger_of(config: Config, dataset: Dataset, unit: str) -> Ledger:
+    """The ledger that a config names, or that of its dataset and protected unit."""
     mark = fingerprint(dataset)
     default = platformdirs.user_data_path("fedjax_muon") / "ledgers"
-    return Ledger(config.ledger or default / f"{mark[:16]}.json", mark)
+    name = f"{mark[:16]}-{unit.split()[1]}.json"  # of one client, or of one example
+    return Ledger(config.ledger or default / name, mark)
+
+
+def _ledger_of(runs: Mapping[Path, Private], dataset: Dataset) -> Ledger:
+    run, guarantee = next(iter(runs.values()))
+    return ledger_of(run.config, dataset, cost_of(guarantee.spec).unit)
 
 
 def check_budget(
@@ -65,8 +72,12 @@ def check_budget(
     charged = _charged(runs)
     if charged:
         config = next(iter(charged.values())).run.config
-        ledger = ledger_of(config, dataset)
+        ledger = _ledger_of(charged, dataset)
         ledger.check(_entries(charged), config.delta, config.budget)
+        folder = ledger.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"no ledger can be written in {folder}; choose --ledger")
 
 
 def charge(runs: Mapping[Path, Private], dataset: Dataset) -> str:
@@ -79,7 +90,7 @@ def charge(runs: Mapping[Path, Private], dataset: Dataset) -> str:
     if not charged:
         return "nothing is charged: noise from the seed gives no privacy"
     config = next(iter(charged.values())).run.config
-    ledger = ledger_of(config, dataset)
+    ledger = _ledger_of(charged, dataset)
     for place in charged:
         about = {"name": secrets.token_hex(8), "ledger": str(ledger.path)}
         claim(place / CHARGED, json.dumps(about, indent=1) + "\n")

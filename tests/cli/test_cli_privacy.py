@@ -16,6 +16,7 @@ from fedjax_muon import data
 from fedjax_muon.privacy.composition import composed_epsilon
 from fedjax_muon.privacy.ledger import Ledger, fingerprint
 from fedjax_muon.runs import privacy
+from fedjax_muon.runs.config import Config
 from fedjax_muon.runs.load import load_run
 
 AGENTS = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--evaluate-every", 1)
@@ -117,6 +118,13 @@ def test_a_run_without_its_secret_state_does_not_draw_other_noise(tmp_path, caps
     said = refused(capsys, "resume", place)
     assert "the secret state of" in said
     assert "train in another directory, which is charged anew" in said
+
+
+def test_clients_and_examples_have_a_ledger_each():
+    digits, config = data.load("digits"), Config(epsilon=(1.0,))
+    units = "one client with all its examples", "one example of one agent"
+    paths = [privacy.ledger_of(config, digits, unit).path for unit in units]
+    assert [path.stem.partition("-")[2] for path in paths] == ["client", "example"]
 
 
 @pytest.mark.slow

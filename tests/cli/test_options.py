@@ -376,6 +376,8 @@ QUICK = {
     "compare dpmixsgd dsgda": {"--epsilon 1": "dsgda is not private, and its results"},
     "compare dpmixsgd fedavg": {"--epsilon 1 --delta 1e-3": "do not compare them"},
     "train --algorithm fedavg": {
+        "--epsilon": "error parsing --epsilon: a value must follow",
+        "--epsilon 1 --ledger /dev/null/ledger.json": "/dev/null",
         "--clip-norm 1": "clip_norm is an option of private runs; add --epsilon",
         "--graph ring": "fedavg has a server; leave out the graph of agents",
         "--epsilon 1 2": "train takes one epsilon; several are of compare",
