@@ -206,7 +206,7 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
     if get_origin(plain) is tuple and not isinstance(value, list | tuple):
         value = [value]
     lists = [each for each in about if isinstance(each, PrimitiveConstructorSpec)]
-    if lists and isinstance(value, list | tuple):  # entries may have commas
+    if lists and value and isinstance(value, list | tuple):  # entries may have commas
         value = lists[0].instance_from_str([str(entry) for entry in value])
     if isinstance(value, bool) and plain is not bool:
         raise ValueError(f"{name} takes numbers or words, got {_short(value)}")
