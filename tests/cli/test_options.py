@@ -479,12 +479,12 @@ SLOW = {
         "--batch-size 92": "batch must be at most 91",
         "--dataset digits": "AUC is defined for two classes",
         "--clip-norm 0": "clip_norm must lie in (0, infinity), got 0",
-        "--num-clients 1000": "must be a whole number in 1..455",
+        "--num-clients 1000": "num_clients must be in 1..455 (the examples), got 1000",
         "--graph tree": "invalid choice",
         "--lr-schedule cosine": "dpmixsgd has no schedule; leave out lr_schedule",
     },
     "sweep --algorithms dpmixsgd": {"--epsilon 1": "several --epsilon to compare"},
-    "deploy --local 2 --algorithm dsgd": {"": "dsgd has no server"},
+    "deploy --num-clients 2 --algorithm dsgd": {"": "dsgd has no server"},
 }
 
 

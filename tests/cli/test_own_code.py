@@ -152,7 +152,7 @@ REFUSED = {
     "own_fed:VALUE": "own_fed:VALUE must be a function, got a value of type int",
     "own_fed:needs": "own_fed:needs must have defaults of all arguments; lr has none",
     "own_fed:nothing": "own_fed:nothing: nothing must return an algorithm, got None",
-    "own_fed:number": "own_fed:number must return an Algorithm, got int",
+    "own_fed:number": "own_fed:number must return an Algorithm or a Gossip, got int",
     "own_exit:f": "own_exit ends the program when it is imported",
     "own_fed:b:f": "'own_fed:b:f' must be MODULE:FUNCTION, such as",
     ":": "':' must be MODULE:FUNCTION",

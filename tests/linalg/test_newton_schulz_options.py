@@ -18,6 +18,7 @@ from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
+from fedjax_muon.runs import private_agents
 from fedjax_muon.runs.build import algorithm_of
 from fedjax_muon.runs.config import METHODS, Config, Run
 from fedjax_muon.transforms import (
@@ -28,7 +29,7 @@ from fedjax_muon.transforms import (
 )
 
 PARAMS = {"kernel": jnp.eye(6) + 0.1, "bias": jnp.ones(6)}
-BOTH = {**METHODS, **decentralized.ALL}
+BOTH = {name: METHODS[name] for name in METHODS.keys() - private_agents.ALL.keys()}
 KEY = jax.random.key(0)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from fedjax_muon.cli import command_kinds
-from fedjax_muon.runs.config import METHODS
+from fedjax_muon.runs.config import METHODS, OF_AGENTS
 
 from . import environments, outcome
 from .outcome import Outcome
@@ -19,6 +19,7 @@ from .outcome import Outcome
 # What makes a command fast; mutations change some of it.
 SMALL = {"num_clients": "4", "cohort_size": "2", "local_steps": "1", "batch_size": "8"}
 SMALL |= {"rounds": "2", "evaluate_every": "1", "hidden": "4"}
+WITH_SERVER = [name for name in METHODS if name not in OF_AGENTS]
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
 COMMANDS = (*["train"] * 20, "sweep", "compare", "compare private", "list")
 COMMANDS += ("data", "partition", "plot", "resume", "noise", "prepare")
@@ -81,7 +82,7 @@ def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
 def line(draw: random.Random, place: Path) -> list[str]:
     """A command line; about half of them are meant to train."""
     name, *private = draw.choice(COMMANDS).split()
-    method = draw.choice(CHEAP) if draw.random() < 0.7 else draw.choice(list(METHODS))
+    method = draw.choice(CHEAP) if draw.random() < 0.7 else draw.choice(WITH_SERVER)
     kind, _ = command_kinds(["train", "--algorithm", method])[name]
     known = options(kind)
     chosen: dict[str, list[str]] = {}

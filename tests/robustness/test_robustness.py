@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize("seed", range(2))
 def test_command_lines_end_as_promised(seed, tmp_path):
     draw, started = random.Random(seed), 0
-    for number in range(3):
+    for number in range(6):
         place = tmp_path / str(number)
         place.mkdir()
         with contextlib.chdir(place):
