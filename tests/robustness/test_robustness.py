@@ -27,7 +27,7 @@ def finished(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize("seed", (0, 3))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_command_lines_end_as_promised(seed, tmp_path):
     draw, started = random.Random(seed), 0
     for number in range(3):
