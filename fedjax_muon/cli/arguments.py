@@ -171,7 +171,7 @@ class Resume:
 
 @dataclasses.dataclass(frozen=True)
 class List:
-    """Show every algorithm with its options, every data set and every model."""
+    """Show every algorithm with its options, every dataset and every model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Divide a data set over clients, and show who gets which labels."""
+    """Divide a dataset over clients, and show who gets which labels."""
 
     output: Path = Path("partition.png")
     """The figure's file; its suffix (png, pdf, svg) is its format."""
@@ -247,14 +247,14 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Show which data sets are there, where they are read from, how to get the others.
+    """Show which datasets are there, where they are read from, how to get the others.
 
     With a name, one of them in detail: its files, whether they are as published, and
     what is read from them.
     """
 
     name: Positional[str] = ""
-    """Name of a data set, as for train; without one, all are shown."""
+    """Name of a dataset, as for train; without one, all are shown."""
     list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show all, as without a name."""
     data_dir: Path | None = None

@@ -294,7 +294,7 @@ def show(args: arguments.List) -> None:
         options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
         table.add_row(name, method.label, " ".join(options), method.paper)
     console.print(table)
-    console.print(f"data sets: {', '.join(data.NAMES)}, tfds:NAME", highlight=False)
+    console.print(f"datasets: {', '.join(data.NAMES)}, tfds:NAME", highlight=False)
     console.print(f"models: {', '.join(models.ALL)}, roberta", highlight=False)
 
 

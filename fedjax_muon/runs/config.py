@@ -49,12 +49,12 @@ class Config:
     """What is optimized: cross-entropy, or the area under the ROC curve of two classes,
     a minimax problem."""
     dataset: str = "digits"
-    """Data set, such as digits, fashion_mnist, cifar10, cifar100, tiny_imagenet, sst2
+    """Dataset, such as digits, fashion_mnist, cifar10, cifar100, tiny_imagenet, sst2
     or breast_cancer: `fedjax-muon data` shows all; or tfds:NAME for one that `prepare`
     has made; or your own file, FILE.csv or FILE.npz; or a directory of images,
-    CLASS/IMAGE, or of a saved data set of Hugging Face."""
+    CLASS/IMAGE, or of a saved dataset of Hugging Face."""
     label: str = "label"
-    """Column of the labels of a table, FILE.csv or a data set of Hugging Face; all
+    """Column of the labels of a table, FILE.csv or a dataset of Hugging Face; all
     columns that are not named are features."""
     owner: str | None = None
     """Column of a table with the client of every row, for the partition by_owner; of
@@ -326,7 +326,7 @@ OF_SERVER = (  # and its clients
 
 
 def is_own(dataset: str) -> bool:
-    """Whether a data set is the user's own file or directory, and not a name."""
+    """Whether a dataset is the user's own file or directory, and not a name."""
     if dataset.endswith(FILES):
         return True
     if dataset.startswith(TFDS) or dataset in NAMES:

@@ -23,7 +23,7 @@ MOST_NAMED = 3  # runs of a comparison in an error
 class LoadedRun:
     """What a run directory has. Properties are read when they are first used.
 
-    `run`, `config`, `records` and `history` need no data set. The others read that of
+    `run`, `config`, `records` and `history` need no dataset. The others read that of
     the run; `state`, `params` and `evaluate` need a checkpoint too.
     """
 
@@ -56,12 +56,12 @@ class LoadedRun:
 
     @functools.cached_property
     def dataset(self) -> Dataset:
-        """The data set."""
+        """The dataset."""
         return dataset_of(self.config)
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, of the model and the data set."""
+        """The task, of the model and the dataset."""
         return task_of(self.config, self.dataset)
 
     @functools.cached_property

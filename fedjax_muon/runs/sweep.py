@@ -316,7 +316,7 @@ def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
     are damaged, or were computed with another config.
     """
     config = dataclasses.asdict(job.config_of(name))
-    del config["data_dir"]  # data sets may lie elsewhere
+    del config["data_dir"]  # datasets may lie elsewhere
     about: dict[str, Any] = {"algorithm": name, "validation": job.validation}
     about["options of the grid"] = [*job.grids[name]]
     path = run_dir / "cells" / f"{own_code.file_name(name)}.csv"

@@ -1,4 +1,4 @@
-"""Folders in which tests write files of data sets."""
+"""Folders in which tests write files of datasets."""
 
 import pytest
 from published import allow_small

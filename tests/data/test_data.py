@@ -1,4 +1,4 @@
-"""Data sets: embedded ones, checks, standardization, where files come from."""
+"""Datasets: embedded ones, checks, standardization, where files come from."""
 
 import bz2
 import gzip
@@ -76,7 +76,7 @@ def test_breast_cancer_is_split_and_standardized():
         assert np.all(abs(got - expected) <= error)
 
 
-# --------------------------------------------------- any data set at the edge
+# --------------------------------------------------- any dataset at the edge
 
 HALVES = (IMAGES[TRAIN], LABELS[TRAIN], IMAGES[TEST], LABELS[TEST])
 SOUND = Dataset(*HALVES, classes=tuple("abcdefghij"))
@@ -184,7 +184,7 @@ def test_the_environment_names_the_directory(tmp_path, monkeypatch):
         data.load("cifar10", tmp_path / "elsewhere")  # the argument has precedence
 
 
-# ---------------------------- mean and deviation that a data set remembers
+# ---------------------------- mean and deviation that a dataset remembers
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3, 2, size=(30, 4)).astype(np.float32)

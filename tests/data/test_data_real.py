@@ -26,7 +26,7 @@ def real(*files):
 
 
 REAL = Path(os.environ.get("FEDJAX_MUON_DATA", "."))
-# As published with the data set (zalandoresearch/fashion-mnist, README).
+# As published with the dataset (zalandoresearch/fashion-mnist, README).
 FASHION_MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",

@@ -1,4 +1,4 @@
-"""Data sets with natural clients, in files of the formats of LEAF and TFF."""
+"""Datasets with natural clients, in files of the formats of LEAF and TFF."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Data sets with natural clients in packages of pip."""
+"""Datasets with natural clients in packages of pip."""
 
 import importlib.util
 

@@ -141,7 +141,7 @@ def parse(words: Sequence[str], monkeypatch) -> Any:
 
 
 def check_names(given) -> None:
-    """Names of methods and data sets, which the command looks up after parsing."""
+    """Names of methods and datasets, which the command looks up after parsing."""
     if isinstance(given, argparse.Namespace):
         return  # of the benchmarks, which have looked them up
     for name in set(getattr(given, "algorithms", ())) - {"all"}:

@@ -89,7 +89,7 @@ def damaging(draw: random.Random, place: Path) -> Iterator[Line]:
 
 
 def damaging_data(draw: random.Random, place: Path) -> Iterator[Line]:
-    """Damage to files of data sets and of checkpoints, without end."""
+    """Damage to files of datasets and of checkpoints, without end."""
     for kind, harm, problem in data_files.cases(draw, place):
         yield Line(f"damaged {kind}", problem and f"{harm}: {problem}")
 
