@@ -40,6 +40,7 @@ from fedjax_muon.runs.build import (
 from fedjax_muon.runs.config import (
     METHODS,
     Comparison,
+    Config,
     Run,
     Sweep,
     hyper_parameters,
@@ -73,6 +74,7 @@ def train(args) -> None:
         if len(run.config.epsilon) > 1:
             raise ValueError("train takes one epsilon; several are of compare")
         dataset = dataset_of(run.config)
+        _announce_accounting(run.config)
         simulation = simulation_of(run, dataset)
         if args.compile_for is not None:
             default = run.config.plan == "default"
@@ -96,6 +98,11 @@ def train(args) -> None:
         run_dir = directory.create(args.output, run, run.algorithm)
         log = logs.begin(run_dir, args.log)
     _train(run, simulation, dataset, run_dir, log)
+
+
+def _announce_accounting(config: Config) -> None:
+    if config.private:
+        print("computing the noise of epsilon; some methods take a minute", flush=True)
 
 
 def _train(
@@ -156,16 +163,17 @@ def compare(args: arguments.Compare) -> None:
         schedules |= args.lr_schedules
         job = Comparison(args.algorithms, lr, schedules, args.seeds, args.config)
         launch.begin(launch.Launch(), job.config.devices)
-        dataset = comparisons.check(job)
+        _announce_accounting(job.config)
+        checked = comparisons.check(job)
         run_dir = directory.create(args.output, job, "compare")
         log = logs.begin(run_dir, args.log)
-    _compare(job, dataset, run_dir, log)
+    _compare(job, checked, run_dir, log)
 
 
 def _compare(
-    job: Comparison, dataset: data.Dataset, run_dir: Path, log: logs.Log
+    job: Comparison, checked: comparisons.Checked, run_dir: Path, log: logs.Log
 ) -> None:
-    diverged = comparisons.run(job, dataset, run_dir, log)
+    diverged = comparisons.run(job, checked, run_dir, log)
     console = Console()
     for name, why in diverged.items():
         console.print(f"{name} diverged: {why}", style="red")
@@ -267,18 +275,19 @@ def resume(args: arguments.Resume) -> None:
             raise ValueError(
                 f"several processes resume single runs; {run_dir} has many"
             )
+        _announce_accounting(job.config)
         if isinstance(job, Run):
             dataset = dataset_of(job.config)
             simulation = simulation_of(job, dataset)
             check_memory(simulation)
         elif isinstance(job, Comparison):
-            dataset = comparisons.check(job, run_dir)
+            checked = comparisons.check(job, run_dir)
         else:
             sweeps.check(job, args.executor)
     if isinstance(job, Run):
         _train(job, simulation, dataset, run_dir, log)
     elif isinstance(job, Comparison):
-        _compare(job, dataset, run_dir, log)
+        _compare(job, checked, run_dir, log)
     else:
         _sweep(job, run_dir, args.executor)
 

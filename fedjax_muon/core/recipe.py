@@ -8,12 +8,15 @@ with other numbers.
 
 import dataclasses
 import functools
+import hashlib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_muon.core.hyperparameters import Hyper, Number
 
@@ -175,3 +178,59 @@ def _is_number(value: Any) -> bool:
         isinstance(x, (int, float, jax.Array)) and not isinstance(x, bool)
         for x in leaves
     )
+
+
+def described(algorithm: Any) -> dict[str, str]:
+    """The function and the arguments that made an algorithm, and those inside it.
+
+    The text is the same in all processes, so that two of them can compare theirs.
+
+    Example:
+      >>> described(fedprox(lr=0.1, mu=0.01))["lr"]
+      '0.1'
+    """
+    return _described("", algorithm)
+
+
+def _described(prefix: str, algorithm: Any) -> dict[str, str]:
+    recipe = recipe_of(algorithm)
+    if recipe is None:
+        return {f"{prefix}algorithm": "one without a recipe"}
+    words = {f"{prefix}algorithm": in_words(recipe.function)}
+    for name, value in recipe.arguments.items():
+        if "recipe" in getattr(value, "_fields", ()):
+            words |= _described(f"{prefix}{name}.", value)
+        else:
+            words[f"{prefix}{name}"] = in_words(value)
+    return words
+
+
+def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
+    """Text of an argument that is the same in all processes.
+
+    Args:
+      inside: Functions that the value is a part of, which may refer to themselves.
+    """
+    words = functools.partial(in_words, inside=inside)
+    if isinstance(value, functools.partial):
+        values = [*map(words, value.args)]
+        values += [f"{k}={words(v)}" for k, v in sorted(value.keywords.items())]
+        return f"{words(value.func)}({', '.join(values)})"
+    if callable(value):
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        name = f"{getattr(value, '__module__', '')}.{name}"
+        cells = getattr(value, "__closure__", None) or ()
+        if not cells or any(value is outer for outer in inside):
+            return name
+        inner = [in_words(cell.cell_contents, (*inside, value)) for cell in cells]
+        return f"{name}[{', '.join(inner)}]"
+    if isinstance(value, Mapping):
+        pairs = [f"{k}: {words(v)}" for k, v in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(words, value))})"
+    if isinstance(value, jax.Array | np.ndarray):
+        array = np.asarray(value)
+        short = array.size <= 64
+        return str(array.tolist() if short else hashlib.sha256(array).hexdigest())
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

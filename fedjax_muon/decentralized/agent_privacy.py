@@ -129,6 +129,9 @@ class AgentPrivacy:
             self.rounds,
             self.insecure_fixed_noise,
             self.publish_training_metrics,
+            mechanism=f"gradients of examples clipped to {self.mechanism.clip_norm:g}, "
+            f"their changes to {self.mechanism.change_clip_norm:g}; noise scale "
+            f"{scale:.4g}",
         )
         return Calibrated(guarantee, scale)
 

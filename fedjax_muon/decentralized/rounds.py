@@ -20,7 +20,7 @@ from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer
 from fedjax_muon.simulation.batching import Clients, Sampler, draw_rows, objective_of
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate
-from fedjax_muon.simulation.rounds import Inputs, Metrics
+from fedjax_muon.simulation.rounds import Inputs, Metrics, bound_key
 from fedjax_muon.tasks.task import Task
 
 
@@ -145,7 +145,7 @@ def run_rounds(
     count: jax.Array,
 ) -> tuple[State, Metrics]:
     """Runs `count` iterations, a number that may be traced."""
-    batch_key, agent_key = keys_of(state.key)
+    batch_key, agent_key = keys_of(bound_key(state.key, inputs.mark))
     _, step = step_functions(setup, inputs, clients)
 
     def body(_, carry):

@@ -5,15 +5,13 @@ server's description travels with every request, and a node that has another one
 which entry differs.
 """
 
-import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from fedjax_muon.core import Algorithm, Exchange, check_count, with_numbers
-from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.core.recipe import described, in_words
 from fedjax_muon.deploy.messages import schema
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
@@ -147,15 +145,15 @@ def description(shared: Federation) -> dict[str, str]:
         "version of fedjax_muon": PACKAGE_VERSION,
         "version of JAX": jax.__version__,
     }
-    settings |= _arguments("", setup.algorithm)
+    settings |= described(setup.algorithm)
     for name in ("num_clients", "cohort_size", "batch_size"):
         settings[name] = str(getattr(setup, name))
     return settings | {
         "local_steps": str(shared.steps(shared.first)),
         "max_client_size": str(shared.max_client_size),
         "classes": str(shared.classes),
-        "sampler": _name(setup.sampler),
-        "weighting": _name(setup.weighting),
+        "sampler": in_words(setup.sampler),
+        "weighting": in_words(setup.weighting),
         "parameters": schema(params),
         "client state": schema(client_state),
     }
@@ -168,36 +166,3 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
         if here != there:
             return f"{name} is {here} here and {there} there"
     return ""
-
-
-def _arguments(prefix: str, algorithm: Any) -> dict[str, str]:
-    """The function and the arguments that made an algorithm, and those inside it."""
-    recipe = recipe_of(algorithm)
-    if recipe is None:
-        return {f"{prefix}algorithm": "one without a recipe"}
-    arguments = {f"{prefix}algorithm": _name(recipe.function)}
-    for name, value in recipe.arguments.items():
-        if isinstance(value, Algorithm):
-            arguments |= _arguments(f"{prefix}{name}.", value)
-        else:
-            arguments[f"{prefix}{name}"] = _name(value)
-    return arguments
-
-
-def _name(value: Any) -> str:
-    """Text that is the same in all processes."""
-    if isinstance(value, functools.partial):
-        words = [*map(_name, value.args)]
-        words += [f"{k}={_name(v)}" for k, v in sorted(value.keywords.items())]
-        return f"{_name(value.func)}({', '.join(words)})"
-    if callable(value):
-        name = getattr(value, "__qualname__", type(value).__qualname__)
-        return f"{getattr(value, '__module__', '')}.{name}"
-    if isinstance(value, Mapping):
-        pairs = [f"{k}: {_name(v)}" for k, v in value.items()]
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_name, value))})"
-    if isinstance(value, jax.Array | np.ndarray):
-        return str(np.asarray(value).tolist())
-    return repr(value)

@@ -26,9 +26,16 @@ from fedjax_muon.deploy.node import INITIAL, round_of
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import CohortMember
 from fedjax_muon.engine.round import exchange_keys, make_exchange
+from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.batching import objective_of
-from fedjax_muon.simulation.rounds import Inputs, State, cohort_of, init_state
+from fedjax_muon.simulation.rounds import (
+    Inputs,
+    State,
+    bound_key,
+    cohort_of,
+    init_state,
+)
 from fedjax_muon.simulation.simulation import inputs_of, run_key_of
 
 # Sends requests by client id, and yields (client id, answer) as answers arrive, until
@@ -83,22 +90,31 @@ def serve(
       key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
       deadline: Seconds to wait for the answers of an exchange; by default, as long as
         the transport waits.
-      directory: Where checkpoints are kept; a server that is started again goes on
-        after the newest one.
+      directory: Where checkpoints are kept; a server that is started again resumes
+        from the newest one. Those of a private run are readable by their owner alone,
+        and later rounds have fresh noise.
       checkpoint_seconds: Least time between two checkpoints; by default, there is one
-        after every round. Nodes keep the states that were made since the last one.
+        after every round, as there must be with privacy. Nodes keep the states that
+        were made since the last one.
       on_round: Called after the prologue and after every round, with the answers that
         are missing.
 
     Raises:
       CheckpointError: If the directory's checkpoint is damaged or of another run.
     """
+    private = shared.guarantee is not None
     if shared.guarantee is not None:
         shared.guarantee.check_rounds(0, rounds)
+        if directory is not None and checkpoint_seconds:
+            raise ValueError(
+                "a private server saves every round before its parameters are sent, "
+                "so that none is sent twice with other noise; leave out "
+                f"checkpoint_seconds, got {checkpoint_seconds}"
+            )
     server = _Server(shared, send, key, deadline)
     opened: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if directory is not None:
-        opened = checkpoint.open_checkpoints(directory)
+        opened = checkpoint.open_checkpoints(directory, secret=private)
     with opened as stored:
         progress, saved = _begin(server, key, stored)
         on_round(progress, server.missing)
@@ -128,7 +144,8 @@ def _begin(
         if restored is not None:
             values, notes = restored
             accepted = np.asarray(values["accepted"])
-            return Progress(values["state"], accepted, notes["run"]), accepted
+            state = _with_fresh_noise(values["state"], server.shared.guarantee)
+            return Progress(state, accepted, notes["run"]), accepted
     progress = Progress(bare, accepted, secrets.token_hex(8))
     if stored:
         server.saved = accepted
@@ -136,6 +153,19 @@ def _begin(
     if stored:
         _save(stored, server.shared, progress)
     return progress, progress.accepted if stored else None
+
+
+def _with_fresh_noise(state: State, guarantee: Guarantee | None) -> State:
+    """A restored state whose later noise is another than before.
+
+    The checkpoint may be an old one, or a copy. Its rounds would be repeated with the
+    answers of other clients, and the difference of two broadcasts with the same noise
+    is a client's message. The memory of correlated noise stays.
+    """
+    words = None if guarantee is None else guarantee.run_words()
+    if words is None:
+        return state
+    return state._replace(key=bound_key(state.key, words))
 
 
 class _Server:

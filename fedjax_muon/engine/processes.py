@@ -53,11 +53,11 @@ def run_on_first(act: Callable[[], object]) -> None:
         raise error or ValueError("the first process failed; its message says why")
 
 
-def full_array(x: jax.Array) -> np.ndarray:
+def full_array(x: jax.Array | np.ndarray) -> np.ndarray:
     """Copies an array to the host, including the parts on other processes.
 
     All processes must call this function at the same time if there are such parts.
     """
-    if x.is_fully_addressable:
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return np.asarray(x)
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))

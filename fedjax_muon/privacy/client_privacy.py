@@ -28,10 +28,12 @@ from fedjax_muon.privacy.guarantees import (
     calibrated,
     check_noise,
     checked_accountant,
+    report,
 )
 from fedjax_muon.privacy.releases import Correlated, Inside, Noise, Output, Release
-from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling
+from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling, rare_size
 
+NEGLECTED = 1e-3  # of delta, the probability that a cohort of a run is cut
 UNIT = "one client with all its examples"
 SUMS = "the noisy sums of clipped messages"
 COUNTS = "the noisy counts of messages that were short enough"
@@ -60,7 +62,9 @@ class ClientPrivacy:
     epsilon: float | None = None
     noise_multiplier: float | None = None  # in place of epsilon
     prologue_noise_multiplier: float | None = None  # `noise_multiplier` by default
-    max_cohort: int | None = None  # largest number in a round; all clients by default
+    # the largest cohort that is computed; by default, a larger one is as rare as
+    # accounting neglects, or all clients if they keep states
+    max_cohort: int | None = None
     # how the noise is correlated between rounds, as in DP-FTRL: `privacy.banded`, with
     # which the clients are divided into groups that take turns, or, if all clients take
     # part in every round, `privacy.buffered` too
@@ -120,18 +124,19 @@ class ClientPrivacy:
             )
         if isinstance(self.clip_norm, AdaptiveClip):
             check_adaptable(algorithm)
-        full = self.cohort_size == clients
-        spec = client_spec(
-            FullBatch(clients)
-            if full
-            else Poisson(
+        private_states = keeps_states(algorithm, params)
+        sampling: Sampling = FullBatch(clients)
+        if self.cohort_size < clients:
+            sampling = Poisson(
                 clients, self.cohort_size, self.max_cohort, cycle=self.cycle(clients)
-            ),
+            )
+        spec = client_spec(
+            sampling,
             rounds=self.rounds,
             noise_multiplier=self.noise_multiplier or 1.0,
             delta=self.delta,
             prologue=bool(algorithm.prologue),
-            private_states=keeps_states(algorithm, params),
+            private_states=private_states,
             prologue_noise_multiplier=self.prologue_noise_multiplier,
             adaptive_clip=isinstance(self.clip_norm, AdaptiveClip),
             strategy=self.strategy,
@@ -139,6 +144,8 @@ class ClientPrivacy:
         checked_accountant(spec)
         if self.epsilon is not None:
             spec = calibrated(spec, self.epsilon)
+        if self.max_cohort is None and not private_states:
+            spec = self._cut(spec)
         (release,) = spec.releases.values()
         noise = release.noise
         assert not isinstance(noise, Output)  # by `client_spec`
@@ -157,8 +164,28 @@ class ClientPrivacy:
             self.insecure_fixed_noise,
             self.publish_training_metrics,
             self._assumptions(noise.multiplier),
+            f"messages clipped to {self.clip_norm}; noise multiplier "
+            f"{noise.multiplier:.4g}",
         )
         return PrivateAlgorithm(private, guarantee)
+
+    def _cut(self, spec: PrivacySpec) -> PrivacySpec:
+        """The spec with cohorts that are cut where a larger one is rare.
+
+        The cut changes epsilon by less than its accountant resolves. Where epsilon is
+        asked for and missed nevertheless, the noise is calibrated again.
+        """
+        if not isinstance(spec.sampling, Poisson):
+            return spec
+        group = spec.sampling.group
+        room = rare_size(group, self.cohort_size, NEGLECTED * self.delta / self.rounds)
+        if room >= group:
+            return spec
+        sampling = dataclasses.replace(spec.sampling, max_batch=room)
+        spec = dataclasses.replace(spec, sampling=sampling)
+        if self.epsilon is None or report(spec).epsilon <= self.epsilon:
+            return spec
+        return calibrated(spec, self.epsilon)
 
     def _assumptions(self, noise_multiplier: float) -> tuple[str, ...]:
         """What the statement says of the clip norm."""

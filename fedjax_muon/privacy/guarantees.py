@@ -171,6 +171,7 @@ class PrivacyReport:
     steps: int
     assumptions: tuple[str, ...]
     caveats: tuple[str, ...]
+    mechanism: str = ""  # the clip and the noise, where they are known
 
     def statement(self) -> str:
         """Returns the report as lines of text, to print and to store with results."""
@@ -183,6 +184,7 @@ class PrivacyReport:
             f"  adjacency:  {self.adjacency}",
             f"  seen by:    {self.threat}",
             f"  sampling:   {self.sampling}",
+            *([f"  mechanism:  {self.mechanism}"] if self.mechanism else ()),
             f"  accountant: {self.accountant}",
             *(f"  assumed:    {assumption}" for assumption in self.assumptions),
             *(f"  caveat:     {caveat}" for caveat in self.caveats),
@@ -358,6 +360,7 @@ class Guarantee:
     fixed_noise: bool = False  # noise from the seed, for tests; no privacy
     training_metrics: bool = False  # whether they are published
     assumptions: tuple[str, ...] = ()  # in addition to those of the report
+    mechanism: str = ""  # the clip and the noise, in words
 
     def report(self) -> PrivacyReport:
         """Computes epsilon, which is infinite if the noise is fixed."""
@@ -369,6 +372,7 @@ class Guarantee:
             epsilon=math.inf if reasons else found.epsilon,
             assumptions=(*found.assumptions, *self.assumptions),
             caveats=(*reasons, *voids, *found.caveats),
+            mechanism=self.mechanism,
         )
 
     def statement(self) -> str:

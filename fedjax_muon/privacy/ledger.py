@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,17 +40,18 @@ class Entry:
     label: str  # what ran, in words
     cost: Cost
     time: str  # when it was charged, in UTC, ISO 8601
+    void: str = ""  # why the run has no guarantee, if it has none
 
     def __post_init__(self) -> None:
-        for name in ("run", "label", "time"):
+        for name in ("run", "label", "time", "void"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
 
     @classmethod
-    def now(cls, run: str, label: str, cost: Cost) -> "Entry":
+    def now(cls, run: str, label: str, cost: Cost, void: str = "") -> "Entry":
         """Makes an entry with the present time."""
         now = datetime.datetime.now(datetime.UTC)
-        return cls(run, label, cost, now.isoformat(timespec="seconds"))
+        return cls(run, label, cost, now.isoformat(timespec="seconds"), void)
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -114,7 +116,7 @@ class Ledger:
             unlimited. Runs that are all there already are never refused.
 
         Returns:
-          Epsilon of all runs in the ledger together.
+          Epsilon of all runs in the ledger together, infinite if one has no guarantee.
 
         Raises:
           OSError: If the file can't be written. It is unchanged then.
@@ -135,6 +137,12 @@ class Ledger:
         new = self._new(found, entries)
         epsilon = _composed((*found, *new), delta)
         if new and budget is not None and epsilon > budget:
+            if math.isinf(epsilon):
+                raise ValueError(
+                    f"{self.path} has, or would have, runs without a guarantee, so "
+                    "that no budget holds; leave out the budget, or keep a ledger of "
+                    "other data"
+                )
             raise ValueError(
                 f"the privacy budget of {self.path} would be exceeded: "
                 f"{len(found)} runs have spent epsilon {_composed(found, delta):.4g}, "
@@ -153,7 +161,7 @@ class Ledger:
             other = known.get(entry.run) or new.get(entry.run)
             if other is None:
                 new[entry.run] = entry
-            elif other.cost != entry.cost:
+            elif (other.cost, other.void) != (entry.cost, entry.void):
                 raise ValueError(
                     f"{self.path} has the run {entry.run!r} with another cost, "
                     f"{other.cost}, than {entry.cost}; another run needs another name"
@@ -224,6 +232,8 @@ class Ledger:
 
 
 def _composed(entries: Sequence[Entry], delta: float) -> float:
+    if any(entry.void for entry in entries):
+        return math.inf
     return composed_epsilon((entry.cost for entry in entries), delta)
 
 

@@ -198,3 +198,19 @@ def _check_batch(sampling: Poisson | Cyclic | Shuffled) -> None:
 
 def _first(size: int | None) -> str:
     return "" if size is None else f"; a first batch of {size} without sampling"
+
+
+def rare_size(records: int, batch: int, probability: float) -> int:
+    """The least size that a Poisson batch exceeds with at most some probability.
+
+    Args:
+      records: Number of records that may join.
+      batch: The expected size.
+
+    Example:
+      >>> rare_size(500, 50, 1e-10)
+      97
+    """
+    from scipy.stats import binom  # slow to import, for private runs alone
+
+    return int(binom.isf(probability, records, batch / records))

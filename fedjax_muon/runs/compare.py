@@ -9,8 +9,9 @@ summary.csv      and .tex: the scores after the last round
 """
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -36,11 +37,18 @@ from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 
 
-def check(job: Comparison, run_dir: Path | None = None) -> data.Dataset:
-    """The dataset of a comparison whose runs can all be made.
+class Checked(NamedTuple):
+    """What a comparison needs, whose runs can all be made."""
+
+    dataset: data.Dataset
+    private: list[privacy.Private]  # all runs, if they are private
+
+
+def check(job: Comparison, run_dir: Path | None = None) -> Checked:
+    """Checks a comparison, and whether its privacy budget allows it.
 
     Args:
-      run_dir: A directory that may have some of them.
+      run_dir: A directory that may have some of its runs.
     """
     values = {"algorithms": job.algorithms, "seeds": job.seeds}
     for name, given in values.items():
@@ -59,7 +67,7 @@ def check(job: Comparison, run_dir: Path | None = None) -> data.Dataset:
             f"{agents} protects an example of an agent, and {clients} a client; do not "
             "compare them"
         )
-    private = []
+    private: list[privacy.Private] = []
     for row in job.rows:
         first = simulation_of(row[0], dataset)
         check_memory(first)
@@ -69,9 +77,14 @@ def check(job: Comparison, run_dir: Path | None = None) -> data.Dataset:
     if run_dir is None:
         privacy.check_budget(private, dataset)
     else:
-        cells = {directory.cell_of(run_dir, each.run): each for each in private}
-        privacy.check_budget(cells, dataset)
-    return dataset
+        privacy.check_budget(_cells_of(private, run_dir), dataset)
+    return Checked(dataset, private)
+
+
+def _cells_of(
+    private: Iterable[privacy.Private], run_dir: Path
+) -> dict[Path, privacy.Private]:
+    return {directory.cell_of(run_dir, each.run): each for each in private}
 
 
 def _guaranteed(
@@ -88,10 +101,10 @@ def _guaranteed(
 
 
 def run(
-    job: Comparison, dataset: data.Dataset, run_dir: Path, log: Log = NO_LOG
+    job: Comparison, checked: Checked, run_dir: Path, log: Log = NO_LOG
 ) -> dict[str, str]:
     """Trains what is not finished; returns why runs diverged, by their labels."""
-    console = Console()
+    console, dataset = Console(), checked.dataset
     diverged: dict[str, str] = {}
     statements: list[str] = []
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing():
@@ -99,8 +112,9 @@ def run(
             if not (cell / directory.CONFIG).exists():
                 directory.create(cell, one)
             directory.check_same(cell, one)
-        if job.config.private:
-            statements = _state(job, dataset, run_dir)
+        if checked.private:
+            cells = _cells_of(checked.private, run_dir)
+            statements = privacy.state(cells, dataset, run_dir)
         rounds = job.config.rounds
         total = len(job.rows) * len(job.seeds) * rounds
         overall = bar.add_task("all", total=total)
@@ -127,15 +141,6 @@ def run(
     for statement in statements:
         console.print(statement, highlight=False, markup=False, soft_wrap=True)
     return diverged
-
-
-def _state(job: Comparison, dataset: data.Dataset, run_dir: Path) -> list[str]:
-    """Charges all runs of a comparison, and writes their statements."""
-    private: dict[Path, privacy.Private] = {}
-    for row in job.rows:
-        for each in _guaranteed(simulation_of(row[0], dataset), row, dataset):
-            private[directory.cell_of(run_dir, each.run)] = each
-    return privacy.state(private, dataset, run_dir)
 
 
 def curves_of(

@@ -4,11 +4,16 @@ privacy.txt    the statement of every method at every epsilon, and what all cost
 ledger.json    in the directory of each run: the name under which it is charged
 
 All runs of a job are charged before the first one starts. The ledger of a dataset is a
-file of the user, apart from all run directories. Beside it lie the checkpoints of
-private runs that are not finished, with the keys of their noise, which only their
-owner can read. So everything in a run directory may be published.
+file of the user, apart from all run directories. Beside it, only for its owner, lie
+
+LEDGER.secret/NAME/checkpoints   of a run that is not finished, with its noise key
+LEDGER.secret/NAME/released      says that the run may have released something
+
+So everything in a run directory may be published, and a copy of it can't release more
+than was charged.
 """
 
+import collections
 import json
 import os
 import secrets
@@ -27,7 +32,7 @@ from fedjax_muon.privacy.ledger import Entry, Ledger, fingerprint
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.files import claim, write
 
-STATEMENT, CHARGED = "privacy.txt", "ledger.json"
+STATEMENT, CHARGED, RELEASED = "privacy.txt", "ledger.json", "released"
 ASSUMED = (
     "  assumed:    test examples, and the scaling and the share of positives of the\n"
     "              training examples, are public\n"
@@ -53,9 +58,10 @@ def ledger_of(config: Config, dataset: Dataset, unit: str) -> Ledger:
     return Ledger(config.ledger or default / name, mark)
 
 
-def _ledger_of(runs: Mapping[Path, Private], dataset: Dataset) -> Ledger:
+def _ledger_of(runs: Mapping[Path, Private], dataset: Dataset) -> tuple[Config, Ledger]:
+    """The config that all runs of a job share, and their ledger."""
     run, guarantee = next(iter(runs.values()))
-    return ledger_of(run.config, dataset, cost_of(guarantee.spec).unit)
+    return run.config, ledger_of(run.config, dataset, cost_of(guarantee.spec).unit)
 
 
 def check_budget(
@@ -69,15 +75,15 @@ def check_budget(
     """
     if not isinstance(runs, Mapping):
         runs = {Path(f"new {number}"): run for number, run in enumerate(runs)}
-    charged = _charged(runs)
-    if charged:
-        config = next(iter(charged.values())).run.config
-        ledger = _ledger_of(charged, dataset)
-        ledger.check(_entries(charged), config.delta, config.budget)
-        folder = ledger.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise ValueError(f"no ledger can be written in {folder}; choose --ledger")
+    if not runs:
+        return
+    config, ledger = _ledger_of(runs, dataset)
+    ledger.check(_entries(runs), config.delta, config.budget)
+    folder = ledger.path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder, ledger.path):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise ValueError(f"{path} can't be written; choose another --ledger")
 
 
 def charge(runs: Mapping[Path, Private], dataset: Dataset) -> str:
@@ -86,30 +92,23 @@ def charge(runs: Mapping[Path, Private], dataset: Dataset) -> str:
     Args:
       runs: By their directories, which exist.
     """
-    charged = _charged(runs)
-    if not charged:
-        return "nothing is charged: noise from the seed gives no privacy"
-    config = next(iter(charged.values())).run.config
-    ledger = _ledger_of(charged, dataset)
-    for place in charged:
+    config, ledger = _ledger_of(runs, dataset)
+    for place in runs:
         about = {"name": secrets.token_hex(8), "ledger": str(ledger.path)}
         claim(place / CHARGED, json.dumps(about, indent=1) + "\n")
-    epsilon = ledger.charge(_entries(charged), config.delta, config.budget)
-    others = len(ledger.entries()) - len(charged)
-    void = ", but for training metrics" if config.publish_training_metrics else ""
+    epsilon = ledger.charge(_entries(runs), config.delta, config.budget)
+    entries = ledger.entries()
+    promise = f"({epsilon:.4g}, {config.delta:g})-differential privacy"
+    void = collections.Counter(entry.void for entry in entries if entry.void)
+    if void:
+        promise = "NO differential privacy together"
+        for reason, count in void.items():
+            promise += f"\n  no guarantee: of {count} of them, {reason}"
     return (
-        f"all {len(charged)} runs of this job and {others} others on these data, "
-        f"composed: ({epsilon:.4g}, {config.delta:g})-differential privacy{void}\n"
+        f"all {len(runs)} runs of this job and {len(entries) - len(runs)} others that "
+        f"the ledger has seen, composed: {promise}\n"
         f"  ledger:     {ledger.path}"
     )
-
-
-def _charged(runs: Mapping[Path, Private]) -> dict[Path, Private]:
-    return {
-        place: private
-        for place, private in runs.items()
-        if not private.run.config.insecure_fixed_noise
-    }
 
 
 def _entries(runs: Mapping[Path, Private]) -> list[Entry]:
@@ -120,9 +119,17 @@ def _entries(runs: Mapping[Path, Private]) -> list[Entry]:
             f"{run.algorithm} at epsilon {run.config.epsilon[0]:g} on "
             f"{run.config.dataset}, seed {run.seed}",
             cost_of(guarantee.spec),
+            _void(run.config),
         )
         for place, (run, guarantee) in runs.items()
     ]
+
+
+def _void(config: Config) -> str:
+    """Why the runs of a config have no guarantee; empty if they have one."""
+    if config.insecure_fixed_noise:
+        return "the noise was drawn from the seed"
+    return "training metrics were published" if config.publish_training_metrics else ""
 
 
 def _record(directory: Path) -> dict[str, str]:
@@ -164,7 +171,7 @@ def state(runs: Mapping[Path, Private], dataset: Dataset, directory: Path) -> li
 
 
 def secret_of(run: Run, directory: Path) -> Path | None:
-    """Where the checkpoints of a private run lie until it is finished.
+    """Where the secrets of a private run lie, which all copies of it share.
 
     None: in its own directory, since there is nothing to hide.
     """

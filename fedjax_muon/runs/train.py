@@ -2,10 +2,11 @@
 
 A checkpoint has the state, and the rows of metrics.csv up to its round; whatever became
 of that file, it is restored from there. The checkpoints of a private run lie elsewhere
-until it is finished, see `privacy.secret_of`. Then the run directory has the last one,
+until it is finished, see `runs.privacy`. Then the run directory has the last one,
 without what must stay secret.
 """
 
+import contextlib
 import json
 import shutil
 import time
@@ -26,7 +27,7 @@ from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.config_json import to_json
-from fedjax_muon.runs.directory import CHECKPOINTS, METRICS, resume_command
+from fedjax_muon.runs.directory import CHECKPOINTS, METRICS, held, resume_command
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
@@ -64,18 +65,20 @@ def train(
       KeyboardInterrupt: After `stop`.
       NonFiniteError: If a message or the training loss is not finite.
     """
-    record = _Recorder(run, simulation, directory)
+    secret = privacy.secret_of(run, directory)
     about = json.loads(to_json(run))
     first: list[float] = []
-    secret = privacy.secret_of(run, directory)
+    saved = (secret or directory) / CHECKPOINTS
     if secret is not None:
         if is_complete(run, simulation, directory):
-            shutil.rmtree(secret, ignore_errors=True)
+            shutil.rmtree(saved, ignore_errors=True)
             tick(run.config.rounds)
             return None
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+    record = _Recorder(run, simulation, directory, secret)
     with (
-        checkpoint.open_checkpoints(secret or directory / CHECKPOINTS) as checkpoints,
+        held(secret) if secret else contextlib.nullcontext(),  # copies share it
+        checkpoint.open_checkpoints(saved, secret=secret is not None) as checkpoints,
         follow(trackers if is_first() else (), about) as log,
     ):
         state = record.begin(checkpoints)
@@ -105,15 +108,18 @@ def train(
             if secret is not None and record.last_round == run.config.rounds:
                 record.publish(step.state)
     if secret is not None:
-        shutil.rmtree(secret)
+        shutil.rmtree(saved)
     return first[0] if first else None
 
 
 class _Recorder:
     """The rows and checkpoints of a run, kept in step with each other."""
 
-    def __init__(self, run: Run, simulation: Simulation, directory: Path):
+    def __init__(
+        self, run: Run, simulation: Simulation, directory: Path, secret: Path | None
+    ):
         self.run, self.simulation, self.directory = run, simulation, directory
+        self.released = None if secret is None else secret / privacy.RELEASED
         self.metrics = directory / METRICS
         self.rows = ""  # the text of metrics.csv
         self.last_round, self.dropped, self.seconds = -1, 0, 0.0
@@ -135,13 +141,16 @@ class _Recorder:
             self.rows, self.last_round = notes["rows"], notes["last_round"]
             self.dropped, self.seconds = notes["dropped"], notes["seconds"]
             self.verified = True
-        elif self.run.config.private:
-            if self.metrics.exists():
+        elif self.released is not None:
+            if self.metrics.exists() or self.released.exists():
                 raise ValueError(
                     f"the secret state of {self.directory} is gone, with the key of "
-                    "its noise; train in another directory, which is charged anew"
+                    "its noise, or a copy of it was finished; train in another "
+                    "directory, which is charged anew"
                 )
             self.save(checkpoints, state)  # before anything is released
+        if self.released is not None:
+            self.released.touch(0o600)
         run_on_first(lambda: restore_rows(self.metrics, self.rows))
         return state
 
@@ -244,7 +253,7 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
     """
     saved = directory / CHECKPOINTS
     if not saved.exists():  # of a private run that is not finished
-        saved = privacy.secret_of(run, directory) or saved
+        saved = (privacy.secret_of(run, directory) or directory) / CHECKPOINTS
     found = None
     if saved.is_dir() and any(saved.iterdir()):
         state = simulation.init(start_key(run.seed), drop_nonfinite=run.config.drops)

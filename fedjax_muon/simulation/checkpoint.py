@@ -45,8 +45,8 @@ def fingerprint(config: Mapping[str, Any], state: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest(state: Any) -> str:
-    """Computes a digest of all values in order, with their shapes and dtypes.
+def digest(state: Any) -> str:
+    """The SHA-256 of all values in order, with their shapes and dtypes.
 
     Orbax reads a typed key as plain numbers if a metadata file is missing.
     """
@@ -74,17 +74,21 @@ def _digest_of_text(text: str) -> str:
 
 
 @contextlib.contextmanager
-def open_checkpoints(directory: Path) -> Iterator[Any]:
+def open_checkpoints(directory: Path, *, secret: bool = False) -> Iterator[Any]:
     """Opens the checkpoints of a run, as Orbax's `Checkpointer`.
 
     Args:
       directory: Directory of the checkpoints; it is created if necessary.
+      secret: Whether only its owner may read them, since states have keys of noise.
 
     Raises:
       CheckpointError: If an existing checkpoint cannot be read, or the path has
         characters of a file pattern.
     """
     check_path(directory)
+    if secret:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
     # Imported here, since it is slow and only runs on disk need it.
     from orbax.checkpoint.experimental import v1 as orbax
 
@@ -163,7 +167,7 @@ def save(
       CheckpointError: If it was not written.
     """
     text = json.dumps(dict(notes or {}))
-    about = {"fingerprint": mark, "digest": _digest(state)}
+    about = {"fingerprint": mark, "digest": digest(state)}
     about |= {"notes": text, "notes_digest": _digest_of_text(text)}
     reason = "orbax skipped it"
     with _silence():
@@ -180,6 +184,10 @@ def save(
             f"{checkpoints.directory}: {reason}; free some space, or use another "
             "directory"
         )
+    place = Path(checkpoints.directory)
+    if not place.stat().st_mode & 0o077:  # secret
+        for path in place.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def restore(
@@ -201,7 +209,7 @@ def restore(
     state = _attempt(
         lambda: checkpoints.load(checkpoints.latest.step, template), damaged
     )
-    if _digest(state) != about.get("digest"):
+    if digest(state) != about.get("digest"):
         raise _damaged(checkpoints)
     return state, json.loads(about["notes"])
 

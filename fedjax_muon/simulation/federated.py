@@ -55,6 +55,7 @@ from fedjax_muon.simulation.rounds import (
     Setup,
     State,
     Weighting,
+    bound_key,
     check_setup,
     init_state,
     objective_and_sampler,
@@ -233,7 +234,9 @@ def _programs(setup: Setup) -> Programs:
         inputs: Inputs, state: State, clients: Clients, count: int
     ) -> tuple[State, Metrics]:
         run = _on_devices(setup, with_inputs(run_rounds, setup), clients, REPLICATED)
-        return run(inputs, state, clients, count)
+        bound = state._replace(key=bound_key(state.key, inputs.mark))
+        trained, metrics = run(inputs, bound, clients, count)
+        return trained._replace(key=state.key), metrics
 
     return Programs(
         create=partial(_create, setup),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedjax_muon.core import Algorithm
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
+from fedjax_muon.privacy.sampling import Poisson
 from fedjax_muon.tasks.task import Task
 
 Cohorts = Callable[[jax.Array, int, int], tuple[jax.Array, jax.Array]]
@@ -95,9 +96,11 @@ def participation(
     check_left_out({"cohort_size": cohort_size, "cohorts": cohorts})
     params = jax.eval_shape(task.init, jax.random.key(0))
     private, guarantee = privacy.applied(algorithm, params, num_clients)
-    full = privacy.cohort_size == num_clients
-    sampling = fixed_cohort if full else poisson_cohorts(privacy.max_cohort)
-    return Participation(private, privacy.cohort_size, sampling, guarantee)
+    sampling = guarantee.spec.sampling
+    drawn: Cohorts = fixed_cohort
+    if isinstance(sampling, Poisson):
+        drawn = poisson_cohorts(sampling.max_batch)
+    return Participation(private, privacy.cohort_size, drawn, guarantee)
 
 
 def uniform(sizes: jax.Array) -> jax.Array:

@@ -88,6 +88,22 @@ class Inputs(NamedTuple):
     task: Task
     numbers: dict[str, Any]  # hyper-parameters by name
     mixer: Any = None  # of agents' messages, in a decentralized simulation
+    mark: Any = None  # of a private simulation, uint32 [2]; see `bound_key`
+
+
+def bound_key(key: jax.Array, mark: Any) -> jax.Array:
+    """The key of a private run's rounds, which differs between simulations.
+
+    The difference of two releases with the same noise and other gradients has no noise
+    at all. So a state that is copied to a simulation with other data, another clip or
+    other hyper-parameters draws other noise there.
+
+    Args:
+      mark: Identifies the simulation, uint32 [2]; None leaves the key as it is.
+    """
+    if mark is None:
+        return key
+    return jax.random.fold_in(jax.random.fold_in(key, mark[0]), mark[1])
 
 
 def check_setup(setup: Setup) -> None:

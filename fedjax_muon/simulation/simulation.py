@@ -7,6 +7,7 @@ simulation with a server has an execution plan, which is part of its `rounds.Set
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,15 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import check_count, numbers_of, with_numbers
-from fedjax_muon.core.recipe import as_arrays
+from fedjax_muon.core.recipe import as_arrays, described, in_words
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import check_key, check_not_donated
 from fedjax_muon.simulation.batching import Clients
+from fedjax_muon.simulation.checkpoint import digest
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
 from fedjax_muon.simulation.rounds import Inputs, Metrics
 
+# settings that do not change what noise is added to, or that `Inputs` has
+UNBOUND = ("task", "plan", "mixing", "devices")
 NOISE = ("noise_scale", "noise_multiplier")  # hyper-parameters that privacy decides
 
 
@@ -137,7 +141,8 @@ class Simulation:
         check_not_donated(state)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
-        return self.programs.rounds(self.inputs, state, self.clients, count)
+        inputs = self.inputs._replace(mark=self._mark)
+        return self.programs.rounds(inputs, state, self.clients, count)
 
     def evaluate(self, state: Any) -> Any:
         """Evaluates the parameters of a state, which is not donated.
@@ -165,6 +170,17 @@ class Simulation:
         return Traffic(
             *(round(a + rounds * b) for a, b in zip(first, later, strict=True))
         )
+
+    @functools.cached_property
+    def _mark(self) -> np.ndarray | None:
+        """Identifies what the noise of a private simulation is added to; see
+        `bound_key`. It is the same after a restart."""
+        if self.guarantee is None or self.guarantee.fixed_noise:
+            return None
+        setup = self.setup._asdict() | dict.fromkeys(UNBOUND)
+        text = in_words((described(setup.pop("algorithm")), setup, self.guarantee))
+        text += digest((self.inputs, self.clients))
+        return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
     @functools.cached_property
     def _traffic(self) -> tuple[Traffic, Traffic]:

@@ -13,10 +13,11 @@ import pytest
 from command import assert_same_but_for_seconds, refused, run
 
 from fedjax_muon import data
+from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.privacy.composition import composed_epsilon
 from fedjax_muon.privacy.ledger import Ledger, fingerprint
-from fedjax_muon.runs import privacy
-from fedjax_muon.runs.config import Config
+from fedjax_muon.runs import build, privacy, train as training
+from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.load import load_run
 
 AGENTS = ("--rounds", 2, "--batch-size", 20, "--graph", "ring", "--evaluate-every", 1)
@@ -37,6 +38,11 @@ def finished(tmp_path_factory):
 def rows_of(cell):
     with (cell / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def left_of(place):
+    """The names of files beside the ledger of runs that are finished."""
+    return {path.name for path in place.glob("ledger.secret/*/*")}
 
 
 def test_a_comparison_over_epsilons(finished):
@@ -75,7 +81,7 @@ def test_statements_are_printed_and_kept(finished):
     ]
     composed = composed_epsilon([entry.cost for entry in ledger.entries()], 1e-5)
     assert composed > 8.1
-    total = "all 2 runs of this job and 0 others on these data, composed: "
+    total = "all 2 runs of this job and 0 others that the ledger has seen, composed: "
     assert f"{total}({composed:.4g}" in text
     assert f"{total}({composed:.4g}" in printed
 
@@ -83,7 +89,7 @@ def test_statements_are_printed_and_kept(finished):
 def test_what_is_left_of_a_finished_run_has_no_secrets(finished):
     place, _ = finished
     cell = place / "dpmixsgd" / "epsilon1" / "seed3"
-    assert not any((place.parent / "ledger.secret").iterdir())
+    assert left_of(place.parent) == {"released"}
     state = load_run(cell).state
     assert not np.any(jax.random.key_data(state.key))
     assert np.all(np.isfinite(jax.tree.leaves(state.params)[0]))
@@ -118,6 +124,49 @@ def test_a_run_without_its_secret_state_does_not_draw_other_noise(tmp_path, caps
     said = refused(capsys, "resume", place)
     assert "the secret state of" in said
     assert "train in another directory, which is charged anew" in said
+
+
+def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
+    tmp_path, capsys, monkeypatch
+):
+    place, copies = tmp_path / "run", [tmp_path / "before", tmp_path / "during"]
+    original = training.train
+
+    def copied(run, simulation, directory, *rest):
+        """As a process that has not begun, and one that works in the directory."""
+        shutil.copytree(directory, copies[0])
+        begun = training._Recorder.begin
+
+        def begin(self, checkpoints):
+            state = begun(self, checkpoints)
+            shutil.copytree(directory, copies[1])
+            with pytest.raises(ValueError, match="another process works in"):
+                original(run, simulation, copies[1])
+            return state
+
+        monkeypatch.setattr(training._Recorder, "begin", begin)
+        return original(run, simulation, directory, *rest)
+
+    monkeypatch.setattr(training, "train", copied)
+    run(*ONE, 4, "--ledger", tmp_path / "ledger.json", "--output", place)
+    monkeypatch.undo()
+    for copy in copies:
+        said = refused(capsys, "resume", copy)
+        assert "or a copy of it was finished" in said
+        assert not (copy / "metrics.csv").exists()
+    run("resume", place)  # which is finished
+
+
+def test_the_mechanism_is_the_one_of_the_options():
+    config = Config(
+        epsilon=(8.0,), delta=0.01, clip_norm=0.3, cohort_size=4, rounds=2, hidden=(4,)
+    )
+    dataset = data.load("digits")
+    simulation = build.simulation_of(Run("fedavg", {"lr": 0.1}, 0, config), dataset)
+    expected = ClientPrivacy(
+        clip_norm=0.3, cohort_size=4, rounds=2, epsilon=8.0, delta=0.01
+    )
+    assert simulation.setup.privacy == expected
 
 
 def test_clients_and_examples_have_a_ledger_each():
@@ -168,15 +217,20 @@ def test_a_budget_is_kept_and_a_damaged_ledger_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path):
+def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
     for name in ("a", "b"):
         fixed = ("--insecure-fixed-noise", "--output", tmp_path / name)
         run(*ONE, 1, *fixed, "--ledger", tmp_path / "ledger.json")
     assert_same_but_for_seconds(*(tmp_path / name / "metrics.csv" for name in "ab"))
     text = (tmp_path / "a" / "privacy.txt").read_text()
     assert "NO differential privacy" in text
-    assert "nothing is charged" in text
-    assert not (tmp_path / "ledger.json").exists()
+    assert "NO differential privacy together" in text
+    ledger = ("--ledger", tmp_path / "ledger.json")
+    run(*ONE, 1, *ledger, "--output", tmp_path / "later")
+    text = (tmp_path / "later" / "privacy.txt").read_text()
+    assert "no guarantee: of 2 of them, the noise was drawn from the seed" in text
+    said = refused(capsys, *ONE, 1, *ledger, "--budget", 9, "--output", tmp_path / "no")
+    assert "has, or would have, runs without a guarantee" in said
 
 
 @pytest.mark.slow
@@ -186,6 +240,7 @@ def test_training_metrics_are_published_on_request(tmp_path):
     assert "train_loss" in (place / "metrics.csv").read_text()
     text = (place / "privacy.txt").read_text()
     assert "the guarantee does not hold for them" in text
+    assert "no guarantee: of 1 of them, training metrics were published" in text
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from cases import slow_but
 from small_federation import (
@@ -148,18 +150,34 @@ def test_private_and_quantized_messages_have_the_bits_of_the_simulation():
     assert cases == dict.fromkeys(("quantized", "adaptive"), "0.0 0")
 
 
-def test_noise_comes_from_the_system_and_is_kept_by_a_checkpoint(tmp_path):
-    shared = shared_of(fedavg(lr=0.3), SECRET)
-    first = started(shared, 1, directory=tmp_path)
-    other = started(shared, 1)
-    differ = lambda a, b: not np.array_equal(a, b)
-    assert differ(*map(jax.random.key_data, (first.state.key, other.state.key)))
-    assert differ(*(jax.tree.leaves(p.params)[-1] for p in (first, other)))
-    again = started(shared, 2, directory=tmp_path)
-    assert again.run == first.run
-    np.testing.assert_array_equal(
-        *map(jax.random.key_data, (first.state.key, again.state.key))
+def test_a_private_server_that_restarts_has_fresh_noise(tmp_path):
+    """From a copied checkpoint, two broadcasts differ by more than a late client."""
+    shared = shared_of(fedavg(lr=0.3), dataclasses.replace(SECRET, cohort_size=4))
+    nodes = in_process(nodes_of(shared))
+    late = lambda requests, deadline: nodes(
+        {client: r for client, r in requests.items() if client}, deadline
     )
+    lives = []
+    first = started(shared, 1, directory=tmp_path / "first")
+    for send in (nodes, late):
+        place = shutil.copytree(tmp_path / "first", tmp_path / f"copy{len(lives)}")
+        lives.append(serve(shared, send, KEY, rounds=2, directory=place))
+    assert lives[0].run == lives[1].run == first.run
+    moved = jax.tree.map(lambda a, b: 4 * (a - b), *(life.params for life in lives))
+    # without fresh noise it would be the message, of a norm of at most the clip
+    assert optax.tree.norm(moved) > 2 * PRIVACY.clip_norm
+    other = started(shared, 1)  # a run has the noise of no other
+    assert not np.array_equal(*(jax.tree.leaves(p.params)[-1] for p in (first, other)))
+
+
+def test_a_private_server_saves_every_round_for_its_owner_alone(tmp_path):
+    shared = shared_of(fedavg(lr=0.3), SECRET)
+    with pytest.raises(ValueError, match="saves every round"):
+        started(shared, 1, directory=tmp_path, checkpoint_seconds=60.0)
+    started(shared, 1, directory=tmp_path / "server")
+    readable = [p for p in tmp_path.glob("server/**/*") if p.stat().st_mode & 0o077]
+    assert not readable
+    assert not (tmp_path / "server").stat().st_mode & 0o077
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from error_lines import refused
+from jax.flatten_util import ravel_pytree
+from scipy import stats
 
 from fedjax_muon import data, models, partition
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
@@ -22,7 +24,7 @@ from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
 from fedjax_muon.privacy.client_mechanism import private_clients
-from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.privacy.client_privacy import SUMS, ClientPrivacy
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort
@@ -145,13 +147,28 @@ def test_all_agents_are_accounted_for_and_the_worst_one_is_stated():
 
 
 def test_facts_of_clients_are_read_from_the_algorithm():
-    for algorithm in (fedavg(lr=0.1), scaffold(lr=0.1)):
+    for algorithm, room in ((fedavg(lr=0.1), 14), (scaffold(lr=0.1), None)):
         spec = clients(algorithm=algorithm).guarantee.spec
-        assert (spec.steps, spec.sampling) == (3, Poisson(20, 4))
+        assert (spec.steps, spec.sampling) == (3, Poisson(20, 4, room))
     full, cut = replace(CLIENT, cohort_size=20), replace(CLIENT, max_cohort=8)
     assert clients(full).guarantee.spec.sampling == FullBatch(20)
     assert clients(cut).guarantee.spec.sampling == Poisson(20, 4, 8)
     refused("need room for all clients", clients, cut, scaffold(lr=0.1))
+
+
+@pytest.mark.slow
+def test_a_cohort_is_cut_where_it_costs_nothing():
+    asked = replace(CLIENT, noise_multiplier=None, epsilon=2.0)
+    cut, whole = (
+        clients(each).guarantee for each in (asked, replace(asked, max_cohort=20))
+    )
+    sampling = cut.spec.sampling
+    beyond = stats.binom.sf(sampling.max_batch, 20, 4 / 20)
+    assert 0 < beyond <= 1e-3 * CLIENT.delta / CLIENT.rounds
+    assert 1.999 < cut.report().epsilon <= 2
+    multipliers = [g.spec.releases[SUMS].noise.multiplier for g in (cut, whole)]
+    assert multipliers[0] == pytest.approx(multipliers[1], rel=1e-4)
+    assert f"noise multiplier {multipliers[0]:.4g}" in cut.statement()
 
 
 def test_a_prologue_is_one_more_release():
@@ -159,7 +176,7 @@ def test_a_prologue_is_one_more_release():
     assert with_prologue.prologue
     guarantee = clients(algorithm=with_prologue).guarantee
     assert guarantee.spec.steps == 4
-    assert guarantee.spec.sampling == Poisson(20, 4, first_batch=20)
+    assert guarantee.spec.sampling == Poisson(20, 4, 14, first_batch=20)
     without = usual(clients).guarantee
     assert guarantee.report().epsilon > without.report().epsilon
 
@@ -172,6 +189,45 @@ def test_cohorts_are_poisson_samples():
     present = joins.sum(1)
     assert np.std(present) > 1  # a fixed cohort has 0
     assert np.mean(present) == pytest.approx(4, abs=0.4)
+
+
+# --------------------------------------------------------------- noise that is shared
+def moved_together(simulations):
+    """Cosines of what a round adds to copies of one state, with that of the first."""
+    first, *_ = simulations
+    state = first.init(KEY)
+    before = ravel_pytree(state.params)[0]
+    steps = []
+    for simulation in simulations:
+        copy = jax.tree.map(jnp.copy, state)
+        after = ravel_pytree(simulation.train_round(copy)[0].params)[0]
+        steps.append(np.asarray(after - before, float))
+    norms = [np.linalg.norm(step) for step in steps]
+    return [steps[0] @ b / (norms[0] * n) for b, n in zip(steps, norms, strict=True)]
+
+
+def test_a_copied_state_has_other_noise_in_another_simulation():
+    """With the same noise, a combination of the two has the gradient and no noise."""
+    loud = replace(AGENT, epsilon=None, noise_scale=50.0)
+    ours = agents(loud)
+    again = agents(loud)  # as after a restart
+    louder = ours.vary(privacy=replace(loud, noise_scale=100.0))
+    others = ours.vary(parts=[part[::-1] for part in AGENTS])
+    faster = ours.vary(hyper={"lr": 0.2})
+    same, *differ = moved_together([ours, again, louder, others, faster])[1:]
+    assert same == pytest.approx(1, abs=1e-6)
+    assert max(np.abs(differ)) < 0.7  # of 62 coordinates, the mean of five agents
+
+
+def test_a_copied_state_has_other_noise_for_other_clients():
+    loud = replace(CLIENT, noise_multiplier=50.0)
+    ours = clients(loud)
+    clip = clients(replace(loud, clip_norm=1.0))
+    method = clients(loud, fedavg(lr=0.2))
+    longer = clients(loud, local_steps=3)
+    same, *differ = moved_together([ours, clients(loud), clip, method, longer])[1:]
+    assert same == pytest.approx(1, abs=1e-6)
+    assert max(np.abs(differ)) < 0.7
 
 
 # ------------------------------------------------------------------- keys of the noise

@@ -232,12 +232,15 @@ def test_the_key_of_the_noise_is_in_no_file_that_is_published(tmp_path, heard):
         run(*PRIVATE, "--ledger", ledger, "--output", place)
     (secret,) = (tmp_path / "ledger.secret").iterdir()
     assert secret.stat().st_mode & 0o077 == 0
+    for path in secret.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0
     assert not [*place.rglob("checkpoints")]
     before = (place / CELLS[0]).read_text()
     run("resume", place)
     assert (place / CELLS[0]).read_text().startswith(before)
     assert sum(heard["rounds"]) == 2 * 12
-    assert not any((tmp_path / "ledger.secret").iterdir())
+    left = [path.name for path in (tmp_path / "ledger.secret").glob("*/*")]
+    assert left == ["released"] * len(CELLS)
 
 
 @pytest.mark.slow
@@ -319,7 +322,7 @@ def rows_of(run_dir):
 @pytest.mark.parametrize("name", ["fedmuon_align", "fedlada"])
 def test_compare_runs_what_train_runs(name, alone, held_out, tmp_path):
     job = Comparison((name,), {name: 0.1}, {}, SEEDS, CONFIG)
-    compare.run(job, held_out[0], tmp_path)
+    compare.run(job, compare.Checked(held_out[0], []), tmp_path)
     assert rows_of(tmp_path / name / f"seed{SEEDS[1]}") == alone(name)
 
 
