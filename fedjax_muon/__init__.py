@@ -5,6 +5,11 @@
 Names are those of `__init__.pyi`; a module is imported when its name is first used.
 """
 
+import difflib
+import importlib
+import types
+from typing import Any
+
 import lazy_loader
 
 from fedjax_muon.versions import PACKAGE_VERSION, check_versions
@@ -12,4 +17,28 @@ from fedjax_muon.versions import PACKAGE_VERSION, check_versions
 check_versions()
 
 __version__ = PACKAGE_VERSION
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+PLACES = (
+    "decentralized",
+    "minimax",
+    "transforms",
+    "tasks",
+    "models",
+    "data",
+    "privacy",
+)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _attribute(name)
+    except AttributeError:
+        if name.startswith("_"):
+            raise
+    for place in PLACES:
+        found = getattr(importlib.import_module(f"{__name__}.{place}"), name, None)
+        if found is not None and not isinstance(found, types.ModuleType):
+            raise AttributeError(f"{name!r} is in {__name__}.{place}", name=name)
+    near = difflib.get_close_matches(name, __all__, 1, 0.6)
+    advice = f"; did you mean {near[0]!r}?" if near else ""
+    raise AttributeError(f"{__name__} has no {name!r}{advice}", name=name)

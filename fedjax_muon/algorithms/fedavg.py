@@ -70,7 +70,8 @@ def fedavg(
     Args:
       lr: Local learning rate.
       rule: Local rule, without a learning rate.
-      averaged_state: Names of the parts of the rule's state that the server averages.
+      averaged_state: Names of the parts of the rule's state that the server averages,
+        such as "momentum" or, for Adam, ("mu", "nu").
       server_lr: Server learning rate; 1 is plain averaging.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate.
     """
@@ -150,6 +151,13 @@ def decayed_muon(
     check_range("decay", decay, schedules=False)
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return optax.chain(rule, optax.add_decayed_weights(decay))
+
+
+def server_muon(
+    momentum: Hyper = 0.9, polar: Polar | None = None
+) -> optax.GradientTransformation:
+    """Muon of the pseudo-gradient."""
+    return default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
 
 
 @recorded

@@ -67,7 +67,8 @@ def fedmuon_align(
       momentum: Momentum of the default rule; has no effect if `rule` is given.
       rule: Local rule of the gradient, without a learning rate; Muon by default.
       polar: Polar factor of matrices in the default rule.
-      averaged_state: Names of the parts of the rule's state that the server averages.
+      averaged_state: Names of the parts of the rule's state that the server averages,
+        such as "momentum" or, for Adam, ("mu", "nu").
     """
     check_range("lr", lr, open_low=True)
     check_range("align", align, 0.0, 1.0)

@@ -14,6 +14,7 @@ from fedjax_muon.algorithms.fedavg import (
     local_adamw,
     local_muon,
     local_sgdm,
+    server_muon,
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
@@ -37,6 +38,7 @@ from fedjax_muon.transforms import biclip, normalize, scale_by_fedadam, scale_by
 TEXT, AUTHORS, INDEPENDENT = Source.TEXT, Source.AUTHORS, Source.INDEPENDENT
 
 MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
+MCMAHAN_DP = "McMahan et al. 2018, arXiv:1710.06963"
 REDDI = "Reddi et al. 2021, arXiv:2003.00295"
 LI = "Li et al. 2020, arXiv:1812.06127"
 WANG = "Wang et al. 2020, arXiv:2007.07481"
@@ -172,6 +174,16 @@ ALL = by_name(
         sentence="Local Muon with averaged momenta, the ablation without alignment.",
         options={"lr": 0.03, "momentum": 0.98, "decay": 0.01, "polar": None},
         changes={"rule": Made(decayed_muon), "averaged_state": ("trace",)},
+    ),
+    preset(
+        "dp_fedmuon",
+        "DP-FedMuon",
+        MCMAHAN_DP,
+        Source.OURS,
+        base=fedavg,
+        sentence="DP-FedAvg with Muon at the server: messages are parameters alone.",
+        options={"lr": 0.1, "server_lr": 0.1, "momentum": 0.9, "polar": None},
+        changes={"server_rule": Made(server_muon)},
     ),
     Method(fedmuon_correct, "FedMuon(bias correction)", TAKEZAWA, TEXT, CORRECT_GRID),
     preset(

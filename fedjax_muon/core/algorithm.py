@@ -93,6 +93,10 @@ class Algorithm(NamedTuple):
     # the function and arguments that it was made from, see `core.recipe`
     recipe: Any = None
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return name if self.recipe is None else self.recipe.call()
+
 
 def map_exchanges(
     change: Callable[[int, Exchange], Exchange], algorithm: Algorithm

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_muon.core.hyperparameters import Hyper, Number
 
@@ -31,6 +32,17 @@ class Recipe:
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     fields: tuple[Any, ...]  # of the algorithm, to detect whether it was changed
+
+    def call(self) -> str:
+        """The call, for `repr`; of functions the name alone, and no empty arguments.
+
+        Example:
+          >>> print(fedavg(lr=0.1))
+          fedavg(lr=0.1, rule=identity, server_lr=1.0, server_rule=identity)
+        """
+        shown = {k: v for k, v in self.arguments.items() if v is not None and v != ()}
+        words = ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
+        return f"{self.function.__name__}({words})"
 
 
 def recorded(function: Callable[P, T]) -> Callable[P, T]:
@@ -178,6 +190,16 @@ def _is_number(value: Any) -> bool:
         isinstance(x, (int, float, jax.Array)) and not isinstance(x, bool)
         for x in leaves
     )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, optax.GradientTransformation):
+        value = value.update
+    if callable(value):
+        words = getattr(value, "__qualname__", type(value).__name__)
+        return words.partition(".")[0]
+    text = repr(value)
+    return text if len(text) < 40 else f"{text[:36]}..."
 
 
 def described(algorithm: Any) -> dict[str, str]:

@@ -89,24 +89,43 @@ def nbytes(a: Tree) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(a))
 
 
-def _named(path: Iterable[Any], names: Collection[str]) -> bool:
-    return any(getattr(key, "name", None) in names for key in path)
+MOMENTUM = {"momentum", "trace", "mu"}  # names of it in states of optax and of ours
+
+
+def _names(path: Iterable[Any]) -> set[str]:
+    """Names of the attributes in the path of a leaf, and "momentum" for all of its."""
+    found = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
+    return found | {"momentum"} if found & MOMENTUM else found
 
 
 def pick(a: Tree, names: Collection[str]) -> list[jax.Array]:
     """Lists the leaves of `a` under attributes called `names`, in order.
 
     An attribute is, for example, "trace" of an optax state, through chains and
-    partitions. `optax.tree.get` takes one such leaf only.
+    partitions. "momentum" stands for all names of a momentum: "trace" of
+    `optax.trace`, "mu" of Adam. `optax.tree.get` takes one such leaf only.
+
+    Raises:
+      ValueError: If a name is that of no leaf.
     """
-    return [x for p, x in jax.tree_util.tree_leaves_with_path(a) if _named(p, names)]
+    if isinstance(names, str):
+        raise TypeError(f"names must be a tuple, such as ({names!r},), got {names!r}")
+    leaves = [(_names(p), x) for p, x in jax.tree_util.tree_leaves_with_path(a)]
+    known = set[str]().union(*(own for own, _ in leaves))
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"the rule's state has no {name!r}; it has "
+                f"{', '.join(sorted(known)) or 'no named parts'}"
+            )
+    return [x for own, x in leaves if own & set(names)]
 
 
 def put(a: Tree, names: Collection[str], leaves: Iterable[jax.Array]) -> Tree:
     """Replaces the leaves of `a` that `pick(a, names)` lists."""
     rest = iter(leaves)
     return jax.tree_util.tree_map_with_path(
-        lambda p, x: next(rest) if _named(p, names) else x, a
+        lambda p, x: next(rest) if _names(p) & set(names) else x, a
     )
 
 

@@ -36,6 +36,10 @@ class Gossip(NamedTuple):
     # the function and arguments that it was made from, see `core.recipe`
     recipe: Any = None
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return name if self.recipe is None else self.recipe.call()
+
 
 class Estimator(NamedTuple):
     """How an agent estimates its gradient, from its memory and one batch."""

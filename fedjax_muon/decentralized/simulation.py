@@ -40,6 +40,7 @@ from fedjax_muon.simulation.arguments import (
     check_dataset,
     check_functions,
     check_parts,
+    check_rule_kinds,
     check_rules,
     check_task,
 )
@@ -123,6 +124,7 @@ def decentralize(
     mixed, links = _mix(setup, weights)
     clients = _place(setup, dataset.x_train, dataset.y_train, parts)
     inputs = inputs_of(algorithm, setup.task, mixed, noise)
+    check_rule_kinds(algorithm)
     # raises if sizes or parameters do not fit
     keys = created(jax.random.key(0))
     jax.eval_shape(partial(begin_run, setup), inputs, keys, clients)

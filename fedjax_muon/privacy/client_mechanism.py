@@ -304,6 +304,16 @@ def _parts(message: Any) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
 
 
+def parts_of_rounds(algorithm: Algorithm, params: Any) -> list[str]:
+    """The parts of the messages of a round, such as ["params", "momentum"].
+
+    Args:
+      params: Parameters, or their shapes.
+    """
+    messages = _shapes(algorithm, params)[len(algorithm.prologue) :]
+    return [name for message in messages for name in _parts(message)]
+
+
 def _norms(clip_norm: FixedNorm, message: Any) -> Any:
     """A prefix of the message: one norm for each part that is clipped."""
     if not jax.tree.leaves(message):

@@ -12,13 +12,19 @@ the algorithm, its prologue and its client states, is read from the algorithm.
 """
 
 import dataclasses
+import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip, check_adaptable
-from fedjax_muon.privacy.client_mechanism import ClipNorm, private_clients
+from fedjax_muon.privacy.client_mechanism import (
+    ClipNorm,
+    parts_of_rounds,
+    private_clients,
+)
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.guarantees import (
@@ -124,6 +130,14 @@ class ClientPrivacy:
             )
         if isinstance(self.clip_norm, AdaptiveClip):
             check_adaptable(algorithm)
+        parts = parts_of_rounds(algorithm, params)
+        if len(parts) > 1 and not isinstance(self.clip_norm, Mapping):
+            warnings.warn(
+                f"messages have {', '.join(parts)}, which share one clip and its "
+                "noise; methods that send parameters alone, such as dp_fedmuon, lose "
+                "less, or give clip_norm a norm for each part",
+                stacklevel=4,
+            )
         private_states = keeps_states(algorithm, params)
         sampling: Sampling = FullBatch(clients)
         if self.cohort_size < clients:

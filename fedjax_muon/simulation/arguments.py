@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from fedjax_muon import data
+from fedjax_muon.core import Exchange
 from fedjax_muon.core.recipe import Recipe, recipe_of
 from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.task import Task
@@ -35,6 +36,12 @@ def check_functions(functions: Mapping[str, Any]) -> None:
 def check_algorithm(algorithm: Any, kind: type, other: str) -> None:
     """Raises `TypeError` unless an algorithm is of a kind; others are for `other`."""
     if isinstance(algorithm, kind):
+        for name in ("exchanges", "prologue"):
+            if isinstance(getattr(algorithm, name, None), Exchange):
+                raise TypeError(
+                    f"{name} must be a tuple of exchanges, got one; write (main,) with "
+                    "a comma"
+                )
         return
     if isinstance(algorithm, tuple) and hasattr(algorithm, "recipe"):
         advice = f"simulate it with {other}"
@@ -106,6 +113,23 @@ def check_not_donated(state: Any) -> None:
         )
 
 
+def check_params(params: Any, expected: Any) -> None:
+    """Raises `ValueError` unless parameters, also stacked for agents, have shapes."""
+    shapes = {jax.tree_util.keystr(p): x.shape for p, x in _leaves(expected)}
+    given = {jax.tree_util.keystr(p): x.shape for p, x in _leaves(params)}
+    for name in {**shapes, **given}:
+        want, have = shapes.get(name), given.get(name)
+        if want is None or have is None or have[len(have) - len(want) :] != want:
+            raise ValueError(
+                f"the state is of another model: its parameter {name} has shape "
+                f"{have}, and the task's has {want}; use a state of this simulation"
+            )
+
+
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
 def check_rules(algorithm: Any, params: Any) -> None:
     """Tests the sign and the scale of every update rule in an algorithm's recipe once.
 
@@ -123,6 +147,18 @@ def check_rules(algorithm: Any, params: Any) -> None:
         _check_rule(name, rule, params)
 
 
+def check_rule_kinds(algorithm: Any) -> None:
+    """Raises `TypeError` for rules of an algorithm's recipe that are none."""
+    for name, rule in _rules(recipe_of(algorithm)):
+        if isinstance(rule, optax.GradientTransformation):
+            continue
+        called = f"; call it first: {getattr(rule, '__name__', '')}(...)"
+        raise TypeError(
+            f"{name} must be an optax transformation, such as transforms.muon(), got "
+            f"{rule!r:.60}{called if callable(rule) else ''}"
+        )
+
+
 def _rules(recipe: Recipe | None) -> Iterator[tuple[str, Any]]:
     if recipe is None:
         return
@@ -138,7 +174,14 @@ def _check_rule(name: str, rule: optax.GradientTransformation, params: Any) -> N
     params = jax.tree.map(small, params)
     gradient = jax.tree.map(_alternating, params)
     gradient = optax.tree.scale(1 / optax.tree.norm(gradient), gradient)
-    updates, _ = rule.update(gradient, rule.init(params), params)
+    try:
+        updates, _ = rule.update(gradient, rule.init(params), params)
+    except ValueError as error:  # optax.contrib.scale_by_muon, without its partition
+        raise ValueError(
+            f"{name} can't be applied to parameters of shapes "
+            f"{', '.join(str(x.shape) for x in jax.tree.leaves(params))}; for Muon use "
+            "transforms.muon(), whose vectors have a rule of their own"
+        ) from error
     along = float(optax.tree.vdot(updates, gradient))
     if along < 0:
         raise ValueError(

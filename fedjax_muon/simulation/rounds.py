@@ -15,7 +15,7 @@ from fedjax_muon import engine
 from fedjax_muon.core import Algorithm, Objective, Params, streams, with_numbers
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.sharding import Devices, sharded_gather
-from fedjax_muon.simulation.arguments import check_rules
+from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -118,6 +118,7 @@ def check_setup(setup: Setup) -> None:
     if setup.split_examples and not setup.devices:
         raise ValueError("split_examples needs several devices to divide them over")
     algorithm = setup.algorithm
+    check_rule_kinds(algorithm)
     state = jax.eval_shape(
         functools.partial(init_state, setup), jax.random.key(0)
     )  # may raise

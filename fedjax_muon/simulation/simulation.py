@@ -20,7 +20,7 @@ from fedjax_muon.core.recipe import as_arrays, described, in_words
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.privacy.guarantees import Guarantee
-from fedjax_muon.simulation.arguments import check_key, check_not_donated
+from fedjax_muon.simulation.arguments import check_key, check_not_donated, check_params
 from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.checkpoint import digest
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
@@ -100,6 +100,15 @@ class Simulation:
     guarantee: Guarantee | None = None  # of a private simulation
     own_tests: OwnTests | None = None  # if clients have test examples of their own
 
+    def __repr__(self) -> str:
+        sizes, setup = np.asarray(self.clients.size), self.setup
+        private = "" if self.guarantee is None else ", private"
+        return (
+            f"Simulation of {setup.algorithm}{private}:\n"
+            f"  {len(sizes)} clients with {sizes.min()} to {sizes.max()} training "
+            f"examples, batches of {setup.batch_size}, {len(self.test[1])} for testing"
+        )
+
     def init(self, key: jax.Array, *, drop_nonfinite: bool = False) -> Any:
         """Makes the state before round 0, which has `params` and `round`.
 
@@ -138,7 +147,7 @@ class Simulation:
           The new state, and `Metrics` of messages that were not finite.
         """
         check_count("count", count, 0)
-        check_not_donated(state)
+        self._check_state(state)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
         inputs = self.inputs._replace(mark=self._mark)
@@ -152,8 +161,24 @@ class Simulation:
           has those of the test set and of the parameters, unless its privacy publishes
           training metrics.
         """
+        self._check_state(state)
         scores = self.runner.evaluate(self, state)
         return scores if self.guarantee is None else self.guarantee.published(scores)
+
+    def _check_state(self, state: Any) -> None:
+        params = getattr(state, "params", None)
+        if not hasattr(state, "training"):
+            raise TypeError(
+                "state must come from init or from an earlier round of a simulation, "
+                f"got {type(state).__name__}"
+            )
+        check_not_donated(state)
+        check_params(params, self._params)
+
+    @functools.cached_property
+    def _params(self) -> Any:
+        """Shapes of the parameters that the task makes."""
+        return jax.eval_shape(self.setup.task.init, jax.random.key(0))
 
     def bytes_after(self, rounds: int) -> Traffic:
         """Counts the bytes that all clients together received and sent.

@@ -88,6 +88,9 @@ CASES = {
         fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, orthogonalizes=True
     ),
     "fedmuon_align_reset": Case(fedmuon_align, {"lr": 0.03, "carry": False}, {}, True),
+    "dp_fedmuon": Case(
+        avg.dp_fedmuon, {"lr": 0.1, "server_lr": 0.1}, orthogonalizes=True
+    ),
     "local_muon_averaged": Case(avg.local_muon_momentum, {"lr": 0.03}, {}, True),
     "fedmuon_correct": Case(fedmuon_correct, TENFOLD, {"lr": 0.03}, True),
     "fedmuon_correct_euclidean": Case(fedmuon_correct, UNIT, {"lr": 0.03}),

@@ -216,14 +216,14 @@ NESTED = optax.chain(muon(0.9), optax.chain(optax.trace(0.5)))
     ("rule", "names", "shapes"),
     [
         (optax.trace(0.9), ("trace",), [(2,), (3, 2)]),
-        (optax.identity(), ("trace",), []),
-        (optax.scale_by_adam(), ("trace",), []),
+        (optax.identity(), (), []),
         (optax.scale_by_adam(), ("mu", "nu"), [(2,), (3, 2)] * 2),
         (optax.scale_by_adam(), ("count", "nu"), [(), (2,), (3, 2)]),
         (optax.chain(optax.trace(0.9), orthogonalize()), ("trace",), [(2,), (3, 2)]),
         # partitioned: either rule's state masks the leaves of the other
         (muon(0.9), ("trace",), [(3, 2)]),
         (muon(0.9), ("mu",), [(2,)]),
+        (muon(0.9), ("momentum",), [(3, 2), (2,)]),
         (NESTED, ("trace",), [(3, 2), (2,), (3, 2)]),
     ],
 )
@@ -239,6 +239,14 @@ def test_pick_and_put_parts_of_an_optax_state(rule, names, shapes):
     total = lambda t: sum(float(jnp.sum(leaf)) for leaf in jax.tree.leaves(t))
     assert total(changed) == pytest.approx(total(state) - total(picked) + total(marked))
     rule.update(PARAMS, changed, PARAMS)  # still a state of the rule
+
+
+def test_unknown_parts_of_a_state_are_refused():
+    state = optax.scale_by_adam().init(PARAMS)
+    with pytest.raises(ValueError, match="has no 'trace'; it has count, momentum, mu"):
+        tree.pick(state, ("trace",))
+    with pytest.raises(ValueError, match="it has no named parts"):
+        tree.pick(optax.identity().init(PARAMS), ("momentum",))
 
 
 def test_arithmetic():

@@ -36,6 +36,7 @@ ORACLES = {
     "fedadam": lambda x, trace: avg.fedadam(x, trace, 0.1, 0.05),
     "fedyogi": lambda x, trace: avg.fedyogi(x, trace, 0.1, 0.05),
     "fedadagrad": lambda x, trace: avg.fedadagrad(x, trace, 0.1, 0.05),
+    "dp_fedmuon": lambda x, trace: avg.dp_fedmuon(x, trace, 0.1, 0.05),
     "local_muon": lambda x, trace: avg.local_muon(x, trace, 0.03),
     "local_muon_momentum": lambda x, trace: avg.local_muon_momentum(x, trace, 0.03),
     "fedprox": lambda x, trace: fedprox(x, trace, 0.2, 0.5),

@@ -199,6 +199,24 @@ def local_muon_momentum(x, trace, lr, **settings):
     return local_muon(x, trace, lr, **settings, carry=True)
 
 
+def dp_fedmuon(x, trace, lr, server_lr, momentum=0.9, direction=polar):
+    """FedAvg, and Muon on the pseudo-gradient; vectors: Adam(.9, .95, 1e-10).
+
+    ``M <- momentum M + (x - mean x_i); x <- x - server_lr U V^T``, never started anew.
+    """
+    m, moments = zeros(x), Moments(zeros(x), zeros(x), 0)
+
+    def server(x, delta):
+        nonlocal m, moments
+        g = times(-1, delta)
+        m = add(times(momentum, m), g)
+        by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
+        mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
+        return sub(x, times(server_lr, direct(mixed, direction, 1.0)))
+
+    return replay(x, trace, lr, plain_sgd(trace), server)
+
+
 # ------------------------------------------------- averaged momentum, clipped steps
 def local_sgdm(x, trace, lr, momentum=0.9):
     """Local SGD with momentum (Yu et al. 2019, arXiv 1905.03817; from memory).

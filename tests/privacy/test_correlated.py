@@ -241,6 +241,7 @@ def test_a_simulation_says_what_it_does():
     assert report(spec).epsilon == pytest.approx(2, rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:messages have params")
 def test_a_simulation_that_does_not_fit_is_rejected():
     refused("needs the strategy of its mechanism", simulation_of, "dp_ftrl", None)
     refused("use Cyclic sampling", simulation_of, "dp_ftrl", BUFFERED)

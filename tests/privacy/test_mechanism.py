@@ -146,6 +146,7 @@ def test_all_agents_are_accounted_for_and_the_worst_one_is_stated():
     assert guarantee.spec.sampling == Poisson(sizes[int(np.argmax(alone))], 10, 12)
 
 
+@pytest.mark.filterwarnings("ignore:messages have params")
 def test_facts_of_clients_are_read_from_the_algorithm():
     for algorithm, room in ((fedavg(lr=0.1), 14), (scaffold(lr=0.1), None)):
         spec = clients(algorithm=algorithm).guarantee.spec
@@ -171,6 +172,14 @@ def test_a_cohort_is_cut_where_it_costs_nothing():
     assert f"noise multiplier {multipliers[0]:.4g}" in cut.statement()
 
 
+def test_parts_of_messages_that_share_a_clip_are_named():
+    with pytest.warns(UserWarning, match="messages have params, momentum, which share"):
+        clients(algorithm=fedmuon(lr=0.1))
+    split = {"params": 0.5, "momentum": 0.05}
+    clients(replace(CLIENT, clip_norm=split), fedmuon(lr=0.1))  # without a warning
+
+
+@pytest.mark.filterwarnings("ignore:messages have params")
 def test_a_prologue_is_one_more_release():
     with_prologue = fedmuon(lr=0.1)
     assert with_prologue.prologue

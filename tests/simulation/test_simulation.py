@@ -180,6 +180,16 @@ def changed(**parts):
 
 WITH_NAN = changed(x_train=np.array(DATA.x_train))
 WITH_NAN["data"].x_train[7, 0] = np.nan
+DEEPER = fm.tasks.classification(fm.models.MLP(3, (4,)), DATA)
+
+
+def missing(name):
+    """The message of an attribute that `fm` does not have."""
+    with pytest.raises(AttributeError) as error:
+        getattr(fm, name)
+    raise ValueError(str(error.value))
+
+
 SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
 # what the message says: the arguments of `federate`, or another call
 MISTAKES = {
@@ -227,6 +237,31 @@ MISTAKES = {
     ),
     "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
     "has 6 clients, got 5 parts": lambda: SIMULATION.vary(parts=PARTS[:5]),
+    "must be an optax transformation, such as transforms.muon(), got 'muon'": {
+        "algorithm": fm.fedavg(rule="muon")
+    },
+    "call it first: muon(...)": {"algorithm": fm.fedavg(rule=fm.transforms.muon)},
+    "for Muon use transforms.muon()": {
+        "algorithm": fm.fedavg(rule=optax.contrib.scale_by_muon())
+    },
+    "has no 'velocity'; it has": {
+        "algorithm": fm.fedavg(rule=optax.trace(0.9), averaged_state=("velocity",))
+    },
+    "names must be a tuple, such as ('trace',)": {
+        "algorithm": fm.fedavg(rule=optax.trace(0.9), averaged_state="trace")
+    },
+    "write (main,) with a comma": {
+        "algorithm": fm.fedavg()._replace(exchanges=fm.fedavg().exchanges[0])
+    },
+    "from an earlier round of a simulation, got dict": (
+        lambda: SIMULATION.train_round({"params": 0})
+    ),
+    "the state is of another model: its parameter": (
+        lambda: SIMULATION.train_round(start(federate(task=DEEPER)))
+    ),
+    "did you mean 'fedmuon'": lambda: missing("fedmoun"),
+    "'dsgd' is in fedjax_muon.decentralized": lambda: missing("dsgd"),
+    "'fedmuon_da' is in fedjax_muon.minimax": lambda: missing("fedmuon_da"),
     "names example 80": lambda: SIMULATION.vary(parts=[*PARTS[:5], np.array([80])]),
 }
 
@@ -238,6 +273,15 @@ def test_a_mistake_is_refused_by_name(message):
         given() if callable(given) else federate(**given)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_printed_fits_two_lines():
+    assert str(fm.fedmuon()) == "fedmuon(lr=0.01, momentum=0.9, synced=True)"
+    assert str(DSGD).startswith("dsgd(lr=0.1, rule=identity")
+    first, second = str(SIMULATION).splitlines()
+    assert first.startswith("Simulation of fedavg(lr=0.1")
+    assert second.split()[:2] == ["6", "clients"]
+    assert max(len(first), len(second)) < 100
 
 
 @pytest.mark.slow
