@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
+from experiments.audits.worlds import Record, Releases, participation
 from fedjax_muon.audits import canary
 from fedjax_muon.audits.bounds import checked_scores, clopper_pearson
-from fedjax_muon.audits.worlds import Record, Releases, participation
 from fedjax_muon.core import check_range
 from fedjax_muon.privacy.composition import (
     ADJACENCIES,

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.audits import correlated
-from fedjax_muon.audits.canary import CANARY, FREE, OTHERS, OVERFLOW
-from fedjax_muon.audits.worlds import Record, Releases, Worlds, flat, world_program
+from experiments.audits import correlated
+from experiments.audits.records import CANARY, FREE, OTHERS, OVERFLOW
+from experiments.audits.worlds import Record, Releases, Worlds, flat, world_program
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.audits import canary, correlated
-from fedjax_muon.audits.canary import CANARY, FREE, OTHERS
-from fedjax_muon.audits.worlds import Record, Releases, Worlds, flat, world_program
+from experiments.audits import correlated
+from experiments.audits.records import CANARY, FREE, OTHERS
+from experiments.audits.worlds import Record, Releases, Worlds, flat, world_program
+from fedjax_muon.audits import canary
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated, Inside, Output
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
