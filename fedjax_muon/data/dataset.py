@@ -1,9 +1,12 @@
 """A classification dataset in memory, checked and standardized."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+Examples = tuple[np.ndarray, np.ndarray]  # inputs and labels
 
 
 class Standardization(NamedTuple):
@@ -51,6 +54,39 @@ class Dataset(NamedTuple):
     test_owners: np.ndarray | None = None  # likewise of each test example
     # How the inputs were standardized; None if they were not.
     standardization: Standardization | None = None
+
+
+def of_clients(
+    train: Iterable[Examples],
+    test: Iterable[Examples],
+    classes: tuple[str, ...],
+    tokens: int = 0,
+    *,
+    same: bool = False,
+) -> Dataset:
+    """Joins the examples of clients, who are the owners of the training examples.
+
+    Args:
+      train: Training examples of each client.
+      test: Likewise for testing.
+      classes: Names of the classes.
+      tokens: Size of the vocabulary, for texts.
+      same: Whether `test` is of the same clients in the same order.
+    """
+    (x_train, y_train, owners), (x_test, y_test, tested) = map(_joined, (train, test))
+    test_owners = tested if same else None
+    return Dataset(
+        x_train, y_train, x_test, y_test, classes, tokens, owners, test_owners
+    )
+
+
+def _joined(parts: Iterable[Examples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    parts = list(parts)
+    if not parts:
+        raise ValueError("no client")
+    owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return x, y, owners.astype(np.int32)
 
 
 def check(dataset: Dataset) -> Dataset:

@@ -18,7 +18,6 @@ from fedjax_muon.data.npz import arrays_of
 
 Place = str | os.PathLike[str]
 
-ARRAYS = ("x", "y", "owner", "x_test", "y_test", "classes")
 LARGEST = float(np.finfo(np.float32).max)
 TRAIN, TEST = "train", "test"  # entries of the column that divides a table
 
@@ -101,14 +100,8 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
       FileNotFoundError: If there is no such file.
     """
     path = _existing(path)
-    arrays = arrays_of(path, ARRAYS)
-    for name in ("x", "y"):
-        if name not in arrays:
-            raise ValueError(
-                f"{path}: expected arrays x and y (and owner, x_test and y_test, "
-                "classes if there are any), found "
-                f"{', '.join(arrays) or 'none of its arrays'}; save it by numpy.savez"
-            )
+    others = ("owner", "x_test", "y_test", "classes")
+    arrays = arrays_of(path, ("x", "y"), others)
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"{path}: x_test and y_test belong together; save both")
     classes = arrays.get("classes")
