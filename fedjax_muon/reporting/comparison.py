@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 SHARE_OF_BEST = 0.9
 History = Mapping[str, np.ndarray]  # columns by name, see `metrics_csv.read`
@@ -35,6 +36,18 @@ def score_column(run: History, examples: str = "test") -> str:
     """
     kinds = [kind for kind in ("auc", "mcc") if f"test_{kind}" in run]
     return f"{examples}_{(*kinds, 'accuracy')[0]}"
+
+
+def mean_and_std(values: ArrayLike) -> tuple[float, float]:
+    """The mean over seeds, and the deviation with n - 1, NaN for one seed.
+
+    Example:
+      >>> mean_and_std([1.0, 2.0, 3.0])
+      (2.0, 1.0)
+    """
+    values = np.asarray(values, float)
+    spread = values.std(ddof=1) if len(values) > 1 else np.nan
+    return float(values.mean()), float(spread)
 
 
 def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
@@ -69,7 +82,7 @@ def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[S
 
 def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
     column = score_column(runs[0])
-    final = np.array([run[column][-1] for run in runs])
+    mean, std = mean_and_std([run[column][-1] for run in runs])
     curve = mean_curve(runs, column)
     rounds = runs[0]["round"]
     total = runs[0]["bytes_down"] + runs[0]["bytes_up"]
@@ -78,8 +91,8 @@ def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
     count = max(int(rounds[-1]), 1)
     return Summary(
         method=name,
-        score_mean=float(final.mean()),
-        score_std=float(final.std(ddof=1)) if len(final) > 1 else np.nan,
+        score_mean=mean,
+        score_std=std,
         rounds_to_target=np.nan if first is None else float(rounds[first]),
         megabytes_to_target=np.nan if first is None else float(total[first]) / 1e6,
         bytes_per_round=float(total[-1] - total[0]) / count,
@@ -96,11 +109,9 @@ class Point(NamedTuple):
 
     def last(self, column: str) -> tuple[float, float]:
         """Mean and deviation (n - 1) of the last values; NaN if a seed diverged."""
-        values = np.array([run[column][-1] for run in self.runs])
-        if self.diverged or not len(values):
+        if self.diverged or not self.runs:
             return np.nan, np.nan
-        spread = values.std(ddof=1) if len(values) > 1 else np.nan
-        return float(values.mean()), float(spread)
+        return mean_and_std([run[column][-1] for run in self.runs])
 
 
 def best(points: Sequence[Point]) -> Point | None:
