@@ -217,39 +217,34 @@ def check_standardization(
       saved: Standardization of the dataset that the model was trained on.
       loaded: Standardization of the dataset that the model is to be used with.
     """
-    difference = _difference(saved, loaded)
+    difference = ""
+    if saved is None or loaded is None:
+        model, other = ("not " if x is None else "" for x in (saved, loaded))
+        if model != other:
+            difference = (
+                f"the model was {model}trained on standardized inputs, and the "
+                f"dataset is {other}standardized"
+            )
+    elif len(saved.mean) != len(loaded.mean):
+        difference = (
+            f"the model was trained on {len(saved.mean)} channels, and the dataset has "
+            f"{len(loaded.mean)}"
+        )
+    else:
+        near = {"rtol": 1e-5, "atol": 1e-6 * float(saved.std.max())}
+        for name, ours, theirs in zip(saved._fields, saved, loaded, strict=True):
+            wrong = np.flatnonzero(~np.isclose(ours, theirs, **near))
+            if len(wrong) and not difference:
+                i = wrong[0]
+                difference = (
+                    f"the {name} of channel {i} is {ours[i]:g} in the model and "
+                    f"{theirs[i]:g} in the dataset"
+                )
     if difference:
         raise ValueError(
             f"other normalization at load: {difference}; apply the standardization "
             "that was saved with the model"
         )
-
-
-def _difference(
-    saved: Standardization | None, loaded: Standardization | None
-) -> str | None:
-    if saved is None or loaded is None:
-        if saved is loaded:
-            return None
-        one, other = ("not ", "") if saved is None else ("", "not ")
-        return (
-            f"the model was {one}trained on standardized inputs, and the dataset is "
-            f"{other}standardized"
-        )
-    if saved.mean.shape != loaded.mean.shape:
-        return (
-            f"the model was trained on {len(saved.mean)} channels, and the dataset "
-            f"has {len(loaded.mean)}"
-        )
-    for name, ours, theirs in zip(saved._fields, saved, loaded, strict=True):
-        wrong = ~np.isclose(ours, theirs, rtol=1e-5, atol=1e-6 * float(saved.std.max()))
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            return (
-                f"the {name} of channel {i} is {ours[i]:g} in the model and "
-                f"{theirs[i]:g} in the dataset"
-            )
-    return None
 
 
 def hold_out(

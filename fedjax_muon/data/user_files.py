@@ -153,19 +153,15 @@ def from_csv(
             _check_filled(path, table, name)
     x = _numbers(path, table, features)
     y = _labels(table.columns[label])
-    owners = None if owner is None else np.array(table.columns[owner])
-    if split is None:
-        kept, out = np.arange(len(y)), None
-    else:
-        kept, out = _divided(path, table, split)
+    train = np.full(len(y), True) if split is None else _is_train(path, table, split)
     with named(path):
         return from_arrays(
-            x[kept],
-            y[kept],
-            owners=None if owners is None else owners[kept],
-            test=None if out is None else (x[out], y[out]),
+            x[train],
+            y[train],
+            owners=None if owner is None else np.array(table.columns[owner])[train],
+            test=None if split is None else (x[~train], y[~train]),
             test_share=test_share,
-            classes=None if out is None else tuple(map(str, np.unique(y))),
+            classes=None if split is None else tuple(map(str, np.unique(y))),
         )
 
 
@@ -326,7 +322,7 @@ def _labels(texts: Sequence[str]) -> np.ndarray:
     return whole if list(map(str, whole)) == list(texts) else np.array(texts)
 
 
-def _divided(path: Path, table: Table, split: str) -> tuple[np.ndarray, np.ndarray]:
+def _is_train(path: Path, table: Table, split: str) -> np.ndarray:
     parts = [text.strip().lower() for text in table.columns[split]]
     for line, part in zip(table.lines, parts, strict=True):
         if part not in (TRAIN, TEST):
@@ -337,8 +333,7 @@ def _divided(path: Path, table: Table, split: str) -> tuple[np.ndarray, np.ndarr
     for name in (TRAIN, TEST):
         if name not in parts:
             raise ValueError(f"{path}: no row has {name} in column {split!r}")
-    is_train = np.array(parts) == TRAIN
-    return np.flatnonzero(is_train), np.flatnonzero(~is_train)
+    return np.array(parts) == TRAIN
 
 
 def features_of(
@@ -422,7 +417,7 @@ def _classes(
 
 def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """Labels as numbers of classes; integers are numbers if they are no names."""
-    numbers = {one: i for i, one in enumerate(classes)}
+    numbers = {name: i for i, name in enumerate(classes)}
     texts = labels.astype(str).tolist()
     if labels.dtype.kind in "iu" and not set(texts) <= set(numbers):
         return labels
