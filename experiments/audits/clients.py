@@ -64,8 +64,8 @@ def client_worlds(simulation: Simulation) -> Worlds:
         seen = flat(server.momentum if prologue else server.params, 0)
         return jnp.append(seen, 1.0 if adapted is None else server.clip)
 
-    def seen(found: np.ndarray) -> Releases:
-        values, norms = found[..., :-1], found[..., -1]
+    def seen(observed: np.ndarray) -> Releases:
+        values, norms = observed[..., :-1], observed[..., -1]
         # gradients after the prologue, and descents in rounds
         moves = values[:, :1] if prologue else -np.diff(values, axis=1)
         if adapted is None:

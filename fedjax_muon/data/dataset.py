@@ -231,9 +231,9 @@ def check_standardization(
             f"{len(loaded.mean)}"
         )
     else:
-        near = {"rtol": 1e-5, "atol": 1e-6 * float(saved.std.max())}
+        room = 1e-6 * float(saved.std.max())
         for name, ours, theirs in zip(saved._fields, saved, loaded, strict=True):
-            wrong = np.flatnonzero(~np.isclose(ours, theirs, **near))
+            wrong = np.flatnonzero(~np.isclose(ours, theirs, 1e-5, room))
             if len(wrong) and not difference:
                 i = wrong[0]
                 difference = (

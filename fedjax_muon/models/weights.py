@@ -83,17 +83,17 @@ def load_params(path: str | Path, like: Any) -> Any:
     """
     path = Path(path)
     form = _existing(path)
-    found = form.load(path)
+    stored = form.load(path)
     wanted = flatten_dict(flax.serialization.to_state_dict(like))
     expected = {".".join(place): _shown(leaf) for place, leaf in wanted.items()}
-    actual = {name: _shown(leaf) for name, leaf in found.items()}
+    actual = {name: _shown(leaf) for name, leaf in stored.items()}
     for name in [*expected, *actual]:
         if actual.get(name) != expected.get(name):
             raise ValueError(
                 f"{path} has weights of another model: {name} is "
                 f"{actual.get(name, 'missing')}, expected {expected.get(name, 'none')}"
             )
-    leaves = {place: jnp.asarray(found[".".join(place)]) for place in wanted}
+    leaves = {place: jnp.asarray(stored[".".join(place)]) for place in wanted}
     return flax.serialization.from_state_dict(like, unflatten_dict(leaves))
 
 
