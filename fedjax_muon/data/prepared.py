@@ -79,9 +79,6 @@ def locate(name: str, directory: Path) -> Path:
     Args:
       name: Name in the catalog of tensorflow-datasets, with configuration and version
         if there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2".
-
-    Raises:
-      FileNotFoundError: If the dataset is missing.
     """
     root = directory / name
     folders = sorted(

@@ -95,9 +95,6 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
     It has the arrays `x` and `y`, and optionally `owner`, `x_test` and `y_test`, and
     `classes`, with the meaning of the arguments of `from_arrays`. An `x` in int32 with
     two axes has token ids.
-
-    Raises:
-      FileNotFoundError: If there is no such file.
     """
     path = _existing(path)
     others = ("owner", "x_test", "y_test", "classes")
@@ -140,9 +137,6 @@ def from_csv(
       split: Column that says "train" or "test".
       exclude: Columns to leave out.
       test_share: Share of examples for testing, if no column says.
-
-    Raises:
-      FileNotFoundError: If there is no such file.
     """
     path = _existing(path)
     table = _read(path)
@@ -183,9 +177,6 @@ def from_folder(
       owner: Function from an image's path, relative to the folder of its class, to the
         name of its owner, such as `lambda image: image.stem.split("_")[0]`.
       test_share: Share of images for testing, if there is no folder test.
-
-    Raises:
-      FileNotFoundError: If there is no such folder.
     """
     root = Path(path).expanduser()
     if not root.is_dir():

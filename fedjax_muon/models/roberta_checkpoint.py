@@ -109,9 +109,6 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
 
     Returns:
       The parameters, without the head if the file has none, as after pretraining.
-
-    Raises:
-      FileNotFoundError: If the file is missing.
     """
     with opened(path, "roberta-base", URL) as (file, tensors):
         stored = tensors.keys()

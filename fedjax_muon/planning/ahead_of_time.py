@@ -123,9 +123,6 @@ def compile_for(
         them are used. "v5e:1x1" is one chip.
       plan: Execution plan for a cohort; by default `vmapped`, the default on
         accelerators. Agents of a decentralized simulation have no plan.
-
-    Raises:
-      ImportError: If libtpu is not installed.
     """
     devices = topology_devices(topology)
     traced = _traced(simulation, devices, plan or vmapped)

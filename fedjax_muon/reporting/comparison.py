@@ -55,14 +55,10 @@ def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
     return np.mean([run[column] for run in runs], axis=0)
 
 
-def target_score(
-    methods: Mapping[str, Sequence[History]], share: float = SHARE_OF_BEST
-) -> float:
-    """A share of the best mean test score of any method at any round.
+def target_score(methods: Mapping[str, Sequence[History]]) -> float:
+    """0.9 of the best mean test score of any method at any round.
 
-    Args:
-      share: Share of the best score. Of an AUC, it is the share of the part above 1/2,
-        the AUC of random guesses.
+    Of an AUC, it is 0.9 of the part above 1/2, the AUC of random guesses.
 
     Example:
       >>> run = {"test_accuracy": np.array([0.1, 0.5])}
@@ -72,7 +68,7 @@ def target_score(
     columns = [score_column(runs[0]) for runs in methods.values()]
     curves = map(mean_curve, methods.values(), columns)
     floor = 0.5 if "test_auc" in columns else 0.0
-    return float(floor + share * (max(map(np.max, curves)) - floor))
+    return float(floor + SHARE_OF_BEST * (max(map(np.max, curves)) - floor))
 
 
 def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[Summary]:
