@@ -39,7 +39,7 @@ USED_FOR = {
     "psutil": "memory of the machine",
     "pyyaml": "configuration files in YAML; flax requires it too",
     "rich": "tables and progress bars in the terminal",
-    "scikit-learn": "digits, breast cancer, LIBSVM files, stratified splits, words",
+    "scikit-learn": "digits, breast cancer, stratified splits, words",
     "scipy": "privacy accounting and audits",
     "tensorflow-datasets": "reading and preparing the datasets `tfds:NAME`",
     "tyro": "parser of the command line",

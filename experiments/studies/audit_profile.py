@@ -3,7 +3,7 @@
     python -m experiments.studies.audit_profile --output results/privacy
 
 The programs of prepared private simulations run in many worlds, with and without a
-record that is made for the audit (`fedjax_muon.audits`). First nothing is
+record that is made for the audit (`experiments.audits`). First nothing is
 changed, and there must be no alarm. Then the faults of
 `tests/privacy/planted_faults.py` are planted in the package one by one, and audits of
 growing size look for them.
@@ -19,8 +19,8 @@ import pytest
 import tyro
 
 from benchmarks.machine import machine
-from fedjax_muon.audits.findings import audited, audited_together
-from fedjax_muon.audits.worlds import chunks
+from experiments.audits.findings import audited, audited_together
+from experiments.audits.worlds import chunks
 from fedjax_muon.decentralized.private import PRIVATE
 from tests.privacy import private_worlds
 from tests.privacy.planted_faults import FAULTS, Fault

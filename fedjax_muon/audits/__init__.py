@@ -1,9 +1,7 @@
-"""Audits of privacy: attacks with records made to be detected, and their findings.
+"""Audits of privacy: attacks with records made to be detected.
 
 `bounds` has lower bounds of epsilon from the success of any attack, and `canary` the
-records, and scores of what is seen of them. `worlds` runs a prepared private simulation
-many times, with and without a canary; `agents` and `clients` say what is seen, and
-`findings` tests the claim.
+records, and scores of what is seen of them.
 """
 
 import lazy_loader

@@ -1,10 +1,3 @@
-from . import (
-    agents as agents,
-    bounds as bounds,
-    canary as canary,
-    clients as clients,
-    findings as findings,
-    worlds as worlds,
-)
+from . import bounds as bounds, canary as canary
 
 __all__: list[str]

@@ -71,7 +71,7 @@ def clopper_pearson(events: int, trials: int, confidence: float) -> float:
     return float(special.betaincinv(events + 1, trials - events, confidence))
 
 
-def gdp_bound(found: Errors, confidence: float = 0.95) -> float:
+def gdp_bound(counts: Errors, confidence: float = 0.95) -> float:
     """Returns a lower bound of mu for a mechanism that is mu-GDP.
 
     Gaussian mechanisms without sampling are. Any attack has
@@ -81,19 +81,19 @@ def gdp_bound(found: Errors, confidence: float = 0.95) -> float:
     (Dong, Roth and Su 2019, arXiv:1905.02383). The difference keeps its sign: the rates
     are upper bounds, so that its absolute value would be large for a poor attack.
     """
-    positive, negative = _rates(found, confidence)
+    positive, negative = _rates(counts, confidence)
     return max(0.0, -float(special.ndtri(positive) + special.ndtri(negative)))
 
 
 def gaussian_epsilon_bound(
-    found: Errors, delta: float, confidence: float = 0.95
+    counts: Errors, delta: float, confidence: float = 0.95
 ) -> float:
     """Returns the epsilon of the Gaussian mechanism whose mu is `gdp_bound`."""
-    mu = gdp_bound(found, confidence)
+    mu = gdp_bound(counts, confidence)
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
-def epsilon_bound(found: Errors, delta: float, confidence: float = 0.95) -> float:
+def epsilon_bound(counts: Errors, delta: float, confidence: float = 0.95) -> float:
     """Returns a lower bound of epsilon for any mechanism.
 
         exp(epsilon) >= (1 - delta - one rate) / the other rate,
@@ -102,7 +102,7 @@ def epsilon_bound(found: Errors, delta: float, confidence: float = 0.95) -> floa
     never exceeds about log(worlds / 4): refuting a larger claim takes more worlds.
     """
     _check_delta(delta)
-    positive, negative = _rates(found, confidence)
+    positive, negative = _rates(counts, confidence)
     ways = (positive, negative), (negative, positive)
     ratios = ((1 - delta - one) / other for one, other in ways)
     return math.log(max(1.0, *ratios))
@@ -121,8 +121,8 @@ def best_threshold(
     )
     both = np.concatenate([absent, present])
     levels = np.unique(np.quantile(both, np.linspace(0, 1, 202)[1:-1]))
-    found = [bound(errors(absent, present, level)) for level in levels]
-    return float(levels[int(np.argmax(found))])
+    bounds = [bound(errors(absent, present, level)) for level in levels]
+    return float(levels[int(np.argmax(bounds))])
 
 
 def correct_guesses(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
@@ -199,13 +199,13 @@ def one_run_bound(
     return float(optimize.brentq(excess, 0.0, high))
 
 
-def _rates(found: Errors, confidence: float) -> tuple[float, float]:
+def _rates(counts: Errors, confidence: float) -> tuple[float, float]:
     """Upper bounds of both error rates, which hold together."""
     _check_confidence(confidence)
     each = (1 + confidence) / 2
     return (
-        clopper_pearson(found.false_positives, found.absent, each),
-        clopper_pearson(found.false_negatives, found.present, each),
+        clopper_pearson(counts.false_positives, counts.absent, each),
+        clopper_pearson(counts.false_negatives, counts.present, each),
     )
 
 

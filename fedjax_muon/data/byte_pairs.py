@@ -37,9 +37,6 @@ def roberta_encoder(
       vocabulary: Path of `vocab.json`.
       merges: Path of `merges.txt`.
       length: Largest number of tokens of a text, at least MIN_LENGTH.
-
-    Raises:
-      FileNotFoundError: If a file is missing.
     """
     check_installed("tokenizers", "RoBERTa's encoder")
     from tokenizers import Tokenizer, pre_tokenizers, processors

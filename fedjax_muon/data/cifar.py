@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_muon.core.reading import check_size, read_text
-from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.data.source import LIMIT, check_labels
+from fedjax_muon.data.dataset import Dataset, Examples
+from fedjax_muon.data.source import LIMIT
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-COARSE = 20  # classes of CIFAR-100's coarse labels
 
 
 def read_binary(paths: Sequence[Path], *, labels: int, num_classes: int) -> Dataset:
@@ -32,9 +31,7 @@ def read_binary(paths: Sequence[Path], *, labels: int, num_classes: int) -> Data
       num_classes: Number of class names in the last file.
     """
     *train, test, names = paths
-    # CIFAR-100's coarse label comes before the fine one.
-    counts = (COARSE, num_classes)[-labels:]
-    parts = [_read_records(path, counts) for path in train]
+    parts = [_read_records(path, labels) for path in train]
     x_train, y_train = (np.concatenate(part) for part in zip(*parts, strict=True))
     classes = tuple(read_text(names).split())
     if len(classes) != num_classes:
@@ -42,13 +39,11 @@ def read_binary(paths: Sequence[Path], *, labels: int, num_classes: int) -> Data
             f"{names}: expected the names of {num_classes} classes, found "
             f"{len(classes)}; download it again from {URL}"
         )
-    return Dataset(x_train, y_train, *_read_records(test, counts), classes)
+    return Dataset(x_train, y_train, *_read_records(test, labels), classes)
 
 
-def _read_records(path: Path, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Images and their last labels, of which `counts` has the numbers of classes."""
+def _read_records(path: Path, labels: int) -> Examples:
     check_size(path, LIMIT)
-    labels = len(counts)
     content, record = np.fromfile(path, np.uint8), labels + PIXELS
     if not len(content) or len(content) % record:
         raise ValueError(
@@ -56,7 +51,5 @@ def _read_records(path: Path, counts: Sequence[int]) -> tuple[np.ndarray, np.nda
             f"it was cut off, or is another file: download it again from {URL}"
         )
     rows = content.reshape(-1, record)
-    for place, count in enumerate(counts):
-        check_labels(rows[:, place], count, path)
     planes = rows[:, labels:].reshape(-1, 3, SIDE, SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, labels - 1]

@@ -1,9 +1,12 @@
 """A classification dataset in memory, checked and standardized."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+Examples = tuple[np.ndarray, np.ndarray]  # inputs and labels
 
 
 class Standardization(NamedTuple):
@@ -51,6 +54,39 @@ class Dataset(NamedTuple):
     test_owners: np.ndarray | None = None  # likewise of each test example
     # How the inputs were standardized; None if they were not.
     standardization: Standardization | None = None
+
+
+def of_clients(
+    train: Iterable[Examples],
+    test: Iterable[Examples],
+    classes: tuple[str, ...],
+    tokens: int = 0,
+    *,
+    same: bool = False,
+) -> Dataset:
+    """Joins the examples of clients, who are the owners of the training examples.
+
+    Args:
+      train: Training examples of each client.
+      test: Likewise for testing.
+      classes: Names of the classes.
+      tokens: Size of the vocabulary, for texts.
+      same: Whether `test` is of the same clients in the same order.
+    """
+    (x_train, y_train, owners), (x_test, y_test, tested) = map(_joined, (train, test))
+    test_owners = tested if same else None
+    return Dataset(
+        x_train, y_train, x_test, y_test, classes, tokens, owners, test_owners
+    )
+
+
+def _joined(parts: Iterable[Examples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    parts = list(parts)
+    if not parts:
+        raise ValueError("no client")
+    owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return x, y, owners.astype(np.int32)
 
 
 def check(dataset: Dataset) -> Dataset:
@@ -181,39 +217,34 @@ def check_standardization(
       saved: Standardization of the dataset that the model was trained on.
       loaded: Standardization of the dataset that the model is to be used with.
     """
-    difference = _difference(saved, loaded)
+    difference = ""
+    if saved is None or loaded is None:
+        model, other = ("not " if x is None else "" for x in (saved, loaded))
+        if model != other:
+            difference = (
+                f"the model was {model}trained on standardized inputs, and the "
+                f"dataset is {other}standardized"
+            )
+    elif len(saved.mean) != len(loaded.mean):
+        difference = (
+            f"the model was trained on {len(saved.mean)} channels, and the dataset has "
+            f"{len(loaded.mean)}"
+        )
+    else:
+        room = 1e-6 * float(saved.std.max())
+        for name, ours, theirs in zip(saved._fields, saved, loaded, strict=True):
+            wrong = np.flatnonzero(~np.isclose(ours, theirs, 1e-5, room))
+            if len(wrong) and not difference:
+                i = wrong[0]
+                difference = (
+                    f"the {name} of channel {i} is {ours[i]:g} in the model and "
+                    f"{theirs[i]:g} in the dataset"
+                )
     if difference:
         raise ValueError(
             f"other normalization at load: {difference}; apply the standardization "
             "that was saved with the model"
         )
-
-
-def _difference(
-    saved: Standardization | None, loaded: Standardization | None
-) -> str | None:
-    if saved is None or loaded is None:
-        if saved is loaded:
-            return None
-        one, other = ("not ", "") if saved is None else ("", "not ")
-        return (
-            f"the model was {one}trained on standardized inputs, and the dataset is "
-            f"{other}standardized"
-        )
-    if saved.mean.shape != loaded.mean.shape:
-        return (
-            f"the model was trained on {len(saved.mean)} channels, and the dataset "
-            f"has {len(loaded.mean)}"
-        )
-    for name, ours, theirs in zip(saved._fields, saved, loaded, strict=True):
-        wrong = ~np.isclose(ours, theirs, rtol=1e-5, atol=1e-6 * float(saved.std.max()))
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            return (
-                f"the {name} of channel {i} is {ours[i]:g} in the model and "
-                f"{theirs[i]:g} in the dataset"
-            )
-    return None
 
 
 def hold_out(

@@ -53,9 +53,6 @@ def from_hf(
       size: Height and width to which images are resized; by default, all must have the
         same.
       test_share: Share of examples for testing, if there is no split "test".
-
-    Raises:
-      FileNotFoundError: If there is no such directory.
     """
     root = Path(path).expanduser()
     if not root.is_dir():

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_muon.core import check_range
 from fedjax_muon.data.partition import checked_labels, generator
 
 
@@ -27,7 +28,7 @@ def drop_positives(labels: ArrayLike, ratio: float, *, key: jax.Array) -> np.nda
       Indices of the examples that are kept, int32 and shuffled. All negatives are kept.
     """
     labels = _checked_binary(labels)
-    _check_ratio("ratio", ratio)
+    check_range("ratio", ratio, high=1.0, schedules=False)
     rng = generator(key)
     negatives, positives = (np.flatnonzero(labels == k) for k in (0, 1))
     if ratio == 1 and len(negatives):
@@ -61,7 +62,7 @@ def with_ratios(
     if not len(ratios):
         raise ValueError("ratios must hold one number for every client, got none")
     for client, ratio in enumerate(ratios):
-        _check_ratio(f"ratios[{client}]", ratio)
+        check_range(f"ratios[{client}]", ratio, high=1.0, schedules=False)
     rng = generator(key)
     pools = [rng.permutation(np.flatnonzero(labels == k)) for k in (0, 1)]
     have = np.array([len(pool) for pool in pools])
@@ -94,11 +95,6 @@ def _check_needs(need: np.ndarray, have: np.ndarray, share: np.ndarray) -> None:
             f"{have[1]} and {have[0]} for all; use more examples, fewer clients or "
             "other ratios"
         )
-
-
-def _check_ratio(name: str, ratio: float) -> None:
-    if not 0 <= ratio <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {ratio}")
 
 
 def _checked_binary(labels: ArrayLike) -> np.ndarray:

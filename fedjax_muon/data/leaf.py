@@ -13,8 +13,7 @@ import numpy as np
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data import characters
-from fedjax_muon.data.characters import Examples
-from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.dataset import Dataset, Examples, of_clients
 
 URL = "https://github.com/TalwalkarLab/leaf"
 Convert = Callable[[list[Any], list[Any]], Examples]
@@ -29,16 +28,16 @@ def read_users(
       paths: A file in the folder of training files, and one in that of test files.
       convert: Function from a user's `x` and `y` to inputs and labels.
     """
-    (x_train, y_train, owners), (x_test, y_test, _) = (
-        characters.joined(
+    train, test = (
+        [
             examples
             for file in sorted(path.parent.glob("*.json"))
             for examples in _examples(file, convert)
-        )
+        ]
         for path in paths
     )
-    tokens = characters.TOKENS if x_train.dtype == np.int32 else 0
-    return Dataset(x_train, y_train, x_test, y_test, classes, tokens, owners)
+    tokens = characters.TOKENS if convert is next_characters else 0
+    return of_clients(train, test, classes, tokens)
 
 
 def images(x: list[Any], y: list[Any]) -> Examples:

@@ -2,23 +2,23 @@
 
 a8a and a9a (UCI Adult, 123 binary features) and ijcnn1 (22 features), as distributed at
 https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html. The features in the
-files are already scaled. Label -1 becomes 0.
+files are already scaled. Indices count from 1 and ascend. Label -1 becomes 0.
 """
 
-import io
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
-from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.dataset import Dataset, Examples
 from fedjax_muon.data.source import unpacked
 
 URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 ROW = re.compile(rb"%s(?:[ \t]++[1-9]\d{0,8}:%s)*+[ \t]*+\r?" % (NUMBER, NUMBER))
+LARGEST = float(np.finfo(np.float32).max)
 LONGEST = 64, 40  # bytes of the longest plausible line, and more for each feature
 
 
@@ -35,50 +35,30 @@ def read_libsvm(
     return Dataset(*train, *test, classes)
 
 
-def _read_file(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
-    # Imported here, since importing scikit-learn takes a second.
-    from sklearn.datasets import load_svmlight_file
-
-    content = unpacked(path)
-    _check_lines(content, features, path)
-    wanted = f"a file in LIBSVM's format with {features} features"
-    with reading(path, wanted, f"download it again from {URL}"):
-        # Indices count from 1. By default, scikit-learn guesses.
-        x, y = load_svmlight_file(
-            io.BytesIO(content), n_features=features, zero_based=False
-        )
-    # Numbers that float32 cannot hold are errors, so they become no infinities.
-    large = np.abs(x.data) > np.finfo(np.float32).max
-    if large.any():
-        row = np.searchsorted(x.indptr, np.flatnonzero(large)[0], side="right")
-        raise ValueError(
-            f"{path}, line {row}: expected values in float32, found a larger one; "
-            f"download it again from {URL}"
-        )
-    labels = np.unique(y)
-    if not np.isin(labels, (-1, 1)).all():
-        raise ValueError(
-            f"{path}: expected labels -1 and 1, found {labels[:5]}; download it again "
-            f"from {URL}"
-        )
-    return x.astype(np.float32).toarray(), (y > 0).astype(np.int32)
-
-
-def _check_lines(content: bytes, features: int, path: Path) -> None:
-    """Rejects what is no label and pairs; scikit-learn accepts more, such as NaN."""
-    first, more = LONGEST
-    lines = content.removesuffix(b"\n").split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        plain = len(line) <= first + more * features and ROW.fullmatch(line)
-        # scikit-learn checks that indices ascend.
-        if not plain or _last_index(line) > features:
+def _read_file(path: Path, features: int) -> Examples:
+    lines = unpacked(path).removesuffix(b"\n").split(b"\n")
+    x = np.zeros((len(lines), features), np.float32)
+    y = np.empty(len(lines), np.int32)
+    for row, line in enumerate(lines):
+        label, places, values = _parsed(line, features)
+        if label not in (-1, 1):
             raise ValueError(
-                f"{path}, line {number}: not in LIBSVM's format with {features} "
-                f"features, label index:value ... (found {line[:60]!r}); download it "
-                f"again from {URL}"
+                f"{path}, line {row + 1}: not in LIBSVM's format with {features} "
+                f"features and labels -1 and 1, label index:value ... (found "
+                f"{line[:60]!r}); download it again from {URL}"
             )
+        x[row, places], y[row] = values, label > 0
+    return x, y
 
 
-def _last_index(line: bytes) -> int:
-    pieces = line.rpartition(b":")[0].split()
-    return int(pieces[-1]) if pieces else 0
+def _parsed(line: bytes, features: int) -> tuple[float, list[int], list[float]]:
+    """The label of a line, the columns of its features and their values; else NaN."""
+    first, more = LONGEST
+    if len(line) > first + more * features or not ROW.fullmatch(line):
+        return math.nan, [], []
+    label, *pairs = map(float, line.replace(b":", b" ").split())
+    places, values = [int(index) - 1 for index in pairs[::2]], pairs[1::2]
+    ascend = places == sorted({*places}) and all(place < features for place in places)
+    # Numbers that float32 cannot hold are errors, so they become no infinities.
+    fit = max(map(abs, values), default=0.0) <= LARGEST
+    return (label, places, values) if ascend and fit else (math.nan, [], [])

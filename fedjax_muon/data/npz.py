@@ -11,6 +11,12 @@ from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
 
 SPLITS = ("x_train", "y_train", "x_test", "y_test")
+PIXELS = (np.uint8, 4, "uint8 [n, height, width, channels]")
+FORMS = {  # type of the numbers, number of axes
+    "x_train": PIXELS,
+    "x_test": PIXELS,
+    "classes": (np.str_, 1, "strings on one axis"),
+}
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -28,25 +34,11 @@ def read_npz(paths: Sequence[Path], *, num_classes: int) -> Dataset:
     order (strings). By default the names are "0" to str(num_classes - 1).
     """
     (path,) = paths
-    arrays = arrays_of(path, (*SPLITS, "classes"))
-    missing = [key for key in SPLITS if key not in arrays]
-    if missing:
-        raise ValueError(
-            f"{path}: expected arrays {', '.join(SPLITS)}, found no "
-            f"{', '.join(missing)}; add them with numpy.savez"
-        )
+    arrays = arrays_of(path, SPLITS, ("classes",))
     arrays.setdefault("classes", np.arange(num_classes).astype(str))
-    pixels = "uint8 [n, height, width, channels]"
-    for key, array in arrays.items():
-        if key.startswith("x_"):
-            valid, form = array.ndim == 4 and array.dtype == np.uint8, pixels
-        elif key.startswith("y_"):
-            valid = array.ndim == 1 and array.dtype.kind in "iu"
-            form = "integers on one axis"
-        else:
-            valid = array.ndim == 1 and array.dtype.kind == "U"
-            form = "strings on one axis"
-        if not valid:
+    for key, (kind, axes, form) in FORMS.items():
+        array = arrays[key]
+        if array.dtype.type is not kind or array.ndim != axes:
             raise ValueError(
                 f"{path}: expected {key} as {form}, found "
                 f"{array.dtype}{list(array.shape)}; save it in this form"
@@ -65,8 +57,10 @@ def check(paths: Sequence[Path]) -> None:
         )
 
 
-def arrays_of(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """Reads those of the named arrays that a NumPy archive has."""
+def arrays_of(
+    path: Path, needed: Sequence[str], others: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Reads some of the arrays of a NumPy archive, of which it must have the needed."""
     check([path])
     wanted, damage = "a NumPy .npz archive of plain arrays", "a damaged or pickled one"
     with (
@@ -74,7 +68,15 @@ def arrays_of(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
         zipfile.ZipFile(path) as archive,
     ):
         names = archive.namelist()
-        return {key: _array(archive, key) for key in keys if f"{key}.npy" in names}
+        missing = [key for key in needed if f"{key}.npy" not in names]
+        if missing:
+            raise ValueError(
+                f"{path}: expected the arrays {', '.join(needed)} (and "
+                f"{', '.join(others)} if there are any), found no "
+                f"{', '.join(missing)}; save them by numpy.savez"
+            )
+        keys = [key for key in (*needed, *others) if f"{key}.npy" in names]
+        return {key: _array(archive, key) for key in keys}
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:

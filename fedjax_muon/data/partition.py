@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core import check_count
+from fedjax_muon.core import check_count, check_range
 
 
 def iid(labels: ArrayLike, num_clients: int, *, key: jax.Array) -> list[np.ndarray]:
@@ -51,7 +51,7 @@ def dirichlet(
       max_tries: Largest number of draws.
     """
     labels = _checked(labels, num_clients)
-    _check_alpha(alpha)
+    check_range("alpha", alpha, open_low=True, schedules=False)
     check_count("max_tries", max_tries)
     check_count("min_size", min_size)
     if min_size * num_clients > len(labels):
@@ -125,7 +125,7 @@ def dirichlet_per_client(
       size: Number of examples of every client; n // num_clients by default.
     """
     labels = _checked(labels, num_clients)
-    _check_alpha(alpha)
+    check_range("alpha", alpha, open_low=True, schedules=False)
     size = len(labels) // num_clients if size is None else size
     check_count("size", size)
     rng = generator(key)
@@ -262,8 +262,3 @@ def _checked(labels: ArrayLike, num_clients: int) -> np.ndarray:
             f"num_clients must be in 1..{len(labels)} (the examples), got {num_clients}"
         )
     return labels
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")

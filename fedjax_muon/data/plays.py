@@ -8,10 +8,11 @@ speech follows. A speaker of one play with two speeches or more is an owner, as 
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fedjax_muon.data import characters
-from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.dataset import Dataset, of_clients
 
 FILES = "plays/*/*.md"
 SPEAKER = re.compile(r"\*\*(.+)\*\*")
@@ -44,7 +45,7 @@ def speeches(text: str) -> dict[str, list[str]]:
                 spoken = DIRECTION.sub("", line).replace("\\", "").strip()
                 last = speakers[speaker]
                 last[-1] = f"{last[-1]}\n{spoken}".strip()
-    spoken_by = {name: [one for one in s if one] for name, s in speakers.items()}
+    spoken_by = {name: list(filter(None, s)) for name, s in speakers.items()}
     return {name: lines for name, lines in spoken_by.items() if lines}
 
 
@@ -70,17 +71,10 @@ def dataset_of(texts: Sequence[str]) -> Dataset:
     """
     cuts = [round(len(text) * (1 - TEST_SHARE)) for text in texts]
     pairs = list(zip(texts, cuts, strict=True))
-    windows = characters.windows
-    train = characters.joined(windows(t[:cut], stride=STRIDE) for t, cut in pairs)
-    test = characters.joined(windows(t[cut:], stride=STRIDE) for t, cut in pairs)
-    return Dataset(
-        *train[:2],
-        *test[:2],
-        classes=characters.NAMES,
-        tokens=characters.TOKENS,
-        owners=train[2],
-        test_owners=test[2],
-    )
+    windows = partial(characters.windows, stride=STRIDE)
+    train = (windows(text[:cut]) for text, cut in pairs)
+    test = (windows(text[cut:]) for text, cut in pairs)
+    return of_clients(train, test, characters.NAMES, characters.TOKENS, same=True)
 
 
 def read_plays(paths: Sequence[Path]) -> Dataset:

@@ -47,7 +47,13 @@ def read_prepared(folder: Path) -> Dataset:
         test = _read_split(builder, "test", x, y)
         if "validation" in builder.info.splits and set(test[1]) == {-1}:
             test = _read_split(builder, "validation", x, y)
-        return _dataset(train, test, features[y], (x, y), folder)
+        if y == "polarity":
+            polar = [_without_neutral(split, folder) for split in (train, test)]
+            return tokenized(polar[0], polar[1], ("negative", "positive"))
+        classes = tuple(features[y].names)
+        if x in TEXTS:
+            return tokenized(Sentences(*train), Sentences(*test), classes)
+        return Dataset(*_stack(train, folder), *_stack(test, folder), classes)
 
 
 def prepare(name: str, directory: Path) -> Path:
@@ -73,9 +79,6 @@ def locate(name: str, directory: Path) -> Path:
     Args:
       name: Name in the catalog of tensorflow-datasets, with configuration and version
         if there are several: "cifar10", "emnist/balanced", "cifar10/3.0.2".
-
-    Raises:
-      FileNotFoundError: If the dataset is missing.
     """
     root = directory / name
     folders = sorted(
@@ -201,26 +204,6 @@ def _read_split(builder: Any, split: str, x: str, y: str) -> tuple[list, list]:
     if x in TEXTS:
         return [text.decode() for text in inputs], list(labels)
     return list(inputs), list(labels)
-
-
-def _dataset(
-    train: tuple[list, list],
-    test: tuple[list, list],
-    kinds: Any,
-    names: tuple[str, str],
-    folder: Path,
-) -> Dataset:
-    x, y = names
-    if y == "polarity":
-        return tokenized(
-            _without_neutral(train, folder),
-            _without_neutral(test, folder),
-            ("negative", "positive"),
-        )
-    classes = tuple(kinds.names)
-    if x in TEXTS:
-        return tokenized(Sentences(*train), Sentences(*test), classes)
-    return Dataset(*_stack(train, folder), *_stack(test, folder), classes)
 
 
 def _without_neutral(split: tuple[list, list], folder: Path) -> Sentences:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedjax_muon.core.reading import check_size, reading
 from fedjax_muon.data.dataset import Dataset
 
@@ -149,17 +147,6 @@ def unpacked(path: Path, limit: int = LIMIT) -> bytes:
     return b"".join(chunks)
 
 
-def check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
-    """Checks that the labels of a file, in its order, are below `num_classes`."""
-    wrong = np.flatnonzero(labels >= num_classes)
-    if len(wrong):
-        raise ValueError(
-            f"{path}: expected labels in 0..{num_classes - 1}, found "
-            f"{labels[wrong[0]]} in example {wrong[0]}; the file is damaged, download "
-            "it again"
-        )
-
-
 def verify(files: Located) -> None:
     """Compares files with their published sizes and checksums."""
     for file, path in zip(files.layout.files, files.paths, strict=True):
@@ -228,16 +215,10 @@ def _missing(layout: Layout, directory: Path) -> str:
     folders = [directory / folder for folder in layout.folders]
     names = [file.name for file in layout.files]
     packed = f" (or with {', '.join(layout.packed)})" if layout.packed else ""
-    if len(names) == 1:
-        paths = " or ".join(str(folder / names[0]) for folder in folders)
-        return f"there is no {paths}{packed}; {layout.remedy}"
-    listed = f"{', '.join(names[:-1])} and {names[-1]}{packed}"
-    neither = "neither " if len(folders) == 2 else "none of " if folders[1:] else ""
-    joint = " nor " if len(folders) == 2 else ", "
-    where = f"{neither}{joint.join(map(str, folders))} has {'' if neither else 'not '}"
     partial = ""
     for folder in folders:  # that have some of the files
         lacking = [f.name for f in layout.files if not any(existing(folder, f, layout))]
         if len(lacking) < len(names):
             partial += f" ({folder} lacks {', '.join(lacking)})"
-    return f"{where}{listed}; {layout.remedy}{partial}"
+    where = " or ".join(map(str, folders))
+    return f"no {', '.join(names)}{packed} in {where}; {layout.remedy}{partial}"

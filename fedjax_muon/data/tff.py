@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data import characters
-from fedjax_muon.data.characters import DIGITS_AND_LETTERS, Examples
-from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.data.dataset import Dataset, Examples, of_clients
 from fedjax_muon.data.text import padded
 from fedjax_muon.versions import optional
 
@@ -28,6 +27,7 @@ UNKNOWN = 1  # token id of other words
 
 Fields = Mapping[str, Any]  # arrays of a client
 Read = Callable[[Sequence[Path]], Dataset]
+T = TypeVar("T")
 
 
 def read_emnist(paths: Sequence[Path]) -> Dataset:
@@ -40,7 +40,8 @@ def read_emnist(paths: Sequence[Path]) -> Dataset:
             raise ValueError(f"pixels of the shape {list(pixels.shape)}")
         return pixels[..., None], labels.astype(np.int32)
 
-    return _dataset(paths, images, DIGITS_AND_LETTERS, 0)
+    train, test = (_converted(path, images) for path in paths)
+    return of_clients(train, test, characters.DIGITS_AND_LETTERS)
 
 
 def read_shakespeare(paths: Sequence[Path]) -> Dataset:
@@ -53,7 +54,8 @@ def read_shakespeare(paths: Sequence[Path]) -> Dataset:
         text = "\n".join(_strings(fields["snippets"]))
         return characters.windows(text, stride=STRIDE)
 
-    return _dataset(paths, texts, characters.NAMES, characters.TOKENS)
+    train, test = (_converted(path, texts) for path in paths)
+    return of_clients(train, test, characters.NAMES, characters.TOKENS)
 
 
 def read_stackoverflow(paths: Sequence[Path]) -> Dataset:
@@ -64,8 +66,8 @@ def read_stackoverflow(paths: Sequence[Path]) -> Dataset:
     token, and are not predicted. The test file has other users.
     """
     counts: Counter[str] = Counter()
-    for fields in _clients(paths[0], CLIENTS):
-        counts.update(word for s in _sentences(fields) for word in s)
+    for sentences in _converted(paths[0], _sentences, CLIENTS):
+        counts.update(word for sentence in sentences for word in sentence)
     ordered = sorted(counts, key=lambda word: (-counts[word], word))[:WORDS]
     ids = {word: UNKNOWN + 1 + i for i, word in enumerate(ordered)}
 
@@ -80,8 +82,8 @@ def read_stackoverflow(paths: Sequence[Path]) -> Dataset:
                     labels.append(tokens[end] - UNKNOWN - 1)
         return padded(rows, WORDS_BEFORE), np.array(labels, np.int32)
 
-    tokens = UNKNOWN + 1 + len(ordered)
-    return _dataset(paths, next_words, tuple(ordered), tokens, CLIENTS)
+    train, test = (_converted(path, next_words, CLIENTS) for path in paths)
+    return of_clients(train, test, tuple(ordered), UNKNOWN + 1 + len(ordered))
 
 
 def _sentences(fields: Fields) -> list[list[str]]:
@@ -92,26 +94,14 @@ def _strings(values: Any) -> list[str]:
     return [v.decode() if isinstance(v, bytes) else str(v) for v in values]
 
 
-def _dataset(
-    paths: Sequence[Path],
-    convert: Callable[[Fields], Examples],
-    classes: tuple[str, ...],
-    tokens: int,
-    most: int | None = None,  # clients of a file
-) -> Dataset:
-    parts = []
-    for path in paths:
-        with _reading(path):
-            parts.append(characters.joined(map(convert, _clients(path, most))))
-    (x_train, y_train, owners), (x_test, y_test, _) = parts
-    return Dataset(x_train, y_train, x_test, y_test, classes, tokens, owners)
-
-
-def _reading(path: Path) -> Any:
-    return reading(path, "an HDF5 file of TensorFlow Federated", errors=(OSError,))
-
-
-def _clients(path: Path, most: int | None) -> Iterator[Fields]:
+def _converted(
+    path: Path, convert: Callable[[Fields], T], most: int | None = None
+) -> Iterator[T]:
+    """What a function makes of the arrays of every client, or of the first ones."""
     h5py = optional("h5py", f"the HDF5 file {path}")
-    with _reading(path), h5py.File(path, "r") as file:
-        yield from islice(file["examples"].values(), most)
+    with (
+        reading(path, "an HDF5 file of TensorFlow Federated", errors=(OSError,)),
+        h5py.File(path, "r") as file,
+    ):
+        for fields in islice(file["examples"].values(), most):
+            yield convert(fields)

@@ -14,7 +14,6 @@ gray; they become RGB with three equal channels.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,48 +24,30 @@ from fedjax_muon.data.images import decoded
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 FILES = ("wnids.txt", "words.txt", "val/val_annotations.txt")
 WNID = re.compile(r"n[0-9]{1,12}")
+# to detect truncated copies
+CLASSES, TRAIN, VALIDATION = 200, 500, 10_000  # images of each class, and of all
+SIDE = 64  # height and width of an image, in pixels
 AGAIN = f"unpack tiny-imagenet-200.zip again, or download it from {URL}"
 
 
-class Sizes(NamedTuple):
-    """Numbers of classes and images, to detect truncated copies."""
-
-    classes: int = 200
-    train: int = 500  # images per class
-    validation: int = 10_000  # images of all classes
-    side: int = 64  # height and width of an image, in pixels
+Images = tuple[list[Path], list[int]]  # files, and their labels
 
 
-class Images(NamedTuple):
-    """Image files and their labels."""
-
-    paths: list[Path]
-    labels: list[int]
-
-
-class Listing(NamedTuple):
-    """Classes and image files, known without opening an image."""
-
-    classes: tuple[str, ...]
-    train: Images
-    validation: Images
-
-
-def read_tiny_imagenet(paths: Sequence[Path], sizes: Sizes) -> Dataset:
+def read_tiny_imagenet(paths: Sequence[Path]) -> Dataset:
     """Reads images in uint8, from the text files in the order of FILES."""
-    listing = list_images(paths, sizes)
+    classes, *parts = list_images(paths)
+    (x_train, y_train), (x_test, y_test) = (
+        (
+            decoded(files, files.__getitem__, published=(SIDE, SIDE), remedy=AGAIN),
+            np.array(labels),
+        )
+        for files, labels in parts
+    )
+    return Dataset(x_train, y_train, x_test, y_test, classes)
 
-    def read(images: Images) -> tuple[np.ndarray, np.ndarray]:
-        sides = sizes.side, sizes.side
-        every, file = images.paths, images.paths.__getitem__
-        pixels = decoded(every, file, published=sides, remedy=AGAIN)
-        return pixels, np.array(images.labels)
 
-    return Dataset(*read(listing.train), *read(listing.validation), listing.classes)
-
-
-def list_images(paths: Sequence[Path], sizes: Sizes) -> Listing:
-    """Lists the classes, and the images with their labels, without decoding them."""
+def list_images(paths: Sequence[Path]) -> tuple[tuple[str, ...], Images, Images]:
+    """Lists classes, and training and test images, without decoding these."""
     wnids_path, words_path, annotations_path = paths
     wnids = _lines(wnids_path)
     for line, wnid in enumerate(wnids, start=1):
@@ -76,15 +57,13 @@ def list_images(paths: Sequence[Path], sizes: Sizes) -> Listing:
                 f"{wnids_path}, line {line}: expected a WordNet id such as n01443537, "
                 f"found {wnid[:60]!r}; {AGAIN}"
             )
-    if len(set(wnids)) != sizes.classes or len(wnids) != sizes.classes:
+    if len(set(wnids)) != CLASSES or len(wnids) != CLASSES:
         raise ValueError(
-            f"{wnids_path}: expected {sizes.classes} different classes, found "
+            f"{wnids_path}: expected {CLASSES} different classes, found "
             f"{len(set(wnids))} in {len(wnids)} lines; {AGAIN}"
         )
-    classes = _names(words_path, wnids)
-    train = _train_images(wnids_path.parent / "train", wnids, sizes.train)
-    validation = _annotated(annotations_path, wnids, sizes.validation)
-    return Listing(classes, train, validation)
+    train = _train_images(wnids_path.parent / "train", wnids)
+    return _names(words_path, wnids), train, _annotated(annotations_path, wnids)
 
 
 def _lines(path: Path) -> list[str]:
@@ -103,42 +82,41 @@ def _names(path: Path, wnids: list[str]) -> tuple[str, ...]:
     return tuple(names[wnid] for wnid in wnids)
 
 
-def _train_images(folder: Path, wnids: list[str], number: int) -> Images:
+def _train_images(folder: Path, wnids: list[str]) -> Images:
     images = {wnid: _jpegs(folder / wnid / "images") for wnid in wnids}
-    wrong = [wnid for wnid in wnids if len(images[wnid]) != number]
+    wrong = [wnid for wnid in wnids if len(images[wnid]) != TRAIN]
     if wrong:
         others = f", and other numbers in {len(wrong) - 1} more classes"
         raise ValueError(
-            f"{folder / wrong[0] / 'images'}: expected {number} images (.JPEG), found "
+            f"{folder / wrong[0] / 'images'}: expected {TRAIN} images (.JPEG), found "
             f"{len(images[wrong[0]])}{others if wrong[1:] else ''}; {AGAIN}"
         )
-    pairs = [(path, k) for k, wnid in enumerate(wnids) for path in images[wnid]]
-    return Images([path for path, _ in pairs], [label for _, label in pairs])
+    labels = np.repeat(np.arange(len(wnids)), TRAIN)
+    return [path for paths in images.values() for path in paths], labels.tolist()
 
 
-def _annotated(path: Path, wnids: list[str], number: int) -> Images:
+def _annotated(path: Path, wnids: list[str]) -> Images:
     folder, rows = path.parent / "images", _lines(path)
     present = {image.name: image for image in _jpegs(folder)}
-    for what, found in (
-        (f"{path}: expected {number} lines", len(rows)),
-        (f"{folder}: expected {number} images (.JPEG)", len(present)),
+    for what, number in (
+        (f"{path}: expected {VALIDATION} lines", len(rows)),
+        (f"{folder}: expected {VALIDATION} images (.JPEG)", len(present)),
     ):
-        if found != number:
-            raise ValueError(f"{what}, found {found}; {AGAIN}")
-    label_of = {wnid: label for label, wnid in enumerate(wnids)}
-    images = Images([], [])
+        if number != VALIDATION:
+            raise ValueError(f"{what}, found {number}; {AGAIN}")
+    images, labels = [], []
     for line, row in enumerate(rows, start=1):
         name, wnid = (*row.split("\t"), "")[:2]
         image = present.pop(name, None)
-        if image is None or wnid not in label_of:
+        if image is None or wnid not in wnids:
             raise ValueError(
                 f"{path}, line {line}: expected the name of an image in {folder}, each "
                 f"once, and a class of wnids.txt, found {name[:60]!r} and "
                 f"{wnid[:60]!r}; {AGAIN}"
             )
-        images.paths.append(image)
-        images.labels.append(label_of[wnid])
-    return images
+        images.append(image)
+        labels.append(wnids.index(wnid))
+    return images, labels
 
 
 def _jpegs(folder: Path) -> list[Path]:

@@ -18,7 +18,6 @@ from fedjax_muon.data.npz import arrays_of
 
 Place = str | os.PathLike[str]
 
-ARRAYS = ("x", "y", "owner", "x_test", "y_test", "classes")
 LARGEST = float(np.finfo(np.float32).max)
 TRAIN, TEST = "train", "test"  # entries of the column that divides a table
 
@@ -96,19 +95,10 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
     It has the arrays `x` and `y`, and optionally `owner`, `x_test` and `y_test`, and
     `classes`, with the meaning of the arguments of `from_arrays`. An `x` in int32 with
     two axes has token ids.
-
-    Raises:
-      FileNotFoundError: If there is no such file.
     """
     path = _existing(path)
-    arrays = arrays_of(path, ARRAYS)
-    for name in ("x", "y"):
-        if name not in arrays:
-            raise ValueError(
-                f"{path}: expected arrays x and y (and owner, x_test and y_test, "
-                "classes if there are any), found "
-                f"{', '.join(arrays) or 'none of its arrays'}; save it by numpy.savez"
-            )
+    others = ("owner", "x_test", "y_test", "classes")
+    arrays = arrays_of(path, ("x", "y"), others)
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"{path}: x_test and y_test belong together; save both")
     classes = arrays.get("classes")
@@ -147,9 +137,6 @@ def from_csv(
       split: Column that says "train" or "test".
       exclude: Columns to leave out.
       test_share: Share of examples for testing, if no column says.
-
-    Raises:
-      FileNotFoundError: If there is no such file.
     """
     path = _existing(path)
     table = _read(path)
@@ -160,19 +147,15 @@ def from_csv(
             _check_filled(path, table, name)
     x = _numbers(path, table, features)
     y = _labels(table.columns[label])
-    owners = None if owner is None else np.array(table.columns[owner])
-    if split is None:
-        kept, out = np.arange(len(y)), None
-    else:
-        kept, out = _divided(path, table, split)
+    train = np.full(len(y), True) if split is None else _is_train(path, table, split)
     with named(path):
         return from_arrays(
-            x[kept],
-            y[kept],
-            owners=None if owners is None else owners[kept],
-            test=None if out is None else (x[out], y[out]),
+            x[train],
+            y[train],
+            owners=None if owner is None else np.array(table.columns[owner])[train],
+            test=None if split is None else (x[~train], y[~train]),
             test_share=test_share,
-            classes=None if out is None else tuple(map(str, np.unique(y))),
+            classes=None if split is None else tuple(map(str, np.unique(y))),
         )
 
 
@@ -194,9 +177,6 @@ def from_folder(
       owner: Function from an image's path, relative to the folder of its class, to the
         name of its owner, such as `lambda image: image.stem.split("_")[0]`.
       test_share: Share of images for testing, if there is no folder test.
-
-    Raises:
-      FileNotFoundError: If there is no such folder.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
@@ -333,7 +313,7 @@ def _labels(texts: Sequence[str]) -> np.ndarray:
     return whole if list(map(str, whole)) == list(texts) else np.array(texts)
 
 
-def _divided(path: Path, table: Table, split: str) -> tuple[np.ndarray, np.ndarray]:
+def _is_train(path: Path, table: Table, split: str) -> np.ndarray:
     parts = [text.strip().lower() for text in table.columns[split]]
     for line, part in zip(table.lines, parts, strict=True):
         if part not in (TRAIN, TEST):
@@ -344,8 +324,7 @@ def _divided(path: Path, table: Table, split: str) -> tuple[np.ndarray, np.ndarr
     for name in (TRAIN, TEST):
         if name not in parts:
             raise ValueError(f"{path}: no row has {name} in column {split!r}")
-    is_train = np.array(parts) == TRAIN
-    return np.flatnonzero(is_train), np.flatnonzero(~is_train)
+    return np.array(parts) == TRAIN
 
 
 def features_of(
@@ -429,7 +408,7 @@ def _classes(
 
 def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """Labels as numbers of classes; integers are numbers if they are no names."""
-    numbers = {one: i for i, one in enumerate(classes)}
+    numbers = {name: i for i, name in enumerate(classes)}
     texts = labels.astype(str).tolist()
     if labels.dtype.kind in "iu" and not set(texts) <= set(numbers):
         return labels

@@ -23,9 +23,6 @@ def opened(path: str | Path, model: str, url: str) -> Iterator[tuple[Path, Any]]
       path: Path of `model.safetensors`, or of its directory.
       model: Name of the published model, for the error.
       url: Where that is.
-
-    Raises:
-      FileNotFoundError: If the file is missing.
     """
     check_installed("safetensors", f"a checkpoint of {model}")
     from safetensors import SafetensorError, safe_open

@@ -141,8 +141,8 @@ def _equally_varying(*arrays: jax.Array) -> list[jax.Array]:
     axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
     everywhere = frozenset().union(*axes)
     return [
-        lax.pcast(a, tuple(sorted(everywhere - own)), to="varying")
-        for a, own in zip(arrays, axes, strict=True)
+        lax.pcast(a, tuple(sorted(everywhere - varying)), to="varying")
+        for a, varying in zip(arrays, axes, strict=True)
     ]
 
 
@@ -192,17 +192,6 @@ def _run_canonical(
         x = lax.optimization_barrier(x)
         padding, spread = [(0, 0)] * len(strides), None
     return _run(x, w, strides, padding, spread, dilation, precision=precision)
-
-
-def _by_backend(
-    canonical: Callable[..., Any], plain: Callable[..., Any], *arrays: jax.Array
-) -> Any:
-    """Chooses by the platform that the code is lowered for.
-
-    The fast forms were measured on CPUs only, see the module. Other platforms use lax's
-    own convolutions and gradients.
-    """
-    return lax.platform_dependent(*arrays, cpu=canonical, default=plain)
 
 
 def _side(w: jax.Array, windows: Windows) -> int:
@@ -272,7 +261,8 @@ def _convolution(
     padding = windows.padding
     squares = partial(_blockwise, side=side, padding=padding, precision=precision)
     fast = partial(_run_canonical, **how) if side == 1 else squares
-    return _by_backend(fast, partial(_run, **how), x, w)
+    # The fast forms were measured on CPUs only, see the module.
+    return lax.platform_dependent(x, w, cpu=fast, default=partial(_run, **how))
 
 
 def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
@@ -282,17 +272,10 @@ def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
 def _backward(
     windows: Windows, precision: Any, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    how = windows, precision
-    return _by_backend(
-        partial(_canonical_gradients, *how), partial(_lax_gradients, *how), *saved, g
-    )
-
-
-def _lax_gradients(
-    windows: Windows, precision: Any, x: jax.Array, w: jax.Array, g: jax.Array
-) -> tuple[jax.Array, jax.Array]:
     run = partial(_run, **windows._asdict(), precision=precision)
-    return jax.vjp(run, x, w)[1](g)
+    plain = lambda x, w, g: jax.vjp(run, x, w)[1](g)
+    fast = partial(_canonical_gradients, windows, precision)
+    return lax.platform_dependent(*saved, g, cpu=fast, default=plain)
 
 
 def _canonical_gradients(

@@ -43,11 +43,11 @@ def _split(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Any, Any]:
         raise TypeError("from_nnx takes a function that returns a module of flax.nnx")
     parts: Any = nnx.split(shapes, nnx.Param, nnx.RngState, ...)
     graph, params, streams, others = parts
-    found = sorted({type(v).__name__ for _, v in nnx.to_flat_state(others)})
-    if found:
+    kinds = sorted({type(v).__name__ for _, v in nnx.to_flat_state(others)})
+    if kinds:
         raise ValueError(
             "from_nnx: a module must have no variables but parameters and the keys of "
-            f"dropout, got {', '.join(found)}; use GroupNorm or LayerNorm for "
+            f"dropout, got {', '.join(kinds)}; use GroupNorm or LayerNorm for "
             "BatchNorm, and decode=False in attention"
         )
     return graph, params, streams
@@ -60,12 +60,12 @@ class _Converted(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         graph, params, streams = _split(self.make)
         if self.is_initializing():
-            made = self.make(nnx.Rngs(self.make_rng("params")))
-            start = _by_name(nnx.to_pure_dict(nnx.state(made, nnx.Param)))
+            drawn = self.make(nnx.Rngs(self.make_rng("params")))
+            start = _by_name(nnx.to_pure_dict(nnx.state(drawn, nnx.Param)))
         else:
             start = dict.fromkeys(_by_name(nnx.to_pure_dict(params)))
-        given = {k: self.param(k, lambda _, v: v, v) for k, v in start.items()}
-        nnx.replace_by_pure_dict(params, nnx.restore_int_paths(given))
+        values = {k: self.param(k, lambda _, v: v, v) for k, v in start.items()}
+        nnx.replace_by_pure_dict(params, nnx.restore_int_paths(values))
         training = self.has_rng("dropout")
         key = self.make_rng("dropout") if training else jax.random.key(0)
         module: Any = nnx.merge(graph, params, _drawn(streams, key))

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from fedjax_muon.core import check_count
+
 
 class RNN(nn.Module):
     """An embedding, recurrent layers, and a linear map of the last hidden state.
@@ -76,16 +78,13 @@ class RNN(nn.Module):
                 "use MLP for other data"
             )
         for name in ("vocabulary_size", "embedding", "hidden", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"RNN's {name} must be at least 1, got {getattr(self, name)}"
-                )
+            check_count(f"RNN's {name}", getattr(self, name))
 
 
 def _carry(cell: nn.RNNCellBase, start: jax.Array) -> Any:
     """The state of a cell before the first token: one array of zeros, or several."""
-    made = lambda key: cell.initialize_carry(key, start.shape)
-    carry = jax.eval_shape(made, jax.random.key(0))
+    init = lambda key: cell.initialize_carry(key, start.shape)
+    carry = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(lambda _: start, carry)
 
 

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import check_count, check_range
 
 _normal = nn.initializers.normal(0.02)
 _dense = partial(nn.Dense, kernel_init=_normal)
@@ -157,10 +157,7 @@ class RoBERTa(nn.Module):
     def _check(self, x: jax.Array) -> None:
         sizes = ("classes", "vocabulary_size", "width", "depth", "heads", "hidden")
         for name in sizes:
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"RoBERTa's {name} must be at least 1, got {getattr(self, name)}"
-                )
+            check_count(f"RoBERTa's {name}", getattr(self, name))
         if self.width % self.heads:
             raise ValueError(
                 f"RoBERTa's heads must divide its width {self.width}, got {self.heads}"

@@ -109,9 +109,6 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
 
     Returns:
       The parameters, without the head if the file has none, as after pretraining.
-
-    Raises:
-      FileNotFoundError: If the file is missing.
     """
     with opened(path, "roberta-base", URL) as (file, tensors):
         stored = tensors.keys()
@@ -146,9 +143,9 @@ def _shapes(model: RoBERTa) -> dict[str, tuple[int, ...]]:
     """Shapes by the path in the parameters. All layers have those of the first one."""
     first, ids = "layer_0.", jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shallow = model.clone(depth=min(model.depth, 1))
-    found = jax.eval_shape(shallow.init, jax.random.key(0), ids)["params"]
+    params = jax.eval_shape(shallow.init, jax.random.key(0), ids)["params"]
     shapes = {}
-    for place, leaf in flatten_dict(found, sep=".").items():
+    for place, leaf in flatten_dict(params, sep=".").items():
         for i in range(model.depth if place.startswith(first) else 1):
             shapes[place.replace(first, f"layer_{i}.")] = leaf.shape
     return shapes

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from fedjax_muon.core import check_count
 from fedjax_muon.models.vit import Attention, squares
 
 # torch's default for convolutions, which the published code uses for the patches.
@@ -171,10 +172,7 @@ class Swin(nn.Module):
 
     def _check(self, x: jax.Array) -> None:
         for name in ("patch", "window", "width", "expansion"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"Swin's {name} must be at least 1, got {getattr(self, name)}"
-                )
+            check_count(f"Swin's {name}", getattr(self, name))
         features = [self.width * 2**stage for stage in range(len(self.depths))]
         if (
             len(self.heads) != len(self.depths)

@@ -57,9 +57,6 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     size are resized to it and use all relative positions as they were trained. Names in
     the file are those of timm, before version 0.9 (the paper's names) or since. Half
     precision becomes float32. Requires the extra `roberta`.
-
-    Raises:
-      FileNotFoundError: If the file is missing.
     """
     with opened(path, "Swin-T", URL) as (file, stored):
         names = stored.keys()

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_muon.core import check_range
+from fedjax_muon.core import check_count, check_range
 
 Initializer = nn.initializers.Initializer
 
@@ -78,13 +78,8 @@ class Block(nn.Module):
         dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
         dropping = self.has_rng("dropout")
         drop = partial(nn.Dropout, self.dropout, deterministic=not dropping)
-        attention = Attention(
-            self.heads,
-            self.head_width,
-            self.attention_bias,
-            self.kernel_init,
-            self.dtype,
-        )
+        shape = self.heads, self.head_width, self.attention_bias
+        attention = Attention(*shape, self.kernel_init, self.dtype)
         x = x + drop()(attention(norm()(x)))
         y = drop()(nn.gelu(dense(self.hidden)(norm()(x)), approximate=False))
         return x + drop()(dense(x.shape[-1])(y))
@@ -162,26 +157,16 @@ class ViT(nn.Module):
         # Cast after the sum, since there the gradients of the batch add up.
         x = jnp.asarray(x + positions.embedding[None], self.dtype)
         x = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(x)
+        sizes = self.heads, self.head_width, self.hidden, self.dropout
+        rest = self.attention_bias, self.epsilon, self.kernel_init, self.dtype
         for _ in range(self.depth):
-            x = Block(
-                self.heads,
-                self.head_width,
-                self.hidden,
-                self.dropout,
-                self.attention_bias,
-                self.epsilon,
-                self.kernel_init,
-                self.dtype,
-            )(x)
+            x = Block(*sizes, *rest)(x)
         x = nn.LayerNorm(epsilon=self.epsilon, dtype=self.dtype)(x[:, 0])
         return dense(self.classes, name="head")(x)
 
     def _check(self, x: jax.Array) -> None:
         for name in ("patch", "width", "depth", "heads", "head_width", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"ViT's {name} must be at least 1, got {getattr(self, name)}"
-                )
+            check_count(f"ViT's {name}", getattr(self, name))
         check_range("dropout", self.dropout, high=1.0, open_high=True, schedules=False)
         if x.ndim != 4 or any(side % self.patch for side in x.shape[1:3]):
             raise ValueError(

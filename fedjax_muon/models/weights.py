@@ -56,9 +56,6 @@ def save_params(
       params: Parameters, a pytree of arrays in dictionaries and named tuples.
       metadata: Values that JSON can represent, which `load_metadata` returns.
       overwrite: Whether existing parameters are replaced.
-
-    Raises:
-      OSError: If it can't be written.
     """
     path = Path(path)
     form = check_target(path, overwrite=overwrite)
@@ -77,23 +74,20 @@ def load_params(path: str | Path, like: Any) -> Any:
       path: File or directory, whose suffix is its format.
       like: Parameters of the same model, or their `jax.ShapeDtypeStruct`s, with the
         structure of the result.
-
-    Raises:
-      FileNotFoundError: If there is nothing at the path.
     """
     path = Path(path)
     form = _existing(path)
-    found = form.load(path)
+    stored = form.load(path)
     wanted = flatten_dict(flax.serialization.to_state_dict(like))
     expected = {".".join(place): _shown(leaf) for place, leaf in wanted.items()}
-    actual = {name: _shown(leaf) for name, leaf in found.items()}
+    actual = {name: _shown(leaf) for name, leaf in stored.items()}
     for name in [*expected, *actual]:
         if actual.get(name) != expected.get(name):
             raise ValueError(
                 f"{path} has weights of another model: {name} is "
                 f"{actual.get(name, 'missing')}, expected {expected.get(name, 'none')}"
             )
-    leaves = {place: jnp.asarray(found[".".join(place)]) for place in wanted}
+    leaves = {place: jnp.asarray(stored[".".join(place)]) for place in wanted}
     return flax.serialization.from_state_dict(like, unflatten_dict(leaves))
 
 
@@ -103,9 +97,6 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
     Those of `fedjax-muon export` are the names of the algorithm, the dataset and the
     classes, the model with its options, and the mean and the standard deviation that
     inputs were standardized by. They are empty if the file has none.
-
-    Raises:
-      FileNotFoundError: If there is nothing at the path.
     """
     path = Path(path)
     return dict(_existing(path).metadata(path))

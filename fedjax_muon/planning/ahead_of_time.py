@@ -24,7 +24,7 @@ from rich.table import Table
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.sharding import SHARDED
 from fedjax_muon.planning.memory import peak_bytes
-from fedjax_muon.planning.memory_check import ALLOWANCE, EXHAUSTED, plans_of
+from fedjax_muon.planning.memory_check import ALLOWANCE, EXHAUSTED, bytes_text, plans_of
 from fedjax_muon.planning.operations import Products, products_of
 from fedjax_muon.simulation.federated import setup_with_plan
 from fedjax_muon.simulation.rounds import Setup
@@ -123,14 +123,6 @@ def compile_for(
         them are used. "v5e:1x1" is one chip.
       plan: Execution plan for a cohort; by default `vmapped`, the default on
         accelerators. Agents of a decentralized simulation have no plan.
-
-    Raises:
-      ImportError: If libtpu is not installed.
-
-    Example:
-      >>> compiled = compile_for(simulation, "v5e:2x2")  # doctest: +SKIP
-      >>> compiled.memory.total  # doctest: +SKIP
-      1234567
     """
     devices = topology_devices(topology)
     traced = _traced(simulation, devices, plan or vmapped)
@@ -145,12 +137,17 @@ def compile_for(
         advice = _advice(simulation, topology, devices)
         raise ValueError(f"this plan does not fit: {reason}; {advice}") from None
     seconds = time.perf_counter() - began
-    text = compiled.as_text()
+    text, analysis = compiled.as_text(), compiled.memory_analysis()
     return Compiled(
         topology=topology,
         devices=len(devices),
         chip=CHIPS[topology.partition(":")[0]],
-        memory=_memory_of(compiled.memory_analysis()),
+        memory=Memory(
+            analysis.argument_size_in_bytes,
+            analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+            analysis.temp_size_in_bytes,
+            analysis.generated_code_size_in_bytes,
+        ),
         products=products_of(traced.jaxpr, "tpu"),
         collectives=collectives_of(text),
         seconds=seconds,
@@ -159,12 +156,7 @@ def compile_for(
 
 
 def topology_devices(topology: str) -> tuple[jax.Device, ...]:
-    """Lists the devices of a topology, with which programs can be compiled.
-
-    Example:
-      >>> len(topology_devices("v5e:4x4"))  # doctest: +SKIP
-      16
-    """
+    """Lists the devices of a topology, with which programs can be compiled."""
     kind, _, sizes = topology.partition(":")
     if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", sizes):
         known = ", ".join(f"{name}:2x2" for name in CHIPS)
@@ -253,15 +245,6 @@ def _placed(arrays: Any, shardings: Any, parts: int = 1) -> Any:
     )
 
 
-def _memory_of(analysis: Any) -> Memory:
-    return Memory(
-        analysis.argument_size_in_bytes,
-        analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-        analysis.temp_size_in_bytes,
-        analysis.generated_code_size_in_bytes,
-    )
-
-
 def collectives_of(text: str) -> tuple[Collective, ...]:
     """Counts the communication of each kind in a compiled program, as XLA prints it."""
     kinds = "|".join(COLLECTIVES)
@@ -300,29 +283,20 @@ def table(compiled: Compiled) -> Table:
     verdict = "fits" if compiled.fits else "does not fit"
     rows.add_row(
         "memory of a chip",
-        f"{_size(memory.total)} of {_size(chip.memory)}: {verdict}",
+        f"{bytes_text(memory.total)} of {bytes_text(chip.memory)}: {verdict}",
     )
     for name, value in memory._asdict().items():
-        rows.add_row(f"  {name}", _size(value))
+        rows.add_row(f"  {name}", bytes_text(value))
     flops, nbytes = compiled.products
     rows.add_row(
         "products on a chip",
-        f"{flops:.3g} operations, {_size(nbytes)}: at least "
+        f"{flops:.3g} operations, {bytes_text(nbytes)}: at least "
         f"{compiled.least_seconds:.2g} s",
     )
-    for one in compiled.collectives:
-        inner = f", {one.in_loops} in its loops" if one.in_loops else ""
-        rows.add_row(
-            one.kind, f"{one.operations}, {_size(one.nbytes)} on a chip{inner}"
-        )
+    for kind, operations, nbytes, in_loops in compiled.collectives:
+        inner = f", {in_loops} in its loops" if in_loops else ""
+        rows.add_row(kind, f"{operations}, {bytes_text(nbytes)} on a chip{inner}")
     if not compiled.collectives:
         rows.add_row("communication", "none")
     rows.add_row("compilation", f"{compiled.seconds:.1f} s")
     return rows
-
-
-def _size(nbytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes / 1e3:.3g} kB"

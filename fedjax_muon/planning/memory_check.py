@@ -130,10 +130,10 @@ def check_memory(simulation: Simulation) -> None:
         warnings.warn(f"memory not checked: {error}", stacklevel=2)
         return
     each = " on each device" if len(devices) > 1 else ""
-    needs = f"about {_size(need)} of" if need else "more"
+    needs = f"about {bytes_text(need)} of" if need else "more"
     than = ", of" if need else " than"
     raise ValueError(
-        f"this plan needs {needs} memory{each}{than} {_size(limit)}; {advice}"
+        f"this plan needs {needs} memory{each}{than} {bytes_text(limit)}; {advice}"
     )
 
 
@@ -143,10 +143,11 @@ def _advice(simulation: Simulation, limit: int) -> str:
     for name, plan in plans_of(setup, len(setup.devices))[1:]:
         need = memory_of(with_plan(simulation, plan))
         if need.total <= limit:
-            return f"{name} needs about {_size(need.total)}"
+            return f"{name} needs about {bytes_text(need.total)}"
     # `need` is now that of the last plan, `mapped`
     large = max(need._fields, key=need._asdict().__getitem__)
-    known = f"even mapped needs {_size(need.total)}, of which {_size(max(need))} are "
+    total, most = bytes_text(need.total), bytes_text(max(need))
+    known = f"even mapped needs {total}, of which {most} are "
     if large == "examples":
         splits = setup.split_examples
         remedy = "more devices" if splits else "more devices and split_examples"
@@ -156,9 +157,12 @@ def _advice(simulation: Simulation, limit: int) -> str:
     return f"{known}for the work: take smaller batches or a smaller model"
 
 
-def _size(count: int) -> str:
-    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
-    return f"{count / unit:.3g} {name}"
+def bytes_text(count: float) -> str:
+    """A number of bytes, such as "1.5 GB"."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
 
 
 # ------------------------------------------------------------- memory of devices

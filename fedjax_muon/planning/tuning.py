@@ -13,7 +13,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,13 +67,12 @@ def tune(
       seconds: Of one measurement, at least; it has at least one round.
       repeats: Measurements of a plan, of which the fastest counts.
       measured: Seconds of a round by plan, from an earlier call: nothing is measured.
-
     """
     check_count("repeats", repeats)
     candidates = candidates_of(simulation)
     if measured is None:
         measured = {
-            name: _measured(one, seconds, repeats) for name, one in candidates.items()
+            name: _measured(each, seconds, repeats) for name, each in candidates.items()
         }
     if set(measured) != set(candidates):
         raise ValueError(
@@ -156,11 +155,11 @@ def tune_once(
 
     They are kept in a file of this user, that of `record_path`.
     """
-    several = simulation if isinstance(simulation, Mapping) else {"": simulation}
-    signature = signature_of(next(iter(several.values())))
+    candidates = candidates_of(simulation)
+    signature = signature_of(next(iter(candidates.values())))
     record = read_record(record_path()) if is_first() else {}
     on_devices = record.get(signature.program, {})
-    known = _shared(on_devices.get(signature.device, {}), simulation)
+    known = _shared(on_devices.get(signature.device, {}), candidates)
     if on_devices and signature.device not in on_devices:
         known_on = ", ".join(on_devices)
         console.print(f"plans were measured on {known_on}; now on {signature.device}")
@@ -193,12 +192,11 @@ def read_record(path: Path) -> Record:
 
 
 def _shared(
-    seconds: Mapping[str, float | None],
-    simulation: Simulation | Mapping[str, Simulation],
+    seconds: Mapping[str, float | None], candidates: Iterable[str]
 ) -> dict[str, float] | None:
     """The first process's seconds of all plans, in all processes; None if unknown."""
     shared = {}
-    for name in candidates_of(simulation):
+    for name in candidates:
         value = seconds.get(name, math.nan)
         shared[name] = broadcast_from_first(math.inf if value is None else value)
     return None if any(map(math.isnan, shared.values())) else shared

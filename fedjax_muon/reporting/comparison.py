@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 SHARE_OF_BEST = 0.9
 History = Mapping[str, np.ndarray]  # columns by name, see `metrics_csv.read`
@@ -37,19 +38,27 @@ def score_column(run: History, examples: str = "test") -> str:
     return f"{examples}_{(*kinds, 'accuracy')[0]}"
 
 
+def mean_and_std(values: ArrayLike) -> tuple[float, float]:
+    """The mean over seeds, and the deviation with n - 1, NaN for one seed.
+
+    Example:
+      >>> mean_and_std([1.0, 2.0, 3.0])
+      (2.0, 1.0)
+    """
+    values = np.asarray(values, float)
+    spread = values.std(ddof=1) if len(values) > 1 else np.nan
+    return float(values.mean()), float(spread)
+
+
 def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
     """The mean of a column over seeds, for each round that all runs evaluated."""
     return np.mean([run[column] for run in runs], axis=0)
 
 
-def target_score(
-    methods: Mapping[str, Sequence[History]], share: float = SHARE_OF_BEST
-) -> float:
-    """A share of the best mean test score of any method at any round.
+def target_score(methods: Mapping[str, Sequence[History]]) -> float:
+    """0.9 of the best mean test score of any method at any round.
 
-    Args:
-      share: Share of the best score. Of an AUC, it is the share of the part above 1/2,
-        the AUC of random guesses.
+    Of an AUC, it is 0.9 of the part above 1/2, the AUC of random guesses.
 
     Example:
       >>> run = {"test_accuracy": np.array([0.1, 0.5])}
@@ -59,7 +68,7 @@ def target_score(
     columns = [score_column(runs[0]) for runs in methods.values()]
     curves = map(mean_curve, methods.values(), columns)
     floor = 0.5 if "test_auc" in columns else 0.0
-    return float(floor + share * (max(map(np.max, curves)) - floor))
+    return float(floor + SHARE_OF_BEST * (max(map(np.max, curves)) - floor))
 
 
 def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[Summary]:
@@ -69,7 +78,7 @@ def summarize(methods: Mapping[str, Sequence[History]], target: float) -> list[S
 
 def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
     column = score_column(runs[0])
-    final = np.array([run[column][-1] for run in runs])
+    mean, std = mean_and_std([run[column][-1] for run in runs])
     curve = mean_curve(runs, column)
     rounds = runs[0]["round"]
     total = runs[0]["bytes_down"] + runs[0]["bytes_up"]
@@ -78,8 +87,8 @@ def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
     count = max(int(rounds[-1]), 1)
     return Summary(
         method=name,
-        score_mean=float(final.mean()),
-        score_std=float(final.std(ddof=1)) if len(final) > 1 else np.nan,
+        score_mean=mean,
+        score_std=std,
         rounds_to_target=np.nan if first is None else float(rounds[first]),
         megabytes_to_target=np.nan if first is None else float(total[first]) / 1e6,
         bytes_per_round=float(total[-1] - total[0]) / count,
@@ -96,11 +105,9 @@ class Point(NamedTuple):
 
     def last(self, column: str) -> tuple[float, float]:
         """Mean and deviation (n - 1) of the last values; NaN if a seed diverged."""
-        values = np.array([run[column][-1] for run in self.runs])
-        if self.diverged or not len(values):
+        if self.diverged or not self.runs:
             return np.nan, np.nan
-        spread = values.std(ddof=1) if len(values) > 1 else np.nan
-        return float(values.mean()), float(spread)
+        return mean_and_std([run[column][-1] for run in self.runs])
 
 
 def best(points: Sequence[Point]) -> Point | None:

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
-from fedjax_muon.reporting.comparison import History
-from fedjax_muon.reporting.style import STYLE, save, styles
+from fedjax_muon.reporting.comparison import History, mean_and_std
+from fedjax_muon.reporting.style import drawing, styles
 from fedjax_muon.reporting.tables import Cells, count, percent
 
 PREFIX = "client_test_accuracy_"
@@ -33,14 +31,10 @@ def last(runs: Sequence[History], name: str) -> np.ndarray:
 
 def table(methods: Mapping[str, Sequence[History]], heading: str) -> Cells:
     """The table of the clients' accuracies, one row for each method."""
-    rows = []
-    for method, runs in methods.items():
-        cells = []
-        for name in COLUMNS:
-            values = last(runs, name)
-            spread = values.std(ddof=1) if len(values) > 1 else np.nan
-            cells.append(percent(float(values.mean()), float(spread)))
-        rows.append((method, *cells))
+    rows = [
+        (method, *(percent(*mean_and_std(last(runs, name))) for name in COLUMNS))
+        for method, runs in methods.items()
+    ]
     seeds = max(map(len, methods.values()))
     caption = (
         "accuracies of clients on test examples of their own, after the last round: "
@@ -58,9 +52,8 @@ def figure(
     Points are means over seeds. A line joins those of one method.
     """
     marks = {"min": "v", "p10": "o", "median": "D"}
-    with matplotlib.rc_context(STYLE):
-        drawing = Figure(figsize=(7, 1.2 + 0.35 * len(methods)), layout="constrained")
-        axis: Any = drawing.subplots()
+    with drawing(path, (7, 1.2 + 0.35 * len(methods))) as picture:
+        axis: Any = picture.subplots()
         lines = styles(methods)
         for row, (method, runs) in enumerate(methods.items()):
             color = lines[method]["color"]
@@ -73,7 +66,6 @@ def figure(
         axis.invert_yaxis()
         axis.set_xlabel("accuracy of clients on their own test examples, %")
         axis.set_title(title)
-        legend: Any = drawing.legend(loc="outside lower center", ncols=len(marks))
+        legend: Any = picture.legend(loc="outside lower center", ncols=len(marks))
         for handle in legend.legend_handles:
             handle.set_color("0.3")
-        save(drawing, path)

@@ -12,18 +12,16 @@ from typing import Any
 import matplotlib
 import networkx as nx
 import numpy as np
-from matplotlib.figure import Figure
 
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
 from fedjax_muon.reporting import intervals
 from fedjax_muon.reporting.comparison import History, Point, Summary, score_column
 from fedjax_muon.reporting.style import (
-    STYLE,
     Label,
+    drawing,
     label_ends,
     logarithmic,
     logarithmic_loss,
-    save,
     styles,
     target_line,
     tick_labels,
@@ -51,8 +49,7 @@ def curves(
     the target. If one of the runs is private, the test loss is in place of the training
     loss.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 3.8), layout="constrained")
+    with drawing(path, (11, 3.8)) as figure:
         accuracy, traffic, loss = figure.subplots(1, 3)
         drawn = styles(methods)
         best = []
@@ -92,7 +89,6 @@ def curves(
             ends.append(Label(name, x, y, drawn[name]["color"]))
         if not label_ends(loss, ends, 2.9):
             figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
-        save(figure, path)
 
 
 def ranking(
@@ -108,8 +104,8 @@ def ranking(
     Error bars are 95 % intervals of the mean over seeds. Methods that did not reach the
     target have no mark on the right.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 1.4 + 0.2 * len(summaries)), layout="constrained")
+    size = (9, 1.4 + 0.2 * len(summaries))
+    with drawing(path, size, title=title) as figure:
         accuracy, traffic = figure.subplots(1, 2, sharey=True)
         places = np.arange(len(summaries))
         means = [row.score_mean for row in summaries]
@@ -130,8 +126,6 @@ def ranking(
         traffic.set_xlabel("megabytes to the target")
         if np.nanmax([0.0, *megabytes]) > 0:
             logarithmic(traffic, [value for value in megabytes if value > 0])
-        figure.suptitle(title)
-        save(figure, path)
 
 
 def grids(
@@ -149,9 +143,8 @@ def grids(
         return
     columns = min(6, len(shown))
     rows = -(-len(shown) // columns)
-    with matplotlib.rc_context(STYLE):
-        size = (max(6.5, 2.2 * columns + 0.6), 2 * rows + 0.6)
-        figure = Figure(figsize=size, layout="constrained")
+    size = (max(6.5, 2.2 * columns + 0.6), 2 * rows + 0.6)
+    with drawing(path, size, title=title) as figure:
         panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
         for axis, (name, points) in zip(panels, shown.items(), strict=False):
             _grid(axis, name, points)
@@ -160,8 +153,6 @@ def grids(
             axis.set_visible(False)
         runs = [run for points in methods.values() for p in points for run in p.runs]
         figure.supylabel(NAMES[score_column(runs[0])] if runs else "", fontsize=9)
-        figure.suptitle(title)
-        save(figure, path)
 
 
 def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
@@ -216,9 +207,8 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
     """
     clients, labels = np.nonzero(counts)
     amount = counts[clients, labels]
-    with matplotlib.rc_context(STYLE):
-        width = min(14.0, 3 + 0.3 * len(counts))
-        figure = Figure(figsize=(width, 5.5), layout="constrained")
+    width = min(14.0, 3 + 0.3 * len(counts))
+    with drawing(path, (width, 5.5)) as figure:
         sizes, discs = figure.subplots(
             2, 1, sharex=True, gridspec_kw={"height_ratios": (1, 3)}
         )
@@ -230,7 +220,6 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
         discs.set_ylabel("class")
         if len(classes) <= 30:
             discs.set_yticks(np.arange(len(classes)), classes)
-        save(figure, path)
 
 
 def tail(
@@ -243,8 +232,7 @@ def tail(
       count: Number of the largest norms that form the tail.
       index: Tail index; a line of slope -index is drawn beside the tail.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5, 3.8), layout="constrained")
+    with drawing(path, (5, 3.8), dpi=110) as figure:
         axis = figure.subplots()
         largest = np.sort(norms)[::-1]
         share = np.arange(1, len(norms) + 1) / len(norms)
@@ -259,7 +247,6 @@ def tail(
         axis.set_ylabel("share of batches above")
         axis.legend()
         axis.set_title(textwrap.fill(title, 48))
-        save(figure, path, 110)
 
 
 def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
@@ -268,8 +255,7 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
     A graph always gives the same picture.
     """
     gap = round(spectral_gap(metropolis(graph)), 12)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.5, 4.8), layout="constrained")
+    with drawing(path, (4.5, 4.8), title=title, dpi=110) as figure:
         axis = figure.subplots()
         # Starting from a circle, rings keep their order and the result is not random.
         start = nx.circular_layout(graph)
@@ -286,8 +272,6 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
         agents = "1 agent" if len(graph) == 1 else f"{len(graph)} agents"
         gaps = f"spectral gap of the Metropolis weights {gap:.3g}"
         figure.supxlabel(f"{agents}, {gaps}", fontsize=8)
-        figure.suptitle(title)
-        save(figure, path, 110)
 
 
 def utility(
@@ -306,8 +290,7 @@ def utility(
       methods: For every method by name, the scores of its seeds by epsilon; an epsilon
         of infinity is for methods without privacy.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6, 4), layout="constrained")
+    with drawing(path, (6, 4), dpi=110) as figure:
         axis = figure.subplots()
         shown: list[float] = []
         lines = styles(methods)
@@ -316,8 +299,8 @@ def utility(
             epsilons = sorted(e for e in by_epsilon if np.isfinite(e))
             how = lines[name]
             if not epsilons:
-                mean = float(np.mean([np.mean(v) for v in by_epsilon.values()]))
-                axis.axhline(mean, lw=1, label=f"{name}, not private", **how)
+                level = float(np.mean([np.mean(v) for v in by_epsilon.values()]))
+                axis.axhline(level, lw=1, label=f"{name}, not private", **how)
                 continue
             scores = np.array([by_epsilon[e] for e in epsilons])
             mean = scores.mean(1)
@@ -332,4 +315,3 @@ def utility(
         axis.set_ylabel(f"test {score}; bars: {intervals.WORDS}")
         axis.set_title(textwrap.fill(title, 70))
         figure.legend(loc="outside lower center", ncols=2)
-        save(figure, path, 110)

@@ -4,7 +4,8 @@ Methods built around Muon have saturated colors. Others are grey, and differ by 
 and dashes. The background is white, so that the contrast is the same on all pages.
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,59 +52,18 @@ DASHES: dict[str, Any] = {  # of plotly, and what matplotlib calls them
     "longdash": (0, (9, 2.5)),
     "longdashdot": (0, (9, 2, 1, 2)),
 }
-BASELINES = (
-    "FedAvg",
-    "FedProx",
-    "FedNova",
-    "SCAFFOLD",
-    "FedAdam",
-    "FedYogi",
-    "FedAdagrad",
-    "FedCM",
-    "Local AdamW",
-    "FedAvg(momentum)",
-    "FedAvg(Adam)",
-    "SCAFFOLD(momentum)",
-    "SCAFFOLD(Adam)",
-    "DiLoCo",
-    "FedAvg-M",
-    "FedAvg-VR",
-    "SCAFFOLD-M",
-    "SCAFFOLD-VR",
-    "PAdaMFed",
-    "PAdaMFed-VR",
-    "FedLADA",
-    "FAFED",
-    "STEM",
-    "LocalSGDM",
-    "Adam-BiClip",
-    "Bi2Clip",
-    "Local SGD(averaged momentum, alignment)",
-    "Local AdamW(averaged momentum, alignment)",
-    "Fed-NSGDA-M",
-    "FedSGDA-Clip",
-    "LocalSGDA",
-    "LocalSGDAM",
-    "FedSGDA-M",
-    "SAGDA",
-    "FSGDA",
-    "FESS-GDA",
-    "D-SGD",
-    "Gradient tracking",
-    "D-SGDA",
-    "DM-HSGD",
-    "DP-SGDA (unclipped, no privacy)",
-    "DPMixSGD (unclipped, no privacy)",
-    "DP-SGDA",
-    "DP-FTRL (banded)",
-    "DP-FTRL (buffered)",
-    "DPMixSGD (clipped)",
-    "DPMixSGD (clipped, noise inside)",
-    "Private STORM (split clip)",
-    "DP-SGD",
-    "DP-FTRL",
-    "DP-FedAvg",
-)
+BASELINES = """\
+FedAvg; FedProx; FedNova; SCAFFOLD; FedAdam; FedYogi; FedAdagrad; FedCM;
+Local AdamW; FedAvg(momentum); FedAvg(Adam); SCAFFOLD(momentum); SCAFFOLD(Adam);
+DiLoCo; FedAvg-M; FedAvg-VR; SCAFFOLD-M; SCAFFOLD-VR; PAdaMFed; PAdaMFed-VR;
+FedLADA; FAFED; STEM; LocalSGDM; Adam-BiClip; Bi2Clip;
+Local SGD(averaged momentum, alignment);
+Local AdamW(averaged momentum, alignment); Fed-NSGDA-M; FedSGDA-Clip; LocalSGDA;
+LocalSGDAM; FedSGDA-M; SAGDA; FSGDA; FESS-GDA; D-SGD; Gradient tracking; D-SGDA;
+DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
+DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
+DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
+DP-FedAvg""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,
@@ -183,7 +143,7 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
       {'color': '#d62728', 'ls': '-'}
     """
     labels = list(dict.fromkeys(labels))
-    values = [one for one in labels if "=" in one.partition(", ")[0]]
+    values = [label for label in labels if "=" in label.partition(", ")[0]]
     shades = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, len(values)))
     looks: dict[str, dict[str, Any]] = {}
     used = set()
@@ -200,6 +160,19 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
         used.add(line)
         looks[label] = {"color": line.color, "ls": DASHES[line.dash]}
     return looks
+
+
+@contextlib.contextmanager
+def drawing(
+    path: Path, size: tuple[float, float], *, title: str | None = None, dpi: int = 150
+) -> Iterator[Figure]:
+    """A figure in this style, `size` in inches, which is written at the end."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        if title is not None:
+            figure.suptitle(title)
+        save(figure, path, dpi)
 
 
 def save(figure: Figure, path: Path, dpi: int = 150) -> None:
@@ -298,7 +271,7 @@ def label_ends(axis: Any, labels: Sequence[Label], height: float) -> bool:
     gap = 1.25 * size / (72 * height)
     if not labels or gap * (len(labels) - 1) > 1:
         return False
-    ends = axis.transData.transform([(one.x, one.y) for one in labels])
+    ends = axis.transData.transform([(label.x, label.y) for label in labels])
     ends = axis.transAxes.inverted().transform(ends)
     if not np.isfinite(ends).all() or ends.min() < -0.01 or ends.max() > 1.01:
         return False

@@ -144,20 +144,12 @@ def markdown(cells: Cells) -> str:
 
 
 LATEX = {  # by the character that stands for itself in text alone
+    **{character: rf"\{character}" for character in "{}$&#_%"},
+    **{character: f"${character}$" for character in "<>|"},
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
 }
 
 

@@ -53,13 +53,13 @@ from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.executors import check_name, executor_named
 from fedjax_muon.sweeps.sweep import (
     Cell,
-    GroupJob,
     Outcome,
     group_size,
-    run_on,
+    group_task,
+    run_group,
     sweep,
 )
-from fedjax_muon.sweeps.workers import RemoteCall, path_of
+from fedjax_muon.sweeps.workers import RemoteCall, path_of, run_tasks
 
 Values = tuple[dict[str, Any], int]  # hyper-parameters and seed of a cell
 DRAWN = 10  # methods whose curves are drawn, the best
@@ -206,7 +206,7 @@ def _on(executor: Executor, job: Sweep, todo, held_out, stop):
         "max_client_size": max(map(max_client_size_of, parts.values())),
         "drop_nonfinite": job.config.drop_nonfinite,
     }
-    groups, jobs = [], []
+    groups, tasks = [], []
     text, digest = to_json(_portable(job)), _digest(*held_out)
     for name in (name for name in todo if todo[name]):
         call = RemoteCall(path_of(prepare), (text, name, digest), {})
@@ -215,8 +215,8 @@ def _on(executor: Executor, job: Sweep, todo, held_out, stop):
             values = todo[name][first : first + size]
             groups.append((name, values))
             cells, title = _cells(values, parts), f"{name} {_text(values)}"
-            jobs.append(GroupJob(call, cells, size, settings, title))
-    for number, outcomes in run_on(executor, jobs, stop):
+            tasks.append(group_task(call, cells, size, settings, title))
+    for number, outcomes in run_tasks(executor, run_group, tasks, stop):
         yield *groups[number], outcomes
 
 

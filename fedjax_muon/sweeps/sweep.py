@@ -12,7 +12,7 @@ compiled programs, in this process or on the workers of an executor.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,18 +107,18 @@ def sweep(
     settings: dict[str, Any] = {
         "rounds": rounds,
         "evaluate_every": evaluate_every,
-        "max_client_size": max(one.clients.max_size for one in varied),
+        "max_client_size": max(each.clients.max_size for each in varied),
         "drop_nonfinite": drop_nonfinite,
     }
     if executor is not None and call is not None:
         size = group_size(len(cells), cells_at_once or 1)
-        jobs = [
-            GroupJob(
-                call, cells[i : i + size], size, settings, _numbers(i, size, cells)
-            )
-            for i in range(0, len(cells), size)
-        ]
-        yield from _in_order(run_on(executor, jobs), jobs, rounds, tick)
+        tasks = []
+        for first in range(0, len(cells), size):
+            group = cells[first : first + size]
+            numbers = ", ".join(str(first + i) for i in range(len(group)))
+            tasks.append(group_task(call, group, size, settings, f"cells {numbers}"))
+        ended = run_tasks(executor, run_group, tasks)
+        yield from _in_order(ended, lambda cells: tick(rounds * cells))
         return
     settings |= {"validation": validation, "over": over, "devices": devices}
     groups = Groups(simulation, **settings)
@@ -195,40 +195,28 @@ def group_size(cells: int, largest: int, multiple: int = 1) -> int:
     return -(-even // multiple) * multiple
 
 
-class GroupJob(NamedTuple):
-    """A group of cells for a worker."""
-
-    call: RemoteCall  # of the function that makes the simulation
-    cells: Sequence[Cell]
-    size: int  # of all groups
-    settings: dict[str, Any]  # of `Groups`
-    name: str  # in messages
-
-
-def run_on(
-    executor: Executor,
-    jobs: Sequence[GroupJob],
-    stop: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[int, list[Outcome]]]:
-    """Runs groups on an executor; yields their numbers and outcomes as they end.
+def group_task(
+    call: RemoteCall,
+    cells: Sequence[Cell],
+    size: int,
+    settings: dict[str, Any],
+    name: str,
+) -> WorkerTask:
+    """A group of cells as arguments of `run_group` in a worker.
 
     Args:
-      stop: Whether to stop, asked several times a second.
+      call: Of the function that makes the simulation.
+      size: Size of all groups.
+      settings: Those of `Groups`.
+      name: In messages.
     """
-    tasks = [
-        WorkerTask(
-            (job.call, [_sent(cell) for cell in job.cells], job.size, job.settings),
-            job.name,
-        )
-        for job in jobs
-    ]
-    return run_tasks(executor, run_group, tasks, stop)
+    return WorkerTask((call, [_sent(cell) for cell in cells], size, settings), name)
 
 
 def run_group(
     call: RemoteCall, cells: Sequence[Any], size: int, settings: dict[str, Any]
 ) -> list[Outcome]:
-    """Runs a group of cells in a worker; arguments are those of a `GroupJob`."""
+    """Runs a group of cells in a worker, as `group_task` describes it."""
 
     def prepare() -> Groups:
         simulation, validation = _with_validation(call.run(), None)
@@ -239,24 +227,17 @@ def run_group(
 
 
 def _in_order(
-    ended: Iterator[tuple[int, list[Outcome]]],
-    jobs: Sequence[GroupJob],
-    rounds: int,
-    tick: Callable[[int], None],
+    ended: Iterator[tuple[int, list[Outcome]]], tick: Callable[[int], None]
 ) -> Iterator[list[Outcome]]:
+    """Outcomes of groups by their numbers; `tick` gets the number of cells that end."""
     waiting: dict[int, list[Outcome]] = {}
     following = 0
     for number, outcomes in ended:
         waiting[number] = outcomes
-        tick(rounds * len(jobs[number].cells))
+        tick(len(outcomes))
         while following in waiting:
             yield waiting.pop(following)
             following += 1
-
-
-def _numbers(first: int, size: int, cells: Sequence[Cell]) -> str:
-    numbers = range(first, min(first + size, len(cells)))
-    return f"cells {', '.join(map(str, numbers))}"
 
 
 def _sent(cell: Cell) -> tuple[Any, ...]:

@@ -7,7 +7,6 @@ Universal adversarial training, Shafahi et al. 2020, arXiv:1811.11304. The pertu
 delta is the dual variable, which all clients share.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -24,12 +23,6 @@ from fedjax_muon.tasks.classification import (
     example_shape_of,
 )
 from fedjax_muon.tasks.task import Batch, Scores, Task
-
-
-def project_perturbation(radius: float) -> Callable[[Pair], Pair]:
-    """Returns the projection of the perturbation onto a Euclidean ball."""
-    check_range("radius", radius, open_low=True, schedules=False)
-    return on_y(partial(optax.projections.projection_l2_ball, scale=radius))
 
 
 def adversarial(
@@ -51,7 +44,8 @@ def adversarial(
       the perturbed examples.
     """
     check_range("strength", strength, schedules=False)
-    project = project_perturbation(radius)
+    check_range("radius", radius, open_low=True, schedules=False)
+    project = on_y(partial(optax.projections.projection_l2_ball, scale=radius))
     plain, loss = classification(model, examples), cross_entropy(model)
 
     def init(key: jax.Array) -> Pair:

@@ -39,29 +39,6 @@ class Primal(NamedTuple):
     w2: jax.Array  # mean score of the negatives
 
 
-def auc_losses(
-    h: jax.Array,
-    y: jax.Array,
-    share: float | jax.Array,
-    w1: float | jax.Array,
-    w2: float | jax.Array,
-    w3: float | jax.Array,
-) -> jax.Array:
-    """Computes the objective of every example.
-
-    Args:
-      h: Probabilities of the positive class [B].
-      y: Labels, 0 or 1, as numbers of the type of h [B].
-    """
-    positive, negative = y, 1 - y
-    return (
-        (1 - share) * (h - w1) ** 2 * positive
-        + share * (h - w2) ** 2 * negative
-        + 2 * (1 + w3) * (share * h * negative - (1 - share) * h * positive)
-        - share * (1 - share) * w3**2
-    )
-
-
 def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> Task:
     """Maximization of the AUC of a binary classifier.
 
@@ -82,7 +59,12 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
             "share", share, 0.0, 1.0, open_low=True, open_high=True, schedules=False
         )
     plain = classification(model, examples)
-    _check_two(model, example_shape_of(examples))
+    example = jax.ShapeDtypeStruct((1, *example_shape_of(examples)), jnp.float32)
+    logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), example)
+    if logits.shape != (1, 2):
+        raise ValueError(
+            f"AUC is defined for two classes; the model gives {logits.shape[-1]} logits"
+        )
 
     def init(key: jax.Array) -> Pair:
         zero = jnp.zeros(())
@@ -91,8 +73,14 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
     def objective(params: Pair, batch: Batch, key: jax.Array) -> jax.Array:
         h = jax.nn.softmax(logits_of(model, params.x.model, batch.x, key))[:, 1]
         p = batch.shares[1] if share is None else share  # type: ignore[index]
-        y = batch.y.astype(h.dtype)
-        losses = auc_losses(h, y, p, params.x.w1, params.x.w2, params.y)
+        positive = batch.y.astype(h.dtype)
+        negative, (_, w1, w2), w3 = 1 - positive, params.x, params.y
+        losses = (
+            (1 - p) * (h - w1) ** 2 * positive
+            + p * (h - w2) ** 2 * negative
+            + 2 * (1 + w3) * (p * h * negative - (1 - p) * h * positive)
+            - p * (1 - p) * w3**2
+        )
         return weighted_mean(losses, batch.weight)
 
     def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
@@ -111,12 +99,3 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
         return {**scores, "score": logits[:, 1] - logits[:, 0]}
 
     return Task(init, descent_ascent(grad), evaluate, metrics={**MEANS, "auc": area})
-
-
-def _check_two(model: nn.Module, example_shape: tuple[int, ...]) -> None:
-    x = jax.ShapeDtypeStruct((1, *example_shape), jnp.float32)
-    logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
-    if logits.shape != (1, 2):
-        raise ValueError(
-            f"AUC is defined for two classes; the model gives {logits.shape[-1]} logits"
-        )

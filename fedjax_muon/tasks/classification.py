@@ -84,8 +84,8 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
     absent = shapes.keys() - params.keys()
     wanted = {name: part for name, part in shapes.items() if name not in absent}
     for name in sorted(params):
-        given = jax.tree.map(jnp.shape, params[name])
-        if given != jax.tree.map(jnp.shape, wanted.get(name)):
+        actual = jax.tree.map(jnp.shape, params[name])
+        if actual != jax.tree.map(jnp.shape, wanted.get(name)):
             raise ValueError(
                 f"initial parameters must match the task's: {name} is not one of "
                 f"{', '.join(sorted(shapes))}, or has other shapes"
@@ -138,9 +138,9 @@ def _loss(logits: Logits, params: Params, batch: Batch, key: jax.Array) -> jax.A
 
 def _evaluate(logits: Partial, params: Params, x: jax.Array, y: jax.Array) -> Scores:
     check_batch(x, y)
-    found = logits(params, x)
-    correct = jnp.argmax(found, axis=-1) == y
-    return {"loss": _cross_entropies(found, y), "correct": correct}
+    outputs = logits(params, x)
+    correct = jnp.argmax(outputs, axis=-1) == y
+    return {"loss": _cross_entropies(outputs, y), "correct": correct}
 
 
 def cross_entropy(model: nn.Module) -> Callable[[Any, Batch, jax.Array], jax.Array]:

@@ -48,11 +48,7 @@ def noisy(grad_fn: GradFn, noise: Noise) -> GradFn:
 def gaussian(scale: float | jax.Array = 1.0) -> Noise:
     """Gaussian noise."""
     check_range("scale", scale, schedules=False)
-
-    def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-        return _within(scale * jax.random.normal(key, shape, _wide(dtype)), dtype)
-
-    return noise
+    return _within_type(lambda *how: scale * jax.random.normal(*how))
 
 
 def pareto(tail: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
@@ -71,11 +67,11 @@ def pareto(tail: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
     check_range("tail", tail, 1.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)
 
-    def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-        u, v = _positive_uniform(key, (2, *shape), _wide(dtype))
-        return _within(_sign(v) * scale * u ** (-1 / tail), dtype)
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        u, v = _positive_uniform(key, (2, *shape), dtype)
+        return _sign(v) * scale * u ** (-1 / tail)
 
-    return noise
+    return _within_type(draw)
 
 
 def alpha_stable(alpha: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
@@ -97,25 +93,32 @@ def alpha_stable(alpha: float | jax.Array, scale: float | jax.Array = 1.0) -> No
     check_range("alpha", alpha, 1.0, 2.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)
 
-    def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-        angle, size, sign = _positive_uniform(key, (3, *shape), _wide(dtype))
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        angle, size, sign = _positive_uniform(key, (3, *shape), dtype)
         # |V| = pi/2 - d. All sines below are of sums of positive numbers. In terms of
         # V, the cosines would cancel or turn negative in the tails.
         d = jnp.pi / 2 * angle
         rest = jnp.pi / 2 * (2 - alpha)
         wide = (-jnp.log(size) / jnp.sin(rest + (alpha - 1) * d)) ** (1 - 1 / alpha)
         x = jnp.sin(rest + alpha * d) / jnp.sin(d) ** (1 / alpha) * wide
-        return _within(_sign(sign) * scale * x, dtype)
+        return _sign(sign) * scale * x
+
+    return _within_type(draw)
+
+
+def _within_type(draw: Callable[..., jax.Array]) -> Noise:
+    """Draws in float32 or a wider type, and clips to the finite numbers of a type."""
+
+    def noise(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"noise is drawn in real floating-point types, got {jnp.dtype(dtype)}"
+            )
+        x = draw(key, shape, jnp.promote_types(dtype, jnp.float32))
+        largest = float(jnp.finfo(dtype).max)
+        return jnp.clip(x, -largest, largest).astype(dtype)
 
     return noise
-
-
-def _wide(dtype: DTypeLike) -> Any:
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(
-            f"noise is drawn in real floating-point types, got {jnp.dtype(dtype)}"
-        )
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _positive_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -126,9 +129,3 @@ def _positive_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax
 def _sign(u: jax.Array) -> jax.Array:
     """-1 or 1 with equal probabilities, for u uniform in (0, 1]."""
     return jnp.where(u > 0.5, 1, -1).astype(u.dtype)
-
-
-def _within(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """`x` in `dtype`, clipped to its finite numbers."""
-    largest = float(jnp.finfo(dtype).max)
-    return jnp.clip(x, -largest, largest).astype(dtype)

@@ -18,7 +18,6 @@ states. Compiled programs take the frozen weights as an argument.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -76,8 +75,11 @@ def lora_classification(
     """
     alpha = 2.0 * rank if alpha is None else alpha
     check_model(model, example_shape)
-    _check_numbers(rank, alpha, layers)
-    whole = partial(_whole, model, example_shape)
+    if isinstance(layers, str) or not layers:
+        raise TypeError(f"layers must be a sequence of names, got {layers!r}")
+    check_count("rank", rank)
+    check_range("alpha", alpha, open_low=True, schedules=False)
+    whole = lambda key: model.init(key, jnp.zeros((1, *example_shape)))["params"]
     shapes = jax.eval_shape(whole, jax.random.key(0))
     _check_frozen(frozen, shapes, head)
     places = _places(shapes, layers, head)
@@ -119,49 +121,38 @@ def adapt(adapters: Mapping[str, Any], scale: float) -> Callable[..., Any]:
         y = call(*args, **options)
         if context.method_name != "__call__":
             return y
-        own: Any = adapters
+        pair: Any = adapters
         for name in context.module.path:
-            own = own.get(name, {})
-        if not {"a", "b"} <= own.keys():
+            pair = pair.get(name, {})
+        if not {"a", "b"} <= pair.keys():
             return y
-        return y + scale * jnp.dot(jnp.dot(args[0], own["a"]), own["b"])
+        return y + scale * jnp.dot(jnp.dot(args[0], pair["a"]), pair["b"])
 
     return intercept
-
-
-def _whole(model: nn.Module, example_shape: tuple[int, ...], key: jax.Array) -> Any:
-    return model.init(key, jnp.zeros((1, *example_shape)))["params"]
 
 
 def _places(
     shapes: Any, layers: Sequence[str], head: str
 ) -> dict[tuple[str, ...], tuple[int, ...]]:
     """{path: shape of the kernel} of the layers that get adapters."""
-    found = {
+    kernels = {
         path[:-1]: leaf.shape
         for path, leaf in flatten_dict(shapes).items()
         if path[0] != head and path[-1] == "kernel" and path[-2] in layers
     }
-    absent = set(layers) - {path[-1] for path in found}
+    absent = set(layers) - {path[-1] for path in kernels}
     if absent:
         raise ValueError(
             f"the model has no layers {sorted(absent)} with a kernel outside its head "
             f"{head!r}; its parameters are in {sorted(shapes)}"
         )
-    for path, shape in found.items():
+    for path, shape in kernels.items():
         if len(shape) != 2:
             raise ValueError(
                 f"adapters need kernels [in, out], but {'/'.join(path)} has shape "
                 f"{shape}; choose other layers"
             )
-    return found
-
-
-def _check_numbers(rank: int, alpha: float, layers: Sequence[str]) -> None:
-    if isinstance(layers, str) or not layers:
-        raise TypeError(f"layers must be a sequence of names, got {layers!r}")
-    check_count("rank", rank)
-    check_range("alpha", alpha, open_low=True, schedules=False)
+    return kernels
 
 
 def _check_frozen(frozen: Mapping[str, Any], shapes: Any, head: str) -> None:
@@ -169,7 +160,7 @@ def _check_frozen(frozen: Mapping[str, Any], shapes: Any, head: str) -> None:
         raise ValueError(
             f"the model has no layer {head!r} to be its head; it has {sorted(shapes)}"
         )
-    given, wanted = (
+    actual, wanted = (
         {"/".join(path): jnp.shape(leaf) for path, leaf in flatten_dict(tree).items()}
         for tree in (frozen, shapes)
     )
@@ -177,13 +168,13 @@ def _check_frozen(frozen: Mapping[str, Any], shapes: Any, head: str) -> None:
         wanted = {p: s for p, s in wanted.items() if not p.startswith(f"{head}/")}
     differing = sorted(
         path
-        for path in given.keys() | wanted.keys()
-        if given.get(path) != wanted.get(path)
+        for path in actual.keys() | wanted.keys()
+        if actual.get(path) != wanted.get(path)
     )
     if differing:
         path = differing[0]
         raise ValueError(
             f"frozen parameters must match the model's: {path} has shape "
-            f"{wanted.get(path, 'none')} there, got {given.get(path, 'none')}, and "
+            f"{wanted.get(path, 'none')} there, got {actual.get(path, 'none')}, and "
             f"{len(differing) - 1} more differ"
         )

@@ -29,8 +29,8 @@ def roc_auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
     positives, negatives = jnp.sum(labels == 1), jnp.sum(labels == 0)
     # Halves of integers up to n, divided before the sum so that it stays small.
     beaten = (below[first] + below[last]) / (2 * negatives)
-    found = jnp.sum(jnp.where(labels == 1, beaten, 0)) / positives
-    return jnp.where(jnp.isnan(scores).any(), jnp.nan, found)
+    area = jnp.sum(jnp.where(labels == 1, beaten, 0)) / positives
+    return jnp.where(jnp.isnan(scores).any(), jnp.nan, area)
 
 
 def matthews(predicted: jax.Array, labels: jax.Array) -> jax.Array:

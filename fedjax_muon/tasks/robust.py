@@ -15,11 +15,12 @@ mean over the agents.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import GradFn, Params, check_count, check_range, tree
+from fedjax_muon.core import check_count, check_range, tree
 from fedjax_muon.core.pair import Pair, descent_ascent
 from fedjax_muon.tasks.classification import weighted_mean
 from fedjax_muon.tasks.metrics import MEANS, auc
@@ -48,45 +49,6 @@ def agents(batch: Batch) -> jax.Array:
 Selection = Callable[[Batch], jax.Array]  # batch -> the numbers of its weights
 
 
-def data_gradient(weights: int, selection: Selection = examples) -> GradFn:
-    """Returns the gradient of the terms that depend on data.
-
-    Returns:
-      A function `(params, batch, key)`, negated in y. It raises `ValueError` for a
-      batch without the field that the selection reads.
-    """
-
-    def objective(params: Pair, batch: Batch) -> jax.Array:
-        margin = (2 * batch.y - 1) * (batch.x @ params.x)
-        losses = weights * params.y[selection(batch)] * jax.nn.softplus(-margin)
-        return weighted_mean(losses, batch.weight)
-
-    def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
-        del key
-        return jax.grad(objective)(params, batch)
-
-    return descent_ascent(grad)
-
-
-def public_gradient(
-    *, regularization: float = 0.001, bend: float = 10.0
-) -> Callable[[Params], Params]:
-    """Returns the gradient of the terms that depend on no data, negated in y.
-
-    It is `Task.public_grad`: these terms have no privacy cost.
-    """
-    check_range("regularization", regularization, schedules=False)
-    check_range("bend", bend, schedules=False)
-
-    def terms(params: Pair) -> jax.Array:
-        square, n = bend * params.x**2, params.y.size
-        divergence = jnp.sum((n * params.y - 1) ** 2) / (2 * n**2)
-        return regularization * jnp.sum(square / (1 + square)) - divergence
-
-    directed = descent_ascent(lambda params, *_: jax.grad(terms)(params))
-    return lambda params: directed(params, None, None)
-
-
 def robust_logistic(
     features: int,
     weights: int,
@@ -99,27 +61,42 @@ def robust_logistic(
 
     Args:
       weights: Number of weights n: that of all training examples, or of the agents.
-      selection: Weights of a batch, `examples` or `agents`.
+      selection: Weights of a batch, `examples` or `agents`; a batch without the field
+        that it reads raises `ValueError`.
       regularization: Weight lambda2 of the regularizer.
       bend: Curvature alpha of the regularizer.
 
     Returns:
       A task whose parameters are `Pair(x [features], y [weights])`, zeros and
-      1 / weights at first; y is projected onto the simplex. Its gradient is the sum of
-      `data_gradient` and `public_gradient`. Its scores are the logistic loss, "correct"
-      for the sign of a^T x, and a^T x as "score".
+      1 / weights at first; y is projected onto the simplex. `public_grad` is the
+      gradient of the terms without data, which have no privacy cost, `example_grad` of
+      the rest. Its scores are the logistic loss, "correct" for the sign of a^T x, and
+      a^T x as "score".
     """
     check_count("features", features)
     check_count("weights", weights)
-    data = data_gradient(weights, selection)
-    public = public_gradient(regularization=regularization, bend=bend)
+    check_range("regularization", regularization, schedules=False)
+    check_range("bend", bend, schedules=False)
 
     def init(key: jax.Array) -> Pair:
         del key
         return Pair(jnp.zeros(features), jnp.full(weights, 1 / weights))
 
+    def loss(params: Pair, batch: Batch, key: jax.Array) -> jax.Array:
+        del key
+        margin = (2 * batch.y - 1) * (batch.x @ params.x)
+        losses = weights * params.y[selection(batch)] * jax.nn.softplus(-margin)
+        return weighted_mean(losses, batch.weight)
+
+    def terms(params: Pair, *_: Any) -> jax.Array:
+        square, n = bend * params.x**2, params.y.size
+        divergence = jnp.sum((n * params.y - 1) ** 2) / (2 * n**2)
+        return regularization * jnp.sum(square / (1 + square)) - divergence
+
+    data, public = (descent_ascent(jax.grad(part)) for part in (loss, terms))
+
     def grad(params: Pair, batch: Batch, key: jax.Array) -> Pair:
-        return tree.add(data(params, batch, key), public(params))
+        return tree.add(data(params, batch, key), public(params, None, None))
 
     def evaluate(params: Pair, x: jax.Array, y: jax.Array) -> Scores:
         score = x @ params.x
@@ -132,6 +109,6 @@ def robust_logistic(
         evaluate=evaluate,
         project=project_weights,
         example_grad=per_example(data),
-        public_grad=public,
+        public_grad=lambda params: public(params, None, None),
         metrics={**MEANS, "auc": auc},
     )

@@ -31,10 +31,10 @@ def nearest_in_simplex(y: jax.Array) -> jax.Array:
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         t, count, _ = carry
         above = shifted > t
-        found = above.sum(dtype=jnp.int32)
+        number = above.sum(dtype=jnp.int32)
         sum_above = jnp.where(above, shifted, 0).sum()
         # Rounding could decrease t; it must not, so that the loop ends.
-        return jnp.maximum(t, (sum_above - 1) / found), found, count
+        return jnp.maximum(t, (sum_above - 1) / number), number, count
 
     start = jnp.full_like(largest, -1), jnp.int32(-1), jnp.int32(-2)
     t, _, _ = jax.lax.while_loop(lambda carry: carry[1] != carry[2], tighten, start)

@@ -113,7 +113,7 @@ def test_what_cannot_be_loaded_ends_in_its_error(capsys, tmp_path):
     said = failed(capsys, "mnist", "--data-dir", tmp_path)
     assert "status:    missing\n" in said.out
     assert "MD5 6bbc9ace898e44ae57da46a324031adb\n" in said.out
-    assert "fedjax-muon: error: mnist: neither" in said.err
+    assert "fedjax-muon: error: mnist: no train" in said.err
     (tmp_path / "cifar100.npz").write_bytes(b"half of it")
     said = failed(capsys, "cifar100", "--data-dir", tmp_path)
     assert "status:    damaged\n" in said.out

@@ -413,7 +413,7 @@ SLOW = {
     "train --problem auc": {
         RATIOS: TWO_RATIOS,
         "--positives 0.9": "ratio 0.9 with",
-        "--positives 1.5": "ratio must be in [0, 1], got 1.5",
+        "--positives 1.5": "ratio must lie in [0, 1], got 1.5",
         "--algorithm.lr -1": "lr must lie in [0, infinity), got -1",
         "--algorithm fessgda": "did you mean fess_gda",
     },

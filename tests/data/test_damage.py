@@ -287,7 +287,7 @@ def test_an_array_that_is_there_twice(archive):
 
 def test_labels_of_archives(archive):
     for labels, message in (
-        (np.arange(10) / 2, r"y_test as integers on one axis, found float64\["),
+        (np.arange(10) / 2, r"y_test must be 10 integers on one axis.*float64\["),
         (np.arange(10) + 1, r"got 1..10, first in example 9; correct or replace"),
         (np.arange(9), "y_test must be 10 integers"),
     ):
@@ -323,19 +323,18 @@ def test_published_sizes_bound_what_is_unpacked(place, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "position", "label", "message"),
+    ("kind", "file", "position", "message"),
     [
-        ("idx", "train-labels-idx1-ubyte", 9, 10, "0..9, found 10 in example 1; the f"),
-        ("cifar10", "test_batch.bin", 0, 10, "0..9, found 10 in example 0; the file"),
-        ("cifar100", "train.bin", 3074, 20, "0..19, found 20 in example 1"),
+        ("idx", "train-labels-idx1-ubyte", 9, "y_train .* first in example 1; corr"),
+        ("cifar10", "test_batch.bin", 0, "y_test .* first in example 0; correct"),
     ],
 )
-def test_labels_out_of_range(place, kind, file, position, label, message):
+def test_labels_out_of_range(place, kind, file, position, message):
     KINDS[kind].write(place)
     content = bytearray((place / file).read_bytes())
-    content[position] = label
+    content[position] = 10
     (place / file).write_bytes(content)
-    refused(kind, place, f"{file}: expected labels in {message}")
+    refused(kind, place, message)
 
 
 # ------------------------------------------------------ tables that were cut off
@@ -384,19 +383,13 @@ def test_an_endless_line_and_too_few_sentences_to_split(place, small_files):
         data.load("yelp_labelled", place)
 
 
-UNSORTED = ("+1 2:1 1:1", "+1 1:1 1:1")
-WRONG = [line for line in hostile.LIBSVM if not line.startswith(UNSORTED)]
-
-
-@pytest.mark.parametrize("line", WRONG)
+@pytest.mark.parametrize("line", hostile.LIBSVM)
 def test_wrong_lines_of_libsvm_are_named(place, line, small_files):
     KINDS["libsvm"].write(place)
     path = place / "a9a"
     path.write_text(f"-1 1:1 2:1\n{line}\n+1 3:1\n")
-    number = "" if line.startswith("1e400") else ", line 2"
-    with pytest.raises(ValueError, match=f"a9a{number}: .*; download it again") as e:
+    with one_line("a9a, line 2: .*; download it again", path):
         data.load("a9a", place)
-    assert str(path) in str(e.value)
 
 
 def test_numbers_of_libsvm(place, small_files):

@@ -169,10 +169,9 @@ def test_sets_in_files_need_a_directory_and_name_paths_and_remedy(name, tmp_path
     with pytest.raises(ValueError, match=message):
         data.load(name)
     if loading.source_of(name).prepared:
-        plain = name.removeprefix("tfds:")
-        offer = "'tfds:" if plain == name else ""
+        offer = "" if name.startswith("tfds:") else "'tfds:"
         command = r"fedjax_muon\.data\.prepare\("
-        with one_line(command, tmp_path / plain, offer, error=FileNotFoundError):
+        with one_line(command, tmp_path, offer, error=FileNotFoundError):
             data.load(name, tmp_path)
 
 
@@ -309,17 +308,10 @@ def test_files_come_from_the_first_folder_that_has_all(tmp_path):
         located("toy", both, tmp_path)
     inner = tmp_path / "inner"
     assert str(caught.value) == (
-        f"toy: neither {inner} nor {tmp_path} has a and b (or with .gz, .bz2, .xz); "
+        f"toy: no a, b (or with .gz, .bz2, .xz) in {inner} or {tmp_path}; "
         "download from https://x.org; or run fedjax_muon.data.prepare('toy', "
         f"'{tmp_path}') once and load 'tfds:toy'"
     )
-    three = f"toy: none of {tmp_path}/one, {tmp_path}/two, {tmp_path} "
-    for folders, message in (
-        (("one",), f"toy: {tmp_path}/one has not a and b (or with"),
-        (("one", "two", ""), three),
-    ):
-        with one_line("^toy", message, error=FileNotFoundError):
-            located("toy", source(File("a"), File("b"), folders=folders), tmp_path)
     put(inner / "a.gz")
     put(tmp_path / "b")
     lacks = f"({inner} lacks b) ({tmp_path} lacks a); or run"

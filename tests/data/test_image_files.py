@@ -13,8 +13,7 @@ from published import PUBLISHED, with_files
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import catalog, idx, loading
-from fedjax_muon.data.tiny_imagenet import Sizes
+from fedjax_muon.data import idx, loading, tiny_imagenet
 
 pytestmark = pytest.mark.usefixtures("small_files")
 
@@ -219,7 +218,7 @@ def test_damaged_binary_files(tmp_path):
 
 # -------------------------------------------------------------- Tiny ImageNet
 
-SIZES = Sizes(classes=3, train=2, validation=4, side=8)
+SIZES = {"CLASSES": 3, "TRAIN": 2, "VALIDATION": 4, "SIDE": 8}
 WNIDS = ["n03", "n01", "n02"]  # labels are in this order, which is not the letters'
 NAMED = ["n00\tentity", "n01\tgoldfish, Carassius", "n02\tmud\tturtle", "n03\tox"]
 VALIDATION = ["n02", "n03", "n03", "n01"]
@@ -258,8 +257,8 @@ def written(tmp_path_factory):
 @pytest.fixture
 def root(written, tmp_path, monkeypatch):
     """A copy to be damaged; sets of that size count as whole."""
-    source = catalog.tiny_imagenet_of(SIZES)
-    monkeypatch.setitem(data.NAMES, "tiny_imagenet", source)
+    for name, size in SIZES.items():
+        monkeypatch.setattr(tiny_imagenet, name, size)
     return shutil.copytree(written, tmp_path / written.name)
 
 
@@ -286,13 +285,10 @@ def test_images_labels_and_names(root):
     assert data.status("tiny_imagenet", root.parent) == ("present", root, "", False)
 
 
-def test_a_small_set_is_not_the_published_one(root, monkeypatch):
-    published = PUBLISHED["tiny_imagenet"]
-    monkeypatch.setitem(data.NAMES, "tiny_imagenet", published)
+def test_a_small_set_is_not_the_published_one(written):
     message = "200 different classes, found 3 in 3 lines; unpack.*http://cs231n"
     with pytest.raises(ValueError, match=message):
-        data.load("tiny_imagenet", root.parent)
-    assert Sizes()[1:] == (500, 10_000, 64)
+        data.load("tiny_imagenet", written.parent)
 
 
 def drop_line(path):

@@ -83,7 +83,7 @@ def test_damaged_and_missing_files_of_leaf_are_named(tmp_path):
         with pytest.raises(ValueError, match=f"^{path}.*{said}"):
             data.load("femnist", tmp_path)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"test/\*\.json; run preprocess\.sh"):
+    with pytest.raises(FileNotFoundError, match=r"lacks test/\*\.json\)"):
         data.load("femnist", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"stackoverflow_train\.h5"):
         data.load("stackoverflow", tmp_path)

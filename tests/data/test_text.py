@@ -175,7 +175,9 @@ def test_missing_files(tmp_path, name):
         data.load(name, tmp_path)
     write_glue("sst2", tmp_path / "SST-2")  # both files are needed
     (tmp_path / "SST-2" / "dev.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has train\.tsv and dev\.tsv; down"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no train\.tsv, dev\.tsv in .*SST-2; down"
+    ):
         data.load("sst2", tmp_path)
 
 
@@ -389,7 +391,7 @@ def test_other_tables_are_refused(tmp_path, monkeypatch):
     for train, message in (
         ("-1 124:1\n", "with 123 features"),
         ("-1 1:one\n", "not in LIBSVM's format"),
-        ("2 1:1\n-1 1:1\n", r"expected labels -1 and 1, found \[-1.  2.\]"),
+        ("2 1:1\n-1 1:1\n", "line 1: .* labels -1 and 1"),
     ):
         put(tmp_path, train=train)
         with pytest.raises(ValueError, match=message):
@@ -402,7 +404,7 @@ def test_other_tables_are_refused(tmp_path, monkeypatch):
 
 def test_missing_tables_are_named(tmp_path):
     put(tmp_path / "libsvm", name="a8a")
-    with pytest.raises(FileNotFoundError, match=r"has ijcnn1.trn and ijcnn1.tst"):
+    with pytest.raises(FileNotFoundError, match=r"no ijcnn1.trn, ijcnn1.tst \(or with"):
         data.load("ijcnn1", tmp_path)
     (tmp_path / "libsvm" / "a8a.t").unlink()
     with pytest.raises(FileNotFoundError, match=r"libsvm lacks a8a.t\)"):

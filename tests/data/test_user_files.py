@@ -222,8 +222,8 @@ def test_an_archive_is_its_arrays(tmp_path):
 def test_wrong_archives_are_refused(tmp_path):
     path = tmp_path / "a.npz"
     for arrays, said in (
-        ({"x": X}, "expected arrays x and y .* found x; save it by numpy.savez"),
-        ({"z": X}, "found none of its arrays"),
+        ({"x": X}, "expected the arrays x, y .* found no y; save them by numpy.savez"),
+        ({"z": X}, "found no x, y; save"),
         ({"x": X, "y": Y, "x_test": X}, "x_test and y_test belong together"),
         ({"x": X, "y": Y, "classes": np.arange(2)}, "expected classes as strings"),
         ({"x": X, "y": Y[:4]}, "y must be 60 integers or strings"),

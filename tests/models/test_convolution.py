@@ -3,7 +3,6 @@
 import re
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 from fedjax_muon import models
 from fedjax_muon.models.convolution import convolution
 from fedjax_muon.models.patches import by_patches
-from fedjax_muon.runs.build import CONVOLUTIONAL
 
 LAYOUT = {
     n: (f"N{d}C", f"{d}IO", f"N{d}C") for n, d in enumerate(("H", "HW", "HWD"), 1)
@@ -137,39 +135,6 @@ def test_half_precision_and_precision():
         assert a.dtype == jnp.bfloat16
         # sums up to 9 x 2 x 16 or 2 x 6 x 3 x 16 round in bfloat16: 8 bits
         np.testing.assert_allclose(*map(np.float32, (a, b)), rtol=2.0**-7)
-
-
-FLAX = {
-    "1-D causal": ((2, 9, 3), {"kernel_size": (3,), "padding": "CAUSAL"}),
-    "1-D strides": ((2, 9, 3), {"kernel_size": (4,), "strides": 3}),
-    "2-D circular": ((2, 6, 7, 3), {"kernel_size": (3, 2), "padding": "CIRCULAR"}),
-    "2-D reflect": ((2, 6, 7, 3), {"kernel_size": (3, 3), "padding": "REFLECT"}),
-    "2-D dilated": ((2, 9, 7, 3), {"kernel_size": (3, 3), "kernel_dilation": 2}),
-    "2-D batches": ((2, 3, 6, 6, 3), {"kernel_size": (3, 3), "padding": "VALID"}),
-    "one example": ((6, 6, 3), {"kernel_size": (3, 3)}),
-    "half": ((2, 6, 6, 3), {"kernel_size": (3, 3), "dtype": jnp.bfloat16}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FLAX)
-def test_through_flax(name):
-    shape, options = FLAX[name]
-    x = whole_numbers(0, *shape)
-    plain = nn.Conv(4, **options)
-    ours = nn.Conv(4, **options, conv_general_dilated=convolution)
-    shapes = jax.eval_shape(plain.init, jax.random.key(0), x)
-    params = jax.tree.map(lambda p: whole_numbers(1, *p.shape), shapes)
-
-    def value_and_gradient(module):
-        def loss(params, x):
-            return jnp.sum(module.apply(params, x) * jnp.arange(4.0, dtype=x.dtype))
-
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x)
-
-    with jax.numpy_rank_promotion("allow"):
-        found, expected = value_and_gradient(ours), value_and_gradient(plain)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def squares(convolve, w, x):
@@ -384,9 +349,3 @@ def test_models_of_two_clients_compute_the_same_with_products_alone(name):
     assert "convolution" not in lowered.as_text()
     found, expected = lowered.compile()(params, images), jax.jit(theirs)(params, images)
     jax.tree.map(close, found, expected)
-
-
-def test_models_without_convolutions_have_no_such_option():
-    for name in set(models.ALL) - set(CONVOLUTIONAL):
-        with pytest.raises(TypeError, match="convolution"):
-            models.ALL[name](classes=4, convolution=by_patches)

@@ -10,7 +10,7 @@ import pytest
 from command import refused, run
 from parity import by_path, differentiated
 
-from fedjax_muon import data, models, tasks
+from fedjax_muon import data, models
 from fedjax_muon.data import text
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.transforms.layout import muon_dimension_numbers
@@ -90,20 +90,6 @@ def test_gradients_equal_differences_of_the_numpy_loop(layers):
         np.testing.assert_allclose((ends[0] - ends[1]) / (2 * step), slope, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_more_padding_changes_nothing():
-    model = model_of(2)
-    params = jax.tree.map(np.float32, drawn(model))
-    longer = np.pad(IDS, ((0, 0), (0, 20)))
-
-    def results(ids):
-        loss = lambda p: jnp.sum(jnp.sin(model.apply({"params": p}, ids)))
-        return model.apply({"params": params}, ids), jax.grad(loss)(params)
-
-    results = jax.jit(results)
-    jax.tree.map(close(1e-6), results(longer), results(IDS))
-
-
 def test_padding_and_absent_words_have_no_gradient():
     model = model_of(2)
     ids = IDS[[0, 1, 3]]  # whose padding is all behind
@@ -111,39 +97,6 @@ def test_padding_and_absent_words_have_no_gradient():
     gradient = jax.jit(jax.grad(loss))(jax.tree.map(np.float32, drawn(model)))
     rows = np.any(np.asarray(gradient["Embed_0"]["embedding"]) != 0, axis=1)
     assert set(np.flatnonzero(rows)) == set(ids.ravel().tolist()) - {0}
-
-
-@pytest.mark.slow
-def test_stacks_of_parameters_inside_a_scan_compile_once():
-    """Clients as in a cohort: vmap over parameters and data, scan over steps."""
-    model = model_of(2)
-    task = tasks.classification(model, (5,))
-    clients = [jax.tree.map(np.float32, drawn(model, seed)) for seed in range(3)]
-    rng = np.random.default_rng(0)
-    x = rng.integers(1, V, (3, 4, 6, 5)).astype(np.int32)  # [clients, steps, B, length]
-    x[..., 3:] = 0
-    y = rng.integers(0, 3, x.shape[:-1])
-    weight = jnp.ones(6)
-
-    def step(params, data):
-        gradient = task.grad(params, tasks.Batch(*data, weight), KEY)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-
-    @jax.jit
-    def cohort(params, x, y):
-        one = lambda p, data: (step(p, data), None)
-        return jax.vmap(lambda p, x, y: jax.lax.scan(one, p, (x, y))[0])(params, x, y)
-
-    stack = jax.tree.map(lambda *p: jnp.stack(p), *clients)
-    stack = cohort(cohort(stack, x, y), x, y)
-    assert cohort._cache_size() == 1
-    one = jax.jit(step)
-    for i, params in enumerate(clients):
-        for _ in range(2):
-            for k in range(4):
-                params = one(params, (x[i, k], y[i, k]))
-        ours = jax.tree.map(lambda all_of, i=i: all_of[i], stack)
-        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), ours, params)
 
 
 @pytest.mark.slow

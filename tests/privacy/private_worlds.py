@@ -6,11 +6,11 @@ from unittest import mock
 
 import numpy as np
 
+from experiments.audits import agents as agent_audits, clients as client_audits
+from experiments.audits.findings import Finding, audited, audited_together
+from experiments.audits.records import canary_data, canary_task
+from experiments.audits.worlds import Worlds
 from fedjax_muon.algorithms import ALL as ALGORITHMS, fedavg
-from fedjax_muon.audits import agents as agent_audits, clients as client_audits
-from fedjax_muon.audits.canary import canary_data, canary_task
-from fedjax_muon.audits.findings import Finding, audited, audited_together
-from fedjax_muon.audits.worlds import Worlds
 from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism

@@ -13,8 +13,8 @@ from error_lines import refused
 from jax_privacy import matrix_factorization as matrices
 from private_worlds import BUFFERED, Case
 
+from experiments.audits.records import canary_data, canary_task
 from fedjax_muon.algorithms import ALL, fedavg
-from fedjax_muon.audits.canary import canary_data, canary_task
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration

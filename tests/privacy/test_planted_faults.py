@@ -14,14 +14,14 @@ from planted_faults import FAULTS
 from private_worlds import CASES
 from scipy import stats
 
-from fedjax_muon.audits import (
+from experiments.audits import (
     agents as agent_audits,
-    bounds,
     clients as client_audits,
     findings as profiles,
 )
-from fedjax_muon.audits.findings import audited, batch_law
-from fedjax_muon.audits.worlds import chunks, run_keys as run_keys_of
+from experiments.audits.findings import audited, batch_law
+from experiments.audits.worlds import chunks, run_keys as run_keys_of
+from fedjax_muon.audits import bounds
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.guarantees import PrivacySpec, report

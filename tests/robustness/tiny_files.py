@@ -18,7 +18,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from fedjax_muon import data, models
-from fedjax_muon.data import catalog, idx, tiny_imagenet
+from fedjax_muon.data import idx, tiny_imagenet
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import File, Source
 from tests.support.packages import needs
@@ -128,7 +128,7 @@ def _cifar(name: str, files: dict[str, range], coarse: bool) -> Kind:
     return _of_set(name, partial(_write_cifar, files=files, coarse=coarse), sizes)
 
 
-SIZES = tiny_imagenet.Sizes(classes=2, train=2, validation=2, side=8)
+SIZES = {"CLASSES": 2, "TRAIN": 2, "VALIDATION": 2, "SIDE": 8}
 WNIDS = "n01", "n02"
 
 
@@ -270,8 +270,9 @@ def _read_swin(folder: Path) -> Arrays:
 
 DEFLATED = partial(write_npz, save=np.savez_compressed)
 PACKED = partial(_write_idx, packed=True)
-TINY = catalog.tiny_imagenet_of(SIZES)
-READ_TINY_IMAGENET = partial(_load, "tiny_imagenet", source=TINY)
+READ_TINY_IMAGENET = mock.patch.multiple(tiny_imagenet, **SIZES)(
+    partial(_load, "tiny_imagenet")
+)
 KINDS = {
     "npz": _of_set("cifar10_subset", write_npz, {}, exact=True),
     "npz, deflated": _of_set("cifar10_subset", DEFLATED, {}, exact=True),

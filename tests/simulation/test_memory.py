@@ -256,7 +256,7 @@ def test_a_plan_that_fits_is_named(limit):
     sizes = [need(plan) for plan in kinds]
     assert sizes[0] > sizes[1] > sizes[2]
     limit(sizes[2])
-    total, fits = (f"{size / 1e6:.3g} MB" for size in (sizes[0], sizes[2]))
+    total, fits = (memory_check.bytes_text(size) for size in (sizes[0], sizes[2]))
     assert refusal(one) == (
         f"this plan needs about {total} of memory, of {fits}; chunked with chunk_size "
         f"9 needs about {fits}"
@@ -313,7 +313,7 @@ def test_what_does_not_fit_at_all_is_named(limit):
     task = tasks.classification(federation.Linear(3), (28, 28))
     about = {"task": task, "data": images}
     said = refusal(prepared("fedavg", plans.mapped, 8, 4, **about))
-    assert "of 0.009 MB; even mapped needs " in said
+    assert "of 9 kB; even mapped needs " in said
     fewer = " MB are examples: take fewer, or more devices and split_examples"
     assert said.endswith(fewer)
     about |= {"devices": FOUR, "split_examples": True}

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from federation import Dropping, Linear, as_float64, blobs, cut, gradient
-from oracles.auc import auc_grad, auc_loss
+from oracles.auc import auc_grad
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from fedjax_muon import minimax, simulation, tasks
@@ -22,14 +22,8 @@ from fedjax_muon.simulation.batching import (
 )
 from fedjax_muon.simulation.evaluation import evaluate
 from fedjax_muon.tasks import adversarial, agnostic, auc
-from fedjax_muon.tasks.adversarial import project_perturbation
-from fedjax_muon.tasks.auc import Primal, auc_losses
-from fedjax_muon.tasks.robust import (
-    agents,
-    data_gradient,
-    public_gradient,
-    robust_logistic,
-)
+from fedjax_muon.tasks.auc import Primal
+from fedjax_muon.tasks.robust import agents, robust_logistic
 from fedjax_muon.tasks.simplex import nearest_in_simplex, project_weights
 
 KEY = jax.random.key(0)
@@ -95,15 +89,6 @@ def test_auc_gradient_by_hand(given):
     close([found.x.w1, found.x.w2], [hand.w1, hand.w2])
     close(found.y, -hand.w3)  # what descends
     assert abs(hand.w3) > 0.05
-
-
-def test_auc_losses_by_hand():
-    rng = np.random.default_rng(1)
-    h, y = rng.uniform(size=9), rng.integers(0, 2, 9)
-    for one, label in zip(h, y, strict=True):
-        here = [np.array([one]), np.array([label == 1]), np.ones(1)]
-        expected = auc_loss(*here, 0.6, 0.1, -0.3, 0.2)
-        close(auc_losses(one, label, 0.2, 0.6, 0.1, -0.3), expected)
 
 
 def binary(data=DATA):
@@ -305,19 +290,18 @@ def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
 
 def test_projection_of_images_of_any_shape():
     delta = jnp.float32(np.random.default_rng(0).normal(size=(3, 4, 1)))
-    found = project_perturbation(0.5)(Pair(delta, delta))
+    project = adversarial(Linear(3), (5,), radius=0.5).project
+    found = project(Pair(delta, delta))
     np.testing.assert_array_equal(found.x, delta)
     close(found.y, 0.5 * delta / np.linalg.norm(delta))
     small = Pair(delta, 0.01 * delta)
-    close(project_perturbation(0.5)(small).y, small.y)
+    close(project(small).y, small.y)
 
 
 def test_adversarial_refusals():
     with pytest.raises(ValueError, match=r"strength must lie in \[0, infinity\)"):
         adversarial(Linear(3), (5,), radius=0.5, strength=-0.1)
     for radius in (0, -1.0, float("inf")):
-        with pytest.raises(ValueError, match=r"radius must lie in \(0, infinity\)"):
-            project_perturbation(radius)
         with pytest.raises(ValueError, match=r"radius must lie in \(0, infinity\)"):
             adversarial(Linear(3), (5,), radius=radius)
 
@@ -418,21 +402,16 @@ def test_gradients_of_examples_data_and_public_terms_make_the_whole():
     task = robust_logistic(FEATURES, EXAMPLES)
     assert task.project is project_weights
     whole = task.grad(PARAMS, batch, KEY)
-    data = data_gradient(EXAMPLES)(PARAMS, batch, KEY)
-    public = public_gradient()(PARAMS)
+    public = task.public_grad(PARAMS)
     each = task.example_grad(PARAMS, batch, KEY)
-    columns = each, data, public, task.public_grad(PARAMS), whole
-    for examples, a, b, same, c in zip(*columns, strict=True):
+    for examples, terms, all_of_it in zip(each, public, whole, strict=True):
         assert len(examples) == 5
         assert not np.any(examples[-1])  # padding
-        np.testing.assert_allclose(examples.sum(0) / 4, a, atol=1e-6)
-        np.testing.assert_allclose(a + b, c, atol=1e-6)
-        np.testing.assert_allclose(b, same, atol=1e-6)
-    assert np.count_nonzero(data.y) == 3  # of the examples in the batch alone
+        close(examples.sum(0) / 4 + terms, all_of_it)
+    assert np.count_nonzero(each.y.sum(0)) == 3  # of the examples in the batch alone
     assert np.count_nonzero(public.y) == EXAMPLES
-    unpadded = data_gradient(EXAMPLES)(PARAMS, batch_of([3, 1, 7, 7]), KEY)
-    near = partial(np.testing.assert_allclose, rtol=1e-6)
-    jax.tree.map(near, data, unpadded)
+    unpadded = task.grad(PARAMS, batch_of([3, 1, 7, 7]), KEY)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), whole, unpadded)
 
 
 def test_it_begins_in_the_middle_of_the_simplex_and_stays_there():
@@ -460,10 +439,12 @@ def test_refusals():
     for name in ("regularization", "bend"):
         with pytest.raises(ValueError, match=f"{name} must lie in"):
             robust_logistic(3, 5, **{name: -1.0})
-    with pytest.raises(ValueError, match="must have its examples' numbers"):
-        data_gradient(EXAMPLES)(PARAMS, batch_of([1])._replace(ids=None), KEY)
-    with pytest.raises(ValueError, match="must have its agent's number"):
-        data_gradient(AGENTS, agents)(PARAMS, batch_of([1]), KEY)
+    for task, ids, said in (
+        (robust_logistic(FEATURES, EXAMPLES), None, "its examples' numbers"),
+        (robust_logistic(FEATURES, AGENTS, agents), np.int32([1]), "its agent's numb"),
+    ):
+        with pytest.raises(ValueError, match=f"a batch must have {said}"):
+            task.grad(PARAMS, batch_of([1])._replace(ids=ids), KEY)
 
 
 # ---------------------------------------------- the projection onto the simplex

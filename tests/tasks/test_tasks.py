@@ -347,13 +347,6 @@ def test_methods_that_compare_two_points_meet_the_same_crops():
     assert np.abs(before - IMAGES.mean(0)).max() > 0.1
 
 
-def test_every_client_and_step_has_crops_of_its_own():
-    task = augmented(MEAN, crop_and_flip(2))
-    keys = jax.random.split(KEY, 4)
-    found = jax.jit(jax.vmap(lambda key: task.grad(None, batch(), key)))(keys)
-    assert len(np.unique(np.asarray(found).reshape(4, -1), axis=0)) == 4
-
-
 def test_paddings_and_what_is_no_image_are_refused():
     with pytest.raises(ValueError, match="padding must be at least 0, got -1"):
         crop_and_flip(-1)

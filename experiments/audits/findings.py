@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
+from experiments.audits.worlds import Record, Releases, participation
 from fedjax_muon.audits import canary
 from fedjax_muon.audits.bounds import checked_scores, clopper_pearson
-from fedjax_muon.audits.worlds import Record, Releases, participation
 from fedjax_muon.core import check_range
 from fedjax_muon.privacy.composition import (
     ADJACENCIES,
@@ -123,17 +123,18 @@ def _learned(absent: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.nd
 def _scores(record: Record, releases: Releases) -> dict[str, np.ndarray]:
     """The scores of every world, [N], by the name of the attack."""
     signal, steps = releases.signal, releases.signal.shape[1]
-    found = {"first release": signal[:, 0]}
+    scores = {"first release": signal[:, 0]}
     if steps > 1:
-        found["largest difference"] = canary.largest_difference(signal)
-        found["largest release"] = (signal * np.sign(record.pattern)).max(1)
+        scores["largest difference"] = canary.largest_difference(signal)
+        scores["largest release"] = (signal * np.sign(record.pattern)).max(1)
     q = participation(record, steps)
     if q == 1:
-        return found | {"matched filter": canary.matched_filter(signal, record.pattern)}
-    found["likelihood ratio"] = canary.likelihood_ratio(signal, record.pattern, q)
+        scores["matched filter"] = canary.matched_filter(signal, record.pattern)
+        return scores
+    scores["likelihood ratio"] = canary.likelihood_ratio(signal, record.pattern, q)
     if releases.others.size:
-        found["exact sizes"] = _exact_sizes(record, releases, q)
-    return found
+        scores["exact sizes"] = _exact_sizes(record, releases, q)
+    return scores
 
 
 def _exact_sizes(record: Record, releases: Releases, q: float) -> np.ndarray:
@@ -149,8 +150,8 @@ def _exact_sizes(record: Record, releases: Releases, q: float) -> np.ndarray:
 
     joins = np.log(q) + normal(others, (size - 1) * a)
     stays = np.log1p(-q) + normal(others, size * a)
-    own, none = normal(releases.signal, a), normal(releases.signal, 0 * a)
-    with_canary = np.logaddexp(joins + own, stays + none)
+    joined, none = normal(releases.signal, a), normal(releases.signal, 0 * a)
+    with_canary = np.logaddexp(joins + joined, stays + none)
     without = np.logaddexp(joins, stays) + none
     return (with_canary - without).sum(-1)
 
@@ -169,9 +170,9 @@ def linear_score(
     """
     covariance = (np.cov(absent.T) + np.cov(present.T)) / 2
     covariance = np.atleast_2d(covariance)
-    own = ridge * np.trace(covariance) / len(covariance) + np.finfo(float).tiny
+    added = ridge * np.trace(covariance) / len(covariance) + np.finfo(float).tiny
     shift = present.mean(0) - absent.mean(0)
-    return np.linalg.solve(covariance + own * np.eye(len(covariance)), shift)
+    return np.linalg.solve(covariance + added * np.eye(len(covariance)), shift)
 
 
 def claimed_deltas(*specs: PrivacySpec) -> dict[float, float]:
@@ -221,11 +222,11 @@ def refuted_profile(
     _check_level(level)
     absent, present = _checked(absent), _checked(present)
     ways = {"present": (present, absent), "absent": (-absent, -present)}
-    found = [
+    findings = [
         _one_way(f"{test}, {way}", one, other, claimed, level / 2)
         for way, (one, other) in ways.items()
     ]
-    best = max(found, key=lambda finding: finding.excess)
+    best = max(findings, key=lambda finding: finding.excess)
     return best._replace(test=test)
 
 
@@ -294,9 +295,9 @@ def refuted_noise(noise: ArrayLike, level: float) -> Finding:
     t = math.sqrt(-2 * math.log(level))
     least = 1 - (math.sqrt(dimensions) + t) / math.sqrt(worlds)
     smallest = np.linalg.eigvalsh(noise.T @ noise / worlds)[0]
-    found = math.sqrt(max(0.0, float(smallest)))
-    detail = f"noise: standard deviation {found:.3f}, claimed 1, allowed {least:.3f}"
-    return Finding("noise", least - found, detail)
+    std = math.sqrt(max(0.0, float(smallest)))
+    detail = f"noise: standard deviation {std:.3f}, claimed 1, allowed {least:.3f}"
+    return Finding("noise", least - std, detail)
 
 
 def refuted_law(
@@ -323,9 +324,9 @@ def refuted_energy(test: str, residuals: ArrayLike, level: float) -> Finding:
     residuals = _checked(residuals)
     n = len(residuals)
     most = float(stats.chi2.isf(level, n)) / n
-    found = float(np.mean(residuals**2))
-    detail = f"{test}: mean square {found:.4f}, claimed 1, allowed {most:.4f}"
-    return Finding(test, found - most, detail)
+    square = float(np.mean(residuals**2))
+    detail = f"{test}: mean square {square:.4f}, claimed 1, allowed {most:.4f}"
+    return Finding(test, square - most, detail)
 
 
 def _laws(
@@ -372,11 +373,11 @@ def _mixture(
     signed = seen * np.sign(record.pattern)
 
     def cdf(values: ArrayLike) -> np.ndarray:
-        found = np.zeros(np.shape(values))
+        total = np.zeros(np.shape(values))
         for center, weight in zip(centers, weights, strict=True):
             if weight > 1e-12:
-                found += weight * special.ndtr(np.asarray(values) - center)
-        return found
+                total += weight * special.ndtr(np.asarray(values) - center)
+        return total
 
     return refuted_law(test, signed, cdf, level)
 

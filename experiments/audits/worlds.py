@@ -72,16 +72,16 @@ class Worlds:
         if not present:
             x = clients.x.at[:, 0].multiply(self.absent)
             clients = dataclasses.replace(clients, x=x)
-        found = []
+        observations = []
         for i in range(0, len(keys), CHUNK):
             some = keys[i : i + CHUNK]
-            own = run_keys(self.simulation, len(some))
+            secret = run_keys(self.simulation, len(some))
             # all chunks have the same size, for one compilation
             rows = np.arange(min(CHUNK, _room(len(keys)))) % len(some)
-            given = some[rows], None if own is None else own[rows]
-            out = self.program(self.simulation.inputs, clients, *given)
-            found.append(np.asarray(out, np.float64)[: len(some)])
-        return self.seen(np.concatenate(found))
+            both = some[rows], None if secret is None else secret[rows]
+            out = self.program(self.simulation.inputs, clients, *both)
+            observations.append(np.asarray(out, np.float64)[: len(some)])
+        return self.seen(np.concatenate(observations))
 
     def run_both(self, seed: int, count: int) -> tuple[Releases, Releases]:
         """Runs `count` worlds without and with the canary, with different keys."""
@@ -108,7 +108,7 @@ def run_keys(simulation: Simulation, count: int) -> jax.Array | None:
     def create(key: jax.Array, run_key: jax.Array | None = None) -> None:
         drawn.append(run_key)
 
-    begin = lambda *given: (None, np.ones(1, bool))
+    begin = lambda *arguments: (None, np.ones(1, bool))
     programs = simulation.programs._replace(create=create, begin=cast(Any, begin))
     idle = dataclasses.replace(simulation, programs=programs)
     key = jax.random.key(0)
@@ -145,9 +145,9 @@ def world_program(
         _, later = jax.lax.scan(body, state, length=rounds)
         return jnp.concatenate([observe(state)[None], later])
 
-    def many(inputs: Any, clients: Any, keys: jax.Array, own: Any) -> jax.Array:
-        axes = (None, None, 0, None if own is None else 0)
-        return jax.vmap(one, in_axes=axes)(inputs, clients, keys, own)
+    def many(inputs: Any, clients: Any, keys: jax.Array, run_keys: Any) -> jax.Array:
+        axes = (None, None, 0, None if run_keys is None else 0)
+        return jax.vmap(one, in_axes=axes)(inputs, clients, keys, run_keys)
 
     return jax.jit(many)
 

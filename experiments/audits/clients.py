@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.audits import correlated
-from fedjax_muon.audits.canary import CANARY, FREE, OTHERS, OVERFLOW
-from fedjax_muon.audits.worlds import Record, Releases, Worlds, flat, world_program
+from experiments.audits import correlated
+from experiments.audits.records import CANARY, FREE, OTHERS, OVERFLOW
+from experiments.audits.worlds import Record, Releases, Worlds, flat, world_program
 from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated
@@ -64,8 +64,8 @@ def client_worlds(simulation: Simulation) -> Worlds:
         seen = flat(server.momentum if prologue else server.params, 0)
         return jnp.append(seen, 1.0 if adapted is None else server.clip)
 
-    def seen(found: np.ndarray) -> Releases:
-        values, norms = found[..., :-1], found[..., -1]
+    def seen(observed: np.ndarray) -> Releases:
+        values, norms = observed[..., :-1], observed[..., -1]
         # gradients after the prologue, and descents in rounds
         moves = values[:, :1] if prologue else -np.diff(values, axis=1)
         if adapted is None:

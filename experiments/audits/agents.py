@@ -6,9 +6,10 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.audits import canary, correlated
-from fedjax_muon.audits.canary import CANARY, FREE, OTHERS
-from fedjax_muon.audits.worlds import Record, Releases, Worlds, flat, world_program
+from experiments.audits import correlated
+from experiments.audits.records import CANARY, FREE, OTHERS
+from experiments.audits.worlds import Record, Releases, Worlds, flat, world_program
+from fedjax_muon.audits import canary
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated, Inside, Output
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
@@ -39,21 +40,21 @@ def agent_worlds(
     begun = jax.eval_shape(lambda: _begun(simulation))
     tracking = hasattr(begun.training.agents, "estimate")
 
-    def seen(found: np.ndarray) -> Releases:
+    def seen(observed: np.ndarray) -> Releases:
         if not tracking:  # parameters, [N, T, m, d], from zero
-            start = np.zeros_like(found[:, :1])
-            moved = np.moveaxis(np.concatenate([start, found], 1), -1, 1)
-            found = canary.moves_from_params(moved, weights, lr)
-            found = np.moveaxis(found, 1, -1)
-        return _normalized(found, spec, owner)
+            start = np.zeros_like(observed[:, :1])
+            moved = np.moveaxis(np.concatenate([start, observed], 1), -1, 1)
+            observed = canary.moves_from_params(moved, weights, lr)
+            observed = np.moveaxis(observed, 1, -1)
+        return _normalized(observed, spec, owner)
 
     return Worlds(simulation, record, seen, world_program(simulation, observe))
 
 
 def _begun(simulation: Simulation) -> Any:
     created = simulation.programs.create(jax.random.key(0), None)
-    given = simulation.inputs, created, simulation.clients
-    return simulation.programs.begin(*given)[0]
+    arguments = simulation.inputs, created, simulation.clients
+    return simulation.programs.begin(*arguments)[0]
 
 
 def agent_record(spec: PrivacySpec, examples: int, steps: int) -> Record:
