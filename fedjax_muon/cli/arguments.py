@@ -110,8 +110,11 @@ class Compare:
     seeds: Seeds = (0, 1, 2)
     """Each seed has its own partition, initial parameters, cohorts and batches."""
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`; the others are tuned for
-    digits, or with --problem auc for breast_cancer."""
+    """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`. The others were tuned
+    for the default data and model; for other ones, the best of four is chosen first,
+    by validation on one more seed."""
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Take the rates of the default data and model for other ones too."""
     lr_schedules: dict[str, Schedule] = dataclasses.field(default_factory=dict)
     """Their schedules, as `--lr-schedules fedavg cosine`, which take precedence over
     the schedule of all."""

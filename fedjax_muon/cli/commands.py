@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,6 +44,7 @@ from fedjax_muon.runs.config import (
     Config,
     Run,
     Sweep,
+    distinct_labels,
     hyper_parameters,
     label_of,
     method_of,
@@ -52,7 +54,7 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend, is_sweep
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
-from fedjax_muon.runs.tuned import TUNED
+from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.tasks.metrics import hill
@@ -133,6 +135,9 @@ def _train(
     with refusing():
         columns = metrics_csv.read(run_dir / directory.METRICS)
         plots.curves({run.label: [columns]}, run_dir / "curves.png")
+        words = comparison.risen_loss(columns)
+    if words:
+        console.print(words, style="yellow")
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
@@ -155,13 +160,16 @@ def compare(args: arguments.Compare) -> None:
                     f"--{option} names {unknown[0]!r}, which is not compared; the "
                     f"algorithms are {', '.join(args.algorithms)}"
                 )
-        tuned = TUNED[args.config.problem]
+        tuned, at_home = TUNED[args.config.problem], is_default_problem(args.config)
         tuned = {name: tuned[name] for name in args.algorithms if name in tuned}
         lr = {name: best.lr for name, best in tuned.items()} | args.lr
         for_all = args.config.lr_schedule is not None
-        schedules = {n: best.lr_schedule for n, best in tuned.items() if not for_all}
+        home = at_home and not for_all
+        schedules = {n: best.lr_schedule for n, best in tuned.items() if home}
         schedules |= args.lr_schedules
         job = Comparison(args.algorithms, lr, schedules, args.seeds, args.config)
+        if not (at_home or args.quick):
+            job = _with_grids(job, args.lr)
         launch.begin(launch.Launch(), job.config.devices)
         _announce_accounting(job.config)
         checked = comparisons.check(job)
@@ -170,20 +178,44 @@ def compare(args: arguments.Compare) -> None:
     _compare(job, checked, run_dir, log)
 
 
+def _with_grids(job: Comparison, given: Mapping[str, float]) -> Comparison:
+    """The comparison with grids of the rates that are not given, and says their cost.
+
+    What a sweep can't run, agents and private methods, keeps its rates.
+    """
+    config = job.config
+    grids = {
+        name: rates
+        for name in job.algorithms
+        if name not in given and (rates := rates_to_try(name, config.problem))
+    }
+    kinds = {row[0].algorithm: row[0] for row in job.rows}
+    if config.private or any(is_of_agents(run) for run in kinds.values()):
+        print("learning rates are not tuned for these data; --lr gives others")
+        return job
+    if grids:
+        runs = sum(map(len, grids.values()))
+        print(
+            f"learning rates first: {runs} runs of {config.rounds} rounds, beside "
+            f"{len(job.rows) * len(job.seeds)} of the comparison; --quick skips them, "
+            "--lr fixes a rate",
+            flush=True,
+        )
+    return dataclasses.replace(job, grids=grids)
+
+
 def _compare(
     job: Comparison, checked: comparisons.Checked, run_dir: Path, log: logs.Log
 ) -> None:
-    diverged = comparisons.run(job, checked, run_dir, log)
-    console = Console()
-    for name, why in diverged.items():
-        console.print(f"{name} diverged: {why}", style="red")
+    diverged = comparisons.run(comparisons.tuned(job, run_dir), checked, run_dir, log)
     with refusing():
         found = comparisons.report(job, run_dir, diverged)
-    if not found:
-        sys.exit(1)
+    console = Console()
     for table in found:
         console.print(tables.for_terminal(table))
-    console.print(f"metrics, checkpoints and comparison.png in {run_dir}")
+    console.print(f"metrics, checkpoints and figures in {run_dir}")
+    if diverged:
+        sys.exit(1)
 
 
 def sweep(args: arguments.Sweep) -> None:
@@ -314,6 +346,7 @@ def plot(args: arguments.Plot) -> None:
         if not args.directories:
             raise ValueError("plot needs at least one run directory")
         runs: dict[str, list] = {}
+        cells: list[tuple[Run, Any]] = []
         for run_dir in args.directories:
             job = directory.read(run_dir)
             if isinstance(job, Sweep):
@@ -321,12 +354,16 @@ def plot(args: arguments.Plot) -> None:
                     if point is not None:
                         runs.setdefault(method, []).extend(point.runs)
                 continue
-            cells = {run_dir: job} if isinstance(job, Run) else {}
+            places = [run_dir]
             if isinstance(job, Comparison):
-                cells = directory.cells(run_dir, job)
-            for cell, run in cells.items():
-                columns = metrics_csv.read(cell / directory.METRICS)
-                runs.setdefault(run.label, []).append(columns)
+                places = [*directory.cells(run_dir, job)]
+            for place in places:
+                run = directory.read(place)
+                assert isinstance(run, Run)
+                cells.append((run, metrics_csv.read(place / directory.METRICS)))
+        labels = distinct_labels([run for run, _ in cells])
+        for label, (_, columns) in zip(labels, cells, strict=True):
+            runs.setdefault(label, []).append(columns)
         comparison.check_rounds(runs)
         plots.curves(runs, args.output)
     print(args.output)

@@ -153,6 +153,7 @@ def _flat(job: Job) -> dict[str, Any]:
     values = {f.name: getattr(job, f.name) for f in dataclasses.fields(job)}
     if isinstance(job, Comparison):
         values["lr_schedules"] = values.pop("lr_schedule")
+        values["quick"] = not values.pop("grids")
     if isinstance(job, Sweep):
         values["grid"] = _words_of_grids(values.pop("grids"))
     if "config" in values:

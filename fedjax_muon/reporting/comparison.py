@@ -145,12 +145,41 @@ def edges(points: Sequence[Point], chosen: Point) -> list[str]:
     ]
 
 
-def write(summaries: Sequence[Summary], path: Path) -> None:
-    """Writes summaries as a CSV file, one line each."""
+def write(
+    summaries: Sequence[Summary],
+    path: Path,
+    *,
+    rates: Mapping[str, str],
+    diverged: Mapping[str, str],
+) -> None:
+    """Writes summaries as a CSV file, one line for every method.
+
+    Args:
+      rates: Learning rates and schedules in words, by method.
+      diverged: Where methods diverged, such as "round 5", by method.
+    """
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(Summary._fields)
-        writer.writerows(summaries)
+        first, *others = Summary._fields
+        writer.writerow((first, "status", "lr", *others))
+        for method, *numbers in summaries:
+            writer.writerow((method, "finished", rates[method], *numbers))
+        for method, where in diverged.items():
+            status = f"diverged ({where})"
+            writer.writerow((method, status, rates[method], *[""] * len(others)))
+
+
+def risen_loss(run: History) -> str:
+    """Says that a run's loss ended above its start; empty if it did not.
+
+    The loss is that of training examples, or of test examples where they are private.
+    """
+    name = "train_loss" if "train_loss" in run else "test_loss"
+    first, last = run[name][0], run[name][-1]
+    if last <= first:
+        return ""
+    what = "training" if name == "train_loss" else "test"
+    return f"the {what} loss rose from {first:.3g} to {last:.3g}; try a lower rate"
 
 
 def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:

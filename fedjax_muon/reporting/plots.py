@@ -42,12 +42,16 @@ def curves(
     *,
     title: str = "",
     target: float | None = None,
+    note: str = "",
 ) -> None:
     """Draws test scores against rounds and against megabytes, and the training loss.
 
     Lines are means over seeds; bands are their 95 % intervals. A horizontal line is at
     the target. If one of the runs is private, the test loss is in place of the training
     loss.
+
+    Args:
+      note: What is said below the figure besides.
     """
     with drawing(path, (11, 3.8)) as figure:
         accuracy, traffic, loss = figure.subplots(1, 3)
@@ -82,7 +86,8 @@ def curves(
             logarithmic(traffic, traffic.dataLim.intervalx)
         figure.suptitle(title)
         seeds = max(map(len, methods.values()))
-        figure.supxlabel(intervals.note(seeds), fontsize=7.5, color="0.35")
+        below = intervals.note(seeds) + note
+        figure.supxlabel(below, fontsize=7.5, color="0.35")
         ends = []
         for name, line in zip(methods, loss.get_lines(), strict=True):
             x, y = line.get_xydata()[-1]

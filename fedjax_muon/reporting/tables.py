@@ -1,7 +1,7 @@
 """Tables of results for the terminal and in Markdown."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +21,9 @@ class Cells(NamedTuple):
 
 NUMBERS = ("rounds to target", "MB to target", "kB a round")
 VALIDATION = "validation, %"
+EDGE_MARK = "(edge)"
 EDGE = "(edge): the smallest or largest value of its grid, so that others may be better"
-TEXT = ("algorithm", "best of its grid")
+TEXT = ("algorithm", "lr", "best of its grid")
 
 
 def hyper_text(point: Point) -> str:
@@ -44,11 +45,30 @@ def compared(
     heading: str,
     seeds: int,
     score: str = "accuracy",
+    *,
+    rates: Mapping[str, str],
+    diverged: Mapping[str, str],
 ) -> Cells:
-    """The table of a comparison; a target of NaN is none."""
-    rows = [(row.method, *_numbers(row), f"{row.seconds:.1f}") for row in summaries]
-    columns = ("algorithm", f"{score}, %", *NUMBERS, "s a run")
-    return Cells(heading, _caption(target, seeds, score), columns, rows)
+    """The table of a comparison; a target of NaN is none.
+
+    Args:
+      rates: Learning rates and schedules in words, by method.
+      diverged: Where methods diverged, such as "round 5", by method.
+    """
+    rows: list[tuple[str, ...]] = [
+        (row.method, rates[row.method], *_numbers(row), f"{row.seconds:.1f}")
+        for row in summaries
+    ]
+    empty = ("-",) * (len(NUMBERS) + 1)
+    rows += [
+        (method, rates[method], f"diverged ({where})", *empty)
+        for method, where in diverged.items()
+    ]
+    columns = ("algorithm", "lr", f"{score}, %", *NUMBERS, "s a run")
+    caption = _caption(target, seeds, score)
+    if any(rate.endswith(EDGE_MARK) for rate in rates.values()):
+        caption += f"; {EDGE}"
+    return Cells(heading, caption, columns, rows)
 
 
 def swept(
@@ -58,6 +78,7 @@ def swept(
     heading: str,
     seeds: int,
     score: str = "accuracy",
+    lost: Mapping[str, str] | None = None,
 ) -> Cells:
     """The table of a sweep, with every method at its best point.
 
@@ -65,15 +86,20 @@ def swept(
       summaries: One row each: a summary, the point that it is of, and which of its
         hyper-parameters are at an edge of the grid.
       diverged: Names of the methods of which every point diverged.
+      lost: How many points of a grid diverged, such as "2 of 6 diverged", by method.
       target: Test score that `rounds_to_target` refers to; NaN for none.
     """
+    said = {method: f"; {words}" for method, words in (lost or {}).items()}
+    chosen = lambda row, point, edges: (
+        _chosen_text(point, edges) + said.get(row.method, "")
+    )
     rows = [
-        (row.method, _chosen_text(point, edges), _validation(point), *_numbers(row))
+        (row.method, chosen(row, point, edges), _validation(point), *_numbers(row))
         for row, point, edges in summaries
     ]
     empty = ("-",) * len(NUMBERS)
     rows += [(method, "-", "-", "diverged", *empty) for method in diverged]
-    columns = (*TEXT, VALIDATION, f"{score}, %", *NUMBERS)
+    columns = ("algorithm", "best of its grid", VALIDATION, f"{score}, %", *NUMBERS)
     caption = _caption(target, seeds, score)
     caption += "; best of its grid: on validation examples"
     if any(edges for _, _, edges in summaries):

@@ -4,12 +4,14 @@ config.json      what was asked for
 versions.json    of everything that computes
 NAME/seed0/      the run directory of each cell; NAME/epsilon1/seed0 of private ones
 privacy.txt      the statements of private runs, and what all cost together
+tuning/          the sweep of learning rates, where they are not given
 summary.csv      and .tex: the scores after the last round
 *.png            curves, and for some jobs fairness, utility and the graph
 """
 
+import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from fedjax_muon import data
 from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
-from fedjax_muon.runs import directory, files, privacy
+from fedjax_muon.runs import directory, files, privacy, sweep as sweeps
 from fedjax_muon.runs.build import (
     graph_of,
     is_of_agents,
@@ -28,13 +30,22 @@ from fedjax_muon.runs.build import (
     parts_of,
     simulation_of,
 )
-from fedjax_muon.runs.config import Comparison, Run, label_of
+from fedjax_muon.runs.config import (
+    Comparison,
+    Run,
+    Sweep,
+    hyper_parameters,
+    label_of,
+    method_of,
+)
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import progress_bar, resumable
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+
+TUNING = "tuning"
 
 
 class Checked(NamedTuple):
@@ -72,6 +83,8 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
         first = simulation_of(row[0], dataset)
         check_memory(first)
         private += _guaranteed(first, row, dataset)
+    if job.grids:
+        sweeps.check(_tuning_of(job))
     for seed in job.seeds[1:]:
         parts_of(job.config, dataset, seed)
     if run_dir is None:
@@ -100,10 +113,60 @@ def _guaranteed(
     return found
 
 
+def tuned(job: Comparison, run_dir: Path) -> Comparison:
+    """The comparison with the best learning rates of its grids, which it tries first.
+
+    They are chosen by validation on one more seed, in the directory `tuning`. Where all
+    rates of a grid diverge, the smallest is taken.
+    """
+    if not job.grids:
+        return job
+    place, tuning = run_dir / TUNING, _tuning_of(job)
+    with refusing():
+        if not (place / directory.CONFIG).exists():
+            directory.create(place, tuning)
+    sweeps.train(tuning, place, again=directory.resume_command(run_dir))
+    with refusing():
+        sweeps.report(tuning, place)
+        return chosen(job, run_dir)
+
+
+def _tuning_of(job: Comparison) -> Sweep:
+    config = sweeps.with_owners_counted(job.tuning.config)
+    return dataclasses.replace(job.tuning, config=config)
+
+
+def chosen(job: Comparison, run_dir: Path) -> Comparison:
+    """The comparison with the rates that `tuned` has chosen."""
+    if not job.grids:
+        return job
+    lr = {}
+    for name, values in job.grids.items():
+        point = sweeps.best_of(_tuning_of(job), name, run_dir / TUNING)
+        lr[name] = min(values) if point is None else point.hyper["lr"]
+    return dataclasses.replace(job, lr={**job.lr, **lr}, grids={})
+
+
+def _rates(job: Comparison, grids: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """The learning rate and schedule of every row in words, by its label."""
+    rates = {}
+    for first, *_ in job.rows:
+        known = {**hyper_parameters(method_of(first.algorithm)), **first.hyper}
+        schedule = first.config.lr_schedule or "constant"
+        words = [f"{known['lr']:g}" if "lr" in known else "-"]
+        words += [schedule] if schedule != "constant" else []
+        values = grids.get(first.algorithm, ())
+        if values and known["lr"] in (min(values), max(values)):
+            words.append(tables.EDGE_MARK)
+        rates[first.label] = " ".join(words)
+    return rates
+
+
 def run(
     job: Comparison, checked: Checked, run_dir: Path, log: Log = NO_LOG
 ) -> dict[str, str]:
-    """Trains what is not finished; returns why runs diverged, by their labels."""
+    """Trains what is not finished; returns where methods diverged, such as "round 5",
+    by their labels."""
     console, dataset = Console(), checked.dataset
     diverged: dict[str, str] = {}
     statements: list[str] = []
@@ -132,12 +195,18 @@ def run(
                 try:
                     train(one, varied, cell, tick, stop, trackers)
                 except NonFiniteError as error:
-                    diverged[one.label] = f"seed {one.seed}, {error}"
+                    console.print(f"{one.label}, seed {one.seed}: {error}", style="red")
+                    diverged.setdefault(one.label, f"round {error.round}")
         bar.update(overall, description="done")
     for cell, one in directory.cells(run_dir, job).items():
-        rows = metrics_csv.read(cell / directory.METRICS) if one.config.private else {}
-        if rows and np.isnan(rows[comparison.score_column(rows)][-1]):
-            diverged[one.label] = f"seed {one.seed}, its parameters are not finite"
+        if one.label in diverged:
+            continue
+        rows = metrics_csv.read(cell / directory.METRICS)
+        lost = np.flatnonzero(np.isnan(rows[comparison.score_column(rows)]))
+        if len(lost):  # of a private run, which does not stop
+            diverged[one.label] = f"round {rows['round'][lost[0]]}"
+        elif words := comparison.risen_loss(rows):
+            console.print(f"{one.label}, seed {one.seed}: {words}", style="yellow")
     for statement in statements:
         console.print(statement, highlight=False, markup=False, soft_wrap=True)
     return diverged
@@ -158,26 +227,35 @@ def curves_of(
 def report(
     job: Comparison, run_dir: Path, diverged: Mapping[str, str]
 ) -> list[tables.Cells]:
-    """Writes the summary and its figures; returns tables, none if all diverged."""
-    title, config = job.config.title, job.config
+    """Writes the summary and its figures; returns its tables.
+
+    Args:
+      diverged: Where methods diverged, by their labels.
+    """
+    title, config, grids = job.config.title, job.config, job.grids
+    job = chosen(job, run_dir)
     if any(is_of_agents(row[0]) for row in job.rows):
         graph, name = graph_of(config, job.seeds[0]), config.graph or "erdos_renyi"
         plots.graph(graph, run_dir / "graph.png", title=name)
     runs = curves_of(job, run_dir, diverged)
-    if not runs:
-        return []
-    target = comparison.target_score(runs)
+    target = comparison.target_score(runs) if runs else np.nan
     summaries = comparison.summarize(runs, target)
-    comparison.write(summaries, run_dir / "summary.csv")
-    plots.curves(runs, run_dir / "comparison.png", title=title, target=target)
-    if config.client_tests:
+    rates, path = _rates(job, grids), run_dir / "summary.csv"
+    comparison.write(summaries, path, rates=rates, diverged=diverged)
+    if runs:
+        words = "".join(f"; {name} diverged ({at})" for name, at in diverged.items())
+        path = run_dir / "comparison.png"
+        plots.curves(runs, path, title=title, target=target, note=words)
+    if config.client_tests and runs:
         fairness.figure(runs, run_dir / "fairness.png", title=title)
-    if len(config.epsilon) > 1:
+    if len(config.epsilon) > 1 and runs:
         scores = _by_epsilon(job, runs)
         path, score = run_dir / "utility.png", config.score
         plots.utility(scores, path, title=title, score=score)
-    found = [tables.compared(summaries, target, title, len(job.seeds), config.score)]
-    if config.client_tests:
+    numbers = target, title, len(job.seeds), config.score
+    table = tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
+    found = [table]
+    if config.client_tests and runs:
         found.append(fairness.table(runs, "Clients"))
     files.write(run_dir / "summary.tex", "\n".join(map(tables.latex, found)))
     return found

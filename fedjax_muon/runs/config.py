@@ -7,7 +7,7 @@ The names of datasets, partitions, plans and so on are strings here and nowhere 
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -383,6 +383,39 @@ class Run:
         epsilon = "".join(f", epsilon {value:g}" for value in self.config.epsilon)
         return label_of(self.algorithm) + epsilon
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options by name but the seed and places of files, with defaults. A user's
+        own algorithm is not imported for this."""
+        method = METHODS.get(self.algorithm)
+        hyper = {} if method is None else hyper_parameters(method)
+        hyper = {**hyper, **self.hyper}
+        config = dataclasses.asdict(self.config)
+        for place in ("data_dir", "ledger", "budget", "plan", "chunk_size", "devices"):
+            del config[place]
+        return config | hyper
+
+
+def distinct_labels(runs: Sequence[Run]) -> list[str]:
+    """The label of every run; runs with the same label differ in their seeds alone.
+
+    Where runs of one method differ in options, these are in the label.
+
+    Example:
+      >>> runs = [Run("fedavg", {"lr": lr}, 0, Config()) for lr in (0.1, 0.3)]
+      >>> distinct_labels(runs)
+      ['FedAvg, lr=0.1', 'FedAvg, lr=0.3']
+    """
+    options: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        options.setdefault(run.label, []).append(run.options)
+    labels = []
+    for run in runs:
+        others, own = options[run.label], run.options
+        differ = [k for k in own if any(each.get(k) != own[k] for each in others)]
+        labels.append(", ".join([run.label, *(f"{k}={own[k]}" for k in differ)]))
+    return labels
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -393,6 +426,8 @@ class Comparison:
     lr_schedule: Mapping[str, Schedule]  # likewise, from the config's
     seeds: tuple[int, ...]
     config: Config
+    # learning rates of which the best is taken first, see `tuning`
+    grids: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> list[list[Run]]:
@@ -403,6 +438,16 @@ class Comparison:
             for algorithm in self.algorithms
             for epsilon in epsilons or [()]
         ]
+
+    @property
+    def tuning(self) -> "Sweep":
+        """The sweep that chooses learning rates, on a seed that is not compared."""
+        config = dataclasses.replace(
+            self.config, client_tests=False, split_examples=False, devices=1
+        )
+        grids = {name: {"lr": values} for name, values in self.grids.items()}
+        seeds = (max(self.seeds) + 1,)
+        return Sweep(tuple(grids), grids, seeds, 0.1, None, config)
 
     def cell(self, algorithm: str, seed: int, epsilon: tuple[float, ...] = ()) -> Run:
         """The run of one algorithm and seed, private or not."""

@@ -418,7 +418,12 @@ def report(job: Sweep, run_dir: Path) -> tables.Cells:
     rows = [(row, chosen[row.method], edges[row.method]) for row in ranked]
     diverged = [method for method, point in best_points.items() if point is None]
     seeds, score = len(job.seeds), job.config.score
-    table = tables.swept(rows, diverged, target, heading, seeds, score)
+    lost = {}
+    for name, points in grids.items():
+        number = sum(point.diverged > 0 for point in points)
+        if number:
+            lost[name] = f"{number} of {len(points)} diverged"
+    table = tables.swept(rows, diverged, target, heading, seeds, score, lost)
     (run_dir / "summary.md").write_text(tables.markdown(table))
     with (run_dir / "summary.csv").open("w", newline="") as file:
         writer = csv.writer(file)

@@ -7,7 +7,13 @@ for all methods; experiments/studies/learning_rates.py has the rule.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedjax_muon.runs.config import Schedule
+from fedjax_muon.runs.config import (
+    DEFAULTS,
+    Config,
+    Schedule,
+    hyper_parameters,
+    method_of,
+)
 
 
 class Rate(NamedTuple):
@@ -39,3 +45,21 @@ TUNED: Mapping[str, Mapping[str, Rate]] = {
         "fess_gda": Rate(3.0),
     },
 }
+
+PROBLEM = ("dataset", "model", "hidden", "rnn", "checkpoint")
+SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate for the default problem
+
+
+def is_default_problem(config: Config) -> bool:
+    """Whether rates are those of its data and model."""
+    usual = DEFAULTS[config.problem]
+    return all(getattr(config, name) == getattr(usual, name) for name in PROBLEM)
+
+
+def rates_to_try(name: str, problem: str) -> tuple[float, ...]:
+    """The learning rates of a method's default grid; none if it takes no number."""
+    best = TUNED[problem].get(name)
+    usual = hyper_parameters(method_of(name)).get("lr") if best is None else best.lr
+    if not isinstance(usual, int | float):
+        return ()
+    return tuple(float(f"{share * usual:.3g}") for share in SHARES)

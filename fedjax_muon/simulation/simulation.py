@@ -35,6 +35,7 @@ class NonFiniteError(ArithmeticError):
     """A client's message, or its new state, has a NaN or an infinity."""
 
     def __init__(self, round: int, clients: list[int]):
+        self.round = round
         ids = ", ".join(map(str, clients[:5])) + (", ..." if len(clients) > 5 else "")
         super().__init__(
             f"round {round}: not a finite message from client {ids}; lower the "
@@ -46,6 +47,7 @@ class NonFiniteLossError(NonFiniteError):
     """The training loss became NaN, though all messages were finite."""
 
     def __init__(self, round: int):
+        self.round = round
         ArithmeticError.__init__(
             self, f"round {round}: the training loss is NaN; lower the learning rate"
         )

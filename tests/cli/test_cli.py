@@ -1,6 +1,7 @@
 """The command as a user meets it: what it leaves behind, and how it refuses."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import config
+from fedjax_muon.runs import config, directory, sweep
 from fedjax_muon.runs.tuned import TUNED
 
 TINY = (*SMALL, "--hidden", 8)
@@ -101,6 +102,15 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     assert float(rows["FedAvg"]["score_std"]) == pytest.approx(np.std(final, ddof=1))
     cell = json.loads((place / "fedavg" / "seed3" / "config.json").read_text())
     assert cell["hyper"] == {"lr": 0.2}
+    assert rows["FedAvg"]["lr"] == "0.2"
+    # the rate that is not given is the best of a sweep on another seed
+    assert "learning rates first: 4 runs of 4 rounds, beside 4 of the com" in printed
+    tuning = directory.read(place / "tuning")
+    assert tuning.seeds == (5,)
+    best = sweep.best_of(tuning, "fedmuon", place / "tuning").hyper
+    cell = json.loads((place / "fedmuon" / "seed3" / "config.json").read_text())
+    assert cell["hyper"] == best
+    assert float(rows["FedMuon"]["lr"].split()[0]) == pytest.approx(best["lr"])
     assert (place / "comparison.png").stat().st_size > 10_000
 
     metrics = place / "fedmuon" / "seed4" / "metrics.csv"
@@ -123,13 +133,20 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_diverging_method_is_named_and_the_others_go_on(tmp_path, capsys):
     place = tmp_path / "comparison"
-    run(
-        *("compare", "fedavg", "fedavg_momentum", *TINY, "--rounds", 4, "--seeds", 0),
-        *("--lr", "fedavg_momentum", 1e30, "--output", place),
-    )
+    with pytest.raises(SystemExit) as stop:
+        run(
+            *("compare", "fedavg", "fedavg_momentum", *TINY, "--rounds", 4),
+            *("--seeds", 0, "--quick", "--output", place),
+            *("--lr", "fedavg_momentum", 1e30),
+        )
+    assert stop.value.code == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "FedAvg(momentum) diverged: seed 0, round" in printed
-    assert "FedAvg" in (place / "summary.csv").read_text()
+    assert "FedAvg(momentum), seed 0: round" in printed
+    for name in ("summary.csv", "summary.tex"):
+        written = (place / name).read_text()
+        assert "diverged (round " in written
+        assert "FedAvg" in written
+    assert not (place / "tuning").exists()
 
 
 def test_a_diverging_run_stops_with_status_1_and_names_the_client(tmp_path, capsys):
@@ -261,3 +278,15 @@ def test_a_schedule_for_all_replaces_the_tuned_ones(planned):
         what = planned(*words, "--lr-schedule", given)
         assert {schedule(what, name) for name in (*names, "fedcm")} == {given}
         assert what.lr == tuned.lr
+
+
+def test_curves_of_runs_that_differ_in_options_have_labels_of_their_own():
+    usual = config.Config()
+    other = dataclasses.replace(usual, rounds=7, data_dir=Path("a"))
+    given = [({"lr": lr}, seed, usual) for lr in (0.1, 0.3) for seed in (0, 1)]
+    runs = [config.Run("fedavg", *each) for each in [*given, ({}, 0, other)]]
+    runs += [config.Run("fedmuon", {}, seed, usual) for seed in (0, 1)]
+    labels = config.distinct_labels(runs)
+    assert labels[0] == labels[1] == "FedAvg, rounds=100, lr=0.1"
+    assert labels[2] == labels[3] == "FedAvg, rounds=100, lr=0.3"
+    assert labels[4:] == ["FedAvg, rounds=7, lr=0.1", "FedMuon", "FedMuon"]

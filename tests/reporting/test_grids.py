@@ -81,14 +81,15 @@ def test_the_table_of_a_sweep_by_hand():
         (summary("A", 0.75, 0.012), point(0.1, run(0.7), run(0.8)), ["lr"]),
         (summary("B", 0.5, np.nan, np.nan, np.nan), point(0.2, run(0.4)), []),
     ]
-    table = tables.swept(rows, ["C"], 0.675, "heading", 2)
+    lost = {"B": "2 of 6 diverged"}
+    table = tables.swept(rows, ["C"], 0.675, "heading", 2, lost=lost)
     assert tables.markdown(table) == (
         "# heading\n\n"
         "| algorithm | best of its grid | validation, % | accuracy, % | "
         "rounds to target | MB to target | kB a round |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
         "| A | lr=0.1 (edge) | 75.00 | 75.00 ± 1.20 | 4 | 3.0 | 1,235 |\n"
-        "| B | lr=0.2 | 40.00 | 50.00 ± - | - | - | 1,235 |\n"
+        "| B | lr=0.2; 2 of 6 diverged | 40.00 | 50.00 ± - | - | - | 1,235 |\n"
         "| C | - | - | diverged | - | - | - |\n\n"
         "Accuracy on the test set: mean ± standard deviation of 2 seeds; "
         "target: 67.5%, 90% of the best; MB, kB: of all clients; "

@@ -128,13 +128,25 @@ def test_a_target_is_not_reached_or_reached_at_the_start():
 
 def test_summaries_as_a_file(tmp_path):
     summaries = comparison.summarize(METHODS, target=0.7)
-    comparison.write(summaries, tmp_path / "summary.csv")
-    header, *lines = (tmp_path / "summary.csv").read_text().splitlines()
-    assert header.split(",") == list(comparison.Summary._fields)
+    rates = {"fast": "0.1", "slow": "0.3 cosine", "lost": "9"}
+    path = tmp_path / "summary.csv"
+    comparison.write(summaries, path, rates=rates, diverged={"lost": "round 5"})
+    header, *lines, last = path.read_text().splitlines()
+    method, *fields = comparison.Summary._fields
+    assert header.split(",") == [method, "status", "lr", *fields]
+    assert last == "lost,diverged (round 5),9" + "," * len(fields)
     for line, (name, *numbers) in zip(lines, summaries, strict=True):
-        first, *rest = line.split(",")
-        assert first == name
+        first, status, lr, *rest = line.split(",")
+        assert (first, status, lr) == (name, "finished", rates[name])
         np.testing.assert_array_equal([float(value) for value in rest], numbers)
+
+
+def test_a_loss_that_ends_above_its_start_is_said():
+    losses = lambda *values: {"train_loss": np.array(values)}
+    assert comparison.risen_loss(losses(2.0, 9.0, 1.9)) == ""
+    words = "the training loss rose from 2 to 9; try a lower rate"
+    assert comparison.risen_loss(losses(2.0, 1.0, 9.0)) == words
+    assert "the test loss" in comparison.risen_loss({"test_loss": np.array([1, 2])})
 
 
 def test_runs_of_different_lengths_have_no_mean():
