@@ -58,9 +58,9 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)])
-def test_all_clients_run_where_their_states_are(plan):
+def test_all_clients_run_where_their_states_are():
     # six clients on four devices, so two of eight places are padding
+    plan = plans.chunked(2)
     how = {"cohort_size": 6, "dropout": 0.3, "plan": plan}
     alone = federation.federation(SCAFFOLD, **how)
     shared = federation.federation(SCAFFOLD, devices=EIGHT[:4], **how)
