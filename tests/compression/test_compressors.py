@@ -301,17 +301,6 @@ def test_compressors_work_in_other_precisions(name, dtype):
         assert apart(got, near.get(name, exact)) <= 4 * eps  # the full rank is 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["svd", "power", "top_k", "quantize 3"])
-def test_compressors_work_under_jit_and_vmap(name):
-    compressor, _ = EVERY[name]
-    xs = jnp.asarray(normal((2, 6, 7)), jnp.float32)
-    keys = jax.random.split(KEY, 2)
-    want = [across(compressor, x, key) for x, key in zip(xs, keys, strict=True)]
-    got = jax.vmap(partial(compiled, compressor))(xs, keys)[1]
-    np.testing.assert_allclose(got, jnp.stack(want), atol=1e-5)
-
-
 def test_infinities_do_not_reach_the_decomposition(monkeypatch):
     # LAPACK's never returns if the first entry is one
     given = []

@@ -127,23 +127,6 @@ def test_shifts_of_what_all_agents_share():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 4])
-def test_shifts_of_constants(devices):
-    constant = lambda objective, params, mix, *_: mix(jnp.arange(3.0))
-    algorithm = ECHO._replace(start=constant)
-    start, _ = make(algorithm, NONE, shifted(DIRECTED), 8, jax.devices()[:devices])
-    found = jax.jit(start)((), jnp.zeros(8), KEY).agents
-    np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
-
-
-def test_only_offsets_with_weights_are_shifted():
-    offsets = lambda W: list(shifted(W).args[0])
-    assert offsets(DIRECTED) == [0, 1, 4]
-    torus = topology.metropolis(TORUS)
-    assert offsets(torus) == [0, 1, 3, 4, 8, 9, 11]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixer", "sent"), [(dense, {"all-gather"}), (shifted, {"collective-permute"})]
 )

@@ -5,7 +5,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import matplotlib.image
 import networkx as nx
 import numpy as np
 import pytest
@@ -330,19 +329,6 @@ def test_swaps_average_once_agents_keep_weight_of_their_own():
     with pytest.raises(ValueError, match="of one period must be below 1 - 1e-09, got"):
         topology.check_mixing(swaps)
     topology.check_mixing((np.eye(4) + swaps) / 2)  # what the message proposes
-
-
-def test_a_graph_is_always_the_same_picture(tmp_path):
-    def drawn(graph, **how):
-        plots.graph(graph, tmp_path / "graph.png", **how)
-        return matplotlib.image.imread(tmp_path / "graph.png")
-
-    first = drawn(torus(3, 4), title="torus")
-    assert min(first.shape[:2]) > 200
-    assert np.array_equal(first, drawn(torus(3, 4), title="torus"))
-    for graph in (torus(2, 6), torus(4, 4)):
-        assert np.any(first != drawn(graph, title="torus"))
-    assert np.any(first != drawn(torus(3, 4)))
 
 
 def test_a_picture_states_numbers_and_gap(tmp_path, monkeypatch):

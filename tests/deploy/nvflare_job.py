@@ -23,8 +23,7 @@ from fedjax_muon.deploy.nvflare import published, sites
 from fedjax_muon.tasks.classification import classification
 
 CLIENTS, COHORT, CLASSES, ROUNDS = 4, 3, 3, 2
-# a client state, a prologue, messages that are decoded
-METHODS = ("fedmuon_correct", "fedmuon", "fedmuon_svd")
+METHODS = ("fedmuon_correct", "fedmuon")  # a client state, a prologue
 FAILING = "site-2"
 
 
@@ -58,7 +57,6 @@ def make_failing_node(site):
 
 fedmuon_correct = published(functools.partial(make_node, "fedmuon_correct"))
 fedmuon = published(functools.partial(make_node, "fedmuon"))
-fedmuon_svd = published(functools.partial(make_node, "fedmuon_svd"))
 failing = published(make_failing_node)
 
 
@@ -83,7 +81,7 @@ def train():
 
 
 def main(place):
-    recipe = CollabRecipe("three_methods", min_clients=CLIENTS, sync_task_timeout=200)
+    recipe = CollabRecipe("two_methods", min_clients=CLIENTS, sync_task_timeout=200)
     recipe.set_server_prop("place", str(place))
     recipe.set_client_prop("sites", str(place / "sites"))
     recipe.run(SimEnv(num_clients=CLIENTS, workspace_root=str(place / "workspace")))

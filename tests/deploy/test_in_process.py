@@ -43,13 +43,11 @@ from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with
 
 # One of each form.
 FORMS = (
-    "fedavg",
     "fedadam",  # a state of the server
-    "scaffold",  # states of clients
     "scaffold_vr",  # several exchanges
     "fedmuon",  # a prologue
     "fedmuon_svd",  # messages that are decoded
-    "fedmuon_correct",
+    "fedmuon_correct",  # states of clients
     "stem",  # full participation
 )
 
@@ -68,15 +66,10 @@ def test_a_deployed_method_equals_the_simulated_one(name):
 
 @pytest.mark.slow
 def test_compressed_messages():
-    """Quantized ones up to rounding: XLA may not fuse the decoding with the sum."""
     top = compress(fedavg(lr=0.3), compression.top_k(0.5), feedback=1.0)
-    quantized = compress(fedmuon_correct(lr=0.1), compression.quantize(4))
-    exact, missing = deployed(top)
-    close, further = deployed(quantized)
-    assert not missing + further
-    assert_same(simulated(top), exact)
-    near = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-    jax.tree.map(near, close.params, simulated(quantized).params)
+    ended, missing = deployed(top)
+    assert not missing
+    assert_same(simulated(top), ended)
 
 
 @pytest.mark.slow

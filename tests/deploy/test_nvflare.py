@@ -351,7 +351,7 @@ def test_real_sites_have_the_numbers_of_the_simulation(tmp_path):
 
     said = json.loads((tmp_path / "server.json").read_text())
     methods = [name for name, missing in said["missing"].items() if not missing]
-    assert methods == ["fedmuon_correct", "fedmuon", "fedmuon_svd"]
+    assert methods == ["fedmuon_correct", "fedmuon"]
     for name in methods:
         expected = simulated(ALL[name].function(), rounds=2).training.server
         assert_saved(tmp_path / f"{name}.npz", expected)

@@ -197,8 +197,3 @@ def test_a_wrong_command_would_be_found(command, parsing, capsys):
         parse(shlex.split(command), parsing)
     assert getattr(refused.value, "code", 2) == 2
     assert "did not parse" not in str(refused.value)
-
-
-def test_many_commands_are_printed():
-    assert len(PRINTED) > 40
-    assert {p.place for p in PRINTED} >= {"README.md", "docs/devices.md"}

@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ import pytest
 import yaml
 from jaxprs import products
 from printed import ROOT, blocks
-from swept import share_programs
 
 import fedjax_muon
 from benchmarks import table
@@ -33,6 +33,7 @@ from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized import gossip
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.engine import plans
+from fedjax_muon.sweeps import executors
 
 pytestmark = pytest.mark.slow
 
@@ -230,14 +231,6 @@ def test_numbers_are_those_of_the_linked_tables(block):
     assert unfounded(LINK.sub("", block), tables) == []
 
 
-def test_there_are_blocks_and_other_numbers_are_found():
-    assert len(BLOCKS) > 15
-    tables = ["| a | 98.04 | 0.62 |\n| b | 0.9712 | 0.011 |"]
-    assert unfounded("98.0 ± 0.6 %, 97.1 ± 1.1 %, 0.97", tables) == []
-    wrong = ["98.1 ± 0.6", "97.1 ± 0.6", "0.96"]
-    assert unfounded(" %, ".join(wrong), tables) == wrong
-
-
 def test_the_tables_of_speed_are_those_of_the_results():
     rows = table.read([ROOT / "results" / "benchmarks" / "workloads_cpu.jsonl"])
     tables = "\n".join(table.markdown(rows))
@@ -338,13 +331,12 @@ def test_the_tutorial_runs_to_its_last_step(tmp_path, monkeypatch, capsys):
     sys.modules.pop("my_method", None)
 
 
-def test_the_study_shown_runs_on_two_processes(
-    tmp_path, tmp_path_factory, monkeypatch, capsys
-):
-    share_programs(tmp_path_factory, monkeypatch)
+def test_the_study_shown_prints_what_the_page_says(tmp_path, monkeypatch, capsys):
+    """In this process: those that `Processes` starts have tests of their own."""
+    monkeypatch.setattr(executors, "Processes", ThreadPoolExecutor)
     page = DOCS / "how_to" / "cluster.md"
     study, script = blocks(page, "py")
-    (tmp_path / "study.py").write_text(study)  # a module, which workers import
+    (tmp_path / "study.py").write_text(study)
     monkeypatch.syspath_prepend(tmp_path)
     exec(compile(script, page.name, "exec"), {"__name__": "__main__"})
     sys.modules.pop("study")

@@ -33,14 +33,11 @@ def unpadded(prepared, training):
     return training._replace(client_states=jax.tree.map(first, training.client_states))
 
 
-@pytest.mark.parametrize(
-    "split_examples", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_eight_devices_give_six_clients_the_same_numbers(split_examples):
-    # a prologue, and states of clients
+def test_eight_devices_give_six_clients_the_same_numbers():
+    # a prologue, and states of clients; another test splits the examples
     how = {"algorithm": ALL["stem"].function(lr=0.1), "cohort_size": 6}
-    where = {"devices": EIGHT, "split_examples": split_examples}
-    alone, shared = federation.federation(**how), federation.federation(**how, **where)
+    alone = federation.federation(**how)
+    shared = federation.federation(**how, devices=EIGHT)
     want, got = trained(alone, 1, 5), trained(shared, 1, 5)
     assert_close(unpadded(shared, got.training), want.training)
     assert_close(shared.evaluate(got), alone.evaluate(want))
@@ -58,9 +55,9 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [plans.mapped, plans.chunked(2)])
-def test_all_clients_run_where_their_states_are(plan):
+def test_all_clients_run_where_their_states_are():
     # six clients on four devices, so two of eight places are padding
+    plan = plans.chunked(2)
     how = {"cohort_size": 6, "dropout": 0.3, "plan": plan}
     alone = federation.federation(SCAFFOLD, **how)
     shared = federation.federation(SCAFFOLD, devices=EIGHT[:4], **how)

@@ -35,7 +35,7 @@ from experiments import inversion
 from experiments.inversion import Reconstruction, Score, matching
 from experiments.inversion.scores import CEILING
 from experiments.studies import reconstruction
-from experiments.studies.reconstruction import MEAN, Picture, Row
+from experiments.studies.reconstruction import MEAN, Row
 from fedjax_muon.privacy import Pld, Poisson
 
 pytestmark = pytest.mark.slow
@@ -179,18 +179,6 @@ def test_cosine_matching_does_not_see_the_length_of_a_gradient():
         assert decibels(batch, found) > 30
 
 
-def test_cosine_matching_stays_in_its_box_and_smooths():
-    params, release, batch = told(0.1)
-    options = {"steps": 100, "variation": 1.0, "box": (0.2, 0.8)}
-    attack = inversion.cosine_matching(GRADIENT, SHAPE, **options)
-    given = params, release, LABELS[batch.y], key(0)
-    rough, smooth = (search(*given).x for search in (COSINE, attack))
-    assert (rough.min(), rough.max()) == (0, 1)
-    assert smooth.min() >= np.float32(0.2)
-    assert smooth.max() <= np.float32(0.8)
-    assert matching.total_variation(smooth) < matching.total_variation(rough) / 3
-
-
 def test_cosine_matching_step_by_step():
     """Adam on signs in NumPy, at a rate that falls after 3, 5 and 7 of 8 steps; the
     best of the points visited from all starts is returned."""
@@ -206,12 +194,12 @@ def test_cosine_matching_step_by_step():
         return 1 - optax.tree.vdot(found, release) / norms + 0.02 * rough
 
     attack = inversion.cosine_matching(
-        GRADIENT, SHAPE, steps=8, restarts=2, variation=0.02, rate=0.3
+        GRADIENT, SHAPE, steps=8, restarts=2, variation=0.02, rate=0.3, box=(0.1, 0.9)
     )
     winners = set()
     for seed in (2, 3):
         ends = []
-        for x in np.clip(jax.random.normal(key(seed), (2, 1, *SHAPE)), 0, 1):
+        for x in np.clip(jax.random.normal(key(seed), (2, 1, *SHAPE)), 0.1, 0.9):
             m, v, visited = 0.0, 0.0, []
             for t in range(8):
                 value, slope = objective(x)
@@ -221,7 +209,7 @@ def test_cosine_matching_step_by_step():
                 second = np.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8
                 rate = 0.3 * 0.1 ** sum(t >= k for k in (3, 5, 7))
                 x = x - rate * m / (1 - 0.9 ** (t + 1)) / second
-                x = np.float32(np.clip(x, 0, 1))
+                x = np.float32(np.clip(x, 0.1, 0.9))
             ends.append(min(visited, key=lambda pair: pair[0]))
         winner = int(np.argmin([value for value, _ in ends]))
         found = attack(params, release, labels, key(seed)).x
@@ -354,18 +342,6 @@ def test_refusals_of_scores(monkeypatch):
             measure(x[0], 0 * x[0])
 
 
-def test_pixels_of_the_study_are_those_of_the_source():
-    from sklearn.datasets import load_digits
-
-    source = reconstruction.images("digits", None)
-    assert (source.x.min(), source.x.max(), source.classes) == (0, 1, 10)
-    sixteenths = 16 * source.x.astype(np.float64)
-    np.testing.assert_allclose(sixteenths, sixteenths.round(), atol=1e-5)
-    known, found = load_digits().images, sixteenths[:20, ..., 0].round()
-    in_bytes = lambda images: {image.tobytes() for image in images.astype(np.int8)}
-    assert in_bytes(found) <= in_bytes(known)
-
-
 def test_the_multiplier_reaches_epsilon(monkeypatch):
     coarse = Pld(1e-2)
     monkeypatch.setattr(reconstruction, "Pld", lambda: coarse)
@@ -390,15 +366,3 @@ def test_the_table_and_the_file(tmp_path):
         found = list(csv.DictReader(file))
     assert [float(row["psnr"]) for row in found] == [30.0, 9.0, 11.5]
     assert found[0]["attack"] == "DLG"
-
-
-def test_the_figure(tmp_path):
-    image = DRAWS.uniform(size=(8, 8, 1))
-    pictures = [
-        Picture(1, release, attack, repeat, image, image, 9.0)
-        for release in ("σ = 0", "σ = 1, mean of 10", "STORM's d, σ = 0")
-        for attack in ("analytic", "DLG", reconstruction.KNOWN, MEAN)
-        for repeat in (0, 1)
-    ]
-    reconstruction.draw(pictures, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 5000

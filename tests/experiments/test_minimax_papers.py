@@ -6,7 +6,6 @@ import math
 
 import jax
 import numpy as np
-import optax
 import pytest
 import tyro
 from published import allow_small
@@ -103,18 +102,6 @@ def test_noise_scales_as_the_theorems_say():
     assert level("dp_sgda_unclipped") == pytest.approx(expected)
 
 
-def test_runs_that_are_alike_are_run_once():
-    def one(name, **cell):
-        entry = dpmixsgd_002.Entry("", "", name, Cell(**cell), {"lr_x": 1.0})
-        return dpmixsgd_002.same_run(JOB, entry)
-
-    assert one("dsgda", theta=0.1) == one("dsgda")
-    assert one("dsgda", agents=10) != one("dsgda")
-    assert one("dpmixsgd_unclipped", theta=0.1) != one("dpmixsgd_unclipped")
-    # which differ in their hyper
-    assert one("dpmixsgd_clipped_batches") == one("dpmixsgd_unclipped")
-
-
 def test_a_cell_is_the_method_with_its_noise(adult):
     """Against the library's method without the experiment's machinery."""
     rates, cell = {"lr_x": 0.1, "lr_y": 0.01, "beta": 0.5}, Cell(connectivity=0.8)
@@ -155,26 +142,6 @@ def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Runner, "trained", None)  # nothing is left to run
     run(dpmixsgd_002, *words)
     assert (tmp_path / "runs.csv").read_bytes() == before
-
-
-def test_clips_of_table_3_hit_a_fifth_of_the_batches(adult):
-    job = dataclasses.replace(dpmixsgd_jobs.mlp("a8a"), iterations=2)
-    runner = Runner(adult)
-    best = {"lr_x": 0.01, "lr_y": 0.01, "beta": 0.1}
-    limit = runner.limit(job, Cell(), best)
-    _, state, _ = runner.trained(job, "dm_hsgd", Cell(), 0, best)
-    mean = jax.tree.map(lambda x: x.mean(0), state.params)
-    problem = runner.problem(job, 5, False)
-    gradient, norms = jax.jit(problem.task.grad), []
-    x, y = problem.dataset.x_train, problem.dataset.y_train
-    for ids in jax.random.choice(jax.random.key(1), 400, (256, 64)):
-        batch = dpmixsgd_002.Batch(x[ids], y[ids], np.ones(64, np.float32))
-        norms.append(optax.tree.norm(gradient(mean, batch, jax.random.key(0))))
-    np.testing.assert_allclose(limit, np.quantile(norms, 0.8), rtol=1e-5)
-    frozen = runner.trained(job, "dm_hsgd", Cell(), 0, best | {"limit": 1e-9})[1]
-    start = problem.task.init(jax.random.split(jax.random.key(0))[0]).x.w2
-    assert np.abs(frozen.params.x.w2 - start).max() < 1e-9
-    assert np.abs(state.params.x.w2 - start).min() > 1e-4
 
 
 def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
@@ -235,13 +202,6 @@ def test_figures_are_the_papers(figure):
         assert set(panel.sweep.algorithms) == set(minimax.ALL)
         for grid in panel.sweep.grids.values():
             assert (min(grid["lr"]), max(grid["lr"])) == (1e-3, 1e-1)
-
-
-def test_figures_take_equally_many_local_steps():
-    for scale in ("cpu", "full"):
-        panels = [item.panels(scale)["sst2"] for item in minimax_000.ITEMS.values()]
-        configs = [panel.sweep.config for panel in panels]
-        assert len({c.rounds * c.local_steps for c in configs}) == 1, scale
 
 
 def test_a_small_one_from_local_files(tmp_path, monkeypatch, capsys):

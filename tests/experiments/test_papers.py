@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from experiments import kept
-from experiments.papers import frame, paper_report, presets, repeat
+from experiments.papers import frame, paper_report, presets
 from fedjax_muon import algorithms
-from fedjax_muon.runs import directory, sweep as sweeps
+from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import label_of
 
 pytestmark = pytest.mark.slow
@@ -23,8 +23,6 @@ MODULES = {
 ITEMS = [(paper, item) for paper, module in MODULES.items() for item in module.ITEMS]
 # of every form; the smoke tests of others are the same, or of other partitions
 RUN = [
-    ("fedmuon_001", "figure_2"),
-    ("fedmuon_003", "figure_4"),
     ("fedmuon_004", "table_4"),  # which starts at pretrained weights
     ("fedmuon_004", "table_6"),  # with every point of a grid
     ("minimax_000", "figure_3"),
@@ -170,6 +168,8 @@ def labels(panel, method):
 
 
 # -------------------------------------------------------------------------------- run
+
+
 def test_every_item_may_be_run_small():
     found = [one for about in ITEMS for one in panels(*about, "smoke").values()]
     assert len(found) >= len(ITEMS)
@@ -249,17 +249,6 @@ def test_a_kept_table_is_repeated(tmp_path, monkeypatch, capsys):
     assert "has no column 'setting'" in capsys.readouterr().err
 
 
-def test_only_the_kept_points_are_repeated():
-    (panel,) = panels("fedmuon_003", "figure_1", "cpu").values()
-    names, line = panel.sweep.algorithms, {"setting": panel.setting, "hyper": "lr=0.03"}
-    lines = [line | {"method": label_of(name)} for name in names]
-    narrow = repeat.narrow(panel, lines)
-    assert narrow.sweep.grids == {name: {"lr": (0.03,)} for name in names}
-    assert narrow.sweep.seeds == panel.sweep.seeds
-    with pytest.raises(ValueError, match=r"no row of FedMuon on cifar10_subset"):
-        repeat.narrow(panel, lines[:-1])
-
-
 def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
     there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
     words = ("table_2", "--scale", "smoke", "--output", there)
@@ -310,27 +299,6 @@ def test_what_cannot_run_is_refused(words, message, tmp_path, monkeypatch, capsy
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
     assert not run_dir.exists()
-
-
-def test_a_directory_of_another_sweep_or_in_use_is_refused(tmp_path):
-    one = panels("fedmuon_004", "figure_3", "smoke")["resnet18_dir0.1"].sweep
-    frame.prepare(tmp_path / "a", one)
-    frame.prepare(tmp_path / "a", one)
-    different = frame.swept(one.config, {"fedavg": {"lr": (0.1,)}}, "full", (1,))
-    with pytest.raises(ValueError, match="can't be extended to this one"):
-        frame.prepare(tmp_path / "a", different)
-    held = lambda: directory.held(tmp_path)
-    with held(), pytest.raises(ValueError, match="another process"), held():
-        raise AssertionError
-    with held():
-        pass
-
-
-def test_commands_are_shown_without_this_machines_directories():
-    given = ["table_2", "--data-dir", "/d", "--output", "/o", "--scale", "full"]
-    assert frame.public_command("papers.fedmuon_004", given) == (
-        "python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA --scale full"
-    )
 
 
 # ----------------------------------------------------------------------------- presets

@@ -20,7 +20,6 @@ from experiments.papers.claims import (
     costs,
     falling,
     first,
-    highest,
     least,
     loses_more,
     minus,
@@ -94,16 +93,6 @@ def test_claims_are_judged_by_intervals(judge, verdict, said, tmp_path):
     found = judge(scores_of(tmp_path, TABLE))
     assert found.verdict == verdict
     assert said in found.ours
-
-
-def test_the_highest_of_a_methods_points():
-    points = {
-        ("s", f"M, a={a:g}"): Score(v, 0.1) for a, v in ((0, 1), (0.5, 3), (1, 2))
-    }
-    judge = lambda at: highest("s", "M, a", 0, 0.5, 1, at=at)(points)
-    assert judge(0.5).verdict == YES
-    assert judge(1).verdict == NO
-    assert judge(1).ours == "s: 0: 1.0 ± 0.1, 0.5: 3.0 ± 0.1, 1: 2.0 ± 0.1"
 
 
 def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
@@ -232,20 +221,3 @@ def test_numbers_are_read_as_written(tmp_path):
     np.testing.assert_array_equal(found.pop("inf"), [np.inf, np.nan])
     read_back = {"array": [[1, 0.123457]], "pair": [3, 0.5], "nested": {"2": True}}
     assert found == read_back | {"name": "FedAvg", "none": None}
-
-
-def test_curves_are_drawn_again_as_they_were(tmp_path):
-    def run(loss, seed):
-        ends = {"round": [0, 1], "bytes_down": [0, 1000], "bytes_up": [0, 500]}
-        ends |= {"train_loss": [2.0, loss + seed], "test_accuracy": [0.1, 0.9 - seed]}
-        return {k: np.array(v) for k, v in {**ends, "seconds": [0.0, 1.0]}.items()}
-
-    losses = {"FedAvg": 1.0, "FedMuon": 0.5}
-    seeds = (0.0, 0.03, 0.01)
-    runs = {name: [run(loss, s) for s in seeds] for name, loss in losses.items()}
-    path = tmp_path / "curves.json"
-    kept.write(path, kept.curves(runs, "digits", 0.8))
-    kept.draw_curves(path)
-    figure = path.with_suffix(".png")
-    kept.plots.curves(runs, tmp_path / "direct.png", title="digits", target=0.8)
-    assert figure.read_bytes() == (tmp_path / "direct.png").read_bytes()

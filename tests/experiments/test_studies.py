@@ -29,7 +29,6 @@ from experiments.studies.natural_problems import Logistic, Problem
 from fedjax_muon import data, engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.reporting.comparison import Point
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian
 
@@ -172,14 +171,6 @@ def test_a_grid_is_extended_while_its_best_rate_is_at_an_edge():
     assert private_images.best_rate(lambda lr: -lr, (3.0, 1.0)) == (0.03, True)
 
 
-def test_features_have_norm_one_and_know_nothing_of_labels():
-    needs("skimage")
-    found = private_images.features("digits", None, False)
-    np.testing.assert_allclose(np.linalg.norm(found.x_train, axis=1), 1, rtol=1e-5)
-    assert found.x_train.shape[1:] == (4 * 4 * 9,)
-    np.testing.assert_array_equal(found.y_train, data.load("digits").y_train)
-
-
 # --------------------------------------------------------------------- natural clients
 
 FEDAVG = Variant("fedavg", "examples")
@@ -218,37 +209,6 @@ def test_the_model_is_logistic_regression_of_one_logit():
     np.testing.assert_allclose(gradient["bias"][0], residual.mean(), rtol=1e-5)
 
 
-def test_every_client_gives_a_fifth_to_validation():
-    dataset = problem(40, 20).dataset
-    rest, (x, y) = natural.divided(dataset)
-    assert np.bincount(rest.owners).tolist() == [32, 16]
-    assert len(y) == 12
-    rows = {tuple(row) for row in [*rest.x_train.tolist(), *x.tolist()]}
-    assert rows == {tuple(row) for row in dataset.x_train.tolist()}
-
-
-def test_a_grid_is_extended_until_the_best_point_is_inside(tmp_path, monkeypatch):
-    asked = []
-
-    def points(problem, variant, hypers):
-        asked.append([hyper["lr"] for hyper in hypers])
-        for hyper in hypers:
-            score = -abs(np.log10(hyper["lr"] / 0.1))
-            run = {"validation_accuracy": [score], "validation_loss": [1.0]}
-            yield Point(hyper, [{k: np.array(v) for k, v in run.items()}], 0)
-
-    monkeypatch.setattr(natural, "points_of", points)
-    path = tmp_path / "points.jsonl"
-    chosen = natural.tuned(problem(40, 20), FEDAVG, Record(path))
-    assert chosen.hyper == {"lr": 0.1}
-    assert asked == [[0.01, 0.03], [0.1], [0.3]]
-    # what is in the file is not trained again
-    asked.clear()
-    assert natural.tuned(problem(40, 20), FEDAVG, Record(path)).hyper == {"lr": 0.1}
-    assert asked == []
-    assert len(path.read_text().splitlines()) == 4
-
-
 def test_points_and_tests_are_those_of_single_runs(tmp_path):
     small = problem(40, 20)
     record = Record(tmp_path / "points.jsonl")
@@ -266,20 +226,6 @@ def test_points_and_tests_are_those_of_single_runs(tmp_path):
     for found in natural.tested(small, FEDAVG, {"lr": 0.1}):
         # of the same examples
         assert found["hospitals"] == pytest.approx(found["test"])
-
-
-def test_the_table_has_means_and_published_numbers():
-    rows = [
-        {"method": "fedavg", "weighting": "examples", "lr": lr, "server_lr": None}
-        | {"seed": seed, "test": 0.7 + 0.1 * seed, "hospitals": 0.5}
-        for lr in (0.001, 0.01)
-        for seed in (0, 1)
-    ]
-    last = natural.table(rows).splitlines()[-2:]
-    assert last[0] == (
-        "| FedAvg | examples | 0.001 | 0.750 ± 0.071 | 0.500 ± 0.000 | 0.748 |"
-    )
-    assert "| 0.01 |" in last[1]
 
 
 # --------------------------------------------------------- natural clients, in private
@@ -353,16 +299,6 @@ def test_clipped_messages_bound_the_way():
         assert (way <= ROUNDS * 0.05 * (1 + 1e-5)) == bounded
 
 
-def test_a_grid_is_extended_twice_at_most(tmp_path, monkeypatch):
-    asked = []
-    accuracy = lambda self, split, clip, lr, seed: asked.append(lr) or lr
-    monkeypatch.setattr(natural_privacy.Study, "accuracy", accuracy)
-    runs = natural_privacy.Runs(tmp_path / "privacy.csv")
-    study = natural_privacy.Study(runs, "three", federation(), "dp_fedavg", "1")
-    assert study.best() == (0.05, 1.0)
-    assert sorted(set(asked)) == [0.01, 0.03, 0.1, 0.3, 1.0]
-
-
 # ------------------------------------------------------------------------- heavy tails
 def test_one_cell_by_hand():
     """Without noise LocalSGDA is plain descent and ascent on every client."""
@@ -410,16 +346,6 @@ def test_condition_numbers_are_of_matrices_and_averaged_geometrically():
     (low, high), (lower, higher) = spread(dense), spread(kernel.reshape(18, 5))
     want = np.sqrt(high / low * higher / lower)
     assert condition_numbers.condition_number(params) == pytest.approx(want, rel=1e-9)
-
-
-def test_states_are_counted():
-    params = {"matrix": jnp.zeros((8, 4)), "bias": jnp.zeros(4)}
-    counter = 4  # bytes of the steps that Adam counts
-    state_bytes = condition_numbers.state_bytes
-    assert state_bytes("fedavg", params) == 0
-    assert state_bytes("local_adamw", params) == 2 * 4 * (32 + 4) + counter
-    # a momentum of matrices, two moments of vectors
-    assert state_bytes("local_muon", params) == 4 * (32 + 2 * 4) + counter
 
 
 def test_it_runs_and_its_claims_are_judged(tmp_path):

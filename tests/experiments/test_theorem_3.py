@@ -7,7 +7,6 @@ from experiments.papers.theorem_3 import (
     mean_epsilon,
     neighbor_epsilon,
     smallest_constant,
-    theorem_3_constant,
     theorem_3_sigma,
     theorem_3_sum,
 )
@@ -36,14 +35,6 @@ def test_reference_sigmas(steps, theta, gamma, constant, sigma, precision):
     assert steeper == pytest.approx(3 * found)
 
 
-def test_a_constant_can_be_read_off_a_known_sigma():
-    c = theorem_3_constant(1.0, 100, 5, 0.01, 1 / 30000)
-    assert 1e-6 < c < 1e-5
-    assert theorem_3_sigma(100, 5, 0.01, 1 / 30000, c) == pytest.approx(1.0, 1e-12)
-    quarter = theorem_3_sigma(100, 20, 0.02, 1 / 30000, c)
-    assert quarter == pytest.approx(0.25, 1e-12)
-
-
 @pytest.mark.parametrize(("agents", "neighbor"), [(5, 1.6354), (20, 3.3794)])
 def test_reference_epsilons(agents, neighbor):
     sigma = theorem_3_sigma(100, agents, 1.0, 1e-5, MOMENTS_CONSTANT)
@@ -59,8 +50,3 @@ def test_the_smallest_constant_gives_theta_exactly(theta, gamma):
     assert constant > 4
     sigma = theorem_3_sigma(50, 7, theta, gamma, constant, 2.0)
     assert mean_epsilon(sigma, 50, 7, gamma, 2.0) == pytest.approx(theta, 1e-12)
-
-
-def test_the_moments_constant_is_enough_up_to_the_logarithm():
-    assert smallest_constant(1e-9, 1e-5) == pytest.approx(4.0, 1e-6)
-    assert smallest_constant(1.0, 1e-5) < MOMENTS_CONSTANT

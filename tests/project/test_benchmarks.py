@@ -7,8 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import types
-from importlib import metadata
 from pathlib import Path
 
 import jax
@@ -20,7 +18,6 @@ from support.jaxprs import products
 
 from benchmarks import (
     __main__ as command,
-    contender,
     figure,
     install_size,
     library,
@@ -31,7 +28,6 @@ from benchmarks import (
 )
 from benchmarks.peers import PEERS, handwritten
 from benchmarks.workloads import WORKLOADS
-from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 
 pytestmark = pytest.mark.slow
@@ -78,32 +74,6 @@ def test_works_have_the_published_sizes(name, parameters, examples):
     assert sizes.min() >= 1
 
 
-def test_parts_are_the_clients_examples_and_wrap_around():
-    workload = WORKLOADS["femnist"]
-    parts = workloads.parts_of(workload)
-    assert [len(part) for part in parts] == workloads.sizes_of(workload).tolist()
-    everything = np.concatenate(parts)
-    assert everything.max() == workloads.STORED - 1
-    assert (np.diff(everything) % workloads.STORED == 1).all()
-
-
-def test_sizes_that_no_round_has_are_refused():
-    small = WORKLOADS["w2"]._replace(**TINY)
-    with pytest.raises(ValueError, match="batch must be at least 1"):
-        workloads.check_sizes(small._replace(batch=0))
-    with pytest.raises(ValueError, match="as many clients"):
-        workloads.check_sizes(small._replace(cohort=4))
-
-
-def test_large_models_do_less_on_a_cpu_unless_asked_for():
-    parse = command.arguments().parse_args
-    name = "cifar100_resnet18"
-    assert command.sizes_of(parse([]), name, True) == dict(workloads.FEW)
-    assert command.sizes_of(parse(["--steps", "9"]), name, True)["steps"] == 9
-    assert command.sizes_of(parse(["--full"]), name, True) == {}
-    assert command.sizes_of(parse([]), name, False) == {}
-
-
 # Newton-Schulz.
 
 
@@ -134,15 +104,6 @@ def test_operations_are_counted_as_by_hand_and_as_in_the_program(shape, by_hand)
     assert operations_of(program.jaxpr) == by_hand
 
 
-@pytest.mark.parametrize("name", newton_schulz.MODELS)
-def test_the_matrices_of_a_model_are_those_of_muons_layout(name):
-    weights = weights_of(name)
-    layout = transforms.muon_dimension_numbers(weights)
-    taken = [weights[k].shape for k in weights if layout[k] is not None]
-    expected = [(math.prod(s[:-1]), s[-1]) for s in taken]
-    assert newton_schulz.matrices(weights) == expected
-
-
 # Peers.
 
 
@@ -168,27 +129,12 @@ def test_torch_networks_are_those_of_the_works(name, changed):
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
 
 
-def test_a_model_without_a_torch_version_is_refused():
-    other = WORKLOADS["cifar10"]._replace(model="swin_tiny")
-    with pytest.raises(ValueError, match="no PyTorch version of swin_tiny"):
-        torch_nets.network(other, {})
-    deeper = WORKLOADS["rnn"]._replace(arguments=(2, 99, 3, 4, 2))
-    with pytest.raises(ValueError, match="has one layer, not 2"):
-        torch_nets.network(deeper, {})
-
-
 def test_batches_are_shuffled_epochs():
     workload = WORKLOADS["w2"]._replace(**TINY)
     part = np.arange(40, 47)
     drawn = torch_nets.batches(workload, part, np.random.default_rng(0))
     assert drawn.shape == (2, 5)
     assert sorted(drawn.ravel()[:7]) == part.tolist()
-
-
-def test_peers_that_are_not_installed_are_named():
-    assert race.missing("handwritten") == []
-    assert race.missing("torch_loop") == []
-    assert set(race.missing("flower")) <= {"flwr", "ray"}
 
 
 # Taking turns.
@@ -221,27 +167,6 @@ def test_a_familys_processor_time_and_memory_are_its_members_too():
         assert turns.peak_megabytes() - alone > 100
         child.communicate(b"\n")
     assert turns.descendants_seconds() - before > 0.05  # ended, and counted still
-
-
-def test_the_summary_leaves_out_the_first_call():
-    taken = [{"wall": w, "cpu": w / 2} for w in (9.0, 3.0, 1.0, 2.0)]
-    row = race.summary(taken)
-    assert row.keys() == FIELDS
-    assert row["first_call_seconds"] == 9
-    assert (row["wall_seconds"], row["wall_seconds_min"]) == (2, 1)
-    assert (row["cpu_seconds"], row["repeats"]) == (1, 3)
-
-
-def test_a_contender_that_fails_says_why(tmp_path, monkeypatch):
-    answers = io.StringIO()
-    own = turns.Turns(io.StringIO(), answers)
-    monkeypatch.setattr(contender, "on_standard_streams", lambda: own)
-    request = {"do": "round", "contender": "x", "workload": "w2"}
-    request |= {"sizes": {}, "weights": "no"}
-    monkeypatch.setattr(sys, "argv", ["contender", json.dumps(request)])
-    with pytest.raises(FileNotFoundError):
-        contender.main()
-    assert json.loads(answers.getvalue())["error"].startswith("FileNotFoundError: ")
 
 
 @pytest.mark.parametrize(
@@ -331,33 +256,6 @@ def test_what_cannot_be_measured_is_refused(given, message):
         command.main(given)
 
 
-HEAD = {"backend": "gpu", "local_devices": 1}
-
-
-def test_more_than_there_is_is_refused_at_once(monkeypatch):
-    with pytest.raises(ValueError, match="needs as many cores"):
-        command.keep_to(100_000)
-    monkeypatch.setattr(race, "answers", lambda request, devices: iter([dict(HEAD)]))
-    options = command.arguments().parse_args(["w1", "w2", "--cohort", "101"])
-    with pytest.raises(ValueError, match="a cohort of 101 needs as many clients"):
-        next(command.measured(options))
-    options = types.SimpleNamespace(workloads=["w2"], devices=2, repeats=1, peers=())
-    with pytest.raises(ValueError, match="--devices 2, but there are 1"):
-        next(command.measured(options))
-
-
-def test_a_measure_that_fails_becomes_a_row(monkeypatch):
-    def answers(request, devices):
-        if request["do"] == "measure":
-            raise race.ContenderError("why")
-        return iter([dict(HEAD)])
-
-    monkeypatch.setattr(race, "answers", answers)
-    options = command.arguments().parse_args(["local_step"])
-    _, row = command.measured(options)
-    assert row == {"workload": "local_step", "error": "why"}
-
-
 def test_all_works_are_listed(capsys):
     command.main(["--list"])
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
@@ -393,32 +291,8 @@ def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
     ]
 
 
-def test_dots_are_times_relative_to_fedavg():
-    row = {"workload": "w1", "algorithm": "fedavg"}
-    rows = [
-        row | {"contender": "PyTorch loop", "wall_seconds": 2.0},
-        row | {"contender": "fedjax_muon", "wall_seconds": 4.0},
-        row | {"contender": "Flower", "error": "none"},
-        {"workload": "newton_schulz", "contender": "fedjax_muon", "wall_seconds": 0.5},
-    ]
-    assert figure.workloads(rows) == {
-        "w1\n4 s": [("PyTorch loop, FedAvg", 0.5, False), ("FedAvg", 1.0, True)]
-    }
-    with pytest.raises(ValueError, match="nothing to draw"):
-        figure.draw([rows[0], rows[3]], Path("dots.png"))
-
-
 def test_the_table_has_every_required_package_and_a_total():
     lines = install_size.table(install_size.USED_FOR)
     for name in install_size.required(install_size.PACKAGE):
         assert sum(line.startswith(f"| {name} |") for line in lines) == 1
     assert "jaxlib" in lines[2]  # the largest of all
-
-
-def test_packages_without_a_use_or_a_record_are_refused(monkeypatch):
-    used = {k: v for k, v in install_size.USED_FOR.items() if k != "chex"}
-    with pytest.raises(ValueError, match="no entry for chex in USED_FOR"):
-        install_size.table(used)
-    monkeypatch.setattr(metadata, "files", lambda name: None)
-    with pytest.raises(ValueError, match="chex has no record of its files; install"):
-        install_size.size("chex")

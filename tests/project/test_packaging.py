@@ -115,12 +115,6 @@ def test_metadata_are_of_the_setting(address, tmp_path):
     assert metadata["readme"] == {"content-type": "text/markdown", "text": readme}
 
 
-def test_what_is_no_address_is_refused(tmp_path):
-    for wrong in ("github.com/OWNER/NAME", "https://github.com", f"{ADDRESS}/", "a b"):
-        with pytest.raises(ValueError, match="give an address such as"):
-            hatch_build.repository(project(tmp_path, wrong))
-
-
 # Written so that this file does not have them: an address that was made up, and a
 # package that no index has.
 FORBIDDEN = (

@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import pytest
 
-from benchmarks import gpu_checks, topologies, topology_cases
+from benchmarks import topologies, topology_cases
 from fedjax_muon import algorithms, decentralized, minimax
 
 pytestmark = pytest.mark.slow
@@ -80,30 +80,6 @@ def test_finished_cases_are_not_compiled_again(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit):
         topologies.main(["shapes"])
     assert "no group 'shapes'; there are methods" in capsys.readouterr().err
-
-
-def test_a_process_that_is_late_is_ended(monkeypatch):
-    worker = topologies.Worker()
-    try:
-        late = worker.compile(CASES[0], 0.0)
-        assert late == {"error": f"{topologies.LATE} of 0 minutes"}
-        worker.process.kill()
-        worker.process.join()
-        assert worker.compile(CASES[0], 5.0) == {"error": topologies.ENDED}
-    finally:
-        worker.end()
-
-
-def test_checks_of_an_accelerator_are_kept(tmp_path, capsys):
-    output = tmp_path / "checks.jsonl"
-    words = ["newton_schulz", "--small", "--output", str(output)]
-    gpu_checks.main(words)
-    gpu_checks.main(words)  # nothing is left
-    head, row, again = map(json.loads, output.read_text().splitlines())
-    assert head["device"] == again["device"] == jax.devices()[0].device_kind
-    assert (row["check"], row["name"]) == ("newton_schulz", "256")
-    assert row["of_product"] == pytest.approx(row["tflops"] / row["product_tflops"])
-    assert gpu_checks.distance({"a": [3.0, 4.0]}, {"a": [3.0, 3.0]}) > 0.2
 
 
 def test_the_script_runs_its_parts(tmp_path):

@@ -11,7 +11,6 @@ from cases import slow_but
 
 import fedjax_muon
 from fedjax_muon import versions
-from fedjax_muon.cli import main
 
 pytestmark = pytest.mark.portable
 
@@ -56,15 +55,6 @@ def test_a_version_out_of_bounds_is_refused_in_one_line(installed, version):
     )
 
 
-def test_all_wrong_versions_are_named_at_once(installed):
-    installed(jax="0.9.0", optax=None)
-    with pytest.raises(ImportError) as error:
-        versions.check_versions()
-    assert "jax is 0.9.0, " in str(error.value)
-    assert "optax is not installed, " in str(error.value)
-    assert str(error.value).endswith('"jax<0.12,>=0.10.2" "optax<0.3,>=0.2.8"')
-
-
 WRONG = """
 import sys
 from importlib import metadata
@@ -94,11 +84,6 @@ def test_a_checkout_that_is_not_installed_is_not_checked(monkeypatch):
     monkeypatch.setattr(versions.metadata, "requires", absent)
     versions.check_versions()
     assert versions.install_command("chex") == 'pip install "chex"'
-
-
-def test_the_version_is_printed(capsys):
-    main(["--version"])
-    assert capsys.readouterr().out == f"fedjax-muon {PROJECT['project']['version']}\n"
 
 
 HEAVY = "sklearn matplotlib orbax tensorstore scipy networkx flax tensorflow_datasets"

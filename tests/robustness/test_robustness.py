@@ -27,9 +27,8 @@ def finished(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-def test_command_lines_end_as_promised(seed, tmp_path):
-    draw, started = random.Random(seed), 0
+def test_command_lines_end_as_promised(tmp_path):
+    draw, started = random.Random(3), 0
     for number in range(3):
         place = tmp_path / str(number)
         place.mkdir()
@@ -40,13 +39,13 @@ def test_command_lines_end_as_promised(seed, tmp_path):
     assert started
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_edited_configs_are_refused_or_change_nothing(seed, finished, tmp_path):
     case = fuzz.try_config(random.Random(seed), finished, tmp_path)
     assert not case.problem, (case.problem, case.words, case.result.text)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_damaged_runs_are_refused_or_repaired(seed, finished, tmp_path):
     case = damage.harm_run(random.Random(seed), finished, tmp_path)
     assert not case.problem, case

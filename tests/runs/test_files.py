@@ -279,7 +279,7 @@ def test_a_larger_grid_runs_what_is_missing(tmp_path, capsys):
     run(*small, *SIZES, "--output", place)
     before = cells(place, "fedavg")
     assert [cell[:2] for cell in before] == [("0.1", "0"), ("0.3", "0")]
-    large = ("sweep", "--algorithms", "fedavg", "fedmuon", "--seeds", "1,0")
+    large = ("sweep", "--algorithms", "fedavg", "fedprox", "--seeds", "1,0")
     large = (*large, "--grid", "lr=0.3,1,0.1")
     run(*large, *SIZES, "--output", place)
     after = cells(place, "fedavg")
@@ -287,10 +287,10 @@ def test_a_larger_grid_runs_what_is_missing(tmp_path, capsys):
     rates, seeds = ("0.3", "1.0", "0.1"), ("1", "0")
     missing = [(lr, s) for lr in rates for s in seeds if s == "1" or lr == "1.0"]
     assert [cell[:2] for cell in after[2:]] == missing
-    assert len(cells(place, "fedmuon")) == 6
+    assert len(cells(place, "fedprox")) == 6
     assert directory.read(place).grids["fedavg"]["lr"] == (0.3, 1.0, 0.1)
     message = refused(capsys, *small, *SIZES, "--output", place)
-    assert "algorithms had fedmuon; seeds had 1; lr of fedavg had 1.0" in message
+    assert "algorithms had fedprox; seeds had 1; lr of fedavg had 1.0" in message
 
 
 BASE = Sweep(("fedavg",), {"fedavg": {"lr": (0.1,)}}, (0, 1), 0.1, None, Config())

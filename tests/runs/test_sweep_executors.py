@@ -26,7 +26,7 @@ from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.sweeps import executors, sweep as sweep_module
-from fedjax_muon.sweeps.executors import Jobs, Processes, WorkerEndedError, _submitit
+from fedjax_muon.sweeps.executors import Jobs, WorkerEndedError, _submitit
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +54,6 @@ def submitted(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(sweep_module, "run_tasks", remember)
     return found
-
-
-@pytest.mark.slow
-def test_two_processes_of_which_one_is_killed(alone, tmp_path, monkeypatch):
-    """They make the same table."""
-    started: list[Any] = []
-    start = Processes._start
-    remember = lambda self: started.append(start(self)) or started[-1]
-    monkeypatch.setattr(Processes, "_start", remember)
-    place = tmp_path / "two"
-    kill = lambda: os.kill(started[0][0].pid, signal.SIGKILL)
-    meanwhile(lambda: len(finished(place)) > 1, kill)
-    run("sweep", *GRID, "--executor", "processes:2", "--output", place)
-    assert len(started) == 3
-    assert_same_tables(place, alone)
-    assert swept.workers() == []
 
 
 @pytest.mark.slow

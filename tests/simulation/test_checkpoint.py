@@ -1,18 +1,13 @@
-"""Checkpoints: the same bits back, or an error that says what is wrong; kills."""
+"""Checkpoints: the same bits back, or an error that says what is wrong."""
 
 import gc
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import federation
 import jax
 import jax.numpy as jnp
-import killed
 import pytest
 from federation import assert_same_bits
 
@@ -98,7 +93,7 @@ def test_the_last_two_are_kept_and_the_newest_counts(copy):
 
 
 def test_a_simulation_goes_on_from_what_was_saved(tmp_path):
-    prepared = killed.federation.federation()
+    prepared = federation.federation()
     state, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), 3)
     kept = jax.tree.map(jnp.copy, state)
     mark = checkpoint.fingerprint({"lr": 0.3}, state)
@@ -229,40 +224,3 @@ def test_a_half_written_checkpoint_is_ignored(copy):
     save_all(copy, [4])
     assert_same_bits(restored(copy, made(9)), made(4))
     assert not half.exists()
-
-
-def kill_in_a_save(directory: Path, rounds: int, saves: int, delay: float):
-    """Starts a training, kills it `delay` seconds into its n-th save.
-
-    Returns the round it started from.
-    """
-    command = [sys.executable, killed.__file__, str(directory), str(rounds)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    how = {"stdout": subprocess.PIPE, "text": True, "env": environment}
-    with subprocess.Popen(command, **how) as child:
-        word, start = child.stdout.readline().split()
-        assert word == "starts"
-        while saves:
-            saves -= child.stdout.readline().startswith("saves")
-        time.sleep(delay)
-        os.kill(child.pid, signal.SIGKILL)
-    assert child.returncode == -signal.SIGKILL
-    return int(start)
-
-
-@pytest.mark.slow
-def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path):
-    rounds, directory = 60, tmp_path / "checkpoints"
-    kills = (5, 0.004), (4, 0.02)
-    starts = [kill_in_a_save(directory, rounds, *when) for when in kills]
-    last = []
-    state = killed.train(directory, rounds, lambda *said: last.append(said))
-    starts.append(dict(last[:1])["starts"])
-    assert starts[0] == 0
-    assert starts == sorted(set(starts))  # each went on from a later round
-    assert starts[1] >= 4  # saves that had returned are there
-    prepared = killed.federation.federation()
-    expected, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), rounds)
-    assert_same_bits(state, expected)
-    newest = max(int(path.name) for path in directory.iterdir())
-    assert newest == rounds

@@ -69,16 +69,6 @@ def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
 
 
 @pytest.mark.slow
-def test_processes_of_the_standard_library_compute_the_same_rows(alone):
-    ticks: list[int] = []
-    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
-        how = HOW | {"executor": executor, "cells_at_once": 2, "tick": ticks.append}
-        found = rows(sweep.sweep(functools.partial(make, "fedavg"), CELLS, **how))
-    assert found == alone
-    assert ticks == [6, 6, 6]
-
-
-@pytest.mark.slow
 def test_validation_examples_come_with_the_simulation(alone):
     with ThreadPoolExecutor(1) as executor:
         found = rows(sweep.sweep(make_scored, CELLS, **HOW, executor=executor))

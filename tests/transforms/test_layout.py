@@ -329,16 +329,6 @@ def test_polar_factors_are_those_of_every_leaf(on_accelerators):
 
 
 @pytest.mark.slow
-def test_clients_are_one_more_axis(on_accelerators):
-    two = jax.tree.map(lambda x: jnp.stack([x, x[..., ::-1]]), TREE)
-    found = jax.jit(jax.vmap(transformed))(two)
-    close = lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5)
-    for i in range(2):
-        one = jax.tree.map(lambda x, i=i: x[i], two)
-        jax.tree.map(lambda x, y, i=i: close(x[i], y), found, transformed(one))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("accelerator", [False, True])
 def test_matrices_that_devices_share_are_kept_apart(accelerator, request):
     if accelerator:

@@ -139,12 +139,6 @@ def test_trajectories_of_an_exponential_average(nesterov, beta, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_default_momentum_of_muon(nesterov):
-    check_average(muon(nesterov=nesterov), sequence(MATRICES), 0.95, nesterov, 1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("debias", [False, True])
 def test_heavy_ball_points_where_the_average_does(debias):
     with jax.enable_x64(True):
@@ -355,9 +349,6 @@ def draw_clients(seed=0, lead=(), dtype=jnp.float32):
     }
 
 
-close = partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
-
-
 def types(tree):
     """Shapes and dtypes in the tree's own structure."""
     return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
@@ -374,15 +365,6 @@ def test_structure_and_types(tx, dtype):
     assert types(jax.eval_shape(tx.init, params)) == types(state)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_bfloat16_is_close_to_float32(nesterov):
-    """The kernel is well conditioned, and the rounding of its entries is 2^-9."""
-    rule, x = scale_by_muon(nesterov=nesterov), draw((48, 20))
-    given = jnp.asarray(x, jnp.bfloat16), jnp.asarray(x)
-    u, v = (rule.update(g, rule.init(g))[0] for g in given)
-    assert 1e-4 < distance(u.astype(jnp.float32), v) < 0.02
-
-
 @all_rules
 def test_one_trace(tx):
     """The state keeps its types, weak ones included, so that no step traces anew."""
@@ -397,49 +379,3 @@ def test_one_trace(tx):
     for seed in range(3):
         _, state = update(draw_clients(seed), state, params)
     assert len(traces) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["muon", "scale_by_lmo", "scale_by_fedadam"])
-def test_clients_under_vmap(name):
-    """A stack of clients, each with its own state, is the loop over clients."""
-    tx = EVERY[name]
-    params = draw_clients(0, lead=(3,))
-    gradients = [draw_clients(seed, lead=(3,)) for seed in (1, 2)]
-    state, update = jax.vmap(tx.init)(params), jax.jit(jax.vmap(tx.update))
-    for g in gradients:
-        stacked, state = update(g, state, params)
-    alone = jax.jit(tx.update)
-    for i in range(3):
-        of_client = lambda tree, i=i: jax.tree.map(lambda x: x[i], tree)
-        one = tx.init(of_client(params))
-        for g in gradients:
-            updates, one = alone(of_client(g), one, of_client(params))
-        jax.tree.map(close, of_client(stacked), updates)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "factory",
-    [
-        scale_by_muon,
-        lambda x: scale_by_fedadam(b1=x),
-        lambda x: scale_by_fedyogi(b2=x),
-        lambda x: scale_by_fedadagrad(tau=x),
-    ],
-)
-def test_sweeps_over_hyperparameters(factory):
-    """A traced value cannot be checked, but it can be mapped over."""
-    gradients = draw_clients(1)["query"], draw_clients(2)["query"]
-
-    def run(value):
-        tx = factory(value)
-        state = tx.init(gradients[0])
-        for g in gradients:
-            updates, state = tx.update(g, state)
-        return updates
-
-    values = (0.25, 0.5, 0.9)
-    swept = jax.jit(jax.vmap(run))(jnp.asarray(values))
-    for i, value in enumerate(values):
-        jax.tree.map(lambda a, b, i=i: close(a[i], b), swept, run(value))
