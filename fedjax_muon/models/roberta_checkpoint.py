@@ -115,27 +115,23 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
         names = {name.removeprefix("roberta."): name for name in stored}
         if len(names) < len(stored):
             raise ValueError("a tensor with and without the prefix roberta.")
-        shapes = {(p, _name(p)): shape for p, shape in _shapes(model).items()}
+        shapes = _shapes(model)
         if not any(name.startswith("classifier.") for name in names):
-            shapes = {
-                row: shape
-                for row, shape in shapes.items()
-                if not row[0].startswith("head.")
-            }
-        known = {name for _, name in shapes}
-        missing = sorted(known - names.keys())
-        unexpected = sorted(
-            n for n in names.keys() - known if not n.startswith(IGNORED)
-        )
+            shapes = {p: s for p, s in shapes.items() if not p.startswith("head.")}
+        wanted = {_name(place) for place in shapes}
+        missing = sorted(wanted - names.keys())
+        others = names.keys() - wanted
+        unexpected = sorted(name for name in others if not name.startswith(IGNORED))
         if missing or unexpected:
             raise ValueError(
                 f"{file} does not match a RoBERTa of depth {model.depth}: missing "
                 f"{_some(missing)}; unexpected {_some(unexpected)}"
             )
-        leaves = {
-            place: _leaf(tensors.get_tensor(names[name]), place, shape, name)
-            for (place, name), shape in shapes.items()
-        }
+        leaves = {}
+        for place, shape in shapes.items():
+            name = _name(place)
+            tensor = tensors.get_tensor(names[name])
+            leaves[place] = _leaf(tensor, place, shape, name)
     return unflatten_dict(leaves, sep=".")
 
 

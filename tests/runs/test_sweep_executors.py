@@ -25,7 +25,7 @@ from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import Config, Sweep
 from fedjax_muon.runs.config_json import to_json
-from fedjax_muon.sweeps import executors, sweep as sweep_module
+from fedjax_muon.sweeps import executors
 from fedjax_muon.sweeps.executors import Jobs, WorkerEndedError, _submitit
 
 
@@ -46,13 +46,13 @@ def programs(tmp_path_factory, monkeypatch):
 def submitted(monkeypatch) -> list[str]:
     """The names of the tasks that are handed to `run_tasks`."""
     found: list[str] = []
-    whole = sweep_module.run_tasks
+    whole = sweeps.run_tasks
 
     def remember(executor, function, tasks, stop):
         found.extend(task.name for task in tasks)
         return whole(executor, function, tasks, stop)
 
-    monkeypatch.setattr(sweep_module, "run_tasks", remember)
+    monkeypatch.setattr(sweeps, "run_tasks", remember)
     return found
 
 
