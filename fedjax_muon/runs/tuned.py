@@ -51,9 +51,9 @@ SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate for the default problem
 
 
 def is_default_problem(config: Config) -> bool:
-    """Whether rates are those of its data and model."""
-    usual = DEFAULTS[config.problem]
-    return all(getattr(config, name) == getattr(usual, name) for name in PROBLEM)
+    """Whether its data and model are those that default rates were chosen for."""
+    what = lambda config: [getattr(config, name) for name in ("problem", *PROBLEM)]
+    return what(config) in map(what, DEFAULTS.values())
 
 
 def rates_to_try(name: str, problem: str) -> tuple[float, ...]:
