@@ -44,7 +44,7 @@ class Moments(NamedTuple):
 
 @recorded
 def fafed(
-    lr: Hyper = 0.01,
+    lr: Hyper = 0.001,
     *,
     momentum: Hyper = 0.9,
     beta: Number = 0.99,

@@ -139,7 +139,7 @@ def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 
 
 @recorded
-def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.1) -> Algorithm:
+def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
     """FedAdagrad: Adagrad at the server."""
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
 

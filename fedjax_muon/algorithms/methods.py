@@ -117,7 +117,7 @@ ALL = by_name(
         TAKEZAWA_GRID,
         base=scaffold,
         sentence="Momentum of the corrected gradient, reset every round.",
-        options={"lr": 0.1, "server_lr": 1.0, "momentum": 0.9},
+        options={"lr": 0.01, "server_lr": 1.0, "momentum": 0.9},
         changes={"rule": Made(heavy_ball)},
     ),
     preset(

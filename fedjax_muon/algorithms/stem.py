@@ -41,7 +41,7 @@ class Direction(NamedTuple):
 
 @recorded
 def stem(
-    lr: Hyper = 0.1,
+    lr: Hyper = 0.01,
     *,
     momentum: Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),

@@ -4,6 +4,7 @@ Presets of one method share its code, and the laws do not see their rules: one p
 stands for each code. What the engine alone is responsible for needs three methods.
 """
 
+import functools
 import re
 from typing import Any, NamedTuple
 
@@ -14,11 +15,13 @@ import pytest
 from oracles.cases import PARTIAL, X
 from traces import TOY, by_code, compilations, stack
 
-from fedjax_muon import engine
+from fedjax_muon import data, engine, models, partition
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.core import Algorithm, tree
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED, across, placed, sharded
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.tasks import classification
 
 N, S = 5, 3
 KEY = jax.random.key(7)
@@ -341,3 +344,33 @@ def test_a_round_can_be_differentiated_by_its_learning_rate():
         differences = (both(0.2 + h)[0] - both(0.2 - h)[0]) / (2 * h)
         np.testing.assert_allclose(slope, differences, rtol=1e-7)
         assert abs(float(slope)) > 1
+
+
+# ------------------------------------------------------------------ default rates
+FRAGILE = ("scaffold", "scaffold_momentum", "fafed", "stem", "fedadagrad")
+
+
+@functools.cache
+def images() -> tuple[Any, Any, Any]:
+    """A task of LeNet on enlarged digits, and clients by Dirichlet(0.1)."""
+    small, grow = data.load("digits"), np.ones((1, 3, 3, 1), np.float32)
+    border = ((0, 0), (2, 2), (2, 2), (0, 0))
+    larger = lambda x: np.pad(np.kron(np.asarray(x), grow), border, mode="edge")
+    digits = small._replace(x_train=larger(small.x_train), x_test=larger(small.x_test))
+    parts = partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
+    return classification(models.LeNet(10), digits), digits, parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FRAGILE)
+def test_default_rates_train_lenet_on_clients_that_differ(name):
+    """Of methods that ten times their rate makes diverge there."""
+    algorithm = ALL[name].function()
+    cohort = 16 if algorithm.full_participation else 8
+    sizes = {"cohort_size": cohort, "local_steps": 5, "batch_size": 32}
+    simulation = federate(algorithm, *images(), **sizes)
+    state = simulation.init(jax.random.key(0))
+    begin = simulation.evaluate(state)["train_loss"]
+    state, metrics = simulation.train_rounds(state, 15)
+    assert not np.asarray(metrics.lost).any()
+    assert simulation.evaluate(state)["train_loss"] < begin / 2
