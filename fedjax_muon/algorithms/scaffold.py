@@ -34,7 +34,7 @@ class State(NamedTuple):
 
 @recorded
 def scaffold(
-    lr: Hyper = 0.02,
+    lr: Hyper = 0.01,
     *,
     server_lr: Hyper = 1.0,
     rule: optax.GradientTransformation = optax.identity(),

@@ -76,7 +76,7 @@ CASES = {
     "fedadagrad": Case(avg.fedadagrad, {"lr": 0.1, "server_lr": 0.01}),
     "fedprox": Case(fedprox, {"lr": 0.1, "proximal": 0.01}),
     "fednova": Case(fednova, {"lr": 0.1}),
-    "scaffold": Case(scaffold, {"lr": 0.02}),
+    "scaffold": Case(scaffold, {"lr": 0.01}),
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.01}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),
     "local_muon": Case(avg.local_muon, {"lr": 0.03}, orthogonalizes=True),
