@@ -88,6 +88,7 @@ from .decentralized import (
 from .decentralized.simulation import (
     decentralize as decentralize,
 )
+from .engine import cache_programs as cache_programs
 from .models import (
     load_metadata as load_metadata,
     load_params as load_params,

@@ -29,9 +29,9 @@ def _main(argv: list[str]) -> None:
     from tyro.conf import subcommand
 
     from fedjax_muon.cli import parsing
-    from fedjax_muon.runs import launch
+    from fedjax_muon.engine.programs import cache_programs
 
-    launch.remember_programs()
+    cache_programs()
     name, *rest = argv
     if name in RUNNERS:
         args = _given(name, rest)

@@ -142,6 +142,7 @@ def _train(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
     )
+    console.print(f"trained on {jax.devices()[0].device_kind}", highlight=False)
     if "own_accuracy_mean" in columns:
         mean = columns["own_accuracy_mean"][-1]
         console.print(f"mean accuracy of clients with their own parameters {mean:.4f}")

@@ -1,5 +1,6 @@
 """Execution of rounds of any algorithm on simulated clients."""
 
+from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.engine.round import (
     Draw,
     State,
@@ -16,6 +17,7 @@ __all__ = [
     "State",
     "Steps",
     "Traffic",
+    "cache_programs",
     "init",
     "make_prologue",
     "make_round",

@@ -5,13 +5,11 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 import jax
-import platformdirs
 from jax.experimental import multihost_utils
 
 from fedjax_muon.runs.errors import is_own
@@ -35,20 +33,6 @@ class Launch:
     """How many there are; with coordinator."""
     process_id: int | None = None
     """Which of them this is, from 0; with coordinator."""
-
-
-def remember_programs() -> None:
-    """Keeps compiled programs on disk for the next run, where JAX is not told where by
-    the environment variable JAX_COMPILATION_CACHE_DIR."""
-    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
-    if given is None:
-        try:
-            place = platformdirs.user_cache_path("fedjax_muon") / "programs"
-            place.mkdir(parents=True, exist_ok=True)
-        except (OSError, RuntimeError, KeyError) as error:  # there is no home
-            warnings.warn(f"compiled programs are not kept: {error}", stacklevel=2)
-            return
-        jax.config.update("jax_compilation_cache_dir", str(place))
 
 
 def begin(launch: Launch, devices: int) -> None:

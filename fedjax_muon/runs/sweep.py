@@ -29,6 +29,7 @@ from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
+from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
@@ -254,7 +255,7 @@ def prepare(text: str, name: str, digest: str) -> tuple[Simulation, Examples]:
       text: The sweep, as in config.json.
       digest: Of the examples, as of `_digest`.
     """
-    launch.remember_programs()
+    cache_programs()
     # Workers that compile the same program may read the file that another one writes.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
     job = from_json(text)

@@ -190,6 +190,12 @@ def steps_of(setup: Setup, clients: Clients) -> engine.Steps | None:
     )
 
 
+@jax.jit
+def _drawn_params(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
+    """The initial parameters; compiled, since single operations take seconds."""
+    return init(key)
+
+
 def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:
     """Makes the state before the prologue.
 
@@ -200,7 +206,7 @@ def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -
     init_key, key = jax.random.split(key)
     training = engine.init(
         setup.algorithm,
-        setup.task.init(init_key),
+        _drawn_params(setup.task.init, init_key),
         setup.num_clients,
         max(1, len(setup.devices)),
         project=objective_of(setup.task).project,

@@ -1,0 +1,33 @@
+"""Compiled programs, kept on disk between processes."""
+
+import warnings
+from pathlib import Path
+
+import jax
+import platformdirs
+
+
+def cache_programs(directory: Path | None = None) -> None:
+    """Keeps compiled programs on disk, so that the next process need not compile them.
+
+    It has no effect where JAX has a cache already, by the environment variable
+    `JAX_COMPILATION_CACHE_DIR` or an earlier call. The command `fedjax-muon` calls it.
+
+    Args:
+      directory: Where; by default in the user's cache directory. Nobody else may be
+        able to write there, since JAX runs what it finds.
+
+    Example:
+      >>> fm.cache_programs()
+    """
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
+    if given is not None:
+        return
+    try:
+        default = platformdirs.user_cache_path("fedjax_muon") / "programs"
+        place = directory or default
+        place.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError, KeyError) as error:  # there is no home
+        warnings.warn(f"compiled programs are not kept: {error}", stacklevel=2)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(place))
