@@ -16,9 +16,6 @@ def cache_programs(directory: Path | None = None) -> None:
     Args:
       directory: Where; by default in the user's cache directory. Nobody else may be
         able to write there, since JAX runs what it finds.
-
-    Example:
-      >>> fm.cache_programs()
     """
     given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
     if given is not None:
