@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import data, models
@@ -53,7 +52,8 @@ from fedjax_muon.runs.config import (
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend, is_sweep
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.session import resumable
+from fedjax_muon.runs.terminal import plain_console, progress_bar
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
@@ -84,7 +84,7 @@ def train(args) -> None:
             compiled = ahead_of_time.compile_for(
                 simulation, args.compile_for, plan=plan
             )
-            Console().print(ahead_of_time.table(compiled))
+            plain_console().print(ahead_of_time.table(compiled))
             return
         if not is_of_agents(run) and plan_record.is_tuned(run.config, args.tune):
             forms = plan_record.forms_of(run.config, simulation, dataset)
@@ -114,7 +114,7 @@ def _train(
     run_dir: Path,
     log: logs.Log,
 ) -> None:
-    console = Console(quiet=not is_first())
+    console = plain_console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
         task = bar.add_task(run.label, total=run.config.rounds)
@@ -122,7 +122,7 @@ def _train(
         if simulation.guarantee is not None:
             private = {run_dir: privacy.Private(run, simulation.guarantee)}
             for statement in privacy.state(private, dataset, run_dir):
-                console.print(statement, highlight=False, markup=False, soft_wrap=True)
+                console.print(statement, highlight=False, soft_wrap=True)
         try:
             trackers = log.of_run(run_dir)
             first = training.train(run, simulation, run_dir, tick, stop, trackers)
@@ -211,7 +211,7 @@ def _compare(
     diverged = comparisons.run(comparisons.tuned(job, run_dir), checked, run_dir, log)
     with refusing():
         found = comparisons.report(job, run_dir, diverged)
-    console = Console()
+    console = plain_console()
     for table in found:
         console.print(tables.for_terminal(table))
     console.print(f"metrics, checkpoints and figures in {run_dir}")
@@ -249,7 +249,7 @@ def _sweep(job: Sweep, run_dir: Path, executor: str | None) -> None:
     sweeps.train(job, run_dir, executor=executor or "")
     with refusing():
         table = sweeps.report(job, run_dir)
-    console = Console()
+    console = plain_console()
     console.print(tables.for_terminal(table))
     console.print(f"all cells, summary and figures in {run_dir}")
     if not any(point for point in sweeps.best(job, run_dir).values()):
@@ -328,7 +328,7 @@ def resume(args: arguments.Resume) -> None:
 def show(args: arguments.List) -> None:
     """`fedjax-muon list`."""
     del args
-    console = Console()
+    console = plain_console()
     table = Table()
     for column in ("name", "algorithm", "options", "paper"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")

@@ -14,6 +14,7 @@ from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.loading import TFDS, data_directory, source_of
 from fedjax_muon.data.source import Source, existing
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.runs.terminal import plain_console
 from fedjax_muon.versions import install_command
 
 STYLE = {"present": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}
@@ -31,7 +32,7 @@ def command(args: arguments.Data) -> None:
 
 
 def _list(data_dir: Path | None) -> None:
-    console = Console()
+    console = plain_console()
     every: dict[str, Status] = {}
     # two tables: the names of the second are long
     for names in (NAMES, [f"{TFDS}{name}" for name in PREPARED]):
@@ -95,13 +96,13 @@ def _lines(console: Console, heading: str, lines: list[str]) -> None:
     if lines:
         console.print(heading, style="bold")
     for line in lines:
-        console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"  {line}", soft_wrap=True, highlight=False)
 
 
 def _show(name: str, data_dir: Path | None) -> None:
     """One dataset in detail; ends in the error of `load` if it cannot be loaded."""
     source, status = source_of(name), data.status(name, data_dir)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = plain_console(soft_wrap=True, highlight=False)
     console.print(name, style="bold")
     if source.example:
         console.print(

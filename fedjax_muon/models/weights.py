@@ -156,7 +156,12 @@ def _named(nested: Any) -> dict[str, Any]:
     """Leaves by names with dots."""
     if not isinstance(nested, dict):
         raise ValueError(f"parameters by name, got {type(nested).__name__}")
-    return {".".join(place): leaf for place, leaf in flatten_dict(nested).items()}
+    named = {".".join(place): leaf for place, leaf in flatten_dict(nested).items()}
+    for name, leaf in named.items():
+        if not hasattr(leaf, "dtype"):
+            kind = type(leaf).__name__
+            raise ValueError(f"{name} must be an array, got a value of type {kind}")
+    return named
 
 
 # ----------------------------------------------------------------------- safetensors

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_muon.core.reading import reading
+
 
 def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
     """Formats rows with the same columns as lines of a metrics file."""
@@ -36,7 +38,7 @@ def append(path: Path, row: Mapping[str, Any]) -> str:
 
 def _lines(path: Path) -> list[str]:
     """All lines, without a last one that was cut off."""
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         lines = file.readlines()
     commas = lines[0].count(",") if lines else 0
     cut = lines and (not lines[-1].endswith("\n") or lines[-1].count(",") != commas)
@@ -48,6 +50,11 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
     A last line that was cut off is ignored.
     """
+    with reading(path, "columns of numbers in UTF-8", "repair it or delete it"):
+        return _read(path)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
     header, *rows = list(csv.reader(_lines(path))) or [[]]
     if "round" not in header:
         raise ValueError(f"{path} has no column 'round'; it is not a metrics file")

@@ -48,32 +48,34 @@ def curves(
 
     Lines are means over seeds; bands are their 95 % intervals. A horizontal line is at
     the target. If one of the runs is private, the test loss is in place of the training
-    loss.
+    loss. If one is deployed, there are no bytes and no axis of them.
 
     Args:
       note: What is said below the figure besides.
     """
     with drawing(path, (11, 3.8)) as figure:
-        accuracy, traffic, loss = figure.subplots(1, 3)
         drawn = styles(methods)
         best = []
         # private runs have no metrics of training examples
         every = [run for runs in methods.values() for run in runs]
+        has_bytes = all("bytes_down" in run for run in every)
+        accuracy, *between, loss = figure.subplots(1, 2 + has_bytes)
         has_losses = all("train_loss" in run for run in every)
         examples = "train_loss" if has_losses else "test_loss"
         for name, runs in methods.items():
             rounds = runs[0]["round"]
-            megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
             column = score_column(runs[0])
             scores = np.array([run[column] for run in runs])
             losses = np.array([run[examples] for run in runs])
             least = LEAST.get(column, 0.0)
             how = drawn[name] | {"lowest": least, "highest": 1.0}
             best.append(intervals.band(accuracy, rounds, scores, label=name, **how))
-            sent = megabytes > 0  # a logarithmic axis has no zero
-            intervals.band(traffic, megabytes[sent], scores[:, sent], **how)
+            for traffic in between:
+                megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
+                sent = megabytes > 0  # a logarithmic axis has no zero
+                intervals.band(traffic, megabytes[sent], scores[:, sent], **how)
             intervals.band(loss, rounds, losses, lowest=0.0, **drawn[name])
-        for axis in (accuracy, traffic):
+        for axis in (accuracy, *between):
             axis.set_ylabel(NAMES[column])
             if target is not None:
                 target_line(axis, target, best)
@@ -81,9 +83,10 @@ def curves(
         loss.set_ylabel("training loss" if has_losses else "test loss")
         accuracy.set_xlabel("round")
         loss.set_xlabel("round")
-        traffic.set_xlabel("megabytes sent and received")
-        if np.isfinite(traffic.xaxis.get_minpos()):
-            logarithmic(traffic, traffic.dataLim.intervalx)
+        for traffic in between:
+            traffic.set_xlabel("megabytes sent and received")
+            if np.isfinite(traffic.xaxis.get_minpos()):
+                logarithmic(traffic, traffic.dataLim.intervalx)
         figure.suptitle(title)
         seeds = max(map(len, methods.values()))
         below = intervals.note(seeds) + note

@@ -224,6 +224,8 @@ def _parts(
     config: Config, labels: np.ndarray, owners: np.ndarray | None, key: jax.Array
 ) -> list[np.ndarray]:
     number = config.num_clients
+    if own_code.is_own(config.partition):
+        return own_code.parts(config.partition, labels, number, key=key)
     match config.partition:
         case "dirichlet":
             return partition.dirichlet(
@@ -249,6 +251,7 @@ def _parts(
                     f"{len(config.ratios)}"
                 )
             return imbalance.with_ratios(labels, config.ratios, key=key)
+    raise AssertionError("unreachable")
 
 
 def tests_of(

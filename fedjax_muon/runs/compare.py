@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.planning.memory_check import check_memory
@@ -41,7 +40,8 @@ from fedjax_muon.runs.config import (
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.session import resumable
+from fedjax_muon.runs.terminal import plain_console, progress_bar
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 
@@ -167,7 +167,7 @@ def run(
 ) -> dict[str, str]:
     """Trains what is not finished; returns where methods diverged, such as "round 5",
     by their labels."""
-    console, dataset = Console(), checked.dataset
+    console, dataset = plain_console(), checked.dataset
     diverged: dict[str, str] = {}
     statements: list[str] = []
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing():
@@ -208,7 +208,7 @@ def run(
         elif words := comparison.risen_loss(rows):
             console.print(f"{one.label}, seed {one.seed}: {words}", style="yellow")
     for statement in statements:
-        console.print(statement, highlight=False, markup=False, soft_wrap=True)
+        console.print(statement, highlight=False, soft_wrap=True)
     return diverged
 
 

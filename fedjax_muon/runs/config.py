@@ -16,7 +16,12 @@ from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_range, recipe
 from fedjax_muon.data.loading import NAMES, TFDS
 from fedjax_muon.runs import own_code, private_agents
-from fedjax_muon.runs.lists import Epsilons, Model, check_name, check_widths
+from fedjax_muon.runs.lists import (
+    Epsilons,
+    NameOrFunction,
+    check_name,
+    check_widths,
+)
 
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
@@ -34,6 +39,14 @@ MODELS = (
     "vit_tiny",
     "swin_tiny",
     "roberta",
+)
+PARTITIONS = (
+    "dirichlet",
+    "dirichlet_per_client",
+    "shards",
+    "iid",
+    "ratios",
+    "by_owner",
 )
 FILES = (".csv", ".npz")  # suffixes of users' own data
 
@@ -73,13 +86,12 @@ class Config:
     classes in proportion."""
     num_clients: int = 16
     """N, how many clients, or agents without a server, divide the training examples."""
-    partition: Literal[
-        "dirichlet", "dirichlet_per_client", "shards", "iid", "ratios", "by_owner"
-    ] = "dirichlet"
-    """How they are divided: per class by Dirichlet(alpha) over clients, per client by
-    Dirichlet(alpha) over classes, by shards of sorted labels, at random, of two classes
-    with a share of positives for each client, or as the data says (num_clients is not
-    used)."""
+    partition: NameOrFunction = "dirichlet"
+    """How they are divided: dirichlet, per class by Dirichlet(alpha) over clients;
+    dirichlet_per_client, per client by Dirichlet(alpha) over classes; shards of sorted
+    labels; iid, at random; ratios, of two classes with a share of positives for each
+    client; by_owner, as the data says (num_clients is not used). Your own one is
+    MODULE:FUNCTION."""
     positives: float | None = None
     """Of two classes: so many positives are left out, at random, that the others are
     this share of the training examples."""
@@ -127,7 +139,7 @@ class Config:
     does not hold."""
     insecure_fixed_noise: bool = False
     """Draw the noise of a private run from the seed, to reproduce it; no privacy."""
-    model: Model = "mlp"
+    model: NameOrFunction = "mlp"
     """Model that is trained; rnn, lstm, gru and roberta are for text, and text is for
     them. Your own one is MODULE:FUNCTION."""
     checkpoint: Path | None = None
@@ -248,14 +260,15 @@ class Config:
     @property
     def title(self) -> str:
         """The dataset and the federation, in a line."""
-        alpha = f" ({self.alpha:g})" if "dirichlet" in self.partition else ""
+        divided, alpha = self.partition, ""
+        if not own_code.is_own(divided):
+            alpha = f" ({self.alpha:g})" if "dirichlet" in divided else ""
+            divided = divided.removeprefix("by_").replace("_", " ")
         share = "" if self.positives is None else f", {self.positives:.0%} positives"
         number = "" if self.partition == "by_owner" else f"{self.num_clients} "
         members = f"{number}{'agents' if self.graph else 'clients'}"
-        return (
-            f"{Path(self.dataset).name}, {members} by "
-            f"{self.partition.removeprefix('by_').replace('_', ' ')}{alpha}{share}, "
-            + (self.graph or f"{self.cohort_size} a round, {self.work}")
+        return f"{Path(self.dataset).name}, {members} by {divided}{alpha}{share}, " + (
+            self.graph or f"{self.cohort_size} a round, {self.work}"
         )
 
     def __post_init__(self):
@@ -281,8 +294,9 @@ class Config:
             )
         if not 0 < self.train_share <= 1:
             raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
-        if not own_code.is_own(self.model):
-            check_name("model", self.model, MODELS)
+        for name, known in (("model", MODELS), ("partition", PARTITIONS)):
+            if not own_code.is_own(getattr(self, name)):
+                check_name(name, getattr(self, name), known)
         for name in ("hidden", "rnn"):
             check_widths(name, getattr(self, name))
         for name in () if self.private else OF_PRIVACY:

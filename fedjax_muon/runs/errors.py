@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from fedjax_muon.runs.terminal import plain_console
 
 LOG = "error.log"
 OWN = ("fedjax_muon", "experiments", "__main__")  # packages whose errors are refusals
@@ -195,10 +195,5 @@ def show_error(message: str) -> None:
 
 def _print(text: str, style: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
-        Console(stderr=True, soft_wrap=True).print(
-            " ".join(text.split()),
-            style=style,
-            markup=False,
-            emoji=False,
-            highlight=False,
-        )
+        console = plain_console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(" ".join(text.split()), style=style)

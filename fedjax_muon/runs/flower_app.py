@@ -158,13 +158,18 @@ def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def check_own(run: Run, allowed: str) -> None:
+def check_own(run: Run, allowed: str, *, divides: bool = False) -> None:
     """Checks that a node's user has named all code of others that the run imports.
 
     Args:
-      allowed: Algorithms and models MODULE:FUNCTION, separated by spaces.
+      allowed: MODULE:FUNCTION of algorithms, models and partitions, separated by
+        spaces.
+      divides: Whether the node divides the server's examples, and takes its part.
     """
-    for option, name in (("algorithm", run.algorithm), ("model", run.config.model)):
+    named = {"algorithm": run.algorithm, "model": run.config.model}
+    if divides:
+        named["partition"] = run.config.partition
+    for option, name in named.items():
         if own_code.is_own(name) and name not in allowed.split():
             raise ValueError(
                 f"the server's {option} is {name}, which is imported only if this "
@@ -182,7 +187,8 @@ def node_of(config: Mapping[str, Any], place: Path) -> Node:
       place: Directory of the app.
     """
     run, facts = read_app(place)
-    check_own(run, str(config.get("own-code", "")))
+    allowed = str(config.get("own-code", ""))
+    check_own(run, allowed, divides="data" not in config)
     if type(client := config.get("partition-id")) is not int:
         raise ValueError(
             "a SuperNode needs the id of its client: --node-config 'partition-id=0'"

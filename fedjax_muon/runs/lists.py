@@ -26,7 +26,7 @@ def _listed(kind: type, metavar: str, *, least: int = 0):
 Names = Annotated[tuple[str, ...], _listed(str, "NAME,...")]
 Seeds = Annotated[tuple[int, ...], _listed(int, "INT,...")]
 Epsilons = Annotated[tuple[float, ...], _listed(float, "NUMBER,...", least=1)]
-Model = Annotated[
+NameOrFunction = Annotated[
     str,
     PrimitiveConstructorSpec(
         nargs=1,

@@ -1,4 +1,4 @@
-"""Algorithms and models of users, which are named MODULE:FUNCTION.
+"""Algorithms, models and partitions of users, which are named MODULE:FUNCTION.
 
 A name is imported when something is trained, never when a directory is read.
 """
@@ -12,6 +12,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core import Algorithm
 from fedjax_muon.decentralized.gossip import Gossip
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def is_own(name: str) -> bool:
-    """Whether an algorithm or a model is a user's own."""
+    """Whether an algorithm, a model or a partition is a user's own."""
     return ":" in name
 
 
@@ -166,3 +169,56 @@ def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> "nn.
             f"models.from_nnx, got {type(found).__name__}"
         )
     return found
+
+
+def parts(
+    name: str, labels: np.ndarray, num_clients: int, *, key: jax.Array
+) -> list[np.ndarray]:
+    """Calls a user's function that divides examples among clients.
+
+    Args:
+      name: MODULE:FUNCTION.
+      labels: Label of every training example [n].
+
+    Returns:
+      One array of example indices per client, int32.
+    """
+    function = load(name)
+    try:
+        inspect.signature(function).bind(labels, num_clients, key=key)
+    except (TypeError, ValueError) as error:
+        called = name.partition(":")[2]
+        raise ValueError(
+            f"{name} is called as {called}(labels, num_clients, key=key), which it "
+            f"does not take: {error}"
+        ) from error
+    found = function(np.array(labels), num_clients, key=key)
+    if not isinstance(found, Sequence | np.ndarray):
+        raise ValueError(
+            f"{name} must return a list of {num_clients} arrays of ids, one for each "
+            f"client, got {type(found).__name__}"
+        )
+    if len(found) != num_clients:
+        raise ValueError(
+            f"{name} must return a list of {num_clients} clients, got {len(found)}"
+        )
+    for client, part in enumerate(map(np.asarray, found)):
+        given = f"{name} gives client {client}"
+        if not part.size:
+            raise ValueError(f"{given} no examples")
+        if part.ndim != 1 or part.dtype.kind not in "iu":
+            raise ValueError(
+                f"{given} no axis of integers, but {part.dtype}{list(part.shape)}"
+            )
+        if part.min() < 0 or part.max() >= len(labels):
+            raise ValueError(
+                f"{given} examples {part.min()} to {part.max()}, but there are only 0 "
+                f"to {len(labels) - 1}"
+            )
+    ids, counts = np.unique(np.concatenate(found), return_counts=True)
+    if counts.max() > 1:
+        raise ValueError(
+            f"{name} gives example {ids[counts.argmax()]} to two clients, or twice to "
+            "one"
+        )
+    return [np.asarray(part, np.int32) for part in found]

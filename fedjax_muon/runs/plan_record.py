@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.planning.tuning import tune_once
 from fedjax_muon.runs.build import CONVOLUTIONAL, task_of
 from fedjax_muon.runs.config import Config
+from fedjax_muon.runs.terminal import plain_console
 from fedjax_muon.simulation.federated import with_task
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -56,7 +56,7 @@ def fastest(
     """
     simulations = {name: simulation for name, (_, simulation) in forms.items()}
     [first, *others] = simulations.values()
-    console = Console(quiet=not is_first())
+    console = plain_console(quiet=not is_first())
     tuned = tune_once(simulations if others else first, console)
     times = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in tuned.seconds.items())
     console.print(f"fastest plan: {tuned.plan} (a round by plan: {times})")

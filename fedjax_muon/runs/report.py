@@ -142,7 +142,8 @@ def _results_in(place: Path, job: Any, missing: list[str]) -> Iterator[Result]:
             for name in NEEDED:
                 if name not in history:
                     raise ValueError(
-                        f"{path} has no column {name!r}; repair it or delete it"
+                        f"{path} has no column {name!r}: it is damaged, or of "
+                        "`deploy`, whose runs do not count bytes"
                     )
             if not len(history["round"]):
                 raise ValueError(f"{path} has no rounds")

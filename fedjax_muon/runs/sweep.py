@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
@@ -46,8 +45,9 @@ from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.suspended import Suspended
+from fedjax_muon.runs.terminal import plain_console, progress_bar
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
@@ -147,7 +147,7 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
       again: The command to resume with, by default `fedjax-muon resume`.
       executor: Name of the executor that runs groups of cells; by default this process.
     """
-    console = Console()
+    console = plain_console()
     if executor and not again:
         option = f" --executor {shlex.quote(executor)}"
         again = directory.resume_command(run_dir) + option

@@ -1,15 +1,17 @@
-"""Algorithms and models of users by the command: trained, swept, resumed, refused."""
+"""Algorithms, models and partitions of users: trained, swept, resumed, refused."""
 
 import json
 import shutil
 import sys
 
+import numpy as np
 import pytest
 from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.cli import _given as given
 from fedjax_muon.runs import own_code
+from fedjax_muon.runs.load import load_run
 
 ALGORITHM = '''
 import fedjax_muon as fm
@@ -79,8 +81,46 @@ def without():
 def deep(classes, depth):
     pass
 """
-FILES = {"own_fed": ALGORITHM, "own_net": MODEL, "own_exit": "import sys\nsys.exit()\n"}
-FILES["own_import"] = "import no_such_package\n"
+PARTITION = """
+import numpy as np
+
+
+def dealt(labels, num_clients, *, key, start=0):
+    return np.array_split(np.arange(start, len(labels)), num_clients)
+
+
+def keyless(labels, num_clients):
+    return dealt(labels, num_clients, key=None)
+
+
+def fewer(labels, num_clients, key):
+    return dealt(labels, num_clients - 1, key=key)
+
+
+def nothing(labels, num_clients, key):
+    pass
+
+
+def shares(labels, num_clients, key):
+    return [part / 2 for part in dealt(labels, num_clients, key=key)]
+
+
+def empty(labels, num_clients, key):
+    return [*dealt(labels, num_clients - 1, key=key), []]
+
+
+def outside(labels, num_clients, key):
+    return [part + 1 for part in dealt(labels, num_clients, key=key)]
+
+
+def twice(labels, num_clients, key):
+    return [np.minimum(part, 3) for part in dealt(labels, num_clients, key=key)]
+"""
+FILES = {"own_fed": ALGORITHM, "own_net": MODEL, "own_cut": PARTITION}
+FILES |= {
+    "own_exit": "import sys\nsys.exit()\n",
+    "own_import": "import no_such_package\n",
+}
 TINY = (*SMALL, "--hidden", 8, "--rounds", 2)
 
 
@@ -165,11 +205,25 @@ WRONG_MODELS = {
     "own_net:deep": "depth must have a default",
     "mpl": "unknown model 'mpl'; did you mean mlp? there are mlp, lenet",
 }
+WRONG_PARTITIONS = {
+    "own_cut:deal": "own_cut.py has no function 'deal'; did you mean dealt?",
+    "own_cut:keyless": "own_cut:keyless is called as keyless(labels, num_clients, "
+    "key=key), which it does not take: got an unexpected keyword argument 'key'",
+    "own_cut:fewer": "own_cut:fewer must return a list of 6 clients, got 5",
+    "own_cut:nothing": "must return a list of 6 arrays of ids, one for each client, "
+    "got NoneType",
+    "own_cut:shares": "own_cut:shares gives client 0 no axis of integers, but float64",
+    "own_cut:empty": "own_cut:empty gives client 5 no examples",
+    "own_cut:outside": "own_cut:outside gives client 5 examples ",
+    "own_cut:twice": "own_cut:twice gives example 3 to two clients, or twice to one",
+    "iod": "unknown partition 'iod'; did you mean iid? there are dirichlet, ",
+}
 
 
 CASES = [
     *slow_but(3, [("--algorithm", *case) for case in REFUSED.items()]),
     *slow_but(1, [("--model", *case) for case in WRONG_MODELS.items()]),
+    *slow_but(2, [("--partition", *case) for case in WRONG_PARTITIONS.items()]),
 ]
 
 
@@ -177,6 +231,27 @@ CASES = [
 def test_what_is_no_algorithm_is_refused(option, name, message, folder, capsys):
     assert message in refused(capsys, "train", option, name, *TINY)
     assert not (folder / "runs").exists()
+
+
+def test_an_own_partition_decides_which_examples_clients_have(folder, capsys):
+    run("train", "--algorithm", "fedavg", *TINY, "--partition", "own_cut:dealt")
+    (place,) = (folder / "runs").iterdir()
+    loaded = load_run(place)
+    sizes = [len(part) for part in np.array_split(loaded.dataset.y_train, 6)]
+    assert loaded.simulation.clients.size.tolist() == sizes
+    np.testing.assert_array_equal(
+        loaded.simulation.clients.order, np.arange(sum(sizes))
+    )
+    # figures and reports need no import
+    (folder / "own_cut.py").rename("elsewhere.py")
+    sys.modules.pop("own_cut")
+    run("plot", place, "--output", "own.png")
+    run("report", place, "--output", "own.html")
+    assert "6 clients by own_cut:dealt," in (folder / "own.html").read_text()
+    assert "own_cut" not in sys.modules
+    capsys.readouterr()
+    missing = "there is no module 'own_cut', of own_cut:dealt"
+    assert refused(capsys, "resume", place).startswith(missing)
 
 
 def test_own_models_take_what_they_name(capsys):

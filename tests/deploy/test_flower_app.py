@@ -118,6 +118,10 @@ def test_a_node_imports_only_what_its_user_names():
         flower_app.check_own(Run("fedavg", {}, 0, own), "own_net:sized")
     with pytest.raises(ValueError, match="the server's algorithm is os:abort"):
         flower_app.check_own(Run("os:abort", {}, 0, Config()), "")
+    cut = Run("fedavg", {}, 0, Config(partition="own_cut:dealt"))
+    flower_app.check_own(cut, "")  # the node has its own examples
+    with pytest.raises(ValueError, match="the server's partition is own_cut:dealt"):
+        flower_app.check_own(cut, "", divides=True)
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,11 @@ class ParsedError(BaseException):  # which the command does not catch
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A current directory with the files that pages show, and a run."""
-    algorithm, model = blocks(CONFIGURATION)
+    algorithm, model, partition = blocks(CONFIGURATION)
     feddyn = blocks(DOCS / "how_to/algorithm.md")[1].partition("\n# Digits of 16")[0]
     (tmp_path / "my_algorithm.py").write_text(f"{algorithm}\n{feddyn}")
     (tmp_path / "my_model.py").write_text(model)
+    (tmp_path / "my_partition.py").write_text(partition)
     page = DOCS / "tutorial/5_own_method.md"
     (method,) = blocks(page, 'python title="my_method.py"')
     (tmp_path / "my_method.py").write_text(method)
@@ -52,7 +53,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     monkeypatch.chdir(tmp_path)
     yield
-    for name in ("my_algorithm", "my_model", "my_method"):
+    for name in ("my_algorithm", "my_model", "my_partition", "my_method"):
         sys.modules.pop(name, None)
 
 

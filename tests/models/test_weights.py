@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from error_lines import one_line
 from packages import needs
 
 from fedjax_muon.core.pair import Pair
@@ -169,6 +170,15 @@ def test_damaged_files_are_named(tmp_path, end, damage):
     data = path.read_bytes()
     path.write_bytes({"cut": data[:-9], "empty": b"", "text": b"hello"}[damage])
     with pytest.raises(ValueError, match=rf"model{end}: expected .* export it again"):
+        load_params(path, PARAMS)
+
+
+@pytest.mark.parametrize("value", [1 + 2j, "text", 3])
+def test_values_that_are_no_arrays_are_named(tmp_path, value):
+    path = tmp_path / "model.msgpack"
+    path.write_bytes(flax.serialization.msgpack_serialize({"a": {"b": value}}))
+    kind = type(value).__name__
+    with one_line(rf"a\.b must be an array, got a value of type {kind}", path):
         load_params(path, PARAMS)
 
 

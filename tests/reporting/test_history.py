@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from error_lines import one_line
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
@@ -78,6 +79,12 @@ def test_other_files_and_damage_in_the_middle_are_refused(path):
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             metrics_csv.read(path)
+
+
+def test_a_file_that_is_not_text_is_refused_in_one_line(path):
+    path.write_bytes(written(path, 0, 10).read_bytes() + b"20,\xff,0,1,0.5\n")
+    with one_line("expected columns of numbers in UTF-8", path):
+        metrics_csv.read(path)
 
 
 def run(accuracy, down, up, seconds, every=5):
@@ -171,6 +178,24 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     losses = 2 - mean  # the loss of a run is 2 less its accuracy
     lowest = np.maximum(losses - half, 0)
     np.testing.assert_allclose(loss[1:], [lowest, losses + half])
+
+
+def test_runs_without_bytes_have_no_axis_of_them(tmp_path, monkeypatch):
+    """A deployed run counts none, and has no training loss."""
+    labels: list = []
+    save = lambda figure, *_, **__: labels.extend(a.get_xlabel() for a in figure.axes)
+    monkeypatch.setattr(Figure, "savefig", save)
+    kept = ("round", "test_accuracy", "seconds")
+    deployed = {k: SLOW[0][k] for k in kept} | {"test_loss": SLOW[0]["train_loss"]}
+    simulated = SLOW[0] | {"test_loss": SLOW[0]["train_loss"]}
+    for runs in ([deployed], [simulated, deployed]):
+        plots.curves({"FedAvg": runs}, tmp_path / "curves.png")
+    plots.curves({"FedAvg": SLOW}, tmp_path / "curves.png")
+    assert labels == 2 * ["round", "round"] + [
+        "round",
+        "megabytes sent and received",
+        "round",
+    ]
 
 
 def test_discs_are_the_counts_of_clients_and_bars_their_sizes(tmp_path, monkeypatch):

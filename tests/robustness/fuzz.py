@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from fedjax_muon.cli import command_kinds
-from fedjax_muon.runs.config import METHODS, OF_AGENTS
+from fedjax_muon.runs.config import METHODS, OF_AGENTS, PARTITIONS
 
 from . import environments, outcome
 from .outcome import Outcome
@@ -52,7 +52,8 @@ def options(kind: Any, prefix: str = "") -> dict[str, Any]:
             found |= options(hint, "algorithm." if field.name == "hyper" else "")
         else:
             name = "config" if field.name == "config_file" else field.name
-            found[prefix + name] = hint
+            named = Literal[PARTITIONS] if name == "partition" else hint
+            found[prefix + name] = named
     return found
 
 

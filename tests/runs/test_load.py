@@ -354,8 +354,8 @@ def test_what_is_missing_is_named(compared, tmp_path, path):
     said = save_report([compared, *others], path)
     assert [words.split(str(tmp_path))[1] for words in said] == [
         f"/compared/fedavg/seed0 has no metrics; {RESUME}",
-        "/compared/fedavg/seed1/metrics.csv has no column 'bytes_up'; repair it or "
-        "delete it",
+        "/compared/fedavg/seed1/metrics.csv has no column 'bytes_up': it is damaged, "
+        "or of `deploy`, whose runs do not count bytes",
         f"/compared/fedavg/seed2 has 5 of 10 rounds; {RESUME}",
         "/compared/versions.json is missing or damaged: versions are unknown",
         "/foreign is not a run directory: it has no config.json",
