@@ -105,8 +105,9 @@ def train(
             record.add(checkpoints, step, stopped)
             if stopped and record.last_round < run.config.rounds:
                 raise KeyboardInterrupt
-            if secret is not None and record.last_round == run.config.rounds:
-                record.publish(step.state)
+            state = step.state
+        if secret is not None:
+            record.publish(state)
     if secret is not None:
         shutil.rmtree(saved)
     return first[0] if first else None

@@ -158,6 +158,22 @@ def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
     run("resume", place)  # which is finished
 
 
+def test_a_run_that_ends_before_it_is_published_is_published_later(
+    tmp_path, monkeypatch
+):
+    def interrupted(self, state):
+        raise KeyboardInterrupt
+
+    place, ledger = tmp_path / "run", ("--ledger", tmp_path / "ledger.json")
+    monkeypatch.setattr(training._Recorder, "publish", interrupted)
+    with pytest.raises(SystemExit):
+        run(*ONE, 4, *ledger, "--output", place)
+    monkeypatch.undo()
+    run("resume", place)
+    assert load_run(place).state.round == 2
+    assert left_of(tmp_path) == {"released"}
+
+
 def test_the_mechanism_is_the_one_of_the_options():
     config = Config(
         epsilon=(8.0,), delta=0.01, clip_norm=0.3, cohort_size=4, rounds=2, hidden=(4,)
