@@ -82,7 +82,7 @@ RUNNERS = {
     "deploy": ("deployments", "command"),
     "sweep": ("commands", "sweep"),
     "resume": ("commands", "resume"),
-    "list": ("commands", "show"),
+    "list": ("lists", "command"),
     "plot": ("commands", "plot"),
     "export": ("reports", "export"),
     "report": ("reports", "report"),

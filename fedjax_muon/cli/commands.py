@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.table import Table
 
-from fedjax_muon import data, models
+from fedjax_muon import data
 from fedjax_muon.cli import arguments
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
@@ -38,13 +37,11 @@ from fedjax_muon.runs.build import (
     start_key,
 )
 from fedjax_muon.runs.config import (
-    METHODS,
     Comparison,
     Config,
     Run,
     Sweep,
     distinct_labels,
-    hyper_parameters,
     label_of,
     method_of,
     methods_for,
@@ -323,21 +320,6 @@ def resume(args: arguments.Resume) -> None:
         _compare(job, checked, run_dir, log)
     else:
         _sweep(job, run_dir, args.executor)
-
-
-def show(args: arguments.List) -> None:
-    """`fedjax-muon list`."""
-    del args
-    console = plain_console()
-    table = Table()
-    for column in ("name", "algorithm", "options", "paper"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for name, method in METHODS.items():
-        options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
-        table.add_row(name, method.label, " ".join(options), method.paper)
-    console.print(table)
-    console.print(f"datasets: {', '.join(data.NAMES)}, tfds:NAME", highlight=False)
-    console.print(f"models: {', '.join(models.ALL)}, roberta", highlight=False)
 
 
 def plot(args: arguments.Plot) -> None:

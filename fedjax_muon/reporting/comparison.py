@@ -183,8 +183,10 @@ def risen_loss(run: History) -> str:
 
 
 def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:
-    """Checks that the runs of each method were evaluated at the same rounds."""
+    """Checks that the runs of each method were evaluated, at the same rounds."""
     for name, runs in methods.items():
+        if not len(runs[0]["round"]):
+            raise ValueError(f"{name} has no rounds yet; train first, or leave it out")
         if any(not np.array_equal(run["round"], runs[0]["round"]) for run in runs):
             raise ValueError(
                 f"the runs of {name} were evaluated at different rounds and have no "

@@ -85,8 +85,7 @@ def algorithm_of(run: Run) -> Algorithm | Gossip | PrivateAgents:
     known = known or own_code.is_own(run.algorithm)
     if config.problem == "classification" and not known:
         raise ValueError(
-            f"{run.algorithm} is a method for minimax problems; choose one with "
-            "--problem"
+            f"{run.algorithm} is a method for minimax problems; add --problem auc"
         )
     plain = hyper_parameters(method)
     unknown = sorted(set(run.hyper) - set(plain))

@@ -18,6 +18,7 @@ from fedjax_muon.algorithms import ALL
 from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import config, directory, sweep
+from fedjax_muon.runs.config import METHODS, hyper_parameters
 from fedjax_muon.runs.tuned import TUNED
 
 TINY = (*SMALL, "--hidden", 8)
@@ -180,6 +181,24 @@ def test_list_names_everything(capsys):
     others = "fashion_mnist emnist_cnn resnet18 vit_tiny swin_tiny"
     missing = [name for name in (*ALL, *others.split()) if name not in printed]
     assert missing + [name for name in MINIMAX if name not in printed.split()] == []
+
+
+@pytest.mark.parametrize("columns", [0, 1, 80, 200])
+def test_list_breaks_no_word(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run("list")
+    printed = capsys.readouterr().out
+    words, lines = printed.split(), printed.splitlines()
+    for name, method in METHODS.items():
+        options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
+        assert {name, *method.label.split(), *options} <= set(words), name
+    assert max(map(len, lines)) <= max(80, columns)
+    assert sum(line.split() == ["name", "algorithm", "options"] for line in lines) == 4
+
+
+def test_a_minimax_method_names_the_option_that_it_needs(capsys):
+    said = refused(capsys, "train", "--algorithm", "fedmuon_da")
+    assert said.endswith("add --problem auc")
 
 
 def test_partition_draws_and_counts(tmp_path, capsys):

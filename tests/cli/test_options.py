@@ -311,7 +311,7 @@ def test_options_are_where_they_are_looked_for():
 
 # --------------------------------------------- bad input, before anything is made
 
-NOT_MINIMAX = "fsgda is a method for minimax problems; choose one with --problem"
+NOT_MINIMAX = "fsgda is a method for minimax problems; add --problem auc"
 TWO_CLASSES = "AUC is defined for two classes; the model gives 10 logits"
 TWO_RATIOS = "ratios must be one for each of the 8 clients, got 2"
 RATIOS = "--partition ratios --ratios 0.1 0.2"

@@ -161,6 +161,9 @@ def test_runs_of_different_lengths_have_no_mean():
     shorter = {name: column[:2] for name, column in FAST[0].items()}
     with pytest.raises(ValueError, match="runs of fast were evaluated at different"):
         comparison.check_rounds({"slow": SLOW, "fast": [FAST[0], shorter]})
+    begun = {name: column[:0] for name, column in FAST[0].items()}
+    with one_line("fast has no rounds yet"):
+        comparison.check_rounds({"slow": SLOW, "fast": [begun]})
 
 
 def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
