@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_muon.core.atomic_files import write
 from fedjax_muon.data import Dataset
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.runs import deploy, directory, own_code
+from fedjax_muon.runs import deploy, directory
 from fedjax_muon.runs.build import parts_of
 from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.config_json import from_json, to_json
@@ -164,8 +164,8 @@ def check_own(run: Run, allowed: str) -> None:
     Args:
       allowed: Algorithms and models MODULE:FUNCTION, separated by spaces.
     """
-    for option, name in (("algorithm", run.algorithm), ("model", run.config.model)):
-        if own_code.is_own(name) and name not in allowed.split():
+    for option, [name] in directory.own_code_of(run).items():
+        if name not in allowed.split():
             raise ValueError(
                 f"the server's {option} is {name}, which is imported only if this "
                 f'SuperNode has --node-config own-code="{name}"'
