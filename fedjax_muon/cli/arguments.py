@@ -158,8 +158,25 @@ class Sweep:
     config: Flat = CONFIG
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfDirectory:
+    """What commands have in common that compute with what a directory names."""
+
+    algorithm: Names = ()
+    """Own algorithms of the directory, MODULE:FUNCTION, that you trust."""
+    model: Names = ()
+    """Own model of the directory, MODULE:FUNCTION, that you trust."""
+    partition: Names = ()
+    """Own partition of the directory, MODULE:FUNCTION, that you trust."""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All code that may be imported."""
+        return (*self.algorithm, *self.model, *self.partition)
+
+
 @dataclasses.dataclass(frozen=True)
-class Resume:
+class Resume(OfDirectory):
     """Continue what was interrupted, in its directory."""
 
     directory: Positional[Path]
@@ -188,7 +205,7 @@ class Plot:
 
 
 @dataclasses.dataclass(frozen=True)
-class Export:
+class Export(OfDirectory):
     """Write the parameters of a run into a file for other programs.
 
     They are those of the newest checkpoint, with the names of the model and the
@@ -228,7 +245,7 @@ class Partition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Noise:
+class Noise(OfDirectory):
     """Measure the tail of the gradient noise at the end of a run, by Hill's estimator.
 
     Draws the distribution of the norms of what batches' gradients are off by. Below

@@ -286,6 +286,7 @@ def resume(args: arguments.Resume) -> None:
     run_dir = args.directory
     with refusing():
         job = directory.read(run_dir)
+        directory.check_own_code(run_dir, job, args.named)
         if (run_dir / deploy.FACTS).exists():
             raise ValueError(
                 f"{run_dir} is of `deploy`; continue it by the same command again"
@@ -376,6 +377,7 @@ def noise(args: arguments.Noise) -> None:
             raise ValueError(f"tail must lie in (0, 1), got {args.tail}")
         _check_figure(args.output)
         run = directory.read(args.directory)
+        directory.check_own_code(args.directory, run, args.named)
         if not isinstance(run, Run):
             raise ValueError(
                 f"{args.directory} holds several runs; name the directory of one of a "

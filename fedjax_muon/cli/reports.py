@@ -3,7 +3,7 @@
 import warnings
 
 from fedjax_muon.cli.arguments import Export, Report
-from fedjax_muon.runs import launch
+from fedjax_muon.runs import directory, launch
 from fedjax_muon.runs.errors import refusing
 
 
@@ -24,6 +24,8 @@ def export(args: Export) -> None:
     from fedjax_muon.runs.load import load_run
 
     with refusing():
-        launch.begin(launch.Launch(), load_run(args.directory).config.devices)
+        run = load_run(args.directory)
+        directory.check_own_code(args.directory, run.run, args.named)
+        launch.begin(launch.Launch(), run.config.devices)
         run = exports.export(args.directory, args.path, overwrite=args.overwrite)
     print(f"the parameters of round {run.state.round} are in {args.path}")

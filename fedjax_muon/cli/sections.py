@@ -136,7 +136,7 @@ def grouped(options: Sequence[Option], doc: str | None) -> type:
             field: Any = dataclasses.field(default_factory=made)
             fields.append((_attribute(section), hint, field))
     return dataclasses.make_dataclass(
-        "Options", fields, frozen=True, namespace={"__doc__": doc}
+        "Options", fields, frozen=True, kw_only=True, namespace={"__doc__": doc}
     )
 
 

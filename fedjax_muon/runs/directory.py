@@ -17,7 +17,7 @@ import platform
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import filelock
@@ -27,7 +27,7 @@ from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.runs import files
 from fedjax_muon.runs.config import Comparison, Job, Run
 from fedjax_muon.runs.config_json import from_json, to_json
-from fedjax_muon.runs.own_code import file_name
+from fedjax_muon.runs.own_code import file_name, is_own
 from fedjax_muon.simulation import checkpoint
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
@@ -77,7 +77,41 @@ def create(output: Path | None, job: Job, name: str = "run") -> Path:
 
 def resume_command(directory: Path) -> str:
     """The command that continues what runs in a directory, for a shell."""
-    return shlex.join(["fedjax-muon", "resume", str(directory)])
+    words = ["fedjax-muon", "resume", str(directory)]
+    with contextlib.suppress(ValueError, OSError):  # it has no readable config
+        words += _naming(own_code_of(read(directory)))
+    return shlex.join(words)
+
+
+def own_code_of(job: Job) -> dict[str, list[str]]:
+    """The users' own code that a job imports, by the option that names it."""
+    algorithms = [job.algorithm] if isinstance(job, Run) else job.algorithms
+    names = {"algorithm": algorithms, "model": [job.config.model]}
+    names["partition"] = [job.config.partition]
+    own = {option: [*filter(is_own, given)] for option, given in names.items()}
+    return {option: found for option, found in own.items() if found}
+
+
+def _naming(own: Mapping[str, Sequence[str]]) -> list[str]:
+    """Arguments that name code."""
+    return [word for k, v in own.items() for word in (f"--{k}", ",".join(v))]
+
+
+def check_own_code(directory: Path, job: Job, named: Collection[str]) -> None:
+    """Raises `ValueError` unless all code that a directory's job imports is named.
+
+    Who runs a command may not have written the directory.
+
+    Args:
+      job: What the directory was made for.
+      named: MODULE:FUNCTION of what may be imported.
+    """
+    own = own_code_of(job)
+    if unnamed := sorted({name for v in own.values() for name in v} - set(named)):
+        raise ValueError(
+            f"{directory} runs code of its own, {', '.join(unnamed)}; if you trust it, "
+            f"add {shlex.join(_naming(own))}"
+        )
 
 
 class UsedError(ValueError):

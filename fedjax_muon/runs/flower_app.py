@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_muon.core.atomic_files import write
 from fedjax_muon.data import Dataset
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.runs import deploy, directory, own_code
+from fedjax_muon.runs import deploy, directory
 from fedjax_muon.runs.build import parts_of
 from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.config_json import from_json, to_json
@@ -166,11 +166,10 @@ def check_own(run: Run, allowed: str, *, divides: bool = False) -> None:
         spaces.
       divides: Whether the node divides the server's examples, and takes its part.
     """
-    named = {"algorithm": run.algorithm, "model": run.config.model}
-    if divides:
-        named["partition"] = run.config.partition
-    for option, name in named.items():
-        if own_code.is_own(name) and name not in allowed.split():
+    for option, [name] in directory.own_code_of(run).items():
+        if option == "partition" and not divides:
+            continue
+        if name not in allowed.split():
             raise ValueError(
                 f"the server's {option} is {name}, which is imported only if this "
                 f'SuperNode has --node-config own-code="{name}"'

@@ -1,8 +1,10 @@
 """Algorithms, models and partitions of users: trained, swept, resumed, refused."""
 
+import dataclasses
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.cli import _given as given
-from fedjax_muon.runs import own_code
+from fedjax_muon.runs import directory, own_code
+from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
+from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.load import load_run
 
 ALGORITHM = '''
@@ -121,6 +125,8 @@ FILES |= {
     "own_exit": "import sys\nsys.exit()\n",
     "own_import": "import no_such_package\n",
 }
+WRITING = 'import pathlib\n\npathlib.Path("written").touch()\n'
+RESUME = "fedjax-muon resume own --algorithm own_fed:fedhalf"
 TINY = (*SMALL, "--hidden", 8, "--rounds", 2)
 
 
@@ -147,7 +153,8 @@ def test_an_own_algorithm_is_trained_as_one_of_the_library_and_resumed(folder, c
     assert words["algorithm"] == "own_fed:fedhalf"
     assert words["hyper"] == {"lr": 0.1, "part": 0.5, "flag": True}
     shutil.rmtree("own/checkpoints")
-    run("resume", "own")
+    assert directory.resume_command(Path("own")) == RESUME
+    run(*RESUME.split()[1:])
     assert_same_but_for_seconds(*rows)
     # figures need no import, resuming does
     (folder / "own_fed.py").rename("elsewhere.py")
@@ -156,7 +163,51 @@ def test_an_own_algorithm_is_trained_as_one_of_the_library_and_resumed(folder, c
     run("plot", "own", "--output", "own.png")
     assert "own_fed" not in sys.modules
     missing = f"there is no module 'own_fed', of own_fed:fedhalf, in {folder}"
-    assert refused(capsys, "resume", "own").startswith(missing)
+    assert refused(capsys, *RESUME.split()[1:]).startswith(missing)
+
+
+ONE = Run("fedavg", {"lr": 0.1}, 0, Config())
+SWEPT = Sweep(
+    ("evil:f", "evil:g"), {"evil:f": {}, "evil:g": {}}, (0,), 0.1, 1, Config()
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "named"),
+    [
+        (dataclasses.replace(ONE, algorithm="evil:f"), "--algorithm evil:f"),
+        (
+            dataclasses.replace(ONE, config=Config(model="evil:f")),
+            "--model evil:f",
+        ),
+        (SWEPT, "--algorithm evil:f,evil:g"),
+        (
+            Comparison(("fedavg", "evil:f"), {}, {}, (0,), Config()),
+            "--algorithm evil:f",
+        ),
+    ],
+    ids=["algorithm", "model", "sweep", "comparison"],
+)
+def test_code_that_a_directory_names_runs_only_if_it_is_named_again(
+    job, named, folder, capsys
+):
+    (folder / "evil.py").write_text(WRITING)
+    (folder / "theirs").mkdir()
+    (folder / "theirs/config.json").write_text(to_json(job))
+    commands = [["resume"]]
+    if isinstance(job, Run):
+        commands += [["export"], ["noise"]]
+    for command in commands:
+        words = [*command, "theirs", *["out.msgpack"] * (command == ["export"])]
+        for other in ([], ["--algorithm", "other:f"]):
+            said = refused(capsys, *words, *other)
+            assert said.startswith("theirs runs code of its own, evil:f")
+            assert said.endswith(f"if you trust it, add {named}")
+            assert "evil" not in sys.modules
+        refused(capsys, *words, *named.split())  # it has no function
+        assert Path("written").exists()
+        Path("written").unlink()
+        sys.modules.pop("evil")
 
 
 def test_options_of_an_own_algorithm_are_in_the_help(capsys):
@@ -250,8 +301,10 @@ def test_an_own_partition_decides_which_examples_clients_have(folder, capsys):
     assert "6 clients by own_cut:dealt," in (folder / "own.html").read_text()
     assert "own_cut" not in sys.modules
     capsys.readouterr()
+    named = "--partition", "own_cut:dealt"
+    assert refused(capsys, "resume", place).endswith(" ".join(named))
     missing = "there is no module 'own_cut', of own_cut:dealt"
-    assert refused(capsys, "resume", place).startswith(missing)
+    assert refused(capsys, "resume", place, *named).startswith(missing)
 
 
 def test_own_models_take_what_they_name(capsys):
