@@ -177,10 +177,13 @@ class OfDirectory:
 
 @dataclasses.dataclass(frozen=True)
 class Resume(OfDirectory):
-    """Continue what was interrupted, in its directory."""
+    """Continue what was interrupted, in its directory; or for more rounds."""
 
     directory: Positional[Path]
     """The run directory."""
+    rounds: int | None = None
+    """Rounds of a run or a comparison in all, more than it has done; by default as
+    many as it was made for."""
     executor: str | None = None
     """Where groups of cells of a sweep run, as for sweep."""
     log: Names | None = None

@@ -47,7 +47,7 @@ from fedjax_muon.runs.config import (
     methods_for,
 )
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.runs.extend import extend, is_sweep
+from fedjax_muon.runs.extend import extend, is_sweep, lengthen, with_rounds
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.terminal import plain_console, progress_bar
@@ -300,8 +300,15 @@ def resume(args: arguments.Resume) -> None:
                 f"{run_dir} is of `{type(job).__name__.lower()}`; leave out --log, "
                 "which is for train and compare"
             )
+        if args.rounds is not None:
+            job = with_rounds(run_dir, args.rounds)
         log = logs.again(run_dir, args.log)
         launch.begin(args.launch, job.config.devices)
+        if jax.process_count() > 1 and args.rounds is not None:
+            raise ValueError(
+                "several processes can't change the number of rounds; leave out "
+                "--rounds"
+            )
         if jax.process_count() > 1 and not isinstance(job, Run):
             raise ValueError(
                 f"several processes resume single runs; {run_dir} has many"
@@ -315,6 +322,8 @@ def resume(args: arguments.Resume) -> None:
             checked = comparisons.check(job, run_dir)
         else:
             sweeps.check(job, args.executor)
+        if args.rounds is not None:
+            lengthen(run_dir, args.rounds)
     if isinstance(job, Run):
         _train(job, simulation, dataset, run_dir, log)
     elif isinstance(job, Comparison):

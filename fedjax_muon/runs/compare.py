@@ -37,6 +37,7 @@ from fedjax_muon.runs.config import (
     label_of,
     method_of,
 )
+from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
@@ -174,6 +175,7 @@ def run(
         for cell, one in directory.cells(run_dir, job).items():
             if not (cell / directory.CONFIG).exists():
                 directory.create(cell, one)
+            _take_rounds(cell, one)
             directory.check_same(cell, one)
         if checked.private:
             cells = _cells_of(checked.private, run_dir)
@@ -210,6 +212,15 @@ def run(
     for statement in statements:
         console.print(statement, highlight=False, soft_wrap=True)
     return diverged
+
+
+def _take_rounds(cell: Path, run: Run) -> None:
+    """Gives a run the number of rounds of its comparison, which may have changed."""
+    old = directory.read(cell)
+    if isinstance(old, Run) and not old.config.fixes_rounds:
+        config = dataclasses.replace(old.config, rounds=run.config.rounds)
+        if old != run and dataclasses.replace(old, config=config) == run:
+            files.write(cell / directory.CONFIG, to_json(run))
 
 
 def curves_of(

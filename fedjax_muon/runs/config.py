@@ -252,6 +252,11 @@ class Config:
         return bool(self.epsilon)
 
     @property
+    def fixes_rounds(self) -> bool:
+        """Whether with more rounds the first ones would be others."""
+        return self.private or self.lr_schedule == "cosine"
+
+    @property
     def drops(self) -> bool:
         """Whether messages that are not finite are left out. A private run does not
         stop for them, since that would tell of its data."""

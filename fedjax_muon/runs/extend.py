@@ -1,11 +1,15 @@
-"""Larger grids in the run directory of a sweep: only what is missing is trained."""
+"""More than a run directory was made for: larger grids of a sweep, or more rounds.
+
+Only what is missing is trained.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedjax_muon.runs import directory, files
-from fedjax_muon.runs.config import Config, Sweep
+from fedjax_muon.runs.compare import chosen
+from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
 from fedjax_muon.runs.config_json import from_json, to_json
 
 ELSEWHERE = ("data_dir", "checkpoint")  # files may lie elsewhere
@@ -57,3 +61,75 @@ def _missing(entry: str, before: Sequence, after: Sequence) -> Iterator[str]:
     left_out = [str(value) for value in before if value not in after]
     if left_out:
         yield f"{entry} had {', '.join(left_out)}"
+
+
+def lengthen(run_dir: Path, rounds: int) -> None:
+    """Writes the job that `with_rounds` returns into config.json.
+
+    The runs of a comparison take over its rounds when they are trained.
+    """
+    with directory.held(run_dir):
+        files.write(run_dir / directory.CONFIG, to_json(with_rounds(run_dir, rounds)))
+
+
+def with_rounds(run_dir: Path, rounds: int) -> Run | Comparison:
+    """The run or comparison of a directory with another number of rounds.
+
+    A comparison keeps the learning rates that it has chosen. Raises `ValueError` if
+    rounds that are done would be others, or left out.
+    """
+    job = directory.read(run_dir)
+    if isinstance(job, Sweep):
+        raise ValueError(
+            f"{run_dir} is of `sweep`, which can't go on; sweep anew with --rounds "
+            f"{rounds}"
+        )
+    if rounds == job.config.rounds:
+        return job
+    anew = f"would be another run from its first round on; train anew with {rounds}"
+    runs = {run_dir: job} if isinstance(job, Run) else directory.cells(run_dir, job)
+    for run in runs.values():
+        if run.config.private:
+            raise ValueError(
+                f"{run_dir} is private: its noise is for {run.config.rounds} rounds, "
+                f"and with {rounds} it {anew}"
+            )
+        if run.config.fixes_rounds:
+            raise ValueError(
+                f"{run.algorithm} has a cosine schedule over {run.config.rounds} "
+                f"rounds, and with {rounds} it {anew}"
+            )
+    if (whole := _comparison_of(run_dir)) is not None:
+        raise ValueError(
+            f"{run_dir} is a run of the comparison in {whole}; extend that, with: "
+            f"{directory.resume_command(whole)} --rounds {rounds}"
+        )
+    done = max(map(_rounds_done, runs))
+    if rounds <= done:
+        raise ValueError(
+            f"{run_dir} has {done} rounds already; --rounds must be more, got {rounds}"
+        )
+    if isinstance(job, Comparison):
+        job = chosen(job, run_dir)
+    return dataclasses.replace(
+        job, config=dataclasses.replace(job.config, rounds=rounds)
+    )
+
+
+def _comparison_of(run_dir: Path) -> Path | None:
+    """The directory of the comparison that has a run."""
+    above = run_dir.absolute().parent.parent
+    try:
+        job = directory.read(above)
+    except ValueError:  # it is no run directory
+        return None
+    is_cell = isinstance(job, Comparison) and run_dir.absolute() in directory.cells(
+        above, job
+    )
+    return above if is_cell else None
+
+
+def _rounds_done(run_dir: Path) -> int:
+    """The round of the newest checkpoint; -1 if there is none."""
+    names = [path.name for path in (run_dir / directory.CHECKPOINTS).glob("*")]
+    return max((int(name) for name in names if name.isdecimal()), default=-1)

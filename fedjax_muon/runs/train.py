@@ -142,6 +142,7 @@ class _Recorder:
             self.rows, self.last_round = notes["rows"], notes["last_round"]
             self.dropped, self.seconds = notes["dropped"], notes["seconds"]
             self.verified = True
+            self._check_rounds(state)
         elif self.released is not None:
             if self.metrics.exists() or self.released.exists():
                 raise ValueError(
@@ -154,6 +155,18 @@ class _Recorder:
             self.released.touch(0o600)
         run_on_first(lambda: restore_rows(self.metrics, self.rows))
         return state
+
+    def _check_rounds(self, state: Any) -> None:
+        """Leaves out the row of a last round that is none of more rounds."""
+        rounds, every = self.run.config.rounds, self.run.config.evaluate_every
+        if state.round > rounds:
+            raise checkpoint.CheckpointError(
+                f"the checkpoint of {self.directory} is of round {state.round}, and "
+                f"config.json has {rounds} rounds; write at least {state.round}"
+            )
+        if 0 < self.last_round < rounds and self.last_round % every:
+            self.rows = self.rows[: self.rows.rstrip().rfind("\n") + 1]
+            self.last_round -= self.last_round % every
 
     def publish(self, state: Any) -> None:
         """Leaves the last checkpoint in the run directory, without secrets."""
@@ -225,8 +238,12 @@ def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
 
 
 def mark_of(run: Run, state) -> str:
-    """Identifies a run and the structure of its state."""
-    return checkpoint.fingerprint(json.loads(to_json(run)), state)
+    """Identifies a run and the structure of its state; with more rounds, if the first
+    ones do not depend on their number, it is the same run."""
+    about = json.loads(to_json(run))
+    if not run.config.fixes_rounds:
+        del about["config"]["rounds"]
+    return checkpoint.fingerprint(about, state)
 
 
 def restore_rows(metrics: Path, rows: str) -> None:
