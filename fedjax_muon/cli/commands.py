@@ -114,6 +114,7 @@ def _train(
     console = plain_console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
+        console.print(f"on {launch.device_words(run.config.devices)}", highlight=False)
         task = bar.add_task(run.label, total=run.config.rounds)
         tick = functools.partial(bar.advance, task)
         if simulation.guarantee is not None:
