@@ -114,6 +114,7 @@ def _train(
     console = plain_console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
     with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
+        console.print(f"on {launch.device_words(run.config.devices)}", highlight=False)
         task = bar.add_task(run.label, total=run.config.rounds)
         tick = functools.partial(bar.advance, task)
         if simulation.guarantee is not None:
@@ -139,7 +140,6 @@ def _train(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
     )
-    console.print(f"trained on {jax.devices()[0].device_kind}", highlight=False)
     if "own_accuracy_mean" in columns:
         mean = columns["own_accuracy_mean"][-1]
         console.print(f"mean accuracy of clients with their own parameters {mean:.4f}")

@@ -75,6 +75,13 @@ def devices_of(count: int) -> tuple[jax.Device, ...]:
     return tuple(device for own in taken for device in own)
 
 
+def device_words(count: int) -> str:
+    """What `count` devices a process are, such as "cpu" or "2 x NVIDIA H100"."""
+    devices = devices_of(count) or jax.devices()[:1]
+    many = f"{len(devices)} x " if len(devices) > 1 else ""
+    return f"{many}{devices[0].device_kind}"
+
+
 @contextmanager
 def together(resume: str) -> Iterator[None]:
     """Says what to do, and ends at once, if another process is gone.

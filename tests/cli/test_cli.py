@@ -17,7 +17,7 @@ from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import config, directory, sweep
+from fedjax_muon.runs import config, directory, launch, sweep
 from fedjax_muon.runs.config import METHODS, hyper_parameters
 from fedjax_muon.runs.tuned import TUNED
 
@@ -158,6 +158,12 @@ def test_a_diverging_run_stops_with_status_1_and_names_the_client(tmp_path, caps
         )
     assert stop.value.code == 1
     assert "not a finite message from client" in capsys.readouterr().out
+
+
+def test_train_prints_the_device(tmp_path, capsys):
+    run("train", *TINY, "--rounds", 1, "--output", tmp_path / "run")
+    assert "on cpu" in capsys.readouterr().out.splitlines()
+    assert launch.device_words(2) == "2 x cpu"
 
 
 @pytest.mark.slow
