@@ -42,8 +42,9 @@ from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.train import is_complete, train
+from fedjax_muon.simulation.progress import progress_bar
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 
 TUNING = "tuning"

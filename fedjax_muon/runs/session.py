@@ -1,4 +1,4 @@
-"""What every command that trains needs: progress, and an orderly end when stopped."""
+"""What every command that trains needs: an orderly end when it is stopped."""
 
 import contextlib
 import signal
@@ -7,33 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from fedjax_muon.runs.directory import held, resume_command
 from fedjax_muon.runs.errors import logged, refusing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; preemption
-
-
-def progress_bar(console: Console) -> Progress:
-    """A bar of rounds."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
 
 
 @contextlib.contextmanager

@@ -45,10 +45,11 @@ from fedjax_muon.runs.config_json import from_json, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import progress_bar, resumable
+from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
+from fedjax_muon.simulation.progress import progress_bar
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.executors import check_name, executor_named
 from fedjax_muon.sweeps.sweep import (

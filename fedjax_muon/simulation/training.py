@@ -1,5 +1,6 @@
 """Training over many rounds, with evaluations and a record of metrics for each."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from fedjax_muon.core import check_count
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
+from fedjax_muon.simulation.progress import shown
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
@@ -147,6 +149,7 @@ def train(
     evaluate_every: int = 10,
     drop_nonfinite: bool = False,
     callbacks: Sequence[Callback | Tracker] = (),
+    progress: bool = True,
 ) -> tuple[Any, list[Record]]:
     """Trains `rounds` more rounds, with evaluations in between.
 
@@ -160,6 +163,8 @@ def train(
         `callback(state, record)` after every evaluation. The state must be copied to be
         kept. Training ends early if one returns True. A `tracking.Tracker` writes the
         records somewhere; of several processes, those of the first do.
+      progress: Whether the rounds are shown by a bar, on a terminal and in notebooks
+        that have ipywidgets. Nothing is shown elsewhere.
 
     Returns:
       The last state, and the records, which are dictionaries.
@@ -181,8 +186,10 @@ def train(
     functions = [each for each in callbacks if not isinstance(each, Tracker)]
     options = {"rounds": rounds, "evaluate_every": evaluate_every}
     config = _config(simulation, **options) if trackers else {}
-    with follow(trackers if is_first() else [], config) as log:
+    bar = shown(rounds) if progress else contextlib.nullcontext(lambda new: None)
+    with follow(trackers if is_first() else [], config) as log, bar as tick:
         for step in course:
+            tick(step.rounds)
             state, record = step.state, step.record
             if record is None:
                 continue
